@@ -1,0 +1,171 @@
+#include "tensor.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "../jit/device.hpp"
+
+namespace gdn_cuda {
+namespace {
+
+// Torch's numbers, asked for once: each is a call through the shim.
+struct TorchNumbers {
+    int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
+    int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
+    int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
+};
+const TorchNumbers& torch_numbers() {
+    static const TorchNumbers numbers;
+    return numbers;
+}
+
+std::string join(std::span<const int64_t> sizes) {
+    std::string text;
+    for (const int64_t size : sizes) text += fmt::format("{}{}", text.empty() ? "" : ", ", size);
+    return fmt::format("({}{})", text, sizes.size() == 1 ? "," : "");
+}
+
+std::string device_text(const View& view) {
+    if (view.is_cuda()) return fmt::format("cuda:{}", view.device_index);
+    return view.device_type == torch_numbers().cpu ? "cpu" : "another kind of device";
+}
+
+// Only CUDA builds of torch have this symbol, and torch loads that library without exporting its symbols.
+using CurrentStream = AOTITorchError (*)(int32_t, void**);
+CurrentStream find_current_stream() {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_NOW);
+    return reinterpret_cast<CurrentStream>(dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
+}
+
+const char* torch_name(DType type) {
+    switch (type) {
+        case DType::f32: return "float32";
+        case DType::bf16: return "bfloat16";
+        case DType::f16: return "float16";
+        case DType::i32: return "int32";
+        case DType::i64: return "int64";
+    }
+    return "?";
+}
+
+}  // namespace
+
+View::View(const Tensor& tensor) {
+    const AtenTensorHandle handle = tensor.get();
+    int64_t dims = 0;
+    int64_t *size_pointer = nullptr, *stride_pointer = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &data));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(handle, &dims));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &size_pointer));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &stride_pointer));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &dtype));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device_type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &device_index));
+    static const int64_t scalar = 0;  // torch may give a null pointer for rank 0
+    rank = static_cast<int>(dims);
+    sizes = size_pointer != nullptr ? size_pointer : &scalar;
+    strides = stride_pointer != nullptr ? stride_pointer : &scalar;
+}
+
+int64_t View::numel() const {
+    int64_t count = 1;
+    for (int d = 0; d < rank; ++d) count *= sizes[d];
+    return count;
+}
+
+bool View::is_cuda() const { return device_type == torch_numbers().cuda; }
+
+bool View::same_shape(std::initializer_list<int64_t> shape) const {
+    return static_cast<size_t>(rank) == shape.size() && std::equal(shape.begin(), shape.end(), sizes);
+}
+
+bool View::contiguous_tail(int dims) const {
+    int64_t expected = 1;
+    for (int d = rank - 1; d >= rank - dims; --d) {
+        if (sizes[d] > 1 && strides[d] != expected) return false;
+        expected *= sizes[d];
+    }
+    return true;
+}
+
+bool View::aligned16() const {
+    const auto type = dtype_of(*this);
+    const int64_t bytes = type ? bytes_of(*type) : 1;
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return false;
+    for (int d = 0; d + 1 < rank; ++d)
+        if (stride(d) * bytes % 16 != 0) return false;
+    return true;
+}
+
+View view_of(const OptionalTensor& tensor) { return tensor ? View(*tensor) : View(); }
+
+std::optional<DType> dtype_of(const View& view) {
+    const TorchNumbers& numbers = torch_numbers();
+    if (view.dtype == numbers.bf16) return DType::bf16;
+    if (view.dtype == numbers.f32) return DType::f32;
+    if (view.dtype == numbers.f16) return DType::f16;
+    if (view.dtype == numbers.i32) return DType::i32;
+    if (view.dtype == numbers.i64) return DType::i64;
+    return std::nullopt;
+}
+
+std::string dtype_name(const View& view) {
+    if (const auto type = dtype_of(view)) return torch_name(*type);
+    return view.dtype == aoti_torch_dtype_float64() ? "float64" : fmt::format("torch dtype number {}", view.dtype);
+}
+
+std::string shape_text(const View& view) { return join({view.sizes, static_cast<size_t>(view.rank)}); }
+std::string shape_text(std::initializer_list<int64_t> shape) { return join({shape.begin(), shape.size()}); }
+
+void fail(const char* function, const char* argument, const std::string& expected, const std::string& got) {
+    throw std::invalid_argument(fmt::format("{}: {}: expected {}, got {}", function, argument, expected, got));
+}
+
+void Checks::rank(const char* argument, const View& view, int rank, const char* layout) const {
+    if (view.rank != rank) fail(function, argument, fmt::format("rank {} {}", rank, layout), shape_text(view));
+}
+
+void Checks::shape(const char* argument, const View& view, std::initializer_list<int64_t> shape, const char* layout) const {
+    if (!view.same_shape(shape)) fail(function, argument, fmt::format("{} = {}", layout, shape_text(shape)), shape_text(view));
+}
+
+DType Checks::dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const {
+    const auto type = dtype_of(view);
+    if (type && std::ranges::find(allowed, *type) != allowed.end()) return *type;
+    std::string names;
+    for (const DType each : allowed) names += fmt::format("{}{}", names.empty() ? "" : " or ", torch_name(each));
+    fail(function, argument, names, dtype_name(view));
+}
+
+void Checks::device(const char* argument, const View& view, const View& as, const char* as_name) const {
+    if (view.device_type != as.device_type || view.device_index != as.device_index)
+        fail(function, argument, fmt::format("{}, the device of {}", device_text(as), as_name), device_text(view));
+}
+
+void Checks::last_contiguous(const char* argument, const View& view) const {
+    if (view.size(-1) > 1 && view.stride(-1) != 1)
+        fail(function, argument, "a contiguous last dimension", fmt::format("stride {}", view.stride(-1)));
+}
+
+Target target_of(const char* function, const View& view) {
+    static const CurrentStream current_stream = find_current_stream();
+    if (current_stream == nullptr)
+        throw std::runtime_error(fmt::format("{}: expected a CUDA build of torch, got one without CUDA streams", function));
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(current_stream(view.device_index, &stream));
+    return {view.device_index, static_cast<CUstream>(stream)};
+}
+
+DeviceScope::DeviceScope(int ordinal) {
+    int32_t current = -1;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&current));
+    if (current != ordinal) TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(ordinal, &guard_));
+}
+
+DeviceScope::~DeviceScope() {
+    if (guard_ != nullptr) aoti_torch_delete_device_guard(guard_);
+}
+
+}  // namespace gdn_cuda

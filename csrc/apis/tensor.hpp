@@ -1,0 +1,92 @@
+// A torch tensor as the operators see it, read once through the stable ABI, and the checks they share. Every error is
+// `function: argument: expected X, got Y`, raised as ValueError in Python, before anything is launched.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <gdn_cuda/kernels/common/types.cuh>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "../jit_kernels/impls/spec.hpp"
+
+namespace gdn_cuda {
+
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+struct View {
+    void* data = nullptr;
+    int rank = 0;
+    const int64_t* sizes = nullptr;
+    const int64_t* strides = nullptr;
+    int32_t dtype = 0;  // torch's own number
+    int32_t device_type = 0, device_index = 0;
+
+    View() = default;
+    explicit View(const Tensor& tensor);
+
+    bool defined() const { return sizes != nullptr; }
+    int64_t size(int dim) const { return sizes[dim < 0 ? rank + dim : dim]; }
+    // 0 for a dimension of one element: torch leaves any number there.
+    int64_t stride(int dim) const { return size(dim) <= 1 ? 0 : strides[dim < 0 ? rank + dim : dim]; }
+    int64_t numel() const;
+    bool is_cuda() const;
+    bool same_shape(std::initializer_list<int64_t> shape) const;
+    // The last `dims` dimensions lie without gaps.
+    bool contiguous_tail(int dims) const;
+    // Base and the strides of all but the last dimension are multiples of 16 bytes.
+    bool aligned16() const;
+};
+
+View view_of(const OptionalTensor& tensor);
+
+std::optional<DType> dtype_of(const View& view);  // nullopt: none of ours
+std::string dtype_name(const View& view);
+std::string shape_text(const View& view);
+std::string shape_text(std::initializer_list<int64_t> shape);
+
+[[noreturn]] void fail(const char* function, const char* argument, const std::string& expected, const std::string& got);
+
+// Checks of one call; each throws or returns.
+struct Checks {
+    const char* function;
+
+    void rank(const char* argument, const View& view, int rank, const char* layout) const;
+    void shape(const char* argument, const View& view, std::initializer_list<int64_t> shape, const char* layout) const;
+    DType dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const;
+    void device(const char* argument, const View& view, const View& as, const char* as_name) const;
+    void last_contiguous(const char* argument, const View& view) const;
+    void require(bool holds, const char* argument, const std::string& expected, const std::string& got) const {
+        if (!holds) fail(function, argument, expected, got);
+    }
+};
+
+// Where CUDA work for `view` runs: its device and torch's current stream there.
+Target target_of(const char* function, const View& view);
+
+// Makes a tensor's device current for the length of a call, when it is not.
+class DeviceScope {
+  public:
+    explicit DeviceScope(int ordinal);
+    ~DeviceScope();
+    DeviceScope(const DeviceScope&) = delete;
+    DeviceScope& operator=(const DeviceScope&) = delete;
+
+  private:
+    DeviceGuardHandle guard_ = nullptr;
+};
+
+inline Rows rows_of(const View& view) {  // (batch, token, head, d) or (token, head, d)
+    const int lead = view.rank - 3;
+    return {view.data, lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};
+}
+inline Tagged tagged(const View& view) { return view.defined() ? Tagged{view.data, *dtype_of(view)} : Tagged{}; }
+inline Scalars scalars_of(const View& view) {  // (batch, token, head) or (token, head)
+    const int lead = view.rank - 2;
+    return {tagged(view), lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,103 @@
+#include "device.hpp"
+
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <memory>
+#include <mutex>
+
+#include "driver.hpp"
+#include "errors.hpp"
+#include "text.hpp"
+
+namespace gdn_cuda::jit {
+namespace {
+
+constexpr int kMostDevices = 64;
+
+struct Typical {
+    int capability, multiprocessors, l2_megabytes, shared_kilobytes;
+    const char* name;
+};
+constexpr Typical kTypical[] = {
+    {80, 108, 40, 163, "NVIDIA A100"},   {86, 84, 6, 99, "NVIDIA A40"},
+    {87, 16, 4, 163, "NVIDIA Orin"},     {89, 142, 96, 99, "NVIDIA L40S"},
+    {90, 132, 60, 227, "NVIDIA H200"},   {100, 148, 126, 227, "NVIDIA B200"},
+    {103, 148, 126, 227, "NVIDIA B300"}, {120, 188, 128, 99, "NVIDIA RTX PRO 6000"},
+    {121, 48, 24, 99, "NVIDIA GB10"},
+};
+
+DeviceTraits read_traits(int ordinal) {
+    const Driver& cuda = driver();
+    int count = 0;
+    check(cuda.device_count(&count), "cuDeviceGetCount");
+    if (ordinal < 0 || ordinal >= count)
+        throw Error(fmt::format("device: expected an ordinal below {}, got {}", count, ordinal));
+    CUdevice device = 0;
+    check(cuda.device_get(&device, ordinal), "cuDeviceGet");
+    const auto attribute = [&](CUdevice_attribute which) {
+        int value = 0;
+        check(cuda.device_attribute(&value, which, device), "cuDeviceGetAttribute");
+        return value;
+    };
+    DeviceTraits traits;
+    traits.ordinal = ordinal;
+    traits.capability =
+        10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    traits.multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    traits.l2_bytes = attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+    traits.shared_bytes_per_block = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    std::array<char, 256> name{};
+    check(cuda.device_name(name.data(), static_cast<int>(name.size()) - 1, device), "cuDeviceGetName");
+    traits.name = name.data();
+    traits.arch = arch_of(traits.capability);
+    return traits;
+}
+
+}  // namespace
+
+const DeviceTraits& device_traits(int ordinal) {
+    static std::array<std::atomic<const DeviceTraits*>, kMostDevices> known{};
+    if (ordinal < 0 || ordinal >= kMostDevices)
+        throw Error(fmt::format("device: expected an ordinal below {}, got {}", kMostDevices, ordinal));
+    std::atomic<const DeviceTraits*>& slot = known[static_cast<std::size_t>(ordinal)];
+    if (const DeviceTraits* traits = slot.load(std::memory_order_acquire)) return *traits;
+    static auto* mutex = new std::mutex;
+    std::lock_guard lock(*mutex);
+    if (slot.load(std::memory_order_relaxed) == nullptr)
+        slot.store(new DeviceTraits(read_traits(ordinal)), std::memory_order_release);
+    return *slot.load(std::memory_order_relaxed);
+}
+
+std::string arch_of(int capability) {
+    // Architecture-specific instructions (wgmma, tcgen05) exist only in the "a" variants.
+    const bool specific = capability == 90 || capability == 100 || capability == 103 || capability == 120;
+    return fmt::format("sm_{}{}", capability, specific ? "a" : "");
+}
+
+int capability_of(const std::string& arch) {
+    int capability = 0;
+    const char* const end = arch.data() + arch.size();
+    if (arch.starts_with("sm_")) {
+        const auto [rest, error] = std::from_chars(arch.data() + 3, end, capability);
+        const bool suffix = rest == end || (rest + 1 == end && (*rest == 'a' || *rest == 'f'));
+        if (error == std::errc{} && suffix && capability >= 10) return capability;
+    }
+    throw Error(fmt::format("arch: expected a name like sm_90a, got \"{}\"", arch));
+}
+
+DeviceTraits DeviceTraits::for_arch(const std::string& arch) {
+    DeviceTraits traits;
+    traits.capability = capability_of(arch);
+    const Typical* nearest = kTypical;
+    for (const Typical& typical : kTypical)
+        if (typical.capability <= traits.capability) nearest = &typical;
+    traits.multiprocessors = nearest->multiprocessors;
+    traits.l2_bytes = nearest->l2_megabytes << 20;
+    traits.shared_bytes_per_block = nearest->shared_kilobytes << 10;
+    traits.name = nearest->capability == traits.capability ? nearest->name : fmt::format("a device of {}", arch);
+    traits.arch = arch;
+    return traits;
+}
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,24 @@
+// What heuristics may know of a device.
+#pragma once
+
+#include <string>
+
+namespace gdn_cuda::jit {
+
+struct DeviceTraits {
+    int ordinal = 0;
+    int capability = 90;  // 10 * major + minor
+    int multiprocessors = 132;
+    int l2_bytes = 60 << 20;
+    int shared_bytes_per_block = 227 << 10;  // with opt-in
+    std::string name = "NVIDIA H200";
+    std::string arch = "sm_90a";  // what kernels are compiled for
+
+    static DeviceTraits for_arch(const std::string& arch);  // typical traits, for ahead-of-time work with no GPU
+};
+
+const DeviceTraits& device_traits(int ordinal);  // read once a device, through the driver; no lock when warm
+std::string arch_of(int capability);             // 90 -> "sm_90a", 89 -> "sm_89"
+int capability_of(const std::string& arch);      // "sm_90a" -> 90; an Error for what is no arch
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,121 @@
+#include "driver.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "errors.hpp"
+#include "text.hpp"
+
+namespace gdn_cuda::jit {
+namespace {
+
+std::atomic<const Driver*> installed{nullptr};
+std::atomic<bool> used{false}, forked{false};
+
+// The table for driver() when nothing is in the way, else nullptr: one load on the warm path.
+std::atomic<const Driver*> ready{nullptr};
+
+void in_child_of_fork() {
+    if (!used.load(std::memory_order_relaxed)) return;
+    forked.store(true, std::memory_order_relaxed);
+    ready.store(nullptr, std::memory_order_relaxed);
+}
+
+template <class Function>
+void bind(void* handle, Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(::dlsym(handle, name));
+    if (function == nullptr)
+        throw Error(
+            fmt::format("libcuda.so.1: expected an NVIDIA driver for CUDA 12.0 or newer (525+), got one without {}", name));
+}
+
+Driver open_driver() {
+    void* handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr)
+        throw Error(
+            fmt::format("no NVIDIA driver: {}; install one (or, in a container, start it with the GPUs: --gpus all). "
+                        "CPU tensors and ahead-of-time compilation work without",
+                        ::dlerror()));
+    Driver table{};
+    bind(handle, table.init, "cuInit");
+    bind(handle, table.driver_version, "cuDriverGetVersion");
+    bind(handle, table.get_error_string, "cuGetErrorString");
+    bind(handle, table.device_count, "cuDeviceGetCount");
+    bind(handle, table.device_get, "cuDeviceGet");
+    bind(handle, table.device_name, "cuDeviceGetName");
+    bind(handle, table.device_attribute, "cuDeviceGetAttribute");
+    bind(handle, table.ctx_get_current, "cuCtxGetCurrent");
+    bind(handle, table.ctx_set_current, "cuCtxSetCurrent");
+    bind(handle, table.primary_ctx_retain, "cuDevicePrimaryCtxRetain");
+    bind(handle, table.library_load_data, "cuLibraryLoadData");
+    bind(handle, table.library_unload, "cuLibraryUnload");
+    bind(handle, table.library_get_kernel, "cuLibraryGetKernel");
+    bind(handle, table.kernel_get_function, "cuKernelGetFunction");
+    bind(handle, table.kernel_set_attribute, "cuKernelSetAttribute");
+    bind(handle, table.stream_is_capturing, "cuStreamIsCapturing");
+    bind(handle, table.launch, "cuLaunchKernelEx");
+    return table;
+}
+
+std::string describe(const Driver& table, CUresult result) {
+    const char* text = nullptr;
+    if (table.get_error_string == nullptr || table.get_error_string(result, &text) != CUDA_SUCCESS || text == nullptr)
+        return fmt::format("CUDA error {}", static_cast<int>(result));
+    return fmt::format("{} (CUDA error {})", text, static_cast<int>(result));
+}
+
+const Driver& real_driver() {
+    static const Driver* table = [] {
+        const Driver opened = open_driver();
+        if (const CUresult result = opened.init(0); result != CUDA_SUCCESS)
+            throw Error(
+                fmt::format("cuInit: {}; is a GPU visible (nvidia-smi, CUDA_VISIBLE_DEVICES)?", describe(opened, result)));
+        return new Driver(opened);
+    }();  // a throw leaves it unset: a driver that comes later is found
+    return *table;
+}
+
+const Driver& make_ready() {
+    if (forked.load())
+        throw Error(
+            "this process was forked after its parent had used CUDA, which the driver does not survive; start workers with "
+            "multiprocessing's \"spawn\" or \"forkserver\", or fork before the first CUDA call");
+    const Driver* table = installed.load();
+    if (table == nullptr) table = &real_driver();
+    static const int registered = ::pthread_atfork(nullptr, nullptr, in_child_of_fork);
+    if (registered != 0) throw Error("pthread_atfork: out of memory");
+    used.store(true);
+    ready.store(table, std::memory_order_release);
+    return *table;
+}
+
+}  // namespace
+
+const Driver& driver() {
+    if (const Driver* table = ready.load(std::memory_order_acquire)) return *table;
+    return make_ready();
+}
+
+bool driver_available(std::string* why_not) {
+    try {
+        driver();
+        return true;
+    } catch (const std::exception& error) {
+        if (why_not != nullptr) *why_not = error.what();
+        return false;
+    }
+}
+
+void install_driver(const Driver* table) {
+    installed.store(table);
+    ready.store(nullptr);
+}
+
+void check(CUresult result, const char* call) {
+    if (result != CUDA_SUCCESS) throw Error(fmt::format("{}: {}", call, describe(driver(), result)));
+}
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,35 @@
+// libcuda, opened at first use. Tests install a table of their own.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+namespace gdn_cuda::jit {
+
+struct Driver {
+    CUresult (*init)(unsigned);
+    CUresult (*driver_version)(int*);
+    CUresult (*get_error_string)(CUresult, const char**);
+    CUresult (*device_count)(int*);
+    CUresult (*device_get)(CUdevice*, int);
+    CUresult (*device_name)(char*, int, CUdevice);
+    CUresult (*device_attribute)(int*, CUdevice_attribute, CUdevice);
+    CUresult (*ctx_get_current)(CUcontext*);
+    CUresult (*ctx_set_current)(CUcontext);
+    CUresult (*primary_ctx_retain)(CUcontext*, CUdevice);
+    CUresult (*library_load_data)(CUlibrary*, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**, unsigned);
+    CUresult (*library_unload)(CUlibrary);
+    CUresult (*library_get_kernel)(CUkernel*, CUlibrary, const char*);
+    CUresult (*kernel_get_function)(CUfunction*, CUkernel);  // loads a lazily loaded kernel
+    CUresult (*kernel_set_attribute)(CUfunction_attribute, int, CUkernel, CUdevice);
+    CUresult (*stream_is_capturing)(CUstream, CUstreamCaptureStatus*);
+    CUresult (*launch)(const CUlaunchConfig*, CUfunction, void**, void**);
+};
+
+const Driver& driver();  // throws an Error saying what to install when there is none
+bool driver_available(std::string* why_not = nullptr);
+void install_driver(const Driver* table);  // tests; nullptr: the real one again
+void check(CUresult result, const char* call);
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,123 @@
+#include "env.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "errors.hpp"
+#include "log.hpp"
+#include "text.hpp"
+
+namespace gdn_cuda::jit {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::array kVariables = std::to_array<Variable>({
+    {"GDN_JIT_CACHE_DIR", "", "where compiled kernels are kept; default: XDG_CACHE_HOME/gdn_cuda, else ~/.cache/gdn_cuda"},
+    {"GDN_JIT_CACHE_MAX_BYTES", "2G", "size of the cache before the least recently used go: bytes, or with K, M or G"},
+    {"GDN_JIT_PREBUILT_DIR", "", "read-only folder of kernels compiled ahead of time, looked at first"},
+    {"GDN_JIT_DISABLE", "0", "1: never compile; a kernel that is not there already is an error"},
+    {"GDN_JIT_USE_NVCC", "0", "1: compile with nvcc instead of NVRTC"},
+    {"GDN_JIT_NVCC", "", "the nvcc to use; default: found in the CUDA home, wheels and PATH"},
+    {"GDN_JIT_DUMP", "0", "1: keep source, PTX and SASS beside each compiled kernel"},
+    {"GDN_JIT_LINEINFO", "0", "1: line numbers in compiled kernels, for profilers"},
+    {"GDN_JIT_PRINT", "0", "1: one line on standard error for each compile"},
+    {"GDN_LOG_LEVEL", "warning", "debug, info, warning, error or off"},
+    {"GDN_CUDA_HOME", "", "CUDA to use first: a folder with include/ and lib/ or lib64/"},
+    {"GDN_CUTLASS_INCLUDE", "", "CUTLASS headers to use first: the folder that holds cutlass/ and cute/"},
+});
+
+std::string_view get(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? std::string_view{} : std::string_view(value);
+}
+
+std::string lower(std::string_view text) {
+    std::string result(text);
+    std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return std::tolower(c); });
+    return result;
+}
+
+[[noreturn]] void malformed(const char* name, std::string_view expected, std::string_view got) {
+    throw Error(fmt::format("{}: expected {}, got \"{}\"", name, expected, got));
+}
+
+bool boolean(const char* name) {
+    const std::string value = lower(get(name));
+    for (const char* yes : {"1", "true", "on", "yes"})
+        if (value == yes) return true;
+    for (const char* no : {"", "0", "false", "off", "no"})
+        if (value == no) return false;
+    malformed(name, "0 or 1 (also true/false, on/off, yes/no)", get(name));
+}
+
+std::uint64_t bytes(const char* name, std::uint64_t otherwise) {
+    const std::string_view text = get(name);
+    if (text.empty()) return otherwise;
+    std::uint64_t value = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const std::string suffix = lower({rest, static_cast<std::size_t>(text.data() + text.size() - rest)});
+    const int shift = suffix.empty() ? 0 : suffix == "k" ? 10 : suffix == "m" ? 20 : suffix == "g" ? 30 : -1;
+    if (error != std::errc{} || shift < 0 || value > std::numeric_limits<std::uint64_t>::max() >> shift)
+        malformed(name, "a number of bytes, alone or followed by K, M or G", text);
+    return value << shift;
+}
+
+int level(const char* name) {
+    constexpr std::pair<const char*, Level> levels[] = {{"debug", Level::debug},     {"info", Level::info},
+                                                        {"warning", Level::warning}, {"error", Level::error},
+                                                        {"off", Level::off},         {"", Level::warning}};
+    const std::string value = lower(get(name));
+    for (const auto& [word, level] : levels)
+        if (value == word) return static_cast<int>(level);
+    malformed(name, "debug, info, warning, error or off", get(name));
+}
+
+fs::path absolute_path(const char* name) {
+    const std::string_view text = get(name);
+    return text.empty() ? fs::path{} : fs::absolute(text).lexically_normal();
+}
+
+fs::path existing(const char* name, bool folder) {
+    fs::path path = absolute_path(name);
+    if (path.empty()) return path;
+    std::error_code ignored;
+    if (folder ? !fs::is_directory(path, ignored) : !fs::is_regular_file(path, ignored))
+        malformed(name, folder ? "a folder that exists" : "a file that exists", get(name));
+    return path;
+}
+
+}  // namespace
+
+std::span<const Variable> variables() {
+    return kVariables;
+}
+
+Env parse_env() {
+    return {
+        .cache_dir = absolute_path("GDN_JIT_CACHE_DIR"),
+        .cache_max_bytes = bytes("GDN_JIT_CACHE_MAX_BYTES", std::uint64_t{2} << 30),
+        .prebuilt_dir = existing("GDN_JIT_PREBUILT_DIR", true),
+        .disable = boolean("GDN_JIT_DISABLE"),
+        .use_nvcc = boolean("GDN_JIT_USE_NVCC"),
+        .nvcc = existing("GDN_JIT_NVCC", false),
+        .dump = boolean("GDN_JIT_DUMP"),
+        .lineinfo = boolean("GDN_JIT_LINEINFO"),
+        .print = boolean("GDN_JIT_PRINT"),
+        .log_level = level("GDN_LOG_LEVEL"),
+        .cuda_home = existing("GDN_CUDA_HOME", true),
+        .cutlass_include = existing("GDN_CUTLASS_INCLUDE", true),
+    };
+}
+
+const Env& env() {
+    static const auto* snapshot = new Env(parse_env());  // a throw leaves it unset: the next caller hears it too
+    return *snapshot;
+}
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,172 @@
+// From a cubin to the driver, and launching.
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "driver.hpp"
+#include "errors.hpp"
+#include "runtime.hpp"
+#include "text.hpp"
+
+namespace gdn_cuda::jit {
+namespace {
+
+constexpr int kSharedWithoutOptIn = 48 << 10;
+constexpr unsigned kMostThreads = 1024, kMostBlocksX = 0x7fffffff, kMostBlocksYZ = 65535;
+
+struct Loaded {
+    std::mutex mutex;
+    std::map<std::string, CUkernel> kernels;  // by code key, which holds the arch
+    std::vector<LoadEvent> events;
+    std::atomic<bool> any{false};
+};
+
+Loaded& loaded() {
+    static auto* kept = new Loaded;  // never destroyed: the driver ends before us
+    return *kept;
+}
+
+bool have_context(const Driver& cuda) {
+    CUcontext current = nullptr;
+    check(cuda.ctx_get_current(&current), "cuCtxGetCurrent");
+    return current != nullptr;
+}
+
+void use_primary_context(const Driver& cuda, int ordinal) {
+    CUdevice device = 0;
+    CUcontext context = nullptr;
+    check(cuda.device_get(&device, ordinal), "cuDeviceGet");
+    check(cuda.primary_ctx_retain(&context, device), "cuDevicePrimaryCtxRetain");
+    check(cuda.ctx_set_current(context), "cuCtxSetCurrent");
+}
+
+void refuse_capture(const Driver& cuda, const KernelSource& source, CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    const CUresult result = cuda.stream_is_capturing(stream, &status);
+    // "Implicit": the default stream, asked about while another stream captures.
+    if (result != CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) check(result, "cuStreamIsCapturing");
+    if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) return;
+    throw Error(fmt::format(
+        "{} {}: a cold kernel cannot be loaded under CUDA graph capture; call gdn_cuda.warmup() or run the operator "
+        "once before capturing",
+        source.id(), source.configuration));
+}
+
+CUkernel load_library(const Driver& cuda, const KernelSource& source, const DeviceTraits& traits, const Cubin& cubin) {
+    CUlibrary library = nullptr;
+    if (const CUresult result = cuda.library_load_data(&library, cubin.bytes.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+        result != CUDA_SUCCESS) {
+        int version = 0;
+        cuda.driver_version(&version);
+        const std::string call = fmt::format(
+            "{}: loading its cubin for {} on {} (driver for CUDA {}.{}; an older driver than the compiler's "
+            "release may refuse it) by cuLibraryLoadData",
+            source.id(), traits.arch, traits.name, version / 1000, version % 1000 / 10);
+        check(result, call.c_str());
+    }
+    CUkernel kernel = nullptr;
+    CUfunction function = nullptr;
+    CUresult result = cuda.library_get_kernel(&kernel, library, cubin.symbol.c_str());
+    // The driver loads lazily: without this, the first launch would load, perhaps under graph capture.
+    if (result == CUDA_SUCCESS) result = cuda.kernel_get_function(&function, kernel);
+    if (result != CUDA_SUCCESS) {
+        cuda.library_unload(library);
+        check(result, fmt::format("{}: finding {} in its cubin", source.id(), cubin.symbol).c_str());
+    }
+    return kernel;
+}
+
+[[noreturn]] void bad_launch(const LoadedKernel& kernel, const char* what, const std::string& expected,
+                             const std::string& got) {
+    throw Error(fmt::format("launch of {}: {}: expected {}, got {}", kernel.id, what, expected, got));
+}
+
+void check_shape(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal) {
+    const auto [x, y, z] = shape.grid;
+    if (x == 0 || y == 0 || z == 0 || x > kMostBlocksX || y > kMostBlocksYZ || z > kMostBlocksYZ) [[unlikely]]
+        bad_launch(kernel, "grid", fmt::format("1 to {} x {} x {} blocks", kMostBlocksX, kMostBlocksYZ, kMostBlocksYZ),
+                   fmt::format("{} x {} x {}", x, y, z));
+    if (shape.threads == 0 || shape.threads > kMostThreads) [[unlikely]]
+        bad_launch(kernel, "threads", fmt::format("1 to {}", kMostThreads), fmt::format("{}", shape.threads));
+    const int most_shared = device_traits(ordinal).shared_bytes_per_block;
+    if (shape.shared_bytes > static_cast<unsigned>(most_shared)) [[unlikely]]
+        bad_launch(kernel, "shared memory", fmt::format("at most {} bytes", most_shared),
+                   fmt::format("{}", shape.shared_bytes));
+}
+
+[[noreturn]] void failed_launch(CUresult result, const LoadedKernel& kernel, const LaunchShape& shape) {
+    const auto& grid = shape.grid;
+    check(result, fmt::format("launch of {} ({} x {} x {} blocks of {} threads, {} bytes shared) by cuLaunchKernelEx",
+                              kernel.id, grid[0], grid[1], grid[2], shape.threads, shape.shared_bytes)
+                      .c_str());
+    throw Error("launch: unreachable");
+}
+
+}  // namespace
+
+std::vector<LoadEvent> load_events() {
+    std::lock_guard lock(loaded().mutex);
+    return loaded().events;
+}
+
+bool any_kernel_loaded() {
+    return loaded().any.load();
+}
+
+LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes) {
+    const auto start = std::chrono::steady_clock::now();
+    const Driver& cuda = driver();
+    if (have_context(cuda))  // without one nothing can be capturing
+        refuse_capture(cuda, source, stream);
+    const DeviceTraits& traits = device_traits(ordinal);
+    if (shared_bytes > traits.shared_bytes_per_block)
+        throw Error(fmt::format("{} {}: needs {} bytes of shared memory a block; {} ({}) has {}", source.id(),
+                                source.configuration, shared_bytes, traits.name, traits.arch, traits.shared_bytes_per_block));
+    if (!have_context(cuda)) use_primary_context(cuda, ordinal);
+
+    const Obtained obtained = obtain(source, traits.arch);
+    const std::string key = code_key(source, traits.arch);
+    Loaded& all = loaded();
+    std::lock_guard lock(all.mutex);
+    CUkernel& kernel = all.kernels[key];
+    if (kernel == nullptr) kernel = load_library(cuda, source, traits, obtained.cubin);
+    if (shared_bytes > kSharedWithoutOptIn) {
+        CUdevice device = 0;
+        check(cuda.device_get(&device, ordinal), "cuDeviceGet");
+        check(cuda.kernel_set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes, kernel, device),
+              "cuKernelSetAttribute");
+    }
+    all.any.store(true);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    all.events.push_back({source.id(), source.configuration, traits.arch, to_string(obtained.origin), seconds});
+    return {kernel, source.id()};
+}
+
+void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, CUstream stream, const void* arguments) {
+    const Driver& cuda = driver();
+    check_shape(kernel, shape, ordinal);
+    CUlaunchAttribute early{};
+    early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    early.value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchConfig config{};
+    config.gridDimX = shape.grid[0], config.gridDimY = shape.grid[1], config.gridDimZ = shape.grid[2];
+    config.blockDimX = shape.threads, config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = shape.shared_bytes;
+    config.hStream = stream;
+    config.attrs = shape.early_start ? &early : nullptr;
+    config.numAttrs = shape.early_start ? 1 : 0;
+    void* parameters[] = {const_cast<void*>(arguments)};
+    const auto function = reinterpret_cast<CUfunction>(kernel.handle);  // the driver takes either
+    CUresult result = cuda.launch(&config, function, parameters, nullptr);
+    if (result == CUDA_ERROR_INVALID_CONTEXT) [[unlikely]] {  // a thread that has not used CUDA yet
+        use_primary_context(cuda, ordinal);
+        result = cuda.launch(&config, function, parameters, nullptr);
+    }
+    if (result != CUDA_SUCCESS) [[unlikely]]
+        failed_launch(result, kernel, shape);
+}
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,75 @@
+#include "log.hpp"
+
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "env.hpp"
+
+namespace gdn_cuda::jit {
+namespace {
+
+struct State {
+    std::mutex mutex;
+    std::shared_ptr<const LogSink> sink;
+    std::set<std::string> said;
+};
+
+State& state() {
+    static auto* kept =
+        new State;  // never destroyed: threads may log while the process ends, and the sink may belong to Python
+    return *kept;
+}
+
+int threshold() {
+    try {
+        return env().log_level;
+    } catch (const std::exception&) {
+        return static_cast<int>(Level::warning);  // whoever asks env() next hears what is wrong with it
+    }
+}
+
+const char* name(Level level) {
+    switch (level) {
+        case Level::debug:
+            return "debug";
+        case Level::info:
+            return "info";
+        case Level::warning:
+            return "warning";
+        default:
+            return "error";
+    }
+}
+
+}  // namespace
+
+void set_log_sink(LogSink sink) {
+    auto shared = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
+    std::lock_guard lock(state().mutex);
+    state().sink.swap(shared);
+}
+
+void log(Level level, const std::string& message) {
+    std::shared_ptr<const LogSink> sink;
+    {
+        std::lock_guard lock(state().mutex);
+        sink = state().sink;
+    }
+    if (sink) return (*sink)(level, message);  // outside the lock: it may wait for Python's
+    if (static_cast<int>(level) < threshold()) return;
+    const std::string line = std::string("gdn_cuda: ") + name(level) + ": " + message + "\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+void log_once(Level level, const std::string& message) {
+    {
+        std::lock_guard lock(state().mutex);
+        if (!state().said.insert(message).second) return;
+    }
+    log(level, message);
+}
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,197 @@
+// Keys, and the way from a source to a cubin.
+#include "runtime.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "dump.hpp"
+#include "env.hpp"
+#include "errors.hpp"
+#include "key.hpp"
+#include "log.hpp"
+#include "store.hpp"
+#include "text.hpp"
+
+namespace gdn_cuda::jit {
+namespace {
+
+constexpr const char* kFormat = "1";  // changes when what is compiled from the same fields changes
+constexpr int kMostAttempts = 3;
+
+// Threads that want the same kernel wait for each other here; those of other processes at the lock file.
+struct Slot {
+    std::mutex mutex;
+    std::optional<Cubin> unpublished;  // compiled here, but the disk did not take it
+};
+
+Slot& slot_of(const std::string& key) {
+    static auto* mutex = new std::mutex;
+    static auto* slots = new std::map<std::string, Slot>;
+    std::lock_guard lock(*mutex);
+    return (*slots)[key];
+}
+
+std::string add_to(const std::string& code, const Identities& known) {
+    KeyBuilder key;
+    key.add("code key", code).add("compiler", known.compiler).add("external headers", known.headers);
+    for (const std::string& option : dialect_options(env().use_nvcc)) key.add("option", option);
+    return key.hex();
+}
+
+std::string key_with(const KernelSource& source, const std::string& arch, const std::string& library) {
+    KeyBuilder key;
+    key.add("format", kFormat).add("kernel", source.id()).add("source", source.code).add("arch", arch);
+    for (const std::string& option : code_options(arch)) key.add("option", option);
+    key.add("uses cutlass", source.uses_cutlass ? "1" : "0").add("library headers", library);
+    return key.hex();
+}
+
+class Request {
+  public:
+    Request(const KernelSource& source, const std::string& arch, bool force)
+        : source_(source), arch_(arch), force_(force), start_(std::chrono::steady_clock::now()) {}
+
+    Obtained fulfil() {
+        for (int attempt = 0; attempt < kMostAttempts; ++attempt)
+            if (auto obtained = attempt_once()) {
+                obtained->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+                log(Level::debug, fmt::format("{} {} for {}: {} in {:.4f} s", source_.id(), source_.configuration, arch_,
+                                              to_string(obtained->origin), obtained->seconds));
+                return std::move(*obtained);
+            }
+        throw Error(fmt::format("{}: expected headers that stay as they are while it compiles; they changed {} times",
+                                source_.id(), kMostAttempts));
+    }
+
+  private:
+    // Nothing when a header or the compiler was found changed: the keys are then another's.
+    std::optional<Obtained> attempt_once() {
+        const std::string code = code_key(source_, arch_);
+        Slot& slot = slot_of(code);
+        std::lock_guard once(slot.mutex);
+        if (!force_) {
+            if (slot.unpublished) return Obtained{*slot.unpublished, Origin::memory, 0, {}};
+            if (auto cubin = prebuilt(code)) return Obtained{std::move(*cubin), Origin::prebuilt, 0, {}};
+        }
+        const std::string key = key_or_disabled();
+        Store& store = Store::instance();
+        if (!force_)
+            if (auto cubin = on_disk(store, key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
+        if (env().disable) throw Error(disabled());
+
+        toolchain().require(env().use_nvcc, source_.uses_cutlass);
+        const KeyLock lock(store.directory(), key);
+        if (!force_)
+            if (auto cubin = on_disk(store, key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
+        return compile(store, slot, key);
+    }
+
+    std::optional<Cubin> prebuilt(const std::string& code) const {
+        if (env().prebuilt_dir.empty()) return std::nullopt;
+        return Store(env().prebuilt_dir, 0, Store::Access::read_only).load(source_.id(), code);
+    }
+
+    std::optional<Cubin> on_disk(Store& store, const std::string& key) const {
+        if (env().dump && !dumped(store, source_, key)) return std::nullopt;  // compile it again for the sake of the dumps
+        return store.load(source_.id(), key);
+    }
+
+    std::string key_or_disabled() const {
+        try {
+            return full_key(source_, arch_);
+        } catch (const Error&) {
+            if (env().disable) throw Error(disabled());  // not: install a compiler
+            throw;
+        }
+    }
+
+    std::string disabled() const {
+        return fmt::format(
+            "{} {} is not compiled for {}, and GDN_JIT_DISABLE forbids compiling it now (looked in GDN_JIT_PREBUILT_DIR={} and "
+            "the cache "
+            "{}). Warm it with `python -m gdn_cuda compile --arch {}`, with the same versions installed",
+            source_.id(), source_.configuration, arch_, env().prebuilt_dir.empty() ? "(not set)" : env().prebuilt_dir.string(),
+            Store::instance().directory().empty() ? "(in memory only)" : Store::instance().directory().string(), arch_);
+    }
+
+    std::optional<Obtained> compile(Store& store, Slot& slot, const std::string& key) {
+        if (!still(key)) return std::nullopt;
+        Compiled compiled =
+            env().use_nvcc ? compile_nvcc(source_, arch_, key, toolchain()) : compile_nvrtc(source_, arch_, key, toolchain());
+        if (!still(key)) return std::nullopt;
+        report(compiled);
+        if (!store.publish(source_.id(), key, compiled.cubin))
+            slot.unpublished = compiled.cubin;
+        else
+            slot.unpublished.reset();
+        if (env().dump) dump(store, source_, key, compiled, toolchain());
+        return Obtained{std::move(compiled.cubin), Origin::compiled, 0, compiled.resources};
+    }
+
+    bool still(const std::string& key) const {
+        refresh_identities();
+        return full_key(source_, arch_) == key;
+    }
+
+    void report(const Compiled& compiled) const {
+        const Resources& used = compiled.resources;
+        const std::string line =
+            fmt::format("compiled {} {} in {:.2f} s: {} registers, {} B shared, {} B spills", source_.id(),
+                        source_.configuration, compiled.seconds, used.registers, used.static_shared_bytes, used.spill_bytes);
+        log(Level::info, line);
+        if (!env().print) return;
+        const std::string with_newline = line + "\n";
+        [[maybe_unused]] const auto written = ::write(STDERR_FILENO, with_newline.data(), with_newline.size());
+    }
+
+    const KernelSource& source_;
+    const std::string& arch_;
+    const bool force_;
+    const std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace
+
+std::string code_key(const KernelSource& source, const std::string& arch) {
+    capability_of(arch);
+    return key_with(source, arch, library_digest());
+}
+
+std::string full_key(const KernelSource& source, const std::string& arch) {
+    toolchain().require(env().use_nvcc, source.uses_cutlass);
+    const Identities known = identities(source.uses_cutlass);
+    return add_to(key_with(source, arch, known.library), known);
+}
+
+const char* to_string(Origin origin) {
+    switch (origin) {
+        case Origin::memory:
+            return "memory";
+        case Origin::prebuilt:
+            return "prebuilt";
+        case Origin::disk:
+            return "disk";
+        default:
+            return "compiled";
+    }
+}
+
+Obtained obtain(const KernelSource& source, const std::string& arch, bool force) {
+    return Request(source, arch, force).fulfil();
+}
+
+Obtained export_prebuilt(const KernelSource& source, const std::string& arch, const std::string& directory, bool force) {
+    Obtained obtained = obtain(source, arch, force);
+    Store target(std::filesystem::absolute(directory), std::numeric_limits<std::uint64_t>::max(), Store::Access::exported);
+    std::string why_not;
+    if (!target.publish(source.id(), code_key(source, arch), obtained.cubin, &why_not))
+        throw Error(fmt::format("{}: expected to write it into {}, got: {}", source.id(), directory, why_not));
+    return obtained;
+}
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,29 @@
+// SHA-256 (FIPS 180-4), incremental.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace gdn_cuda::jit {
+
+class Sha256 {
+  public:
+    Sha256();
+    Sha256& update(std::string_view bytes);
+    std::array<std::uint8_t, 32> digest();  // finishes; the object is spent
+
+  private:
+    void block(const std::uint8_t* bytes);
+
+    std::array<std::uint32_t, 8> state_;
+    std::array<std::uint8_t, 64> pending_;
+    std::uint64_t length_ = 0;
+};
+
+std::string hex(std::span<const std::uint8_t> bytes);
+std::string sha256_hex(std::string_view bytes);
+
+}  // namespace gdn_cuda::jit

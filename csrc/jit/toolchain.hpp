@@ -1,0 +1,76 @@
+// Where the compiler and the headers are, and exactly which ones they are.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tree.hpp"
+
+namespace gdn_cuda::jit {
+
+// Places to look, in the order of trust: init() arguments, environment, what the hook found (wheels, through cuda-pathfinder),
+// /usr/local/cuda.
+struct SearchPaths {
+    std::filesystem::path library_root;  // the folder that holds gdn_cuda/kernels/, or include/gdn_cuda/kernels/
+    std::filesystem::path cuda_home;  // a toolkit, or a wheel's folder (nvidia/cu13; nvidia with cuda_runtime/, cuda_nvrtc/ …)
+    std::filesystem::path cuda_include;     // holds cuda_bf16.h
+    std::filesystem::path cutlass_include;  // holds cute/ and cutlass/
+    std::filesystem::path cccl_include;     // holds cuda/std/
+    std::filesystem::path nvrtc;            // libnvrtc.so.NN
+    std::filesystem::path nvcc;
+
+    bool operator==(const SearchPaths&) const = default;
+};
+
+using PathHook = std::function<SearchPaths()>;
+
+void set_path_hook(PathHook hook);  // Python's; called at most once, at the first need of a path
+// Optional; an empty path says nothing. Free when repeated with the same paths; an Error with other paths once a kernel was
+// loaded.
+void init(const std::filesystem::path& library_root, const std::filesystem::path& cuda_home);
+
+// One thing that was looked for, for the error message and for `doctor`.
+enum class Part { library, nvrtc, builtins, nvcc, cuda_headers, cccl, cutlass };
+struct Finding {
+    Part part;
+    std::string what;  // "CUDA headers (cuda_bf16.h)"
+    std::optional<std::filesystem::path> found;
+    std::vector<std::string> tried;  // "GDN_CUDA_HOME=/x: no include/cuda_bf16.h"
+    std::string fix;                 // "pip install nvidia-cuda-runtime, or set GDN_CUDA_HOME"
+    bool required = true;
+};
+
+struct Toolchain {
+    std::filesystem::path library_include;  // ours
+    std::filesystem::path cuda_include;
+    std::filesystem::path cutlass_include;
+    std::filesystem::path cccl_include;
+    std::filesystem::path nvrtc, nvrtc_builtins;
+    std::filesystem::path nvcc;
+    std::vector<Finding> findings;  // all of them, found or not
+
+    std::string compiler_identity(bool use_nvcc) const;  // exact build, no path; "missing" when there is none
+    std::string external_headers_identity(bool uses_cutlass) const;
+    std::vector<std::filesystem::path> include_dirs(bool uses_cutlass) const;
+    void require(bool use_nvcc, bool uses_cutlass) const;
+    void require(const std::vector<Part>& parts) const;  // throws an Error listing each place tried for what is missing
+};
+
+Toolchain discover(const SearchPaths& from_init, const SearchPaths& from_hook);  // pure but for the file system and env()
+const Toolchain& toolchain();  // discovered once; never throws for what is merely missing
+
+// What of the toolchain in use goes into a key. Computed once a process; refresh_identities() has the files looked at again, as
+// a compile must: in a long-lived process they may have been edited since.
+struct Identities {
+    std::string library;  // digest of our own include tree
+    std::string compiler;
+    std::string headers;
+};
+Identities identities(bool uses_cutlass);
+std::string library_digest();
+void refresh_identities();
+
+}  // namespace gdn_cuda::jit

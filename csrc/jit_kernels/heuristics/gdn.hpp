@@ -1,0 +1,133 @@
+// Which configuration runs a GDN problem: pure functions of the problem and the device, each with its reason.
+#pragma once
+
+
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/gdn/chunk_common.cuh>
+#include <gdn_cuda/kernels/gdn/chunk_cumsum_plan.cuh>
+#include <gdn_cuda/kernels/gdn/compute_o_plan.cuh>
+#include <gdn_cuda/kernels/gdn/compute_u_w_plan.cuh>
+#include <gdn_cuda/kernels/gdn/gating_plan.cuh>
+#include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
+#include <string>
+#include <vector>
+
+#include "../../jit/device.hpp"
+#include "../../jit/text.hpp"
+
+namespace gdn_cuda::gdn {
+
+struct RecurrentProblem {
+    i64 sequences, tokens;  // tokens: of the longest sequence, or the mean of a packed batch
+    int heads, dk, dv;
+    DType io, state;
+    bool aligned;
+};
+
+// Key dimensions with a kernel of their own; others run masked in the next of kMaskedHeadK.
+inline constexpr std::array kExactHeadK = {64, 96, 128, 192, 256};
+inline constexpr std::array kMaskedHeadK = {64, 128, 256};
+// From here on, hiding the latency of the next token is worth its registers.
+inline constexpr i64 kPrefetchTokens = 16;
+
+inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const jit::DeviceTraits& device) {
+    RecurrentConfig config{.head_k = problem.dk,
+                           .exact_k = true,
+                           .io = problem.io,
+                           .state = problem.state,
+                           .rows_per_thread = 1,
+                           .warps = 4,
+                           .aligned = problem.aligned,
+                           .prefetch = true};
+    if (!problem.aligned || std::ranges::find(kExactHeadK, problem.dk) == kExactHeadK.end()) {
+        config.exact_k = false;
+        config.head_k = *std::ranges::find_if(kMaskedHeadK, [&](int head_k) { return head_k >= problem.dk; });
+        return config;
+    }
+    if (problem.tokens >= kPrefetchTokens) return config;
+    config.prefetch = false;
+    const i64 rows = problem.sequences * problem.heads * problem.dv;
+    RecurrentConfig wide = config;
+    wide.rows_per_thread = config.head_k <= 128 ? 4 : 2;
+    const i64 wide_blocks = rows / RecurrentLayout(wide).rows_per_block;
+    return wide_blocks >= 4 * device.multiprocessors ? wide : config;
+}
+
+inline std::string explain_recurrent(const RecurrentProblem& problem, const jit::DeviceTraits& device) {
+    const RecurrentConfig config = recurrent_config(problem, device);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, RecurrentLayout(config).rows_per_block);
+    std::string why;
+    if (!problem.aligned) why += "rows do not start on 16 bytes: element-wise loads; ";
+    if (!config.exact_k) why += fmt::format("dk {} runs masked in {}; ", problem.dk, config.head_k);
+    why += config.prefetch ? "next token loaded ahead; " : "few tokens: no loading ahead; ";
+    why += fmt::format("{} rows a thread give {} blocks for {} multiprocessors", config.rows_per_thread, blocks,
+                       device.multiprocessors);
+    return why;
+}
+
+// Every configuration recurrent_config can return.
+inline std::vector<RecurrentConfig> recurrent_configurations() {
+    std::vector<RecurrentConfig> all;
+    const auto add = [&](RecurrentConfig config) {
+        if (std::ranges::find(all, config) == all.end()) all.push_back(config);
+    };
+    for (DType io : {DType::bf16, DType::f16})
+        for (DType state : {DType::f32, DType::bf16}) {
+            const auto choose = [&](i64 sequences, i64 tokens, int dk, bool aligned) {
+                add(recurrent_config({sequences, tokens, 32, dk, 128, io, state, aligned}, {}));
+            };
+            for (int dk : kExactHeadK) {
+                choose(1, 1, dk, true);
+                choose(4096, 1, dk, true);
+                choose(1, kPrefetchTokens, dk, true);
+            }
+            for (int head_k : kMaskedHeadK)
+                for (bool aligned : {true, false}) choose(1, 1, head_k - 8, aligned);
+        }
+    return all;
+}
+
+struct GatingProblem {
+    i64 rows;
+    int heads;
+    DType io;
+    bool aligned;
+};
+
+inline GatingConfig gating_config(const GatingProblem& problem) {
+    const bool wide = problem.aligned && problem.heads % 8 == 0;
+    return {.io = problem.io, .vector = wide ? 8 : 1, .threads = 256};
+}
+
+// Blocks for one wave at full occupancy: rates and biases are read once a thread.
+inline unsigned gating_blocks(const GatingProblem& problem, const GatingConfig& config, const jit::DeviceTraits& device) {
+    const i64 threads = problem.rows * (problem.heads / config.vector);
+    return static_cast<unsigned>(std::clamp<i64>(ceil_div(threads, config.threads), 1, 8 * device.multiprocessors));
+}
+
+constexpr ChunkCumsumConfig chunk_cumsum_config(DType io) {
+    return {.io = io, .chunk = kChunk, .heads_per_block = 32};
+}
+
+constexpr MnMajorConfig mn_major_config(int element_bytes) {
+    return {.element_bytes = element_bytes, .tile = 32, .threads = 256};
+}
+
+// The plain chunk kernels differ only in the key dimension that their shared tiles hold.
+constexpr int tile_head_k(int dk) {
+    return dk <= 128 ? 128 : 256;
+}
+constexpr ComputeUWConfig compute_u_w_config(int dk) {
+    return {.head_k = tile_head_k(dk), .threads = 128};
+}
+constexpr ComputeOConfig compute_o_config(int dk) {
+    return {.head_k = tile_head_k(dk), .threads = 256};
+}
+constexpr SeqStateUpdateConfig seq_state_update_config(int dk) {
+    return {.head_k = tile_head_k(dk), .rows_per_block = 16, .threads = 256};
+}
+
+}  // namespace gdn_cuda::gdn

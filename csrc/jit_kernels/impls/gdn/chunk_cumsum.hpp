@@ -1,0 +1,32 @@
+// gdn/chunk_cumsum on the host.
+#pragma once
+
+#include "../../heuristics/gdn.hpp"
+#include "../spec.hpp"
+
+namespace gdn_cuda::gdn {
+
+struct ChunkCumsum {
+    using Config = ChunkCumsumConfig;
+    using Args = ChunkCumsumArgs;
+    static constexpr const char *family = "gdn", *name = "chunk_cumsum", *config_type = "ChunkCumsumConfig",
+                                *args_type = "ChunkCumsumArgs";
+    static constexpr const char* summary = "cumulative gates inside each chunk of 64";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {chunk_cumsum_config(DType::bf16), chunk_cumsum_config(DType::f32)};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }  // static in the kernel
+
+    static void run(DType io, const Args& args, i64 chunks, const Target& target) {
+        if (chunks == 0 || args.heads == 0) return;
+        const Config config = chunk_cumsum_config(io);
+        launch<ChunkCumsum>(
+            config, args,
+            {static_cast<unsigned>(chunks), static_cast<unsigned>(ceil_div(args.heads, config.heads_per_block)), 1}, target);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,36 @@
+// gdn/gating on the host.
+#pragma once
+
+#include "../../heuristics/gdn.hpp"
+#include "../spec.hpp"
+
+namespace gdn_cuda::gdn {
+
+struct Gating {
+    using Config = GatingConfig;
+    using Args = GatingArgs;
+    static constexpr const char *family = "gdn", *name = "gating", *config_type = "GatingConfig", *args_type = "GatingArgs";
+    static constexpr const char* summary = "beta = sigmoid(b), gate = -exp(A_log) softplus(a + dt_bias)";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() {
+        static const std::vector<Config> all = [] {
+            std::vector<Config> configs;
+            for (DType io : {DType::bf16, DType::f16, DType::f32})
+                for (bool aligned : {true, false}) configs.push_back(gating_config({1, 8, io, aligned}));
+            return configs;
+        }();
+        return all;
+    }
+    static int threads(const Config& config) { return config.threads; }
+    static int shared_bytes(const Config&) { return 0; }
+
+    static void run(const GatingProblem& problem, const Args& args, const Target& target) {
+        if (args.rows == 0 || args.heads == 0) return;
+        const Config config = gating_config(problem);
+        launch<Gating>(config, args, {gating_blocks(problem, config, jit::device_traits(target.ordinal)), 1, 1}, target);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,32 @@
+// gdn/mn_major on the host.
+#pragma once
+
+#include "../../heuristics/gdn.hpp"
+#include "../spec.hpp"
+
+namespace gdn_cuda::gdn {
+
+struct MnMajor {
+    using Config = MnMajorConfig;
+    using Args = MnMajorArgs;
+    static constexpr const char *family = "gdn", *name = "mn_major", *config_type = "MnMajorConfig", *args_type = "MnMajorArgs";
+    static constexpr const char* summary = "the second-to-last dimension made contiguous, columns padded";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {mn_major_config(2), mn_major_config(4)};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config& config) { return config.threads; }
+    static int shared_bytes(const Config&) { return 0; }  // static in the kernel
+
+    static void run(int element_bytes, const Args& args, i64 matrices, const Target& target) {
+        if (matrices == 0 || args.columns == 0 || args.padded_rows == 0) return;
+        const Config config = mn_major_config(element_bytes);
+        const auto tiles = [&](i64 length) {
+            return static_cast<unsigned>(std::min<i64>(ceil_div(length, config.tile), 65535));
+        };
+        launch<MnMajor>(config, args, {static_cast<unsigned>(matrices), tiles(args.padded_rows), tiles(args.columns)}, target);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

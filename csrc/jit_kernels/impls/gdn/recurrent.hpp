@@ -1,0 +1,36 @@
+// gdn/recurrent on the host.
+#pragma once
+
+#include "../../heuristics/gdn.hpp"
+#include "../spec.hpp"
+
+namespace gdn_cuda::gdn {
+
+struct Recurrent {
+    using Config = RecurrentConfig;
+    using Args = RecurrentArgs;
+    static constexpr const char *family = "gdn", *name = "recurrent", *config_type = "RecurrentConfig",
+                                *args_type = "RecurrentArgs";
+    static constexpr const char* summary =
+        "the recurrence, state in registers: decode, verify, and prefill until a faster kernel applies";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() {
+        static const std::vector<Config> all = recurrent_configurations();
+        return all;
+    }
+    static int threads(const Config& config) { return config.warps * 32; }
+    static int shared_bytes(const Config&) { return 0; }
+
+    static void run(const RecurrentProblem& problem, const Args& args, const Target& target) {
+        if (args.sequences == 0 || args.heads == 0 || args.dv == 0) return;
+        const Config config = recurrent_config(problem, jit::device_traits(target.ordinal));
+        const auto tiles = static_cast<unsigned>(ceil_div(args.dv, RecurrentLayout(config).rows_per_block));
+        launch<Recurrent>(config, args,
+                          {tiles, static_cast<unsigned>(args.heads), static_cast<unsigned>(std::min(args.sequences, 65535))},
+                          target);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

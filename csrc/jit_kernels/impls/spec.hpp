@@ -1,0 +1,102 @@
+// What every kernel's Spec is made from. A Spec (impls/<family>/<kernel>.hpp) states
+//     using Config, Args;                                    the plan's structs
+//     static constexpr const char *family, *name, *config_type, *args_type, *summary;
+//     static constexpr int min_capability;                   what it needs of a device
+//     static constexpr bool uses_cutlass;
+//     static std::span<const Config> configurations();       everything its heuristic can choose
+//     static int threads(const Config&), shared_bytes(const Config&);
+// and gets its source, its registry entry and its launch from here.
+#pragma once
+
+
+#include <gdn_cuda/kernels/common/types.cuh>
+#include <span>
+#include <string>
+
+#include "../../jit/errors.hpp"
+#include "../../jit/kernel.hpp"
+#include "../../jit/text.hpp"
+
+namespace gdn_cuda {
+
+inline const char* name_of(DType type) {
+    switch (type) {
+        case DType::f32:
+            return "f32";
+        case DType::bf16:
+            return "bf16";
+        case DType::f16:
+            return "f16";
+        case DType::i32:
+            return "i32";
+        case DType::i64:
+            return "i64";
+    }
+    return "?";
+}
+
+// The designated initialiser that names a configuration, in the generated source and to people.
+template <class Config>
+std::string to_text(const Config& config) {
+    std::string text;
+    config.fields([&](const char* name, auto value) {
+        text += fmt::format("{}.{} = ", text.empty() ? "" : ", ", name);
+        if constexpr (std::is_same_v<decltype(value), DType>) {
+            text += fmt::format("DType::{}", name_of(value));
+        } else {
+            text += fmt::format("{}", value);
+        }
+    });
+    return "{" + text + "}";
+}
+
+template <class Spec>
+jit::KernelSource source_of(const typename Spec::Config& config) {
+    const std::string text = to_text(config);
+    const std::string code = fmt::format(
+        "#include <gdn_cuda/kernels/{0}/{1}.cuh>\n"
+        "using namespace gdn_cuda;\n"
+        "template __global__ void gdn_cuda::{0}::{1}<{0}::{2}{4}>(const __grid_constant__ {0}::{3});\n",
+        Spec::family, Spec::name, Spec::config_type, Spec::args_type, text);
+    return {Spec::family, Spec::name, text, code, Spec::uses_cutlass};
+}
+
+// sizeof(Plan<config>) for a configuration known at run time: the layout stays stated once, in the plan.
+template <const auto& kConfigurations, template <auto> class Plan, std::size_t... kIndex>
+int plan_bytes(const auto& config, std::index_sequence<kIndex...>) {
+    int bytes = -1;
+    ((config == kConfigurations[kIndex] ? void(bytes = sizeof(Plan<kConfigurations[kIndex]>)) : void()), ...);
+    return bytes;
+}
+
+// How jit::kernel sees a Spec.
+template <class Spec>
+struct JitSpec {
+    using Config = typename Spec::Config;
+    static jit::KernelSource source(const Config& config) { return source_of<Spec>(config); }
+    static int shared_bytes(const Config& config) { return Spec::shared_bytes(config); }
+};
+
+// Where a call runs.
+struct Target {
+    int ordinal;
+    CUstream stream;
+};
+
+template <class Spec>
+void launch(const typename Spec::Config& config, const typename Spec::Args& args, const unsigned (&grid)[3],
+            const Target& target) {
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+    if (device.capability < Spec::min_capability)
+        throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{} or newer, got {} ({}.{})", Spec::family, Spec::name,
+                                     Spec::min_capability / 10, Spec::min_capability % 10, device.name, device.capability / 10,
+                                     device.capability % 10));
+    const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
+    jit::LaunchShape shape;
+    for (int i = 0; i < 3; ++i) shape.grid[i] = grid[i];
+    shape.threads = static_cast<unsigned>(Spec::threads(config));
+    shape.shared_bytes = static_cast<unsigned>(Spec::shared_bytes(config));
+    jit::launch(kernel, shape, target.ordinal, target.stream, &args);
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,33 @@
+#include "registry.hpp"
+
+#include "impls/gdn/chunk_cumsum.hpp"
+#include "impls/gdn/compute_o.hpp"
+#include "impls/gdn/compute_u_w.hpp"
+#include "impls/gdn/gating.hpp"
+#include "impls/gdn/mn_major.hpp"
+#include "impls/gdn/recurrent.hpp"
+#include "impls/gdn/seq_state_update.hpp"
+
+namespace gdn_cuda {
+namespace {
+
+template <class Spec>
+RegisteredKernel entry() {
+    RegisteredKernel kernel{Spec::family, Spec::name, Spec::summary, Spec::min_capability, {}};
+    for (const auto& config : Spec::configurations())
+        kernel.configurations.push_back({source_of<Spec>(config), Spec::threads(config), Spec::shared_bytes(config),
+                                         [config](int ordinal) { jit::kernel<JitSpec<Spec>>(config, ordinal, nullptr); }});
+    return kernel;
+}
+
+}  // namespace
+
+const std::vector<RegisteredKernel>& registry() {
+    static const std::vector<RegisteredKernel> all = {
+        entry<gdn::Recurrent>(), entry<gdn::Gating>(),         entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(),
+        entry<gdn::ComputeUW>(), entry<gdn::SeqStateUpdate>(), entry<gdn::ComputeO>(),
+    };
+    return all;
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,28 @@
+// Every kernel of the library, one line each in registry.cpp. Ahead-of-time compilation, the compile tests, the docs table,
+// warmup() and the benchmarks read this list; nothing else names all kernels.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../jit/source.hpp"
+
+namespace gdn_cuda {
+
+struct RegisteredConfiguration {
+    jit::KernelSource source;
+    int threads = 0;
+    int shared_bytes = 0;
+    std::function<void(int ordinal)> load;  // into this process, as a first call would
+};
+
+struct RegisteredKernel {
+    std::string family, name, summary;
+    int min_capability = 80;
+    std::vector<RegisteredConfiguration> configurations;  // everything the heuristic can choose
+};
+
+const std::vector<RegisteredKernel>& registry();
+
+}  // namespace gdn_cuda

@@ -1,0 +1,300 @@
+// gdn_cuda._C: runtime controls for Python (paths, compile, load, cache, devices). Operators are torch ops and are not here; no
+// torch header is.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "jit/compiler.hpp"
+#include "jit/device.hpp"
+#include "jit/driver.hpp"
+#include "jit/env.hpp"
+#include "jit/errors.hpp"
+#include "jit/log.hpp"
+#include "jit/runtime.hpp"
+#include "jit/store.hpp"
+#include "jit/toolchain.hpp"
+#include "jit_kernels/registry.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace gdn_cuda {
+namespace {
+
+// The core may wait on its own locks and call back into Python, so no call into it holds the GIL.
+template <class Call>
+decltype(auto) without_gil(Call&& call) {
+    py::gil_scoped_release release;
+    return std::forward<Call>(call)();
+}
+
+// A Python callable that C++ keeps beyond the interpreter's life: never destroyed, because by then there is no GIL to take.
+using Callable = std::shared_ptr<py::function>;
+Callable keep(py::function function) {
+    return {new py::function(std::move(function)), [](py::function*) {}};
+}
+
+jit::SearchPaths to_search_paths(const py::dict& found) {
+    jit::SearchPaths paths;
+    for (const auto& [name, value] : found) {
+        const auto key = name.cast<std::string>();
+        const auto path = value.cast<std::filesystem::path>();
+        if (key == "library_root")
+            paths.library_root = path;
+        else if (key == "cuda_include")
+            paths.cuda_include = path;
+        else if (key == "cutlass_include")
+            paths.cutlass_include = path;
+        else if (key == "cccl_include")
+            paths.cccl_include = path;
+        else if (key == "nvrtc")
+            paths.nvrtc = path;
+        else if (key == "nvcc")
+            paths.nvcc = path;
+        else
+            throw jit::Error("set_path_hook: the hook returned the unknown key '" + key + "'");
+    }
+    return paths;
+}
+
+void set_path_hook(py::function hook) {
+    without_gil([call = keep(std::move(hook))] {
+        jit::set_path_hook([call] {
+            py::gil_scoped_acquire gil;
+            try {
+                return to_search_paths(py::dict((*call)()));
+            } catch (const py::error_already_set& error) {
+                throw jit::Error(std::string("finding headers and compilers failed: ") + error.what());
+            }
+        });
+    });
+}
+
+void set_log_sink(std::optional<py::function> sink) {
+    jit::LogSink forward;
+    if (sink)
+        forward = [call = keep(std::move(*sink))](jit::Level level, const std::string& text) {
+            py::gil_scoped_acquire gil;
+            try {
+                (*call)(static_cast<int>(level), text);
+            } catch (py::error_already_set& error) {
+                error.discard_as_unraisable("gdn_cuda log sink");
+            }
+        };
+    without_gil([&] { jit::set_log_sink(std::move(forward)); });
+}
+
+py::list variables() {
+    py::list result;
+    for (const auto& variable : jit::variables())
+        result.append(py::dict("name"_a = variable.name, "default"_a = variable.default_text, "meaning"_a = variable.meaning));
+    return result;
+}
+
+py::dict env() {
+    const jit::Env& env = without_gil([]() -> const jit::Env& { return jit::env(); });
+    return py::dict("cache_dir"_a = env.cache_dir.string(), "cache_max_bytes"_a = env.cache_max_bytes,
+                    "prebuilt_dir"_a = env.prebuilt_dir.string(), "disable"_a = env.disable, "use_nvcc"_a = env.use_nvcc,
+                    "nvcc"_a = env.nvcc.string(), "dump"_a = env.dump, "lineinfo"_a = env.lineinfo, "print"_a = env.print,
+                    "log_level"_a = env.log_level, "cuda_home"_a = env.cuda_home.string(),
+                    "cutlass_include"_a = env.cutlass_include.string());
+}
+
+py::dict to_dict(const jit::Finding& finding) {
+    return py::dict("what"_a = finding.what,
+                    "found"_a = finding.found ? py::object(py::str(finding.found->string())) : py::none(),
+                    "tried"_a = finding.tried, "fix"_a = finding.fix, "required"_a = finding.required);
+}
+
+py::dict toolchain() {
+    struct {
+        const jit::Toolchain* tools;
+        std::optional<std::string> nvrtc, nvcc;
+        std::vector<std::string> include_dirs;
+        std::string digest;
+    } state = {};
+    without_gil([&] {
+        state.tools = &jit::toolchain();
+        if (!state.tools->nvrtc.empty()) state.nvrtc = state.tools->compiler_identity(false);
+        if (!state.tools->nvcc.empty()) state.nvcc = state.tools->compiler_identity(true);
+        for (const auto& directory : state.tools->include_dirs(true)) state.include_dirs.push_back(directory.string());
+        if (!state.tools->library_include.empty()) state.digest = jit::library_digest();
+    });
+    py::list findings;
+    for (const auto& finding : state.tools->findings) findings.append(to_dict(finding));
+    return py::dict("findings"_a = findings, "nvrtc_identity"_a = state.nvrtc, "nvcc_identity"_a = state.nvcc,
+                    "include_dirs"_a = state.include_dirs, "library_digest"_a = state.digest);
+}
+
+py::dict to_dict(const jit::DeviceTraits& traits) {
+    return py::dict("ordinal"_a = traits.ordinal, "name"_a = traits.name, "arch"_a = traits.arch,
+                    "capability"_a = traits.capability, "multiprocessors"_a = traits.multiprocessors,
+                    "l2_bytes"_a = traits.l2_bytes, "shared_bytes_per_block"_a = traits.shared_bytes_per_block);
+}
+
+py::dict driver() {
+    std::string why_not;
+    int version = 0;
+    std::vector<jit::DeviceTraits> devices;
+    const bool available = without_gil([&] {
+        if (!jit::driver_available(&why_not)) return false;
+        int count = 0;
+        jit::check(jit::driver().driver_version(&version), "cuDriverGetVersion");
+        jit::check(jit::driver().device_count(&count), "cuDeviceGetCount");
+        for (int ordinal = 0; ordinal < count; ++ordinal) devices.push_back(jit::device_traits(ordinal));
+        return true;
+    });
+    py::list listed;
+    for (const auto& traits : devices) listed.append(to_dict(traits));
+    return py::dict("available"_a = available, "why_not"_a = why_not, "version"_a = version, "devices"_a = listed);
+}
+
+py::list kernels() {
+    py::list result;
+    for (const auto& kernel : registry()) {
+        py::list configurations;
+        for (const auto& entry : kernel.configurations)
+            configurations.append(py::dict("configuration"_a = entry.source.configuration, "threads"_a = entry.threads,
+                                           "shared_bytes"_a = entry.shared_bytes));
+        result.append(py::dict("family"_a = kernel.family, "name"_a = kernel.name, "summary"_a = kernel.summary,
+                               "min_capability"_a = kernel.min_capability, "configurations"_a = configurations));
+    }
+    return result;
+}
+
+const RegisteredConfiguration& registered(const std::string& kernel_id, const std::string& configuration) {
+    bool known = false;
+    for (const auto& kernel : registry())
+        for (const auto& entry : kernel.configurations) {
+            if (entry.source.id() != kernel_id) continue;
+            known = true;
+            if (entry.source.configuration == configuration) return entry;
+        }
+    throw jit::Error(known ? kernel_id + ": no registered configuration " + configuration + "; kernels() lists them"
+                           : "no kernel is called " + kernel_id + "; kernels() lists them");
+}
+
+py::dict compile_source(const jit::KernelSource& source, const std::string& arch, const std::string& out_dir, bool force,
+                        int dynamic_shared_bytes) {
+    jit::Obtained obtained;
+    std::string code_key;
+    std::optional<std::string> full_key;
+    without_gil([&] {
+        obtained = out_dir.empty() ? jit::obtain(source, arch, force) : jit::export_prebuilt(source, arch, out_dir, force);
+        code_key = jit::code_key(source, arch);
+        try {
+            full_key = jit::full_key(source, arch);
+        } catch (const jit::Error&) {  // a prebuilt entry needs no compiler, and without one there is no full key
+        }
+    });
+    const auto measured = [&](int value) {
+        return obtained.origin == jit::Origin::compiled ? std::optional(value) : std::nullopt;
+    };
+    return py::dict("origin"_a = jit::to_string(obtained.origin), "seconds"_a = obtained.seconds,
+                    "registers"_a = measured(obtained.resources.registers),
+                    "shared_bytes"_a = measured(obtained.resources.static_shared_bytes + dynamic_shared_bytes),
+                    "spill_bytes"_a = measured(obtained.resources.spill_bytes),
+                    "stack_bytes"_a = measured(obtained.resources.stack_bytes), "code_key"_a = code_key,
+                    "full_key"_a = full_key);
+}
+
+py::dict compile(const std::string& kernel_id, const std::string& configuration, const std::string& arch,
+                 const std::string& out_dir, bool force) {
+    const RegisteredConfiguration& entry = registered(kernel_id, configuration);
+    return compile_source(entry.source, arch, out_dir, force, entry.shared_bytes);
+}
+
+py::dict compile_text(const std::string& family, const std::string& name, const std::string& code, const std::string& arch,
+                      bool uses_cutlass, bool force) {
+    return compile_source({family, name, "{}", code, uses_cutlass}, arch, "", force, 0);
+}
+
+void load(const std::string& kernel_id, const std::string& configuration, int device) {
+    without_gil([&] { registered(kernel_id, configuration).load(device); });
+}
+
+py::list load_events() {
+    py::list result;
+    for (const auto& event : without_gil(jit::load_events))
+        result.append(py::dict("kernel"_a = event.kernel, "configuration"_a = event.configuration, "arch"_a = event.arch,
+                               "origin"_a = event.origin, "seconds"_a = event.seconds));
+    return result;
+}
+
+std::string cache_directory() {
+    return without_gil([] { return jit::Store::instance().directory().string(); });
+}
+
+std::vector<std::string> cache_refusals() {
+    return without_gil([] { return jit::Store::instance().refusals(); });
+}
+
+py::list cache_list(bool verify) {
+    py::list result;
+    for (const auto& entry : without_gil([&] { return jit::Store::instance().list(verify); }))
+        result.append(py::dict("file"_a = entry.file, "bytes"_a = entry.bytes, "age_seconds"_a = entry.age_seconds,
+                               "problem"_a = entry.problem));
+    return result;
+}
+
+std::size_t cache_clear() {
+    return without_gil([] { return jit::Store::instance().clear(); });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+    module.doc() = "Runtime controls of gdn_cuda: where things are, what is compiled, what is cached, which devices there are.";
+
+    module.def(
+        "set_path_hook", &set_path_hook, "hook"_a,
+        "Installs the callable that finds headers and compilers in wheels. It is called at most once, at the first need.");
+    module.def("set_log_sink", &set_log_sink, "sink"_a,
+               "Sends messages to sink(level, text), with the levels of Python's logging. None: to standard error.");
+    module.def(
+        "init",
+        [](const std::string& library_root, const std::string& cuda_home) {
+            without_gil([&] { jit::init(library_root, cuda_home); });
+        },
+        "library_root"_a, "cuda_home"_a,
+        "States where the kernel headers and the CUDA toolkit are; an empty string means: find it. An error with other paths "
+        "once a "
+        "kernel was loaded.");
+
+    module.def("variables", &variables, "Every environment variable the library reads: name, default, meaning.");
+    module.def("env", &env, "The variables' parsed values, as they stood at first use. Raises for a malformed one.");
+    module.def("toolchain", &toolchain,
+               "What was looked for and found: compilers with their exact builds, and header folders.");
+    module.def("driver", &driver, "The CUDA driver and its devices, or why there is none.");
+    module.def(
+        "device_traits_for_arch", [](const std::string& arch) { return to_dict(jit::DeviceTraits::for_arch(arch)); }, "arch"_a,
+        "Typical traits of a device of this architecture, for work with no GPU.");
+
+    module.def("kernels", &kernels, "The registry: every kernel with every configuration its heuristic can choose.");
+    module.def(
+        "compile", &compile, "kernel_id"_a, "configuration"_a, "arch"_a, "out_dir"_a = "", "force"_a = false,
+        "Finds or compiles one registered configuration, into the cache or as a prebuilt entry in out_dir. Needs no GPU. "
+        "registers, shared_bytes, spill_bytes and stack_bytes are None unless it compiled.");
+    module.def("compile_text", &compile_text, "family"_a, "name"_a, "code"_a, "arch"_a, "uses_cutlass"_a = false,
+               "force"_a = false, "The same for the text of a translation unit with one kernel.");
+    module.def("load", &load, "kernel_id"_a, "configuration"_a, "device"_a,
+               "Loads one registered configuration into this process for a device, as its first call would.");
+    module.def("load_events", &load_events, "What this process loaded so far, from where, and how long it took.");
+
+    module.def("cache_directory", &cache_directory, "The disk cache's folder; empty when cubins are kept in memory only.");
+    module.def("cache_refusals", &cache_refusals, "Places passed over for the cache, each with the reason.");
+    module.def("cache_list", &cache_list, "verify"_a = false,
+               "Entries of the disk cache; with verify, each one's problem if it has one.");
+    module.def("cache_clear", &cache_clear, "Removes every entry of the disk cache; returns how many.");
+
+    // A thread of the core that logs while the interpreter goes down would wait for a GIL that is gone.
+    py::module_::import("atexit").attr("register")(py::cpp_function([] { set_log_sink(std::nullopt); }));
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# ./develop.sh [demo | test [pytest arguments]]
+# Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for.
+#   PYTHON                 the interpreter for a new .venv (default: python3; 3.10 or newer)
+#   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+venv=.venv
+second_venv=.venv-second-torch
+second_torch=2.14.1
+python=$venv/bin/python
+
+say() { printf '\n== %s\n' "$*"; }
+fail() {
+    printf 'develop.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null || true; }
+
+base_python() {
+    local candidate=${PYTHON:-python3} version
+    version=$(version_of "$candidate")
+    [ -n "$version" ] || fail "no Python: '$candidate' does not run. Install Python 3.10 or newer, or set PYTHON."
+    "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        fail "Python >= 3.10 is needed, '$candidate' is $version. Set PYTHON to a newer one."
+    printf '%s\n' "$candidate"
+}
+
+make_venv() {
+    local base wanted
+    if [ -n "${PYTHON:-}" ] && [ -x "$python" ]; then
+        base=$(base_python)
+        wanted=$(version_of "$base")
+        [ "$(version_of "$python")" = "$wanted" ] || rm -rf "$venv"
+    fi
+    # An interpreter that is gone, or a folder that was moved, leaves a .venv that does not run.
+    "$python" -m pip --version >/dev/null 2>&1 && return
+    base=$(base_python)
+    say "making $venv with Python $(version_of "$base")"
+    rm -rf "$venv"
+    "$base" -m venv "$venv" || fail "'$base -m venv' failed; on Debian: apt-get install python3-venv"
+}
+
+install_dependencies() {
+    local stamp=$venv/.requirements wanted
+    wanted=$(sha256sum requirements-dev.txt)
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+    say "installing the dependencies of requirements-dev.txt (several gigabytes the first time)"
+    "$python" -m pip install --disable-pip-version-check -qq -r requirements-dev.txt
+    printf '%s\n' "$wanted" >"$stamp"
+}
+
+build() {
+    command -v "${CXX:-g++}" >/dev/null || fail "no C++ compiler: install g++ 12 or newer (on Debian: apt-get install g++), or set CXX"
+    say "building and installing in place"
+    "$python" -m pip install --disable-pip-version-check -qq --no-build-isolation --no-deps --editable .
+    "$python" -c 'import gdn_cuda; print("gdn_cuda", gdn_cuda.__version__, "in", gdn_cuda.__path__[0])'
+}
+
+prepare_second_torch() {
+    [ "${GDN_TEST_SECOND_TORCH:-}" = make ] || return 0
+    local second=$second_venv/bin/python
+    if ! [ -f "$second_venv/.complete" ]; then
+        say "making $second_venv with torch $second_torch"
+        rm -rf "$second_venv"
+        "$(base_python)" -m venv "$second_venv"
+        "$second" -m pip install --disable-pip-version-check -qq "torch==$second_torch" numpy pytest
+        touch "$second_venv/.complete"
+    fi
+    export GDN_TEST_SECOND_TORCH=$PWD/$second
+}
+
+run_tests() {
+    local python_tests=0 cpp_tests=0
+    prepare_second_torch
+    say "Python tests"
+    "$python" -m pytest -n 2 -rs "$@" || python_tests=$?
+    say "C++ tests, with address and undefined-behaviour sanitizers"
+    PYTHON=$PWD/$python ./run_cmake.sh || cpp_tests=$?
+    say "summary"
+    describe "Python tests" "$python_tests"
+    describe "C++ tests" "$cpp_tests"
+    [ -n "${GDN_TEST_SECOND_TORCH:-}" ] ||
+        echo "skipped: the operators under torch $second_torch (GDN_TEST_SECOND_TORCH=make ./develop.sh test)"
+    "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+        echo "skipped: tests/gpu, which need an NVIDIA GPU; there is none here"
+    [ "$python_tests" -eq 0 ] && [ "$cpp_tests" -eq 0 ]
+}
+
+describe() {
+    if [ "$2" -eq 0 ]; then echo "$1: passed"; else echo "$1: FAILED (exit code $2)"; fi
+}
+
+case ${1:-} in
+"" | demo | test) ;;
+*) fail "expected demo, test or nothing, got '$1'" ;;
+esac
+
+make_venv
+install_dependencies
+build
+case ${1:-} in
+demo) exec "$python" examples/quickstart.py "${@:2}" ;;
+test) run_tests "${@:2}" ;;
+esac

@@ -1,0 +1,105 @@
+"""Runtime controls of gdn_cuda (csrc/python_api.cpp)."""
+
+from collections.abc import Callable
+from typing import TypedDict
+
+class Variable(TypedDict):
+    name: str
+    default: str
+    meaning: str
+
+class Env(TypedDict):
+    cache_dir: str
+    cache_max_bytes: int
+    prebuilt_dir: str
+    disable: bool
+    use_nvcc: bool
+    nvcc: str
+    dump: bool
+    lineinfo: bool
+    print: bool
+    log_level: int
+    cuda_home: str
+    cutlass_include: str
+
+class Finding(TypedDict):
+    what: str
+    found: str | None
+    tried: list[str]
+    fix: str
+    required: bool
+
+class Toolchain(TypedDict):
+    findings: list[Finding]
+    nvrtc_identity: str | None
+    nvcc_identity: str | None
+    include_dirs: list[str]
+    library_digest: str
+
+class DeviceTraits(TypedDict):
+    ordinal: int
+    name: str
+    arch: str
+    capability: int
+    multiprocessors: int
+    l2_bytes: int
+    shared_bytes_per_block: int
+
+class Driver(TypedDict):
+    available: bool
+    why_not: str
+    version: int
+    devices: list[DeviceTraits]
+
+class Configuration(TypedDict):
+    configuration: str
+    threads: int
+    shared_bytes: int
+
+class Kernel(TypedDict):
+    family: str
+    name: str
+    summary: str
+    min_capability: int
+    configurations: list[Configuration]
+
+class Compiled(TypedDict):
+    origin: str
+    seconds: float
+    registers: int | None
+    shared_bytes: int | None
+    spill_bytes: int | None
+    stack_bytes: int | None
+    code_key: str
+    full_key: str | None
+
+class LoadEvent(TypedDict):
+    kernel: str
+    configuration: str
+    arch: str
+    origin: str
+    seconds: float
+
+class CacheEntry(TypedDict):
+    file: str
+    bytes: int
+    age_seconds: float
+    problem: str
+
+def set_path_hook(hook: Callable[[], dict[str, str]]) -> None: ...
+def set_log_sink(sink: Callable[[int, str], None] | None) -> None: ...
+def init(library_root: str, cuda_home: str) -> None: ...
+def variables() -> list[Variable]: ...
+def env() -> Env: ...
+def toolchain() -> Toolchain: ...
+def driver() -> Driver: ...
+def device_traits_for_arch(arch: str) -> DeviceTraits: ...
+def kernels() -> list[Kernel]: ...
+def compile(kernel_id: str, configuration: str, arch: str, out_dir: str = "", force: bool = False) -> Compiled: ...
+def compile_text(family: str, name: str, code: str, arch: str, uses_cutlass: bool = False, force: bool = False) -> Compiled: ...
+def load(kernel_id: str, configuration: str, device: int) -> None: ...
+def load_events() -> list[LoadEvent]: ...
+def cache_directory() -> str: ...
+def cache_refusals() -> list[str]: ...
+def cache_list(verify: bool = False) -> list[CacheEntry]: ...
+def cache_clear() -> int: ...

@@ -1,0 +1,41 @@
+"""Gated Delta Net operators for PyTorch: compiled at first use on NVIDIA GPUs, and the same calls on CPU tensors.
+
+Importing this touches neither CUDA nor a compiler. `python -m gdn_cuda doctor` says what a machine has and lacks.
+"""
+
+__version__ = "0.1.0"
+
+from . import runtime as _runtime
+
+_runtime.load_library()
+
+from .ops.gdn import (  # noqa: E402  (the operators exist once the library is loaded)
+    InferenceMode,
+    bf16_chunked_seq_state_update,
+    bf16_gdn_chunked_compute_O,
+    bf16_gdn_compute_u_w,
+    chunk_local_cumsum_bf16,
+    chunked_forward,
+    fused_decode,
+    fused_gdn_gating,
+    recurrent_forward,
+    transpose_to_mn_major,
+)
+from .runtime import compile, init, warmup  # noqa: E402
+
+__all__ = [
+    "init",
+    "compile",
+    "warmup",
+    "InferenceMode",
+    "fused_gdn_gating",
+    "recurrent_forward",
+    "fused_decode",
+    "chunked_forward",
+    "transpose_to_mn_major",
+    "chunk_local_cumsum_bf16",
+    "bf16_gdn_compute_u_w",
+    "bf16_chunked_seq_state_update",
+    "bf16_gdn_chunked_compute_O",
+    "__version__",
+]

@@ -1,0 +1,102 @@
+"""How a benchmark measures: CUDA-graph replay between events, L2 flushed before each; the host's clock for host time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+Call = Callable[[], object]
+
+FLUSH_BYTES = 256 << 20  # several times any L2
+COPY_BYTES = 2 << 30
+MATMUL_SIZE = 8192
+
+
+class Timer:
+    """Times calls on one CUDA device."""
+
+    def __init__(self, repeats: int):
+        self.repeats = repeats
+        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+
+    def graph_us(self, call: Call) -> float:
+        """Median device time of one graph replay of `call`, L2 flushed."""
+        return self.replay_us(self.capture(call))
+
+    @staticmethod
+    def capture(call: Call) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # compiles, and lets allocators settle
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        return graph
+
+    def replay_us(self, graph: torch.cuda.CUDAGraph) -> float:
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(self.repeats)]
+        torch.cuda.synchronize()
+        for start, end in events:
+            # The flush also keeps the GPU busy while the host queues the next three, so no host time gets between the events.
+            self._flush.zero_()
+            start.record()
+            graph.replay()
+            end.record()
+        torch.cuda.synchronize()
+        return statistics.median(start.elapsed_time(end) for start, end in events) * 1e3
+
+    def host_us(self, call: Call, calls: int = 100) -> float:
+        """Median host time of a warm call. `calls` launches fit the driver's queue, so none waits for the GPU."""
+        for _ in range(10):
+            call()
+        samples = []
+        for _ in range(max(self.repeats // 5, 3)):
+            torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            samples.append((time.perf_counter_ns() - start) / calls * 1e-3)
+        torch.cuda.synchronize()
+        return statistics.median(samples)
+
+    # ---- What the device can do at most, in this same run
+
+    def copy_ceiling(self) -> float:
+        """Bytes a second, read and written, of a large device copy."""
+        source = torch.zeros(COPY_BYTES, dtype=torch.int8, device="cuda")
+        target = torch.empty_like(source)
+        return 2 * COPY_BYTES / (self.graph_us(lambda: target.copy_(source)) * 1e-6)
+
+    def matmul_ceiling(self) -> float:
+        """FLOP a second of a large bf16 matrix product."""
+        left = torch.randn(MATMUL_SIZE, MATMUL_SIZE, dtype=torch.bfloat16, device="cuda")
+        right = torch.randn_like(left)
+        out = torch.empty_like(left)
+        return 2 * MATMUL_SIZE**3 / (self.graph_us(lambda: torch.mm(left, right, out=out)) * 1e-6)
+
+    def floor_us(self) -> float:
+        """The least this harness can show: the replay of a one-element kernel."""
+        one = torch.zeros(1, device="cuda")
+        return self.graph_us(lambda: one.add_(1))
+
+    def in_place_us(self, byte_count: int) -> float:
+        """The plainest kernel that reads and writes so many bytes in all: an in-place add on half of them."""
+        values = torch.zeros(max(byte_count // 8, 1), device="cuda")
+        return self.graph_us(lambda: values.add_(1))
+
+
+def cpu_us(call: Call, repeats: int) -> float:
+    """Median time of a call on CPU tensors."""
+    call()
+    samples = []
+    for _ in range(repeats):
+        start = time.perf_counter_ns()
+        call()
+        samples.append((time.perf_counter_ns() - start) * 1e-3)
+    return statistics.median(samples)

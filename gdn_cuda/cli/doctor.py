@@ -1,0 +1,195 @@
+"""doctor: everything gdn_cuda needs, found or missing, with the fix for each problem."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .cache import memory_only
+from .output import console, human_bytes, print_json, table
+
+
+@dataclass
+class Check:
+    """`ok`: found. `note`: missing or odd, and this machine does without. `problem`: this machine's use will fail."""
+
+    what: str
+    status: str
+    found: str
+    fix: str = ""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("doctor", help="what is found and what is missing, with the fix for each problem")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    checks = examine()
+    problems = [check for check in checks if check.status == "problem"]
+    if arguments.json:
+        print_json({"ok": not problems, "checks": [asdict(check) for check in checks]})
+        return 1 if problems else 0
+    from rich.text import Text
+
+    styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
+    listing = table("", "what", "found")
+    for check in checks:
+        listing.add_row(Text(check.status, style=styles[check.status]), check.what, check.found)
+    terminal = console()
+    terminal.print(listing)
+    for check in checks:
+        if check.fix and check.status != "ok":
+            terminal.print(f"{check.what}: {check.fix}", soft_wrap=True)
+    terminal.print(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}", style="bold red" if problems else "green")
+    return 1 if problems else 0
+
+
+def examine() -> list[Check]:
+    checks: list[Check] = []
+    sections: tuple[Callable[[], Iterator[Check]], ...] = (_torch, _library, _variables, _driver, _toolchain, _cache, _prebuilt)
+    for section in sections:
+        try:
+            checks.extend(section())
+        except RuntimeError as error:  # a malformed variable stops the core everywhere; its own line names it once
+            if not any(check.status == "problem" and check.found == str(error) for check in checks):
+                checks.append(Check(section.__name__.lstrip("_"), "problem", str(error)))
+    return checks
+
+
+def _torch() -> Iterator[Check]:
+    import torch
+
+    new_enough = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) >= (2, 10)
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
+    yield Check("Python", "ok", platform.python_version())
+    yield Check(
+        "torch",
+        "ok" if new_enough else "problem",
+        f"{torch.__version__}, {build}",
+        "" if new_enough else "pip install 'torch>=2.10'",
+    )
+
+
+def _library() -> Iterator[Check]:
+    from .. import __version__
+    from ..runtime import library_path
+
+    yield Check("gdn_cuda", "ok", f"{__version__}, {library_path()}")
+
+
+def _variables() -> Iterator[Check]:
+    from .. import _C
+
+    known = {variable["name"] for variable in _C.variables()}
+    for name in sorted(os.environ):
+        if name in known:
+            yield Check("variable", "ok", f"{name}={os.environ[name]}")
+        elif name.startswith("GDN_JIT_"):
+            yield Check("variable", "note", f"{name} is not one that gdn_cuda reads", f"one of {', '.join(sorted(known))}?")
+    try:
+        _C.env()
+    except RuntimeError as error:
+        yield Check("variables", "problem", str(error), "correct or unset it")
+
+
+def _driver() -> Iterator[Check]:
+    import torch
+
+    from .. import _C
+
+    driver = _C.driver()
+    if not driver["available"]:
+        has_gpu = Path("/proc/driver/nvidia/version").exists()
+        status = "problem" if has_gpu else "note"
+        fix = "make libcuda.so.1 reachable (in a container: the NVIDIA container toolkit)" if has_gpu else ""
+        yield Check("driver", status, driver["why_not"], fix or "none needed to compile, or to run on CPU tensors")
+        return
+    yield Check("driver", "ok", f"for CUDA {driver['version'] // 1000}.{driver['version'] % 1000 // 10}")
+    if not driver["devices"]:
+        yield Check("device", "note", "the driver lists none", "CUDA_VISIBLE_DEVICES may hide them")
+    for traits in driver["devices"]:
+        supported = traits["capability"] >= 80
+        found = f"{traits['ordinal']}: {traits['name']}, {traits['arch']}, {traits['multiprocessors']} multiprocessors"
+        yield Check("device", "ok" if supported else "problem", found, "" if supported else "gdn_cuda needs sm_80 or newer")
+    if driver["devices"] and not torch.version.cuda:
+        yield Check("torch and device", "problem", "this torch cannot use the GPU", "install a CUDA build of torch")
+    compiler = _nvrtc_major()
+    if driver["devices"] and compiler and compiler > driver["version"] // 1000:
+        yield Check(
+            "driver and NVRTC",
+            "problem",
+            f"the driver is for CUDA {driver['version'] // 1000}, NVRTC of CUDA {compiler}: its code will not load",
+            f"update the driver, or install the wheels of CUDA {driver['version'] // 1000}",
+        )
+
+
+def _nvrtc_major() -> int | None:
+    from .. import _C
+
+    found = " ".join(finding["found"] or "" for finding in _C.toolchain()["findings"])
+    match = re.search(r"libnvrtc\.so\.(\d+)", found)
+    return int(match[1]) if match else None
+
+
+def _toolchain() -> Iterator[Check]:
+    from .. import _C
+
+    tools = _C.toolchain()
+    compiles_here = not _C.env()["disable"]
+    for finding in tools["findings"]:
+        if finding["found"]:
+            yield Check(finding["what"], "ok", finding["found"])
+            continue
+        needed = finding["required"] and compiles_here
+        tried = "; ".join(finding["tried"]) or "looked nowhere"
+        optional = "" if finding["required"] else " (optional)"
+        yield Check(finding["what"], "problem" if needed else "note", f"missing{optional}. Tried: {tried}", finding["fix"])
+    if tools["nvrtc_identity"]:
+        yield Check("NVRTC build", "ok", tools["nvrtc_identity"])
+    if tools["nvcc_identity"]:
+        yield Check("nvcc build", "ok", tools["nvcc_identity"])
+    if tools["library_digest"]:
+        yield Check("kernel headers' digest", "ok", tools["library_digest"][:16])
+
+
+def _cache() -> Iterator[Check]:
+    from .. import _C
+
+    directory, refusals = _C.cache_directory(), _C.cache_refusals()
+    for refusal in refusals:
+        yield Check("cache", "note", f"passed over {refusal}", "make it yours with mode 0700, or set GDN_JIT_CACHE_DIR")
+    if not directory:
+        yield Check("cache", "note", memory_only(refusals), "every process compiles anew; set GDN_JIT_CACHE_DIR")
+        return
+    entries = _C.cache_list(True)
+    broken = [entry["file"] for entry in entries if entry["problem"]]
+    size = human_bytes(sum(entry["bytes"] for entry in entries))
+    limit = human_bytes(_C.env()["cache_max_bytes"])
+    yield Check("cache", "ok", f"{directory}: {len(entries)} entries, {size} of {limit}")
+    if broken:
+        yield Check(
+            "cache", "note", f"broken: {', '.join(broken)}", "they are rebuilt when needed; `cache clear` removes them now"
+        )
+
+
+def _prebuilt() -> Iterator[Check]:
+    from .. import _C
+
+    env = _C.env()
+    directory = env["prebuilt_dir"]
+    if not directory:
+        if env["disable"]:
+            yield Check("prebuilt", "note", "GDN_JIT_DISABLE=1 and no GDN_JIT_PREBUILT_DIR: only cached kernels will run")
+        return
+    count = sum(1 for _ in Path(directory).glob("*.cubin"))
+    yield Check(
+        "prebuilt", "ok" if count else "note", f"{directory}: {count} entries", "" if count else "fill it with `compile --out`"
+    )

@@ -1,0 +1,328 @@
+"""Gated Delta Net: decode, verify, prefill, and the pieces of the chunked form.
+
+The recurrence, for each token and value head h (which reads key head h // (Hv / Hk)):
+
+    S ← exp(g)·S        v' = β·(v − S k)        S ← S + v' kᵀ        o = scale · S q
+
+Padded tensors are rank 4, (B, T, H, d); packed ones rank 3, (N, H, d), with `cu_seqlens` (B+1, int32 or int64). Any strided view
+whose last dimension is contiguous will do; nothing is copied. Head dimensions are multiples of 8 up to 256. CUDA tensors run
+kernels compiled at first use, CPU tensors run `gdn_cuda.reference`. Wrong input raises ValueError naming function, argument,
+expected and got, before anything is launched or written; `cu_seqlens` and slot indices on a GPU cannot be read without waiting for
+it, so what they say out of range reads and writes nothing there (each function says what it does instead).
+
+Inference only: no gradients flow through these. `gdn_cuda.reference` is differentiable.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from . import gdn_registration  # noqa: F401  (fake and CPU implementations)
+
+_ops = torch.ops.gdn_cuda
+_fused_gdn_gating = _ops.fused_gdn_gating.default
+_recurrent_forward = _ops.recurrent_forward.default
+_fused_decode = _ops.fused_decode.default
+_chunked_forward = _ops.chunked_forward.default
+_chunked_forward_pool = _ops.chunked_forward_pool.default
+_transpose_to_mn_major = _ops.transpose_to_mn_major.default
+_chunk_local_cumsum_bf16 = _ops.chunk_local_cumsum_bf16.default
+_bf16_gdn_compute_u_w = _ops.bf16_gdn_compute_u_w.default
+_bf16_chunked_seq_state_update = _ops.bf16_chunked_seq_state_update.default
+_bf16_gdn_chunked_compute_O = _ops.bf16_gdn_chunked_compute_O.default
+
+
+class InferenceMode(IntEnum):
+    """What `recurrent_forward` is called for."""
+
+    PREFILL = 0
+    DECODE = 1
+    SPEC_VERIFY = 2
+
+
+def _output_like(value: Tensor, out: Tensor | None) -> Tensor:
+    return torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
+
+
+def fused_gdn_gating(
+    A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The gates of a layer: `(beta, gate)`.
+
+    beta = sigmoid(b) in b's dtype; gate = −exp(A_log) · softplus(a + dt_bias) in fp32, with softplus(x) = x above 20.
+
+    A_log, dt_bias: (Hv,) fp32, bf16 or fp16. a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32.
+    """
+    rank = 2 if is_var_len else 3
+    if a.dim() != rank:
+        layout = "(N, Hv)" if is_var_len else "(B, T, Hv)"
+        raise ValueError(
+            f"fused_gdn_gating: a: expected rank {rank} {layout} with is_var_len={is_var_len}, got {tuple(a.shape)}"
+        )
+    return _fused_gdn_gating(A_log, dt_bias, a, b)
+
+
+def recurrent_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: Tensor | None,
+    beta: Tensor,
+    gate: Tensor,
+    cu_seqlens: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    inference_mode: int = InferenceMode.PREFILL,
+    is_qk_norm: bool = False,
+    *,
+    scale: float | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence token by token, the state in registers from the first token to the last: `(output, new_state)`.
+
+    query, key (B, T, Hk, dk) or (N, Hk, dk), value (…, Hv, dv): bf16 or fp16. beta (…, Hv) bf16, fp16 or fp32; gate (…, Hv) fp32 or
+    bf16, the log decay of each token. state (B, Hv, dv, dk) fp32 or bf16, or None for zeros; it is not changed. new_state has its
+    dtype (fp32 without one).
+
+    PREFILL and DECODE return the state after the last token. SPEC_VERIFY returns the state after every token, (B, T, Hv, dv, dk) or
+    packed (N, Hv, dv, dk); its `state` may be what an earlier verify returned, (B, S, Hv, dv, dk), and `num_accepted_tokens` (B,)
+    then picks where sequence b starts: step max(num_accepted_tokens[b], 1) − 1, at most S − 1. With one state a sequence there is
+    nothing to pick.
+    """
+    out = _output_like(value, out)
+    new_state = _recurrent_forward(
+        query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, out
+    )
+    return out, new_state
+
+
+def fused_decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    null_slot: int | None = None,
+    step_states: Tensor | None = None,
+    step_slots: Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm: bool = True,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The serving step in one launch: l2 norm, gates, recurrence, states of a pool updated in place. Returns the output.
+
+    query, key, value as in `recurrent_forward`; a, b (…, Hv), A_log, dt_bias (Hv,) as in `fused_gdn_gating`. state_pool
+    (slots, Hv, dv, dk) fp32 or bf16: each slot contiguous, any stride between slots.
+
+    Sequence n reads slot `state_indices[n]` (n without indices) and writes it back. For speculative verify, give
+    `state_indices` (B, T) and `num_accepted_tokens` (B,): it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state
+    after token t to slot state_indices[n, t]. Or give `step_states` (rows, S, Hv, dv, dk) and `step_slots` (B,): the state after
+    token t goes to step_states[step_slots[n], t] and the pool stays as it was.
+
+    A slot to read that is negative or equal to `null_slot` skips its sequence: zero output, no slot touched; a slot to write that
+    is so is not written. A slot past the pool touches nothing either: on CPU tensors it raises IndexError; on a GPU the index
+    cannot be read without waiting for it, so the sequence's output is NaN. Two sequences on one slot race.
+
+    Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay sees the indices' current values.
+    """
+    out = _output_like(value, out)
+    _fused_decode(
+        query,
+        key,
+        value,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        state_pool,
+        state_indices,
+        cu_seqlens,
+        num_accepted_tokens,
+        null_slot,
+        step_states,
+        step_slots,
+        scale,
+        use_qk_l2norm,
+        out,
+    )
+    return out
+
+
+def chunked_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cu_chunks: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm: bool = False,
+    output_final_state: bool = True,
+    state_dtype: torch.dtype | None = None,
+    state_indices: Tensor | None = None,
+    checkpoint_every: int = 0,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """Prefill: `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
+
+    Runs the recurrent kernel for now: right, and far from what tensor cores can do on long sequences.
+
+    Inputs as in `recurrent_forward`. final_state (B, Hv, dv, dk) has `state_dtype`, else the state's dtype, else fp32; None with
+    `output_final_state=False`. chunk_indices (sequence, chunk pairs) and cu_chunks (B+1) are hints that need not be given: the
+    device derives them.
+
+    With `state_indices` (B,), `state` is a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, and returned as
+    final_state. `checkpoint_every=n` (a multiple of 64) returns the states after every n tokens in sequence order, (rows, Hv, dv, dk):
+    T // n rows a padded sequence; N // n rows packed, of which sequence i fills the next length_i // n and the rest are zero.
+    """
+    out = _output_like(value, out)
+    final_state: Tensor | None
+    if state_indices is None:
+        final_state, checkpoints = _chunked_forward(
+            query,
+            key,
+            value,
+            beta,
+            gate,
+            state,
+            cu_seqlens,
+            chunk_indices,
+            cu_chunks,
+            scale,
+            use_qk_l2norm,
+            output_final_state,
+            state_dtype,
+            checkpoint_every,
+            out,
+        )
+        if not output_final_state:
+            final_state = None
+    else:
+        if state is None:
+            raise ValueError("chunked_forward: state: expected a pool (slots, Hv, dv, dk) with state_indices, got None")
+        if state_dtype is not None and state_dtype != state.dtype:
+            raise ValueError(
+                f"chunked_forward: state_dtype: expected None or the pool's {state.dtype} with state_indices, got {state_dtype}"
+            )
+        checkpoints = _chunked_forward_pool(
+            query,
+            key,
+            value,
+            beta,
+            gate,
+            state,
+            state_indices,
+            cu_seqlens,
+            chunk_indices,
+            cu_chunks,
+            scale,
+            use_qk_l2norm,
+            checkpoint_every,
+            out,
+        )
+        final_state = state if output_final_state else None
+    return (out, final_state, checkpoints) if checkpoint_every else (out, final_state)
+
+
+def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
+    """The same values (…, M, N), rank 2 to 6, fp32 or bf16, with M contiguous in memory.
+
+    A column takes M elements rounded up to a multiple of `alignment` bytes; the padding behind each column is zero.
+    """
+    return _transpose_to_mn_major(input, alignment)
+
+
+def chunk_local_cumsum_bf16(
+    input: Tensor,
+    output: Tensor,
+    batch_size: int,
+    seq_len: int,
+    num_heads: int,
+    head_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> None:
+    """Writes the inclusive sum of `input` (bf16 or fp32) along the tokens of each chunk of 64 to `output` (fp32).
+
+    (batch_size, seq_len, num_heads), with `head_first` (batch_size, num_heads, seq_len); packed (N, num_heads) or
+    (num_heads, N) with cu_seqlens, chunks starting anew with every sequence. Any strides.
+    """
+    _chunk_local_cumsum_bf16(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices)
+
+
+def bf16_gdn_compute_u_w(
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    gate: Tensor | None = None,
+    compiled_dims: str = "t",
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> None:
+    """Writes u = T (β v) and w = T (β exp(G) k) of every chunk of 64, T = (I + A)⁻¹, A_ij = β_i (k_i·k_j) exp(G_i − G_j) below the diagonal.
+
+    k (…, Hk, dk), v and u (…, Hv, dv), w (…, Hv, dk): bf16. gate (…, Hv) fp32 is G, the sum inside each chunk
+    (`chunk_local_cumsum_bf16`), None for no decay; beta and gate MN-major (`transpose_to_mn_major`). A plain kernel, on the CUDA
+    cores: for research and as a check. `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head dimensions are
+    always compiled in, sequence lengths never.
+    """
+    _bf16_gdn_compute_u_w(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices)
+
+
+def bf16_chunked_seq_state_update(
+    k: Tensor,
+    u: Tensor,
+    w: Tensor,
+    state: Tensor,
+    final_state: Tensor,
+    gate: Tensor | None = None,
+    is_initial_state: bool = False,
+    output_final_state: bool = True,
+    compiled_dims: str = "t",
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+) -> None:
+    """Runs the state over the chunks: writes the state before each to `state`, v' = u − w Sᵀ over u, and the last to `final_state`.
+
+    state (B, chunks, Hv, dv, dk), packed (chunks, Hv, dv, dk); final_state (B, Hv, dv, dk); each fp32 or bf16. With
+    `is_initial_state`, state[:, 0] (packed: a sequence's first chunk) holds the state to start from. The rest as in
+    `bf16_gdn_compute_u_w`.
+    """
+    _bf16_chunked_seq_state_update(
+        k, u, w, state, final_state, gate, is_initial_state, output_final_state, compiled_dims, cu_seqlens, chunk_size
+    )
+
+
+def bf16_gdn_chunked_compute_O(
+    q: Tensor,
+    state: Tensor,
+    k: Tensor,
+    u: Tensor,
+    o: Tensor,
+    gate: Tensor | None = None,
+    compiled_dims: str = "t",
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cu_chunks: Tensor | None = None,
+    chunk_size: int = 64,
+) -> None:
+    """Writes o = dk^-0.5 (exp(G) q Sᵀ + [(q_i·k_j) exp(G_i − G_j)] v') from the states before each chunk and u = v'.
+
+    q (…, Hk, dk), o (…, Hv, dv): bf16. `state` and `u` as `bf16_chunked_seq_state_update` left them.
+    """
+    _bf16_gdn_chunked_compute_O(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size)

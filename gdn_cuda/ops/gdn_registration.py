@@ -1,0 +1,220 @@
+"""What the C++ library leaves to Python: shapes for tracing (fake implementations), and the CPU implementations.
+
+A CPU implementation calls `validate_<op>` (the C++ checks, and nothing else), then the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..reference import gdn_ops as reference
+
+_ops = torch.ops.gdn_cuda
+_library = torch.library.Library("gdn_cuda", "FRAGMENT")  # its life is the registrations'
+SPEC_VERIFY = 2
+
+
+def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return torch.library.register_fake(f"gdn_cuda::{name}", lib=_library)
+
+
+def _cpu(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers `run` for CPU tensors, behind the operator's own checks."""
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        validate = getattr(_ops, f"validate_{name}").default
+
+        def checked(*args: Any) -> Any:
+            validate(*args)
+            return run(*args)
+
+        _library.impl(name, checked, "CPU")
+        return run
+
+    return register
+
+
+def _state(like: Tensor, query: Tensor, value: Tensor, *leading: Any, dtype: torch.dtype) -> Tensor:
+    return like.new_empty((*leading, value.shape[-2], value.shape[-1], query.shape[-1]), dtype=dtype)
+
+
+def _sequences(query: Tensor, cu_seqlens: Tensor | None) -> Any:
+    return query.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def _checkpoint_rows(query: Tensor, cu_seqlens: Tensor | None, every: int) -> Any:
+    if every == 0:
+        return 0
+    return query.shape[0] // every if cu_seqlens is not None else query.shape[0] * (query.shape[1] // every)
+
+
+# ---- fused_gdn_gating
+
+
+@_fake("fused_gdn_gating")
+def _(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return b.new_empty(b.shape), a.new_empty(a.shape, dtype=torch.float32)
+
+
+_cpu("fused_gdn_gating")(reference.fused_gdn_gating)
+
+
+# ---- recurrent_forward
+
+
+@_fake("recurrent_forward")
+def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):  # type: ignore[no-untyped-def]
+    dtype = torch.float32 if state is None else state.dtype
+    leading = tuple(query.shape[:-2]) if mode == SPEC_VERIFY else (_sequences(query, cu_seqlens),)
+    return _state(out, query, value, *leading, dtype=dtype)
+
+
+@_cpu("recurrent_forward")
+def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):  # type: ignore[no-untyped-def]
+    output, new_state = reference.recurrent_forward(
+        query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale
+    )
+    out.copy_(output)
+    return new_state.contiguous()
+
+
+# ---- fused_decode
+
+
+@_fake("fused_decode")
+def _(*args: Any) -> None:
+    pass
+
+
+@_cpu("fused_decode")
+def _(*args: Any) -> None:
+    *inputs, out = args
+    out.copy_(reference.fused_decode(*inputs))
+
+
+# ---- chunked_forward
+
+
+@_fake("chunked_forward")
+def _(
+    query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, with_final, dtype, every, out
+):  # type: ignore[no-untyped-def]
+    dtype = dtype or (torch.float32 if state is None else state.dtype)
+    final_state = _state(out, query, value, _sequences(query, cu_seqlens) if with_final else 0, dtype=dtype)
+    return final_state, _state(out, query, value, _checkpoint_rows(query, cu_seqlens, every), dtype=dtype)
+
+
+@_cpu("chunked_forward")
+def _(
+    query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, with_final, dtype, every, out
+):  # type: ignore[no-untyped-def]
+    output, final_state, checkpoints = reference.chunked_forward(
+        query, key, value, beta, gate, state, cu_seqlens, scale, norm, dtype, None, every
+    )
+    out.copy_(output)
+    rows = _checkpoint_rows(query, cu_seqlens, every)
+    final_state = final_state.clone() if with_final else final_state.new_empty((0, *final_state.shape[1:]))
+    return final_state, _padded(checkpoints, rows)
+
+
+@_fake("chunked_forward_pool")
+def _(
+    query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, out
+):  # type: ignore[no-untyped-def]
+    return _state(out, query, value, _checkpoint_rows(query, cu_seqlens, every), dtype=pool.dtype)
+
+
+@_cpu("chunked_forward_pool")
+def _(
+    query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, out
+):  # type: ignore[no-untyped-def]
+    output, _, checkpoints = reference.chunked_forward(
+        query, key, value, beta, gate, pool, cu_seqlens, scale, norm, None, indices, every
+    )
+    out.copy_(output)
+    return _padded(checkpoints, _checkpoint_rows(query, cu_seqlens, every))
+
+
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """As many rows as a GPU, which cannot count them ahead, would return."""
+    padded = rows.new_zeros((count, *rows.shape[1:]))
+    padded[: rows.shape[0]] = rows
+    return padded
+
+
+# ---- layout and cumsum
+
+
+@_fake("transpose_to_mn_major")
+def _(input: Tensor, alignment: int) -> Tensor:
+    unit = alignment // input.element_size()
+    rows = (input.shape[-2] + unit - 1) // unit * unit
+    return input.new_empty((*input.shape[:-2], input.shape[-1], rows)).narrow(-1, 0, input.shape[-2]).transpose(-1, -2)
+
+
+_cpu("transpose_to_mn_major")(reference.transpose_to_mn_major)
+
+
+@_fake("chunk_local_cumsum_bf16")
+def _(*args: Any) -> None:
+    pass
+
+
+@_cpu("chunk_local_cumsum_bf16")
+def _(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices):  # type: ignore[no-untyped-def]
+    output.copy_(reference.chunk_local_cumsum(input, head_first, cu_seqlens))
+
+
+# ---- the pieces of the chunked form
+
+
+def _chunk_count(k: Tensor, cu_seqlens: Tensor) -> int:
+    return int(((cu_seqlens.diff() + 63) // 64).sum())
+
+
+@_fake("bf16_gdn_compute_u_w")
+def _(*args: Any) -> None:
+    pass
+
+
+@_cpu("bf16_gdn_compute_u_w")
+def _(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices):  # type: ignore[no-untyped-def]
+    u_new, w_new = reference.compute_u_w(k, v, beta, gate, cu_seqlens)
+    u.copy_(u_new)
+    w.copy_(w_new)
+
+
+@_fake("bf16_chunked_seq_state_update")
+def _(*args: Any) -> None:
+    pass
+
+
+@_cpu("bf16_chunked_seq_state_update")
+def _(k, u, w, state, final_state, gate, has_initial, with_final, compiled_dims, cu_seqlens, chunk_size):  # type: ignore[no-untyped-def]
+    initial = None
+    if has_initial and cu_seqlens is None:
+        initial = state[:, 0] if state.shape[1] else state.new_zeros(final_state.shape)
+    elif has_initial:
+        counts = (cu_seqlens.diff() + 63) // 64
+        first = (counts.cumsum(0) - counts).clamp(max=max(state.shape[0] - 1, 0))
+        initial = torch.where((counts > 0)[:, None, None, None], state[first], 0)
+    before, last, v_new = reference.seq_state_update(k, u, w, gate, initial, cu_seqlens)
+    (state if cu_seqlens is None else state[: before.shape[0]]).copy_(before)
+    u.copy_(v_new)
+    if with_final:
+        final_state.copy_(last)
+
+
+@_fake("bf16_gdn_chunked_compute_O")
+def _(*args: Any) -> None:
+    pass
+
+
+@_cpu("bf16_gdn_chunked_compute_O")
+def _(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size):  # type: ignore[no-untyped-def]
+    states = state if cu_seqlens is None else state[: _chunk_count(k, cu_seqlens)]
+    o.copy_(reference.compute_o(q, states, k, u, gate, cu_seqlens))

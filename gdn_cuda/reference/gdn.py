@@ -1,0 +1,247 @@
+"""The Gated Delta Net in plain torch: the literal recurrence, and its chunked form.
+
+Any device, any float dtype, differentiable. Arithmetic is in fp32, or in fp64 as soon as one input is fp64 or `compute_dtype`
+says so; results are returned in that dtype and callers round them.
+
+Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk); packed tensors drop B, put all
+sequences behind one another on a first dimension N and come with cu_seqlens (B+1). Value head h reads key head h // (Hv / Hk).
+Tokens behind cu_seqlens[-1] belong to no sequence: their output is zero.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 64
+L2NORM_EPSILON = 1e-6
+_CHUNKS_AT_ONCE = 32  # bounds the memory of a long prefill; the result does not depend on it
+
+
+def promoted_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype of the arithmetic: fp64 if any of the tensors is fp64, else fp32."""
+    return reduce(torch.promote_types, (x.dtype for x in tensors if x is not None), torch.float32)
+
+
+def l2norm(x: Tensor) -> Tensor:
+    """x / sqrt(Σx² + 1e-6) over the last dimension."""
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + L2NORM_EPSILON)
+
+
+def repeat_heads(x: Tensor, value_heads: int) -> Tensor:
+    """(…,Hk,dk) → (…,Hv,dk): value head h gets a copy of key head h // (Hv / Hk)."""
+    return x.repeat_interleave(value_heads // x.shape[-2], dim=-2)
+
+
+def sequence_spans(cu_seqlens: Tensor, tokens: int) -> list[tuple[int, int]]:
+    """The (first, last + 1) tokens of every packed sequence."""
+    offsets = cu_seqlens.tolist()
+    if offsets[0] != 0 or offsets[-1] > tokens or any(a > b for a, b in pairwise(offsets)):
+        raise ValueError(f"cu_seqlens: expected offsets that start at 0, never decrease and end by {tokens}, got {offsets}")
+    return list(pairwise(offsets))
+
+
+def pack(pieces: list[Tensor], tokens: int, like: Tensor) -> Tensor:
+    """Pieces (1,L,…) of consecutive sequences → (tokens,…), zero behind the last one; the other sizes are those of `like`."""
+    rest = like.new_zeros(tokens - sum(x.shape[1] for x in pieces), *like.shape[1:])
+    return torch.cat([*(x[0] for x in pieces), rest])
+
+
+def recurrent(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm: bool = False,
+    keep_steps: bool = False,
+    compute_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The definition, token by token:
+
+        S ← exp(g_t) S;   v' = β_t (v_t − S k_t);   S ← S + v' k_tᵀ;   o_t = scale · S q_t
+
+    Returns output (like value), final state (B,Hv,dv,dk) and, with `keep_steps`, the state after every token
+    ((B,T,Hv,dv,dk), packed (N,Hv,dv,dk)), else None.
+    """
+    x = _prepare(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, compute_dtype)
+    if cu_seqlens is None:
+        return _recurrence(x, keep_steps)
+    runs = [_recurrence(sequence, keep_steps) for sequence in x.sequences(cu_seqlens)]
+    tokens = value.shape[0]
+    output = pack([run[0] for run in runs], tokens, x.v)
+    final_state = torch.cat([x.state[:0], *(run[1] for run in runs)])
+    steps = pack([run[2] for run in runs if run[2] is not None], tokens, x.state) if keep_steps else None
+    return output, final_state, steps
+
+
+class _Inputs(NamedTuple):
+    """What both forms work on: one dtype, one key head per value head, a state and a scale."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    gate: Tensor
+    state: Tensor
+    scale: float
+
+    def sequences(self, cu_seqlens: Tensor) -> list[_Inputs]:
+        """The packed sequences, each as a padded batch of one."""
+        alone = []
+        for n, (first, last) in enumerate(sequence_spans(cu_seqlens, self.v.shape[0])):
+            q, k, v, beta, gate = (x[None, first:last] for x in self[:5])
+            alone.append(_Inputs(q, k, v, beta, gate, self.state[n : n + 1], self.scale))
+        return alone
+
+
+def _prepare(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float | None,
+    use_qk_l2norm: bool,
+    compute_dtype: torch.dtype | None,
+) -> _Inputs:
+    dtype = compute_dtype or promoted_dtype(query, key, value, beta, gate, state)
+    q, k, v, beta, gate = (x.to(dtype) for x in (query, key, value, beta, gate))
+    if use_qk_l2norm:
+        q, k = l2norm(q), l2norm(k)
+    (value_heads, dv), dk = v.shape[-2:], k.shape[-1]
+    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    start = v.new_zeros(sequences, value_heads, dv, dk) if state is None else state.to(dtype)
+    scale = dk**-0.5 if scale is None else scale
+    return _Inputs(repeat_heads(q, value_heads), repeat_heads(k, value_heads), v, beta, gate, start, scale)
+
+
+def _recurrence(x: _Inputs, keep_steps: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One padded batch."""
+    state, outputs, steps = x.state, [], []
+    for t in range(x.v.shape[1]):
+        q, k, v, beta, gate = x.q[:, t], x.k[:, t], x.v[:, t], x.beta[:, t], x.gate[:, t]
+        state = gate.exp()[..., None, None] * state
+        correction = beta[..., None] * (v - (state @ k[..., None]).squeeze(-1))
+        state = state + correction[..., :, None] * k[..., None, :]
+        outputs.append(x.scale * (state @ q[..., None]).squeeze(-1))
+        if keep_steps:
+            steps.append(state)
+    output = torch.stack(outputs, dim=1) if outputs else torch.zeros_like(x.v)
+    if not keep_steps:
+        return output, state, None
+    return output, state, torch.stack(steps, dim=1) if steps else state[:, None][:, :0]
+
+
+def chunked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm: bool = False,
+    checkpoint_every: int = 0,
+    compute_dtype: torch.dtype | None = None,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same function, `chunk` tokens at a time: `chunk_u_w`, `chunk_states` and `chunk_outputs` one after the other.
+
+    Returns output, final state and checkpoints (total,Hv,dv,dk): the states after every `checkpoint_every` tokens (a multiple
+    of `chunk`; 0 means none), floor(length / checkpoint_every) for each sequence, in sequence order.
+    """
+    if checkpoint_every % chunk:
+        raise ValueError(f"chunked: checkpoint_every: expected a multiple of {chunk}, got {checkpoint_every}")
+    x = _prepare(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, compute_dtype)
+    if cu_seqlens is None:
+        output, final_state, checkpoints = _chunked(x, checkpoint_every, chunk)
+        return output, final_state, checkpoints.flatten(0, 1)
+    runs = [_chunked(sequence, checkpoint_every, chunk) for sequence in x.sequences(cu_seqlens)]
+    output = pack([run[0] for run in runs], value.shape[0], x.v)
+    final_state = torch.cat([x.state[:0], *(run[1] for run in runs)])
+    return output, final_state, torch.cat([x.state[:0], *(run[2][0] for run in runs)])
+
+
+def _chunked(x: _Inputs, checkpoint_every: int, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One padded batch; checkpoints are (B, floor(T / checkpoint_every), Hv, dv, dk)."""
+    state = x.state
+    outputs, checkpoints = [torch.zeros_like(x.v[:, :0])], [state[:, None][:, :0]]
+    tokens, span = x.v.shape[1], _CHUNKS_AT_ONCE * chunk
+    for first in range(0, tokens, span):
+        last = min(first + span, tokens)
+        q, k, v, beta, gate = (to_chunks(part[:, first:last], chunk) for part in x[:5])
+        cumulated = gate.double().cumsum(-1)  # fp64: the difference of two long sums of strong gates loses digits in fp32
+        u, w = chunk_u_w(k, v, beta, cumulated)
+        before, state, v_new = chunk_states(k, u, w, cumulated, state)
+        outputs.append(from_chunks(chunk_outputs(q, before, k, v_new, cumulated, x.scale), last - first))
+        after = torch.cat([before[:, 1:], state[:, None]], dim=1)
+        ends = range(first + chunk, last + 1, chunk)
+        checkpoints += [after[:, i : i + 1] for i, end in enumerate(ends) if checkpoint_every and end % checkpoint_every == 0]
+    return torch.cat(outputs, dim=1), state, torch.cat(checkpoints, dim=1)
+
+
+# The pieces below work on chunks: (B,chunks,H,C,…), key heads already repeated. G is the inclusive cumsum of the gate inside
+# each chunk. Behind the end of a sequence k, v, q and beta are zero and G stays at its last value, so nothing happens there.
+
+
+def to_chunks(x: Tensor, chunk: int, repeat_last: bool = False) -> Tensor:
+    """(B,T,H,…) → (B,chunks,H,C,…), the last chunk filled up with zeros or with the last token."""
+    missing = -x.shape[1] % chunk
+    if missing:
+        filling = x[:, -1:] if repeat_last else torch.zeros_like(x[:, -1:])
+        x = torch.cat([x, filling.expand(-1, missing, *x.shape[2:])], dim=1)
+    return x.reshape(x.shape[0], x.shape[1] // chunk, chunk, *x.shape[2:]).transpose(2, 3)
+
+
+def from_chunks(x: Tensor, tokens: int) -> Tensor:
+    """(B,chunks,H,C,…) → (B,T,H,…)."""
+    return x.transpose(2, 3).flatten(1, 2)[:, :tokens]
+
+
+def _decay(cumulated: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(G_i − G_j) for i ≥ j, else 0: masked before exp, since exp(−G) alone overflows."""
+    differences = cumulated[..., :, None] - cumulated[..., None, :]
+    later = torch.ones(differences.shape[-2:], dtype=torch.bool, device=differences.device).triu(1)
+    return differences.masked_fill(later, -torch.inf).exp().to(dtype)
+
+
+def chunk_u_w(k: Tensor, v: Tensor, beta: Tensor, cumulated: Tensor) -> tuple[Tensor, Tensor]:
+    """u = T (β v) and w = T (β exp(G) k), with T = (I + A)⁻¹ and A_ij = β_i (k_i·k_j) exp(G_i − G_j) for i > j, else 0."""
+    a = beta[..., None] * (k @ k.mT) * _decay(cumulated, k.dtype)  # the solver reads it below the diagonal only
+    right = torch.cat([beta[..., None] * v, (beta * cumulated.exp().to(k.dtype))[..., None] * k], dim=-1)
+    solved = torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)
+    return solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+
+
+def chunk_states(k: Tensor, u: Tensor, w: Tensor, cumulated: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """v' = u − w Sᵀ, then S ← exp(G_C) S + v'ᵀ (exp(G_C − G) k), chunk after chunk.
+
+    Returns the states before each chunk (B,chunks,H,dv,dk), the last state (B,H,dv,dk) and v' (like u).
+    """
+    last = cumulated[..., -1:]
+    kept, to_the_end = last.exp().to(k.dtype)[..., None], (last - cumulated).exp().to(k.dtype)[..., None] * k
+    before, v_new = [state[:, None][:, :0]], [u[:, :0]]
+    for c in range(k.shape[1]):
+        before.append(state[:, None])
+        v_new.append((u[:, c] - w[:, c] @ state.mT)[:, None])
+        state = kept[:, c] * state + v_new[-1][:, 0].mT @ to_the_end[:, c]
+    return torch.cat(before, dim=1), state, torch.cat(v_new, dim=1)
+
+
+def chunk_outputs(q: Tensor, before: Tensor, k: Tensor, v_new: Tensor, cumulated: Tensor, scale: float) -> Tensor:
+    """o = scale · ( exp(G) q Sᵀ + [ (q_i·k_j) exp(G_i − G_j) ]_{i≥j} v' ), S the state before the chunk."""
+    carried = cumulated.exp().to(q.dtype)[..., None] * (q @ before.mT)
+    return scale * (carried + (q @ k.mT * _decay(cumulated, q.dtype)) @ v_new)

@@ -1,0 +1,378 @@
+"""Loads the compiled library and tells it where headers and compilers are; ahead-of-time compilation and warm-up.
+
+Heavy imports (cuda.pathfinder, concurrent.futures) wait until something needs a path or a compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGE = Path(__file__).resolve().parent
+DEFAULT_ARCH = "sm_90a"  # what the tensor-core kernels are made for
+
+logger = logging.getLogger("gdn_cuda")
+
+
+def load_library() -> None:
+    """Registers the operators with torch and connects the core to Python. Called once, by the package's import."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("gdn_cuda needs torch >= 2.10: pip install torch") from error
+    library = library_path()
+    if library is None:
+        raise ImportError(
+            f"gdn_cuda: the compiled library is not built: no {PACKAGE / 'lib' / 'libgdn_cuda.so'}, and no installed wheel "
+            "has one. In a source checkout run ./develop.sh; otherwise pip install gdn_cuda for this Python."
+        )
+    try:
+        torch.ops.load_library(str(library))
+        from . import _C
+    except (OSError, ImportError) as error:
+        raise ImportError(
+            f"gdn_cuda: {library} does not load under torch {torch.__version__} (needed: torch >= 2.10): {error}. "
+            "In a source checkout run ./develop.sh to rebuild it."
+        ) from error
+    _C.set_path_hook(find_paths)
+    _C.set_log_sink(_log)
+
+
+def library_path() -> Path | None:
+    """libgdn_cuda.so lies in lib/ beside _C: in this folder, or where an editable install put the compiled files."""
+    folders = [PACKAGE]
+    extension = importlib.util.find_spec("gdn_cuda._C")
+    if extension is not None and extension.origin is not None:
+        folders.insert(0, Path(extension.origin).parent)
+    return next((path for folder in folders if (path := folder / "lib" / "libgdn_cuda.so").is_file()), None)
+
+
+# ---- Messages
+
+
+def _log(level: int, text: str) -> None:
+    _follow_log_level()
+    logger.log(level, "%s", text)
+
+
+@functools.cache
+def _follow_log_level() -> None:
+    """GDN_LOG_LEVEL is a user asking to see messages, so it works without any logging set-up in the program."""
+    if "GDN_LOG_LEVEL" not in os.environ:
+        return
+    from . import _C
+
+    try:
+        logger.setLevel(_C.env()["log_level"])
+    except RuntimeError:  # a malformed variable; the call that needs it says so
+        return
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+# ---- Paths
+
+
+def find_paths() -> dict[str, str]:
+    """The path hook: what wheels, conda and toolkits hold. The core asks once, after init() arguments and the environment.
+
+    It looks for nvcc itself, beside these: pathfinder would walk all of site-packages, which a first call would feel.
+    """
+    paths: dict[str, Path | None] = {
+        "library_root": library_root(),
+        "cutlass_include": _cutlass_include(),
+        "cuda_include": _headers("cudart"),
+        "cccl_include": _headers("cccl"),
+        "nvrtc": _nvrtc(),
+    }
+    return {name: str(path) for name, path in paths.items() if path is not None}
+
+
+def library_root() -> Path | None:
+    """The folder that holds gdn_cuda/kernels: inside the package when installed, beside it in a source checkout."""
+    for root in (PACKAGE / "include", PACKAGE.parent / "include"):
+        if (root / "gdn_cuda" / "kernels").is_dir():
+            return root
+    return None
+
+
+def _cutlass_include() -> Path | None:
+    spec = importlib.util.find_spec("cutlass_library")  # nvidia-cutlass; finding it does not import it
+    if spec is None or spec.origin is None:
+        return None
+    include = Path(spec.origin).parent / "source" / "include"
+    return include if include.is_dir() else None
+
+
+def _headers(component: str) -> Path | None:
+    try:
+        from cuda import pathfinder
+
+        found = pathfinder.find_nvidia_header_directory(component)
+    except Exception as error:  # a missing or broken pathfinder is one place less to look, which the core's error then lists
+        logger.debug("cuda.pathfinder found no %s headers: %s", component, error)
+        return None
+    return Path(found) if found else None
+
+
+def _nvrtc() -> Path | None:
+    include = _headers("nvrtc")
+    if include is not None:  # the library lies beside its headers in wheels, conda and toolkits; no need to load it to know
+        for folder in (include.parent / "lib", include.parent / "lib64", include.parent.parent / "lib"):
+            libraries = sorted(path for path in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+", path.name))
+            if libraries:
+                return libraries[-1]
+    try:
+        from cuda import pathfinder
+
+        path = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+    except Exception as error:
+        logger.debug("cuda.pathfinder found no NVRTC: %s", error)
+        return None
+    return Path(path) if path else None
+
+
+def init(library_root: str | os.PathLike[str] | None = None, cuda_home: str | os.PathLike[str] | None = None) -> None:
+    """States where the kernel headers (`library_root`) and a CUDA toolkit (`cuda_home`) are; None: find them.
+
+    Optional. Free when repeated with the same paths; an error with other paths once kernels are loaded.
+    """
+    from . import _C
+
+    _C.init(os.fspath(library_root) if library_root else "", os.fspath(cuda_home) if cuda_home else "")
+
+
+# ---- Choosing configurations of the registry
+
+
+def configuration_fields(configuration: str) -> dict[str, int | bool | str]:
+    """ "{.head_k = 128, .state = DType::f32}" as {"head_k": 128, "state": "f32"}."""
+    fields: dict[str, int | bool | str] = {}
+    for name, text in re.findall(r"\.(\w+)\s*=\s*([^,{}]+)", configuration):
+        value = text.strip()
+        if value in ("true", "false"):
+            fields[name] = value == "true"
+        elif re.fullmatch(r"-?\d+", value):
+            fields[name] = int(value)
+        else:
+            fields[name] = value.rpartition("::")[2]
+    return fields
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One registered configuration."""
+
+    kernel: str  # "gdn/recurrent"
+    configuration: str
+    min_capability: int
+
+
+def select(family: str | None = None, kernel: str | None = None, **fields: Any) -> list[Choice]:
+    """Registered configurations of a family and kernel whose fields have these values; one value, or several to choose from.
+
+    Values: numbers, booleans, enumerators by name ("f32") or torch dtypes. An unknown name raises, listing the known.
+    """
+    from . import _C
+
+    registered = _C.kernels()
+    _require("family", family, {entry["family"] for entry in registered})
+    entries = [entry for entry in registered if family in (None, entry["family"])]
+    names = {entry["name"] for entry in entries} | {f"{entry['family']}/{entry['name']}" for entry in entries}
+    _require("kernel", kernel, names)
+    entries = [entry for entry in entries if kernel in (None, entry["name"], f"{entry['family']}/{entry['name']}")]
+
+    known: dict[str, set[Any]] = {}
+    choices = []
+    for entry in entries:
+        for listed in entry["configurations"]:
+            values = configuration_fields(listed["configuration"])
+            for name, value in values.items():
+                known.setdefault(name, set()).add(value)
+            if all(name in values and values[name] in _wanted(value) for name, value in fields.items()):
+                choices.append(Choice(f"{entry['family']}/{entry['name']}", listed["configuration"], entry["min_capability"]))
+    for name in fields:
+        _require("field", name, set(known))
+    if not choices and fields:
+        have = "; ".join(f"{name}: {', '.join(sorted(map(str, known[name])))}" for name in fields)
+        asked = ", ".join(f"{name}={value}" for name, value in fields.items())
+        raise ValueError(f"no registered configuration has {asked}. Values that exist: {have}")
+    return choices
+
+
+def _require(what: str, name: str | None, known: set[str]) -> None:
+    if name is not None and name not in known:
+        raise ValueError(f"{what}: expected one of {', '.join(sorted(known)) or '(none registered)'}, got {name}")
+
+
+def _wanted(value: Any) -> set[Any]:
+    values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    return {_DTYPE_NAMES.get(str(item), item) for item in values}
+
+
+_DTYPE_NAMES = {"torch.float32": "f32", "torch.bfloat16": "bf16", "torch.float16": "f16"}
+
+
+# ---- Compiling ahead of use
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """What became of one configuration. Figures of the compile are None when nothing was compiled."""
+
+    kernel: str
+    configuration: str
+    arch: str
+    origin: str = ""  # "compiled", "disk", "prebuilt" or "memory"
+    seconds: float = 0.0
+    registers: int | None = None
+    shared_bytes: int | None = None
+    spill_bytes: int | None = None
+    error: str | None = None
+
+
+class CompileError(RuntimeError):
+    """At least one configuration did not compile; `results` has all of them."""
+
+    def __init__(self, results: list[CompileResult]):
+        failed = [result for result in results if result.error]
+        lines = [f"{len(failed)} of {len(results)} configurations failed"]
+        lines += [f"{result.kernel} {result.configuration} for {result.arch}: {result.error}" for result in failed]
+        super().__init__("\n".join(lines))
+        self.results = results
+
+
+Progress = Callable[[int, int, CompileResult], None]
+
+
+def compile(
+    family: str | None = None,
+    kernel: str | None = None,
+    arch: str | Iterable[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    force: bool = False,
+    **fields: Any,
+) -> list[CompileResult]:
+    """Compiles registered configurations ahead of use; needs no GPU.
+
+    `arch`: one or several, such as "sm_90a"; None: this machine's GPU, or sm_90a without one. The results go into the disk
+    cache, or into the folder `out`, which then serves as GDN_JIT_PREBUILT_DIR. `progress(done, total, result)` is called after
+    each. `fields` keep only configurations with these values (`head_k=128`). Raises CompileError, after everything was tried,
+    when one failed.
+    """
+    arches = [default_arch()] if arch is None else [arch] if isinstance(arch, str) else list(arch)
+    work = [
+        (choice, target)
+        for target in arches
+        for choice in select(family, kernel, **fields)
+        if choice.min_capability <= capability_of(target)
+    ]
+    results = []
+    for result in _compile_all(work, os.fspath(out) if out else "", jobs or os.cpu_count() or 1, force):
+        results.append(result)
+        if progress:
+            progress(len(results), len(work), result)
+    if any(result.error for result in results):
+        raise CompileError(results)
+    return results
+
+
+def _compile_all(work: list[tuple[Choice, str]], out: str, jobs: int, force: bool) -> Iterator[CompileResult]:
+    from concurrent.futures import ThreadPoolExecutor, as_completed  # threads: the core releases the GIL while it compiles
+
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        pending = [pool.submit(_compile_one, choice, arch, out, force) for choice, arch in work]
+        try:
+            for future in as_completed(pending):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _compile_one(choice: Choice, arch: str, out: str, force: bool) -> CompileResult:
+    from . import _C
+
+    try:
+        done = _C.compile(choice.kernel, choice.configuration, arch, out, force)
+    except RuntimeError as error:
+        return CompileResult(choice.kernel, choice.configuration, arch, error=str(error))
+    return CompileResult(
+        choice.kernel,
+        choice.configuration,
+        arch,
+        done["origin"],
+        done["seconds"],
+        done["registers"],
+        done["shared_bytes"],
+        done["spill_bytes"],
+    )
+
+
+def capability_of(arch: str) -> int:
+    """90 for "sm_90a"."""
+    match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
+    if match is None:
+        raise ValueError(f"arch: expected a form like sm_90a, got {arch}")
+    return int(match[1])
+
+
+def default_arch() -> str:
+    from . import _C
+
+    devices = _C.driver()["devices"]
+    return devices[0]["arch"] if devices else DEFAULT_ARCH
+
+
+def warmup(
+    family: str | None = None,
+    kernel: str | None = None,
+    device: int | str | torch.device | None = None,
+    **fields: Any,
+) -> list[CompileResult]:
+    """Compiles what is missing and loads every matching configuration into this process, so that no call meets a cold kernel.
+
+    For servers, before CUDA-graph capture: a cold kernel under capture is an error. `device`: None means the current one.
+    `fields` as in `compile`.
+    """
+    from . import _C
+
+    driver = _C.driver()
+    if not driver["devices"]:
+        raise RuntimeError(f"warmup: expected a CUDA device, got none ({driver['why_not'] or 'the driver lists no device'})")
+    ordinal = _ordinal(device)
+    if not 0 <= ordinal < len(driver["devices"]):
+        raise ValueError(f"warmup: device: expected 0 to {len(driver['devices']) - 1}, got {ordinal}")
+    traits = driver["devices"][ordinal]
+    results = compile(family, kernel, traits["arch"], **fields)
+    for choice in select(family, kernel, **fields):
+        if choice.min_capability <= traits["capability"]:
+            _C.load(choice.kernel, choice.configuration, ordinal)
+    return results
+
+
+def _ordinal(device: int | str | torch.device | None) -> int:
+    import torch
+
+    if device is None:
+        return torch.cuda.current_device()
+    if isinstance(device, int):
+        return device
+    resolved = torch.device(device)
+    if resolved.type != "cuda":
+        raise ValueError(f"warmup: device: expected a CUDA device, got {resolved}")
+    return torch.cuda.current_device() if resolved.index is None else resolved.index

@@ -1,0 +1,45 @@
+// Types that host and device share: compiled by g++, nvcc and NVRTC, so no standard library.
+#pragma once
+
+#ifdef __CUDACC__
+#define GDN_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define GDN_HOST_DEVICE inline
+#endif
+
+namespace gdn_cuda {
+
+using i64 = long long;
+
+enum class DType : int { f32, bf16, f16, i32, i64 };
+
+GDN_HOST_DEVICE constexpr int bytes_of(DType type) {
+    return type == DType::i64 ? 8 : type == DType::f32 || type == DType::i32 ? 4 : 2;
+}
+
+GDN_HOST_DEVICE constexpr i64 ceil_div(i64 a, i64 b) {
+    return (a + b - 1) / b;
+}
+
+// A few numbers or indices per head or sequence: the type is a run-time tag, so that it never multiplies the kernels.
+struct Tagged {
+    const void* data = nullptr;
+    DType type = DType::f32;
+};
+
+// (batch, token, head, d) with d contiguous; strides in elements. Packed tensors have batch stride 0.
+struct Rows {
+    void* data = nullptr;
+    i64 batch = 0, token = 0, head = 0;
+};
+
+// (batch, token, head) of small numbers.
+struct Scalars {
+    Tagged values;
+    i64 batch = 0, token = 0, head = 0;
+};
+
+// A configuration prints itself as the designated initialiser that names it in the generated source, through its own
+// `fields(visitor)`, which calls visitor("name", value) for each member.
+
+}  // namespace gdn_cuda

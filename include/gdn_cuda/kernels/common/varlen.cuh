@@ -1,0 +1,48 @@
+// Where a sequence lies in a packed (varlen) or padded batch.
+#pragma once
+
+#include <gdn_cuda/kernels/common/numeric.cuh>
+
+namespace gdn_cuda {
+
+struct Span {
+    i64 start;   // first token, along the token stride
+    int length;  // tokens
+};
+
+// cu_seqlens.data == nullptr: padded, every sequence has `tokens` and its own batch stride. Packed: `tokens` are all there are, and
+// whatever cu_seqlens says, no span leaves them: the host cannot check its values without waiting for the device.
+__device__ __forceinline__ Span span_of(const Tagged& cu_seqlens, int sequence, int tokens) {
+    if (cu_seqlens.data == nullptr) return {0, tokens};
+    const i64 last = tokens;
+    const i64 start = min(max(load_index(cu_seqlens, sequence), i64{0}), last);
+    const i64 end = min(load_index(cu_seqlens, sequence + 1), last);
+    return {start, static_cast<int>(max(end - start, i64{0}))};
+}
+
+struct ChunkPlace {
+    int sequence;  // -1: past the last chunk
+    int first;     // first token of the chunk inside its sequence
+    i64 start;     // first token of the sequence
+    int length;    // tokens of the sequence
+};
+
+// Chunks of all sequences are numbered in order, ceil(length / chunk) each. A walk over the lengths: batches are a few hundred
+// at most.
+__device__ __forceinline__ ChunkPlace place_of_chunk(const Tagged& cu_seqlens, int sequences, int tokens, int chunk_size,
+                                                     int chunk) {
+    if (cu_seqlens.data == nullptr) {
+        const int per_sequence = static_cast<int>(ceil_div(tokens, chunk_size));
+        const int sequence = chunk / per_sequence;
+        return {sequence < sequences ? sequence : -1, (chunk - sequence * per_sequence) * chunk_size, 0, tokens};
+    }
+    for (int sequence = 0; sequence < sequences; ++sequence) {
+        const Span span = span_of(cu_seqlens, sequence, tokens);
+        const int count = static_cast<int>(ceil_div(span.length, chunk_size));
+        if (chunk < count) return {sequence, chunk * chunk_size, span.start, span.length};
+        chunk -= count;
+    }
+    return {-1, 0, 0, 0};
+}
+
+}  // namespace gdn_cuda

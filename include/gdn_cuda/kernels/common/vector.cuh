@@ -1,0 +1,93 @@
+// Short vectors of storage type, moved in one access and computed with in fp32.
+#pragma once
+
+#include <gdn_cuda/kernels/common/numeric.cuh>
+
+namespace gdn_cuda {
+
+// State streams through once a step: keeping it out of L1 leaves that to q and k, which every warp of a block reads.
+template <int kBytes>
+struct Raw;
+template <>
+struct Raw<16> {
+    uint4 bits;
+    __device__ __forceinline__ void load_streaming(const void* from) {
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                     : "l"(from)
+                     : "memory");
+    }
+    __device__ __forceinline__ void load(const void* from) { bits = *static_cast<const uint4*>(from); }
+    __device__ __forceinline__ void store(void* to) const { *static_cast<uint4*>(to) = bits; }
+};
+template <>
+struct Raw<8> {
+    uint2 bits;
+    __device__ __forceinline__ void load_streaming(const void* from) {
+        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(bits.x), "=r"(bits.y) : "l"(from) : "memory");
+    }
+    __device__ __forceinline__ void load(const void* from) { bits = *static_cast<const uint2*>(from); }
+    __device__ __forceinline__ void store(void* to) const { *static_cast<uint2*>(to) = bits; }
+};
+template <>
+struct Raw<32> {
+    Raw<16> half[2];
+    __device__ __forceinline__ void load_streaming(const void* from) {
+        half[0].load_streaming(from);
+        half[1].load_streaming(static_cast<const uint4*>(from) + 1);
+    }
+    __device__ __forceinline__ void load(const void* from) {
+        half[0].load(from);
+        half[1].load(static_cast<const uint4*>(from) + 1);
+    }
+    __device__ __forceinline__ void store(void* to) const {
+        half[0].store(to);
+        half[1].store(static_cast<uint4*>(to) + 1);
+    }
+};
+
+template <class T, int kCount, bool kAligned>
+struct Vector {
+    static constexpr int kBytes = kCount * int(sizeof(T));
+    alignas(kAligned ? (kBytes < 16 ? kBytes : 16) : alignof(T)) T items[kCount];
+
+    __device__ __forceinline__ void load(const T* from) {
+        if constexpr (kAligned) {
+            reinterpret_cast<Raw<kBytes>*>(items)->load(from);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) items[i] = from[i];
+        }
+    }
+    __device__ __forceinline__ void load_streaming(const T* from) {
+        if constexpr (kAligned) {
+            reinterpret_cast<Raw<kBytes>*>(items)->load_streaming(from);
+        } else {
+            load(from);
+        }
+    }
+    __device__ __forceinline__ void store(T* to) const {
+        if constexpr (kAligned) {
+            reinterpret_cast<const Raw<kBytes>*>(items)->store(to);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) to[i] = items[i];
+        }
+    }
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) items[i] = from_float<T>(0.f);
+    }
+    __device__ __forceinline__ float operator[](int i) const { return to_float(items[i]); }
+    __device__ __forceinline__ void set(int i, float x) { items[i] = from_float<T>(x); }
+};
+
+// Sum over groups of kLanes neighbouring lanes; every lane gets the result, in the same order on each.
+template <int kLanes>
+__device__ __forceinline__ float group_sum(float x) {
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,37 @@
+// Configuration, shared memory and arguments of gdn/chunk_cumsum, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct ChunkCumsumConfig {
+    DType io;   // of the input; the output is fp32
+    int chunk;  // tokens
+    int heads_per_block;
+
+    constexpr bool operator==(const ChunkCumsumConfig&) const = default;
+    GDN_HOST_DEVICE constexpr int threads() const { return heads_per_block * 8; }
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("chunk", chunk);
+        visit("heads_per_block", heads_per_block);
+    }
+};
+
+template <ChunkCumsumConfig kConfig>
+struct ChunkCumsumSharedPlan {
+    float tile[kConfig.heads_per_block][kConfig.chunk + 1];  // + 1: a column read is free of bank conflicts
+};
+
+struct ChunkCumsumArgs {
+    const void* input;
+    float* output;
+    i64 in_batch, in_token, in_head, out_batch, out_token, out_head;  // strides in elements
+    int sequences, tokens, heads;
+    Tagged cu_seqlens;
+};
+
+}  // namespace gdn_cuda::gdn

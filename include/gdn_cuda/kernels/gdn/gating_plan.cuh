@@ -1,0 +1,33 @@
+// Configuration and arguments of gdn/gating, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct GatingConfig {
+    DType io;    // a, b and beta
+    int vector;  // heads a thread takes at once: 8 where rows allow 16-byte accesses, else 1
+    int threads;
+
+    constexpr bool operator==(const GatingConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("vector", vector);
+        visit("threads", threads);
+    }
+};
+
+struct GatingArgs {
+    Tagged A_log, dt_bias;
+    const void *a, *b;                       // (batch, token, head), heads contiguous
+    i64 a_batch, a_token, b_batch, b_token;  // strides in elements
+    void* beta;                              // contiguous
+    float* gate;                             // contiguous
+    i64 rows;                                // batch * tokens
+    int tokens, heads;
+};
+
+}  // namespace gdn_cuda::gdn

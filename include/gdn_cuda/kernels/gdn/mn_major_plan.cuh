@@ -1,0 +1,37 @@
+// Configuration, shared memory and arguments of gdn/mn_major, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct MnMajorConfig {
+    int element_bytes;  // 2 or 4: values are moved, never read
+    int tile;           // a tile x tile square a step
+    int threads;
+
+    constexpr bool operator==(const MnMajorConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("element_bytes", element_bytes);
+        visit("tile", tile);
+        visit("threads", threads);
+    }
+};
+
+template <MnMajorConfig kConfig>
+struct MnMajorSharedPlan {
+    unsigned tile[kConfig.tile][kConfig.tile + 1];  // + 1: columns without bank conflicts
+};
+
+struct MnMajorArgs {
+    static constexpr int kMaxLeading = 4;
+    const void* input;
+    void* output;      // (leading..., columns, padded_rows), contiguous
+    int leading_dims;  // leading dimensions may have any strides
+    i64 leading_size[kMaxLeading], leading_stride[kMaxLeading];
+    i64 rows, columns, padded_rows, row_stride, column_stride;
+};
+
+}  // namespace gdn_cuda::gdn

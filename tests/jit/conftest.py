@@ -1,0 +1,48 @@
+"""Fixtures of the JIT's tests; what they are made of is in jit_helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jit_helpers import Child, Gate, Start, temporary_open_to_all
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """The cache folder of the children; they make it."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def start(tmp_path: Path, cache: Path) -> Iterator[Start]:
+    """Starts a child whose cache is `cache` unless it is told otherwise; all end with the test."""
+    children: list[Child] = []
+
+    def start_one(
+        *,
+        hook: str | dict[str, str] | None = "wheels",
+        user: int | None = None,
+        before: str = "",
+        folder: Path | None = None,
+        **variables: Any,
+    ) -> Child:
+        child = Child(folder or tmp_path / "run", {"GDN_JIT_CACHE_DIR": cache} | variables, hook, user, before)
+        children.append(child)
+        return child
+
+    yield start_one
+    for child in children:
+        child.end()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path / "gate")
+    yield made
+    made.open()
+
+
+open_folder = pytest.fixture(temporary_open_to_all)

@@ -1,0 +1,145 @@
+"""What a child of the JIT's tests runs: one call a line from standard input, its outcome a line to standard output, both JSON.
+
+A line is {"call": name, "args": [...], "kwargs": {...}}: a function of gdn_cuda._C, or one of `extra`. The child loads libtorch
+but not Python's torch, which takes ten times as long and brings an NVRTC of its own with it: {"hook": ..., "user": ...} on the
+first line says who finds the headers, and as whom it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("libnvrtc", "libcuda.so")
+
+
+def mapped() -> list[str]:
+    """Which of LIBRARIES this process has loaded."""
+    maps = Path("/proc/self/maps").read_text()
+    return [name for name in LIBRARIES if name in maps]
+
+
+def load_core(package: str) -> Any:
+    """gdn_cuda._C without running gdn_cuda/__init__.py, which needs Python's torch."""
+    torch = Path(importlib.util.find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
+    ctypes.CDLL(str(torch / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
+    before = mapped()
+    stub = types.ModuleType("gdn_cuda")
+    stub.__path__ = [package]
+    sys.modules["gdn_cuda"] = stub
+    from gdn_cuda import _C
+
+    extra["loaded_by_import"] = lambda: sorted(set(mapped()) - set(before))
+    return _C
+
+
+def outcome(call: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    function = extra.get(call) or getattr(core, call)
+    start = time.perf_counter()
+    try:
+        result = {"value": function(*args, **kwargs)}
+    except Exception as error:
+        result = {"error": str(error), "type": type(error).__name__}
+    return result | {"seconds": time.perf_counter() - start}
+
+
+def in_threads(count: int, call: str, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+    """The same call in `count` threads that start it together."""
+    barrier = threading.Barrier(count)
+    outcomes: list[dict[str, Any]] = []
+
+    def run() -> None:
+        barrier.wait()
+        outcomes.append(outcome(call, list(args), kwargs))
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def in_background(call: str, *args: Any, **kwargs: Any) -> None:
+    """Starts the call in a thread, which goes on while this process answers others; `join` waits for it."""
+    background.append(in_threads_of_one := threading.Thread(target=lambda: finished.append(outcome(call, list(args), kwargs))))
+    in_threads_of_one.start()
+
+
+def join() -> dict[str, Any]:
+    background.pop().join()
+    return finished.pop()
+
+
+def in_fork(call: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The call in a fork of this process, which ends without Python's clean-up, as multiprocessing's forks do."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, json.dumps(outcome(call, list(args), kwargs)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answers:
+        answer = answers.read()
+    os.waitpid(child, 0)
+    return json.loads(answer)
+
+
+def leave_fork(seconds: float) -> int:
+    """A fork that does nothing but live on, with every descriptor it inherited."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(seconds)
+        os._exit(0)
+    return child
+
+
+background: list[threading.Thread] = []
+finished: list[dict[str, Any]] = []
+extra: dict[str, Callable[..., Any]] = {
+    "mapped": mapped,
+    "in_threads": in_threads,
+    "in_background": in_background,
+    "join": join,
+    "in_fork": in_fork,
+    "leave_fork": leave_fork,
+    "umask": os.umask,
+    "pid": os.getpid,
+}
+
+
+def main() -> None:
+    global core
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is not an answer
+    setting = json.loads(sys.stdin.readline())
+    core = load_core(sys.argv[1])
+    if setting["hook"] == "wheels":
+        from gdn_cuda import runtime
+
+        paths = runtime.find_paths() if setting["user"] is not None else None  # another user may not read Python's own files
+        core.set_path_hook(lambda: paths if paths is not None else runtime.find_paths())
+    elif setting["hook"] is not None:
+        core.set_path_hook(lambda: setting["hook"])
+    if setting["user"] is not None:
+        os.setgroups([])
+        os.setgid(setting["user"])
+        os.setuid(setting["user"])
+    answers.write('"ready"\n')
+    for line in sys.stdin:
+        request = json.loads(line)
+        answers.write(json.dumps(outcome(request["call"], request["args"], request["kwargs"])) + "\n")
+
+
+core: Any = None
+if __name__ == "__main__":
+    main()

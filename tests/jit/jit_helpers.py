@@ -1,0 +1,247 @@
+"""For the JIT's tests: child processes with a clean environment, small kernels, and looks into a cache folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHILD = Path(__file__).with_name("jit_child.py")
+ARCH = "sm_90a"
+NOBODY = 65534
+PATIENCE = 60.0  # seconds; for what should happen at once, on a machine that may be busy
+
+
+def kernel(number: int = 0, entry: str = "scale", before: str = "") -> str:
+    """A translation unit with one kernel; another number, another kernel."""
+    return f'{before}extern "C" __global__ void {entry}(float* x) {{ x[threadIdx.x] += {number}.5f; }}\n'
+
+
+class CallFailed(RuntimeError):
+    """The child's call raised; the text is the message."""
+
+
+class Child:
+    """A process of its own that runs calls on gdn_cuda._C (jit_child.py), one after another."""
+
+    def __init__(
+        self,
+        folder: Path,
+        variables: dict[str, str | Path | None],
+        hook: str | dict[str, str] | None = "wheels",
+        user: int | None = None,
+        before: str = "",
+    ):
+        """`variables`: None removes one. `before`: shell commands in a mount namespace of the child's own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "LC_ALL": "C.UTF-8"}
+        for name, value in variables.items():
+            environment.pop(name, None)
+            if value is not None:
+                environment[name] = str(value)
+        package = importlib.util.find_spec("gdn_cuda")
+        assert package is not None and package.submodule_search_locations is not None
+        command = [sys.executable, str(CHILD), next(iter(package.submodule_search_locations))]
+        if before:
+            command = ["unshare", "--mount", "sh", "-ec", before + '\nexec "$@"', "sh", *command]
+        self._errors = folder / f"stderr-{time.monotonic_ns()}"
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder, text=True
+            )
+        self._write({"hook": hook, "user": user})
+        self._ready = False
+
+    def _write(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+
+    def _read(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the child ended with {self.process.wait()}:\n{self.messages()}")
+        return json.loads(line)
+
+    def wait_until_ready(self) -> Child:
+        if not self._ready:
+            assert self._read() == "ready"
+            self._ready = True
+        return self
+
+    def send(self, call: str, *args: Any, **kwargs: Any) -> None:
+        """Starts a call; `receive` waits for what it gives."""
+        self.wait_until_ready()
+        self._write({"call": call, "args": args, "kwargs": kwargs})
+
+    def outcome(self) -> dict[str, Any]:
+        return self._read()
+
+    def receive(self) -> Any:
+        result = self.outcome()
+        if "error" in result:
+            raise CallFailed(result["error"])
+        return result["value"]
+
+    def call(self, call: str, *args: Any, **kwargs: Any) -> Any:
+        self.send(call, *args, **kwargs)
+        return self.receive()
+
+    def send_compile(self, code: str, name: str = "scale", arch: str = ARCH, **kwargs: Any) -> None:
+        self.send("compile_text", "test", name, code, arch, **kwargs)
+
+    def compile(self, code: str, name: str = "scale", arch: str = ARCH, **kwargs: Any) -> dict[str, Any]:
+        return self.call("compile_text", "test", name, code, arch, **kwargs)
+
+    def origin(self, code: str, **kwargs: Any) -> str:
+        return self.compile(code, **kwargs)["origin"]
+
+    def failure(self, call: str, *args: Any, **kwargs: Any) -> str:
+        """The message of a call that must raise."""
+        self.send(call, *args, **kwargs)
+        result = self.outcome()
+        assert "error" in result, f"{call} was expected to fail and gave {result['value']}"
+        return result["error"]
+
+    def compile_failure(self, code: str, name: str = "scale", arch: str = ARCH, **kwargs: Any) -> str:
+        return self.failure("compile_text", "test", name, code, arch, **kwargs)
+
+    def messages(self) -> str:
+        """Standard error so far."""
+        return self._errors.read_text(errors="replace")
+
+    def warnings(self) -> list[str]:
+        return [line for line in self.messages().splitlines() if "gdn_cuda: warning:" in line]
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+Start = Callable[..., Child]
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*.cubin"))
+
+
+def entry_of(cache: Path, compiled: dict[str, Any]) -> Path:
+    """The file of what compile() returned, by either of its keys."""
+    found = [path for path in entries(cache) if path.stem.endswith((compiled["code_key"], str(compiled["full_key"])))]
+    assert len(found) == 1, (found, compiled)
+    return found[0]
+
+
+def locks(cache: Path) -> list[Path]:
+    return sorted((cache / "locks").glob("*"))
+
+
+def leftovers(cache: Path) -> list[Path]:
+    """Temporaries that should be gone."""
+    return sorted((cache / "tmp").rglob("*"))
+
+
+def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    end = time.monotonic() + patience
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {patience} s in vain for {what}"
+        time.sleep(0.02)
+    return value
+
+
+@cache
+def nvcc() -> Path:
+    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if found is None:
+        pytest.skip("nvcc is not installed")
+    return Path(found)
+
+
+class Gate:
+    """An nvcc that waits until the gate is opened: a compile that takes exactly as long as a test needs."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir()
+        self._open = folder / "open"
+        self._started = folder / "started"
+        self._started.mkdir()
+        script = folder / "nvcc"
+        script.write_text(
+            f"""#!/bin/sh
+case "$*" in --version) exec {nvcc()} --version ;; esac
+: > {self._started}/$$
+while ! [ -e {self._open} ]; do sleep 0.02; done
+exec {nvcc()} "$@"
+"""
+        )
+        script.chmod(0o755)
+        self.variables = {"GDN_JIT_USE_NVCC": "1", "GDN_JIT_NVCC": str(script)}
+
+    def started(self) -> int:
+        """How many compiles have come to the gate so far."""
+        return len(list(self._started.iterdir()))
+
+    def wait_for(self, count: int) -> None:
+        wait_for(lambda: self.started() >= count, f"{count} compiles at the gate")
+
+    def open(self) -> None:
+        self._open.touch()
+
+
+@cache
+def mounts_allowed() -> bool:
+    trial = 'mount -t tmpfs none "$1" && touch "$1/x" && mount -o remount,ro "$1" && ! touch "$1/y" 2>/dev/null'
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(["unshare", "--mount", "sh", "-ec", trial, "sh", "/mnt"], capture_output=True).returncode == 0
+    )
+
+
+def need_mounts() -> None:
+    if not mounts_allowed():
+        pytest.skip("mounting is not permitted here (it needs root)")
+
+
+def need_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to act as another user")
+
+
+def wheels() -> dict[str, Path]:
+    """Where the headers and compilers of this environment are, as children find them."""
+    from gdn_cuda import runtime
+
+    return {name: Path(path) for name, path in runtime.find_paths().items()}
+
+
+def edit(path: Path, append: str) -> None:
+    path.write_text(path.read_text() + append)
+
+
+def temporary_open_to_all() -> Iterator[Path]:
+    """A folder that every user may enter (pytest's own are for one), removed afterwards."""
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="gdn_cuda-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

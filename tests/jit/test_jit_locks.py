@@ -1,0 +1,141 @@
+"""One compile a key a node: processes, threads and forks that want the same kernel at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections import Counter
+from pathlib import Path
+
+from jit_helpers import Gate, Start, entries, entry_of, kernel, leftovers, locks, wait_for
+
+
+def test_sixteen_cold_processes_compile_once(start: Start, cache: Path) -> None:
+    children = [start(GDN_JIT_PRINT="1") for _ in range(16)]
+    for child in children:
+        child.wait_until_ready()
+    for child in children:
+        child.send_compile(kernel())
+    results = [child.receive() for child in children]
+    assert Counter(result["origin"] for result in results) == {"compiled": 1, "disk": 15}
+    assert len({(result["code_key"], result["full_key"]) for result in results}) == 1
+    assert entries(cache) == [entry_of(cache, results[0])]
+    assert sum(child.messages().count("compiled test/scale") for child in children) == 1
+    assert leftovers(cache) == []
+
+
+def test_sixteen_threads_compile_once(start: Start, cache: Path) -> None:
+    child = start(GDN_JIT_PRINT="1")
+    outcomes = child.call("in_threads", 16, "compile_text", "test", "scale", kernel(), "sm_90a")
+    assert Counter(outcome["value"]["origin"] for outcome in outcomes) == {"compiled": 1, "disk": 15}
+    assert len(entries(cache)) == 1
+    assert child.messages().count("compiled test/scale") == 1
+
+
+def test_sixteen_threads_without_a_disk_compile_once(start: Start) -> None:
+    nowhere = "/proc/self/nowhere"
+    child = start(GDN_JIT_CACHE_DIR=nowhere, HOME=nowhere, TMPDIR=nowhere, GDN_JIT_PRINT="1")
+    outcomes = child.call("in_threads", 16, "compile_text", "test", "scale", kernel(), "sm_90a")
+    assert Counter(outcome["value"]["origin"] for outcome in outcomes) == {"compiled": 1, "memory": 15}
+    assert child.messages().count("compiled test/scale") == 1
+
+
+def test_a_waiter_says_for_whom_and_goes_on_when_the_holder_is_killed(start: Start, gate: Gate, cache: Path) -> None:
+    holder, waiter = start(**gate.variables), start(**gate.variables)
+    holder.send_compile(kernel())
+    gate.wait_for(1)
+    asked = time.monotonic()
+    waiter.send_compile(kernel())
+    wait_for(waiter.warnings, "the waiter's message")
+    assert 4.5 < time.monotonic() - asked < 15
+    [message] = waiter.warnings()
+    assert f"waiting for process {holder.process.pid} on " in message
+    assert str(locks(cache)[0]) in message
+    assert gate.started() == 1
+
+    holder.kill()  # its nvcc lives on, which must not hold the lock
+    gate.wait_for(2)
+    gate.open()
+    assert waiter.receive()["origin"] == "compiled"
+    assert len(entries(cache)) == 1
+    assert len(waiter.warnings()) == 1
+
+
+def test_a_killed_holder_leaves_nothing_that_is_ever_used(start: Start, cache: Path) -> None:
+    slow = kernel(
+        before="template <int N> struct Long { static __device__ float of(float x) { return Long<N - 1>::of(x * x + N) * x; } };\n"
+        "template <> struct Long<0> { static __device__ float of(float x) { return x; } };\n"
+    ).replace("+= 0.5f", "+= Long<800>::of(x[threadIdx.x]) + Long<700>::of(x[1]) + Long<600>::of(x[2])")
+    holder = start()
+    holder.send_compile(slow)
+    wait_for(lambda: locks(cache) and locks(cache)[0].read_text(), "the holder's lock")
+    holder.kill()
+    assert entries(cache) == []
+    assert start().compile(kernel(1), name="other")["origin"] == "compiled"
+    assert start().origin(slow) == "compiled"
+
+
+def test_other_kernels_do_not_wait(start: Start, gate: Gate) -> None:
+    holder, other = start(**gate.variables), start()
+    holder.send_compile(kernel(1))
+    gate.wait_for(1)
+    assert other.origin(kernel(2)) == "compiled"
+    assert other.warnings() == []
+
+
+def test_a_warm_hit_takes_no_lock(start: Start, cache: Path) -> None:
+    compiled = start().compile(kernel())
+    [lock] = locks(cache)  # never unlinked: another process may wait on it
+    assert compiled["full_key"] in lock.name
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert start().origin(kernel()) == "disk"
+    lock.unlink()
+    lock.parent.rmdir()
+    assert start().origin(kernel()) == "disk"
+    assert not lock.parent.exists()
+
+
+def test_a_folder_without_locks_works_without(start: Start, cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    (cache / "locks").write_text("a file, where lock files cannot be made")
+    assert start().origin(kernel()) == "compiled"
+    assert start().origin(kernel()) == "disk"
+
+
+def test_forks_compile_and_find(start: Start, cache: Path) -> None:
+    child = start()
+    assert child.call("in_fork", "compile_text", "test", "scale", kernel(1), "sm_90a")["value"]["origin"] == "compiled"
+    assert child.origin(kernel(1)) == "disk"
+    assert child.origin(kernel(2)) == "compiled"  # NVRTC is loaded now
+    assert child.call("in_fork", "compile_text", "test", "scale", kernel(3), "sm_90a")["value"]["origin"] == "compiled"
+    assert child.call("in_fork", "compile_text", "test", "scale", kernel(2), "sm_90a")["value"]["origin"] == "disk"
+    assert len(entries(cache)) == 3
+
+
+def test_a_fork_made_during_a_compile_does_not_keep_the_lock(start: Start, gate: Gate) -> None:
+    child = start(**gate.variables)
+    child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    gate.wait_for(1)
+    child.call("leave_fork", 30.0)  # inherits the lock's descriptor
+    gate.open()
+    assert child.call("join")["value"]["origin"] == "compiled"
+    started = time.monotonic()
+    assert start(**gate.variables).origin(kernel(), force=True) == "compiled"
+    assert time.monotonic() - started < 20
+
+
+def test_processes_that_force_and_clear_at_the_same_time_all_get_their_kernel(start: Start, cache: Path) -> None:
+    children = [start() for _ in range(4)]
+    for child in children:
+        child.compile(kernel())
+    for _ in range(5):
+        for number, child in enumerate(children):
+            if number == 0:
+                child.send("cache_clear")
+            else:
+                child.send_compile(kernel(), force=number % 2 == 1)
+        for child in children:
+            child.receive()
+    assert children[1].call("cache_list", True) == [] or [e["problem"] for e in children[1].call("cache_list", True)] == [""]
+    assert leftovers(cache) == []

@@ -1,0 +1,62 @@
+"""Importing is quick and touches neither CUDA nor a compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gdn_cuda
+
+PROBE = """
+import json, sys, time
+import torch
+start = time.perf_counter()
+import gdn_cuda
+seconds = time.perf_counter() - start
+mapped = open("/proc/self/maps").read()
+print(json.dumps({
+    "seconds": seconds,
+    "libraries": [name for name in ("libcuda.so", "libnvrtc") if name in mapped],
+    "modules": [name for name in ("rich", "cuda.pathfinder", "cutlass_library", "matplotlib", "concurrent.futures.thread")
+                if name in sys.modules and name not in before],
+    "initialized": torch.cuda.is_initialized(),
+}))
+""".replace("start = time", "before = set(sys.modules)\nstart = time", 1)
+
+
+def probe() -> dict[str, object]:
+    return json.loads(subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout)
+
+
+def test_import_after_torch_takes_under_a_tenth_of_a_second() -> None:
+    assert min(probe()["seconds"] for _ in range(3)) < 0.1
+
+
+def test_import_touches_neither_cuda_nor_a_compiler() -> None:
+    seen = probe()
+    assert seen["initialized"] is False
+    assert seen["modules"] == []
+    assert "libcuda.so" not in seen["libraries"]
+    without_us = subprocess.run(
+        [sys.executable, "-c", "import torch; print('libnvrtc' in open('/proc/self/maps').read())"],
+        capture_output=True,
+        text=True,
+    )
+    if "False" in without_us.stdout:  # some torch builds bring NVRTC with them
+        assert "libnvrtc" not in seen["libraries"]
+
+
+def test_without_the_compiled_library_the_error_says_what_to_do(tmp_path: Path) -> None:
+    package = Path(gdn_cuda.__file__).parent
+    shutil.copytree(package, tmp_path / "gdn_cuda", ignore=shutil.ignore_patterns("*.so", "lib", "__pycache__"))
+    # -S -E and an explicit path keep the installed package out, torch's own folder in.
+    torch_folder = Path(importlib.util.find_spec("torch").origin).parents[1]
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; sys.path.append({str(torch_folder)!r}); import gdn_cuda"
+    done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode != 0
+    assert "ImportError: gdn_cuda: the compiled library is not built" in done.stderr
+    assert "./develop.sh" in done.stderr
