@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 from gdn_cuda import _C, __version__
-from gdn_cuda.cli.output import console, table
+from gdn_cuda.cli.output import console, show, table
 from gdn_cuda.runtime import default_arch
 
 ONE = """
@@ -31,10 +31,11 @@ print(json.dumps([imported - start, time.perf_counter() - imported, done["origin
 
 def measure(kernel: str, configuration: str, arch: str, cache: str, origin: str) -> tuple[float, float]:
     environment = os.environ | {"GDN_JIT_CACHE_DIR": cache, "GDN_JIT_PREBUILT_DIR": ""}
-    output = subprocess.run(
-        [sys.executable, "-c", ONE, kernel, configuration, arch], env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    imported, seconds, came_from = json.loads(output)
+    command = [sys.executable, "-c", ONE, kernel, configuration, arch]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{kernel} {configuration}: {done.stderr}")
+    imported, seconds, came_from = json.loads(done.stdout)
     if came_from != origin:
         raise RuntimeError(f"{kernel}: expected it to come from {origin}, it came from {came_from}")
     return imported, seconds
@@ -69,7 +70,7 @@ def main() -> int:
     for row in rows:
         figures = (f"{row['cold_s']:.2f}", f"{row['disk_ms']:.1f}", f"{row['import_ms']:.0f}")
         listing.add_row(str(row["kernel"]), *figures, str(row["configuration"]))
-    console().print(listing)
+    show(console(), listing)
     return 0
 
 

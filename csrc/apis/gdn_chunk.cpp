@@ -31,8 +31,8 @@ struct PreparedGating {
 PreparedGating prepare_gating(const Tensor& A_log, const Tensor& dt_bias, const Tensor& a, const Tensor& b) {
     const Checks check{"fused_gdn_gating"};
     const View rates(A_log), bias(dt_bias), a_view(a), b_view(b);
-    check.require(a_view.rank == 2 || a_view.rank == 3, "a", "(B, T, Hv), or packed (N, Hv)", shape_text(a_view));
-    check.require(b_view.rank == a_view.rank && std::equal(b_view.sizes, b_view.sizes + b_view.rank, a_view.sizes), "b",
+    GDN_REQUIRE(check, a_view.rank == 2 || a_view.rank == 3, "a", "(B, T, Hv), or packed (N, Hv)", shape_text(a_view));
+    GDN_REQUIRE(check, b_view.rank == a_view.rank && std::equal(b_view.sizes, b_view.sizes + b_view.rank, a_view.sizes), "b",
                   "the shape of a " + shape_text(a_view), shape_text(b_view));
     const DType io = check.dtype("a", a_view, {DType::bf16, DType::f16, DType::f32});
     check.dtype("b", b_view, {io});
@@ -46,7 +46,7 @@ PreparedGating prepare_gating(const Tensor& A_log, const Tensor& dt_bias, const 
     check.device("b", b_view, a_view, "a");
     check.last_contiguous("a", a_view);
     check.last_contiguous("b", b_view);
-    check.require(a_view.numel() / std::max<int64_t>(heads, 1) <= std::numeric_limits<int>::max() && heads <= std::numeric_limits<int>::max(),
+    GDN_REQUIRE(check, a_view.numel() / std::max<int64_t>(heads, 1) <= std::numeric_limits<int>::max() && heads <= std::numeric_limits<int>::max(),
                   "a", "fewer than 2^31 tokens and heads", shape_text(a_view));
 
     const bool packed = a_view.rank == 2;
@@ -82,10 +82,10 @@ PreparedMnMajor prepare_mn_major(const Tensor& input, int64_t alignment) {
     PreparedMnMajor prepared{.input = View(input)};
     const View& view = prepared.input;
     const int leading = view.rank - 2;
-    check.require(leading >= 0 && leading <= MnMajorArgs::kMaxLeading, "input",
+    GDN_REQUIRE(check, leading >= 0 && leading <= MnMajorArgs::kMaxLeading, "input",
                   fmt::format("rank 2 to {}", 2 + MnMajorArgs::kMaxLeading), shape_text(view));
     prepared.element_bytes = bytes_of(check.dtype("input", view, {DType::f32, DType::bf16}));
-    check.require(alignment > 0 && alignment % prepared.element_bytes == 0, "alignment",
+    GDN_REQUIRE(check, alignment > 0 && alignment % prepared.element_bytes == 0, "alignment",
                   fmt::format("a positive multiple of the element's {} bytes", prepared.element_bytes), fmt::format("{}", alignment));
     const int64_t unit = alignment / prepared.element_bytes;
     prepared.padded_rows = ceil_div(view.size(-2), unit) * unit;
@@ -119,27 +119,30 @@ PreparedCumsum prepare_cumsum(const Tensor& input, const Tensor& output, int64_t
     const View in(input), out(output), lengths = view_of(cu_seqlens), hints = view_of(chunk_indices);
     const bool packed = lengths.defined();
     PreparedCumsum prepared{.input = in, .io = check.dtype("input", in, {DType::bf16, DType::f32})};
-    const int64_t tokens = packed ? in.size(head_first ? -1 : 0) : seq_len;
+    int64_t tokens = seq_len;
     if (packed) {
         check.rank("input", in, 2, head_first ? "(H, N)" : "(N, H)");
-        check_cu_seqlens(check, lengths, in, "input");
-        check.require(in.size(head_first ? 0 : 1) == num_heads, "input", fmt::format("{} heads", num_heads), shape_text(in));
-        check.require(lengths.size(0) == batch_size + 1, "cu_seqlens", fmt::format("batch_size + 1 = {} elements", batch_size + 1),
+        tokens = in.size(head_first ? 1 : 0);
+        check_cu_seqlens(check, lengths, tokens, in, "input");
+        GDN_REQUIRE(check, in.size(head_first ? 0 : 1) == num_heads, "input", fmt::format("{} heads", num_heads), shape_text(in));
+        GDN_REQUIRE(check, lengths.size(0) == batch_size + 1, "cu_seqlens", fmt::format("batch_size + 1 = {} elements", batch_size + 1),
                       shape_text(lengths));
     } else if (head_first) {
         check.shape("input", in, {batch_size, num_heads, seq_len}, "(batch_size, num_heads, seq_len)");
     } else {
         check.shape("input", in, {batch_size, seq_len, num_heads}, "(batch_size, seq_len, num_heads)");
     }
-    check.require(out.rank == in.rank && std::equal(out.sizes, out.sizes + out.rank, in.sizes), "output",
+    GDN_REQUIRE(check, out.rank == in.rank && std::equal(out.sizes, out.sizes + out.rank, in.sizes), "output",
                   "the shape of input " + shape_text(in), shape_text(out));
     check.dtype("output", out, {DType::f32});
     check.device("output", out, in, "input");
+    check.distinct("output", out);
     if (hints.defined()) {
-        check.require(packed, "chunk_indices", "None without cu_seqlens", "a tensor");
+        GDN_REQUIRE(check, packed, "chunk_indices", "None without cu_seqlens", "a tensor");
         check.dtype("chunk_indices", hints, {DType::i32, DType::i64});
+        check.device("chunk_indices", hints, in, "input");
     }
-    check.require(tokens <= std::numeric_limits<int>::max() && batch_size <= std::numeric_limits<int>::max(), "input",
+    GDN_REQUIRE(check, tokens <= std::numeric_limits<int>::max() && batch_size <= std::numeric_limits<int>::max(), "input",
                   "fewer than 2^31 tokens and sequences", shape_text(in));
 
     ChunkCumsumArgs& args = prepared.args;
@@ -170,23 +173,23 @@ void check_rows(const Checks& check, const char* argument, const View& view, con
         check.shape(argument, view, {s.count, s.tokens, heads, dim}, "(B, T, H, d)");
     }
     check.dtype(argument, view, {DType::bf16});
-    check.device(argument, view, s.key, "k");
+    check.device(argument, view, s.key, s.names.key);
     check.last_contiguous(argument, view);
 }
 
 Scalars check_mn_major(const Checks& check, const char* argument, const View& view, const Sequences& s,
                        std::initializer_list<DType> allowed) {
     const Scalars scalars = check_scalars(check, argument, view, s, allowed);
-    check.require(view.size(-2) <= 1 || view.stride(-2) == 1, argument, "tokens contiguous (transpose_to_mn_major)",
+    GDN_REQUIRE(check, view.size(-2) <= 1 || view.stride(-2) == 1, argument, "tokens contiguous (transpose_to_mn_major)",
                   fmt::format("strides {}", stride_text(view)));
     return scalars;
 }
 
 void check_piece_options(const Checks& check, const std::string& compiled_dims, int64_t chunk_size, const View& chunk_indices,
                          const View& cu_chunks, const Sequences& s) {
-    check.require(compiled_dims.find_first_not_of("bthkvd") == std::string::npos, "compiled_dims", "letters among b, t, h, k, v, d",
+    GDN_REQUIRE(check, compiled_dims.find_first_not_of("bthkvd") == std::string::npos, "compiled_dims", "letters among b, t, h, k, v, d",
                   "'" + compiled_dims + "'");
-    check.require(chunk_size == kChunk, "chunk_size", fmt::format("{}", kChunk), fmt::format("{}", chunk_size));
+    GDN_REQUIRE(check, chunk_size == kChunk, "chunk_size", fmt::format("{}", kChunk), fmt::format("{}", chunk_size));
     check_chunk_hints(check, chunk_indices, cu_chunks, s);
 }
 
@@ -196,11 +199,11 @@ struct PreparedPiece {
 };
 
 PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, const Tensor& k, const Tensor& v,
-                            const OptionalTensor& gate, const OptionalTensor& cu_seqlens) {
-    PreparedPiece piece{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens))};
+                            const RowNames& names, const OptionalTensor& gate, const OptionalTensor& cu_seqlens) {
+    PreparedPiece piece{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens), names)};
     const Sequences& s = piece.sequences;
     ChunkArgs& args = piece.args;
-    check.dtype("k", s.key, {DType::bf16});
+    check.dtype(names.query, s.query, {DType::bf16});
     args.query = rows_of(s.query);
     args.key = rows_of(s.key);
     args.value = rows_of(s.value);
@@ -224,13 +227,13 @@ void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
         check.rank("state", states, 4, "(chunks, Hv, dv, dk)");
         check.shape("state", states, {states.size(0), s.value_heads, s.dv, s.dk}, "(chunks, Hv, dv, dk)");
         const int64_t fewest = ceil_div(s.tokens, kChunk);
-        check.require(states.size(0) >= fewest, "state", fmt::format("at least {} chunks", fewest), shape_text(states));
+        GDN_REQUIRE(check, states.size(0) >= fewest, "state", fmt::format("at least {} chunks", fewest), shape_text(states));
     } else {
         check.shape("state", states, {s.count, ceil_div(s.tokens, kChunk), s.value_heads, s.dv, s.dk}, "(B, chunks, Hv, dv, dk)");
     }
     piece.args.states_type = check.dtype("state", states, {DType::f32, DType::bf16});
     check.device("state", states, s.key, "k");
-    check.require(states.contiguous_tail(states.rank), "state", "a contiguous tensor", fmt::format("strides {}", stride_text(states)));
+    GDN_REQUIRE(check, states.contiguous_tail(states.rank), "state", "a contiguous tensor", fmt::format("strides {}", stride_text(states)));
     piece.args.states = states.data;
     piece.args.state_chunks = s.packed() ? states.size(0) : s.count * ceil_div(s.tokens, kChunk);
 }
@@ -239,12 +242,14 @@ PreparedPiece prepare_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
                           const OptionalTensor& gate, const std::string& compiled_dims, const OptionalTensor& cu_seqlens,
                           const OptionalTensor& chunk_indices) {
     const Checks check{"bf16_gdn_compute_u_w"};
-    PreparedPiece piece = prepare_piece(check, k, k, v, gate, cu_seqlens);
+    PreparedPiece piece = prepare_piece(check, k, k, v, {"k", "k", "v"}, gate, cu_seqlens);
     const Sequences& s = piece.sequences;
     check_piece_options(check, compiled_dims, kChunk, view_of(chunk_indices), View(), s);
     const View u_view(u), w_view(w);
     check_rows(check, "u", u_view, s, s.value_heads, s.dv);
     check_rows(check, "w", w_view, s, s.value_heads, s.dk);
+    check.distinct("u", u_view);
+    check.distinct("w", w_view);
     piece.args.output = rows_of(u_view);
     piece.args.w = rows_of(w_view);
     piece.args.beta = check_mn_major(check, "beta", View(beta), s, {DType::bf16, DType::f16, DType::f32});
@@ -255,9 +260,10 @@ PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tenso
                                    const OptionalTensor& gate, bool is_initial_state, bool output_final_state,
                                    const std::string& compiled_dims, const OptionalTensor& cu_seqlens, int64_t chunk_size) {
     const Checks check{"bf16_chunked_seq_state_update"};
-    PreparedPiece piece = prepare_piece(check, k, k, u, gate, cu_seqlens);
+    PreparedPiece piece = prepare_piece(check, k, k, u, {"k", "k", "u"}, gate, cu_seqlens);
     const Sequences& s = piece.sequences;
     check_piece_options(check, compiled_dims, chunk_size, View(), View(), s);
+    check.distinct("u", s.value);
     const View w_view(w), last(final_state);
     check_rows(check, "w", w_view, s, s.value_heads, s.dk);
     piece.args.w = rows_of(w_view);
@@ -265,7 +271,7 @@ PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tenso
     check.shape("final_state", last, {s.count, s.value_heads, s.dv, s.dk}, "(B, Hv, dv, dk)");
     piece.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
     check.device("final_state", last, s.key, "k");
-    check.require(last.contiguous_tail(4), "final_state", "a contiguous tensor", fmt::format("strides {}", stride_text(last)));
+    GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor", fmt::format("strides {}", stride_text(last)));
     piece.args.final_state = last.data;
     piece.args.has_initial = is_initial_state;
     piece.args.has_final = output_final_state;
@@ -276,11 +282,12 @@ PreparedPiece prepare_output(const Tensor& q, const Tensor& state, const Tensor&
                              const OptionalTensor& gate, const std::string& compiled_dims, const OptionalTensor& cu_seqlens,
                              const OptionalTensor& chunk_indices, const OptionalTensor& cu_chunks, int64_t chunk_size) {
     const Checks check{"bf16_gdn_chunked_compute_O"};
-    PreparedPiece piece = prepare_piece(check, q, k, u, gate, cu_seqlens);
+    PreparedPiece piece = prepare_piece(check, q, k, u, {"q", "k", "u"}, gate, cu_seqlens);
     const Sequences& s = piece.sequences;
     check_piece_options(check, compiled_dims, chunk_size, view_of(chunk_indices), view_of(cu_chunks), s);
     const View out(o);
     check_rows(check, "o", out, s, s.value_heads, s.dv);
+    check.distinct("o", out);
     piece.args.output = rows_of(out);
     set_states(check, piece, View(state));
     return piece;

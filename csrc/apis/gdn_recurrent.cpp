@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "../jit_kernels/impls/gdn/decode.hpp"
 #include "../jit_kernels/impls/gdn/recurrent.hpp"
 #include "gdn.hpp"
 #include "gdn_checks.hpp"
@@ -28,12 +29,13 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     Prepared prepared{.sequences = sequences};
     RecurrentArgs& args = prepared.args;
     const View output(out);
-    check.require(output.rank == sequences.value.rank && std::equal(output.sizes, output.sizes + output.rank, sequences.value.sizes), "out",
+    GDN_REQUIRE(check, output.rank == sequences.value.rank && std::equal(output.sizes, output.sizes + output.rank, sequences.value.sizes), "out",
                   fmt::format("the shape of value {}", shape_text(sequences.value)), shape_text(output));
     check.dtype("out", output, {sequences.io});
     check.device("out", output, sequences.query, "query");
     check.last_contiguous("out", output);
-    check.require(!scale || std::isfinite(*scale), "scale", "a finite number", fmt::format("{}", scale.value_or(0)));
+    check.distinct("out", output);
+    GDN_REQUIRE(check, !scale || std::isfinite(*scale), "scale", "a finite number", fmt::format("{}", scale.value_or(0)));
 
     args.query = rows_of(sequences.query);
     args.key = rows_of(sequences.key);
@@ -62,10 +64,10 @@ RecurrentStates states_of(const Checks& check, Prepared& prepared, const char* a
     const Sequences& sequences = prepared.sequences;
     check.rank(argument, states, rank, rank == 4 ? "(slots, Hv, dv, dk)" : "(slots, steps, Hv, dv, dk)");
     const int64_t expected[] = {sequences.value_heads, sequences.dv, sequences.dk};
-    check.require(std::equal(expected, expected + 3, states.sizes + rank - 3), argument,
+    GDN_REQUIRE(check, std::equal(expected, expected + 3, states.sizes + rank - 3), argument,
                   fmt::format("states of (Hv, dv, dk) = {}", shape_text({expected[0], expected[1], expected[2]})), shape_text(states));
     check.device(argument, states, sequences.query, "query");
-    check.require(states.contiguous_tail(3), argument, "each state contiguous",
+    GDN_REQUIRE(check, states.contiguous_tail(3), argument, "each state contiguous",
                   fmt::format("strides {}", stride_text(states)));
     prepared.aligned = prepared.aligned && states.aligned16();
     return {states.data, states.stride(0), rank == 5 ? states.stride(1) : 0};
@@ -88,22 +90,68 @@ void set_slots(const Checks& check, Prepared& prepared, const View& slots, int64
     args.slots_sequence = slots.stride(0);
     args.slots_token = slots.rank == 2 ? slots.stride(1) : 0;
     args.slot_steps = slots.rank == 2 ? static_cast<int>(slots.size(1)) : 1;
-    check.require(slot_count <= std::numeric_limits<int>::max(), "state_pool", "fewer than 2^31 slots", fmt::format("{}", slot_count));
+    GDN_REQUIRE(check, slot_count <= std::numeric_limits<int>::max(), "state_pool", "fewer than 2^31 slots", fmt::format("{}", slot_count));
     args.slot_count = static_cast<int>(slot_count);
+}
+
+// One token a sequence from one slot to one slot: what gdn/decode is for.
+bool is_decode(const Prepared& prepared) {
+    const Sequences& sequences = prepared.sequences;
+    const RecurrentArgs& args = prepared.args;
+    return !sequences.packed() && sequences.tokens == 1 && sequences.count <= 65535 && prepared.aligned &&
+           has_exact_kernel(args.dk) && args.steps.data == nullptr && args.accepted.data == nullptr && args.last.data != nullptr;
+}
+
+DecodeArgs decode_args(const RecurrentArgs& args) {
+    const auto heads = [](const Rows& rows) { return DecodeArgs::Heads{rows.data, rows.batch, rows.head}; };
+    const auto gates = [](const Scalars& scalars) { return DecodeArgs::Gates{scalars.values, scalars.batch, scalars.head}; };
+    return {.query = heads(args.query),
+            .key = heads(args.key),
+            .value = heads(args.value),
+            .output = heads(args.output),
+            .beta = gates(args.beta),
+            .gate = gates(args.gate),
+            .A_log = args.A_log,
+            .dt_bias = args.dt_bias,
+            .heads_per_key = args.heads_per_key,
+            .dv = args.dv,
+            .steps = 1,
+            .scale = args.scale,
+            .qk_norm = args.qk_norm,
+            .slots = args.slots,
+            .slots_sequence = args.slots_sequence,
+            .slot_count = args.slot_count,
+            .null_slot = args.null_slot,
+            .state_in = args.initial.data,
+            .state_out = args.last.data,
+            .state_in_slot = args.initial.slot,
+            .state_out_slot = args.last.slot};
 }
 
 void run(const Prepared& prepared, const char* function) {
     const Sequences& sequences = prepared.sequences;
+    const RecurrentArgs& args = prepared.args;
+    const DeviceScope scope(sequences.query.device_index);
+    const Target target = target_of(function, sequences.query);
+    if (is_decode(prepared)) {
+        const DecodeProblem problem{.sequences = sequences.count,
+                                    .heads = args.heads,
+                                    .dk = args.dk,
+                                    .dv = args.dv,
+                                    .io = sequences.io,
+                                    .state = prepared.state_type,
+                                    .fused_gates = args.A_log.data != nullptr};
+        return Decode::run(problem, decode_args(args), target);
+    }
     const RecurrentProblem problem{.sequences = sequences.count,
                                    .tokens = sequences.mean_tokens(),
-                                   .heads = static_cast<int>(sequences.value_heads),
-                                   .dk = static_cast<int>(sequences.dk),
-                                   .dv = static_cast<int>(sequences.dv),
+                                   .heads = args.heads,
+                                   .dk = args.dk,
+                                   .dv = args.dv,
                                    .io = sequences.io,
                                    .state = prepared.state_type,
                                    .aligned = prepared.aligned};
-    const DeviceScope scope(sequences.query.device_index);
-    Recurrent::run(problem, prepared.args, target_of(function, sequences.query));
+    Recurrent::run(problem, args, target);
 }
 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {
@@ -136,34 +184,36 @@ Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& va
     const View steps = view_of(step_states), rows = view_of(step_slots);
     prepared.state_type = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
     args.initial = states_of(check, prepared, "state_pool", pool, 4);
+    check.distinct("state_pool", pool);
     if (slots.defined()) {
         indices_of(check, "state_indices", slots, sequences);
-        check.require((slots.rank == 1 || slots.rank == 2) && slots.size(0) == sequences.count, "state_indices",
+        GDN_REQUIRE(check, (slots.rank == 1 || slots.rank == 2) && slots.size(0) == sequences.count, "state_indices",
                       fmt::format("({0},) or ({0}, T), a row a sequence", sequences.count), shape_text(slots));
         const bool wide_enough = slots.rank == 1 || (slots.size(1) >= 1 && (sequences.packed() || slots.size(1) >= sequences.tokens));
-        check.require(wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens), shape_text(slots));
+        GDN_REQUIRE(check, wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens), shape_text(slots));
         set_slots(check, prepared, slots, pool.size(0));
     } else {
-        check.require(pool.size(0) >= sequences.count, "state_pool",
+        GDN_REQUIRE(check, pool.size(0) >= sequences.count, "state_pool",
                       fmt::format("a slot for each of {} sequences, as state_indices is None", sequences.count), shape_text(pool));
     }
     if (accepted.defined()) {
-        check.require(slots.defined() && slots.rank == 2, "num_accepted_tokens", "rank-2 state_indices to choose from",
+        GDN_REQUIRE(check, slots.defined() && slots.rank == 2, "num_accepted_tokens", "rank-2 state_indices to choose from",
                       slots.defined() ? "state_indices " + shape_text(slots) : "state_indices None");
         vector_of_sequences(check, "num_accepted_tokens", accepted, sequences);
         args.accepted = tagged(accepted);
     }
     if (null_slot) {
-        check.require(*null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *null_slot));
+        GDN_REQUIRE(check, *null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *null_slot));
         args.null_slot = *null_slot;
     }
 
-    check.require(steps.defined() == rows.defined(), steps.defined() ? "step_slots" : "step_states", "both step_states and step_slots",
+    GDN_REQUIRE(check, steps.defined() == rows.defined(), steps.defined() ? "step_slots" : "step_states", "both step_states and step_slots",
                   "one of them");
     if (steps.defined()) {
         check.dtype("step_states", steps, {prepared.state_type});
         args.steps = states_of(check, prepared, "step_states", steps, 5);
-        check.require(sequences.packed() || steps.size(1) >= sequences.tokens, "step_states",
+        check.distinct("step_states", steps);
+        GDN_REQUIRE(check, sequences.packed() || steps.size(1) >= sequences.tokens, "step_states",
                       fmt::format("room for {} tokens a row", sequences.tokens), shape_text(steps));
         vector_of_sequences(check, "step_slots", rows, sequences);
         args.step_index = RecurrentArgs::by_step_slot;
@@ -202,24 +252,24 @@ Prepared prepare_recurrent(const Tensor& query, const Tensor& key, const Tensor&
     const Sequences sequences = check_sequences(check, query, key, value, view_of(cu_seqlens));
     Prepared prepared = prepare(check, sequences, out, scale, is_qk_norm);
     RecurrentArgs& args = prepared.args;
-    check.require(inference_mode >= kPrefill && inference_mode <= kSpecVerify, "inference_mode",
+    GDN_REQUIRE(check, inference_mode >= kPrefill && inference_mode <= kSpecVerify, "inference_mode",
                   "InferenceMode PREFILL 0, DECODE 1 or SPEC_VERIFY 2", fmt::format("{}", inference_mode));
     check_gates(check, beta, gate, sequences, args.beta, args.gate);
 
     const View initial = view_of(state), accepted = view_of(num_accepted_tokens);
     const bool verify = inference_mode == kSpecVerify;
-    check.require(verify || !accepted.defined(), "num_accepted_tokens", "None, unless inference_mode is SPEC_VERIFY", "a tensor");
+    GDN_REQUIRE(check, verify || !accepted.defined(), "num_accepted_tokens", "None, unless inference_mode is SPEC_VERIFY", "a tensor");
     if (initial.defined()) {
         prepared.state_type = check.dtype("state", initial, {DType::f32, DType::bf16});
         const bool steps = verify && initial.rank == 5;
         args.initial = states_of(check, prepared, "state", initial, steps ? 5 : 4);
-        check.require(initial.size(0) == sequences.count, "state", fmt::format("a state for each of {} sequences", sequences.count),
+        GDN_REQUIRE(check, initial.size(0) == sequences.count, "state", fmt::format("a state for each of {} sequences", sequences.count),
                       shape_text(initial));
-        check.require(!steps || initial.size(1) >= 1, "state", "at least one step", shape_text(initial));
+        GDN_REQUIRE(check, !steps || initial.size(1) >= 1, "state", "at least one step", shape_text(initial));
         args.slot_steps = steps ? static_cast<int>(initial.size(1)) : 1;
     }
     if (accepted.defined()) {
-        check.require(initial.defined(), "num_accepted_tokens", "a state to choose from", "state None");
+        GDN_REQUIRE(check, initial.defined(), "num_accepted_tokens", "a state to choose from", "state None");
         vector_of_sequences(check, "num_accepted_tokens", accepted, sequences);
         args.accepted = tagged(accepted);
     }
@@ -261,7 +311,7 @@ Prepared prepare_chunked(const Tensor& query, const Tensor& key, const Tensor& v
     RecurrentArgs& args = prepared.args;
     check_gates(check, beta, gate, sequences, args.beta, args.gate);
     check_chunk_hints(check, view_of(chunk_indices), view_of(cu_chunks), sequences);
-    check.require(checkpoint_every >= 0 && checkpoint_every % 64 == 0 && checkpoint_every <= std::numeric_limits<int>::max(),
+    GDN_REQUIRE(check, checkpoint_every >= 0 && checkpoint_every % 64 == 0 && checkpoint_every <= std::numeric_limits<int>::max(),
                   "checkpoint_every", "0 or a multiple of 64", fmt::format("{}", checkpoint_every));
 
     const View initial = view_of(state), slots = view_of(state_indices);
@@ -269,11 +319,12 @@ Prepared prepare_chunked(const Tensor& query, const Tensor& key, const Tensor& v
     prepared.state_type = check.dtype("state", initial, {DType::f32, DType::bf16});
     args.initial = states_of(check, prepared, "state", initial, 4);
     if (slots.defined()) {
+        check.distinct("state", initial);
         vector_of_sequences(check, "state_indices", slots, sequences);
         set_slots(check, prepared, slots, initial.size(0));
         args.last = args.initial;
     } else {
-        check.require(initial.size(0) == sequences.count, "state", fmt::format("a state for each of {} sequences", sequences.count),
+        GDN_REQUIRE(check, initial.size(0) == sequences.count, "state", fmt::format("a state for each of {} sequences", sequences.count),
                       shape_text(initial));
     }
     return prepared;
@@ -285,7 +336,7 @@ Prepared prepare_dense(const Tensor& query, const Tensor& key, const Tensor& val
                        std::optional<ScalarType> state_dtype, int64_t checkpoint_every, const Tensor& out) {
     const Checks check{"chunked_forward"};
     const bool known = !state_dtype || *state_dtype == ScalarType::Float || *state_dtype == ScalarType::BFloat16;
-    check.require(known, "state_dtype", "float32, bfloat16 or None", known ? "" : torch::headeronly::toString(*state_dtype));
+    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16 or None", known ? "" : torch::headeronly::toString(*state_dtype));
     return prepare_chunked(query, key, value, beta, gate, state, std::nullopt, cu_seqlens, chunk_indices, cu_chunks, scale,
                            use_qk_l2norm, checkpoint_every, out);
 }

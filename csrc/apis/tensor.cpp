@@ -29,7 +29,7 @@ std::string join(std::span<const int64_t> sizes) {
 
 std::string device_text(const View& view) {
     if (view.is_cuda()) return fmt::format("cuda:{}", view.device_index);
-    return view.device_type == torch_numbers().cpu ? "cpu" : "another kind of device";
+    return view.is_cpu() ? "cpu" : "another kind of device";
 }
 
 // Only CUDA builds of torch have this symbol, and torch loads that library without exporting its symbols.
@@ -76,12 +76,14 @@ int64_t View::numel() const {
 }
 
 bool View::is_cuda() const { return device_type == torch_numbers().cuda; }
+bool View::is_cpu() const { return device_type == torch_numbers().cpu; }
 
 bool View::same_shape(std::initializer_list<int64_t> shape) const {
     return static_cast<size_t>(rank) == shape.size() && std::equal(shape.begin(), shape.end(), sizes);
 }
 
 bool View::contiguous_tail(int dims) const {
+    if (numel() == 0) return true;
     int64_t expected = 1;
     for (int d = rank - 1; d >= rank - dims; --d) {
         if (sizes[d] > 1 && strides[d] != expected) return false;
@@ -124,11 +126,11 @@ void fail(const char* function, const char* argument, const std::string& expecte
 }
 
 void Checks::rank(const char* argument, const View& view, int rank, const char* layout) const {
-    if (view.rank != rank) fail(function, argument, fmt::format("rank {} {}", rank, layout), shape_text(view));
+    if (view.rank != rank) fail(argument, fmt::format("rank {} {}", rank, layout), shape_text(view));
 }
 
 void Checks::shape(const char* argument, const View& view, std::initializer_list<int64_t> shape, const char* layout) const {
-    if (!view.same_shape(shape)) fail(function, argument, fmt::format("{} = {}", layout, shape_text(shape)), shape_text(view));
+    if (!view.same_shape(shape)) fail(argument, fmt::format("{} = {}", layout, shape_text(shape)), shape_text(view));
 }
 
 DType Checks::dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const {
@@ -136,17 +138,25 @@ DType Checks::dtype(const char* argument, const View& view, std::initializer_lis
     if (type && std::ranges::find(allowed, *type) != allowed.end()) return *type;
     std::string names;
     for (const DType each : allowed) names += fmt::format("{}{}", names.empty() ? "" : " or ", torch_name(each));
-    fail(function, argument, names, dtype_name(view));
+    fail(argument, names, dtype_name(view));
 }
 
 void Checks::device(const char* argument, const View& view, const View& as, const char* as_name) const {
     if (view.device_type != as.device_type || view.device_index != as.device_index)
-        fail(function, argument, fmt::format("{}, the device of {}", device_text(as), as_name), device_text(view));
+        fail(argument, fmt::format("{}, the device of {}", device_text(as), as_name), device_text(view));
 }
 
 void Checks::last_contiguous(const char* argument, const View& view) const {
     if (view.size(-1) > 1 && view.stride(-1) != 1)
-        fail(function, argument, "a contiguous last dimension", fmt::format("stride {}", view.stride(-1)));
+        fail(argument, "a contiguous last dimension", fmt::format("stride {}", view.stride(-1)));
+}
+
+void Checks::distinct(const char* argument, const View& view) const {
+    if (view.numel() == 0) return;
+    for (int d = 0; d < view.rank; ++d)
+        if (view.size(d) > 1 && view.strides[d] == 0)
+            fail(argument, "memory of its own for every element, as it is written",
+                 fmt::format("stride 0 in dimension {}", d));
 }
 
 Target target_of(const char* function, const View& view) {

@@ -34,6 +34,7 @@ struct View {
     int64_t stride(int dim) const { return size(dim) <= 1 ? 0 : strides[dim < 0 ? rank + dim : dim]; }
     int64_t numel() const;
     bool is_cuda() const;
+    bool is_cpu() const;
     bool same_shape(std::initializer_list<int64_t> shape) const;
     // The last `dims` dimensions lie without gaps.
     bool contiguous_tail(int dims) const;
@@ -59,10 +60,18 @@ struct Checks {
     DType dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const;
     void device(const char* argument, const View& view, const View& as, const char* as_name) const;
     void last_contiguous(const char* argument, const View& view) const;
-    void require(bool holds, const char* argument, const std::string& expected, const std::string& got) const {
-        if (!holds) fail(function, argument, expected, got);
+    // What is written must not be an expanded tensor.
+    void distinct(const char* argument, const View& view) const;
+    [[noreturn]] void fail(const char* argument, const std::string& expected, const std::string& got) const {
+        gdn_cuda::fail(function, argument, expected, got);
     }
 };
+
+// A macro, so that the words of an error cost nothing until there is one: a warm call has a few microseconds.
+#define GDN_REQUIRE(check, holds, ...)             \
+    do {                                           \
+        if (!(holds)) (check).fail(__VA_ARGS__);   \
+    } while (false)
 
 // Where CUDA work for `view` runs: its device and torch's current stream there.
 Target target_of(const char* function, const View& view);

@@ -125,10 +125,11 @@ std::string write_atomically(const fs::path& target, std::string_view bytes, con
     if (!directory) return reason;
     const fs::path draft = directory->path() / "draft";
     Descriptor file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
-    if (!file.valid()) return failure("cannot create", draft, errno);
-    if (const int error = write_all(file.get(), bytes)) return failure("cannot write", draft, error);
-    if (::fsync(file.get()) != 0) return failure("cannot sync", draft, errno);
-    if (const int error = file.close()) return failure("cannot close", draft, error);
+    // Reasons name the folder, not the draft, whose name is another each time: callers say the same thing only once.
+    if (!file.valid()) return failure("cannot create a file in", scratch, errno);
+    if (const int error = write_all(file.get(), bytes)) return failure("cannot write a file in", scratch, error);
+    if (::fsync(file.get()) != 0) return failure("cannot sync a file in", scratch, errno);
+    if (const int error = file.close()) return failure("cannot close a file in", scratch, error);
     if (::rename(draft.c_str(), target.c_str()) != 0) return failure("cannot rename to", target, errno);
     // The rename is visible already; should the folder not sync, a crash may at worst lose the entry.
     const Descriptor folder(::open(target.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

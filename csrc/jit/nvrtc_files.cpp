@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "nvrtc.hpp"
+#include "text.hpp"
 
 namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
@@ -66,10 +67,10 @@ fs::path builtins_beside(const fs::path& nvrtc) {
 }
 
 std::string expected_builtins(const fs::path& nvrtc) {
-    std::string name(kBuiltins);
     const auto version = nvrtc_version(nvrtc);
-    for (std::size_t i = 0; i < std::min<std::size_t>(version.size(), 2); ++i) name += "." + std::to_string(version[i]);
-    return version.size() < 2 ? name + ".*" : name;
+    if (version.empty()) return fmt::format("{}.*", kBuiltins);
+    return version.size() < 2 ? fmt::format("{}.{}.*", kBuiltins, version[0])
+                              : fmt::format("{}.{}.{}", kBuiltins, version[0], version[1]);
 }
 
 }  // namespace gdn_cuda::jit

@@ -11,7 +11,6 @@
 namespace gdn_cuda::jit {
 namespace {
 
-constexpr std::size_t kKeyLength = 64;
 constexpr std::string_view kMagic = "gdn_cuda cubin 1";
 
 // Last in the file, after the cubin and its symbol.

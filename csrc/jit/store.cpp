@@ -28,11 +28,19 @@ struct Entry {
     fs::file_time_type used;
 };
 
+// <kernel>-<key>.cubin. A user may have named a folder that holds other cubins; those are not ours to evict or clear.
+bool is_entry(const fs::path& path) {
+    const std::string stem = path.stem().string();
+    if (path.extension() != kEntrySuffix || stem.size() <= kKeyLength || stem[stem.size() - kKeyLength - 1] != '-')
+        return false;
+    return std::all_of(stem.end() - kKeyLength, stem.end(), [](unsigned char c) { return std::isalnum(c); });
+}
+
 std::vector<Entry> entries_in(const fs::path& directory) {
     std::vector<Entry> result;
     std::error_code error;
     for (auto it = fs::directory_iterator(directory, error); !error && it != fs::directory_iterator(); it.increment(error)) {
-        if (it->path().extension() != kEntrySuffix) continue;
+        if (!is_entry(it->path())) continue;
         std::error_code gone;  // another process may remove it meanwhile
         Entry entry{it->path(), fs::file_size(it->path(), gone), {}};
         if (!gone) entry.used = fs::last_write_time(it->path(), gone);

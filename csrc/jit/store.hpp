@@ -15,6 +15,8 @@
 
 namespace gdn_cuda::jit {
 
+constexpr std::size_t kKeyLength = 64;  // hex of a SHA-256
+
 std::string seal(const Cubin& cubin, const std::string& key);  // cubin and trailer
 std::optional<Cubin> unseal(const std::string& file, const std::string& key, std::string* why_not = nullptr);  // empty key: any
 

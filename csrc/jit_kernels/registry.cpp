@@ -3,6 +3,7 @@
 #include "impls/gdn/chunk_cumsum.hpp"
 #include "impls/gdn/compute_o.hpp"
 #include "impls/gdn/compute_u_w.hpp"
+#include "impls/gdn/decode.hpp"
 #include "impls/gdn/gating.hpp"
 #include "impls/gdn/mn_major.hpp"
 #include "impls/gdn/recurrent.hpp"
@@ -24,6 +25,7 @@ RegisteredKernel entry() {
 
 const std::vector<RegisteredKernel>& registry() {
     static const std::vector<RegisteredKernel> all = {
+        entry<gdn::Decode>(),
         entry<gdn::Recurrent>(), entry<gdn::Gating>(),         entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(),
         entry<gdn::ComputeUW>(), entry<gdn::SeqStateUpdate>(), entry<gdn::ComputeO>(),
     };

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .output import console, print_json, table
+from .output import console, print_json, show, table
 
 if TYPE_CHECKING:
     from .bench_cases import Case
@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 # ---- Measuring
 
+Absences = dict[tuple[str, str], list[str]]  # (peer, why) -> the shapes it was not measured at
+
 
 def _measure_gpu(operator: str, repeats: int) -> dict[str, Any]:
     from .bench_cases import CASES
@@ -77,12 +79,13 @@ def _measure_gpu(operator: str, repeats: int) -> dict[str, Any]:
         "bf16_flop_per_s": timer.matmul_ceiling(),
         "floor_us": timer.floor_us(),
     }
-    absent: dict[str, str] = {}
+    absent: Absences = {}
     rows = [_row(operator, case, timer, ceilings, absent) for case in CASES[operator]("cuda")]
-    return {"repeats": repeats, "ceilings": ceilings, "rows": rows, "peers_absent": absent}
+    gaps = [{"peer": peer, "reason": reason, "shapes": shapes} for (peer, reason), shapes in absent.items()]
+    return {"repeats": repeats, "ceilings": ceilings, "rows": rows, "peers_absent": gaps}
 
 
-def _row(operator: str, case: Case, timer: Timer, ceilings: dict[str, float], absent: dict[str, str]) -> dict[str, Any]:
+def _row(operator: str, case: Case, timer: Timer, ceilings: dict[str, float], absent: Absences) -> dict[str, Any]:
     time_us = timer.graph_us(case.call)
     memory_us = case.bytes / ceilings["copy_bytes_per_s"] * 1e6
     roof_us = max(memory_us, case.flops / ceilings["bf16_flop_per_s"] * 1e6)
@@ -101,8 +104,8 @@ def _row(operator: str, case: Case, timer: Timer, ceilings: dict[str, float], ab
     }
 
 
-def _peers(operator: str, case: Case, timer: Timer, absent: dict[str, str]) -> dict[str, float | None]:
-    from .bench_peers import PEERS
+def _peers(operator: str, case: Case, timer: Timer, absent: Absences) -> dict[str, float | None]:
+    from .bench_peers import PEERS, Absent
 
     times: dict[str, float | None] = {}
     for name, adapter in PEERS[operator].items():
@@ -110,7 +113,8 @@ def _peers(operator: str, case: Case, timer: Timer, absent: dict[str, str]) -> d
             times[name] = timer.graph_us(adapter(case.tensors))
         except Exception as error:  # another library's failure is a gap in its column, with the reason under the table
             times[name] = None
-            absent.setdefault(f"{name}, {case.shape}", f"{type(error).__name__}: {error}".splitlines()[0])
+            reason = str(error) if isinstance(error, Absent) else f"{type(error).__name__}: {error}"
+            absent.setdefault((name, reason.splitlines()[0]), []).append(case.shape)
     return times
 
 
@@ -176,7 +180,7 @@ def _print(report: dict[str, Any]) -> None:
         listing = table("shape", ">time µs")
         for row in report["rows"]:
             listing.add_row(row["shape"], f"{row['time_us']:.1f}")
-        terminal.print(listing)
+        show(terminal, listing)
         return
     ceilings = report["ceilings"]
     terminal.print(
@@ -203,6 +207,7 @@ def _print(report: dict[str, Any]) -> None:
             f"{row['host_us']:.1f}",
             *("-" if value is None else f"{value:.1f}" for value in times),
         )
-    terminal.print(listing)
-    for peer, reason in report["peers_absent"].items():
-        terminal.print(f"not measured: {peer}: {reason}", soft_wrap=True)
+    show(terminal, listing)
+    for gap in report["peers_absent"]:
+        shapes = "" if len(gap["shapes"]) == len(report["rows"]) else f" at {', '.join(gap['shapes'])}"
+        terminal.print(f"{gap['peer']} was not measured{shapes}: {gap['reason']}", soft_wrap=True)

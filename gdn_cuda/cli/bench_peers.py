@@ -36,7 +36,7 @@ def flashinfer_decode(x: dict[str, Any]) -> Call:
 def fla_decode(x: dict[str, Any]) -> Call:
     """Without the gating, which FLA computes in a launch of its own, and with a new state for each call."""
     if x["state_pool"].dtype != torch.float32:
-        raise Absent("fla: its states are fp32")
+        raise Absent("its states are fp32")
     recurrent = _import("fla.ops.gated_delta_rule", "fused_recurrent_gated_delta_rule")
     gate = -x["A_log"].exp() * torch.nn.functional.softplus(x["a"].float() + x["dt_bias"].float())
     beta = x["b"].sigmoid()

@@ -19,7 +19,7 @@ def draw(report: dict[str, Any], path: str) -> None:
     from matplotlib import pyplot
 
     rows = report["rows"]
-    figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.34 * len(rows)))
+    figure, axes = pyplot.subplots(figsize=(9, 1.8 + 0.34 * len(rows)), layout="constrained")
     places = range(len(rows))
     axes.barh(places, [row["time_us"] for row in rows], color="#76b900", label="gdn_cuda", height=0.6)
     if "ceilings" in report:
@@ -34,6 +34,5 @@ def draw(report: dict[str, Any], path: str) -> None:
     axes.set_yticks(places, [row["shape"] for row in rows])
     axes.invert_yaxis()
     axes.set_title(f"{report['operator']} on {report['device']}, torch {report['torch']}, CUDA {report['cuda']}", fontsize=10)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=150)

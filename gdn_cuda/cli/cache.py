@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .output import console, human_age, human_bytes, print_json, table
+from .output import console, human_age, human_bytes, print_json, show, table
 
 
 def add_parser(commands: Any) -> None:
@@ -61,7 +61,7 @@ def _list(directory: str, verify: bool, as_json: bool) -> int:
                 human_age(entry["age_seconds"]),
                 f"{entry['file']}: {entry['problem']}" if verify else entry["file"],
             )
-        terminal.print(listing)
+        show(terminal, listing)
     where = directory or memory_only(_C.cache_refusals())
     if verify:
         terminal.print(f"{len(entries) - len(broken)} sound, {len(broken)} broken in {where}", soft_wrap=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .cache import memory_only
-from .output import console, human_bytes, print_json, table
+from .output import console, human_bytes, print_json, show, table
 
 
 @dataclass
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     for check in checks:
         listing.add_row(Text(check.status, style=styles[check.status]), check.what, check.found)
     terminal = console()
-    terminal.print(listing)
+    show(terminal, listing)
     for check in checks:
         if check.fix and check.status != "ok":
             terminal.print(f"{check.what}: {check.fix}", soft_wrap=True)
@@ -155,7 +155,8 @@ def _toolchain() -> Iterator[Check]:
     if tools["nvrtc_identity"]:
         yield Check("NVRTC build", "ok", tools["nvrtc_identity"])
     if tools["nvcc_identity"]:
-        yield Check("nvcc build", "ok", tools["nvcc_identity"])
+        release = re.search(r"release [\d.]+, V[\d.]+", tools["nvcc_identity"])
+        yield Check("nvcc build", "ok", release[0] if release else tools["nvcc_identity"])
     if tools["library_digest"]:
         yield Check("kernel headers' digest", "ok", tools["library_digest"][:16])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .output import console, human_bytes, print_json, table
+from .output import console, human_bytes, print_json, show, table
 
 
 def add_parser(commands: Any) -> None:
@@ -35,11 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
             entry["summary"],
         )
     terminal = console()
-    terminal.print(listing)
+    show(terminal, listing)
     if arguments.kernel:
         details = table("configuration", ">threads", ">shared memory")
         for entry in kernels:
             for listed in entry["configurations"]:
                 details.add_row(listed["configuration"], str(listed["threads"]), human_bytes(listed["shared_bytes"]))
-        terminal.print(details)
+        show(terminal, details)
     return 0

@@ -14,8 +14,17 @@ def console() -> Console:
     from rich.console import Console
 
     terminal = Console(highlight=False, markup=False)
-    # Without a terminal, rich assumes 80 columns and cuts tables; a log or a pipe has no width.
-    return terminal if terminal.is_terminal else Console(highlight=False, markup=False, width=240)
+    # Without a terminal, rich assumes 80 columns and folds what is longer; a log or a pipe has no width.
+    return terminal if terminal.is_terminal else Console(highlight=False, markup=False, width=10_000)
+
+
+def show(terminal: Console, rendered: Table) -> None:
+    if terminal.is_terminal:
+        terminal.print(rendered)
+        return
+    with terminal.capture() as captured:
+        terminal.print(rendered)
+    print("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()))  # rich pads lines to the table's width
 
 
 def table(*columns: str, title: str | None = None) -> Table:

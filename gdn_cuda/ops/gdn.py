@@ -4,11 +4,11 @@ The recurrence, for each token and value head h (which reads key head h // (Hv /
 
     S ← exp(g)·S        v' = β·(v − S k)        S ← S + v' kᵀ        o = scale · S q
 
-Padded tensors are rank 4, (B, T, H, d); packed ones rank 3, (N, H, d), with `cu_seqlens` (B+1, int32 or int64). Any strided view
-whose last dimension is contiguous will do; nothing is copied. Head dimensions are multiples of 8 up to 256. CUDA tensors run
-kernels compiled at first use, CPU tensors run `gdn_cuda.reference`. Wrong input raises ValueError naming function, argument,
-expected and got, before anything is launched or written; `cu_seqlens` and slot indices on a GPU cannot be read without waiting for
-it, so what they say out of range reads and writes nothing there (each function says what it does instead).
+Padded tensors are rank 4, (B, T, H, d); packed ones rank 3, (N, H, d), with `cu_seqlens` (B+1, int32 or int64). Any strided
+view whose last dimension is contiguous will do; nothing is copied. Head dimensions are multiples of 8 up to 256. CUDA tensors
+run kernels compiled at first use, CPU tensors run `gdn_cuda.reference`. Wrong input raises ValueError naming function,
+argument, expected and got, before anything is launched or written; `cu_seqlens` and slot indices on a GPU cannot be read
+without waiting for it, so what they say out of range reads and writes nothing there (each function says what it does instead).
 
 Inference only: no gradients flow through these. `gdn_cuda.reference` is differentiable.
 """
@@ -47,9 +47,7 @@ def _output_like(value: Tensor, out: Tensor | None) -> Tensor:
     return torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
 
 
-def fused_gdn_gating(
-    A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False
-) -> tuple[Tensor, Tensor]:
+def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
     """The gates of a layer: `(beta, gate)`.
 
     beta = sigmoid(b) in b's dtype; gate = −exp(A_log) · softplus(a + dt_bias) in fp32, with softplus(x) = x above 20.
@@ -82,14 +80,14 @@ def recurrent_forward(
 ) -> tuple[Tensor, Tensor]:
     """The recurrence token by token, the state in registers from the first token to the last: `(output, new_state)`.
 
-    query, key (B, T, Hk, dk) or (N, Hk, dk), value (…, Hv, dv): bf16 or fp16. beta (…, Hv) bf16, fp16 or fp32; gate (…, Hv) fp32 or
-    bf16, the log decay of each token. state (B, Hv, dv, dk) fp32 or bf16, or None for zeros; it is not changed. new_state has its
-    dtype (fp32 without one).
+    query, key (B, T, Hk, dk) or (N, Hk, dk), value (…, Hv, dv): bf16 or fp16. beta (…, Hv) bf16, fp16 or fp32; gate (…, Hv)
+    fp32 or bf16, the log decay of each token. state (B, Hv, dv, dk) fp32 or bf16, or None for zeros; it is not changed.
+    new_state has its dtype (fp32 without one).
 
-    PREFILL and DECODE return the state after the last token. SPEC_VERIFY returns the state after every token, (B, T, Hv, dv, dk) or
-    packed (N, Hv, dv, dk); its `state` may be what an earlier verify returned, (B, S, Hv, dv, dk), and `num_accepted_tokens` (B,)
-    then picks where sequence b starts: step max(num_accepted_tokens[b], 1) − 1, at most S − 1. With one state a sequence there is
-    nothing to pick.
+    PREFILL and DECODE return the state after the last token. SPEC_VERIFY returns the state after every token, (B, T, Hv, dv,
+    dk) or packed (N, Hv, dv, dk); its `state` may be what an earlier verify returned, (B, S, Hv, dv, dk), and
+    `num_accepted_tokens` (B,) then picks where sequence b starts: step max(num_accepted_tokens[b], 1) − 1, at most S − 1. With
+    one state a sequence there is nothing to pick.
     """
     out = _output_like(value, out)
     new_state = _recurrent_forward(
@@ -124,13 +122,13 @@ def fused_decode(
     (slots, Hv, dv, dk) fp32 or bf16: each slot contiguous, any stride between slots.
 
     Sequence n reads slot `state_indices[n]` (n without indices) and writes it back. For speculative verify, give
-    `state_indices` (B, T) and `num_accepted_tokens` (B,): it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state
-    after token t to slot state_indices[n, t]. Or give `step_states` (rows, S, Hv, dv, dk) and `step_slots` (B,): the state after
-    token t goes to step_states[step_slots[n], t] and the pool stays as it was.
+    `state_indices` (B, T) and `num_accepted_tokens` (B,): it reads slot state_indices[n, max(accepted, 1) − 1] and writes the
+    state after token t to slot state_indices[n, t]. Or give `step_states` (rows, S, Hv, dv, dk) and `step_slots` (B,): the
+    state after token t goes to step_states[step_slots[n], t] and the pool stays as it was.
 
-    A slot to read that is negative or equal to `null_slot` skips its sequence: zero output, no slot touched; a slot to write that
-    is so is not written. A slot past the pool touches nothing either: on CPU tensors it raises IndexError; on a GPU the index
-    cannot be read without waiting for it, so the sequence's output is NaN. Two sequences on one slot race.
+    A slot to read that is negative or equal to `null_slot` skips its sequence: zero output, no slot touched; a slot to write
+    that is so is not written. A slot past the pool touches nothing either: on CPU tensors it raises IndexError; on a GPU the
+    index cannot be read without waiting for it, so the sequence's output is NaN. Two sequences on one slot race.
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay sees the indices' current values.
     """
@@ -180,13 +178,14 @@ def chunked_forward(
 
     Runs the recurrent kernel for now: right, and far from what tensor cores can do on long sequences.
 
-    Inputs as in `recurrent_forward`. final_state (B, Hv, dv, dk) has `state_dtype`, else the state's dtype, else fp32; None with
-    `output_final_state=False`. chunk_indices (sequence, chunk pairs) and cu_chunks (B+1) are hints that need not be given: the
-    device derives them.
+    Inputs as in `recurrent_forward`. final_state (B, Hv, dv, dk) has `state_dtype`, else the state's dtype, else fp32; None
+    with `output_final_state=False`. chunk_indices (sequence, chunk pairs) and cu_chunks (B+1) are hints that need not be given:
+    the device derives them.
 
-    With `state_indices` (B,), `state` is a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, and returned as
-    final_state. `checkpoint_every=n` (a multiple of 64) returns the states after every n tokens in sequence order, (rows, Hv, dv, dk):
-    T // n rows a padded sequence; N // n rows packed, of which sequence i fills the next length_i // n and the rest are zero.
+    With `state_indices` (B,), `state` is a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, and
+    returned as final_state. `checkpoint_every=n` (a multiple of 64) returns the states after every n tokens in sequence order,
+    (rows, Hv, dv, dk): T // n rows a padded sequence; N // n rows packed, of which sequence i fills the next length_i // n and
+    the rest are zero.
     """
     out = _output_like(value, out)
     final_state: Tensor | None
@@ -274,12 +273,14 @@ def bf16_gdn_compute_u_w(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
 ) -> None:
-    """Writes u = T (β v) and w = T (β exp(G) k) of every chunk of 64, T = (I + A)⁻¹, A_ij = β_i (k_i·k_j) exp(G_i − G_j) below the diagonal.
+    """Writes u = T (β v) and w = T (β exp(G) k) of every chunk of 64.
+
+    T = (I + A)⁻¹, with A_ij = β_i (k_i·k_j) exp(G_i − G_j) below the diagonal and 0 elsewhere.
 
     k (…, Hk, dk), v and u (…, Hv, dv), w (…, Hv, dk): bf16. gate (…, Hv) fp32 is G, the sum inside each chunk
-    (`chunk_local_cumsum_bf16`), None for no decay; beta and gate MN-major (`transpose_to_mn_major`). A plain kernel, on the CUDA
-    cores: for research and as a check. `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head dimensions are
-    always compiled in, sequence lengths never.
+    (`chunk_local_cumsum_bf16`), None for no decay; beta and gate MN-major (`transpose_to_mn_major`). A plain kernel, on the
+    CUDA cores: for research and as a check. `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head
+    dimensions are always compiled in, sequence lengths never.
     """
     _bf16_gdn_compute_u_w(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices)
 
@@ -297,7 +298,7 @@ def bf16_chunked_seq_state_update(
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
 ) -> None:
-    """Runs the state over the chunks: writes the state before each to `state`, v' = u − w Sᵀ over u, and the last to `final_state`.
+    """Runs the state over the chunks: the state before each goes to `state`, v' = u − w Sᵀ over u, the last to `final_state`.
 
     state (B, chunks, Hv, dv, dk), packed (chunks, Hv, dv, dk); final_state (B, Hv, dv, dk); each fp32 or bf16. With
     `is_initial_state`, state[:, 0] (packed: a sequence's first chunk) holds the state to start from. The rest as in

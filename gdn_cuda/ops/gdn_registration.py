@@ -1,7 +1,10 @@
 """What the C++ library leaves to Python: shapes for tracing (fake implementations), and the CPU implementations.
 
-A CPU implementation calls `validate_<op>` (the C++ checks, and nothing else), then the reference.
+A CPU implementation calls `validate_<op>` (the C++ checks, and nothing else), then the reference. Arguments are those of the
+operators' schemas (csrc/apis), in their order.
 """
+
+# mypy: allow-untyped-defs
 
 from __future__ import annotations
 
@@ -19,7 +22,23 @@ SPEC_VERIFY = 2
 
 
 def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return torch.library.register_fake(f"gdn_cuda::{name}", lib=_library)
+    """Registers `shapes` for tracing and for meta tensors: where a call with one of those among CPU tensors goes, too."""
+    arguments = [argument.name for argument in getattr(_ops, name).default._schema.arguments]
+
+    def register(shapes: Callable[..., Any]) -> Callable[..., Any]:
+        def on_one_device(*args: Any) -> Any:
+            tensors = [(argument, x) for argument, x in zip(arguments, args, strict=True) if isinstance(x, Tensor)]
+            first, like = tensors[0]
+            for argument, x in tensors:
+                if x.device != like.device:
+                    function = name.removesuffix("_pool")
+                    raise ValueError(f"{function}: {argument}: expected {like.device}, the device of {first}, got {x.device}")
+            return shapes(*args)
+
+        torch.library.register_fake(f"gdn_cuda::{name}", on_one_device, lib=_library)
+        return shapes
+
+    return register
 
 
 def _cpu(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -60,26 +79,29 @@ def _(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Ten
     return b.new_empty(b.shape), a.new_empty(a.shape, dtype=torch.float32)
 
 
-_cpu("fused_gdn_gating")(reference.fused_gdn_gating)
+@_cpu("fused_gdn_gating")
+def _(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    beta, gate = reference.fused_gdn_gating(A_log, dt_bias, a, b)
+    return beta.contiguous(), gate.contiguous()
 
 
 # ---- recurrent_forward
 
 
 @_fake("recurrent_forward")
-def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):  # type: ignore[no-untyped-def]
+def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):
     dtype = torch.float32 if state is None else state.dtype
     leading = tuple(query.shape[:-2]) if mode == SPEC_VERIFY else (_sequences(query, cu_seqlens),)
     return _state(out, query, value, *leading, dtype=dtype)
 
 
 @_cpu("recurrent_forward")
-def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):  # type: ignore[no-untyped-def]
+def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):
     output, new_state = reference.recurrent_forward(
         query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale
     )
     out.copy_(output)
-    return new_state.contiguous()
+    return new_state.clone(memory_format=torch.contiguous_format)  # without tokens it is `state` itself
 
 
 # ---- fused_decode
@@ -100,18 +122,14 @@ def _(*args: Any) -> None:
 
 
 @_fake("chunked_forward")
-def _(
-    query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, with_final, dtype, every, out
-):  # type: ignore[no-untyped-def]
+def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, with_final, dtype, every, out):
     dtype = dtype or (torch.float32 if state is None else state.dtype)
     final_state = _state(out, query, value, _sequences(query, cu_seqlens) if with_final else 0, dtype=dtype)
     return final_state, _state(out, query, value, _checkpoint_rows(query, cu_seqlens, every), dtype=dtype)
 
 
 @_cpu("chunked_forward")
-def _(
-    query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, with_final, dtype, every, out
-):  # type: ignore[no-untyped-def]
+def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, with_final, dtype, every, out):
     output, final_state, checkpoints = reference.chunked_forward(
         query, key, value, beta, gate, state, cu_seqlens, scale, norm, dtype, None, every
     )
@@ -122,16 +140,12 @@ def _(
 
 
 @_fake("chunked_forward_pool")
-def _(
-    query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, out
-):  # type: ignore[no-untyped-def]
+def _(query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, out):
     return _state(out, query, value, _checkpoint_rows(query, cu_seqlens, every), dtype=pool.dtype)
 
 
 @_cpu("chunked_forward_pool")
-def _(
-    query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, out
-):  # type: ignore[no-untyped-def]
+def _(query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, out):
     output, _, checkpoints = reference.chunked_forward(
         query, key, value, beta, gate, pool, cu_seqlens, scale, norm, None, indices, every
     )
@@ -165,7 +179,7 @@ def _(*args: Any) -> None:
 
 
 @_cpu("chunk_local_cumsum_bf16")
-def _(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices):  # type: ignore[no-untyped-def]
+def _(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices):
     output.copy_(reference.chunk_local_cumsum(input, head_first, cu_seqlens))
 
 
@@ -182,7 +196,7 @@ def _(*args: Any) -> None:
 
 
 @_cpu("bf16_gdn_compute_u_w")
-def _(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices):  # type: ignore[no-untyped-def]
+def _(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices):
     u_new, w_new = reference.compute_u_w(k, v, beta, gate, cu_seqlens)
     u.copy_(u_new)
     w.copy_(w_new)
@@ -194,7 +208,7 @@ def _(*args: Any) -> None:
 
 
 @_cpu("bf16_chunked_seq_state_update")
-def _(k, u, w, state, final_state, gate, has_initial, with_final, compiled_dims, cu_seqlens, chunk_size):  # type: ignore[no-untyped-def]
+def _(k, u, w, state, final_state, gate, has_initial, with_final, compiled_dims, cu_seqlens, chunk_size):
     initial = None
     if has_initial and cu_seqlens is None:
         initial = state[:, 0] if state.shape[1] else state.new_zeros(final_state.shape)
@@ -215,6 +229,6 @@ def _(*args: Any) -> None:
 
 
 @_cpu("bf16_gdn_chunked_compute_O")
-def _(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size):  # type: ignore[no-untyped-def]
+def _(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size):
     states = state if cu_seqlens is None else state[: _chunk_count(k, cu_seqlens)]
     o.copy_(reference.compute_o(q, states, k, u, gate, cu_seqlens))

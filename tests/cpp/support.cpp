@@ -101,6 +101,7 @@ ChildResult in_child(const Environment& environment, const std::function<std::st
     const fs::path value = folder / "value", messages = folder / "stderr", home = folder / "home";
     fs::create_directories(home);
     const pid_t child = start_child([&] {
+        const jit::Descriptor answer(::open(value.c_str(), O_WRONLY | O_CREAT, 0600));  // before `body` may give up its rights
         for (const jit::Variable& variable : jit::variables()) ::unsetenv(variable.name);
         ::unsetenv("XDG_CACHE_HOME");
         ::setenv("HOME", home.c_str(), 1);
@@ -112,8 +113,7 @@ ChildResult in_child(const Environment& environment, const std::function<std::st
         } catch (const std::exception& error) {
             result = std::string("error: ") + error.what();
         }
-        write(value, result);
-        return 0;
+        return ::write(answer.get(), result.data(), result.size()) == static_cast<ssize_t>(result.size()) ? 0 : 1;
     });
     const int exit_code = wait_for(child);
     ChildResult result{read(value), read(messages), exit_code != 0};

@@ -122,11 +122,11 @@ TEST_F(Tree, WarmOnlyAsksForStatus) {
 TEST_F(Tree, ADamagedMemoIsNotTrusted) {
     settle();
     const std::string right = tree_digest(root, memo), text = read(memo);
-    for (std::size_t size = 0; size < text.size(); size += 7) {
+    for (std::size_t size = 0; size < text.size(); size += 31) {
         write(memo, text.substr(0, size));
         EXPECT_EQ(tree_digest(root, memo), right) << "truncated to " << size;
     }
-    for (std::size_t at = 0; at < text.size(); ++at) {
+    for (std::size_t at = 0; at < text.size(); at += 5) {
         std::string flipped = text;
         flipped[at] = static_cast<char>(flipped[at] ^ 1);
         write(memo, flipped);

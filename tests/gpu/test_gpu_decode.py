@@ -180,7 +180,7 @@ def test_speculative_verify_in_step_states(seed: int) -> None:
 
 
 def test_verify_equals_single_steps(seed: int) -> None:
-    """T tokens in one call against T calls of one token: the same bits, as the state in memory is fp32."""
+    """T tokens in one call against T calls of one token: the same bits, as rows are summed in one order everywhere."""
     inputs = make_step(3, 4, seed=seed)
     together = {name: x.clone() for name, x in inputs.items()}
     out = gdn_cuda.fused_decode(**together)

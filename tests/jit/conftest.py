@@ -38,6 +38,15 @@ def start(tmp_path: Path, cache: Path) -> Iterator[Start]:
         child.end()
 
 
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the headers and compilers of this environment are, as children find them."""
+    child = Child(tmp_path_factory.mktemp("wheels"), {})
+    found = child.call("found_in_wheels")
+    child.end()
+    return {name: Path(path) for name, path in found.items()}
+
+
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
     made = Gate(tmp_path / "gate")

@@ -11,7 +11,10 @@ import ctypes
 import importlib.util
 import json
 import os
+import resource
+import signal
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -22,23 +25,26 @@ from typing import Any
 LIBRARIES = ("libnvrtc", "libcuda.so")
 
 
-def mapped() -> list[str]:
-    """Which of LIBRARIES this process has loaded."""
+def mapped() -> set[str]:
     maps = Path("/proc/self/maps").read_text()
-    return [name for name in LIBRARIES if name in maps]
+    return {name for name in LIBRARIES if name in maps}
+
+
+def loaded() -> list[str]:
+    """Which of LIBRARIES came into this process with the core or after it."""
+    return sorted(mapped() - mapped_before)
 
 
 def load_core(package: str) -> Any:
     """gdn_cuda._C without running gdn_cuda/__init__.py, which needs Python's torch."""
     torch = Path(importlib.util.find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
     ctypes.CDLL(str(torch / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
-    before = mapped()
+    mapped_before.update(mapped())
     stub = types.ModuleType("gdn_cuda")
     stub.__path__ = [package]
     sys.modules["gdn_cuda"] = stub
     from gdn_cuda import _C
 
-    extra["loaded_by_import"] = lambda: sorted(set(mapped()) - set(before))
     return _C
 
 
@@ -71,8 +77,9 @@ def in_threads(count: int, call: str, *args: Any, **kwargs: Any) -> list[dict[st
 
 def in_background(call: str, *args: Any, **kwargs: Any) -> None:
     """Starts the call in a thread, which goes on while this process answers others; `join` waits for it."""
-    background.append(in_threads_of_one := threading.Thread(target=lambda: finished.append(outcome(call, list(args), kwargs))))
-    in_threads_of_one.start()
+    thread = threading.Thread(target=lambda: finished.append(outcome(call, list(args), kwargs)), daemon=True)
+    background.append(thread)
+    thread.start()
 
 
 def join() -> dict[str, Any]:
@@ -94,6 +101,12 @@ def in_fork(call: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return json.loads(answer)
 
 
+def found_in_wheels() -> dict[str, str]:
+    from gdn_cuda import runtime
+
+    return runtime.find_paths()
+
+
 def leave_fork(seconds: float) -> int:
     """A fork that does nothing but live on, with every descriptor it inherited."""
     child = os.fork()
@@ -103,16 +116,49 @@ def leave_fork(seconds: float) -> int:
     return child
 
 
+def setenv(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def limit_file_size(size: int) -> None:
+    """Larger files are errors, as over a quota: Python ignores the signal that would end the process."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def ignore_children() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def lose_working_folder() -> None:
+    os.chdir(folder := tempfile.mkdtemp())
+    os.rmdir(folder)  # noqa: PTH106
+
+
+def compile_forever(*args: Any) -> None:
+    while True:
+        core.compile_text(*args, force=True)
+
+
 background: list[threading.Thread] = []
 finished: list[dict[str, Any]] = []
+mapped_before: set[str] = set()
 extra: dict[str, Callable[..., Any]] = {
-    "mapped": mapped,
+    "loaded": loaded,
     "in_threads": in_threads,
     "in_background": in_background,
     "join": join,
     "in_fork": in_fork,
     "leave_fork": leave_fork,
+    "found_in_wheels": found_in_wheels,
     "umask": os.umask,
+    "limit_file_size": limit_file_size,
+    "setenv": setenv,
+    "ignore_children": ignore_children,
+    "lose_working_folder": lose_working_folder,
+    "compile_forever": compile_forever,
     "pid": os.getpid,
 }
 
@@ -124,10 +170,8 @@ def main() -> None:
     setting = json.loads(sys.stdin.readline())
     core = load_core(sys.argv[1])
     if setting["hook"] == "wheels":
-        from gdn_cuda import runtime
-
-        paths = runtime.find_paths() if setting["user"] is not None else None  # another user may not read Python's own files
-        core.set_path_hook(lambda: paths if paths is not None else runtime.find_paths())
+        paths = found_in_wheels() if setting["user"] is not None else None  # another user may not read Python's own files
+        core.set_path_hook(lambda: paths or found_in_wheels())
     elif setting["hook"] is not None:
         core.set_path_hook(lambda: setting["hook"])
     if setting["user"] is not None:

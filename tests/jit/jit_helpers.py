@@ -176,6 +176,11 @@ def nvcc() -> Path:
     return Path(found)
 
 
+def choose(compiler: str) -> dict[str, str]:
+    """The variables that choose "nvrtc" or "nvcc"."""
+    return {"GDN_JIT_USE_NVCC": "1", "GDN_JIT_NVCC": str(nvcc())} if compiler == "nvcc" else {}
+
+
 class Gate:
     """An nvcc that waits until the gate is opened: a compile that takes exactly as long as a test needs."""
 
@@ -226,11 +231,14 @@ def need_root() -> None:
         pytest.skip("needs root, to act as another user")
 
 
-def wheels() -> dict[str, Path]:
-    """Where the headers and compilers of this environment are, as children find them."""
-    from gdn_cuda import runtime
-
-    return {name: Path(path) for name, path in runtime.find_paths().items()}
+def copy_cuda_home(paths: dict[str, Path], home: Path) -> Path:
+    """The headers and NVRTC of this environment in the layout of a toolkit."""
+    shutil.copytree(paths["cuda_include"], home / "include")
+    (home / "lib").mkdir()
+    for library in paths["nvrtc"].parent.glob("libnvrtc*.so.*"):
+        if ".alt." not in library.name:
+            shutil.copyfile(library, home / "lib" / library.name)
+    return home
 
 
 def edit(path: Path, append: str) -> None:

@@ -106,7 +106,8 @@ def decode(
         # One projection for all of them: every tensor is a strided view.
         rows = random(*tokens, 2 * HK * DK + HV * DV + 2 * HV, seed=seed, dtype=torch.bfloat16)
         query, key, value, a, b = rows.split([HK * DK, HK * DK, HV * DV, HV, HV], dim=-1)
-        slots = sequences * max(longest, 1) + 2
+        width = max(longest, 1)
+        slots = sequences * width + 2
         memory = random(slots, (2 if gaps else 1) * HV * DV * DK, seed=seed + 1, dtype=pool)
         inputs: Arguments = {
             "query": query.unflatten(-1, (HK, DK)),
@@ -125,8 +126,8 @@ def decode(
             chosen[2:3] = -1  # a padding row
             inputs["state_indices"] = chosen
         elif indices == "token":
-            inputs["state_indices"] = torch.arange(sequences * longest, dtype=index).view(sequences, longest) + 1
-            inputs["num_accepted_tokens"] = torch.arange(sequences, dtype=index) % (longest + 1)
+            inputs["state_indices"] = torch.arange(sequences * width, dtype=index).view(sequences, width) + 1
+            inputs["num_accepted_tokens"] = torch.arange(sequences, dtype=index) % (width + 1)
         if steps:
             inputs["step_states"] = random(sequences + 1, longest + 1, HV, DV, DK, seed=seed + 4, dtype=pool)
             inputs["step_slots"] = torch.arange(sequences, dtype=index).flip(0)
@@ -138,7 +139,9 @@ def decode(
 # ---- chunked_forward
 
 
-def chunked(packed: bool = False, state: torch.dtype | None = torch.float32, **more: Any) -> Callable[[int, int, int], Arguments]:
+def chunked(
+    packed: bool = False, state: torch.dtype | None = torch.float32, **more: Any
+) -> Callable[[int, int, int], Arguments]:
     def make(B: int, T: int, seed: int) -> Arguments:
         inputs = gdn(B, T, seed, packed)
         inputs["state"] = None if state is None else inputs["state"].to(state)
@@ -226,7 +229,11 @@ def state_update(packed: bool = False, initial: bool = False, gated: bool = True
         x = _piece_inputs(B, T, seed, packed, gated)
         u, w = gdn_cuda.reference.compute_u_w(x["key"], x["value"], x["beta"], x["gate"], x.get("cu_seqlens"))
         states = {"state": _states(x, packed), "final_state": poisoned(x["state"]), "is_initial_state": initial}
-        return {"k": x["key"], "u": u.bfloat16(), "w": w.bfloat16(), "gate": x["gate"]} | states | _offsets(x)
+        return (
+            {"k": x["key"], "u": u.bfloat16().contiguous(), "w": w.bfloat16().contiguous(), "gate": x["gate"]}
+            | states
+            | _offsets(x)
+        )
 
     return make
 
@@ -255,7 +262,7 @@ def _cases() -> Iterator[Case]:
     yield Case("recurrent-no-state", gdn_cuda.recurrent_forward, recurrent(InferenceMode.PREFILL, state=None, is_qk_norm=True))
     yield Case("recurrent-bf16-state", gdn_cuda.recurrent_forward, recurrent(InferenceMode.DECODE, state=bf16, scale=0.5))
     yield Case("recurrent-accepted", gdn_cuda.recurrent_forward, recurrent(verify, steps=3))
-    packed_verify = recurrent(verify, packed=True, state=bf16, steps=3)
+    packed_verify = recurrent(verify, packed=True, state=bf16, steps=4)
     yield Case("recurrent-accepted-packed", gdn_cuda.recurrent_forward, packed_verify, packed=True)
 
     yield Case("decode", gdn_cuda.fused_decode, decode())

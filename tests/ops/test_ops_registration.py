@@ -32,7 +32,9 @@ def test_every_operator_has_a_case() -> None:
 
 def geometry(result: Any) -> list[tuple[Any, ...]]:
     return [
-        (x.dtype, tuple(x.shape), x.stride() if x.numel() else None, x.device) for x in tree_leaves(result) if isinstance(x, Tensor)
+        (x.dtype, tuple(x.shape), x.stride() if x.numel() else None, x.device)
+        for x in tree_leaves(result)
+        if isinstance(x, Tensor)
     ]
 
 

@@ -8,6 +8,7 @@
 #include <gdn_cuda/kernels/gdn/chunk_cumsum_plan.cuh>
 #include <gdn_cuda/kernels/gdn/compute_o_plan.cuh>
 #include <gdn_cuda/kernels/gdn/compute_u_w_plan.cuh>
+#include <gdn_cuda/kernels/gdn/decode_plan.cuh>
 #include <gdn_cuda/kernels/gdn/gating_plan.cuh>
 #include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
@@ -30,6 +31,12 @@ struct RecurrentProblem {
 // Key dimensions with a kernel of their own; others run masked in the next of kMaskedHeadK.
 inline constexpr std::array kExactHeadK = {64, 96, 128, 192, 256};
 inline constexpr std::array kMaskedHeadK = {64, 128, 256};
+constexpr bool has_exact_kernel(int dk) { return std::ranges::find(kExactHeadK, dk) != kExactHeadK.end(); }
+constexpr int masked_head_k(int dk) {
+    for (const int head_k : kMaskedHeadK)
+        if (dk <= head_k) return head_k;
+    return 0;  // the operators take no dk above 256
+}
 // From here on, hiding the latency of the next token is worth its registers.
 inline constexpr i64 kPrefetchTokens = 16;
 
@@ -42,9 +49,9 @@ inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const j
                            .warps = 4,
                            .aligned = problem.aligned,
                            .prefetch = true};
-    if (!problem.aligned || std::ranges::find(kExactHeadK, problem.dk) == kExactHeadK.end()) {
+    if (!problem.aligned || !has_exact_kernel(problem.dk)) {
         config.exact_k = false;
-        config.head_k = *std::ranges::find_if(kMaskedHeadK, [&](int head_k) { return head_k >= problem.dk; });
+        config.head_k = masked_head_k(problem.dk);
         return config;
     }
     if (problem.tokens >= kPrefetchTokens) return config;
@@ -52,13 +59,13 @@ inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const j
     const i64 rows = problem.sequences * problem.heads * problem.dv;
     RecurrentConfig wide = config;
     wide.rows_per_thread = config.head_k <= 128 ? 4 : 2;
-    const i64 wide_blocks = rows / RecurrentLayout(wide).rows_per_block;
+    const i64 wide_blocks = rows / wide.rows_per_block();
     return wide_blocks >= 4 * device.multiprocessors ? wide : config;
 }
 
 inline std::string explain_recurrent(const RecurrentProblem& problem, const jit::DeviceTraits& device) {
     const RecurrentConfig config = recurrent_config(problem, device);
-    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, RecurrentLayout(config).rows_per_block);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
     std::string why;
     if (!problem.aligned) why += "rows do not start on 16 bytes: element-wise loads; ";
     if (!config.exact_k) why += fmt::format("dk {} runs masked in {}; ", problem.dk, config.head_k);
@@ -87,6 +94,61 @@ inline std::vector<RecurrentConfig> recurrent_configurations() {
             for (int head_k : kMaskedHeadK)
                 for (bool aligned : {true, false}) choose(1, 1, head_k - 8, aligned);
         }
+    return all;
+}
+
+// One token a sequence, whole 16-byte rows, head dimensions with a kernel of their own, one slot a sequence: gdn/decode.
+struct DecodeProblem {
+    i64 sequences;
+    int heads, dk, dv;
+    DType io, state;
+    bool fused_gates;
+};
+
+struct DecodeChoice {
+    DecodeConfig config;
+    int steps;  // of rows a block takes
+};
+
+// More rows a block share their prologue and keep more bytes on the way, as long as every multiprocessor still has a few blocks.
+// Measured on an H200: four stages are enough to keep its memory busy, and three blocks a multiprocessor to keep them even.
+inline constexpr int kDecodeStages = 4;
+inline constexpr i64 kDecodeBlocksPerMultiprocessor = 3;
+
+inline DecodeChoice decode_choice(const DecodeProblem& problem, const jit::DeviceTraits& device) {
+    DecodeConfig config{.head_k = problem.dk,
+                        .io = problem.io,
+                        .state = problem.state,
+                        .warps = 4,
+                        .stages = kDecodeStages,
+                        .fused_gates = problem.fused_gates};
+    for (int steps = std::min(8, config.layout().lanes); steps > 1; steps /= 2) {
+        const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_step() * steps);
+        if (blocks >= kDecodeBlocksPerMultiprocessor * device.multiprocessors) return {config, steps};
+    }
+    config.stages = 0;
+    return {config, 1};
+}
+
+inline std::string explain_decode(const DecodeProblem& problem, const jit::DeviceTraits& device) {
+    const auto [config, steps] = decode_choice(problem, device);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_step() * steps);
+    return steps == 1 ? fmt::format("{} blocks of one step each: latency counts, rows go straight to registers", blocks)
+                      : fmt::format("{} blocks of {} steps for {} multiprocessors: bytes count, rows pass through {} stages", blocks, steps,
+                                    device.multiprocessors, config.stages);
+}
+
+// Every configuration decode_choice can return.
+inline std::vector<DecodeConfig> decode_configurations() {
+    std::vector<DecodeConfig> all;
+    for (DType io : {DType::bf16, DType::f16})
+        for (DType state : {DType::f32, DType::bf16})
+            for (int dk : kExactHeadK)
+                for (bool fused_gates : {true, false})
+                    for (i64 sequences : {1, 4096}) {
+                        const DecodeConfig config = decode_choice({sequences, 32, dk, 128, io, state, fused_gates}, {}).config;
+                        if (std::ranges::find(all, config) == all.end()) all.push_back(config);
+                    }
     return all;
 }
 

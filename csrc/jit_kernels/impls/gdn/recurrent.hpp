@@ -20,13 +20,13 @@ struct Recurrent {
         static const std::vector<Config> all = recurrent_configurations();
         return all;
     }
-    static int threads(const Config& config) { return config.warps * 32; }
+    static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
 
     static void run(const RecurrentProblem& problem, const Args& args, const Target& target) {
         if (args.sequences == 0 || args.heads == 0 || args.dv == 0) return;
         const Config config = recurrent_config(problem, jit::device_traits(target.ordinal));
-        const auto tiles = static_cast<unsigned>(ceil_div(args.dv, RecurrentLayout(config).rows_per_block));
+        const auto tiles = static_cast<unsigned>(ceil_div(args.dv, config.rows_per_block()));
         launch<Recurrent>(config, args,
                           {tiles, static_cast<unsigned>(args.heads), static_cast<unsigned>(std::min(args.sequences, 65535))},
                           target);

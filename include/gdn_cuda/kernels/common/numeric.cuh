@@ -8,6 +8,8 @@
 
 namespace gdn_cuda {
 
+__device__ __forceinline__ float quiet_nan() { return __int_as_float(0x7fc00000); }
+
 template <DType>
 struct StorageOf;
 template <>
@@ -50,16 +52,29 @@ __device__ __forceinline__ __half from_float<__half>(float x) {
     return __float2half(x);
 }
 
-__device__ __forceinline__ float load_number(const Tagged& from, i64 at) {
-    switch (from.type) {
-        case DType::bf16:
-            return to_float(static_cast<const __nv_bfloat16*>(from.data)[at]);
-        case DType::f16:
-            return to_float(static_cast<const __half*>(from.data)[at]);
-        default:
-            return static_cast<const float*>(from.data)[at];
-    }
+// Loading and converting are two steps, and the load has no branch: several of them are under way at once.
+__device__ __forceinline__ unsigned load_raw(const Tagged& from, i64 at) {
+    const bool wide = from.type == DType::f32;
+    const char* address = static_cast<const char*>(from.data) + (at << (wide ? 2 : 1));
+    unsigned raw;
+    asm volatile(
+        "{\n"
+        ".reg .pred wide;\n"
+        "setp.ne.u32 wide, %2, 0;\n"
+        "@wide ld.global.u32 %0, [%1];\n"
+        "@!wide ld.global.u16 %0, [%1];\n"
+        "}"
+        : "=r"(raw)
+        : "l"(address), "r"(static_cast<unsigned>(wide)));
+    return raw;
 }
+
+__device__ __forceinline__ float number_of(unsigned raw, DType type) {
+    const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(raw)));
+    return type == DType::f16 ? half : __uint_as_float(type == DType::bf16 ? raw << 16 : raw);
+}
+
+__device__ __forceinline__ float load_number(const Tagged& from, i64 at) { return number_of(load_raw(from, at), from.type); }
 
 __device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
     switch (type) {
@@ -75,7 +90,19 @@ __device__ __forceinline__ void store_number(void* to, DType type, i64 at, float
 }
 
 __device__ __forceinline__ i64 load_index(const Tagged& from, i64 at) {
-    return from.type == DType::i64 ? static_cast<const i64*>(from.data)[at] : static_cast<const int*>(from.data)[at];
+    const bool wide = from.type == DType::i64;
+    const char* address = static_cast<const char*>(from.data) + (at << (wide ? 3 : 2));
+    i64 index;
+    asm volatile(
+        "{\n"
+        ".reg .pred wide;\n"
+        "setp.ne.u32 wide, %2, 0;\n"
+        "@wide ld.global.s64 %0, [%1];\n"
+        "@!wide ld.global.s32 %0, [%1];\n"
+        "}"
+        : "=l"(index)
+        : "l"(address), "r"(static_cast<unsigned>(wide)));
+    return index;
 }
 
 // ln(1 + y) for 0 <= y <= 1, relative error below 2e-7. log1pf costs three times as much and made the gating kernel

@@ -1,7 +1,7 @@
 // Configuration and arguments of gdn/recurrent, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/gdn/row_layout.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -28,19 +28,10 @@ struct RecurrentConfig {
         visit("aligned", aligned);
         visit("prefetch", prefetch);
     }
-};
 
-// How a state row (dk elements) is spread over lanes: about 16 elements each, in vectors of at most 16 bytes.
-struct RecurrentLayout {
-    int lanes, per_lane, vector, rows_per_block;
-
-    GDN_HOST_DEVICE constexpr explicit RecurrentLayout(const RecurrentConfig& config)
-        : lanes(config.head_k <= 64    ? 4
-                : config.head_k <= 192 ? 8
-                                       : 16),
-          per_lane(config.head_k / lanes),
-          vector(config.state != DType::f32 && per_lane % 8 == 0 ? 8 : 4),
-          rows_per_block(config.warps * (32 / lanes) * config.rows_per_thread) {}
+    GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+    GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
+    GDN_HOST_DEVICE constexpr int rows_per_block() const { return threads() / layout().lanes * rows_per_thread; }
 };
 
 // State slots: (slots, Hv, dv, dk), each slot contiguous, any strides between slots and between steps of a slot.

@@ -1,0 +1,21 @@
+// cp.async (sm_80): from global to shared memory without passing through registers.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda {
+
+__device__ __forceinline__ void async_copy_16(void* shared, const void* global) {
+    const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most kPending of this thread's groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void async_copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace gdn_cuda

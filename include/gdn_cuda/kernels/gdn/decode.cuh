@@ -1,0 +1,113 @@
+// gdn/decode: one token for every sequence, states of a pool updated in place. The serving step.
+//
+//     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
+//
+// Rows of S never meet, so a group of lanes owns a row: reads it, takes one round of shuffles (row.cuh), writes it. A block takes some
+// steps of rows of one head; with more than one step, their rows are fetched ahead into shared memory by the threads that will use them,
+// so a multiprocessor has up to 190 KB on the way and nobody waits at a barrier.
+//
+// Small batches are latency: slot index, state, arithmetic, each once round; q, k, v and the gates arrive while the state is under way,
+// and the code is kept short because cold instructions come from memory too. Large batches are the state's bytes, read and written once.
+//
+// Bound: memory. docs/benchmarks/decode.md has the share reached.
+#pragma once
+
+#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/gdn/decode_plan.cuh>
+#include <gdn_cuda/kernels/gdn/row.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <DecodeConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constant__ DecodeArgs args) {
+    using Io = Storage<kConfig.io>;
+    using State = Storage<kConfig.state>;
+    constexpr StateLayout kLayout = kConfig.layout();
+    using Slice = RowSlice<Io, kLayout, true, true>;
+    using StateSlice = RowSlice<State, kLayout, true, true>;
+    constexpr int kLanes = kLayout.lanes, kVectors = kLayout.vectors(), kStages = kConfig.stages;
+    constexpr int kRing = kStages > 0 ? kStages : 1;
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<DecodeSharedPlan<kConfig>*>(memory);
+    static_assert(kStages == 0 || sizeof(shared) == kConfig.shared_bytes());
+
+    const int sequence = blockIdx.z, head = blockIdx.y;
+    i64 slot = sequence;
+    if (args.slots.data != nullptr) slot = load_index(args.slots, sequence * args.slots_sequence);
+
+    const int lane = threadIdx.x % kLanes;
+    const int steps = kStages > 0 ? args.steps : 1;
+    const int first_row = blockIdx.x * (steps * kConfig.rows_per_step()) + threadIdx.x / kLanes;
+    const auto row_of = [&](int step) { return first_row + step * kConfig.rows_per_step(); };
+    const auto in_range = [&](int step) { return step < steps && row_of(step) < args.dv; };
+
+    const auto at = [&](const DecodeArgs::Heads& heads, int h) {
+        return static_cast<Io*>(heads.data) + sequence * heads.sequence + h * heads.head;
+    };
+    // Lane j of a row's group brings in the value and takes out the output of step j.
+    const bool mine = in_range(lane);
+    float value = mine ? to_float(at(args.value, head)[row_of(lane)]) : 0.f;
+    Io* output = at(args.output, head) + row_of(lane);
+    Slice query, key;
+    const int key_head = static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key);
+    query.load(at(args.query, key_head), lane, kConfig.head_k);
+    key.load(at(args.key, key_head), lane, kConfig.head_k);
+    RawGates gates;
+    gates.load(args, sequence * args.gate.sequence + head * args.gate.head, sequence * args.beta.sequence + head * args.beta.head, head,
+               kConfig.fused_gates);
+
+    if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) {  // padding, or an index that only the device could see is wrong
+        if (mine) *output = from_float<Io>(slot >= args.slot_count ? quiet_nan() : 0.f);
+        return;
+    }
+    const i64 head_row = static_cast<i64>(head) * args.dv;
+    const State* state_in = static_cast<const State*>(args.state_in) + slot * args.state_in_slot;
+    State* state_out = static_cast<State*>(args.state_out) + slot * args.state_out_slot;
+    const auto row_at = [&](int step) { return (head_row + row_of(step)) * kConfig.head_k; };
+
+    const auto fetch = [&](int step) {
+        if (in_range(step))
+#pragma unroll
+            for (int i = 0; i < kVectors; ++i)
+                async_copy_16(shared.state[step % kRing][i][threadIdx.x].bytes,
+                                                                state_in + row_at(step) + StateSlice::column(i, lane));
+        async_copy_commit();
+    };
+    StateSlice loaded;
+    const bool from_memory = args.state_in != nullptr;
+    if constexpr (kStages > 0) {
+#pragma unroll 1
+        for (int step = 0; step < kStages; ++step) fetch(from_memory ? step : steps);
+    } else {
+        from_memory && in_range(0) ? loaded.load_streaming(state_in + row_at(0), lane, kConfig.head_k) : loaded.clear();
+    }
+
+    TokenScalars scalars;
+    gates.finish(args, kConfig.fused_gates, scalars);
+    set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
+
+    float result = 0.f;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        if constexpr (kStages > 0) {
+            async_copy_wait<kStages - 1>();
+            if (from_memory) {
+#pragma unroll
+                for (int i = 0; i < kVectors; ++i)
+                    loaded.vectors[i].load(reinterpret_cast<const State*>(shared.state[step % kRing][i][threadIdx.x].bytes));
+            } else {
+                loaded.clear();
+            }
+            fetch(from_memory ? step + kStages : steps);
+        }
+        float s[kLayout.per_lane];
+#pragma unroll
+        for (int i = 0; i < kLayout.per_lane; ++i) s[i] = loaded[i];
+        const float out = advance<kLayout>(s, query, key, scalars, __shfl_sync(0xffffffffu, value, step, kLanes));
+        if (lane == step) result = out;
+        if (in_range(step)) loaded.store(state_out + row_at(step), lane, kConfig.head_k, s);
+    }
+    if (mine) *output = from_float<Io>(result);
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,69 @@
+// Configuration, shared memory and arguments of gdn/decode, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/row_layout.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct DecodeConfig {
+    int head_k;        // the tensors' own: 64, 96, 128, 192 or 256
+    DType io;          // query, key, value, output
+    DType state;       // the state in memory; registers hold fp32
+    int warps;
+    int stages;        // steps of rows on their way through shared memory; 0: one step a block, straight to registers
+    bool fused_gates;  // gates from a, b, A_log and dt_bias; else beta and the log decay are given
+
+    constexpr bool operator==(const DecodeConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("head_k", head_k);
+        visit("io", io);
+        visit("state", state);
+        visit("warps", warps);
+        visit("stages", stages);
+        visit("fused_gates", fused_gates);
+    }
+
+    GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+    GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
+    GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes; }
+    GDN_HOST_DEVICE constexpr int shared_bytes() const { return stages * threads() * layout().per_lane * bytes_of(state); }
+};
+
+// A thread reads back what it fetched itself, so no thread ever waits for another.
+template <DecodeConfig kConfig>
+struct DecodeSharedPlan {
+    struct alignas(16) Vector {
+        unsigned char bytes[16];
+    };
+    Vector state[kConfig.stages > 0 ? kConfig.stages : 1][kConfig.layout().vectors()][kConfig.threads()];
+};
+
+struct DecodeArgs {
+    // (sequence, head, d), d contiguous; strides in elements
+    struct Heads {
+        void* data = nullptr;
+        i64 sequence = 0, head = 0;
+    };
+    struct Gates {  // (sequence, head)
+        Tagged values;
+        i64 sequence = 0, head = 0;
+    };
+    Heads query, key, value, output;
+    Gates beta, gate;  // with fused gates: b and a
+    Tagged A_log, dt_bias;
+    int heads_per_key, dv;
+    int steps;  // of rows a block takes, at most one a lane of a row
+    float scale;
+    bool qk_norm;
+
+    Tagged slots;  // (sequences,); without it sequence n has slot n
+    i64 slots_sequence;
+    i64 slot_count, null_slot;
+    const void* state_in;  // (slots, Hv, dv, dk); nullptr: zeros
+    void* state_out;
+    i64 state_in_slot, state_out_slot;
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,113 @@
+// One row of the state and one token: what the kernels of the recurrence share.
+#pragma once
+
+#include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/gdn/row_layout.cuh>
+
+namespace gdn_cuda::gdn {
+
+constexpr float kNormEpsilon = 1e-6f;
+
+// The part of a row of dk elements that one lane holds: vectors `lane`, `lane + lanes`, ... With kExact, dk is the layout's own.
+template <class T, StateLayout kLayout, bool kAligned, bool kExact>
+struct RowSlice {
+    Vector<T, kLayout.vector, kAligned> vectors[kLayout.vectors()];
+
+    __device__ __forceinline__ static int column(int i, int lane) { return (i * kLayout.lanes + lane) * kLayout.vector; }
+    __device__ __forceinline__ static bool inside(int i, int lane, int dk) { return kExact || column(i, lane) < dk; }
+
+    __device__ __forceinline__ void load(const T* row, int lane, int dk) {
+#pragma unroll
+        for (int i = 0; i < kLayout.vectors(); ++i)
+            inside(i, lane, dk) ? vectors[i].load(row + column(i, lane)) : vectors[i].clear();
+    }
+    __device__ __forceinline__ void load_streaming(const T* row, int lane, int dk) {
+#pragma unroll
+        for (int i = 0; i < kLayout.vectors(); ++i)
+            inside(i, lane, dk) ? vectors[i].load_streaming(row + column(i, lane)) : vectors[i].clear();
+    }
+    __device__ __forceinline__ void clear() {
+        for (auto& vector : vectors) vector.clear();
+    }
+    __device__ __forceinline__ void store(T* row, int lane, int dk, const float (&s)[kLayout.per_lane]) {
+#pragma unroll
+        for (int i = 0; i < kLayout.vectors(); ++i) {
+#pragma unroll
+            for (int j = 0; j < kLayout.vector; ++j) vectors[i].set(j, s[i * kLayout.vector + j]);
+            if (inside(i, lane, dk)) vectors[i].store(row + column(i, lane));
+        }
+    }
+    __device__ __forceinline__ float operator[](int i) const { return vectors[i / kLayout.vector][i % kLayout.vector]; }
+};
+
+// What all rows of a head share at one token: the l2 norms multiply scalars instead of vectors.
+struct TokenScalars {
+    float decay, beta, key_scale, query_scale, query_key;
+};
+
+// The gates as they lie in memory: loaded early, made numbers of once the state is under way too.
+struct RawGates {
+    unsigned gate, beta, A_log, dt_bias;
+
+    template <class Args>
+    __device__ __forceinline__ void load(const Args& args, i64 gate_at, i64 beta_at, int head, bool fused) {
+        gate = load_raw(args.gate.values, gate_at);
+        beta = load_raw(args.beta.values, beta_at);
+        if (!fused) return;
+        A_log = load_raw(args.A_log, head);
+        dt_bias = load_raw(args.dt_bias, head);
+    }
+    template <class Args>
+    __device__ __forceinline__ void finish(const Args& args, bool fused, TokenScalars& scalars) const {
+        const float g = number_of(gate, args.gate.values.type), b = number_of(beta, args.beta.values.type);
+        if (fused) {
+            const float rate = expf(number_of(A_log, args.A_log.type));
+            scalars.decay = expf(-rate * softplus(g + number_of(dt_bias, args.dt_bias.type)));
+            scalars.beta = sigmoid(b);
+        } else {
+            scalars.decay = expf(g);
+            scalars.beta = b;
+        }
+    }
+};
+
+template <StateLayout kLayout, class Slice>
+__device__ __forceinline__ void set_products(TokenScalars& scalars, const Slice& query, const Slice& key, float scale, bool qk_norm) {
+    float key_square = 0.f, query_square = 0.f, query_key = 0.f;
+#pragma unroll
+    for (int i = 0; i < kLayout.per_lane; ++i) {
+        key_square = fmaf(key[i], key[i], key_square);
+        query_square = fmaf(query[i], query[i], query_square);
+        query_key = fmaf(query[i], key[i], query_key);
+    }
+    scalars.key_scale = 1.f;
+    scalars.query_scale = scale;
+    if (qk_norm) {
+        scalars.key_scale = rsqrtf(group_sum<kLayout.lanes>(key_square) + kNormEpsilon);
+        scalars.query_scale *= rsqrtf(group_sum<kLayout.lanes>(query_square) + kNormEpsilon);
+    }
+    scalars.query_key = group_sum<kLayout.lanes>(query_key) * scalars.key_scale * scalars.query_scale;
+}
+
+// One token for one row s (this lane's part of it): updates the row and returns its output. With S the state before the decay,
+//     v' = beta (v - e^g S.k)        o = scale (e^g S.q + v' q.k)        S <- e^g S + v' k^T
+// so S.k and S.q share one round of shuffles.
+template <StateLayout kLayout, class Slice>
+__device__ __forceinline__ float advance(float (&s)[kLayout.per_lane], const Slice& query, const Slice& key,
+                                         const TokenScalars& scalars, float value) {
+    float state_key = 0.f, state_query = 0.f;
+#pragma unroll
+    for (int i = 0; i < kLayout.per_lane; ++i) {
+        state_key = fmaf(s[i], key[i], state_key);
+        state_query = fmaf(s[i], query[i], state_query);
+    }
+    state_key = group_sum<kLayout.lanes>(state_key) * scalars.key_scale;
+    state_query = group_sum<kLayout.lanes>(state_query) * scalars.query_scale;
+    const float correction = scalars.beta * (value - scalars.decay * state_key);
+    const float along_key = correction * scalars.key_scale;
+#pragma unroll
+    for (int i = 0; i < kLayout.per_lane; ++i) s[i] = fmaf(along_key, key[i], scalars.decay * s[i]);
+    return fmaf(correction, scalars.query_key, scalars.decay * state_query);
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,21 @@
+// How a row of state (head_k elements) is spread over lanes, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::gdn {
+
+// About 32 bytes a lane, lanes taking turns at vectors of at most 16. The order in which a row is summed follows from this alone, so
+// every kernel and configuration of the recurrence gives the same bits.
+struct StateLayout {
+    int lanes, per_lane, vector;
+
+    GDN_HOST_DEVICE constexpr StateLayout(int head_k, DType state) : lanes(32), per_lane(0), vector(0) {
+        while (lanes * 32 > head_k * bytes_of(state) || head_k * bytes_of(state) % (lanes * 16) != 0) lanes /= 2;
+        per_lane = head_k / lanes;
+        vector = 16 / bytes_of(state);
+    }
+    GDN_HOST_DEVICE constexpr int vectors() const { return per_lane / vector; }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,25 @@
+"""What a child of the compile tests runs: standard input has {"jobs": n, "work": [[kernel, configuration, arch], ...]} in JSON,
+standard output gets {"findings": ..., "cache": ..., "results": [...]}. The environment says which compiler and which cache.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import gdn_cuda  # noqa: F401  (tells the core where headers are)
+from gdn_cuda import _C
+
+
+def compiled(work: list[str]) -> dict[str, object]:
+    try:
+        return dict(_C.compile(*work))
+    except RuntimeError as error:
+        return {"error": str(error)}
+
+
+request = json.load(sys.stdin)
+with ThreadPoolExecutor(max_workers=request["jobs"]) as pool:  # _C.compile releases the GIL
+    results = list(pool.map(compiled, request["work"]))
+json.dump({"findings": _C.toolchain()["findings"], "cache": _C.cache_directory(), "results": results}, sys.stdout)

@@ -1,0 +1,133 @@
+"""Compiles configurations of the registry in a child process with an empty cache of its own, and looks into the cubins."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+import gdn_cuda
+from gdn_cuda import _C
+from gdn_cuda.runtime import capability_of, configuration_fields
+
+CHILD = Path(__file__).with_name("compile_child.py")
+JOBS = max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+HOPPER = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Registered:
+    kernel: str  # "gdn/recurrent"
+    configuration: str
+    min_capability: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return configuration_fields(self.configuration)
+
+
+def registered() -> Iterator[Registered]:
+    for entry in _C.kernels():
+        for listed in entry["configurations"]:
+            yield Registered(f"{entry['family']}/{entry['name']}", listed["configuration"], entry["min_capability"])
+
+
+def representatives(arch: str) -> list[Registered]:
+    """Of every kernel that `arch` can run, the first and the last configuration: the plainest and the most special one."""
+    kernels: dict[str, list[Registered]] = {}
+    for each in registered():
+        if each.min_capability <= capability_of(arch):
+            kernels.setdefault(each.kernel, []).append(each)
+    return [each for listed in kernels.values() for each in dict.fromkeys((listed[0], listed[-1]))]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the child made."""
+
+    findings: dict[str, Any]  # what was looked for -> where it was found
+    cache: Path
+    results: list[dict[str, Any]]  # of _C.compile, in the order of the work
+
+    def cubin(self, i: int) -> Path:
+        found = list(self.cache.glob(f"*{self.results[i]['full_key']}*.cubin"))
+        assert len(found) == 1
+        return found[0]
+
+
+def compile_in_child(folder: Path, work: list[Registered], arch: str, **variables: str | Path) -> Compiled:
+    """Each one freshly: the cache starts empty, and no GDN_ variable of the caller's gets through."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(next(iter(gdn_cuda.__path__))).parent), environment.get("PYTHONPATH", "")]
+    )
+    environment |= {"GDN_JIT_CACHE_DIR": str(folder / "cache")} | {name: str(value) for name, value in variables.items()}
+    request = {"jobs": JOBS, "work": [(each.kernel, each.configuration, arch) for each in work]}
+    done = subprocess.run(
+        [sys.executable, str(CHILD)], input=json.dumps(request), env=environment, cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    findings = {finding["what"]: finding["found"] for finding in answer["findings"]}
+    return Compiled(findings, Path(answer["cache"]), answer["results"])
+
+
+def check_compiled(work: list[Registered], made: Compiled) -> None:
+    """Compiled, by this call, with everything in registers."""
+    wrong = []
+    for each, result in zip(work, made.results, strict=True):
+        what = f"{each.kernel} {each.configuration}"
+        if "error" in result:
+            wrong.append(f"{what}: {result['error']}")
+        elif result["origin"] != "compiled":
+            wrong.append(f"{what}: came from {result['origin']}")
+        elif result["spill_bytes"] or result["stack_bytes"]:
+            wrong.append(f"{what}: {result['spill_bytes']} bytes of spills, {result['stack_bytes']} bytes of stack")
+        elif not 0 < result["registers"] <= 255:
+            wrong.append(f"{what}: {result['registers']} registers")
+    assert not wrong, "\n".join(wrong)
+
+
+def median_seconds(made: Compiled) -> float:
+    return median(result["seconds"] for result in made.results)
+
+
+# ---- machine code
+
+
+def find_disassembler() -> str:
+    """nvdisasm or cuobjdump: on PATH, in a wheel, in a toolkit."""
+    folders: list[Path] = []
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec is not None else []:
+        folders += [Path(root) / "cu13" / "bin", Path(root) / "cuda_cuobjdump" / "bin", Path(root) / "cuda_nvdisasm" / "bin"]
+    homes = [os.environ[name] for name in ("GDN_CUDA_HOME", "CUDA_HOME") if name in os.environ]
+    folders += [Path(home) / "bin" for home in [*homes, "/usr/local/cuda"]]
+    search = os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)])
+    for name in ("nvdisasm", "cuobjdump"):
+        if (tool := shutil.which(name, path=search)) is not None:
+            return tool
+    return pytest.skip(
+        f"no nvdisasm and no cuobjdump on PATH or in {', '.join(map(str, folders))}: pip install nvidia-cuda-nvdisasm"
+    )
+
+
+def instructions(cubin: Path) -> list[str]:
+    """The instructions of its kernel with their modifiers, such as LDG.E.128."""
+    tool = find_disassembler()
+    options = ["-sass"] if Path(tool).name == "cuobjdump" else ["-c"]
+    text = subprocess.run([tool, *options, str(cubin)], capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text)
+    assert found, text[:500]
+    return found

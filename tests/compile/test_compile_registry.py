@@ -1,0 +1,45 @@
+"""Every registered configuration compiles through NVRTC for Hopper, nothing spilled; every kernel for its other GPUs too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from compile_helpers import HOPPER, Registered, check_compiled, compile_in_child, median_seconds, registered, representatives
+
+SLICE = 12  # configurations a test: enough to pay for the child's start, few enough to share the work between processes
+
+
+def slices() -> list[tuple[str, list[Registered]]]:
+    kernels: dict[str, list[Registered]] = {}
+    for each in registered():
+        kernels.setdefault(each.kernel, []).append(each)
+    return [
+        (f"{kernel}-{first}", listed[first : first + SLICE])
+        for kernel, listed in kernels.items()
+        for first in range(0, len(listed), SLICE)
+    ]
+
+
+@pytest.mark.parametrize("name, work", slices(), ids=[name for name, _ in slices()])
+def test_every_configuration(name: str, work: list[Registered], tmp_path: Path) -> None:
+    made = compile_in_child(tmp_path, work, HOPPER)
+    check_compiled(work, made)
+    assert len({result["full_key"] for result in made.results}) == len(work)
+    # The promise is one second on a quiet machine of two cores; a busy one may take longer.
+    print(f"{name}: median of {len(work)} cold compiles: {median_seconds(made):.2f} s")
+    assert median_seconds(made) < 3
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100a", "sm_120a"])
+def test_other_architectures(arch: str, tmp_path: Path) -> None:
+    work = representatives(arch)
+    check_compiled(work, compile_in_child(tmp_path, work, arch))
+
+
+def test_an_architecture_below_a_kernels_needs_is_refused(tmp_path: Path) -> None:
+    """The compiler does not know it, or the kernel needs more: an error that names it, and no entry."""
+    work = representatives(HOPPER)[:1]
+    made = compile_in_child(tmp_path, work, "sm_35")
+    assert "sm_35" in made.results[0]["error"]
+    assert not list(made.cache.glob("*.cubin"))

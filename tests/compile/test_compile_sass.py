@@ -1,0 +1,58 @@
+"""What the machine code of the memory-bound kernels must have: wide accesses where rows are aligned, and no local memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compile_helpers import HOPPER, Registered, check_compiled, compile_in_child, instructions, registered
+
+
+def chosen(kernel: str, wanted: Callable[[dict[str, Any]], bool]) -> list[Registered]:
+    found = [each for each in registered() if each.kernel == kernel and wanted(each.fields)]
+    assert found, f"no configuration of {kernel} is as this test wants it"
+    return found
+
+
+def code_of(work: list[Registered], folder: Path) -> list[list[str]]:
+    made = compile_in_child(folder, work, HOPPER)
+    check_compiled(work, made)
+    return [instructions(made.cubin(i)) for i in range(len(work))]
+
+
+def has(code: list[str], name: str) -> bool:
+    """`name` with its modifiers in any order: LDG.E.128 is also LDG.E.128.CONSTANT and LDG.E.NA.128."""
+    operation, width = name.split(".")
+    return any(x.split(".")[0] == operation and width in x.split(".") for x in code)
+
+
+def local_accesses(code: list[str]) -> list[str]:
+    return [x for x in code if x.split(".")[0] in ("LDL", "STL")]
+
+
+@pytest.mark.parametrize("state", ["f32", "bf16"])
+def test_the_aligned_recurrent_kernel_moves_16_bytes_at_a_time(state: str, tmp_path: Path) -> None:
+    work = chosen(
+        "gdn/recurrent",
+        lambda x: x["head_k"] == 128 and x["exact_k"] and x["aligned"] and x["io"] == "bf16" and x["state"] == state,
+    )
+    for each, code in zip(work, code_of(work, tmp_path), strict=True):
+        assert has(code, "LDG.128") and has(code, "STG.128"), each
+        assert not local_accesses(code), each
+
+
+def test_the_unaligned_one_does_not(tmp_path: Path) -> None:
+    """Wide accesses to rows that do not start on 16 bytes would fault."""
+    work = chosen("gdn/recurrent", lambda x: x["head_k"] == 128 and not x["aligned"] and x["io"] == "bf16")
+    for each, code in zip(work, code_of(work, tmp_path), strict=True):
+        assert not has(code, "LDG.128") and not has(code, "STG.128"), each
+        assert not local_accesses(code), each
+
+
+def test_gating_moves_16_bytes_at_a_time_when_it_can(tmp_path: Path) -> None:
+    work = chosen("gdn/gating", lambda x: x["vector"] == 8)
+    for each, code in zip(work, code_of(work, tmp_path), strict=True):
+        assert has(code, "LDG.128") and has(code, "STG.128"), each
+        assert not local_accesses(code), each

@@ -1,0 +1,176 @@
+// Heuristics and plans, with no GPU: few configurations for many problems, all of them registered, each within a block's means.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <regex>
+#include <set>
+#include <string>
+
+#include "jit_kernels/heuristics/gdn.hpp"
+#include "jit_kernels/impls/gdn/recurrent.hpp"
+#include "jit_kernels/registry.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+constexpr int kProblems = 10'000;
+
+class Random {
+  public:
+    // Small numbers as likely as large ones.
+    i64 size(i64 most) { return static_cast<i64>(std::exp2(real_(engine_) * std::log2(static_cast<double>(most) + 1.0))); }
+    template <class T>
+    T one_of(std::initializer_list<T> choices) {
+        return choices.begin()[std::uniform_int_distribution<size_t>(0, choices.size() - 1)(engine_)];
+    }
+
+  private:
+    std::mt19937 engine_{20251121};
+    std::uniform_real_distribution<double> real_{0.0, 1.0};
+};
+
+RecurrentProblem random_problem(Random& random) {
+    const int key_heads = random.one_of({1, 2, 4, 8, 16, 30});
+    return {.sequences = random.size(4096),
+            .tokens = random.size(131072),
+            .heads = key_heads * random.one_of({1, 2, 3, 4, 8}),
+            .dk = 8 * static_cast<int>(std::min<i64>(random.size(32), 32)),
+            .dv = 8 * static_cast<int>(std::min<i64>(random.size(32), 32)),
+            .io = random.one_of({DType::bf16, DType::f16}),
+            .state = random.one_of({DType::f32, DType::bf16}),
+            .aligned = random.one_of({true, false})};
+}
+
+jit::DeviceTraits device_of(int multiprocessors) {
+    jit::DeviceTraits device;
+    device.multiprocessors = multiprocessors;
+    return device;
+}
+
+TEST(RecurrentHeuristic, AModelsShapesNeedAHandfulOfKernels) {
+    Random random;
+    std::set<std::string> chosen;
+    for (int i = 0; i < kProblems; ++i) {
+        RecurrentProblem problem = random_problem(random);
+        problem.dk = problem.dv = 128;
+        problem.io = DType::bf16;
+        problem.state = DType::f32;
+        chosen.insert(to_text(recurrent_config(problem, {})));
+    }
+    EXPECT_GE(chosen.size(), 2U);
+    EXPECT_LE(chosen.size(), 4U);
+}
+
+TEST(RecurrentHeuristic, ChoosesOnlyWhatIsRegistered) {
+    Random random;
+    const auto all = recurrent_configurations();
+    for (int i = 0; i < kProblems; ++i) {
+        const RecurrentProblem problem = random_problem(random);
+        const RecurrentConfig config = recurrent_config(problem, device_of(random.one_of({46, 108, 132, 160})));
+        ASSERT_NE(std::ranges::find(all, config), all.end()) << to_text(config);
+    }
+}
+
+TEST(RecurrentHeuristic, TheKernelCanDoTheProblem) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const RecurrentProblem problem = random_problem(random);
+        const RecurrentConfig config = recurrent_config(problem, {});
+        ASSERT_GE(config.head_k, problem.dk);
+        ASSERT_TRUE(!config.exact_k || config.head_k == problem.dk);
+        ASSERT_TRUE(!config.aligned || problem.aligned) << "wide accesses to rows that do not start on 16 bytes";
+        ASSERT_EQ(config.io, problem.io);
+        ASSERT_EQ(config.state, problem.state);
+    }
+}
+
+TEST(RecurrentHeuristic, IsDeterministicAndSaysWhy) {
+    Random random;
+    for (int i = 0; i < 100; ++i) {
+        const RecurrentProblem problem = random_problem(random);
+        ASSERT_EQ(recurrent_config(problem, {}), recurrent_config(problem, {}));
+        const std::string why = explain_recurrent(problem, {});
+        ASSERT_EQ(why.find("do not start on 16 bytes") != std::string::npos, !problem.aligned) << why;
+        ASSERT_EQ(why.find("masked") != std::string::npos, !recurrent_config(problem, {}).exact_k) << why;
+    }
+}
+
+TEST(GatingHeuristic, WideAccessesOnlyToAlignedRows) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const GatingProblem problem{.rows = random.size(1 << 20),
+                                    .heads = static_cast<int>(random.size(256)),
+                                    .io = random.one_of({DType::bf16, DType::f16, DType::f32}),
+                                    .aligned = random.one_of({true, false})};
+        const GatingConfig config = gating_config(problem);
+        ASSERT_TRUE(config.vector == 1 || (problem.aligned && problem.heads % config.vector == 0));
+        ASSERT_GE(gating_blocks(problem, config, {}), 1U);
+    }
+}
+
+// "{.a = 1, .b = DType::f32}" -> {"a", "1"}, {"b", "DType::f32"}
+std::vector<std::pair<std::string, std::string>> fields_of(const std::string& text) {
+    static const std::regex field(R"(\.(\w+) = ([\w:]+))");
+    std::vector<std::pair<std::string, std::string>> found;
+    for (std::sregex_iterator it(text.begin(), text.end(), field), end; it != end; ++it) found.emplace_back((*it)[1], (*it)[2]);
+    return found;
+}
+
+TEST(ConfigurationText, NamesEveryFieldOnceInOrder) {
+    for (const RecurrentConfig& config : recurrent_configurations()) {
+        const auto fields = fields_of(to_text(config));
+        size_t i = 0;
+        config.fields([&](const char* name, auto value) {
+            ASSERT_LT(i, fields.size());
+            EXPECT_EQ(fields[i].first, name);
+            if constexpr (std::is_same_v<decltype(value), DType>) {
+                EXPECT_EQ(fields[i].second, std::string("DType::") + name_of(value));
+            } else {
+                EXPECT_EQ(fields[i].second, fmt::format("{}", value));
+            }
+            ++i;
+        });
+        EXPECT_EQ(i, fields.size());
+    }
+}
+
+TEST(Registry, TextsAndSourcesAreDistinct) {
+    for (const RegisteredKernel& kernel : registry()) {
+        std::set<std::string> texts, codes;
+        for (const RegisteredConfiguration& each : kernel.configurations) {
+            EXPECT_TRUE(texts.insert(each.source.configuration).second) << each.source.configuration;
+            EXPECT_TRUE(codes.insert(each.source.code).second) << each.source.code;
+            EXPECT_NE(each.source.code.find(each.source.configuration), std::string::npos);
+            EXPECT_NE(each.source.code.find("<gdn_cuda/kernels/" + kernel.family + "/" + kernel.name + ".cuh>"),
+                      std::string::npos);
+        }
+        EXPECT_FALSE(texts.empty()) << kernel.name;
+    }
+}
+
+TEST(Registry, EveryConfigurationFitsABlock) {
+    const jit::DeviceTraits hopper;
+    for (const RegisteredKernel& kernel : registry()) {
+        for (const RegisteredConfiguration& each : kernel.configurations) {
+            EXPECT_GE(each.shared_bytes, 0) << kernel.name << " " << each.source.configuration << ": a plan with no size";
+            EXPECT_LE(each.shared_bytes, hopper.shared_bytes_per_block) << kernel.name << " " << each.source.configuration;
+            EXPECT_GT(each.threads, 0);
+            EXPECT_LE(each.threads, 1024);
+            EXPECT_EQ(each.threads % 32, 0) << kernel.name;
+        }
+    }
+}
+
+TEST(Registry, KernelsAreNamedOnce) {
+    std::set<std::string> names;
+    for (const RegisteredKernel& kernel : registry()) {
+        EXPECT_TRUE(names.insert(kernel.family + "/" + kernel.name).second);
+        EXPECT_FALSE(kernel.summary.empty());
+        EXPECT_GE(kernel.min_capability, 80);
+    }
+}
+
+}  // namespace
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,391 @@
+// Loading and launching against a driver made up for it: what is packed, what is refused, and what the warm path costs.
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "jit/device.hpp"
+#include "jit/driver.hpp"
+#include "jit/errors.hpp"
+#include "jit/kernel.hpp"
+#include "jit/store.hpp"
+#include "support.hpp"
+
+namespace {
+std::atomic<long> allocations{0};
+}
+
+// Counts what the warm path allocates. Not inlined, or g++ takes free() for the wrong partner of new.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+    ++allocations;
+    if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+    throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+
+namespace gdn_cuda::test {
+namespace {
+
+namespace fs = std::filesystem;
+using jit::KernelSource;
+using jit::LaunchShape;
+using jit::LoadedKernel;
+
+// Everything the fake driver was asked and what it shall answer.
+struct Fake {
+    int capability = 90, devices = 2, shared = 227 << 10;
+    CUcontext context = reinterpret_cast<CUcontext>(0x10);
+    CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult capture_result = CUDA_SUCCESS, load_result = CUDA_SUCCESS, kernel_result = CUDA_SUCCESS,
+             launch_result = CUDA_SUCCESS;
+    bool launch_needs_context = false;
+    int loads = 0, unloads = 0, launches = 0, retains = 0, forced = 0;
+    std::string symbol;
+    std::vector<std::pair<int, CUdevice>> shared_opt_in;
+    CUlaunchConfig config{};
+    CUlaunchAttribute attribute{};
+    CUfunction function = nullptr;
+    int argument = 0;
+} fake;
+
+const jit::Driver kTable = {
+    .init = [](unsigned) { return CUDA_SUCCESS; },
+    .driver_version = [](int* version) { return *version = 12080, CUDA_SUCCESS; },
+    .get_error_string = [](CUresult, const char** text) { return *text = "made up", CUDA_SUCCESS; },
+    .device_count = [](int* count) { return *count = fake.devices, CUDA_SUCCESS; },
+    .device_get = [](CUdevice* device, int ordinal) { return *device = 100 + ordinal, CUDA_SUCCESS; },
+    .device_name = [](char* name, int, CUdevice) { return std::strcpy(name, "Made-up GPU"), CUDA_SUCCESS; },
+    .device_attribute =
+        [](int* value, CUdevice_attribute which, CUdevice) {
+            *value = which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR            ? fake.capability / 10
+                     : which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR          ? fake.capability % 10
+                     : which == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? fake.shared
+                                                                                      : 7;
+            return CUDA_SUCCESS;
+        },
+    .ctx_get_current = [](CUcontext* context) { return *context = fake.context, CUDA_SUCCESS; },
+    .ctx_set_current = [](CUcontext context) { return fake.context = context, CUDA_SUCCESS; },
+    .primary_ctx_retain =
+        [](CUcontext* context, CUdevice device) {
+            ++fake.retains;
+            *context = reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device));
+            return CUDA_SUCCESS;
+        },
+    .library_load_data =
+        [](CUlibrary* library, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**, unsigned) {
+            ++fake.loads;
+            *library = reinterpret_cast<CUlibrary>(0x20);
+            return fake.load_result;
+        },
+    .library_unload = [](CUlibrary) { return ++fake.unloads, CUDA_SUCCESS; },
+    .library_get_kernel =
+        [](CUkernel* kernel, CUlibrary, const char* symbol) {
+            fake.symbol = symbol;
+            *kernel = reinterpret_cast<CUkernel>(0x30);
+            return fake.kernel_result;
+        },
+    .kernel_get_function = [](CUfunction*, CUkernel) { return ++fake.forced, CUDA_SUCCESS; },
+    .kernel_set_attribute =
+        [](CUfunction_attribute which, int value, CUkernel, CUdevice device) {
+            EXPECT_EQ(which, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+            return fake.shared_opt_in.emplace_back(value, device), CUDA_SUCCESS;
+        },
+    .stream_is_capturing = [](CUstream,
+                              CUstreamCaptureStatus* status) { return *status = fake.capturing, fake.capture_result; },
+    .launch =
+        [](const CUlaunchConfig* config, CUfunction function, void** parameters, void**) {
+            ++fake.launches;
+            if (fake.launch_needs_context && fake.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+            fake.config = *config;
+            if (config->numAttrs != 0) fake.attribute = config->attrs[0];
+            fake.function = function;
+            std::memcpy(&fake.argument, parameters[0], sizeof fake.argument);
+            return fake.launch_result;
+        },
+};
+
+struct Toy {
+    struct Config {
+        int scale;
+        bool operator==(const Config&) const = default;
+    };
+    static KernelSource source(const Config& config) {
+        return {"gdn", "toy", "{.scale = " + std::to_string(config.scale) + "}", "kernel " + std::to_string(config.scale),
+                false};
+    }
+    static int shared_bytes(const Config&) { return 1000; }
+};
+
+CUstream stream() {
+    return reinterpret_cast<CUstream>(0x40);
+}
+
+// Kernels come from a prebuilt folder, so that no compiler is needed.
+struct Launch : ::testing::Test {
+    TemporaryFolder folder;
+    const fs::path prebuilt = folder / "prebuilt";
+    const KernelSource source = Toy::source({1});
+
+    Launch() {
+        write(folder / "include/gdn_cuda/kernels/gdn/toy.cuh", "");
+        fs::create_directories(prebuilt);
+    }
+    std::string run(const std::function<std::string()>& body) {
+        const auto result = in_child({{"GDN_JIT_PREBUILT_DIR", prebuilt}, {"GDN_JIT_DISABLE", "1"}}, [&] {
+            jit::init(folder / "include", {});
+            jit::install_driver(&kTable);
+            for (int scale : {1, 2}) {
+                jit::Store store(prebuilt, ~std::uint64_t{0}, jit::Store::Access::exported);
+                store.publish("gdn/toy", jit::code_key(Toy::source({scale}), jit::arch_of(fake.capability)),
+                              cubin_of("the_kernel"));
+            }
+            return body();
+        });
+        return result.value + result.stderr_text;
+    }
+};
+
+TEST_F(Launch, LoadsOnceForAllDevices) {
+    EXPECT_EQ(run([&] {
+                  const LoadedKernel first = jit::load(source, 0, stream(), 100),
+                                     second = jit::load(source, 1, stream(), 100 << 10);
+                  EXPECT_EQ(first.handle, second.handle);
+                  EXPECT_EQ(first.id, "gdn/toy");
+                  EXPECT_EQ(fake.loads, 1);
+                  EXPECT_EQ(fake.forced, 1) << "not lazily";
+                  EXPECT_EQ(fake.retains, 0) << "there is a context";
+                  EXPECT_EQ(fake.symbol, "the_kernel");
+                  EXPECT_EQ(fake.shared_opt_in, (std::vector<std::pair<int, CUdevice>>{{100 << 10, 101}}));
+                  const auto events = jit::load_events();
+                  EXPECT_EQ(events.size(), 2u);
+                  EXPECT_EQ(events.at(0).origin, "prebuilt");
+                  EXPECT_EQ(events.at(0).arch, "sm_90a");
+                  EXPECT_TRUE(jit::any_kernel_loaded());
+                  return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
+              }),
+              "fine");
+}
+
+TEST_F(Launch, WithoutAContextThePrimaryOneIsUsed) {
+    EXPECT_EQ(run([&] {
+                  fake.context = nullptr;
+                  fake.capture_result = CUDA_ERROR_INVALID_CONTEXT;  // must not be asked then
+                  jit::load(source, 1, stream(), 0);
+                  return std::to_string(fake.retains) + " " + std::to_string(reinterpret_cast<std::uintptr_t>(fake.context));
+              }),
+              "1 101");
+}
+
+TEST_F(Launch, AColdKernelUnderCaptureIsRefusedBeforeAnythingIsLoaded) {
+    for (const CUresult result : {CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT}) {
+        const std::string text = run([&] {
+            fake.capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+            fake.capture_result = result;
+            const std::string message = message_of([&] { jit::load(source, 0, stream(), 0); });
+            return std::to_string(fake.loads + fake.forced) + " " + message;
+        });
+        EXPECT_EQ(text,
+                  "0 gdn/toy {.scale = 1}: a cold kernel cannot be loaded under CUDA graph capture; call gdn_cuda.warmup() or "
+                  "run the operator "
+                  "once before capturing");
+    }
+}
+
+TEST_F(Launch, FailedLoadsSayWhatAndMayBeRepeated) {
+    const std::string text = run([&] {
+        fake.load_result = CUDA_ERROR_NO_BINARY_FOR_GPU;
+        std::string messages = message_of([&] { jit::load(source, 0, stream(), 0); }) + "\n";
+        fake.load_result = CUDA_SUCCESS;
+        fake.kernel_result = CUDA_ERROR_NOT_FOUND;
+        messages += message_of([&] { jit::load(source, 0, stream(), 0); });
+        messages += "\n" + std::to_string(fake.unloads) + "\n";
+        fake.kernel_result = CUDA_SUCCESS;
+        messages += message_of([&] { jit::load(source, 0, stream(), 228 << 10); }) + "\n";
+        messages += message_of([&] { jit::load(source, 2, stream(), 0); }) + "\n";
+        return messages + jit::load(source, 0, stream(), 0).id;
+    });
+    EXPECT_CONTAINS(text, "gdn/toy: loading its cubin for sm_90a on Made-up GPU (driver for CUDA 12.8;");
+    EXPECT_CONTAINS(text, "made up (CUDA error 209)");
+    EXPECT_CONTAINS(text, "gdn/toy: finding the_kernel in its cubin: made up (CUDA error 500)\n1\n");
+    EXPECT_CONTAINS(text, "needs 233472 bytes of shared memory a block; Made-up GPU (sm_90a) has 232448");
+    EXPECT_CONTAINS(text, "device: expected an ordinal below 2, got 2\ngdn/toy");
+}
+
+TEST_F(Launch, PacksWhatItIsGiven) {
+    EXPECT_EQ(run([&] {
+                  const LoadedKernel kernel = jit::load(source, 0, stream(), 0);
+                  const int argument = 42;
+                  jit::launch(kernel, {.grid = {5, 6, 7}, .threads = 128, .shared_bytes = 1024, .early_start = true}, 0,
+                              stream(), &argument);
+                  EXPECT_EQ(fake.config.gridDimX, 5u);
+                  EXPECT_EQ(fake.config.gridDimY, 6u);
+                  EXPECT_EQ(fake.config.gridDimZ, 7u);
+                  EXPECT_EQ(fake.config.blockDimX, 128u);
+                  EXPECT_EQ(fake.config.blockDimY * fake.config.blockDimZ, 1u);
+                  EXPECT_EQ(fake.config.sharedMemBytes, 1024u);
+                  EXPECT_EQ(fake.config.hStream, stream());
+                  EXPECT_EQ(fake.config.numAttrs, 1u);
+                  EXPECT_EQ(fake.attribute.id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+                  EXPECT_EQ(fake.attribute.value.programmaticStreamSerializationAllowed, 1);
+                  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(fake.function), 0x30u);
+                  EXPECT_EQ(fake.argument, 42);
+                  jit::launch(kernel, {}, 0, nullptr, &argument);
+                  EXPECT_EQ(fake.config.numAttrs, 0u);
+                  return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
+              }),
+              "fine");
+}
+
+TEST_F(Launch, BadShapesNeverReachTheDriver) {
+    EXPECT_EQ(run([&] {
+                  const LoadedKernel kernel = jit::load(source, 0, stream(), 0);
+                  const int argument = 0;
+                  const auto refused = [&](const LaunchShape& shape, const char* part) {
+                      EXPECT_CONTAINS(message_of([&] { jit::launch(kernel, shape, 0, stream(), &argument); }), part);
+                  };
+                  refused({.grid = {0, 1, 1}},
+                          "launch of gdn/toy: grid: expected 1 to 2147483647 x 65535 x 65535 blocks, got 0 x 1 x 1");
+                  refused({.grid = {1, 0, 1}}, "got 1 x 0 x 1");
+                  refused({.grid = {1, 65536, 1}}, "got 1 x 65536 x 1");
+                  refused({.grid = {1, 1, 65536}}, "got 1 x 1 x 65536");
+                  refused({.grid = {0x80000000u, 1, 1}}, "got 2147483648 x 1 x 1");
+                  refused({.threads = 0}, "threads: expected 1 to 1024, got 0");
+                  refused({.threads = 1025}, "got 1025");
+                  refused({.shared_bytes = 232449}, "shared memory: expected at most 232448 bytes, got 232449");
+                  EXPECT_EQ(fake.launches, 0);
+                  fake.launch_result = CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+                  refused({.grid = {3, 2, 1}, .threads = 64},
+                          "launch of gdn/toy (3 x 2 x 1 blocks of 64 threads, 0 bytes shared) by cuLaunchKernelEx: made up "
+                          "(CUDA error 701)");
+                  return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
+              }),
+              "fine");
+}
+
+TEST_F(Launch, AThreadNewToCudaGetsTheContext) {
+    EXPECT_EQ(run([&] {
+                  const LoadedKernel kernel = jit::load(source, 1, stream(), 0);
+                  fake.context = nullptr;
+                  fake.launch_needs_context = true;
+                  const int argument = 9;
+                  jit::launch(kernel, {}, 1, stream(), &argument);
+                  return std::to_string(fake.launches) + " " + std::to_string(fake.argument) + " " +
+                         std::to_string(reinterpret_cast<std::uintptr_t>(fake.context));
+              }),
+              "2 9 101");
+}
+
+TEST_F(Launch, AForkAfterUseIsCaughtAndOneBeforeIsNot) {
+    EXPECT_EQ(run([&] {
+                  const auto works_in_child = [&] {
+                      return wait_for(start_child([&] {
+                          const int argument = 0;
+                          jit::launch(jit::load(source, 0, stream(), 0), {}, 0, stream(), &argument);
+                          return 0;
+                      }));
+                  };
+                  EXPECT_EQ(works_in_child(), 0);
+                  const LoadedKernel kernel = jit::load(source, 0, stream(), 0);
+                  const pid_t child = start_child([&] {
+                      const int argument = 0;
+                      const std::string launched = message_of([&] { jit::launch(kernel, {}, 0, stream(), &argument); });
+                      const std::string loaded = message_of([&] { jit::load(source, 0, stream(), 0); });
+                      std::string why;
+                      const bool available = jit::driver_available(&why);
+                      return contains(launched, "forked after its parent had used CUDA") && loaded == launched &&
+                                     why == launched && !available
+                                 ? 0
+                                 : 1;
+                  });
+                  EXPECT_EQ(wait_for(child), 0);
+                  const int argument = 0;
+                  jit::launch(kernel, {}, 0, stream(), &argument);  // the parent goes on
+                  return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
+              }),
+              "fine");
+}
+
+TEST_F(Launch, TheWarmPathAllocatesNothingAndLoadsNothing) {
+    EXPECT_EQ(run([&] {
+                  const int argument = 3;
+                  const auto call = [&](int scale, int device) {
+                      const LoadedKernel& kernel = jit::kernel<Toy>({scale}, device, stream());
+                      jit::launch(kernel, {.threads = 32, .shared_bytes = 1000, .early_start = true}, device, stream(),
+                                  &argument);
+                  };
+                  for (int device : {0, 1})
+                      for (int scale : {1, 2}) call(scale, device);
+                  EXPECT_EQ(fake.loads, 2);
+                  fake.capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE;  // warm kernels may be captured
+                  const long before = allocations;
+                  for (int i = 0; i < 1000; ++i) call(1 + i % 2, i / 2 % 2);
+                  EXPECT_EQ(allocations, before);
+                  EXPECT_EQ(fake.loads, 2);
+                  EXPECT_EQ(fake.launches, 1004);
+                  EXPECT_EQ(jit::load_events().size(), 4u);
+                  std::thread([&] { call(2, 1); }).join();
+                  EXPECT_EQ(jit::load_events().size(), 4u) << "another thread finds what this one loaded";
+                  return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
+              }),
+              "fine");
+}
+
+TEST_F(Launch, InitWithOtherPathsAfterALoadIsRefused) {
+    const std::string text = run([&] {
+        jit::load(source, 0, stream(), 0);
+        write(folder / "other/gdn_cuda/kernels/x", "");
+        jit::init(folder / "include", {});
+        return message_of([&] { jit::init(folder / "other", {}); });
+    });
+    EXPECT_CONTAINS(text,
+                    "init: expected the paths that the loaded kernels came from (headers in " + (folder / "include").string());
+}
+
+TEST(Device, TraitsComeFromTheDriver) {
+    const auto result = in_child({}, [] {
+        jit::install_driver(&kTable);
+        const jit::DeviceTraits& traits = jit::device_traits(1);
+        return traits.name + " " + traits.arch + " " + std::to_string(traits.multiprocessors) + " " +
+               message_of([] { jit::device_traits(-1); }) + ", " + message_of([] { jit::device_traits(64); });
+    });
+    EXPECT_EQ(
+        result.value,
+        "Made-up GPU sm_90a 7 device: expected an ordinal below 64, got -1, device: expected an ordinal below 64, got 64");
+}
+
+TEST(Device, Names) {
+    EXPECT_EQ(jit::arch_of(80), "sm_80");
+    EXPECT_EQ(jit::arch_of(89), "sm_89");
+    EXPECT_EQ(jit::arch_of(90), "sm_90a");
+    EXPECT_EQ(jit::arch_of(100), "sm_100a");
+    EXPECT_EQ(jit::arch_of(103), "sm_103a");
+    EXPECT_EQ(jit::arch_of(120), "sm_120a");
+    EXPECT_EQ(jit::capability_of("sm_90a"), 90);
+    EXPECT_EQ(jit::capability_of("sm_120"), 120);
+    for (const char* bad : {"", "sm_", "sm_9", "sm_90b", "sm_90aa", "90", "compute_90", "sm_-90", "SM_90"})
+        EXPECT_CONTAINS(message_of([&] { jit::capability_of(bad); }), "arch: expected a name like sm_90a, got");
+    EXPECT_EQ(jit::DeviceTraits::for_arch("sm_80").shared_bytes_per_block, 163 << 10);
+    EXPECT_EQ(jit::DeviceTraits::for_arch("sm_90a").multiprocessors, 132);
+    EXPECT_EQ(jit::DeviceTraits::for_arch("sm_88").name, "a device of sm_88");
+}
+
+TEST(Driver, WithoutOneItSaysWhatToDo) {
+    const auto result = in_child({}, [] {
+        std::string why;
+        return jit::driver_available(&why) ? std::string("there is one") : why;
+    });
+    if (result.value == "there is one") GTEST_SKIP() << "this machine has a driver";
+    EXPECT_CONTAINS(result.value, "no NVIDIA driver: ");
+    EXPECT_CONTAINS(result.value, "CPU tensors and ahead-of-time compilation work without");
+}
+
+}  // namespace
+}  // namespace gdn_cuda::test

@@ -1,0 +1,441 @@
+// The cache on disk and its lock: damage, races, full and foreign folders. Real files, real processes.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <limits>
+#include <thread>
+
+#include "jit/errors.hpp"
+#include "jit/store.hpp"
+#include "support.hpp"
+
+namespace gdn_cuda::test {
+namespace {
+
+namespace fs = std::filesystem;
+using jit::Cubin;
+using jit::KeyLock;
+using jit::Level;
+using jit::Store;
+
+constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
+constexpr uid_t kNobody = 65534;
+
+TEST(Seal, RoundTripAndReadableAsElf) {
+    const Cubin cubin = cubin_of("_Z1kv");
+    const std::string file = jit::seal(cubin, key_of('a'));
+    EXPECT_TRUE(file.starts_with(cubin.bytes));
+    const auto back = jit::unseal(file, key_of('a'));
+    ASSERT_TRUE(back);
+    EXPECT_EQ(back->bytes, cubin.bytes);
+    EXPECT_EQ(back->symbol, "_Z1kv");
+    EXPECT_TRUE(jit::unseal(file, ""));
+    std::string why;
+    EXPECT_FALSE(jit::unseal(file, key_of('b'), &why));
+    EXPECT_EQ(why, "it is another key's entry");
+    EXPECT_CONTAINS(message_of([&] { jit::seal(cubin, "short"); }), "expected 64 characters, got 5");
+}
+
+TEST(Seal, EveryCutAndEveryFlippedBitIsSeen) {
+    const std::string file = jit::seal(cubin_of("k"), key_of('a'));
+    for (std::size_t size = 0; size < file.size(); ++size) EXPECT_FALSE(jit::unseal(file.substr(0, size), key_of('a'))) << size;
+    for (std::size_t bit = 0; bit < 8 * file.size(); bit += 3) {
+        std::string flipped = file;
+        flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+        EXPECT_FALSE(jit::unseal(flipped, "")) << bit;
+    }
+    EXPECT_FALSE(jit::unseal(file + "x", key_of('a')));
+    EXPECT_FALSE(jit::unseal("x" + file, key_of('a')));
+    EXPECT_FALSE(jit::unseal(file + file, key_of('a')));
+}
+
+struct StoreTest : ::testing::Test {
+    TemporaryFolder folder;
+    fs::path place = folder / "cache";
+    Store store{place, kNoLimit};
+    CapturedLog log;
+    const Cubin cubin = cubin_of("k");
+
+    fs::path entry(char key) const { return store.entry_path("gdn/toy", key_of(key)); }
+    bool publish(char key) { return store.publish("gdn/toy", key_of(key), cubin); }
+    bool hit(char key) { return store.load("gdn/toy", key_of(key)).has_value(); }
+};
+
+TEST_F(StoreTest, PublishedIsFoundAndPrivate) {
+    EXPECT_FALSE(hit('a'));
+    ASSERT_TRUE(publish('a'));
+    EXPECT_EQ(entry('a').filename(), "gdn-toy-" + key_of('a') + ".cubin");
+    EXPECT_TRUE(hit('a'));
+    EXPECT_FALSE(hit('b'));
+    struct stat status {};
+    ASSERT_EQ(::stat(place.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0700u);
+    ASSERT_EQ(::stat(entry('a').c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600u);
+    EXPECT_TRUE(fs::is_empty(place / "tmp"));
+    EXPECT_TRUE(log.at_least(Level::warning).empty());
+}
+
+TEST_F(StoreTest, ADamagedEntryIsAMissRemovedAndMentionedOnce) {
+    const std::string whole = jit::seal(cubin, key_of('a')), foreign = jit::seal(cubin, key_of('b'));
+    int round = 0;
+    for (const std::string& damaged : {std::string(), whole.substr(0, whole.size() / 2), whole.substr(0, whole.size() - 1),
+                                       std::string("#!/bin/sh\n"), foreign, std::string(1 << 20, '\0')}) {
+        write(entry('a'), damaged);
+        EXPECT_FALSE(hit('a')) << ++round;
+        EXPECT_FALSE(fs::exists(entry('a'))) << round;
+        ASSERT_TRUE(publish('a'));
+        EXPECT_TRUE(hit('a'));
+    }
+    write(entry('c'), "x");
+    EXPECT_FALSE(hit('c'));
+    write(entry('c'), "x");
+    EXPECT_FALSE(hit('c'));
+    EXPECT_EQ(log.count(key_of('c')), 1u);
+}
+
+TEST_F(StoreTest, AFolderInPlaceOfAnEntryIsAMiss) {
+    fs::create_directories(entry('a'));
+    EXPECT_FALSE(hit('a'));
+}
+
+TEST_F(StoreTest, ReadOnlyIsLeftAloneButNotBelieved) {
+    ASSERT_TRUE(publish('a'));
+    write(entry('b'), "broken");
+    Store baked(place, 0, Store::Access::read_only);
+    EXPECT_TRUE(baked.load("gdn/toy", key_of('a')));
+    EXPECT_FALSE(baked.load("gdn/toy", key_of('b')));
+    EXPECT_TRUE(fs::exists(entry('b')));
+    EXPECT_EQ(log.count("passed over"), 1u);
+    EXPECT_FALSE(baked.publish("gdn/toy", key_of('d'), cubin));
+    EXPECT_EQ(baked.clear(), 0u);
+}
+
+TEST_F(StoreTest, NoFailureIsEverPublished) {
+    for (const Cubin& bad : {Cubin{"", ""}, Cubin{"text", "k"}, Cubin{tiny_cubin({}), ""}, Cubin{tiny_cubin({"k", "l"}), "k"},
+                             Cubin{tiny_cubin({"other"}), "k"}, Cubin{cubin.bytes.substr(0, cubin.bytes.size() - 1), "k"}}) {
+        EXPECT_FALSE(message_of([&] { store.publish("gdn/toy", key_of('a'), bad); }).empty());
+        EXPECT_FALSE(fs::exists(entry('a')));
+    }
+}
+
+TEST_F(StoreTest, AFullDiskKeepsNothingHalfAndWarnsOnce) {
+    ASSERT_TRUE(publish('a'));
+    const auto result = in_child({}, [&] {
+        jit::set_log_sink({});
+        ::signal(SIGXFSZ, SIG_IGN);
+        const rlimit limit{100, 100};
+        ::setrlimit(RLIMIT_FSIZE, &limit);
+        std::string outcome = publish('b') ? "published " : "kept ";
+        outcome += publish('c') ? "published " : "kept ";
+        std::string why;
+        store.publish("gdn/toy", key_of('d'), cubin, &why);
+        const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
+        ::setrlimit(RLIMIT_FSIZE, &none);
+        return outcome + why;
+    });
+    EXPECT_TRUE(result.value.starts_with("kept kept ")) << result.value;
+    EXPECT_CONTAINS(result.value, "File too large");
+    EXPECT_TRUE(result.stderr_text.starts_with("gdn_cuda: warning: compiled kernels cannot be kept in " + place.string()));
+    EXPECT_EQ(std::count(result.stderr_text.begin(), result.stderr_text.end(), '\n'), 1) << result.stderr_text;
+    EXPECT_FALSE(fs::exists(entry('b')));
+    EXPECT_TRUE(fs::is_empty(place / "tmp"));
+    EXPECT_TRUE(hit('a'));
+}
+
+TEST_F(StoreTest, TheLeastRecentlyUsedGoesFirst) {
+    const std::uint64_t one = jit::seal(cubin, key_of('a')).size();
+    Store small(place, 3 * one);
+    for (char key : {'a', 'b', 'c'}) ASSERT_TRUE(small.publish("gdn/toy", key_of(key), cubin));
+    set_age(entry('a'), std::chrono::hours(3));
+    set_age(entry('b'), std::chrono::hours(2));
+    set_age(entry('c'), std::chrono::hours(1));
+    EXPECT_TRUE(small.load("gdn/toy", key_of('a')));  // used now
+    ASSERT_TRUE(small.publish("gdn/toy", key_of('d'), cubin));
+    EXPECT_TRUE(fs::exists(entry('a')));
+    EXPECT_FALSE(fs::exists(entry('b')));
+    EXPECT_TRUE(fs::exists(entry('c')));
+    EXPECT_TRUE(fs::exists(entry('d')));
+
+    Store tiny(place, 1);
+    ASSERT_TRUE(tiny.publish("gdn/toy", key_of('e'), cubin));
+    EXPECT_TRUE(fs::exists(entry('e'))) << "never the entry just written";
+    EXPECT_EQ(tiny.list(false).size(), 1u);
+}
+
+TEST_F(StoreTest, DumpsCountAndGoWithTheirEntry) {
+    Store small(place, 64 << 10);
+    ASSERT_TRUE(small.publish("gdn/toy", key_of('a'), cubin));
+    for (const char* suffix : {".cu", ".ptx", ".sass"})
+        EXPECT_EQ(small.write_beside("gdn/toy", key_of('a'), suffix, std::string(40 << 10, 'x')), "");
+    set_age(entry('a'), std::chrono::hours(1));
+    ASSERT_TRUE(small.publish("gdn/toy", key_of('b'), cubin));
+    for (const char* suffix : {".cubin", ".cu", ".ptx", ".sass"})
+        EXPECT_FALSE(fs::exists(entry('a').replace_extension(suffix))) << suffix;
+    EXPECT_TRUE(fs::exists(entry('b')));
+}
+
+TEST_F(StoreTest, OldTemporariesAreSweptYoungOnesAreNot) {
+    write(place / "tmp" / "old" / "draft", "x");
+    write(place / "tmp" / "young" / "draft", "x");
+    set_age(place / "tmp" / "old", std::chrono::minutes(61));
+    ASSERT_TRUE(publish('a'));
+    EXPECT_FALSE(fs::exists(place / "tmp" / "old"));
+    EXPECT_TRUE(fs::exists(place / "tmp" / "young"));
+}
+
+TEST_F(StoreTest, ListVerifyAndClear) {
+    EXPECT_TRUE(store.list(true).empty());
+    for (char key : {'b', 'a'}) ASSERT_TRUE(publish(key));
+    write(entry('c'), "broken");
+    fs::copy(entry('a'), entry('d'));  // right bytes under a wrong name
+    set_age(entry('b'), std::chrono::hours(2));
+    write(place / "memo" / "m.memo", "x");
+    { const KeyLock lock(place, key_of('a')); }
+
+    const auto entries = store.list(true);
+    ASSERT_EQ(entries.size(), 4u);
+    EXPECT_EQ(entries[0].file, entry('a').filename());
+    EXPECT_EQ(entries[0].problem, "");
+    EXPECT_EQ(entries[0].bytes, fs::file_size(entry('a')));
+    EXPECT_NEAR(entries[1].age_seconds, 7200, 60);
+    EXPECT_NE(entries[2].problem, "");
+    EXPECT_EQ(entries[3].problem, "it is another key's entry");
+    EXPECT_EQ(store.list(false)[2].problem, "");
+
+    write(place / "notes.txt", "not ours");
+    write(place / "users.cubin", "not ours either");
+    EXPECT_EQ(store.clear(), 4u);
+    EXPECT_TRUE(store.list(false).empty());
+    EXPECT_TRUE(fs::is_empty(place / "memo"));
+    EXPECT_TRUE(fs::exists(place / "locks" / (key_of('a') + ".lock")));
+    EXPECT_TRUE(fs::exists(place / "notes.txt") && fs::exists(place / "users.cubin"));
+}
+
+TEST_F(StoreTest, AnExportIsForEveryoneToRead) {
+    ::umask(022);
+    Store target(folder / "out" / "prebuilt", kNoLimit, Store::Access::exported);
+    ASSERT_TRUE(target.publish("gdn/toy", key_of('a'), cubin));
+    const fs::path file = target.entry_path("gdn/toy", key_of('a'));
+    struct stat status {};
+    ASSERT_EQ(::stat(file.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0644u);
+    ASSERT_EQ(::stat(file.parent_path().c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0755u);
+    EXPECT_EQ(std::distance(fs::directory_iterator(file.parent_path()), fs::directory_iterator()), 1) << "nothing but entries";
+}
+
+TEST_F(StoreTest, ManyProcessesWriteReadAndEvictAtOnce) {
+    constexpr int kProcesses = 8, kRounds = 40;
+    const std::uint64_t one = jit::seal(cubin, key_of('a')).size();
+    std::vector<pid_t> children;
+    for (int process = 0; process < kProcesses; ++process)
+        children.push_back(start_child([&, process] {
+            int bad = 0, complaints = 0;
+            jit::set_log_sink([&](Level level, const std::string&) { complaints += level >= Level::warning; });
+            Store mine(place, 3 * one);
+            for (int round = 0; round < kRounds; ++round) {
+                const char key = static_cast<char>('a' + (process + round) % 6);
+                if (!mine.publish("gdn/toy", key_of(key), cubin)) ++bad;
+                for (char other = 'a'; other < 'g'; ++other) {
+                    const auto found = mine.load("gdn/toy", key_of(other));
+                    if (found && found->bytes != cubin.bytes) ++bad;
+                }
+                mine.list(true);
+            }
+            return bad + complaints;
+        }));
+    for (pid_t child : children) EXPECT_EQ(wait_for(child), 0);
+    for (const auto& info : store.list(true)) EXPECT_EQ(info.problem, "");
+}
+
+// Which place is chosen, shown as "directory | refusal | refusal ...".
+std::string chosen(const Environment& environment, const std::function<void()>& before = {}) {
+    return in_child(environment,
+                    [&] {
+                        if (before) before();
+                        const Store opened = jit::open_first_usable();
+                        std::string text = opened.directory().string();
+                        for (const std::string& refusal : opened.refusals()) text += " | " + refusal;
+                        return text;
+                    })
+        .value;
+}
+
+struct Place : ::testing::Test {
+    TemporaryFolder folder;
+    const std::string wanted = (folder / "a" / "cache").string(), home = (folder / "home").string(),
+                      tmp = (folder / "tmp").string();
+    const std::string last = tmp + "/gdn_cuda-" + std::to_string(::geteuid());
+
+    Place() { fs::create_directories(tmp); }
+    Environment environment() const { return {{"GDN_JIT_CACHE_DIR", wanted}, {"HOME", home}, {"TMPDIR", tmp}}; }
+};
+
+TEST_F(Place, InOrder) {
+    EXPECT_EQ(chosen(environment()), wanted);
+    EXPECT_EQ(chosen({{"XDG_CACHE_HOME", folder / "xdg"}, {"HOME", home}}), (folder / "xdg" / "gdn_cuda").string());
+    EXPECT_EQ(chosen({{"XDG_CACHE_HOME", "relative"}, {"HOME", home}}), home + "/.cache/gdn_cuda");
+    EXPECT_EQ(chosen({{"HOME", ""}, {"TMPDIR", tmp}}), last);
+    EXPECT_EQ(chosen({{"TMPDIR", tmp}}, [] { ::unsetenv("HOME"); }), last);
+    struct stat status {};
+    ASSERT_EQ(::stat((home + "/.cache/gdn_cuda").c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0700u);
+}
+
+TEST_F(Place, OthersMayWriteIt) {
+    fs::create_directories(wanted);
+    ::chmod(wanted.c_str(), 0777);
+    EXPECT_EQ(chosen(environment()),
+              home + "/.cache/gdn_cuda | " + wanted + ": others may write it (mode 0777); chmod go-w makes it usable");
+    ::chmod(wanted.c_str(), 0720);
+    EXPECT_CONTAINS(chosen(environment()), "(mode 0720)");
+    ::chmod(wanted.c_str(), 0755);
+    EXPECT_EQ(chosen(environment()), wanted);
+}
+
+TEST_F(Place, OthersOwnIt) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+    fs::create_directories(wanted);
+    ASSERT_EQ(::chown(wanted.c_str(), kNobody, kNobody), 0);
+    EXPECT_CONTAINS(chosen(environment()), wanted + ": it belongs to user 65534, not to 0");
+}
+
+TEST_F(Place, AFileIsInTheWay) {
+    write(wanted, "");
+    EXPECT_CONTAINS(chosen(environment()), wanted + ": not a folder");
+    fs::remove(wanted);
+    fs::remove(folder / "a");
+    write(folder / "a", "");
+    EXPECT_CONTAINS(chosen(environment()), "Not a directory");
+}
+
+TEST_F(Place, AFileSystemThatCannotBeWritten) {
+    EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", "/proc/gdn_cuda"}, {"HOME", home}}),
+                    home + "/.cache/gdn_cuda | /proc/gdn_cuda: cannot make");
+}
+
+TEST_F(Place, AReadOnlyFolder) {
+    fs::create_directories(wanted);
+    const auto become_nobody = [&] {
+        if (::geteuid() != 0) return;
+        if (::chown(wanted.c_str(), kNobody, kNobody) != 0 || ::chown(tmp.c_str(), kNobody, kNobody) != 0)
+            throw std::runtime_error("chown");
+        if (::chmod(folder.path().c_str(), 0755) != 0 || ::setegid(kNobody) != 0 || ::seteuid(kNobody) != 0)
+            throw std::runtime_error("uid");
+    };
+    ::chmod(wanted.c_str(), 0500);
+    const std::string text = chosen({{"GDN_JIT_CACHE_DIR", wanted}, {"HOME", "/nonexistent"}, {"TMPDIR", tmp}}, become_nobody);
+    EXPECT_CONTAINS(text, wanted + ": cannot make " + wanted + "/tmp: Permission denied");
+    EXPECT_TRUE(text.starts_with(tmp + "/gdn_cuda-")) << text;
+}
+
+TEST_F(Place, ALinkPlantedInTheSharedTemporaryFolderIsRefused) {
+    fs::create_directories(folder / "victim");
+    fs::create_directory_symlink(folder / "victim", last);
+    EXPECT_EQ(chosen({{"HOME", "/proc"}, {"TMPDIR", tmp}}),
+              " | /proc/.cache/gdn_cuda: cannot make /proc/.cache: No such file or directory | " + last + ": not a folder");
+    EXPECT_TRUE(fs::is_empty(folder / "victim"));
+}
+
+TEST_F(Place, MemoryOnlyIsSaidOnce) {
+    const auto result = in_child({{"GDN_JIT_CACHE_DIR", "/proc/x"}, {"HOME", "/proc"}, {"TMPDIR", "/nonexistent"}}, [] {
+        Store::instance();
+        Store& store = Store::instance();
+        const bool published = store.publish("gdn/toy", key_of('a'), cubin_of("k"));
+        return store.directory().string() + (published ? "published" : "kept") +
+               std::to_string(store.clear() + store.list(true).size()) + store.memo_path("x").string();
+    });
+    EXPECT_EQ(result.value, "kept0");
+    EXPECT_CONTAINS(result.stderr_text, "compiled kernels are kept in memory only because of /proc/x: ");
+    EXPECT_EQ(result.stderr_text.find("because"), result.stderr_text.rfind("because"));
+}
+
+struct Lock : ::testing::Test {
+    TemporaryFolder folder;
+    const std::string key = key_of('a');
+};
+
+TEST_F(Lock, OneAtATime) {
+    const fs::path counter = folder / "counter";
+    write(counter, "0");
+    std::vector<pid_t> children;
+    for (int i = 0; i < 8; ++i)
+        children.push_back(start_child([&] {
+            for (int round = 0; round < 10; ++round) {
+                const KeyLock lock(folder.path(), key);
+                const int seen = std::stoi(read(counter));
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                write(counter, std::to_string(seen + 1));
+            }
+            return 0;
+        }));
+    for (pid_t child : children) EXPECT_EQ(wait_for(child), 0);
+    EXPECT_EQ(read(counter), "80");
+    EXPECT_TRUE(fs::exists(folder / "locks" / (key + ".lock"))) << "never unlinked";
+    EXPECT_EQ(read(folder / "locks" / (key + ".lock")), "") << "no holder is named when there is none";
+}
+
+TEST_F(Lock, OtherKeysDoNotWait) {
+    const KeyLock first(folder.path(), key), second(folder.path(), key_of('b'));
+    EXPECT_TRUE(first.held() && second.held());
+}
+
+TEST_F(Lock, AWaiterSaysForWhomAndADeadHolderFreesIt) {
+    const pid_t holder = start_child([&] {
+        const KeyLock lock(folder.path(), key);
+        write(folder / "held", "");
+        ::pause();
+        return 0;
+    });
+    while (!fs::exists(folder / "held")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+
+    std::vector<std::string> warnings;
+    jit::set_log_sink([&](Level level, const std::string& text) {
+        if (level < Level::warning) return;
+        warnings.push_back(text);
+        ::kill(holder, SIGKILL);
+    });
+    const auto start = std::chrono::steady_clock::now();
+    const KeyLock lock(folder.path(), key, std::chrono::milliseconds(200));
+    const auto waited = std::chrono::steady_clock::now() - start;
+    jit::set_log_sink({});
+    EXPECT_TRUE(lock.held());
+    EXPECT_EQ(wait_for(holder), 128 + SIGKILL);
+    ASSERT_EQ(warnings.size(), 1u);
+    EXPECT_CONTAINS(warnings[0], "waiting for process " + std::to_string(holder) + " on ");
+    EXPECT_GE(waited, std::chrono::milliseconds(200));
+    EXPECT_LT(waited, std::chrono::seconds(5));
+}
+
+TEST_F(Lock, AChildForkedMeanwhileDoesNotKeepIt) {
+    pid_t child = -1;
+    {
+        const KeyLock lock(folder.path(), key);
+        child = start_child([] {
+            ::pause();
+            return 0;
+        });
+    }
+    CapturedLog log;
+    const KeyLock again(folder.path(), key, std::chrono::milliseconds(500));
+    EXPECT_TRUE(log.at_least(Level::warning).empty());
+    ::kill(child, SIGKILL);
+    wait_for(child);
+}
+
+TEST_F(Lock, WithoutLocksWorkGoesOn) {
+    EXPECT_FALSE(KeyLock({}, key).held());
+    EXPECT_FALSE(KeyLock("/proc/nowhere", key).held());
+    write(folder / "locks", "a file");
+    EXPECT_FALSE(KeyLock(folder.path(), key).held());
+}
+
+}  // namespace
+}  // namespace gdn_cuda::test

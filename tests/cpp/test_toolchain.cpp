@@ -1,0 +1,212 @@
+// Finding compilers and headers, in trees made up for it.
+#include <cstdlib>
+
+#include "jit/errors.hpp"
+#include "jit/nvrtc.hpp"
+#include "jit/toolchain.hpp"
+#include "support.hpp"
+
+namespace gdn_cuda::test {
+namespace {
+
+namespace fs = std::filesystem;
+using jit::SearchPaths;
+using jit::Toolchain;
+
+struct Layouts : ::testing::Test {
+    TemporaryFolder folder;
+    const fs::path toolkit = folder / "cuda-13", wheels13 = folder / "site/nvidia/cu13", wheels12 = folder / "site12/nvidia",
+                   library = folder / "library", cutlass = folder / "cutlass_library/source/include";
+
+    Layouts() {
+        for (const fs::path& home : {toolkit, wheels13}) {
+            write(home / "include/cuda_bf16.h", "// 13");
+            write(home / "include/cccl/cuda/std/type_traits", "");
+        }
+        for (const char* name :
+             {"lib64/libnvrtc.so", "lib64/libnvrtc.so.13", "lib64/libnvrtc.so.13.0.88", "lib64/libnvrtc.alt.so.13",
+              "lib64/libnvrtc-builtins.so.13.0", "lib64/libnvrtc-builtins.so.13.0.88", "bin/nvcc"})
+            write(toolkit / name, "x");
+        for (const char* name : {"lib/libnvrtc.so.13", "lib/libnvrtc-builtins.so.13.0", "lib/libnvrtc-builtins.alt.so.13.0"})
+            write(wheels13 / name, "x");
+        for (const char* name : {"cuda_runtime/include/cuda_bf16.h", "cuda_nvrtc/lib/libnvrtc.so.12",
+                                 "cuda_nvrtc/lib/libnvrtc-builtins.so.12.9", "cuda_cccl/include/cuda/std/type_traits"})
+            write(wheels12 / name, "x");
+        write(library / "include/gdn_cuda/kernels/gdn/toy.cuh", "// toy");
+        write(cutlass / "cutlass/cutlass.h", "");
+    }
+
+    // Runs in a process of its own, with the environment set.
+    std::string find(const Environment& environment, const SearchPaths& init, const SearchPaths& hook,
+                     const std::function<std::string(const Toolchain&)>& show) {
+        return in_child(environment,
+                        [&] {
+                            ::setenv("PATH", (folder / "nothing").c_str(), 1);
+                            return show(jit::discover(init, hook));
+                        })
+            .value;
+    }
+    static std::string all(const Toolchain& tools) {
+        std::string text;
+        for (const fs::path& path : {tools.library_include, tools.nvrtc, tools.nvrtc_builtins, tools.cuda_include,
+                                     tools.cccl_include, tools.cutlass_include})
+            text += path.string() + "\n";
+        return text;
+    }
+    std::string lines(const std::vector<fs::path>& paths) const {
+        std::string text;
+        for (const fs::path& path : paths) text += path.string() + "\n";
+        return text;
+    }
+};
+
+TEST_F(Layouts, Cuda13Wheels) {
+    SearchPaths hook;
+    hook.library_root = library / "include";
+    hook.cuda_include = wheels13 / "include";
+    hook.cutlass_include = cutlass;
+    EXPECT_EQ(find({}, {}, hook, all),
+              lines({library / "include", wheels13 / "lib/libnvrtc.so.13", wheels13 / "lib/libnvrtc-builtins.so.13.0",
+                     wheels13 / "include", wheels13 / "include/cccl", cutlass}));
+}
+
+TEST_F(Layouts, Cuda12Wheels) {
+    SearchPaths hook;
+    hook.library_root = library;
+    hook.cuda_include = wheels12 / "cuda_runtime/include";
+    hook.cutlass_include = cutlass;
+    const std::string expected = lines({library / "include", wheels12 / "cuda_nvrtc/lib/libnvrtc.so.12",
+                                        wheels12 / "cuda_nvrtc/lib/libnvrtc-builtins.so.12.9",
+                                        wheels12 / "cuda_runtime/include", wheels12 / "cuda_cccl/include", cutlass});
+    EXPECT_EQ(find({}, {}, hook, all), expected);
+    hook.cuda_include.clear();
+    EXPECT_EQ(find({{"GDN_CUDA_HOME", wheels12}}, {}, hook, all), expected);
+}
+
+TEST_F(Layouts, ToolkitAndTheOrderOfTrust) {
+    const std::string from_toolkit =
+        lines({library / "include", toolkit / "lib64/libnvrtc.so.13", toolkit / "lib64/libnvrtc-builtins.so.13.0",
+               toolkit / "include", toolkit / "include/cccl", cutlass});
+    SearchPaths hook, init;
+    hook.library_root = library;
+    hook.cuda_include = wheels12 / "cuda_runtime/include";
+    EXPECT_EQ(find({{"GDN_CUDA_HOME", toolkit}, {"GDN_CUTLASS_INCLUDE", cutlass}}, {}, hook, all), from_toolkit);
+    init.cuda_home = toolkit;
+    EXPECT_EQ(find({{"GDN_CUDA_HOME", wheels13}, {"GDN_CUTLASS_INCLUDE", cutlass}}, init, hook, all), from_toolkit);
+}
+
+TEST_F(Layouts, NvccAndItsOwnHeaders) {
+    SearchPaths hook;
+    hook.cuda_include = wheels13 / "include";
+    const auto nvcc = [](const Toolchain& tools) { return tools.nvcc.string() + " " + tools.cuda_include.string(); };
+    write(folder / "my nvcc", "x");
+    EXPECT_TRUE(find({{"GDN_JIT_NVCC", folder / "my nvcc"}}, {}, hook, nvcc).starts_with((folder / "my nvcc").string()));
+    const fs::path moved = folder / "bin with space" / "nvcc";
+    fs::create_directories(moved.parent_path());
+    fs::create_symlink(toolkit / "bin/nvcc", moved);
+    EXPECT_EQ(find({{"GDN_JIT_NVCC", moved}, {"GDN_JIT_USE_NVCC", "1"}}, {}, hook, nvcc),
+              moved.string() + " " + (toolkit / "include").string());
+    EXPECT_EQ(find({{"GDN_JIT_NVCC", moved}}, {}, hook, nvcc), moved.string() + " " + (wheels13 / "include").string());
+}
+
+TEST_F(Layouts, WhatIsMissingIsListedWithEachPlaceAndTheFix) {
+    fs::create_directories(folder / "empty");
+    SearchPaths init;
+    init.cuda_home = folder / "empty";
+    const auto required = [](const Toolchain& tools) { return message_of([&] { tools.require(false, true); }); };
+    const std::string text = find({{"GDN_CUTLASS_INCLUDE", folder / "empty"}}, init, {}, required);
+    EXPECT_CONTAINS(text, "compiling a kernel needs what is missing here:\n");
+    EXPECT_CONTAINS(text, "gdn_cuda's kernel headers (gdn_cuda/kernels) not found.");
+    EXPECT_CONTAINS(text, "GDN_CUTLASS_INCLUDE " + (folder / "empty").string() + ": no cutlass/cutlass.h");
+    EXPECT_CONTAINS(text, "to fix: pip install nvidia-cutlass, or set GDN_CUTLASS_INCLUDE");
+    if (!fs::exists("/usr/local/cuda/lib64")) {
+        EXPECT_CONTAINS(text, "init(cuda_home) " + (folder / "empty").string() + ": no libnvrtc.so.* in lib64, lib");
+        EXPECT_CONTAINS(text, "the usual place /usr/local/cuda: no libnvrtc.so.*");
+    }
+    EXPECT_EQ(text.find("nvcc not found"), std::string::npos) << "not asked for";
+}
+
+TEST_F(Layouts, MissingBuiltinsAreNamed) {
+    fs::remove(wheels13 / "lib/libnvrtc-builtins.so.13.0");
+    write(wheels13 / "lib/libnvrtc-builtins.so.12.9", "another release's");
+    SearchPaths hook;
+    hook.library_root = library;
+    hook.cuda_include = wheels13 / "include";
+    const std::string text = find({}, {}, hook, [](const Toolchain& tools) {
+        return tools.compiler_identity(false) + message_of([&] { tools.require(false, false); });
+    });
+    EXPECT_TRUE(text.starts_with("missing")) << text;
+    EXPECT_CONTAINS(text, "no libnvrtc-builtins.so.13.* in " + (wheels13 / "lib").string());
+    EXPECT_CONTAINS(text, "to fix: pip install --force-reinstall nvidia-cuda-nvrtc");
+}
+
+TEST_F(Layouts, NewestNvrtcOfAFolder) {
+    EXPECT_EQ(jit::newest_nvrtc(toolkit / "lib64").filename(), "libnvrtc.so.13");
+    write(toolkit / "lib64/libnvrtc.so.12", "x");
+    EXPECT_EQ(jit::newest_nvrtc(toolkit / "lib64").filename(), "libnvrtc.so.13");
+    write(toolkit / "lib64/libnvrtc.so.14.1.2", "x");
+    EXPECT_EQ(jit::newest_nvrtc(toolkit / "lib64").filename(), "libnvrtc.so.14.1.2");
+    EXPECT_EQ(jit::newest_nvrtc(folder / "nothing"), fs::path());
+    EXPECT_EQ(jit::builtins_beside(toolkit / "lib64/libnvrtc.so.12"), fs::path());
+}
+
+TEST_F(Layouts, IdentitiesHoldNoPath) {
+    const TemporaryFolder other;
+    fs::copy(wheels13, other / "moved", fs::copy_options::recursive);
+    fs::copy(cutlass, other / "cutlass", fs::copy_options::recursive);
+    const auto identity = [](const Toolchain& tools) {
+        return tools.compiler_identity(false) + " " + tools.external_headers_identity(false) + " " +
+               tools.external_headers_identity(true);
+    };
+    SearchPaths here, there;
+    here.cuda_include = wheels13 / "include", here.cutlass_include = cutlass;
+    there.cuda_include = other / "moved/include", there.cutlass_include = other / "cutlass";
+    const std::string before = find({}, {}, here, identity);
+    EXPECT_EQ(find({}, {}, there, identity), before);
+
+    write(other / "moved/include/cudnn/unrelated.h", "host only");
+    EXPECT_EQ(find({}, {}, there, identity), before);
+    write(other / "cutlass/cutlass/cutlass.h", "edited");
+    const std::string edited = find({}, {}, there, identity);
+    EXPECT_NE(edited, before);
+    EXPECT_EQ(edited.substr(0, edited.rfind(' ')), before.substr(0, before.rfind(' '))) << "only kernels that use CUTLASS";
+    write(other / "moved/include/crt/host_config.h", "edited");
+    const std::string again = find({}, {}, there, identity);
+    EXPECT_NE(again.substr(0, again.rfind(' ')), edited.substr(0, edited.rfind(' ')));
+    write(other / "moved/lib/libnvrtc-builtins.so.13.0", "y");
+    EXPECT_NE(find({}, {}, there, identity), again);
+}
+
+TEST_F(Layouts, InitIsCheckedAndMayBeRepeated) {
+    const auto result = in_child({}, [&] {
+        std::string text = message_of([&] { jit::init(folder / "nothing", {}); }) + "\n";
+        text += message_of([&] { jit::init({}, folder / "nothing"); }) + "\n";
+        jit::init(library, {});
+        const fs::path first = jit::toolchain().library_include;
+        jit::init(library, {});
+        jit::init({}, {});
+        jit::init(library / "include", wheels13);  // other paths, but nothing was loaded yet
+        return text + first.string() + "\n" + jit::toolchain().cuda_include.string();
+    });
+    EXPECT_EQ(result.value, "init: library_root: expected a folder that exists, got " + (folder / "nothing").string() +
+                                "\ninit: cuda_home: expected a folder that exists, got " + (folder / "nothing").string() +
+                                "\n" + (library / "include").string() + "\n" + (wheels13 / "include").string());
+}
+
+TEST_F(Layouts, TheHookIsCalledOnceAndItsFailureIsTold) {
+    const auto result = in_child({}, [&] {
+        int calls = 0;
+        jit::set_path_hook([&]() -> SearchPaths {
+            ++calls;
+            throw std::runtime_error("no pathfinder");
+        });
+        jit::toolchain();
+        jit::toolchain();
+        return std::to_string(calls) + message_of([] { jit::library_digest(); });
+    });
+    EXPECT_TRUE(result.value.starts_with("1compiling a kernel needs")) << result.value;
+    EXPECT_CONTAINS(result.value, "tried wheels: no pathfinder");
+}
+
+}  // namespace
+}  // namespace gdn_cuda::test

@@ -1,0 +1,278 @@
+"""What goes wrong names itself: broken kernels, missing files, malformed variables. Nothing of it is ever cached."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jit_helpers import Child, Start, choose, copy_cuda_home, entries, kernel, leftovers, need_mounts, nvcc
+
+BROKEN = """extern "C" __global__ void scale(float* x) {
+    const char* text = "$HOME 'quoted' \\\\";
+    x[0] = undefined_thing;
+}"""  # no newline at the end
+
+
+def assert_nothing_kept(cache: Path) -> None:
+    assert entries(cache) == []
+    assert leftovers(cache) == []
+
+
+@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
+def test_a_broken_kernel_shows_all_that_is_needed_to_reproduce_it(
+    start: Start, cache: Path, tmp_path: Path, wheels: dict[str, Path], compiler: str
+) -> None:
+    library = tmp_path / "a library (of $HOME) & \\more"
+    shutil.copytree(wheels["library_root"] / "gdn_cuda", library / "gdn_cuda")
+    child = start(**choose(compiler) | {"GDN_JIT_NVCC": str(nvcc())})
+    child.call("init", str(library), "")
+    code = "#include <gdn_cuda/kernels/common/types.cuh>\n" + BROKEN
+    message = child.compile_failure(code, uses_cutlass=True)
+
+    assert message.startswith("test/scale {} did not compile for sm_90a\n")
+    assert "\n    1 | #include <gdn_cuda/kernels/common/types.cuh>\n    2 | extern" in message
+    assert "\n    5 | }\n" in message
+    assert "--gpu-architecture=sm_90a" in message
+    complaint = 'error: identifier "undefined_thing" is undefined'
+    assert complaint in message.partition("log:\n")[2].partition("source:\n")[0]
+
+    command = message.partition("to reproduce it in a shell:\n")[2]
+    shell = subprocess.run(["bash", "-e"], input=command, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+    assert shell.returncode != 0
+    assert complaint in shell.stdout + shell.stderr
+    assert "4)" in shell.stdout + shell.stderr  # the line, which the numbered source has as well
+    repaired = subprocess.run(["bash", "-e"], input=command.replace("undefined_thing", "1.0f"), capture_output=True, text=True)
+    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
+    assert_nothing_kept(cache)
+
+
+@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
+def test_what_cannot_be_one_kernel_is_refused(start: Start, cache: Path, compiler: str) -> None:
+    child = start(**choose(compiler))
+    none = child.compile_failure("__device__ int helper() { return 1; }\n")
+    assert "expected exactly one kernel in the cubin, got 0" in none
+    two = child.compile_failure(kernel(1) + kernel(2, entry="twice"))
+    assert "expected exactly one kernel in the cubin, got 2" in two
+    assert "twice" in two
+    bogus = child.compile_failure(
+        kernel().replace("x[threadIdx.x]", 'asm("bogus;"); x[0]')
+    )  # ptxas complains, not the front end
+    assert "did not compile" in bogus
+    assert "bogus" in bogus.partition("log:\n")[2].partition("source:\n")[0]
+    assert_nothing_kept(cache)
+    assert child.origin(kernel()) == "compiled"
+
+
+def test_a_failure_is_not_remembered(start: Start, cache: Path, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    library = tmp_path / "library"
+    shutil.copytree(wheels["library_root"] / "gdn_cuda", library / "gdn_cuda")
+    header = library / "gdn_cuda" / "kernels" / "new.cuh"
+    header.write_text("#error not yet\n")
+    child = start()
+    child.call("init", str(library), "")
+    code = kernel(before="#include <gdn_cuda/kernels/new.cuh>\n")
+    for _ in range(2):
+        assert "not yet" in child.compile_failure(code)
+    assert_nothing_kept(cache)
+    header.write_text("// now\n")
+    assert child.origin(code) == "compiled"
+
+
+@pytest.mark.parametrize("arch", ["hopper", "", "sm_", "sm_9x", "sm_90a ", "90a", "sm_90a;rm", "../sm_90a", "sm_99999999999"])
+def test_what_is_no_arch_is_refused(start: Start, cache: Path, arch: str) -> None:
+    assert arch in start().compile_failure(kernel(), arch=arch)
+    assert_nothing_kept(cache)
+
+
+def test_an_arch_that_the_compiler_does_not_know(start: Start, cache: Path) -> None:
+    message = start().compile_failure(kernel(), arch="sm_50")
+    assert "test/scale: NVRTC" in message
+    assert "does not compile for sm_50; it knows sm_" in message
+    assert_nothing_kept(cache)
+
+
+# ---- missing pieces
+
+
+def test_missing_builtins_are_named(start: Start, tmp_path: Path, cache: Path, wheels: dict[str, Path]) -> None:
+    home = copy_cuda_home(wheels, tmp_path / "cuda")
+    [builtins] = (home / "lib").glob("libnvrtc-builtins.so.*")
+    other_release = builtins.with_name("libnvrtc-builtins.so.11.8")
+    builtins.rename(other_release)
+    assert_names_the_builtins(start(GDN_CUDA_HOME=home), home)
+    other_release.unlink()
+    assert_names_the_builtins(start(GDN_CUDA_HOME=home), home)
+
+    found = {name: str(path) for name, path in wheels.items()} | {"nvrtc": str(next((home / "lib").glob("libnvrtc.so.*")))}
+    assert_names_the_builtins(start(hook=found), home)
+    assert_nothing_kept(cache)
+
+
+def assert_names_the_builtins(child: Child, home: Path) -> None:
+    message = child.compile_failure(kernel())
+    assert re.search(r"no libnvrtc-builtins\.so\.1\d\.[\d*]+ in " + re.escape(str(home / "lib")), message), message
+    assert "pip install" in message
+
+
+@pytest.mark.parametrize("broken", ["libnvrtc.so.", "libnvrtc-builtins.so."])
+def test_a_library_that_does_not_load_is_named(
+    start: Start, tmp_path: Path, cache: Path, wheels: dict[str, Path], broken: str
+) -> None:
+    home = copy_cuda_home(wheels, tmp_path / "cuda")
+    [library] = (home / "lib").glob(broken + "*")
+    library.write_text("this is not a library\n")
+    message = start(GDN_CUDA_HOME=home).compile_failure(kernel())
+    assert f"{library}: expected a library that loads, got: " in message
+    assert "pip install" in message
+    assert_nothing_kept(cache)
+
+
+def test_with_nothing_installed_every_place_tried_is_listed(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    need_mounts()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    hide = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
+    child = start(
+        hook={"library_root": str(wheels["library_root"]), "cuda_include": str(empty / "gone")},
+        before=hide,
+        GDN_CUDA_HOME=empty,
+        GDN_CUTLASS_INCLUDE=empty,
+        PATH="/usr/bin:/bin",
+    )
+    message = child.compile_failure(kernel(), uses_cutlass=True)
+    for what in ("NVRTC (libnvrtc.so)", "CUDA headers (cuda_bf16.h)", "CUTLASS headers", "libcu++ headers"):
+        assert f"{what.split(' (')[0]}" in message
+    for place in (f"GDN_CUDA_HOME {empty}", f"wheels {empty}/gone", "/usr/local/cuda", f"GDN_CUTLASS_INCLUDE {empty}"):
+        assert place in message, message
+    assert message.count("to fix: ") >= 4
+    assert "cutlass" not in child.compile_failure(kernel()).lower()
+    missing = {finding["what"] for finding in child.call("toolchain")["findings"] if finding["found"] is None}
+    assert len(missing) == 6
+
+
+def test_what_went_wrong_in_the_path_hook_is_told(start: Start, wheels: dict[str, Path]) -> None:
+    found = {"library_root": str(wheels["library_root"]), "surprise": "/"}
+    message = start(hook=found).compile_failure(kernel(), uses_cutlass=True)
+    assert "wheels: set_path_hook: the hook returned the unknown key 'surprise'" in message
+
+
+def test_missing_cutlass_does_not_stop_what_does_not_use_it(start: Start, wheels: dict[str, Path]) -> None:
+    child = start(hook={name: str(path) for name, path in wheels.items() if name != "cutlass_include"})
+    message = child.compile_failure(kernel(), uses_cutlass=True)
+    assert "pip install nvidia-cutlass, or set GDN_CUTLASS_INCLUDE" in message
+    assert child.origin(kernel()) == "compiled"
+
+
+def test_init_refuses_folders_that_do_not_exist(start: Start, tmp_path: Path) -> None:
+    child = start()
+    assert f"init: library_root: expected a folder that exists, got {tmp_path}/gone" in child.failure(
+        "init", f"{tmp_path}/gone", ""
+    )
+    assert "init: cuda_home: expected a folder that exists" in child.failure("init", "", f"{tmp_path}/gone")
+    assert child.origin(kernel()) == "compiled"
+
+
+# ---- an nvcc that misbehaves
+
+NVCCS = {
+    "fails at once": ("exit 3", "expected a working nvcc"),
+    "is killed": ("case $1 in --version) echo 1;; *) kill -9 $$;; esac", "exit status 137"),
+    "gives nothing": ("echo fine", "its output cannot be used"),
+    "gives an empty file": (
+        'echo 1; while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done',
+        "its output cannot be used",
+    ),
+    "gives text": ('echo 1; while [ $# -gt 0 ]; do [ "$1" = -o ] && echo hi > "$2"; shift; done', "expected a cubin"),
+    "gives half a cubin": (
+        'case $1 in --version) echo 1; exit;; esac; NVCC "$@"; '
+        'while [ $# -gt 0 ]; do [ "$1" = -o ] && truncate -s 1500 "$2"; shift; done',
+        "expected a cubin",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NVCCS)
+def test_an_nvcc_that_misbehaves_publishes_nothing(start: Start, cache: Path, tmp_path: Path, name: str) -> None:
+    script, complaint = NVCCS[name]
+    program = tmp_path / "nvcc"
+    program.write_text("#!/bin/sh\n" + script.replace("NVCC", str(nvcc())))
+    program.chmod(0o755)
+    message = start(GDN_JIT_USE_NVCC="1", GDN_JIT_NVCC=program).compile_failure(kernel())
+    assert complaint in message
+    assert str(program) in message
+    assert_nothing_kept(cache)
+
+
+def test_an_nvcc_that_may_not_run_is_named(start: Start, cache: Path, tmp_path: Path) -> None:
+    program = tmp_path / "nvcc"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o644)
+    message = start(GDN_JIT_USE_NVCC="1", GDN_JIT_NVCC=program).compile_failure(kernel())
+    assert str(program) in message
+    assert "Permission denied" in message
+
+
+# ---- variables
+
+SWITCHES = ("GDN_JIT_DISABLE", "GDN_JIT_USE_NVCC", "GDN_JIT_DUMP", "GDN_JIT_LINEINFO", "GDN_JIT_PRINT")
+FOLDERS = ("GDN_JIT_PREBUILT_DIR", "GDN_CUDA_HOME", "GDN_CUTLASS_INCLUDE")
+SIZES = ("lots", "-1", "1.5G", "1T", "G", " 5", "5 ", "0x10", "5KB", "99999999999999999999", "18446744073709551615K")
+
+
+def test_a_malformed_variable_is_an_error_that_says_so(start: Start) -> None:
+    malformed = [(name, value) for name in SWITCHES for value in ("2", "maybe", " 1", "-1", "yess")]
+    malformed += [("GDN_JIT_CACHE_MAX_BYTES", value) for value in SIZES]
+    malformed += [("GDN_LOG_LEVEL", value) for value in ("loud", "30", "warn ing")]
+    malformed += [(name, value) for name in FOLDERS for value in ("/nowhere/at/all", __file__)]
+    malformed += [("GDN_JIT_NVCC", value) for value in ("/nowhere/nvcc", "/usr")]
+    child = start()
+    for name, value in malformed:
+        child.call("setenv", name, value)
+        message = child.failure("env")
+        assert re.fullmatch(re.escape(name) + r": expected .+, got " + re.escape(f'"{value}"'), message), message
+        assert child.compile_failure(kernel()) == message
+        child.call("setenv", name, None)
+    assert child.origin(kernel()) == "compiled"
+
+
+def test_every_variable_is_in_the_table_and_its_default_is_what_it_says(start: Start) -> None:
+    child = start(GDN_JIT_CACHE_DIR=None)
+    table = {variable["name"]: variable["default"] for variable in child.call("variables")}
+    names = ("GDN_JIT_CACHE_DIR", "GDN_JIT_CACHE_MAX_BYTES", "GDN_JIT_NVCC", "GDN_LOG_LEVEL", *SWITCHES, *FOLDERS)
+    assert set(table) == set(names)
+    unset = child.call("env")
+    stated = start(**table).call("env")
+    assert stated == unset
+    assert unset["cache_max_bytes"] == 2 << 30
+
+
+def test_forms_that_a_variable_may_have(start: Start) -> None:
+    on = dict(zip(SWITCHES, ("1", "true", "ON", "Yes", "1"), strict=True))
+    off = dict(zip(SWITCHES, ("0", "false", "OFF", "No", ""), strict=True))
+    children = {
+        size: start(GDN_JIT_CACHE_MAX_BYTES=size, **switches) for size, switches in (("5k", on), ("0", off), ("3G", off))
+    }
+    found = {size: child.call("env") for size, child in children.items()}
+    assert [found[size]["cache_max_bytes"] for size in children] == [5 << 10, 0, 3 << 30]
+    fields = [name.rpartition("GDN_JIT_")[2].lower() for name in SWITCHES]
+    assert [found["5k"][field] for field in fields] == [True] * 5
+    assert [found["0"][field] for field in fields] == [False] * 5
+
+
+def test_doctor_tells_of_a_malformed_variable(tmp_path: Path) -> None:
+    variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GDN_CUDA_HOME": "/nowhere/at/all"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gdn_cuda", "doctor", "--json"],
+        env=variables | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    problems = [check["found"] for check in json.loads(done.stdout)["checks"] if check["status"] == "problem"]
+    assert problems == ['GDN_CUDA_HOME: expected a folder that exists, got "/nowhere/at/all"']

@@ -1,0 +1,190 @@
+"""What makes another cache entry, and what must not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jit_helpers import Child, Gate, Start, copy_cuda_home, edit, entries, entry_of, kernel, nvcc
+
+SETTLED = 2.2  # seconds after which csrc/jit/tree.cpp trusts a file's status
+
+
+@pytest.fixture
+def library(tmp_path: Path, wheels: dict[str, Path]) -> Path:
+    """A copy of our own header tree, to edit."""
+    folder = tmp_path / "library"
+    shutil.copytree(wheels["library_root"] / "gdn_cuda", folder / "gdn_cuda")
+    return folder
+
+
+def started_with(start: Start, library: Path, **options: Any) -> Child:
+    child = start(**options)
+    child.call("init", str(library), "")
+    return child
+
+
+def a_header(library: Path) -> Path:
+    return min((library / "gdn_cuda" / "kernels").rglob("*.cuh"))
+
+
+def test_source_arch_name_and_options_each_change_the_key(start: Start) -> None:
+    plain, lines = start(), start(GDN_JIT_LINEINFO="1")
+    same = [plain.compile(kernel()), lines.compile(kernel(), arch="sm_80"), start().compile(kernel())]
+    different = [
+        plain.compile(kernel(1)),
+        plain.compile(kernel() + " "),
+        plain.compile(kernel(), name="other"),
+        plain.call("compile_text", "other", "scale", kernel(), "sm_90a"),
+        plain.compile(kernel(), arch="sm_80"),
+        plain.compile(kernel(), arch="sm_90"),
+        plain.compile(kernel(), uses_cutlass=True),
+        lines.compile(kernel()),
+    ]
+    for key in ("code_key", "full_key"):
+        assert same[0][key] == same[2][key]
+        assert len({result[key] for result in [*same, *different]}) == len(different) + 2
+    assert same[2]["origin"] == "disk"
+    assert {result["origin"] for result in different} == {"compiled"}
+
+
+def test_another_compiler_is_another_entry_of_the_same_code(start: Start, cache: Path) -> None:
+    by_nvrtc = start().compile(kernel())
+    by_nvcc = start(GDN_JIT_USE_NVCC="1", GDN_JIT_NVCC=nvcc()).compile(kernel())
+    assert by_nvcc["origin"] == "compiled"
+    assert by_nvcc["code_key"] == by_nvrtc["code_key"]
+    assert by_nvcc["full_key"] != by_nvrtc["full_key"]
+    assert entry_of(cache, {**by_nvcc, "code_key": "none"}) != entry_of(cache, {**by_nvrtc, "code_key": "none"})
+
+
+def test_touching_changes_nothing_and_editing_does(start: Start, library: Path) -> None:
+    compiled = started_with(start, library).compile(kernel())
+    for path in library.rglob("*"):
+        os.utime(path, (1, 1))
+    (library / "gdn_cuda" / "kernels" / ".header.cuh.swp").write_text("an editor's")
+    (library / "gdn_cuda" / "kernels" / "header.cuh~").write_text("an editor's")
+    (library / "not_ours.h").write_text("beside gdn_cuda/, as in an install prefix")
+    assert started_with(start, library).compile(kernel())["origin"] == "disk"
+
+    edit(a_header(library), "// edited\n")
+    edited = started_with(start, library).compile(kernel())
+    assert edited["origin"] == "compiled"
+    assert edited["code_key"] != compiled["code_key"]
+
+
+def test_names_and_places_of_headers_count(start: Start, library: Path) -> None:
+    keys = [started_with(start, library).compile(kernel())["code_key"]]
+    header = a_header(library)
+    moved = header.with_name("renamed.cuh")
+    header.rename(moved)
+    keys.append(started_with(start, library).compile(kernel())["code_key"])
+    shutil.copyfile(moved, header)
+    keys.append(started_with(start, library).compile(kernel())["code_key"])
+    moved.unlink()
+    keys.append(started_with(start, library).compile(kernel())["code_key"])
+    assert len(set(keys[:3])) == 3
+    assert keys[3] == keys[0]
+
+
+def test_an_edit_that_restores_size_and_time_is_seen(start: Start, library: Path, cache: Path) -> None:
+    header = a_header(library)
+    edit(header, "// 1\n")
+    time.sleep(SETTLED)
+    first = started_with(start, library).compile(kernel())
+    assert any(str(header.relative_to(library / "gdn_cuda")) in memo.read_text() for memo in (cache / "memo").iterdir())
+    before = header.stat()
+    header.write_text(header.read_text().replace("// 1\n", "// 2\n"))
+    os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert header.stat().st_size == before.st_size
+    assert started_with(start, library).compile(kernel())["code_key"] != first["code_key"]
+
+
+def test_an_edit_during_the_process_is_seen_by_its_next_compile(start: Start, library: Path, cache: Path) -> None:
+    header = library / "gdn_cuda" / "kernels" / "increment.cuh"
+    header.write_text("constexpr float increment = 1;\n")
+    code = '#include <gdn_cuda/kernels/increment.cuh>\nextern "C" __global__ void scale(float* x) { *x += increment; }\n'
+    child = started_with(start, library)
+    old = child.compile(code)
+    header.write_text("constexpr float increment = 2;\n")
+    new = child.compile(code, force=True)
+    assert new["code_key"] != old["code_key"]
+    assert entry_of(cache, new).read_bytes() != entry_of(cache, old).read_bytes()
+    fresh = started_with(start, library).compile(code)
+    assert (fresh["origin"], fresh["full_key"]) == ("disk", new["full_key"])
+
+
+def test_an_edit_during_the_compile_is_not_published_under_the_old_key(
+    start: Start, library: Path, gate: Gate, cache: Path
+) -> None:
+    child = started_with(start, library, **gate.variables)
+    child.send_compile(kernel())
+    gate.wait_for(1)
+    edit(a_header(library), "// edited while nvcc runs\n")
+    gate.open()
+    result = child.receive()
+    assert gate.started() == 2
+    assert entries(cache) == [entry_of(cache, result)]
+    fresh = started_with(start, library, **gate.variables).compile(kernel())
+    assert (fresh["origin"], fresh["full_key"]) == ("disk", result["full_key"])
+
+
+def test_an_edited_cutlass_header_counts_for_what_uses_cutlass(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    cutlass = tmp_path / "cutlass"
+    shutil.copytree(wheels["cutlass_include"], cutlass)
+    code = kernel(before="#include <cutlass/cutlass.h>\n")
+
+    def compile_both() -> tuple[dict[str, Any], dict[str, Any]]:
+        child = start(GDN_CUTLASS_INCLUDE=cutlass)
+        return child.compile(code, uses_cutlass=True), child.compile(kernel())
+
+    with_cutlass, without = compile_both()
+    assert compile_both()[0]["origin"] == "disk"
+    assert start().compile(code, uses_cutlass=True)["origin"] == "disk"  # the same headers elsewhere
+
+    edit(cutlass / "cute" / "tensor.hpp", "// edited\n")
+    edited, still_without = compile_both()
+    assert edited["origin"] == "compiled"
+    assert edited["code_key"] == with_cutlass["code_key"]
+    assert edited["full_key"] != with_cutlass["full_key"]
+    assert (still_without["origin"], still_without["full_key"]) == ("disk", without["full_key"])
+
+
+def test_an_edited_cuda_header_counts(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    home = copy_cuda_home(wheels, tmp_path / "cuda")
+    compiled = start(GDN_CUDA_HOME=home).compile(kernel())
+    edit(home / "include" / "cuda_bf16.hpp", "// edited\n")
+    edited = start(GDN_CUDA_HOME=home).compile(kernel())
+    assert edited["origin"] == "compiled"
+    assert edited["code_key"] == compiled["code_key"]
+
+
+def test_a_moved_environment_keeps_its_cache(start: Start, library: Path, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    code = kernel(before="#include <cuda_bf16.h>\n#include <cutlass/cutlass.h>\n")
+    here = [start().compile(code, uses_cutlass=True), start().compile(kernel())]
+    moved = tmp_path / "moved to here"
+    copy_cuda_home(wheels, moved / "cuda")
+    shutil.copytree(wheels["cutlass_include"], moved / "cutlass")
+    child = start(hook=None, GDN_CUDA_HOME=moved / "cuda", GDN_CUTLASS_INCLUDE=moved / "cutlass")
+    child.call("init", str(library), "")
+    found = {finding["what"]: finding["found"] for finding in child.call("toolchain")["findings"]}
+    assert all(str(path).startswith(str(tmp_path)) for what, path in found.items() if what != "nvcc"), found
+    there = [child.compile(code, uses_cutlass=True), child.compile(kernel())]
+    assert [result["origin"] for result in there] == ["disk", "disk"]
+    assert [result["full_key"] for result in there] == [result["full_key"] for result in here]
+
+
+def test_another_build_of_the_compiler_counts(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    home = copy_cuda_home(wheels, tmp_path / "cuda")
+    compiled = start(GDN_CUDA_HOME=home).compile(kernel())
+    builtins = next((home / "lib").glob("libnvrtc-builtins.so.*"))
+    content = bytearray(builtins.read_bytes())
+    build_id = content.index(b"GNU\0", content.index(b"\x03\0\0\0GNU\0")) + 4
+    content[build_id] ^= 1
+    builtins.write_bytes(content)
+    other = start(GDN_CUDA_HOME=home).compile(kernel())
+    assert other["origin"] == "compiled"
+    assert other["code_key"] == compiled["code_key"]

@@ -1,0 +1,192 @@
+"""Where the cache lives when the first choice cannot be used: the next place, then memory, with one warning."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from jit_helpers import NOBODY, Child, Start, entries, kernel, leftovers, need_mounts, need_root
+
+NOWHERE = "/proc/self/nowhere"  # where not even root makes a folder
+
+
+def assert_one_warning(child: Child, *parts: object) -> None:
+    assert len(child.warnings()) == 1, child.messages()
+    for part in parts:
+        assert str(part) in child.warnings()[0]
+    assert len(child.call("cache_refusals")) >= 1
+
+
+def assert_fresh_compile_is_kept_in(child: Child, folder: Path) -> None:
+    assert child.origin(kernel()) == "compiled"
+    assert child.origin(kernel()) == "disk"
+    assert child.call("cache_directory") == str(folder)
+    assert len(entries(folder)) == 1
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def assert_in_memory_only(child: Child) -> None:
+    assert child.origin(kernel()) == "compiled"
+    assert child.origin(kernel()) == "memory"
+    assert child.origin(kernel(1)) == "compiled"
+    assert child.call("cache_list", True) == []
+    assert child.call("cache_clear") == 0
+
+
+def test_the_order_of_places(start: Start, tmp_path: Path) -> None:
+    home, xdg, temporary, mine = (tmp_path / name for name in ("home", "xdg", "tmp", "mine"))
+    temporary.mkdir()
+    all_set = {"HOME": home, "XDG_CACHE_HOME": xdg, "TMPDIR": temporary}
+    expected = {
+        mine: {"GDN_JIT_CACHE_DIR": mine},
+        xdg / "gdn_cuda": {"GDN_JIT_CACHE_DIR": None},
+        home / ".cache" / "gdn_cuda": {"GDN_JIT_CACHE_DIR": None, "XDG_CACHE_HOME": None},
+        temporary / f"gdn_cuda-{os.geteuid()}": {"GDN_JIT_CACHE_DIR": None, "XDG_CACHE_HOME": None, "HOME": None},
+    }
+    for folder, variables in expected.items():
+        child = start(**{**all_set, **variables})
+        assert child.call("cache_directory") == str(folder)
+        assert child.messages() == ""
+
+
+def test_relative_xdg_and_empty_variables_do_not_count(start: Start, tmp_path: Path) -> None:
+    child = start(GDN_JIT_CACHE_DIR="", XDG_CACHE_HOME="relative", HOME="", TMPDIR=tmp_path)
+    assert_fresh_compile_is_kept_in(child, tmp_path / f"gdn_cuda-{os.geteuid()}")
+    assert child.messages() == ""
+
+
+@pytest.mark.parametrize("name", ["with spaces, 'quotes' and $(signs)", "größe/ключ/鍵 😀", "deep/" * 20 + "end"])
+def test_any_path_will_do(start: Start, tmp_path: Path, name: str) -> None:
+    assert_fresh_compile_is_kept_in(start(GDN_JIT_CACHE_DIR=tmp_path / name), tmp_path / name)
+
+
+def test_a_relative_path_is_from_where_the_process_began(start: Start, tmp_path: Path) -> None:
+    assert_fresh_compile_is_kept_in(start(GDN_JIT_CACHE_DIR="a/../b"), tmp_path / "run" / "b")
+
+
+def test_a_link_to_a_folder_of_ours_will_do(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    assert start(GDN_JIT_CACHE_DIR=tmp_path / "link").origin(kernel()) == "compiled"
+    assert len(entries(tmp_path / "real")) == 1
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1770, 0o702])
+def test_a_folder_that_others_may_write_is_refused(start: Start, cache: Path, tmp_path: Path, mode: int) -> None:
+    cache.mkdir()
+    cache.chmod(mode)
+    child = start(XDG_CACHE_HOME=tmp_path / "xdg")
+    assert child.call("cache_directory") == str(tmp_path / "xdg" / "gdn_cuda")
+    assert child.call("cache_refusals") == [f"{cache}: others may write it (mode {mode:04o}); chmod go-w makes it usable"]
+    assert_one_warning(child, tmp_path / "xdg" / "gdn_cuda", f"{mode:04o}")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_folder_of_another_user_is_refused(start: Start, cache: Path, tmp_path: Path) -> None:
+    need_root()
+    cache.mkdir(mode=0o700)
+    os.chown(cache, NOBODY, NOBODY)
+    child = start(XDG_CACHE_HOME=tmp_path / "xdg")
+    assert_fresh_compile_is_kept_in(child, tmp_path / "xdg" / "gdn_cuda")
+    assert_one_warning(child, cache, f"it belongs to user {NOBODY}, not to 0")
+
+
+def test_a_link_planted_in_the_temporary_folder_is_refused(start: Start, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o700)
+    (tmp_path / f"gdn_cuda-{os.geteuid()}").symlink_to(mine)
+    child = start(GDN_JIT_CACHE_DIR=None, HOME=None, TMPDIR=tmp_path)
+    assert_in_memory_only(child)
+    assert_one_warning(child, "in memory only", "not a folder")
+    assert list(mine.iterdir()) == []
+
+
+def test_a_file_in_its_place_is_refused(start: Start, cache: Path, tmp_path: Path) -> None:
+    cache.write_text("a file")
+    child = start(XDG_CACHE_HOME=tmp_path / "xdg")
+    assert_fresh_compile_is_kept_in(child, tmp_path / "xdg" / "gdn_cuda")
+    assert_one_warning(child, cache, "not a folder")
+
+
+def test_with_no_place_at_all_it_works_from_memory_and_says_so_once(start: Start) -> None:
+    child = start(GDN_JIT_CACHE_DIR=NOWHERE, XDG_CACHE_HOME=NOWHERE, HOME=NOWHERE, TMPDIR=NOWHERE)
+    assert_in_memory_only(child)
+    assert child.call("cache_directory") == ""
+    assert_one_warning(child, "in memory only", NOWHERE)
+    assert child.origin(kernel(), force=True) == "compiled"
+
+
+def test_a_read_only_file_system_is_passed_over(start: Start, cache: Path, tmp_path: Path) -> None:
+    need_mounts()
+    cache.mkdir(mode=0o700)
+    read_only = f"mount --bind '{cache}' '{cache}' && mount -o remount,ro,bind '{cache}'"
+    child = start(before=read_only, XDG_CACHE_HOME=tmp_path / "xdg")
+    assert_fresh_compile_is_kept_in(child, tmp_path / "xdg" / "gdn_cuda")
+    assert_one_warning(child, cache, "Read-only file system")
+
+
+def test_a_folder_that_its_owner_may_not_write_is_passed_over(start: Start, open_folder: Path) -> None:
+    need_root()
+    locked, home = open_folder / "locked", open_folder / "home"
+    locked.mkdir(mode=0o500)
+    home.mkdir()
+    for folder in (locked, home):
+        os.chown(folder, NOBODY, NOBODY)
+    child = start(user=NOBODY, GDN_JIT_CACHE_DIR=locked, HOME=home)
+    assert_fresh_compile_is_kept_in(child, home / ".cache" / "gdn_cuda")
+    assert_one_warning(child, locked, "Permission denied")
+
+
+def test_a_disk_that_is_full_from_the_start_is_passed_over(start: Start, cache: Path, tmp_path: Path) -> None:
+    need_mounts()
+    cache.mkdir(mode=0o700)
+    full = f"mount -t tmpfs -o nr_inodes=1,mode=0700 none '{cache}'"
+    child = start(before=full, XDG_CACHE_HOME=tmp_path / "xdg")
+    assert_fresh_compile_is_kept_in(child, tmp_path / "xdg" / "gdn_cuda")
+    assert_one_warning(child, cache, "No space left on device")
+
+
+def test_a_disk_that_fills_up_costs_only_the_cache(start: Start, cache: Path) -> None:
+    need_mounts()
+    cache.mkdir(mode=0o700)
+    full = f"mount -t tmpfs -o size=64k,mode=0700 none '{cache}' && head -c 60k /dev/zero > '{cache}/else'"
+    child = start(before=full)
+    assert_in_memory_only(child)
+    assert_one_warning_of_a_failed_write(child, cache, "No space left on device")
+    inside = Path(f"/proc/{child.process.pid}/root{cache}")
+    assert leftovers(inside) == []
+    (inside / "else").unlink()
+    assert child.origin(kernel(2)) == "compiled"
+    assert child.origin(kernel(2)) == "disk"
+    assert [entry["problem"] for entry in child.call("cache_list", True)] == [""]
+
+
+def test_a_quota_costs_only_the_cache(start: Start, cache: Path) -> None:
+    child = start()
+    assert child.origin(kernel()) == "compiled"
+    child.call("limit_file_size", 1000)
+    assert child.origin(kernel(1)) == "compiled"
+    assert child.origin(kernel(1)) == "memory"
+    assert child.origin(kernel()) == "disk"
+    assert_one_warning_of_a_failed_write(child, cache, "File too large")
+    assert len(entries(cache)) == 1
+    assert leftovers(cache) == []
+
+
+def assert_one_warning_of_a_failed_write(child: Child, folder: Path, reason: str) -> None:
+    assert len(child.warnings()) == 1, child.messages()
+    assert f"compiled kernels cannot be kept in {folder}" in child.warnings()[0]
+    assert reason in child.warnings()[0]
+
+
+def test_a_folder_that_vanishes_is_made_again(start: Start, cache: Path) -> None:
+    import shutil
+
+    child = start()
+    assert child.origin(kernel()) == "compiled"
+    shutil.rmtree(cache)
+    assert child.origin(kernel()) == "compiled"
+    assert child.origin(kernel()) == "disk"
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert child.messages() == ""

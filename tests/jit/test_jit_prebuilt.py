@@ -1,0 +1,166 @@
+"""GDN_JIT_PREBUILT_DIR and GDN_JIT_DISABLE: kernels baked into an image, for machines that never compile."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jit_helpers import ARCH, NOBODY, CallFailed, Child, Start, edit, entries, entry_of, need_mounts, need_root
+
+HIDE_CUDA = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
+NOWHERE = "/proc/self/nowhere"
+
+
+@pytest.fixture(scope="session")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A kernel of the registry and one of its configurations."""
+    child = Child(tmp_path_factory.mktemp("registry"), {})
+    entry = min(child.call("kernels"), key=lambda entry: len(entry["configurations"]))
+    child.end()
+    return f"{entry['family']}/{entry['name']}", entry["configurations"][0]["configuration"]
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory, registered: tuple[str, str]) -> Path:
+    """A prebuilt folder with that configuration; tests that change it change a copy."""
+    folder = tmp_path_factory.mktemp("image")
+    child = Child(folder / "run", {"GDN_JIT_CACHE_DIR": str(folder / "cache")})
+    assert child.call("compile", *registered, ARCH, str(folder / "prebuilt"))["origin"] == "compiled"
+    child.end()
+    return folder / "prebuilt"
+
+
+def state(folder: Path) -> dict[str, Any]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.stat().st_mode, path.stat().st_size) for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_an_image_holds_entries_for_everyone_and_nothing_else(image: Path) -> None:
+    [entry] = image.iterdir()
+    assert entry.suffix == ".cubin"
+    assert entry.stat().st_mode & 0o777 == 0o644
+    assert image.stat().st_mode & 0o777 == 0o755
+
+
+def test_it_is_looked_at_first_and_never_written(start: Start, image: Path, cache: Path, registered: tuple[str, str]) -> None:
+    before = state(image)
+    assert start().call("compile", *registered, ARCH)["origin"] == "compiled"
+    [cached] = entries(cache)
+    child = start(GDN_JIT_PREBUILT_DIR=image)
+    result = child.call("compile", *registered, ARCH)
+    assert result["origin"] == "prebuilt"
+    assert result["code_key"] in next(image.iterdir()).name
+    assert entries(cache) == [cached]
+    assert child.call("compile", *registered, "sm_80")["origin"] == "compiled"  # for another arch it has none
+    assert child.call("compile", *registered, ARCH, force=True)["origin"] == "compiled"
+    assert child.messages() == ""
+    assert state(image) == before
+
+
+@pytest.mark.parametrize("disable", ["0", "1"])
+def test_it_needs_no_compiler_no_headers_and_no_cache(
+    start: Start, image: Path, tmp_path: Path, wheels: dict[str, Path], registered: tuple[str, str], disable: str
+) -> None:
+    need_mounts()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    child = start(
+        hook={"library_root": str(wheels["library_root"])},
+        before=f"{HIDE_CUDA}\nmount --bind '{image}' '{image}' && mount -o remount,ro,bind '{image}'",
+        GDN_JIT_PREBUILT_DIR=image,
+        GDN_JIT_DISABLE=disable,
+        GDN_CUDA_HOME=empty,
+        GDN_JIT_CACHE_DIR=NOWHERE,
+        HOME=NOWHERE,
+        TMPDIR=NOWHERE,
+        PATH="/usr/bin:/bin",
+    )
+    result = child.call("compile", *registered, ARCH)
+    assert (result["origin"], result["full_key"]) == ("prebuilt", None)
+    assert child.call("loaded") == []
+    missed = child.failure("compile", *registered, "sm_80")
+    assert ("GDN_JIT_DISABLE" in missed) == (disable == "1")
+    assert ("NVRTC (libnvrtc.so) not found" in missed) == (disable == "0")
+
+
+def test_a_broken_entry_of_an_image_is_passed_over(
+    start: Start, image: Path, cache: Path, tmp_path: Path, registered: tuple[str, str]
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(image, broken)
+    [entry] = broken.iterdir()
+    content = bytearray(entry.read_bytes())
+    content[len(content) // 2] ^= 1
+    entry.write_bytes(content)
+    before = state(broken)
+    disabled = start(GDN_JIT_PREBUILT_DIR=broken, GDN_JIT_DISABLE="1").failure("compile", *registered, ARCH)
+    assert registered[0] in disabled
+    child = start(GDN_JIT_PREBUILT_DIR=broken)
+    assert child.call("compile", *registered, ARCH)["origin"] == "compiled"
+    assert child.call("compile", *registered, ARCH)["origin"] == "disk"
+    assert len(child.warnings()) == 1
+    assert f"{entry}: its bytes are not those it was written with; it is passed over" in child.warnings()[0]
+    assert state(broken) == before
+    assert len(entries(cache)) == 1
+
+
+def test_an_image_of_other_sources_is_not_used(
+    start: Start, image: Path, tmp_path: Path, wheels: dict[str, Path], registered: tuple[str, str]
+) -> None:
+    library = tmp_path / "library"
+    shutil.copytree(wheels["library_root"] / "gdn_cuda", library / "gdn_cuda")
+    child = start(GDN_JIT_PREBUILT_DIR=image)
+    child.call("init", str(library), "")
+    assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"  # the same sources elsewhere
+    edit(library / "gdn_cuda" / "kernels" / "common" / "types.cuh", "// edited\n")
+    edited = start(GDN_JIT_PREBUILT_DIR=image)
+    edited.call("init", str(library), "")
+    assert edited.call("compile", *registered, ARCH)["origin"] == "compiled"
+
+
+def test_another_user_may_use_it(start: Start, image: Path, open_folder: Path, registered: tuple[str, str]) -> None:
+    need_root()
+    baked = open_folder / "baked"
+    shutil.copytree(image, baked)
+    child = start(user=NOBODY, GDN_JIT_PREBUILT_DIR=baked, GDN_JIT_CACHE_DIR=NOWHERE, HOME=NOWHERE)
+    assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"
+
+
+def test_disable_makes_a_miss_an_error_and_leaves_hits_alone(start: Start, cache: Path, registered: tuple[str, str]) -> None:
+    disabled = start(GDN_JIT_DISABLE="1")
+    message = disabled.failure("compile", *registered, ARCH)
+    for part in (
+        *registered,
+        ARCH,
+        "GDN_JIT_DISABLE",
+        "GDN_JIT_PREBUILT_DIR=(not set)",
+        str(cache),
+        "python -m gdn_cuda compile",
+    ):
+        assert part in message
+    assert disabled.call("loaded") == []
+    assert start().call("compile", *registered, ARCH)["origin"] == "compiled"
+    assert disabled.call("compile", *registered, ARCH)["origin"] == "disk"
+    assert "GDN_JIT_DISABLE" in disabled.failure("compile", *registered, ARCH, force=True)
+
+
+def test_export_takes_what_the_cache_has(start: Start, cache: Path, tmp_path: Path, registered: tuple[str, str]) -> None:
+    child = start()
+    child.call("compile", *registered, ARCH)
+    relative = child.call("compile", *registered, ARCH, "with spaces/prebuilt")
+    assert relative["origin"] == "disk"
+    exported = entry_of(tmp_path / "run" / "with spaces" / "prebuilt", relative)
+    [cached] = entries(cache)
+    assert exported.name != cached.name
+    assert start(GDN_JIT_PREBUILT_DIR=exported.parent).call("compile", *registered, ARCH)["origin"] == "prebuilt"
+
+
+def test_an_export_that_cannot_be_written_says_where(start: Start, tmp_path: Path, registered: tuple[str, str]) -> None:
+    (tmp_path / "file").write_text("")
+    child = start()
+    for folder in (NOWHERE, str(tmp_path / "file"), str(tmp_path / "file" / "below")):
+        with pytest.raises(CallFailed, match="expected to write it into " + folder):
+            child.call("compile", *registered, ARCH, folder)
