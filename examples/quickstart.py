@@ -37,9 +37,7 @@ class GatedDeltaNet(nn.Module):
     def prefill(self, x: Tensor, pool: Tensor, slots: Tensor) -> Tensor:
         query, key, value, a, b = self.heads(x)
         beta, gate = gdn_cuda.fused_gdn_gating(self.A_log, self.dt_bias, a, b)
-        out, _ = gdn_cuda.chunked_forward(
-            query, key, value, beta, gate, pool, use_qk_l2norm=True, state_indices=slots
-        )[:2]
+        out, _ = gdn_cuda.chunked_forward(query, key, value, beta, gate, pool, use_qk_l2norm=True, state_indices=slots)[:2]
         return self.output(out.flatten(-2))
 
     def decode(self, x: Tensor, pool: Tensor, slots: Tensor) -> Tensor:
@@ -96,7 +94,9 @@ def main() -> None:
 
     inputs = [t[:, -1:] for t in layer.heads(x)]
     step = seconds(
-        lambda: gdn_cuda.fused_decode(*inputs, layer.A_log, layer.dt_bias, pool, slots), device, 200 if device.type == "cuda" else 5
+        lambda: gdn_cuda.fused_decode(*inputs, layer.A_log, layer.dt_bias, pool, slots),
+        device,
+        200 if device.type == "cuda" else 5,
     )
     print(f"one decode step of the layer's recurrence: {step * 1e6:.1f} µs a call ({1 / step:.0f} tokens/s)")
 

@@ -1,7 +1,4 @@
-"""Loads the compiled library and tells it where headers and compilers are; ahead-of-time compilation and warm-up.
-
-Heavy imports (cuda.pathfinder, concurrent.futures) wait until something needs a path or a compile.
-"""
+"""Loads the compiled library and connects it to Python; ahead-of-time compilation and warm-up."""
 
 from __future__ import annotations
 
@@ -14,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from . import paths
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +43,7 @@ def load_library() -> None:
             f"gdn_cuda: {library} does not load under torch {torch.__version__} (needed: torch >= 2.10): {error}. "
             "In a source checkout run ./develop.sh to rebuild it."
         ) from error
-    _C.set_path_hook(find_paths)
+    _C.set_path_hook(paths.find_paths)
     _C.set_log_sink(_log)
 
 
@@ -80,68 +79,6 @@ def _follow_log_level() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(name)s: %(levelname)s: %(message)s"))
         logger.addHandler(handler)
-
-
-# ---- Paths
-
-
-def find_paths() -> dict[str, str]:
-    """The path hook: what wheels, conda and toolkits hold. The core asks once, after init() arguments and the environment.
-
-    It looks for nvcc itself, beside these: pathfinder would walk all of site-packages, which a first call would feel.
-    """
-    paths: dict[str, Path | None] = {
-        "library_root": library_root(),
-        "cutlass_include": _cutlass_include(),
-        "cuda_include": _headers("cudart"),
-        "cccl_include": _headers("cccl"),
-        "nvrtc": _nvrtc(),
-    }
-    return {name: str(path) for name, path in paths.items() if path is not None}
-
-
-def library_root() -> Path | None:
-    """The folder that holds gdn_cuda/kernels: inside the package when installed, beside it in a source checkout."""
-    for root in (PACKAGE / "include", PACKAGE.parent / "include"):
-        if (root / "gdn_cuda" / "kernels").is_dir():
-            return root
-    return None
-
-
-def _cutlass_include() -> Path | None:
-    spec = importlib.util.find_spec("cutlass_library")  # nvidia-cutlass; finding it does not import it
-    if spec is None or spec.origin is None:
-        return None
-    include = Path(spec.origin).parent / "source" / "include"
-    return include if include.is_dir() else None
-
-
-def _headers(component: str) -> Path | None:
-    try:
-        from cuda import pathfinder
-
-        found = pathfinder.find_nvidia_header_directory(component)
-    except Exception as error:  # a missing or broken pathfinder is one place less to look, which the core's error then lists
-        logger.debug("cuda.pathfinder found no %s headers: %s", component, error)
-        return None
-    return Path(found) if found else None
-
-
-def _nvrtc() -> Path | None:
-    include = _headers("nvrtc")
-    if include is not None:  # the library lies beside its headers in wheels, conda and toolkits; no need to load it to know
-        for folder in (include.parent / "lib", include.parent / "lib64", include.parent.parent / "lib"):
-            libraries = sorted(path for path in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+", path.name))
-            if libraries:
-                return libraries[-1]
-    try:
-        from cuda import pathfinder
-
-        path = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
-    except Exception as error:
-        logger.debug("cuda.pathfinder found no NVRTC: %s", error)
-        return None
-    return Path(path) if path else None
 
 
 def init(library_root: str | os.PathLike[str] | None = None, cuda_home: str | os.PathLike[str] | None = None) -> None:

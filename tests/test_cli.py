@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdn_cuda import _C, runtime
+from gdn_cuda import _C
 from gdn_cuda.cli.cache import kernel_of
 
 SMALLEST = min(_C.kernels(), key=lambda entry: len(entry["configurations"]))
@@ -177,40 +177,3 @@ def test_bench_of_the_cpu_path(operator: str, cache: Path, tmp_path: Path) -> No
     assert all(row["time_us"] > 0 for row in report["rows"])
     assert {"device", "torch", "gdn_cuda", "commit", "command"} <= report.keys()
     assert (tmp_path / "plot.png").stat().st_size > 1000
-
-
-# ---- the same from Python
-
-
-def test_fields_of_a_configuration() -> None:
-    assert runtime.configuration_fields("{.head_k = 128, .state = DType::f32, .norm = true}") == {
-        "head_k": 128,
-        "state": "f32",
-        "norm": True,
-    }
-
-
-def test_select_filters_by_field_value() -> None:
-    everything = runtime.select()
-    assert len(everything) == sum(len(entry["configurations"]) for entry in _C.kernels())
-    name, value = next(iter(runtime.configuration_fields(everything[0].configuration).items()))
-    chosen = runtime.select(**{name: value})
-    assert 0 < len(chosen) <= len(everything)
-    assert all(runtime.configuration_fields(choice.configuration)[name] == value for choice in chosen)
-    assert runtime.select(**{name: [value]}) == chosen
-
-
-def test_select_refuses_what_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="field: expected one of"):
-        runtime.select(nonesuch=1)
-    with pytest.raises(ValueError, match="kernel: expected one of"):
-        runtime.select(kernel="nonesuch")
-    name = next(iter(runtime.configuration_fields(runtime.select()[0].configuration)))
-    with pytest.raises(ValueError, match=f"no registered configuration has {name}=-12345. Values that exist: {name}: "):
-        runtime.select(**{name: -12345})
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is of machines without")
-def test_warmup_without_a_gpu_says_so() -> None:
-    with pytest.raises(RuntimeError, match="warmup: expected a CUDA device, got none"):
-        runtime.warmup()

@@ -1,11 +1,10 @@
-// The public C++ API over the operators: outputs allocated, CUDA tensors straight to the launch, others through torch's dispatcher to
-// the implementation that Python registers.
-#include <gdn_cuda/api.hpp>
-
+// The public C++ API over the operators: outputs allocated, CUDA tensors straight to the launch, others through torch's
+// dispatcher to the implementation that Python registers.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <gdn_cuda/api.hpp>
 
 #include "../jit/toolchain.hpp"
 #include "../jit_kernels/registry.hpp"
@@ -19,15 +18,18 @@ template <size_t kResults, class... Args>
 std::array<StableIValue, kResults> dispatch(const char* name, const Args&... args) {
     std::array<StableIValue, std::max(kResults, sizeof...(Args))> stack{torch::stable::detail::from(args)...};
     if (torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION) != TORCH_SUCCESS)
-        throw std::runtime_error(std::string(name) +
-                                 ": the call failed for tensors that are not on CUDA; they run gdn_cuda.reference, so `import gdn_cuda` "
-                                 "in this process. torch printed the cause above");
+        throw std::runtime_error(
+            std::string(name) +
+            ": the call failed for tensors that are not on CUDA; they run gdn_cuda.reference, so `import gdn_cuda` "
+            "in this process. torch printed the cause above");
     std::array<StableIValue, kResults> results{};
     std::copy_n(stack.begin(), kResults, results.begin());
     return results;
 }
 
-Tensor tensor_of(StableIValue value) { return torch::stable::detail::to<Tensor>(value); }
+Tensor tensor_of(StableIValue value) {
+    return torch::stable::detail::to<Tensor>(value);
+}
 
 Tensor output_like(const Tensor& value, const OptionalTensor& out) {
     return out ? *out : torch::stable::new_empty(value, value.sizes());
@@ -35,7 +37,9 @@ Tensor output_like(const Tensor& value, const OptionalTensor& out) {
 
 }  // namespace
 
-void init(const std::filesystem::path& library_root, const std::filesystem::path& cuda_home) { jit::init(library_root, cuda_home); }
+void init(const std::filesystem::path& library_root, const std::filesystem::path& cuda_home) {
+    jit::init(library_root, cuda_home);
+}
 
 int warmup(const std::string& kernel, int device) {
     int loaded = 0;
@@ -46,7 +50,8 @@ int warmup(const std::string& kernel, int device) {
             ++loaded;
         }
     }
-    if (loaded == 0) throw std::invalid_argument("warmup: kernel: expected \"family/kernel\" of the registry, got \"" + kernel + "\"");
+    if (loaded == 0)
+        throw std::invalid_argument("warmup: kernel: expected \"family/kernel\" of the registry, got \"" + kernel + "\"");
     return loaded;
 }
 
@@ -63,17 +68,18 @@ std::tuple<Tensor, Tensor> recurrent_forward(const Tensor& query, const Tensor& 
     if (query.is_cuda())
         return {out, gdn::recurrent_forward(query, key, value, options.state, beta, gate, options.cu_seqlens,
                                             options.num_accepted_tokens, mode, options.is_qk_norm, options.scale, out)};
-    return {out, tensor_of(dispatch<1>("gdn_cuda::recurrent_forward", query, key, value, options.state, beta, gate, options.cu_seqlens,
-                                       options.num_accepted_tokens, mode, options.is_qk_norm, options.scale, out)[0])};
+    return {out, tensor_of(dispatch<1>("gdn_cuda::recurrent_forward", query, key, value, options.state, beta, gate,
+                                       options.cu_seqlens, options.num_accepted_tokens, mode, options.is_qk_norm, options.scale,
+                                       out)[0])};
 }
 
-Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b, const Tensor& A_log,
-                    const Tensor& dt_bias, const Tensor& state_pool, const DecodeOptions& options) {
+Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
+                    const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const DecodeOptions& options) {
     const Tensor out = output_like(value, options.out);
     if (query.is_cuda()) {
         gdn::fused_decode(query, key, value, a, b, A_log, dt_bias, state_pool, options.state_indices, options.cu_seqlens,
-                          options.num_accepted_tokens, options.null_slot, options.step_states, options.step_slots, options.scale,
-                          options.use_qk_l2norm, out);
+                          options.num_accepted_tokens, options.null_slot, options.step_states, options.step_slots,
+                          options.scale, options.use_qk_l2norm, out);
     } else {
         dispatch<0>("gdn_cuda::fused_decode", query, key, value, a, b, A_log, dt_bias, state_pool, options.state_indices,
                     options.cu_seqlens, options.num_accepted_tokens, options.null_slot, options.step_states, options.step_slots,
@@ -82,8 +88,8 @@ Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value,
     return out;
 }
 
-ChunkedResult chunked_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
-                              const ChunkedOptions& options) {
+ChunkedResult chunked_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
+                              const Tensor& gate, const ChunkedOptions& options) {
     ChunkedResult result{.output = output_like(value, options.out), .final_state = {}, .checkpoints = {}};
     Tensor final_state, checkpoints;
     if (options.state_indices) {
@@ -91,9 +97,9 @@ ChunkedResult chunked_forward(const Tensor& query, const Tensor& key, const Tens
         final_state = *options.state;
         checkpoints =
             query.is_cuda()
-                ? gdn::chunked_forward_pool(query, key, value, beta, gate, *options.state, *options.state_indices, options.cu_seqlens,
-                                            options.chunk_indices, options.cu_chunks, options.scale, options.use_qk_l2norm,
-                                            options.checkpoint_every, result.output)
+                ? gdn::chunked_forward_pool(query, key, value, beta, gate, *options.state, *options.state_indices,
+                                            options.cu_seqlens, options.chunk_indices, options.cu_chunks, options.scale,
+                                            options.use_qk_l2norm, options.checkpoint_every, result.output)
                 : tensor_of(dispatch<1>("gdn_cuda::chunked_forward_pool", query, key, value, beta, gate, *options.state,
                                         *options.state_indices, options.cu_seqlens, options.chunk_indices, options.cu_chunks,
                                         options.scale, options.use_qk_l2norm, options.checkpoint_every, result.output)[0]);
@@ -103,9 +109,10 @@ ChunkedResult chunked_forward(const Tensor& query, const Tensor& key, const Tens
                                  options.cu_chunks, options.scale, options.use_qk_l2norm, options.output_final_state,
                                  options.state_dtype, options.checkpoint_every, result.output);
     } else {
-        const auto results = dispatch<2>("gdn_cuda::chunked_forward", query, key, value, beta, gate, options.state, options.cu_seqlens,
-                                         options.chunk_indices, options.cu_chunks, options.scale, options.use_qk_l2norm,
-                                         options.output_final_state, options.state_dtype, options.checkpoint_every, result.output);
+        const auto results =
+            dispatch<2>("gdn_cuda::chunked_forward", query, key, value, beta, gate, options.state, options.cu_seqlens,
+                        options.chunk_indices, options.cu_chunks, options.scale, options.use_qk_l2norm,
+                        options.output_final_state, options.state_dtype, options.checkpoint_every, result.output);
         final_state = tensor_of(results[0]);
         checkpoints = tensor_of(results[1]);
     }
@@ -122,7 +129,8 @@ Tensor transpose_to_mn_major(const Tensor& input, int64_t alignment) {
 void chunk_local_cumsum_bf16(const Tensor& input, const Tensor& output, int64_t batch_size, int64_t seq_len, int64_t num_heads,
                              bool head_first, const OptionalTensor& cu_seqlens, const OptionalTensor& chunk_indices) {
     if (input.is_cuda())
-        return gdn::chunk_local_cumsum_bf16(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices);
+        return gdn::chunk_local_cumsum_bf16(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens,
+                                            chunk_indices);
     dispatch<0>("gdn_cuda::chunk_local_cumsum_bf16", input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens,
                 chunk_indices);
 }
@@ -134,14 +142,15 @@ void bf16_gdn_compute_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
     dispatch<0>("gdn_cuda::bf16_gdn_compute_u_w", k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices);
 }
 
-void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state, const Tensor& final_state,
-                                   const OptionalTensor& gate, bool is_initial_state, bool output_final_state,
-                                   const std::string& compiled_dims, const OptionalTensor& cu_seqlens, int64_t chunk_size) {
+void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state,
+                                   const Tensor& final_state, const OptionalTensor& gate, bool is_initial_state,
+                                   bool output_final_state, const std::string& compiled_dims, const OptionalTensor& cu_seqlens,
+                                   int64_t chunk_size) {
     if (k.is_cuda())
         return gdn::bf16_chunked_seq_state_update(k, u, w, state, final_state, gate, is_initial_state, output_final_state,
                                                   compiled_dims, cu_seqlens, chunk_size);
-    dispatch<0>("gdn_cuda::bf16_chunked_seq_state_update", k, u, w, state, final_state, gate, is_initial_state, output_final_state,
-                compiled_dims, cu_seqlens, chunk_size);
+    dispatch<0>("gdn_cuda::bf16_chunked_seq_state_update", k, u, w, state, final_state, gate, is_initial_state,
+                output_final_state, compiled_dims, cu_seqlens, chunk_size);
 }
 
 void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tensor& k, const Tensor& u, const Tensor& o,
@@ -150,8 +159,8 @@ void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tens
     if (q.is_cuda())
         return gdn::bf16_gdn_chunked_compute_O(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks,
                                                chunk_size);
-    dispatch<0>("gdn_cuda::bf16_gdn_chunked_compute_O", q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks,
-                chunk_size);
+    dispatch<0>("gdn_cuda::bf16_gdn_chunked_compute_O", q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices,
+                cu_chunks, chunk_size);
 }
 
 }  // namespace gdn_cuda

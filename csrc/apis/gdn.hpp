@@ -10,12 +10,13 @@ namespace gdn_cuda::gdn {
 
 std::tuple<Tensor, Tensor> fused_gdn_gating(const Tensor& A_log, const Tensor& dt_bias, const Tensor& a, const Tensor& b);
 
-Tensor recurrent_forward(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& state, const Tensor& beta,
-                         const Tensor& gate, const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens,
-                         int64_t inference_mode, bool is_qk_norm, std::optional<double> scale, const Tensor& out);
+Tensor recurrent_forward(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& state,
+                         const Tensor& beta, const Tensor& gate, const OptionalTensor& cu_seqlens,
+                         const OptionalTensor& num_accepted_tokens, int64_t inference_mode, bool is_qk_norm,
+                         std::optional<double> scale, const Tensor& out);
 
-void fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b, const Tensor& A_log,
-                  const Tensor& dt_bias, const Tensor& state_pool, const OptionalTensor& state_indices,
+void fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
+                  const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const OptionalTensor& state_indices,
                   const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens, std::optional<int64_t> null_slot,
                   const OptionalTensor& step_states, const OptionalTensor& step_slots, std::optional<double> scale,
                   bool use_qk_l2norm, const Tensor& out);
@@ -43,9 +44,10 @@ void bf16_gdn_compute_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
                           const OptionalTensor& gate, const std::string& compiled_dims, const OptionalTensor& cu_seqlens,
                           const OptionalTensor& chunk_indices);
 
-void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state, const Tensor& final_state,
-                                   const OptionalTensor& gate, bool is_initial_state, bool output_final_state,
-                                   const std::string& compiled_dims, const OptionalTensor& cu_seqlens, int64_t chunk_size);
+void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state,
+                                   const Tensor& final_state, const OptionalTensor& gate, bool is_initial_state,
+                                   bool output_final_state, const std::string& compiled_dims, const OptionalTensor& cu_seqlens,
+                                   int64_t chunk_size);
 
 void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tensor& k, const Tensor& u, const Tensor& o,
                                 const OptionalTensor& gate, const std::string& compiled_dims, const OptionalTensor& cu_seqlens,

@@ -7,7 +7,7 @@ namespace {
 
 void check_head_dim(const Checks& check, const char* argument, int64_t dim) {
     GDN_REQUIRE(check, dim >= 8 && dim <= kMaxHeadDim && dim % 8 == 0, argument,
-                  fmt::format("a head dimension that is a multiple of 8 up to {}", kMaxHeadDim), fmt::format("{}", dim));
+                fmt::format("a head dimension that is a multiple of 8 up to {}", kMaxHeadDim), fmt::format("{}", dim));
 }
 
 }  // namespace
@@ -26,31 +26,32 @@ void check_cu_seqlens(const Checks& check, const View& cu_seqlens, int64_t token
     check.last_contiguous("cu_seqlens", cu_seqlens);
     if (!cu_seqlens.is_cpu()) return;
     const auto offset = [&](int64_t i) {
-        return type == DType::i32 ? static_cast<const int32_t*>(cu_seqlens.data)[i] : static_cast<const int64_t*>(cu_seqlens.data)[i];
+        return type == DType::i32 ? static_cast<const int32_t*>(cu_seqlens.data)[i]
+                                  : static_cast<const int64_t*>(cu_seqlens.data)[i];
     };
     for (int64_t i = 0; i < cu_seqlens.size(0); ++i) {
         const bool follows = i == 0 ? offset(0) == 0 : offset(i) >= offset(i - 1);
         GDN_REQUIRE(check, follows && offset(i) <= tokens, "cu_seqlens",
-                      fmt::format("offsets that start at 0, never decrease and end by {}", tokens),
-                      fmt::format("{} at position {}", offset(i), i));
+                    fmt::format("offsets that start at 0, never decrease and end by {}", tokens),
+                    fmt::format("{} at position {}", offset(i), i));
     }
 }
 
-Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value, const View& cu_seqlens,
-                          const RowNames& names) {
+Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
+                          const View& cu_seqlens, const RowNames& names) {
     Sequences s{.query = View(query), .key = View(key), .value = View(value), .cu_seqlens = cu_seqlens, .names = names};
     const View &q = s.query, &k = s.key, &v = s.value;
     const auto as_query = [&] { return fmt::format("to match {} {}", names.query, shape_text(q)); };
     GDN_REQUIRE(check, q.rank == 3 || q.rank == 4, names.query, "rank 4 (B, T, Hk, dk), or rank 3 (N, Hk, dk) with cu_seqlens",
-                  shape_text(q));
+                shape_text(q));
     GDN_REQUIRE(check, (q.rank == 3) == cu_seqlens.defined(), "cu_seqlens",
-                  q.rank == 3 ? fmt::format("a tensor, as {} is packed (rank 3)", names.query)
-                              : fmt::format("None, as {} is padded (rank 4)", names.query),
-                  q.rank == 3 ? "None" : "a tensor");
+                q.rank == 3 ? fmt::format("a tensor, as {} is packed (rank 3)", names.query)
+                            : fmt::format("None, as {} is padded (rank 4)", names.query),
+                q.rank == 3 ? "None" : "a tensor");
     GDN_REQUIRE(check, k.rank == q.rank, names.key, fmt::format("rank {} {}", q.rank, as_query()), shape_text(k));
     GDN_REQUIRE(check, v.rank == q.rank, names.value, fmt::format("rank {} {}", q.rank, as_query()), shape_text(v));
-    GDN_REQUIRE(check, std::equal(k.sizes, k.sizes + k.rank, q.sizes), names.key, fmt::format("the shape of {} {}", names.query, shape_text(q)),
-                  shape_text(k));
+    GDN_REQUIRE(check, std::equal(k.sizes, k.sizes + k.rank, q.sizes), names.key,
+                fmt::format("the shape of {} {}", names.query, shape_text(q)), shape_text(k));
     if (!std::equal(v.sizes, v.sizes + v.rank - 2, q.sizes))
         fail(check.function, names.value,
              q.rank == 3 ? fmt::format("(N={}, Hv, dv) {}", q.size(0), as_query())
@@ -73,8 +74,8 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
     s.dv = v.size(-1);
     GDN_REQUIRE(check, s.key_heads >= 1, names.query, "at least one head", shape_text(q));
     GDN_REQUIRE(check, s.value_heads >= 1 && s.value_heads % s.key_heads == 0, names.value,
-                  fmt::format("a number of heads that is a multiple of {}'s {}", names.query, s.key_heads),
-                  fmt::format("{}", s.value_heads));
+                fmt::format("a number of heads that is a multiple of {}'s {}", names.query, s.key_heads),
+                fmt::format("{}", s.value_heads));
     GDN_REQUIRE(check, s.value_heads <= 65535, names.value, "at most 65535 heads", fmt::format("{}", s.value_heads));
     check_head_dim(check, names.query, s.dk);
     check_head_dim(check, names.value, s.dv);
@@ -87,7 +88,7 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
         s.tokens = q.size(1);
     }
     GDN_REQUIRE(check, s.tokens <= std::numeric_limits<int>::max() && s.count <= std::numeric_limits<int>::max(), names.query,
-                  "fewer than 2^31 tokens and sequences", shape_text(q));
+                "fewer than 2^31 tokens and sequences", shape_text(q));
     return s;
 }
 
@@ -125,7 +126,8 @@ void check_chunk_hints(const Checks& check, const View& chunk_indices, const Vie
         check.device(argument, *view, s.query, s.names.query);
     }
     if (chunk_indices.defined())
-        GDN_REQUIRE(check, chunk_indices.numel() % 2 == 0, "chunk_indices", "pairs (sequence, chunk)", shape_text(chunk_indices));
+        GDN_REQUIRE(check, chunk_indices.numel() % 2 == 0, "chunk_indices", "pairs (sequence, chunk)",
+                    shape_text(chunk_indices));
     if (cu_chunks.defined()) check.shape("cu_chunks", cu_chunks, {s.count + 1}, "(sequences + 1,)");
 }
 

@@ -31,8 +31,8 @@ struct Sequences {
 
 std::string stride_text(const View& view);
 
-Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value, const View& cu_seqlens,
-                          const RowNames& names = {});
+Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
+                          const View& cu_seqlens, const RowNames& names = {});
 // (B, T, Hv) or (N, Hv), any strides
 Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& sequences,
                       std::initializer_list<DType> allowed);

@@ -20,7 +20,8 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
-// ---- fused_gdn_gating ------------------------------------------------------------------------------------------------------------
+// ---- fused_gdn_gating
+// ------------------------------------------------------------------------------------------------------------
 
 struct PreparedGating {
     GatingProblem problem;
@@ -33,7 +34,7 @@ PreparedGating prepare_gating(const Tensor& A_log, const Tensor& dt_bias, const 
     const View rates(A_log), bias(dt_bias), a_view(a), b_view(b);
     GDN_REQUIRE(check, a_view.rank == 2 || a_view.rank == 3, "a", "(B, T, Hv), or packed (N, Hv)", shape_text(a_view));
     GDN_REQUIRE(check, b_view.rank == a_view.rank && std::equal(b_view.sizes, b_view.sizes + b_view.rank, a_view.sizes), "b",
-                  "the shape of a " + shape_text(a_view), shape_text(b_view));
+                "the shape of a " + shape_text(a_view), shape_text(b_view));
     const DType io = check.dtype("a", a_view, {DType::bf16, DType::f16, DType::f32});
     check.dtype("b", b_view, {io});
     const int64_t heads = a_view.size(-1);
@@ -46,8 +47,10 @@ PreparedGating prepare_gating(const Tensor& A_log, const Tensor& dt_bias, const 
     check.device("b", b_view, a_view, "a");
     check.last_contiguous("a", a_view);
     check.last_contiguous("b", b_view);
-    GDN_REQUIRE(check, a_view.numel() / std::max<int64_t>(heads, 1) <= std::numeric_limits<int>::max() && heads <= std::numeric_limits<int>::max(),
-                  "a", "fewer than 2^31 tokens and heads", shape_text(a_view));
+    GDN_REQUIRE(check,
+                a_view.numel() / std::max<int64_t>(heads, 1) <= std::numeric_limits<int>::max() &&
+                    heads <= std::numeric_limits<int>::max(),
+                "a", "fewer than 2^31 tokens and heads", shape_text(a_view));
 
     const bool packed = a_view.rank == 2;
     PreparedGating prepared{};
@@ -64,11 +67,14 @@ PreparedGating prepare_gating(const Tensor& A_log, const Tensor& dt_bias, const 
     args.rows = heads == 0 ? 0 : a_view.numel() / heads;
     args.tokens = static_cast<int>(a_view.size(-2));
     args.heads = static_cast<int>(heads);
+    args.one_batch =
+        args.rows == args.tokens || (args.a_batch == args.tokens * args.a_token && args.b_batch == args.tokens * args.b_token);
     prepared.problem = {.rows = args.rows, .heads = args.heads, .io = io, .aligned = a_view.aligned16() && b_view.aligned16()};
     return prepared;
 }
 
-// ---- transpose_to_mn_major -------------------------------------------------------------------------------------------------------
+// ---- transpose_to_mn_major
+// -------------------------------------------------------------------------------------------------------
 
 struct PreparedMnMajor {
     View input;
@@ -83,10 +89,11 @@ PreparedMnMajor prepare_mn_major(const Tensor& input, int64_t alignment) {
     const View& view = prepared.input;
     const int leading = view.rank - 2;
     GDN_REQUIRE(check, leading >= 0 && leading <= MnMajorArgs::kMaxLeading, "input",
-                  fmt::format("rank 2 to {}", 2 + MnMajorArgs::kMaxLeading), shape_text(view));
+                fmt::format("rank 2 to {}", 2 + MnMajorArgs::kMaxLeading), shape_text(view));
     prepared.element_bytes = bytes_of(check.dtype("input", view, {DType::f32, DType::bf16}));
     GDN_REQUIRE(check, alignment > 0 && alignment % prepared.element_bytes == 0, "alignment",
-                  fmt::format("a positive multiple of the element's {} bytes", prepared.element_bytes), fmt::format("{}", alignment));
+                fmt::format("a positive multiple of the element's {} bytes", prepared.element_bytes),
+                fmt::format("{}", alignment));
     const int64_t unit = alignment / prepared.element_bytes;
     prepared.padded_rows = ceil_div(view.size(-2), unit) * unit;
     MnMajorArgs& args = prepared.args;
@@ -104,7 +111,8 @@ PreparedMnMajor prepare_mn_major(const Tensor& input, int64_t alignment) {
     return prepared;
 }
 
-// ---- chunk_local_cumsum_bf16 -----------------------------------------------------------------------------------------------------
+// ---- chunk_local_cumsum_bf16
+// -----------------------------------------------------------------------------------------------------
 
 struct PreparedCumsum {
     View input;
@@ -124,16 +132,17 @@ PreparedCumsum prepare_cumsum(const Tensor& input, const Tensor& output, int64_t
         check.rank("input", in, 2, head_first ? "(H, N)" : "(N, H)");
         tokens = in.size(head_first ? 1 : 0);
         check_cu_seqlens(check, lengths, tokens, in, "input");
-        GDN_REQUIRE(check, in.size(head_first ? 0 : 1) == num_heads, "input", fmt::format("{} heads", num_heads), shape_text(in));
-        GDN_REQUIRE(check, lengths.size(0) == batch_size + 1, "cu_seqlens", fmt::format("batch_size + 1 = {} elements", batch_size + 1),
-                      shape_text(lengths));
+        GDN_REQUIRE(check, in.size(head_first ? 0 : 1) == num_heads, "input", fmt::format("{} heads", num_heads),
+                    shape_text(in));
+        GDN_REQUIRE(check, lengths.size(0) == batch_size + 1, "cu_seqlens",
+                    fmt::format("batch_size + 1 = {} elements", batch_size + 1), shape_text(lengths));
     } else if (head_first) {
         check.shape("input", in, {batch_size, num_heads, seq_len}, "(batch_size, num_heads, seq_len)");
     } else {
         check.shape("input", in, {batch_size, seq_len, num_heads}, "(batch_size, seq_len, num_heads)");
     }
     GDN_REQUIRE(check, out.rank == in.rank && std::equal(out.sizes, out.sizes + out.rank, in.sizes), "output",
-                  "the shape of input " + shape_text(in), shape_text(out));
+                "the shape of input " + shape_text(in), shape_text(out));
     check.dtype("output", out, {DType::f32});
     check.device("output", out, in, "input");
     check.distinct("output", out);
@@ -143,7 +152,7 @@ PreparedCumsum prepare_cumsum(const Tensor& input, const Tensor& output, int64_t
         check.device("chunk_indices", hints, in, "input");
     }
     GDN_REQUIRE(check, tokens <= std::numeric_limits<int>::max() && batch_size <= std::numeric_limits<int>::max(), "input",
-                  "fewer than 2^31 tokens and sequences", shape_text(in));
+                "fewer than 2^31 tokens and sequences", shape_text(in));
 
     ChunkCumsumArgs& args = prepared.args;
     const int token = head_first ? -1 : -2, head = head_first ? -2 : -1;
@@ -163,7 +172,8 @@ PreparedCumsum prepare_cumsum(const Tensor& input, const Tensor& output, int64_t
     return prepared;
 }
 
-// ---- the pieces of the chunked form ----------------------------------------------------------------------------------------------
+// ---- the pieces of the chunked form
+// ----------------------------------------------------------------------------------------------
 
 // bf16 (B, T, H, d) or (N, H, d), of the call's tokens.
 void check_rows(const Checks& check, const char* argument, const View& view, const Sequences& s, int64_t heads, int64_t dim) {
@@ -181,14 +191,14 @@ Scalars check_mn_major(const Checks& check, const char* argument, const View& vi
                        std::initializer_list<DType> allowed) {
     const Scalars scalars = check_scalars(check, argument, view, s, allowed);
     GDN_REQUIRE(check, view.size(-2) <= 1 || view.stride(-2) == 1, argument, "tokens contiguous (transpose_to_mn_major)",
-                  fmt::format("strides {}", stride_text(view)));
+                fmt::format("strides {}", stride_text(view)));
     return scalars;
 }
 
 void check_piece_options(const Checks& check, const std::string& compiled_dims, int64_t chunk_size, const View& chunk_indices,
                          const View& cu_chunks, const Sequences& s) {
-    GDN_REQUIRE(check, compiled_dims.find_first_not_of("bthkvd") == std::string::npos, "compiled_dims", "letters among b, t, h, k, v, d",
-                  "'" + compiled_dims + "'");
+    GDN_REQUIRE(check, compiled_dims.find_first_not_of("bthkvd") == std::string::npos, "compiled_dims",
+                "letters among b, t, h, k, v, d", "'" + compiled_dims + "'");
     GDN_REQUIRE(check, chunk_size == kChunk, "chunk_size", fmt::format("{}", kChunk), fmt::format("{}", chunk_size));
     check_chunk_hints(check, chunk_indices, cu_chunks, s);
 }
@@ -229,11 +239,13 @@ void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
         const int64_t fewest = ceil_div(s.tokens, kChunk);
         GDN_REQUIRE(check, states.size(0) >= fewest, "state", fmt::format("at least {} chunks", fewest), shape_text(states));
     } else {
-        check.shape("state", states, {s.count, ceil_div(s.tokens, kChunk), s.value_heads, s.dv, s.dk}, "(B, chunks, Hv, dv, dk)");
+        check.shape("state", states, {s.count, ceil_div(s.tokens, kChunk), s.value_heads, s.dv, s.dk},
+                    "(B, chunks, Hv, dv, dk)");
     }
     piece.args.states_type = check.dtype("state", states, {DType::f32, DType::bf16});
     check.device("state", states, s.key, "k");
-    GDN_REQUIRE(check, states.contiguous_tail(states.rank), "state", "a contiguous tensor", fmt::format("strides {}", stride_text(states)));
+    GDN_REQUIRE(check, states.contiguous_tail(states.rank), "state", "a contiguous tensor",
+                fmt::format("strides {}", stride_text(states)));
     piece.args.states = states.data;
     piece.args.state_chunks = s.packed() ? states.size(0) : s.count * ceil_div(s.tokens, kChunk);
 }
@@ -256,9 +268,10 @@ PreparedPiece prepare_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
     return piece;
 }
 
-PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state, const Tensor& final_state,
-                                   const OptionalTensor& gate, bool is_initial_state, bool output_final_state,
-                                   const std::string& compiled_dims, const OptionalTensor& cu_seqlens, int64_t chunk_size) {
+PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state,
+                                   const Tensor& final_state, const OptionalTensor& gate, bool is_initial_state,
+                                   bool output_final_state, const std::string& compiled_dims, const OptionalTensor& cu_seqlens,
+                                   int64_t chunk_size) {
     const Checks check{"bf16_chunked_seq_state_update"};
     PreparedPiece piece = prepare_piece(check, k, k, u, {"k", "k", "u"}, gate, cu_seqlens);
     const Sequences& s = piece.sequences;
@@ -271,7 +284,8 @@ PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tenso
     check.shape("final_state", last, {s.count, s.value_heads, s.dv, s.dk}, "(B, Hv, dv, dk)");
     piece.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
     check.device("final_state", last, s.key, "k");
-    GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor", fmt::format("strides {}", stride_text(last)));
+    GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor",
+                fmt::format("strides {}", stride_text(last)));
     piece.args.final_state = last.data;
     piece.args.has_initial = is_initial_state;
     piece.args.has_final = output_final_state;
@@ -337,9 +351,10 @@ void bf16_gdn_compute_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
     ComputeUW::run(piece.args, piece.sequences.chunks_at_most(kChunk), target_of("bf16_gdn_compute_u_w", piece.sequences.key));
 }
 
-void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state, const Tensor& final_state,
-                                   const OptionalTensor& gate, bool is_initial_state, bool output_final_state,
-                                   const std::string& compiled_dims, const OptionalTensor& cu_seqlens, int64_t chunk_size) {
+void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state,
+                                   const Tensor& final_state, const OptionalTensor& gate, bool is_initial_state,
+                                   bool output_final_state, const std::string& compiled_dims, const OptionalTensor& cu_seqlens,
+                                   int64_t chunk_size) {
     const PreparedPiece piece = prepare_state_update(k, u, w, state, final_state, gate, is_initial_state, output_final_state,
                                                      compiled_dims, cu_seqlens, chunk_size);
     const DeviceScope scope(piece.sequences.key.device_index);
@@ -359,22 +374,26 @@ void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tens
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "fused_gdn_gating", "Tensor A_log, Tensor dt_bias, Tensor a, Tensor b", "(Tensor, Tensor)");
     define_checked(m, "transpose_to_mn_major", "Tensor input, int alignment", "Tensor");
-    define_checked(m, "chunk_local_cumsum_bf16",
-                   "Tensor input, Tensor(a!) output, int batch_size, int seq_len, int num_heads, bool head_first, Tensor? cu_seqlens, "
-                   "Tensor? chunk_indices",
-                   "()");
-    define_checked(m, "bf16_gdn_compute_u_w",
-                   "Tensor k, Tensor v, Tensor(a!) u, Tensor(b!) w, Tensor beta, Tensor? gate, str compiled_dims, Tensor? cu_seqlens, "
-                   "Tensor? chunk_indices",
-                   "()");
-    define_checked(m, "bf16_chunked_seq_state_update",
-                   "Tensor k, Tensor(a!) u, Tensor w, Tensor(b!) state, Tensor(c!) final_state, Tensor? gate, bool is_initial_state, "
-                   "bool output_final_state, str compiled_dims, Tensor? cu_seqlens, int chunk_size",
-                   "()");
-    define_checked(m, "bf16_gdn_chunked_compute_O",
-                   "Tensor q, Tensor state, Tensor k, Tensor u, Tensor(a!) o, Tensor? gate, str compiled_dims, Tensor? cu_seqlens, "
-                   "Tensor? chunk_indices, Tensor? cu_chunks, int chunk_size",
-                   "()");
+    define_checked(
+        m, "chunk_local_cumsum_bf16",
+        "Tensor input, Tensor(a!) output, int batch_size, int seq_len, int num_heads, bool head_first, Tensor? cu_seqlens, "
+        "Tensor? chunk_indices",
+        "()");
+    define_checked(
+        m, "bf16_gdn_compute_u_w",
+        "Tensor k, Tensor v, Tensor(a!) u, Tensor(b!) w, Tensor beta, Tensor? gate, str compiled_dims, Tensor? cu_seqlens, "
+        "Tensor? chunk_indices",
+        "()");
+    define_checked(
+        m, "bf16_chunked_seq_state_update",
+        "Tensor k, Tensor(a!) u, Tensor w, Tensor(b!) state, Tensor(c!) final_state, Tensor? gate, bool is_initial_state, "
+        "bool output_final_state, str compiled_dims, Tensor? cu_seqlens, int chunk_size",
+        "()");
+    define_checked(
+        m, "bf16_gdn_chunked_compute_O",
+        "Tensor q, Tensor state, Tensor k, Tensor u, Tensor(a!) o, Tensor? gate, str compiled_dims, Tensor? cu_seqlens, "
+        "Tensor? chunk_indices, Tensor? cu_chunks, int chunk_size",
+        "()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {

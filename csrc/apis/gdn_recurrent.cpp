@@ -25,12 +25,15 @@ struct Prepared {
     RecurrentArgs args{};
 };
 
-Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale, bool qk_norm) {
+Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale,
+                 bool qk_norm) {
     Prepared prepared{.sequences = sequences};
     RecurrentArgs& args = prepared.args;
     const View output(out);
-    GDN_REQUIRE(check, output.rank == sequences.value.rank && std::equal(output.sizes, output.sizes + output.rank, sequences.value.sizes), "out",
-                  fmt::format("the shape of value {}", shape_text(sequences.value)), shape_text(output));
+    GDN_REQUIRE(
+        check,
+        output.rank == sequences.value.rank && std::equal(output.sizes, output.sizes + output.rank, sequences.value.sizes),
+        "out", fmt::format("the shape of value {}", shape_text(sequences.value)), shape_text(output));
     check.dtype("out", output, {sequences.io});
     check.device("out", output, sequences.query, "query");
     check.last_contiguous("out", output);
@@ -65,10 +68,11 @@ RecurrentStates states_of(const Checks& check, Prepared& prepared, const char* a
     check.rank(argument, states, rank, rank == 4 ? "(slots, Hv, dv, dk)" : "(slots, steps, Hv, dv, dk)");
     const int64_t expected[] = {sequences.value_heads, sequences.dv, sequences.dk};
     GDN_REQUIRE(check, std::equal(expected, expected + 3, states.sizes + rank - 3), argument,
-                  fmt::format("states of (Hv, dv, dk) = {}", shape_text({expected[0], expected[1], expected[2]})), shape_text(states));
+                fmt::format("states of (Hv, dv, dk) = {}", shape_text({expected[0], expected[1], expected[2]})),
+                shape_text(states));
     check.device(argument, states, sequences.query, "query");
     GDN_REQUIRE(check, states.contiguous_tail(3), argument, "each state contiguous",
-                  fmt::format("strides {}", stride_text(states)));
+                fmt::format("strides {}", stride_text(states)));
     prepared.aligned = prepared.aligned && states.aligned16();
     return {states.data, states.stride(0), rank == 5 ? states.stride(1) : 0};
 }
@@ -90,7 +94,8 @@ void set_slots(const Checks& check, Prepared& prepared, const View& slots, int64
     args.slots_sequence = slots.stride(0);
     args.slots_token = slots.rank == 2 ? slots.stride(1) : 0;
     args.slot_steps = slots.rank == 2 ? static_cast<int>(slots.size(1)) : 1;
-    GDN_REQUIRE(check, slot_count <= std::numeric_limits<int>::max(), "state_pool", "fewer than 2^31 slots", fmt::format("{}", slot_count));
+    GDN_REQUIRE(check, slot_count <= std::numeric_limits<int>::max(), "state_pool", "fewer than 2^31 slots",
+                fmt::format("{}", slot_count));
     args.slot_count = static_cast<int>(slot_count);
 }
 
@@ -99,7 +104,8 @@ bool is_decode(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
     const RecurrentArgs& args = prepared.args;
     return !sequences.packed() && sequences.tokens == 1 && sequences.count <= 65535 && prepared.aligned &&
-           has_exact_kernel(args.dk) && args.steps.data == nullptr && args.accepted.data == nullptr && args.last.data != nullptr;
+           has_exact_kernel(args.dk) && args.steps.data == nullptr && args.accepted.data == nullptr &&
+           args.last.data != nullptr;
 }
 
 DecodeArgs decode_args(const RecurrentArgs& args) {
@@ -162,12 +168,14 @@ Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, co
 
 }  // namespace
 
-// ---- fused_decode ----------------------------------------------------------------------------------------------------------------
+// ---- fused_decode
+// ----------------------------------------------------------------------------------------------------------------
 
 namespace {
 Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
-                        const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const OptionalTensor& state_indices,
-                        const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens, std::optional<int64_t> null_slot,
+                        const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool,
+                        const OptionalTensor& state_indices, const OptionalTensor& cu_seqlens,
+                        const OptionalTensor& num_accepted_tokens, std::optional<int64_t> null_slot,
                         const OptionalTensor& step_states, const OptionalTensor& step_slots, std::optional<double> scale,
                         bool use_qk_l2norm, const Tensor& out) {
     const Checks check{"fused_decode"};
@@ -188,17 +196,20 @@ Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& va
     if (slots.defined()) {
         indices_of(check, "state_indices", slots, sequences);
         GDN_REQUIRE(check, (slots.rank == 1 || slots.rank == 2) && slots.size(0) == sequences.count, "state_indices",
-                      fmt::format("({0},) or ({0}, T), a row a sequence", sequences.count), shape_text(slots));
-        const bool wide_enough = slots.rank == 1 || (slots.size(1) >= 1 && (sequences.packed() || slots.size(1) >= sequences.tokens));
-        GDN_REQUIRE(check, wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens), shape_text(slots));
+                    fmt::format("({0},) or ({0}, T), a row a sequence", sequences.count), shape_text(slots));
+        const bool wide_enough =
+            slots.rank == 1 || (slots.size(1) >= 1 && (sequences.packed() || slots.size(1) >= sequences.tokens));
+        GDN_REQUIRE(check, wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens),
+                    shape_text(slots));
         set_slots(check, prepared, slots, pool.size(0));
     } else {
         GDN_REQUIRE(check, pool.size(0) >= sequences.count, "state_pool",
-                      fmt::format("a slot for each of {} sequences, as state_indices is None", sequences.count), shape_text(pool));
+                    fmt::format("a slot for each of {} sequences, as state_indices is None", sequences.count),
+                    shape_text(pool));
     }
     if (accepted.defined()) {
         GDN_REQUIRE(check, slots.defined() && slots.rank == 2, "num_accepted_tokens", "rank-2 state_indices to choose from",
-                      slots.defined() ? "state_indices " + shape_text(slots) : "state_indices None");
+                    slots.defined() ? "state_indices " + shape_text(slots) : "state_indices None");
         vector_of_sequences(check, "num_accepted_tokens", accepted, sequences);
         args.accepted = tagged(accepted);
     }
@@ -207,14 +218,14 @@ Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& va
         args.null_slot = *null_slot;
     }
 
-    GDN_REQUIRE(check, steps.defined() == rows.defined(), steps.defined() ? "step_slots" : "step_states", "both step_states and step_slots",
-                  "one of them");
+    GDN_REQUIRE(check, steps.defined() == rows.defined(), steps.defined() ? "step_slots" : "step_states",
+                "both step_states and step_slots", "one of them");
     if (steps.defined()) {
         check.dtype("step_states", steps, {prepared.state_type});
         args.steps = states_of(check, prepared, "step_states", steps, 5);
         check.distinct("step_states", steps);
         GDN_REQUIRE(check, sequences.packed() || steps.size(1) >= sequences.tokens, "step_states",
-                      fmt::format("room for {} tokens a row", sequences.tokens), shape_text(steps));
+                    fmt::format("room for {} tokens a row", sequences.tokens), shape_text(steps));
         vector_of_sequences(check, "step_slots", rows, sequences);
         args.step_index = RecurrentArgs::by_step_slot;
         args.step_slots = tagged(rows);
@@ -231,17 +242,18 @@ Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& va
 }
 }  // namespace
 
-void fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b, const Tensor& A_log,
-                  const Tensor& dt_bias, const Tensor& state_pool, const OptionalTensor& state_indices,
+void fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
+                  const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const OptionalTensor& state_indices,
                   const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens, std::optional<int64_t> null_slot,
                   const OptionalTensor& step_states, const OptionalTensor& step_slots, std::optional<double> scale,
                   bool use_qk_l2norm, const Tensor& out) {
-    run(prepare_decode(query, key, value, a, b, A_log, dt_bias, state_pool, state_indices, cu_seqlens, num_accepted_tokens, null_slot,
-                       step_states, step_slots, scale, use_qk_l2norm, out),
+    run(prepare_decode(query, key, value, a, b, A_log, dt_bias, state_pool, state_indices, cu_seqlens, num_accepted_tokens,
+                       null_slot, step_states, step_slots, scale, use_qk_l2norm, out),
         "fused_decode");
 }
 
-// ---- recurrent_forward -----------------------------------------------------------------------------------------------------------
+// ---- recurrent_forward
+// -----------------------------------------------------------------------------------------------------------
 
 namespace {
 Prepared prepare_recurrent(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& state,
@@ -253,18 +265,19 @@ Prepared prepare_recurrent(const Tensor& query, const Tensor& key, const Tensor&
     Prepared prepared = prepare(check, sequences, out, scale, is_qk_norm);
     RecurrentArgs& args = prepared.args;
     GDN_REQUIRE(check, inference_mode >= kPrefill && inference_mode <= kSpecVerify, "inference_mode",
-                  "InferenceMode PREFILL 0, DECODE 1 or SPEC_VERIFY 2", fmt::format("{}", inference_mode));
+                "InferenceMode PREFILL 0, DECODE 1 or SPEC_VERIFY 2", fmt::format("{}", inference_mode));
     check_gates(check, beta, gate, sequences, args.beta, args.gate);
 
     const View initial = view_of(state), accepted = view_of(num_accepted_tokens);
     const bool verify = inference_mode == kSpecVerify;
-    GDN_REQUIRE(check, verify || !accepted.defined(), "num_accepted_tokens", "None, unless inference_mode is SPEC_VERIFY", "a tensor");
+    GDN_REQUIRE(check, verify || !accepted.defined(), "num_accepted_tokens", "None, unless inference_mode is SPEC_VERIFY",
+                "a tensor");
     if (initial.defined()) {
         prepared.state_type = check.dtype("state", initial, {DType::f32, DType::bf16});
         const bool steps = verify && initial.rank == 5;
         args.initial = states_of(check, prepared, "state", initial, steps ? 5 : 4);
-        GDN_REQUIRE(check, initial.size(0) == sequences.count, "state", fmt::format("a state for each of {} sequences", sequences.count),
-                      shape_text(initial));
+        GDN_REQUIRE(check, initial.size(0) == sequences.count, "state",
+                    fmt::format("a state for each of {} sequences", sequences.count), shape_text(initial));
         GDN_REQUIRE(check, !steps || initial.size(1) >= 1, "state", "at least one step", shape_text(initial));
         args.slot_steps = steps ? static_cast<int>(initial.size(1)) : 1;
     }
@@ -277,18 +290,21 @@ Prepared prepare_recurrent(const Tensor& query, const Tensor& key, const Tensor&
 }
 }  // namespace
 
-Tensor recurrent_forward(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& state, const Tensor& beta,
-                         const Tensor& gate, const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens,
-                         int64_t inference_mode, bool is_qk_norm, std::optional<double> scale, const Tensor& out) {
+Tensor recurrent_forward(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& state,
+                         const Tensor& beta, const Tensor& gate, const OptionalTensor& cu_seqlens,
+                         const OptionalTensor& num_accepted_tokens, int64_t inference_mode, bool is_qk_norm,
+                         std::optional<double> scale, const Tensor& out) {
     Prepared prepared = prepare_recurrent(query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode,
                                           is_qk_norm, scale, out);
     const Sequences& sequences = prepared.sequences;
     RecurrentArgs& args = prepared.args;
     if (inference_mode == kSpecVerify) {
-        const Tensor states = sequences.packed() ? new_states(out, {sequences.tokens}, sequences, prepared.state_type)
-                                                 : new_states(out, {sequences.count, sequences.tokens}, sequences, prepared.state_type);
+        const Tensor states = sequences.packed()
+                                  ? new_states(out, {sequences.tokens}, sequences, prepared.state_type)
+                                  : new_states(out, {sequences.count, sequences.tokens}, sequences, prepared.state_type);
         args.step_index = sequences.packed() ? RecurrentArgs::packed : RecurrentArgs::by_sequence;
-        args.steps = {states.data_ptr(), sequences.packed() ? 0 : sequences.tokens * sequences.state_numel(), sequences.state_numel()};
+        args.steps = {states.data_ptr(), sequences.packed() ? 0 : sequences.tokens * sequences.state_numel(),
+                      sequences.state_numel()};
         run(prepared, "recurrent_forward");
         return states;
     }
@@ -298,7 +314,8 @@ Tensor recurrent_forward(const Tensor& query, const Tensor& key, const Tensor& v
     return states;
 }
 
-// ---- chunked_forward -------------------------------------------------------------------------------------------------------------
+// ---- chunked_forward
+// -------------------------------------------------------------------------------------------------------------
 
 namespace {
 Prepared prepare_chunked(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
@@ -311,8 +328,9 @@ Prepared prepare_chunked(const Tensor& query, const Tensor& key, const Tensor& v
     RecurrentArgs& args = prepared.args;
     check_gates(check, beta, gate, sequences, args.beta, args.gate);
     check_chunk_hints(check, view_of(chunk_indices), view_of(cu_chunks), sequences);
-    GDN_REQUIRE(check, checkpoint_every >= 0 && checkpoint_every % 64 == 0 && checkpoint_every <= std::numeric_limits<int>::max(),
-                  "checkpoint_every", "0 or a multiple of 64", fmt::format("{}", checkpoint_every));
+    GDN_REQUIRE(check,
+                checkpoint_every >= 0 && checkpoint_every % 64 == 0 && checkpoint_every <= std::numeric_limits<int>::max(),
+                "checkpoint_every", "0 or a multiple of 64", fmt::format("{}", checkpoint_every));
 
     const View initial = view_of(state), slots = view_of(state_indices);
     if (!initial.defined()) return prepared;
@@ -324,19 +342,21 @@ Prepared prepare_chunked(const Tensor& query, const Tensor& key, const Tensor& v
         set_slots(check, prepared, slots, initial.size(0));
         args.last = args.initial;
     } else {
-        GDN_REQUIRE(check, initial.size(0) == sequences.count, "state", fmt::format("a state for each of {} sequences", sequences.count),
-                      shape_text(initial));
+        GDN_REQUIRE(check, initial.size(0) == sequences.count, "state",
+                    fmt::format("a state for each of {} sequences", sequences.count), shape_text(initial));
     }
     return prepared;
 }
 
 Prepared prepare_dense(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
                        const OptionalTensor& state, const OptionalTensor& cu_seqlens, const OptionalTensor& chunk_indices,
-                       const OptionalTensor& cu_chunks, std::optional<double> scale, bool use_qk_l2norm, bool /*output_final_state*/,
-                       std::optional<ScalarType> state_dtype, int64_t checkpoint_every, const Tensor& out) {
+                       const OptionalTensor& cu_chunks, std::optional<double> scale, bool use_qk_l2norm,
+                       bool /*output_final_state*/, std::optional<ScalarType> state_dtype, int64_t checkpoint_every,
+                       const Tensor& out) {
     const Checks check{"chunked_forward"};
     const bool known = !state_dtype || *state_dtype == ScalarType::Float || *state_dtype == ScalarType::BFloat16;
-    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16 or None", known ? "" : torch::headeronly::toString(*state_dtype));
+    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16 or None",
+                known ? "" : torch::headeronly::toString(*state_dtype));
     return prepare_chunked(query, key, value, beta, gate, state, std::nullopt, cu_seqlens, chunk_indices, cu_chunks, scale,
                            use_qk_l2norm, checkpoint_every, out);
 }
@@ -345,12 +365,12 @@ Prepared prepare_pool(const Tensor& query, const Tensor& key, const Tensor& valu
                       const Tensor& state_pool, const Tensor& state_indices, const OptionalTensor& cu_seqlens,
                       const OptionalTensor& chunk_indices, const OptionalTensor& cu_chunks, std::optional<double> scale,
                       bool use_qk_l2norm, int64_t checkpoint_every, const Tensor& out) {
-    return prepare_chunked(query, key, value, beta, gate, state_pool, state_indices, cu_seqlens, chunk_indices, cu_chunks, scale,
-                           use_qk_l2norm, checkpoint_every, out);
+    return prepare_chunked(query, key, value, beta, gate, state_pool, state_indices, cu_seqlens, chunk_indices, cu_chunks,
+                           scale, use_qk_l2norm, checkpoint_every, out);
 }
 
-// States after every checkpoint_every tokens, packed in sequence order. Packed batches get as many as their tokens could make, because
-// counting them would wait for cu_seqlens on the device; those past the last are zero.
+// States after every checkpoint_every tokens, packed in sequence order. Packed batches get as many as their tokens could make,
+// because counting them would wait for cu_seqlens on the device; those past the last are zero.
 Tensor add_checkpoints(Prepared& prepared, const Tensor& like, int64_t checkpoint_every) {
     const Sequences& sequences = prepared.sequences;
     RecurrentArgs& args = prepared.args;
@@ -371,8 +391,8 @@ std::tuple<Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& ke
                                            std::optional<double> scale, bool use_qk_l2norm, bool output_final_state,
                                            std::optional<torch::headeronly::ScalarType> state_dtype, int64_t checkpoint_every,
                                            const Tensor& out) {
-    Prepared prepared = prepare_dense(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm,
-                                      output_final_state, state_dtype, checkpoint_every, out);
+    Prepared prepared = prepare_dense(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale,
+                                      use_qk_l2norm, output_final_state, state_dtype, checkpoint_every, out);
     const Sequences& sequences = prepared.sequences;
     RecurrentArgs& args = prepared.args;
     const ScalarType computed = prepared.state_type == DType::f32 ? ScalarType::Float : ScalarType::BFloat16;
@@ -397,19 +417,20 @@ Tensor chunked_forward_pool(const Tensor& query, const Tensor& key, const Tensor
                             const Tensor& state_pool, const Tensor& state_indices, const OptionalTensor& cu_seqlens,
                             const OptionalTensor& chunk_indices, const OptionalTensor& cu_chunks, std::optional<double> scale,
                             bool use_qk_l2norm, int64_t checkpoint_every, const Tensor& out) {
-    Prepared prepared = prepare_pool(query, key, value, beta, gate, state_pool, state_indices, cu_seqlens, chunk_indices, cu_chunks, scale,
-                                     use_qk_l2norm, checkpoint_every, out);
+    Prepared prepared = prepare_pool(query, key, value, beta, gate, state_pool, state_indices, cu_seqlens, chunk_indices,
+                                     cu_chunks, scale, use_qk_l2norm, checkpoint_every, out);
     const Tensor checkpoints = add_checkpoints(prepared, out, checkpoint_every);
     run(prepared, "chunked_forward");
     return checkpoints;
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
-    define_checked(m, "fused_decode",
-                   "Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!) state_pool, "
-                   "Tensor? state_indices, Tensor? cu_seqlens, Tensor? num_accepted_tokens, int? null_slot, Tensor(b!)? step_states, "
-                   "Tensor? step_slots, float? scale, bool use_qk_l2norm, Tensor(c!) out",
-                   "()");
+    define_checked(
+        m, "fused_decode",
+        "Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!) state_pool, "
+        "Tensor? state_indices, Tensor? cu_seqlens, Tensor? num_accepted_tokens, int? null_slot, Tensor(b!)? step_states, "
+        "Tensor? step_slots, float? scale, bool use_qk_l2norm, Tensor(c!) out",
+        "()");
     define_checked(m, "recurrent_forward",
                    "Tensor query, Tensor key, Tensor value, Tensor? state, Tensor beta, Tensor gate, Tensor? cu_seqlens, "
                    "Tensor? num_accepted_tokens, int inference_mode, bool is_qk_norm, float? scale, Tensor(a!) out",
@@ -419,11 +440,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
                    "Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, bool output_final_state, "
                    "ScalarType? state_dtype, int checkpoint_every, Tensor(a!) out",
                    "(Tensor, Tensor)");
-    define_checked(m, "chunked_forward_pool",
-                   "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor(a!) state_pool, Tensor state_indices, "
-                   "Tensor? cu_seqlens, Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, "
-                   "int checkpoint_every, Tensor(b!) out",
-                   "Tensor");
+    define_checked(
+        m, "chunked_forward_pool",
+        "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor(a!) state_pool, Tensor state_indices, "
+        "Tensor? cu_seqlens, Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, "
+        "int checkpoint_every, Tensor(b!) out",
+        "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {

@@ -1,5 +1,5 @@
-// Registering operators: each comes with `validate_<name>`, the same checks and nothing else, which the CPU path (gdn_cuda/reference,
-// in Python) calls first. So validation is written once.
+// Registering operators: each comes with `validate_<name>`, the same checks and nothing else, which the CPU path
+// (gdn_cuda/reference, in Python) calls first. So validation is written once.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -36,16 +36,22 @@ std::string device_text(const View& view) {
 using CurrentStream = AOTITorchError (*)(int32_t, void**);
 CurrentStream find_current_stream() {
     void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_NOW);
-    return reinterpret_cast<CurrentStream>(dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
+    return reinterpret_cast<CurrentStream>(
+        dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
 }
 
 const char* torch_name(DType type) {
     switch (type) {
-        case DType::f32: return "float32";
-        case DType::bf16: return "bfloat16";
-        case DType::f16: return "float16";
-        case DType::i32: return "int32";
-        case DType::i64: return "int64";
+        case DType::f32:
+            return "float32";
+        case DType::bf16:
+            return "bfloat16";
+        case DType::f16:
+            return "float16";
+        case DType::i32:
+            return "int32";
+        case DType::i64:
+            return "int64";
     }
     return "?";
 }
@@ -75,8 +81,12 @@ int64_t View::numel() const {
     return count;
 }
 
-bool View::is_cuda() const { return device_type == torch_numbers().cuda; }
-bool View::is_cpu() const { return device_type == torch_numbers().cpu; }
+bool View::is_cuda() const {
+    return device_type == torch_numbers().cuda;
+}
+bool View::is_cpu() const {
+    return device_type == torch_numbers().cpu;
+}
 
 bool View::same_shape(std::initializer_list<int64_t> shape) const {
     return static_cast<size_t>(rank) == shape.size() && std::equal(shape.begin(), shape.end(), sizes);
@@ -101,7 +111,9 @@ bool View::aligned16() const {
     return true;
 }
 
-View view_of(const OptionalTensor& tensor) { return tensor ? View(*tensor) : View(); }
+View view_of(const OptionalTensor& tensor) {
+    return tensor ? View(*tensor) : View();
+}
 
 std::optional<DType> dtype_of(const View& view) {
     const TorchNumbers& numbers = torch_numbers();
@@ -118,8 +130,12 @@ std::string dtype_name(const View& view) {
     return view.dtype == aoti_torch_dtype_float64() ? "float64" : fmt::format("torch dtype number {}", view.dtype);
 }
 
-std::string shape_text(const View& view) { return join({view.sizes, static_cast<size_t>(view.rank)}); }
-std::string shape_text(std::initializer_list<int64_t> shape) { return join({shape.begin(), shape.size()}); }
+std::string shape_text(const View& view) {
+    return join({view.sizes, static_cast<size_t>(view.rank)});
+}
+std::string shape_text(std::initializer_list<int64_t> shape) {
+    return join({shape.begin(), shape.size()});
+}
 
 void fail(const char* function, const char* argument, const std::string& expected, const std::string& got) {
     throw std::invalid_argument(fmt::format("{}: {}: expected {}, got {}", function, argument, expected, got));
@@ -155,8 +171,7 @@ void Checks::distinct(const char* argument, const View& view) const {
     if (view.numel() == 0) return;
     for (int d = 0; d < view.rank; ++d)
         if (view.size(d) > 1 && view.strides[d] == 0)
-            fail(argument, "memory of its own for every element, as it is written",
-                 fmt::format("stride 0 in dimension {}", d));
+            fail(argument, "memory of its own for every element, as it is written", fmt::format("stride 0 in dimension {}", d));
 }
 
 Target target_of(const char* function, const View& view) {

@@ -68,9 +68,9 @@ struct Checks {
 };
 
 // A macro, so that the words of an error cost nothing until there is one: a warm call has a few microseconds.
-#define GDN_REQUIRE(check, holds, ...)             \
-    do {                                           \
-        if (!(holds)) (check).fail(__VA_ARGS__);   \
+#define GDN_REQUIRE(check, holds, ...)           \
+    do {                                         \
+        if (!(holds)) (check).fail(__VA_ARGS__); \
     } while (false)
 
 // Where CUDA work for `view` runs: its device and torch's current stream there.
@@ -92,7 +92,9 @@ inline Rows rows_of(const View& view) {  // (batch, token, head, d) or (token, h
     const int lead = view.rank - 3;
     return {view.data, lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};
 }
-inline Tagged tagged(const View& view) { return view.defined() ? Tagged{view.data, *dtype_of(view)} : Tagged{}; }
+inline Tagged tagged(const View& view) {
+    return view.defined() ? Tagged{view.data, *dtype_of(view)} : Tagged{};
+}
 inline Scalars scalars_of(const View& view) {  // (batch, token, head) or (token, head)
     const int lead = view.rank - 2;
     return {tagged(view), lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};

@@ -87,11 +87,17 @@ std::string make_directories(const fs::path& directory, unsigned mode) {
 }
 
 std::optional<TemporaryDirectory> TemporaryDirectory::below(const fs::path& parent, std::string* why_not) {
-    std::string reason = make_directories(parent, 0700);
-    if (reason.empty()) {
+    std::string reason;
+    // Another writer that is done may remove an empty `parent` between our two steps; each loss means that somebody finished.
+    constexpr int kTries = 1000;
+    for (int tries = 0; tries < kTries; ++tries) {
+        reason = make_directories(parent, 0700);
+        if (!reason.empty()) break;
         std::string pattern = (parent / fmt::format("{}-XXXXXX", ::getpid())).string();
         if (::mkdtemp(pattern.data()) != nullptr) return TemporaryDirectory(pattern);
-        reason = failure("cannot make a folder in", parent, errno);
+        const int error = errno;
+        reason = failure("cannot make a folder in", parent, error);
+        if (error != ENOENT) break;
     }
     if (why_not != nullptr) *why_not = std::move(reason);
     return std::nullopt;

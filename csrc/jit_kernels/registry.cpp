@@ -25,9 +25,8 @@ RegisteredKernel entry() {
 
 const std::vector<RegisteredKernel>& registry() {
     static const std::vector<RegisteredKernel> all = {
-        entry<gdn::Decode>(),
-        entry<gdn::Recurrent>(), entry<gdn::Gating>(),         entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(),
-        entry<gdn::ComputeUW>(), entry<gdn::SeqStateUpdate>(), entry<gdn::ComputeO>(),
+        entry<gdn::Decode>(),  entry<gdn::Recurrent>(), entry<gdn::Gating>(),         entry<gdn::ChunkCumsum>(),
+        entry<gdn::MnMajor>(), entry<gdn::ComputeUW>(), entry<gdn::SeqStateUpdate>(), entry<gdn::ComputeO>(),
     };
     return all;
 }

@@ -1,10 +1,12 @@
-// gdn_cuda for C++ programs. The functions of the Python package under the same names; gdn_cuda/ops/gdn.py says what each computes and
-// takes. Tensors are torch's stable-ABI tensors, so one libgdn_cuda.so serves every torch from 2.10 on; from an at::Tensor:
+// gdn_cuda for C++ programs. The functions of the Python package under the same names; gdn_cuda/ops/gdn.py says what each
+// computes and takes. Tensors are torch's stable-ABI tensors, so one libgdn_cuda.so serves every torch from 2.10 on; from an
+// at::Tensor:
 //
 //     torch::stable::Tensor(torch::aot_inductor::new_tensor_handle(at::Tensor(x)))
 //
-// CUDA tensors run on torch's current stream. CPU tensors run the reference, which is Python: they need `import gdn_cuda` in this process.
-// Wrong input throws std::invalid_argument (`function: argument: expected X, got Y`); a toolchain or cache problem, std::runtime_error.
+// CUDA tensors run on torch's current stream. CPU tensors run the reference, which is Python: they need `import gdn_cuda` in
+// this process. Wrong input throws std::invalid_argument (`function: argument: expected X, got Y`); a toolchain or cache
+// problem, std::runtime_error.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -28,8 +30,8 @@ using OptionalTensor = std::optional<Tensor>;
 // environment (GDN_CUDA_HOME) and /usr/local/cuda; a C++ program has no wheels to search.
 void init(const std::filesystem::path& library_root = {}, const std::filesystem::path& cuda_home = {});
 
-// Loads every configuration of a kernel ("gdn/recurrent"; empty: all kernels) for a device, compiling what is missing, so that graph
-// capture never meets a cold kernel. Returns how many.
+// Loads every configuration of a kernel ("gdn/recurrent"; empty: all kernels) for a device, compiling what is missing, so that
+// graph capture never meets a cold kernel. Returns how many.
 int warmup(const std::string& kernel = {}, int device = 0);
 
 enum class InferenceMode : int64_t { prefill = 0, decode = 1, spec_verify = 2 };
@@ -54,8 +56,8 @@ struct GDN_HOLDS_TENSORS DecodeOptions {
     bool use_qk_l2norm = true;
     OptionalTensor out;
 };
-Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b, const Tensor& A_log,
-                    const Tensor& dt_bias, const Tensor& state_pool, const DecodeOptions& options = {});
+Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
+                    const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const DecodeOptions& options = {});
 
 struct GDN_HOLDS_TENSORS ChunkedOptions {
     OptionalTensor state, cu_seqlens, chunk_indices, cu_chunks;
@@ -72,22 +74,23 @@ struct GDN_HOLDS_TENSORS ChunkedResult {
     OptionalTensor final_state;  // the pool with state_indices; none with output_final_state = false
     OptionalTensor checkpoints;  // with checkpoint_every
 };
-ChunkedResult chunked_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
-                              const ChunkedOptions& options = {});
+ChunkedResult chunked_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
+                              const Tensor& gate, const ChunkedOptions& options = {});
 
 Tensor transpose_to_mn_major(const Tensor& input, int64_t alignment = 16);
 
 void chunk_local_cumsum_bf16(const Tensor& input, const Tensor& output, int64_t batch_size, int64_t seq_len, int64_t num_heads,
-                             bool head_first = false, const OptionalTensor& cu_seqlens = {}, const OptionalTensor& chunk_indices = {});
+                             bool head_first = false, const OptionalTensor& cu_seqlens = {},
+                             const OptionalTensor& chunk_indices = {});
 
 void bf16_gdn_compute_u_w(const Tensor& k, const Tensor& v, const Tensor& u, const Tensor& w, const Tensor& beta,
                           const OptionalTensor& gate = {}, const std::string& compiled_dims = "t",
                           const OptionalTensor& cu_seqlens = {}, const OptionalTensor& chunk_indices = {});
 
-void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state, const Tensor& final_state,
-                                   const OptionalTensor& gate = {}, bool is_initial_state = false, bool output_final_state = true,
-                                   const std::string& compiled_dims = "t", const OptionalTensor& cu_seqlens = {},
-                                   int64_t chunk_size = 64);
+void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state,
+                                   const Tensor& final_state, const OptionalTensor& gate = {}, bool is_initial_state = false,
+                                   bool output_final_state = true, const std::string& compiled_dims = "t",
+                                   const OptionalTensor& cu_seqlens = {}, int64_t chunk_size = 64);
 
 void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tensor& k, const Tensor& u, const Tensor& o,
                                 const OptionalTensor& gate = {}, const std::string& compiled_dims = "t",

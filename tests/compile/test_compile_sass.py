@@ -43,6 +43,13 @@ def test_the_aligned_recurrent_kernel_moves_16_bytes_at_a_time(state: str, tmp_p
         assert not local_accesses(code), each
 
 
+def test_decode_moves_16_bytes_at_a_time(tmp_path: Path) -> None:
+    work = chosen("gdn/decode", lambda x: x["head_k"] == 128 and x["io"] == "bf16")
+    for each, code in zip(work, code_of(work, tmp_path), strict=True):
+        assert has(code, "LDGSTS.128" if each.fields["stages"] else "LDG.128") and has(code, "STG.128"), each
+        assert not local_accesses(code), each
+
+
 def test_the_unaligned_one_does_not(tmp_path: Path) -> None:
     """Wide accesses to rows that do not start on 16 bytes would fault."""
     work = chosen("gdn/recurrent", lambda x: x["head_k"] == 128 and not x["aligned"] and x["io"] == "bf16")

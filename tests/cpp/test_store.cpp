@@ -127,15 +127,17 @@ TEST_F(StoreTest, NoFailureIsEverPublished) {
 
 TEST_F(StoreTest, AFullDiskKeepsNothingHalfAndWarnsOnce) {
     ASSERT_TRUE(publish('a'));
+    Cubin large = cubin;
+    large.bytes.append(4096, '\0');
     const auto result = in_child({}, [&] {
         jit::set_log_sink({});
         ::signal(SIGXFSZ, SIG_IGN);
-        const rlimit limit{100, 100};
+        const rlimit limit{2048, 2048};  // room for the warnings, not for the entries
         ::setrlimit(RLIMIT_FSIZE, &limit);
-        std::string outcome = publish('b') ? "published " : "kept ";
-        outcome += publish('c') ? "published " : "kept ";
+        std::string outcome = store.publish("gdn/toy", key_of('b'), large) ? "published " : "kept ";
+        outcome += store.publish("gdn/toy", key_of('c'), large) ? "published " : "kept ";
         std::string why;
-        store.publish("gdn/toy", key_of('d'), cubin, &why);
+        store.publish("gdn/toy", key_of('d'), large, &why);
         const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
         ::setrlimit(RLIMIT_FSIZE, &none);
         return outcome + why;

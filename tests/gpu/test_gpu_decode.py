@@ -185,9 +185,7 @@ def test_verify_equals_single_steps(seed: int) -> None:
     together = {name: x.clone() for name, x in inputs.items()}
     out = gdn_cuda.fused_decode(**together)
     for t in range(4):
-        token = {
-            name: x[:, t : t + 1] if name in ("query", "key", "value", "a", "b") else x for name, x in inputs.items()
-        }
+        token = {name: x[:, t : t + 1] if name in ("query", "key", "value", "a", "b") else x for name, x in inputs.items()}
         assert torch.equal(gdn_cuda.fused_decode(**token), out[:, t : t + 1])
     assert torch.equal(inputs["state_pool"], together["state_pool"])
 

@@ -102,9 +102,9 @@ def in_fork(call: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def found_in_wheels() -> dict[str, str]:
-    from gdn_cuda import runtime
+    from gdn_cuda import paths
 
-    return runtime.find_paths()
+    return paths.find_paths()
 
 
 def leave_fork(seconds: float) -> int:

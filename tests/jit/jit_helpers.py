@@ -44,8 +44,9 @@ class Child:
         before: str = "",
     ):
         """`variables`: None removes one. `before`: shell commands in a mount namespace of the child's own."""
-        folder.mkdir(parents=True, exist_ok=True)
-        environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "LC_ALL": "C.UTF-8"}
+        temporary = folder / "tmp"
+        temporary.mkdir(parents=True, exist_ok=True)
+        environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "TMPDIR": str(temporary), "LC_ALL": "C.UTF-8"}
         for name, value in variables.items():
             environment.pop(name, None)
             if value is not None:

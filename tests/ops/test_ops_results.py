@@ -206,6 +206,12 @@ def test_packed_checkpoints_fill_the_first_rows(pool: bool, seed: int) -> None:
     assert torch.equal(checkpoints[:1], expected) and not checkpoints[1].any()
 
 
+def test_the_pool_is_the_final_state(seed: int) -> None:
+    arguments = CASES["chunked-pool"].make(2, 3, seed) | {"checkpoint_every": 0}
+    assert gdn_cuda.chunked_forward(**arguments)[1] is arguments["state"]
+    assert gdn_cuda.chunked_forward(**arguments, output_final_state=False)[1] is None
+
+
 @pytest.mark.parametrize("T", [0, 1])
 def test_states_given_back_are_new(T: int, seed: int) -> None:
     for name in ("recurrent-DECODE", "recurrent-PREFILL", "chunked"):

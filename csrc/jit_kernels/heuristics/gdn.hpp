@@ -1,7 +1,6 @@
 // Which configuration runs a GDN problem: pure functions of the problem and the device, each with its reason.
 #pragma once
 
-
 #include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
@@ -31,14 +30,16 @@ struct RecurrentProblem {
 // Key dimensions with a kernel of their own; others run masked in the next of kMaskedHeadK.
 inline constexpr std::array kExactHeadK = {64, 96, 128, 192, 256};
 inline constexpr std::array kMaskedHeadK = {64, 128, 256};
-constexpr bool has_exact_kernel(int dk) { return std::ranges::find(kExactHeadK, dk) != kExactHeadK.end(); }
+constexpr bool has_exact_kernel(int dk) {
+    return std::ranges::find(kExactHeadK, dk) != kExactHeadK.end();
+}
 constexpr int masked_head_k(int dk) {
     for (const int head_k : kMaskedHeadK)
         if (dk <= head_k) return head_k;
     return 0;  // the operators take no dk above 256
 }
-// From here on, hiding the latency of the next token is worth its registers.
-inline constexpr i64 kPrefetchTokens = 16;
+// Rows of a thread share what it reads of a token, as long as every multiprocessor still has a few blocks.
+inline constexpr i64 kRecurrentBlocksPerMultiprocessor = 4;
 
 inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const jit::DeviceTraits& device) {
     RecurrentConfig config{.head_k = problem.dk,
@@ -47,20 +48,16 @@ inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const j
                            .state = problem.state,
                            .rows_per_thread = 1,
                            .warps = 4,
-                           .aligned = problem.aligned,
-                           .prefetch = true};
+                           .aligned = problem.aligned};
     if (!problem.aligned || !has_exact_kernel(problem.dk)) {
         config.exact_k = false;
         config.head_k = masked_head_k(problem.dk);
         return config;
     }
-    if (problem.tokens >= kPrefetchTokens) return config;
-    config.prefetch = false;
     const i64 rows = problem.sequences * problem.heads * problem.dv;
     RecurrentConfig wide = config;
-    wide.rows_per_thread = config.head_k <= 128 ? 4 : 2;
-    const i64 wide_blocks = rows / wide.rows_per_block();
-    return wide_blocks >= 4 * device.multiprocessors ? wide : config;
+    wide.rows_per_thread = 4;
+    return rows / wide.rows_per_block() >= kRecurrentBlocksPerMultiprocessor * device.multiprocessors ? wide : config;
 }
 
 inline std::string explain_recurrent(const RecurrentProblem& problem, const jit::DeviceTraits& device) {
@@ -69,7 +66,6 @@ inline std::string explain_recurrent(const RecurrentProblem& problem, const jit:
     std::string why;
     if (!problem.aligned) why += "rows do not start on 16 bytes: element-wise loads; ";
     if (!config.exact_k) why += fmt::format("dk {} runs masked in {}; ", problem.dk, config.head_k);
-    why += config.prefetch ? "next token loaded ahead; " : "few tokens: no loading ahead; ";
     why += fmt::format("{} rows a thread give {} blocks for {} multiprocessors", config.rows_per_thread, blocks,
                        device.multiprocessors);
     return why;
@@ -89,7 +85,6 @@ inline std::vector<RecurrentConfig> recurrent_configurations() {
             for (int dk : kExactHeadK) {
                 choose(1, 1, dk, true);
                 choose(4096, 1, dk, true);
-                choose(1, kPrefetchTokens, dk, true);
             }
             for (int head_k : kMaskedHeadK)
                 for (bool aligned : {true, false}) choose(1, 1, head_k - 8, aligned);
@@ -110,8 +105,9 @@ struct DecodeChoice {
     int steps;  // of rows a block takes
 };
 
-// More rows a block share their prologue and keep more bytes on the way, as long as every multiprocessor still has a few blocks.
-// Measured on an H200: four stages are enough to keep its memory busy, and three blocks a multiprocessor to keep them even.
+// More rows a block share their prologue and keep more bytes on the way, as long as every multiprocessor still has a few
+// blocks. Measured on an H200: four stages are enough to keep its memory busy, and three blocks a multiprocessor to keep them
+// even.
 inline constexpr int kDecodeStages = 4;
 inline constexpr i64 kDecodeBlocksPerMultiprocessor = 3;
 
@@ -134,8 +130,8 @@ inline std::string explain_decode(const DecodeProblem& problem, const jit::Devic
     const auto [config, steps] = decode_choice(problem, device);
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_step() * steps);
     return steps == 1 ? fmt::format("{} blocks of one step each: latency counts, rows go straight to registers", blocks)
-                      : fmt::format("{} blocks of {} steps for {} multiprocessors: bytes count, rows pass through {} stages", blocks, steps,
-                                    device.multiprocessors, config.stages);
+                      : fmt::format("{} blocks of {} steps for {} multiprocessors: bytes count, rows pass through {} stages",
+                                    blocks, steps, device.multiprocessors, config.stages);
 }
 
 // Every configuration decode_choice can return.
@@ -146,7 +142,7 @@ inline std::vector<DecodeConfig> decode_configurations() {
             for (int dk : kExactHeadK)
                 for (bool fused_gates : {true, false})
                     for (i64 sequences : {1, 4096}) {
-                        const DecodeConfig config = decode_choice({sequences, 32, dk, 128, io, state, fused_gates}, {}).config;
+                        const DecodeConfig config = decode_choice({sequences, 1, dk, 128, io, state, fused_gates}, {}).config;
                         if (std::ranges::find(all, config) == all.end()) all.push_back(config);
                     }
     return all;

@@ -8,7 +8,6 @@
 // and gets its source, its registry entry and its launch from here.
 #pragma once
 
-
 #include <gdn_cuda/kernels/common/types.cuh>
 #include <span>
 #include <string>
@@ -88,9 +87,9 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
             const Target& target) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     if (device.capability < Spec::min_capability)
-        throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{} or newer, got {} ({}.{})", Spec::family, Spec::name,
-                                     Spec::min_capability / 10, Spec::min_capability % 10, device.name, device.capability / 10,
-                                     device.capability % 10));
+        throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{} or newer, got {} ({}.{})", Spec::family,
+                                     Spec::name, Spec::min_capability / 10, Spec::min_capability % 10, device.name,
+                                     device.capability / 10, device.capability % 10));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
     jit::LaunchShape shape;
     for (int i = 0; i < 3; ++i) shape.grid[i] = grid[i];

@@ -26,7 +26,8 @@ struct Decode {
         const auto [config, steps] = decode_choice(problem, jit::device_traits(target.ordinal));
         args.steps = steps;
         const auto tiles = static_cast<unsigned>(ceil_div(args.dv, config.rows_per_step() * steps));
-        launch<Decode>(config, args, {tiles, static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences)}, target);
+        launch<Decode>(config, args, {tiles, static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences)},
+                       target);
     }
 };
 

@@ -10,7 +10,9 @@ __device__ __forceinline__ void async_copy_16(void* shared, const void* global) 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
-__device__ __forceinline__ void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void async_copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Until at most kPending of this thread's groups are still under way.
 template <int kPending>

@@ -8,7 +8,9 @@
 
 namespace gdn_cuda {
 
-__device__ __forceinline__ float quiet_nan() { return __int_as_float(0x7fc00000); }
+__device__ __forceinline__ float quiet_nan() {
+    return __int_as_float(0x7fc00000);
+}
 
 template <DType>
 struct StorageOf;
@@ -74,7 +76,9 @@ __device__ __forceinline__ float number_of(unsigned raw, DType type) {
     return type == DType::f16 ? half : __uint_as_float(type == DType::bf16 ? raw << 16 : raw);
 }
 
-__device__ __forceinline__ float load_number(const Tagged& from, i64 at) { return number_of(load_raw(from, at), from.type); }
+__device__ __forceinline__ float load_number(const Tagged& from, i64 at) {
+    return number_of(load_raw(from, at), from.type);
+}
 
 __device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
     switch (type) {

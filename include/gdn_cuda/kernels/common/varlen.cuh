@@ -10,8 +10,8 @@ struct Span {
     int length;  // tokens
 };
 
-// cu_seqlens.data == nullptr: padded, every sequence has `tokens` and its own batch stride. Packed: `tokens` are all there are, and
-// whatever cu_seqlens says, no span leaves them: the host cannot check its values without waiting for the device.
+// cu_seqlens.data == nullptr: padded, every sequence has `tokens` and its own batch stride. Packed: `tokens` are all there are,
+// and whatever cu_seqlens says, no span leaves them: the host cannot check its values without waiting for the device.
 __device__ __forceinline__ Span span_of(const Tagged& cu_seqlens, int sequence, int tokens) {
     if (cu_seqlens.data == nullptr) return {0, tokens};
     const i64 last = tokens;

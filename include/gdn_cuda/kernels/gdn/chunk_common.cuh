@@ -15,7 +15,7 @@ struct ChunkArgs {
     float scale;
     Tagged cu_seqlens;
 
-    void* states;  // (batch, chunks, Hv, dv, dk), or (chunks, Hv, dv, dk) packed: before each chunk; contiguous
+    void* states;      // (batch, chunks, Hv, dv, dk), or (chunks, Hv, dv, dk) packed: before each chunk; contiguous
     i64 state_chunks;  // how many there are; chunks past them are left alone
     void* final_state;
     DType states_type, final_type;

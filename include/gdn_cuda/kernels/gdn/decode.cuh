@@ -2,12 +2,13 @@
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// Rows of S never meet, so a group of lanes owns a row: reads it, takes one round of shuffles (row.cuh), writes it. A block takes some
-// steps of rows of one head; with more than one step, their rows are fetched ahead into shared memory by the threads that will use them,
-// so a multiprocessor has up to 190 KB on the way and nobody waits at a barrier.
+// Rows of S never meet, so a group of lanes owns a row: reads it, takes one round of shuffles (row.cuh), writes it. A block
+// takes some steps of rows of one head; with more than one step, their rows are fetched ahead into shared memory by the threads
+// that will use them, so a multiprocessor has up to 190 KB on the way and nobody waits at a barrier.
 //
-// Small batches are latency: slot index, state, arithmetic, each once round; q, k, v and the gates arrive while the state is under way,
-// and the code is kept short because cold instructions come from memory too. Large batches are the state's bytes, read and written once.
+// Small batches are latency: slot index, state, arithmetic, each once round; q, k, v and the gates arrive while the state is
+// under way, and the code is kept short because cold instructions come from memory too. Large batches are the state's bytes,
+// read and written once.
 //
 // Bound: memory. docs/benchmarks/decode.md has the share reached.
 #pragma once
@@ -53,10 +54,11 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     query.load(at(args.query, key_head), lane, kConfig.head_k);
     key.load(at(args.key, key_head), lane, kConfig.head_k);
     RawGates gates;
-    gates.load(args, sequence * args.gate.sequence + head * args.gate.head, sequence * args.beta.sequence + head * args.beta.head, head,
-               kConfig.fused_gates);
+    gates.load(args, sequence * args.gate.sequence + head * args.gate.head,
+               sequence * args.beta.sequence + head * args.beta.head, head, kConfig.fused_gates);
 
-    if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) {  // padding, or an index that only the device could see is wrong
+    if (slot < 0 || slot == args.null_slot ||
+        slot >= args.slot_count) {  // padding, or an index that only the device could see is wrong
         if (mine) *output = from_float<Io>(slot >= args.slot_count ? quiet_nan() : 0.f);
         return;
     }
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
 #pragma unroll
             for (int i = 0; i < kVectors; ++i)
                 async_copy_16(shared.state[step % kRing][i][threadIdx.x].bytes,
-                                                                state_in + row_at(step) + StateSlice::column(i, lane));
+                              state_in + row_at(step) + StateSlice::column(i, lane));
         async_copy_commit();
     };
     StateSlice loaded;
@@ -79,7 +81,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
 #pragma unroll 1
         for (int step = 0; step < kStages; ++step) fetch(from_memory ? step : steps);
     } else {
-        from_memory && in_range(0) ? loaded.load_streaming(state_in + row_at(0), lane, kConfig.head_k) : loaded.clear();
+        from_memory&& in_range(0) ? loaded.load_streaming(state_in + row_at(0), lane, kConfig.head_k) : loaded.clear();
     }
 
     TokenScalars scalars;

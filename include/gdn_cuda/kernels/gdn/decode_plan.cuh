@@ -6,9 +6,9 @@
 namespace gdn_cuda::gdn {
 
 struct DecodeConfig {
-    int head_k;        // the tensors' own: 64, 96, 128, 192 or 256
-    DType io;          // query, key, value, output
-    DType state;       // the state in memory; registers hold fp32
+    int head_k;   // the tensors' own: 64, 96, 128, 192 or 256
+    DType io;     // query, key, value, output
+    DType state;  // the state in memory; registers hold fp32
     int warps;
     int stages;        // steps of rows on their way through shared memory; 0: one step a block, straight to registers
     bool fused_gates;  // gates from a, b, A_log and dt_bias; else beta and the log decay are given

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kConfig.threads) gating(const __grid_constant_
     }
 
     for (i64 row = thread / columns; row < args.rows; row += row_step) {
-        const i64 batch = row / args.tokens, token = row - batch * args.tokens;
+        const i64 batch = args.one_batch ? 0 : row / args.tokens, token = row - batch * args.tokens;
         Vector<T, kVector, kAligned> a, b, beta;
         a.load(static_cast<const T*>(args.a) + batch * args.a_batch + token * args.a_token + head);
         b.load(static_cast<const T*>(args.b) + batch * args.b_batch + token * args.b_token + head);

@@ -28,6 +28,7 @@ struct GatingArgs {
     float* gate;                             // contiguous
     i64 rows;                                // batch * tokens
     int tokens, heads;
+    bool one_batch;  // rows follow each other at the token stride: no division
 };
 
 }  // namespace gdn_cuda::gdn

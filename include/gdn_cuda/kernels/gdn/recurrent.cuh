@@ -2,19 +2,15 @@
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// Rows of S (one value dimension each) never meet, so a group of lanes owns a row and keeps it from the first token to the
-// last: S is read once and written once however many tokens there are. With S the state before the decay,
+// Rows of S (one value dimension each) never meet, so a group of lanes owns a few rows and keeps them from the first token to
+// the last: S is read once and written once however many tokens there are (row.cuh). A block brings a batch of tokens into
+// shared memory, where all its rows read them; the state arrives meanwhile.
 //
-//     v' = beta (v - e^g S.k)        o = scale (e^g S.q + v' q.k)
+// Serves recurrent_forward, speculative verify, packed and odd decode (gdn/decode has the plain step), and chunked_forward
+// until a faster kernel applies.
 //
-// needs S.k, S.q and k.q in one round of shuffles, and the l2 norms of q and k multiply scalars instead of vectors.
-// The slot index is the only load ahead of the state's; q, k, v and the gates arrive while the state is under way.
-//
-// Serves fused_decode (gates computed here, slots of a pool), recurrent_forward, and chunked_forward where no faster kernel
-// applies.
-//
-// Bound: the state's bytes, read and written once; docs/benchmarks/decode.md has the share reached. Nothing is in shared
-// memory.
+// Bound: few tokens, the state's bytes, read and written once; many tokens, the latency of one token after another.
+// docs/benchmarks/decode.md has the shares reached.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -22,36 +18,6 @@
 #include <gdn_cuda/kernels/gdn/row.cuh>
 
 namespace gdn_cuda::gdn {
-
-template <RecurrentConfig kConfig, DType kType>
-using RecurrentSlice = RowSlice<Storage<kType>, kConfig.layout(), kConfig.aligned, kConfig.exact_k>;
-
-// The inputs of one token, loaded ahead of their use.
-template <RecurrentConfig kConfig>
-struct Token {
-    RecurrentSlice<kConfig, kConfig.io> query, key;
-    float value[kConfig.rows_per_thread];
-    RawGates gates;
-
-    __device__ __forceinline__ void load(const RecurrentArgs& args, int sequence, i64 token, int head, int first_row,
-                                         int row_step, int lane) {
-        using T = Storage<kConfig.io>;
-        const int key_head = head / args.heads_per_key;
-        const auto row_of = [&](const Rows& rows, int h) {
-            return static_cast<const T*>(rows.data) + sequence * rows.batch + token * rows.token + h * rows.head;
-        };
-        query.load(row_of(args.query, key_head), lane, args.dk);
-        key.load(row_of(args.key, key_head), lane, args.dk);
-        const T* values = row_of(args.value, head);
-#pragma unroll
-        for (int r = 0; r < kConfig.rows_per_thread; ++r) {
-            const int row = first_row + r * row_step;
-            value[r] = row < args.dv ? to_float(values[row]) : 0.f;
-        }
-        const auto number_at = [&](const Scalars& of) { return sequence * of.batch + token * of.token + head * of.head; };
-        gates.load(args, number_at(args.gate), number_at(args.beta), head, args.A_log.data != nullptr);
-    }
-};
 
 enum class Place { run, skip, poison };
 
@@ -118,22 +84,68 @@ __device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequ
         outputs[(first + i / rows) * args.output.token + i % rows] = from_float<Io>(x);
 }
 
+// Tokens [first, first + count) of a sequence into shared memory: keys and queries as they are (zero past dk), values of this
+// block's rows, and the scalars, one group of lanes a token.
 template <RecurrentConfig kConfig>
-__global__ void __launch_bounds__(kConfig.warps * 32) recurrent(const __grid_constant__ RecurrentArgs args) {
+__device__ __forceinline__ void load_tokens(RecurrentSharedPlan<kConfig>& shared, const RecurrentArgs& args, int sequence,
+                                            i64 first, int count, int head, int first_row) {
+    using Io = Storage<kConfig.io>;
+    constexpr StateLayout kLayout = kConfig.layout();
+    constexpr int kPiece = 8, kPieces = kConfig.head_k / kPiece, kGroups = kConfig.threads() / kLayout.lanes;
+    const int key_head = static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key);
+    const auto row_of = [&](const Rows& rows, int t, int h) {
+        return static_cast<const Io*>(rows.data) + sequence * rows.batch + (first + t) * rows.token + h * rows.head;
+    };
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * kPieces; i += kConfig.threads()) {
+        const int t = i / kPieces, at = i % kPieces * kPiece;
+        Vector<Io, kPiece, kConfig.aligned> query, key;
+        const bool inside = kConfig.exact_k || at < args.dk;
+        inside ? query.load(row_of(args.query, t, key_head) + at) : query.clear();
+        inside ? key.load(row_of(args.key, t, key_head) + at) : key.clear();
+        query.store(reinterpret_cast<Io*>(shared.query[t].bytes) + at);
+        key.store(reinterpret_cast<Io*>(shared.key[t].bytes) + at);
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * kConfig.rows_per_block(); i += kConfig.threads()) {
+        const int t = i / kConfig.rows_per_block(), row = i % kConfig.rows_per_block();
+        shared.value[t][row] = first_row + row < args.dv ? to_float(row_of(args.value, t, head)[first_row + row]) : 0.f;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int batch = 0; batch < count; batch += kGroups) {  // every lane of a warp takes part in the sums
+        const int t = min(batch + static_cast<int>(threadIdx.x) / kLayout.lanes, count - 1);
+        RawGates gates;
+        const auto number_at = [&](const Scalars& of) { return sequence * of.batch + (first + t) * of.token + head * of.head; };
+        gates.load(args, number_at(args.gate), number_at(args.beta), head, args.A_log.data != nullptr);
+        RowSlice<Io, kLayout, true, true> query, key;
+        query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
+        key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
+        TokenScalars scalars;
+        gates.finish(args, args.A_log.data != nullptr, scalars);
+        set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
+        shared.scalars[t] = scalars;
+    }
+    __syncthreads();
+}
+
+template <RecurrentConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    recurrent(const __grid_constant__ RecurrentArgs args) {
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kRows = kConfig.rows_per_thread;
-    constexpr int kGroups = 32 / kLayout.lanes;
+    constexpr int kBatch = RecurrentSharedPlan<kConfig>::kTokens;
     using State = Storage<kConfig.state>;
-    using StateSlice = RecurrentSlice<kConfig, kConfig.state>;
     using Io = Storage<kConfig.io>;
+    using StateSlice = RowSlice<State, kLayout, kConfig.aligned, kConfig.exact_k>;
+    __shared__ RecurrentSharedPlan<kConfig> shared;
 
-    const int lane = threadIdx.x % kLayout.lanes;
-    const int row_step = kGroups * kConfig.warps;
-    const int first_row = blockIdx.x * kConfig.rows_per_block() + threadIdx.x / kLayout.lanes;
+    const int lane = threadIdx.x % kLayout.lanes, group = threadIdx.x / kLayout.lanes;
+    const int first_row = blockIdx.x * kConfig.rows_per_block();
     const int head = blockIdx.y;
-    const i64 head_offset = static_cast<i64>(head) * args.dv * args.dk;
-    const auto row_offset = [&](int r) { return head_offset + static_cast<i64>(first_row + r * row_step) * args.dk; };
-    const auto in_range = [&](int r) { return first_row + r * row_step < args.dv; };
+    const auto row_of = [&](int r) { return group + r * (kConfig.threads() / kLayout.lanes); };  // inside the block
+    const auto in_range = [&](int r) { return first_row + row_of(r) < args.dv; };
+    const auto row_offset = [&](int r) { return (static_cast<i64>(head) * args.dv + first_row + row_of(r)) * args.dk; };
 
 #pragma unroll 1
     for (int sequence = blockIdx.z; sequence < args.sequences; sequence += gridDim.z) {
@@ -141,66 +153,66 @@ __global__ void __launch_bounds__(kConfig.warps * 32) recurrent(const __grid_con
         int first_step;
         const Place place = starting_slot(args, sequence, slot, first_step);
         const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-
-        StateSlice loaded[kRows];
-        const bool from_memory = place == Place::run && args.initial.data != nullptr;
-        const State* initial =
-            static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            from_memory && in_range(r) ? loaded[r].load_streaming(initial + row_offset(r), lane, args.dk) : loaded[r].clear();
-        }
-
-        Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + span.start * args.output.token +
-                      head * args.output.head;
         if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens that belong to no sequence
             fill_outputs<kConfig>(args, sequence, span.start + span.length, args.tokens, head, 0.f);
         if (place != Place::run) {
-            fill_outputs<kConfig>(args, sequence, span.start, span.start + span.length, head, place == Place::skip ? 0.f : quiet_nan());
+            fill_outputs<kConfig>(args, sequence, span.start, span.start + span.length, head,
+                                  place == Place::skip ? 0.f : quiet_nan());
             continue;
         }
 
-        Token<kConfig> token;
-        if (span.length > 0) token.load(args, sequence, span.start, head, first_row, row_step, lane);
-        float rows[kRows][kLayout.per_lane];
+        StateSlice slices[kRows];
+        const State* initial =
+            static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
-#pragma unroll
-            for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = loaded[r][i];
+            args.initial.data != nullptr&& in_range(r) ? slices[r].load_streaming(initial + row_offset(r), lane, args.dk)
+                                                       : slices[r].clear();
         const i64 packed_before = packed_steps_before(args, sequence);
+        float rows[kRows][kLayout.per_lane];
 
 #pragma unroll 1
-        for (int t = 0; t < span.length; ++t) {
-            const auto load_next = [&](Token<kConfig>& into) {
-                if (t + 1 < span.length) into.load(args, sequence, span.start + t + 1, head, first_row, row_step, lane);
-            };
-            Token<kConfig> next;
-            if constexpr (kConfig.prefetch) load_next(next);
-
-            TokenScalars scalars;
-            token.gates.finish(args, args.A_log.data != nullptr, scalars);
-            set_products<kLayout>(scalars, token.query, token.key, args.scale, args.qk_norm);
-
-            State* steps = step_state<State>(args, sequence, packed_before, t);
+        for (int first = 0; first == 0 || first < span.length; first += kBatch) {
+            const int count = min(kBatch, span.length - first);
+            if (count > 0) load_tokens<kConfig>(shared, args, sequence, span.start + first, count, head, first_row);
+            if (first == 0)
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) {
-                const float out = advance<kLayout>(rows[r], token.query, token.key, scalars, token.value[r]);
-                if (!in_range(r)) continue;
-                if (lane == 0) outputs[t * args.output.token + first_row + r * row_step] = from_float<Io>(out);
-                if (steps != nullptr) loaded[r].store(steps + row_offset(r), lane, args.dk, rows[r]);
+                for (int r = 0; r < kRows; ++r)
+#pragma unroll
+                    for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = slices[r][i];
+
+#pragma unroll 1
+            for (int t = 0; t < count; ++t) {
+                RowSlice<Io, kLayout, true, true> query, key;
+                query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k);
+                key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), lane, kConfig.head_k);
+                const TokenScalars scalars = shared.scalars[t];
+                State* steps = step_state<State>(args, sequence, packed_before, first + t);
+#pragma unroll
+                for (int r = 0; r < kRows; ++r) {
+                    const float out = advance<kLayout>(rows[r], query, key, scalars, shared.value[t][row_of(r)]);
+                    __syncwarp();
+                    if (lane == 0) shared.value[t][row_of(r)] = out;
+                    if (steps != nullptr && in_range(r)) slices[r].store(steps + row_offset(r), lane, args.dk, rows[r]);
+                }
             }
-            if constexpr (kConfig.prefetch) {
-                token = next;
-            } else {
-                load_next(token);
+
+            __syncthreads();
+            Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch +
+                          (span.start + first) * args.output.token + head * args.output.head + first_row;
+#pragma unroll 1
+            for (int i = threadIdx.x; i < count * kConfig.rows_per_block(); i += kConfig.threads()) {
+                const int t = i / kConfig.rows_per_block(), row = i % kConfig.rows_per_block();
+                if (first_row + row < args.dv) outputs[t * args.output.token + row] = from_float<Io>(shared.value[t][row]);
             }
+            __syncthreads();
         }
 
         if (args.last.data != nullptr) {
             State* last = static_cast<State*>(args.last.data) + slot * args.last.slot;
 #pragma unroll
             for (int r = 0; r < kRows; ++r)
-                if (in_range(r)) loaded[r].store(last + row_offset(r), lane, args.dk, rows[r]);
+                if (in_range(r)) slices[r].store(last + row_offset(r), lane, args.dk, rows[r]);
         }
     }
 }

@@ -10,10 +10,9 @@ struct RecurrentConfig {
     bool exact_k;         // it is the tensor's own; else the tail is masked
     DType io;             // query, key, value, output
     DType state;          // the state in memory; registers hold fp32
-    int rows_per_thread;  // value rows per group of lanes, all in flight at once
+    int rows_per_thread;  // value rows per group of lanes: they share what is read of a token
     int warps;
-    bool aligned;   // every row starts on 16 bytes
-    bool prefetch;  // load a token while the one before it is computed: for many tokens, at the cost of registers
+    bool aligned;  // every row starts on 16 bytes
 
     constexpr bool operator==(const RecurrentConfig&) const = default;
 
@@ -26,12 +25,25 @@ struct RecurrentConfig {
         visit("rows_per_thread", rows_per_thread);
         visit("warps", warps);
         visit("aligned", aligned);
-        visit("prefetch", prefetch);
     }
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+    // Told that four blocks shall fit, the compiler gives one row a thread the registers it needs; left alone, it spills a few.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return rows_per_thread == 1 ? 4 : 1; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return threads() / layout().lanes * rows_per_thread; }
+};
+
+// A batch of tokens, read by all rows of a block.
+template <RecurrentConfig kConfig>
+struct RecurrentSharedPlan {
+    static constexpr int kTokens = 16;
+    struct alignas(16) Row {
+        unsigned char bytes[kConfig.head_k * bytes_of(kConfig.io)];
+    };
+    Row query[kTokens], key[kTokens];
+    TokenScalars scalars[kTokens];
+    float value[kTokens][kConfig.rows_per_block()];  // a row's value, then its output
 };
 
 // State slots: (slots, Hv, dv, dk), each slot contiguous, any strides between slots and between steps of a slot.

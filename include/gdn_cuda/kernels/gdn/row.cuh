@@ -8,7 +8,8 @@ namespace gdn_cuda::gdn {
 
 constexpr float kNormEpsilon = 1e-6f;
 
-// The part of a row of dk elements that one lane holds: vectors `lane`, `lane + lanes`, ... With kExact, dk is the layout's own.
+// The part of a row of dk elements that one lane holds: vectors `lane`, `lane + lanes`, ... With kExact, dk is the layout's
+// own.
 template <class T, StateLayout kLayout, bool kAligned, bool kExact>
 struct RowSlice {
     Vector<T, kLayout.vector, kAligned> vectors[kLayout.vectors()];
@@ -40,11 +41,6 @@ struct RowSlice {
     __device__ __forceinline__ float operator[](int i) const { return vectors[i / kLayout.vector][i % kLayout.vector]; }
 };
 
-// What all rows of a head share at one token: the l2 norms multiply scalars instead of vectors.
-struct TokenScalars {
-    float decay, beta, key_scale, query_scale, query_key;
-};
-
 // The gates as they lie in memory: loaded early, made numbers of once the state is under way too.
 struct RawGates {
     unsigned gate, beta, A_log, dt_bias;
@@ -72,7 +68,8 @@ struct RawGates {
 };
 
 template <StateLayout kLayout, class Slice>
-__device__ __forceinline__ void set_products(TokenScalars& scalars, const Slice& query, const Slice& key, float scale, bool qk_norm) {
+__device__ __forceinline__ void set_products(TokenScalars& scalars, const Slice& query, const Slice& key, float scale,
+                                             bool qk_norm) {
     float key_square = 0.f, query_square = 0.f, query_key = 0.f;
 #pragma unroll
     for (int i = 0; i < kLayout.per_lane; ++i) {

@@ -1,12 +1,12 @@
-// How a row of state (head_k elements) is spread over lanes, for host and device.
+// How a row of state (head_k elements) is spread over lanes, and what its head has for a token; for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
 
 namespace gdn_cuda::gdn {
 
-// About 32 bytes a lane, lanes taking turns at vectors of at most 16. The order in which a row is summed follows from this alone, so
-// every kernel and configuration of the recurrence gives the same bits.
+// About 32 bytes a lane, lanes taking turns at vectors of at most 16. The order in which a row is summed follows from this
+// alone, so every kernel and configuration of the recurrence gives the same bits.
 struct StateLayout {
     int lanes, per_lane, vector;
 
@@ -16,6 +16,11 @@ struct StateLayout {
         vector = 16 / bytes_of(state);
     }
     GDN_HOST_DEVICE constexpr int vectors() const { return per_lane / vector; }
+};
+
+// What all rows of a head share at one token: the l2 norms multiply scalars instead of vectors.
+struct alignas(16) TokenScalars {
+    float decay, beta, key_scale, query_scale, query_key;
 };
 
 }  // namespace gdn_cuda::gdn

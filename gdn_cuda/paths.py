@@ -1,0 +1,99 @@
+"""Where kernel headers, CUDA headers and compilers lie: in wheels, conda environments and toolkits.
+
+cuda.pathfinder is imported only where the usual place holds nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+logger = logging.getLogger("gdn_cuda")
+
+
+def find_paths() -> dict[str, str]:
+    """The path hook: what wheels, conda and toolkits hold. The core asks once, after init() arguments and the environment.
+
+    It looks for nvcc itself, beside these: pathfinder would walk all of site-packages, which a first call would feel.
+    """
+    beside = _wheels_beside_torch()
+    found: dict[str, Path | None] = {
+        "library_root": library_root(),
+        "cutlass_include": _cutlass_include(),
+        "cuda_include": _holding(beside["cuda_include"], "cuda_bf16.h") or _headers("cudart"),
+        "cccl_include": _holding(beside["cccl_include"], "cuda/std") or _headers("cccl"),
+        "nvrtc": _nvrtc_in(beside["nvrtc"]) or _nvrtc(),
+    }
+    return {name: str(path) for name, path in found.items() if path is not None}
+
+
+def _wheels_beside_torch() -> dict[str, Path]:
+    """Where the CUDA wheels lie that this torch was installed with.
+
+    The usual case, and right where wheels of two CUDAs are installed. Importing pathfinder would be 15 ms of a first call's 20.
+    """
+    import torch
+
+    wheels = Path(torch.__file__).parents[1] / "nvidia"
+    major = (torch.version.cuda or "").partition(".")[0]
+    if major == "12":
+        names = {"cuda_include": "cuda_runtime/include", "cccl_include": "cuda_cccl/include", "nvrtc": "cuda_nvrtc/lib"}
+    else:
+        names = {"cuda_include": f"cu{major}/include", "cccl_include": f"cu{major}/include/cccl", "nvrtc": f"cu{major}/lib"}
+    return {name: wheels / below for name, below in names.items()}
+
+
+def _holding(folder: Path, marker: str) -> Path | None:
+    return folder if (folder / marker).exists() else None
+
+
+def _nvrtc_in(folder: Path) -> Path | None:
+    libraries = sorted(path for path in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+", path.name))
+    return libraries[-1] if libraries else None
+
+
+def library_root() -> Path | None:
+    """The folder that holds gdn_cuda/kernels: inside the package when installed, beside it in a source checkout."""
+    for root in (PACKAGE / "include", PACKAGE.parent / "include"):
+        if (root / "gdn_cuda" / "kernels").is_dir():
+            return root
+    return None
+
+
+def _cutlass_include() -> Path | None:
+    spec = importlib.util.find_spec("cutlass_library")  # nvidia-cutlass; finding it does not import it
+    if spec is None or spec.origin is None:
+        return None
+    include = Path(spec.origin).parent / "source" / "include"
+    return include if include.is_dir() else None
+
+
+def _headers(component: str) -> Path | None:
+    try:
+        from cuda import pathfinder
+
+        found = pathfinder.find_nvidia_header_directory(component)
+    except Exception as error:  # a missing or broken pathfinder is one place less to look, which the core's error then lists
+        logger.debug("cuda.pathfinder found no %s headers: %s", component, error)
+        return None
+    return Path(found) if found else None
+
+
+def _nvrtc() -> Path | None:
+    include = _headers("nvrtc")
+    if include is not None:  # the library lies beside its headers in wheels, conda and toolkits; no need to load it to know
+        for folder in (include.parent / "lib", include.parent / "lib64", include.parent.parent / "lib"):
+            if library := _nvrtc_in(folder):
+                return library
+    try:
+        from cuda import pathfinder
+
+        path = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+    except Exception as error:
+        logger.debug("cuda.pathfinder found no NVRTC: %s", error)
+        return None
+    return Path(path) if path else None

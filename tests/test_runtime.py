@@ -1,0 +1,139 @@
+"""What Python does around the core: paths, choosing configurations, compiling ahead of use, messages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdn_cuda import _C, paths, runtime
+
+SMALLEST = min(
+    (entry for entry in _C.kernels() if entry["min_capability"] <= 80), key=lambda entry: len(entry["configurations"])
+)
+
+# ---- Paths
+
+
+@pytest.mark.parametrize(
+    "cuda, include, cccl, nvrtc",
+    [
+        ("13.0", "cu13/include", "cu13/include/cccl", "cu13/lib/libnvrtc.so.13"),
+        ("12.9", "cuda_runtime/include", "cuda_cccl/include", "cuda_nvrtc/lib/libnvrtc.so.12"),
+    ],
+)
+def test_wheels_of_both_layouts_are_found_beside_torch(
+    cuda: str, include: str, cccl: str, nvrtc: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = tmp_path / "site packages" / "nvidia"
+    for file in (f"{include}/cuda_bf16.h", f"{cccl}/cuda/std/version", nvrtc, nvrtc.replace(".so", ".alt.so")):
+        (wheels / file).parent.mkdir(parents=True, exist_ok=True)
+        (wheels / file).touch()
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "site packages" / "torch" / "__init__.py"))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    found = paths.find_paths()
+    assert found["cuda_include"] == str(wheels / include)
+    assert found["cccl_include"] == str(wheels / cccl)
+    assert found["nvrtc"] == str(wheels / nvrtc)
+
+
+def test_without_wheels_beside_torch_the_rest_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = paths.find_paths()
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    assert {name: Path(path).resolve() for name, path in paths.find_paths().items()} == {
+        name: Path(path).resolve() for name, path in usual.items()
+    }
+
+
+def test_the_kernel_headers_are_found() -> None:
+    root = paths.library_root()
+    assert root is not None
+    assert (root / "gdn_cuda" / "kernels" / SMALLEST["family"] / f"{SMALLEST['name']}.cuh").is_file()
+
+
+# ---- Choosing configurations
+
+
+def test_fields_of_a_configuration() -> None:
+    assert runtime.configuration_fields("{.head_k = 128, .state = DType::f32, .norm = true}") == {
+        "head_k": 128,
+        "state": "f32",
+        "norm": True,
+    }
+
+
+def test_select_filters_by_field_value() -> None:
+    everything = runtime.select()
+    assert len(everything) == sum(len(entry["configurations"]) for entry in _C.kernels())
+    name, value = next(iter(runtime.configuration_fields(everything[0].configuration).items()))
+    chosen = runtime.select(**{name: value})
+    assert 0 < len(chosen) <= len(everything)
+    assert all(runtime.configuration_fields(choice.configuration)[name] == value for choice in chosen)
+    assert runtime.select(**{name: [value]}) == chosen
+
+
+def test_select_refuses_what_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="field: expected one of"):
+        runtime.select(nonesuch=1)
+    with pytest.raises(ValueError, match="kernel: expected one of"):
+        runtime.select(kernel="nonesuch")
+    name = next(iter(runtime.configuration_fields(runtime.select()[0].configuration)))
+    with pytest.raises(ValueError, match=f"no registered configuration has {name}=-12345. Values that exist: {name}: "):
+        runtime.select(**{name: -12345})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is of machines without")
+def test_warmup_without_a_gpu_says_so() -> None:
+    with pytest.raises(RuntimeError, match="warmup: expected a CUDA device, got none"):
+        runtime.warmup()
+
+
+# ---- Compiling
+
+
+def test_compile_reports_each_and_returns_all(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    results = runtime.compile(
+        kernel=SMALLEST["name"],
+        arch=["sm_80", "sm_90a"],
+        out=tmp_path,
+        progress=lambda done, total, _: seen.append((done, total)),
+    )
+    count = 2 * len(SMALLEST["configurations"])
+    assert seen == [(done, count) for done in range(1, count + 1)]
+    assert {result.arch for result in results} == {"sm_80", "sm_90a"}
+    assert len(list(tmp_path.glob("*.cubin"))) == count
+
+
+def test_compile_tries_everything_before_it_raises(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(runtime.CompileError) as raised:
+        runtime.compile(kernel=SMALLEST["name"], arch="sm_90a", out=tmp_path / "file" / "below")
+    results = raised.value.results
+    assert len(results) == len(SMALLEST["configurations"])
+    assert all(result.error for result in results)
+    assert str(tmp_path / "file") in str(raised.value)
+
+
+# ---- Messages
+
+
+def test_messages_go_to_logging(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="gdn_cuda"):
+        runtime._log(logging.WARNING, "a message with %s and {braces}")
+    assert caplog.messages == ["a message with %s and {braces}"]
+
+
+@pytest.mark.parametrize("level, heard", [("debug", True), ("info", True), ("warning", False), ("off", False)])
+def test_the_log_level_variable_works_without_any_logging_set_up(level: str, heard: bool) -> None:
+    code = "import logging, gdn_cuda.runtime as r; r._log(logging.INFO, 'hello there')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"GDN_LOG_LEVEL": level}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("gdn_cuda: INFO: hello there" in done.stderr) is heard
