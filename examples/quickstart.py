@@ -1,4 +1,4 @@
-"""A Qwen3-Next-shaped Gated Delta Net layer: prefill a prompt, then decode, on the GPU if there is one and on the CPU otherwise.
+"""A Qwen3-Next-shaped Gated Delta Net layer: prefill a prompt, then decode, on the GPU if there is one, else on the CPU.
 
 Says what ran where, what was compiled and how long it took, the speed, and the error against the recurrence in fp64.
 """

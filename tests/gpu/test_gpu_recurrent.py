@@ -1,4 +1,4 @@
-"""recurrent_forward and chunked_forward on the GPU against the recurrence in fp64: strong gates, correlated keys, any packing."""
+"""recurrent_forward and chunked_forward on the GPU against the recurrence in fp64: hostile gates and keys, any packing."""
 
 from __future__ import annotations
 
