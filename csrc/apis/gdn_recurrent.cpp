@@ -7,6 +7,7 @@
 
 #include "../jit_kernels/impls/gdn/decode.hpp"
 #include "../jit_kernels/impls/gdn/recurrent.hpp"
+#include "../jit_kernels/impls/gdn/verify.hpp"
 #include "gdn.hpp"
 #include "gdn_checks.hpp"
 #include "register.hpp"
@@ -99,12 +100,16 @@ void set_slots(const Checks& check, Prepared& prepared, const View& slots, int64
     args.slot_count = static_cast<int>(slot_count);
 }
 
-// One token a sequence from one slot to one slot: what gdn/decode is for.
-bool is_decode(const Prepared& prepared) {
+// What gdn/decode and gdn/verify ask of shapes.
+bool is_regular(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
+    return !sequences.packed() && sequences.count <= 65535 && prepared.aligned && has_exact_kernel(prepared.args.dk);
+}
+
+// One token a sequence, from one slot to one slot.
+bool is_decode(const Prepared& prepared) {
     const RecurrentArgs& args = prepared.args;
-    return !sequences.packed() && sequences.tokens == 1 && sequences.count <= 65535 && prepared.aligned &&
-           has_exact_kernel(args.dk) && args.steps.data == nullptr && args.accepted.data == nullptr &&
+    return is_regular(prepared) && args.tokens == 1 && args.steps.data == nullptr && args.accepted.data == nullptr &&
            args.last.data != nullptr;
 }
 
@@ -149,6 +154,15 @@ void run(const Prepared& prepared, const char* function) {
                                     .fused_gates = args.A_log.data != nullptr};
         return Decode::run(problem, decode_args(args), target);
     }
+    const VerifyProblem verify{.sequences = sequences.count,
+                               .tokens = sequences.tokens,
+                               .heads = args.heads,
+                               .dk = args.dk,
+                               .dv = args.dv,
+                               .io = sequences.io,
+                               .state = prepared.state_type};
+    if (is_regular(prepared) && args.tokens > 0 && verify_applies(verify, jit::device_traits(target.ordinal)))
+        return Verify::run(verify, args, target);
     const RecurrentProblem problem{.sequences = sequences.count,
                                    .tokens = sequences.mean_tokens(),
                                    .heads = args.heads,

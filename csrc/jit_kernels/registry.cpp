@@ -8,6 +8,7 @@
 #include "impls/gdn/mn_major.hpp"
 #include "impls/gdn/recurrent.hpp"
 #include "impls/gdn/seq_state_update.hpp"
+#include "impls/gdn/verify.hpp"
 
 namespace gdn_cuda {
 namespace {

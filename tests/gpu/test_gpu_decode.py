@@ -104,6 +104,26 @@ def test_several_tokens(T: int, seed: int) -> None:
     check_step(make_step(3, T, seed=seed))
 
 
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dk,dv", [(128, 128), (64, 200), (96, 192), (192, 96), (256, 256)])
+def test_several_tokens_of_many_sequences(dk: int, dv: int, state: torch.dtype, seed: int) -> None:
+    check_step(make_step(40, 6, Hk=8, Hv=16, dk=dk, dv=dv, state=state, seed=seed))
+
+
+def test_verify_of_many_sequences(seed: int) -> None:
+    B, T = 40, 5
+    inputs = make_step(B, T, Hk=8, Hv=16, slots=B * T + 2, seed=seed)
+    inputs["state_indices"] = torch.randperm(B * T + 2)[: B * T].view(B, T).int().cuda()
+    inputs["state_indices"][2, 3] = -1  # not written
+    inputs["state_indices"][7] = -1  # skipped
+    check_step(inputs, num_accepted_tokens=torch.randint(0, T + 1, (B,), dtype=torch.int32, device="cuda"))
+    check_step(
+        make_step(B, T, Hk=8, Hv=16, seed=seed),
+        step_states=torch.zeros(B + 1, T, 16, 128, 128, device="cuda"),
+        step_slots=torch.randperm(B + 1)[:B].cuda(),
+    )
+
+
 def test_no_norm_own_scale_int64_indices(seed: int) -> None:
     inputs = make_step(3, 2, seed=seed)
     inputs["key"] = torch.nn.functional.normalize(inputs["key"].float(), dim=-1).bfloat16()

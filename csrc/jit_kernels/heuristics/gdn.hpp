@@ -12,6 +12,7 @@
 #include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
+#include <gdn_cuda/kernels/gdn/verify_plan.cuh>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,7 @@ inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const j
     }
     const i64 rows = problem.sequences * problem.heads * problem.dv;
     RecurrentConfig wide = config;
-    wide.rows_per_thread = 4;
+    wide.rows_per_thread = 2;
     return rows / wide.rows_per_block() >= kRecurrentBlocksPerMultiprocessor * device.multiprocessors ? wide : config;
 }
 
@@ -148,6 +149,34 @@ inline std::vector<DecodeConfig> decode_configurations() {
     return all;
 }
 
+// A few tokens for every sequence of a padded batch, under decode's conditions on shapes: gdn/verify.
+struct VerifyProblem {
+    i64 sequences, tokens;
+    int heads, dk, dv;
+    DType io, state;
+};
+
+constexpr VerifyConfig verify_config(int dk, DType io, DType state) {
+    return {.head_k = dk, .io = io, .state = state, .rows_per_thread = 2, .steps = 4, .warps = 4};
+}
+
+// It takes many rows a block: with fewer blocks than two a multiprocessor, gdn/recurrent spreads them better.
+inline bool verify_applies(const VerifyProblem& problem, const jit::DeviceTraits& device) {
+    const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
+    return problem.tokens <= TokenBatch<verify_config(128, DType::bf16, DType::f32)>::kTokens &&
+           blocks >= 2 * device.multiprocessors;
+}
+
+inline constexpr std::array kVerifyConfigurations = [] {
+    std::array<VerifyConfig, 4 * kExactHeadK.size()> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const DType state : {DType::f32, DType::bf16})
+            for (const int dk : kExactHeadK) all[n++] = verify_config(dk, io, state);
+    return all;
+}();
+
 struct GatingProblem {
     i64 rows;
     int heads;
@@ -160,10 +189,10 @@ inline GatingConfig gating_config(const GatingProblem& problem) {
     return {.io = problem.io, .vector = wide ? 8 : 1, .threads = 256};
 }
 
-// Blocks for one wave at full occupancy: rates and biases are read once a thread.
+// One wave: rates and biases are read once a thread.
 inline unsigned gating_blocks(const GatingProblem& problem, const GatingConfig& config, const jit::DeviceTraits& device) {
     const i64 threads = problem.rows * (problem.heads / config.vector);
-    return static_cast<unsigned>(std::clamp<i64>(ceil_div(threads, config.threads), 1, 8 * device.multiprocessors));
+    return static_cast<unsigned>(std::clamp<i64>(ceil_div(threads, config.threads), 1, kGatingBlocksPerMultiprocessor * device.multiprocessors));
 }
 
 constexpr ChunkCumsumConfig chunk_cumsum_config(DType io) {

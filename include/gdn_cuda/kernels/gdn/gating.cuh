@@ -11,7 +11,7 @@
 namespace gdn_cuda::gdn {
 
 template <GatingConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) gating(const __grid_constant__ GatingArgs args) {
+__global__ void __launch_bounds__(kConfig.threads, kGatingBlocksPerMultiprocessor) gating(const __grid_constant__ GatingArgs args) {
     using T = Storage<kConfig.io>;
     constexpr int kVector = kConfig.vector;
     constexpr bool kAligned = kVector > 1;
@@ -29,11 +29,18 @@ __global__ void __launch_bounds__(kConfig.threads) gating(const __grid_constant_
         bias[i] = load_number(args.dt_bias, head + i);
     }
 
-    for (i64 row = thread / columns; row < args.rows; row += row_step) {
+    const auto load = [&](i64 row, Vector<T, kVector, kAligned>& a, Vector<T, kVector, kAligned>& b) {
         const i64 batch = args.one_batch ? 0 : row / args.tokens, token = row - batch * args.tokens;
-        Vector<T, kVector, kAligned> a, b, beta;
         a.load(static_cast<const T*>(args.a) + batch * args.a_batch + token * args.a_token + head);
         b.load(static_cast<const T*>(args.b) + batch * args.b_batch + token * args.b_token + head);
+    };
+    i64 row = thread / columns;
+    if (row >= args.rows) return;
+    Vector<T, kVector, kAligned> a, b;
+    load(row, a, b);
+    for (; row < args.rows; row += row_step) {
+        Vector<T, kVector, kAligned> next_a, next_b, beta;
+        if (row + row_step < args.rows) load(row + row_step, next_a, next_b);  // on the way while this row is computed
         Vector<float, kVector, kAligned> gate;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -42,6 +49,8 @@ __global__ void __launch_bounds__(kConfig.threads) gating(const __grid_constant_
         }
         beta.store(static_cast<T*>(args.beta) + row * args.heads + head);
         gate.store(args.gate + row * args.heads + head);
+        a = next_a;
+        b = next_b;
     }
 }
 

@@ -5,6 +5,9 @@
 
 namespace gdn_cuda::gdn {
 
+// All blocks run at once: a second, partial wave would leave multiprocessors idle.
+constexpr int kGatingBlocksPerMultiprocessor = 4;
+
 struct GatingConfig {
     DType io;    // a, b and beta
     int vector;  // heads a thread takes at once: 8 where rows allow 16-byte accesses, else 1

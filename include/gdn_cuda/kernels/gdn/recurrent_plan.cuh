@@ -34,9 +34,9 @@ struct RecurrentConfig {
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return threads() / layout().lanes * rows_per_thread; }
 };
 
-// A batch of tokens, read by all rows of a block.
-template <RecurrentConfig kConfig>
-struct RecurrentSharedPlan {
+// A batch of tokens in shared memory, read by all rows of a block.
+template <auto kConfig>
+struct TokenBatch {
     static constexpr int kTokens = 16;
     struct alignas(16) Row {
         unsigned char bytes[kConfig.head_k * bytes_of(kConfig.io)];

@@ -1,0 +1,155 @@
+// Sequences of tokens, for the kernels that take more than one: where a sequence starts and where its states go, and a batch of tokens in
+// shared memory, read by all rows of a block.
+#pragma once
+
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <gdn_cuda/kernels/gdn/row.cuh>
+
+namespace gdn_cuda::gdn {
+
+enum class Place { run, skip, poison };
+
+// The slot a sequence starts from, and whether it runs at all.
+__device__ __forceinline__ Place starting_slot(const RecurrentArgs& args, int sequence, i64& slot, int& step) {
+    step = 0;
+    if (args.accepted.data != nullptr) {
+        const i64 accepted = load_index(args.accepted, sequence);
+        step = static_cast<int>(min(max(accepted, i64{1}), static_cast<i64>(args.slot_steps))) - 1;
+    }
+    slot = sequence;
+    if (args.slots.data == nullptr) return Place::run;
+    slot = load_index(args.slots, sequence * args.slots_sequence + step * args.slots_token);
+    if (slot < 0 || slot == args.null_slot) return Place::skip;
+    return slot < args.slot_count ? Place::run : Place::poison;
+}
+
+// The state after token `t` of a sequence goes here; nullptr: nowhere.
+template <class T>
+__device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
+    if (args.steps.data == nullptr || (t + 1) % args.step_interval != 0 || t >= args.step_limit) return nullptr;
+    i64 slot = sequence;
+    i64 step = t / args.step_interval;
+    switch (args.step_index) {
+        case RecurrentArgs::by_sequence:
+            break;
+        case RecurrentArgs::packed:
+            slot = 0;
+            step += packed_before;
+            break;
+        case RecurrentArgs::by_slot_of_token:
+            slot = load_index(args.slots, sequence * args.slots_sequence + t * args.slots_token);
+            if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) return nullptr;
+            step = 0;
+            break;
+        case RecurrentArgs::by_step_slot:
+            slot = load_index(args.step_slots, sequence);
+            if (slot < 0 || slot >= args.step_slot_count) return nullptr;
+            break;
+    }
+    return static_cast<T*>(args.steps.data) + slot * args.steps.slot + step * args.steps.step;
+}
+
+// Step states written by the sequences packed before this one.
+__device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, int sequence) {
+    if (args.steps.data == nullptr || args.step_index != RecurrentArgs::packed) return 0;
+    if (args.step_interval == 1) return span_of(args.cu_seqlens, sequence, args.tokens).start;
+    i64 before = 0;
+#pragma unroll 1
+    for (int n = 0; n < sequence; ++n) before += span_of(args.cu_seqlens, n, args.tokens).length / args.step_interval;
+    return before;
+}
+
+// A block's rows of the outputs of tokens [first, last), all `x`.
+template <auto kConfig>
+__device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head, float x) {
+    using Io = Storage<kConfig.io>;
+    constexpr int kRows = kConfig.rows_per_block();
+    const int first_row = blockIdx.x * kRows;
+    const int rows = min(kRows, args.dv - first_row);
+    Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
+#pragma unroll 1
+    for (i64 i = threadIdx.x; i < (last - first) * rows; i += blockDim.x)
+        outputs[(first + i / rows) * args.output.token + i % rows] = from_float<Io>(x);
+}
+
+// Tokens [first, first + count) of a sequence into shared memory: keys and queries as they are (zero past dk), values of this
+// block's rows, and the scalars, one group of lanes a token.
+template <auto kConfig>
+__device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence,
+                                            i64 first, int count, int head, int first_row) {
+    using Io = Storage<kConfig.io>;
+    constexpr StateLayout kLayout = kConfig.layout();
+    constexpr int kPiece = 8, kPieces = kConfig.head_k / kPiece, kGroups = kConfig.threads() / kLayout.lanes;
+    const int key_head = static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key);
+    const auto row_of = [&](const Rows& rows, int t, int h) {
+        return static_cast<const Io*>(rows.data) + sequence * rows.batch + (first + t) * rows.token + h * rows.head;
+    };
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * kPieces; i += kConfig.threads()) {
+        const int t = i / kPieces, at = i % kPieces * kPiece;
+        Vector<Io, kPiece, kConfig.aligned> query, key;
+        const bool inside = kConfig.exact_k || at < args.dk;
+        inside ? query.load(row_of(args.query, t, key_head) + at) : query.clear();
+        inside ? key.load(row_of(args.key, t, key_head) + at) : key.clear();
+        query.store(reinterpret_cast<Io*>(shared.query[t].bytes) + at);
+        key.store(reinterpret_cast<Io*>(shared.key[t].bytes) + at);
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * kConfig.rows_per_block(); i += kConfig.threads()) {
+        const int t = i / kConfig.rows_per_block(), row = i % kConfig.rows_per_block();
+        shared.value[t][row] = first_row + row < args.dv ? to_float(row_of(args.value, t, head)[first_row + row]) : 0.f;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int batch = 0; batch < count; batch += kGroups) {  // every lane of a warp takes part in the sums
+        const int t = min(batch + static_cast<int>(threadIdx.x) / kLayout.lanes, count - 1);
+        RawGates gates;
+        const auto number_at = [&](const Scalars& of) { return sequence * of.batch + (first + t) * of.token + head * of.head; };
+        gates.load(args, number_at(args.gate), number_at(args.beta), head, args.A_log.data != nullptr);
+        RowSlice<Io, kLayout, true, true> query, key;
+        query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
+        key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
+        TokenScalars scalars;
+        gates.finish(args, args.A_log.data != nullptr, scalars);
+        set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
+        shared.scalars[t] = scalars;
+    }
+    __syncthreads();
+}
+
+// The outputs that a batch's rows left in place of their values.
+template <auto kConfig>
+__device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence, i64 first,
+                                              int count, int head, int first_row) {
+    using Io = Storage<kConfig.io>;
+    Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + first * args.output.token +
+                  head * args.output.head + first_row;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * kConfig.rows_per_block(); i += kConfig.threads()) {
+        const int t = i / kConfig.rows_per_block(), row = i % kConfig.rows_per_block();
+        if (first_row + row < args.dv) outputs[t * args.output.token + row] = from_float<Io>(shared.value[t][row]);
+    }
+}
+
+// One token for kRows rows of a group: the row's output takes the place of its value.
+template <auto kConfig, int kRows, class State, class StateSlice, class RowOf, class Offset, class InRange>
+__device__ __forceinline__ void advance_rows(TokenBatch<kConfig>& shared, int t, float (&rows)[kRows][kConfig.layout().per_lane],
+                                             int lane, State* steps, int dk, RowOf&& row_of, Offset&& row_offset, InRange&& in_range) {
+    using Io = Storage<kConfig.io>;
+    constexpr StateLayout kLayout = kConfig.layout();
+    RowSlice<Io, kLayout, true, true> query, key;
+    query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k);
+    key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), lane, kConfig.head_k);
+    const TokenScalars scalars = shared.scalars[t];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+        const float out = advance<kLayout>(rows[r], query, key, scalars, shared.value[t][row_of(r)]);
+        __syncwarp();
+        if (lane == 0) shared.value[t][row_of(r)] = out;
+        StateSlice slice;
+        if (steps != nullptr && in_range(r)) slice.store(steps + row_offset(r), lane, dk, rows[r]);
+    }
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,91 @@
+// gdn/verify: a few tokens (up to 16) for every sequence of a padded batch, as speculative decoding verifies them.
+//
+//     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
+//
+// The state moves as in gdn/decode: steps of rows on their way through shared memory, fetched by the threads that will use them. The tokens
+// lie in shared memory for all rows of the block (tokens.cuh), so a step of rows goes through all tokens before the next one.
+//
+// Bound: few tokens, the state's bytes, read and written once (and written once a token where every state is kept); from about eight
+// tokens on, the arithmetic of the rows. docs/benchmarks/decode.md has the shares reached.
+#pragma once
+
+#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/gdn/tokens.cuh>
+#include <gdn_cuda/kernels/gdn/verify_plan.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <VerifyConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constant__ VerifyArgs args) {
+    constexpr StateLayout kLayout = kConfig.layout();
+    constexpr int kRows = kConfig.rows_per_thread;
+    using State = Storage<kConfig.state>;
+    using StateSlice = RowSlice<State, kLayout, true, true>;
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<VerifySharedPlan<kConfig>*>(memory);
+
+    const int sequence = blockIdx.z, head = blockIdx.y;
+    const int lane = threadIdx.x % kLayout.lanes, group = threadIdx.x / kLayout.lanes;
+    const int first_row = blockIdx.x * kConfig.rows_per_block();
+    i64 slot;
+    int first_step;
+    const Place place = starting_slot(args, sequence, slot, first_step);
+    if (place != Place::run) {
+        fill_outputs<kConfig>(args, sequence, 0, args.tokens, head, place == Place::skip ? 0.f : quiet_nan());
+        return;
+    }
+
+    const auto row_of = [&](int step, int r) { return (step * kRows + r) * (kConfig.threads() / kLayout.lanes) + group; };
+    const auto in_range = [&](int step, int r) { return first_row + row_of(step, r) < args.dv; };
+    const auto row_offset = [&](int step, int r) {
+        return (static_cast<i64>(head) * args.dv + first_row + row_of(step, r)) * kConfig.head_k;
+    };
+    const State* initial = static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
+#pragma unroll 1
+    for (int step = 0; step < kConfig.steps; ++step) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+            if (args.initial.data != nullptr && in_range(step, r))
+#pragma unroll
+                for (int i = 0; i < kLayout.vectors(); ++i)
+                    async_copy_16(shared.state[step][r][i][threadIdx.x].bytes,
+                                  initial + row_offset(step, r) + StateSlice::column(i, lane));
+        async_copy_commit();
+    }
+    load_tokens<kConfig>(shared.tokens, args, sequence, 0, args.tokens, head, first_row);
+
+#pragma unroll 1
+    for (int step = 0; step < kConfig.steps; ++step) {
+        async_copy_wait<kConfig.steps - 1>();
+        async_copy_commit();  // an empty group a step keeps the count of those behind it
+        float rows[kRows][kLayout.per_lane];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            StateSlice slice;
+#pragma unroll
+            for (int i = 0; i < kLayout.vectors(); ++i)
+                slice.vectors[i].load(reinterpret_cast<const State*>(shared.state[step][r][i][threadIdx.x].bytes));
+            if (args.initial.data == nullptr || !in_range(step, r)) slice.clear();
+#pragma unroll
+            for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = slice[i];
+        }
+        const auto my_row = [&](int r) { return row_of(step, r); };
+        const auto my_offset = [&](int r) { return row_offset(step, r); };
+        const auto mine = [&](int r) { return in_range(step, r); };
+#pragma unroll 1
+        for (int t = 0; t < args.tokens; ++t)
+            advance_rows<kConfig, kRows, State, StateSlice>(shared.tokens, t, rows, lane, step_state<State>(args, sequence, 0, t),
+                                                            args.dk, my_row, my_offset, mine);
+        if (args.last.data == nullptr) continue;
+        State* last = static_cast<State*>(args.last.data) + slot * args.last.slot;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            StateSlice slice;
+            if (in_range(step, r)) slice.store(last + row_offset(step, r), lane, args.dk, rows[r]);
+        }
+    }
+    __syncthreads();
+    store_outputs<kConfig>(shared.tokens, args, sequence, 0, args.tokens, head, first_row);
+}
+
+}  // namespace gdn_cuda::gdn
