@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -24,9 +26,9 @@ def find_paths() -> dict[str, str]:
     found: dict[str, Path | None] = {
         "library_root": library_root(),
         "cutlass_include": _cutlass_include(),
-        "cuda_include": _holding(beside["cuda_include"], "cuda_bf16.h") or _headers("cudart"),
-        "cccl_include": _holding(beside["cccl_include"], "cuda/std") or _headers("cccl"),
-        "nvrtc": _nvrtc_in(beside["nvrtc"]) or _nvrtc(),
+        "cuda_include": _holding(beside.get("cuda_include"), "cuda_bf16.h") or _headers("cudart"),
+        "cccl_include": _holding(beside.get("cccl_include"), "cuda/std") or _headers("cccl"),
+        "nvrtc": _nvrtc_in(beside.get("nvrtc")) or _nvrtc(),
     }
     return {name: str(path) for name, path in found.items() if path is not None}
 
@@ -36,10 +38,11 @@ def _wheels_beside_torch() -> dict[str, Path]:
 
     The usual case, and right where wheels of two CUDAs are installed. Importing pathfinder would be 15 ms of a first call's 20.
     """
-    import torch
-
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.version.cuda:
+        return {}
     wheels = Path(torch.__file__).parents[1] / "nvidia"
-    major = (torch.version.cuda or "").partition(".")[0]
+    major = torch.version.cuda.partition(".")[0]
     if major == "12":
         names = {"cuda_include": "cuda_runtime/include", "cccl_include": "cuda_cccl/include", "nvrtc": "cuda_nvrtc/lib"}
     else:
@@ -47,11 +50,13 @@ def _wheels_beside_torch() -> dict[str, Path]:
     return {name: wheels / below for name, below in names.items()}
 
 
-def _holding(folder: Path, marker: str) -> Path | None:
-    return folder if (folder / marker).exists() else None
+def _holding(folder: Path | None, marker: str) -> Path | None:
+    return folder if folder and (folder / marker).exists() else None
 
 
-def _nvrtc_in(folder: Path) -> Path | None:
+def _nvrtc_in(folder: Path | None) -> Path | None:
+    if folder is None:
+        return None
     libraries = sorted(path for path in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+", path.name))
     return libraries[-1] if libraries else None
 

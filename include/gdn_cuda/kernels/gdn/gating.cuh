@@ -11,7 +11,8 @@
 namespace gdn_cuda::gdn {
 
 template <GatingConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads, kGatingBlocksPerMultiprocessor) gating(const __grid_constant__ GatingArgs args) {
+__global__ void __launch_bounds__(kConfig.threads, kGatingBlocksPerMultiprocessor)
+    gating(const __grid_constant__ GatingArgs args) {
     using T = Storage<kConfig.io>;
     constexpr int kVector = kConfig.vector;
     constexpr bool kAligned = kVector > 1;

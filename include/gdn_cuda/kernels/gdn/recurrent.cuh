@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 #pragma unroll 1
             for (int t = 0; t < count; ++t)
                 advance_rows<kConfig, kRows, State, StateSlice>(shared, t, rows, lane,
-                                                                step_state<State>(args, sequence, packed_before, first + t), args.dk,
-                                                                row_of, row_offset, in_range);
+                                                                step_state<State>(args, sequence, packed_before, first + t),
+                                                                args.dk, row_of, row_offset, in_range);
             __syncthreads();
             store_outputs<kConfig>(shared, args, sequence, span.start + first, count, head, first_row);
             __syncthreads();

@@ -1,5 +1,5 @@
-// Sequences of tokens, for the kernels that take more than one: where a sequence starts and where its states go, and a batch of tokens in
-// shared memory, read by all rows of a block.
+// Sequences of tokens, for the kernels that take more than one: where a sequence starts and where its states go, and a batch of
+// tokens in shared memory, read by all rows of a block.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -76,8 +76,8 @@ __device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequ
 // Tokens [first, first + count) of a sequence into shared memory: keys and queries as they are (zero past dk), values of this
 // block's rows, and the scalars, one group of lanes a token.
 template <auto kConfig>
-__device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence,
-                                            i64 first, int count, int head, int first_row) {
+__device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence, i64 first,
+                                            int count, int head, int first_row) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kPiece = 8, kPieces = kConfig.head_k / kPiece, kGroups = kConfig.threads() / kLayout.lanes;
@@ -120,8 +120,8 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const R
 
 // The outputs that a batch's rows left in place of their values.
 template <auto kConfig>
-__device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence, i64 first,
-                                              int count, int head, int first_row) {
+__device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence,
+                                              i64 first, int count, int head, int first_row) {
     using Io = Storage<kConfig.io>;
     Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + first * args.output.token +
                   head * args.output.head + first_row;
@@ -134,8 +134,9 @@ __device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared,
 
 // One token for kRows rows of a group: the row's output takes the place of its value.
 template <auto kConfig, int kRows, class State, class StateSlice, class RowOf, class Offset, class InRange>
-__device__ __forceinline__ void advance_rows(TokenBatch<kConfig>& shared, int t, float (&rows)[kRows][kConfig.layout().per_lane],
-                                             int lane, State* steps, int dk, RowOf&& row_of, Offset&& row_offset, InRange&& in_range) {
+__device__ __forceinline__ void advance_rows(TokenBatch<kConfig>& shared, int t,
+                                             float (&rows)[kRows][kConfig.layout().per_lane], int lane, State* steps, int dk,
+                                             RowOf&& row_of, Offset&& row_offset, InRange&& in_range) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
     RowSlice<Io, kLayout, true, true> query, key;

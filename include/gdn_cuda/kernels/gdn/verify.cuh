@@ -2,11 +2,12 @@
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// The state moves as in gdn/decode: steps of rows on their way through shared memory, fetched by the threads that will use them. The tokens
-// lie in shared memory for all rows of the block (tokens.cuh), so a step of rows goes through all tokens before the next one.
+// The state moves as in gdn/decode: steps of rows on their way through shared memory, fetched by the threads that will use
+// them. The tokens lie in shared memory for all rows of the block (tokens.cuh), so a step of rows goes through all tokens
+// before the next one.
 //
-// Bound: few tokens, the state's bytes, read and written once (and written once a token where every state is kept); from about eight
-// tokens on, the arithmetic of the rows. docs/benchmarks/decode.md has the shares reached.
+// Bound: few tokens, the state's bytes, read and written once (and written once a token where every state is kept); from about
+// eight tokens on, the arithmetic of the rows. docs/benchmarks/decode.md has the shares reached.
 #pragma once
 
 #include <gdn_cuda/kernels/common/async_copy.cuh>
@@ -40,7 +41,8 @@ __global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constan
     const auto row_offset = [&](int step, int r) {
         return (static_cast<i64>(head) * args.dv + first_row + row_of(step, r)) * kConfig.head_k;
     };
-    const State* initial = static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
+    const State* initial =
+        static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
 #pragma unroll 1
     for (int step = 0; step < kConfig.steps; ++step) {
 #pragma unroll
@@ -74,8 +76,8 @@ __global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constan
         const auto mine = [&](int r) { return in_range(step, r); };
 #pragma unroll 1
         for (int t = 0; t < args.tokens; ++t)
-            advance_rows<kConfig, kRows, State, StateSlice>(shared.tokens, t, rows, lane, step_state<State>(args, sequence, 0, t),
-                                                            args.dk, my_row, my_offset, mine);
+            advance_rows<kConfig, kRows, State, StateSlice>(
+                shared.tokens, t, rows, lane, step_state<State>(args, sequence, 0, t), args.dk, my_row, my_offset, mine);
         if (args.last.data == nullptr) continue;
         State* last = static_cast<State*>(args.last.data) + slot * args.last.slot;
 #pragma unroll
