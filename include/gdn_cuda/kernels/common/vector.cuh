@@ -19,6 +19,11 @@ struct Raw<16> {
     }
     __device__ __forceinline__ void load(const void* from) { bits = *static_cast<const uint4*>(from); }
     __device__ __forceinline__ void store(void* to) const { *static_cast<uint4*>(to) = bits; }
+    // Spelt out: under a predicate the compiler takes a vector store to pieces.
+    __device__ __forceinline__ void store_global(void* to) const {
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w)
+                     : "memory");
+    }
 };
 template <>
 struct Raw<8> {
@@ -72,6 +77,13 @@ struct Vector {
         } else {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) to[i] = items[i];
+        }
+    }
+    __device__ __forceinline__ void store_global(T* to) const {
+        if constexpr (kAligned) {
+            reinterpret_cast<const Raw<kBytes>*>(items)->store_global(to);
+        } else {
+            store(to);
         }
     }
     __device__ __forceinline__ void clear() {

@@ -35,7 +35,7 @@ struct RowSlice {
         for (int i = 0; i < kLayout.vectors(); ++i) {
 #pragma unroll
             for (int j = 0; j < kLayout.vector; ++j) vectors[i].set(j, s[i * kLayout.vector + j]);
-            if (inside(i, lane, dk)) vectors[i].store(row + column(i, lane));
+            if (inside(i, lane, dk)) vectors[i].store_global(row + column(i, lane));
         }
     }
     __device__ __forceinline__ float operator[](int i) const { return vectors[i / kLayout.vector][i % kLayout.vector]; }
