@@ -76,7 +76,7 @@ run_tests() {
     local python_tests=0 cpp_tests=0
     prepare_second_torch
     say "Python tests"
-    "$python" -m pytest -n 2 -rs "$@" || python_tests=$?
+    "$python" -m pytest -n 2 -rfEs "$@" || python_tests=$?
     say "C++ tests, with address and undefined-behaviour sanitizers"
     PYTHON=$PWD/$python ./run_cmake.sh || cpp_tests=$?
     say "summary"

@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     gates.load(args, sequence * args.gate.sequence + head * args.gate.head,
                sequence * args.beta.sequence + head * args.beta.head, head, kConfig.fused_gates);
 
-    if (slot < 0 || slot == args.null_slot ||
-        slot >= args.slot_count) {  // padding, or an index that only the device could see is wrong
+    // Padding, or an index that only the device could see is wrong.
+    if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) {
         if (mine) *output = from_float<Io>(slot >= args.slot_count ? quiet_nan() : 0.f);
         return;
     }
@@ -81,7 +81,11 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
 #pragma unroll 1
         for (int step = 0; step < kStages; ++step) fetch(from_memory ? step : steps);
     } else {
-        from_memory&& in_range(0) ? loaded.load_streaming(state_in + row_at(0), lane, kConfig.head_k) : loaded.clear();
+        if (from_memory && in_range(0)) {
+            loaded.load_streaming(state_in + row_at(0), lane, kConfig.head_k);
+        } else {
+            loaded.clear();
+        }
     }
 
     TokenScalars scalars;

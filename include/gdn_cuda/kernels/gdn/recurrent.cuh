@@ -6,8 +6,7 @@
 // the last: S is read once and written once however many tokens there are (row.cuh). A block brings a batch of tokens into
 // shared memory, where all its rows read them; the state arrives meanwhile.
 //
-// Serves packed batches, odd shapes, and chunked_forward
-// until a faster kernel applies.
+// Serves packed batches, odd shapes, and chunked_forward until a faster kernel applies.
 //
 // Bound: few tokens, the state's bytes, read and written once; many tokens, the latency of one token after another.
 // docs/benchmarks/decode.md has the shares reached.
@@ -53,9 +52,13 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         const State* initial =
             static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r)
-            args.initial.data != nullptr&& in_range(r) ? slices[r].load_streaming(initial + row_offset(r), lane, args.dk)
-                                                       : slices[r].clear();
+        for (int r = 0; r < kRows; ++r) {
+            if (args.initial.data != nullptr && in_range(r)) {
+                slices[r].load_streaming(initial + row_offset(r), lane, args.dk);
+            } else {
+                slices[r].clear();
+            }
+        }
         const i64 packed_before = packed_steps_before(args, sequence);
         float rows[kRows][kLayout.per_lane];
 

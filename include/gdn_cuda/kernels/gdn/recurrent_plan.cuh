@@ -28,7 +28,8 @@ struct RecurrentConfig {
     }
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
-    // Told that three blocks shall fit, the compiler gives one row a thread the registers it needs; left alone, it spills a few.
+    // Told that three blocks shall fit, the compiler gives one row a thread the registers it needs; left alone, it spills a
+    // few.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return rows_per_thread == 1 ? 3 : 1; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return threads() / layout().lanes * rows_per_thread; }
