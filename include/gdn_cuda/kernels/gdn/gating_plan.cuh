@@ -6,7 +6,7 @@
 namespace gdn_cuda::gdn {
 
 // All blocks run at once: a second, partial wave would leave multiprocessors idle.
-constexpr int kGatingBlocksPerMultiprocessor = 4;
+constexpr int kGatingBlocksPerMultiprocessor = 3;
 
 struct GatingConfig {
     DType io;    // a, b and beta
