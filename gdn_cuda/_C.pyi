@@ -61,6 +61,7 @@ class Kernel(TypedDict):
     name: str
     summary: str
     min_capability: int
+    max_capability: int  # of a kernel made of one architecture's own instructions; else the largest int
     configurations: list[Configuration]
 
 class Compiled(TypedDict):

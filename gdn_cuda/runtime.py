@@ -115,6 +115,10 @@ class Choice:
     kernel: str  # "gdn/recurrent"
     configuration: str
     min_capability: int
+    max_capability: int
+
+    def runs_on(self, capability: int) -> bool:
+        return self.min_capability <= capability <= self.max_capability
 
 
 def select(family: str | None = None, kernel: str | None = None, **fields: Any) -> list[Choice]:
@@ -139,7 +143,14 @@ def select(family: str | None = None, kernel: str | None = None, **fields: Any) 
             for name, value in values.items():
                 known.setdefault(name, set()).add(value)
             if all(name in values and values[name] in _wanted(value) for name, value in fields.items()):
-                choices.append(Choice(f"{entry['family']}/{entry['name']}", listed["configuration"], entry["min_capability"]))
+                choices.append(
+                    Choice(
+                        f"{entry['family']}/{entry['name']}",
+                        listed["configuration"],
+                        entry["min_capability"],
+                        entry["max_capability"],
+                    )
+                )
     for name in fields:
         _require("field", name, set(known))
     if not choices and fields:
@@ -216,7 +227,7 @@ def compile(
         (choice, target)
         for target in arches
         for choice in select(family, kernel, **fields)
-        if choice.min_capability <= capability_of(target)
+        if choice.runs_on(capability_of(target))
     ]
     results = []
     for result in _compile_all(work, os.fspath(out) if out else "", jobs or os.cpu_count() or 1, force):
@@ -297,7 +308,7 @@ def warmup(
     traits = driver["devices"][ordinal]
     results = compile(family, kernel, traits["arch"], **fields)
     for choice in select(family, kernel, **fields):
-        if choice.min_capability <= traits["capability"]:
+        if choice.runs_on(traits["capability"]):
             _C.load(choice.kernel, choice.configuration, ordinal)
     return results
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "../jit_kernels/impls/gdn/decode.hpp"
+#include "../jit_kernels/impls/gdn/prefill.hpp"
 #include "../jit_kernels/impls/gdn/recurrent.hpp"
 #include "../jit_kernels/impls/gdn/verify.hpp"
 #include "gdn.hpp"
@@ -172,6 +173,35 @@ void run(const Prepared& prepared, const char* function) {
                                    .state = prepared.state_type,
                                    .aligned = prepared.aligned};
     Recurrent::run(problem, args, target);
+}
+
+// Whole chunks on the tensor cores where the device and the tensors allow; else token by token. The choice looks at nothing that
+// what a sequence is packed with could change.
+void run_chunked(const Prepared& prepared) {
+    const Sequences& sequences = prepared.sequences;
+    const RecurrentArgs& args = prepared.args;
+    const DeviceScope scope(sequences.query.device_index);
+    const Target target = target_of("chunked_forward", sequences.query);
+    const auto tiled = [&](const Rows& rows, int64_t heads, int64_t d) {
+        return jit::TiledTensor{rows, sequences.packed() ? 1 : sequences.count, sequences.tokens, heads, d};
+    };
+    const PrefillTensors tensors{tiled(args.query, sequences.key_heads, sequences.dk),
+                                 tiled(args.key, sequences.key_heads, sequences.dk),
+                                 tiled(args.value, sequences.value_heads, sequences.dv),
+                                 tiled(args.output, sequences.value_heads, sequences.dv)};
+    const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
+                       jit::can_tile(tensors.output);
+    const bool shape = sequences.dk <= kPrefillLongestKey && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 &&
+                       sequences.tokens > 0 && sequences.count <= 65535;
+    if (!tiles || !shape || !prepared.aligned || !runs_on<Prefill>(jit::device_traits(target.ordinal)))
+        return run(prepared, "chunked_forward");
+    Prefill::run({.sequences = sequences.count,
+                  .heads = args.heads,
+                  .dk = args.dk,
+                  .dv = args.dv,
+                  .io = sequences.io,
+                  .state = prepared.state_type},
+                 args, tensors, target);
 }
 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {
@@ -421,7 +451,7 @@ std::tuple<Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& ke
     const Tensor checkpoints = add_checkpoints(prepared, out, checkpoint_every);
     const Tensor final_state = new_states(out, {output_final_state ? sequences.count : 0}, sequences, prepared.state_type);
     if (output_final_state) args.last = {final_state.data_ptr(), sequences.state_numel(), 0};
-    run(prepared, "chunked_forward");
+    run_chunked(prepared);
     const bool narrow = wanted == ScalarType::BFloat16 && prepared.state_type == DType::f32;
     if (!narrow) return {final_state, checkpoints};
     return {torch::stable::to(final_state, wanted), torch::stable::to(checkpoints, wanted)};
@@ -434,7 +464,7 @@ Tensor chunked_forward_pool(const Tensor& query, const Tensor& key, const Tensor
     Prepared prepared = prepare_pool(query, key, value, beta, gate, state_pool, state_indices, cu_seqlens, chunk_indices,
                                      cu_chunks, scale, use_qk_l2norm, checkpoint_every, out);
     const Tensor checkpoints = add_checkpoints(prepared, out, checkpoint_every);
-    run(prepared, "chunked_forward");
+    run_chunked(prepared);
     return checkpoints;
 }
 

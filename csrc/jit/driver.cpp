@@ -56,6 +56,7 @@ Driver open_driver() {
     bind(handle, table.kernel_get_function, "cuKernelGetFunction");
     bind(handle, table.kernel_set_attribute, "cuKernelSetAttribute");
     bind(handle, table.stream_is_capturing, "cuStreamIsCapturing");
+    bind(handle, table.tensor_map_encode, "cuTensorMapEncodeTiled");
     bind(handle, table.launch, "cuLaunchKernelEx");
     return table;
 }

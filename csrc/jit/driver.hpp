@@ -24,6 +24,9 @@ struct Driver {
     CUresult (*kernel_get_function)(CUfunction*, CUkernel);  // loads a lazily loaded kernel
     CUresult (*kernel_set_attribute)(CUfunction_attribute, int, CUkernel, CUdevice);
     CUresult (*stream_is_capturing)(CUstream, CUstreamCaptureStatus*);
+    CUresult (*tensor_map_encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                                  const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
     CUresult (*launch)(const CUlaunchConfig*, CUfunction, void**, void**);
 };
 

@@ -6,6 +6,7 @@
 #include "impls/gdn/decode.hpp"
 #include "impls/gdn/gating.hpp"
 #include "impls/gdn/mn_major.hpp"
+#include "impls/gdn/prefill.hpp"
 #include "impls/gdn/recurrent.hpp"
 #include "impls/gdn/seq_state_update.hpp"
 #include "impls/gdn/verify.hpp"
@@ -15,7 +16,7 @@ namespace {
 
 template <class Spec>
 RegisteredKernel entry() {
-    RegisteredKernel kernel{Spec::family, Spec::name, Spec::summary, Spec::min_capability, {}};
+    RegisteredKernel kernel{Spec::family, Spec::name, Spec::summary, Spec::min_capability, max_capability_of<Spec>(), {}};
     for (const auto& config : Spec::configurations())
         kernel.configurations.push_back({source_of<Spec>(config), Spec::threads(config), Spec::shared_bytes(config),
                                          [config](int ordinal) { jit::kernel<JitSpec<Spec>>(config, ordinal, nullptr); }});
@@ -26,8 +27,9 @@ RegisteredKernel entry() {
 
 const std::vector<RegisteredKernel>& registry() {
     static const std::vector<RegisteredKernel> all = {
-        entry<gdn::Decode>(),  entry<gdn::Recurrent>(), entry<gdn::Gating>(),         entry<gdn::ChunkCumsum>(),
-        entry<gdn::MnMajor>(), entry<gdn::ComputeUW>(), entry<gdn::SeqStateUpdate>(), entry<gdn::ComputeO>(),
+        entry<gdn::Decode>(),      entry<gdn::Verify>(),  entry<gdn::Recurrent>(), entry<gdn::Gating>(),
+        entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(), entry<gdn::ComputeUW>(), entry<gdn::SeqStateUpdate>(),
+        entry<gdn::ComputeO>(),  entry<gdn::Prefill>(),
     };
     return all;
 }

@@ -19,7 +19,7 @@ struct RegisteredConfiguration {
 
 struct RegisteredKernel {
     std::string family, name, summary;
-    int min_capability = 80;
+    int min_capability = 80, max_capability = 0;
     std::vector<RegisteredConfiguration> configurations;  // everything the heuristic can choose
 };
 

@@ -1,4 +1,4 @@
-"""How a benchmark measures: CUDA-graph replay between events, L2 flushed before each; the host's clock for host time."""
+"""How a benchmark measures: between two events, L2 flushed before; the host's clock for host time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ FLUSH_BYTES = 256 << 20  # several times any L2
 COPY_BYTES = 2 << 30
 MATMUL_SIZE = 8192
 
+BUDGET_S = 0.07  # one measurement's: a row with three peers then takes about 0.3 s
+WARM_UP_S = 0.02  # clocks fall while a peer compiles
+LEAST_REPEATS = 3
+QUEUED_CALLS = 100  # fit the driver's queue
+
 
 class Timer:
-    """Times calls on one CUDA device."""
+    """Times calls on one CUDA device. `repeats` is the most: slow calls are repeated as often as the budget has room for."""
 
     def __init__(self, repeats: int):
         self.repeats = repeats
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
 
     def graph_us(self, call: Call) -> float:
-        """Median device time of one graph replay of `call`, L2 flushed."""
-        return self.replay_us(self.capture(call))
+        """Median device time of one CUDA-graph replay of `call`, L2 flushed."""
+        return self.stream_us(self.capture(call).replay)
 
     @staticmethod
     def capture(call: Call) -> torch.cuda.CUDAGraph:
@@ -39,35 +44,42 @@ class Timer:
             call()
         return graph
 
-    def replay_us(self, graph: torch.cuda.CUDAGraph) -> float:
-        return self.stream_us(graph.replay)
-
     def stream_us(self, call: Call) -> float:
-        """Median device time of a call between two events, L2 flushed before it."""
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(self.repeats)]
+        """Median device time of a call between two events, L2 flushed before it: what triton's do_bench measures."""
+        self._spans_ms(call, 1)  # compiles
+        start = time.perf_counter()
+        self._spans_ms(call, 1)
+        once_s = time.perf_counter() - start
+        self._spans_ms(call, _count(WARM_UP_S / once_s, 0, self.repeats))
+        return statistics.median(self._spans_ms(call, _count(BUDGET_S / once_s, LEAST_REPEATS, self.repeats))) * 1e3
+
+    def _spans_ms(self, call: Call, repeats: int) -> list[float]:
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
         torch.cuda.synchronize()
         for start, end in events:
-            # The flush also keeps the GPU busy while the host queues the next three, so no host time gets between the events.
+            # The flush also keeps the GPU busy while the host queues the next three, so that the host's time gets between the
+            # events only where it is longer than the flush.
             self._flush.zero_()
             start.record()
             call()
             end.record()
         torch.cuda.synchronize()
-        return statistics.median(start.elapsed_time(end) for start, end in events) * 1e3
+        return [start.elapsed_time(end) for start, end in events]
 
-    def host_us(self, call: Call, calls: int = 100) -> float:
-        """Median host time of a warm call. `calls` launches fit the driver's queue, so none waits for the GPU."""
-        for _ in range(10):
-            call()
-        samples = []
-        for _ in range(max(self.repeats // 5, 3)):
+    def host_us(self, call: Call, device_us: float) -> float:
+        """Median host time of a warm call that takes `device_us`: of several in a row, so few that none waits for the GPU."""
+        most = BUDGET_S * 1e6 / device_us
+        samples = _count(most, LEAST_REPEATS, max(self.repeats // 5, LEAST_REPEATS))
+        calls = _count(most / samples, 1, QUEUED_CALLS)
+        times = []
+        for _ in range(samples + 1):  # the first one warms up
             torch.cuda.synchronize()
             start = time.perf_counter_ns()
             for _ in range(calls):
                 call()
-            samples.append((time.perf_counter_ns() - start) / calls * 1e-3)
+            times.append((time.perf_counter_ns() - start) / calls * 1e-3)
         torch.cuda.synchronize()
-        return statistics.median(samples)
+        return statistics.median(times[1:])
 
     # ---- What the device can do at most, in this same run
 
@@ -105,3 +117,7 @@ def cpu_us(call: Call, repeats: int) -> float:
         call()
         samples.append((time.perf_counter_ns() - start) * 1e-3)
     return statistics.median(samples)
+
+
+def _count(wanted: float, least: int, most: int) -> int:
+    return max(least, min(most, int(wanted)))

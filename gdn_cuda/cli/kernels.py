@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             entry["family"],
             entry["name"],
             str(len(entry["configurations"])),
-            f"sm_{entry['min_capability']} and up",
+            f"sm_{entry['min_capability']}" + (" and up" if entry["max_capability"] > entry["min_capability"] else "a"),
             entry["summary"],
         )
     terminal = console()

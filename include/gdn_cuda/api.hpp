@@ -4,7 +4,7 @@
 //
 //     torch::stable::Tensor(torch::aot_inductor::new_tensor_handle(at::Tensor(x)))
 //
-// CUDA tensors run on torch's current stream. CPU tensors run the reference, which is Python: they need `import gdn_cuda` in
+// CUDA tensors run on torch's current stream; libtorch_cuda.so must be loaded (link it, or dlopen it as examples/decode.cpp does). CPU tensors run the reference, which is Python: they need `import gdn_cuda` in
 // this process. Wrong input throws std::invalid_argument (`function: argument: expected X, got Y`); a toolchain or cache
 // problem, std::runtime_error.
 #pragma once
@@ -20,6 +20,8 @@
 
 // torch's stable types are hidden, so structs that hold them are.
 #define GDN_HOLDS_TENSORS __attribute__((visibility("hidden")))
+// Functions that take them would be too.
+#pragma GCC visibility push(default)
 
 namespace gdn_cuda {
 
@@ -98,3 +100,5 @@ void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tens
                                 const OptionalTensor& cu_chunks = {}, int64_t chunk_size = 64);
 
 }  // namespace gdn_cuda
+
+#pragma GCC visibility pop

@@ -31,6 +31,7 @@ class Registered:
     kernel: str  # "gdn/recurrent"
     configuration: str
     min_capability: int
+    max_capability: int
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -40,14 +41,19 @@ class Registered:
 def registered() -> Iterator[Registered]:
     for entry in _C.kernels():
         for listed in entry["configurations"]:
-            yield Registered(f"{entry['family']}/{entry['name']}", listed["configuration"], entry["min_capability"])
+            yield Registered(
+                f"{entry['family']}/{entry['name']}",
+                listed["configuration"],
+                entry["min_capability"],
+                entry["max_capability"],
+            )
 
 
 def representatives(arch: str) -> list[Registered]:
     """Of every kernel that `arch` can run, the first and the last configuration: the plainest and the most special one."""
     kernels: dict[str, list[Registered]] = {}
     for each in registered():
-        if each.min_capability <= capability_of(arch):
+        if each.min_capability <= capability_of(arch) <= each.max_capability:
             kernels.setdefault(each.kernel, []).append(each)
     return [each for listed in kernels.values() for each in dict.fromkeys((listed[0], listed[-1]))]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from compile_helpers import HOPPER, Registered, check_compiled, compile_in_child, median_seconds, registered, representatives
 
+ROOT = Path(__file__).resolve().parents[2]
 SLICE = 12  # configurations a test: enough to pay for the child's start, few enough to share the work between processes
 
 
@@ -19,6 +20,11 @@ def slices() -> list[tuple[str, list[Registered]]]:
         for kernel, listed in kernels.items()
         for first in range(0, len(listed), SLICE)
     ]
+
+
+def test_every_kernel_file_is_registered() -> None:
+    plans = (ROOT / "include/gdn_cuda/kernels").glob("*/*_plan.cuh")
+    assert {each.kernel for each in registered()} == {f"{plan.parent.name}/{plan.stem.removesuffix('_plan')}" for plan in plans}
 
 
 @pytest.mark.parametrize("name, work", slices(), ids=[name for name, _ in slices()])

@@ -10,6 +10,7 @@
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
 #include <gdn_cuda/kernels/gdn/gating_plan.cuh>
 #include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
 #include <gdn_cuda/kernels/gdn/verify_plan.cuh>
@@ -174,6 +175,44 @@ inline constexpr std::array kVerifyConfigurations = [] {
     for (const DType io : {DType::bf16, DType::f16})
         for (const DType state : {DType::f32, DType::bf16})
             for (const int dk : kExactHeadK) all[n++] = verify_config(dk, io, state);
+    return all;
+}();
+
+// Chunks of tokens on the tensor cores: gdn/prefill.
+struct PrefillProblem {
+    i64 sequences;
+    int heads, dk, dv;
+    DType io, state;
+};
+
+inline constexpr int kPrefillLongestKey = 128;
+constexpr int prefill_head_k(int dk) {
+    return dk <= 64 ? 64 : dk <= 96 ? 96 : 128;
+}
+constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
+    return {.head_k = head_k, .value_groups = value_groups, .helper_groups = value_groups == 1 ? 2 : 1, .stages = 3, .io = io};
+}
+
+// Nanoseconds that a block takes for a chunk, measured on an H200: a block with one value group is sooner done, one with two
+// shares the helpers' work between them.
+inline constexpr double kPrefillChunk[] = {0, 1100, 1700};
+
+inline double prefill_cost(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
+    return static_cast<double>(ceil_div(blocks, device.multiprocessors)) * kPrefillChunk[value_groups];
+}
+
+inline PrefillConfig prefill_config(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    const bool two = problem.dv > kValueRows && prefill_cost(problem, 2, device) <= prefill_cost(problem, 1, device);
+    return prefill_config(prefill_head_k(problem.dk), two ? 2 : 1, problem.io);
+}
+
+inline constexpr std::array kPrefillConfigurations = [] {
+    std::array<PrefillConfig, 12> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const int head_k : {128, 96, 64})
+            for (const int value_groups : {2, 1}) all[n++] = prefill_config(head_k, value_groups, io);
     return all;
 }();
 

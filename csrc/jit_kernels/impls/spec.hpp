@@ -1,7 +1,8 @@
 // What every kernel's Spec is made from. A Spec (impls/<family>/<kernel>.hpp) states
 //     using Config, Args;                                    the plan's structs
 //     static constexpr const char *family, *name, *config_type, *args_type, *summary;
-//     static constexpr int min_capability;                   what it needs of a device
+//     static constexpr int min_capability;                   what it needs of a device; max_capability besides, for a kernel
+//                                                            made of one architecture's own instructions
 //     static constexpr bool uses_cutlass;
 //     static std::span<const Config> configurations();       everything its heuristic can choose
 //     static int threads(const Config&), shared_bytes(const Config&);
@@ -9,10 +10,12 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
+#include <limits>
 #include <span>
 #include <string>
 
 #include "../../jit/errors.hpp"
+#include "../../jit/device.hpp"
 #include "../../jit/kernel.hpp"
 #include "../../jit/text.hpp"
 
@@ -83,12 +86,23 @@ struct Target {
 };
 
 template <class Spec>
+constexpr int max_capability_of() {
+    if constexpr (requires { Spec::max_capability; }) return Spec::max_capability;
+    return std::numeric_limits<int>::max();
+}
+template <class Spec>
+constexpr bool runs_on(const jit::DeviceTraits& device) {
+    return device.capability >= Spec::min_capability && device.capability <= max_capability_of<Spec>();
+}
+
+template <class Spec>
 void launch(const typename Spec::Config& config, const typename Spec::Args& args, const unsigned (&grid)[3],
             const Target& target) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    if (device.capability < Spec::min_capability)
-        throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{} or newer, got {} ({}.{})", Spec::family,
-                                     Spec::name, Spec::min_capability / 10, Spec::min_capability % 10, device.name,
+    if (!runs_on<Spec>(device))
+        throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{}{}, got {} ({}.{})", Spec::family,
+                                     Spec::name, Spec::min_capability / 10, Spec::min_capability % 10,
+                                     max_capability_of<Spec>() == Spec::min_capability ? "" : " or newer", device.name,
                                      device.capability / 10, device.capability % 10));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
     jit::LaunchShape shape;

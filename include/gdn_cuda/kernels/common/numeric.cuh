@@ -109,6 +109,13 @@ __device__ __forceinline__ i64 load_index(const Tagged& from, i64 at) {
     return index;
 }
 
+// 2^x to two units of the last place; 0 below 2^-126.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ln(1 + y) for 0 <= y <= 1, relative error below 2e-7. log1pf costs three times as much and made the gating kernel
 // compute-bound.
 __device__ __forceinline__ float log1p_of_unit(float y) {

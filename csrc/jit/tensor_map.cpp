@@ -1,0 +1,50 @@
+#include "tensor_map.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+#include "driver.hpp"
+
+namespace gdn_cuda::jit {
+namespace {
+
+constexpr i64 kElementBytes = 2, kTileElements = 64, kAlignment = 16;
+constexpr i64 kLongestStride = i64{1} << 40;  // in bytes, exclusive
+
+// A dimension of one element has any stride; the driver wants a legal one.
+i64 stride_bytes(i64 stride, i64 size) {
+    return size <= 1 ? kAlignment : stride * kElementBytes;
+}
+
+bool legal(i64 stride, i64 size) {
+    const i64 bytes = stride_bytes(stride, size);
+    return bytes > 0 && bytes < kLongestStride && bytes % kAlignment == 0;
+}
+
+}  // namespace
+
+bool can_tile(const TiledTensor& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.rows.data) % kAlignment == 0 && legal(tensor.rows.head, tensor.heads) &&
+           legal(tensor.rows.token, tensor.tokens) && legal(tensor.rows.batch, tensor.batches);
+}
+
+TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens) {
+    const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(tensor.d), static_cast<cuuint64_t>(tensor.heads),
+                                 static_cast<cuuint64_t>(tensor.tokens), static_cast<cuuint64_t>(tensor.batches)};
+    const cuuint64_t strides[3] = {static_cast<cuuint64_t>(stride_bytes(tensor.rows.head, tensor.heads)),
+                                   static_cast<cuuint64_t>(stride_bytes(tensor.rows.token, tensor.tokens)),
+                                   static_cast<cuuint64_t>(stride_bytes(tensor.rows.batch, tensor.batches))};
+    const cuuint32_t box[4] = {kTileElements, 1, static_cast<cuuint32_t>(tokens), 1}, steps[4] = {1, 1, 1, 1};
+    CUtensorMap map;
+    check(driver().tensor_map_encode(&map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                     4, tensor.rows.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+          "cuTensorMapEncodeTiled");
+    TensorMap result;
+    static_assert(sizeof result == sizeof map);
+    std::memcpy(&result, &map, sizeof map);
+    return result;
+}
+
+}  // namespace gdn_cuda::jit

@@ -1,0 +1,46 @@
+// gdn/prefill on the host.
+#pragma once
+
+#include "../../../jit/tensor_map.hpp"
+#include "../../heuristics/gdn.hpp"
+#include "../spec.hpp"
+
+namespace gdn_cuda::gdn {
+
+struct PrefillTensors {
+    jit::TiledTensor query, key, value, output;
+};
+
+struct Prefill {
+    using Config = PrefillConfig;
+    using Args = PrefillArgs;
+    static constexpr const char *family = "gdn", *name = "prefill", *config_type = "PrefillConfig", *args_type = "PrefillArgs";
+    static constexpr const char* summary = "the chunked form on Hopper's tensor cores: prefill";
+    static constexpr int min_capability = 90, max_capability = 90;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kPrefillConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kPrefillConfigurations, PrefillSharedPlan>(config,
+                                                                     std::make_index_sequence<kPrefillConfigurations.size()>());
+    }
+
+    static void run(const PrefillProblem& problem, const RecurrentArgs& recurrence, const PrefillTensors& tensors,
+                    const Target& target) {
+        if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
+        const Config config = prefill_config(problem, jit::device_traits(target.ordinal));
+        const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, problem.io, kChunk); };
+        const Args args{.query = map(tensors.query),
+                        .key = map(tensors.key),
+                        .value = map(tensors.value),
+                        .output = map(tensors.output),
+                        .recurrence = recurrence,
+                        .state = problem.state};
+        const auto tiles = static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block()));
+        launch<Prefill>(config, args,
+                        {tiles, static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences)}, target);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

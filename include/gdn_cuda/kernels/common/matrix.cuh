@@ -1,0 +1,58 @@
+// 8 x 8 matrices of 16-bit elements between shared memory and registers, and small products of a warp.
+#pragma once
+
+#include <gdn_cuda/kernels/common/mbarrier.cuh>
+#include <gdn_cuda/kernels/common/numeric.cuh>
+
+namespace gdn_cuda {
+
+// Four 8 x 8 matrices, transposed on the way; lane 8 i + r gives the address of row r of matrix i.
+__device__ __forceinline__ void load_transposed(unsigned (&x)[4], unsigned row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
+}
+__device__ __forceinline__ void store_transposed(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a),
+                 "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+// Two numbers as a pair of 16-bit ones, the first in the low half.
+template <DType kType>
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned pair;
+    if constexpr (kType == DType::bf16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    }
+    return pair;
+}
+template <DType kType>
+__device__ __forceinline__ float2 unpack(unsigned pair) {
+    if constexpr (kType == DType::bf16) {
+        return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+    } else {
+        return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    }
+}
+
+// The tensor cores drop what tf32 has no room for; this makes that rounding to nearest.
+__device__ __forceinline__ unsigned to_tf32(float x) {
+    return __float_as_uint(x) + 0x1000;
+}
+__device__ __forceinline__ float round_tf32(float x) {
+    return __uint_as_float(to_tf32(x) & 0xffffe000u);
+}
+// d (16 x 8) += a (16 x 8) b (8 x 8). With (g, t) = (lane / 4, lane % 4): a is (g, k0) (g + 8, k0) (g, k1) (g + 8, k1), b is
+// (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1), where k0 and k1 may name any two columns of a that
+// are the same rows of b.
+__device__ __forceinline__ void add_product_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace gdn_cuda

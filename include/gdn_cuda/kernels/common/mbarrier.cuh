@@ -1,0 +1,76 @@
+// Barriers in shared memory (sm_90): arrivals of threads and bytes of asynchronous copies, waited for by phase.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda {
+
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
+// For what only other threads or the tensor cores read: the compiler may move this thread's own loads past it.
+__device__ __forceinline__ void store_shared(unsigned address, unsigned x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x));
+}
+__device__ __forceinline__ void store_shared(unsigned address, const uint4& x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(unsigned address) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
+struct Barrier {
+    unsigned long long state;
+
+    __device__ __forceinline__ void init(int arrivals) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(arrivals));
+    }
+    __device__ __forceinline__ void arrive() {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
+    }
+    // One arrival, and `bytes` of copies to come.
+    __device__ __forceinline__ void expect(int bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state)), "r"(bytes)
+                     : "memory");
+    }
+    __device__ __forceinline__ bool passed(unsigned parity) const {
+        unsigned done;
+        asm volatile(
+            "{\n"
+            ".reg .pred done;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, done;\n"
+            "}"
+            : "=r"(done)
+            : "r"(shared_address(&state)), "r"(parity)
+            : "memory");
+        return done != 0;
+    }
+    __device__ __forceinline__ void wait(unsigned parity) const {
+        while (!passed(parity)) {
+        }
+    }
+};
+
+// Barriers initialised by ordinary stores, for the copy engine to see.
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Ordinary stores to shared memory, for the copy engine and the tensor cores to see after the next barrier.
+__device__ __forceinline__ void publish_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Named barriers: `threads` of the block, a multiple of 32, meet at `name`.
+__device__ __forceinline__ void meet(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+}  // namespace gdn_cuda

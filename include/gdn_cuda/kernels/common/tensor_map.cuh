@@ -1,0 +1,10 @@
+// The driver's description of a tensor for the copy engine, as a kernel argument; for host and device.
+#pragma once
+
+namespace gdn_cuda {
+
+struct alignas(64) TensorMap {
+    unsigned char opaque[128];
+};
+
+}  // namespace gdn_cuda

@@ -1,0 +1,52 @@
+// Tiles of rank-4 tensors between global and shared memory through the copy engine (sm_90). Rows of 128 bytes, swizzled: 16-byte
+// piece p of row r lies at piece p ^ (r % 8).
+#pragma once
+
+#include <gdn_cuda/kernels/common/mbarrier.cuh>
+#include <gdn_cuda/kernels/common/tensor_map.cuh>
+
+namespace gdn_cuda {
+
+struct TileAt {
+    int element, head, token, batch;
+};
+
+__device__ __forceinline__ void load_tile(void* shared, const TensorMap& map, const TileAt& at, Barrier& arrived) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+            shared_address(shared)),
+        "l"(&map), "r"(shared_address(&arrived.state)), "r"(at.element), "r"(at.head), "r"(at.token), "r"(at.batch)
+        : "memory");
+}
+
+// As far as the L2.
+__device__ __forceinline__ void prefetch_tile(const TensorMap& map, const TileAt& at) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(at.element),
+                 "r"(at.head), "r"(at.token), "r"(at.batch)
+                 : "memory");
+}
+
+// Joins the thread's open bulk group; what lies outside the tensor is not written.
+__device__ __forceinline__ void store_tile(const TensorMap& map, const TileAt& at, const void* shared) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+                 "r"(shared_address(shared)), "r"(at.element), "r"(at.head), "r"(at.token), "r"(at.batch)
+                 : "memory");
+}
+__device__ __forceinline__ void commit_stores() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until the stores of this thread have read their shared memory.
+__device__ __forceinline__ void wait_stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// Shared address of a row of a swizzled tile, and of one of its 16-byte pieces: tiles start on 1024 bytes, so the swizzle is an
+// exclusive or with bits of the address.
+__device__ __forceinline__ unsigned tile_row(const void* tile, int row) {
+    return shared_address(tile) + row * 128 + ((row & 7) << 4);
+}
+__device__ __forceinline__ unsigned row_piece(unsigned row, int piece) {
+    return row ^ (piece << 4);
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,71 @@
+// gdn/prefill: the chunked form of Gated Delta Net on Hopper's tensor cores, 64 tokens a chunk.
+//
+//     A_ij = beta_i (k_i.k_j) exp(G_i - G_j), i > j      T = (I + A)^-1 diag(beta)      P_ij = scale (q_i.k_j) exp(G_i - G_j), i >= j
+//     V' = T (v - exp(G) k S^T)      o = scale exp(G) q S^T + P V'      S <- exp(G_C) S + V'^T exp(G_C - G) k
+//
+// A block takes a sequence, a value head and 64 rows of the state for each of its value warpgroups. Rows of S never meet, so a
+// value warpgroup keeps its rows in registers from the first chunk to the last and computes everything transposed: S k^T, S q^T,
+// X^T T^T, V'^T P^T and V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P on the right, in shared memory
+// as they came. Helper warpgroups run ahead: they have chunks loaded (TMA), invert I + A (substitution in 16 x 16 blocks, merged
+// on the tensor cores) and form P. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
+//
+// Bound: the tensor cores where the blocks fill the card; the chain of products from one S to the next where they do not.
+// docs/kernels/gdn_prefill.md has the shares reached.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_helpers.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_values.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ PrefillArgs args) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
+    static_assert(sizeof(shared) <= 227 * 1024);
+
+    const RecurrentArgs& all = args.recurrence;
+    const int sequence = blockIdx.z, head = blockIdx.y;
+    const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
+    i64 slot;
+    int first_step;
+    const Place place = starting_slot(all, sequence, slot, first_step);
+    if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens that belong to no sequence
+        fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
+    if (place != Place::run) {
+        fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
+                              place == Place::skip ? 0.f : quiet_nan());
+        return;
+    }
+
+    if (threadIdx.x == 0) {
+        shared.work = {.start = span.start,
+                       .initial_slot = slot * all.initial.slot,
+                       .last_slot = slot * all.last.slot,
+                       .length = span.length,
+                       .chunks = (span.length + kChunk - 1) / kChunk,
+                       .sequence = sequence,
+                       .head = head,
+                       .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
+                       .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
+                       .checkpoints_before = packed_steps_before(all, sequence)};
+        for (int i = 0; i < kConfig.stages; ++i) {
+            barrier(shared.loaded[i]).init(1);
+            barrier(shared.ready[i]).init(4);
+            barrier(shared.free[i]).init(kConfig.value_groups * 4);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
+    if (group < kConfig.helper_groups) {
+        leave_registers<kConfig.helper_registers()>();
+        PrefillHelper<kConfig>{shared, args, group}.run();
+    } else {
+        take_registers<kConfig.value_registers()>();
+        PrefillValues<kConfig>{shared, args, group - kConfig.helper_groups}.run();
+    }
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,375 @@
+// The roles of gdn/prefill that need no state and run ahead: loads, (I + A)^-1, and the scores of queries against keys.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+// Numbers of tokens 2 lane and 2 lane + 1 of a chunk, on their way.
+struct TokenPair {
+    unsigned raw[2];
+
+    __device__ __forceinline__ void fetch(const Scalars& of, const PrefillWork& work, int chunk, int count) {
+        const int first = 2 * (threadIdx.x % 32);
+        const i64 head = work.sequence * of.batch + work.head * of.head, token = work.start + chunk * kChunk;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) raw[i] = load_raw(of.values, head + (token + min(first + i, count - 1)) * of.token);
+    }
+    // Tokens past the end neither decay nor change the state.
+    __device__ __forceinline__ float2 take(DType type, int count) const {
+        const int first = 2 * (threadIdx.x % 32);
+        return {first < count ? number_of(raw[0], type) : 0.f, first + 1 < count ? number_of(raw[1], type) : 0.f};
+    }
+};
+
+// Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2.
+__device__ __forceinline__ float2 cumulate(float2 gate) {
+    constexpr float kLog2e = 1.4426950408889634f;
+    const int lane = threadIdx.x % 32;
+    gate = {gate.x * kLog2e, gate.y * kLog2e};
+    float sum = gate.x + gate.y;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const float before = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += before;
+    }
+    const float before = __shfl_up_sync(0xffffffffu, sum, 1);
+    return {gate.x + (lane == 0 ? 0.f : before), sum};
+}
+
+__device__ __forceinline__ float2 pair_at(const float* numbers) {
+    return *reinterpret_cast<const float2*>(numbers);
+}
+
+// log2(1 / sqrt(x.x + epsilon)) of a row of swizzled tiles.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ float log_inverse_norm(const PrefillTile* tiles, int row) {
+    float square = 0.f;
+#pragma unroll
+    for (int tile = 0; tile < kConfig.key_tiles(); ++tile)
+#pragma unroll
+        for (int piece = 0; piece < 8; ++piece) {
+            if (tile * kTileElements + piece * 8 >= kConfig.head_k) continue;
+            const uint4 eight = load_shared(row_piece(tile_row(tiles[tile].bytes, row), piece));
+            const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 x = unpack<kConfig.io>(pairs[i]);
+                square = fmaf(x.x, x.x, fmaf(x.y, x.y, square));
+            }
+        }
+    return -0.5f * __log2f(square + kNormEpsilon);
+}
+
+// left (64 x k) right^T (k x 64): both chunks of tokens, k elements a token.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void start_token_products(float (&products)[32], const PrefillTile* left, const PrefillTile* right) {
+    const auto left_operand = tile_descriptor(left, 0), right_operand = tile_descriptor(right, 0);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < kConfig.head_k / 16; ++step)
+        Product<kConfig.io, 64, true>::run(products, left_operand + along(step), right_operand + along(step), step > 0);
+    products_commit();
+}
+
+template <PrefillConfig kConfig>
+struct PrefillHelper {
+    using Plan = PrefillSharedPlan<kConfig>;
+
+    Plan& shared;
+    const PrefillArgs& args;
+    const int index;  // among the helper groups
+    const PrefillWork& work = shared.work;
+    typename Plan::Scratch& scratch = shared.scratch[index];
+    int coming = index;  // the chunk to be loaded next; one thread's
+    Turn<kConfig.stages> coming_turn;
+    int thread, warp, lane, g, t;
+
+    // Computed anew for every chunk: the compiler would keep dozens of addresses and masks over the loop, and spill them.
+    __device__ __forceinline__ void find_place() {
+        thread = threadIdx.x;
+        asm volatile("" : "+r"(thread));
+        thread %= kWarpgroup;
+        warp = thread / 32;
+        lane = thread % 32;
+        g = lane / 4;
+        t = lane % 4;
+    }
+
+    __device__ __forceinline__ void gather() const { meet(kHelpersMeet + index, kWarpgroup); }
+    // One thread's: what this helper needs for `chunk`, and for its next if there is room already.
+    __device__ __forceinline__ void load_up_to(int chunk) {
+#pragma unroll 1
+        while (coming < work.chunks && coming <= chunk + kConfig.helper_groups) {
+            Barrier& free = barrier(shared.free[coming_turn.stage]);
+            if (!free.passed(coming_turn.parity ^ 1)) {
+                if (coming > chunk) return;
+                free.wait(coming_turn.parity ^ 1);
+            }
+            load(coming, coming_turn.stage);
+            coming += kConfig.helper_groups;
+#pragma unroll
+            for (int i = 0; i < kConfig.helper_groups; ++i) coming_turn.next();
+        }
+    }
+    __device__ __forceinline__ void load(int chunk, int place) {
+        auto& stage = shared.stages[place];
+        Barrier& loaded = barrier(shared.loaded[place]);
+        const int token = static_cast<int>(work.start) + chunk * kChunk;
+        const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
+        const auto bring = [&](PrefillTile& tile, const TensorMap& map, int element, int head) {
+            load_tile(tile.bytes, map, {element, head, token, batch}, loaded);
+        };
+        loaded.expect((2 * kConfig.key_tiles() + kConfig.value_groups) * static_cast<int>(sizeof(PrefillTile)));
+#pragma unroll
+        for (int i = 0; i < kConfig.key_tiles(); ++i) {
+            bring(stage.key[i], args.key, i * kTileElements, work.key_head);
+            bring(stage.query[i], args.query, i * kTileElements, work.key_head);
+        }
+#pragma unroll
+        for (int i = 0; i < kConfig.value_groups; ++i)
+            bring(stage.value[i], args.value, work.first_row + i * kValueRows, work.head);
+    }
+    __device__ __forceinline__ typename Plan::Block& block(int row, int column) const {
+        return scratch.blocks[row * (row + 1) / 2 + column];
+    }
+
+    // log2 of the inverse norms of keys and queries.
+    __device__ __forceinline__ void find_norms(const typename Plan::Stage& stage) {
+        const int row = thread % kChunk, which = thread / kChunk;
+        scratch.log_norm[which][row] = log_inverse_norm<kConfig>(which == 0 ? stage.key : stage.query, row);
+    }
+
+    // Keys past the end of a packed sequence are the next one's: not ours to multiply, even by zero.
+    __device__ __forceinline__ void clear_keys_from(typename Plan::Stage& stage, int count) {
+        for (int i = thread; i < (kChunk - count) * kConfig.key_tiles() * 8; i += kWarpgroup) {
+            const int row = count + i / (kConfig.key_tiles() * 8), piece = i % (kConfig.key_tiles() * 8);
+            store_shared(row_piece(tile_row(stage.key[piece / 8].bytes, row), piece % 8), uint4{});
+        }
+    }
+
+    // Row and column factors of the helpers' matrices (one warp), and of the state's owners (another).
+    __device__ __forceinline__ void share_scalars(float2 gate, float2 beta, typename Plan::Scratch::Scalars& scalars,
+                                                  typename Plan::Factors& factors) {
+        const float2 key = pair_at(&scratch.log_norm[0][2 * lane]), query = pair_at(&scratch.log_norm[1][2 * lane]);
+        const float scale = args.recurrence.scale;
+        const auto put = [&](float* numbers, float x, float y) { reinterpret_cast<float2*>(numbers)[lane] = {x, y}; };
+        if (warp == 0) {
+            put(scalars.row, gate.x, gate.y);
+            put(scalars.column, gate.x - key.x, gate.y - key.y);
+            put(scalars.beta, beta.x, beta.y);
+            put(scalars.of_key, beta.x * exp2_fast(key.x), beta.y * exp2_fast(key.y));
+            put(scalars.of_query, scale * exp2_fast(query.x), scale * exp2_fast(query.y));
+        } else {
+            const float end = __shfl_sync(0xffffffffu, gate.y, 31);
+            put(factors.of_key, exp2_fast(gate.x + key.x), exp2_fast(gate.y + key.y));
+            put(factors.of_query, scale * exp2_fast(gate.x + query.x), scale * exp2_fast(gate.y + query.y));
+            put(factors.of_update, exp2_fast(end - gate.x + key.x), exp2_fast(end - gate.y + key.y));
+            if (lane == 0) factors.decay = exp2_fast(end);
+        }
+    }
+
+    // Rows g and g + 8 of the warp's sixteen, columns 8 n + 2 t and the next.
+    __device__ __forceinline__ unsigned pair_row(const PrefillTile& tile) const {
+        return tile_row(tile.bytes, 16 * warp + g) + 4 * t;
+    }
+
+    // Products of tokens times row factors and exp(G_i - G_j) r_j, in place; above the diagonal, anything.
+    __device__ __forceinline__ void decay(float (&keys)[32], float (&queries)[32],
+                                          const typename Plan::Scratch::Scalars& scalars) {
+        const int row = 16 * warp + g;
+        const float gate[2] = {scalars.row[row], scalars.row[row + 8]};
+        const float of_key[2] = {scalars.of_key[row], scalars.of_key[row + 8]};
+        const float of_query[2] = {scalars.of_query[row], scalars.of_query[row + 8]};
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            const float2 column = pair_at(&scalars.column[8 * n + 2 * t]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float decay = exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
+                keys[4 * n + i] *= of_key[i / 2] * decay;
+                queries[4 * n + i] *= of_query[i / 2] * decay;
+            }
+        }
+    }
+    // P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal.
+    __device__ __forceinline__ void store_scores(const float (&products)[32], PrefillTile& scores) {
+        const int distance = 16 * warp + g - 2 * t;
+        const unsigned to = pair_row(scores);
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                store_shared(row_piece(to, n) + half * 1024,
+                             pack<kConfig.io>(distance >= 8 * n - 8 * half ? products[4 * n + 2 * half] : 0.f,
+                                              distance > 8 * n - 8 * half ? products[4 * n + 2 * half + 1] : 0.f));
+    }
+    // A = beta_i r_i r_j exp(G_i - G_j) k_i.k_j, of which only what is below the diagonal will be read.
+    __device__ __forceinline__ void store_blocks(const float (&products)[32]) {
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (n / 2 <= warp)
+                    *reinterpret_cast<float2*>(&block(warp, n / 2).at[g + 8 * half][n % 2 * 8 + 2 * t]) = {
+                        products[4 * n + 2 * half], products[4 * n + 2 * half + 1]};
+    }
+
+    // (I + A)^-1 of this warp's diagonal block, in place: lane c has column c, by substitution.
+    __device__ __forceinline__ void invert_diagonal() {
+        auto& diagonal = block(warp, warp);
+        const int column = lane % 16;
+        float x[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            float sum = i == column ? 1.f : 0.f;
+#pragma unroll
+            for (int m = 0; m < i; m += 4) {
+                const float4 a = *reinterpret_cast<const float4*>(&diagonal.at[i][m]);
+                sum = fmaf(-a.x, x[m], sum);
+                if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
+                if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
+                if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
+            }
+            x[i] = sum;
+        }
+        __syncwarp();
+        if (lane < 16)
+#pragma unroll
+            for (int i = 0; i < 16; ++i) diagonal.at[i][column] = round_tf32(x[i]);
+        __syncwarp();
+    }
+
+    // d (16 x 16) += a b, with a in registers (two steps of k) and b a block, rounded to tf32 here or before.
+    template <bool kRound>
+    __device__ __forceinline__ void add_block_product(float (&d)[2][4], const unsigned (&a)[2][4], const typename Plan::Block& b) {
+        const auto operand = [](float x) { return kRound ? to_tf32(x) : __float_as_uint(x); };
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const int k = 8 * step + 2 * t;
+                add_product_tf32(d[n], a[step], operand(b.at[k][8 * n + g]), operand(b.at[k + 1][8 * n + g]));
+            }
+    }
+
+    // The rest of (I + A)^-1, by rows of blocks: T_wj = -(T_ww A_wm) T_mj summed over j <= m < w. The first factor is this
+    // warp's own; the second comes from the warps above, one after another.
+    __device__ __forceinline__ void merge_blocks(float (&merged)[3][2][4]) {
+        unsigned left[3][2][4], own[2][4];
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            const float2 upper = pair_at(&block(warp, warp).at[g][8 * step + 2 * t]);
+            const float2 lower = pair_at(&block(warp, warp).at[g + 8][8 * step + 2 * t]);
+            own[step][0] = __float_as_uint(-upper.x);
+            own[step][1] = __float_as_uint(-lower.x);
+            own[step][2] = __float_as_uint(-upper.y);
+            own[step][3] = __float_as_uint(-lower.y);
+        }
+#pragma unroll
+        for (int m = 0; m < 3; ++m) {
+            if (m >= warp) continue;
+            float product[2][4] = {};
+            add_block_product<true>(product, own, block(warp, m));
+#pragma unroll
+            for (int step = 0; step < 2; ++step) {
+                left[m][step][0] = to_tf32(product[step][0]);
+                left[m][step][1] = to_tf32(product[step][2]);
+                left[m][step][2] = to_tf32(product[step][1]);
+                left[m][step][3] = to_tf32(product[step][3]);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < 3; ++m) {
+            gather();  // row m of the inverse is complete
+            if (warp <= m) continue;
+#pragma unroll
+            for (int j = 0; j <= m; ++j) add_block_product<false>(merged[j], left[m], block(m, j));
+            if (warp == m + 1)
+#pragma unroll
+                for (int j = 0; j <= m; ++j)
+#pragma unroll
+                    for (int n = 0; n < 2; ++n)
+#pragma unroll
+                        for (int half = 0; half < 2; ++half)
+                            *reinterpret_cast<float2*>(&block(warp, j).at[g + 8 * half][8 * n + 2 * t]) = {
+                                round_tf32(merged[j][n][2 * half]), round_tf32(merged[j][n][2 * half + 1])};
+        }
+    }
+
+    __device__ __forceinline__ void store_inverse(const float (&merged)[3][2][4], const float (&betas)[kChunk], PrefillTile& inverse) {
+        const unsigned to = pair_row(inverse);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            const float2 beta = pair_at(&betas[8 * n + 2 * t]);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float2 x = n < 6 ? float2{merged[n / 2 % 3][n % 2][2 * half], merged[n / 2 % 3][n % 2][2 * half + 1]} : float2{};
+                if (n / 2 == warp) x = pair_at(&block(warp, warp).at[g + 8 * half][n % 2 * 8 + 2 * t]);
+                store_shared(row_piece(to, n) + half * 1024, pack<kConfig.io>(x.x * beta.x, x.y * beta.y));
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        find_place();
+        if (!args.recurrence.qk_norm) scratch.log_norm[thread / kChunk][thread % kChunk] = 0.f;
+        const RecurrentArgs& all = args.recurrence;
+        for (int i = 0; i < index; ++i) coming_turn.next();
+        TokenPair gates, betas;
+        const auto fetch = [&](int chunk) {
+            if (warp >= 2 || chunk >= work.chunks) return;
+            gates.fetch(all.gate, work, chunk, tokens_in(work, chunk));
+            betas.fetch(all.beta, work, chunk, tokens_in(work, chunk));
+        };
+        fetch(index);
+        Turn<kConfig.stages> turn;
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.chunks; ++chunk, turn.next()) {
+            if (kConfig.helper_groups > 1 && chunk % kConfig.helper_groups != index) continue;
+            find_place();
+            auto& stage = shared.stages[turn.stage];
+            auto& scalars = scratch.scalars[chunk / kConfig.helper_groups % 2];
+            const int count = tokens_in(work, chunk);
+            if (thread == 0) load_up_to(chunk);
+            __syncwarp();
+            float2 gate = {}, beta = {};
+            if (warp < 2) {
+                gate = cumulate(gates.take(all.gate.values.type, count));
+                beta = betas.take(all.beta.values.type, count);
+            }
+            barrier(shared.loaded[turn.stage]).wait(turn.parity);
+            if (count < kChunk) {
+                clear_keys_from(stage, count);
+                publish_shared();
+                gather();
+            }
+            float keys[32], queries[32];
+            start_token_products<kConfig>(keys, stage.key, stage.key);
+            start_token_products<kConfig>(queries, stage.query, stage.key);
+            if (all.qk_norm) {
+                find_norms(stage);
+                gather();
+            }
+            if (warp < 2) share_scalars(gate, beta, scalars, shared.factors[turn.stage]);
+            fetch(chunk + kConfig.helper_groups);
+            gather();
+            products_wait<0>();
+            pin(keys);
+            pin(queries);
+            decay(keys, queries, scalars);
+            store_blocks(keys);
+            __syncwarp();
+            store_scores(queries, stage.scores);
+            invert_diagonal();
+            float merged[3][2][4] = {};
+            merge_blocks(merged);
+            store_inverse(merged, scalars.beta, stage.inverse);
+            publish_shared();
+            __syncwarp();
+            if (lane == 0) barrier(shared.ready[turn.stage]).arrive();
+        }
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,30 @@
+"""The C++ API on the GPU: examples/decode.cpp, which checks itself against the recurrence in fp64."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import cpp_example
+
+from gdn_cuda import _C
+
+
+def cuda_home() -> str:
+    """Where Python found CUDA, for a process that cannot ask it: the folder of both its headers and NVRTC."""
+    found = {finding["what"]: finding["found"] for finding in _C.toolchain()["findings"] if finding["found"]}
+    return os.path.commonpath([found["CUDA headers (cuda_bf16.h)"], found["NVRTC (libnvrtc.so)"]])
+
+
+def test_example_is_right_and_says_what_a_call_costs(tmp_path: Path) -> None:
+    program = cpp_example.build(tmp_path)
+    done = subprocess.run([program], env=os.environ | {"GDN_CUDA_HOME": cuda_home()}, capture_output=True, text=True)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    errors = dict(re.findall(r"^(\w+): relative RMS error (\S+),", done.stdout, re.MULTILINE))
+    assert errors.keys() == {"beta", "gate", "output", "state"}
+    assert all(0 < float(error) < 2e-3 for error in errors.values())
+    host = r"^host: fused_decode [\d.]+ us, bare launch [\d.]+ us, difference -?[\d.]+ us$"
+    assert re.search(host, done.stdout, re.MULTILINE)
