@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
                        .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
                        .checkpoints_before = packed_steps_before(all, sequence)};
         for (int i = 0; i < kConfig.stages; ++i) {
-            barrier(shared.loaded[i]).init(1);
+            barrier(shared.loaded[i]).init(2);  // tiles, and scalars
             barrier(shared.ready[i]).init(4);
             barrier(shared.free[i]).init(kConfig.value_groups * 4);
         }

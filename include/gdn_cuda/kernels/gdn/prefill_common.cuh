@@ -32,8 +32,9 @@ __device__ __forceinline__ Barrier& barrier(unsigned long long& word) {
     return reinterpret_cast<Barrier&>(word);
 }
 
-// Named barriers; 0 is the whole block's.
-enum Meeting : int { kHelpersMeet = 1, kValuesMeet = 3 };
+// Named barriers; 0 is the whole block's. A helper has one of its own, and one for each row of blocks that others wait for.
+enum Meeting : int { kHelpersMeet = 1, kBlocksMeet = 3, kValuesMeet = 9 };
+constexpr int kBlockRowsAwaited = 3;
 
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {

@@ -5,23 +5,6 @@
 
 namespace gdn_cuda::gdn {
 
-// Numbers of tokens 2 lane and 2 lane + 1 of a chunk, on their way.
-struct TokenPair {
-    unsigned raw[2];
-
-    __device__ __forceinline__ void fetch(const Scalars& of, const PrefillWork& work, int chunk, int count) {
-        const int first = 2 * (threadIdx.x % 32);
-        const i64 head = work.sequence * of.batch + work.head * of.head, token = work.start + chunk * kChunk;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) raw[i] = load_raw(of.values, head + (token + min(first + i, count - 1)) * of.token);
-    }
-    // Tokens past the end neither decay nor change the state.
-    __device__ __forceinline__ float2 take(DType type, int count) const {
-        const int first = 2 * (threadIdx.x % 32);
-        return {first < count ? number_of(raw[0], type) : 0.f, first + 1 < count ? number_of(raw[1], type) : 0.f};
-    }
-};
-
 // Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2.
 __device__ __forceinline__ float2 cumulate(float2 gate) {
     constexpr float kLog2e = 1.4426950408889634f;
@@ -81,8 +64,6 @@ struct PrefillHelper {
     const int index;  // among the helper groups
     const PrefillWork& work = shared.work;
     typename Plan::Scratch& scratch = shared.scratch[index];
-    int coming = index;  // the chunk to be loaded next; one thread's
-    Turn<kConfig.stages> coming_turn;
     int thread, warp, lane, g, t;
 
     // Computed anew for every chunk: the compiler would keep dozens of addresses and masks over the loop, and spill them.
@@ -97,29 +78,16 @@ struct PrefillHelper {
     }
 
     __device__ __forceinline__ void gather() const { meet(kHelpersMeet + index, kWarpgroup); }
-    // One thread's: what this helper needs for `chunk`, and for its next if there is room already.
-    __device__ __forceinline__ void load_up_to(int chunk) {
-#pragma unroll 1
-        while (coming < work.chunks && coming <= chunk + kConfig.helper_groups) {
-            Barrier& free = barrier(shared.free[coming_turn.stage]);
-            if (!free.passed(coming_turn.parity ^ 1)) {
-                if (coming > chunk) return;
-                free.wait(coming_turn.parity ^ 1);
-            }
-            load(coming, coming_turn.stage);
-            coming += kConfig.helper_groups;
-#pragma unroll
-            for (int i = 0; i < kConfig.helper_groups; ++i) coming_turn.next();
-        }
-    }
-    __device__ __forceinline__ void load(int chunk, int place) {
-        auto& stage = shared.stages[place];
-        Barrier& loaded = barrier(shared.loaded[place]);
+    __device__ __forceinline__ int row_meeting(int row) const { return kBlocksMeet + index * kBlockRowsAwaited + row; }
+    __device__ __forceinline__ void load(int chunk, const Turn<kConfig.stages>& turn) {
+        auto& stage = shared.stages[turn.stage];
+        Barrier& loaded = barrier(shared.loaded[turn.stage]);
         const int token = static_cast<int>(work.start) + chunk * kChunk;
         const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
         const auto bring = [&](PrefillTile& tile, const TensorMap& map, int element, int head) {
             load_tile(tile.bytes, map, {element, head, token, batch}, loaded);
         };
+        barrier(shared.free[turn.stage]).wait(turn.parity ^ 1);
         loaded.expect((2 * kConfig.key_tiles() + kConfig.value_groups) * static_cast<int>(sizeof(PrefillTile)));
 #pragma unroll
         for (int i = 0; i < kConfig.key_tiles(); ++i) {
@@ -134,10 +102,33 @@ struct PrefillHelper {
         return scratch.blocks[row * (row + 1) / 2 + column];
     }
 
-    // log2 of the inverse norms of keys and queries.
-    __device__ __forceinline__ void find_norms(const typename Plan::Stage& stage) {
-        const int row = thread % kChunk, which = thread / kChunk;
-        scratch.log_norm[which][row] = log_inverse_norm<kConfig>(which == 0 ? stage.key : stage.query, row);
+    // One warp's, while it has nothing to do for the chunk before: the tiles of a chunk, its gates and betas. Tokens past the end
+    // neither decay nor change the state.
+    __device__ __forceinline__ void prepare(int chunk, const Turn<kConfig.stages>& turn) {
+        if (chunk >= work.chunks) return;
+        const RecurrentArgs& all = args.recurrence;
+        const int count = tokens_in(work, chunk);
+        unsigned gates[2], betas[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const i64 token = work.start + chunk * kChunk + min(2 * lane + i, count - 1);
+            const auto raw = [&](const Scalars& of) {
+                return load_raw(of.values, work.sequence * of.batch + token * of.token + work.head * of.head);
+            };
+            gates[i] = raw(all.gate);
+            betas[i] = raw(all.beta);
+        }
+        if (lane == 0) load(chunk, turn);
+        __syncwarp();
+        const auto pair = [&](const unsigned (&numbers)[2], DType type) {
+            return float2{2 * lane < count ? number_of(numbers[0], type) : 0.f,
+                          2 * lane + 1 < count ? number_of(numbers[1], type) : 0.f};
+        };
+        auto& scalars = scratch.scalars[chunk / kConfig.helper_groups % 2];
+        reinterpret_cast<float2*>(scalars.gate)[lane] = cumulate(pair(gates, all.gate.values.type));
+        reinterpret_cast<float2*>(scalars.beta)[lane] = pair(betas, all.beta.values.type);
+        __syncwarp();
+        if (lane == 0) barrier(shared.loaded[turn.stage]).arrive();
     }
 
     // Keys past the end of a packed sequence are the next one's: not ours to multiply, even by zero.
@@ -148,24 +139,24 @@ struct PrefillHelper {
         }
     }
 
-    // Row and column factors of the helpers' matrices (one warp), and of the state's owners (another).
-    __device__ __forceinline__ void share_scalars(float2 gate, float2 beta, typename Plan::Scratch::Scalars& scalars,
+    // Row and column factors of a token's key (half of the threads) or query, for the helpers' matrices and for the state's
+    // owners.
+    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, typename Plan::Scratch::Scalars& scalars,
                                                   typename Plan::Factors& factors) {
-        const float2 key = pair_at(&scratch.log_norm[0][2 * lane]), query = pair_at(&scratch.log_norm[1][2 * lane]);
-        const float scale = args.recurrence.scale;
-        const auto put = [&](float* numbers, float x, float y) { reinterpret_cast<float2*>(numbers)[lane] = {x, y}; };
-        if (warp == 0) {
-            put(scalars.row, gate.x, gate.y);
-            put(scalars.column, gate.x - key.x, gate.y - key.y);
-            put(scalars.beta, beta.x, beta.y);
-            put(scalars.of_key, beta.x * exp2_fast(key.x), beta.y * exp2_fast(key.y));
-            put(scalars.of_query, scale * exp2_fast(query.x), scale * exp2_fast(query.y));
+        const int token = thread % kChunk;
+        const bool of_key = thread < kChunk;
+        const float log_norm =
+            args.recurrence.qk_norm ? log_inverse_norm<kConfig>(of_key ? stage.key : stage.query, token) : 0.f;
+        const float gate = scalars.gate[token], end = scalars.gate[kChunk - 1], scale = args.recurrence.scale;
+        if (of_key) {
+            scalars.column[token] = gate - log_norm;
+            scalars.of_key[token] = scalars.beta[token] * exp2_fast(log_norm);
+            factors.of_key[token] = exp2_fast(gate + log_norm);
+            factors.of_update[token] = exp2_fast(end - gate + log_norm);
         } else {
-            const float end = __shfl_sync(0xffffffffu, gate.y, 31);
-            put(factors.of_key, exp2_fast(gate.x + key.x), exp2_fast(gate.y + key.y));
-            put(factors.of_query, scale * exp2_fast(gate.x + query.x), scale * exp2_fast(gate.y + query.y));
-            put(factors.of_update, exp2_fast(end - gate.x + key.x), exp2_fast(end - gate.y + key.y));
-            if (lane == 0) factors.decay = exp2_fast(end);
+            scalars.of_query[token] = scale * exp2_fast(log_norm);
+            factors.of_query[token] = scale * exp2_fast(gate + log_norm);
+            if (token == 0) factors.decay = exp2_fast(end);
         }
     }
 
@@ -175,21 +166,16 @@ struct PrefillHelper {
     }
 
     // Products of tokens times row factors and exp(G_i - G_j) r_j, in place; above the diagonal, anything.
-    __device__ __forceinline__ void decay(float (&keys)[32], float (&queries)[32],
+    __device__ __forceinline__ void decay(float (&products)[32], const float (&factors)[kChunk],
                                           const typename Plan::Scratch::Scalars& scalars) {
         const int row = 16 * warp + g;
-        const float gate[2] = {scalars.row[row], scalars.row[row + 8]};
-        const float of_key[2] = {scalars.of_key[row], scalars.of_key[row + 8]};
-        const float of_query[2] = {scalars.of_query[row], scalars.of_query[row + 8]};
+        const float gate[2] = {scalars.gate[row], scalars.gate[row + 8]}, factor[2] = {factors[row], factors[row + 8]};
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
             const float2 column = pair_at(&scalars.column[8 * n + 2 * t]);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float decay = exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
-                keys[4 * n + i] *= of_key[i / 2] * decay;
-                queries[4 * n + i] *= of_query[i / 2] * decay;
-            }
+            for (int i = 0; i < 4; ++i)
+                products[4 * n + i] *= factor[i / 2] * exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
         }
     }
     // P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal.
@@ -281,8 +267,11 @@ struct PrefillHelper {
         }
 #pragma unroll
         for (int m = 0; m < 3; ++m) {
-            gather();  // row m of the inverse is complete
-            if (warp <= m) continue;
+            if (warp <= m) {
+                signal(row_meeting(m), kWarpgroup);
+                continue;
+            }
+            meet(row_meeting(m), kWarpgroup);  // row m of the inverse is complete
 #pragma unroll
             for (int j = 0; j <= m; ++j) add_block_product<false>(merged[j], left[m], block(m, j));
             if (warp == m + 1)
@@ -297,70 +286,56 @@ struct PrefillHelper {
         }
     }
 
-    __device__ __forceinline__ void store_inverse(const float (&merged)[3][2][4], const float (&betas)[kChunk], PrefillTile& inverse) {
+    __device__ __forceinline__ void store_inverse(float (&merged)[3][2][4], const float (&betas)[kChunk], PrefillTile& inverse) {
         const unsigned to = pair_row(inverse);
+        float2 beta[8], diagonal[2][2];
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            const float2 beta = pair_at(&betas[8 * n + 2 * t]);
+        for (int n = 0; n < 8; ++n) beta[n] = pair_at(&betas[8 * n + 2 * t]);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) diagonal[n][half] = pair_at(&block(warp, warp).at[g + 8 * half][8 * n + 2 * t]);
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float2 x = n < 6 ? float2{merged[n / 2 % 3][n % 2][2 * half], merged[n / 2 % 3][n % 2][2 * half + 1]} : float2{};
-                if (n / 2 == warp) x = pair_at(&block(warp, warp).at[g + 8 * half][n % 2 * 8 + 2 * t]);
-                store_shared(row_piece(to, n) + half * 1024, pack<kConfig.io>(x.x * beta.x, x.y * beta.y));
+                if (n / 2 == warp) x = diagonal[n % 2][half];
+                store_shared(row_piece(to, n) + half * 1024, pack<kConfig.io>(x.x * beta[n].x, x.y * beta[n].y));
             }
-        }
     }
 
     __device__ __forceinline__ void run() {
         find_place();
-        if (!args.recurrence.qk_norm) scratch.log_norm[thread / kChunk][thread % kChunk] = 0.f;
-        const RecurrentArgs& all = args.recurrence;
-        for (int i = 0; i < index; ++i) coming_turn.next();
-        TokenPair gates, betas;
-        const auto fetch = [&](int chunk) {
-            if (warp >= 2 || chunk >= work.chunks) return;
-            gates.fetch(all.gate, work, chunk, tokens_in(work, chunk));
-            betas.fetch(all.beta, work, chunk, tokens_in(work, chunk));
-        };
-        fetch(index);
-        Turn<kConfig.stages> turn;
+        Turn<kConfig.stages> turn, next;  // next: of the chunk that this helper takes after its present one
+        for (int i = 0; i < index; ++i) next.next();
+        if (warp == 0) prepare(index, next);
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk, turn.next()) {
             if (kConfig.helper_groups > 1 && chunk % kConfig.helper_groups != index) continue;
             find_place();
             auto& stage = shared.stages[turn.stage];
             auto& scalars = scratch.scalars[chunk / kConfig.helper_groups % 2];
-            const int count = tokens_in(work, chunk);
-            if (thread == 0) load_up_to(chunk);
-            __syncwarp();
-            float2 gate = {}, beta = {};
-            if (warp < 2) {
-                gate = cumulate(gates.take(all.gate.values.type, count));
-                beta = betas.take(all.beta.values.type, count);
-            }
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
-            if (count < kChunk) {
-                clear_keys_from(stage, count);
+            if (tokens_in(work, chunk) < kChunk) {
+                clear_keys_from(stage, tokens_in(work, chunk));
                 publish_shared();
                 gather();
             }
-            float keys[32], queries[32];
-            start_token_products<kConfig>(keys, stage.key, stage.key);
-            start_token_products<kConfig>(queries, stage.query, stage.key);
-            if (all.qk_norm) {
-                find_norms(stage);
-                gather();
-            }
-            if (warp < 2) share_scalars(gate, beta, scalars, shared.factors[turn.stage]);
-            fetch(chunk + kConfig.helper_groups);
+            float products[32];
+            start_token_products<kConfig>(products, stage.query, stage.key);
+            share_factors(stage, scalars, shared.factors[turn.stage]);
             gather();
             products_wait<0>();
-            pin(keys);
-            pin(queries);
-            decay(keys, queries, scalars);
-            store_blocks(keys);
+            pin(products);
+            decay(products, scalars.of_query, scalars);
+            store_scores(products, stage.scores);
+            start_token_products<kConfig>(products, stage.key, stage.key);
+            products_wait<0>();
+            pin(products);
+            decay(products, scalars.of_key, scalars);
+            store_blocks(products);
             __syncwarp();
-            store_scores(queries, stage.scores);
             invert_diagonal();
             float merged[3][2][4] = {};
             merge_blocks(merged);
@@ -368,6 +343,9 @@ struct PrefillHelper {
             publish_shared();
             __syncwarp();
             if (lane == 0) barrier(shared.ready[turn.stage]).arrive();
+#pragma unroll
+            for (int i = 0; i < kConfig.helper_groups; ++i) next.next();
+            if (warp == 0) prepare(chunk + kConfig.helper_groups, next);  // the others still merge
         }
     }
 };

@@ -70,9 +70,8 @@ struct PrefillSharedPlan {
     };
     struct Scratch {  // a helper's
         Block blocks[10];
-        float log_norm[2][kChunk];
-        struct Scalars {
-            float row[kChunk], column[kChunk], beta[kChunk], of_key[kChunk], of_query[kChunk];
+        struct Scalars {  // of rows and columns; gates are cumulated, in units of ln 2
+            float gate[kChunk], beta[kChunk], column[kChunk], of_key[kChunk], of_query[kChunk];
         } scalars[2];  // of this chunk and, while slower warps still read them, of the last
     };
     Stage stages[kConfig.stages];

@@ -174,8 +174,6 @@ struct PrefillValues {
         load_state();
         if (work.chunks == 0) return store_state(last());
         round_state();
-        float output[32], values[32];
-        unsigned x[kTokenSteps][4], y[kTokenSteps][4];
         Turn<kConfig.stages> turn;
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk, turn.next()) {
@@ -184,47 +182,48 @@ struct PrefillValues {
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             barrier(shared.ready[turn.stage]).wait(turn.parity);
 
-            start_with_state(values, stage.key);
-            if (chunk > 0) store_output(output, chunk - 1);
-            start_with_state(output, stage.query);
-
+            float d[32];
+            unsigned x[kTokenSteps][4];
+            start_with_state(d, stage.key);
             load_values(x, stage.value[index]);
-            products_wait<1>();
-            pin(values);
+            products_wait<0>();
+            pin(d);
             const int count = tokens_in(work, chunk);
-            each_token_pair(values, [&](int step, int i, float& s, float& s_next) {
+            each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
                 const float2 of_key = factor(factors.of_key, step, i), v = unpack<kIo>(x[step][i]);
                 x[step][i] = pack<kIo>(v.x - of_key.x * s, v.y - of_key.y * s_next);
             });
             if (count < kChunk) mask_tokens(x, count);
-            start_with_tokens(values, x, stage.inverse, false);
+            start_with_tokens(d, x, stage.inverse, false);
 #pragma unroll
             for (float& s : state) s *= factors.decay;
             products_wait<0>();
-            pin(values);
-            pin(output);
-            each_token_pair(values, [&](int step, int i, float& v, float& v_next) {
+            pin(d);
+            unsigned update[kTokenSteps][4];
+            each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
                 const float2 of_update = factor(factors.of_update, step, i);
-                y[step][i] = pack<kIo>(v, v_next);
-                x[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
+                x[step][i] = pack<kIo>(v, v_next);
+                update[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
             });
-            start_update(x, stage.key);
-            each_token_pair(output, [&](int step, int i, float& o, float& o_next) {
+            start_update(update, stage.key);
+            start_with_state(d, stage.query);
+            products_wait<0>();
+            pin(state);
+            pin(d);
+            round_state();
+            each_token_pair(d, [&](int step, int i, float& o, float& o_next) {
                 const float2 of_query = factor(factors.of_query, step, i);
                 o *= of_query.x;
                 o_next *= of_query.y;
             });
-            start_with_tokens(output, y, stage.scores, true);
-            products_wait<1>();
-            pin(state);
-            round_state();
+            start_with_tokens(d, x, stage.scores, true);
             products_wait<0>();
-            pin(output);
+            pin(d);
             __syncwarp();
             if (lane == 0) barrier(shared.free[turn.stage]).arrive();
+            store_output(d, chunk);
             store_state(checkpoint(chunk));
         }
-        store_output(output, work.chunks - 1);
         store_state(last());
     }
 
