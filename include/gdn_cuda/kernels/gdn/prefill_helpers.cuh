@@ -79,7 +79,10 @@ struct PrefillHelper {
 
     __device__ __forceinline__ void gather() const { meet(kHelpersMeet + index, kWarpgroup); }
     __device__ __forceinline__ int row_meeting(int row) const { return kBlocksMeet + index * kBlockRowsAwaited + row; }
-    __device__ __forceinline__ void load(int chunk, const Turn<kConfig.stages>& turn) {
+    __device__ __forceinline__ auto& scalars_of(int chunk) { return scratch.scalars[chunk / kConfig.helper_groups % 3]; }
+
+    // One thread's.
+    __device__ __forceinline__ void bring_tiles(int chunk, const Turn<kConfig.stages>& turn) {
         auto& stage = shared.stages[turn.stage];
         Barrier& loaded = barrier(shared.loaded[turn.stage]);
         const int token = static_cast<int>(work.start) + chunk * kChunk;
@@ -98,37 +101,44 @@ struct PrefillHelper {
         for (int i = 0; i < kConfig.value_groups; ++i)
             bring(stage.value[i], args.value, work.first_row + i * kValueRows, work.head);
     }
-    __device__ __forceinline__ typename Plan::Block& block(int row, int column) const {
-        return scratch.blocks[row * (row + 1) / 2 + column];
-    }
-
-    // One warp's, while it has nothing to do for the chunk before: the tiles of a chunk, its gates and betas. Tokens past the end
-    // neither decay nor change the state.
-    __device__ __forceinline__ void prepare(int chunk, const Turn<kConfig.stages>& turn) {
-        if (chunk >= work.chunks) return;
-        const RecurrentArgs& all = args.recurrence;
-        const int count = tokens_in(work, chunk);
+    // One warp's: gates and betas, asked for long before they are used.
+    struct RawScalars {
         unsigned gates[2], betas[2];
+    };
+    __device__ __forceinline__ void ask_for_scalars(int chunk, RawScalars& raw) const {
+        if (chunk >= work.chunks) return;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const i64 token = work.start + chunk * kChunk + min(2 * lane + i, count - 1);
-            const auto raw = [&](const Scalars& of) {
+            const i64 token = work.start + chunk * kChunk + min(2 * lane + i, tokens_in(work, chunk) - 1);
+            const auto load = [&](const Scalars& of) {
                 return load_raw(of.values, work.sequence * of.batch + token * of.token + work.head * of.head);
             };
-            gates[i] = raw(all.gate);
-            betas[i] = raw(all.beta);
+            raw.gates[i] = load(args.recurrence.gate);
+            raw.betas[i] = load(args.recurrence.beta);
         }
-        if (lane == 0) load(chunk, turn);
-        __syncwarp();
+    }
+    // Tokens past the end neither decay nor change the state.
+    __device__ __forceinline__ void bring_scalars(int chunk, const Turn<kConfig.stages>& turn, const RawScalars& raw) {
+        const int count = tokens_in(work, chunk);
         const auto pair = [&](const unsigned (&numbers)[2], DType type) {
             return float2{2 * lane < count ? number_of(numbers[0], type) : 0.f,
                           2 * lane + 1 < count ? number_of(numbers[1], type) : 0.f};
         };
-        auto& scalars = scratch.scalars[chunk / kConfig.helper_groups % 2];
-        reinterpret_cast<float2*>(scalars.gate)[lane] = cumulate(pair(gates, all.gate.values.type));
-        reinterpret_cast<float2*>(scalars.beta)[lane] = pair(betas, all.beta.values.type);
+        auto& scalars = scalars_of(chunk);
+        reinterpret_cast<float2*>(scalars.gate)[lane] = cumulate(pair(raw.gates, args.recurrence.gate.values.type));
+        reinterpret_cast<float2*>(scalars.beta)[lane] = pair(raw.betas, args.recurrence.beta.values.type);
         __syncwarp();
         if (lane == 0) barrier(shared.loaded[turn.stage]).arrive();
+    }
+    // The first two warps have the least to do for the inverse, so they bring what a later chunk needs.
+    __device__ __forceinline__ void bring(int chunk, const Turn<kConfig.stages>& turn, const RawScalars& raw) {
+        if (chunk >= work.chunks) return;
+        if (thread == 0) bring_tiles(chunk, turn);
+        if (warp == 1) bring_scalars(chunk, turn, raw);
+        __syncwarp();
+    }
+    __device__ __forceinline__ typename Plan::Block& block(int row, int column) const {
+        return scratch.blocks[row * (row + 1) / 2 + column];
     }
 
     // Keys past the end of a packed sequence are the next one's: not ours to multiply, even by zero.
@@ -307,15 +317,21 @@ struct PrefillHelper {
 
     __device__ __forceinline__ void run() {
         find_place();
-        Turn<kConfig.stages> turn, next;  // next: of the chunk that this helper takes after its present one
-        for (int i = 0; i < index; ++i) next.next();
-        if (warp == 0) prepare(index, next);
+        constexpr int kAhead = kConfig.lookahead() * kConfig.helper_groups;
+        Turn<kConfig.stages> turn, coming;
+        RawScalars raw;
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk, turn.next()) {
+        for (int chunk = 0; chunk < kAhead; ++chunk, coming.next())
+            if (chunk % kConfig.helper_groups == index) {
+                ask_for_scalars(chunk, raw);
+                bring(chunk, coming, raw);
+            }
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.chunks; ++chunk, turn.next(), coming.next()) {
             if (kConfig.helper_groups > 1 && chunk % kConfig.helper_groups != index) continue;
             find_place();
             auto& stage = shared.stages[turn.stage];
-            auto& scalars = scratch.scalars[chunk / kConfig.helper_groups % 2];
+            auto& scalars = scalars_of(chunk);
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             if (tokens_in(work, chunk) < kChunk) {
                 clear_keys_from(stage, tokens_in(work, chunk));
@@ -324,6 +340,7 @@ struct PrefillHelper {
             }
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
+            if (warp == 1) ask_for_scalars(chunk + kAhead, raw);
             share_factors(stage, scalars, shared.factors[turn.stage]);
             gather();
             products_wait<0>();
@@ -343,9 +360,7 @@ struct PrefillHelper {
             publish_shared();
             __syncwarp();
             if (lane == 0) barrier(shared.ready[turn.stage]).arrive();
-#pragma unroll
-            for (int i = 0; i < kConfig.helper_groups; ++i) next.next();
-            if (warp == 0) prepare(chunk + kConfig.helper_groups, next);  // the others still merge
+            bring(chunk + kAhead, coming, raw);
         }
     }
 };

@@ -31,6 +31,8 @@ struct PrefillConfig {
 
     GDN_HOST_DEVICE constexpr int threads() const { return (value_groups + helper_groups) * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return value_groups * kValueRows; }
+    // How many of its own chunks a helper looks ahead when it has some brought: as far as there are stages.
+    GDN_HOST_DEVICE constexpr int lookahead() const { return helper_groups == 1 ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
     // What the threads of a block share is given out anew: the state's owners need most.
     GDN_HOST_DEVICE constexpr int helper_registers() const { return helper_groups == 2 ? 136 : value_groups == 2 ? 120 : 152; }
@@ -72,7 +74,7 @@ struct PrefillSharedPlan {
         Block blocks[10];
         struct Scalars {  // of rows and columns; gates are cumulated, in units of ln 2
             float gate[kChunk], beta[kChunk], column[kChunk], of_key[kChunk], of_query[kChunk];
-        } scalars[2];  // of this chunk and, while slower warps still read them, of the last
+        } scalars[3];  // of the chunks on their way, and of the one that slower warps still read
     };
     Stage stages[kConfig.stages];
     PrefillTile output[kConfig.value_groups];
