@@ -108,6 +108,36 @@ DecodeProblem random_decode(Random& random) {
             .fused_gates = random.one_of({true, false})};
 }
 
+TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const RecurrentProblem like = random_problem(random);
+        const PrefillProblem problem{.sequences = like.sequences,
+                                     .heads = like.heads,
+                                     .dk = random.one_of({8, 40, 64, 96, 104, 128}),
+                                     .dv = like.dv,
+                                     .io = like.io,
+                                     .state = like.state};
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const PrefillConfig config = prefill_config(problem, device);
+        ASSERT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
+        ASSERT_GE(config.head_k, problem.dk);
+        ASSERT_EQ(config.io, problem.io);
+        ASSERT_LE(prefill_cost(problem, config.value_groups, device),
+                  problem.dv > kValueRows ? prefill_cost(problem, 3 - config.value_groups, device)
+                                          : prefill_cost(problem, 1, device));
+        ASSERT_NE(explain_prefill(problem, device), "");
+    }
+}
+
+TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {
+    const PrefillProblem one{.sequences = 1, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    EXPECT_EQ(prefill_config(one, {}).value_groups, 1);
+    PrefillProblem eight = one;
+    eight.sequences = 8;
+    EXPECT_EQ(prefill_config(eight, {}).value_groups, 2);
+}
+
 TEST(DecodeHeuristic, AModelsShapesNeedAHandfulOfKernels) {
     Random random;
     std::set<std::string> chosen;

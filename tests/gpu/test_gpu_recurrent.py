@@ -1,4 +1,4 @@
-"""recurrent_forward and chunked_forward on the GPU against the recurrence in fp64: hostile gates and keys, any packing."""
+"""recurrent_forward on the GPU against the recurrence in fp64: hostile gates and keys, any packing."""
 
 from __future__ import annotations
 
@@ -87,46 +87,6 @@ def test_empty(B: int, T: int) -> None:
     assert out.shape == (B, T, 4, 64)
     if T == 0:
         assert torch.equal(state, x["state"])
-
-
-def test_chunked_forward_long_sequence(seed: int) -> None:
-    x = make_gdn_inputs(B=1, T=1000, dk=128, dv=128, dtype=torch.bfloat16, device="cuda", seed=seed, gate_range=(-1, 0))
-    expected, expected_state, steps = oracle(x)
-    out, state, checkpoints = gdn_cuda.chunked_forward(**x, checkpoint_every=192, out=poisoned(x["value"]))
-    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < STATE_BOUND
-    assert rel_rms(checkpoints, steps[0, 191::192]) < STATE_BOUND
-
-
-@pytest.mark.parametrize("given,wanted", [(None, None), (None, torch.bfloat16), (torch.bfloat16, torch.float32),
-                                          (torch.float32, torch.bfloat16), (torch.bfloat16, None)])  # fmt: skip
-def test_chunked_forward_state_dtypes(given: torch.dtype | None, wanted: torch.dtype | None, seed: int) -> None:
-    x = make_gdn_inputs(T=70, dk=128, dv=64, dtype=torch.bfloat16, device="cuda", seed=seed, gate_range=(-1, 0))
-    x["state"] = None if given is None else x["state"].to(given)  # type: ignore[assignment]
-    _, expected, _ = oracle({name: t for name, t in x.items() if t is not None})
-    _, state = gdn_cuda.chunked_forward(**x, state_dtype=wanted)
-    assert state is not None and state.dtype == (wanted or given or torch.float32)
-    assert rel_rms(state, expected) < (STATE_BOUND if state.dtype == torch.float32 else 2.0**-8)
-
-
-def test_chunked_forward_in_a_pool_with_checkpoints(seed: int) -> None:
-    lengths = [130, 0, 64, 20]
-    x = make_packed_gdn_inputs(lengths, dk=128, dv=128, dtype=torch.bfloat16, device="cuda", seed=seed, gate_range=(-1, 0))
-    pool = torch.randn(9, 4, 128, 128, device="cuda")
-    slots = torch.tensor([4, 0, -1, 7], dtype=torch.int32, device="cuda")
-    pool[[4, 0, 7]] = x["state"][[0, 1, 3]]
-    before = pool.clone()
-    alone = gdn_cuda.chunked_forward(**x, checkpoint_every=64)
-    given = {**x, "state": pool}
-    out, state, checkpoints = gdn_cuda.chunked_forward(
-        **given, state_indices=slots, checkpoint_every=64, out=poisoned(x["value"])
-    )
-    assert state is pool
-    assert torch.equal(out[:130], alone[0][:130]) and torch.equal(out[194:], alone[0][194:]) and not out[130:194].any()
-    assert torch.equal(pool[[4, 7]], alone[1][[0, 3]]) and torch.equal(pool[0], before[0])
-    others = [1, 2, 3, 5, 6, 8]
-    assert torch.equal(pool[others], before[others])
-    assert checkpoints.shape[0] == 214 // 64
-    assert torch.equal(checkpoints[:2], alone[2][:2]) and not checkpoints[2].any()
 
 
 def test_fp16_and_bf16_gate(seed: int) -> None:

@@ -195,7 +195,7 @@ constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
 
 // Nanoseconds that a block takes for a chunk, measured on an H200: a block with one value group is sooner done, one with two
 // shares the helpers' work between them.
-inline constexpr double kPrefillChunk[] = {0, 1100, 1700};
+inline constexpr double kPrefillChunk[] = {0, 2500, 3900};
 
 inline double prefill_cost(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
@@ -205,6 +205,13 @@ inline double prefill_cost(const PrefillProblem& problem, int value_groups, cons
 inline PrefillConfig prefill_config(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     const bool two = problem.dv > kValueRows && prefill_cost(problem, 2, device) <= prefill_cost(problem, 1, device);
     return prefill_config(prefill_head_k(problem.dk), two ? 2 : 1, problem.io);
+}
+
+inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    const PrefillConfig config = prefill_config(problem, device);
+    return fmt::format("{} value rows a block: {:.1f} us a chunk of every sequence, against {:.1f} us with {}",
+                       config.rows_per_block(), prefill_cost(problem, config.value_groups, device) / 1000,
+                       prefill_cost(problem, 3 - config.value_groups, device) / 1000, (3 - config.value_groups) * kValueRows);
 }
 
 inline constexpr std::array kPrefillConfigurations = [] {

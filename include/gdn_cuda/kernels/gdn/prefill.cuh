@@ -1,13 +1,14 @@
 // gdn/prefill: the chunked form of Gated Delta Net on Hopper's tensor cores, 64 tokens a chunk.
 //
-//     A_ij = beta_i (k_i.k_j) exp(G_i - G_j), i > j      T = (I + A)^-1 diag(beta)      P_ij = scale (q_i.k_j) exp(G_i - G_j), i >= j
-//     V' = T (v - exp(G) k S^T)      o = scale exp(G) q S^T + P V'      S <- exp(G_C) S + V'^T exp(G_C - G) k
+//     A_ij = beta_i (k_i.k_j) exp(G_i - G_j), i > j      T = (I + A)^-1 diag(beta)      P_ij = scale (q_i.k_j) exp(G_i - G_j),
+//     i >= j V' = T (v - exp(G) k S^T)      o = scale exp(G) q S^T + P V'      S <- exp(G_C) S + V'^T exp(G_C - G) k
 //
 // A block takes a sequence, a value head and 64 rows of the state for each of its value warpgroups. Rows of S never meet, so a
-// value warpgroup keeps its rows in registers from the first chunk to the last and computes everything transposed: S k^T, S q^T,
-// X^T T^T, V'^T P^T and V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P on the right, in shared memory
-// as they came. Helper warpgroups run ahead: they have chunks loaded (TMA), invert I + A (substitution in 16 x 16 blocks, merged
-// on the tensor cores) and form P. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
+// value warpgroup keeps its rows in registers from the first chunk to the last and computes everything transposed: S k^T, S
+// q^T, X^T T^T, V'^T P^T and V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P on the right, in
+// shared memory as they came. Helper warpgroups run ahead: they have chunks loaded (TMA), invert I + A (substitution in 16 x 16
+// blocks, merged on the tensor cores) and form P. Norms, gates and scale are factors of rows and columns, so q, k and v are
+// never rewritten.
 //
 // Bound: the tensor cores where the blocks fill the card; the chain of products from one S to the next where they do not.
 // docs/kernels/gdn_prefill.md has the shares reached.
@@ -50,10 +51,11 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
                        .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
                        .checkpoints_before = packed_steps_before(all, sequence)};
         for (int i = 0; i < kConfig.stages; ++i) {
-            barrier(shared.loaded[i]).init(2);  // tiles, and scalars
+            barrier(shared.loaded[i]).init(1 + 32);  // tiles, and a warp's scalars
             barrier(shared.ready[i]).init(4);
             barrier(shared.free[i]).init(kConfig.value_groups * 4);
         }
+        for (auto& used : shared.used) barrier(used).init(kConfig.value_groups * 4);
         publish_barriers();
     }
     __syncthreads();
@@ -61,10 +63,10 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
     if (group < kConfig.helper_groups) {
         leave_registers<kConfig.helper_registers()>();
-        PrefillHelper<kConfig>{shared, args, group}.run();
+        PrefillHelper<kConfig>(shared, args, group).run();
     } else {
         take_registers<kConfig.value_registers()>();
-        PrefillValues<kConfig>{shared, args, group - kConfig.helper_groups}.run();
+        PrefillValues<kConfig>(shared, args, group - kConfig.helper_groups).run();
     }
 }
 

@@ -14,6 +14,22 @@ __device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
     return min(kChunk, work.length - chunk * kChunk);
 }
 
+// Where a thread is in its warpgroup.
+struct Lane {
+    int thread, warp, lane, g, t;
+
+    // Computed anew for every chunk: the compiler would keep dozens of addresses and masks over the loop, and spill them.
+    __device__ __forceinline__ void find_place() {
+        thread = threadIdx.x;
+        asm volatile("" : "+r"(thread));
+        thread %= kWarpgroup;
+        warp = thread / 32;
+        lane = thread % 32;
+        g = lane / 4;
+        t = lane % 4;
+    }
+};
+
 // The place of chunk c among the stages, and how often they have gone round.
 template <int kStages>
 struct Turn {

@@ -56,7 +56,7 @@ __device__ __forceinline__ void start_token_products(float (&products)[32], cons
 }
 
 template <PrefillConfig kConfig>
-struct PrefillHelper {
+struct PrefillHelper : Lane {
     using Plan = PrefillSharedPlan<kConfig>;
 
     Plan& shared;
@@ -64,17 +64,10 @@ struct PrefillHelper {
     const int index;  // among the helper groups
     const PrefillWork& work = shared.work;
     typename Plan::Scratch& scratch = shared.scratch[index];
-    int thread, warp, lane, g, t;
 
-    // Computed anew for every chunk: the compiler would keep dozens of addresses and masks over the loop, and spill them.
-    __device__ __forceinline__ void find_place() {
-        thread = threadIdx.x;
-        asm volatile("" : "+r"(thread));
-        thread %= kWarpgroup;
-        warp = thread / 32;
-        lane = thread % 32;
-        g = lane / 4;
-        t = lane % 4;
+    __device__ __forceinline__ PrefillHelper(Plan& shared, const PrefillArgs& args, int index)
+        : shared(shared), args(args), index(index) {
+        find_place();
     }
 
     __device__ __forceinline__ void gather() const { meet(kHelpersMeet + index, kWarpgroup); }
@@ -101,40 +94,48 @@ struct PrefillHelper {
         for (int i = 0; i < kConfig.value_groups; ++i)
             bring(stage.value[i], args.value, work.first_row + i * kValueRows, work.head);
     }
-    // One warp's: gates and betas, asked for long before they are used.
-    struct RawScalars {
-        unsigned gates[2], betas[2];
-    };
-    __device__ __forceinline__ void ask_for_scalars(int chunk, RawScalars& raw) const {
-        if (chunk >= work.chunks) return;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const i64 token = work.start + chunk * kChunk + min(2 * lane + i, tokens_in(work, chunk) - 1);
-            const auto load = [&](const Scalars& of) {
-                return load_raw(of.values, work.sequence * of.batch + token * of.token + work.head * of.head);
-            };
-            raw.gates[i] = load(args.recurrence.gate);
-            raw.betas[i] = load(args.recurrence.beta);
+    // One warp's: gates and betas of tokens 2 lane and 2 lane + 1, asked for long before they are used.
+    struct ScalarStream {
+        const char* at;
+        unsigned raw[2];
+
+        __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work, int first_token) {
+            const i64 token = work.start + first_token + 2 * (threadIdx.x % 32);
+            at = static_cast<const char*>(of.values.data) +
+                 (work.sequence * of.batch + token * of.token + work.head * of.head) * bytes_of(of.values.type);
         }
+        __device__ __forceinline__ void ask(const Scalars& of, int count, int chunks_on) {
+            const i64 next = of.token * bytes_of(of.values.type);
+            const int first = 2 * (threadIdx.x % 32);
+            raw[0] = raw[1] = 0;
+            if (first < count) raw[0] = load_raw({at, of.values.type}, 0);
+            if (first + 1 < count) raw[1] = load_raw({at + next, of.values.type}, 0);
+            at += next * (chunks_on * kChunk);
+        }
+        __device__ __forceinline__ float2 take(DType type) const { return {number_of(raw[0], type), number_of(raw[1], type)}; }
+    };
+    __device__ __forceinline__ void ask(int chunk, ScalarStream& gates, ScalarStream& betas) const {
+        if (chunk >= work.chunks) return;
+        gates.ask(args.recurrence.gate, tokens_in(work, chunk), kConfig.helper_groups);
+        betas.ask(args.recurrence.beta, tokens_in(work, chunk), kConfig.helper_groups);
     }
-    // Tokens past the end neither decay nor change the state.
-    __device__ __forceinline__ void bring_scalars(int chunk, const Turn<kConfig.stages>& turn, const RawScalars& raw) {
-        const int count = tokens_in(work, chunk);
-        const auto pair = [&](const unsigned (&numbers)[2], DType type) {
-            return float2{2 * lane < count ? number_of(numbers[0], type) : 0.f,
-                          2 * lane + 1 < count ? number_of(numbers[1], type) : 0.f};
-        };
+    // Tokens past the end have zeros: they neither decay nor change the state.
+    __device__ __forceinline__ void bring_scalars(int chunk, const Turn<kConfig.stages>& turn, const ScalarStream& gates,
+                                                  const ScalarStream& betas) {
         auto& scalars = scalars_of(chunk);
-        reinterpret_cast<float2*>(scalars.gate)[lane] = cumulate(pair(raw.gates, args.recurrence.gate.values.type));
-        reinterpret_cast<float2*>(scalars.beta)[lane] = pair(raw.betas, args.recurrence.beta.values.type);
-        __syncwarp();
-        if (lane == 0) barrier(shared.loaded[turn.stage]).arrive();
+        reinterpret_cast<float2*>(scalars.gate)[lane] = cumulate(gates.take(args.recurrence.gate.values.type));
+        reinterpret_cast<float2*>(scalars.beta)[lane] = betas.take(args.recurrence.beta.values.type);
+        barrier(shared.loaded[turn.stage]).arrive();
     }
     // The first two warps have the least to do for the inverse, so they bring what a later chunk needs.
-    __device__ __forceinline__ void bring(int chunk, const Turn<kConfig.stages>& turn, const RawScalars& raw) {
+    __device__ __forceinline__ void bring(int chunk, const Turn<kConfig.stages>& turn, ScalarStream& gates,
+                                          ScalarStream& betas) {
         if (chunk >= work.chunks) return;
         if (thread == 0) bring_tiles(chunk, turn);
-        if (warp == 1) bring_scalars(chunk, turn, raw);
+        if (warp == 1) {
+            bring_scalars(chunk, turn, gates, betas);
+            ask(chunk + kConfig.helper_groups, gates, betas);
+        }
         __syncwarp();
     }
     __device__ __forceinline__ typename Plan::Block& block(int row, int column) const {
@@ -238,7 +239,8 @@ struct PrefillHelper {
 
     // d (16 x 16) += a b, with a in registers (two steps of k) and b a block, rounded to tf32 here or before.
     template <bool kRound>
-    __device__ __forceinline__ void add_block_product(float (&d)[2][4], const unsigned (&a)[2][4], const typename Plan::Block& b) {
+    __device__ __forceinline__ void add_block_product(float (&d)[2][4], const unsigned (&a)[2][4],
+                                                      const typename Plan::Block& b) {
         const auto operand = [](float x) { return kRound ? to_tf32(x) : __float_as_uint(x); };
 #pragma unroll
         for (int step = 0; step < 2; ++step)
@@ -296,41 +298,47 @@ struct PrefillHelper {
         }
     }
 
-    __device__ __forceinline__ void store_inverse(float (&merged)[3][2][4], const float (&betas)[kChunk], PrefillTile& inverse) {
-        const unsigned to = pair_row(inverse);
+    __device__ __forceinline__ void store_inverse(float (&merged)[3][2][4], const float (&betas)[kChunk],
+                                                  typename Plan::Matrices& matrices) {
+        const unsigned to = pair_row(matrices.inverse);
+        constexpr int kRest = sizeof(PrefillTile);  // from one part to the other
         float2 beta[8], diagonal[2][2];
 #pragma unroll
         for (int n = 0; n < 8; ++n) beta[n] = pair_at(&betas[8 * n + 2 * t]);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) diagonal[n][half] = pair_at(&block(warp, warp).at[g + 8 * half][8 * n + 2 * t]);
+            for (int half = 0; half < 2; ++half)
+                diagonal[n][half] = pair_at(&block(warp, warp).at[g + 8 * half][8 * n + 2 * t]);
 #pragma unroll
         for (int n = 0; n < 8; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float2 x = n < 6 ? float2{merged[n / 2 % 3][n % 2][2 * half], merged[n / 2 % 3][n % 2][2 * half + 1]} : float2{};
+                float2 x =
+                    n < 6 ? float2{merged[n / 2 % 3][n % 2][2 * half], merged[n / 2 % 3][n % 2][2 * half + 1]} : float2{};
                 if (n / 2 == warp) x = diagonal[n % 2][half];
-                store_shared(row_piece(to, n) + half * 1024, pack<kConfig.io>(x.x * beta[n].x, x.y * beta[n].y));
+                x = {x.x * beta[n].x, x.y * beta[n].y};
+                const unsigned rounded = pack<kConfig.io>(x.x, x.y);
+                const float2 near = unpack<kConfig.io>(rounded);
+                store_shared(row_piece(to, n) + half * 1024, rounded);
+                store_shared(row_piece(to, n) + half * 1024 + kRest, pack<kConfig.io>(x.x - near.x, x.y - near.y));
             }
     }
 
     __device__ __forceinline__ void run() {
-        find_place();
         constexpr int kAhead = kConfig.lookahead() * kConfig.helper_groups;
         Turn<kConfig.stages> turn, coming;
-        RawScalars raw;
+        ScalarStream gates(args.recurrence.gate, work, index * kChunk), betas(args.recurrence.beta, work, index * kChunk);
+        if (warp == 1) ask(index, gates, betas);
 #pragma unroll 1
         for (int chunk = 0; chunk < kAhead; ++chunk, coming.next())
-            if (chunk % kConfig.helper_groups == index) {
-                ask_for_scalars(chunk, raw);
-                bring(chunk, coming, raw);
-            }
+            if (chunk % kConfig.helper_groups == index) bring(chunk, coming, gates, betas);
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk, turn.next(), coming.next()) {
             if (kConfig.helper_groups > 1 && chunk % kConfig.helper_groups != index) continue;
             find_place();
             auto& stage = shared.stages[turn.stage];
+            auto& matrices = shared.matrices[chunk % 2];
             auto& scalars = scalars_of(chunk);
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             if (tokens_in(work, chunk) < kChunk) {
@@ -340,13 +348,13 @@ struct PrefillHelper {
             }
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
-            if (warp == 1) ask_for_scalars(chunk + kAhead, raw);
             share_factors(stage, scalars, shared.factors[turn.stage]);
             gather();
             products_wait<0>();
             pin(products);
             decay(products, scalars.of_query, scalars);
-            store_scores(products, stage.scores);
+            barrier(shared.used[chunk % 2]).wait(chunk / 2 % 2 ^ 1);
+            store_scores(products, matrices.scores);
             start_token_products<kConfig>(products, stage.key, stage.key);
             products_wait<0>();
             pin(products);
@@ -356,11 +364,11 @@ struct PrefillHelper {
             invert_diagonal();
             float merged[3][2][4] = {};
             merge_blocks(merged);
-            store_inverse(merged, scalars.beta, stage.inverse);
+            store_inverse(merged, scalars.beta, matrices);
             publish_shared();
             __syncwarp();
             if (lane == 0) barrier(shared.ready[turn.stage]).arrive();
-            bring(chunk + kAhead, coming, raw);
+            bring(chunk + kAhead, coming, gates, betas);
         }
     }
 };

@@ -7,8 +7,8 @@
 
 namespace gdn_cuda::gdn {
 
-constexpr int kWarpgroup = 128;   // threads
-constexpr int kValueRows = 64;    // of the state, a warpgroup
+constexpr int kWarpgroup = 128;    // threads
+constexpr int kValueRows = 64;     // of the state, a warpgroup
 constexpr int kTileElements = 64;  // of a 128-byte row
 
 struct PrefillConfig {
@@ -56,8 +56,12 @@ template <PrefillConfig kConfig>
 struct PrefillSharedPlan {
     struct Stage {
         PrefillTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];
-        PrefillTile inverse;  // (I + A)^-1 diag(beta)
-        PrefillTile scores;   // q k^T, decayed and masked
+    };
+    // What helpers make of a chunk. The inverse comes in two parts: with beta near 2 and similar keys its entries alternate and
+    // cancel, and one rounding to 16 bits would be most of the error.
+    struct Matrices {
+        PrefillTile inverse, inverse_rest;  // (I + A)^-1 diag(beta), and what its rounding left
+        PrefillTile scores;                 // q k^T, decayed and masked
     };
     // Scalars of a chunk's tokens, G the cumulated gates, r the inverse norms of keys and queries.
     struct alignas(16) Factors {
@@ -77,11 +81,13 @@ struct PrefillSharedPlan {
         } scalars[3];  // of the chunks on their way, and of the one that slower warps still read
     };
     Stage stages[kConfig.stages];
+    Matrices matrices[2];
     PrefillTile output[kConfig.value_groups];
     Scratch scratch[kConfig.helper_groups];
     Factors factors[kConfig.stages];
     PrefillWork work;  // not in registers: they are short
     unsigned long long loaded[kConfig.stages], ready[kConfig.stages], free[kConfig.stages];
+    unsigned long long used[2];  // matrices, by the state's owners
 };
 
 struct PrefillArgs {

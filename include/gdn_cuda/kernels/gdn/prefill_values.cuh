@@ -7,7 +7,7 @@
 namespace gdn_cuda::gdn {
 
 template <PrefillConfig kConfig>
-struct PrefillValues {
+struct PrefillValues : Lane {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kStateSteps = kConfig.head_k / 16, kTokenSteps = kChunk / 16;
 
@@ -15,10 +15,14 @@ struct PrefillValues {
     const PrefillArgs& args;
     const int index;  // among the value groups
     const PrefillWork& work = shared.work;
-    const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
 
     float state[kConfig.head_k / 2];
     unsigned rounded_state[kStateSteps][4];
+
+    __device__ __forceinline__ PrefillValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args, int index)
+        : shared(shared), args(args), index(index) {
+        find_place();
+    }
 
     __device__ __forceinline__ void gather() const { meet(kValuesMeet + index, kWarpgroup); }
 
@@ -95,14 +99,15 @@ struct PrefillValues {
             Product<kIo, 64, true>::run(d, rounded_state[step], right + along(step), step > 0);
         products_commit();
     }
-    // d (+)= x m^T, x in registers, m one of the helpers' matrices.
+    // d (+)= x m^T, x in registers, m one of the helpers' matrices, in one tile or as the sum of several.
+    template <int kParts>
     __device__ __forceinline__ void start_with_tokens(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
                                                       const PrefillTile& matrix, bool add) {
         const auto right = tile_descriptor(&matrix, 0);
         products_begin();
 #pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-            Product<kIo, 64, true>::run(d, x[step], right + along(step), add || step > 0);
+        for (int step = 0; step < kParts * kTokenSteps; ++step)
+            Product<kIo, 64, true>::run(d, x[step % kTokenSteps], right + along(step), add || step > 0);
         products_commit();
     }
     __device__ __forceinline__ void start_update(const unsigned (&x)[kTokenSteps][4], const PrefillTile* keys) {
@@ -121,8 +126,7 @@ struct PrefillValues {
     // This group's values of a chunk as a left operand, transposed on the way.
     __device__ __forceinline__ void load_values(unsigned (&x)[kTokenSteps][4], const PrefillTile& values) {
 #pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-            load_transposed(x[step], matrix_row(values) + step * kStepAcross);
+        for (int step = 0; step < kTokenSteps; ++step) load_transposed(x[step], matrix_row(values) + step * kStepAcross);
     }
 
     // Calls visit(step, i, x, y) for each pair of numbers that makes register i of a left operand of tokens.
@@ -143,8 +147,8 @@ struct PrefillValues {
         gather();
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
-            store_transposed(matrix_row(tile) + step * kStepAcross,
-                             pack<kIo>(output[8 * step], output[8 * step + 1]), pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
+            store_transposed(matrix_row(tile) + step * kStepAcross, pack<kIo>(output[8 * step], output[8 * step + 1]),
+                             pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
                              pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
                              pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
         const RecurrentArgs& all = args.recurrence;
@@ -177,7 +181,9 @@ struct PrefillValues {
         Turn<kConfig.stages> turn;
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk, turn.next()) {
+            find_place();
             const auto& stage = shared.stages[turn.stage];
+            const auto& matrices = shared.matrices[chunk % 2];
             const auto& factors = shared.factors[turn.stage];
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             barrier(shared.ready[turn.stage]).wait(turn.parity);
@@ -194,7 +200,7 @@ struct PrefillValues {
                 x[step][i] = pack<kIo>(v.x - of_key.x * s, v.y - of_key.y * s_next);
             });
             if (count < kChunk) mask_tokens(x, count);
-            start_with_tokens(d, x, stage.inverse, false);
+            start_with_tokens<2>(d, x, matrices.inverse, false);
 #pragma unroll
             for (float& s : state) s *= factors.decay;
             products_wait<0>();
@@ -216,15 +222,19 @@ struct PrefillValues {
                 o *= of_query.x;
                 o_next *= of_query.y;
             });
-            start_with_tokens(d, x, stage.scores, true);
+            start_with_tokens<1>(d, x, matrices.scores, true);
             products_wait<0>();
             pin(d);
             __syncwarp();
-            if (lane == 0) barrier(shared.free[turn.stage]).arrive();
+            if (lane == 0) {
+                barrier(shared.free[turn.stage]).arrive();
+                barrier(shared.used[chunk % 2]).arrive();
+            }
             store_output(d, chunk);
             store_state(checkpoint(chunk));
         }
         store_state(last());
+        if (thread == 0) wait_stores_read();
     }
 
     // Tokens past the end: whatever lies there, zero.
@@ -234,8 +244,10 @@ struct PrefillValues {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int token = 16 * step + i / 2 * 8 + 2 * t;
-                if (token >= count) x[step][i] = 0;
-                else if (token + 1 >= count) x[step][i] &= 0xffffu;
+                if (token >= count)
+                    x[step][i] = 0;
+                else if (token + 1 >= count)
+                    x[step][i] &= 0xffffu;
             }
     }
 };
