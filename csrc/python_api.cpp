@@ -163,8 +163,8 @@ py::list kernels() {
             configurations.append(py::dict("configuration"_a = entry.source.configuration, "threads"_a = entry.threads,
                                            "shared_bytes"_a = entry.shared_bytes));
         result.append(py::dict("family"_a = kernel.family, "name"_a = kernel.name, "summary"_a = kernel.summary,
-                               "min_capability"_a = kernel.min_capability,
-                               "max_capability"_a = kernel.max_capability, "configurations"_a = configurations));
+                               "min_capability"_a = kernel.min_capability, "max_capability"_a = kernel.max_capability,
+                               "configurations"_a = configurations));
     }
     return result;
 }

@@ -175,8 +175,8 @@ void run(const Prepared& prepared, const char* function) {
     Recurrent::run(problem, args, target);
 }
 
-// Whole chunks on the tensor cores where the device and the tensors allow; else token by token. The choice looks at nothing that
-// what a sequence is packed with could change.
+// Whole chunks on the tensor cores where the device and the tensors allow; else token by token. The choice looks at nothing
+// that what a sequence is packed with could change.
 void run_chunked(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
     const RecurrentArgs& args = prepared.args;
@@ -185,10 +185,9 @@ void run_chunked(const Prepared& prepared) {
     const auto tiled = [&](const Rows& rows, int64_t heads, int64_t d) {
         return jit::TiledTensor{rows, sequences.packed() ? 1 : sequences.count, sequences.tokens, heads, d};
     };
-    const PrefillTensors tensors{tiled(args.query, sequences.key_heads, sequences.dk),
-                                 tiled(args.key, sequences.key_heads, sequences.dk),
-                                 tiled(args.value, sequences.value_heads, sequences.dv),
-                                 tiled(args.output, sequences.value_heads, sequences.dv)};
+    const PrefillTensors tensors{
+        tiled(args.query, sequences.key_heads, sequences.dk), tiled(args.key, sequences.key_heads, sequences.dk),
+        tiled(args.value, sequences.value_heads, sequences.dv), tiled(args.output, sequences.value_heads, sequences.dv)};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const bool shape = sequences.dk <= kPrefillLongestKey && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 &&

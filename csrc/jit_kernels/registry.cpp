@@ -29,7 +29,7 @@ const std::vector<RegisteredKernel>& registry() {
     static const std::vector<RegisteredKernel> all = {
         entry<gdn::Decode>(),      entry<gdn::Verify>(),  entry<gdn::Recurrent>(), entry<gdn::Gating>(),
         entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(), entry<gdn::ComputeUW>(), entry<gdn::SeqStateUpdate>(),
-        entry<gdn::ComputeO>(),  entry<gdn::Prefill>(),
+        entry<gdn::ComputeO>(),    entry<gdn::Prefill>(),
     };
     return all;
 }

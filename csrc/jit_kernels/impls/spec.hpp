@@ -14,8 +14,8 @@
 #include <span>
 #include <string>
 
-#include "../../jit/errors.hpp"
 #include "../../jit/device.hpp"
+#include "../../jit/errors.hpp"
 #include "../../jit/kernel.hpp"
 #include "../../jit/text.hpp"
 
@@ -100,8 +100,8 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
             const Target& target) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     if (!runs_on<Spec>(device))
-        throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{}{}, got {} ({}.{})", Spec::family,
-                                     Spec::name, Spec::min_capability / 10, Spec::min_capability % 10,
+        throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{}{}, got {} ({}.{})", Spec::family, Spec::name,
+                                     Spec::min_capability / 10, Spec::min_capability % 10,
                                      max_capability_of<Spec>() == Spec::min_capability ? "" : " or newer", device.name,
                                      device.capability / 10, device.capability % 10));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);

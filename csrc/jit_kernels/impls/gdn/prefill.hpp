@@ -38,8 +38,8 @@ struct Prefill {
                         .recurrence = recurrence,
                         .state = problem.state};
         const auto tiles = static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block()));
-        launch<Prefill>(config, args,
-                        {tiles, static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences)}, target);
+        launch<Prefill>(config, args, {tiles, static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences)},
+                        target);
     }
 };
 

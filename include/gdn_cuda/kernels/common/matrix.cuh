@@ -14,8 +14,8 @@ __device__ __forceinline__ void load_transposed(unsigned (&x)[4], unsigned row) 
                  : "memory");
 }
 __device__ __forceinline__ void store_transposed(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a),
-                 "r"(b), "r"(c), "r"(d)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
                  : "memory");
 }
 

@@ -1,5 +1,5 @@
-// Tiles of rank-4 tensors between global and shared memory through the copy engine (sm_90). Rows of 128 bytes, swizzled: 16-byte
-// piece p of row r lies at piece p ^ (r % 8).
+// Tiles of rank-4 tensors between global and shared memory through the copy engine (sm_90). Rows of 128 bytes, swizzled:
+// 16-byte piece p of row r lies at piece p ^ (r % 8).
 #pragma once
 
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
@@ -13,8 +13,8 @@ struct TileAt {
 
 __device__ __forceinline__ void load_tile(void* shared, const TensorMap& map, const TileAt& at, Barrier& arrived) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-            shared_address(shared)),
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(shared_address(shared)),
         "l"(&map), "r"(shared_address(&arrived.state)), "r"(at.element), "r"(at.head), "r"(at.token), "r"(at.batch)
         : "memory");
 }

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
         PrefillHelper<kConfig>(shared, args, group).run();
     } else {
         take_registers<kConfig.value_registers()>();
-        PrefillValues<kConfig>(shared, args, group - kConfig.helper_groups).run();
+        PrefillValues<kConfig>(shared, args).run();
     }
 }
 

@@ -16,12 +16,13 @@ __device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
 
 // Where a thread is in its warpgroup.
 struct Lane {
-    int thread, warp, lane, g, t;
+    int group, thread, warp, lane, g, t;  // the first among the block's warpgroups
 
     // Computed anew for every chunk: the compiler would keep dozens of addresses and masks over the loop, and spill them.
     __device__ __forceinline__ void find_place() {
         thread = threadIdx.x;
         asm volatile("" : "+r"(thread));
+        group = thread / kWarpgroup;
         thread %= kWarpgroup;
         warp = thread / 32;
         lane = thread % 32;

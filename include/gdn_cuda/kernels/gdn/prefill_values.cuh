@@ -13,18 +13,18 @@ struct PrefillValues : Lane {
 
     PrefillSharedPlan<kConfig>& shared;
     const PrefillArgs& args;
-    const int index;  // among the value groups
     const PrefillWork& work = shared.work;
 
     float state[kConfig.head_k / 2];
     unsigned rounded_state[kStateSteps][4];
 
-    __device__ __forceinline__ PrefillValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args, int index)
-        : shared(shared), args(args), index(index) {
+    __device__ __forceinline__ PrefillValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args)
+        : shared(shared), args(args) {
         find_place();
     }
 
-    __device__ __forceinline__ void gather() const { meet(kValuesMeet + index, kWarpgroup); }
+    __device__ __forceinline__ int index() const { return group - kConfig.helper_groups; }  // among the value groups
+    __device__ __forceinline__ void gather() const { meet(kValuesMeet + index(), kWarpgroup); }
 
     // This thread has rows g and g + 8 of its warp's sixteen, columns 8 n + 2 t and the next. Calls visit(pair of numbers,
     // element in the head's state) for those that exist.
@@ -33,7 +33,7 @@ struct PrefillValues : Lane {
         const int dk = args.recurrence.dk, dv = args.recurrence.dv;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = work.first_row + index * kValueRows + 16 * warp + g + 8 * half;
+            const int row = work.first_row + index() * kValueRows + 16 * warp + g + 8 * half;
             const i64 at = (static_cast<i64>(work.head) * dv + row) * dk + 2 * t;
 #pragma unroll
             for (int n = 0; n < kConfig.head_k / 8; ++n)
@@ -121,7 +121,8 @@ struct PrefillValues : Lane {
 
     // Which row of the 8 x 8 matrices of 16 tokens and the warp's value rows this lane names.
     __device__ __forceinline__ unsigned matrix_row(const PrefillTile& tile) const {
-        return row_piece(tile_row(tile.bytes, lane / 16 * 8 + lane % 8), 2 * warp + lane / 8 % 2);
+        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
+        return shared_address(tile.bytes) + (row * 128 | (piece ^ row % 8) << 4);  // one register for every tile
     }
     // This group's values of a chunk as a left operand, transposed on the way.
     __device__ __forceinline__ void load_values(unsigned (&x)[kTokenSteps][4], const PrefillTile& values) {
@@ -142,7 +143,7 @@ struct PrefillValues : Lane {
     }
 
     __device__ __forceinline__ void store_output(float (&output)[32], int chunk) {
-        PrefillTile& tile = shared.output[index];
+        PrefillTile& tile = shared.output[index()];
         if (thread == 0) wait_stores_read();
         gather();
 #pragma unroll
@@ -153,7 +154,7 @@ struct PrefillValues : Lane {
                              pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
         const RecurrentArgs& all = args.recurrence;
         const bool packed = all.cu_seqlens.data != nullptr;
-        const int count = tokens_in(work, chunk), first_row = work.first_row + index * kValueRows;
+        const int count = tokens_in(work, chunk), first_row = work.first_row + index() * kValueRows;
         if (packed && count < kChunk) {  // the copy engine would write over the next sequence
             gather();
             using Io = Storage<kIo>;
@@ -178,9 +179,10 @@ struct PrefillValues : Lane {
         load_state();
         if (work.chunks == 0) return store_state(last());
         round_state();
-        Turn<kConfig.stages> turn;
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk, turn.next()) {
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+            // Not carried along: every register counts here.
+            const Turn<kConfig.stages> turn{chunk % kConfig.stages, static_cast<unsigned>(chunk) / kConfig.stages & 1};
             find_place();
             const auto& stage = shared.stages[turn.stage];
             const auto& matrices = shared.matrices[chunk % 2];
@@ -191,7 +193,7 @@ struct PrefillValues : Lane {
             float d[32];
             unsigned x[kTokenSteps][4];
             start_with_state(d, stage.key);
-            load_values(x, stage.value[index]);
+            load_values(x, stage.value[index()]);
             products_wait<0>();
             pin(d);
             const int count = tokens_in(work, chunk);
