@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
                        .checkpoints_before = packed_steps_before(all, sequence)};
         for (int i = 0; i < kConfig.stages; ++i) {
             barrier(shared.loaded[i]).init(1 + 32);  // tiles, and a warp's scalars
-            barrier(shared.ready[i]).init(4);
+            barrier(shared.ready[i]).init(kWarpgroup);
             barrier(shared.free[i]).init(kConfig.value_groups * 4);
         }
         for (auto& used : shared.used) barrier(used).init(kConfig.value_groups * 4);

@@ -366,8 +366,8 @@ struct PrefillHelper : Lane {
             merge_blocks(merged);
             store_inverse(merged, scalars.beta, matrices);
             publish_shared();
+            barrier(shared.ready[turn.stage]).arrive();
             __syncwarp();
-            if (lane == 0) barrier(shared.ready[turn.stage]).arrive();
             bring(chunk + kAhead, coming, gates, betas);
         }
     }
