@@ -12,8 +12,8 @@ from gdn_cuda.reference import recurrent
 
 # Of output and state: V', the scores and the state are each rounded to bf16 for the tensor cores.
 BOUND = 5e-3
-# With the same key again and again and beta near 2, V' alternates from token to token and its sums cancel: a rounding of V' and of
-# the scores, 1.7e-3 each, counts up to four times in the output and eight times in the state.
+# With the same key again and again and beta near 2, V' alternates from token to token and its sums cancel: a rounding of V' and
+# of the scores, 1.7e-3 each, counts up to four times in the output and eight times in the state.
 CANCELLING_BOUND = 1.4e-2
 
 
