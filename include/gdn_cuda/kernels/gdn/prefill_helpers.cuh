@@ -279,11 +279,13 @@ struct PrefillHelper : Lane {
         }
 #pragma unroll
         for (int m = 0; m < 3; ++m) {
-            if (warp <= m) {
+            // Who has its rows goes on to bring what comes next; with two helpers there is time anyway.
+            if (warp <= m && kConfig.helper_groups == 1) {
                 signal(row_meeting(m), kWarpgroup);
                 continue;
             }
             meet(row_meeting(m), kWarpgroup);  // row m of the inverse is complete
+            if (warp <= m) continue;
 #pragma unroll
             for (int j = 0; j <= m; ++j) add_block_product<false>(merged[j], left[m], block(m, j));
             if (warp == m + 1)
