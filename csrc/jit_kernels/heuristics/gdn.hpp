@@ -238,8 +238,8 @@ inline GatingConfig gating_config(const GatingProblem& problem) {
 // One wave: rates and biases are read once a thread.
 inline unsigned gating_blocks(const GatingProblem& problem, const GatingConfig& config, const jit::DeviceTraits& device) {
     const i64 threads = problem.rows * (problem.heads / config.vector);
-    return static_cast<unsigned>(
-        std::clamp<i64>(ceil_div(threads, config.threads), 1, kGatingBlocksPerMultiprocessor * device.multiprocessors));
+    return static_cast<unsigned>(std::clamp<i64>(ceil_div(threads, config.threads), 1,
+                                                 config.blocks_per_multiprocessor(device.capability) * device.multiprocessors));
 }
 
 constexpr ChunkCumsumConfig chunk_cumsum_config(DType io) {

@@ -9,6 +9,13 @@
 
 namespace gdn_cuda {
 
+// What is compiled for, as 10 * major + minor; 0 on the host.
+#ifdef __CUDA_ARCH__
+inline constexpr int kCompiledCapability = __CUDA_ARCH__ / 10;
+#else
+inline constexpr int kCompiledCapability = 0;
+#endif
+
 using i64 = long long;
 
 enum class DType : int { f32, bf16, f16, i32, i64 };

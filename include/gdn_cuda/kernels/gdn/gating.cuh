@@ -11,7 +11,7 @@
 namespace gdn_cuda::gdn {
 
 template <GatingConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads, kGatingBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiprocessor(kCompiledCapability))
     gating(const __grid_constant__ GatingArgs args) {
     using T = Storage<kConfig.io>;
     constexpr int kVector = kConfig.vector;

@@ -5,9 +5,6 @@
 
 namespace gdn_cuda::gdn {
 
-// All blocks run at once: a second, partial wave would leave multiprocessors idle.
-constexpr int kGatingBlocksPerMultiprocessor = 3;
-
 struct GatingConfig {
     DType io;    // a, b and beta
     int vector;  // heads a thread takes at once: 8 where rows allow 16-byte accesses, else 1
@@ -20,6 +17,11 @@ struct GatingConfig {
         visit("io", io);
         visit("vector", vector);
         visit("threads", threads);
+    }
+
+    // All blocks run at once, in as many as registers allow: a second, partial wave would leave multiprocessors idle.
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor(int capability) const {
+        return io == DType::f32 || capability >= 100 ? 3 : 4;
     }
 };
 
