@@ -190,7 +190,7 @@ constexpr int prefill_head_k(int dk) {
     return dk <= 64 ? 64 : dk <= 96 ? 96 : 128;
 }
 constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
-    return {.head_k = head_k, .value_groups = value_groups, .helper_groups = value_groups == 1 ? 2 : 1, .stages = 3, .io = io};
+    return {.head_k = head_k, .value_groups = value_groups, .inverse_groups = value_groups == 1 ? 2 : 1, .stages = 3, .io = io};
 }
 
 // Nanoseconds that a block takes for a chunk, measured on an H200: a block with one value group is sooner done, one with two

@@ -18,6 +18,10 @@ __device__ __forceinline__ void store_transposed(unsigned row, unsigned a, unsig
                  "r"(d)
                  : "memory");
 }
+__device__ __forceinline__ void store_matrices(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
 
 // Two numbers as a pair of 16-bit ones, the first in the low half.
 template <DType kType>
@@ -37,6 +41,12 @@ __device__ __forceinline__ float2 unpack(unsigned pair) {
     } else {
         return __half22float2(*reinterpret_cast<const __half2*>(&pair));
     }
+}
+// What rounding to `near` left of two numbers.
+template <DType kType>
+__device__ __forceinline__ unsigned pack_rest(float low, float high, unsigned near) {
+    const float2 rounded = unpack<kType>(near);
+    return pack<kType>(low - rounded.x, high - rounded.y);
 }
 
 // The tensor cores drop what tf32 has no room for; this makes that rounding to nearest.

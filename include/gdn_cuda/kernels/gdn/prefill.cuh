@@ -14,7 +14,8 @@
 // docs/kernels/gdn_prefill.md has the shares reached.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_helpers.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_values.cuh>
 
 namespace gdn_cuda::gdn {
@@ -51,19 +52,24 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
                        .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
                        .checkpoints_before = packed_steps_before(all, sequence)};
         for (int i = 0; i < kConfig.stages; ++i) {
-            barrier(shared.loaded[i]).init(1 + 32);  // tiles, and a warp's scalars
-            barrier(shared.ready[i]).init(kWarpgroup);
-            barrier(shared.free[i]).init(kConfig.value_groups * 4);
+            barrier(shared.loaded[i]).init(3 + 32);  // keys, queries and values, and a warp's scalars
+            barrier(shared.ready[i]).init(2 * kWarpgroup);
+            barrier(shared.done[i]).init(kConfig.value_groups * 4);
         }
-        for (auto& used : shared.used) barrier(used).init(kConfig.value_groups * 4);
         publish_barriers();
     }
+    constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
+    for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
+    publish_shared();
     __syncthreads();
 
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
-    if (group < kConfig.helper_groups) {
-        leave_registers<kConfig.helper_registers()>();
-        PrefillHelper<kConfig>(shared, args, group).run();
+    if (group == 0) {
+        leave_registers<kConfig.scores_registers()>();
+        PrefillScores<kConfig>(shared, args).run();
+    } else if (group < kConfig.first_value_group()) {
+        leave_registers<kConfig.inverse_registers()>();
+        PrefillInverse<kConfig>(shared, args).run();
     } else {
         take_registers<kConfig.value_registers()>();
         PrefillValues<kConfig>(shared, args).run();

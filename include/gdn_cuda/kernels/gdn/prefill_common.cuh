@@ -14,44 +14,47 @@ __device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
     return min(kChunk, work.length - chunk * kChunk);
 }
 
+// Named barriers; 0 is the whole block's. A warpgroup has one of its own, the scores' and an inverting one share another.
+enum Meeting : int { kKeysMeet = 1, kGroupMeets = 2 };
+
 // Where a thread is in its warpgroup.
 struct Lane {
-    int group, thread, warp, lane, g, t;  // the first among the block's warpgroups
+    int group, thread, warp, lane, g, t;  // the first among the block's warpgroups, the others in this one
 
     // Computed anew for every chunk: the compiler would keep dozens of addresses and masks over the loop, and spill them.
     __device__ __forceinline__ void find_place() {
-        thread = threadIdx.x;
-        asm volatile("" : "+r"(thread));
-        group = thread / kWarpgroup;
-        thread %= kWarpgroup;
-        warp = thread / 32;
-        lane = thread % 32;
-        g = lane / 4;
-        t = lane % 4;
+        unsigned i = threadIdx.x;
+        asm volatile("" : "+r"(i));
+        const unsigned whole_warps = __shfl_sync(0xffffffffu, i / 32, 0);  // known to be the same for a whole warp
+        group = static_cast<int>(whole_warps / 4);
+        warp = static_cast<int>(whole_warps % 4);
+        thread = static_cast<int>(i % kWarpgroup);
+        lane = static_cast<int>(i % 32);
+        g = static_cast<int>(i % 32 / 4);
+        t = static_cast<int>(i % 4);
+    }
+    __device__ __forceinline__ void gather() const { meet(kGroupMeets + group, kWarpgroup); }
+
+    // Which row of the 8 x 8 matrices of a tile's first 16 rows and this warp's 16 columns this lane names, to be transposed.
+    __device__ __forceinline__ unsigned matrix_row(const PrefillTile& tile) const {
+        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
+        return shared_address(tile.bytes) + (row * 128 | (piece ^ row % 8) << 4);  // one register for every tile
     }
 };
 
-// The place of chunk c among the stages, and how often they have gone round.
+// The place of a chunk among the stages, and how often they have gone round. Not carried along: registers count.
 template <int kStages>
 struct Turn {
-    int stage = 0;
-    unsigned parity = 0;
+    int stage;
+    unsigned parity;
 
-    __device__ __forceinline__ void next() {
-        if (++stage == kStages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
+    __device__ __forceinline__ explicit Turn(int chunk)
+        : stage(static_cast<int>(static_cast<unsigned>(chunk) % kStages)), parity(static_cast<unsigned>(chunk) / kStages & 1) {}
 };
 
 __device__ __forceinline__ Barrier& barrier(unsigned long long& word) {
     return reinterpret_cast<Barrier&>(word);
 }
-
-// Named barriers; 0 is the whole block's. A helper has one of its own, and one for each row of blocks that others wait for.
-enum Meeting : int { kHelpersMeet = 1, kBlocksMeet = 3, kValuesMeet = 9 };
-constexpr int kBlockRowsAwaited = 3;
 
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -69,6 +72,59 @@ __device__ __forceinline__ constexpr int along(int step) {  // in units of a des
 }
 __device__ __forceinline__ constexpr int across(int step) {
     return step * kStepAcross / kDescriptorUnit;
+}
+
+__device__ __forceinline__ float2 pair_at(const float* numbers) {
+    return *reinterpret_cast<const float2*>(numbers);
+}
+
+// log2(1 / sqrt(x.x + epsilon)) of a row of swizzled tiles.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ float log_inverse_norm(const PrefillTile* tiles, int row) {
+    float square = 0.f;
+#pragma unroll 1
+    for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
+        const unsigned from = tile_row(tiles[tile].bytes, row);
+#pragma unroll 4
+        for (int piece = 0; piece < 8; ++piece) {
+            if (kConfig.head_k % kTileElements != 0 && tile * kTileElements + piece * 8 >= kConfig.head_k) break;
+            const uint4 eight = load_shared(row_piece(from, piece));
+            const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 x = unpack<kConfig.io>(pairs[i]);
+                square = fmaf(x.x, x.x, fmaf(x.y, x.y, square));
+            }
+        }
+    }
+    return -0.5f * __log2f(square + kNormEpsilon);
+}
+
+// left (64 x k) right^T (k x 64): both chunks of tokens.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void start_token_products(float (&products)[32], const PrefillTile* left, const PrefillTile* right) {
+    const auto left_operand = tile_operand(left, 0), right_operand = tile_operand(right, 0);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < kConfig.head_k / 16; ++step)
+        Product<kConfig.io, 64, true>::run(products, left_operand + along(step), right_operand + along(step), step > 0);
+    products_commit();
+}
+
+// In place, products of tokens times row factors and exp(G_i - G_j) r_j, for 16 x 16 blocks up to the diagonal; above it,
+// anything.
+__device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, const float (&gates)[kChunk],
+                                      const float (&rows)[kChunk], const float (&columns)[kChunk]) {
+    const int row = 16 * lane.warp + lane.g;
+    const float gate[2] = {gates[row], gates[row + 8]}, factor[2] = {rows[row], rows[row + 8]};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+        if (n / 2 > lane.warp) break;
+        const float2 column = pair_at(&columns[8 * n + 2 * lane.t]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            products[4 * n + i] *= factor[i / 2] * exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
+    }
 }
 
 }  // namespace gdn_cuda::gdn

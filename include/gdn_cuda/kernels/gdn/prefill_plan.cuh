@@ -12,10 +12,10 @@ constexpr int kValueRows = 64;     // of the state, a warpgroup
 constexpr int kTileElements = 64;  // of a 128-byte row
 
 struct PrefillConfig {
-    int head_k;         // 64, 96 or 128; shorter keys are filled with zeros
-    int value_groups;   // warpgroups with 64 rows of the state each
-    int helper_groups;  // warpgroups that run ahead on what needs no state: taking turns at chunks
-    int stages;         // chunks on their way through shared memory
+    int head_k;          // 64, 96 or 128; shorter keys are filled with zeros
+    int value_groups;    // warpgroups with 64 rows of the state each
+    int inverse_groups;  // warpgroups that invert I + A, taking turns at chunks
+    int stages;          // chunks on their way through shared memory
     DType io;
 
     constexpr bool operator==(const PrefillConfig&) const = default;
@@ -24,20 +24,25 @@ struct PrefillConfig {
     constexpr void fields(Visitor&& visit) const {
         visit("head_k", head_k);
         visit("value_groups", value_groups);
-        visit("helper_groups", helper_groups);
+        visit("inverse_groups", inverse_groups);
         visit("stages", stages);
         visit("io", io);
     }
 
-    GDN_HOST_DEVICE constexpr int threads() const { return (value_groups + helper_groups) * kWarpgroup; }
+    // Warpgroups in order: one that brings chunks and forms their scores, those that invert, those that own the state.
+    GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
+    GDN_HOST_DEVICE constexpr int threads() const { return (first_value_group() + value_groups) * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return value_groups * kValueRows; }
-    // How many of its own chunks a helper looks ahead when it has some brought: as far as there are stages.
-    GDN_HOST_DEVICE constexpr int lookahead() const { return helper_groups == 1 ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
     // What the threads of a block share is given out anew: the state's owners need most.
-    GDN_HOST_DEVICE constexpr int helper_registers() const { return helper_groups == 2 ? 136 : value_groups == 2 ? 120 : 152; }
-    GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 2 ? 192 : 232; }
+    GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 ? 64 : 80; }
+    GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
+    GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 2 ? 192 : 208; }
 };
+
+// Similar keys with large beta make entries of (I + A)^-1 that cancel: rounded to 16 bits once, they and V' would be most of the
+// error. Chunks with an entry beyond this off the diagonal take both in two parts (docs/numerics.md).
+constexpr float kCancels = 0.5f;
 
 // 64 tokens and 64 elements, 128-byte rows, swizzled (tma.cuh).
 struct alignas(1024) PrefillTile {
@@ -57,37 +62,44 @@ struct PrefillSharedPlan {
     struct Stage {
         PrefillTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];
     };
-    // What helpers make of a chunk. The inverse comes in two parts: with beta near 2 and similar keys its entries alternate and
-    // cancel, and one rounding to 16 bits would be most of the error.
+    // What helpers make of a chunk; zero above the diagonal.
     struct Matrices {
-        PrefillTile inverse, inverse_rest;  // (I + A)^-1 diag(beta), and what its rounding left
+        PrefillTile inverse, inverse_rest;  // (I + A)^-1 diag(beta), and what its rounding left where that matters
         PrefillTile scores;                 // q k^T, decayed and masked
     };
-    // Scalars of a chunk's tokens, G the cumulated gates, r the inverse norms of keys and queries.
+    // Scalars of a chunk's tokens, G the cumulated gates (in units of ln 2), r the inverse norms of keys and queries.
     struct alignas(16) Factors {
+        float gate[kChunk], beta[kChunk];
         float of_key[kChunk];     // exp(G) r: what the state has of a key when its token comes
         float of_query[kChunk];   // scale exp(G) r
         float of_update[kChunk];  // exp(G_end - G) r
         float decay;              // exp(G_end)
+        int careful;              // whether the inverse has entries that cancel: two parts of T and V' then
     };
-    // 16 x 16 blocks of the lower triangle, rows padded against bank conflicts.
+    // Factors of a helper's products: of a row, and what of a column goes with its exponent.
+    struct alignas(16) RowsColumns {
+        float row[kChunk], column[kChunk];
+    };
+    // A 16 x 16 block of -A, then of the inverse on the diagonal: halves of rows 2 and 3 of every 4 change places, so that four
+    // rows at eight columns are in 32 banks.
     struct alignas(16) Block {
-        float at[16][20];
+        float numbers[16 * 16];
+
+        GDN_HOST_DEVICE static constexpr int at(int row, int column) { return row * 16 + (column ^ (row >> 1 & 1) * 8); }
     };
-    struct Scratch {  // a helper's
-        Block blocks[10];
-        struct Scalars {  // of rows and columns; gates are cumulated, in units of ln 2
-            float gate[kChunk], beta[kChunk], column[kChunk], of_key[kChunk], of_query[kChunk];
-        } scalars[3];  // of the chunks on their way, and of the one that slower warps still read
+    struct InverseScratch {
+        Block blocks[10];  // of the lower triangle, row by row
+        RowsColumns factors;
     };
     Stage stages[kConfig.stages];
-    Matrices matrices[2];
+    Matrices matrices[kConfig.stages - 1];
     PrefillTile output[kConfig.value_groups];
-    Scratch scratch[kConfig.helper_groups];
+    InverseScratch inverse[kConfig.inverse_groups];
+    RowsColumns scores[2];  // a warp may be a chunk ahead of another
     Factors factors[kConfig.stages];
     PrefillWork work;  // not in registers: they are short
-    unsigned long long loaded[kConfig.stages], ready[kConfig.stages], free[kConfig.stages];
-    unsigned long long used[2];  // matrices, by the state's owners
+    unsigned long long loaded[kConfig.stages], ready[kConfig.stages];
+    unsigned long long done[kConfig.stages];  // by the state's owners: the stage is free, and so are the matrices
 };
 
 struct PrefillArgs {

@@ -10,21 +10,27 @@ template <PrefillConfig kConfig>
 struct PrefillValues : Lane {
     static constexpr DType kIo = kConfig.io;
     static constexpr int kStateSteps = kConfig.head_k / 16, kTokenSteps = kChunk / 16;
+    // The chain of products from one S to the next is shorter with S q^T before it, where there are 32 more registers.
+    static constexpr bool kQueriesFirst = kConfig.value_groups == 1;
 
-    PrefillSharedPlan<kConfig>& shared;
+    using Plan = PrefillSharedPlan<kConfig>;
+    using Stage = typename Plan::Stage;
+    using Matrices = typename Plan::Matrices;
+    using Factors = typename Plan::Factors;
+
+    Plan& shared;
     const PrefillArgs& args;
     const PrefillWork& work = shared.work;
 
     float state[kConfig.head_k / 2];
     unsigned rounded_state[kStateSteps][4];
 
-    __device__ __forceinline__ PrefillValues(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args)
+    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args)
         : shared(shared), args(args) {
         find_place();
     }
 
-    __device__ __forceinline__ int index() const { return group - kConfig.helper_groups; }  // among the value groups
-    __device__ __forceinline__ void gather() const { meet(kValuesMeet + index(), kWarpgroup); }
+    __device__ __forceinline__ int index() const { return group - kConfig.first_value_group(); }  // among the value groups
 
     // This thread has rows g and g + 8 of its warp's sixteen, columns 8 n + 2 t and the next. Calls visit(pair of numbers,
     // element in the head's state) for those that exist.
@@ -92,26 +98,25 @@ struct PrefillValues : Lane {
 
     // d = S x^T for the tokens of a chunk of keys or queries.
     __device__ __forceinline__ void start_with_state(float (&d)[32], const PrefillTile* tokens) {
-        const auto right = tile_descriptor(tokens, 0);
+        const auto right = tile_operand(tokens, 0);
         products_begin();
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)
             Product<kIo, 64, true>::run(d, rounded_state[step], right + along(step), step > 0);
         products_commit();
     }
-    // d (+)= x m^T, x in registers, m one of the helpers' matrices, in one tile or as the sum of several.
-    template <int kParts>
+    // d (+)= x m^T, x in registers, m one of the helpers' matrices.
     __device__ __forceinline__ void start_with_tokens(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
                                                       const PrefillTile& matrix, bool add) {
-        const auto right = tile_descriptor(&matrix, 0);
+        const auto right = tile_operand(&matrix, 0);
         products_begin();
 #pragma unroll
-        for (int step = 0; step < kParts * kTokenSteps; ++step)
-            Product<kIo, 64, true>::run(d, x[step % kTokenSteps], right + along(step), add || step > 0);
+        for (int step = 0; step < kTokenSteps; ++step)
+            Product<kIo, 64, true>::run(d, x[step], right + along(step), add || step > 0);
         products_commit();
     }
     __device__ __forceinline__ void start_update(const unsigned (&x)[kTokenSteps][4], const PrefillTile* keys) {
-        const auto right = tile_descriptor(keys, sizeof(PrefillTile));
+        const auto right = tile_operand(keys, sizeof(PrefillTile));
         products_begin();
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
@@ -119,11 +124,6 @@ struct PrefillValues : Lane {
         products_commit();
     }
 
-    // Which row of the 8 x 8 matrices of 16 tokens and the warp's value rows this lane names.
-    __device__ __forceinline__ unsigned matrix_row(const PrefillTile& tile) const {
-        const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
-        return shared_address(tile.bytes) + (row * 128 | (piece ^ row % 8) << 4);  // one register for every tile
-    }
     // This group's values of a chunk as a left operand, transposed on the way.
     __device__ __forceinline__ void load_values(unsigned (&x)[kTokenSteps][4], const PrefillTile& values) {
 #pragma unroll
@@ -155,7 +155,7 @@ struct PrefillValues : Lane {
         const RecurrentArgs& all = args.recurrence;
         const bool packed = all.cu_seqlens.data != nullptr;
         const int count = tokens_in(work, chunk), first_row = work.first_row + index() * kValueRows;
-        if (packed && count < kChunk) {  // the copy engine would write over the next sequence
+        if (packed && count < kChunk) [[unlikely]] {  // the copy engine would write over the next sequence
             gather();
             using Io = Storage<kIo>;
             Io* to = static_cast<Io*>(all.output.data) + (work.start + chunk * kChunk) * all.output.token +
@@ -181,64 +181,149 @@ struct PrefillValues : Lane {
         round_state();
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
-            // Not carried along: every register counts here.
-            const Turn<kConfig.stages> turn{chunk % kConfig.stages, static_cast<unsigned>(chunk) / kConfig.stages & 1};
+            const Turn<kConfig.stages> turn(chunk);
             find_place();
             const auto& stage = shared.stages[turn.stage];
-            const auto& matrices = shared.matrices[chunk % 2];
+            const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
             const auto& factors = shared.factors[turn.stage];
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             barrier(shared.ready[turn.stage]).wait(turn.parity);
 
-            float d[32];
-            unsigned x[kTokenSteps][4];
+            unsigned x[kTokenSteps][4], update[kTokenSteps][4];
+            float d[32], output[kQueriesFirst ? 32 : 1];
             start_with_state(d, stage.key);
+            if constexpr (kQueriesFirst) start_with_state(output, stage.query);
             load_values(x, stage.value[index()]);
-            products_wait<0>();
+            products_wait<kQueriesFirst>();
             pin(d);
-            const int count = tokens_in(work, chunk);
-            each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
-                const float2 of_key = factor(factors.of_key, step, i), v = unpack<kIo>(x[step][i]);
-                x[step][i] = pack<kIo>(v.x - of_key.x * s, v.y - of_key.y * s_next);
-            });
-            if (count < kChunk) mask_tokens(x, count);
-            start_with_tokens<2>(d, x, matrices.inverse, false);
+            form_x(x, d, factors.of_key, tokens_in(work, chunk));
+            start_with_tokens(d, x, matrices.inverse, false);
+            if constexpr (kQueriesFirst) {
+                products_wait<1>();
+                pin(output);
+                scale_tokens(output, factors.of_query);
+            }
 #pragma unroll
             for (float& s : state) s *= factors.decay;
             products_wait<0>();
             pin(d);
-            unsigned update[kTokenSteps][4];
-            each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
-                const float2 of_update = factor(factors.of_update, step, i);
-                x[step][i] = pack<kIo>(v, v_next);
-                update[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
-            });
-            start_update(update, stage.key);
-            start_with_state(d, stage.query);
-            products_wait<0>();
-            pin(state);
-            pin(d);
-            round_state();
-            each_token_pair(d, [&](int step, int i, float& o, float& o_next) {
-                const float2 of_query = factor(factors.of_query, step, i);
-                o *= of_query.x;
-                o_next *= of_query.y;
-            });
-            start_with_tokens<1>(d, x, matrices.scores, true);
-            products_wait<0>();
-            pin(d);
-            __syncwarp();
-            if (lane == 0) {
-                barrier(shared.free[turn.stage]).arrive();
-                barrier(shared.used[chunk % 2]).arrive();
+            const bool careful = __shfl_sync(0xffffffffu, factors.careful, 0) != 0;
+            if (careful) [[unlikely]] {
+                start_with_tokens(d, x, matrices.inverse_rest, true);
+                products_wait<0>();
+                pin(d);
             }
-            store_output(d, chunk);
+            each_token_pair(d, [&](int step, int i, float& v, float& v_next) { x[step][i] = pack<kIo>(v, v_next); });
+            if constexpr (kQueriesFirst) {
+                if (careful) [[unlikely]] {
+                    update_with_rest(d, factors, stage);
+                    add_rest(output, d, x, matrices);
+                }
+                take_update(update, d, factors);
+                start_with_tokens(output, x, matrices.scores, true);
+                start_update(update, stage.key);
+                products_wait<1>();
+                pin(output);
+                store_output(output, chunk);
+                products_wait<0>();
+                pin(state);
+                round_state();
+                release(turn.stage);
+            } else {
+                if (careful) [[unlikely]] {
+                    update_with_rest(d, factors, stage);
+                    take_update(update, d, factors);
+                    start_update(update, stage.key);
+                    products_wait<0>();
+                    pin(state);
+                    exchange_for_output(d, x, stage, matrices, factors);
+                } else {
+                    take_update(update, d, factors);
+                    start_update(update, stage.key);
+                    start_with_state(d, stage.query);
+                    products_wait<0>();
+                    pin(state);
+                    pin(d);
+                    scale_tokens(d, factors.of_query);
+                }
+                round_state();
+                start_with_tokens(d, x, matrices.scores, true);
+                products_wait<0>();
+                pin(d);
+                release(turn.stage);
+                store_output(d, chunk);
+            }
             store_state(checkpoint(chunk));
         }
         store_state(last());
         if (thread == 0) wait_stores_read();
     }
 
+    // V' exp(G_end - G) r as a left operand.
+    __device__ __forceinline__ void take_update(unsigned (&update)[kTokenSteps][4], float (&d)[32], const Factors& factors) {
+        each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
+            const float2 of_update = factor(factors.of_update, step, i);
+            update[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
+        });
+    }
+    // What rounding V' to 16 bits left of it: for the state, for the output, and for the output in place of V' where there is no
+    // room for both.
+    __device__ __forceinline__ void update_with_rest(float (&d)[32], const Factors& factors, const Stage& stage) {
+        unsigned rest[kTokenSteps][4];
+        each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
+            const float2 of_update = factor(factors.of_update, step, i), scaled = {v * of_update.x, v_next * of_update.y};
+            rest[step][i] = pack_rest<kIo>(scaled.x, scaled.y, pack<kIo>(scaled.x, scaled.y));
+        });
+        start_update(rest, stage.key);
+        products_wait<0>();
+        pin(state);
+        pin(d);  // or what is computed of it again would be kept, and spilled
+    }
+    __device__ __forceinline__ void take_rest(unsigned (&rest)[kTokenSteps][4], float (&d)[32],
+                                              const unsigned (&x)[kTokenSteps][4]) {
+        each_token_pair(
+            d, [&](int step, int i, float& v, float& v_next) { rest[step][i] = pack_rest<kIo>(v, v_next, x[step][i]); });
+    }
+    __device__ __forceinline__ void add_rest(float (&output)[32], float (&d)[32], const unsigned (&x)[kTokenSteps][4],
+                                             const Matrices& matrices) {
+        unsigned rest[kTokenSteps][4];
+        take_rest(rest, d, x);
+        start_with_tokens(output, rest, matrices.scores, true);
+        products_wait<0>();
+        pin(output);
+    }
+    __device__ __forceinline__ void exchange_for_output(float (&d)[32], const unsigned (&x)[kTokenSteps][4], const Stage& stage,
+                                                        const Matrices& matrices, const Factors& factors) {
+        unsigned rest[kTokenSteps][4];
+        take_rest(rest, d, x);
+        start_with_state(d, stage.query);
+        products_wait<0>();
+        pin(d);
+        scale_tokens(d, factors.of_query);
+        start_with_tokens(d, rest, matrices.scores, true);
+        products_wait<0>();
+        pin(d);
+    }
+    __device__ __forceinline__ void release(int stage) {
+        __syncwarp();
+        if (lane == 0) barrier(shared.done[stage]).arrive();
+    }
+    // X = v - exp(G) S k^T in place of v, for the first `count` tokens.
+    __device__ __forceinline__ void form_x(unsigned (&x)[kTokenSteps][4], float (&d)[32], const float (&of_key)[kChunk],
+                                           int count) {
+        each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
+            const float2 key = factor(of_key, step, i), v = unpack<kIo>(x[step][i]);
+            x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
+        });
+        if (count < kChunk) [[unlikely]] mask_tokens(x, count);
+    }
+    __device__ __forceinline__ void scale_tokens(float (&d)[32], const float (&factors)[kChunk]) {
+        each_token_pair(d, [&](int step, int i, float& x, float& x_next) {
+            const float2 scale = factor(factors, step, i);
+            x *= scale.x;
+            x_next *= scale.y;
+        });
+    }
     // Tokens past the end: whatever lies there, zero.
     __device__ __forceinline__ void mask_tokens(unsigned (&x)[kTokenSteps][4], int count) {
 #pragma unroll

@@ -1,0 +1,195 @@
+// The role of gdn/prefill that inverts: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and products of blocks.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillConfig kConfig>
+struct PrefillInverse : Lane {
+    using Plan = PrefillSharedPlan<kConfig>;
+    using Block = typename Plan::Block;
+
+    Plan& shared;
+    const PrefillArgs& args;
+    const PrefillWork& work = shared.work;
+
+    __device__ __forceinline__ PrefillInverse(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
+        find_place();
+    }
+
+    __device__ __forceinline__ int index() const { return group - 1; }  // among the inverting groups
+    __device__ __forceinline__ auto& scratch() const { return shared.inverse[index()]; }
+    __device__ __forceinline__ Block& block(int row, int column) const {
+        return scratch().blocks[row * (row + 1) / 2 + column];
+    }
+
+    // Keys past the end of a packed sequence are the next one's: not ours to multiply, even by zero.
+    __device__ __forceinline__ void clear_keys_from(typename Plan::Stage& stage, int count) {
+#pragma unroll 1
+        for (int i = thread; i < (kChunk - count) * kConfig.key_tiles() * 8; i += kWarpgroup) {
+            const int row = count + i / (kConfig.key_tiles() * 8), piece = i % (kConfig.key_tiles() * 8);
+            store_shared(row_piece(tile_row(stage.key[piece / 8].bytes, row), piece % 8), uint4{});
+        }
+    }
+
+    // -A = -beta_i r_i r_j exp(G_i - G_j) k_i.k_j; what is above the diagonal is not read.
+    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, const typename Plan::Factors& factors) {
+        if (thread >= kChunk) return;
+        const float log_norm = args.recurrence.qk_norm ? log_inverse_norm<kConfig>(stage.key, thread) : 0.f;
+        scratch().factors.row[thread] = -factors.beta[thread] * exp2_fast(log_norm);
+        scratch().factors.column[thread] = factors.gate[thread] - log_norm;
+    }
+    // This warp's row of blocks; tensor cores read those off the diagonal.
+    __device__ __forceinline__ void store_blocks(const float (&products)[32]) {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            const int column = n / 2;
+            if (column > warp) break;
+            const auto round = [&](float x) { return column < warp ? round_tf32(x) : x; };
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                *reinterpret_cast<float2*>(&block(warp, column).numbers[Block::at(g + 8 * half, n % 2 * 8 + 2 * t)]) = {
+                    round(products[4 * n + 2 * half]), round(products[4 * n + 2 * half + 1])};
+        }
+    }
+
+    // (I + A)^-1 of this warp's diagonal block, in place: lane c has column c, by substitution.
+    __device__ __forceinline__ void invert_diagonal() {
+        auto& diagonal = block(warp, warp).numbers;
+        const int column = lane % 16;
+        float x[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            float sum = i == column ? 1.f : 0.f;
+#pragma unroll
+            for (int m = 0; m < i; m += 4) {
+                const float4 a = *reinterpret_cast<const float4*>(&diagonal[Block::at(i, m)]);
+                sum = fmaf(a.x, x[m], sum);
+                if (m + 1 < i) sum = fmaf(a.y, x[m + 1], sum);
+                if (m + 2 < i) sum = fmaf(a.z, x[m + 2], sum);
+                if (m + 3 < i) sum = fmaf(a.w, x[m + 3], sum);
+            }
+            x[i] = sum;
+        }
+        __syncwarp();
+        if (lane < 16)
+#pragma unroll
+            for (int i = 0; i < 16; ++i) diagonal[Block::at(i, column)] = round_tf32(x[i]);
+    }
+
+    // A 16 x 16 block as an accumulator has it, transposed: rows are its columns g and g + 8, columns its rows 8 n + 2 t and
+    // the next.
+    using Transposed = float[2][4];
+    using Operand = unsigned[2][4];
+
+    __device__ __forceinline__ static void make_operand(Operand& a, const Transposed& d) {
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            a[step][0] = to_tf32(d[step][0]);
+            a[step][1] = to_tf32(d[step][2]);
+            a[step][2] = to_tf32(d[step][1]);
+            a[step][3] = to_tf32(d[step][3]);
+        }
+    }
+    // d += a b^T
+    __device__ __forceinline__ void add_block_product(Transposed& d, const Operand& a, const Block& b) {
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const float2 pair = pair_at(&b.numbers[Block::at(8 * n + g, 8 * step + 2 * t)]);
+                add_product_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
+            }
+    }
+    // A block of T diag(beta); what its rounding left, where entries cancel. Returns whether they do.
+    __device__ __forceinline__ bool store_block(const Transposed& x, unsigned to, const float (&beta)[2]) {
+        bool cancels = false;
+        unsigned near[2][2], rest[2][2] = {};
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) cancels |= fabsf(x[n][i]) > kCancels && x[n][i] != 1.f;  // as the diagonal is
+        cancels = __any_sync(0xffffffffu, cancels);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                near[n][half] = pack<kConfig.io>(x[n][2 * half] * beta[half], x[n][2 * half + 1] * beta[half]);
+        store_transposed(to, near[0][0], near[0][1], near[1][0], near[1][1]);
+        if (cancels) [[unlikely]]
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    rest[n][half] = pack_rest<kConfig.io>(x[n][2 * half] * beta[half], x[n][2 * half + 1] * beta[half],
+                                                          near[n][half]);
+        store_transposed(to + sizeof(PrefillTile), rest[0][0], rest[0][1], rest[1][0], rest[1][1]);
+        return cancels;
+    }
+    // This warp's column of blocks, downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, all transposed, so that what was
+    // computed is the next left operand.
+    __device__ __forceinline__ void store_column(typename Plan::Factors& factors, typename Plan::Matrices& matrices) {
+        const float beta[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
+        const unsigned to = matrix_row(matrices.inverse) + warp * kStepAcross;
+        Operand column[3];
+        Transposed x;
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[n][i] = block(warp, warp).numbers[Block::at(8 * n + 2 * t + i % 2, g + i / 2 * 8)];
+        bool cancels = store_block(x, to, beta);
+#pragma unroll
+        for (int below = 1; below < 4; ++below) {
+            const int row = warp + below;
+            if (row > 3) break;
+            make_operand(column[below - 1], x);
+            Transposed sum = {};
+#pragma unroll
+            for (int m = 0; m < below; ++m) add_block_product(sum, column[m], block(row, warp + m));
+            Operand left;
+            make_operand(left, sum);
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (float& y : x[n]) y = 0.f;
+            add_block_product(x, left, block(row, row));
+            cancels |= store_block(x, to + below * kStepAcross, beta);
+        }
+        if (cancels && lane == 0) factors.careful = true;
+    }
+
+    __device__ __forceinline__ void run() {
+        const int first = index();
+#pragma unroll 1
+        for (int chunk = first; chunk < work.chunks; chunk += kConfig.inverse_groups) {
+            const Turn<kConfig.stages> turn(chunk), coming(chunk + 1);
+            find_place();
+            auto& stage = shared.stages[turn.stage];
+            auto& factors = shared.factors[turn.stage];
+            barrier(shared.loaded[turn.stage]).wait(turn.parity);
+            if (tokens_in(work, chunk) < kChunk) [[unlikely]] {
+                clear_keys_from(stage, tokens_in(work, chunk));
+                publish_shared();
+                meet(kKeysMeet, 2 * kWarpgroup);
+            }
+            float products[32];
+            start_token_products<kConfig>(products, stage.key, stage.key);
+            share_factors(stage, factors);
+            gather();
+            products_wait<0>();
+            pin(products);
+            decay(products, *this, factors.gate, scratch().factors.row, scratch().factors.column);
+            store_blocks(products);
+            __syncwarp();
+            invert_diagonal();
+            gather();
+            barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
+            store_column(factors, shared.matrices[chunk % (kConfig.stages - 1)]);
+            publish_shared();
+            barrier(shared.ready[turn.stage]).arrive();
+        }
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,158 @@
+// The role of gdn/prefill that runs ahead: it has chunks brought, spreads what their gates and norms say, and forms the scores
+// of queries against keys.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+// Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2.
+__device__ __forceinline__ float2 cumulate(float2 gate) {
+    constexpr float kLog2e = 1.4426950408889634f;
+    const int lane = threadIdx.x % 32;
+    gate = {gate.x * kLog2e, gate.y * kLog2e};
+    float sum = gate.x + gate.y;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const float before = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += before;
+    }
+    const float before = __shfl_up_sync(0xffffffffu, sum, 1);
+    return {gate.x + (lane == 0 ? 0.f : before), sum};
+}
+
+template <PrefillConfig kConfig>
+struct PrefillScores : Lane {
+    using Plan = PrefillSharedPlan<kConfig>;
+    static constexpr int kScalarWarp = 1;
+
+    Plan& shared;
+    const PrefillArgs& args;
+    const PrefillWork& work = shared.work;
+
+    __device__ __forceinline__ PrefillScores(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
+        find_place();
+    }
+
+    // By one thread of each warp but the one that brings scalars.
+    __device__ __forceinline__ void bring_tiles(int chunk, const Turn<kConfig.stages>& turn) {
+        if (chunk >= work.chunks || lane != 0) return;
+        auto& stage = shared.stages[turn.stage];
+        Barrier& loaded = barrier(shared.loaded[turn.stage]);
+        const int token = static_cast<int>(work.start) + chunk * kChunk;
+        const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
+        const auto bring = [&](auto& tiles, int count, const TensorMap& map, int first_element, int head) {
+            loaded.expect(count * static_cast<int>(sizeof(PrefillTile)));
+            for (int i = 0; i < count; ++i)
+                load_tile(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, loaded);
+        };
+        if (warp == 0) bring(stage.key, kConfig.key_tiles(), args.key, 0, work.key_head);
+        if (warp == 2) bring(stage.query, kConfig.key_tiles(), args.query, 0, work.key_head);
+        if (warp == 3) bring(stage.value, kConfig.value_groups, args.value, work.first_row, work.head);
+    }
+    // One warp's: gates and betas of tokens 2 lane and 2 lane + 1, asked for long before they are used.
+    struct ScalarStream {
+        const char* at;
+        unsigned raw[2];
+
+        __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work) {
+            const i64 token = work.start + 2 * (threadIdx.x % 32);
+            at = static_cast<const char*>(of.values.data) +
+                 (work.sequence * of.batch + token * of.token + work.head * of.head) * bytes_of(of.values.type);
+        }
+        __device__ __forceinline__ void ask(const Scalars& of, int count) {
+            const i64 next = of.token * bytes_of(of.values.type);
+            const int first = 2 * (threadIdx.x % 32);
+            raw[0] = raw[1] = 0;
+            if (first < count) raw[0] = load_raw({at, of.values.type}, 0);
+            if (first + 1 < count) raw[1] = load_raw({at + next, of.values.type}, 0);
+            at += next * kChunk;
+        }
+        __device__ __forceinline__ float2 take(DType type) const { return {number_of(raw[0], type), number_of(raw[1], type)}; }
+    };
+    __device__ __forceinline__ void ask(int chunk, ScalarStream& gates, ScalarStream& betas) const {
+        if (warp != kScalarWarp || chunk >= work.chunks) return;
+        gates.ask(args.recurrence.gate, tokens_in(work, chunk));
+        betas.ask(args.recurrence.beta, tokens_in(work, chunk));
+    }
+    // What was asked for, of this chunk; then asks for the next. Tokens past the end have zeros: they neither decay nor change
+    // the state.
+    __device__ __forceinline__ void bring_scalars(int chunk, const Turn<kConfig.stages>& turn, ScalarStream& gates,
+                                                  ScalarStream& betas) {
+        if (warp != kScalarWarp || chunk >= work.chunks) return;
+        auto& factors = shared.factors[turn.stage];
+        reinterpret_cast<float2*>(factors.gate)[lane] = cumulate(gates.take(args.recurrence.gate.values.type));
+        reinterpret_cast<float2*>(factors.beta)[lane] = betas.take(args.recurrence.beta.values.type);
+        if (lane == 0) factors.careful = false;
+        barrier(shared.loaded[turn.stage]).arrive();
+        ask(chunk + 1, gates, betas);
+    }
+
+    // Factors of a token's key (half of the threads) or query, for the scores and for the state's owners.
+    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, typename Plan::RowsColumns& own,
+                                                  typename Plan::Factors& factors) {
+        const int token = thread % kChunk;
+        const bool of_key = thread < kChunk;
+        const float log_norm =
+            args.recurrence.qk_norm ? log_inverse_norm<kConfig>(of_key ? stage.key : stage.query, token) : 0.f;
+        const float gate = factors.gate[token], end = factors.gate[kChunk - 1], scale = args.recurrence.scale;
+        if (of_key) {
+            own.column[token] = gate - log_norm;
+            factors.of_key[token] = exp2_fast(gate + log_norm);
+            factors.of_update[token] = exp2_fast(end - gate + log_norm);
+        } else {
+            own.row[token] = scale * exp2_fast(log_norm);
+            factors.of_query[token] = scale * exp2_fast(gate + log_norm);
+            if (token == 0) factors.decay = exp2_fast(end);
+        }
+    }
+
+    // P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal.
+    __device__ __forceinline__ void store_scores(const float (&products)[32], PrefillTile& scores) {
+        const int distance = g - 2 * t;
+        const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
+        const auto pair = [&](int n, int half) {
+            const float x = products[4 * n + 2 * half], y = products[4 * n + 2 * half + 1];
+            const int ahead = distance + 8 * half - n % 2 * 8;  // of the row, before the first column, if on the diagonal
+            return pack<kConfig.io>(n / 2 < warp || ahead >= 0 ? x : 0.f, n / 2 < warp || ahead > 0 ? y : 0.f);
+        };
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            if (n / 2 > warp) break;
+            store_matrices(row_piece(to, n + lane / 16), pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        ScalarStream gates(args.recurrence.gate, work), betas(args.recurrence.beta, work);
+        ask(0, gates, betas);
+#pragma unroll 1
+        for (int chunk = 0; chunk < kConfig.stages; ++chunk) bring_tiles(chunk, Turn<kConfig.stages>(chunk));
+        bring_scalars(0, Turn<kConfig.stages>(0), gates, betas);
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+            const Turn<kConfig.stages> turn(chunk), coming(chunk + 1);
+            find_place();
+            auto& stage = shared.stages[turn.stage];
+            auto& factors = shared.factors[turn.stage];
+            auto& own = shared.scores[chunk % 2];
+            barrier(shared.loaded[turn.stage]).wait(turn.parity);
+            if (tokens_in(work, chunk) < kChunk) [[unlikely]] meet(kKeysMeet, 2 * kWarpgroup);  // that others clear
+            float products[32];
+            start_token_products<kConfig>(products, stage.query, stage.key);
+            share_factors(stage, own, factors);
+            barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
+            if (chunk + 1 >= kConfig.stages) bring_tiles(chunk + 1, coming);
+            bring_scalars(chunk + 1, coming, gates, betas);
+            gather();
+            products_wait<0>();
+            pin(products);
+            decay(products, *this, factors.gate, own.row, own.column);
+            store_scores(products, shared.matrices[chunk % (kConfig.stages - 1)].scores);
+            publish_shared();
+            barrier(shared.ready[turn.stage]).arrive();
+        }
+    }
+};
+
+}  // namespace gdn_cuda::gdn
