@@ -191,10 +191,11 @@ void run_chunked(const Prepared& prepared) {
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const bool shape = sequences.dk <= kPrefillLongestKey && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 &&
-                       sequences.tokens > 0 && sequences.count <= 65535;
+                       sequences.tokens > 0 && sequences.count <= 65535 / kMostSegments;
     if (!tiles || !shape || !prepared.aligned || !runs_on<Prefill>(jit::device_traits(target.ordinal)))
         return run(prepared, "chunked_forward");
     Prefill::run({.sequences = sequences.count,
+                  .tokens = sequences.packed() ? sequences.tokens / std::max<int64_t>(sequences.count, 1) : sequences.tokens,
                   .heads = args.heads,
                   .dk = args.dk,
                   .dv = args.dv,

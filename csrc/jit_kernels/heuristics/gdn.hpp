@@ -180,7 +180,7 @@ inline constexpr std::array kVerifyConfigurations = [] {
 
 // Chunks of tokens on the tensor cores: gdn/prefill.
 struct PrefillProblem {
-    i64 sequences;
+    i64 sequences, tokens;  // tokens: of a sequence, on average
     int heads, dk, dv;
     DType io, state;
 };
@@ -195,11 +195,14 @@ constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
 
 // Nanoseconds that a block takes for a chunk, measured on an H200: a block with one value group is sooner done, one with two
 // shares the helpers' work between them.
-inline constexpr double kPrefillChunk[] = {0, 2500, 3900};
+inline constexpr double kPrefillChunk[] = {0, 2150, 3300};
 
+inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
+    return problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
+}
 inline double prefill_cost(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
-    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
-    return static_cast<double>(ceil_div(blocks, device.multiprocessors)) * kPrefillChunk[value_groups];
+    return static_cast<double>(ceil_div(prefill_blocks(problem, value_groups), device.multiprocessors)) *
+           kPrefillChunk[value_groups];
 }
 
 inline PrefillConfig prefill_config(const PrefillProblem& problem, const jit::DeviceTraits& device) {
@@ -207,11 +210,25 @@ inline PrefillConfig prefill_config(const PrefillProblem& problem, const jit::De
     return prefill_config(prefill_head_k(problem.dk), two ? 2 : 1, problem.io);
 }
 
+// A segment takes a multiprocessor that would have nothing to do, so that slow gates, which make it begin with the sequence, cost
+// no time. A cluster has at most eight blocks everywhere.
+inline constexpr int kMostSegments = 8, kShortestSegment = 4 * kChunk;
+inline int prefill_segments(const PrefillProblem& problem, const PrefillConfig& config, const jit::DeviceTraits& device) {
+    const i64 most = std::min(device.multiprocessors / prefill_blocks(problem, config.value_groups),
+                              problem.tokens / kShortestSegment);
+    int segments = 1;
+    while (segments < kMostSegments && 2 * segments <= most) segments *= 2;
+    return segments;
+}
+
 inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     const PrefillConfig config = prefill_config(problem, device);
-    return fmt::format("{} value rows a block: {:.1f} us a chunk of every sequence, against {:.1f} us with {}",
+    const int other = 3 - config.value_groups, segments = prefill_segments(problem, config, device);
+    return fmt::format("{} value rows a block: {:.1f} us a chunk of every sequence, against {:.1f} us with {}; {} blocks for {} "
+                       "multiprocessors: {} segment{} a sequence",
                        config.rows_per_block(), prefill_cost(problem, config.value_groups, device) / 1000,
-                       prefill_cost(problem, 3 - config.value_groups, device) / 1000, (3 - config.value_groups) * kValueRows);
+                       prefill_cost(problem, other, device) / 1000, other * kValueRows,
+                       prefill_blocks(problem, config.value_groups), device.multiprocessors, segments, segments == 1 ? "" : "s");
 }
 
 inline constexpr std::array kPrefillConfigurations = [] {

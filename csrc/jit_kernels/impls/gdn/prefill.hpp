@@ -30,16 +30,19 @@ struct Prefill {
                     const Target& target) {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
         const Config config = prefill_config(problem, jit::device_traits(target.ordinal));
+        const int segments = prefill_segments(problem, config, jit::device_traits(target.ordinal));
         const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, problem.io, kChunk); };
         const Args args{.query = map(tensors.query),
                         .key = map(tensors.key),
                         .value = map(tensors.value),
                         .output = map(tensors.output),
                         .recurrence = recurrence,
-                        .state = problem.state};
+                        .state = problem.state,
+                        .segments = segments};
         const auto tiles = static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block()));
-        launch<Prefill>(config, args, {tiles, static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences)},
-                        target);
+        const auto blocks = static_cast<unsigned>(problem.sequences * segments);
+        launch<Prefill>(config, args, {tiles, static_cast<unsigned>(problem.heads), blocks}, target,
+                        static_cast<unsigned>(segments));
     }
 };
 

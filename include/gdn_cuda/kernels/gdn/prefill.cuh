@@ -16,6 +16,7 @@
 
 #include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_values.cuh>
 
 namespace gdn_cuda::gdn {
@@ -27,25 +28,36 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     static_assert(sizeof(shared) <= 227 * 1024);
 
     const RecurrentArgs& all = args.recurrence;
-    const int sequence = blockIdx.z, head = blockIdx.y;
+    const int sequence = static_cast<int>(blockIdx.z) / args.segments, segment = static_cast<int>(blockIdx.z) % args.segments;
+    const int head = blockIdx.y;
     const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
     i64 slot;
     int first_step;
     const Place place = starting_slot(all, sequence, slot, first_step);
-    if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens that belong to no sequence
+    if (segment == 0 && all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens that belong to no sequence
         fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
     if (place != Place::run) {
-        fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
-                              place == Place::skip ? 0.f : quiet_nan());
+        if (segment == 0)
+            fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
+                                  place == Place::skip ? 0.f : quiet_nan());
         return;
     }
+    const int chunks = (span.length + kChunk - 1) / kChunk, share = (chunks + args.segments - 1) / args.segments;
+    const int segment_begins = min(segment * share, chunks), end = min(segment_begins + share, chunks);
+    if (segment > 0 && segment_begins == end) return;
+    const int begin =
+        segment == 0 ? 0 : first_that_matters<kConfig>(all, span, sequence, head, segment_begins, shared.factors[0].gate);
 
     if (threadIdx.x == 0) {
-        shared.work = {.start = span.start,
+        shared.work = {.start = span.start + begin * kChunk,
                        .initial_slot = slot * all.initial.slot,
                        .last_slot = slot * all.last.slot,
-                       .length = span.length,
-                       .chunks = (span.length + kChunk - 1) / kChunk,
+                       .length = min(span.length, end * kChunk) - begin * kChunk,
+                       .chunks = end - begin,
+                       .silent = segment_begins - begin,
+                       .tokens_before = begin * kChunk,
+                       .begins = begin == 0,
+                       .ends = end == chunks,
                        .sequence = sequence,
                        .head = head,
                        .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
@@ -66,9 +78,11 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
     if (group == 0) {
         leave_registers<kConfig.scores_registers()>();
+        state_is_read(args);  // not by helpers
         PrefillScores<kConfig>(shared, args).run();
     } else if (group < kConfig.first_value_group()) {
         leave_registers<kConfig.inverse_registers()>();
+        state_is_read(args);
         PrefillInverse<kConfig>(shared, args).run();
     } else {
         take_registers<kConfig.value_registers()>();

@@ -78,6 +78,16 @@ __device__ __forceinline__ float2 pair_at(const float* numbers) {
     return *reinterpret_cast<const float2*>(numbers);
 }
 
+template <DType kType>
+__device__ __forceinline__ void add_squares(float& sum, const uint4& eight) {
+    const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (const unsigned pair : pairs) {
+        const float2 x = unpack<kType>(pair);
+        sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
+    }
+}
+
 // log2(1 / sqrt(x.x + epsilon)) of a row of swizzled tiles.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ float log_inverse_norm(const PrefillTile* tiles, int row) {
@@ -88,13 +98,7 @@ __device__ __forceinline__ float log_inverse_norm(const PrefillTile* tiles, int 
 #pragma unroll 4
         for (int piece = 0; piece < 8; ++piece) {
             if (kConfig.head_k % kTileElements != 0 && tile * kTileElements + piece * 8 >= kConfig.head_k) break;
-            const uint4 eight = load_shared(row_piece(from, piece));
-            const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 x = unpack<kConfig.io>(pairs[i]);
-                square = fmaf(x.x, x.x, fmaf(x.y, x.y, square));
-            }
+            add_squares<kConfig.io>(square, load_shared(row_piece(from, piece)));
         }
     }
     return -0.5f * __log2f(square + kNormEpsilon);

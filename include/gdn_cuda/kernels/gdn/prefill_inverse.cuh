@@ -54,17 +54,18 @@ struct PrefillInverse : Lane {
         }
     }
 
-    // (I + A)^-1 of this warp's diagonal block, in place: lane c has column c, by substitution.
+    // (I + A)^-1 of this warp's diagonal block, in place: its 8 x 8 halves by substitution, a column of one half a lane, and
+    // what lies below them by products.
     __device__ __forceinline__ void invert_diagonal() {
         auto& diagonal = block(warp, warp).numbers;
-        const int column = lane % 16;
-        float x[16];
+        const int half = lane & 8, column = lane % 8;
+        float x[8];
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
+        for (int i = 0; i < 8; ++i) {
             float sum = i == column ? 1.f : 0.f;
 #pragma unroll
             for (int m = 0; m < i; m += 4) {
-                const float4 a = *reinterpret_cast<const float4*>(&diagonal[Block::at(i, m)]);
+                const float4 a = *reinterpret_cast<const float4*>(&diagonal[Block::at(half + i, half + m)]);
                 sum = fmaf(a.x, x[m], sum);
                 if (m + 1 < i) sum = fmaf(a.y, x[m + 1], sum);
                 if (m + 2 < i) sum = fmaf(a.z, x[m + 2], sum);
@@ -72,10 +73,22 @@ struct PrefillInverse : Lane {
             }
             x[i] = sum;
         }
+        const float2 below = pair_at(&diagonal[Block::at(8 + g, 2 * t)]);
         __syncwarp();
         if (lane < 16)
 #pragma unroll
-            for (int i = 0; i < 16; ++i) diagonal[Block::at(i, column)] = round_tf32(x[i]);
+            for (int i = 0; i < 8; ++i) diagonal[Block::at(half + i, half + column)] = round_tf32(x[i]);
+        __syncwarp();
+        const float2 lower = pair_at(&diagonal[Block::at(8 + g, 8 + 2 * t)]);
+        const unsigned upper[4] = {__float_as_uint(diagonal[Block::at(2 * t, g)]), 0,
+                                   __float_as_uint(diagonal[Block::at(2 * t + 1, g)]), 0};
+        float product[4] = {}, corner[4] = {};  // transposed, in the first eight rows
+        add_product_tf32(product, upper, to_tf32(below.x), to_tf32(below.y));
+        const unsigned left[4] = {to_tf32(product[0]), 0, to_tf32(product[1]), 0};
+        add_product_tf32(corner, left, __float_as_uint(lower.x), __float_as_uint(lower.y));
+        diagonal[Block::at(8 + 2 * t, g)] = round_tf32(corner[0]);
+        diagonal[Block::at(8 + 2 * t + 1, g)] = round_tf32(corner[1]);
+        *reinterpret_cast<float2*>(&diagonal[Block::at(g, 8 + 2 * t)]) = {};
     }
 
     // A 16 x 16 block as an accumulator has it, transposed: rows are its columns g and g + 8, columns its rows 8 n + 2 t and
@@ -102,61 +115,74 @@ struct PrefillInverse : Lane {
                 add_product_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
             }
     }
-    // A block of T diag(beta); what its rounding left, where entries cancel. Returns whether they do.
-    __device__ __forceinline__ bool store_block(const Transposed& x, unsigned to, const float (&beta)[2]) {
-        bool cancels = false;
-        unsigned near[2][2], rest[2][2] = {};
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) cancels |= fabsf(x[n][i]) > kCancels && x[n][i] != 1.f;  // as the diagonal is
-        cancels = __any_sync(0xffffffffu, cancels);
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                near[n][half] = pack<kConfig.io>(x[n][2 * half] * beta[half], x[n][2 * half + 1] * beta[half]);
-        store_transposed(to, near[0][0], near[0][1], near[1][0], near[1][1]);
-        if (cancels) [[unlikely]]
-#pragma unroll
-            for (int n = 0; n < 2; ++n)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    rest[n][half] = pack_rest<kConfig.io>(x[n][2 * half] * beta[half], x[n][2 * half + 1] * beta[half],
-                                                          near[n][half]);
-        store_transposed(to + sizeof(PrefillTile), rest[0][0], rest[0][1], rest[1][0], rest[1][1]);
-        return cancels;
-    }
     // This warp's column of blocks, downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, all transposed, so that what was
-    // computed is the next left operand.
-    __device__ __forceinline__ void store_column(typename Plan::Factors& factors, typename Plan::Matrices& matrices) {
+    // computed is the next left operand. Calls visit(block of T diag(beta), how far below the diagonal).
+    template <class Visit>
+    __device__ __forceinline__ void each_block_below(const typename Plan::Factors& factors, Visit&& visit) {
         const float beta[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
-        const unsigned to = matrix_row(matrices.inverse) + warp * kStepAcross;
         Operand column[3];
         Transposed x;
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) x[n][i] = block(warp, warp).numbers[Block::at(8 * n + 2 * t + i % 2, g + i / 2 * 8)];
-        bool cancels = store_block(x, to, beta);
 #pragma unroll
-        for (int below = 1; below < 4; ++below) {
+        for (int below = 0; below < 4; ++below) {
             const int row = warp + below;
             if (row > 3) break;
-            make_operand(column[below - 1], x);
-            Transposed sum = {};
+            if (below > 0) {
+                make_operand(column[below - 1], x);
+                Transposed sum = {};
 #pragma unroll
-            for (int m = 0; m < below; ++m) add_block_product(sum, column[m], block(row, warp + m));
-            Operand left;
-            make_operand(left, sum);
+                for (int m = 0; m < below; ++m) add_block_product(sum, column[m], block(row, warp + m));
+                Operand left;
+                make_operand(left, sum);
+#pragma unroll
+                for (int n = 0; n < 2; ++n)
+#pragma unroll
+                    for (float& y : x[n]) y = 0.f;
+                add_block_product(x, left, block(row, row));
+            }
+            Transposed scaled;
 #pragma unroll
             for (int n = 0; n < 2; ++n)
 #pragma unroll
-                for (float& y : x[n]) y = 0.f;
-            add_block_product(x, left, block(row, row));
-            cancels |= store_block(x, to + below * kStepAcross, beta);
+                for (int i = 0; i < 4; ++i) scaled[n][i] = x[n][i] * beta[i / 2];
+            visit(scaled, below);
         }
-        if (cancels && lane == 0) factors.careful = true;
+    }
+    // All but the diagonal of a block on the diagonal, of four such pairs.
+    __device__ __forceinline__ unsigned off_diagonal() const {
+        return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+    }
+    // Returns whether entries cancel.
+    __device__ __forceinline__ bool store_column(const typename Plan::Factors& factors, PrefillTile& inverse) {
+        const unsigned to = matrix_row(inverse) + warp * kStepAcross;
+        unsigned largest = 0;
+        each_block_below(factors, [&](const Transposed& x, int below) {
+            unsigned near[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                near[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+                largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? near[i] & off_diagonal() : near[i]);
+            }
+            store_transposed(to + below * kStepAcross, near[0], near[1], near[2], near[3]);
+        });
+        const float2 both = unpack<kConfig.io>(largest);
+        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancels);
+    }
+    // What rounding left of the column: rarely needed, and computed anew.
+    __device__ __forceinline__ void store_rest(const typename Plan::Factors& factors, PrefillTile& inverse_rest) {
+        const unsigned to = matrix_row(inverse_rest) + warp * kStepAcross;
+        each_block_below(factors, [&](const Transposed& x, int below) {
+            unsigned rest[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
+                rest[i] = pack_rest<kConfig.io>(low, high, pack<kConfig.io>(low, high));
+            }
+            store_transposed(to + below * kStepAcross, rest[0], rest[1], rest[2], rest[3]);
+        });
     }
 
     __device__ __forceinline__ void run() {
@@ -185,7 +211,11 @@ struct PrefillInverse : Lane {
             invert_diagonal();
             gather();
             barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
-            store_column(factors, shared.matrices[chunk % (kConfig.stages - 1)]);
+            auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
+            if (store_column(factors, matrices.inverse)) [[unlikely]] {
+                store_rest(factors, matrices.inverse_rest);
+                if (lane == 0) factors.careful[warp] = 1;
+            }
             publish_shared();
             barrier(shared.ready[turn.stage]).arrive();
         }

@@ -40,8 +40,8 @@ struct PrefillConfig {
     GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 2 ? 192 : 208; }
 };
 
-// Similar keys with large beta make entries of (I + A)^-1 that cancel: rounded to 16 bits once, they and V' would be most of the
-// error. Chunks with an entry beyond this off the diagonal take both in two parts (docs/numerics.md).
+// Similar keys with large beta make entries of (I + A)^-1 that cancel: rounded to 16 bits once, they and V' would be most of
+// the error. Chunks with an entry beyond this off the diagonal take both in two parts (docs/numerics.md).
 constexpr float kCancels = 0.5f;
 
 // 64 tokens and 64 elements, 128-byte rows, swizzled (tma.cuh).
@@ -49,10 +49,13 @@ struct alignas(1024) PrefillTile {
     unsigned char bytes[kChunk * kTileElements * 2];
 };
 
-// One block's work: a sequence, a value head, some rows of its state.
+// One block's work: a segment of a sequence with what comes before it, a value head, some rows of its state. Tokens and chunks
+// are counted from the first that the block takes.
 struct PrefillWork {
     i64 start, initial_slot, last_slot;  // the first token; elements from the first slot to the sequence's
-    int length, chunks;                  // of the sequence
+    int length, chunks, silent;          // chunks before the segment have no outputs
+    int tokens_before;                   // of the sequence
+    bool begins, ends;                   // the sequence
     int sequence, head, key_head, first_row;
     i64 checkpoints_before;  // those of the sequences packed before
 };
@@ -74,7 +77,8 @@ struct PrefillSharedPlan {
         float of_query[kChunk];   // scale exp(G) r
         float of_update[kChunk];  // exp(G_end - G) r
         float decay;              // exp(G_end)
-        int careful;              // whether the inverse has entries that cancel: two parts of T and V' then
+        // Whether the inverse has entries that cancel, by columns of blocks: two parts of them, and of V', then.
+        unsigned char careful[4];
     };
     // Factors of a helper's products: of a row, and what of a column goes with its exponent.
     struct alignas(16) RowsColumns {
@@ -106,6 +110,7 @@ struct PrefillArgs {
     TensorMap query, key, value, output;  // (d, head, token, batch)
     RecurrentArgs recurrence;
     DType state;
+    int segments;  // of a sequence, neighbours in z
 };
 
 }  // namespace gdn_cuda::gdn

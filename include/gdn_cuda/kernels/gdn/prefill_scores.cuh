@@ -83,7 +83,7 @@ struct PrefillScores : Lane {
         auto& factors = shared.factors[turn.stage];
         reinterpret_cast<float2*>(factors.gate)[lane] = cumulate(gates.take(args.recurrence.gate.values.type));
         reinterpret_cast<float2*>(factors.beta)[lane] = betas.take(args.recurrence.beta.values.type);
-        if (lane == 0) factors.careful = false;
+        if (lane == 0) *reinterpret_cast<unsigned*>(factors.careful) = 0;
         barrier(shared.loaded[turn.stage]).arrive();
         ask(chunk + 1, gates, betas);
     }
@@ -137,7 +137,8 @@ struct PrefillScores : Lane {
             auto& factors = shared.factors[turn.stage];
             auto& own = shared.scores[chunk % 2];
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
-            if (tokens_in(work, chunk) < kChunk) [[unlikely]] meet(kKeysMeet, 2 * kWarpgroup);  // that others clear
+            if (tokens_in(work, chunk) < kChunk) [[unlikely]]
+                meet(kKeysMeet, 2 * kWarpgroup);  // that others clear
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
             share_factors(stage, own, factors);

@@ -2,7 +2,7 @@
 // Everything is transposed (value rows x tokens), so that the state, X and V' are left operands straight from registers.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_common.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
 
 namespace gdn_cuda::gdn {
 
@@ -25,8 +25,7 @@ struct PrefillValues : Lane {
     float state[kConfig.head_k / 2];
     unsigned rounded_state[kStateSteps][4];
 
-    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args)
-        : shared(shared), args(args) {
+    __device__ __forceinline__ PrefillValues(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
         find_place();
     }
 
@@ -50,7 +49,7 @@ struct PrefillValues : Lane {
 #pragma unroll
         for (float& x : state) x = 0.f;
         const void* from = args.recurrence.initial.data;
-        if (from == nullptr) return;
+        if (from == nullptr || !work.begins) return;
         if (args.state == DType::f32) {
             const float* slot = static_cast<const float*>(from) + work.initial_slot;
             each_pair([&](float& x, float& y, i64 at) {
@@ -79,8 +78,8 @@ struct PrefillValues : Lane {
     }
     // Where the state after a chunk goes: as a checkpoint, as the last, or nowhere.
     __device__ __forceinline__ void* checkpoint(int chunk) const {
-        const int token = (chunk + 1) * kChunk - 1;
-        if (args.recurrence.steps.data == nullptr || token >= work.length) return nullptr;
+        if (args.recurrence.steps.data == nullptr || chunk < work.silent || (chunk + 1) * kChunk > work.length) return nullptr;
+        const int token = work.tokens_before + (chunk + 1) * kChunk - 1;
         if (args.state == DType::f32) return step_state<float>(args.recurrence, work.sequence, work.checkpoints_before, token);
         return step_state<__nv_bfloat16>(args.recurrence, work.sequence, work.checkpoints_before, token);
     }
@@ -143,6 +142,7 @@ struct PrefillValues : Lane {
     }
 
     __device__ __forceinline__ void store_output(float (&output)[32], int chunk) {
+        if (chunk < work.silent) return;
         PrefillTile& tile = shared.output[index()];
         if (thread == 0) wait_stores_read();
         gather();
@@ -177,7 +177,7 @@ struct PrefillValues : Lane {
 
     __device__ __forceinline__ void run() {
         load_state();
-        if (work.chunks == 0) return store_state(last());
+        state_is_read(args);
         round_state();
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
@@ -207,12 +207,9 @@ struct PrefillValues : Lane {
             for (float& s : state) s *= factors.decay;
             products_wait<0>();
             pin(d);
-            const bool careful = __shfl_sync(0xffffffffu, factors.careful, 0) != 0;
-            if (careful) [[unlikely]] {
-                start_with_tokens(d, x, matrices.inverse_rest, true);
-                products_wait<0>();
-                pin(d);
-            }
+            const bool careful = __shfl_sync(0xffffffffu, *reinterpret_cast<const unsigned*>(factors.careful), 0) != 0;
+            if (careful) [[unlikely]]
+                add_inverse_rest(d, x, factors, matrices);
             each_token_pair(d, [&](int step, int i, float& v, float& v_next) { x[step][i] = pack<kIo>(v, v_next); });
             if constexpr (kQueriesFirst) {
                 if (careful) [[unlikely]] {
@@ -255,10 +252,26 @@ struct PrefillValues : Lane {
             }
             store_state(checkpoint(chunk));
         }
-        store_state(last());
+        if (work.ends) {
+            wait_for_readers(args);
+            store_state(last());
+        }
         if (thread == 0) wait_stores_read();
     }
 
+    __device__ __forceinline__ void add_inverse_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
+                                                     const Factors& factors, const Matrices& matrices) {
+        const auto right = tile_operand(&matrices.inverse_rest, 0);
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {
+            if (!__shfl_sync(0xffffffffu, factors.careful[step], 0)) continue;  // and its columns are from an earlier chunk
+            products_begin();
+            Product<kIo, 64, true>::run(d, x[step], right + along(step), true);
+            products_commit();
+            products_wait<0>();
+            pin(d);
+        }
+    }
     // V' exp(G_end - G) r as a left operand.
     __device__ __forceinline__ void take_update(unsigned (&update)[kTokenSteps][4], float (&d)[32], const Factors& factors) {
         each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
@@ -266,8 +279,8 @@ struct PrefillValues : Lane {
             update[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
         });
     }
-    // What rounding V' to 16 bits left of it: for the state, for the output, and for the output in place of V' where there is no
-    // room for both.
+    // What rounding V' to 16 bits left of it: for the state, for the output, and for the output in place of V' where there is
+    // no room for both.
     __device__ __forceinline__ void update_with_rest(float (&d)[32], const Factors& factors, const Stage& stage) {
         unsigned rest[kTokenSteps][4];
         each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
@@ -315,7 +328,8 @@ struct PrefillValues : Lane {
             const float2 key = factor(of_key, step, i), v = unpack<kIo>(x[step][i]);
             x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
         });
-        if (count < kChunk) [[unlikely]] mask_tokens(x, count);
+        if (count < kChunk) [[unlikely]]
+            mask_tokens(x, count);
     }
     __device__ __forceinline__ void scale_tokens(float (&d)[32], const float (&factors)[kChunk]) {
         each_token_pair(d, [&](int step, int i, float& x, float& x_next) {
