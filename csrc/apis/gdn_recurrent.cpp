@@ -176,8 +176,8 @@ void run(const Prepared& prepared, const char* function) {
 }
 
 // Whole chunks on the tensor cores where the device and the tensors allow; else token by token. The choice looks at nothing
-// that what a sequence is packed with could change.
-void run_chunked(const Prepared& prepared) {
+// that what a sequence is packed with could change. `out`: any tensor of the call.
+void run_chunked(const Prepared& prepared, const Tensor& out) {
     const Sequences& sequences = prepared.sequences;
     const RecurrentArgs& args = prepared.args;
     const DeviceScope scope(sequences.query.device_index);
@@ -185,23 +185,30 @@ void run_chunked(const Prepared& prepared) {
     const auto tiled = [&](const Rows& rows, int64_t heads, int64_t d) {
         return jit::TiledTensor{rows, sequences.packed() ? 1 : sequences.count, sequences.tokens, heads, d};
     };
-    const PrefillTensors tensors{
-        tiled(args.query, sequences.key_heads, sequences.dk), tiled(args.key, sequences.key_heads, sequences.dk),
-        tiled(args.value, sequences.value_heads, sequences.dv), tiled(args.output, sequences.value_heads, sequences.dv)};
+    PrefillTensors tensors{tiled(args.query, sequences.key_heads, sequences.dk),
+                           tiled(args.key, sequences.key_heads, sequences.dk),
+                           tiled(args.value, sequences.value_heads, sequences.dv),
+                           tiled(args.output, sequences.value_heads, sequences.dv), nullptr};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const bool shape = sequences.dk <= kPrefillLongestKey && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 &&
                        sequences.tokens > 0 && sequences.count <= 65535 / kMostSegments;
     if (!tiles || !shape || !prepared.aligned || !runs_on<Prefill>(jit::device_traits(target.ordinal)))
         return run(prepared, "chunked_forward");
-    Prefill::run({.sequences = sequences.count,
-                  .tokens = sequences.packed() ? sequences.tokens / std::max<int64_t>(sequences.count, 1) : sequences.tokens,
-                  .heads = args.heads,
-                  .dk = args.dk,
-                  .dv = args.dv,
-                  .io = sequences.io,
-                  .state = prepared.state_type},
-                 args, tensors, target);
+    const PrefillProblem problem{.sequences = sequences.count,
+                                 .tokens = sequences.mean_tokens(),
+                                 .heads = args.heads,
+                                 .dk = args.dk,
+                                 .dv = args.dv,
+                                 .io = sequences.io,
+                                 .state = prepared.state_type};
+    std::optional<Tensor> readers;
+    if (args.initial.data == args.last.data && Prefill::readers(problem, target) > 0) {
+        readers = torch::stable::new_empty(out, {Prefill::readers(problem, target)}, ScalarType::Int);
+        torch::stable::zero_(*readers);
+        tensors.readers = static_cast<unsigned*>(readers->data_ptr());
+    }
+    Prefill::run(problem, args, tensors, target);
 }
 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {
@@ -451,7 +458,7 @@ std::tuple<Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& ke
     const Tensor checkpoints = add_checkpoints(prepared, out, checkpoint_every);
     const Tensor final_state = new_states(out, {output_final_state ? sequences.count : 0}, sequences, prepared.state_type);
     if (output_final_state) args.last = {final_state.data_ptr(), sequences.state_numel(), 0};
-    run_chunked(prepared);
+    run_chunked(prepared, out);
     const bool narrow = wanted == ScalarType::BFloat16 && prepared.state_type == DType::f32;
     if (!narrow) return {final_state, checkpoints};
     return {torch::stable::to(final_state, wanted), torch::stable::to(checkpoints, wanted)};
@@ -464,7 +471,7 @@ Tensor chunked_forward_pool(const Tensor& query, const Tensor& key, const Tensor
     Prepared prepared = prepare_pool(query, key, value, beta, gate, state_pool, state_indices, cu_seqlens, chunk_indices,
                                      cu_chunks, scale, use_qk_l2norm, checkpoint_every, out);
     const Tensor checkpoints = add_checkpoints(prepared, out, checkpoint_every);
-    run_chunked(prepared);
+    run_chunked(prepared, out);
     return checkpoints;
 }
 

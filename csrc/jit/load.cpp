@@ -89,8 +89,6 @@ void check_shape(const LoadedKernel& kernel, const LaunchShape& shape, int ordin
     if (x == 0 || y == 0 || z == 0 || x > kMostBlocksX || y > kMostBlocksYZ || z > kMostBlocksYZ) [[unlikely]]
         bad_launch(kernel, "grid", fmt::format("1 to {} x {} x {} blocks", kMostBlocksX, kMostBlocksYZ, kMostBlocksYZ),
                    fmt::format("{} x {} x {}", x, y, z));
-    if (shape.cluster_z == 0 || z % shape.cluster_z != 0) [[unlikely]]
-        bad_launch(kernel, "cluster", fmt::format("a divisor of {} blocks in z", z), fmt::format("{}", shape.cluster_z));
     if (shape.threads == 0 || shape.threads > kMostThreads) [[unlikely]]
         bad_launch(kernel, "threads", fmt::format("1 to {}", kMostThreads), fmt::format("{}", shape.threads));
     const int most_shared = device_traits(ordinal).shared_bytes_per_block;
@@ -150,26 +148,16 @@ LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int 
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, CUstream stream, const void* arguments) {
     const Driver& cuda = driver();
     check_shape(kernel, shape, ordinal);
-    CUlaunchAttribute attributes[2]{};
-    unsigned count = 0;
-    if (shape.early_start) {
-        CUlaunchAttribute& early = attributes[count++];
-        early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        early.value.programmaticStreamSerializationAllowed = 1;
-    }
-    if (shape.cluster_z > 1) {
-        CUlaunchAttribute& cluster = attributes[count++];
-        cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        cluster.value.clusterDim.x = cluster.value.clusterDim.y = 1;
-        cluster.value.clusterDim.z = shape.cluster_z;
-    }
+    CUlaunchAttribute early{};
+    early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    early.value.programmaticStreamSerializationAllowed = 1;
     CUlaunchConfig config{};
     config.gridDimX = shape.grid[0], config.gridDimY = shape.grid[1], config.gridDimZ = shape.grid[2];
     config.blockDimX = shape.threads, config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = shape.shared_bytes;
     config.hStream = stream;
-    config.attrs = attributes;
-    config.numAttrs = count;
+    config.attrs = shape.early_start ? &early : nullptr;
+    config.numAttrs = shape.early_start ? 1 : 0;
     void* parameters[] = {const_cast<void*>(arguments)};
     const auto function = reinterpret_cast<CUfunction>(kernel.handle);  // the driver takes either
     CUresult result = cuda.launch(&config, function, parameters, nullptr);

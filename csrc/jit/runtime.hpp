@@ -53,7 +53,6 @@ struct LaunchShape {
     unsigned grid[3] = {1, 1, 1};
     unsigned threads = 1;
     unsigned shared_bytes = 0;
-    unsigned cluster_z = 1;    // neighbours in z that run at the same time; it divides grid[2]
     bool early_start = false;  // programmatic dependent launch: may begin before the kernel ahead of it in the stream has ended
 };
 

@@ -210,25 +210,23 @@ inline PrefillConfig prefill_config(const PrefillProblem& problem, const jit::De
     return prefill_config(prefill_head_k(problem.dk), two ? 2 : 1, problem.io);
 }
 
-// A segment takes a multiprocessor that would have nothing to do, so that slow gates, which make it begin with the sequence, cost
-// no time. A cluster has at most eight blocks everywhere.
-inline constexpr int kMostSegments = 8, kShortestSegment = 4 * kChunk;
+// A segment takes a multiprocessor that would have nothing to do, so that slow gates, which make it begin with the sequence,
+// cost little time.
+inline constexpr int kMostSegments = 32, kShortestSegment = 8 * kChunk;
 inline int prefill_segments(const PrefillProblem& problem, const PrefillConfig& config, const jit::DeviceTraits& device) {
-    const i64 most = std::min(device.multiprocessors / prefill_blocks(problem, config.value_groups),
-                              problem.tokens / kShortestSegment);
-    int segments = 1;
-    while (segments < kMostSegments && 2 * segments <= most) segments *= 2;
-    return segments;
+    const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, config.value_groups), 1);
+    return static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / kShortestSegment), 1, kMostSegments));
 }
 
 inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     const PrefillConfig config = prefill_config(problem, device);
     const int other = 3 - config.value_groups, segments = prefill_segments(problem, config, device);
-    return fmt::format("{} value rows a block: {:.1f} us a chunk of every sequence, against {:.1f} us with {}; {} blocks for {} "
-                       "multiprocessors: {} segment{} a sequence",
-                       config.rows_per_block(), prefill_cost(problem, config.value_groups, device) / 1000,
-                       prefill_cost(problem, other, device) / 1000, other * kValueRows,
-                       prefill_blocks(problem, config.value_groups), device.multiprocessors, segments, segments == 1 ? "" : "s");
+    return fmt::format(
+        "{} value rows a block: {:.1f} us a chunk of every sequence, against {:.1f} us with {}; {} blocks for {} "
+        "multiprocessors: {} segment{} a sequence",
+        config.rows_per_block(), prefill_cost(problem, config.value_groups, device) / 1000,
+        prefill_cost(problem, other, device) / 1000, other * kValueRows, prefill_blocks(problem, config.value_groups),
+        device.multiprocessors, segments, segments == 1 ? "" : "s");
 }
 
 inline constexpr std::array kPrefillConfigurations = [] {

@@ -97,7 +97,7 @@ constexpr bool runs_on(const jit::DeviceTraits& device) {
 
 template <class Spec>
 void launch(const typename Spec::Config& config, const typename Spec::Args& args, const unsigned (&grid)[3],
-            const Target& target, unsigned cluster_z = 1) {
+            const Target& target) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     if (!runs_on<Spec>(device))
         throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{}{}, got {} ({}.{})", Spec::family, Spec::name,
@@ -107,7 +107,6 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
     jit::LaunchShape shape;
     for (int i = 0; i < 3; ++i) shape.grid[i] = grid[i];
-    shape.cluster_z = cluster_z;
     shape.threads = static_cast<unsigned>(Spec::threads(config));
     shape.shared_bytes = static_cast<unsigned>(Spec::shared_bytes(config));
     jit::launch(kernel, shape, target.ordinal, target.stream, &args);

@@ -9,6 +9,7 @@ namespace gdn_cuda::gdn {
 
 struct PrefillTensors {
     jit::TiledTensor query, key, value, output;
+    unsigned* readers;  // as many zeros as Prefill::readers says where states are updated in place, or nullptr
 };
 
 struct Prefill {
@@ -26,6 +27,13 @@ struct Prefill {
                                                                      std::make_index_sequence<kPrefillConfigurations.size()>());
     }
 
+    // Counters that splitting sequences takes where states are updated in place.
+    static i64 readers(const PrefillProblem& problem, const Target& target) {
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const Config config = prefill_config(problem, device);
+        return prefill_segments(problem, config, device) == 1 ? 0 : prefill_blocks(problem, config.value_groups);
+    }
+
     static void run(const PrefillProblem& problem, const RecurrentArgs& recurrence, const PrefillTensors& tensors,
                     const Target& target) {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
@@ -38,11 +46,11 @@ struct Prefill {
                         .output = map(tensors.output),
                         .recurrence = recurrence,
                         .state = problem.state,
-                        .segments = segments};
+                        .segments = segments,
+                        .readers = tensors.readers};
         const auto tiles = static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block()));
         const auto blocks = static_cast<unsigned>(problem.sequences * segments);
-        launch<Prefill>(config, args, {tiles, static_cast<unsigned>(problem.heads), blocks}, target,
-                        static_cast<unsigned>(segments));
+        launch<Prefill>(config, args, {tiles, static_cast<unsigned>(problem.heads), blocks}, target);
     }
 };
 

@@ -62,8 +62,9 @@ __device__ __forceinline__ unsigned pack_rest(float low, float high, unsigned ne
 }
 
 // The tensor cores drop what tf32 has no room for; this makes that rounding to nearest.
+constexpr unsigned kToTf32 = 0x1000;
 __device__ __forceinline__ unsigned to_tf32(float x) {
-    return __float_as_uint(x) + 0x1000;
+    return __float_as_uint(x) + kToTf32;
 }
 __device__ __forceinline__ float round_tf32(float x) {
     return __uint_as_float(to_tf32(x) & 0xffffe000u);

@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
                        .tokens_before = begin * kChunk,
                        .begins = begin == 0,
                        .ends = end == chunks,
+                       .segments = segment + 1,
                        .sequence = sequence,
                        .head = head,
                        .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
@@ -78,11 +79,9 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
     if (group == 0) {
         leave_registers<kConfig.scores_registers()>();
-        state_is_read(args);  // not by helpers
         PrefillScores<kConfig>(shared, args).run();
     } else if (group < kConfig.first_value_group()) {
         leave_registers<kConfig.inverse_registers()>();
-        state_is_read(args);
         PrefillInverse<kConfig>(shared, args).run();
     } else {
         take_registers<kConfig.value_registers()>();

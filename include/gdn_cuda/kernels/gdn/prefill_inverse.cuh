@@ -9,6 +9,7 @@ template <PrefillConfig kConfig>
 struct PrefillInverse : Lane {
     using Plan = PrefillSharedPlan<kConfig>;
     using Block = typename Plan::Block;
+    using Factors = typename Plan::Factors;
 
     Plan& shared;
     const PrefillArgs& args;
@@ -20,8 +21,10 @@ struct PrefillInverse : Lane {
 
     __device__ __forceinline__ int index() const { return group - 1; }  // among the inverting groups
     __device__ __forceinline__ auto& scratch() const { return shared.inverse[index()]; }
-    __device__ __forceinline__ Block& block(int row, int column) const {
-        return scratch().blocks[row * (row + 1) / 2 + column];
+    // Block (row, row - below) of a warp's row.
+    __device__ __forceinline__ static constexpr int first_below(int below) { return below * (9 - below) / 2; }
+    __device__ __forceinline__ Block& block(int below, int column) const {
+        return scratch().blocks[first_below(below) + column];
     }
 
     // Keys past the end of a packed sequence are the next one's: not ours to multiply, even by zero.
@@ -34,30 +37,32 @@ struct PrefillInverse : Lane {
     }
 
     // -A = -beta_i r_i r_j exp(G_i - G_j) k_i.k_j; what is above the diagonal is not read.
-    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, const typename Plan::Factors& factors) {
+    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, const Factors& factors) {
         if (thread >= kChunk) return;
         const float log_norm = args.recurrence.qk_norm ? log_inverse_norm<kConfig>(stage.key, thread) : 0.f;
         scratch().factors.row[thread] = -factors.beta[thread] * exp2_fast(log_norm);
         scratch().factors.column[thread] = factors.gate[thread] - log_norm;
     }
-    // This warp's row of blocks; tensor cores read those off the diagonal.
+    // This warp's row of blocks; those off the diagonal rounded for the tensor cores.
     __device__ __forceinline__ void store_blocks(const float (&products)[32]) {
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            const int column = n / 2;
+        for (int column = 0; column < 4; ++column) {
             if (column > warp) break;
-            const auto round = [&](float x) { return column < warp ? round_tf32(x) : x; };
+            float* to = block(warp - column, column).numbers;
+            const unsigned round = column < warp ? kToTf32 : 0;
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                *reinterpret_cast<float2*>(&block(warp, column).numbers[Block::at(g + 8 * half, n % 2 * 8 + 2 * t)]) = {
-                    round(products[4 * n + 2 * half]), round(products[4 * n + 2 * half + 1])};
+            for (int i = 0; i < 4; ++i) {
+                const float* x = &products[8 * column + 4 * (i % 2) + 2 * (i / 2)];
+                *reinterpret_cast<uint2*>(&to[Block::at(g + i / 2 * 8, i % 2 * 8 + 2 * t)]) = {__float_as_uint(x[0]) + round,
+                                                                                               __float_as_uint(x[1]) + round};
+            }
         }
     }
 
     // (I + A)^-1 of this warp's diagonal block, in place: its 8 x 8 halves by substitution, a column of one half a lane, and
     // what lies below them by products.
     __device__ __forceinline__ void invert_diagonal() {
-        auto& diagonal = block(warp, warp).numbers;
+        auto& diagonal = block(0, warp).numbers;
         const int half = lane & 8, column = lane % 8;
         float x[8];
 #pragma unroll
@@ -118,45 +123,45 @@ struct PrefillInverse : Lane {
     // This warp's column of blocks, downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, all transposed, so that what was
     // computed is the next left operand. Calls visit(block of T diag(beta), how far below the diagonal).
     template <class Visit>
-    __device__ __forceinline__ void each_block_below(const typename Plan::Factors& factors, Visit&& visit) {
-        const float beta[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
-        Operand column[3];
+    __device__ __forceinline__ void each_block_below(const Factors& factors, Visit&& visit) {
         Transposed x;
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) x[n][i] = block(warp, warp).numbers[Block::at(8 * n + 2 * t + i % 2, g + i / 2 * 8)];
+            for (int i = 0; i < 4; ++i) x[n][i] = block(0, warp).numbers[Block::at(8 * n + 2 * t + i % 2, g + i / 2 * 8)];
+        Operand column[3];
+        const float beta[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
+        visit_scaled<0>(x, beta, visit);
+        go_down<1>(column, x, beta, visit);
+    }
+    template <int kBelow, class Visit>
+    __device__ __forceinline__ void go_down(Operand (&column)[3], Transposed& x, const float (&beta)[2], Visit& visit) {
+        if (warp + kBelow > 3) return;
+        make_operand(column[kBelow - 1], x);
+        Transposed sum = {}, next = {};
 #pragma unroll
-        for (int below = 0; below < 4; ++below) {
-            const int row = warp + below;
-            if (row > 3) break;
-            if (below > 0) {
-                make_operand(column[below - 1], x);
-                Transposed sum = {};
+        for (int m = 0; m < kBelow; ++m) add_block_product(sum, column[m], block(kBelow - m, warp + m));
+        Operand left;
+        make_operand(left, sum);
+        add_block_product(next, left, block(0, warp + kBelow));
+        visit_scaled<kBelow>(next, beta, visit);
+        if constexpr (kBelow < 3) go_down<kBelow + 1>(column, next, beta, visit);
+    }
+    template <int kBelow, class Visit>
+    __device__ __forceinline__ static void visit_scaled(const Transposed& x, const float (&beta)[2], Visit& visit) {
+        Transposed scaled;
 #pragma unroll
-                for (int m = 0; m < below; ++m) add_block_product(sum, column[m], block(row, warp + m));
-                Operand left;
-                make_operand(left, sum);
+        for (int n = 0; n < 2; ++n)
 #pragma unroll
-                for (int n = 0; n < 2; ++n)
-#pragma unroll
-                    for (float& y : x[n]) y = 0.f;
-                add_block_product(x, left, block(row, row));
-            }
-            Transposed scaled;
-#pragma unroll
-            for (int n = 0; n < 2; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) scaled[n][i] = x[n][i] * beta[i / 2];
-            visit(scaled, below);
-        }
+            for (int i = 0; i < 4; ++i) scaled[n][i] = x[n][i] * beta[i / 2];
+        visit(scaled, kBelow);
     }
     // All but the diagonal of a block on the diagonal, of four such pairs.
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
     // Returns whether entries cancel.
-    __device__ __forceinline__ bool store_column(const typename Plan::Factors& factors, PrefillTile& inverse) {
+    __device__ __forceinline__ bool store_column(const Factors& factors, PrefillTile& inverse) {
         const unsigned to = matrix_row(inverse) + warp * kStepAcross;
         unsigned largest = 0;
         each_block_below(factors, [&](const Transposed& x, int below) {
@@ -172,7 +177,7 @@ struct PrefillInverse : Lane {
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancels);
     }
     // What rounding left of the column: rarely needed, and computed anew.
-    __device__ __forceinline__ void store_rest(const typename Plan::Factors& factors, PrefillTile& inverse_rest) {
+    __device__ __forceinline__ void store_rest(const Factors& factors, PrefillTile& inverse_rest) {
         const unsigned to = matrix_row(inverse_rest) + warp * kStepAcross;
         each_block_below(factors, [&](const Transposed& x, int below) {
             unsigned rest[4];

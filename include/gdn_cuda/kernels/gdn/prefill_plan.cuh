@@ -56,6 +56,7 @@ struct PrefillWork {
     int length, chunks, silent;          // chunks before the segment have no outputs
     int tokens_before;                   // of the sequence
     bool begins, ends;                   // the sequence
+    int segments;                        // that it has
     int sequence, head, key_head, first_row;
     i64 checkpoints_before;  // those of the sequences packed before
 };
@@ -92,7 +93,7 @@ struct PrefillSharedPlan {
         GDN_HOST_DEVICE static constexpr int at(int row, int column) { return row * 16 + (column ^ (row >> 1 & 1) * 8); }
     };
     struct InverseScratch {
-        Block blocks[10];  // of the lower triangle, row by row
+        Block blocks[10];  // of the lower triangle, diagonal by diagonal: from one to the next of a warp are constants
         RowsColumns factors;
     };
     Stage stages[kConfig.stages];
@@ -110,7 +111,8 @@ struct PrefillArgs {
     TensorMap query, key, value, output;  // (d, head, token, batch)
     RecurrentArgs recurrence;
     DType state;
-    int segments;  // of a sequence, neighbours in z
+    int segments;       // of a sequence, neighbours in z
+    unsigned* readers;  // zeros, one a sequence, head and tile of rows, where states are updated in place; else nullptr
 };
 
 }  // namespace gdn_cuda::gdn

@@ -109,17 +109,16 @@ struct PrefillScores : Lane {
 
     // P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal.
     __device__ __forceinline__ void store_scores(const float (&products)[32], PrefillTile& scores) {
-        const int distance = g - 2 * t;
         const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
-        const auto pair = [&](int n, int half) {
-            const float x = products[4 * n + 2 * half], y = products[4 * n + 2 * half + 1];
-            const int ahead = distance + 8 * half - n % 2 * 8;  // of the row, before the first column, if on the diagonal
-            return pack<kConfig.io>(n / 2 < warp || ahead >= 0 ? x : 0.f, n / 2 < warp || ahead > 0 ? y : 0.f);
-        };
+        const int ahead = g - 2 * t;  // of the row, before the first of two columns
+        const unsigned near = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             if (n / 2 > warp) break;
-            store_matrices(row_piece(to, n + lane / 16), pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));
+            const bool diagonal = n / 2 == warp;
+            const unsigned keep = diagonal ? near : 0xffffffffu, right = diagonal ? 0 : 0xffffffffu;
+            const auto pair = [&](int i) { return pack<kConfig.io>(products[4 * n + 2 * i], products[4 * n + 2 * i + 1]); };
+            store_matrices(row_piece(to, n + lane / 16), pair(0) & keep, pair(1), pair(2) & right, pair(3) & keep);
         }
     }
 

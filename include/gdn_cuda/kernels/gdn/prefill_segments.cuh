@@ -74,12 +74,18 @@ __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, con
     return 0;
 }
 
-// Segments of a sequence are a cluster: the last writes the state that others may have started from, so it waits for them.
-__device__ __forceinline__ void state_is_read(const PrefillArgs& args) {
-    if (args.segments > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+// Where states are updated in place, the last segment writes what others may have started from: it waits until they have read
+// it. They are dispatched before it, so they need not run at the same time.
+__device__ __forceinline__ unsigned* readers_of(const PrefillArgs& args, const PrefillWork& work) {
+    return args.readers + (static_cast<i64>(work.sequence) * args.recurrence.heads + work.head) * gridDim.x + blockIdx.x;
 }
-__device__ __forceinline__ void wait_for_readers(const PrefillArgs& args) {
-    if (args.segments > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+__device__ __forceinline__ void state_is_read(const PrefillArgs& args, const PrefillWork& work) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(readers_of(args, work)) : "memory");
+}
+__device__ __forceinline__ void wait_for_readers(const PrefillArgs& args, const PrefillWork& work, unsigned count) {
+    unsigned read;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(read) : "l"(readers_of(args, work)) : "memory");
+    while (read < count);
 }
 
 }  // namespace gdn_cuda::gdn

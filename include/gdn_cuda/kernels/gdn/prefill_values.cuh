@@ -177,7 +177,10 @@ struct PrefillValues : Lane {
 
     __device__ __forceinline__ void run() {
         load_state();
-        state_is_read(args);
+        if (args.readers != nullptr) {
+            gather();
+            if (thread == 0) state_is_read(args, work);
+        }
         round_state();
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
@@ -253,7 +256,10 @@ struct PrefillValues : Lane {
             store_state(checkpoint(chunk));
         }
         if (work.ends) {
-            wait_for_readers(args);
+            if (args.readers != nullptr) {
+                if (thread == 0) wait_for_readers(args, work, work.segments * kConfig.value_groups);
+                gather();
+            }
             store_state(last());
         }
         if (thread == 0) wait_stores_read();
