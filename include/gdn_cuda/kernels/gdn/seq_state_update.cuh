@@ -2,11 +2,14 @@
 //
 //     S <- exp(G_C) S + v'^T (exp(G_C - G) k)
 //
-// A block keeps a few value dimensions of one head's state in shared memory and walks over the chunks of one sequence: they
-// depend on each other, rows of S do not.
+// Rows of S never meet, so a warp keeps 16 of them in registers from the first chunk of a sequence to the last, as sums of
+// products, and computes everything transposed: S w^T and v'^T k have S or v' on the left, in registers, and w or k on the
+// right, in shared memory as they came. What is left of the block is loading, for all its warps: w and u of a chunk as soon as
+// those of an earlier one are used up, then its k. S and v' are rounded to bf16 as factors, v' in two parts, since its errors
+// stay in S.
 //
-// Bound: fp32 arithmetic and shared-memory reads on the CUDA cores. This is the plain kernel: it serves research and as a
-// check.
+// Bound: the chain of products from one chunk to the next, about a microsecond; memory, most of it the states, where the blocks
+// fill the card.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
@@ -14,66 +17,279 @@
 namespace gdn_cuda::gdn {
 
 template <SeqStateUpdateConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) seq_state_update(const __grid_constant__ ChunkArgs args) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    auto& shared = *reinterpret_cast<SeqStateUpdateSharedPlan<kConfig>*>(memory);
+struct SeqStateUpdateBlock {
+    using Plan = SeqStateUpdateSharedPlan<kConfig>;
+    static constexpr int kThreads = kConfig.warps * 32;
+    static constexpr int kKeyTiles = kConfig.head_k / 8, kTokenPairs = kChunk / 16;
+    // Copies that may still be under way when w, or k, of a chunk is wanted: those of later chunks.
+    static constexpr int kLaterCopies = 2 * (kConfig.stages - 1);
 
-    const int sequence = blockIdx.x, head = blockIdx.y;
-    const int first_row = blockIdx.z * kConfig.rows_per_block;
-    const int rows = min(kConfig.rows_per_block, args.dv - first_row);
-    const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-    const i64 first_chunk = first_chunk_of(args, sequence);
-    const auto for_state = [&](auto&& visit) {
-        for (int i = threadIdx.x; i < rows * args.dk; i += kConfig.threads) visit(i / args.dk, i % args.dk);
-    };
-    const auto at = [&](i64 block, int row, int column) {
-        return ((block * args.heads + head) * args.dv + first_row + row) * args.dk + column;
-    };
+    Plan& shared;
+    const ChunkArgs& args;
+    const SequenceWork& work = shared.work;
+    int warp, lane, g, t;
 
-    for_state([&](int row, int column) {
-        const bool given = args.has_initial && span.length > 0 && first_chunk < args.state_chunks;
-        shared.state[row][column] = given ? load_number({args.states, args.states_type}, at(first_chunk, row, column)) : 0.f;
-    });
+    float state[kKeyTiles][4] = {};  // 16 rows, this warp's
 
-    for (int first = 0; first < span.length; first += kChunk) {
-        const ChunkPlace place{sequence, first, span.start, span.length};
-        const int count = min(kChunk, span.length - first);
-        __syncthreads();
-        load_chunk(shared.key, args.w, place, head, count, 0, args.dk);
-        load_gates(shared.gate, args.gate, place, head, count);
-        __syncthreads();
-
-        for_state([&](int row, int column) {
-            store_number(args.states, args.states_type, at(first_chunk + first / kChunk, row, column),
-                         shared.state[row][column]);
-        });
-        auto* values = static_cast<__nv_bfloat16*>(args.value.data) + sequence * args.value.batch +
-                       (span.start + first) * args.value.token + head * args.value.head + first_row;
-        for (int i = threadIdx.x; i < count * rows; i += kConfig.threads) {
-            const int token = i / rows, row = i % rows;
-            const float value =
-                to_float(values[token * args.value.token + row]) - dot(shared.key[token], shared.state[row], args.dk);
-            values[token * args.value.token + row] = __float2bfloat16(value);
-            shared.value[token][row] = value;
-        }
-        __syncthreads();
-
-        load_chunk(shared.key, args.key, place, head / args.heads_per_key, count, 0, args.dk);
-        __syncthreads();
-        const float last_gate = shared.gate[count - 1];
-        for_state([&](int row, int column) {
-            float sum = expf(last_gate) * shared.state[row][column];
-            for (int t = 0; t < count; ++t)
-                sum = fmaf(shared.value[t][row], expf(last_gate - shared.gate[t]) * shared.key[t][column], sum);
-            shared.state[row][column] = sum;
-        });
+    __device__ __forceinline__ SeqStateUpdateBlock(Plan& shared, const ChunkArgs& args) : shared(shared), args(args) {
+        find_lane();
     }
 
-    if (!args.has_final) return;
+    // Computed anew for every chunk: the compiler would keep dozens of addresses over the loop, and spill them.
+    __device__ __forceinline__ void find_lane() {
+        int thread = threadIdx.x;
+        asm volatile("" : "+r"(thread));
+        warp = thread / 32;
+        lane = thread % 32;
+        g = lane / 4;
+        t = lane % 4;
+    }
+
+    __device__ __forceinline__ ChunkPlace place_of(int chunk) const {
+        return {work.sequence, chunk * kChunk, work.start, work.length};
+    }
+    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
+
+    __device__ __forceinline__ void bring_w_and_u(int chunk) {
+        if (chunk < work.chunks) {
+            const ChunkPlace place = place_of(chunk);
+            const int stage = chunk % kConfig.stages, count = tokens_in(chunk);
+            bring_tile<kConfig.aligned, kThreads>(shared.w[stage], rows_at(args.w, place, work.head), args.w.token, count,
+                                                  args.dk);
+            bring_tile<kConfig.aligned, kThreads>(shared.value[stage], rows_at(args.value, place, work.head) + work.first_row,
+                                                  args.value.token, count, args.dv - work.first_row);
+            if (args.gate.values.data != nullptr && threadIdx.x < kChunk)
+                async_copy_4(shared_address(&shared.gate[stage][threadIdx.x]),
+                             gate_at(args.gate, place, work.head, count, threadIdx.x));
+        }
+        async_copy_commit();
+    }
+    __device__ __forceinline__ void bring_k(int chunk) {
+        if (chunk < work.chunks)
+            bring_tile<kConfig.aligned, kThreads>(shared.key[chunk % kConfig.stages],
+                                                  rows_at(args.key, place_of(chunk), work.key_head), args.key.token,
+                                                  tokens_in(chunk), args.dk);
+        async_copy_commit();
+    }
+    __device__ __forceinline__ void clear_gates() {
+        for (int i = threadIdx.x; i < kConfig.stages * kChunk; i += kThreads) shared.gate[i / kChunk][i % kChunk] = 0.f;
+    }
+
+    // ---- The warp's rows of S in memory
+
+    __device__ __forceinline__ int row_of(int half) const { return work.first_row + 16 * warp + g + 8 * half; }
+    __device__ __forceinline__ i64 offset_of(i64 block, int half) const {
+        return ((block * args.heads + work.head) * args.dv + row_of(half)) * args.dk;
+    }
+
+    // Of this row, in memory.
+    __device__ __forceinline__ int columns_of(int half) const { return row_of(half) < args.dv ? args.dk : 0; }
+
+    template <class Number>
+    __device__ __forceinline__ void load_state(const Number* from, i64 block) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Number* row = from + offset_of(block, half) + 2 * t;
+#pragma unroll
+            for (int tile = 0; tile < kKeyTiles; ++tile) {
+                Vector<Number, 2, kConfig.aligned> pair;
+                pair.clear();
+                if (8 * tile < columns_of(half)) pair.load(row + 8 * tile);
+                state[tile][2 * half] = pair[0];
+                state[tile][2 * half + 1] = pair[1];
+            }
+        }
+    }
+    __device__ __forceinline__ void load_state(i64 block) {
+        if (args.states_type == DType::f32)
+            load_state(static_cast<const float*>(args.states), block);
+        else
+            load_state(static_cast<const __nv_bfloat16*>(args.states), block);
+    }
+
+    // Before a chunk, or after the last.
+    __device__ __forceinline__ void store_state(int chunk) const {
+        const bool after = chunk == work.chunks;
+        if (after ? !args.has_final : work.first_chunk + chunk >= args.state_chunks) return;
+        void* to = after ? args.final_state : args.states;
+        const i64 block = after ? work.sequence : work.first_chunk + chunk;
+        if ((after ? args.final_type : args.states_type) == DType::f32)
+            store_floats(static_cast<float*>(to), block);
+        else
+            store_halves(static_cast<__nv_bfloat16*>(to), block);
+    }
+    __device__ __forceinline__ void store_floats(float* to, i64 block) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float* row = to + offset_of(block, half) + 2 * t;
+#pragma unroll
+            for (int tile = 0; tile < kKeyTiles; ++tile) {
+                Vector<float, 2, kConfig.aligned> pair;
+                pair.set(0, state[tile][2 * half]);
+                pair.set(1, state[tile][2 * half + 1]);
+                if (8 * tile < columns_of(half)) pair.store(row + 8 * tile);
+            }
+        }
+    }
+    __device__ __forceinline__ void store_halves(__nv_bfloat16* to, i64 block) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int first = 0; first < kKeyTiles; first += 4) {
+                unsigned eight[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    eight[i] = pack<DType::bf16>(state[first + i][2 * half], state[first + i][2 * half + 1]);
+                transpose_quad(eight);
+                const int column = 8 * (first + t);
+                if (column < columns_of(half)) store_piece<kConfig.aligned>(to + offset_of(block, half) + column, eight);
+            }
+    }
+
+    // ---- One chunk
+
+    // What 16 tokens give to the state, as two left operands.
+    __device__ __forceinline__ void lay_by(int pair, int part, const unsigned (&x)[4]) {
+        *reinterpret_cast<uint4*>(shared.factors[pair][part][threadIdx.x]) = {x[0], x[1], x[2], x[3]};
+    }
+    __device__ __forceinline__ void take_back(int pair, int part, unsigned (&x)[4]) const {
+        const uint4 four = *reinterpret_cast<const uint4*>(shared.factors[pair][part][threadIdx.x]);
+        x[0] = four.x;
+        x[1] = four.y;
+        x[2] = four.z;
+        x[3] = four.w;
+    }
+
+    // v' of the warp's value dimensions: over u in shared memory, and exp(G_C - G) v' laid by.
+    __device__ __forceinline__ void form_values(int stage) {
+        float products[2 * kTokenPairs][4] = {};
+#pragma unroll
+        for (int step = 0; step < kConfig.head_k / 16; ++step) {
+            unsigned rows[4];
+            as_left<DType::bf16>(rows, state[2 * step], state[2 * step + 1]);
+#pragma unroll
+            for (int pair = 0; pair < kTokenPairs; ++pair) {
+                unsigned w[4];
+                load_matrices(w, piece_at(shared.w[stage], PieceOfLane::crossed(lane), 16 * pair, 2 * step));
+                add_product<DType::bf16>(products[2 * pair], rows, w[0], w[1]);
+                add_product<DType::bf16>(products[2 * pair + 1], rows, w[2], w[3]);
+            }
+        }
+        const float end = shared.gate[stage][kChunk - 1];
+#pragma unroll
+        for (int pair = 0; pair < kTokenPairs; ++pair) {
+            unsigned u[4];  // of two tiles of tokens, each: value dimensions g and g + 8, tokens 2 t and 2 t + 1
+            unsigned high[4], rest[4];
+            load_transposed(u, piece_at(shared.value[stage], PieceOfLane::crossed(lane), 16 * pair, 2 * warp));
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const float2 gate = *reinterpret_cast<const float2*>(&shared.gate[stage][16 * pair + 8 * n + 2 * t]);
+                const float2 left{exp_fast(end - gate.x), exp_fast(end - gate.y)};
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float2 given = unpack<DType::bf16>(u[2 * n + half]);
+                    const float* product = &products[2 * pair + n][2 * half];
+                    const float2 value{given.x - product[0], given.y - product[1]};
+                    store_shared(piece_at(shared.value[stage], 16 * pair + 8 * n + g, 2 * warp + half) + 4 * t,
+                                 transposed(pack<DType::bf16>(value.x, value.y)));
+                    const float2 factor{value.x * left.x, value.y * left.y};
+                    high[2 * n + half] = pack<DType::bf16>(factor.x, factor.y);
+                    rest[2 * n + half] = pack_rest<DType::bf16>(high[2 * n + half], factor.x, factor.y);
+                }
+            }
+            lay_by(pair, 0, high);
+            lay_by(pair, 1, rest);
+        }
+    }
+    // 32 bytes a token and warp, two lanes.
+    __device__ __forceinline__ void store_values(int chunk) const {
+        const int column = work.first_row + 16 * warp + lane % 2 * 8;
+        if (column >= args.dv) return;
+        __nv_bfloat16* rows = rows_at(args.value, place_of(chunk), work.head) + column;
+#pragma unroll
+        for (int first = 0; first < kChunk; first += 16) {
+            const int token = first + lane / 2;
+            if (token >= tokens_in(chunk)) break;
+            const uint4 eight = load_shared(piece_at(shared.value[chunk % kConfig.stages], token, 2 * warp + lane % 2));
+            store_piece<kConfig.aligned>(rows + token * args.value.token, {eight.x, eight.y, eight.z, eight.w});
+        }
+    }
+
+    __device__ __forceinline__ void update(int stage, float kept) {
+#pragma unroll
+        for (auto& tile : state)
+#pragma unroll
+            for (float& x : tile) x *= kept;
+#pragma unroll
+        for (int step = 0; step < kTokenPairs; ++step) {
+            unsigned high[4], rest[4];
+            take_back(step, 0, high);
+            take_back(step, 1, rest);
+#pragma unroll
+            for (int pair = 0; pair < kKeyTiles / 2; ++pair) {
+                unsigned key[4];
+                load_transposed(key, piece_at(shared.key[stage], PieceOfLane::straight(lane), 16 * step, 2 * pair));
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    add_product<DType::bf16>(state[2 * pair + n], rest, key[2 * n], key[2 * n + 1]);
+                    add_product<DType::bf16>(state[2 * pair + n], high, key[2 * n], key[2 * n + 1]);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        if (args.gate.values.data == nullptr) clear_gates();
+        for (int chunk = 0; chunk < kConfig.stages; ++chunk) {
+            if (chunk > 0) bring_k(chunk - 1);
+            bring_w_and_u(chunk);
+        }
+        if (args.has_initial && work.chunks > 0 && work.first_chunk < args.state_chunks) load_state(work.first_chunk);
+
+#pragma unroll 1
+        for (int chunk = 0;; ++chunk) {
+            const int stage = chunk % kConfig.stages;
+            find_lane();
+            async_copy_wait<kLaterCopies>();
+            __syncthreads();  // w and u are there, and the k before is used up
+            bring_k(chunk + kConfig.stages - 1);
+            store_state(chunk);
+            if (chunk == work.chunks) return;
+            form_values(stage);
+            const float kept = exp_fast(shared.gate[stage][kChunk - 1]);
+            __syncwarp();
+            store_values(chunk);
+            async_copy_wait<kLaterCopies>();
+            __syncthreads();  // k is there, and w and u are used up
+            bring_w_and_u(chunk + kConfig.stages);
+            update(stage, kept);
+        }
+    }
+};
+
+template <SeqStateUpdateConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.head_k <= 128 ? 2 : 1)
+    seq_state_update(const __grid_constant__ ChunkArgs args) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<SeqStateUpdateSharedPlan<kConfig>*>(memory);
+    static_assert(sizeof(shared) <= 99 * 1024);
+
+    if (threadIdx.x < 32) {
+        const int head = static_cast<int>(blockIdx.x % args.heads), sequence = static_cast<int>(blockIdx.x / args.heads);
+        const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
+        const i64 first_chunk = first_chunk_of(args, sequence);
+        if (threadIdx.x == 0)
+            shared.work = {.start = span.start,
+                           .first_chunk = first_chunk,
+                           .length = span.length,
+                           .chunks = chunks_of(span),
+                           .sequence = sequence,
+                           .head = head,
+                           .key_head = head / args.heads_per_key,
+                           .first_row = static_cast<int>(blockIdx.y) * kConfig.warps * 16};
+    }
     __syncthreads();
-    for_state([&](int row, int column) {
-        store_number(args.final_state, args.final_type, at(sequence, row, column), shared.state[row][column]);
-    });
+    SeqStateUpdateBlock<kConfig>(shared, args).run();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,31 +1,47 @@
 // Configuration and shared memory of gdn/seq_state_update, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/chunk_common.cuh>
+#include <gdn_cuda/kernels/gdn/chunk_tiles.cuh>
 
 namespace gdn_cuda::gdn {
 
 struct SeqStateUpdateConfig {
-    int head_k;          // the largest key dimension the tiles hold: 128 or 256
-    int rows_per_block;  // value dimensions
-    int threads;
+    int head_k;    // the largest key dimension the tiles hold: 64, 128 or 256
+    int warps;     // 16 value dimensions each
+    int stages;    // chunks on their way through shared memory
+    bool aligned;  // rows start on 16 bytes
 
     constexpr bool operator==(const SeqStateUpdateConfig&) const = default;
 
     template <class Visitor>
     constexpr void fields(Visitor&& visit) const {
         visit("head_k", head_k);
-        visit("rows_per_block", rows_per_block);
-        visit("threads", threads);
+        visit("warps", warps);
+        visit("stages", stages);
+        visit("aligned", aligned);
     }
+
+    constexpr int threads() const { return warps * 32; }
+    constexpr int rows_per_block() const { return warps * 16; }  // of the state
+};
+
+// What a block does. In shared memory, read anew each time: registers are for the state.
+struct SequenceWork {
+    i64 start;           // first token
+    i64 first_chunk;     // among the chunks of all sequences
+    int length, chunks;  // of the sequence
+    int sequence, head, key_head;
+    int first_row;  // of the state
 };
 
 template <SeqStateUpdateConfig kConfig>
 struct SeqStateUpdateSharedPlan {
-    float key[kChunk][kConfig.head_k + 1];  // w, then k; + 1: rows start in different banks
-    float state[kConfig.rows_per_block][kConfig.head_k + 1];
-    float value[kChunk][kConfig.rows_per_block + 1];  // v'
-    float gate[kChunk];
+    ChunkTile<kConfig.head_k> w[kConfig.stages], key[kConfig.stages];
+    ChunkTile<kConfig.rows_per_block()> value[kConfig.stages];  // u, then v'
+    // exp(G_C - G) v', high and rest, each thread's own: registers are for the state.
+    alignas(16) unsigned factors[kChunk / 16][2][kConfig.threads()][4];
+    float gate[kConfig.stages][kChunk];
+    SequenceWork work;
 };
 
 }  // namespace gdn_cuda::gdn
