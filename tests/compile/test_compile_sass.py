@@ -1,5 +1,5 @@
 """What the machine code of the memory-bound kernels must have: wide accesses where rows are aligned, and no local memory; of the
-pieces of the chunked form, tensor cores besides."""
+pieces of the chunked form, tensor cores too."""
 
 from __future__ import annotations
 

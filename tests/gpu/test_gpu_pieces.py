@@ -192,7 +192,7 @@ def test_pieces_of_no_tokens() -> None:
 def test_pieces_with_negative_eigenvalues(key_mode: str, gate_range: tuple[float, float], dk: int, seed: int) -> None:
     """beta to 2: with keys that repeat, or are one percent apart, T alternates and w cancels."""
     x = bf16_inputs(B=1, T=700, dk=dk, dv=128, gate_range=gate_range, beta_max=2.0, key_mode=key_mode, seed=seed)
-    check_pieces(x, pieces(x), 8e-3, 6e-3)
+    check_pieces(x, pieces(x), 8e-3, 1e-2)
 
 
 @pytest.mark.parametrize("dk", [64, 128, 256])

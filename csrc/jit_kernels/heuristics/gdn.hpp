@@ -286,11 +286,11 @@ inline constexpr std::array kComputeOConfigurations = [] {
     return all;
 }();
 
-constexpr SeqStateUpdateConfig seq_state_update_config(int dk, int warps, bool aligned) {
+constexpr SeqStateUpdateConfig seq_state_update_config(int dk, int teams, bool aligned) {
     const int head_k = piece_head_k(dk);
-    return {.head_k = head_k, .warps = warps, .stages = head_k <= 128 ? 2 : 1, .aligned = aligned};
+    return {.head_k = head_k, .teams = teams, .stages = head_k <= 128 ? 2 : 1, .aligned = aligned};
 }
-// Warps of a block share what it brings of w and k; with fewer of them more multiprocessors work.
+// Teams of a block share what it brings of w and k; with fewer of them more multiprocessors work.
 inline SeqStateUpdateConfig seq_state_update_config(const PieceProblem& problem, const jit::DeviceTraits& device) {
     const SeqStateUpdateConfig four = seq_state_update_config(problem.dk, 4, problem.aligned);
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, four.rows_per_block());
@@ -300,7 +300,7 @@ inline constexpr std::array kSeqStateUpdateConfigurations = [] {
     std::array<SeqStateUpdateConfig, 3 * kPieceHeadK.size()> all{};
     size_t n = 0;
     for (const int head_k : kPieceHeadK)
-        for (const int warps : {4, 2}) all[n++] = seq_state_update_config(head_k, warps, true);
+        for (const int teams : {4, 2}) all[n++] = seq_state_update_config(head_k, teams, true);
     for (const int head_k : kPieceHeadK) all[n++] = seq_state_update_config(head_k, 4, false);
     return all;
 }();

@@ -47,6 +47,7 @@ struct ComputeOBlock {
                 add_product<DType::bf16>(products[column][1], own, other[2], other[3]);
             }
         }
+        __syncthreads();  // keys are used up: scores take their place
         const float gate[2] = {shared.gate[16 * warp + g], shared.gate[16 * warp + g + 8]};
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
@@ -162,7 +163,7 @@ struct ComputeOBlock {
 };
 
 template <ComputeOConfig kConfig>
-__global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 3 : 1)
+__global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiprocessor())
     compute_o(const __grid_constant__ ChunkArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<ComputeOSharedPlan<kConfig>*>(memory);

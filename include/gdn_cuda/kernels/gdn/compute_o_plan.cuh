@@ -21,13 +21,19 @@ struct ComputeOConfig {
         visit("state", state);
         visit("aligned", aligned);
     }
+
+    // As many as registers allow: states of fp32 need more of them on their way.
+    constexpr int blocks_per_multiprocessor() const { return head_k > 128 ? 1 : state == DType::bf16 && aligned ? 4 : 3; }
 };
 
 template <ComputeOConfig kConfig>
 struct ComputeOSharedPlan {
-    ChunkTile<kConfig.head_k> query, key;
+    ChunkTile<kConfig.head_k> query;
+    union {
+        ChunkTile<kConfig.head_k> key;
+        ChunkTile<kChunk> scores;  // (q.k) exp(G_i - G_j) up to the diagonal
+    };
     ChunkTile<kConfig.kValueColumns> value;  // v'
-    ChunkTile<kChunk> scores;                // (q.k) exp(G_i - G_j) up to the diagonal
     float gate[kChunk];
 };
 

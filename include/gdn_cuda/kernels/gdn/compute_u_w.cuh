@@ -112,16 +112,17 @@ struct ComputeUWBlock {
 #pragma unroll
             for (int step = 0; step < kRowBlocks; ++step) {
                 if (step > row_block) break;
+                unsigned right[2][4];
 #pragma unroll
-                for (int pair = 0; pair < 2; ++pair) {
-                    unsigned right[4];
-                    load_transposed(right, piece_at(tile, PieceOfLane::straight(lane), 16 * step, first / 8 + 2 * pair));
+                for (int pair = 0; pair < 2; ++pair)
+                    load_transposed(right[pair], piece_at(tile, PieceOfLane::straight(lane), 16 * step, first / 8 + 2 * pair));
+                    // All tiles with one part, then with the other: sums that follow upon themselves wait.
 #pragma unroll
-                    for (int n = 0; n < 2; ++n) {
-                        add_product<DType::bf16>(sums[2 * pair + n], inverse.rest[step], right[2 * n], right[2 * n + 1]);
-                        add_product<DType::bf16>(sums[2 * pair + n], inverse.high[step], right[2 * n], right[2 * n + 1]);
-                    }
-                }
+                for (int part = 0; part < 2; ++part)
+#pragma unroll
+                    for (int n = 0; n < 4; ++n)
+                        add_product<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
+                                                 right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

@@ -2,14 +2,14 @@
 //
 //     S <- exp(G_C) S + v'^T (exp(G_C - G) k)
 //
-// Rows of S never meet, so a warp keeps 16 of them in registers from the first chunk of a sequence to the last, as sums of
-// products, and computes everything transposed: S w^T and v'^T k have S or v' on the left, in registers, and w or k on the
-// right, in shared memory as they came. What is left of the block is loading, for all its warps: w and u of a chunk as soon as
-// those of an earlier one are used up, then its k. S and v' are rounded to bf16 as factors, v' in two parts, since its errors
-// stay in S.
+// Rows of S never meet, so a team of two warps keeps 16 of them in registers from the first chunk of a sequence to the last, as
+// sums of products, and computes everything transposed: S w^T and v'^T k have S or v' on the left, in registers, and w or k on
+// the right, in shared memory as they came. Each warp has half of the key dimensions: of S w^T it adds the other's half for
+// half of the tokens, and hands what these give to the state to the other. What is left of the block is loading: w and u of a
+// chunk as soon as those of an earlier one are used up, then its k. S and v' are rounded to bf16 as factors, v' in two parts,
+// since its errors stay in S.
 //
-// Bound: the chain of products from one chunk to the next, about a microsecond; memory, most of it the states, where the blocks
-// fill the card.
+// Bound: the chain of products from one chunk to the next; memory, most of it the states, where the blocks fill the card.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
@@ -19,17 +19,19 @@ namespace gdn_cuda::gdn {
 template <SeqStateUpdateConfig kConfig>
 struct SeqStateUpdateBlock {
     using Plan = SeqStateUpdateSharedPlan<kConfig>;
-    static constexpr int kThreads = kConfig.warps * 32;
-    static constexpr int kKeyTiles = kConfig.head_k / 8, kTokenPairs = kChunk / 16;
+    static constexpr int kThreads = kConfig.teams * 64;
+    static constexpr int kKeyTiles = kConfig.head_k / 8 / 2;  // a warp's tiles of eight key dimensions
+    static constexpr int kTilesAtOnce = kKeyTiles < 8 ? kKeyTiles : 8;
+    static constexpr int kTokenPairs = kChunk / 16, kOwnPairs = kTokenPairs / 2;  // of tiles of eight tokens
     // Copies that may still be under way when w, or k, of a chunk is wanted: those of later chunks.
     static constexpr int kLaterCopies = 2 * (kConfig.stages - 1);
 
     Plan& shared;
     const ChunkArgs& args;
     const SequenceWork& work = shared.work;
-    int warp, lane, g, t;
+    int team, side, lane, g, t;
 
-    float state[kKeyTiles][4] = {};  // 16 rows, this warp's
+    float state[kKeyTiles][4] = {};  // 16 rows, half of the key dimensions
 
     __device__ __forceinline__ SeqStateUpdateBlock(Plan& shared, const ChunkArgs& args) : shared(shared), args(args) {
         find_lane();
@@ -39,7 +41,8 @@ struct SeqStateUpdateBlock {
     __device__ __forceinline__ void find_lane() {
         int thread = threadIdx.x;
         asm volatile("" : "+r"(thread));
-        warp = thread / 32;
+        team = thread / 64;
+        side = thread / 32 % 2;
         lane = thread % 32;
         g = lane / 4;
         t = lane % 4;
@@ -75,15 +78,17 @@ struct SeqStateUpdateBlock {
         for (int i = threadIdx.x; i < kConfig.stages * kChunk; i += kThreads) shared.gate[i / kChunk][i % kChunk] = 0.f;
     }
 
-    // ---- The warp's rows of S in memory
+    // ---- The warp's part of S in memory
 
-    __device__ __forceinline__ int row_of(int half) const { return work.first_row + 16 * warp + g + 8 * half; }
+    __device__ __forceinline__ int row_of(int half) const { return work.first_row + 16 * team + g + 8 * half; }
     __device__ __forceinline__ i64 offset_of(i64 block, int half) const {
-        return ((block * args.heads + work.head) * args.dv + row_of(half)) * args.dk;
+        return ((block * args.heads + work.head) * args.dv + row_of(half)) * args.dk + 8 * kKeyTiles * side;
     }
 
-    // Of this row, in memory.
-    __device__ __forceinline__ int columns_of(int half) const { return row_of(half) < args.dv ? args.dk : 0; }
+    // There are so many of this row's columns.
+    __device__ __forceinline__ int columns_of(int half) const {
+        return row_of(half) < args.dv ? args.dk - 8 * kKeyTiles * side : 0;
+    }
 
     template <class Number>
     __device__ __forceinline__ void load_state(const Number* from, i64 block) {
@@ -148,69 +153,92 @@ struct SeqStateUpdateBlock {
 
     // ---- One chunk
 
-    // What 16 tokens give to the state, as two left operands.
-    __device__ __forceinline__ void lay_by(int pair, int part, const unsigned (&x)[4]) {
-        *reinterpret_cast<uint4*>(shared.factors[pair][part][threadIdx.x]) = {x[0], x[1], x[2], x[3]};
-    }
-    __device__ __forceinline__ void take_back(int pair, int part, unsigned (&x)[4]) const {
-        const uint4 four = *reinterpret_cast<const uint4*>(shared.factors[pair][part][threadIdx.x]);
-        x[0] = four.x;
-        x[1] = four.y;
-        x[2] = four.z;
-        x[3] = four.w;
+    // A pair of tiles of tokens: the warp's own come first.
+    __device__ __forceinline__ int tokens_of(int pair) const { return 16 * ((kOwnPairs * side + pair) % kTokenPairs); }
+    // Of every thread and the one beside it in the team.
+    __device__ __forceinline__ uint4& exchange(int side, int at) {
+        return *reinterpret_cast<uint4*>(shared.exchange[team][side][at][lane]);
     }
 
-    // v' of the warp's value dimensions: over u in shared memory, and exp(G_C - G) v' laid by.
-    __device__ __forceinline__ void form_values(int stage) {
-        float products[2 * kTokenPairs][4] = {};
+    // S w^T of half of the tokens and half of the key dimensions.
+    using Products = float[2 * kOwnPairs][4];
+    __device__ __forceinline__ void multiply(Products& products, int stage, int first_pair) const {
 #pragma unroll
-        for (int step = 0; step < kConfig.head_k / 16; ++step) {
+        for (int step = 0; step < kKeyTiles / 2; ++step) {
             unsigned rows[4];
             as_left<DType::bf16>(rows, state[2 * step], state[2 * step + 1]);
 #pragma unroll
-            for (int pair = 0; pair < kTokenPairs; ++pair) {
+            for (int pair = 0; pair < kOwnPairs; ++pair) {
                 unsigned w[4];
-                load_matrices(w, piece_at(shared.w[stage], PieceOfLane::crossed(lane), 16 * pair, 2 * step));
+                load_matrices(w, piece_at(shared.w[stage], PieceOfLane::crossed(lane), tokens_of(first_pair + pair),
+                                          kKeyTiles * side + 2 * step));
                 add_product<DType::bf16>(products[2 * pair], rows, w[0], w[1]);
                 add_product<DType::bf16>(products[2 * pair + 1], rows, w[2], w[3]);
             }
         }
+    }
+    // S w^T of the warp's tokens: first what the other waits for.
+    __device__ __forceinline__ void predict(Products& predicted, int stage) {
+        Products for_other = {};
+        multiply(for_other, stage, kOwnPairs);
+#pragma unroll
+        for (int tile = 0; tile < 2 * kOwnPairs; ++tile)
+            exchange(1 - side, tile) = reinterpret_cast<const uint4&>(for_other[tile]);
+        multiply(predicted, stage, 0);
+        meet(1 + team, 64);
+#pragma unroll
+        for (int tile = 0; tile < 2 * kOwnPairs; ++tile) {
+            const uint4 other = exchange(side, tile);
+            predicted[tile][0] += __uint_as_float(other.x);
+            predicted[tile][1] += __uint_as_float(other.y);
+            predicted[tile][2] += __uint_as_float(other.z);
+            predicted[tile][3] += __uint_as_float(other.w);
+        }
+    }
+
+    // v' of the team's value dimensions and the warp's tokens: over u in shared memory; and exp(G_C - G) v', high and rest, as
+    // left operands, where the other's products were.
+    __device__ __forceinline__ void form_values(int stage) {
+        Products predicted = {};
+        predict(predicted, stage);
         const float end = shared.gate[stage][kChunk - 1];
 #pragma unroll
-        for (int pair = 0; pair < kTokenPairs; ++pair) {
+        for (int pair = 0; pair < kOwnPairs; ++pair) {
             unsigned u[4];  // of two tiles of tokens, each: value dimensions g and g + 8, tokens 2 t and 2 t + 1
             unsigned high[4], rest[4];
-            load_transposed(u, piece_at(shared.value[stage], PieceOfLane::crossed(lane), 16 * pair, 2 * warp));
+            load_transposed(u, piece_at(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(pair), 2 * team));
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                const float2 gate = *reinterpret_cast<const float2*>(&shared.gate[stage][16 * pair + 8 * n + 2 * t]);
+                const int token = tokens_of(pair) + 8 * n;
+                const float2 gate = *reinterpret_cast<const float2*>(&shared.gate[stage][token + 2 * t]);
                 const float2 left{exp_fast(end - gate.x), exp_fast(end - gate.y)};
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float2 given = unpack<DType::bf16>(u[2 * n + half]);
-                    const float* product = &products[2 * pair + n][2 * half];
+                    const int i = 2 * n + half;
+                    const float2 given = unpack<DType::bf16>(u[i]);
+                    const float* product = &predicted[2 * pair + n][2 * half];
                     const float2 value{given.x - product[0], given.y - product[1]};
-                    store_shared(piece_at(shared.value[stage], 16 * pair + 8 * n + g, 2 * warp + half) + 4 * t,
+                    store_shared(piece_at(shared.value[stage], token + g, 2 * team + half) + 4 * t,
                                  transposed(pack<DType::bf16>(value.x, value.y)));
                     const float2 factor{value.x * left.x, value.y * left.y};
-                    high[2 * n + half] = pack<DType::bf16>(factor.x, factor.y);
-                    rest[2 * n + half] = pack_rest<DType::bf16>(high[2 * n + half], factor.x, factor.y);
+                    high[i] = pack<DType::bf16>(factor.x, factor.y);
+                    rest[i] = pack_rest<DType::bf16>(high[i], factor.x, factor.y);
                 }
             }
-            lay_by(pair, 0, high);
-            lay_by(pair, 1, rest);
+            exchange(side, 2 * pair) = {high[0], high[1], high[2], high[3]};
+            exchange(side, 2 * pair + 1) = {rest[0], rest[1], rest[2], rest[3]};
         }
     }
-    // 32 bytes a token and warp, two lanes.
+    // 32 bytes a token, two lanes.
     __device__ __forceinline__ void store_values(int chunk) const {
-        const int column = work.first_row + 16 * warp + lane % 2 * 8;
+        const int column = work.first_row + 16 * team + lane % 2 * 8;
         if (column >= args.dv) return;
         __nv_bfloat16* rows = rows_at(args.value, place_of(chunk), work.head) + column;
 #pragma unroll
-        for (int first = 0; first < kChunk; first += 16) {
-            const int token = first + lane / 2;
+        for (int pair = 0; pair < kOwnPairs; ++pair) {
+            const int token = tokens_of(pair) + lane / 2;
             if (token >= tokens_in(chunk)) break;
-            const uint4 eight = load_shared(piece_at(shared.value[chunk % kConfig.stages], token, 2 * warp + lane % 2));
+            const uint4 eight = load_shared(piece_at(shared.value[chunk % kConfig.stages], token, 2 * team + lane % 2));
             store_piece<kConfig.aligned>(rows + token * args.value.token, {eight.x, eight.y, eight.z, eight.w});
         }
     }
@@ -222,17 +250,22 @@ struct SeqStateUpdateBlock {
             for (float& x : tile) x *= kept;
 #pragma unroll
         for (int step = 0; step < kTokenPairs; ++step) {
-            unsigned high[4], rest[4];
-            take_back(step, 0, high);
-            take_back(step, 1, rest);
+            const int of = step / kOwnPairs, at = 2 * (step % kOwnPairs);
+            const uint4 parts[2] = {exchange(of, at + 1), exchange(of, at)};  // the small products come first
 #pragma unroll
-            for (int pair = 0; pair < kKeyTiles / 2; ++pair) {
-                unsigned key[4];
-                load_transposed(key, piece_at(shared.key[stage], PieceOfLane::straight(lane), 16 * step, 2 * pair));
+            for (int first = 0; first < kKeyTiles; first += kTilesAtOnce) {
+                unsigned key[kTilesAtOnce / 2][4];
 #pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    add_product<DType::bf16>(state[2 * pair + n], rest, key[2 * n], key[2 * n + 1]);
-                    add_product<DType::bf16>(state[2 * pair + n], high, key[2 * n], key[2 * n + 1]);
+                for (int pair = 0; pair < kTilesAtOnce / 2; ++pair)
+                    load_transposed(key[pair], piece_at(shared.key[stage], PieceOfLane::straight(lane), 16 * step,
+                                                        kKeyTiles * side + first + 2 * pair));
+                    // All tiles with one part, then with the other: sums that follow upon themselves wait.
+#pragma unroll
+                for (const uint4& part : parts) {
+                    const unsigned left[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+                    for (int n = 0; n < kTilesAtOnce; ++n)
+                        add_product<DType::bf16>(state[first + n], left, key[n / 2][n % 2 * 2], key[n / 2][n % 2 * 2 + 1]);
                 }
             }
         }
@@ -286,7 +319,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.head_k <= 128 ? 2 :
                            .sequence = sequence,
                            .head = head,
                            .key_head = head / args.heads_per_key,
-                           .first_row = static_cast<int>(blockIdx.y) * kConfig.warps * 16};
+                           .first_row = static_cast<int>(blockIdx.y) * kConfig.teams * 16};
     }
     __syncthreads();
     SeqStateUpdateBlock<kConfig>(shared, args).run();

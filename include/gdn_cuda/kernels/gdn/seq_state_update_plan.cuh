@@ -7,7 +7,7 @@ namespace gdn_cuda::gdn {
 
 struct SeqStateUpdateConfig {
     int head_k;    // the largest key dimension the tiles hold: 64, 128 or 256
-    int warps;     // 16 value dimensions each
+    int teams;     // of two warps with 16 value dimensions
     int stages;    // chunks on their way through shared memory
     bool aligned;  // rows start on 16 bytes
 
@@ -16,13 +16,13 @@ struct SeqStateUpdateConfig {
     template <class Visitor>
     constexpr void fields(Visitor&& visit) const {
         visit("head_k", head_k);
-        visit("warps", warps);
+        visit("teams", teams);
         visit("stages", stages);
         visit("aligned", aligned);
     }
 
-    constexpr int threads() const { return warps * 32; }
-    constexpr int rows_per_block() const { return warps * 16; }  // of the state
+    constexpr int threads() const { return teams * 64; }
+    constexpr int rows_per_block() const { return teams * 16; }  // of the state
 };
 
 // What a block does. In shared memory, read anew each time: registers are for the state.
@@ -38,8 +38,8 @@ template <SeqStateUpdateConfig kConfig>
 struct SeqStateUpdateSharedPlan {
     ChunkTile<kConfig.head_k> w[kConfig.stages], key[kConfig.stages];
     ChunkTile<kConfig.rows_per_block()> value[kConfig.stages];  // u, then v'
-    // exp(G_C - G) v', high and rest, each thread's own: registers are for the state.
-    alignas(16) unsigned factors[kChunk / 16][2][kConfig.threads()][4];
+    // Between the warps of a team: products for 16 bytes a lane, four times, then exp(G_C - G) v', for each side.
+    alignas(16) unsigned exchange[kConfig.teams][2][4][32][4];
     float gate[kConfig.stages][kChunk];
     SequenceWork work;
 };
