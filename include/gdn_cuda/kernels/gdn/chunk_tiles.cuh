@@ -31,10 +31,22 @@ __device__ __forceinline__ unsigned piece_at(const ChunkTile<kColumns>& tile, in
     const int swap = (row % 2 * 4 | row / 2 % 4) & kSwapped;
     return shared_address(tile.bytes) + row * ChunkTile<kColumns>::kRowBytes + (piece ^ swap) * 16;
 }
+
+// The pieces that lie a constant number of rows (a multiple of 8) and of pieces (bits that the first one has not) from one of a
+// lane's: all of a lane's addresses in a tile are a few and constants.
 template <int kColumns>
-__device__ __forceinline__ unsigned piece_at(const ChunkTile<kColumns>& tile, PieceOfLane lane, int row, int piece) {
-    return piece_at(tile, row + lane.row, piece + lane.piece);
-}
+struct PiecesFrom {
+    unsigned first;
+
+    __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, int row, int piece)
+        : first(piece_at(tile, row, piece)) {}
+    __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, PieceOfLane lane, int row, int piece)
+        : PiecesFrom(tile, row + lane.row, piece + lane.piece) {}
+
+    __device__ __forceinline__ unsigned at(int rows, int pieces) const {
+        return (first ^ pieces % 8 * 16) + pieces / 8 * 128 + rows * ChunkTile<kColumns>::kRowBytes;
+    }
+};
 
 using Row8 = Vector<__nv_bfloat16, 8, true>;
 
@@ -67,7 +79,7 @@ __device__ __forceinline__ void bring_tile(ChunkTile<kColumns>& tile, const __nv
     for (int i = 0; i < kChunk / kRowsAtOnce; ++i, row += kRowsAtOnce, from += kRowsAtOnce * stride) {
         const bool present = inside && row < count;
         if constexpr (kAligned) {
-            async_copy_16(piece_at(tile, row, piece), present ? from : rows, present);
+            async_copy_16(piece_at(tile, row, piece), from, present);
         } else {
             Row8 eight;
             eight.clear();

@@ -34,20 +34,23 @@ struct ComputeOBlock {
 
     __device__ __forceinline__ void form_scores() const {
         float products[kRowBlocks][2][4] = {};
+        const PiecesFrom queries(shared.query, PieceOfLane::straight(lane), 16 * warp, 0);
+        const PiecesFrom keys(shared.key, PieceOfLane::crossed(lane), 0, 0);
 #pragma unroll
         for (int step = 0; step < kConfig.head_k / 16; ++step) {
             unsigned own[4];
-            load_matrices(own, piece_at(shared.query, PieceOfLane::straight(lane), 16 * warp, 2 * step));
+            load_matrices(own, queries.at(0, 2 * step));
 #pragma unroll
             for (int column = 0; column < kRowBlocks; ++column) {
                 if (column > warp) break;
                 unsigned other[4];
-                load_matrices(other, piece_at(shared.key, PieceOfLane::crossed(lane), 16 * column, 2 * step));
+                load_matrices(other, keys.at(16 * column, 2 * step));
                 add_product<DType::bf16>(products[column][0], own, other[0], other[1]);
                 add_product<DType::bf16>(products[column][1], own, other[2], other[3]);
             }
         }
         __syncthreads();  // keys are used up: scores take their place
+        const PiecesFrom scores(shared.scores, 16 * warp + g, 0);
         const float gate[2] = {shared.gate[16 * warp + g], shared.gate[16 * warp + g + 8]};
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
@@ -61,7 +64,7 @@ struct ComputeOBlock {
                     const int row = 16 * warp + g + 8 * half;
                     const float x = products[column][n][2 * half] * exp_fast(gate[half] - before.x);
                     const float y = products[column][n][2 * half + 1] * exp_fast(gate[half] - before.y);
-                    store_shared(piece_at(shared.scores, row, 2 * column + n) + 4 * t,
+                    store_shared(scores.at(8 * half, 2 * column + n) + 4 * t,
                                  pack<DType::bf16>(row >= token ? x : 0.f, row > token ? y : 0.f));
                 }
             }
@@ -85,19 +88,24 @@ struct ComputeOBlock {
     }
     static __device__ __forceinline__ void as_operand(unsigned (&pairs)[4], const Vector<Number, 8, kConfig.aligned>& eight) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) pairs[i] = pack<DType::bf16>(eight[2 * i], eight[2 * i + 1]);
+        for (int i = 0; i < 4; ++i)
+            if constexpr (kConfig.state == DType::bf16 && kConfig.aligned)
+                pairs[i] = reinterpret_cast<const unsigned*>(eight.items)[i];
+            else
+                pairs[i] = pack<DType::bf16>(eight[2 * i], eight[2 * i + 1]);
     }
 
     using Sums = float[kRowBlocks][kTiles][4];
 
     __device__ __forceinline__ void add_from_state(Sums& sums, const Part& part, int first_key) const {
         unsigned right[kTiles][4];
+        const PiecesFrom queries(shared.query, g, t);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) as_operand(right[tile], part.of_tile[tile]);
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block) {
-            const uint4 upper = load_shared(piece_at(shared.query, 16 * block + g, first_key / 8 + t));
-            const uint4 lower = load_shared(piece_at(shared.query, 16 * block + g + 8, first_key / 8 + t));
+            const uint4 upper = load_shared(queries.at(16 * block, first_key / 8));
+            const uint4 lower = load_shared(queries.at(16 * block + 8, first_key / 8));
             const unsigned first[4] = {upper.x, lower.x, upper.y, lower.y}, second[4] = {upper.z, lower.z, upper.w, lower.w};
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
@@ -123,17 +131,18 @@ struct ComputeOBlock {
     }
 
     __device__ __forceinline__ void add_from_values(Sums& sums) const {
+        const PiecesFrom values(shared.value, PieceOfLane::straight(lane), 0, column_of(0) / 8);
+        const PiecesFrom rows(shared.scores, PieceOfLane::straight(lane), 0, 0);
 #pragma unroll
         for (int step = 0; step < kRowBlocks; ++step) {
             unsigned right[kTiles / 2][4];
 #pragma unroll
             for (int pair = 0; pair < kTiles / 2; ++pair)
-                load_transposed(right[pair],
-                                piece_at(shared.value, PieceOfLane::straight(lane), 16 * step, column_of(2 * pair) / 8));
+                load_transposed(right[pair], values.at(16 * step, 8 * pair));  // 64 columns on
 #pragma unroll
             for (int block = step; block < kRowBlocks; ++block) {
                 unsigned scores[4];
-                load_matrices(scores, piece_at(shared.scores, PieceOfLane::straight(lane), 16 * block, 2 * step));
+                load_matrices(scores, rows.at(16 * block, 2 * step));
 #pragma unroll
                 for (int tile = 0; tile < kTiles; ++tile) {
                     if (column_of(tile) >= columns) break;

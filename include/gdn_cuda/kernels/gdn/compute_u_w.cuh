@@ -50,15 +50,17 @@ struct ComputeUWBlock {
     // This warp's row of blocks of A.
     __device__ __forceinline__ void form_row() {
         float products[kRowBlocks][2][4] = {};
+        const PiecesFrom own_keys(shared.key, PieceOfLane::straight(lane), 16 * row_block, 0);
+        const PiecesFrom other_keys(shared.key, PieceOfLane::crossed(lane), 0, 0);
 #pragma unroll
         for (int step = 0; step < kConfig.head_k / 16; ++step) {
             unsigned own[4];
-            load_matrices(own, piece_at(shared.key, PieceOfLane::straight(lane), 16 * row_block, 2 * step));
+            load_matrices(own, own_keys.at(0, 2 * step));
 #pragma unroll
             for (int column = 0; column < kRowBlocks; ++column) {
                 if (column > row_block) break;
                 unsigned other[4];
-                load_matrices(other, piece_at(shared.key, PieceOfLane::crossed(lane), 16 * column, 2 * step));
+                load_matrices(other, other_keys.at(16 * column, 2 * step));
                 add_product<DType::bf16>(products[column][0], own, other[0], other[1]);
                 add_product<DType::bf16>(products[column][1], own, other[2], other[3]);
             }
@@ -106,6 +108,7 @@ struct ComputeUWBlock {
     template <int kColumns>
     __device__ __forceinline__ void multiply(const Inverse& inverse, const ChunkTile<kColumns>& tile, __nv_bfloat16* rows,
                                              i64 stride, int columns) const {
+        const PiecesFrom from(tile, PieceOfLane::straight(lane), 0, 0);
 #pragma unroll 1
         for (int first = 0; first < min(kColumns, columns); first += kColumnsAtOnce) {
             float sums[4][4] = {};
@@ -114,8 +117,7 @@ struct ComputeUWBlock {
                 if (step > row_block) break;
                 unsigned right[2][4];
 #pragma unroll
-                for (int pair = 0; pair < 2; ++pair)
-                    load_transposed(right[pair], piece_at(tile, PieceOfLane::straight(lane), 16 * step, first / 8 + 2 * pair));
+                for (int pair = 0; pair < 2; ++pair) load_transposed(right[pair], from.at(16 * step, first / 8 + 2 * pair));
                     // All tiles with one part, then with the other: sums that follow upon themselves wait.
 #pragma unroll
                 for (int part = 0; part < 2; ++part)

@@ -48,30 +48,26 @@ struct SeqStateUpdateBlock {
         t = lane % 4;
     }
 
-    __device__ __forceinline__ ChunkPlace place_of(int chunk) const {
-        return {work.sequence, chunk * kChunk, work.start, work.length};
-    }
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
-
+    template <int kColumns>
+    __device__ __forceinline__ void bring(ChunkTile<kColumns>& tile, const void* rows, i64 stride, int chunk, int columns) {
+        const auto* from = static_cast<const __nv_bfloat16*>(rows) + chunk * (kChunk * stride);
+        bring_tile<kConfig.aligned, kThreads>(tile, from, stride, tokens_in(chunk), columns);
+    }
     __device__ __forceinline__ void bring_w_and_u(int chunk) {
         if (chunk < work.chunks) {
-            const ChunkPlace place = place_of(chunk);
-            const int stage = chunk % kConfig.stages, count = tokens_in(chunk);
-            bring_tile<kConfig.aligned, kThreads>(shared.w[stage], rows_at(args.w, place, work.head), args.w.token, count,
-                                                  args.dk);
-            bring_tile<kConfig.aligned, kThreads>(shared.value[stage], rows_at(args.value, place, work.head) + work.first_row,
-                                                  args.value.token, count, args.dv - work.first_row);
-            if (args.gate.values.data != nullptr && threadIdx.x < kChunk)
-                async_copy_4(shared_address(&shared.gate[stage][threadIdx.x]),
-                             gate_at(args.gate, place, work.head, count, threadIdx.x));
+            const int stage = chunk % kConfig.stages, thread = threadIdx.x;
+            bring(shared.w[stage], work.w, args.w.token, chunk, args.dk);
+            bring(shared.value[stage], work.value, args.value.token, chunk, args.dv - work.first_row);
+            if (work.gate != nullptr && thread < kChunk) {
+                const i64 token = chunk * kChunk + min(thread, tokens_in(chunk) - 1);  // the last one's is repeated
+                async_copy_4(shared_address(&shared.gate[stage][thread]), work.gate + token * args.gate.token);
+            }
         }
         async_copy_commit();
     }
     __device__ __forceinline__ void bring_k(int chunk) {
-        if (chunk < work.chunks)
-            bring_tile<kConfig.aligned, kThreads>(shared.key[chunk % kConfig.stages],
-                                                  rows_at(args.key, place_of(chunk), work.key_head), args.key.token,
-                                                  tokens_in(chunk), args.dk);
+        if (chunk < work.chunks) bring(shared.key[chunk % kConfig.stages], work.key, args.key.token, chunk, args.dk);
         async_copy_commit();
     }
     __device__ __forceinline__ void clear_gates() {
@@ -123,16 +119,23 @@ struct SeqStateUpdateBlock {
         else
             store_halves(static_cast<__nv_bfloat16*>(to), block);
     }
+    // Neighbouring lanes swap, so that each has four columns of one of two tiles: 64 bytes of a row side by side.
     __device__ __forceinline__ void store_floats(float* to, i64 block) const {
+        const int odd = t % 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float* row = to + offset_of(block, half) + 2 * t;
+            float* row = to + offset_of(block, half) + 8 * odd + t / 2 * 4;
 #pragma unroll
-            for (int tile = 0; tile < kKeyTiles; ++tile) {
-                Vector<float, 2, kConfig.aligned> pair;
-                pair.set(0, state[tile][2 * half]);
-                pair.set(1, state[tile][2 * half + 1]);
-                if (8 * tile < columns_of(half)) pair.store(row + 8 * tile);
+            for (int tile = 0; tile < kKeyTiles; tile += 2) {
+                Vector<float, 4, kConfig.aligned> four;
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const float even_tile = state[tile][2 * half + i], odd_tile = state[tile + 1][2 * half + i];
+                    const float other = __shfl_xor_sync(0xffffffffu, odd ? even_tile : odd_tile, 1);
+                    four.set(i, odd ? other : even_tile);
+                    four.set(2 + i, odd ? odd_tile : other);
+                }
+                if (8 * (tile + odd) < columns_of(half)) four.store_global(row + 8 * tile);
             }
         }
     }
@@ -163,6 +166,7 @@ struct SeqStateUpdateBlock {
     // S w^T of half of the tokens and half of the key dimensions.
     using Products = float[2 * kOwnPairs][4];
     __device__ __forceinline__ void multiply(Products& products, int stage, int first_pair) const {
+        const PiecesFrom pieces(shared.w[stage], PieceOfLane::crossed(lane), tokens_of(first_pair), kKeyTiles * side);
 #pragma unroll
         for (int step = 0; step < kKeyTiles / 2; ++step) {
             unsigned rows[4];
@@ -170,8 +174,7 @@ struct SeqStateUpdateBlock {
 #pragma unroll
             for (int pair = 0; pair < kOwnPairs; ++pair) {
                 unsigned w[4];
-                load_matrices(w, piece_at(shared.w[stage], PieceOfLane::crossed(lane), tokens_of(first_pair + pair),
-                                          kKeyTiles * side + 2 * step));
+                load_matrices(w, pieces.at(16 * pair, 2 * step));
                 add_product<DType::bf16>(products[2 * pair], rows, w[0], w[1]);
                 add_product<DType::bf16>(products[2 * pair + 1], rows, w[2], w[3]);
             }
@@ -199,28 +202,29 @@ struct SeqStateUpdateBlock {
     // v' of the team's value dimensions and the warp's tokens: over u in shared memory; and exp(G_C - G) v', high and rest, as
     // left operands, where the other's products were.
     __device__ __forceinline__ void form_values(int stage) {
+        const int token_of_lane = tokens_of(0) + lane;
+        shared.kept[team][token_of_lane] = exp_fast(shared.gate[stage][kChunk - 1] - shared.gate[stage][token_of_lane]);
         Products predicted = {};
         predict(predicted, stage);
-        const float end = shared.gate[stage][kChunk - 1];
+        const PiecesFrom given(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(0), 2 * team);
+        const PiecesFrom formed(shared.value[stage], tokens_of(0) + g, 2 * team);
 #pragma unroll
         for (int pair = 0; pair < kOwnPairs; ++pair) {
             unsigned u[4];  // of two tiles of tokens, each: value dimensions g and g + 8, tokens 2 t and 2 t + 1
             unsigned high[4], rest[4];
-            load_transposed(u, piece_at(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(pair), 2 * team));
+            load_transposed(u, given.at(16 * pair, 0));
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                const int token = tokens_of(pair) + 8 * n;
-                const float2 gate = *reinterpret_cast<const float2*>(&shared.gate[stage][token + 2 * t]);
-                const float2 left{exp_fast(end - gate.x), exp_fast(end - gate.y)};
+                const int token = 16 * pair + 8 * n;
+                const float2 kept = *reinterpret_cast<const float2*>(&shared.kept[team][tokens_of(0) + token + 2 * t]);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int i = 2 * n + half;
-                    const float2 given = unpack<DType::bf16>(u[i]);
+                    const float2 before = unpack<DType::bf16>(u[i]);
                     const float* product = &predicted[2 * pair + n][2 * half];
-                    const float2 value{given.x - product[0], given.y - product[1]};
-                    store_shared(piece_at(shared.value[stage], token + g, 2 * team + half) + 4 * t,
-                                 transposed(pack<DType::bf16>(value.x, value.y)));
-                    const float2 factor{value.x * left.x, value.y * left.y};
+                    const float2 value{before.x - product[0], before.y - product[1]};
+                    store_shared(formed.at(token, half) + 4 * t, transposed(pack<DType::bf16>(value.x, value.y)));
+                    const float2 factor{value.x * kept.x, value.y * kept.y};
                     high[i] = pack<DType::bf16>(factor.x, factor.y);
                     rest[i] = pack_rest<DType::bf16>(high[i], factor.x, factor.y);
                 }
@@ -233,13 +237,14 @@ struct SeqStateUpdateBlock {
     __device__ __forceinline__ void store_values(int chunk) const {
         const int column = work.first_row + 16 * team + lane % 2 * 8;
         if (column >= args.dv) return;
-        __nv_bfloat16* rows = rows_at(args.value, place_of(chunk), work.head) + column;
+        const PiecesFrom pieces(shared.value[chunk % kConfig.stages], tokens_of(0) + lane / 2, 2 * team + lane % 2);
+        __nv_bfloat16* rows = static_cast<__nv_bfloat16*>(work.value) +
+                              (chunk * kChunk + tokens_of(0) + lane / 2) * args.value.token + 16 * team + lane % 2 * 8;
 #pragma unroll
         for (int pair = 0; pair < kOwnPairs; ++pair) {
-            const int token = tokens_of(pair) + lane / 2;
-            if (token >= tokens_in(chunk)) break;
-            const uint4 eight = load_shared(piece_at(shared.value[chunk % kConfig.stages], token, 2 * team + lane % 2));
-            store_piece<kConfig.aligned>(rows + token * args.value.token, {eight.x, eight.y, eight.z, eight.w});
+            if (tokens_of(pair) + lane / 2 >= tokens_in(chunk)) break;
+            const uint4 eight = load_shared(pieces.at(16 * pair, 0));
+            store_piece<kConfig.aligned>(rows + 16 * pair * args.value.token, {eight.x, eight.y, eight.z, eight.w});
         }
     }
 
@@ -248,6 +253,7 @@ struct SeqStateUpdateBlock {
         for (auto& tile : state)
 #pragma unroll
             for (float& x : tile) x *= kept;
+        const PiecesFrom keys(shared.key[stage], PieceOfLane::straight(lane), 0, kKeyTiles * side);
 #pragma unroll
         for (int step = 0; step < kTokenPairs; ++step) {
             const int of = step / kOwnPairs, at = 2 * (step % kOwnPairs);
@@ -257,8 +263,7 @@ struct SeqStateUpdateBlock {
                 unsigned key[kTilesAtOnce / 2][4];
 #pragma unroll
                 for (int pair = 0; pair < kTilesAtOnce / 2; ++pair)
-                    load_transposed(key[pair], piece_at(shared.key[stage], PieceOfLane::straight(lane), 16 * step,
-                                                        kKeyTiles * side + first + 2 * pair));
+                    load_transposed(key[pair], keys.at(16 * step, first + 2 * pair));
                     // All tiles with one part, then with the other: sums that follow upon themselves wait.
 #pragma unroll
                 for (const uint4& part : parts) {
@@ -272,7 +277,7 @@ struct SeqStateUpdateBlock {
     }
 
     __device__ __forceinline__ void run() {
-        if (args.gate.values.data == nullptr) clear_gates();
+        if (work.gate == nullptr) clear_gates();
         for (int chunk = 0; chunk < kConfig.stages; ++chunk) {
             if (chunk > 0) bring_k(chunk - 1);
             bring_w_and_u(chunk);
@@ -301,7 +306,7 @@ struct SeqStateUpdateBlock {
 };
 
 template <SeqStateUpdateConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.head_k <= 128 ? 2 : 1)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multiprocessor())
     seq_state_update(const __grid_constant__ ChunkArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<SeqStateUpdateSharedPlan<kConfig>*>(memory);
@@ -311,15 +316,21 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.head_k <= 128 ? 2 :
         const int head = static_cast<int>(blockIdx.x % args.heads), sequence = static_cast<int>(blockIdx.x / args.heads);
         const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
         const i64 first_chunk = first_chunk_of(args, sequence);
+        const int first_row = static_cast<int>(blockIdx.y) * kConfig.teams * 16;
+        const ChunkPlace place{sequence, 0, span.start, span.length};
         if (threadIdx.x == 0)
-            shared.work = {.start = span.start,
-                           .first_chunk = first_chunk,
-                           .length = span.length,
-                           .chunks = chunks_of(span),
-                           .sequence = sequence,
-                           .head = head,
-                           .key_head = head / args.heads_per_key,
-                           .first_row = static_cast<int>(blockIdx.y) * kConfig.teams * 16};
+            shared.work = {
+                .w = rows_at(args.w, place, head),
+                .key = rows_at(args.key, place, head / args.heads_per_key),
+                .value = rows_at(args.value, place, head) + first_row,
+                .gate = args.gate.values.data == nullptr ? nullptr : gate_at(args.gate, place, head, 1, 0),
+                .first_chunk = first_chunk,
+                .length = span.length,
+                .chunks = chunks_of(span),
+                .sequence = sequence,
+                .head = head,
+                .first_row = first_row,
+            };
     }
     __syncthreads();
     SeqStateUpdateBlock<kConfig>(shared, args).run();

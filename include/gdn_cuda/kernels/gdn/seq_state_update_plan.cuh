@@ -23,14 +23,17 @@ struct SeqStateUpdateConfig {
 
     constexpr int threads() const { return teams * 64; }
     constexpr int rows_per_block() const { return teams * 16; }  // of the state
+    constexpr int blocks_per_multiprocessor() const { return head_k <= 64 ? 3 : head_k <= 128 ? 2 : 1; }
 };
 
 // What a block does. In shared memory, read anew each time: registers are for the state.
 struct SequenceWork {
-    i64 start;           // first token
-    i64 first_chunk;     // among the chunks of all sequences
-    int length, chunks;  // of the sequence
-    int sequence, head, key_head;
+    const void *w, *key;  // of the first token
+    void* value;          // from the block's value dimensions on
+    const float* gate;    // or nullptr
+    i64 first_chunk;      // among the chunks of all sequences
+    int length, chunks;   // of the sequence
+    int sequence, head;
     int first_row;  // of the state
 };
 
@@ -41,6 +44,7 @@ struct SeqStateUpdateSharedPlan {
     // Between the warps of a team: products for 16 bytes a lane, four times, then exp(G_C - G) v', for each side.
     alignas(16) unsigned exchange[kConfig.teams][2][4][32][4];
     float gate[kConfig.stages][kChunk];
+    float kept[kConfig.teams][kChunk];  // exp(G_C - G)
     SequenceWork work;
 };
 
