@@ -158,9 +158,8 @@ def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, abs
     times: dict[str, float | None] = {}
     found: dict[str, tuple[float, float]] = {}
     disagree = []
-    peers = PEERS.get(operator, {})
-    expected = work.outcome(work.checked) if check and peers else None
-    for name, adapter in peers.items():
+    expected = work.outcome(work.checked) if check and PEERS[operator] else None
+    for name, adapter in PEERS[operator].items():
         times[name] = None
         try:
             if expected is not None:

@@ -1,5 +1,5 @@
-"""What the machine code of the memory-bound kernels must have: wide accesses where rows are aligned, and no local memory; of the
-pieces of the chunked form, tensor cores too."""
+"""What the machine code must have: wide accesses where rows are aligned, no local memory; in the pieces of the chunked form,
+products on the tensor cores."""
 
 from __future__ import annotations
 
