@@ -1,5 +1,4 @@
-"""What the machine code must have: wide accesses where rows are aligned, no local memory; in the pieces of the chunked form,
-products on the tensor cores."""
+"""What the machine code must have: wide accesses where rows are aligned, tensor cores where meant, and no local memory."""
 
 from __future__ import annotations
 

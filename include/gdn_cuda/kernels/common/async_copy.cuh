@@ -10,9 +10,9 @@ __device__ __forceinline__ void async_copy_16(void* shared, const void* global) 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
-// Zeros where nothing is present; `global` is then not read.
-__device__ __forceinline__ void async_copy_16(unsigned shared, const void* global, bool present) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(present ? 16 : 0) : "memory");
+// Zeros instead of what does not exist, whose address is not looked at; `shared` is an address of the shared window.
+__device__ __forceinline__ void async_copy_16_or_zero(unsigned shared, const void* global, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0) : "memory");
 }
 
 __device__ __forceinline__ void async_copy_4(unsigned shared, const void* global) {

@@ -79,7 +79,7 @@ __device__ __forceinline__ void bring_tile(ChunkTile<kColumns>& tile, const __nv
     for (int i = 0; i < kChunk / kRowsAtOnce; ++i, row += kRowsAtOnce, from += kRowsAtOnce * stride) {
         const bool present = inside && row < count;
         if constexpr (kAligned) {
-            async_copy_16(piece_at(tile, row, piece), from, present);
+            async_copy_16_or_zero(piece_at(tile, row, piece), from, present);
         } else {
             Row8 eight;
             eight.clear();
