@@ -205,7 +205,11 @@ void check_piece_options(const Checks& check, const std::string& compiled_dims, 
 
 struct PreparedPiece {
     Sequences sequences;
+    PieceProblem problem{};
     ChunkArgs args{};
+
+    // What is written, or read, in rows of 16 bytes.
+    void also_moves(const View& view) { problem.aligned = problem.aligned && view.aligned16(); }
 };
 
 PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, const Tensor& k, const Tensor& v,
@@ -225,6 +229,12 @@ PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, con
     args.dv = static_cast<int>(s.dv);
     args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.dk)));
     args.cu_seqlens = tagged(s.cu_seqlens);
+    piece.problem = {.sequences = s.count,
+                     .heads = args.heads,
+                     .dk = args.dk,
+                     .dv = args.dv,
+                     .state = DType::f32,
+                     .aligned = s.query.aligned16() && s.key.aligned16() && s.value.aligned16()};
     if (const View cumulated = view_of(gate); cumulated.defined())
         args.gate = check_mn_major(check, "gate", cumulated, s, {DType::f32});
     return piece;
@@ -247,6 +257,8 @@ void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
     GDN_REQUIRE(check, states.contiguous_tail(states.rank), "state", "a contiguous tensor",
                 fmt::format("strides {}", stride_text(states)));
     piece.args.states = states.data;
+    piece.problem.state = piece.args.states_type;
+    piece.also_moves(states);
     piece.args.state_chunks = s.packed() ? states.size(0) : s.count * ceil_div(s.tokens, kChunk);
 }
 
@@ -264,6 +276,8 @@ PreparedPiece prepare_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
     check.distinct("w", w_view);
     piece.args.output = rows_of(u_view);
     piece.args.w = rows_of(w_view);
+    piece.also_moves(u_view);
+    piece.also_moves(w_view);
     piece.args.beta = check_mn_major(check, "beta", View(beta), s, {DType::bf16, DType::f16, DType::f32});
     return piece;
 }
@@ -280,6 +294,7 @@ PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tenso
     const View w_view(w), last(final_state);
     check_rows(check, "w", w_view, s, s.value_heads, s.dk);
     piece.args.w = rows_of(w_view);
+    piece.also_moves(w_view);
     set_states(check, piece, View(state));
     check.shape("final_state", last, {s.count, s.value_heads, s.dv, s.dk}, "(B, Hv, dv, dk)");
     piece.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
@@ -287,6 +302,7 @@ PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tenso
     GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor",
                 fmt::format("strides {}", stride_text(last)));
     piece.args.final_state = last.data;
+    piece.also_moves(last);
     piece.args.has_initial = is_initial_state;
     piece.args.has_final = output_final_state;
     return piece;
@@ -303,6 +319,7 @@ PreparedPiece prepare_output(const Tensor& q, const Tensor& state, const Tensor&
     check_rows(check, "o", out, s, s.value_heads, s.dv);
     check.distinct("o", out);
     piece.args.output = rows_of(out);
+    piece.also_moves(out);
     set_states(check, piece, View(state));
     return piece;
 }
@@ -348,7 +365,8 @@ void bf16_gdn_compute_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
                           const OptionalTensor& chunk_indices) {
     const PreparedPiece piece = prepare_u_w(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices);
     const DeviceScope scope(piece.sequences.key.device_index);
-    ComputeUW::run(piece.args, piece.sequences.chunks_at_most(kChunk), target_of("bf16_gdn_compute_u_w", piece.sequences.key));
+    ComputeUW::run(piece.problem, piece.args, piece.sequences.chunks_at_most(kChunk),
+                   target_of("bf16_gdn_compute_u_w", piece.sequences.key));
 }
 
 void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tensor& w, const Tensor& state,
@@ -358,7 +376,7 @@ void bf16_chunked_seq_state_update(const Tensor& k, const Tensor& u, const Tenso
     const PreparedPiece piece = prepare_state_update(k, u, w, state, final_state, gate, is_initial_state, output_final_state,
                                                      compiled_dims, cu_seqlens, chunk_size);
     const DeviceScope scope(piece.sequences.key.device_index);
-    SeqStateUpdate::run(piece.args, target_of("bf16_chunked_seq_state_update", piece.sequences.key));
+    SeqStateUpdate::run(piece.problem, piece.args, target_of("bf16_chunked_seq_state_update", piece.sequences.key));
 }
 
 void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tensor& k, const Tensor& u, const Tensor& o,
@@ -367,7 +385,7 @@ void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tens
     const PreparedPiece piece =
         prepare_output(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size);
     const DeviceScope scope(piece.sequences.key.device_index);
-    ComputeO::run(piece.args, std::min<int64_t>(piece.sequences.chunks_at_most(kChunk), piece.args.state_chunks),
+    ComputeO::run(piece.problem, piece.args, std::min<int64_t>(piece.sequences.chunks_at_most(kChunk), piece.args.state_chunks),
                   target_of("bf16_gdn_chunked_compute_O", piece.sequences.key));
 }
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .bench_cases import Case, Work
     from .bench_timing import Call, Timer
 
-OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward")
+PIECES = ("bf16_gdn_compute_u_w", "bf16_chunked_seq_state_update", "bf16_gdn_chunked_compute_O")
+OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward", *PIECES)
 
 # The ceilings that a roof is made of, per device, so that shares compare from run to run: a product's speed follows the
 # temperature. TARGETS.md's. A device that is not here is held against what the run itself measures.
@@ -84,6 +85,7 @@ def chosen(operator: str, device: str, only: str | None) -> list[Case]:
 
 
 def _cases(operator: str, device: str) -> Iterator[Case]:
+    from . import bench_pieces
     from .bench_cases import fused_decode, fused_gdn_gating, recurrent_forward
     from .bench_prefill import chunked_forward
 
@@ -92,6 +94,7 @@ def _cases(operator: str, device: str) -> Iterator[Case]:
         "recurrent_forward": recurrent_forward,
         "fused_gdn_gating": fused_gdn_gating,
         "chunked_forward": chunked_forward,
+        **{name: getattr(bench_pieces, name) for name in PIECES},
     }
     return of_operator[operator](device)
 

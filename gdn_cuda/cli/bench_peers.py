@@ -203,4 +203,7 @@ PEERS: dict[str, dict[str, Callable[[Inputs], Peer]]] = {
     "recurrent_forward": {"FLA": fla_recurrent},
     "fused_gdn_gating": {},
     "chunked_forward": {"FlashQLA": flashqla_chunked, "FlashInfer": flashinfer_chunked, "FLA": fla_chunked},
+    "bf16_gdn_compute_u_w": {},
+    "bf16_chunked_seq_state_update": {},
+    "bf16_gdn_chunked_compute_O": {},
 }

@@ -279,9 +279,9 @@ def bf16_gdn_compute_u_w(
     T = (I + A)⁻¹, with A_ij = β_i (k_i·k_j) exp(G_i − G_j) below the diagonal and 0 elsewhere.
 
     k (…, Hk, dk), v and u (…, Hv, dv), w (…, Hv, dk): bf16. gate (…, Hv) fp32 is G, the sum inside each chunk
-    (`chunk_local_cumsum_bf16`), None for no decay; beta and gate MN-major (`transpose_to_mn_major`). A plain kernel, on the
-    CUDA cores: for research and as a check. `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head
-    dimensions are always compiled in, sequence lengths never.
+    (`chunk_local_cumsum_bf16`), None for no decay; beta and gate MN-major (`transpose_to_mn_major`). For research, and as a
+    check of the fused path. `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head dimensions are always
+    compiled in, sequence lengths never.
     """
     _bf16_gdn_compute_u_w(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices)
 

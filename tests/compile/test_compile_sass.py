@@ -1,4 +1,4 @@
-"""What the machine code of the memory-bound kernels must have: wide accesses where rows are aligned, and no local memory."""
+"""What the machine code must have: wide accesses where rows are aligned, tensor cores where meant, and no local memory."""
 
 from __future__ import annotations
 
@@ -62,4 +62,14 @@ def test_gating_moves_16_bytes_at_a_time_when_it_can(tmp_path: Path) -> None:
     work = chosen("gdn/gating", lambda x: x["vector"] == 8)
     for each, code in zip(work, code_of(work, tmp_path), strict=True):
         assert has(code, "LDG.128") and has(code, "STG.128"), each
+        assert not local_accesses(code), each
+
+
+@pytest.mark.parametrize("piece", ["compute_u_w", "seq_state_update", "compute_o"])
+def test_the_pieces_use_the_tensor_cores(piece: str, tmp_path: Path) -> None:
+    work = chosen(f"gdn/{piece}", lambda x: x["head_k"] >= 128)
+    for each, code in zip(work, code_of(work, tmp_path), strict=True):
+        assert has(code, "HMMA.16816") and has(code, "LDSM.16"), each
+        assert has(code, "LDGSTS.128") == has(code, "STG.128") == each.fields["aligned"], each
+        assert not has(code, "LDG.128") or each.fields["aligned"], each
         assert not local_accesses(code), each

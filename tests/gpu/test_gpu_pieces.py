@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import make_gdn_inputs, make_packed_gdn_inputs, rel_rms, to_double
+from helpers import make_gdn_inputs, make_packed_gdn_inputs, rel_rms, take_sequence, to_double
 from torch import Tensor
 
 import gdn_cuda
@@ -76,69 +76,175 @@ def test_chunk_cumsum(dtype: torch.dtype, head_first: bool, packed: bool, rng: t
     assert torch.equal(again, out)
 
 
-def pieces(x: dict[str, Tensor], initial: bool, state_dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The chunked form from its public pieces; everything they write is poisoned first."""
-    q, k, v, cu_seqlens = x["query"], x["key"], x["value"], x.get("cu_seqlens")
-    Hv, dv, dk = v.shape[-2], v.shape[-1], k.shape[-1]
-    batch, tokens = (x["state"].shape[0], v.shape[-3])
-    counts = [-(-tokens // 64)] if cu_seqlens is None else [-(-n // 64) for n in cu_seqlens.diff().tolist()]
+# ---- The chunked form from its pieces
 
-    def nan(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+NAN = float("nan")
+LAYOUTS = ("contiguous", "strided", "unaligned")
+
+
+def framed(shape: tuple[int, ...], layout: str, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """NaN everywhere: a tensor, and the wider one that it is a part of (of every row, unless it is contiguous)."""
+    margin = {"contiguous": 0, "strided": 8, "unaligned": 1}[layout]  # unaligned: rows do not start on 16 bytes
+    wide = torch.full((*shape[:-1], shape[-1] + 2 * margin), NAN, dtype=dtype, device="cuda")
+    return wide[..., margin : margin + shape[-1]], wide
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    view, _ = framed(x.shape, layout, x.dtype)
+    return view.copy_(x)
+
+
+def chunk_counts(x: dict[str, Tensor]) -> list[int]:
+    lengths = x["cu_seqlens"].diff().tolist() if "cu_seqlens" in x else [x["value"].shape[1]] * x["value"].shape[0]
+    return [-(-n // 64) for n in lengths]
+
+
+def pieces(
+    x: dict[str, Tensor], initial: bool = True, state_dtype: torch.dtype = torch.float32, layout: str = "contiguous"
+) -> dict[str, Tensor]:
+    """The chunked form from its public pieces; all they write is poisoned first, and so is what lies beside it."""
+    q, k, v = (laid_out(x[name], layout) for name in ("query", "key", "value"))
+    cu_seqlens = x.get("cu_seqlens")
+    Hv, dv, dk = v.shape[-2], v.shape[-1], k.shape[-1]
+    batch, tokens, counts = x["state"].shape[0], v.shape[-3], chunk_counts(x)
+    spare = 0 if cu_seqlens is None else 2  # slots that no chunk has
 
     gate = gdn_cuda.transpose_to_mn_major(x["gate"])
     cumulated = gdn_cuda.transpose_to_mn_major(torch.empty_like(x["gate"]))
     gdn_cuda.chunk_local_cumsum_bf16(gate, cumulated, batch, tokens, Hv, False, cu_seqlens)
     beta = gdn_cuda.transpose_to_mn_major(x["beta"])
-    u, w, o = nan(*v.shape), nan(*v.shape[:-1], dk), nan(*v.shape)
+    (u, u_frame), (w, w_frame), (o, o_frame) = (framed((*v.shape[:-1], columns), layout) for columns in (dv, dk, dv))
     gdn_cuda.bf16_gdn_compute_u_w(k, v, u, w, beta, cumulated, cu_seqlens=cu_seqlens)
-    uw = {"u": u.clone(), "w": w}
-    states = nan(*((batch, *counts) if cu_seqlens is None else (sum(counts),)), Hv, dv, dk, dtype=state_dtype)
+    result = {"u": u.clone(), "w": w.clone()}
+
+    offset = layout == "unaligned"  # states are contiguous, so only where they start can differ
+    slots = torch.full((offset + (sum(counts) + spare) * Hv * dv * dk,), NAN, dtype=state_dtype, device="cuda")
+    states = slots[offset:].view(sum(counts) + spare, Hv, dv, dk)
+    firsts = [sum(counts[:n]) for n in range(batch)]
     if initial:
-        if cu_seqlens is None:
-            states[:, 0] = x["state"].to(state_dtype)
-        else:
-            first = 0
-            for n, count in enumerate(counts):
-                if count:
-                    states[first] = x["state"][n].to(state_dtype)
-                first += count
-    last = nan(batch, Hv, dv, dk, dtype=torch.float32)
-    gdn_cuda.bf16_chunked_seq_state_update(k, u, w, states, last, cumulated, initial, True, cu_seqlens=cu_seqlens)
-    gdn_cuda.bf16_gdn_chunked_compute_O(q, states, k, u, o, cumulated, cu_seqlens=cu_seqlens)
-    return o, last, uw
+        for n, first in enumerate(firsts):
+            if counts[n]:
+                states[first] = x["state"][n].to(state_dtype)
+    last = torch.full((offset + batch * Hv * dv * dk,), NAN, dtype=state_dtype, device="cuda")[offset:].view(batch, Hv, dv, dk)
+    shaped = states if cu_seqlens is not None else states.view(batch, -(-tokens // 64), Hv, dv, dk)
+    gdn_cuda.bf16_chunked_seq_state_update(k, u, w, shaped, last, cumulated, initial, True, cu_seqlens=cu_seqlens)
+    gdn_cuda.bf16_gdn_chunked_compute_O(q, shaped, k, u, o, cumulated, cu_seqlens=cu_seqlens)
+    assert states[sum(counts) :].isnan().all()
+    result |= {"v_new": u.clone(), "states": states[: sum(counts)].clone(), "o": o.clone(), "last": last}
+    for view, frame in ((u, u_frame), (w, w_frame), (o, o_frame)):
+        view.fill_(0)
+        assert frame.isnan().sum() == frame.numel() - view.numel()
+    return result
 
 
-@pytest.mark.parametrize("dk,dv", [(128, 128), (64, 64), (96, 192), (256, 256), (40, 24)])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("initial", [False, True])
-def test_chunked_form_from_its_pieces(dk: int, dv: int, packed: bool, initial: bool, seed: int) -> None:
-    options = {
-        "Hk": 2,
-        "Hv": 4,
-        "dk": dk,
-        "dv": dv,
-        "dtype": torch.bfloat16,
-        "device": "cuda",
-        "seed": seed,
-        "gate_range": (-3, 0),
-    }
-    x = make_packed_gdn_inputs([70, 64, 1, 130], **options) if packed else make_gdn_inputs(B=2, T=150, **options)  # type: ignore[arg-type]
-    if not initial:
-        x["state"] = torch.zeros_like(x["state"])
-    o, last, uw = pieces(x, initial, torch.float32)
-    double = to_double(x)
-    cu = x.get("cu_seqlens")
+def check_pieces(x: dict[str, Tensor], got: dict[str, Tensor], bound: float, state_bound: float) -> None:
+    """u and w against the chunk's definition, output and final state against the recurrence."""
+    double, cu = to_double(x), x.get("cu_seqlens")
     cumulated = reference.chunk_local_cumsum(double["gate"], False, cu)
     u, w = reference.compute_u_w(double["key"], double["value"], double["beta"], cumulated, cu)
-    assert rel_rms(uw["u"], u) < BF16_ROUNDING and rel_rms(uw["w"], w) < BF16_ROUNDING
+    assert rel_rms(got["u"], u) < BF16_ROUNDING and rel_rms(got["w"], w) < BF16_ROUNDING
     expected, expected_state, _ = recurrent(**double)  # type: ignore[arg-type]
-    assert rel_rms(o, expected) < 1e-2  # u, w, v' and the output are each rounded to bf16 on the way
-    assert rel_rms(last, expected_state) < 1e-2
+    empty = torch.tensor(chunk_counts(x), device="cuda") == 0  # without a slot to start from
+    expected_state = expected_state.masked_fill(empty[:, None, None, None], 0)
+    assert rel_rms(got["o"], expected) < bound
+    assert rel_rms(got["last"], expected_state) < state_bound
 
 
-def test_pieces_without_gate_and_with_bf16_states(seed: int) -> None:
-    x = make_gdn_inputs(B=1, T=200, dk=128, dv=128, dtype=torch.bfloat16, device="cuda", seed=seed, gate_range=(0, 0))
-    o, last, _ = pieces(x, True, torch.bfloat16)
-    expected, expected_state, _ = recurrent(**to_double(x))
-    assert rel_rms(o, expected) < 1e-2 and rel_rms(last, expected_state) < 1e-2
+def bf16_inputs(lengths: list[int] | None = None, **options: object) -> dict[str, Tensor]:
+    options = {"Hk": 2, "Hv": 4, "dtype": torch.bfloat16, "device": "cuda", "gate_range": (-3, 0)} | options
+    return make_gdn_inputs(**options) if lengths is None else make_packed_gdn_inputs(lengths, **options)  # type: ignore[arg-type]
+
+
+# u, w, v', S, P and the output are each rounded to bf16 on the way, by 1.7e-3 where they make up the result.
+CHAIN, CHAIN_STATE = 5e-3, 4e-3
+RAGGED = [70, 0, 64, 1, 130, 0, 63]
+
+
+@pytest.mark.parametrize(
+    "dk,dv", [(128, 128), (64, 64), (96, 192), (256, 256), (40, 24), (192, 128), (128, 256), (8, 8), (136, 72)]
+)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("initial", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chunked_form_from_its_pieces(dk: int, dv: int, packed: bool, initial: bool, layout: str, seed: int) -> None:
+    extent = {"lengths": RAGGED} if packed else {"B": 2, "T": 150}
+    x = bf16_inputs(**extent, dk=dk, dv=dv, seed=seed)  # type: ignore[arg-type]
+    if not initial:
+        x["state"] = torch.zeros_like(x["state"])
+    check_pieces(x, pieces(x, initial, layout=layout), CHAIN, CHAIN_STATE)
+
+
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 4096])
+def test_lengths_of_the_pieces(T: int, seed: int) -> None:
+    x = bf16_inputs(B=2, T=T, dk=128, dv=128, seed=seed)
+    check_pieces(x, pieces(x), CHAIN, CHAIN_STATE)
+
+
+def test_pieces_of_no_tokens() -> None:
+    x = bf16_inputs(B=2, T=0, dk=128, dv=128)
+    got = pieces(x)
+    assert got["o"].shape == (2, 0, 4, 128) and not got["last"].any()
+
+
+@pytest.mark.parametrize("key_mode", ["random", "repeated", "parallel", "zero"])
+@pytest.mark.parametrize("gate_range", [(-3, 0), (0, 0), (-100, 0)])
+@pytest.mark.parametrize("dk", [128, 256])
+def test_pieces_with_negative_eigenvalues(key_mode: str, gate_range: tuple[float, float], dk: int, seed: int) -> None:
+    """beta to 2: with keys that repeat, or are one percent apart, T alternates and w cancels."""
+    x = bf16_inputs(B=1, T=700, dk=dk, dv=128, gate_range=gate_range, beta_max=2.0, key_mode=key_mode, seed=seed)
+    check_pieces(x, pieces(x), 8e-3, 1e-2)
+
+
+@pytest.mark.parametrize("dk", [64, 128, 256])
+def test_pieces_with_bf16_states(dk: int, seed: int) -> None:
+    x = bf16_inputs(B=1, T=200, dk=dk, dv=128, seed=seed)
+    check_pieces(x, pieces(x, state_dtype=torch.bfloat16), CHAIN, CHAIN_STATE)
+
+
+def test_pieces_without_gate(seed: int) -> None:
+    """No gate is the same as gates of zero, bit by bit."""
+    x = bf16_inputs(B=2, T=150, dk=128, dv=128, gate_range=(0, 0), seed=seed)
+    gated = pieces(x)
+    beta = gdn_cuda.transpose_to_mn_major(x["beta"])
+    u, w, o = (torch.full_like(x["value"], NAN) for _ in range(3))
+    states, last = torch.full_like(gated["states"].view(2, 3, 4, 128, 128), NAN), torch.full_like(gated["last"], NAN)
+    states[:, 0] = x["state"]
+    gdn_cuda.bf16_gdn_compute_u_w(x["key"], x["value"], u, w, beta)
+    assert torch.equal(u, gated["u"]) and torch.equal(w, gated["w"])
+    gdn_cuda.bf16_chunked_seq_state_update(x["key"], u, w, states, last, is_initial_state=True)
+    gdn_cuda.bf16_gdn_chunked_compute_O(x["query"], states, x["key"], u, o)
+    assert torch.equal(last, gated["last"]) and torch.equal(o, gated["o"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sequence_is_the_same_alone_and_beside_nan(layout: str, seed: int) -> None:
+    x = bf16_inputs(RAGGED, dk=128, dv=128, seed=seed)
+    together = pieces(x, layout=layout)
+    counts = chunk_counts(x)
+    poisoned = x | {name: x[name].clone() for name in ("query", "key", "value", "beta", "gate", "state")}
+    for n in (2, 4):
+        first, last = x["cu_seqlens"][n].item(), x["cu_seqlens"][n + 1].item()
+        for name in ("query", "key", "value", "beta", "gate"):
+            poisoned[name][first:last] = NAN
+        poisoned["state"][n] = NAN
+    beside = pieces(poisoned, layout=layout)
+    for n in (0, 3, 6):
+        span, chunks = slice(x["cu_seqlens"][n], x["cu_seqlens"][n + 1]), slice(sum(counts[:n]), sum(counts[: n + 1]))
+        alone = pieces(take_sequence(x, n))
+        for name in ("u", "w", "v_new", "o"):
+            assert torch.equal(together[name][span], alone[name][0]) and torch.equal(beside[name][span], alone[name][0])
+        assert torch.equal(together["states"][chunks], alone["states"]) and torch.equal(beside["last"][n], alone["last"][0])
+
+
+def test_tokens_of_no_sequence_are_left_alone(seed: int) -> None:
+    x = bf16_inputs([70, 64], dk=128, dv=128, seed=seed)
+    x |= {name: torch.cat([x[name], torch.full_like(x[name][:9], NAN)]) for name in ("query", "key", "value", "beta", "gate")}
+    got = pieces(x)
+    for name in ("u", "w", "v_new", "o"):
+        assert got[name][:134].isfinite().all() and got[name][134:].isnan().all()
+
+
+def test_many_short_sequences(seed: int) -> None:
+    """More than the 32 that a warp looks at together."""
+    x = bf16_inputs([n % 5 * 40 for n in range(100)], dk=64, dv=64, seed=seed)
+    check_pieces(x, pieces(x), CHAIN, CHAIN_STATE)

@@ -265,18 +265,67 @@ constexpr MnMajorConfig mn_major_config(int element_bytes) {
     return {.element_bytes = element_bytes, .tile = 32, .threads = 256};
 }
 
-// The plain chunk kernels differ only in the key dimension that their shared tiles hold.
-constexpr int tile_head_k(int dk) {
-    return dk <= 128 ? 128 : 256;
+// The pieces of the chunked form. Rows that do not start on 16 bytes have a configuration of their own.
+struct PieceProblem {
+    i64 sequences;
+    int heads, dk, dv;
+    DType state;
+    bool aligned;
+};
+
+inline constexpr std::array kPieceHeadK = {128, 64, 256};
+constexpr int piece_head_k(int dk) {
+    return dk <= 64 ? 64 : dk <= 128 ? 128 : 256;
 }
-constexpr ComputeUWConfig compute_u_w_config(int dk) {
-    return {.head_k = tile_head_k(dk), .threads = 128};
+
+constexpr ComputeUWConfig compute_u_w_config(int dk, bool aligned) {
+    return {.head_k = piece_head_k(dk), .aligned = aligned};
 }
-constexpr ComputeOConfig compute_o_config(int dk) {
-    return {.head_k = tile_head_k(dk), .threads = 256};
+inline constexpr std::array kComputeUWConfigurations = [] {
+    std::array<ComputeUWConfig, 2 * kPieceHeadK.size()> all{};
+    size_t n = 0;
+    for (const bool aligned : {true, false})
+        for (const int head_k : kPieceHeadK) all[n++] = compute_u_w_config(head_k, aligned);
+    return all;
+}();
+
+constexpr ComputeOConfig compute_o_config(int dk, DType state, bool aligned) {
+    return {.head_k = piece_head_k(dk), .state = state, .aligned = aligned};
 }
-constexpr SeqStateUpdateConfig seq_state_update_config(int dk) {
-    return {.head_k = tile_head_k(dk), .rows_per_block = 16, .threads = 256};
+inline constexpr std::array kComputeOConfigurations = [] {
+    std::array<ComputeOConfig, 4 * kPieceHeadK.size()> all{};
+    size_t n = 0;
+    for (const bool aligned : {true, false})
+        for (const DType state : {DType::f32, DType::bf16})
+            for (const int head_k : kPieceHeadK) all[n++] = compute_o_config(head_k, state, aligned);
+    return all;
+}();
+
+constexpr SeqStateUpdateConfig seq_state_update_config(int dk, int teams, bool aligned) {
+    const int head_k = piece_head_k(dk);
+    return {.head_k = head_k, .teams = teams, .stages = head_k <= 128 ? 2 : 1, .aligned = aligned};
+}
+// Teams of a block share what it brings of w and k; with fewer of them more multiprocessors work.
+inline SeqStateUpdateConfig seq_state_update_config(const PieceProblem& problem, const jit::DeviceTraits& device) {
+    const SeqStateUpdateConfig four = seq_state_update_config(problem.dk, 4, problem.aligned);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, four.rows_per_block());
+    return problem.aligned && blocks < device.multiprocessors ? seq_state_update_config(problem.dk, 2, true) : four;
+}
+inline constexpr std::array kSeqStateUpdateConfigurations = [] {
+    std::array<SeqStateUpdateConfig, 3 * kPieceHeadK.size()> all{};
+    size_t n = 0;
+    for (const int head_k : kPieceHeadK)
+        for (const int teams : {4, 2}) all[n++] = seq_state_update_config(head_k, teams, true);
+    for (const int head_k : kPieceHeadK) all[n++] = seq_state_update_config(head_k, 4, false);
+    return all;
+}();
+
+inline std::string explain_seq_state_update(const PieceProblem& problem, const jit::DeviceTraits& device) {
+    const SeqStateUpdateConfig config = seq_state_update_config(problem, device);
+    return fmt::format("{}{} value dimensions a block give {} blocks for {} multiprocessors",
+                       problem.aligned ? "" : "rows do not start on 16 bytes: element-wise loads; ", config.rows_per_block(),
+                       problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block()),
+                       device.multiprocessors);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -14,16 +14,18 @@ struct ComputeO {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static constexpr std::array kConfigurations = {compute_o_config(128), compute_o_config(256)};
-    static std::span<const Config> configurations() { return kConfigurations; }
-    static int threads(const Config& config) { return config.threads; }
+    static std::span<const Config> configurations() { return kComputeOConfigurations; }
+    static int threads(const Config& config) { return config.kThreads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kConfigurations, ComputeOSharedPlan>(config, std::make_index_sequence<kConfigurations.size()>());
+        return plan_bytes<kComputeOConfigurations, ComputeOSharedPlan>(
+            config, std::make_index_sequence<kComputeOConfigurations.size()>());
     }
 
-    static void run(const Args& args, i64 chunks, const Target& target) {
+    static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
-        launch<ComputeO>(compute_o_config(args.dk), args, {static_cast<unsigned>(chunks), static_cast<unsigned>(args.heads), 1},
+        launch<ComputeO>(compute_o_config(problem.dk, problem.state, problem.aligned), args,
+                         {static_cast<unsigned>(chunks * problem.heads),
+                          static_cast<unsigned>(ceil_div(problem.dv, Config::kValueColumns)), 1},
                          target);
     }
 };

@@ -15,17 +15,17 @@ struct ComputeUW {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static constexpr std::array kConfigurations = {compute_u_w_config(128), compute_u_w_config(256)};
-    static std::span<const Config> configurations() { return kConfigurations; }
-    static int threads(const Config& config) { return config.threads; }
+    static std::span<const Config> configurations() { return kComputeUWConfigurations; }
+    static int threads(const Config& config) { return config.kThreads; }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kConfigurations, ComputeUWSharedPlan>(config, std::make_index_sequence<kConfigurations.size()>());
+        return plan_bytes<kComputeUWConfigurations, ComputeUWSharedPlan>(
+            config, std::make_index_sequence<kComputeUWConfigurations.size()>());
     }
 
-    static void run(const Args& args, i64 chunks, const Target& target) {
+    static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
-        launch<ComputeUW>(compute_u_w_config(args.dk), args,
-                          {static_cast<unsigned>(chunks), static_cast<unsigned>(args.heads), 1}, target);
+        launch<ComputeUW>(compute_u_w_config(problem.dk, problem.aligned), args,
+                          {static_cast<unsigned>(chunks * problem.heads), 1, 1}, target);
     }
 };
 

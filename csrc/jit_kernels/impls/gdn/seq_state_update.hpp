@@ -15,20 +15,19 @@ struct SeqStateUpdate {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static constexpr std::array kConfigurations = {seq_state_update_config(128), seq_state_update_config(256)};
-    static std::span<const Config> configurations() { return kConfigurations; }
-    static int threads(const Config& config) { return config.threads; }
+    static std::span<const Config> configurations() { return kSeqStateUpdateConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
-        return plan_bytes<kConfigurations, SeqStateUpdateSharedPlan>(config,
-                                                                     std::make_index_sequence<kConfigurations.size()>());
+        return plan_bytes<kSeqStateUpdateConfigurations, SeqStateUpdateSharedPlan>(
+            config, std::make_index_sequence<kSeqStateUpdateConfigurations.size()>());
     }
 
-    static void run(const Args& args, const Target& target) {
+    static void run(const PieceProblem& problem, const Args& args, const Target& target) {
         if (args.sequences == 0 || args.heads == 0) return;
-        const Config config = seq_state_update_config(args.dk);
+        const Config config = seq_state_update_config(problem, jit::device_traits(target.ordinal));
         launch<SeqStateUpdate>(config, args,
-                               {static_cast<unsigned>(args.sequences), static_cast<unsigned>(args.heads),
-                                static_cast<unsigned>(ceil_div(args.dv, config.rows_per_block))},
+                               {static_cast<unsigned>(problem.sequences * problem.heads),
+                                static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block())), 1},
                                target);
     }
 };

@@ -35,6 +35,12 @@ struct Raw<8> {
     __device__ __forceinline__ void store(void* to) const { *static_cast<uint2*>(to) = bits; }
 };
 template <>
+struct Raw<4> {
+    unsigned bits;
+    __device__ __forceinline__ void load(const void* from) { bits = *static_cast<const unsigned*>(from); }
+    __device__ __forceinline__ void store(void* to) const { *static_cast<unsigned*>(to) = bits; }
+};
+template <>
 struct Raw<32> {
     Raw<16> half[2];
     __device__ __forceinline__ void load_streaming(const void* from) {

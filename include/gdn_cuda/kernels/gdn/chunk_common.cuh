@@ -1,4 +1,4 @@
-// What the three pieces of the chunked form share: arguments, and loading a chunk into shared memory.
+// What the three pieces of the chunked form share: arguments, and where a chunk lies.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -30,40 +30,60 @@ struct ChunkArgs {
 
 namespace gdn_cuda::gdn {
 
-// Rows [first, first + count) of one head into a shared tile; the rest of the tile becomes zero.
-template <int kPitch>
-__device__ __forceinline__ void load_chunk(float (*tile)[kPitch], const Rows& rows, const ChunkPlace& place, int head,
-                                           int count, int first_column, int columns) {
-    const auto* from = static_cast<const __nv_bfloat16*>(rows.data) + place.sequence * rows.batch +
-                       (place.start + place.first) * rows.token + head * rows.head + first_column;
-    for (int i = threadIdx.x; i < kChunk * columns; i += blockDim.x) {
-        const int token = i / columns, column = i % columns;
-        tile[token][column] = token < count ? to_float(from[token * rows.token + column]) : 0.f;
+__device__ __forceinline__ int chunks_of(const Span& span) {
+    return static_cast<int>(ceil_div(span.length, kChunk));
+}
+
+// place_of_chunk by a whole warp, 32 sequences at a time: every block of a batch of hundreds starts with it.
+__device__ __forceinline__ ChunkPlace find_chunk(const ChunkArgs& args, int chunk) {
+    if (args.cu_seqlens.data == nullptr) return place_of_chunk(args.cu_seqlens, args.sequences, args.tokens, kChunk, chunk);
+    constexpr unsigned kAll = 0xffffffffu;
+    const int lane = threadIdx.x % 32;
+    for (int base = 0; base < args.sequences; base += 32) {
+        const int sequence = base + lane;
+        const Span span = sequence < args.sequences ? span_of(args.cu_seqlens, sequence, args.tokens) : Span{0, 0};
+        const int count = chunks_of(span);
+        int until = count;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int before = __shfl_up_sync(kAll, until, step);
+            if (lane >= step) until += before;
+        }
+        if (const unsigned later = __ballot_sync(kAll, chunk < until)) {
+            const int found = __ffs(static_cast<int>(later)) - 1;
+            return {base + found, (chunk - __shfl_sync(kAll, until - count, found)) * kChunk,
+                    __shfl_sync(kAll, span.start, found), __shfl_sync(kAll, span.length, found)};
+        }
+        chunk -= __shfl_sync(kAll, until, 31);
     }
+    return {-1, 0, 0, 0};
+}
+
+// Index of a sequence's first chunk among the chunks of all, by a whole warp.
+__device__ __forceinline__ i64 first_chunk_of(const ChunkArgs& args, int sequence) {
+    if (args.cu_seqlens.data == nullptr) return sequence * ceil_div(args.tokens, kChunk);
+    int chunks = 0;
+    for (int n = threadIdx.x % 32; n < sequence; n += 32) chunks += chunks_of(span_of(args.cu_seqlens, n, args.tokens));
+    return __reduce_add_sync(0xffffffffu, chunks);
+}
+
+// The rows of a place's tokens, of one head.
+__device__ __forceinline__ __nv_bfloat16* rows_at(const Rows& rows, const ChunkPlace& place, int head) {
+    return static_cast<__nv_bfloat16*>(rows.data) + place.sequence * rows.batch + (place.start + place.first) * rows.token +
+           head * rows.head;
+}
+
+// Where the number of a place's token is.
+__device__ __forceinline__ i64 scalar_at(const Scalars& from, const ChunkPlace& place, int head, int token) {
+    return place.sequence * from.batch + (place.start + place.first + token) * from.token + head * from.head;
 }
 
 // Tokens past `count` repeat the last gate, so that differences with them stay finite.
-__device__ __forceinline__ void load_gates(float* gates, const Scalars& from, const ChunkPlace& place, int head, int count) {
-    for (int i = threadIdx.x; i < kChunk; i += blockDim.x) {
-        const i64 token = place.start + place.first + min(i, count - 1);
-        gates[i] = from.values.data == nullptr
-                       ? 0.f
-                       : load_number(from.values, place.sequence * from.batch + token * from.token + head * from.head);
-    }
+__device__ __forceinline__ const float* gate_at(const Scalars& gates, const ChunkPlace& place, int head, int count, int token) {
+    return static_cast<const float*>(gates.values.data) + scalar_at(gates, place, head, min(token, count - 1));
 }
-
-// Index of a sequence's first chunk among the chunks of all.
-__device__ __forceinline__ i64 first_chunk_of(const ChunkArgs& args, int sequence) {
-    if (args.cu_seqlens.data == nullptr) return sequence * ceil_div(args.tokens, kChunk);
-    i64 chunks = 0;
-    for (int n = 0; n < sequence; ++n) chunks += ceil_div(span_of(args.cu_seqlens, n, args.tokens).length, kChunk);
-    return chunks;
-}
-
-__device__ __forceinline__ float dot(const float* a, const float* b, int length) {
-    float sum = 0.f;
-    for (int d = 0; d < length; ++d) sum = fmaf(a[d], b[d], sum);
-    return sum;
+__device__ __forceinline__ float gate_of(const Scalars& gates, const ChunkPlace& place, int head, int count, int token) {
+    return gates.values.data == nullptr ? 0.f : *gate_at(gates, place, head, count, token);
 }
 
 }  // namespace gdn_cuda::gdn

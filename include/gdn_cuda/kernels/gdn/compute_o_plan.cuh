@@ -1,28 +1,39 @@
 // Configuration and shared memory of gdn/compute_o, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/chunk_common.cuh>
+#include <gdn_cuda/kernels/gdn/chunk_tiles.cuh>
 
 namespace gdn_cuda::gdn {
 
 struct ComputeOConfig {
-    int head_k;  // the largest key dimension the tiles hold: 128 or 256
-    int threads;
+    static constexpr int kThreads = 128;
+    static constexpr int kValueColumns = 128;  // value dimensions a block
+
+    int head_k;  // the largest key dimension the tiles hold: 64, 128 or 256
+    DType state;
+    bool aligned;  // rows start on 16 bytes
 
     constexpr bool operator==(const ComputeOConfig&) const = default;
 
     template <class Visitor>
     constexpr void fields(Visitor&& visit) const {
         visit("head_k", head_k);
-        visit("threads", threads);
+        visit("state", state);
+        visit("aligned", aligned);
     }
+
+    // As many as registers allow: states of fp32 need more of them on their way.
+    constexpr int blocks_per_multiprocessor() const { return head_k > 128 ? 1 : state == DType::bf16 && aligned ? 4 : 3; }
 };
 
 template <ComputeOConfig kConfig>
 struct ComputeOSharedPlan {
-    float query[kChunk][kConfig.head_k + 1];  // + 1: rows start in different banks
-    float key[kChunk][kConfig.head_k + 1];
-    float scores[kChunk][kChunk + 1];  // (q.k) exp(G_i - G_j), lower triangle with the diagonal
+    ChunkTile<kConfig.head_k> query;
+    union {
+        ChunkTile<kConfig.head_k> key;
+        ChunkTile<kChunk> scores;  // (q.k) exp(G_i - G_j) up to the diagonal
+    };
+    ChunkTile<kConfig.kValueColumns> value;  // v'
     float gate[kChunk];
 };
 

@@ -1,60 +1,187 @@
-// gdn/compute_u_w: u = T (beta v) and w = T (beta exp(G) k) of every chunk, T = (I + A)^-1, in fp32 from bf16.
+// gdn/compute_u_w: u = T (beta v) and w = T (beta exp(G) k) of every chunk, from bf16 keys and values.
 //
-// A block takes one chunk of one value head: A in shared memory, then one column of [v | k] a thread, by forward substitution.
-// No inverse is formed, so correlated keys with beta near 2 lose nothing.
+//     T = (I + A)^-1      A_ij = beta_i (k_i.k_j) exp(G_i - G_j) for i > j, else 0
 //
-// Bound: fp32 arithmetic and shared-memory reads on the CUDA cores. This is the plain kernel: it serves research and as a
-// check.
+// A block takes one chunk of one value head, a warp 16 of its tokens: their rows of A on the tensor cores, their rows of T with
+// the other warps (chunk_inverse.cuh), then their rows of u and w. beta and exp(G) are factors of T's columns, so k and v are
+// multiplied as they came. T goes in as two bf16 matrices, high and rest: keys that repeat cancel in w, and one rounding of T
+// would be ten times the rounding of w. Rows further down are longer, so warps and rows of blocks are paired anew in every
+// block: no quarter of the multiprocessor has all the long ones.
+//
+// Bound: memory, which sees k, v, u and w once; value heads that share keys lie side by side in the grid. Half of it is reached
+// (H200, 8 x 4096 tokens): the inversion is long for what a block moves.
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/chunk_inverse.cuh>
 #include <gdn_cuda/kernels/gdn/compute_u_w_plan.cuh>
 
 namespace gdn_cuda::gdn {
 
-// Solves (I + A) x = rhs for the columns of one tensor and writes x.
-template <ComputeUWConfig kConfig, class RightHandSide>
-__device__ __forceinline__ void solve_columns(ComputeUWSharedPlan<kConfig>& shared, const Rows& to, const ChunkPlace& place,
-                                              int head, int count, int columns, RightHandSide&& rhs) {
-    auto* out = static_cast<__nv_bfloat16*>(to.data) + place.sequence * to.batch + (place.start + place.first) * to.token +
-                head * to.head;
-    for (int column = threadIdx.x; column < columns; column += kConfig.threads) {
-        for (int i = 0; i < count; ++i) {
-            float x = rhs(i, column);
-            for (int j = 0; j < i; ++j) x = fmaf(-shared.a[i][j], shared.columns[j][threadIdx.x], x);
-            shared.columns[i][threadIdx.x] = x;
-            out[i * to.token + column] = __float2bfloat16(x);
+template <ComputeUWConfig kConfig>
+struct ComputeUWBlock {
+    using Plan = ComputeUWSharedPlan<kConfig>;
+    static constexpr int kRowBlocks = kChunk / 16;
+    static constexpr int kColumnsAtOnce = 32;
+    static_assert(sizeof(Plan::triangle) == sizeof(ChunkTriangle));
+
+    Plan& shared;
+    const ChunkPlace place;
+    const int count;      // tokens in the chunk
+    const int row_block;  // this warp's
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    ChunkTriangle& triangle = *reinterpret_cast<ChunkTriangle*>(shared.triangle);
+
+    __device__ __forceinline__ ComputeUWBlock(Plan& shared, const ChunkPlace& place)
+        : shared(shared),
+          place(place),
+          count(min(kChunk, place.length - place.first)),
+          row_block((threadIdx.x / 32 + blockIdx.x) % kRowBlocks) {}
+
+    // Tokens past the end have beta 0: their rows of A are zero, and nothing of them reaches the others.
+    __device__ __forceinline__ void bring_scalars(const ChunkArgs& args, int head) {
+        const int token = threadIdx.x;
+        if (token >= kChunk) return;
+        const float gate = gate_of(args.gate, place, head, count, token);
+        const float beta = token < count ? load_number(args.beta.values, scalar_at(args.beta, place, head, token)) : 0.f;
+        shared.gate[token] = gate;
+        shared.of_value[token] = beta;
+        shared.of_key[token] = beta * exp_fast(gate);
+    }
+
+    // This warp's row of blocks of A.
+    __device__ __forceinline__ void form_row() {
+        float products[kRowBlocks][2][4] = {};
+        const PiecesFrom own_keys(shared.key, PieceOfLane::straight(lane), 16 * row_block, 0);
+        const PiecesFrom other_keys(shared.key, PieceOfLane::crossed(lane), 0, 0);
+#pragma unroll
+        for (int step = 0; step < kConfig.head_k / 16; ++step) {
+            unsigned own[4];
+            load_matrices(own, own_keys.at(0, 2 * step));
+#pragma unroll
+            for (int column = 0; column < kRowBlocks; ++column) {
+                if (column > row_block) break;
+                unsigned other[4];
+                load_matrices(other, other_keys.at(16 * column, 2 * step));
+                add_product<DType::bf16>(products[column][0], own, other[0], other[1]);
+                add_product<DType::bf16>(products[column][1], own, other[2], other[3]);
+            }
+        }
+        const int row = 16 * row_block + g;
+        const float gate[2] = {shared.gate[row], shared.gate[row + 8]};
+        const float beta[2] = {shared.of_value[row], shared.of_value[row + 8]};
+#pragma unroll
+        for (int column = 0; column < kRowBlocks; ++column) {
+            if (column > row_block) break;
+            auto& block = triangle.block(row_block, column);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const float2 before = *reinterpret_cast<const float2*>(&shared.gate[16 * column + 8 * n + 2 * t]);
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    *reinterpret_cast<float2*>(&block.at[g + 8 * half][8 * n + 2 * t]) = {
+                        beta[half] * products[column][n][2 * half] * exp_fast(gate[half] - before.x),
+                        beta[half] * products[column][n][2 * half + 1] * exp_fast(gate[half] - before.y)};
+            }
         }
     }
-}
+
+    // This warp's rows of T diag(factors) as left operands.
+    struct Inverse {
+        unsigned high[kRowBlocks][4], rest[kRowBlocks][4];
+    };
+    __device__ __forceinline__ void take_inverse(Inverse& inverse, const float (&factors)[kChunk]) const {
+#pragma unroll
+        for (int column = 0; column < kRowBlocks; ++column) {
+            if (column > row_block) break;
+            const auto& block = triangle.block(row_block, column);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int at = i / 2 * 8 + 2 * t;
+                const float2 x = *reinterpret_cast<const float2*>(&block.at[g + i % 2 * 8][at]);
+                const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * column + at]);
+                inverse.high[column][i] = pack<DType::bf16>(x.x * factor.x, x.y * factor.y);
+                inverse.rest[column][i] = pack_rest<DType::bf16>(inverse.high[column][i], x.x * factor.x, x.y * factor.y);
+            }
+        }
+    }
+
+    // This warp's rows of T times a tile, to `rows`.
+    template <int kColumns>
+    __device__ __forceinline__ void multiply(const Inverse& inverse, const ChunkTile<kColumns>& tile, __nv_bfloat16* rows,
+                                             i64 stride, int columns) const {
+        const PiecesFrom from(tile, PieceOfLane::straight(lane), 0, 0);
+#pragma unroll 1
+        for (int first = 0; first < min(kColumns, columns); first += kColumnsAtOnce) {
+            float sums[4][4] = {};
+#pragma unroll
+            for (int step = 0; step < kRowBlocks; ++step) {
+                if (step > row_block) break;
+                unsigned right[2][4];
+#pragma unroll
+                for (int pair = 0; pair < 2; ++pair) load_transposed(right[pair], from.at(16 * step, first / 8 + 2 * pair));
+                    // All tiles with one part, then with the other: sums that follow upon themselves wait.
+#pragma unroll
+                for (int part = 0; part < 2; ++part)
+#pragma unroll
+                    for (int n = 0; n < 4; ++n)
+                        add_product<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
+                                                 right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                unsigned eight[4];
+#pragma unroll
+                for (int n = 0; n < 4; ++n) eight[n] = pack<DType::bf16>(sums[n][2 * half], sums[n][2 * half + 1]);
+                transpose_quad(eight);
+                const int row = 16 * row_block + g + 8 * half, column = first + 8 * t;
+                if (row < count && column < columns) store_piece<kConfig.aligned>(rows + row * stride + column, eight);
+            }
+        }
+    }
+};
 
 template <ComputeUWConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) compute_u_w(const __grid_constant__ ChunkArgs args) {
-    extern __shared__ __align__(16) unsigned char memory[];
+__global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 1)
+    compute_u_w(const __grid_constant__ ChunkArgs args) {
+    extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<ComputeUWSharedPlan<kConfig>*>(memory);
+    static_assert(sizeof(shared) <= 99 * 1024);
 
-    const ChunkPlace place = place_of_chunk(args.cu_seqlens, args.sequences, args.tokens, kChunk, blockIdx.x);
+    const int head = static_cast<int>(blockIdx.x % args.heads);
+    const ChunkPlace place = find_chunk(args, static_cast<int>(blockIdx.x / args.heads));
     if (place.sequence < 0) return;
-    const int head = blockIdx.y;
-    const int count = min(kChunk, place.length - place.first);
+    ComputeUWBlock<kConfig> block(shared, place);
+    const auto bring_values = [&](int first) {
+        bring_tile<kConfig.aligned, kConfig.kThreads>(shared.value, rows_at(args.value, place, head) + first, args.value.token,
+                                                      block.count, args.dv - first);
+        async_copy_commit();
+    };
 
-    load_chunk(shared.key, args.key, place, head / args.heads_per_key, count, 0, args.dk);
-    load_gates(shared.gate, args.gate, place, head, count);
-    load_gates(shared.beta, args.beta, place, head, count);
+    bring_tile<kConfig.aligned, kConfig.kThreads>(shared.key, rows_at(args.key, place, head / args.heads_per_key),
+                                                  args.key.token, block.count, args.dk);
+    async_copy_commit();
+    bring_values(0);
+    block.bring_scalars(args, head);
+    async_copy_wait<1>();
     __syncthreads();
-    for (int i = threadIdx.x; i < kChunk * kChunk; i += kConfig.threads) {
-        const int row = i / kChunk, column = i % kChunk;
-        if (row > column && row < count)
-            shared.a[row][column] = shared.beta[row] * dot(shared.key[row], shared.key[column], args.dk) *
-                                    expf(shared.gate[row] - shared.gate[column]);
+
+    block.form_row();
+    __syncwarp();
+    invert_chunk(block.triangle, block.row_block, [] { __syncthreads(); });
+    typename ComputeUWBlock<kConfig>::Inverse inverse;
+    block.take_inverse(inverse, shared.of_key);
+    block.multiply(inverse, shared.key, rows_at(args.w, place, head), args.w.token, args.dk);
+
+    block.take_inverse(inverse, shared.of_value);
+    for (int first = 0; first < args.dv; first += kConfig.kValueColumns) {
+        if (first > 0) {
+            __syncthreads();
+            bring_values(first);
+        }
+        async_copy_wait<0>();
+        __syncthreads();
+        block.multiply(inverse, shared.value, rows_at(args.output, place, head) + first, args.output.token, args.dv - first);
     }
-    __syncthreads();
-
-    const auto* values = static_cast<const __nv_bfloat16*>(args.value.data) + place.sequence * args.value.batch +
-                         (place.start + place.first) * args.value.token + head * args.value.head;
-    solve_columns(shared, args.output, place, head, count, args.dv,
-                  [&](int i, int column) { return shared.beta[i] * to_float(values[i * args.value.token + column]); });
-    solve_columns(shared, args.w, place, head, count, args.dk,
-                  [&](int i, int column) { return shared.beta[i] * expf(shared.gate[i]) * shared.key[i][column]; });
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,29 +1,34 @@
 // Configuration and shared memory of gdn/compute_u_w, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/chunk_common.cuh>
+#include <gdn_cuda/kernels/gdn/chunk_tiles.cuh>
 
 namespace gdn_cuda::gdn {
 
 struct ComputeUWConfig {
-    int head_k;   // the largest key dimension the tile holds: 128 or 256
-    int threads;  // one column of the solve each
+    static constexpr int kThreads = 128;       // a warp for every 16 tokens
+    static constexpr int kValueColumns = 128;  // value dimensions at a time
+
+    int head_k;    // the largest key dimension the tile holds: 64, 128 or 256
+    bool aligned;  // rows start on 16 bytes
 
     constexpr bool operator==(const ComputeUWConfig&) const = default;
 
     template <class Visitor>
     constexpr void fields(Visitor&& visit) const {
         visit("head_k", head_k);
-        visit("threads", threads);
+        visit("aligned", aligned);
     }
 };
 
 template <ComputeUWConfig kConfig>
 struct ComputeUWSharedPlan {
-    float key[kChunk][kConfig.head_k + 1];  // + 1: rows start in different banks
-    float a[kChunk][kChunk];                // strictly lower triangle of A
-    float columns[kChunk][kConfig.threads];
-    float gate[kChunk], beta[kChunk];
+    ChunkTile<kConfig.head_k> key;
+    ChunkTile<kConfig.kValueColumns> value;
+    alignas(16) float triangle[10][16][20];  // ChunkTriangle, which only the device knows: A below the diagonal, then T
+    float gate[kChunk];
+    float of_value[kChunk];  // beta
+    float of_key[kChunk];    // beta exp(G)
 };
 
 }  // namespace gdn_cuda::gdn

@@ -2,11 +2,16 @@
 //
 //     S <- exp(G_C) S + v'^T (exp(G_C - G) k)
 //
-// A block keeps a few value dimensions of one head's state in shared memory and walks over the chunks of one sequence: they
-// depend on each other, rows of S do not.
+// Rows of S never meet, so a team of two warps keeps 16 of them in registers from the first chunk of a sequence to the last, as
+// sums of products, and computes everything transposed: S w^T and v'^T k have S or v' on the left, in registers, and w or k on
+// the right, in shared memory as they came. Each warp has half of the key dimensions: of S w^T it adds the other's half for
+// half of the tokens, and hands what these give to the state to the other. What is left of the block is loading: w and u of a
+// chunk as soon as those of an earlier one are used up, then its k. S and v' are rounded to bf16 as factors, v' in two parts,
+// since its errors stay in S.
 //
-// Bound: fp32 arithmetic and shared-memory reads on the CUDA cores. This is the plain kernel: it serves research and as a
-// check.
+// Bound: the chain of products from one chunk to the next, 2 us a chunk on an H200; memory, most of it the states, where the
+// blocks fill the card: 67 % of it is reached (8 x 4096 tokens), since fragments leave and enter shared memory eight rows at a
+// time.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
@@ -14,66 +19,323 @@
 namespace gdn_cuda::gdn {
 
 template <SeqStateUpdateConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) seq_state_update(const __grid_constant__ ChunkArgs args) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    auto& shared = *reinterpret_cast<SeqStateUpdateSharedPlan<kConfig>*>(memory);
+struct SeqStateUpdateBlock {
+    using Plan = SeqStateUpdateSharedPlan<kConfig>;
+    static constexpr int kThreads = kConfig.teams * 64;
+    static constexpr int kKeyTiles = kConfig.head_k / 8 / 2;  // a warp's tiles of eight key dimensions
+    static constexpr int kTilesAtOnce = kKeyTiles < 8 ? kKeyTiles : 8;
+    static constexpr int kTokenPairs = kChunk / 16, kOwnPairs = kTokenPairs / 2;  // of tiles of eight tokens
+    // Copies that may still be under way when w, or k, of a chunk is wanted: those of later chunks.
+    static constexpr int kLaterCopies = 2 * (kConfig.stages - 1);
 
-    const int sequence = blockIdx.x, head = blockIdx.y;
-    const int first_row = blockIdx.z * kConfig.rows_per_block;
-    const int rows = min(kConfig.rows_per_block, args.dv - first_row);
-    const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-    const i64 first_chunk = first_chunk_of(args, sequence);
-    const auto for_state = [&](auto&& visit) {
-        for (int i = threadIdx.x; i < rows * args.dk; i += kConfig.threads) visit(i / args.dk, i % args.dk);
-    };
-    const auto at = [&](i64 block, int row, int column) {
-        return ((block * args.heads + head) * args.dv + first_row + row) * args.dk + column;
-    };
+    Plan& shared;
+    const ChunkArgs& args;
+    const SequenceWork& work = shared.work;
+    int team, side, lane, g, t;
 
-    for_state([&](int row, int column) {
-        const bool given = args.has_initial && span.length > 0 && first_chunk < args.state_chunks;
-        shared.state[row][column] = given ? load_number({args.states, args.states_type}, at(first_chunk, row, column)) : 0.f;
-    });
+    float state[kKeyTiles][4] = {};  // 16 rows, half of the key dimensions
 
-    for (int first = 0; first < span.length; first += kChunk) {
-        const ChunkPlace place{sequence, first, span.start, span.length};
-        const int count = min(kChunk, span.length - first);
-        __syncthreads();
-        load_chunk(shared.key, args.w, place, head, count, 0, args.dk);
-        load_gates(shared.gate, args.gate, place, head, count);
-        __syncthreads();
-
-        for_state([&](int row, int column) {
-            store_number(args.states, args.states_type, at(first_chunk + first / kChunk, row, column),
-                         shared.state[row][column]);
-        });
-        auto* values = static_cast<__nv_bfloat16*>(args.value.data) + sequence * args.value.batch +
-                       (span.start + first) * args.value.token + head * args.value.head + first_row;
-        for (int i = threadIdx.x; i < count * rows; i += kConfig.threads) {
-            const int token = i / rows, row = i % rows;
-            const float value =
-                to_float(values[token * args.value.token + row]) - dot(shared.key[token], shared.state[row], args.dk);
-            values[token * args.value.token + row] = __float2bfloat16(value);
-            shared.value[token][row] = value;
-        }
-        __syncthreads();
-
-        load_chunk(shared.key, args.key, place, head / args.heads_per_key, count, 0, args.dk);
-        __syncthreads();
-        const float last_gate = shared.gate[count - 1];
-        for_state([&](int row, int column) {
-            float sum = expf(last_gate) * shared.state[row][column];
-            for (int t = 0; t < count; ++t)
-                sum = fmaf(shared.value[t][row], expf(last_gate - shared.gate[t]) * shared.key[t][column], sum);
-            shared.state[row][column] = sum;
-        });
+    __device__ __forceinline__ SeqStateUpdateBlock(Plan& shared, const ChunkArgs& args) : shared(shared), args(args) {
+        find_lane();
     }
 
-    if (!args.has_final) return;
+    // Computed anew for every chunk: the compiler would keep dozens of addresses over the loop, and spill them.
+    __device__ __forceinline__ void find_lane() {
+        int thread = threadIdx.x;
+        asm volatile("" : "+r"(thread));
+        team = thread / 64;
+        side = thread / 32 % 2;
+        lane = thread % 32;
+        g = lane / 4;
+        t = lane % 4;
+    }
+
+    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
+    template <int kColumns>
+    __device__ __forceinline__ void bring(ChunkTile<kColumns>& tile, const void* rows, i64 stride, int chunk, int columns) {
+        const auto* from = static_cast<const __nv_bfloat16*>(rows) + chunk * (kChunk * stride);
+        bring_tile<kConfig.aligned, kThreads>(tile, from, stride, tokens_in(chunk), columns);
+    }
+    __device__ __forceinline__ void bring_w_and_u(int chunk) {
+        if (chunk < work.chunks) {
+            const int stage = chunk % kConfig.stages, thread = threadIdx.x;
+            bring(shared.w[stage], work.w, args.w.token, chunk, args.dk);
+            bring(shared.value[stage], work.value, args.value.token, chunk, args.dv - work.first_row);
+            if (work.gate != nullptr && thread < kChunk) {
+                const i64 token = chunk * kChunk + min(thread, tokens_in(chunk) - 1);  // the last one's is repeated
+                async_copy_4(shared_address(&shared.gate[stage][thread]), work.gate + token * args.gate.token);
+            }
+        }
+        async_copy_commit();
+    }
+    __device__ __forceinline__ void bring_k(int chunk) {
+        if (chunk < work.chunks) bring(shared.key[chunk % kConfig.stages], work.key, args.key.token, chunk, args.dk);
+        async_copy_commit();
+    }
+    __device__ __forceinline__ void clear_gates() {
+        for (int i = threadIdx.x; i < kConfig.stages * kChunk; i += kThreads) shared.gate[i / kChunk][i % kChunk] = 0.f;
+    }
+
+    // ---- The warp's part of S in memory
+
+    __device__ __forceinline__ int row_of(int half) const { return work.first_row + 16 * team + g + 8 * half; }
+    __device__ __forceinline__ i64 offset_of(i64 block, int half) const {
+        return ((block * args.heads + work.head) * args.dv + row_of(half)) * args.dk + 8 * kKeyTiles * side;
+    }
+
+    // There are so many of this row's columns.
+    __device__ __forceinline__ int columns_of(int half) const {
+        return row_of(half) < args.dv ? args.dk - 8 * kKeyTiles * side : 0;
+    }
+
+    template <class Number>
+    __device__ __forceinline__ void load_state(const Number* from, i64 block) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Number* row = from + offset_of(block, half) + 2 * t;
+#pragma unroll
+            for (int tile = 0; tile < kKeyTiles; ++tile) {
+                Vector<Number, 2, kConfig.aligned> pair;
+                pair.clear();
+                if (8 * tile < columns_of(half)) pair.load(row + 8 * tile);
+                state[tile][2 * half] = pair[0];
+                state[tile][2 * half + 1] = pair[1];
+            }
+        }
+    }
+    __device__ __forceinline__ void load_state(i64 block) {
+        if (args.states_type == DType::f32)
+            load_state(static_cast<const float*>(args.states), block);
+        else
+            load_state(static_cast<const __nv_bfloat16*>(args.states), block);
+    }
+
+    // Before a chunk, or after the last.
+    __device__ __forceinline__ void store_state(int chunk) const {
+        const bool after = chunk == work.chunks;
+        if (after ? !args.has_final : work.first_chunk + chunk >= args.state_chunks) return;
+        void* to = after ? args.final_state : args.states;
+        const i64 block = after ? work.sequence : work.first_chunk + chunk;
+        if ((after ? args.final_type : args.states_type) == DType::f32)
+            store_floats(static_cast<float*>(to), block);
+        else
+            store_halves(static_cast<__nv_bfloat16*>(to), block);
+    }
+    // Neighbouring lanes swap, so that each has four columns of one of two tiles: 64 bytes of a row side by side.
+    __device__ __forceinline__ void store_floats(float* to, i64 block) const {
+        const int odd = t % 2;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float* row = to + offset_of(block, half) + 8 * odd + t / 2 * 4;
+#pragma unroll
+            for (int tile = 0; tile < kKeyTiles; tile += 2) {
+                Vector<float, 4, kConfig.aligned> four;
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const float even_tile = state[tile][2 * half + i], odd_tile = state[tile + 1][2 * half + i];
+                    const float other = __shfl_xor_sync(0xffffffffu, odd ? even_tile : odd_tile, 1);
+                    four.set(i, odd ? other : even_tile);
+                    four.set(2 + i, odd ? odd_tile : other);
+                }
+                if (8 * (tile + odd) < columns_of(half)) four.store_global(row + 8 * tile);
+            }
+        }
+    }
+    __device__ __forceinline__ void store_halves(__nv_bfloat16* to, i64 block) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int first = 0; first < kKeyTiles; first += 4) {
+                unsigned eight[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    eight[i] = pack<DType::bf16>(state[first + i][2 * half], state[first + i][2 * half + 1]);
+                transpose_quad(eight);
+                const int column = 8 * (first + t);
+                if (column < columns_of(half)) store_piece<kConfig.aligned>(to + offset_of(block, half) + column, eight);
+            }
+    }
+
+    // ---- One chunk
+
+    // A pair of tiles of tokens: the warp's own come first.
+    __device__ __forceinline__ int tokens_of(int pair) const { return 16 * ((kOwnPairs * side + pair) % kTokenPairs); }
+    // Of every thread and the one beside it in the team.
+    __device__ __forceinline__ uint4& exchange(int side, int at) {
+        return *reinterpret_cast<uint4*>(shared.exchange[team][side][at][lane]);
+    }
+
+    // S w^T of half of the tokens and half of the key dimensions.
+    using Products = float[2 * kOwnPairs][4];
+    __device__ __forceinline__ void multiply(Products& products, int stage, int first_pair) const {
+        const PiecesFrom pieces(shared.w[stage], PieceOfLane::crossed(lane), tokens_of(first_pair), kKeyTiles * side);
+#pragma unroll
+        for (int step = 0; step < kKeyTiles / 2; ++step) {
+            unsigned rows[4];
+            as_left<DType::bf16>(rows, state[2 * step], state[2 * step + 1]);
+#pragma unroll
+            for (int pair = 0; pair < kOwnPairs; ++pair) {
+                unsigned w[4];
+                load_matrices(w, pieces.at(16 * pair, 2 * step));
+                add_product<DType::bf16>(products[2 * pair], rows, w[0], w[1]);
+                add_product<DType::bf16>(products[2 * pair + 1], rows, w[2], w[3]);
+            }
+        }
+    }
+    // S w^T of the warp's tokens: first what the other waits for.
+    __device__ __forceinline__ void predict(Products& predicted, int stage) {
+        Products for_other = {};
+        multiply(for_other, stage, kOwnPairs);
+#pragma unroll
+        for (int tile = 0; tile < 2 * kOwnPairs; ++tile)
+            exchange(1 - side, tile) = reinterpret_cast<const uint4&>(for_other[tile]);
+        multiply(predicted, stage, 0);
+        meet(1 + team, 64);
+#pragma unroll
+        for (int tile = 0; tile < 2 * kOwnPairs; ++tile) {
+            const uint4 other = exchange(side, tile);
+            predicted[tile][0] += __uint_as_float(other.x);
+            predicted[tile][1] += __uint_as_float(other.y);
+            predicted[tile][2] += __uint_as_float(other.z);
+            predicted[tile][3] += __uint_as_float(other.w);
+        }
+    }
+
+    // v' of the team's value dimensions and the warp's tokens: over u in shared memory; and exp(G_C - G) v', high and rest, as
+    // left operands, where the other's products were.
+    __device__ __forceinline__ void form_values(int stage) {
+        const int token_of_lane = tokens_of(0) + lane;
+        shared.kept[team][token_of_lane] = exp_fast(shared.gate[stage][kChunk - 1] - shared.gate[stage][token_of_lane]);
+        Products predicted = {};
+        predict(predicted, stage);
+        const PiecesFrom given(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(0), 2 * team);
+        const PiecesFrom formed(shared.value[stage], tokens_of(0) + g, 2 * team);
+#pragma unroll
+        for (int pair = 0; pair < kOwnPairs; ++pair) {
+            unsigned u[4];  // of two tiles of tokens, each: value dimensions g and g + 8, tokens 2 t and 2 t + 1
+            unsigned high[4], rest[4];
+            load_transposed(u, given.at(16 * pair, 0));
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const int token = 16 * pair + 8 * n;
+                const float2 kept = *reinterpret_cast<const float2*>(&shared.kept[team][tokens_of(0) + token + 2 * t]);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int i = 2 * n + half;
+                    const float2 before = unpack<DType::bf16>(u[i]);
+                    const float* product = &predicted[2 * pair + n][2 * half];
+                    const float2 value{before.x - product[0], before.y - product[1]};
+                    store_shared(formed.at(token, half) + 4 * t, transposed(pack<DType::bf16>(value.x, value.y)));
+                    const float2 factor{value.x * kept.x, value.y * kept.y};
+                    high[i] = pack<DType::bf16>(factor.x, factor.y);
+                    rest[i] = pack_rest<DType::bf16>(high[i], factor.x, factor.y);
+                }
+            }
+            exchange(side, 2 * pair) = {high[0], high[1], high[2], high[3]};
+            exchange(side, 2 * pair + 1) = {rest[0], rest[1], rest[2], rest[3]};
+        }
+    }
+    // 32 bytes a token, two lanes.
+    __device__ __forceinline__ void store_values(int chunk) const {
+        const int column = work.first_row + 16 * team + lane % 2 * 8;
+        if (column >= args.dv) return;
+        const PiecesFrom pieces(shared.value[chunk % kConfig.stages], tokens_of(0) + lane / 2, 2 * team + lane % 2);
+        __nv_bfloat16* rows = static_cast<__nv_bfloat16*>(work.value) +
+                              (chunk * kChunk + tokens_of(0) + lane / 2) * args.value.token + 16 * team + lane % 2 * 8;
+#pragma unroll
+        for (int pair = 0; pair < kOwnPairs; ++pair) {
+            if (tokens_of(pair) + lane / 2 >= tokens_in(chunk)) break;
+            const uint4 eight = load_shared(pieces.at(16 * pair, 0));
+            store_piece<kConfig.aligned>(rows + 16 * pair * args.value.token, {eight.x, eight.y, eight.z, eight.w});
+        }
+    }
+
+    __device__ __forceinline__ void update(int stage, float kept) {
+#pragma unroll
+        for (auto& tile : state)
+#pragma unroll
+            for (float& x : tile) x *= kept;
+        const PiecesFrom keys(shared.key[stage], PieceOfLane::straight(lane), 0, kKeyTiles * side);
+#pragma unroll
+        for (int step = 0; step < kTokenPairs; ++step) {
+            const int of = step / kOwnPairs, at = 2 * (step % kOwnPairs);
+            const uint4 parts[2] = {exchange(of, at + 1), exchange(of, at)};  // the small products come first
+#pragma unroll
+            for (int first = 0; first < kKeyTiles; first += kTilesAtOnce) {
+                unsigned key[kTilesAtOnce / 2][4];
+#pragma unroll
+                for (int pair = 0; pair < kTilesAtOnce / 2; ++pair)
+                    load_transposed(key[pair], keys.at(16 * step, first + 2 * pair));
+                    // All tiles with one part, then with the other: sums that follow upon themselves wait.
+#pragma unroll
+                for (const uint4& part : parts) {
+                    const unsigned left[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+                    for (int n = 0; n < kTilesAtOnce; ++n)
+                        add_product<DType::bf16>(state[first + n], left, key[n / 2][n % 2 * 2], key[n / 2][n % 2 * 2 + 1]);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        if (work.gate == nullptr) clear_gates();
+        for (int chunk = 0; chunk < kConfig.stages; ++chunk) {
+            if (chunk > 0) bring_k(chunk - 1);
+            bring_w_and_u(chunk);
+        }
+        if (args.has_initial && work.chunks > 0 && work.first_chunk < args.state_chunks) load_state(work.first_chunk);
+
+#pragma unroll 1
+        for (int chunk = 0;; ++chunk) {
+            const int stage = chunk % kConfig.stages;
+            find_lane();
+            async_copy_wait<kLaterCopies>();
+            __syncthreads();  // w and u are there, and the k before is used up
+            bring_k(chunk + kConfig.stages - 1);
+            store_state(chunk);
+            if (chunk == work.chunks) return;
+            form_values(stage);
+            const float kept = exp_fast(shared.gate[stage][kChunk - 1]);
+            __syncwarp();
+            store_values(chunk);
+            async_copy_wait<kLaterCopies>();
+            __syncthreads();  // k is there, and w and u are used up
+            bring_w_and_u(chunk + kConfig.stages);
+            update(stage, kept);
+        }
+    }
+};
+
+template <SeqStateUpdateConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multiprocessor())
+    seq_state_update(const __grid_constant__ ChunkArgs args) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<SeqStateUpdateSharedPlan<kConfig>*>(memory);
+    static_assert(sizeof(shared) <= 99 * 1024);
+
+    if (threadIdx.x < 32) {
+        const int head = static_cast<int>(blockIdx.x % args.heads), sequence = static_cast<int>(blockIdx.x / args.heads);
+        const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
+        const i64 first_chunk = first_chunk_of(args, sequence);
+        const int first_row = static_cast<int>(blockIdx.y) * kConfig.teams * 16;
+        const ChunkPlace place{sequence, 0, span.start, span.length};
+        if (threadIdx.x == 0)
+            shared.work = {
+                .w = rows_at(args.w, place, head),
+                .key = rows_at(args.key, place, head / args.heads_per_key),
+                .value = rows_at(args.value, place, head) + first_row,
+                .gate = args.gate.values.data == nullptr ? nullptr : gate_at(args.gate, place, head, 1, 0),
+                .first_chunk = first_chunk,
+                .length = span.length,
+                .chunks = chunks_of(span),
+                .sequence = sequence,
+                .head = head,
+                .first_row = first_row,
+            };
+    }
     __syncthreads();
-    for_state([&](int row, int column) {
-        store_number(args.final_state, args.final_type, at(sequence, row, column), shared.state[row][column]);
-    });
+    SeqStateUpdateBlock<kConfig>(shared, args).run();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,0 +1,123 @@
+// A chunk's rows in shared memory as ldmatrix reads them, and on their way there and back.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/chunk_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+// kChunk rows of bf16 in 16-byte pieces. Pieces are swapped within each 128 bytes, so that neither eight rows' pieces
+// (ldmatrix) nor two rows' halves (16 bytes a lane) share a bank.
+template <int kColumns>
+struct alignas(128) ChunkTile {
+    static_assert(kColumns % 32 == 0);
+    static constexpr int kPieces = kColumns / 8, kRowBytes = kColumns * 2;
+    unsigned char bytes[kChunk * kRowBytes];
+};
+
+}  // namespace gdn_cuda::gdn
+
+#ifdef __CUDACC__
+
+#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/common/mma.cuh>
+#include <gdn_cuda/kernels/common/vector.cuh>
+
+namespace gdn_cuda::gdn {
+
+// Where a piece of a tile lies, as a shared address.
+template <int kColumns>
+__device__ __forceinline__ unsigned piece_at(const ChunkTile<kColumns>& tile, int row, int piece) {
+    constexpr int kSwapped = ChunkTile<kColumns>::kPieces < 8 ? ChunkTile<kColumns>::kPieces - 1 : 7;
+    const int swap = (row % 2 * 4 | row / 2 % 4) & kSwapped;
+    return shared_address(tile.bytes) + row * ChunkTile<kColumns>::kRowBytes + (piece ^ swap) * 16;
+}
+
+// The pieces that lie a constant number of rows (a multiple of 8) and of pieces (bits that the first one has not) from one of a
+// lane's: all of a lane's addresses in a tile are a few and constants.
+template <int kColumns>
+struct PiecesFrom {
+    unsigned first;
+
+    __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, int row, int piece)
+        : first(piece_at(tile, row, piece)) {}
+    __device__ __forceinline__ PiecesFrom(const ChunkTile<kColumns>& tile, PieceOfLane lane, int row, int piece)
+        : PiecesFrom(tile, row + lane.row, piece + lane.piece) {}
+
+    __device__ __forceinline__ unsigned at(int rows, int pieces) const {
+        return (first ^ pieces % 8 * 16) + pieces / 8 * 128 + rows * ChunkTile<kColumns>::kRowBytes;
+    }
+};
+
+using Row8 = Vector<__nv_bfloat16, 8, true>;
+
+template <bool kAligned>
+__device__ __forceinline__ Row8 load_piece(const __nv_bfloat16* from) {
+    Row8 piece;
+    if constexpr (kAligned) {
+        piece.load(from);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) piece.items[i] = from[i];
+    }
+    return piece;
+}
+
+// The block brings `count` rows of `columns` elements (a multiple of 8), `stride` apart; the rest of the tile becomes zero.
+// Asynchronously, if rows start on 16 bytes: the caller commits and waits.
+template <bool kAligned, int kThreads, int kColumns>
+__device__ __forceinline__ void bring_tile(ChunkTile<kColumns>& tile, const __nv_bfloat16* rows, i64 stride, int count,
+                                           int columns) {
+    constexpr int kPieces = ChunkTile<kColumns>::kPieces, kRowsAtOnce = kThreads / kPieces, kUnroll = kAligned ? 8 : 1;
+    static_assert(kThreads % kPieces == 0 && kChunk % kRowsAtOnce == 0);
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // in a loop, every row's address would be kept
+    const int piece = thread % kPieces;
+    const bool inside = piece * 8 < columns;
+    int row = thread / kPieces;
+    const __nv_bfloat16* from = rows + row * stride + piece * 8;
+#pragma unroll kUnroll
+    for (int i = 0; i < kChunk / kRowsAtOnce; ++i, row += kRowsAtOnce, from += kRowsAtOnce * stride) {
+        const bool present = inside && row < count;
+        if constexpr (kAligned) {
+            async_copy_16_or_zero(piece_at(tile, row, piece), from, present);
+        } else {
+            Row8 eight;
+            eight.clear();
+            if (present) eight = load_piece<false>(from);
+            store_shared(piece_at(tile, row, piece), *reinterpret_cast<const uint4*>(eight.items));
+        }
+    }
+}
+
+template <bool kAligned>
+__device__ __forceinline__ void store_piece(__nv_bfloat16* to, const unsigned (&x)[4]) {
+    if constexpr (kAligned) {
+        Raw<16>{{x[0], x[1], x[2], x[3]}}.store_global(to);
+    } else {
+        auto* out = reinterpret_cast<unsigned short*>(to);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            out[2 * i] = static_cast<unsigned short>(x[i] & 0xffffu);
+            out[2 * i + 1] = static_cast<unsigned short>(x[i] >> 16);
+        }
+    }
+}
+
+// Among four neighbouring lanes: the lane's x[i] becomes what lane i had in x[lane]. Pairs of four neighbouring products, two
+// columns a lane and product, become the eight columns of one product a lane: 16 bytes to store.
+__device__ __forceinline__ void transpose_quad(unsigned (&x)[4]) {
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+        const bool upper = threadIdx.x & step;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i & step) continue;
+            const unsigned received = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + step], step);
+            (upper ? x[i] : x[i + step]) = received;
+        }
+    }
+}
+
+}  // namespace gdn_cuda::gdn
+
+#endif
