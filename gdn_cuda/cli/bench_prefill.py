@@ -28,6 +28,7 @@ class Shape:
     key_dim: int = 128
     value_dim: int = 128
     packed: bool = False
+    slow_gates: bool = False  # the state is hardly forgotten in a thousand chunks
 
     @property
     def tokens(self) -> int:
@@ -37,13 +38,14 @@ class Shape:
     def name(self) -> str:
         extent = f"packed {len(self.lengths)}, {self.tokens}" if self.packed else f"{len(self.lengths)}×{self.lengths[0]}"
         dims = "" if self.key_dim == self.value_dim == 128 else f" dk={self.key_dim} dv={self.value_dim}"
-        return f"{extent} {self.key_heads}/{self.value_heads}{dims}"
+        return f"{extent} {self.key_heads}/{self.value_heads}{dims}{' slow gates' if self.slow_gates else ''}"
 
     @property
     def curve(self) -> tuple[str, int] | None:
         """Of one sequence with Qwen3-Next's heads, time is drawn against length."""
         alone = self.lengths == (self.tokens,) and (self.key_heads, self.value_heads) == (16, 32)
-        return ("1×T 16/32", self.tokens) if alone and self.key_dim == self.value_dim == 128 else None
+        plain = self.key_dim == self.value_dim == 128 and not self.slow_gates
+        return ("1×T 16/32", self.tokens) if alone and plain else None
 
     @property
     def flops(self) -> int:
@@ -76,6 +78,8 @@ GPU_SHAPES = (
     Shape(30, 30, (8192,), key_dim=96, value_dim=192),
     Shape(30, 30, 8 * (2048,), key_dim=96, value_dim=192),
     Shape(16, 32, (8192,), key_dim=64, value_dim=64),
+    Shape(16, 32, (8192,), slow_gates=True),
+    Shape(4, 8, (32768,), slow_gates=True),
 )
 CPU_SHAPES = (Shape(4, 8, (256,)), Shape(2, 4, (50, 7, 100), packed=True))
 
@@ -102,7 +106,7 @@ def prefill_work(shape: Shape, device: str) -> Work:
     states = (len(shape.lengths), shape.value_heads, shape.value_dim, shape.key_dim)
     x |= {
         "beta": torch.rand(*leading, shape.value_heads, device=device),
-        "gate": -torch.rand(*leading, shape.value_heads, device=device),
+        "gate": torch.rand(*leading, shape.value_heads, device=device) * (-1e-5 if shape.slow_gates else -1),
         "state": normal(*states, device=device, dtype=torch.float32),
     }
     if shape.packed:

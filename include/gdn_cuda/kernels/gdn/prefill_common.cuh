@@ -42,6 +42,12 @@ struct Lane {
     }
 };
 
+// Keeps the compiler from computing ahead what hangs on a number, and holding it in registers.
+__device__ __forceinline__ int not_before_here(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // The place of a chunk among the stages, and how often they have gone round. Not carried along: registers count.
 template <int kStages>
 struct Turn {

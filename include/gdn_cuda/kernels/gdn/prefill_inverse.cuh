@@ -19,7 +19,9 @@ struct PrefillInverse : Lane {
         find_place();
     }
 
-    __device__ __forceinline__ int index() const { return group - 1; }  // among the inverting groups
+    __device__ __forceinline__ int index() const {  // among the inverting groups
+        return kConfig.inverse_groups == 1 ? 0 : group - 1;
+    }
     __device__ __forceinline__ auto& scratch() const { return shared.inverse[index()]; }
     // Block (row, row - below) of a warp's row.
     __device__ __forceinline__ static constexpr int first_below(int below) { return below * (9 - below) / 2; }
@@ -194,7 +196,7 @@ struct PrefillInverse : Lane {
         const int first = index();
 #pragma unroll 1
         for (int chunk = first; chunk < work.chunks; chunk += kConfig.inverse_groups) {
-            const Turn<kConfig.stages> turn(chunk), coming(chunk + 1);
+            const Turn<kConfig.stages> turn(chunk);
             find_place();
             auto& stage = shared.stages[turn.stage];
             auto& factors = shared.factors[turn.stage];
@@ -210,17 +212,23 @@ struct PrefillInverse : Lane {
             gather();
             products_wait<0>();
             pin(products);
+            find_place();  // anew: registers are short
             decay(products, *this, factors.gate, scratch().factors.row, scratch().factors.column);
             store_blocks(products);
             __syncwarp();
             invert_diagonal();
             gather();
+            find_place();  // anew: registers are short
+            const Turn<kConfig.stages> coming(not_before_here(chunk + 1));
             barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
-            auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
-            if (store_column(factors, matrices.inverse)) [[unlikely]] {
+            const int slot = chunk % (kConfig.stages - 1);
+            auto& matrices = shared.matrices[slot];
+            const bool cancels = store_column(factors, matrices.inverse);
+            if (cancels) [[unlikely]] {
+                find_place();
                 store_rest(factors, matrices.inverse_rest);
-                if (lane == 0) factors.careful[warp] = 1;
             }
+            if (lane == 0) shared.cancels[slot].column[warp] = cancels;
             publish_shared();
             barrier(shared.ready[turn.stage]).arrive();
         }

@@ -71,6 +71,9 @@ struct PrefillSharedPlan {
         PrefillTile inverse, inverse_rest;  // (I + A)^-1 diag(beta), and what its rounding left where that matters
         PrefillTile scores;                 // q k^T, decayed and masked
     };
+    struct alignas(4) Cancelling {
+        bool column[4];
+    };
     // Scalars of a chunk's tokens, G the cumulated gates (in units of ln 2), r the inverse norms of keys and queries.
     struct alignas(16) Factors {
         float gate[kChunk], beta[kChunk];
@@ -78,8 +81,6 @@ struct PrefillSharedPlan {
         float of_query[kChunk];   // scale exp(G) r
         float of_update[kChunk];  // exp(G_end - G) r
         float decay;              // exp(G_end)
-        // Whether the inverse has entries that cancel, by columns of blocks: two parts of them, and of V', then.
-        unsigned char careful[4];
     };
     // Factors of a helper's products: of a row, and what of a column goes with its exponent.
     struct alignas(16) RowsColumns {
@@ -100,6 +101,8 @@ struct PrefillSharedPlan {
     Matrices matrices[kConfig.stages - 1];
     PrefillTile output[kConfig.value_groups];
     InverseScratch inverse[kConfig.inverse_groups];
+    // Whether an inverse has entries that cancel, by columns of blocks: two parts of them, and of V', then.
+    Cancelling cancels[kConfig.stages - 1];
     RowsColumns scores[2];  // a warp may be a chunk ahead of another
     Factors factors[kConfig.stages];
     PrefillWork work;  // not in registers: they are short

@@ -83,7 +83,6 @@ struct PrefillScores : Lane {
         auto& factors = shared.factors[turn.stage];
         reinterpret_cast<float2*>(factors.gate)[lane] = cumulate(gates.take(args.recurrence.gate.values.type));
         reinterpret_cast<float2*>(factors.beta)[lane] = betas.take(args.recurrence.beta.values.type);
-        if (lane == 0) *reinterpret_cast<unsigned*>(factors.careful) = 0;
         barrier(shared.loaded[turn.stage]).arrive();
         ask(chunk + 1, gates, betas);
     }

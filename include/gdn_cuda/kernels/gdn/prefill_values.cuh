@@ -188,6 +188,7 @@ struct PrefillValues : Lane {
             find_place();
             const auto& stage = shared.stages[turn.stage];
             const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
+            const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
             const auto& factors = shared.factors[turn.stage];
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             barrier(shared.ready[turn.stage]).wait(turn.parity);
@@ -210,11 +211,11 @@ struct PrefillValues : Lane {
             for (float& s : state) s *= factors.decay;
             products_wait<0>();
             pin(d);
-            const bool careful = __shfl_sync(0xffffffffu, *reinterpret_cast<const unsigned*>(factors.careful), 0) != 0;
+            const bool careful = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
             if (careful) [[unlikely]]
-                add_inverse_rest(d, x, factors, matrices);
-            each_token_pair(d, [&](int step, int i, float& v, float& v_next) { x[step][i] = pack<kIo>(v, v_next); });
+                add_inverse_rest(d, x, cancels, matrices);
             if constexpr (kQueriesFirst) {
+                take_values(x, d);
                 if (careful) [[unlikely]] {
                     update_with_rest(d, factors, stage);
                     add_rest(output, d, x, matrices);
@@ -236,8 +237,11 @@ struct PrefillValues : Lane {
                     start_update(update, stage.key);
                     products_wait<0>();
                     pin(state);
+                    pin(d);
+                    take_values(x, d);
                     exchange_for_output(d, x, stage, matrices, factors);
                 } else {
+                    take_values(x, d);
                     take_update(update, d, factors);
                     start_update(update, stage.key);
                     start_with_state(d, stage.query);
@@ -266,11 +270,11 @@ struct PrefillValues : Lane {
     }
 
     __device__ __forceinline__ void add_inverse_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
-                                                     const Factors& factors, const Matrices& matrices) {
+                                                     const typename Plan::Cancelling& cancels, const Matrices& matrices) {
         const auto right = tile_operand(&matrices.inverse_rest, 0);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
-            if (!__shfl_sync(0xffffffffu, factors.careful[step], 0)) continue;  // and its columns are from an earlier chunk
+            if (!__shfl_sync(0xffffffffu, cancels.column[step], 0)) continue;  // and its columns are from an earlier chunk
             products_begin();
             Product<kIo, 64, true>::run(d, x[step], right + along(step), true);
             products_commit();
@@ -278,7 +282,10 @@ struct PrefillValues : Lane {
             pin(d);
         }
     }
-    // V' exp(G_end - G) r as a left operand.
+    // V' as a left operand, and V' exp(G_end - G) r.
+    __device__ __forceinline__ void take_values(unsigned (&x)[kTokenSteps][4], float (&d)[32]) {
+        each_token_pair(d, [&](int step, int i, float& v, float& v_next) { x[step][i] = pack<kIo>(v, v_next); });
+    }
     __device__ __forceinline__ void take_update(unsigned (&update)[kTokenSteps][4], float (&d)[32], const Factors& factors) {
         each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
             const float2 of_update = factor(factors.of_update, step, i);
@@ -288,15 +295,23 @@ struct PrefillValues : Lane {
     // What rounding V' to 16 bits left of it: for the state, for the output, and for the output in place of V' where there is
     // no room for both.
     __device__ __forceinline__ void update_with_rest(float (&d)[32], const Factors& factors, const Stage& stage) {
-        unsigned rest[kTokenSteps][4];
-        each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
-            const float2 of_update = factor(factors.of_update, step, i), scaled = {v * of_update.x, v_next * of_update.y};
-            rest[step][i] = pack_rest<kIo>(scaled.x, scaled.y, pack<kIo>(scaled.x, scaled.y));
-        });
-        start_update(rest, stage.key);
-        products_wait<0>();
-        pin(state);
-        pin(d);  // or what is computed of it again would be kept, and spilled
+        const auto right = tile_operand(stage.key, sizeof(PrefillTile));
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {  // one after another: registers are short
+            unsigned rest[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 scale = factor(factors.of_update, step, i);
+                const float x = d[8 * step + 2 * i] * scale.x, next = d[8 * step + 2 * i + 1] * scale.y;
+                rest[i] = pack_rest<kIo>(x, next, pack<kIo>(x, next));
+            }
+            products_begin();
+            Product<kIo, kConfig.head_k, false>::run(state, rest, right + across(step), true);
+            products_commit();
+            products_wait<0>();
+            pin(state);
+            pin(d);  // or what is computed of it again would be kept, and spilled
+        }
     }
     __device__ __forceinline__ void take_rest(unsigned (&rest)[kTokenSteps][4], float (&d)[32],
                                               const unsigned (&x)[kTokenSteps][4]) {
@@ -315,10 +330,17 @@ struct PrefillValues : Lane {
                                                         const Matrices& matrices, const Factors& factors) {
         unsigned rest[kTokenSteps][4];
         take_rest(rest, d, x);
+        if (thread == 0) wait_stores_read();
+        gather();
+        auto* kept = reinterpret_cast<volatile unsigned*>(shared.output[index()].bytes) + thread;  // for want of registers
+#pragma unroll
+        for (int i = 0; i < 4 * kTokenSteps; ++i) kept[i * kWarpgroup] = rest[i / 4][i % 4];
         start_with_state(d, stage.query);
         products_wait<0>();
         pin(d);
         scale_tokens(d, factors.of_query);
+#pragma unroll
+        for (int i = 0; i < 4 * kTokenSteps; ++i) rest[i / 4][i % 4] = kept[i * kWarpgroup];
         start_with_tokens(d, rest, matrices.scores, true);
         products_wait<0>();
         pin(d);
