@@ -113,6 +113,7 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
     for (int i = 0; i < kProblems; ++i) {
         const RecurrentProblem like = random_problem(random);
         const PrefillProblem problem{.sequences = like.sequences,
+                                     .tokens = like.tokens,
                                      .heads = like.heads,
                                      .dk = random.one_of({8, 40, 64, 96, 104, 128}),
                                      .dv = like.dv,
@@ -127,11 +128,32 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
                   problem.dv > kValueRows ? prefill_cost(problem, 3 - config.value_groups, device)
                                           : prefill_cost(problem, 1, device));
         ASSERT_NE(explain_prefill(problem, device), "");
+        const int segments = prefill_segments(problem, config, device);
+        ASSERT_GE(segments, 1);
+        ASSERT_LE(segments, kMostSegments);
+        if (segments > 1) {
+            ASSERT_LE(segments * prefill_blocks(problem, config.value_groups), device.multiprocessors);
+            ASSERT_GE(problem.tokens, segments * kShortestSegment);
+        }
     }
 }
 
+TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
+    PrefillProblem problem{
+        .sequences = 1, .tokens = 32768, .heads = 8, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    const auto segments = [&] { return prefill_segments(problem, prefill_config(problem, {}), {}); };
+    EXPECT_EQ(segments(), jit::DeviceTraits{}.multiprocessors / 16);
+    problem.tokens = 2 * kShortestSegment;
+    EXPECT_EQ(segments(), 2);
+    problem.tokens = kShortestSegment;
+    EXPECT_EQ(segments(), 1);
+    problem = {.sequences = 8, .tokens = 32768, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    EXPECT_EQ(segments(), 1);
+}
+
 TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {
-    const PrefillProblem one{.sequences = 1, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    const PrefillProblem one{
+        .sequences = 1, .tokens = 4096, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
     EXPECT_EQ(prefill_config(one, {}).value_groups, 1);
     PrefillProblem eight = one;
     eight.sequences = 8;
