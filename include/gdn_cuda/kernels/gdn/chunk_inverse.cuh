@@ -1,0 +1,137 @@
+// (I + A)^-1 for the strictly lower triangular A of a chunk of 64 tokens, in fp32: four warps of a block, nothing newer than
+// sm_80.
+//
+// Diagonal 16 x 16 blocks by substitution, a warp each. Then rows of blocks, one after another:
+//     T_wj = -(T_ww A_wm) T_mj, summed over j <= m < w,
+// where the first factor is warp w's own and the second comes from the warps above. Products are as good as fp32's (tf32 in
+// three parts): with beta near 2 and keys that repeat, entries alternate and cancel, and what is lost here comes back larger.
+//
+// Use: four warps call it together, `warp` 0..3, each having written row `warp` of blocks (A below the diagonal; above, in the
+// diagonal block, anything) and called __syncwarp or more. On return row `warp` holds the inverse and this warp may read it;
+// the others may after the next barrier. `gather` is a barrier of the four warps, or of more that call it as often (kGathers).
+#pragma once
+
+#include <gdn_cuda/kernels/common/mma.cuh>
+#include <gdn_cuda/kernels/gdn/chunk_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+constexpr int kInverseBlock = 16, kInverseWarps = kChunk / kInverseBlock;
+
+struct ChunkTriangle {
+    // Rows padded against bank conflicts.
+    struct alignas(16) Block {
+        float at[kInverseBlock][kInverseBlock + 4];
+    };
+    Block blocks[kInverseWarps * (kInverseWarps + 1) / 2];
+
+    __device__ __forceinline__ Block& block(int row, int column) { return blocks[row * (row + 1) / 2 + column]; }
+    __device__ __forceinline__ float& at(int row, int column) {
+        return block(row / kInverseBlock, column / kInverseBlock).at[row % kInverseBlock][column % kInverseBlock];
+    }
+};
+
+struct ChunkInverse {
+    static constexpr int kGathers = kInverseWarps - 1;
+    using Block = ChunkTriangle::Block;
+
+    ChunkTriangle& triangle;
+    const int warp, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+
+    __device__ __forceinline__ ChunkInverse(ChunkTriangle& triangle, int warp) : triangle(triangle), warp(warp) {}
+
+    // Lane c has column c.
+    __device__ __forceinline__ void invert_diagonal() const {
+        Block& diagonal = triangle.block(warp, warp);
+        const int column = lane % kInverseBlock;
+        float x[kInverseBlock];
+#pragma unroll
+        for (int i = 0; i < kInverseBlock; ++i) {
+            float sum = i == column ? 1.f : 0.f;
+#pragma unroll
+            for (int m = 0; m < i; m += 4) {
+                const float4 a = *reinterpret_cast<const float4*>(&diagonal.at[i][m]);
+                sum = fmaf(-a.x, x[m], sum);
+                if (m + 1 < i) sum = fmaf(-a.y, x[m + 1], sum);
+                if (m + 2 < i) sum = fmaf(-a.z, x[m + 2], sum);
+                if (m + 3 < i) sum = fmaf(-a.w, x[m + 3], sum);
+            }
+            x[i] = sum;
+        }
+        __syncwarp();
+        if (lane < kInverseBlock)
+#pragma unroll
+            for (int i = 0; i < kInverseBlock; ++i) diagonal.at[i][column] = x[i];
+        __syncwarp();
+    }
+
+    using Left = TwoParts[2][4];  // 16 x 16, two steps of k: columns 8 step + 2 t and the next
+    using Sums = float[2][4];     // 16 x 16, two halves
+
+    static __device__ __forceinline__ void as_factor(Left& left, const Sums& x, float sign) {
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) left[step][i] = TwoParts::of(sign * x[step][i % 2 * 2 + i / 2]);
+    }
+    __device__ __forceinline__ void read(Sums& x, const Block& block) const {
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float2 pair = *reinterpret_cast<const float2*>(&block.at[g + 8 * half][8 * n + 2 * t]);
+                x[n][2 * half] = pair.x;
+                x[n][2 * half + 1] = pair.y;
+            }
+    }
+    __device__ __forceinline__ void write(Block& block, const Sums& x) const {
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                *reinterpret_cast<float2*>(&block.at[g + 8 * half][8 * n + 2 * t]) = {x[n][2 * half], x[n][2 * half + 1]};
+    }
+    __device__ __forceinline__ void add_block_product(Sums& sums, const Left& a, const Block& b) const {
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const int k = 8 * step + 2 * t;
+                add_product_fp32(sums[n], a[step], TwoParts::of(b.at[k][8 * n + g]), TwoParts::of(b.at[k + 1][8 * n + g]));
+            }
+    }
+
+    template <class Gather>
+    __device__ __forceinline__ void merge(Gather&& gather) const {
+        Sums merged[kGathers] = {}, left[kGathers] = {};  // left: T_ww A_wm
+        Sums x;
+        read(x, triangle.block(warp, warp));
+        Left own;
+        as_factor(own, x, 1.f);
+#pragma unroll
+        for (int m = 0; m < kGathers; ++m)
+            if (m < warp) add_block_product(left[m], own, triangle.block(warp, m));
+#pragma unroll
+        for (int m = 0; m < kGathers; ++m) {
+            gather();  // row m of the inverse is complete
+            if (warp <= m) continue;
+            Left factor;
+            as_factor(factor, left[m], -1.f);
+#pragma unroll
+            for (int j = 0; j <= m; ++j) add_block_product(merged[j], factor, triangle.block(m, j));
+            if (warp == m + 1)
+#pragma unroll
+                for (int j = 0; j <= m; ++j) write(triangle.block(warp, j), merged[j]);
+        }
+        __syncwarp();
+    }
+};
+
+template <class Gather>
+__device__ __forceinline__ void invert_chunk(ChunkTriangle& triangle, int warp, Gather&& gather) {
+    const ChunkInverse inverse(triangle, warp);
+    inverse.invert_diagonal();
+    inverse.merge(gather);
+}
+
+}  // namespace gdn_cuda::gdn
