@@ -10,6 +10,11 @@ __device__ __forceinline__ void async_copy_16(void* shared, const void* global) 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
+// Zeros instead of what does not exist, whose address is not looked at; `shared` is an address of the shared window.
+__device__ __forceinline__ void async_copy_16_or_zero(unsigned shared, const void* global, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0) : "memory");
+}
+
 __device__ __forceinline__ void async_copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

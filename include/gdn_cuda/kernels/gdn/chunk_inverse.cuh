@@ -11,7 +11,6 @@
 // the others may after the next barrier. `gather` is a barrier of the four warps, or of more that call it as often (kGathers).
 #pragma once
 
-#include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
 
 namespace gdn_cuda::gdn {
@@ -25,11 +24,21 @@ struct ChunkTriangle {
     };
     Block blocks[kInverseWarps * (kInverseWarps + 1) / 2];
 
-    __device__ __forceinline__ Block& block(int row, int column) { return blocks[row * (row + 1) / 2 + column]; }
-    __device__ __forceinline__ float& at(int row, int column) {
+    // Of the block in this row and column of blocks.
+    GDN_HOST_DEVICE static constexpr int number(int row, int column) { return row * (row + 1) / 2 + column; }
+    GDN_HOST_DEVICE Block& block(int row, int column) { return blocks[number(row, column)]; }
+    GDN_HOST_DEVICE float& at(int row, int column) {
         return block(row / kInverseBlock, column / kInverseBlock).at[row % kInverseBlock][column % kInverseBlock];
     }
 };
+
+}  // namespace gdn_cuda::gdn
+
+#ifdef __CUDACC__
+
+#include <gdn_cuda/kernels/common/mma.cuh>
+
+namespace gdn_cuda::gdn {
 
 struct ChunkInverse {
     static constexpr int kGathers = kInverseWarps - 1;
@@ -135,3 +144,5 @@ __device__ __forceinline__ void invert_chunk(ChunkTriangle& triangle, int warp, 
 }
 
 }  // namespace gdn_cuda::gdn
+
+#endif

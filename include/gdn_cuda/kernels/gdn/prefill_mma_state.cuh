@@ -1,0 +1,282 @@
+// What gdn/prefill_mma does with the state: a warp keeps 16 rows of it in registers and takes them from chunk to chunk.
+// Everything is transposed (value rows x tokens), so that the state, X and V' are left operands straight from registers. A warp
+// needs nobody for its columns of the values' tile: it brings them, reads them, and puts the output in their place.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_mma_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillMmaConfig kConfig>
+struct MmaState : MmaLane {
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kStateSteps = kConfig.head_k / 16, kTokenSteps = kChunk / 16;
+    using Io = Storage<kIo>;
+    using Plan = PrefillMmaSharedPlan<kConfig>;
+    using OfTokens = float[2 * kTokenSteps][4];  // 16 value rows x 64 tokens
+
+    Plan& shared;
+    const RecurrentArgs& args;
+    const DType state_type;
+    const typename Plan::Work& work = shared.work;
+
+    float state[2 * kStateSteps][4];
+    unsigned x[kTokenSteps][4];  // v - exp(G) S k, as left operands
+    OfTokens output;
+
+    __device__ __forceinline__ MmaState(Plan& shared, const PrefillMmaArgs& args)
+        : shared(shared), args(args.recurrence), state_type(args.state) {}
+
+    __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
+    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
+
+    // ---- the state in memory
+
+    // Calls visit(pair of numbers, element in the head's state) for what this lane has.
+    template <class Visit>
+    __device__ __forceinline__ void each_pair(Visit&& visit) {
+        const int dk = args.dk, dv = args.dv;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = first_row() + g + 8 * half;
+            const i64 at = (static_cast<i64>(work.head) * dv + row) * dk + 2 * t;
+#pragma unroll
+            for (int n = 0; n < 2 * kStateSteps; ++n)
+                if (row < dv && 8 * n < dk) visit(state[n][2 * half], state[n][2 * half + 1], at + 8 * n);
+        }
+    }
+    __device__ __forceinline__ void load() {
+#pragma unroll
+        for (auto& numbers : state)
+#pragma unroll
+            for (float& number : numbers) number = 0.f;
+        if (args.initial.data == nullptr) return;
+        if (state_type == DType::f32) {
+            const float* slot = static_cast<const float*>(args.initial.data) + work.initial_slot;
+            each_pair([&](float& a, float& b, i64 at) {
+                const float2 pair = *reinterpret_cast<const float2*>(slot + at);
+                a = pair.x;
+                b = pair.y;
+            });
+        } else {
+            const auto* slot = static_cast<const __nv_bfloat16*>(args.initial.data) + work.initial_slot;
+            each_pair([&](float& a, float& b, i64 at) {
+                const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(slot + at));
+                a = pair.x;
+                b = pair.y;
+            });
+        }
+    }
+    __device__ __forceinline__ void store(void* slot) {
+        if (slot == nullptr) return;
+        if (state_type == DType::f32) {
+            each_pair([&](float& a, float& b, i64 at) { *reinterpret_cast<float2*>(static_cast<float*>(slot) + at) = {a, b}; });
+        } else {
+            each_pair([&](float& a, float& b, i64 at) {
+                *reinterpret_cast<unsigned*>(static_cast<__nv_bfloat16*>(slot) + at) = pack<DType::bf16>(a, b);
+            });
+        }
+    }
+    __device__ __forceinline__ void store_checkpoint(int chunk) {
+        const int token = (chunk + 1) * kChunk - 1;
+        if (args.steps.data == nullptr || token >= work.length) return;
+        store(state_type == DType::f32
+                  ? static_cast<void*>(step_state<float>(args, work.sequence, work.checkpoints_before, token))
+                  : step_state<__nv_bfloat16>(args, work.sequence, work.checkpoints_before, token));
+    }
+    __device__ __forceinline__ void store_last() {
+        char* data = static_cast<char*>(args.last.data);
+        if (data != nullptr) store(data + work.last_slot * bytes_of(state_type));
+    }
+
+    // ---- values and outputs in memory
+
+    // Calls visit(shared piece, token of the chunk, whether it exists) for the 16-byte pieces of this warp's columns.
+    template <class Visit>
+    __device__ __forceinline__ void each_piece(int chunk, Visit&& visit) const {
+        const int piece = lane % 2, count = tokens_in(chunk);
+        const bool exists = first_row() + 8 * piece < args.dv;
+#pragma unroll
+        for (int i = 0; i < kTokenSteps; ++i) {
+            const int token = 16 * i + lane / 2;
+            visit(row_piece(tile_row(shared.value.bytes, token), 2 * warp + piece), token, exists && token < count);
+        }
+    }
+    __device__ __forceinline__ Io* row_of(const Rows& rows, int chunk) const {
+        return static_cast<Io*>(rows.data) + work.sequence * rows.batch + (work.start + chunk * kChunk) * rows.token +
+               work.head * rows.head + first_row() + 8 * (lane % 2);
+    }
+    __device__ __forceinline__ void bring_values(int chunk) const {
+        if (chunk >= work.chunks) return;
+        __syncwarp();  // the last output has been read
+        const Io* from = row_of(args.value, chunk);
+        each_piece(chunk, [&](unsigned to, int token, bool exists) {
+            async_copy_16_or_zero(to, exists ? from + token * args.value.token : args.value.data, exists);
+        });
+    }
+    __device__ __forceinline__ void store_output(int chunk) {
+        find_place();
+#pragma unroll
+        for (int n = 0; n < 2 * kTokenSteps; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                store_shared(row_piece(tile_row(shared.value.bytes, 8 * n + g), 2 * warp + half) + 4 * t,
+                             transposed(pack<kIo>(output[n][2 * half], output[n][2 * half + 1])));
+        __syncwarp();
+        Io* to = row_of(args.output, chunk);
+        each_piece(chunk, [&](unsigned from, int token, bool exists) {
+            if (exists) *reinterpret_cast<uint4*>(to + token * args.output.token) = load_shared(from);
+        });
+    }
+
+    // ---- the chunk
+
+    static __device__ __forceinline__ void clear(OfTokens& numbers_of_tokens) {
+#pragma unroll
+        for (auto& numbers : numbers_of_tokens)
+#pragma unroll
+            for (float& number : numbers) number = 0.f;
+    }
+    // The compiler would round the state for the products long before they come, and keep both.
+    __device__ __forceinline__ void pin_state() {
+#pragma unroll
+        for (auto& numbers : state)
+#pragma unroll
+            for (float& number : numbers) asm volatile("" : "+f"(number));
+    }
+    // d += S x^T for one 16 x 16 block of the state and the chunk's keys or queries.
+    __device__ __forceinline__ void add_state_product(OfTokens& d, const unsigned (&left)[4], const typename Plan::Tile* tokens,
+                                                      int step) const {
+#pragma unroll
+        for (int block = 0; block < kTokenSteps; ++block) {
+            unsigned right[4];
+            load_matrices(right, crossed_piece(tokens, step) + block * kBlockOfRows);
+            add_product<kIo>(d[2 * block], left, right[0], right[1]);
+            add_product<kIo>(d[2 * block + 1], left, right[2], right[3]);
+        }
+    }
+    // `predicted` = S k^T if the keys are asked for, `output` = S q^T if the queries are.
+    template <bool kKeys, bool kQueries>
+    __device__ __forceinline__ void multiply_state(OfTokens& predicted, int chunk) {
+        pin_state();
+        if (kKeys) clear(predicted);
+        if (kQueries) clear(output);
+#pragma unroll
+        for (int step = 0; step < kStateSteps; ++step) {
+            unsigned left[4];
+            as_left<kIo>(left, state[2 * step], state[2 * step + 1]);
+            if (kKeys) add_state_product(predicted, left, shared.key[chunk % kConfig.key_stages], step);
+            if (kQueries) add_state_product(output, left, shared.query, step);
+        }
+        if (!kQueries) return;
+#pragma unroll
+        for (int n = 0; n < 2 * kTokenSteps; ++n) {
+            const float2 of_query = pair_of(shared.factors.state_of_query, n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) output[n][i] *= i % 2 == 0 ? of_query.x : of_query.y;
+        }
+    }
+    // X = v - exp(G) k S^T, and what the state has of the queries, unless that must wait for registers.
+    __device__ __forceinline__ void meet(int chunk) {
+        find_place();
+        OfTokens predicted;
+        multiply_state<true, kConfig.queries_leave_early()>(predicted, chunk);
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {
+            unsigned values[4];
+            load_transposed(values, crossed_piece(shared.value.bytes, warp) + step * kBlockOfRows);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int n = 2 * step + i / 2;
+                const float2 of_key = pair_of(shared.factors.state_of_key, n), v = unpack<kIo>(values[i]);
+                x[step][i] = pack<kIo>(v.x - of_key.x * predicted[n][i % 2 * 2], v.y - of_key.y * predicted[n][i % 2 * 2 + 1]);
+            }
+        }
+    }
+    // 16 tokens of V' as the sum of two left operands.
+    static __device__ __forceinline__ void in_two_parts(unsigned (&rounded)[4], unsigned (&rest)[4], const OfTokens& v,
+                                                        int step) {
+        as_left<kIo>(rounded, v[2 * step], v[2 * step + 1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            rest[i] = pack_rest<kIo>(rounded[i], v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1]);
+    }
+    // V' = X^T T^T
+    __device__ __forceinline__ void multiply_inverse(OfTokens& v) {
+        clear(v);
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step)
+#pragma unroll
+            for (int block = step; block < kTokenSteps; ++block) {
+                const TwoPartBlock& inverse = as_two_parts(shared.inverse.block(block, step));
+                unsigned right[4];
+                load_part(right, inverse.rounded);
+                add_product<kIo>(v[2 * block], x[step], right[0], right[1]);
+                add_product<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
+                load_part(right, inverse.rest);
+                add_product<kIo>(v[2 * block], x[step], right[0], right[1]);
+                add_product<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
+            }
+    }
+    // output += V'^T P^T
+    __device__ __forceinline__ void add_scores(const OfTokens& v) {
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {
+            unsigned rounded[4], rest[4], right[4];
+            in_two_parts(rounded, rest, v, step);
+#pragma unroll
+            for (int block = step; block < kTokenSteps; ++block) {
+                const TwoPartBlock& scores = shared.scores[ChunkTriangle::number(block, step)];
+                load_part(right, scores.rounded);
+                add_product<kIo>(output[2 * block], rounded, right[0], right[1]);
+                add_product<kIo>(output[2 * block + 1], rounded, right[2], right[3]);
+                add_product<kIo>(output[2 * block], rest, right[0], right[1]);
+                add_product<kIo>(output[2 * block + 1], rest, right[2], right[3]);
+                load_part(right, scores.rest);
+                add_product<kIo>(output[2 * block], rounded, right[0], right[1]);
+                add_product<kIo>(output[2 * block + 1], rounded, right[2], right[3]);
+            }
+        }
+    }
+    // S <- exp(G_end) S + V'^T exp(G_end - G) k
+    __device__ __forceinline__ void update(OfTokens& v, const typename Plan::Tile* keys) {
+        find_place();
+        const float decay = shared.factors.decay;
+#pragma unroll
+        for (auto& numbers : state)
+#pragma unroll
+            for (float& number : numbers) number *= decay;
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {
+#pragma unroll
+            for (int n = 2 * step; n < 2 * step + 2; ++n) {
+                const float2 factors = pair_of(shared.factors.update, n);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) v[n][i] *= i % 2 == 0 ? factors.x : factors.y;
+            }
+            unsigned rounded[4], rest[4], right[4];
+            in_two_parts(rounded, rest, v, step);
+#pragma unroll
+            for (int k = 0; k < kStateSteps; ++k) {
+                load_transposed(right, straight_piece(keys, k) + step * kBlockOfRows);
+                add_product<kIo>(state[2 * k], rounded, right[0], right[1]);
+                add_product<kIo>(state[2 * k + 1], rounded, right[2], right[3]);
+                add_product<kIo>(state[2 * k], rest, right[0], right[1]);
+                add_product<kIo>(state[2 * k + 1], rest, right[2], right[3]);
+            }
+        }
+    }
+    __device__ __forceinline__ void advance(int chunk) {
+        find_place();
+        OfTokens v;
+        multiply_inverse(v);
+        if (!kConfig.queries_leave_early()) {
+            OfTokens unused;
+            multiply_state<false, true>(unused, chunk);
+        }
+        add_scores(v);
+        update(v, shared.key[chunk % kConfig.key_stages]);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,238 @@
+// What gdn/prefill_mma makes of a chunk without the state: keys and queries in shared memory, the factors of gates and norms,
+// the inverse and the scores.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_mma_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillMmaConfig kConfig>
+struct MmaTokens : MmaLane {
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kBlocks = kInverseWarps, kSteps = kConfig.head_k / 16;
+    using Plan = PrefillMmaSharedPlan<kConfig>;
+    using Tile = typename Plan::Tile;
+    using Products = float[2 * kBlocks][4];  // 16 x 64
+
+    Plan& shared;
+    const RecurrentArgs& args;
+    const typename Plan::Work& work = shared.work;
+    unsigned raw_gates[2], raw_beta;  // of the chunk to come, asked for long before they are used
+
+    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {}
+
+    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
+
+    // Zeros past the end of the sequence, whatever lies there, and past the end of a row.
+    __device__ __forceinline__ void bring_rows(Tile* tiles, const Rows& rows, int chunk) const {
+        using Io = Storage<kIo>;
+        constexpr int kPieces = 8, kRows = kConfig.threads() / kPieces;
+        const int count = tokens_in(chunk), first = thread / kPieces, piece = thread % kPieces;
+        const Io* from = static_cast<const Io*>(rows.data) + work.sequence * rows.batch +
+                         (work.start + chunk * kChunk + first) * rows.token + work.key_head * rows.head + 8 * piece;
+#pragma unroll
+        for (int i = 0; i < kChunk / kRows; ++i)
+#pragma unroll
+            for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
+                const int element = tile * PrefillMmaConfig::kTileElements + 8 * piece;
+                if (element >= kConfig.head_k) continue;
+                const bool exists = first + i * kRows < count && element < args.dk;
+                const void* at = from + i * kRows * rows.token + tile * PrefillMmaConfig::kTileElements;
+                async_copy_16_or_zero(row_piece(tile_row(tiles[tile].bytes, first + i * kRows), piece), exists ? at : rows.data,
+                                      exists);
+            }
+    }
+    // Tokens past the end have zeros: they neither decay nor change the state.
+    __device__ __forceinline__ void ask_for_scalars(int chunk) {
+        const int count = tokens_in(chunk);
+        const auto ask = [&](const Scalars& of, int token) -> unsigned {
+            if (token >= count) return 0;
+            return load_raw(of.values,
+                            work.sequence * of.batch + (work.start + chunk * kChunk + token) * of.token + work.head * of.head);
+        };
+        raw_gates[0] = ask(args.gate, lane);
+        raw_gates[1] = ask(args.gate, lane + 32);
+        raw_beta = ask(args.beta, thread % kChunk);
+    }
+    __device__ __forceinline__ void bring_keys(int chunk) const {
+        bring_rows(shared.key[chunk % kConfig.key_stages], args.key, chunk);
+    }
+    __device__ __forceinline__ void bring_queries(int chunk) const { bring_rows(shared.query, args.query, chunk); }
+    __device__ __forceinline__ void bring_first() {
+        if (work.chunks == 0) return;
+        bring_keys(0);
+        bring_queries(0);
+        ask_for_scalars(0);
+    }
+    // The next chunk's tiles, as soon as theirs are free: when this chunk has begun, has met the state, has been left.
+    __device__ __forceinline__ void bring_as_begun(int chunk) const {
+        if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) bring_keys(chunk + 1);
+    }
+    __device__ __forceinline__ void bring_as_met(int chunk) const {
+        if (kConfig.queries_leave_early() && chunk + 1 < work.chunks) bring_queries(chunk + 1);
+    }
+    __device__ __forceinline__ void bring_as_left(int chunk) const {
+        if (kConfig.key_stages > 1) return;
+        __syncthreads();
+        if (chunk + 1 >= work.chunks) return;
+        bring_keys(chunk + 1);
+        if (!kConfig.queries_leave_early()) bring_queries(chunk + 1);
+    }
+
+    // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2.
+    __device__ __forceinline__ float2 cumulated_gates() const {
+        constexpr float kLog2e = 1.4426950408889634f;
+        float sums[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            sums[half] = kLog2e * number_of(raw_gates[half], args.gate.values.type);
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const float before = __shfl_up_sync(0xffffffffu, sums[half], step);
+                if (lane >= step) sums[half] += before;
+            }
+        }
+        return {sums[0], sums[1] + __shfl_sync(0xffffffffu, sums[0], 31)};
+    }
+    // log2(1 / sqrt(x.x + epsilon)) of a row.
+    __device__ __forceinline__ float log_inverse_norm(const Tile* tiles, int row) const {
+        float square = 0.f;
+#pragma unroll
+        for (int piece = 0; piece < kConfig.head_k / 8; ++piece) {
+            const uint4 eight = load_shared(row_piece(tile_row(tiles[piece / 8].bytes, row), piece % 8));
+            const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 x = unpack<kIo>(pairs[i]);
+                square = fmaf(x.x, x.x, fmaf(x.y, x.y, square));
+            }
+        }
+        return -0.5f * __log2f(square + kNormEpsilon);
+    }
+    // A thread has a token's key (half of the threads) or query.
+    __device__ __forceinline__ void share_factors(const Tile* keys) {
+        auto& factors = shared.factors;
+        const int token = thread % kChunk;
+        const bool of_key = thread < kChunk;
+        const float log_norm = args.qk_norm ? log_inverse_norm(of_key ? keys : shared.query, token) : 0.f;
+        const float2 gates = cumulated_gates();
+        const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
+        if (of_key) {
+            const float beta = number_of(raw_beta, args.beta.values.type);
+            factors.gate[token] = gate;
+            factors.column[token] = gate - log_norm;
+            factors.beta[token] = beta;
+            factors.row_of_key[token] = beta * exp2_fast(log_norm);
+            factors.state_of_key[token] = exp2_fast(gate + log_norm);
+            factors.update[token] = exp2_fast(end - gate + log_norm);
+        } else {
+            factors.row_of_query[token] = args.scale * exp2_fast(log_norm);
+            factors.state_of_query[token] = args.scale * exp2_fast(gate + log_norm);
+            if (token == 0) factors.decay = exp2_fast(end);
+        }
+    }
+
+    // Sixteen rows of tokens times the keys, as far as the diagonal.
+    __device__ __forceinline__ void multiply(Products& products, const Tile* rows, int row_block, const Tile* keys) const {
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) products[n][i] = 0.f;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            unsigned left[4];
+            load_matrices(left, straight_piece(rows, step) + row_block * kBlockOfRows);
+#pragma unroll
+            for (int column = 0; column < kBlocks; ++column) {
+                if (column > row_block) continue;
+                unsigned right[4];
+                load_matrices(right, crossed_piece(keys, step) + column * kBlockOfRows);
+                add_product<kIo>(products[2 * column], left, right[0], right[1]);
+                add_product<kIo>(products[2 * column + 1], left, right[2], right[3]);
+            }
+        }
+    }
+    // Times row factors and exp(G_i - G_j) r_j, in place; above the diagonal, anything.
+    __device__ __forceinline__ void decay(Products& products, int row_block, const float (&factors)[kChunk]) const {
+        const auto& of = shared.factors;
+        const int row = kInverseBlock * row_block + g;
+        const float gate[2] = {of.gate[row], of.gate[row + 8]}, factor[2] = {factors[row], factors[row + 8]};
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n) {
+            if (n / 2 > row_block) continue;
+            const float2 column = pair_of(of.column, n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                products[n][i] *= factor[i / 2] * exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
+        }
+    }
+    __device__ __forceinline__ void make_scores(const Tile* keys) {
+        const int row_block = kBlocks - 1 - warp;  // who has few blocks to invert has many scores
+        Products products;
+        multiply(products, shared.query, row_block, keys);
+        decay(products, row_block, shared.factors.row_of_query);
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n) {
+            if (n / 2 > row_block) continue;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int distance = kInverseBlock * row_block + g + 8 * half - 8 * n - 2 * t;
+                store_parts<kIo>(shared.scores[ChunkTriangle::number(row_block, n / 2)], n % 2, half,
+                                 distance >= 0 ? products[n][2 * half] : 0.f, distance >= 1 ? products[n][2 * half + 1] : 0.f);
+            }
+        }
+    }
+    __device__ __forceinline__ void store_to_invert(const Products& products) const {
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n) {
+            if (n / 2 > warp) continue;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                *reinterpret_cast<float2*>(&shared.inverse.block(warp, n / 2).at[g + 8 * half][n % 2 * 8 + 2 * t]) = {
+                    products[n][2 * half], products[n][2 * half + 1]};
+        }
+    }
+    // This warp's rows from fp32 to two parts in the same place.
+    __device__ __forceinline__ void round_inverse() {
+#pragma unroll
+        for (int column = 0; column < kBlocks; ++column) {
+            if (column > warp) continue;
+            auto& block = shared.inverse.block(warp, column);
+            float2 pairs[2][2];
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    pairs[n][half] = *reinterpret_cast<const float2*>(&block.at[g + 8 * half][8 * n + 2 * t]);
+            __syncwarp();
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const float2 beta = pair_of(shared.factors.beta, 2 * column + n);
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    store_parts<kIo>(as_two_parts(block), n, half, pairs[n][half].x * beta.x, pairs[n][half].y * beta.y);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void prepare(int chunk) {
+        find_place();
+        const Tile* keys = shared.key[chunk % kConfig.key_stages];
+        share_factors(keys);
+        if (chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
+        Products products;
+        multiply(products, keys, warp, keys);
+        __syncthreads();  // factors are there
+        decay(products, warp, shared.factors.row_of_key);
+        store_to_invert(products);
+        find_place();
+        make_scores(keys);
+        __syncwarp();
+        invert_chunk(shared.inverse, warp, [] { __syncthreads(); });
+        __syncthreads();  // everybody has read the inverse
+        find_place();
+        round_inverse();
+    }
+};
+
+}  // namespace gdn_cuda::gdn
