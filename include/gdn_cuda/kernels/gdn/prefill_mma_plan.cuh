@@ -25,8 +25,6 @@ struct PrefillMmaConfig {
 
     GDN_HOST_DEVICE constexpr int threads() const { return kWarps * 32; }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return kWarps * kWarpRows; }
-    // Whether the queries' tiles are free for the next chunk's in the middle of this one: S q^T waits in registers meanwhile.
-    GDN_HOST_DEVICE constexpr bool queries_leave_early() const { return key_stages > 1; }
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
 };
 

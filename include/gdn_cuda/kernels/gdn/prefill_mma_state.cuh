@@ -32,9 +32,10 @@ struct MmaState : MmaLane {
 
     // ---- the state in memory
 
-    // Calls visit(pair of numbers, element in the head's state) for what this lane has.
+    // Calls visit(pair of numbers, where they are in the head's state, whether they exist) for what this lane has.
     template <class Visit>
     __device__ __forceinline__ void each_pair(Visit&& visit) {
+        find_place();
         const int dk = args.dk, dv = args.dv;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -42,38 +43,38 @@ struct MmaState : MmaLane {
             const i64 at = (static_cast<i64>(work.head) * dv + row) * dk + 2 * t;
 #pragma unroll
             for (int n = 0; n < 2 * kStateSteps; ++n)
-                if (row < dv && 8 * n < dk) visit(state[n][2 * half], state[n][2 * half + 1], at + 8 * n);
+                visit(state[n][2 * half], state[n][2 * half + 1], at + 8 * n, row < dv && 8 * n < dk);
         }
     }
+    // What does not exist is loaded from elsewhere and dropped: a load under a condition would need a second register.
     __device__ __forceinline__ void load() {
-#pragma unroll
-        for (auto& numbers : state)
-#pragma unroll
-            for (float& number : numbers) number = 0.f;
-        if (args.initial.data == nullptr) return;
-        if (state_type == DType::f32) {
+        if (args.initial.data == nullptr) {
+            each_pair([](float& a, float& b, i64, bool) { a = b = 0.f; });
+        } else if (state_type == DType::f32) {
             const float* slot = static_cast<const float*>(args.initial.data) + work.initial_slot;
-            each_pair([&](float& a, float& b, i64 at) {
-                const float2 pair = *reinterpret_cast<const float2*>(slot + at);
-                a = pair.x;
-                b = pair.y;
+            each_pair([&](float& a, float& b, i64 at, bool exists) {
+                const float2 pair = *reinterpret_cast<const float2*>(slot + (exists ? at : 0));
+                a = exists ? pair.x : 0.f;
+                b = exists ? pair.y : 0.f;
             });
         } else {
             const auto* slot = static_cast<const __nv_bfloat16*>(args.initial.data) + work.initial_slot;
-            each_pair([&](float& a, float& b, i64 at) {
-                const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(slot + at));
-                a = pair.x;
-                b = pair.y;
+            each_pair([&](float& a, float& b, i64 at, bool exists) {
+                const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(slot + (exists ? at : 0)));
+                a = exists ? pair.x : 0.f;
+                b = exists ? pair.y : 0.f;
             });
         }
     }
     __device__ __forceinline__ void store(void* slot) {
         if (slot == nullptr) return;
         if (state_type == DType::f32) {
-            each_pair([&](float& a, float& b, i64 at) { *reinterpret_cast<float2*>(static_cast<float*>(slot) + at) = {a, b}; });
+            each_pair([&](float a, float b, i64 at, bool exists) {
+                if (exists) *reinterpret_cast<float2*>(static_cast<float*>(slot) + at) = {a, b};
+            });
         } else {
-            each_pair([&](float& a, float& b, i64 at) {
-                *reinterpret_cast<unsigned*>(static_cast<__nv_bfloat16*>(slot) + at) = pack<DType::bf16>(a, b);
+            each_pair([&](float a, float b, i64 at, bool exists) {
+                if (exists) *reinterpret_cast<unsigned*>(static_cast<__nv_bfloat16*>(slot) + at) = pack<DType::bf16>(a, b);
             });
         }
     }
@@ -96,33 +97,39 @@ struct MmaState : MmaLane {
     __device__ __forceinline__ void each_piece(int chunk, Visit&& visit) const {
         const int piece = lane % 2, count = tokens_in(chunk);
         const bool exists = first_row() + 8 * piece < args.dv;
+        const unsigned first = row_piece(tile_row(shared.value.bytes, lane / 2), 2 * warp + piece);
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
             const int token = 16 * i + lane / 2;
-            visit(row_piece(tile_row(shared.value.bytes, token), 2 * warp + piece), token, exists && token < count);
+            visit(first + i * kBlockOfRows, token, exists && token < count);
         }
     }
     __device__ __forceinline__ Io* row_of(const Rows& rows, int chunk) const {
         return static_cast<Io*>(rows.data) + work.sequence * rows.batch + (work.start + chunk * kChunk) * rows.token +
                work.head * rows.head + first_row() + 8 * (lane % 2);
     }
-    __device__ __forceinline__ void bring_values(int chunk) const {
+    __device__ __forceinline__ void bring_values(int chunk) {
         if (chunk >= work.chunks) return;
+        find_place();
         __syncwarp();  // the last output has been read
         const Io* from = row_of(args.value, chunk);
         each_piece(chunk, [&](unsigned to, int token, bool exists) {
             async_copy_16_or_zero(to, exists ? from + token * args.value.token : args.value.data, exists);
         });
     }
-    __device__ __forceinline__ void store_output(int chunk) {
-        find_place();
+    // In the place of the values, before the state's update needs the registers.
+    __device__ __forceinline__ void stage_output() const {
+        const unsigned first = row_piece(tile_row(shared.value.bytes, g), 2 * warp) + 4 * t;
 #pragma unroll
         for (int n = 0; n < 2 * kTokenSteps; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_shared(row_piece(tile_row(shared.value.bytes, 8 * n + g), 2 * warp + half) + 4 * t,
+                store_shared(row_piece(first, half) + n * (kBlockOfRows / 2),
                              transposed(pack<kIo>(output[n][2 * half], output[n][2 * half + 1])));
         __syncwarp();
+    }
+    __device__ __forceinline__ void store_output(int chunk) {
+        find_place();
         Io* to = row_of(args.output, chunk);
         each_piece(chunk, [&](unsigned from, int token, bool exists) {
             if (exists) *reinterpret_cast<uint4*>(to + token * args.output.token) = load_shared(from);
@@ -137,13 +144,6 @@ struct MmaState : MmaLane {
 #pragma unroll
             for (float& number : numbers) number = 0.f;
     }
-    // The compiler would round the state for the products long before they come, and keep both.
-    __device__ __forceinline__ void pin_state() {
-#pragma unroll
-        for (auto& numbers : state)
-#pragma unroll
-            for (float& number : numbers) asm volatile("" : "+f"(number));
-    }
     // d += S x^T for one 16 x 16 block of the state and the chunk's keys or queries.
     __device__ __forceinline__ void add_state_product(OfTokens& d, const unsigned (&left)[4], const typename Plan::Tile* tokens,
                                                       int step) const {
@@ -155,32 +155,21 @@ struct MmaState : MmaLane {
             add_product<kIo>(d[2 * block + 1], left, right[2], right[3]);
         }
     }
-    // `predicted` = S k^T if the keys are asked for, `output` = S q^T if the queries are.
-    template <bool kKeys, bool kQueries>
-    __device__ __forceinline__ void multiply_state(OfTokens& predicted, int chunk) {
-        pin_state();
-        if (kKeys) clear(predicted);
-        if (kQueries) clear(output);
+    // X = v - exp(G) k S^T, and what the state has of the queries. The rounded state serves both: kept, or made again, it would
+    // cost registers that are not there.
+    __device__ __forceinline__ void meet(int chunk) {
+        find_place();
+        const auto& factors = shared.factors;
+        OfTokens predicted;
+        clear(predicted);
+        clear(output);
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
             unsigned left[4];
             as_left<kIo>(left, state[2 * step], state[2 * step + 1]);
-            if (kKeys) add_state_product(predicted, left, shared.key[chunk % kConfig.key_stages], step);
-            if (kQueries) add_state_product(output, left, shared.query, step);
+            add_state_product(predicted, left, shared.key[chunk % kConfig.key_stages], step);
+            add_state_product(output, left, shared.query, step);
         }
-        if (!kQueries) return;
-#pragma unroll
-        for (int n = 0; n < 2 * kTokenSteps; ++n) {
-            const float2 of_query = pair_of(shared.factors.state_of_query, n);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) output[n][i] *= i % 2 == 0 ? of_query.x : of_query.y;
-        }
-    }
-    // X = v - exp(G) k S^T, and what the state has of the queries, unless that must wait for registers.
-    __device__ __forceinline__ void meet(int chunk) {
-        find_place();
-        OfTokens predicted;
-        multiply_state<true, kConfig.queries_leave_early()>(predicted, chunk);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
             unsigned values[4];
@@ -188,9 +177,15 @@ struct MmaState : MmaLane {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int n = 2 * step + i / 2;
-                const float2 of_key = pair_of(shared.factors.state_of_key, n), v = unpack<kIo>(values[i]);
+                const float2 of_key = pair_of(factors.state_of_key, n), v = unpack<kIo>(values[i]);
                 x[step][i] = pack<kIo>(v.x - of_key.x * predicted[n][i % 2 * 2], v.y - of_key.y * predicted[n][i % 2 * 2 + 1]);
             }
+        }
+#pragma unroll
+        for (int n = 0; n < 2 * kTokenSteps; ++n) {
+            const float2 of_query = pair_of(factors.state_of_query, n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) output[n][i] *= i % 2 == 0 ? of_query.x : of_query.y;
         }
     }
     // 16 tokens of V' as the sum of two left operands.
@@ -241,11 +236,7 @@ struct MmaState : MmaLane {
     // S <- exp(G_end) S + V'^T exp(G_end - G) k
     __device__ __forceinline__ void update(OfTokens& v, const typename Plan::Tile* keys) {
         find_place();
-        const float decay = shared.factors.decay;
-#pragma unroll
-        for (auto& numbers : state)
-#pragma unroll
-            for (float& number : numbers) number *= decay;
+        unsigned rounded[kTokenSteps][4], rest[kTokenSteps][4];
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
 #pragma unroll
@@ -254,15 +245,23 @@ struct MmaState : MmaLane {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) v[n][i] *= i % 2 == 0 ? factors.x : factors.y;
             }
-            unsigned rounded[4], rest[4], right[4];
-            in_two_parts(rounded, rest, v, step);
+            in_two_parts(rounded[step], rest[step], v, step);
+        }
+        const float decay = shared.factors.decay;
 #pragma unroll
-            for (int k = 0; k < kStateSteps; ++k) {
+        for (int k = 0; k < kStateSteps; ++k) {
+#pragma unroll
+            for (int n = 2 * k; n < 2 * k + 2; ++n)
+#pragma unroll
+                for (float& number : state[n]) number *= decay;
+#pragma unroll
+            for (int step = 0; step < kTokenSteps; ++step) {
+                unsigned right[4];
                 load_transposed(right, straight_piece(keys, k) + step * kBlockOfRows);
-                add_product<kIo>(state[2 * k], rounded, right[0], right[1]);
-                add_product<kIo>(state[2 * k + 1], rounded, right[2], right[3]);
-                add_product<kIo>(state[2 * k], rest, right[0], right[1]);
-                add_product<kIo>(state[2 * k + 1], rest, right[2], right[3]);
+                add_product<kIo>(state[2 * k], rounded[step], right[0], right[1]);
+                add_product<kIo>(state[2 * k + 1], rounded[step], right[2], right[3]);
+                add_product<kIo>(state[2 * k], rest[step], right[0], right[1]);
+                add_product<kIo>(state[2 * k + 1], rest[step], right[2], right[3]);
             }
         }
     }
@@ -270,12 +269,10 @@ struct MmaState : MmaLane {
         find_place();
         OfTokens v;
         multiply_inverse(v);
-        if (!kConfig.queries_leave_early()) {
-            OfTokens unused;
-            multiply_state<false, true>(unused, chunk);
-        }
         add_scores(v);
-        update(v, shared.key[chunk % kConfig.key_stages]);
+        stage_output();
+        const bool last = chunk + 1 == work.chunks && args.last.data == nullptr && args.steps.data == nullptr;
+        if (!last) update(v, shared.key[chunk % kConfig.key_stages]);
     }
 };
 

@@ -24,10 +24,13 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
     // Zeros past the end of the sequence, whatever lies there, and past the end of a row.
-    __device__ __forceinline__ void bring_rows(Tile* tiles, const Rows& rows, int chunk) const {
+    __device__ __forceinline__ void bring_rows(Tile* tiles, const Rows& rows, int chunk) {
+        find_place();
         using Io = Storage<kIo>;
         constexpr int kPieces = 8, kRows = kConfig.threads() / kPieces;
         const int count = tokens_in(chunk), first = thread / kPieces, piece = thread % kPieces;
+        static_assert(kRows == kInverseBlock);
+        const unsigned to = row_piece(tile_row(tiles, first), piece);
         const Io* from = static_cast<const Io*>(rows.data) + work.sequence * rows.batch +
                          (work.start + chunk * kChunk + first) * rows.token + work.key_head * rows.head + 8 * piece;
 #pragma unroll
@@ -44,6 +47,7 @@ struct MmaTokens : MmaLane {
     }
     // Tokens past the end have zeros: they neither decay nor change the state.
     __device__ __forceinline__ void ask_for_scalars(int chunk) {
+        find_place();
         const int count = tokens_in(chunk);
         const auto ask = [&](const Scalars& of, int token) -> unsigned {
             if (token >= count) return 0;
@@ -54,10 +58,10 @@ struct MmaTokens : MmaLane {
         raw_gates[1] = ask(args.gate, lane + 32);
         raw_beta = ask(args.beta, thread % kChunk);
     }
-    __device__ __forceinline__ void bring_keys(int chunk) const {
+    __device__ __forceinline__ void bring_keys(int chunk) {
         bring_rows(shared.key[chunk % kConfig.key_stages], args.key, chunk);
     }
-    __device__ __forceinline__ void bring_queries(int chunk) const { bring_rows(shared.query, args.query, chunk); }
+    __device__ __forceinline__ void bring_queries(int chunk) { bring_rows(shared.query, args.query, chunk); }
     __device__ __forceinline__ void bring_first() {
         if (work.chunks == 0) return;
         bring_keys(0);
@@ -65,18 +69,18 @@ struct MmaTokens : MmaLane {
         ask_for_scalars(0);
     }
     // The next chunk's tiles, as soon as theirs are free: when this chunk has begun, has met the state, has been left.
-    __device__ __forceinline__ void bring_as_begun(int chunk) const {
+    __device__ __forceinline__ void bring_as_begun(int chunk) {
         if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) bring_keys(chunk + 1);
     }
-    __device__ __forceinline__ void bring_as_met(int chunk) const {
-        if (kConfig.queries_leave_early() && chunk + 1 < work.chunks) bring_queries(chunk + 1);
+    __device__ __forceinline__ void bring_as_met(int chunk) {
+        if (chunk + 1 < work.chunks) bring_queries(chunk + 1);
     }
-    __device__ __forceinline__ void bring_as_left(int chunk) const {
+    __device__ __forceinline__ void bring_as_left(int chunk) {
         if (kConfig.key_stages > 1) return;
         __syncthreads();
         if (chunk + 1 >= work.chunks) return;
         bring_keys(chunk + 1);
-        if (!kConfig.queries_leave_early()) bring_queries(chunk + 1);
+        ask_for_scalars(chunk + 1);
     }
 
     // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2.
@@ -219,7 +223,7 @@ struct MmaTokens : MmaLane {
         find_place();
         const Tile* keys = shared.key[chunk % kConfig.key_stages];
         share_factors(keys);
-        if (chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
+        if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
         Products products;
         multiply(products, keys, warp, keys);
         __syncthreads();  // factors are there
