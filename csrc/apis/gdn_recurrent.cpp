@@ -7,6 +7,7 @@
 
 #include "../jit_kernels/impls/gdn/decode.hpp"
 #include "../jit_kernels/impls/gdn/prefill.hpp"
+#include "../jit_kernels/impls/gdn/prefill_mma.hpp"
 #include "../jit_kernels/impls/gdn/recurrent.hpp"
 #include "../jit_kernels/impls/gdn/verify.hpp"
 #include "gdn.hpp"
@@ -190,17 +191,22 @@ void run_chunked(const Prepared& prepared) {
         tiled(args.value, sequences.value_heads, sequences.dv), tiled(args.output, sequences.value_heads, sequences.dv)};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
-    const bool shape = sequences.dk <= kPrefillLongestKey && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 &&
-                       sequences.tokens > 0 && sequences.count <= 65535;
-    if (!tiles || !shape || !prepared.aligned || !runs_on<Prefill>(jit::device_traits(target.ordinal)))
-        return run(prepared, "chunked_forward");
-    Prefill::run({.sequences = sequences.count,
-                  .heads = args.heads,
-                  .dk = args.dk,
-                  .dv = args.dv,
-                  .io = sequences.io,
-                  .state = prepared.state_type},
-                 args, tensors, target);
+    const bool rows_fit = tiles && prepared.aligned && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 && sequences.tokens > 0 &&
+                          sequences.count <= 65535;
+    const PrefillProblem problem{.sequences = sequences.count,
+                                 .heads = args.heads,
+                                 .dk = args.dk,
+                                 .dv = args.dv,
+                                 .io = sequences.io,
+                                 .state = prepared.state_type};
+    switch (prefill_kernel(rows_fit, args.dk, jit::device_traits(target.ordinal).capability, jit::env().prefill)) {
+        case PrefillKernel::wgmma:
+            return Prefill::run(problem, args, tensors, target);
+        case PrefillKernel::mma:
+            return PrefillMma::run(problem, args, target);
+        case PrefillKernel::recurrent:
+            return run(prepared, "chunked_forward");
+    }
 }
 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 2) prefill_mma(const __grid
                        .sequence = sequence,
                        .head = head,
                        .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
-                       .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block()};
+                       .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
+                       .first_thread = 0};
     __syncthreads();
 
     MmaTokens<kConfig> tokens(shared, args);

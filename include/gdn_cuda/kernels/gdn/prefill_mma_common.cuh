@@ -12,12 +12,10 @@ namespace gdn_cuda::gdn {
 struct MmaLane {
     int thread, warp, lane, g, t;
 
-    __device__ __forceinline__ MmaLane() { find_place(); }
-
-    // Computed anew for every phase: the compiler would keep dozens of addresses over the loop, and spill them.
-    __device__ __forceinline__ void find_place() {
-        thread = threadIdx.x;
-        asm volatile("" : "+r"(thread));
+    // Anew for every phase: the compiler would keep dozens of addresses over the loop, and spill them. It does not know that
+    // `first_thread`, in shared memory, stays 0.
+    __device__ __forceinline__ void find_place(const volatile int& first_thread) {
+        thread = threadIdx.x + first_thread;
         warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // known to be the same for a whole warp
         lane = thread % 32;
         g = lane / 4;

@@ -64,6 +64,7 @@ struct PrefillMmaSharedPlan {
         i64 checkpoints_before;              // those of the sequences packed before
         int length, chunks;                  // of the sequence
         int sequence, head, key_head, first_row;
+        int first_thread;  // 0
     };
 
     Tile key[kConfig.key_stages][kConfig.key_tiles()], query[kConfig.key_tiles()];

@@ -35,7 +35,7 @@ struct MmaState : MmaLane {
     // Calls visit(pair of numbers, where they are in the head's state, whether they exist) for what this lane has.
     template <class Visit>
     __device__ __forceinline__ void each_pair(Visit&& visit) {
-        find_place();
+        find_place(work.first_thread);
         const int dk = args.dk, dv = args.dv;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -110,7 +110,7 @@ struct MmaState : MmaLane {
     }
     __device__ __forceinline__ void bring_values(int chunk) {
         if (chunk >= work.chunks) return;
-        find_place();
+        find_place(work.first_thread);
         __syncwarp();  // the last output has been read
         const Io* from = row_of(args.value, chunk);
         each_piece(chunk, [&](unsigned to, int token, bool exists) {
@@ -129,7 +129,7 @@ struct MmaState : MmaLane {
         __syncwarp();
     }
     __device__ __forceinline__ void store_output(int chunk) {
-        find_place();
+        find_place(work.first_thread);
         Io* to = row_of(args.output, chunk);
         each_piece(chunk, [&](unsigned from, int token, bool exists) {
             if (exists) *reinterpret_cast<uint4*>(to + token * args.output.token) = load_shared(from);
@@ -158,7 +158,7 @@ struct MmaState : MmaLane {
     // X = v - exp(G) k S^T, and what the state has of the queries. The rounded state serves both: kept, or made again, it would
     // cost registers that are not there.
     __device__ __forceinline__ void meet(int chunk) {
-        find_place();
+        find_place(work.first_thread);
         const auto& factors = shared.factors;
         OfTokens predicted;
         clear(predicted);
@@ -235,7 +235,7 @@ struct MmaState : MmaLane {
     }
     // S <- exp(G_end) S + V'^T exp(G_end - G) k
     __device__ __forceinline__ void update(OfTokens& v, const typename Plan::Tile* keys) {
-        find_place();
+        find_place(work.first_thread);
         unsigned rounded[kTokenSteps][4], rest[kTokenSteps][4];
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
@@ -266,7 +266,7 @@ struct MmaState : MmaLane {
         }
     }
     __device__ __forceinline__ void advance(int chunk) {
-        find_place();
+        find_place(work.first_thread);
         OfTokens v;
         multiply_inverse(v);
         add_scores(v);

@@ -25,7 +25,7 @@ struct MmaTokens : MmaLane {
 
     // Zeros past the end of the sequence, whatever lies there, and past the end of a row.
     __device__ __forceinline__ void bring_rows(Tile* tiles, const Rows& rows, int chunk) {
-        find_place();
+        find_place(work.first_thread);
         using Io = Storage<kIo>;
         constexpr int kPieces = 8, kRows = kConfig.threads() / kPieces;
         const int count = tokens_in(chunk), first = thread / kPieces, piece = thread % kPieces;
@@ -47,7 +47,7 @@ struct MmaTokens : MmaLane {
     }
     // Tokens past the end have zeros: they neither decay nor change the state.
     __device__ __forceinline__ void ask_for_scalars(int chunk) {
-        find_place();
+        find_place(work.first_thread);
         const int count = tokens_in(chunk);
         const auto ask = [&](const Scalars& of, int token) -> unsigned {
             if (token >= count) return 0;
@@ -220,7 +220,7 @@ struct MmaTokens : MmaLane {
     }
 
     __device__ __forceinline__ void prepare(int chunk) {
-        find_place();
+        find_place(work.first_thread);
         const Tile* keys = shared.key[chunk % kConfig.key_stages];
         share_factors(keys);
         if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
@@ -229,12 +229,12 @@ struct MmaTokens : MmaLane {
         __syncthreads();  // factors are there
         decay(products, warp, shared.factors.row_of_key);
         store_to_invert(products);
-        find_place();
+        find_place(work.first_thread);
         make_scores(keys);
         __syncwarp();
         invert_chunk(shared.inverse, warp, [] { __syncthreads(); });
         __syncthreads();  // everybody has read the inverse
-        find_place();
+        find_place(work.first_thread);
         round_inverse();
     }
 };
