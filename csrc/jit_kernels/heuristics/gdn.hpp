@@ -225,13 +225,17 @@ inline constexpr std::array kPrefillConfigurations = [] {
     return all;
 }();
 
-// The same on any GPU from sm_80 on: gdn/prefill_mma. Nothing of a problem but its key dimension and type matters.
-inline constexpr int kPrefillMmaLongestTwice = 128;  // keys up to here have room for the next chunk's beside them
-constexpr PrefillMmaConfig prefill_mma_config(int head_k, DType io) {
-    return {.head_k = head_k, .key_stages = head_k <= kPrefillMmaLongestTwice ? 2 : 1, .io = io};
+// The same on any GPU from sm_80 on: gdn/prefill_mma. Blocks of 128 value rows make T and P half as often as two of 64; keys of
+// 256 leave no room for that, nor keys above 128 for the next chunk's beside them.
+inline constexpr int kPrefillMmaLongestTwice = 128, kPrefillMmaLongestWide = 192;
+constexpr PrefillMmaConfig prefill_mma_config(int head_k, bool wide, DType io) {
+    return {.head_k = head_k,
+            .key_stages = head_k <= kPrefillMmaLongestTwice ? 2 : 1,
+            .warps = wide && head_k <= kPrefillMmaLongestWide ? 8 : 4,
+            .io = io};
 }
 constexpr PrefillMmaConfig prefill_mma_config(const PrefillProblem& problem) {
-    return prefill_mma_config(*std::ranges::lower_bound(kExactHeadK, problem.dk), problem.io);
+    return prefill_mma_config(*std::ranges::lower_bound(kExactHeadK, problem.dk), problem.dv > kValueRows, problem.io);
 }
 
 inline std::string explain_prefill_mma(const PrefillProblem& problem, const jit::DeviceTraits& device) {
@@ -243,10 +247,12 @@ inline std::string explain_prefill_mma(const PrefillProblem& problem, const jit:
 }
 
 inline constexpr std::array kPrefillMmaConfigurations = [] {
-    std::array<PrefillMmaConfig, 2 * kExactHeadK.size()> all{};
+    std::array<PrefillMmaConfig, 2 * (2 * kExactHeadK.size() - 1)> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
-        for (const int head_k : kExactHeadK) all[n++] = prefill_mma_config(head_k, io);
+        for (const int head_k : kExactHeadK)
+            for (const bool wide : {true, false})
+                if (!wide || head_k <= kPrefillMmaLongestWide) all[n++] = prefill_mma_config(head_k, wide, io);
     return all;
 }();
 

@@ -3,11 +3,11 @@
 //     A_ij = beta_i (k_i.k_j) exp(G_i - G_j), i > j      T = (I + A)^-1 diag(beta)      P_ij = scale (q_i.k_j) exp(G_i - G_j),
 //     i >= j V' = T (v - exp(G) k S^T)      o = scale exp(G) q S^T + P V'      S <- exp(G_C) S + V'^T exp(G_C - G) k
 //
-// A block takes a sequence, a value head and 64 rows of the state, 16 a warp. Rows of S never meet, so a warp keeps its rows in
-// registers from the first chunk to the last and computes everything transposed: S k^T, S q^T, X^T T^T, V'^T P^T and V'^T k
-// have S, X or V' on the left, in registers, and keys, queries, T or P on the right, in shared memory (prefill_mma_state.cuh).
-// What needs no state, T and P, the four warps make together (prefill_mma_tokens.cuh). The next chunk is copied meanwhile.
-// Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
+// A block takes a sequence, a value head and 64 or 128 rows of the state, 16 a warp. Rows of S never meet, so a warp keeps its
+// rows in registers from the first chunk to the last and computes everything transposed: S k^T, S q^T, X^T T^T, V'^T P^T and
+// V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P on the right, in shared memory
+// (prefill_mma_state.cuh). What needs no state, T and P, the warps make together (prefill_mma_tokens.cuh). The next chunk is
+// copied meanwhile. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
 //
 // T, P and V' are each a sum of two 16-bit parts: rounded to one, V' alternates and cancels with beta near 2 and keys that
 // repeat, and the roundings, 1.7e-3 each, came back up to fourteen times as large.
@@ -21,7 +21,8 @@
 namespace gdn_cuda::gdn {
 
 template <PrefillMmaConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 2) prefill_mma(const __grid_constant__ PrefillMmaArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    prefill_mma(const __grid_constant__ PrefillMmaArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<PrefillMmaSharedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= kSharedBytesEverywhere);

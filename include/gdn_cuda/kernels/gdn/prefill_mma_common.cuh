@@ -46,8 +46,8 @@ struct MmaLane {
     __device__ __forceinline__ void store_parts(TwoPartBlock& block, int piece, int half, float x, float y) const {
         const int at = (g + 8 * half) * 32 + ((piece ^ g / 4) << 4) + 4 * t;
         const unsigned rounded = pack<kIo>(x, y);
-        *reinterpret_cast<unsigned*>(block.rounded + at) = rounded;
-        *reinterpret_cast<unsigned*>(block.rest + at) = pack_rest<kIo>(rounded, x, y);
+        *reinterpret_cast<unsigned*>(block.parts[0] + at) = rounded;
+        *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_rest<kIo>(rounded, x, y);
     }
     // One part of a block as two right operands, its rows their columns.
     __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {

@@ -9,6 +9,7 @@ namespace gdn_cuda::gdn {
 struct PrefillMmaConfig {
     int head_k;      // 64, 96, 128, 192 or 256; shorter keys are filled with zeros
     int key_stages;  // chunks of keys in shared memory: with two, the next one comes while this one is used
+    int warps;       // 4, or 8: then four make the inverse while four make the scores
     DType io;
 
     constexpr bool operator==(const PrefillMmaConfig&) const = default;
@@ -17,14 +18,16 @@ struct PrefillMmaConfig {
     constexpr void fields(Visitor&& visit) const {
         visit("head_k", head_k);
         visit("key_stages", key_stages);
+        visit("warps", warps);
         visit("io", io);
     }
 
-    static constexpr int kWarps = 4, kWarpRows = 16;  // rows of the state a warp: those of a product
-    static constexpr int kTileElements = 64;          // of a 128-byte row
+    static constexpr int kWarpRows = 16;      // of the state: those of a product
+    static constexpr int kTileElements = 64;  // of a 128-byte row
 
-    GDN_HOST_DEVICE constexpr int threads() const { return kWarps * 32; }
-    GDN_HOST_DEVICE constexpr int rows_per_block() const { return kWarps * kWarpRows; }
+    GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return 8 / warps; }
+    GDN_HOST_DEVICE constexpr int rows_per_block() const { return warps * kWarpRows; }
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
 };
 
@@ -34,8 +37,7 @@ constexpr int kSharedBytesEverywhere = 99 * 1024;
 // A 16 x 16 block of tokens x tokens as the sum of two 16-bit matrices: rounded, and what rounding left. Rows of 32 bytes;
 // piece p of row r lies at p ^ (r / 4 % 2).
 struct alignas(128) TwoPartBlock {
-    static constexpr int kPartBytes = kInverseBlock * kInverseBlock * 2;
-    unsigned char rounded[kPartBytes], rest[kPartBytes];
+    unsigned char parts[2][kInverseBlock * kInverseBlock * 2];
 };
 static_assert(sizeof(ChunkTriangle::Block) >= sizeof(TwoPartBlock) &&
               sizeof(ChunkTriangle::Block) % alignof(TwoPartBlock) == 0);
@@ -68,7 +70,7 @@ struct PrefillMmaSharedPlan {
     };
 
     Tile key[kConfig.key_stages][kConfig.key_tiles()], query[kConfig.key_tiles()];
-    Tile value;                                   // then the output; a warp has columns of its own
+    Tile value[kConfig.rows_per_block() / PrefillMmaConfig::kTileElements];  // then the output; a warp has columns of its own
     alignas(TwoPartBlock) ChunkTriangle inverse;  // (I + A)^-1, then times diag(beta): each block as two parts in its place
     TwoPartBlock scores[10];                      // q k^T, decayed; numbered as the inverse's
     Factors factors;

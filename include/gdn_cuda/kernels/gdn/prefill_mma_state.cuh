@@ -28,6 +28,10 @@ struct MmaState : MmaLane {
         : shared(shared), args(args.recurrence), state_type(args.state) {}
 
     __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
+    __device__ __forceinline__ bool has_rows() const { return first_row() < args.dv; }
+    // Its columns of the values' tiles begin at this piece of this tile.
+    __device__ __forceinline__ auto& value_tile() const { return shared.value[warp / 4]; }
+    __device__ __forceinline__ int value_piece() const { return warp % 4 * 2; }
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
     // ---- the state in memory
@@ -97,7 +101,7 @@ struct MmaState : MmaLane {
     __device__ __forceinline__ void each_piece(int chunk, Visit&& visit) const {
         const int piece = lane % 2, count = tokens_in(chunk);
         const bool exists = first_row() + 8 * piece < args.dv;
-        const unsigned first = row_piece(tile_row(shared.value.bytes, lane / 2), 2 * warp + piece);
+        const unsigned first = row_piece(tile_row(value_tile().bytes, lane / 2), value_piece() + piece);
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
             const int token = 16 * i + lane / 2;
@@ -119,7 +123,7 @@ struct MmaState : MmaLane {
     }
     // In the place of the values, before the state's update needs the registers.
     __device__ __forceinline__ void stage_output() const {
-        const unsigned first = row_piece(tile_row(shared.value.bytes, g), 2 * warp) + 4 * t;
+        const unsigned first = row_piece(tile_row(value_tile().bytes, g), value_piece()) + 4 * t;
 #pragma unroll
         for (int n = 0; n < 2 * kTokenSteps; ++n)
 #pragma unroll
@@ -155,10 +159,19 @@ struct MmaState : MmaLane {
             add_product<kIo>(d[2 * block + 1], left, right[2], right[3]);
         }
     }
+    // Else the compiler would carry these from chunk to chunk.
+    __device__ __forceinline__ void forget() {
+        clear(output);
+#pragma unroll
+        for (auto& registers : x)
+#pragma unroll
+            for (unsigned& pair : registers) pair = 0;
+    }
     // X = v - exp(G) k S^T, and what the state has of the queries. The rounded state serves both: kept, or made again, it would
     // cost registers that are not there.
     __device__ __forceinline__ void meet(int chunk) {
         find_place(work.first_thread);
+        if (!has_rows()) return forget();
         const auto& factors = shared.factors;
         OfTokens predicted;
         clear(predicted);
@@ -173,7 +186,7 @@ struct MmaState : MmaLane {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
             unsigned values[4];
-            load_transposed(values, crossed_piece(shared.value.bytes, warp) + step * kBlockOfRows);
+            load_transposed(values, crossed_piece(value_tile().bytes, warp % 4) + step * kBlockOfRows);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int n = 2 * step + i / 2;
@@ -189,54 +202,58 @@ struct MmaState : MmaLane {
         }
     }
     // 16 tokens of V' as the sum of two left operands.
-    static __device__ __forceinline__ void in_two_parts(unsigned (&rounded)[4], unsigned (&rest)[4], const OfTokens& v,
-                                                        int step) {
-        as_left<kIo>(rounded, v[2 * step], v[2 * step + 1]);
+    static __device__ __forceinline__ void in_two_parts(unsigned (&parts)[2][4], const OfTokens& v, int step) {
+        as_left<kIo>(parts[0], v[2 * step], v[2 * step + 1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            rest[i] = pack_rest<kIo>(rounded[i], v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1]);
+            parts[1][i] = pack_rest<kIo>(parts[0][i], v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1]);
     }
+    // Products into one sum wait for each other: those into others come between.
+
     // V' = X^T T^T
     __device__ __forceinline__ void multiply_inverse(OfTokens& v) {
         clear(v);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
 #pragma unroll
-            for (int block = step; block < kTokenSteps; ++block) {
-                const TwoPartBlock& inverse = as_two_parts(shared.inverse.block(block, step));
-                unsigned right[4];
-                load_part(right, inverse.rounded);
-                add_product<kIo>(v[2 * block], x[step], right[0], right[1]);
-                add_product<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
-                load_part(right, inverse.rest);
-                add_product<kIo>(v[2 * block], x[step], right[0], right[1]);
-                add_product<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
-            }
+            for (int part = 0; part < 2; ++part)
+#pragma unroll
+                for (int block = step; block < kTokenSteps; ++block) {
+                    unsigned right[4];
+                    load_part(right, as_two_parts(shared.inverse.block(block, step)).parts[part]);
+                    add_product<kIo>(v[2 * block], x[step], right[0], right[1]);
+                    add_product<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
+                }
     }
-    // output += V'^T P^T
+    // output += V'^T P^T, but for the product of both rests
     __device__ __forceinline__ void add_scores(const OfTokens& v) {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
-            unsigned rounded[4], rest[4], right[4];
-            in_two_parts(rounded, rest, v, step);
+            unsigned parts[2][4], right[kTokenSteps][4];
+            in_two_parts(parts, v, step);
 #pragma unroll
-            for (int block = step; block < kTokenSteps; ++block) {
-                const TwoPartBlock& scores = shared.scores[ChunkTriangle::number(block, step)];
-                load_part(right, scores.rounded);
-                add_product<kIo>(output[2 * block], rounded, right[0], right[1]);
-                add_product<kIo>(output[2 * block + 1], rounded, right[2], right[3]);
-                add_product<kIo>(output[2 * block], rest, right[0], right[1]);
-                add_product<kIo>(output[2 * block + 1], rest, right[2], right[3]);
-                load_part(right, scores.rest);
-                add_product<kIo>(output[2 * block], rounded, right[0], right[1]);
-                add_product<kIo>(output[2 * block + 1], rounded, right[2], right[3]);
+            for (int part = 0; part < 2; ++part) {
+#pragma unroll
+                for (int block = step; block < kTokenSteps; ++block)
+                    load_part(right[block], shared.scores[ChunkTriangle::number(block, step)].parts[part]);
+#pragma unroll
+                for (int left = 0; left + part < 2; ++left)
+#pragma unroll
+                    for (int block = step; block < kTokenSteps; ++block) {
+                        add_product<kIo>(output[2 * block], parts[left], right[block][0], right[block][1]);
+                        add_product<kIo>(output[2 * block + 1], parts[left], right[block][2], right[block][3]);
+                    }
             }
         }
     }
     // S <- exp(G_end) S + V'^T exp(G_end - G) k
     __device__ __forceinline__ void update(OfTokens& v, const typename Plan::Tile* keys) {
         find_place(work.first_thread);
-        unsigned rounded[kTokenSteps][4], rest[kTokenSteps][4];
+        const float decay = shared.factors.decay;
+#pragma unroll
+        for (auto& numbers : state)
+#pragma unroll
+            for (float& number : numbers) number *= decay;
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
 #pragma unroll
@@ -245,28 +262,26 @@ struct MmaState : MmaLane {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) v[n][i] *= i % 2 == 0 ? factors.x : factors.y;
             }
-            in_two_parts(rounded[step], rest[step], v, step);
-        }
-        const float decay = shared.factors.decay;
+            unsigned parts[2][4];
+            in_two_parts(parts, v, step);
 #pragma unroll
-        for (int k = 0; k < kStateSteps; ++k) {
+            for (int k = 0; k < kStateSteps; k += 2) {
+                unsigned right[2][4];
 #pragma unroll
-            for (int n = 2 * k; n < 2 * k + 2; ++n)
+                for (int i = 0; i < 2; ++i) load_transposed(right[i], straight_piece(keys, k + i) + step * kBlockOfRows);
 #pragma unroll
-                for (float& number : state[n]) number *= decay;
+                for (int part = 0; part < 2; ++part)
 #pragma unroll
-            for (int step = 0; step < kTokenSteps; ++step) {
-                unsigned right[4];
-                load_transposed(right, straight_piece(keys, k) + step * kBlockOfRows);
-                add_product<kIo>(state[2 * k], rounded[step], right[0], right[1]);
-                add_product<kIo>(state[2 * k + 1], rounded[step], right[2], right[3]);
-                add_product<kIo>(state[2 * k], rest[step], right[0], right[1]);
-                add_product<kIo>(state[2 * k + 1], rest[step], right[2], right[3]);
+                    for (int i = 0; i < 2; ++i) {
+                        add_product<kIo>(state[2 * (k + i)], parts[part], right[i][0], right[i][1]);
+                        add_product<kIo>(state[2 * (k + i) + 1], parts[part], right[i][2], right[i][3]);
+                    }
             }
         }
     }
     __device__ __forceinline__ void advance(int chunk) {
         find_place(work.first_thread);
+        if (!has_rows()) return;
         OfTokens v;
         multiply_inverse(v);
         add_scores(v);

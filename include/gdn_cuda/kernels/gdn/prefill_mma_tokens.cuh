@@ -27,9 +27,8 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void bring_rows(Tile* tiles, const Rows& rows, int chunk) {
         find_place(work.first_thread);
         using Io = Storage<kIo>;
-        constexpr int kPieces = 8, kRows = kConfig.threads() / kPieces;
+        constexpr int kPieces = 8, kRows = kConfig.threads() / kPieces, kRowBytes = 128;
         const int count = tokens_in(chunk), first = thread / kPieces, piece = thread % kPieces;
-        static_assert(kRows == kInverseBlock);
         const unsigned to = row_piece(tile_row(tiles, first), piece);
         const Io* from = static_cast<const Io*>(rows.data) + work.sequence * rows.batch +
                          (work.start + chunk * kChunk + first) * rows.token + work.key_head * rows.head + 8 * piece;
@@ -41,8 +40,7 @@ struct MmaTokens : MmaLane {
                 if (element >= kConfig.head_k) continue;
                 const bool exists = first + i * kRows < count && element < args.dk;
                 const void* at = from + i * kRows * rows.token + tile * PrefillMmaConfig::kTileElements;
-                async_copy_16_or_zero(row_piece(tile_row(tiles[tile].bytes, first + i * kRows), piece), exists ? at : rows.data,
-                                      exists);
+                async_copy_16_or_zero(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : rows.data, exists);
             }
     }
     // Tokens past the end have zeros: they neither decay nor change the state.
@@ -113,11 +111,12 @@ struct MmaTokens : MmaLane {
         }
         return -0.5f * __log2f(square + kNormEpsilon);
     }
-    // A thread has a token's key (half of the threads) or query.
+    // A thread has a token's key or query; the rest of eight warps have none.
     __device__ __forceinline__ void share_factors(const Tile* keys) {
         auto& factors = shared.factors;
         const int token = thread % kChunk;
         const bool of_key = thread < kChunk;
+        if (!of_key && thread / kChunk != kConfig.warps / 4) return;
         const float log_norm = args.qk_norm ? log_inverse_norm(of_key ? keys : shared.query, token) : 0.f;
         const float2 gates = cumulated_gates();
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
@@ -170,10 +169,7 @@ struct MmaTokens : MmaLane {
                 products[n][i] *= factor[i / 2] * exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
         }
     }
-    __device__ __forceinline__ void make_scores(const Tile* keys) {
-        const int row_block = kBlocks - 1 - warp;  // who has few blocks to invert has many scores
-        Products products;
-        multiply(products, shared.query, row_block, keys);
+    __device__ __forceinline__ void store_scores(Products& products, int row_block) const {
         decay(products, row_block, shared.factors.row_of_query);
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n) {
@@ -219,23 +215,52 @@ struct MmaTokens : MmaLane {
         }
     }
 
+    // T: four warps, a row of blocks each.
+    __device__ __forceinline__ void begin_inverse(Products& products) {
+        decay(products, warp, shared.factors.row_of_key);
+        store_to_invert(products);
+        __syncwarp();
+    }
+    static __device__ __forceinline__ void meet_inverters() {
+        if constexpr (kConfig.warps == kInverseWarps) {
+            __syncthreads();
+        } else {
+            meet(1, kInverseWarps * 32);
+        }
+    }
+    __device__ __forceinline__ void finish_inverse() {
+        invert_chunk(shared.inverse, warp, [] { meet_inverters(); });
+        meet_inverters();  // everybody has read the inverse
+        find_place(work.first_thread);
+        round_inverse();
+    }
+
     __device__ __forceinline__ void prepare(int chunk) {
         find_place(work.first_thread);
         const Tile* keys = shared.key[chunk % kConfig.key_stages];
         share_factors(keys);
         if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
+        const int row_of_scores = kBlocks - 1 - warp % kInverseWarps;  // who has few blocks to invert has many scores
         Products products;
-        multiply(products, keys, warp, keys);
+        if (kConfig.warps == kInverseWarps) {
+            multiply(products, keys, warp, keys);
+            __syncthreads();  // factors are there
+            begin_inverse(products);
+            find_place(work.first_thread);
+            multiply(products, shared.query, row_of_scores, keys);
+            store_scores(products, row_of_scores);
+            finish_inverse();
+            return;
+        }
+        const bool inverts = warp < kInverseWarps;
+        multiply(products, inverts ? keys : shared.query, inverts ? warp : row_of_scores, keys);
         __syncthreads();  // factors are there
-        decay(products, warp, shared.factors.row_of_key);
-        store_to_invert(products);
-        find_place(work.first_thread);
-        make_scores(keys);
-        __syncwarp();
-        invert_chunk(shared.inverse, warp, [] { __syncthreads(); });
-        __syncthreads();  // everybody has read the inverse
-        find_place(work.first_thread);
-        round_inverse();
+        if (inverts) {
+            begin_inverse(products);
+            finish_inverse();
+        } else {
+            store_scores(products, row_of_scores);
+        }
     }
 };
 
