@@ -1,4 +1,4 @@
-"""What the machine code of the memory-bound kernels must have: wide accesses where rows are aligned, and no local memory."""
+"""What the machine code must have: wide accesses where rows are aligned, tensor cores where meant, and no local memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def chosen(kernel: str, wanted: Callable[[dict[str, Any]], bool]) -> list[Regist
     return found
 
 
-def code_of(work: list[Registered], folder: Path) -> list[list[str]]:
-    made = compile_in_child(folder, work, HOPPER)
+def code_of(work: list[Registered], folder: Path, arch: str = HOPPER) -> list[list[str]]:
+    made = compile_in_child(folder, work, arch)
     check_compiled(work, made)
     return [instructions(made.cubin(i)) for i in range(len(work))]
 
@@ -62,4 +62,13 @@ def test_gating_moves_16_bytes_at_a_time_when_it_can(tmp_path: Path) -> None:
     work = chosen("gdn/gating", lambda x: x["vector"] == 8)
     for each, code in zip(work, code_of(work, tmp_path), strict=True):
         assert has(code, "LDG.128") and has(code, "STG.128"), each
+        assert not local_accesses(code), each
+
+
+@pytest.mark.parametrize("arch", ["sm_80", HOPPER])
+def test_prefill_on_any_tensor_cores(arch: str, tmp_path: Path) -> None:
+    """The state in registers whatever the key's length, and every tile through asynchronous copies of 16 bytes."""
+    work = chosen("gdn/prefill_mma", lambda x: x["io"] == "bf16")
+    for each, code in zip(work, code_of(work, tmp_path, arch), strict=True):
+        assert has(code, "HMMA.16816") and has(code, "HMMA.1688") and has(code, "LDSM.M88") and has(code, "LDGSTS.128"), each
         assert not local_accesses(code), each
