@@ -41,8 +41,17 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         return;
     }
 
-    if (threadIdx.x == 0)
-        shared.work = {.start = span.start,
+    if (threadIdx.x == 0) {
+        using Io = Storage<kConfig.io>;
+        const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));
+        const auto first = [&](const auto& of, int h) { return sequence * of.batch + span.start * of.token + h * of.head; };
+        const auto row = [&](const Rows& rows, int h) { return static_cast<Io*>(rows.data) + first(rows, h); };
+        shared.work = {.key = row(all.key, key_head),
+                       .query = row(all.query, key_head),
+                       .value = row(all.value, head),
+                       .output = row(all.output, head),
+                       .gate = first(all.gate, head),
+                       .beta = first(all.beta, head),
                        .initial_slot = slot * all.initial.slot,
                        .last_slot = slot * all.last.slot,
                        .checkpoints_before = packed_steps_before(all, sequence),
@@ -50,28 +59,31 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                        .chunks = (span.length + kChunk - 1) / kChunk,
                        .sequence = sequence,
                        .head = head,
-                       .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
                        .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
                        .first_thread = 0};
+    }
     __syncthreads();
 
     MmaTokens<kConfig> tokens(shared, args);
     MmaState<kConfig> state(shared, args);
     state.load();
     tokens.bring_first();
+    async_copy_commit();
     state.bring_values(0);
     async_copy_commit();
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
-        async_copy_wait<0>();
-        __syncthreads();  // the chunk has come, and the last one is done with
-        tokens.bring_as_begun(chunk);
+        async_copy_wait<1>();  // for all but the values
+        __syncthreads();       // the chunk has come, and the last one is done with
         tokens.prepare(chunk);
+        async_copy_commit();
+        async_copy_wait<1>();  // for all but the next keys
         state.meet(chunk);
         __syncthreads();  // T and P are there
         tokens.bring_as_met(chunk);
         state.advance(chunk);
         tokens.bring_as_left(chunk);
+        async_copy_commit();
         state.store_output(chunk);
         state.bring_values(chunk + 1);
         async_copy_commit();

@@ -62,10 +62,13 @@ struct PrefillMmaSharedPlan {
     };
     // One block's work: a sequence, a value head, some rows of its state.
     struct Work {
-        i64 start, initial_slot, last_slot;  // the first token; elements from the first slot to the sequence's
-        i64 checkpoints_before;              // those of the sequences packed before
-        int length, chunks;                  // of the sequence
-        int sequence, head, key_head, first_row;
+        const void *key, *query, *value;  // the sequence's first token of the head
+        void* output;
+        i64 gate, beta;               // elements up to there
+        i64 initial_slot, last_slot;  // and from the first slot to the sequence's
+        i64 checkpoints_before;       // those of the sequences packed before
+        int length, chunks;           // of the sequence
+        int sequence, head, first_row;
         int first_thread;  // 0
     };
 

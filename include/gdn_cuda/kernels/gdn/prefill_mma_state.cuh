@@ -3,6 +3,7 @@
 // needs nobody for its columns of the values' tile: it brings them, reads them, and puts the output in their place.
 #pragma once
 
+#include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_mma_common.cuh>
 
 namespace gdn_cuda::gdn {
@@ -96,30 +97,29 @@ struct MmaState : MmaLane {
 
     // ---- values and outputs in memory
 
-    // Calls visit(shared piece, token of the chunk, whether it exists) for the 16-byte pieces of this warp's columns.
-    template <class Visit>
-    __device__ __forceinline__ void each_piece(int chunk, Visit&& visit) const {
-        const int piece = lane % 2, count = tokens_in(chunk);
-        const bool exists = first_row() + 8 * piece < args.dv;
-        const unsigned first = row_piece(tile_row(value_tile().bytes, lane / 2), value_piece() + piece);
-#pragma unroll
-        for (int i = 0; i < kTokenSteps; ++i) {
-            const int token = 16 * i + lane / 2;
-            visit(first + i * kBlockOfRows, token, exists && token < count);
-        }
-    }
-    __device__ __forceinline__ Io* row_of(const Rows& rows, int chunk) const {
-        return static_cast<Io*>(rows.data) + work.sequence * rows.batch + (work.start + chunk * kChunk) * rows.token +
-               work.head * rows.head + first_row() + 8 * (lane % 2);
+    // Of the 16-byte pieces of this warp's columns, a lane has one of every 16 tokens, from token lane / 2 on.
+    struct Pieces {
+        unsigned shared;
+        i64 in_head;  // elements from the head's first
+        int tokens;   // how many there are from the first on: none if the columns do not exist
+    };
+    __device__ __forceinline__ Pieces pieces(int chunk, i64 stride) {
+        find_place(work.first_thread);
+        const int piece = lane % 2, token = lane / 2, row = first_row() + 8 * piece;
+        return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), (chunk * kChunk + token) * stride + row,
+                row < args.dv ? tokens_in(chunk) - token : 0};
     }
     __device__ __forceinline__ void bring_values(int chunk) {
         if (chunk >= work.chunks) return;
-        find_place(work.first_thread);
         __syncwarp();  // the last output has been read
-        const Io* from = row_of(args.value, chunk);
-        each_piece(chunk, [&](unsigned to, int token, bool exists) {
-            async_copy_16_or_zero(to, exists ? from + token * args.value.token : args.value.data, exists);
-        });
+        const Pieces mine = pieces(chunk, args.value.token);
+        const Io* from = static_cast<const Io*>(work.value) + mine.in_head;
+#pragma unroll
+        for (int i = 0; i < kTokenSteps; ++i) {
+            const bool exists = 16 * i < mine.tokens;
+            async_copy_16_or_zero(mine.shared + i * kBlockOfRows, exists ? from + 16 * i * args.value.token : work.value,
+                                  exists);
+        }
     }
     // In the place of the values, before the state's update needs the registers.
     __device__ __forceinline__ void stage_output() const {
@@ -133,11 +133,14 @@ struct MmaState : MmaLane {
         __syncwarp();
     }
     __device__ __forceinline__ void store_output(int chunk) {
-        find_place(work.first_thread);
-        Io* to = row_of(args.output, chunk);
-        each_piece(chunk, [&](unsigned from, int token, bool exists) {
-            if (exists) *reinterpret_cast<uint4*>(to + token * args.output.token) = load_shared(from);
-        });
+        const Pieces mine = pieces(chunk, args.output.token);
+        Io* to = static_cast<Io*>(work.output) + mine.in_head;
+        Raw<16> eight[kTokenSteps];
+#pragma unroll
+        for (int i = 0; i < kTokenSteps; ++i) eight[i].bits = load_shared(mine.shared + i * kBlockOfRows);
+#pragma unroll
+        for (int i = 0; i < kTokenSteps; ++i)
+            if (16 * i < mine.tokens) eight[i].store_global(to + 16 * i * args.output.token);
     }
 
     // ---- the chunk
@@ -171,6 +174,7 @@ struct MmaState : MmaLane {
     // cost registers that are not there.
     __device__ __forceinline__ void meet(int chunk) {
         find_place(work.first_thread);
+        __syncwarp();  // the values have come, for every lane
         if (!has_rows()) return forget();
         const auto& factors = shared.factors;
         OfTokens predicted;

@@ -17,21 +17,21 @@ struct MmaTokens : MmaLane {
     Plan& shared;
     const RecurrentArgs& args;
     const typename Plan::Work& work = shared.work;
-    unsigned raw_gates[2], raw_beta;  // of the chunk to come, asked for long before they are used
+    RawNumber raw_gates[2], raw_beta;  // of the chunk to come, asked for long before they are used
 
     __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {}
 
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
     // Zeros past the end of the sequence, whatever lies there, and past the end of a row.
-    __device__ __forceinline__ void bring_rows(Tile* tiles, const Rows& rows, int chunk) {
+    template <int kThreads>
+    __device__ __forceinline__ void bring_rows(Tile* tiles, const void* head, i64 stride, int chunk) {
         find_place(work.first_thread);
         using Io = Storage<kIo>;
-        constexpr int kPieces = 8, kRows = kConfig.threads() / kPieces, kRowBytes = 128;
-        const int count = tokens_in(chunk), first = thread / kPieces, piece = thread % kPieces;
+        constexpr int kPieces = 8, kRows = kThreads / kPieces, kRowBytes = 128;
+        const int count = tokens_in(chunk), first = thread % kThreads / kPieces, piece = thread % kPieces;
         const unsigned to = row_piece(tile_row(tiles, first), piece);
-        const Io* from = static_cast<const Io*>(rows.data) + work.sequence * rows.batch +
-                         (work.start + chunk * kChunk + first) * rows.token + work.key_head * rows.head + 8 * piece;
+        const Io* from = static_cast<const Io*>(head) + (chunk * kChunk + first) * stride + 8 * piece;
 #pragma unroll
         for (int i = 0; i < kChunk / kRows; ++i)
 #pragma unroll
@@ -39,46 +39,42 @@ struct MmaTokens : MmaLane {
                 const int element = tile * PrefillMmaConfig::kTileElements + 8 * piece;
                 if (element >= kConfig.head_k) continue;
                 const bool exists = first + i * kRows < count && element < args.dk;
-                const void* at = from + i * kRows * rows.token + tile * PrefillMmaConfig::kTileElements;
-                async_copy_16_or_zero(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : rows.data, exists);
+                const void* at = from + i * kRows * stride + tile * PrefillMmaConfig::kTileElements;
+                async_copy_16_or_zero(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
             }
     }
     // Tokens past the end have zeros: they neither decay nor change the state.
     __device__ __forceinline__ void ask_for_scalars(int chunk) {
         find_place(work.first_thread);
         const int count = tokens_in(chunk);
-        const auto ask = [&](const Scalars& of, int token) -> unsigned {
-            if (token >= count) return 0;
-            return load_raw(of.values,
-                            work.sequence * of.batch + (work.start + chunk * kChunk + token) * of.token + work.head * of.head);
+        const auto ask = [&](RawNumber& raw, const Scalars& of, i64 first, int token) {
+            raw = {};
+            if (token < count) raw.load(of.values, first + (chunk * kChunk + token) * of.token);
         };
-        raw_gates[0] = ask(args.gate, lane);
-        raw_gates[1] = ask(args.gate, lane + 32);
-        raw_beta = ask(args.beta, thread % kChunk);
+        ask(raw_gates[0], args.gate, work.gate, lane);
+        ask(raw_gates[1], args.gate, work.gate, lane + 32);
+        ask(raw_beta, args.beta, work.beta, thread % kChunk);
     }
+    template <int kThreads = kConfig.threads()>
     __device__ __forceinline__ void bring_keys(int chunk) {
-        bring_rows(shared.key[chunk % kConfig.key_stages], args.key, chunk);
+        if (chunk < work.chunks) bring_rows<kThreads>(shared.key[chunk % kConfig.key_stages], work.key, args.key.token, chunk);
     }
-    __device__ __forceinline__ void bring_queries(int chunk) { bring_rows(shared.query, args.query, chunk); }
+    __device__ __forceinline__ void bring_queries(int chunk) {
+        if (chunk < work.chunks) bring_rows<kConfig.threads()>(shared.query, work.query, args.query.token, chunk);
+    }
     __device__ __forceinline__ void bring_first() {
         if (work.chunks == 0) return;
         bring_keys(0);
         bring_queries(0);
         ask_for_scalars(0);
     }
-    // The next chunk's tiles, as soon as theirs are free: when this chunk has begun, has met the state, has been left.
-    __device__ __forceinline__ void bring_as_begun(int chunk) {
-        if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) bring_keys(chunk + 1);
-    }
-    __device__ __forceinline__ void bring_as_met(int chunk) {
-        if (chunk + 1 < work.chunks) bring_queries(chunk + 1);
-    }
+    // The next chunk's, as soon as there is room.
+    __device__ __forceinline__ void bring_as_met(int chunk) { bring_queries(chunk + 1); }
     __device__ __forceinline__ void bring_as_left(int chunk) {
         if (kConfig.key_stages > 1) return;
         __syncthreads();
-        if (chunk + 1 >= work.chunks) return;
         bring_keys(chunk + 1);
-        ask_for_scalars(chunk + 1);
+        if (chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
     }
 
     // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2.
@@ -87,7 +83,7 @@ struct MmaTokens : MmaLane {
         float sums[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            sums[half] = kLog2e * number_of(raw_gates[half], args.gate.values.type);
+            sums[half] = kLog2e * raw_gates[half].number(args.gate.values.type);
 #pragma unroll
             for (int step = 1; step < 32; step *= 2) {
                 const float before = __shfl_up_sync(0xffffffffu, sums[half], step);
@@ -121,7 +117,7 @@ struct MmaTokens : MmaLane {
         const float2 gates = cumulated_gates();
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
         if (of_key) {
-            const float beta = number_of(raw_beta, args.beta.values.type);
+            const float beta = raw_beta.number(args.beta.values.type);
             factors.gate[token] = gate;
             factors.column[token] = gate - log_norm;
             factors.beta[token] = beta;
@@ -135,7 +131,7 @@ struct MmaTokens : MmaLane {
         }
     }
 
-    // Sixteen rows of tokens times the keys, as far as the diagonal.
+    // Sixteen rows of tokens times the keys. Also past the diagonal: a branch would cost more, as nothing is moved across it.
     __device__ __forceinline__ void multiply(Products& products, const Tile* rows, int row_block, const Tile* keys) const {
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n)
@@ -147,7 +143,6 @@ struct MmaTokens : MmaLane {
             load_matrices(left, straight_piece(rows, step) + row_block * kBlockOfRows);
 #pragma unroll
             for (int column = 0; column < kBlocks; ++column) {
-                if (column > row_block) continue;
                 unsigned right[4];
                 load_matrices(right, crossed_piece(keys, step) + column * kBlockOfRows);
                 add_product<kIo>(products[2 * column], left, right[0], right[1]);
@@ -162,7 +157,6 @@ struct MmaTokens : MmaLane {
         const float gate[2] = {of.gate[row], of.gate[row + 8]}, factor[2] = {factors[row], factors[row + 8]};
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n) {
-            if (n / 2 > row_block) continue;
             const float2 column = pair_of(of.column, n);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
@@ -194,23 +188,26 @@ struct MmaTokens : MmaLane {
     }
     // This warp's rows from fp32 to two parts in the same place.
     __device__ __forceinline__ void round_inverse() {
+        float2 pairs[kBlocks][2][2];
 #pragma unroll
-        for (int column = 0; column < kBlocks; ++column) {
-            if (column > warp) continue;
-            auto& block = shared.inverse.block(warp, column);
-            float2 pairs[2][2];
+        for (int column = 0; column < kBlocks; ++column)
 #pragma unroll
             for (int n = 0; n < 2; ++n)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    pairs[n][half] = *reinterpret_cast<const float2*>(&block.at[g + 8 * half][8 * n + 2 * t]);
-            __syncwarp();
+                    pairs[column][n][half] = *reinterpret_cast<const float2*>(
+                        &shared.inverse.block(warp, min(column, warp)).at[g + 8 * half][8 * n + 2 * t]);
+        __syncwarp();
+#pragma unroll
+        for (int column = 0; column < kBlocks; ++column) {
+            if (column > warp) continue;
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const float2 beta = pair_of(shared.factors.beta, 2 * column + n);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    store_parts<kIo>(as_two_parts(block), n, half, pairs[n][half].x * beta.x, pairs[n][half].y * beta.y);
+                    store_parts<kIo>(as_two_parts(shared.inverse.block(warp, column)), n, half,
+                                     pairs[column][n][half].x * beta.x, pairs[column][n][half].y * beta.y);
             }
         }
     }
@@ -242,7 +239,8 @@ struct MmaTokens : MmaLane {
         if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
         const int row_of_scores = kBlocks - 1 - warp % kInverseWarps;  // who has few blocks to invert has many scores
         Products products;
-        if (kConfig.warps == kInverseWarps) {
+        if constexpr (kConfig.warps == kInverseWarps) {
+            if (kConfig.key_stages > 1) bring_keys(chunk + 1);
             multiply(products, keys, warp, keys);
             __syncthreads();  // factors are there
             begin_inverse(products);
@@ -250,16 +248,17 @@ struct MmaTokens : MmaLane {
             multiply(products, shared.query, row_of_scores, keys);
             store_scores(products, row_of_scores);
             finish_inverse();
-            return;
-        }
-        const bool inverts = warp < kInverseWarps;
-        multiply(products, inverts ? keys : shared.query, inverts ? warp : row_of_scores, keys);
-        __syncthreads();  // factors are there
-        if (inverts) {
-            begin_inverse(products);
-            finish_inverse();
         } else {
-            store_scores(products, row_of_scores);
+            const bool inverts = warp < kInverseWarps;
+            multiply(products, inverts ? keys : shared.query, inverts ? warp : row_of_scores, keys);
+            __syncthreads();  // factors are there
+            if (inverts) {
+                begin_inverse(products);
+                finish_inverse();
+            } else {  // the shorter task
+                store_scores(products, row_of_scores);
+                if (kConfig.key_stages > 1) bring_keys<kConfig.threads() - kInverseWarps * 32>(chunk + 1);
+            }
         }
     }
 };
