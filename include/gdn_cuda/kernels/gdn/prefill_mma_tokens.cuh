@@ -13,6 +13,8 @@ struct MmaTokens : MmaLane {
     using Plan = PrefillMmaSharedPlan<kConfig>;
     using Tile = typename Plan::Tile;
     using Products = float[2 * kBlocks][4];  // 16 x 64
+    static constexpr int kScorers = kConfig.threads() - kInverseWarps * 32;
+    enum Meeting : int { kInvertersMeet = 1, kScorersMeet, kFactorsReady };  // named barriers; 0 is the whole block's
 
     Plan& shared;
     const RecurrentArgs& args;
@@ -107,12 +109,11 @@ struct MmaTokens : MmaLane {
         }
         return -0.5f * __log2f(square + kNormEpsilon);
     }
-    // A thread has a token's key or query; the rest of eight warps have none.
+    // Four warps: a thread has a token's key (half of them) or query.
     __device__ __forceinline__ void share_factors(const Tile* keys) {
         auto& factors = shared.factors;
         const int token = thread % kChunk;
-        const bool of_key = thread < kChunk;
-        if (!of_key && thread / kChunk != kConfig.warps / 4) return;
+        const bool of_key = warp % 4 < 2;
         const float log_norm = args.qk_norm ? log_inverse_norm(of_key ? keys : shared.query, token) : 0.f;
         const float2 gates = cumulated_gates();
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
@@ -222,7 +223,7 @@ struct MmaTokens : MmaLane {
         if constexpr (kConfig.warps == kInverseWarps) {
             __syncthreads();
         } else {
-            meet(1, kInverseWarps * 32);
+            meet(kInvertersMeet, kInverseWarps * 32);
         }
     }
     __device__ __forceinline__ void finish_inverse() {
@@ -235,11 +236,14 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void prepare(int chunk) {
         find_place(work.first_thread);
         const Tile* keys = shared.key[chunk % kConfig.key_stages];
-        share_factors(keys);
-        if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
+        const auto ask_early = [&] {
+            if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
+        };
         const int row_of_scores = kBlocks - 1 - warp % kInverseWarps;  // who has few blocks to invert has many scores
         Products products;
         if constexpr (kConfig.warps == kInverseWarps) {
+            share_factors(keys);
+            ask_early();
             if (kConfig.key_stages > 1) bring_keys(chunk + 1);
             multiply(products, keys, warp, keys);
             __syncthreads();  // factors are there
@@ -248,17 +252,19 @@ struct MmaTokens : MmaLane {
             multiply(products, shared.query, row_of_scores, keys);
             store_scores(products, row_of_scores);
             finish_inverse();
-        } else {
-            const bool inverts = warp < kInverseWarps;
-            multiply(products, inverts ? keys : shared.query, inverts ? warp : row_of_scores, keys);
-            __syncthreads();  // factors are there
-            if (inverts) {
-                begin_inverse(products);
-                finish_inverse();
-            } else {  // the shorter task
-                store_scores(products, row_of_scores);
-                if (kConfig.key_stages > 1) bring_keys<kConfig.threads() - kInverseWarps * 32>(chunk + 1);
-            }
+        } else if (warp < kInverseWarps) {
+            multiply(products, keys, warp, keys);
+            meet(kFactorsReady, kConfig.threads());
+            begin_inverse(products);
+            finish_inverse();
+        } else {  // the shorter task, and what both need
+            share_factors(keys);
+            signal(kFactorsReady, kConfig.threads());
+            meet(kScorersMeet, kScorers);
+            ask_early();
+            multiply(products, shared.query, row_of_scores, keys);
+            store_scores(products, row_of_scores);
+            if (kConfig.key_stages > 1) bring_keys<kScorers>(chunk + 1);
         }
     }
 };
