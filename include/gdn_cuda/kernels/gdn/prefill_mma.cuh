@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     state.load();
     tokens.bring_first();
     async_copy_commit();
-    state.bring_values(0);
+    state.bring_values(state.pieces(), 0);
     async_copy_commit();
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
@@ -84,8 +84,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         state.advance(chunk);
         tokens.bring_as_left(chunk);
         async_copy_commit();
-        state.store_output(chunk);
-        state.bring_values(chunk + 1);
+        state.exchange(chunk);
         async_copy_commit();
         state.store_checkpoint(chunk);
     }

@@ -26,7 +26,12 @@ struct MmaState : MmaLane {
     OfTokens output;
 
     __device__ __forceinline__ MmaState(Plan& shared, const PrefillMmaArgs& args)
-        : shared(shared), args(args.recurrence), state_type(args.state) {}
+        : shared(shared), args(args.recurrence), state_type(args.state) {
+        find_place(work.first_thread);
+    }
+    __device__ __forceinline__ void refresh() {
+        if (kConfig.key_stages == 1) find_place(work.first_thread);
+    }
 
     __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
     __device__ __forceinline__ bool has_rows() const { return first_row() < args.dv; }
@@ -40,7 +45,7 @@ struct MmaState : MmaLane {
     // Calls visit(pair of numbers, where they are in the head's state, whether they exist) for what this lane has.
     template <class Visit>
     __device__ __forceinline__ void each_pair(Visit&& visit) {
-        find_place(work.first_thread);
+        refresh();
         const int dk = args.dk, dv = args.dv;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -100,23 +105,21 @@ struct MmaState : MmaLane {
     // Of the 16-byte pieces of this warp's columns, a lane has one of every 16 tokens, from token lane / 2 on.
     struct Pieces {
         unsigned shared;
-        i64 in_head;  // elements from the head's first
-        int tokens;   // how many there are from the first on: none if the columns do not exist
+        int token, row;
+        bool exist;
     };
-    __device__ __forceinline__ Pieces pieces(int chunk, i64 stride) {
-        find_place(work.first_thread);
+    __device__ __forceinline__ Pieces pieces() {
+        refresh();
         const int piece = lane % 2, token = lane / 2, row = first_row() + 8 * piece;
-        return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), (chunk * kChunk + token) * stride + row,
-                row < args.dv ? tokens_in(chunk) - token : 0};
+        return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), token, row, row < args.dv};
     }
-    __device__ __forceinline__ void bring_values(int chunk) {
+    __device__ __forceinline__ void bring_values(const Pieces& mine, int chunk) {
         if (chunk >= work.chunks) return;
-        __syncwarp();  // the last output has been read
-        const Pieces mine = pieces(chunk, args.value.token);
-        const Io* from = static_cast<const Io*>(work.value) + mine.in_head;
+        const int count = mine.exist ? tokens_in(chunk) - mine.token : 0;
+        const Io* from = static_cast<const Io*>(work.value) + (chunk * kChunk + mine.token) * args.value.token + mine.row;
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
-            const bool exists = 16 * i < mine.tokens;
+            const bool exists = 16 * i < count;
             async_copy_16_or_zero(mine.shared + i * kBlockOfRows, exists ? from + 16 * i * args.value.token : work.value,
                                   exists);
         }
@@ -132,15 +135,18 @@ struct MmaState : MmaLane {
                              transposed(pack<kIo>(output[n][2 * half], output[n][2 * half + 1])));
         __syncwarp();
     }
-    __device__ __forceinline__ void store_output(int chunk) {
-        const Pieces mine = pieces(chunk, args.output.token);
-        Io* to = static_cast<Io*>(work.output) + mine.in_head;
+    // The chunk's outputs go, the next one's values come.
+    __device__ __forceinline__ void exchange(int chunk) {
+        const Pieces mine = pieces();
+        const int count = mine.exist ? tokens_in(chunk) - mine.token : 0;
+        Io* to = static_cast<Io*>(work.output) + (chunk * kChunk + mine.token) * args.output.token + mine.row;
         Raw<16> eight[kTokenSteps];
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) eight[i].bits = load_shared(mine.shared + i * kBlockOfRows);
+        bring_values(mine, chunk + 1);
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i)
-            if (16 * i < mine.tokens) eight[i].store_global(to + 16 * i * args.output.token);
+            if (16 * i < count) eight[i].store_global(to + 16 * i * args.output.token);
     }
 
     // ---- the chunk
@@ -173,7 +179,7 @@ struct MmaState : MmaLane {
     // X = v - exp(G) k S^T, and what the state has of the queries. The rounded state serves both: kept, or made again, it would
     // cost registers that are not there.
     __device__ __forceinline__ void meet(int chunk) {
-        find_place(work.first_thread);
+        refresh();
         __syncwarp();  // the values have come, for every lane
         if (!has_rows()) return forget();
         const auto& factors = shared.factors;
@@ -252,7 +258,7 @@ struct MmaState : MmaLane {
     }
     // S <- exp(G_end) S + V'^T exp(G_end - G) k
     __device__ __forceinline__ void update(OfTokens& v, const typename Plan::Tile* keys) {
-        find_place(work.first_thread);
+        refresh();
         const float decay = shared.factors.decay;
 #pragma unroll
         for (auto& numbers : state)
@@ -284,7 +290,7 @@ struct MmaState : MmaLane {
         }
     }
     __device__ __forceinline__ void advance(int chunk) {
-        find_place(work.first_thread);
+        refresh();
         if (!has_rows()) return;
         OfTokens v;
         multiply_inverse(v);

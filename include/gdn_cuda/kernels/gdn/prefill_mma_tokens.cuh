@@ -21,14 +21,19 @@ struct MmaTokens : MmaLane {
     const typename Plan::Work& work = shared.work;
     RawNumber raw_gates[2], raw_beta;  // of the chunk to come, asked for long before they are used
 
-    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {}
+    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {
+        find_place(work.first_thread);
+    }
+    __device__ __forceinline__ void refresh() {
+        if (kConfig.key_stages == 1) find_place(work.first_thread);
+    }
 
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
     // Zeros past the end of the sequence, whatever lies there, and past the end of a row.
     template <int kThreads>
     __device__ __forceinline__ void bring_rows(Tile* tiles, const void* head, i64 stride, int chunk) {
-        find_place(work.first_thread);
+        refresh();
         using Io = Storage<kIo>;
         constexpr int kPieces = 8, kRows = kThreads / kPieces, kRowBytes = 128;
         const int count = tokens_in(chunk), first = thread % kThreads / kPieces, piece = thread % kPieces;
@@ -47,7 +52,7 @@ struct MmaTokens : MmaLane {
     }
     // Tokens past the end have zeros: they neither decay nor change the state.
     __device__ __forceinline__ void ask_for_scalars(int chunk) {
-        find_place(work.first_thread);
+        refresh();
         const int count = tokens_in(chunk);
         const auto ask = [&](RawNumber& raw, const Scalars& of, i64 first, int token) {
             raw = {};
@@ -229,12 +234,12 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void finish_inverse() {
         invert_chunk(shared.inverse, warp, [] { meet_inverters(); });
         meet_inverters();  // everybody has read the inverse
-        find_place(work.first_thread);
+        refresh();
         round_inverse();
     }
 
     __device__ __forceinline__ void prepare(int chunk) {
-        find_place(work.first_thread);
+        refresh();
         const Tile* keys = shared.key[chunk % kConfig.key_stages];
         const auto ask_early = [&] {
             if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
@@ -248,7 +253,7 @@ struct MmaTokens : MmaLane {
             multiply(products, keys, warp, keys);
             __syncthreads();  // factors are there
             begin_inverse(products);
-            find_place(work.first_thread);
+            refresh();
             multiply(products, shared.query, row_of_scores, keys);
             store_scores(products, row_of_scores);
             finish_inverse();
