@@ -66,11 +66,13 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 
     MmaTokens<kConfig> tokens(shared, args);
     MmaState<kConfig> state(shared, args);
-    state.load();
-    tokens.bring_first();
+    tokens.bring_keys(0);
+    tokens.bring_queries(0);
     async_copy_commit();
     state.bring_values(state.pieces(), 0);
     async_copy_commit();
+    state.load();
+    if (shared.work.chunks > 0) tokens.ask_for_scalars(0);
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
         async_copy_wait<1>();  // for all but the values
@@ -79,6 +81,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         async_copy_commit();
         async_copy_wait<1>();  // for all but the next keys
         state.meet(chunk);
+        tokens.finish();
         __syncthreads();  // T and P are there
         tokens.bring_as_met(chunk);
         state.advance(chunk);

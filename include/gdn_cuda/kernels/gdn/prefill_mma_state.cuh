@@ -30,7 +30,7 @@ struct MmaState : MmaLane {
         find_place(work.first_thread);
     }
     __device__ __forceinline__ void refresh() {
-        if (kConfig.key_stages == 1) find_place(work.first_thread);
+        if (kConfig.head_k >= 128) find_place(work.first_thread);
     }
 
     __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
@@ -294,7 +294,9 @@ struct MmaState : MmaLane {
         if (!has_rows()) return;
         OfTokens v;
         multiply_inverse(v);
+        refresh();
         add_scores(v);
+        refresh();
         stage_output();
         const bool last = chunk + 1 == work.chunks && args.last.data == nullptr && args.steps.data == nullptr;
         if (!last) update(v, shared.key[chunk % kConfig.key_stages]);

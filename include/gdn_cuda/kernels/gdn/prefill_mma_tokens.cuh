@@ -14,7 +14,12 @@ struct MmaTokens : MmaLane {
     using Tile = typename Plan::Tile;
     using Products = float[2 * kBlocks][4];  // 16 x 64
     static constexpr int kScorers = kConfig.threads() - kInverseWarps * 32;
-    enum Meeting : int { kInvertersMeet = 1, kScorersMeet, kFactorsReady };  // named barriers; 0 is the whole block's
+    enum Meeting : int {
+        kInvertersMeet = 1,
+        kScorersMeet,
+        kFactorsReady,
+        kInverseReady
+    };  // named barriers; 0 is the whole block's
 
     Plan& shared;
     const RecurrentArgs& args;
@@ -25,7 +30,7 @@ struct MmaTokens : MmaLane {
         find_place(work.first_thread);
     }
     __device__ __forceinline__ void refresh() {
-        if (kConfig.key_stages == 1) find_place(work.first_thread);
+        if (kConfig.head_k >= 128) find_place(work.first_thread);
     }
 
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
@@ -68,12 +73,6 @@ struct MmaTokens : MmaLane {
     }
     __device__ __forceinline__ void bring_queries(int chunk) {
         if (chunk < work.chunks) bring_rows<kConfig.threads()>(shared.query, work.query, args.query.token, chunk);
-    }
-    __device__ __forceinline__ void bring_first() {
-        if (work.chunks == 0) return;
-        bring_keys(0);
-        bring_queries(0);
-        ask_for_scalars(0);
     }
     // The next chunk's, as soon as there is room.
     __device__ __forceinline__ void bring_as_met(int chunk) { bring_queries(chunk + 1); }
@@ -192,8 +191,8 @@ struct MmaTokens : MmaLane {
                     products[n][2 * half], products[n][2 * half + 1]};
         }
     }
-    // This warp's rows from fp32 to two parts in the same place.
-    __device__ __forceinline__ void round_inverse() {
+    // A row of blocks from fp32 to two parts in the same place.
+    __device__ __forceinline__ void round_inverse(int row) {
         float2 pairs[kBlocks][2][2];
 #pragma unroll
         for (int column = 0; column < kBlocks; ++column)
@@ -202,17 +201,17 @@ struct MmaTokens : MmaLane {
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     pairs[column][n][half] = *reinterpret_cast<const float2*>(
-                        &shared.inverse.block(warp, min(column, warp)).at[g + 8 * half][8 * n + 2 * t]);
+                        &shared.inverse.block(row, min(column, row)).at[g + 8 * half][8 * n + 2 * t]);
         __syncwarp();
 #pragma unroll
         for (int column = 0; column < kBlocks; ++column) {
-            if (column > warp) continue;
+            if (column > row) continue;
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const float2 beta = pair_of(shared.factors.beta, 2 * column + n);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    store_parts<kIo>(as_two_parts(shared.inverse.block(warp, column)), n, half,
+                    store_parts<kIo>(as_two_parts(shared.inverse.block(row, column)), n, half,
                                      pairs[column][n][half].x * beta.x, pairs[column][n][half].y * beta.y);
             }
         }
@@ -224,20 +223,6 @@ struct MmaTokens : MmaLane {
         store_to_invert(products);
         __syncwarp();
     }
-    static __device__ __forceinline__ void meet_inverters() {
-        if constexpr (kConfig.warps == kInverseWarps) {
-            __syncthreads();
-        } else {
-            meet(kInvertersMeet, kInverseWarps * 32);
-        }
-    }
-    __device__ __forceinline__ void finish_inverse() {
-        invert_chunk(shared.inverse, warp, [] { meet_inverters(); });
-        meet_inverters();  // everybody has read the inverse
-        refresh();
-        round_inverse();
-    }
-
     __device__ __forceinline__ void prepare(int chunk) {
         refresh();
         const Tile* keys = shared.key[chunk % kConfig.key_stages];
@@ -256,12 +241,16 @@ struct MmaTokens : MmaLane {
             refresh();
             multiply(products, shared.query, row_of_scores, keys);
             store_scores(products, row_of_scores);
-            finish_inverse();
+            invert_chunk(shared.inverse, warp, [] { __syncthreads(); });
+            __syncthreads();  // everybody has read the inverse
+            refresh();
+            round_inverse(warp);
         } else if (warp < kInverseWarps) {
             multiply(products, keys, warp, keys);
             meet(kFactorsReady, kConfig.threads());
             begin_inverse(products);
-            finish_inverse();
+            invert_chunk(shared.inverse, warp, [] { meet(kInvertersMeet, kInverseWarps * 32); });
+            signal(kInverseReady, kConfig.threads());
         } else {  // the shorter task, and what both need
             share_factors(keys);
             signal(kFactorsReady, kConfig.threads());
@@ -271,6 +260,13 @@ struct MmaTokens : MmaLane {
             store_scores(products, row_of_scores);
             if (kConfig.key_stages > 1) bring_keys<kScorers>(chunk + 1);
         }
+    }
+    // Scorers have met the state by the time the inverse is there; who made it does that now.
+    __device__ __forceinline__ void finish() {
+        if (kConfig.warps == kInverseWarps || warp < kInverseWarps) return;
+        meet(kInverseReady, kConfig.threads());
+        refresh();
+        round_inverse(warp - kInverseWarps);
     }
 };
 
