@@ -45,9 +45,10 @@ struct ChunkInverse {
     using Block = ChunkTriangle::Block;
 
     ChunkTriangle& triangle;
-    const int warp, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp, lane, g = lane / 4, t = lane % 4;
 
-    __device__ __forceinline__ ChunkInverse(ChunkTriangle& triangle, int warp) : triangle(triangle), warp(warp) {}
+    __device__ __forceinline__ ChunkInverse(ChunkTriangle& triangle, int warp, int lane)
+        : triangle(triangle), warp(warp), lane(lane) {}
 
     // Lane c has column c.
     __device__ __forceinline__ void invert_diagonal() const {
@@ -137,8 +138,9 @@ struct ChunkInverse {
 };
 
 template <class Gather>
-__device__ __forceinline__ void invert_chunk(ChunkTriangle& triangle, int warp, Gather&& gather) {
-    const ChunkInverse inverse(triangle, warp);
+__device__ __forceinline__ void invert_chunk(ChunkTriangle& triangle, int warp, Gather&& gather,
+                                             int lane = static_cast<int>(threadIdx.x % 32)) {
+    const ChunkInverse inverse(triangle, warp, lane);
     inverse.invert_diagonal();
     inverse.merge(gather);
 }

@@ -71,8 +71,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     async_copy_commit();
     state.bring_values(state.pieces(), 0);
     async_copy_commit();
-    state.load();
     if (shared.work.chunks > 0) tokens.ask_for_scalars(0);
+    state.load();
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
         async_copy_wait<1>();  // for all but the values

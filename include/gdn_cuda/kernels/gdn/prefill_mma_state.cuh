@@ -176,8 +176,8 @@ struct MmaState : MmaLane {
 #pragma unroll
             for (unsigned& pair : registers) pair = 0;
     }
-    // X = v - exp(G) k S^T, and what the state has of the queries. The rounded state serves both: kept, or made again, it would
-    // cost registers that are not there.
+    // X = v - exp(G) k S^T, and what the state has of the queries. The rounded state serves both: kept, it would cost registers
+    // that are not there.
     __device__ __forceinline__ void meet(int chunk) {
         refresh();
         __syncwarp();  // the values have come, for every lane
@@ -186,11 +186,12 @@ struct MmaState : MmaLane {
         OfTokens predicted;
         clear(predicted);
         clear(output);
+        const auto* keys = shared.key[chunk % kConfig.key_stages];
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
             unsigned left[4];
             as_left<kIo>(left, state[2 * step], state[2 * step + 1]);
-            add_state_product(predicted, left, shared.key[chunk % kConfig.key_stages], step);
+            add_state_product(predicted, left, keys, step);
             add_state_product(output, left, shared.query, step);
         }
 #pragma unroll

@@ -78,9 +78,9 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void bring_as_met(int chunk) { bring_queries(chunk + 1); }
     __device__ __forceinline__ void bring_as_left(int chunk) {
         if (kConfig.key_stages > 1) return;
+        if (chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
         __syncthreads();
         bring_keys(chunk + 1);
-        if (chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
     }
 
     // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2.
@@ -100,10 +100,11 @@ struct MmaTokens : MmaLane {
     }
     // log2(1 / sqrt(x.x + epsilon)) of a row.
     __device__ __forceinline__ float log_inverse_norm(const Tile* tiles, int row) const {
+        const unsigned first = tile_row(tiles, row);
         float square = 0.f;
 #pragma unroll
         for (int piece = 0; piece < kConfig.head_k / 8; ++piece) {
-            const uint4 eight = load_shared(row_piece(tile_row(tiles[piece / 8].bytes, row), piece % 8));
+            const uint4 eight = load_shared(row_piece(first, piece % 8) + piece / 8 * kTileBytes);
             const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -241,7 +242,8 @@ struct MmaTokens : MmaLane {
             refresh();
             multiply(products, shared.query, row_of_scores, keys);
             store_scores(products, row_of_scores);
-            invert_chunk(shared.inverse, warp, [] { __syncthreads(); });
+            refresh();
+            invert_chunk(shared.inverse, warp, [] { __syncthreads(); }, lane);
             __syncthreads();  // everybody has read the inverse
             refresh();
             round_inverse(warp);
@@ -249,7 +251,8 @@ struct MmaTokens : MmaLane {
             multiply(products, keys, warp, keys);
             meet(kFactorsReady, kConfig.threads());
             begin_inverse(products);
-            invert_chunk(shared.inverse, warp, [] { meet(kInvertersMeet, kInverseWarps * 32); });
+            refresh();
+            invert_chunk(shared.inverse, warp, [] { meet(kInvertersMeet, kInverseWarps * 32); }, lane);
             signal(kInverseReady, kConfig.threads());
         } else {  // the shorter task, and what both need
             share_factors(keys);
