@@ -12,14 +12,26 @@ namespace gdn_cuda::gdn {
 struct MmaLane {
     int thread, warp, lane, g, t;
 
-    // Anew for every phase: the compiler would keep dozens of addresses over the loop, and spill them. It does not know that
-    // `first_thread`, in shared memory, stays 0.
-    __device__ __forceinline__ void find_place(const volatile int& first_thread) {
-        thread = threadIdx.x + first_thread;
-        warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // known to be the same for a whole warp
+    // Anew for every phase where registers are short: the compiler would keep dozens of addresses over the loop, and spill
+    // them. It does not know that `first_thread`, in shared memory, stays 0.
+    template <int kHeadK>
+    __device__ __forceinline__ void refresh(const volatile int& first_thread) {
+        if (kHeadK >= 128) find_lane(threadIdx.x + first_thread);
+        if (kHeadK > 192) find_warp();
+    }
+    __device__ __forceinline__ MmaLane() {
+        find_lane(threadIdx.x);
+        find_warp();
+    }
+
+    __device__ __forceinline__ void find_lane(int index) {
+        thread = index;
         lane = thread % 32;
         g = lane / 4;
         t = lane % 4;
+    }
+    __device__ __forceinline__ void find_warp() {
+        warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // known to be the same for all of it
     }
 
     // From one block of 16 tokens to the next, in tiles; from one 64 elements to the next.

@@ -26,12 +26,8 @@ struct MmaState : MmaLane {
     OfTokens output;
 
     __device__ __forceinline__ MmaState(Plan& shared, const PrefillMmaArgs& args)
-        : shared(shared), args(args.recurrence), state_type(args.state) {
-        find_place(work.first_thread);
-    }
-    __device__ __forceinline__ void refresh() {
-        if (kConfig.head_k >= 128) find_place(work.first_thread);
-    }
+        : shared(shared), args(args.recurrence), state_type(args.state) {}
+    __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
 
     __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
     __device__ __forceinline__ bool has_rows() const { return first_row() < args.dv; }

@@ -26,12 +26,8 @@ struct MmaTokens : MmaLane {
     const typename Plan::Work& work = shared.work;
     RawNumber raw_gates[2], raw_beta;  // of the chunk to come, asked for long before they are used
 
-    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {
-        find_place(work.first_thread);
-    }
-    __device__ __forceinline__ void refresh() {
-        if (kConfig.head_k >= 128) find_place(work.first_thread);
-    }
+    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {}
+    __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
 
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
@@ -253,11 +249,10 @@ struct MmaTokens : MmaLane {
             begin_inverse(products);
             refresh();
             invert_chunk(shared.inverse, warp, [] { meet(kInvertersMeet, kInverseWarps * 32); }, lane);
-            signal(kInverseReady, kConfig.threads());
+            meet(kInverseReady, kConfig.threads());
         } else {  // the shorter task, and what both need
             share_factors(keys);
-            signal(kFactorsReady, kConfig.threads());
-            meet(kScorersMeet, kScorers);
+            meet(kFactorsReady, kConfig.threads());
             ask_early();
             multiply(products, shared.query, row_of_scores, keys);
             store_scores(products, row_of_scores);
