@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     async_copy_commit();
     state.bring_values(state.pieces(), 0);
     async_copy_commit();
-    if (shared.work.chunks > 0) tokens.ask_for_scalars(0);
+    tokens.ask_for_scalars(0);
     state.load();
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {

@@ -51,7 +51,8 @@ struct MmaTokens : MmaLane {
                 async_copy_16_or_zero(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
             }
     }
-    // Tokens past the end have zeros: they neither decay nor change the state.
+    // Tokens past the end have zeros: they neither decay nor change the state. So has a chunk past the end, so that nothing is
+    // kept for it.
     __device__ __forceinline__ void ask_for_scalars(int chunk) {
         refresh();
         const int count = tokens_in(chunk);
@@ -74,7 +75,7 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void bring_as_met(int chunk) { bring_queries(chunk + 1); }
     __device__ __forceinline__ void bring_as_left(int chunk) {
         if (kConfig.key_stages > 1) return;
-        if (chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
+        ask_for_scalars(chunk + 1);
         __syncthreads();
         bring_keys(chunk + 1);
     }
@@ -224,7 +225,7 @@ struct MmaTokens : MmaLane {
         refresh();
         const Tile* keys = shared.key[chunk % kConfig.key_stages];
         const auto ask_early = [&] {
-            if (kConfig.key_stages > 1 && chunk + 1 < work.chunks) ask_for_scalars(chunk + 1);
+            if (kConfig.key_stages > 1) ask_for_scalars(chunk + 1);
         };
         const int row_of_scores = kBlocks - 1 - warp % kInverseWarps;  // who has few blocks to invert has many scores
         Products products;
