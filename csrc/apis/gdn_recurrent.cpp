@@ -7,6 +7,7 @@
 
 #include "../jit_kernels/impls/gdn/decode.hpp"
 #include "../jit_kernels/impls/gdn/prefill.hpp"
+#include "../jit_kernels/impls/gdn/prefill_mma.hpp"
 #include "../jit_kernels/impls/gdn/recurrent.hpp"
 #include "../jit_kernels/impls/gdn/verify.hpp"
 #include "gdn.hpp"
@@ -191,10 +192,8 @@ void run_chunked(const Prepared& prepared, const Tensor& out) {
                            tiled(args.output, sequences.value_heads, sequences.dv), nullptr};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
-    const bool shape = sequences.dk <= kPrefillLongestKey && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 &&
-                       sequences.tokens > 0 && sequences.count <= 65535 / kMostSegments;
-    if (!tiles || !shape || !prepared.aligned || !runs_on<Prefill>(jit::device_traits(target.ordinal)))
-        return run(prepared, "chunked_forward");
+    const bool rows_fit = tiles && prepared.aligned && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 && sequences.tokens > 0 &&
+                          sequences.count <= 65535;
     const PrefillProblem problem{.sequences = sequences.count,
                                  .tokens = sequences.mean_tokens(),
                                  .heads = args.heads,
@@ -202,13 +201,21 @@ void run_chunked(const Prepared& prepared, const Tensor& out) {
                                  .dv = args.dv,
                                  .io = sequences.io,
                                  .state = prepared.state_type};
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     std::optional<Tensor> readers;
-    if (args.initial.data == args.last.data && Prefill::readers(problem, target) > 0) {
-        readers = torch::stable::new_empty(out, {Prefill::readers(problem, target)}, ScalarType::Int);
-        torch::stable::zero_(*readers);
-        tensors.readers = static_cast<unsigned*>(readers->data_ptr());
+    switch (prefill_kernel(rows_fit, args.dk, device.capability, jit::env().prefill)) {
+        case PrefillKernel::wgmma:
+            if (args.initial.data == args.last.data && Prefill::readers(problem, target) > 0) {
+                readers = torch::stable::new_empty(out, {Prefill::readers(problem, target)}, ScalarType::Int);
+                torch::stable::zero_(*readers);
+                tensors.readers = static_cast<unsigned*>(readers->data_ptr());
+            }
+            return Prefill::run(problem, args, tensors, target);
+        case PrefillKernel::mma:
+            return PrefillMma::run(problem, args, target);
+        case PrefillKernel::recurrent:
+            return run(prepared, "chunked_forward");
     }
-    Prefill::run(problem, args, tensors, target);
 }
 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {

@@ -27,6 +27,7 @@ constexpr std::array kVariables = std::to_array<Variable>({
     {"GDN_JIT_DUMP", "0", "1: keep source, PTX and SASS beside each compiled kernel"},
     {"GDN_JIT_LINEINFO", "0", "1: line numbers in compiled kernels, for profilers"},
     {"GDN_JIT_PRINT", "0", "1: one line on standard error for each compile"},
+    {"GDN_PREFILL", "auto", "the kernel of chunked_forward where it can run: auto, mma or recurrent"},
     {"GDN_LOG_LEVEL", "warning", "debug, info, warning, error or off"},
     {"GDN_CUDA_HOME", "", "CUDA to use first: a folder with include/ and lib/ or lib64/"},
     {"GDN_CUTLASS_INCLUDE", "", "CUTLASS headers to use first: the folder that holds cutlass/ and cute/"},
@@ -78,6 +79,15 @@ int level(const char* name) {
     malformed(name, "debug, info, warning, error or off", get(name));
 }
 
+Prefill prefill(const char* name) {
+    constexpr std::pair<const char*, Prefill> choices[] = {
+        {"auto", Prefill::automatic}, {"mma", Prefill::mma}, {"recurrent", Prefill::recurrent}, {"", Prefill::automatic}};
+    const std::string value = lower(get(name));
+    for (const auto& [word, choice] : choices)
+        if (value == word) return choice;
+    malformed(name, "auto, mma or recurrent", get(name));
+}
+
 fs::path absolute_path(const char* name) {
     const std::string_view text = get(name);
     return text.empty() ? fs::path{} : fs::absolute(text).lexically_normal();
@@ -109,6 +119,7 @@ Env parse_env() {
         .dump = boolean("GDN_JIT_DUMP"),
         .lineinfo = boolean("GDN_JIT_LINEINFO"),
         .print = boolean("GDN_JIT_PRINT"),
+        .prefill = prefill("GDN_PREFILL"),
         .log_level = level("GDN_LOG_LEVEL"),
         .cuda_home = existing("GDN_CUDA_HOME", true),
         .cutlass_include = existing("GDN_CUTLASS_INCLUDE", true),

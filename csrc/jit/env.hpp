@@ -16,6 +16,8 @@ struct Variable {
 
 std::span<const Variable> variables();
 
+enum class Prefill { automatic, mma, recurrent };
+
 // Values as they stood at first use; a malformed one throws an Error that names variable, expected and got.
 struct Env {
     std::filesystem::path cache_dir;        // GDN_JIT_CACHE_DIR
@@ -27,6 +29,7 @@ struct Env {
     bool dump;                              // GDN_JIT_DUMP
     bool lineinfo;                          // GDN_JIT_LINEINFO
     bool print;                             // GDN_JIT_PRINT
+    Prefill prefill;                        // GDN_PREFILL
     int log_level;                          // GDN_LOG_LEVEL, as in log.hpp
     std::filesystem::path cuda_home;        // GDN_CUDA_HOME
     std::filesystem::path cutlass_include;  // GDN_CUTLASS_INCLUDE

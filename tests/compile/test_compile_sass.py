@@ -16,8 +16,8 @@ def chosen(kernel: str, wanted: Callable[[dict[str, Any]], bool]) -> list[Regist
     return found
 
 
-def code_of(work: list[Registered], folder: Path) -> list[list[str]]:
-    made = compile_in_child(folder, work, HOPPER)
+def code_of(work: list[Registered], folder: Path, arch: str = HOPPER) -> list[list[str]]:
+    made = compile_in_child(folder, work, arch)
     check_compiled(work, made)
     return [instructions(made.cubin(i)) for i in range(len(work))]
 
@@ -72,4 +72,13 @@ def test_the_pieces_use_the_tensor_cores(piece: str, tmp_path: Path) -> None:
         assert has(code, "HMMA.16816") and has(code, "LDSM.16"), each
         assert has(code, "LDGSTS.128") == has(code, "STG.128") == each.fields["aligned"], each
         assert not has(code, "LDG.128") or each.fields["aligned"], each
+        assert not local_accesses(code), each
+
+
+@pytest.mark.parametrize("arch", ["sm_80", HOPPER])
+def test_prefill_on_any_tensor_cores(arch: str, tmp_path: Path) -> None:
+    """The state in registers whatever the key's length, and every tile through asynchronous copies of 16 bytes."""
+    work = chosen("gdn/prefill_mma", lambda x: x["io"] == "bf16")
+    for each, code in zip(work, code_of(work, tmp_path, arch), strict=True):
+        assert has(code, "HMMA.16816") and has(code, "HMMA.1688") and has(code, "LDSM.M88") and has(code, "LDGSTS.128"), each
         assert not local_accesses(code), each

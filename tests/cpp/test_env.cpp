@@ -52,6 +52,15 @@ TEST(Env, Levels) {
     EXPECT_CONTAINS(level("loud"), "GDN_LOG_LEVEL: expected debug, info, warning, error or off, got \"loud\"");
 }
 
+TEST(Env, ThePrefillKernel) {
+    const auto show = [](const jit::Env& env) { return std::to_string(static_cast<int>(env.prefill)); };
+    EXPECT_EQ(parsed("GDN_PREFILL", "", show), std::to_string(static_cast<int>(jit::Prefill::automatic)));
+    EXPECT_EQ(parsed("GDN_PREFILL", "auto", show), std::to_string(static_cast<int>(jit::Prefill::automatic)));
+    EXPECT_EQ(parsed("GDN_PREFILL", "MMA", show), std::to_string(static_cast<int>(jit::Prefill::mma)));
+    EXPECT_EQ(parsed("GDN_PREFILL", "recurrent", show), std::to_string(static_cast<int>(jit::Prefill::recurrent)));
+    EXPECT_CONTAINS(parsed("GDN_PREFILL", "wgmma", show), "GDN_PREFILL: expected auto, mma or recurrent, got \"wgmma\"");
+}
+
 TEST(Env, PathsThatMustExist) {
     const TemporaryFolder folder;
     write(folder / "file", "");

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "jit_kernels/heuristics/gdn.hpp"
+#include "jit_kernels/impls/gdn/prefill_mma.hpp"
 #include "jit_kernels/impls/gdn/recurrent.hpp"
 #include "jit_kernels/registry.hpp"
 
@@ -158,6 +159,35 @@ TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {
     PrefillProblem eight = one;
     eight.sequences = 8;
     EXPECT_EQ(prefill_config(eight, {}).value_groups, 2);
+}
+
+TEST(PrefillMmaHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const RecurrentProblem like = random_problem(random);
+        const PrefillProblem problem{
+            .sequences = like.sequences, .heads = like.heads, .dk = like.dk, .dv = like.dv, .io = like.io, .state = like.state};
+        const PrefillMmaConfig config = prefill_mma_config(problem);
+        ASSERT_NE(std::ranges::find(kPrefillMmaConfigurations, config), kPrefillMmaConfigurations.end()) << to_text(config);
+        ASSERT_GE(config.head_k, problem.dk);
+        ASSERT_EQ(config.io, problem.io);
+        ASSERT_LE(PrefillMma::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
+        ASSERT_TRUE(config.warps == 4 || problem.dv > kValueRows) << "half of the block would have no rows";
+        ASSERT_NE(explain_prefill_mma(problem, {}), "");
+    }
+}
+
+TEST(PrefillKernel, HopperHasItsOwnAndTheRestShareOne) {
+    using jit::Prefill;
+    EXPECT_EQ(prefill_kernel(true, 128, 90, Prefill::automatic), PrefillKernel::wgmma);
+    EXPECT_EQ(prefill_kernel(true, 136, 90, Prefill::automatic), PrefillKernel::mma);
+    for (const int capability : {80, 86, 89, 100, 120})
+        EXPECT_EQ(prefill_kernel(true, 128, capability, Prefill::automatic), PrefillKernel::mma) << capability;
+    EXPECT_EQ(prefill_kernel(true, 128, 75, Prefill::mma), PrefillKernel::recurrent);
+    for (const Prefill wanted : {Prefill::automatic, Prefill::mma, Prefill::recurrent})
+        EXPECT_EQ(prefill_kernel(false, 128, 90, wanted), PrefillKernel::recurrent) << "rows that do not start on 16 bytes";
+    EXPECT_EQ(prefill_kernel(true, 128, 90, Prefill::mma), PrefillKernel::mma);
+    EXPECT_EQ(prefill_kernel(true, 128, 90, Prefill::recurrent), PrefillKernel::recurrent);
 }
 
 TEST(DecodeHeuristic, AModelsShapesNeedAHandfulOfKernels) {

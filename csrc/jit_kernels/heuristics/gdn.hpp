@@ -10,6 +10,7 @@
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
 #include <gdn_cuda/kernels/gdn/gating_plan.cuh>
 #include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma_plan.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "../../jit/device.hpp"
+#include "../../jit/env.hpp"
 #include "../../jit/text.hpp"
 
 namespace gdn_cuda::gdn {
@@ -237,6 +239,48 @@ inline constexpr std::array kPrefillConfigurations = [] {
             for (const int value_groups : {2, 1}) all[n++] = prefill_config(head_k, value_groups, io);
     return all;
 }();
+
+// The same on any GPU from sm_80 on: gdn/prefill_mma. Blocks of 128 value rows make T and P half as often as two of 64; keys of
+// 256 leave no room for that, nor keys above 128 for the next chunk's beside them.
+inline constexpr int kPrefillMmaLongestTwice = 128, kPrefillMmaLongestWide = 192;
+constexpr PrefillMmaConfig prefill_mma_config(int head_k, bool wide, DType io) {
+    return {.head_k = head_k,
+            .key_stages = head_k <= kPrefillMmaLongestTwice ? 2 : 1,
+            .warps = wide && head_k <= kPrefillMmaLongestWide ? 8 : 4,
+            .io = io};
+}
+constexpr PrefillMmaConfig prefill_mma_config(const PrefillProblem& problem) {
+    return prefill_mma_config(*std::ranges::lower_bound(kExactHeadK, problem.dk), problem.dv > kValueRows, problem.io);
+}
+
+inline std::string explain_prefill_mma(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    const PrefillMmaConfig config = prefill_mma_config(problem);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
+    return fmt::format("dk {} in {}: room for {} of keys; {} blocks of {} value rows for {} multiprocessors", problem.dk,
+                       config.head_k, config.key_stages == 1 ? "one chunk" : "two chunks", blocks, config.rows_per_block(),
+                       device.multiprocessors);
+}
+
+inline constexpr std::array kPrefillMmaConfigurations = [] {
+    std::array<PrefillMmaConfig, 2 * (2 * kExactHeadK.size() - 1)> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const int head_k : kExactHeadK)
+            for (const bool wide : {true, false})
+                if (!wide || head_k <= kPrefillMmaLongestWide) all[n++] = prefill_mma_config(head_k, wide, io);
+    return all;
+}();
+
+// Which kernel runs chunked_forward. `rows_fit`: the rows of all tensors start on 16 bytes and are whole multiples of them.
+// Nothing here knows lengths: what a sequence is packed with must not choose its kernel.
+enum class PrefillKernel { wgmma, mma, recurrent };
+
+inline PrefillKernel prefill_kernel(bool rows_fit, int dk, int capability, jit::Prefill wanted) {
+    constexpr int kHopper = 90, kFirstWithMma = 80;
+    if (!rows_fit || wanted == jit::Prefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
+    return capability == kHopper && dk <= kPrefillLongestKey && wanted == jit::Prefill::automatic ? PrefillKernel::wgmma
+                                                                                                  : PrefillKernel::mma;
+}
 
 struct GatingProblem {
     i64 rows;

@@ -74,14 +74,14 @@ __device__ __forceinline__ unsigned pack_rest(unsigned rounded, float low, float
     return pack<kType>(low - near.x, high - near.y);
 }
 
-// A factor of products in tf32 that shall be as good as fp32: the nearest number of tf32 and the rest. Three products of such
-// parts (all but rest times rest) lose some 2^-21.
+// A factor of products in tf32 that shall be nearly as good as fp32: what tf32 has room for, and the rest, of which the tensor
+// cores take as much again. Three products of such parts (all but rest times rest) lose some 2^-20.
 struct TwoParts {
     unsigned high, rest;
 
     static __device__ __forceinline__ TwoParts of(float x) {
-        const float high = round_tf32(x);
-        return {__float_as_uint(high), to_tf32(x - high)};
+        const unsigned high = __float_as_uint(x) & 0xffffe000u;
+        return {high, __float_as_uint(x - __uint_as_float(high))};
     }
 };
 

@@ -76,6 +76,26 @@ __device__ __forceinline__ float number_of(unsigned raw, DType type) {
     return type == DType::f16 ? half : __uint_as_float(type == DType::bf16 ? raw << 16 : raw);
 }
 
+// A number on its way. Wide and narrow loads have a register each: into one, the second would wait for the first.
+struct RawNumber {
+    unsigned wide = 0, narrow = 0;
+
+    __device__ __forceinline__ void load(const Tagged& from, i64 at) {
+        const bool is_wide = from.type == DType::f32;
+        const char* address = static_cast<const char*>(from.data) + (at << (is_wide ? 2 : 1));
+        asm volatile(
+            "{\n"
+            ".reg .pred wide;\n"
+            "setp.ne.u32 wide, %3, 0;\n"
+            "@wide ld.global.u32 %0, [%2];\n"
+            "@!wide ld.global.u16 %1, [%2];\n"
+            "}"
+            : "+r"(wide), "+r"(narrow)
+            : "l"(address), "r"(static_cast<unsigned>(is_wide)));
+    }
+    __device__ __forceinline__ float number(DType type) const { return number_of(wide | narrow, type); }
+};
+
 __device__ __forceinline__ float load_number(const Tagged& from, i64 at) {
     return number_of(load_raw(from, at), from.type);
 }

@@ -11,7 +11,6 @@
 // the others may after the next barrier. `gather` is a barrier of the four warps, or of more that call it as often (kGathers).
 #pragma once
 
-#include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
 
 namespace gdn_cuda::gdn {
@@ -25,20 +24,31 @@ struct ChunkTriangle {
     };
     Block blocks[kInverseWarps * (kInverseWarps + 1) / 2];
 
-    __device__ __forceinline__ Block& block(int row, int column) { return blocks[row * (row + 1) / 2 + column]; }
-    __device__ __forceinline__ float& at(int row, int column) {
+    // Of the block in this row and column of blocks.
+    GDN_HOST_DEVICE static constexpr int number(int row, int column) { return row * (row + 1) / 2 + column; }
+    GDN_HOST_DEVICE Block& block(int row, int column) { return blocks[number(row, column)]; }
+    GDN_HOST_DEVICE float& at(int row, int column) {
         return block(row / kInverseBlock, column / kInverseBlock).at[row % kInverseBlock][column % kInverseBlock];
     }
 };
+
+}  // namespace gdn_cuda::gdn
+
+#ifdef __CUDACC__
+
+#include <gdn_cuda/kernels/common/mma.cuh>
+
+namespace gdn_cuda::gdn {
 
 struct ChunkInverse {
     static constexpr int kGathers = kInverseWarps - 1;
     using Block = ChunkTriangle::Block;
 
     ChunkTriangle& triangle;
-    const int warp, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp, lane, g = lane / 4, t = lane % 4;
 
-    __device__ __forceinline__ ChunkInverse(ChunkTriangle& triangle, int warp) : triangle(triangle), warp(warp) {}
+    __device__ __forceinline__ ChunkInverse(ChunkTriangle& triangle, int warp, int lane)
+        : triangle(triangle), warp(warp), lane(lane) {}
 
     // Lane c has column c.
     __device__ __forceinline__ void invert_diagonal() const {
@@ -128,10 +138,13 @@ struct ChunkInverse {
 };
 
 template <class Gather>
-__device__ __forceinline__ void invert_chunk(ChunkTriangle& triangle, int warp, Gather&& gather) {
-    const ChunkInverse inverse(triangle, warp);
+__device__ __forceinline__ void invert_chunk(ChunkTriangle& triangle, int warp, Gather&& gather,
+                                             int lane = static_cast<int>(threadIdx.x % 32)) {
+    const ChunkInverse inverse(triangle, warp, lane);
     inverse.invert_diagonal();
     inverse.merge(gather);
 }
 
 }  // namespace gdn_cuda::gdn
+
+#endif

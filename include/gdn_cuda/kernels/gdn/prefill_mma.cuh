@@ -1,0 +1,97 @@
+// gdn/prefill_mma: the chunked form of Gated Delta Net on the tensor cores of any GPU from sm_80 on, 64 tokens a chunk.
+//
+//     A_ij = beta_i (k_i.k_j) exp(G_i - G_j), i > j      T = (I + A)^-1 diag(beta)      P_ij = scale (q_i.k_j) exp(G_i - G_j),
+//     i >= j V' = T (v - exp(G) k S^T)      o = scale exp(G) q S^T + P V'      S <- exp(G_C) S + V'^T exp(G_C - G) k
+//
+// A block takes a sequence, a value head and 64 or 128 rows of the state, 16 a warp. Rows of S never meet, so a warp keeps its
+// rows in registers from the first chunk to the last and computes everything transposed: S k^T, S q^T, X^T T^T, V'^T P^T and
+// V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P on the right, in shared memory
+// (prefill_mma_state.cuh). What needs no state, T and P, the warps make together (prefill_mma_tokens.cuh). The next chunk is
+// copied meanwhile. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
+//
+// T, P and V' are each a sum of two 16-bit parts: rounded to one, V' alternates and cancels with beta near 2 and keys that
+// repeat, and the roundings, 1.7e-3 each, came back up to fourteen times as large.
+//
+// Bound: the latency of one phase after another where a multiprocessor has one block, the tensor cores where it has several.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_mma_state.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma_tokens.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillMmaConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    prefill_mma(const __grid_constant__ PrefillMmaArgs args) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<PrefillMmaSharedPlan<kConfig>*>(memory);
+    static_assert(sizeof(shared) <= kSharedBytesEverywhere);
+
+    const RecurrentArgs& all = args.recurrence;
+    const int sequence = blockIdx.z, head = blockIdx.y;
+    const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
+    i64 slot;
+    int first_step;
+    const Place place = starting_slot(all, sequence, slot, first_step);
+    if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens that belong to no sequence
+        fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
+    if (place != Place::run) {
+        fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
+                              place == Place::skip ? 0.f : quiet_nan());
+        return;
+    }
+
+    if (threadIdx.x == 0) {
+        using Io = Storage<kConfig.io>;
+        const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));
+        const auto first = [&](const auto& of, int h) { return sequence * of.batch + span.start * of.token + h * of.head; };
+        const auto row = [&](const Rows& rows, int h) { return static_cast<Io*>(rows.data) + first(rows, h); };
+        shared.work = {.key = row(all.key, key_head),
+                       .query = row(all.query, key_head),
+                       .value = row(all.value, head),
+                       .output = row(all.output, head),
+                       .gate = first(all.gate, head),
+                       .beta = first(all.beta, head),
+                       .initial_slot = slot * all.initial.slot,
+                       .last_slot = slot * all.last.slot,
+                       .checkpoints_before = packed_steps_before(all, sequence),
+                       .length = span.length,
+                       .chunks = (span.length + kChunk - 1) / kChunk,
+                       .sequence = sequence,
+                       .head = head,
+                       .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
+                       .first_thread = 0};
+    }
+    __syncthreads();
+
+    MmaTokens<kConfig> tokens(shared, args);
+    MmaState<kConfig> state(shared, args);
+    tokens.bring_keys(0);
+    tokens.bring_queries(0);
+    async_copy_commit();
+    state.bring_values(state.pieces(), 0);
+    async_copy_commit();
+    tokens.ask_for_scalars(0);
+    state.load();
+#pragma unroll 1
+    for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
+        async_copy_wait<1>();  // for all but the values
+        __syncthreads();       // the chunk has come, and the last one is done with
+        tokens.prepare(chunk);
+        async_copy_commit();
+        async_copy_wait<1>();  // for all but the next keys
+        state.meet(chunk);
+        tokens.finish();
+        __syncthreads();  // T and P are there
+        tokens.bring_as_met(chunk);
+        state.advance(chunk);
+        tokens.bring_as_left(chunk);
+        async_copy_commit();
+        state.exchange(chunk);
+        async_copy_commit();
+        state.store_checkpoint(chunk);
+    }
+    state.store_last();
+}
+
+}  // namespace gdn_cuda::gdn

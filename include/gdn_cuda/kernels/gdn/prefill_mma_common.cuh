@@ -1,0 +1,75 @@
+// What both halves of gdn/prefill_mma share: where a lane is, and where its operands lie.
+#pragma once
+
+#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/common/mma.cuh>
+#include <gdn_cuda/kernels/common/tma.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma_plan.cuh>
+#include <gdn_cuda/kernels/gdn/tokens.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct MmaLane {
+    int thread, warp, lane, g, t;
+
+    // Anew for every phase where registers are short: the compiler would keep dozens of addresses over the loop, and spill
+    // them. It does not know that `first_thread`, in shared memory, stays 0.
+    template <int kHeadK>
+    __device__ __forceinline__ void refresh(const volatile int& first_thread) {
+        if (kHeadK >= 128) find_lane(threadIdx.x + first_thread);
+        if (kHeadK > 192) find_warp();
+    }
+    __device__ __forceinline__ MmaLane() {
+        find_lane(threadIdx.x);
+        find_warp();
+    }
+
+    __device__ __forceinline__ void find_lane(int index) {
+        thread = index;
+        lane = thread % 32;
+        g = lane / 4;
+        t = lane % 4;
+    }
+    __device__ __forceinline__ void find_warp() {
+        warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // known to be the same for all of it
+    }
+
+    // From one block of 16 tokens to the next, in tiles; from one 64 elements to the next.
+    static constexpr int kBlockOfRows = kInverseBlock * 128, kTileBytes = kChunk * 128;
+
+    // The piece this lane names (mma.cuh) of the first 16 rows and 16 elements from 16 step on.
+    __device__ __forceinline__ unsigned piece_of(const void* tiles, const PieceOfLane& place, int step) const {
+        return row_piece(row_piece(tile_row(tiles, place.row), place.piece), step % 4 * 2) + step / 4 * kTileBytes;
+    }
+    __device__ __forceinline__ unsigned straight_piece(const void* tiles, int step) const {
+        return piece_of(tiles, PieceOfLane::straight(lane), step);
+    }
+    __device__ __forceinline__ unsigned crossed_piece(const void* tiles, int step) const {
+        return piece_of(tiles, PieceOfLane::crossed(lane), step);
+    }
+
+    // Factors of tokens 8 n + 2 t and the next.
+    __device__ __forceinline__ float2 pair_of(const float (&factors)[kChunk], int n) const {
+        return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * t]);
+    }
+
+    // Row g + 8 half and columns 8 piece + 2 t and the next of a block.
+    template <DType kIo>
+    __device__ __forceinline__ void store_parts(TwoPartBlock& block, int piece, int half, float x, float y) const {
+        const int at = (g + 8 * half) * 32 + ((piece ^ g / 4) << 4) + 4 * t;
+        const unsigned rounded = pack<kIo>(x, y);
+        *reinterpret_cast<unsigned*>(block.parts[0] + at) = rounded;
+        *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_rest<kIo>(rounded, x, y);
+    }
+    // One part of a block as two right operands, its rows their columns.
+    __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {
+        const PieceOfLane place = PieceOfLane::crossed(lane);
+        load_matrices(right, shared_address(part) + place.row * 32 + ((place.piece ^ place.row / 4 % 2) << 4));
+    }
+};
+
+__device__ __forceinline__ TwoPartBlock& as_two_parts(ChunkTriangle::Block& block) {
+    return reinterpret_cast<TwoPartBlock&>(block);
+}
+
+}  // namespace gdn_cuda::gdn

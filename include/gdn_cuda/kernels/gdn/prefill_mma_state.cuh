@@ -1,0 +1,303 @@
+// What gdn/prefill_mma does with the state: a warp keeps 16 rows of it in registers and takes them from chunk to chunk.
+// Everything is transposed (value rows x tokens), so that the state, X and V' are left operands straight from registers. A warp
+// needs nobody for its columns of the values' tile: it brings them, reads them, and puts the output in their place.
+#pragma once
+
+#include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_mma_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillMmaConfig kConfig>
+struct MmaState : MmaLane {
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kStateSteps = kConfig.head_k / 16, kTokenSteps = kChunk / 16;
+    using Io = Storage<kIo>;
+    using Plan = PrefillMmaSharedPlan<kConfig>;
+    using OfTokens = float[2 * kTokenSteps][4];  // 16 value rows x 64 tokens
+
+    Plan& shared;
+    const RecurrentArgs& args;
+    const DType state_type;
+    const typename Plan::Work& work = shared.work;
+
+    float state[2 * kStateSteps][4];
+    unsigned x[kTokenSteps][4];  // v - exp(G) S k, as left operands
+    OfTokens output;
+
+    __device__ __forceinline__ MmaState(Plan& shared, const PrefillMmaArgs& args)
+        : shared(shared), args(args.recurrence), state_type(args.state) {}
+    __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
+
+    __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
+    __device__ __forceinline__ bool has_rows() const { return first_row() < args.dv; }
+    // Its columns of the values' tiles begin at this piece of this tile.
+    __device__ __forceinline__ auto& value_tile() const { return shared.value[warp / 4]; }
+    __device__ __forceinline__ int value_piece() const { return warp % 4 * 2; }
+    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
+
+    // ---- the state in memory
+
+    // Calls visit(pair of numbers, where they are in the head's state, whether they exist) for what this lane has.
+    template <class Visit>
+    __device__ __forceinline__ void each_pair(Visit&& visit) {
+        refresh();
+        const int dk = args.dk, dv = args.dv;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = first_row() + g + 8 * half;
+            const i64 at = (static_cast<i64>(work.head) * dv + row) * dk + 2 * t;
+#pragma unroll
+            for (int n = 0; n < 2 * kStateSteps; ++n)
+                visit(state[n][2 * half], state[n][2 * half + 1], at + 8 * n, row < dv && 8 * n < dk);
+        }
+    }
+    // What does not exist is loaded from elsewhere and dropped: a load under a condition would need a second register.
+    __device__ __forceinline__ void load() {
+        if (args.initial.data == nullptr) {
+            each_pair([](float& a, float& b, i64, bool) { a = b = 0.f; });
+        } else if (state_type == DType::f32) {
+            const float* slot = static_cast<const float*>(args.initial.data) + work.initial_slot;
+            each_pair([&](float& a, float& b, i64 at, bool exists) {
+                const float2 pair = *reinterpret_cast<const float2*>(slot + (exists ? at : 0));
+                a = exists ? pair.x : 0.f;
+                b = exists ? pair.y : 0.f;
+            });
+        } else {
+            const auto* slot = static_cast<const __nv_bfloat16*>(args.initial.data) + work.initial_slot;
+            each_pair([&](float& a, float& b, i64 at, bool exists) {
+                const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(slot + (exists ? at : 0)));
+                a = exists ? pair.x : 0.f;
+                b = exists ? pair.y : 0.f;
+            });
+        }
+    }
+    __device__ __forceinline__ void store(void* slot) {
+        if (slot == nullptr) return;
+        if (state_type == DType::f32) {
+            each_pair([&](float a, float b, i64 at, bool exists) {
+                if (exists) *reinterpret_cast<float2*>(static_cast<float*>(slot) + at) = {a, b};
+            });
+        } else {
+            each_pair([&](float a, float b, i64 at, bool exists) {
+                if (exists) *reinterpret_cast<unsigned*>(static_cast<__nv_bfloat16*>(slot) + at) = pack<DType::bf16>(a, b);
+            });
+        }
+    }
+    __device__ __forceinline__ void store_checkpoint(int chunk) {
+        const int token = (chunk + 1) * kChunk - 1;
+        if (args.steps.data == nullptr || token >= work.length) return;
+        store(state_type == DType::f32
+                  ? static_cast<void*>(step_state<float>(args, work.sequence, work.checkpoints_before, token))
+                  : step_state<__nv_bfloat16>(args, work.sequence, work.checkpoints_before, token));
+    }
+    __device__ __forceinline__ void store_last() {
+        char* data = static_cast<char*>(args.last.data);
+        if (data != nullptr) store(data + work.last_slot * bytes_of(state_type));
+    }
+
+    // ---- values and outputs in memory
+
+    // Of the 16-byte pieces of this warp's columns, a lane has one of every 16 tokens, from token lane / 2 on.
+    struct Pieces {
+        unsigned shared;
+        int token, row;
+        bool exist;
+    };
+    __device__ __forceinline__ Pieces pieces() {
+        refresh();
+        const int piece = lane % 2, token = lane / 2, row = first_row() + 8 * piece;
+        return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), token, row, row < args.dv};
+    }
+    __device__ __forceinline__ void bring_values(const Pieces& mine, int chunk) {
+        if (chunk >= work.chunks) return;
+        const int count = mine.exist ? tokens_in(chunk) - mine.token : 0;
+        const Io* from = static_cast<const Io*>(work.value) + (chunk * kChunk + mine.token) * args.value.token + mine.row;
+#pragma unroll
+        for (int i = 0; i < kTokenSteps; ++i) {
+            const bool exists = 16 * i < count;
+            async_copy_16_or_zero(mine.shared + i * kBlockOfRows, exists ? from + 16 * i * args.value.token : work.value,
+                                  exists);
+        }
+    }
+    // In the place of the values, before the state's update needs the registers.
+    __device__ __forceinline__ void stage_output() const {
+        const unsigned first = row_piece(tile_row(value_tile().bytes, g), value_piece()) + 4 * t;
+#pragma unroll
+        for (int n = 0; n < 2 * kTokenSteps; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                store_shared(row_piece(first, half) + n * (kBlockOfRows / 2),
+                             transposed(pack<kIo>(output[n][2 * half], output[n][2 * half + 1])));
+        __syncwarp();
+    }
+    // The chunk's outputs go, the next one's values come.
+    __device__ __forceinline__ void exchange(int chunk) {
+        const Pieces mine = pieces();
+        const int count = mine.exist ? tokens_in(chunk) - mine.token : 0;
+        Io* to = static_cast<Io*>(work.output) + (chunk * kChunk + mine.token) * args.output.token + mine.row;
+        Raw<16> eight[kTokenSteps];
+#pragma unroll
+        for (int i = 0; i < kTokenSteps; ++i) eight[i].bits = load_shared(mine.shared + i * kBlockOfRows);
+        bring_values(mine, chunk + 1);
+#pragma unroll
+        for (int i = 0; i < kTokenSteps; ++i)
+            if (16 * i < count) eight[i].store_global(to + 16 * i * args.output.token);
+    }
+
+    // ---- the chunk
+
+    static __device__ __forceinline__ void clear(OfTokens& numbers_of_tokens) {
+#pragma unroll
+        for (auto& numbers : numbers_of_tokens)
+#pragma unroll
+            for (float& number : numbers) number = 0.f;
+    }
+    // d += S x^T for one 16 x 16 block of the state and the chunk's keys or queries.
+    __device__ __forceinline__ void add_state_product(OfTokens& d, const unsigned (&left)[4], const typename Plan::Tile* tokens,
+                                                      int step) const {
+#pragma unroll
+        for (int block = 0; block < kTokenSteps; ++block) {
+            unsigned right[4];
+            load_matrices(right, crossed_piece(tokens, step) + block * kBlockOfRows);
+            add_product<kIo>(d[2 * block], left, right[0], right[1]);
+            add_product<kIo>(d[2 * block + 1], left, right[2], right[3]);
+        }
+    }
+    // Else the compiler would carry these from chunk to chunk.
+    __device__ __forceinline__ void forget() {
+        clear(output);
+#pragma unroll
+        for (auto& registers : x)
+#pragma unroll
+            for (unsigned& pair : registers) pair = 0;
+    }
+    // X = v - exp(G) k S^T, and what the state has of the queries. The rounded state serves both: kept, it would cost registers
+    // that are not there.
+    __device__ __forceinline__ void meet(int chunk) {
+        refresh();
+        __syncwarp();  // the values have come, for every lane
+        if (!has_rows()) return forget();
+        const auto& factors = shared.factors;
+        OfTokens predicted;
+        clear(predicted);
+        clear(output);
+        const auto* keys = shared.key[chunk % kConfig.key_stages];
+#pragma unroll
+        for (int step = 0; step < kStateSteps; ++step) {
+            unsigned left[4];
+            as_left<kIo>(left, state[2 * step], state[2 * step + 1]);
+            add_state_product(predicted, left, keys, step);
+            add_state_product(output, left, shared.query, step);
+        }
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {
+            unsigned values[4];
+            load_transposed(values, crossed_piece(value_tile().bytes, warp % 4) + step * kBlockOfRows);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int n = 2 * step + i / 2;
+                const float2 of_key = pair_of(factors.state_of_key, n), v = unpack<kIo>(values[i]);
+                x[step][i] = pack<kIo>(v.x - of_key.x * predicted[n][i % 2 * 2], v.y - of_key.y * predicted[n][i % 2 * 2 + 1]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 2 * kTokenSteps; ++n) {
+            const float2 of_query = pair_of(factors.state_of_query, n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) output[n][i] *= i % 2 == 0 ? of_query.x : of_query.y;
+        }
+    }
+    // 16 tokens of V' as the sum of two left operands.
+    static __device__ __forceinline__ void in_two_parts(unsigned (&parts)[2][4], const OfTokens& v, int step) {
+        as_left<kIo>(parts[0], v[2 * step], v[2 * step + 1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            parts[1][i] = pack_rest<kIo>(parts[0][i], v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1]);
+    }
+    // Products into one sum wait for each other: those into others come between.
+
+    // V' = X^T T^T
+    __device__ __forceinline__ void multiply_inverse(OfTokens& v) {
+        clear(v);
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step)
+#pragma unroll
+            for (int part = 0; part < 2; ++part)
+#pragma unroll
+                for (int block = step; block < kTokenSteps; ++block) {
+                    unsigned right[4];
+                    load_part(right, as_two_parts(shared.inverse.block(block, step)).parts[part]);
+                    add_product<kIo>(v[2 * block], x[step], right[0], right[1]);
+                    add_product<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
+                }
+    }
+    // output += V'^T P^T, but for the product of both rests
+    __device__ __forceinline__ void add_scores(const OfTokens& v) {
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {
+            unsigned parts[2][4], right[kTokenSteps][4];
+            in_two_parts(parts, v, step);
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+#pragma unroll
+                for (int block = step; block < kTokenSteps; ++block)
+                    load_part(right[block], shared.scores[ChunkTriangle::number(block, step)].parts[part]);
+#pragma unroll
+                for (int left = 0; left + part < 2; ++left)
+#pragma unroll
+                    for (int block = step; block < kTokenSteps; ++block) {
+                        add_product<kIo>(output[2 * block], parts[left], right[block][0], right[block][1]);
+                        add_product<kIo>(output[2 * block + 1], parts[left], right[block][2], right[block][3]);
+                    }
+            }
+        }
+    }
+    // S <- exp(G_end) S + V'^T exp(G_end - G) k
+    __device__ __forceinline__ void update(OfTokens& v, const typename Plan::Tile* keys) {
+        refresh();
+        const float decay = shared.factors.decay;
+#pragma unroll
+        for (auto& numbers : state)
+#pragma unroll
+            for (float& number : numbers) number *= decay;
+#pragma unroll
+        for (int step = 0; step < kTokenSteps; ++step) {
+#pragma unroll
+            for (int n = 2 * step; n < 2 * step + 2; ++n) {
+                const float2 factors = pair_of(shared.factors.update, n);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) v[n][i] *= i % 2 == 0 ? factors.x : factors.y;
+            }
+            unsigned parts[2][4];
+            in_two_parts(parts, v, step);
+#pragma unroll
+            for (int k = 0; k < kStateSteps; k += 2) {
+                unsigned right[2][4];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) load_transposed(right[i], straight_piece(keys, k + i) + step * kBlockOfRows);
+#pragma unroll
+                for (int part = 0; part < 2; ++part)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        add_product<kIo>(state[2 * (k + i)], parts[part], right[i][0], right[i][1]);
+                        add_product<kIo>(state[2 * (k + i) + 1], parts[part], right[i][2], right[i][3]);
+                    }
+            }
+        }
+    }
+    __device__ __forceinline__ void advance(int chunk) {
+        refresh();
+        if (!has_rows()) return;
+        OfTokens v;
+        multiply_inverse(v);
+        refresh();
+        add_scores(v);
+        refresh();
+        stage_output();
+        const bool last = chunk + 1 == work.chunks && args.last.data == nullptr && args.steps.data == nullptr;
+        if (!last) update(v, shared.key[chunk % kConfig.key_stages]);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,272 @@
+// What gdn/prefill_mma makes of a chunk without the state: keys and queries in shared memory, the factors of gates and norms,
+// the inverse and the scores.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_mma_common.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillMmaConfig kConfig>
+struct MmaTokens : MmaLane {
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kBlocks = kInverseWarps, kSteps = kConfig.head_k / 16;
+    using Plan = PrefillMmaSharedPlan<kConfig>;
+    using Tile = typename Plan::Tile;
+    using Products = float[2 * kBlocks][4];  // 16 x 64
+    static constexpr int kScorers = kConfig.threads() - kInverseWarps * 32;
+    enum Meeting : int {
+        kInvertersMeet = 1,
+        kScorersMeet,
+        kFactorsReady,
+        kInverseReady
+    };  // named barriers; 0 is the whole block's
+
+    Plan& shared;
+    const RecurrentArgs& args;
+    const typename Plan::Work& work = shared.work;
+    RawNumber raw_gates[2], raw_beta;  // of the chunk to come, asked for long before they are used
+
+    __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {}
+    __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
+
+    __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
+
+    // Zeros past the end of the sequence, whatever lies there, and past the end of a row.
+    template <int kThreads>
+    __device__ __forceinline__ void bring_rows(Tile* tiles, const void* head, i64 stride, int chunk) {
+        refresh();
+        using Io = Storage<kIo>;
+        constexpr int kPieces = 8, kRows = kThreads / kPieces, kRowBytes = 128;
+        const int count = tokens_in(chunk), first = thread % kThreads / kPieces, piece = thread % kPieces;
+        const unsigned to = row_piece(tile_row(tiles, first), piece);
+        const Io* from = static_cast<const Io*>(head) + (chunk * kChunk + first) * stride + 8 * piece;
+#pragma unroll
+        for (int i = 0; i < kChunk / kRows; ++i)
+#pragma unroll
+            for (int tile = 0; tile < kConfig.key_tiles(); ++tile) {
+                const int element = tile * PrefillMmaConfig::kTileElements + 8 * piece;
+                if (element >= kConfig.head_k) continue;
+                const bool exists = first + i * kRows < count && element < args.dk;
+                const void* at = from + i * kRows * stride + tile * PrefillMmaConfig::kTileElements;
+                async_copy_16_or_zero(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
+            }
+    }
+    // Tokens past the end have zeros: they neither decay nor change the state. So has a chunk past the end, so that nothing is
+    // kept for it.
+    __device__ __forceinline__ void ask_for_scalars(int chunk) {
+        refresh();
+        const int count = tokens_in(chunk);
+        const auto ask = [&](RawNumber& raw, const Scalars& of, i64 first, int token) {
+            raw = {};
+            if (token < count) raw.load(of.values, first + (chunk * kChunk + token) * of.token);
+        };
+        ask(raw_gates[0], args.gate, work.gate, lane);
+        ask(raw_gates[1], args.gate, work.gate, lane + 32);
+        ask(raw_beta, args.beta, work.beta, thread % kChunk);
+    }
+    template <int kThreads = kConfig.threads()>
+    __device__ __forceinline__ void bring_keys(int chunk) {
+        if (chunk < work.chunks) bring_rows<kThreads>(shared.key[chunk % kConfig.key_stages], work.key, args.key.token, chunk);
+    }
+    __device__ __forceinline__ void bring_queries(int chunk) {
+        if (chunk < work.chunks) bring_rows<kConfig.threads()>(shared.query, work.query, args.query.token, chunk);
+    }
+    // The next chunk's, as soon as there is room.
+    __device__ __forceinline__ void bring_as_met(int chunk) { bring_queries(chunk + 1); }
+    __device__ __forceinline__ void bring_as_left(int chunk) {
+        if (kConfig.key_stages > 1) return;
+        ask_for_scalars(chunk + 1);
+        __syncthreads();
+        bring_keys(chunk + 1);
+    }
+
+    // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2.
+    __device__ __forceinline__ float2 cumulated_gates() const {
+        constexpr float kLog2e = 1.4426950408889634f;
+        float sums[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            sums[half] = kLog2e * raw_gates[half].number(args.gate.values.type);
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const float before = __shfl_up_sync(0xffffffffu, sums[half], step);
+                if (lane >= step) sums[half] += before;
+            }
+        }
+        return {sums[0], sums[1] + __shfl_sync(0xffffffffu, sums[0], 31)};
+    }
+    // log2(1 / sqrt(x.x + epsilon)) of a row.
+    __device__ __forceinline__ float log_inverse_norm(const Tile* tiles, int row) const {
+        const unsigned first = tile_row(tiles, row);
+        float square = 0.f;
+#pragma unroll
+        for (int piece = 0; piece < kConfig.head_k / 8; ++piece) {
+            const uint4 eight = load_shared(row_piece(first, piece % 8) + piece / 8 * kTileBytes);
+            const unsigned pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 x = unpack<kIo>(pairs[i]);
+                square = fmaf(x.x, x.x, fmaf(x.y, x.y, square));
+            }
+        }
+        return -0.5f * __log2f(square + kNormEpsilon);
+    }
+    // Four warps: a thread has a token's key (half of them) or query.
+    __device__ __forceinline__ void share_factors(const Tile* keys) {
+        auto& factors = shared.factors;
+        const int token = thread % kChunk;
+        const bool of_key = warp % 4 < 2;
+        const float log_norm = args.qk_norm ? log_inverse_norm(of_key ? keys : shared.query, token) : 0.f;
+        const float2 gates = cumulated_gates();
+        const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
+        if (of_key) {
+            const float beta = raw_beta.number(args.beta.values.type);
+            factors.gate[token] = gate;
+            factors.column[token] = gate - log_norm;
+            factors.beta[token] = beta;
+            factors.row_of_key[token] = beta * exp2_fast(log_norm);
+            factors.state_of_key[token] = exp2_fast(gate + log_norm);
+            factors.update[token] = exp2_fast(end - gate + log_norm);
+        } else {
+            factors.row_of_query[token] = args.scale * exp2_fast(log_norm);
+            factors.state_of_query[token] = args.scale * exp2_fast(gate + log_norm);
+            if (token == 0) factors.decay = exp2_fast(end);
+        }
+    }
+
+    // Sixteen rows of tokens times the keys. Also past the diagonal: a branch would cost more, as nothing is moved across it.
+    __device__ __forceinline__ void multiply(Products& products, const Tile* rows, int row_block, const Tile* keys) const {
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) products[n][i] = 0.f;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            unsigned left[4];
+            load_matrices(left, straight_piece(rows, step) + row_block * kBlockOfRows);
+#pragma unroll
+            for (int column = 0; column < kBlocks; ++column) {
+                unsigned right[4];
+                load_matrices(right, crossed_piece(keys, step) + column * kBlockOfRows);
+                add_product<kIo>(products[2 * column], left, right[0], right[1]);
+                add_product<kIo>(products[2 * column + 1], left, right[2], right[3]);
+            }
+        }
+    }
+    // Times row factors and exp(G_i - G_j) r_j, in place; above the diagonal, anything.
+    __device__ __forceinline__ void decay(Products& products, int row_block, const float (&factors)[kChunk]) const {
+        const auto& of = shared.factors;
+        const int row = kInverseBlock * row_block + g;
+        const float gate[2] = {of.gate[row], of.gate[row + 8]}, factor[2] = {factors[row], factors[row + 8]};
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n) {
+            const float2 column = pair_of(of.column, n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                products[n][i] *= factor[i / 2] * exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
+        }
+    }
+    __device__ __forceinline__ void store_scores(Products& products, int row_block) const {
+        decay(products, row_block, shared.factors.row_of_query);
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n) {
+            if (n / 2 > row_block) continue;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int distance = kInverseBlock * row_block + g + 8 * half - 8 * n - 2 * t;
+                store_parts<kIo>(shared.scores[ChunkTriangle::number(row_block, n / 2)], n % 2, half,
+                                 distance >= 0 ? products[n][2 * half] : 0.f, distance >= 1 ? products[n][2 * half + 1] : 0.f);
+            }
+        }
+    }
+    __device__ __forceinline__ void store_to_invert(const Products& products) const {
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n) {
+            if (n / 2 > warp) continue;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                *reinterpret_cast<float2*>(&shared.inverse.block(warp, n / 2).at[g + 8 * half][n % 2 * 8 + 2 * t]) = {
+                    products[n][2 * half], products[n][2 * half + 1]};
+        }
+    }
+    // A row of blocks from fp32 to two parts in the same place.
+    __device__ __forceinline__ void round_inverse(int row) {
+        float2 pairs[kBlocks][2][2];
+#pragma unroll
+        for (int column = 0; column < kBlocks; ++column)
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    pairs[column][n][half] = *reinterpret_cast<const float2*>(
+                        &shared.inverse.block(row, min(column, row)).at[g + 8 * half][8 * n + 2 * t]);
+        __syncwarp();
+#pragma unroll
+        for (int column = 0; column < kBlocks; ++column) {
+            if (column > row) continue;
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const float2 beta = pair_of(shared.factors.beta, 2 * column + n);
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    store_parts<kIo>(as_two_parts(shared.inverse.block(row, column)), n, half,
+                                     pairs[column][n][half].x * beta.x, pairs[column][n][half].y * beta.y);
+            }
+        }
+    }
+
+    // T: four warps, a row of blocks each.
+    __device__ __forceinline__ void begin_inverse(Products& products) {
+        decay(products, warp, shared.factors.row_of_key);
+        store_to_invert(products);
+        __syncwarp();
+    }
+    __device__ __forceinline__ void prepare(int chunk) {
+        refresh();
+        const Tile* keys = shared.key[chunk % kConfig.key_stages];
+        const auto ask_early = [&] {
+            if (kConfig.key_stages > 1) ask_for_scalars(chunk + 1);
+        };
+        const int row_of_scores = kBlocks - 1 - warp % kInverseWarps;  // who has few blocks to invert has many scores
+        Products products;
+        if constexpr (kConfig.warps == kInverseWarps) {
+            share_factors(keys);
+            ask_early();
+            if (kConfig.key_stages > 1) bring_keys(chunk + 1);
+            multiply(products, keys, warp, keys);
+            __syncthreads();  // factors are there
+            begin_inverse(products);
+            refresh();
+            multiply(products, shared.query, row_of_scores, keys);
+            store_scores(products, row_of_scores);
+            refresh();
+            invert_chunk(shared.inverse, warp, [] { __syncthreads(); }, lane);
+            __syncthreads();  // everybody has read the inverse
+            refresh();
+            round_inverse(warp);
+        } else if (warp < kInverseWarps) {
+            multiply(products, keys, warp, keys);
+            meet(kFactorsReady, kConfig.threads());
+            begin_inverse(products);
+            refresh();
+            invert_chunk(shared.inverse, warp, [] { meet(kInvertersMeet, kInverseWarps * 32); }, lane);
+            meet(kInverseReady, kConfig.threads());
+        } else {  // the shorter task, and what both need
+            share_factors(keys);
+            meet(kFactorsReady, kConfig.threads());
+            ask_early();
+            multiply(products, shared.query, row_of_scores, keys);
+            store_scores(products, row_of_scores);
+            if (kConfig.key_stages > 1) bring_keys<kScorers>(chunk + 1);
+        }
+    }
+    // Scorers have met the state by the time the inverse is there; who made it does that now.
+    __device__ __forceinline__ void finish() {
+        if (kConfig.warps == kInverseWarps || warp < kInverseWarps) return;
+        meet(kInverseReady, kConfig.threads());
+        refresh();
+        round_inverse(warp - kInverseWarps);
+    }
+};
+
+}  // namespace gdn_cuda::gdn
