@@ -17,8 +17,8 @@ from gdn_cuda.reference import recurrent
 
 # Of output and state: V', the scores and the state are each rounded to bf16 for the tensor cores.
 BOUND = 5e-3
-# The same key again and again and beta to 2: V' alternates from token to token, and the scores' rounding counts up to twice; only
-# gdn/prefill rounds them once.
+# The same key again and again and beta to 2: V' alternates from token to token, and the scores' rounding counts up to twice.
+# gdn/prefill_mma does not round them once.
 PATH = os.environ.get("GDN_PREFILL", "auto")
 CANCELLING_BOUND = 6e-3 if PATH == "auto" else BOUND
 

@@ -244,7 +244,15 @@ def test_a_malformed_variable_is_an_error_that_says_so(start: Start) -> None:
 def test_every_variable_is_in_the_table_and_its_default_is_what_it_says(start: Start) -> None:
     child = start(GDN_JIT_CACHE_DIR=None)
     table = {variable["name"]: variable["default"] for variable in child.call("variables")}
-    names = ("GDN_JIT_CACHE_DIR", "GDN_JIT_CACHE_MAX_BYTES", "GDN_JIT_NVCC", "GDN_LOG_LEVEL", *SWITCHES, *FOLDERS)
+    names = (
+        "GDN_JIT_CACHE_DIR",
+        "GDN_JIT_CACHE_MAX_BYTES",
+        "GDN_JIT_NVCC",
+        "GDN_LOG_LEVEL",
+        "GDN_PREFILL",
+        *SWITCHES,
+        *FOLDERS,
+    )
     assert set(table) == set(names)
     unset = child.call("env")
     stated = start(**table).call("env")
