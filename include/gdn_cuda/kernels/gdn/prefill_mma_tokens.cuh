@@ -75,9 +75,9 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void bring_as_met(int chunk) { bring_queries(chunk + 1); }
     __device__ __forceinline__ void bring_as_left(int chunk) {
         if (kConfig.key_stages > 1) return;
-        ask_for_scalars(chunk + 1);
         __syncthreads();
         bring_keys(chunk + 1);
+        ask_for_scalars(chunk + 1);
     }
 
     // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2.
