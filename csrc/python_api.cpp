@@ -103,7 +103,7 @@ py::dict env() {
                     "prebuilt_dir"_a = env.prebuilt_dir.string(), "disable"_a = env.disable, "use_nvcc"_a = env.use_nvcc,
                     "nvcc"_a = env.nvcc.string(), "dump"_a = env.dump, "lineinfo"_a = env.lineinfo, "print"_a = env.print,
                     "log_level"_a = env.log_level, "cuda_home"_a = env.cuda_home.string(),
-                    "cutlass_include"_a = env.cutlass_include.string());
+                    "cutlass_include"_a = env.cutlass_include.string(), "prefill"_a = jit::name_of(env.prefill));
 }
 
 py::dict to_dict(const jit::Finding& finding) {

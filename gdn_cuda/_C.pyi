@@ -21,6 +21,7 @@ class Env(TypedDict):
     log_level: int
     cuda_home: str
     cutlass_include: str
+    prefill: str
 
 class Finding(TypedDict):
     what: str

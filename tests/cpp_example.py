@@ -1,4 +1,4 @@
-"""examples/decode.cpp, built by the very commands in its first comment."""
+"""examples/layer.cpp, built by the very commands in its first comment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from gdn_cuda import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "examples" / "decode.cpp"
+SOURCE = ROOT / "examples" / "layer.cpp"
 NO_GPU = 77
 
 
@@ -35,4 +35,4 @@ def build(folder: Path) -> Path:
     this_python = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}'
     done = subprocess.run(["bash", "-ec", "\n".join([this_python, *commands])], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return folder / "decode"
+    return folder / "layer"

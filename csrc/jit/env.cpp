@@ -79,11 +79,12 @@ int level(const char* name) {
     malformed(name, "debug, info, warning, error or off", get(name));
 }
 
+constexpr std::pair<const char*, Prefill> kPrefillChoices[] = {
+    {"auto", Prefill::automatic}, {"mma", Prefill::mma}, {"recurrent", Prefill::recurrent}, {"", Prefill::automatic}};
+
 Prefill prefill(const char* name) {
-    constexpr std::pair<const char*, Prefill> choices[] = {
-        {"auto", Prefill::automatic}, {"mma", Prefill::mma}, {"recurrent", Prefill::recurrent}, {"", Prefill::automatic}};
     const std::string value = lower(get(name));
-    for (const auto& [word, choice] : choices)
+    for (const auto& [word, choice] : kPrefillChoices)
         if (value == word) return choice;
     malformed(name, "auto, mma or recurrent", get(name));
 }
@@ -103,6 +104,10 @@ fs::path existing(const char* name, bool folder) {
 }
 
 }  // namespace
+
+const char* name_of(Prefill prefill) {
+    return std::ranges::find(kPrefillChoices, prefill, &std::pair<const char*, Prefill>::second)->first;
+}
 
 std::span<const Variable> variables() {
     return kVariables;

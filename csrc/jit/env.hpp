@@ -17,6 +17,7 @@ struct Variable {
 std::span<const Variable> variables();
 
 enum class Prefill { automatic, mma, recurrent };
+const char* name_of(Prefill prefill);
 
 // Values as they stood at first use; a malformed one throws an Error that names variable, expected and got.
 struct Env {

@@ -4,7 +4,7 @@
 //
 //     torch::stable::Tensor(torch::aot_inductor::new_tensor_handle(at::Tensor(x)))
 //
-// CUDA tensors run on torch's current stream; libtorch_cuda.so must be loaded (link it, or dlopen it as examples/decode.cpp
+// CUDA tensors run on torch's current stream; libtorch_cuda.so must be loaded (link it, or dlopen it as examples/layer.cpp
 // does). CPU tensors run the reference, which is Python: they need `import gdn_cuda` in this process. Wrong input throws
 // std::invalid_argument (`function: argument: expected X, got Y`); a toolchain or cache problem, std::runtime_error.
 #pragma once

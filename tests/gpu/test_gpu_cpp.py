@@ -1,4 +1,4 @@
-"""The C++ API on the GPU: examples/decode.cpp, which checks itself against the recurrence in fp64."""
+"""The C++ API on the GPU: examples/layer.cpp, which checks itself against the recurrence in fp64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_example_is_right_and_says_what_a_call_costs(tmp_path: Path) -> None:
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     errors = dict(re.findall(r"^(\w+): relative RMS error (\S+),", done.stdout, re.MULTILINE))
-    assert errors.keys() == {"beta", "gate", "output", "state"}
-    assert all(0 < float(error) < 2e-3 for error in errors.values())
+    assert errors.keys() == {"prefill_output", "prefill_state", "beta", "gate", "output", "state"}
+    assert all(0 < float(error) < (5e-3 if what.startswith("prefill") else 2e-3) for what, error in errors.items())
     host = r"^host: fused_decode [\d.]+ us, bare launch [\d.]+ us, difference -?[\d.]+ us$"
     assert re.search(host, done.stdout, re.MULTILINE)

@@ -1,13 +1,13 @@
-// One decode step of a Qwen3-Next-shaped layer from C++: checked against the recurrence in fp64, then what a warm call costs
-// the host. In this source tree, once ./develop.sh has built the library:
+// A Qwen3-Next-shaped layer from C++: prefill of a short prompt, then one decode step, checked against the recurrence in fp64;
+// then what a warm call costs the host. In this source tree, once ./develop.sh has built the library:
 //
 //     torch=$(python -c "import torch; print(*torch.__path__)")
 //     compile="${CXX:-g++} -std=c++20 -O2 -DTORCH_TARGET_VERSION=0x020a000000000000 -Iinclude -isystem $torch/include"
 //     link="-L$torch/lib -ltorch_cpu -lc10 -Lgdn_cuda/lib -lgdn_cuda -ldl -Wl,-rpath,$torch/lib:$PWD/gdn_cuda/lib"
-//     $compile examples/decode.cpp $link -o decode
+//     $compile examples/layer.cpp $link -o layer
 //
 // With CMake and an installed gdn_cuda: find_package(gdn_cuda REQUIRED), then
-// target_link_libraries(decode PRIVATE gdn_cuda::gdn_cuda ${CMAKE_DL_LIBS}). Where /usr/local/cuda has no NVRTC, run it with
+// target_link_libraries(layer PRIVATE gdn_cuda::gdn_cuda ${CMAKE_DL_LIBS}). Where /usr/local/cuda has no NVRTC, run it with
 // GDN_CUDA_HOME=$torch/../nvidia/cu13 (CUDA 12 wheels: $torch/../nvidia).
 // Exit code: 0, all is right; 1, a result is wrong or a call failed; 77, no GPU or no CUDA build of torch.
 #include <dlfcn.h>
@@ -34,6 +34,7 @@ using torch::headeronly::DeviceType;
 using torch::headeronly::ScalarType;
 
 constexpr int kBatch = 4, kKeyHeads = 16, kValueHeads = 32, kDim = 128, kSlots = kBatch + 1;
+constexpr int kTokens = 100;  // of the prompt
 constexpr int kNoGpu = 77;
 
 // Numbers on the host and the same in a tensor on the GPU.
@@ -70,6 +71,12 @@ struct Batch {
     Input<int32_t, ScalarType::Int> slots{{kBatch}, {4, 0, 3, 2}};  // slot 1 must stay as it is
 };
 
+struct Prompt {
+    Bf16 query{{1, kTokens, kKeyHeads, kDim}, -1, 1}, key{{1, kTokens, kKeyHeads, kDim}, -1, 1};
+    Bf16 value{{1, kTokens, kValueHeads, kDim}, -1, 1};
+    Fp32 beta{{1, kTokens, kValueHeads}, 0, 1}, gate{{1, kTokens, kValueHeads}, -0.5, 0};
+};
+
 struct Expected {
     std::vector<double> beta, gate, output, pool;
 };
@@ -83,25 +90,45 @@ std::array<double, kDim> l2_normalized(const BFloat16* head) {
     return result;
 }
 
-// What both operators compute, in fp64 and as literally as it is defined.
+// One token of one head, as literally as it is defined: the state goes on, the outputs are appended.
+void advance(double* state, const BFloat16* query, const BFloat16* key, const BFloat16* value, double beta, double gate,
+             std::vector<double>& outputs) {
+    const auto q = l2_normalized(query), k = l2_normalized(key);
+    for (int row = 0; row < kDim; ++row, state += kDim) {
+        double predicted = 0, out = 0;
+        for (int i = 0; i < kDim; ++i) predicted += (state[i] *= std::exp(gate)) * k[i];
+        const double correction = beta * (value[row] - predicted);
+        for (int i = 0; i < kDim; ++i) out += (state[i] += correction * k[i]) * q[i];
+        outputs.push_back(out / std::sqrt(kDim));
+    }
+}
+
+constexpr int key_head(int value_head) {
+    return value_head / (kValueHeads / kKeyHeads);
+}
+
 Expected recurrence(const Batch& batch) {
     Expected expected;
     expected.pool.assign(batch.pool.host.begin(), batch.pool.host.end());
     for (int at = 0; at < kBatch * kValueHeads; ++at) {
-        const int n = at / kValueHeads, h = at % kValueHeads, key_at = n * kKeyHeads + h / (kValueHeads / kKeyHeads);
+        const int n = at / kValueHeads, h = at % kValueHeads, key_at = n * kKeyHeads + key_head(h);
         const double x = double{batch.a.host[at]} + batch.dt_bias.host[h], b = batch.b.host[at];
         const double beta = 1 / (1 + std::exp(-b)), gate = -std::exp(double{batch.A_log.host[h]}) * std::log1p(std::exp(x));
-        const auto q = l2_normalized(&batch.query.host[key_at * kDim]), k = l2_normalized(&batch.key.host[key_at * kDim]);
-        for (int row = 0; row < kDim; ++row) {
-            double* state = &expected.pool[((batch.slots.host[n] * kValueHeads + h) * kDim + row) * kDim];
-            double predicted = 0, out = 0;
-            for (int i = 0; i < kDim; ++i) predicted += (state[i] *= std::exp(gate)) * k[i];
-            const double correction = beta * (batch.value.host[at * kDim + row] - predicted);
-            for (int i = 0; i < kDim; ++i) out += (state[i] += correction * k[i]) * q[i];
-            expected.output.push_back(out / std::sqrt(kDim));
-        }
+        advance(&expected.pool[(batch.slots.host[n] * kValueHeads + h) * kDim * kDim], &batch.query.host[key_at * kDim],
+                &batch.key.host[key_at * kDim], &batch.value.host[at * kDim], beta, gate, expected.output);
         expected.beta.push_back(beta);
         expected.gate.push_back(gate);
+    }
+    return expected;
+}
+
+Expected recurrence(const Prompt& prompt) {
+    Expected expected;
+    expected.pool.assign(kValueHeads * kDim * kDim, 0);
+    for (int at = 0; at < kTokens * kValueHeads; ++at) {
+        const int h = at % kValueHeads, key_at = at / kValueHeads * kKeyHeads + key_head(h);
+        advance(&expected.pool[h * kDim * kDim], &prompt.query.host[key_at * kDim], &prompt.key.host[key_at * kDim],
+                &prompt.value.host[at * kDim], prompt.beta.host[at], prompt.gate.host[at], expected.output);
     }
     return expected;
 }
@@ -166,7 +193,21 @@ double bare_launch_microseconds() {
     return host_microseconds([&] { require_success(launch(kernel, 1, 1, 1, 32, 1, 1, 0, nullptr, nullptr, nullptr)); });
 }
 
+bool prefill_is_right() {
+    const Prompt prompt;
+    const Expected expected = recurrence(prompt);
+    gdn_cuda::ChunkedOptions options;
+    options.use_qk_l2norm = true;
+    const auto result = gdn_cuda::chunked_forward(prompt.query.gpu, prompt.key.gpu, prompt.value.gpu, prompt.beta.gpu,
+                                                  prompt.gate.gpu, options);
+    constexpr double kChunked = 5e-3;  // what meets on the tensor cores is bf16
+    bool right = agrees("prefill_output", result.output, expected.output, kChunked);
+    right &= agrees("prefill_state", result.final_state.value(), expected.pool, kChunked);
+    return right;
+}
+
 int run() {
+    bool right = prefill_is_right();
     const Batch x;
     const Expected expected = recurrence(x);
     gdn_cuda::DecodeOptions options;
@@ -179,7 +220,7 @@ int run() {
     const Tensor output = decode();
 
     constexpr double kBf16 = 2e-3, kFp32 = 1e-5;  // rounding to bf16 alone makes up to 1.7e-3
-    bool right = agrees("beta", beta, expected.beta, kBf16);
+    right &= agrees("beta", beta, expected.beta, kBf16);
     right &= agrees("gate", gate, expected.gate, kFp32);
     right &= agrees("output", output, expected.output, kBf16);
     right &= agrees("state", x.pool.gpu, expected.pool, kFp32);
