@@ -1,17 +1,17 @@
 // gdn/prefill: the chunked form of Gated Delta Net on Hopper's tensor cores, 64 tokens a chunk.
 //
-//     A_ij = beta_i (k_i.k_j) exp(G_i - G_j), i > j      T = (I + A)^-1 diag(beta)      P_ij = scale (q_i.k_j) exp(G_i - G_j),
-//     i >= j V' = T (v - exp(G) k S^T)      o = scale exp(G) q S^T + P V'      S <- exp(G_C) S + V'^T exp(G_C - G) k
+//     A_ij = beta_i (k_i.k_j) exp(G_i - G_j) for i > j      T = (I + A)^-1 diag(beta)
+//     V' = T (v - exp(G) k S^T)                             P_ij = scale (q_i.k_j) exp(G_i - G_j) for i >= j
+//     o = scale exp(G) q S^T + P V'                         S <- exp(G_C) S + V'^T exp(G_C - G) k
 //
-// A block takes a sequence, a value head and 64 rows of the state for each of its value warpgroups. Rows of S never meet, so a
-// value warpgroup keeps its rows in registers from the first chunk to the last and computes everything transposed: S k^T, S
-// q^T, X^T T^T, V'^T P^T and V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P on the right, in
-// shared memory as they came. Helper warpgroups run ahead: they have chunks loaded (TMA), invert I + A (substitution in 16 x 16
-// blocks, merged on the tensor cores) and form P. Norms, gates and scale are factors of rows and columns, so q, k and v are
-// never rewritten.
+// A block takes a segment of a sequence, a value head and 64 rows of the state for each of its value warpgroups. Rows of S
+// never meet, so a value warpgroup keeps its rows in registers from the first chunk to the last and computes everything
+// transposed: S k^T, S q^T, X^T T^T, V'^T P^T and V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P
+// on the right, in shared memory as they came. Helper warpgroups run ahead: one has chunks brought (TMA) and forms P, others
+// invert I + A. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
 //
-// Bound: the tensor cores where the blocks fill the card; the chain of products from one S to the next where they do not.
-// docs/kernels/gdn_prefill.md has the shares reached.
+// Bound: instructions and their supply: the tensor cores are busy half of the time. docs/kernels/gdn_prefill.md has the shares
+// reached.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
