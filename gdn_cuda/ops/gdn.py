@@ -177,7 +177,7 @@ def chunked_forward(
     """Prefill: `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
 
     Chunks of 64 tokens run on the tensor cores, from sm_80 on, where rows start on 16 bytes; anything else runs token by token.
-    A sequence's result has the same bits whatever it is batched or packed with.
+    A sequence's result has the same bits whatever it is batched or packed with; docs/numerics.md says how far that is proved.
 
     Inputs as in `recurrent_forward`. final_state (B, Hv, dv, dk) has `state_dtype`, else the state's dtype, else fp32; None
     with `output_final_state=False`. chunk_indices (sequence, chunk pairs) and cu_chunks (B+1) are hints that need not be given:

@@ -10,8 +10,8 @@
 // on the right, in shared memory as they came. Helper warpgroups run ahead: one has chunks brought (TMA) and forms P, others
 // invert I + A. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
 //
-// Bound: instructions and their supply: the tensor cores are busy half of the time. docs/kernels/gdn_prefill.md has the shares
-// reached.
+// Bound: instructions and their supply: the tensor cores are busy some 40 % of the time. docs/kernels/gdn_prefill.md has the
+// shares reached.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>

@@ -10,7 +10,7 @@
 // copied meanwhile. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
 //
 // T, P and V' are each a sum of two 16-bit parts: rounded to one, V' alternates and cancels with beta near 2 and keys that
-// repeat, and the roundings, 1.7e-3 each, came back up to fourteen times as large.
+// repeat, and its roundings with it.
 //
 // Bound: the latency of one phase after another where a multiprocessor has one block, the tensor cores where it has several.
 #pragma once

@@ -6,7 +6,7 @@
 // the last: S is read once and written once however many tokens there are (row.cuh). A block brings a batch of tokens into
 // shared memory, where all its rows read them; the state arrives meanwhile.
 //
-// Serves packed batches, odd shapes, and chunked_forward until a faster kernel applies.
+// Serves packed batches, odd shapes, and chunked_forward where rows do not start on 16 bytes.
 //
 // Bound: few tokens, the state's bytes, read and written once; many tokens, the latency of one token after another.
 // docs/benchmarks/decode.md has the shares reached.

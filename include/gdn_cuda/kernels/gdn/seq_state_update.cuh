@@ -9,9 +9,7 @@
 // chunk as soon as those of an earlier one are used up, then its k. S and v' are rounded to bf16 as factors, v' in two parts,
 // since its errors stay in S.
 //
-// Bound: the chain of products from one chunk to the next, 2 us a chunk on an H200; memory, most of it the states, where the
-// blocks fill the card: 67 % of it is reached (8 x 4096 tokens), since fragments leave and enter shared memory eight rows at a
-// time.
+// Bound: the chain of products from one chunk to the next; memory, most of it the states, where the blocks fill the card.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
