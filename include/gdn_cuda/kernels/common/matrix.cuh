@@ -42,14 +42,14 @@ __device__ __forceinline__ float2 unpack(unsigned pair) {
         return __half22float2(*reinterpret_cast<const __half2*>(&pair));
     }
 }
-// The larger absolute values of two pairs.
+// The larger of a pair of absolute values and those of another pair.
 template <DType kType>
-__device__ __forceinline__ unsigned larger(unsigned a, unsigned b) {
+__device__ __forceinline__ unsigned larger(unsigned absolute, unsigned b) {
     unsigned pair;
     if constexpr (kType == DType::bf16) {
-        asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a & 0x7fff7fffu), "r"(b & 0x7fff7fffu));
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(absolute), "r"(b & 0x7fff7fffu));
     } else {
-        asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a & 0x7fff7fffu), "r"(b & 0x7fff7fffu));
+        asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(absolute), "r"(b & 0x7fff7fffu));
     }
     return pair;
 }

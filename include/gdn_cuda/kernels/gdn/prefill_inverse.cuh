@@ -23,18 +23,16 @@ struct PrefillInverse : Lane {
         return kConfig.inverse_groups == 1 ? 0 : group - 1;
     }
     __device__ __forceinline__ auto& scratch() const { return shared.inverse[index()]; }
-    // Block (row, row - below) of a warp's row.
-    __device__ __forceinline__ static constexpr int first_below(int below) { return below * (9 - below) / 2; }
-    __device__ __forceinline__ Block& block(int below, int column) const {
-        return scratch().blocks[first_below(below) + column];
-    }
+    __device__ __forceinline__ Block* row_of_blocks(int row) const { return &scratch().blocks[row * (row + 1) / 2]; }
 
-    // Keys past the end of a packed sequence are the next one's: not ours to multiply, even by zero.
-    __device__ __forceinline__ void clear_keys_from(typename Plan::Stage& stage, int count) {
+    // Keys and values past the end of a packed sequence are the next one's: not ours to multiply, even by zero.
+    __device__ __forceinline__ void clear_tokens_from(typename Plan::Stage& stage, int count) {
+        constexpr int kTiles = kConfig.key_tiles() + kConfig.value_groups;
 #pragma unroll 1
-        for (int i = thread; i < (kChunk - count) * kConfig.key_tiles() * 8; i += kWarpgroup) {
-            const int row = count + i / (kConfig.key_tiles() * 8), piece = i % (kConfig.key_tiles() * 8);
-            store_shared(row_piece(tile_row(stage.key[piece / 8].bytes, row), piece % 8), uint4{});
+        for (int i = thread; i < (kChunk - count) * kTiles * 8; i += kWarpgroup) {
+            const int row = count + i / (kTiles * 8), piece = i % (kTiles * 8), tile = piece / 8;
+            auto& cleared = tile < kConfig.key_tiles() ? stage.key[tile] : stage.value[tile - kConfig.key_tiles()];
+            store_shared(row_piece(tile_row(cleared.bytes, row), piece % 8), uint4{});
         }
     }
 
@@ -47,16 +45,17 @@ struct PrefillInverse : Lane {
     }
     // This warp's row of blocks; those off the diagonal rounded for the tensor cores.
     __device__ __forceinline__ void store_blocks(const float (&products)[32]) {
+        Block* blocks = row_of_blocks(warp);
+        const int halves[2] = {Block::at(g, 2 * t), Block::at(g, 8 + 2 * t)};
 #pragma unroll
         for (int column = 0; column < 4; ++column) {
             if (column > warp) break;
-            float* to = block(warp - column, column).numbers;
             const unsigned round = column < warp ? kToTf32 : 0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float* x = &products[8 * column + 4 * (i % 2) + 2 * (i / 2)];
-                *reinterpret_cast<uint2*>(&to[Block::at(g + i / 2 * 8, i % 2 * 8 + 2 * t)]) = {__float_as_uint(x[0]) + round,
-                                                                                               __float_as_uint(x[1]) + round};
+                *reinterpret_cast<uint2*>(&blocks[column].numbers[halves[i % 2] + i / 2 * Block::kEightRows]) = {
+                    __float_as_uint(x[0]) + round, __float_as_uint(x[1]) + round};
             }
         }
     }
@@ -64,15 +63,17 @@ struct PrefillInverse : Lane {
     // (I + A)^-1 of this warp's diagonal block, in place: its 8 x 8 halves by substitution, a column of one half a lane, and
     // what lies below them by products.
     __device__ __forceinline__ void invert_diagonal() {
-        auto& diagonal = block(0, warp).numbers;
-        const int half = lane & 8, column = lane % 8;
+        float* diagonal = row_of_blocks(warp)[warp].numbers;
+        const int column = lane % 8;
+        float* half = diagonal + (lane & 8) * 16;
+        float* const halves[2] = {half + (lane & 8), half + (8 - (lane & 8))};  // of two rows, then of the next two
         float x[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float sum = i == column ? 1.f : 0.f;
 #pragma unroll
             for (int m = 0; m < i; m += 4) {
-                const float4 a = *reinterpret_cast<const float4*>(&diagonal[Block::at(half + i, half + m)]);
+                const float4 a = *reinterpret_cast<const float4*>(&halves[i / 2 % 2][i * 16 + m]);
                 sum = fmaf(a.x, x[m], sum);
                 if (m + 1 < i) sum = fmaf(a.y, x[m + 1], sum);
                 if (m + 2 < i) sum = fmaf(a.z, x[m + 2], sum);
@@ -84,7 +85,7 @@ struct PrefillInverse : Lane {
         __syncwarp();
         if (lane < 16)
 #pragma unroll
-            for (int i = 0; i < 8; ++i) diagonal[Block::at(half + i, half + column)] = round_tf32(x[i]);
+            for (int i = 0; i < 8; ++i) halves[i / 2 % 2][i * 16 + column] = round_tf32(x[i]);
         __syncwarp();
         const float2 lower = pair_at(&diagonal[Block::at(8 + g, 8 + 2 * t)]);
         const unsigned upper[4] = {__float_as_uint(diagonal[Block::at(2 * t, g)]), 0,
@@ -114,11 +115,12 @@ struct PrefillInverse : Lane {
     }
     // d += a b^T
     __device__ __forceinline__ void add_block_product(Transposed& d, const Operand& a, const Block& b) {
+        const int halves[2] = {Block::at(g, 2 * t), Block::at(g, 8 + 2 * t)};
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                const float2 pair = pair_at(&b.numbers[Block::at(8 * n + g, 8 * step + 2 * t)]);
+                const float2 pair = pair_at(&b.numbers[halves[step] + n * Block::kEightRows]);
                 add_product_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
             }
     }
@@ -127,10 +129,12 @@ struct PrefillInverse : Lane {
     template <class Visit>
     __device__ __forceinline__ void each_block_below(const Factors& factors, Visit&& visit) {
         Transposed x;
+        const float* diagonal = row_of_blocks(warp)[warp].numbers;
+        const float* const halves[2] = {diagonal + Block::at(2 * t, g), diagonal + Block::at(2 * t, g + 8)};
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) x[n][i] = block(0, warp).numbers[Block::at(8 * n + 2 * t + i % 2, g + i / 2 * 8)];
+            for (int i = 0; i < 4; ++i) x[n][i] = halves[i / 2][n * Block::kEightRows + i % 2 * 16];
         Operand column[3];
         const float beta[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
         visit_scaled<0>(x, beta, visit);
@@ -140,12 +144,13 @@ struct PrefillInverse : Lane {
     __device__ __forceinline__ void go_down(Operand (&column)[3], Transposed& x, const float (&beta)[2], Visit& visit) {
         if (warp + kBelow > 3) return;
         make_operand(column[kBelow - 1], x);
+        const Block* blocks = row_of_blocks(warp + kBelow) + warp;
         Transposed sum = {}, next = {};
 #pragma unroll
-        for (int m = 0; m < kBelow; ++m) add_block_product(sum, column[m], block(kBelow - m, warp + m));
+        for (int m = 0; m < kBelow; ++m) add_block_product(sum, column[m], blocks[m]);
         Operand left;
         make_operand(left, sum);
-        add_block_product(next, left, block(0, warp + kBelow));
+        add_block_product(next, left, blocks[kBelow]);
         visit_scaled<kBelow>(next, beta, visit);
         if constexpr (kBelow < 3) go_down<kBelow + 1>(column, next, beta, visit);
     }
@@ -202,7 +207,7 @@ struct PrefillInverse : Lane {
             auto& factors = shared.factors[turn.stage];
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             if (tokens_in(work, chunk) < kChunk) [[unlikely]] {
-                clear_keys_from(stage, tokens_in(work, chunk));
+                clear_tokens_from(stage, tokens_in(work, chunk));
                 publish_shared();
                 meet(kKeysMeet, 2 * kWarpgroup);
             }

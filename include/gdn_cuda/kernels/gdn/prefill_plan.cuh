@@ -89,12 +89,13 @@ struct PrefillSharedPlan {
     // A 16 x 16 block of -A, then of the inverse on the diagonal: halves of rows 2 and 3 of every 4 change places, so that four
     // rows at eight columns are in 32 banks.
     struct alignas(16) Block {
+        static constexpr int kEightRows = 8 * 16;
         float numbers[16 * 16];
 
         GDN_HOST_DEVICE static constexpr int at(int row, int column) { return row * 16 + (column ^ (row >> 1 & 1) * 8); }
     };
     struct InverseScratch {
-        Block blocks[10];  // of the lower triangle, diagonal by diagonal: from one to the next of a warp are constants
+        Block blocks[10];  // of the lower triangle, row by row
         RowsColumns factors;
     };
     Stage stages[kConfig.stages];

@@ -36,44 +36,46 @@ struct PrefillScores : Lane {
 
     // By one thread of each warp but the one that brings scalars.
     __device__ __forceinline__ void bring_tiles(int chunk, const Turn<kConfig.stages>& turn) {
-        if (chunk >= work.chunks || lane != 0) return;
+        if (chunk >= work.chunks || lane != 0 || warp == kScalarWarp) return;
         auto& stage = shared.stages[turn.stage];
         Barrier& loaded = barrier(shared.loaded[turn.stage]);
+        const bool value = warp == 3;
+        PrefillTile* tiles = value ? stage.value : warp == 2 ? stage.query : stage.key;
+        const TensorMap& map = value ? args.value : warp == 2 ? args.query : args.key;
+        const int head = value ? work.head : work.key_head, first_element = value ? work.first_row : 0;
         const int token = static_cast<int>(work.start) + chunk * kChunk;
         const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
-        const auto bring = [&](auto& tiles, int count, const TensorMap& map, int first_element, int head) {
-            loaded.expect(count * static_cast<int>(sizeof(PrefillTile)));
-            for (int i = 0; i < count; ++i)
-                load_tile(tiles[i].bytes, map, {first_element + i * kTileElements, head, token, batch}, loaded);
-        };
-        if (warp == 0) bring(stage.key, kConfig.key_tiles(), args.key, 0, work.key_head);
-        if (warp == 2) bring(stage.query, kConfig.key_tiles(), args.query, 0, work.key_head);
-        if (warp == 3) bring(stage.value, kConfig.value_groups, args.value, work.first_row, work.head);
+        const int count = value ? kConfig.value_groups : kConfig.key_tiles();
+        loaded.expect(count * static_cast<int>(sizeof(PrefillTile)));
+        load_tile(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
+        if (count == 2) load_tile(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
     }
     // One warp's: gates and betas of tokens 2 lane and 2 lane + 1, asked for long before they are used.
     struct ScalarStream {
+        const DType type;
+        const i64 next;  // bytes from a token to the next
         const char* at;
-        unsigned raw[2];
+        RawNumber raw[2];
 
-        __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work) {
-            const i64 token = work.start + 2 * (threadIdx.x % 32);
-            at = static_cast<const char*>(of.values.data) +
-                 (work.sequence * of.batch + token * of.token + work.head * of.head) * bytes_of(of.values.type);
+        __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work)
+            : type(of.values.type), next(of.token * bytes_of(type)) {
+            at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
+                 (work.start + 2 * (threadIdx.x % 32)) * next;
         }
-        __device__ __forceinline__ void ask(const Scalars& of, int count) {
-            const i64 next = of.token * bytes_of(of.values.type);
+        __device__ __forceinline__ void ask(int count) {
             const int first = 2 * (threadIdx.x % 32);
-            raw[0] = raw[1] = 0;
-            if (first < count) raw[0] = load_raw({at, of.values.type}, 0);
-            if (first + 1 < count) raw[1] = load_raw({at + next, of.values.type}, 0);
+            raw[0] = raw[1] = {};
+            if (first < count) raw[0].load({at, type}, 0);
+            if (first + 1 < count) raw[1].load({at + next, type}, 0);
             at += next * kChunk;
         }
-        __device__ __forceinline__ float2 take(DType type) const { return {number_of(raw[0], type), number_of(raw[1], type)}; }
+        __device__ __forceinline__ float2 take() const { return {raw[0].number(type), raw[1].number(type)}; }
     };
     __device__ __forceinline__ void ask(int chunk, ScalarStream& gates, ScalarStream& betas) const {
         if (warp != kScalarWarp || chunk >= work.chunks) return;
-        gates.ask(args.recurrence.gate, tokens_in(work, chunk));
-        betas.ask(args.recurrence.beta, tokens_in(work, chunk));
+        const int count = tokens_in(work, chunk);
+        gates.ask(count);
+        betas.ask(count);
     }
     // What was asked for, of this chunk; then asks for the next. Tokens past the end have zeros: they neither decay nor change
     // the state.
@@ -81,8 +83,8 @@ struct PrefillScores : Lane {
                                                   ScalarStream& betas) {
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         auto& factors = shared.factors[turn.stage];
-        reinterpret_cast<float2*>(factors.gate)[lane] = cumulate(gates.take(args.recurrence.gate.values.type));
-        reinterpret_cast<float2*>(factors.beta)[lane] = betas.take(args.recurrence.beta.values.type);
+        reinterpret_cast<float2*>(factors.gate)[lane] = cumulate(gates.take());
+        reinterpret_cast<float2*>(factors.beta)[lane] = betas.take();
         barrier(shared.loaded[turn.stage]).arrive();
         ask(chunk + 1, gates, betas);
     }

@@ -137,12 +137,15 @@ struct PrefillValues : Lane {
 #pragma unroll
             for (int i = 0; i < 4; ++i) visit(step, i, x[8 * step + 2 * i], x[8 * step + 2 * i + 1]);
     }
-    __device__ __forceinline__ float2 factor(const float (&factors)[kChunk], int step, int i) const {
-        return *reinterpret_cast<const float2*>(&factors[16 * step + i / 2 * 8 + 2 * t]);
+    // Factors of this thread's tokens, read while products are under way.
+    using TokenFactors = float2[2 * kTokenSteps];
+    __device__ __forceinline__ void read_factors(TokenFactors& own, const float (&factors)[kChunk]) const {
+#pragma unroll
+        for (int i = 0; i < 2 * kTokenSteps; ++i) own[i] = pair_at(&factors[8 * i + 2 * t]);
     }
 
-    __device__ __forceinline__ void store_output(float (&output)[32], int chunk) {
-        if (chunk < work.silent) return;
+    // By the copy engine, unless it would write over the next sequence.
+    __device__ __forceinline__ void store_output(const float (&output)[32], int chunk, bool by_hand) {
         PrefillTile& tile = shared.output[index()];
         if (thread == 0) wait_stores_read();
         gather();
@@ -152,27 +155,26 @@ struct PrefillValues : Lane {
                              pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
                              pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
                              pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
-        const RecurrentArgs& all = args.recurrence;
-        const bool packed = all.cu_seqlens.data != nullptr;
-        const int count = tokens_in(work, chunk), first_row = work.first_row + index() * kValueRows;
-        if (packed && count < kChunk) [[unlikely]] {  // the copy engine would write over the next sequence
-            gather();
-            using Io = Storage<kIo>;
-            Io* to = static_cast<Io*>(all.output.data) + (work.start + chunk * kChunk) * all.output.token +
-                     work.head * all.output.head + first_row;
-            for (int i = thread; i < count * 8; i += kWarpgroup)
-                if (first_row + i % 8 * 8 < all.dv)
-                    *reinterpret_cast<uint4*>(to + i / 8 * all.output.token + i % 8 * 8) =
-                        load_shared(row_piece(tile_row(tile.bytes, i / 8), i % 8));
-            return;
-        }
         publish_shared();
         gather();
-        if (thread == 0) {
+        if (thread == 0 && !by_hand && chunk >= work.silent) {
             const int token = static_cast<int>(work.start) + chunk * kChunk;
-            store_tile(args.output, {first_row, work.head, token, packed ? 0 : work.sequence}, tile.bytes);
+            const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
+            store_tile(args.output, {work.first_row + index() * kValueRows, work.head, token, batch}, tile.bytes);
             commit_stores();
         }
+    }
+    __device__ __forceinline__ void store_output_by_hand(int chunk) {
+        const RecurrentArgs& all = args.recurrence;
+        const int first_row = work.first_row + index() * kValueRows;
+        using Io = Storage<kIo>;
+        Io* to = static_cast<Io*>(all.output.data) + (work.start + chunk * kChunk) * all.output.token +
+                 work.head * all.output.head + first_row;
+#pragma unroll 1
+        for (int i = thread; i < tokens_in(work, chunk) * 8; i += kWarpgroup)
+            if (first_row + i % 8 * 8 < all.dv)
+                *reinterpret_cast<uint4*>(to + i / 8 * all.output.token + i % 8 * 8) =
+                    load_shared(row_piece(tile_row(shared.output[index()].bytes, i / 8), i % 8));
     }
 
     __device__ __forceinline__ void run() {
@@ -182,82 +184,51 @@ struct PrefillValues : Lane {
             if (thread == 0) state_is_read(args, work);
         }
         round_state();
+        const RecurrentArgs& all = args.recurrence;
+        const int length = work.length;
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (int chunk = 0; chunk * kChunk < length; ++chunk) {
             const Turn<kConfig.stages> turn(chunk);
-            find_place();
             const auto& stage = shared.stages[turn.stage];
             const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
             const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
             const auto& factors = shared.factors[turn.stage];
-            barrier(shared.loaded[turn.stage]).wait(turn.parity);
             barrier(shared.ready[turn.stage]).wait(turn.parity);
 
-            unsigned x[kTokenSteps][4], update[kTokenSteps][4];
+            unsigned x[kTokenSteps][4];
             float d[32], output[kQueriesFirst ? 32 : 1];
+            TokenFactors own;
             start_with_state(d, stage.key);
             if constexpr (kQueriesFirst) start_with_state(output, stage.query);
+            find_place();
             load_values(x, stage.value[index()]);
+            if constexpr (!kQueriesFirst) read_factors(own, factors.of_key);
             products_wait<kQueriesFirst>();
             pin(d);
-            form_x(x, d, factors.of_key, tokens_in(work, chunk));
+            if constexpr (kQueriesFirst) read_factors(own, factors.of_key);  // registers are short before
+            form_x(x, d, own);
             start_with_tokens(d, x, matrices.inverse, false);
+            const bool careful = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
             if constexpr (kQueriesFirst) {
+                read_factors(own, factors.of_query);
                 products_wait<1>();
                 pin(output);
-                scale_tokens(output, factors.of_query);
+                scale_tokens(output, own);
             }
 #pragma unroll
             for (float& s : state) s *= factors.decay;
+            read_factors(own, factors.of_update);
             products_wait<0>();
             pin(d);
-            const bool careful = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
-            if (careful) [[unlikely]]
+            const bool by_hand = all.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > length;
+            if (careful) [[unlikely]] {
                 add_inverse_rest(d, x, cancels, matrices);
-            if constexpr (kQueriesFirst) {
-                take_values(x, d);
-                if (careful) [[unlikely]] {
-                    update_with_rest(d, factors, stage);
-                    add_rest(output, d, x, matrices);
-                }
-                take_update(update, d, factors);
-                start_with_tokens(output, x, matrices.scores, true);
-                start_update(update, stage.key);
-                products_wait<1>();
-                pin(output);
-                store_output(output, chunk);
-                products_wait<0>();
-                pin(state);
-                round_state();
-                release(turn.stage);
+                finish<true>(d, output, own, chunk, by_hand);
             } else {
-                if (careful) [[unlikely]] {
-                    update_with_rest(d, factors, stage);
-                    take_update(update, d, factors);
-                    start_update(update, stage.key);
-                    products_wait<0>();
-                    pin(state);
-                    pin(d);
-                    take_values(x, d);
-                    exchange_for_output(d, x, stage, matrices, factors);
-                } else {
-                    take_values(x, d);
-                    take_update(update, d, factors);
-                    start_update(update, stage.key);
-                    start_with_state(d, stage.query);
-                    products_wait<0>();
-                    pin(state);
-                    pin(d);
-                    scale_tokens(d, factors.of_query);
-                }
-                round_state();
-                start_with_tokens(d, x, matrices.scores, true);
-                products_wait<0>();
-                pin(d);
-                release(turn.stage);
-                store_output(d, chunk);
+                finish<false>(d, output, own, chunk, by_hand);
             }
-            store_state(checkpoint(chunk));
+            if (by_hand) [[unlikely]] store_output_by_hand(chunk);
+            if (all.steps.data != nullptr) [[unlikely]] store_state(checkpoint(chunk));
         }
         if (work.ends) {
             if (args.readers != nullptr) {
@@ -269,6 +240,53 @@ struct PrefillValues : Lane {
         if (thread == 0) wait_stores_read();
     }
 
+    // From V' to the next state and this chunk's output.
+    template <bool kCareful, int kOutput>
+    __device__ __forceinline__ void finish(float (&d)[32], float (&output)[kOutput], TokenFactors& of_update, int chunk,
+                                           bool by_hand) {
+        const Turn<kConfig.stages> turn(chunk);
+        const auto& stage = shared.stages[turn.stage];
+        const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
+        const auto& factors = shared.factors[turn.stage];
+        unsigned x[kTokenSteps][4], update[kTokenSteps][4];
+        if constexpr (kCareful) update_with_rest(d, of_update, stage);
+        take_update(update, d, of_update);
+        take_values(x, d);
+        if constexpr (kQueriesFirst) {
+            if constexpr (kCareful) add_rest(output, d, x, matrices);
+            start_with_tokens(output, x, matrices.scores, true);
+            start_update(update, stage.key);
+            products_wait<1>();
+            pin(output);
+            store_output(output, chunk, by_hand);
+            products_wait<0>();
+            pin(state);
+            round_state();
+            release(turn.stage);
+        } else {
+            start_update(update, stage.key);
+            if constexpr (kCareful) {
+                products_wait<0>();
+                pin(state);
+                pin(d);
+                exchange_for_output(d, x, stage, matrices, factors);
+            } else {
+                start_with_state(d, stage.query);
+                TokenFactors own;
+                read_factors(own, factors.of_query);
+                products_wait<0>();
+                pin(state);
+                pin(d);
+                scale_tokens(d, own);
+            }
+            round_state();
+            start_with_tokens(d, x, matrices.scores, true);
+            products_wait<0>();
+            pin(d);
+            release(turn.stage);
+            store_output(d, chunk, by_hand);
+        }
+    }
     __device__ __forceinline__ void add_inverse_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
                                                      const typename Plan::Cancelling& cancels, const Matrices& matrices) {
         const auto right = tile_operand(&matrices.inverse_rest, 0);
@@ -286,22 +304,22 @@ struct PrefillValues : Lane {
     __device__ __forceinline__ void take_values(unsigned (&x)[kTokenSteps][4], float (&d)[32]) {
         each_token_pair(d, [&](int step, int i, float& v, float& v_next) { x[step][i] = pack<kIo>(v, v_next); });
     }
-    __device__ __forceinline__ void take_update(unsigned (&update)[kTokenSteps][4], float (&d)[32], const Factors& factors) {
+    __device__ __forceinline__ void take_update(unsigned (&update)[kTokenSteps][4], float (&d)[32], const TokenFactors& factors) {
         each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
-            const float2 of_update = factor(factors.of_update, step, i);
+            const float2 of_update = factors[2 * step + i / 2];
             update[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
         });
     }
     // What rounding V' to 16 bits left of it: for the state, for the output, and for the output in place of V' where there is
     // no room for both.
-    __device__ __forceinline__ void update_with_rest(float (&d)[32], const Factors& factors, const Stage& stage) {
+    __device__ __forceinline__ void update_with_rest(float (&d)[32], const TokenFactors& factors, const Stage& stage) {
         const auto right = tile_operand(stage.key, sizeof(PrefillTile));
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {  // one after another: registers are short
             unsigned rest[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float2 scale = factor(factors.of_update, step, i);
+                const float2 scale = factors[2 * step + i / 2];
                 const float x = d[8 * step + 2 * i] * scale.x, next = d[8 * step + 2 * i + 1] * scale.y;
                 rest[i] = pack_rest<kIo>(x, next, pack<kIo>(x, next));
             }
@@ -338,7 +356,9 @@ struct PrefillValues : Lane {
         start_with_state(d, stage.query);
         products_wait<0>();
         pin(d);
-        scale_tokens(d, factors.of_query);
+        TokenFactors own;
+        read_factors(own, factors.of_query);
+        scale_tokens(d, own);
 #pragma unroll
         for (int i = 0; i < 4 * kTokenSteps; ++i) rest[i / 4][i % 4] = kept[i * kWarpgroup];
         start_with_tokens(d, rest, matrices.scores, true);
@@ -349,35 +369,18 @@ struct PrefillValues : Lane {
         __syncwarp();
         if (lane == 0) barrier(shared.done[stage]).arrive();
     }
-    // X = v - exp(G) S k^T in place of v, for the first `count` tokens.
-    __device__ __forceinline__ void form_x(unsigned (&x)[kTokenSteps][4], float (&d)[32], const float (&of_key)[kChunk],
-                                           int count) {
+    // X = v - exp(G) S k^T in place of v.
+    __device__ __forceinline__ void form_x(unsigned (&x)[kTokenSteps][4], float (&d)[32], const TokenFactors& of_key) {
         each_token_pair(d, [&](int step, int i, float& s, float& s_next) {
-            const float2 key = factor(of_key, step, i), v = unpack<kIo>(x[step][i]);
+            const float2 key = of_key[2 * step + i / 2], v = unpack<kIo>(x[step][i]);
             x[step][i] = pack<kIo>(v.x - key.x * s, v.y - key.y * s_next);
         });
-        if (count < kChunk) [[unlikely]]
-            mask_tokens(x, count);
     }
-    __device__ __forceinline__ void scale_tokens(float (&d)[32], const float (&factors)[kChunk]) {
+    __device__ __forceinline__ void scale_tokens(float (&d)[32], const TokenFactors& factors) {
         each_token_pair(d, [&](int step, int i, float& x, float& x_next) {
-            const float2 scale = factor(factors, step, i);
-            x *= scale.x;
-            x_next *= scale.y;
+            x *= factors[2 * step + i / 2].x;
+            x_next *= factors[2 * step + i / 2].y;
         });
-    }
-    // Tokens past the end: whatever lies there, zero.
-    __device__ __forceinline__ void mask_tokens(unsigned (&x)[kTokenSteps][4], int count) {
-#pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int token = 16 * step + i / 2 * 8 + 2 * t;
-                if (token >= count)
-                    x[step][i] = 0;
-                else if (token + 1 >= count)
-                    x[step][i] &= 0xffffu;
-            }
     }
 };
 
