@@ -121,19 +121,17 @@ __device__ __forceinline__ void start_token_products(float (&products)[32], cons
     products_commit();
 }
 
-// In place, products of tokens times row factors and exp(G_i - G_j) r_j, for 16 x 16 blocks up to the diagonal; above it,
-// anything.
-__device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, const float (&gates)[kChunk],
-                                      const float (&rows)[kChunk], const float (&columns)[kChunk]) {
-    const int row = 16 * lane.warp + lane.g;
-    const float gate[2] = {gates[row], gates[row + 8]}, factor[2] = {rows[row], rows[row + 8]};
+// In place, products of tokens times exp(row - column), for 16 x 16 blocks up to the diagonal; above it, anything.
+__device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, const float (&rows)[kChunk],
+                                      const float (&columns)[kChunk]) {
+    const float row[2] = {rows[16 * lane.warp + lane.g], rows[16 * lane.warp + lane.g + 8]};
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
         if (n / 2 > lane.warp) break;
         const float2 column = pair_at(&columns[8 * n + 2 * lane.t]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            products[4 * n + i] *= factor[i / 2] * exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
+            products[4 * n + i] *= exp2_fast(row[i / 2] - (i % 2 == 0 ? column.x : column.y));
     }
 }
 

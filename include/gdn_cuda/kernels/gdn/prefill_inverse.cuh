@@ -36,15 +36,18 @@ struct PrefillInverse : Lane {
         }
     }
 
-    // -A = -beta_i r_i r_j exp(G_i - G_j) k_i.k_j; what is above the diagonal is not read.
+    // |A| = |beta_i| r_i r_j exp(G_i - G_j) |k_i.k_j|; what is above the diagonal is not read.
     __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, const Factors& factors) {
         if (thread >= kChunk) return;
         const float log_norm = args.recurrence.qk_norm ? log_inverse_norm<kConfig>(stage.key, thread) : 0.f;
-        scratch().factors.row[thread] = -factors.beta[thread] * exp2_fast(log_norm);
+        scratch().factors.row[thread] = factors.gate[thread] + log_norm + __log2f(fabsf(factors.beta[thread]));
         scratch().factors.column[thread] = factors.gate[thread] - log_norm;
     }
-    // This warp's row of blocks; those off the diagonal rounded for the tensor cores.
-    __device__ __forceinline__ void store_blocks(const float (&products)[32]) {
+    // This warp's row of blocks of -A; those off the diagonal rounded for the tensor cores.
+    __device__ __forceinline__ void store_blocks(const float (&products)[32], const float (&beta)[kChunk]) {
+        unsigned sign[2];  // to be added, as rounding is
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sign[i] = ~__float_as_uint(beta[16 * warp + g + 8 * i]) & 0x80000000u;
         Block* blocks = row_of_blocks(warp);
         const int halves[2] = {Block::at(g, 2 * t), Block::at(g, 8 + 2 * t)};
 #pragma unroll
@@ -55,7 +58,7 @@ struct PrefillInverse : Lane {
             for (int i = 0; i < 4; ++i) {
                 const float* x = &products[8 * column + 4 * (i % 2) + 2 * (i / 2)];
                 *reinterpret_cast<uint2*>(&blocks[column].numbers[halves[i % 2] + i / 2 * Block::kEightRows]) = {
-                    __float_as_uint(x[0]) + round, __float_as_uint(x[1]) + round};
+                    __float_as_uint(x[0]) + (sign[i / 2] + round), __float_as_uint(x[1]) + (sign[i / 2] + round)};
             }
         }
     }
@@ -218,8 +221,8 @@ struct PrefillInverse : Lane {
             products_wait<0>();
             pin(products);
             find_place();  // anew: registers are short
-            decay(products, *this, factors.gate, scratch().factors.row, scratch().factors.column);
-            store_blocks(products);
+            decay(products, *this, scratch().factors.row, scratch().factors.column);
+            store_blocks(products, factors.beta);
             __syncwarp();
             invert_diagonal();
             gather();

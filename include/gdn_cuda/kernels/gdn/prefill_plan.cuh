@@ -82,7 +82,7 @@ struct PrefillSharedPlan {
         float of_update[kChunk];  // exp(G_end - G) r
         float decay;              // exp(G_end)
     };
-    // Factors of a helper's products: of a row, and what of a column goes with its exponent.
+    // Exponents of a helper's products: a product is multiplied by 2^(row - column).
     struct alignas(16) RowsColumns {
         float row[kChunk], column[kChunk];
     };

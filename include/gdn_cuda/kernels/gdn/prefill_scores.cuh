@@ -102,7 +102,7 @@ struct PrefillScores : Lane {
             factors.of_key[token] = exp2_fast(gate + log_norm);
             factors.of_update[token] = exp2_fast(end - gate + log_norm);
         } else {
-            own.row[token] = scale * exp2_fast(log_norm);
+            own.row[token] = gate + log_norm + __log2f(fabsf(scale));
             factors.of_query[token] = scale * exp2_fast(gate + log_norm);
             if (token == 0) factors.decay = exp2_fast(end);
         }
@@ -113,12 +113,15 @@ struct PrefillScores : Lane {
         const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
         const int ahead = g - 2 * t;  // of the row, before the first of two columns
         const unsigned near = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
+        const unsigned sign = args.recurrence.scale < 0.f ? 0x80008000u : 0;
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             if (n / 2 > warp) break;
             const bool diagonal = n / 2 == warp;
             const unsigned keep = diagonal ? near : 0xffffffffu, right = diagonal ? 0 : 0xffffffffu;
-            const auto pair = [&](int i) { return pack<kConfig.io>(products[4 * n + 2 * i], products[4 * n + 2 * i + 1]); };
+            const auto pair = [&](int i) {
+                return pack<kConfig.io>(products[4 * n + 2 * i], products[4 * n + 2 * i + 1]) ^ sign;
+            };
             store_matrices(row_piece(to, n + lane / 16), pair(0) & keep, pair(1), pair(2) & right, pair(3) & keep);
         }
     }
@@ -148,7 +151,7 @@ struct PrefillScores : Lane {
             gather();
             products_wait<0>();
             pin(products);
-            decay(products, *this, factors.gate, own.row, own.column);
+            decay(products, *this, own.row, own.column);
             store_scores(products, shared.matrices[chunk % (kConfig.stages - 1)].scores);
             publish_shared();
             barrier(shared.ready[turn.stage]).arrive();
