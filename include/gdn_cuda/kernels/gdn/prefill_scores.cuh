@@ -24,7 +24,7 @@ __device__ __forceinline__ float2 cumulate(float2 gate) {
 template <PrefillConfig kConfig>
 struct PrefillScores : Lane {
     using Plan = PrefillSharedPlan<kConfig>;
-    static constexpr int kScalarWarp = 1;
+    static constexpr int kScalarWarp = 0;  // which has the fewest scores below the diagonal
 
     Plan& shared;
     const PrefillArgs& args;
@@ -39,9 +39,9 @@ struct PrefillScores : Lane {
         if (chunk >= work.chunks || lane != 0 || warp == kScalarWarp) return;
         auto& stage = shared.stages[turn.stage];
         Barrier& loaded = barrier(shared.loaded[turn.stage]);
-        const bool value = warp == 3;
-        PrefillTile* tiles = value ? stage.value : warp == 2 ? stage.query : stage.key;
-        const TensorMap& map = value ? args.value : warp == 2 ? args.query : args.key;
+        const bool value = warp == 1, query = warp == 2;
+        PrefillTile* tiles = value ? stage.value : query ? stage.query : stage.key;
+        const TensorMap& map = value ? args.value : query ? args.query : args.key;
         const int head = value ? work.head : work.key_head, first_element = value ? work.first_row : 0;
         const int token = static_cast<int>(work.start) + chunk * kChunk;
         const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
@@ -145,10 +145,10 @@ struct PrefillScores : Lane {
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
             share_factors(stage, own, factors);
+            gather();
             barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
             if (chunk + 1 >= kConfig.stages) bring_tiles(chunk + 1, coming);
             bring_scalars(chunk + 1, coming, gates, betas);
-            gather();
             products_wait<0>();
             pin(products);
             decay(products, *this, own.row, own.column);
