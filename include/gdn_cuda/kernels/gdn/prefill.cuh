@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
                        .checkpoints_before = packed_steps_before(all, sequence)};
         for (int i = 0; i < kConfig.stages; ++i) {
             barrier(shared.loaded[i]).init(3 + 32);  // keys, queries and values, and a warp's scalars
+            barrier(shared.factored[i]).init(kWarpgroup);
             barrier(shared.ready[i]).init(2 * kWarpgroup);
             barrier(shared.done[i]).init(kConfig.value_groups * 4);
         }

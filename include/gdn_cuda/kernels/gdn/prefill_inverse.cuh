@@ -36,13 +36,6 @@ struct PrefillInverse : Lane {
         }
     }
 
-    // |A| = |beta_i| r_i r_j exp(G_i - G_j) |k_i.k_j|; what is above the diagonal is not read.
-    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, const Factors& factors) {
-        if (thread >= kChunk) return;
-        const float log_norm = args.recurrence.qk_norm ? log_inverse_norm<kConfig>(stage.key, thread) : 0.f;
-        scratch().factors.row[thread] = factors.gate[thread] + log_norm + __log2f(fabsf(factors.beta[thread]));
-        scratch().factors.column[thread] = factors.gate[thread] - log_norm;
-    }
     // This warp's row of blocks of -A; those off the diagonal rounded for the tensor cores.
     __device__ __forceinline__ void store_blocks(const float (&products)[32], const float (&beta)[kChunk]) {
         unsigned sign[2];  // to be added, as rounding is
@@ -216,17 +209,14 @@ struct PrefillInverse : Lane {
             }
             float products[32];
             start_token_products<kConfig>(products, stage.key, stage.key);
-            share_factors(stage, factors);
-            gather();
+            barrier(shared.factored[turn.stage]).wait(turn.parity);
             products_wait<0>();
             pin(products);
-            find_place();  // anew: registers are short
-            decay(products, *this, scratch().factors.row, scratch().factors.column);
+            decay(products, *this, factors.key_row, factors.column);  // |A|, to the sign of a product
             store_blocks(products, factors.beta);
             __syncwarp();
             invert_diagonal();
             gather();
-            find_place();  // anew: registers are short
             const Turn<kConfig.stages> coming(not_before_here(chunk + 1));
             barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
             const int slot = chunk % (kConfig.stages - 1);

@@ -77,14 +77,11 @@ struct PrefillSharedPlan {
     // Scalars of a chunk's tokens, G the cumulated gates (in units of ln 2), r the inverse norms of keys and queries.
     struct alignas(16) Factors {
         float gate[kChunk], beta[kChunk];
+        // Exponents: products of two keys are multiplied by 2^(row - column), those of a query and a key too.
+        float key_row[kChunk], query_row[kChunk], column[kChunk];
         float of_key[kChunk];     // exp(G) r: what the state has of a key when its token comes
         float of_query[kChunk];   // scale exp(G) r
         float of_update[kChunk];  // exp(G_end - G) r
-        float decay;              // exp(G_end)
-    };
-    // Exponents of a helper's products: a product is multiplied by 2^(row - column).
-    struct alignas(16) RowsColumns {
-        float row[kChunk], column[kChunk];
     };
     // A 16 x 16 block of -A, then of the inverse on the diagonal: halves of rows 2 and 3 of every 4 change places, so that four
     // rows at eight columns are in 32 banks.
@@ -96,7 +93,6 @@ struct PrefillSharedPlan {
     };
     struct InverseScratch {
         Block blocks[10];  // of the lower triangle, row by row
-        RowsColumns factors;
     };
     Stage stages[kConfig.stages];
     Matrices matrices[kConfig.stages - 1];
@@ -104,10 +100,10 @@ struct PrefillSharedPlan {
     InverseScratch inverse[kConfig.inverse_groups];
     // Whether an inverse has entries that cancel, by columns of blocks: two parts of them, and of V', then.
     Cancelling cancels[kConfig.stages - 1];
-    RowsColumns scores[2];  // a warp may be a chunk ahead of another
     Factors factors[kConfig.stages];
+    float decay[kConfig.stages];  // exp(G_end) of a chunk
     PrefillWork work;  // not in registers: they are short
-    unsigned long long loaded[kConfig.stages], ready[kConfig.stages];
+    unsigned long long loaded[kConfig.stages], factored[kConfig.stages], ready[kConfig.stages];
     unsigned long long done[kConfig.stages];  // by the state's owners: the stage is free, and so are the matrices
 };
 

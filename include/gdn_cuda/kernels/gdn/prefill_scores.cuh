@@ -64,7 +64,6 @@ struct PrefillScores : Lane {
         }
         __device__ __forceinline__ void ask(int count) {
             const int first = 2 * (threadIdx.x % 32);
-            raw[0] = raw[1] = {};
             if (first < count) raw[0].load({at, type}, 0);
             if (first + 1 < count) raw[1].load({at + next, type}, 0);
             at += next * kChunk;
@@ -72,12 +71,13 @@ struct PrefillScores : Lane {
         __device__ __forceinline__ float2 take() const { return {raw[0].number(type), raw[1].number(type)}; }
     };
     __device__ __forceinline__ void ask(int chunk, ScalarStream& gates, ScalarStream& betas) const {
+        for (RawNumber* raw : {gates.raw, betas.raw}) raw[0] = raw[1] = {};  // by all: a copy of what is loaded would wait for it
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         const int count = tokens_in(work, chunk);
         gates.ask(count);
         betas.ask(count);
     }
-    // What was asked for, of this chunk; then asks for the next. Tokens past the end have zeros: they neither decay nor change
+    // What was asked for, of this chunk. Tokens past the end have zeros: they neither decay nor change
     // the state.
     __device__ __forceinline__ void bring_scalars(int chunk, const Turn<kConfig.stages>& turn, ScalarStream& gates,
                                                   ScalarStream& betas) {
@@ -86,25 +86,25 @@ struct PrefillScores : Lane {
         reinterpret_cast<float2*>(factors.gate)[lane] = cumulate(gates.take());
         reinterpret_cast<float2*>(factors.beta)[lane] = betas.take();
         barrier(shared.loaded[turn.stage]).arrive();
-        ask(chunk + 1, gates, betas);
     }
 
-    // Factors of a token's key (half of the threads) or query, for the scores and for the state's owners.
-    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, typename Plan::RowsColumns& own,
-                                                  typename Plan::Factors& factors) {
+    // Factors of a token's key (half of the threads) or query, for everyone.
+    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, typename Plan::Factors& factors,
+                                                  float& decay) {
         const int token = thread % kChunk;
         const bool of_key = thread < kChunk;
         const float log_norm =
             args.recurrence.qk_norm ? log_inverse_norm<kConfig>(of_key ? stage.key : stage.query, token) : 0.f;
         const float gate = factors.gate[token], end = factors.gate[kChunk - 1], scale = args.recurrence.scale;
         if (of_key) {
-            own.column[token] = gate - log_norm;
+            factors.column[token] = gate - log_norm;
+            factors.key_row[token] = gate + log_norm + __log2f(fabsf(factors.beta[token]));
             factors.of_key[token] = exp2_fast(gate + log_norm);
             factors.of_update[token] = exp2_fast(end - gate + log_norm);
         } else {
-            own.row[token] = gate + log_norm + __log2f(fabsf(scale));
+            factors.query_row[token] = gate + log_norm + __log2f(fabsf(scale));
             factors.of_query[token] = scale * exp2_fast(gate + log_norm);
-            if (token == 0) factors.decay = exp2_fast(end);
+            if (token == 0) decay = exp2_fast(end);
         }
     }
 
@@ -132,26 +132,28 @@ struct PrefillScores : Lane {
 #pragma unroll 1
         for (int chunk = 0; chunk < kConfig.stages; ++chunk) bring_tiles(chunk, Turn<kConfig.stages>(chunk));
         bring_scalars(0, Turn<kConfig.stages>(0), gates, betas);
+        ask(1, gates, betas);
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const Turn<kConfig.stages> turn(chunk), coming(chunk + 1);
             find_place();
             auto& stage = shared.stages[turn.stage];
             auto& factors = shared.factors[turn.stage];
-            auto& own = shared.scores[chunk % 2];
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             if (tokens_in(work, chunk) < kChunk) [[unlikely]]
                 meet(kKeysMeet, 2 * kWarpgroup);  // that others clear
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
-            share_factors(stage, own, factors);
-            gather();
+            share_factors(stage, factors, shared.decay[turn.stage]);
+            barrier(shared.factored[turn.stage]).arrive();
             barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
             if (chunk + 1 >= kConfig.stages) bring_tiles(chunk + 1, coming);
             bring_scalars(chunk + 1, coming, gates, betas);
+            ask(chunk + 2, gates, betas);
             products_wait<0>();
             pin(products);
-            decay(products, *this, own.row, own.column);
+            barrier(shared.factored[turn.stage]).wait(turn.parity);
+            decay(products, *this, factors.query_row, factors.column);
             store_scores(products, shared.matrices[chunk % (kConfig.stages - 1)].scores);
             publish_shared();
             barrier(shared.ready[turn.stage]).arrive();

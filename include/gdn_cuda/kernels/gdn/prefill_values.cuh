@@ -187,12 +187,13 @@ struct PrefillValues : Lane {
         const RecurrentArgs& all = args.recurrence;
         const int length = work.length;
 #pragma unroll 1
-        for (int chunk = 0; chunk * kChunk < length; ++chunk) {
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
             const Turn<kConfig.stages> turn(chunk);
             const auto& stage = shared.stages[turn.stage];
             const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
             const auto& cancels = shared.cancels[chunk % (kConfig.stages - 1)];
             const auto& factors = shared.factors[turn.stage];
+            find_place();
             barrier(shared.ready[turn.stage]).wait(turn.parity);
 
             unsigned x[kTokenSteps][4];
@@ -200,7 +201,6 @@ struct PrefillValues : Lane {
             TokenFactors own;
             start_with_state(d, stage.key);
             if constexpr (kQueriesFirst) start_with_state(output, stage.query);
-            find_place();
             load_values(x, stage.value[index()]);
             if constexpr (!kQueriesFirst) read_factors(own, factors.of_key);
             products_wait<kQueriesFirst>();
@@ -216,7 +216,7 @@ struct PrefillValues : Lane {
                 scale_tokens(output, own);
             }
 #pragma unroll
-            for (float& s : state) s *= factors.decay;
+            for (float& s : state) s *= shared.decay[turn.stage];
             read_factors(own, factors.of_update);
             products_wait<0>();
             pin(d);
