@@ -50,22 +50,8 @@ struct ComputeUWBlock {
 
     // This warp's row of blocks of A.
     __device__ __forceinline__ void form_row() {
-        float products[kRowBlocks][2][4] = {};
-        const PiecesFrom own_keys(shared.key, PieceOfLane::straight(lane), 16 * row_block, 0);
-        const PiecesFrom other_keys(shared.key, PieceOfLane::crossed(lane), 0, 0);
-#pragma unroll
-        for (int step = 0; step < kConfig.head_k / 16; ++step) {
-            unsigned own[4];
-            load_matrices(own, own_keys.at(0, 2 * step));
-#pragma unroll
-            for (int column = 0; column < kRowBlocks; ++column) {
-                if (column > row_block) break;
-                unsigned other[4];
-                load_matrices(other, other_keys.at(16 * column, 2 * step));
-                add_product<DType::bf16>(products[column][0], own, other[0], other[1]);
-                add_product<DType::bf16>(products[column][1], own, other[2], other[3]);
-            }
-        }
+        RowOfBlocks products = {};
+        add_token_products(products, shared.key, shared.key, row_block, lane);
         const int row = 16 * row_block + g;
         const float gate[2] = {shared.gate[row], shared.gate[row + 8]};
         const float beta[2] = {shared.of_value[row], shared.of_value[row + 8]};
@@ -100,7 +86,7 @@ struct ComputeUWBlock {
                 const float2 x = *reinterpret_cast<const float2*>(&block.at[g + i % 2 * 8][at]);
                 const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * column + at]);
                 inverse.high[column][i] = pack<DType::bf16>(x.x * factor.x, x.y * factor.y);
-                inverse.rest[column][i] = pack_rest<DType::bf16>(inverse.high[column][i], x.x * factor.x, x.y * factor.y);
+                inverse.rest[column][i] = pack_rest<DType::bf16>(x.x * factor.x, x.y * factor.y, inverse.high[column][i]);
             }
         }
     }
@@ -119,9 +105,8 @@ struct ComputeUWBlock {
                 unsigned right[2][4];
 #pragma unroll
                 for (int pair = 0; pair < 2; ++pair) load_transposed(right[pair], from.at(16 * step, first / 8 + 2 * pair));
-                    // All tiles with one part, then with the other: sums that follow upon themselves wait.
 #pragma unroll
-                for (int part = 0; part < 2; ++part)
+                for (int part = 0; part < 2; ++part)  // of all tiles: sums that follow upon themselves wait
 #pragma unroll
                     for (int n = 0; n < 4; ++n)
                         add_product<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
@@ -145,7 +130,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
     compute_u_w(const __grid_constant__ ChunkArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<ComputeUWSharedPlan<kConfig>*>(memory);
-    static_assert(sizeof(shared) <= 99 * 1024);
+    static_assert(sizeof(shared) <= kSharedBytesEverywhere);
 
     const int head = static_cast<int>(blockIdx.x % args.heads);
     const ChunkPlace place = find_chunk(args, static_cast<int>(blockIdx.x / args.heads));

@@ -31,9 +31,6 @@ struct PrefillMmaConfig {
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
 };
 
-// What every GPU from sm_80 on lets a block have.
-constexpr int kSharedBytesEverywhere = 99 * 1024;
-
 // A 16 x 16 block of tokens x tokens as the sum of two 16-bit matrices: rounded, and what rounding left. Rows of 32 bytes;
 // piece p of row r lies at p ^ (r / 4 % 2).
 struct alignas(128) TwoPartBlock {
