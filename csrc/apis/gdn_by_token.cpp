@@ -10,7 +10,7 @@ namespace {
 // What gdn/decode and gdn/verify ask of shapes.
 bool is_regular(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
-    return !sequences.packed() && sequences.count <= 65535 && prepared.aligned && has_exact_kernel(prepared.args.dk);
+    return !sequences.packed() && sequences.count <= kMaxGridYZ && prepared.aligned && has_exact_kernel(prepared.args.dk);
 }
 
 // One token a sequence, from one slot to one slot.

@@ -31,8 +31,7 @@ void run_chunked(const Prepared& prepared, const Tensor& out) {
                            tiled(args.output, sequences.value_heads, sequences.dv), nullptr};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
-    const bool rows_fit = tiles && prepared.aligned && sequences.dk % 8 == 0 && sequences.dv % 8 == 0 && sequences.tokens > 0 &&
-                          sequences.count <= 65535;
+    const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
     const PrefillProblem problem{.sequences = sequences.count,
                                  .tokens = sequences.mean_tokens(),
                                  .heads = args.heads,
@@ -68,8 +67,8 @@ Prepared prepare_chunked(const Tensor& query, const Tensor& key, const Tensor& v
     check_gates(check, beta, gate, sequences, args.beta, args.gate);
     check_chunk_hints(check, view_of(chunk_indices), view_of(cu_chunks), sequences);
     GDN_REQUIRE(check,
-                checkpoint_every >= 0 && checkpoint_every % 64 == 0 && checkpoint_every <= std::numeric_limits<int>::max(),
-                "checkpoint_every", "0 or a multiple of 64", fmt::format("{}", checkpoint_every));
+                checkpoint_every >= 0 && checkpoint_every % kChunk == 0 && checkpoint_every <= std::numeric_limits<int>::max(),
+                "checkpoint_every", fmt::format("0 or a multiple of {}", kChunk), fmt::format("{}", checkpoint_every));
 
     const View initial = view_of(state), slots = view_of(state_indices);
     if (!initial.defined()) return prepared;
