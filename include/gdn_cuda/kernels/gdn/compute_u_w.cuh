@@ -12,7 +12,6 @@
 // speed at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md), for the inversion is long for what a block moves.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/chunk_inverse.cuh>
 #include <gdn_cuda/kernels/gdn/compute_u_w_plan.cuh>
 
 namespace gdn_cuda::gdn {
@@ -22,14 +21,12 @@ struct ComputeUWBlock {
     using Plan = ComputeUWSharedPlan<kConfig>;
     static constexpr int kRowBlocks = kChunk / 16;
     static constexpr int kColumnsAtOnce = 32;
-    static_assert(sizeof(Plan::triangle) == sizeof(ChunkTriangle));
 
     Plan& shared;
     const ChunkPlace place;
     const int count;      // tokens in the chunk
     const int row_block;  // this warp's
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    ChunkTriangle& triangle = *reinterpret_cast<ChunkTriangle*>(shared.triangle);
 
     __device__ __forceinline__ ComputeUWBlock(Plan& shared, const ChunkPlace& place)
         : shared(shared),
@@ -58,7 +55,7 @@ struct ComputeUWBlock {
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
             if (column > row_block) break;
-            auto& block = triangle.block(row_block, column);
+            auto& block = shared.triangle.block(row_block, column);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const float2 before = *reinterpret_cast<const float2*>(&shared.gate[16 * column + 8 * n + 2 * t]);
@@ -79,7 +76,7 @@ struct ComputeUWBlock {
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
             if (column > row_block) break;
-            const auto& block = triangle.block(row_block, column);
+            const auto& block = shared.triangle.block(row_block, column);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int at = i / 2 * 8 + 2 * t;
@@ -152,7 +149,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
 
     block.form_row();
     __syncwarp();
-    invert_chunk(block.triangle, block.row_block, [] { __syncthreads(); });
+    invert_chunk(shared.triangle, block.row_block, [] { __syncthreads(); });
     typename ComputeUWBlock<kConfig>::Inverse inverse;
     block.take_inverse(inverse, shared.of_key);
     block.multiply(inverse, shared.key, rows_at(args.w, place, head), args.w.token, args.dk);

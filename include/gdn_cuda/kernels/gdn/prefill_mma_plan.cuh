@@ -72,7 +72,7 @@ struct PrefillMmaSharedPlan {
     Tile key[kConfig.key_stages][kConfig.key_tiles()], query[kConfig.key_tiles()];
     Tile value[kConfig.rows_per_block() / PrefillMmaConfig::kTileElements];  // then the output; a warp has columns of its own
     alignas(TwoPartBlock) ChunkTriangle inverse;  // (I + A)^-1, then times diag(beta): each block as two parts in its place
-    TwoPartBlock scores[10];                      // q k^T, decayed; numbered as the inverse's
+    TwoPartBlock scores[ChunkTriangle::kBlocks];  // q k^T, decayed; numbered as the inverse's
     Factors factors;
     Work work;  // not in registers: they are short
 };
