@@ -264,9 +264,8 @@ PYBIND11_MODULE(_C, module) {
             without_gil([&] { jit::init(library_root, cuda_home); });
         },
         "library_root"_a, "cuda_home"_a,
-        "States where the kernel headers and the CUDA toolkit are; an empty string means: find it. An error with other paths "
-        "once a "
-        "kernel was loaded.");
+        "States where the kernel headers and the CUDA toolkit are; an empty string means: find it. An error once a kernel was "
+        "loaded from other paths.");
 
     module.def("variables", &variables, "Every environment variable the library reads: name, default, meaning.");
     module.def("env", &env, "The variables' parsed values, as they stood at first use. Raises for a malformed one.");

@@ -76,7 +76,8 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
     GDN_REQUIRE(check, s.value_heads >= 1 && s.value_heads % s.key_heads == 0, names.value,
                 fmt::format("a number of heads that is a multiple of {}'s {}", names.query, s.key_heads),
                 fmt::format("{}", s.value_heads));
-    GDN_REQUIRE(check, s.value_heads <= 65535, names.value, "at most 65535 heads", fmt::format("{}", s.value_heads));
+    GDN_REQUIRE(check, s.value_heads <= kMaxGridYZ, names.value, fmt::format("at most {} heads", kMaxGridYZ),
+                fmt::format("{}", s.value_heads));
     check_head_dim(check, names.query, s.dk);
     check_head_dim(check, names.value, s.dv);
     if (cu_seqlens.defined()) {

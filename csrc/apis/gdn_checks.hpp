@@ -8,6 +8,7 @@
 namespace gdn_cuda::gdn {
 
 constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxGridYZ = 65535;  // blocks in these directions: heads, sequences
 
 // What a function calls its query, key and value.
 struct RowNames {

@@ -8,9 +8,8 @@
 
 namespace gdn_cuda::jit {
 
-bool is_cubin(std::string_view bytes);  // ELF64, machine CUDA, section table inside the bytes
-std::vector<std::string> kernel_symbols(
-    std::string_view cubin);  // entry functions, in symbol-table order; empty when malformed
+bool is_cubin(std::string_view bytes);                             // ELF64, machine CUDA, section table inside the bytes
+std::vector<std::string> kernel_symbols(std::string_view cubin);   // entry functions, in the table's order; empty: malformed
 std::string build_identity(const std::filesystem::path& library);  // GNU build id in hex; without one, size and content digest
 
 }  // namespace gdn_cuda::jit

@@ -18,8 +18,8 @@ struct State {
 };
 
 State& state() {
-    static auto* kept =
-        new State;  // never destroyed: threads may log while the process ends, and the sink may belong to Python
+    // Never destroyed: threads may log while the process ends, and the sink may belong to Python.
+    static auto* kept = new State;
     return *kept;
 }
 

@@ -23,9 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(chosen.run(chosen))
     except BrokenPipeError:  # the reader of our output left, as `| head` does
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # so that the interpreter's last flush has somewhere to go
+        # The interpreter's last flush needs somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (RuntimeError, ValueError) as error:
         print(f"gdn_cuda {chosen.command}: {error}", file=sys.stderr)

@@ -19,7 +19,7 @@ PIECES = ("bf16_gdn_compute_u_w", "bf16_chunked_seq_state_update", "bf16_gdn_chu
 OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward", *PIECES)
 
 # The ceilings that a roof is made of, per device, so that shares compare from run to run: a product's speed follows the
-# temperature. TARGETS.md's. A device that is not here is held against what the run itself measures.
+# temperature. A device that is not here is held against what the run itself measures.
 NOMINAL_CEILINGS = {"NVIDIA H200": {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 790e12}}
 
 

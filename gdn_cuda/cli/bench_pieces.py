@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..reference.gdn import CHUNK
 from .bench_cases import Case, Inputs, Work, projections, size
-from .bench_prefill import CHUNK
 
 KEY_HEADS, VALUE_HEADS, HEAD = 16, 32, 128
 GPU_EXTENTS = ((1, 8192), (8, 4096))

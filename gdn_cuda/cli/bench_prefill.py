@@ -9,9 +9,8 @@ from itertools import accumulate
 
 import torch
 
+from ..reference.gdn import CHUNK
 from .bench_cases import Case, Inputs, Outcome, Work, normal, projections, size
-
-CHUNK = 64
 
 # 24 sequences of 50 to 4000 tokens, 51721 in all
 PACKED_LENGTHS = (
@@ -49,7 +48,7 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        """The chunked form's, as TARGETS.md counts them: 180,224 for a token and value head when dk = dv = 128.
+        """The chunked form's: 180,224 for a token and value head when dk = dv = 128.
 
         Products over the chunk: k kᵀ, q kᵀ and w = T k' of dk columns, u = T v' and the output's second term of dv columns.
         Products with the state: w Sᵀ, q Sᵀ and v'ᵀ k. Triangles count whole. It is a yardstick, not a bound: a kernel that
@@ -111,7 +110,7 @@ def prefill_work(shape: Shape, device: str) -> Work:
     }
     if shape.packed:
         x["cu_seqlens"] = torch.tensor([0, *accumulate(shape.lengths)], device=device, dtype=torch.int32)
-    # Without the states, read and written once: so does TARGETS.md count.
+    # The states, read and written once, are left out.
     moved = size(x["query"], x["key"], x["value"], x["value"], x["beta"], x["gate"])
     # Weak gates let the initial state and the order of the tokens reach far, so that a wrong layout shows.
     checked = x | {"gate": x["gate"] / CHUNK}

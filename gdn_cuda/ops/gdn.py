@@ -189,24 +189,12 @@ def chunked_forward(
     the rest are zero.
     """
     out = _output_like(value, out)
+    tokens = query, key, value, beta, gate
+    common = cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm
     final_state: Tensor | None
     if state_indices is None:
         final_state, checkpoints = _chunked_forward(
-            query,
-            key,
-            value,
-            beta,
-            gate,
-            state,
-            cu_seqlens,
-            chunk_indices,
-            cu_chunks,
-            scale,
-            use_qk_l2norm,
-            output_final_state,
-            state_dtype,
-            checkpoint_every,
-            out,
+            *tokens, state, *common, output_final_state, state_dtype, checkpoint_every, out
         )
         if not output_final_state:
             final_state = None
@@ -217,22 +205,7 @@ def chunked_forward(
             raise ValueError(
                 f"chunked_forward: state_dtype: expected None or the pool's {state.dtype} with state_indices, got {state_dtype}"
             )
-        checkpoints = _chunked_forward_pool(
-            query,
-            key,
-            value,
-            beta,
-            gate,
-            state,
-            state_indices,
-            cu_seqlens,
-            chunk_indices,
-            cu_chunks,
-            scale,
-            use_qk_l2norm,
-            checkpoint_every,
-            out,
-        )
+        checkpoints = _chunked_forward_pool(*tokens, state, state_indices, *common, checkpoint_every, out)
         final_state = state if output_final_state else None
     return (out, final_state, checkpoints) if checkpoint_every else (out, final_state)
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..reference import gdn_ops as reference
+from ..reference.gdn import CHUNK
 
 _ops = torch.ops.gdn_cuda
 _library = torch.library.Library("gdn_cuda", "FRAGMENT")  # its life is the registrations'
-SPEC_VERIFY = 2
 
 
 def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -71,6 +71,17 @@ def _checkpoint_rows(query: Tensor, cu_seqlens: Tensor | None, every: int) -> An
     return query.shape[0] // every if cu_seqlens is not None else query.shape[0] * (query.shape[1] // every)
 
 
+# These only write into what they are given: nothing to say of shapes.
+for _name in (
+    "fused_decode",
+    "chunk_local_cumsum_bf16",
+    "bf16_gdn_compute_u_w",
+    "bf16_chunked_seq_state_update",
+    "bf16_gdn_chunked_compute_O",
+):
+    _fake(_name)(lambda *args: None)
+
+
 # ---- fused_gdn_gating
 
 
@@ -91,7 +102,7 @@ def _(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Ten
 @_fake("recurrent_forward")
 def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):
     dtype = torch.float32 if state is None else state.dtype
-    leading = tuple(query.shape[:-2]) if mode == SPEC_VERIFY else (_sequences(query, cu_seqlens),)
+    leading = tuple(query.shape[:-2]) if mode == reference.SPEC_VERIFY else (_sequences(query, cu_seqlens),)
     return _state(out, query, value, *leading, dtype=dtype)
 
 
@@ -105,11 +116,6 @@ def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_q
 
 
 # ---- fused_decode
-
-
-@_fake("fused_decode")
-def _(*args: Any) -> None:
-    pass
 
 
 @_cpu("fused_decode")
@@ -173,11 +179,6 @@ def _(input: Tensor, alignment: int) -> Tensor:
 _cpu("transpose_to_mn_major")(reference.transpose_to_mn_major)
 
 
-@_fake("chunk_local_cumsum_bf16")
-def _(*args: Any) -> None:
-    pass
-
-
 @_cpu("chunk_local_cumsum_bf16")
 def _(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices):
     output.copy_(reference.chunk_local_cumsum(input, head_first, cu_seqlens))
@@ -186,13 +187,8 @@ def _(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chu
 # ---- the pieces of the chunked form
 
 
-def _chunk_count(k: Tensor, cu_seqlens: Tensor) -> int:
-    return int(((cu_seqlens.diff() + 63) // 64).sum())
-
-
-@_fake("bf16_gdn_compute_u_w")
-def _(*args: Any) -> None:
-    pass
+def _chunk_counts(cu_seqlens: Tensor) -> Tensor:
+    return (cu_seqlens.diff() + CHUNK - 1) // CHUNK
 
 
 @_cpu("bf16_gdn_compute_u_w")
@@ -202,18 +198,13 @@ def _(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices):
     w.copy_(w_new)
 
 
-@_fake("bf16_chunked_seq_state_update")
-def _(*args: Any) -> None:
-    pass
-
-
 @_cpu("bf16_chunked_seq_state_update")
 def _(k, u, w, state, final_state, gate, has_initial, with_final, compiled_dims, cu_seqlens, chunk_size):
     initial = None
     if has_initial and cu_seqlens is None:
         initial = state[:, 0] if state.shape[1] else state.new_zeros(final_state.shape)
     elif has_initial:
-        counts = (cu_seqlens.diff() + 63) // 64
+        counts = _chunk_counts(cu_seqlens)
         first = (counts.cumsum(0) - counts).clamp(max=max(state.shape[0] - 1, 0))
         initial = torch.where((counts > 0)[:, None, None, None], state[first], 0)
     before, last, v_new = reference.seq_state_update(k, u, w, gate, initial, cu_seqlens)
@@ -223,12 +214,7 @@ def _(k, u, w, state, final_state, gate, has_initial, with_final, compiled_dims,
         final_state.copy_(last)
 
 
-@_fake("bf16_gdn_chunked_compute_O")
-def _(*args: Any) -> None:
-    pass
-
-
 @_cpu("bf16_gdn_chunked_compute_O")
 def _(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size):
-    states = state if cu_seqlens is None else state[: _chunk_count(k, cu_seqlens)]
+    states = state if cu_seqlens is None else state[: int(_chunk_counts(cu_seqlens).sum())]
     o.copy_(reference.compute_o(q, states, k, u, gate, cu_seqlens))

@@ -1,5 +1,6 @@
 // What every kernel's Spec is made from. A Spec (impls/<family>/<kernel>.hpp) states
-//     using Config, Args;                                    the plan's structs
+//     using Config, Args;                                    the plan's structs; Config has `fields(visit)`, which calls
+//                                                            visit("name", value) for each member
 //     static constexpr const char *family, *name, *config_type, *args_type, *summary;
 //     static constexpr int min_capability;                   what it needs of a device; max_capability besides, for a kernel
 //                                                            made of one architecture's own instructions

@@ -12,7 +12,7 @@ struct Recurrent {
     static constexpr const char *family = "gdn", *name = "recurrent", *config_type = "RecurrentConfig",
                                 *args_type = "RecurrentArgs";
     static constexpr const char* summary =
-        "the recurrence, state in registers: decode, verify, and prefill until a faster kernel applies";
+        "the recurrence token by token: packed batches, odd shapes, rows that do not start on 16 bytes";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 

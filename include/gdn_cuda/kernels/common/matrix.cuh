@@ -1,12 +1,19 @@
 // 8 x 8 matrices of 16-bit elements between shared memory and registers, and small products of a warp.
 #pragma once
 
-#include <gdn_cuda/kernels/common/mbarrier.cuh>
 #include <gdn_cuda/kernels/common/numeric.cuh>
+#include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
 
-// Four 8 x 8 matrices, transposed on the way; lane 8 i + r gives the address of row r of matrix i.
+// Four 8 x 8 matrices; lane 8 i + r gives the address of row r of matrix i.
+__device__ __forceinline__ void load_matrices(unsigned (&x)[4], unsigned row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
+}
+// The same, transposed on the way.
 __device__ __forceinline__ void load_transposed(unsigned (&x)[4], unsigned row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

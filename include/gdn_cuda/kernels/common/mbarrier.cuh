@@ -1,29 +1,9 @@
-// Barriers in shared memory (sm_90): arrivals of threads and bytes of asynchronous copies, waited for by phase.
+// Barriers in shared memory (sm_90): arrivals of threads and bytes of asynchronous copies, waited for by phase. And named ones.
 #pragma once
 
-#include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
-
-__device__ __forceinline__ unsigned shared_address(const void* shared) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
-}
-
-// For what only other threads or the tensor cores read: the compiler may move this thread's own loads past it.
-__device__ __forceinline__ void store_shared(unsigned address, unsigned x) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x));
-}
-__device__ __forceinline__ void store_shared(unsigned address, const uint4& x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-__device__ __forceinline__ uint4 load_shared(unsigned address) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
 
 struct Barrier {
     unsigned long long state;

@@ -1,4 +1,4 @@
-// A warp's products of 16-bit elements with fp32 sums (mma.sync, sm_80), and the loads that feed them (ldmatrix, sm_75).
+// A warp's products of 16-bit elements with fp32 sums (mma.sync, sm_80), and how ldmatrix (matrix.cuh) feeds them.
 //
 // With (g, t) = (lane / 4, lane % 4), a lane's register i holds of
 //     a left operand, 16 x 16     row g + 8 (i % 2), columns 8 (i / 2) + 2 t and the next      unsigned[4]
@@ -26,14 +26,6 @@ struct PieceOfLane {
     static __device__ __forceinline__ PieceOfLane straight(int lane) { return {lane % 16, lane / 16}; }
     static __device__ __forceinline__ PieceOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
 };
-
-// Four 8 x 8 matrices as they lie; matrix.cuh has the transposed load.
-__device__ __forceinline__ void load_matrices(unsigned (&x)[4], unsigned piece) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(piece)
-                 : "memory");
-}
 
 // An 8 x 8 matrix that lies over a warp, (g, 2 t) and (g, 2 t + 1) a lane, transposed.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
@@ -65,13 +57,6 @@ __device__ __forceinline__ void as_left(unsigned (&a)[4], const float (&left_hal
     a[1] = pack<kType>(left_half[2], left_half[3]);
     a[2] = pack<kType>(right_half[0], right_half[1]);
     a[3] = pack<kType>(right_half[2], right_half[3]);
-}
-
-// What rounding a pair of numbers to 16 bits left of them, rounded in turn.
-template <DType kType>
-__device__ __forceinline__ unsigned pack_rest(unsigned rounded, float low, float high) {
-    const float2 near = unpack<kType>(rounded);
-    return pack<kType>(low - near.x, high - near.y);
 }
 
 // A factor of products in tf32 that shall be nearly as good as fp32: what tf32 has room for, and the rest, of which the tensor

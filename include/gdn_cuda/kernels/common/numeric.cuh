@@ -100,19 +100,6 @@ __device__ __forceinline__ float load_number(const Tagged& from, i64 at) {
     return number_of(load_raw(from, at), from.type);
 }
 
-__device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
-    switch (type) {
-        case DType::bf16:
-            static_cast<__nv_bfloat16*>(to)[at] = __float2bfloat16(x);
-            break;
-        case DType::f16:
-            static_cast<__half*>(to)[at] = __float2half(x);
-            break;
-        default:
-            static_cast<float*>(to)[at] = x;
-    }
-}
-
 __device__ __forceinline__ i64 load_index(const Tagged& from, i64 at) {
     const bool wide = from.type == DType::i64;
     const char* address = static_cast<const char*>(from.data) + (at << (wide ? 3 : 2));

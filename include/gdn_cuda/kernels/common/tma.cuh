@@ -1,5 +1,5 @@
-// Tiles of rank-4 tensors between global and shared memory through the copy engine (sm_90). Rows of 128 bytes, swizzled:
-// 16-byte piece p of row r lies at piece p ^ (r % 8).
+// Tiles of rank-4 tensors between global and shared memory through the copy engine (sm_90). Rows of 128 bytes,
+// swizzled as shared.cuh has them.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
@@ -38,15 +38,6 @@ __device__ __forceinline__ void commit_stores() {
 // Until the stores of this thread have read their shared memory.
 __device__ __forceinline__ void wait_stores_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-// Shared address of a row of a swizzled tile, and of one of its 16-byte pieces: tiles start on 1024 bytes, so the swizzle is an
-// exclusive or with bits of the address.
-__device__ __forceinline__ unsigned tile_row(const void* tile, int row) {
-    return shared_address(tile) + row * 128 + ((row & 7) << 4);
-}
-__device__ __forceinline__ unsigned row_piece(unsigned row, int piece) {
-    return row ^ (piece << 4);
 }
 
 }  // namespace gdn_cuda

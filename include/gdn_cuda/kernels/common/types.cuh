@@ -18,6 +18,9 @@ inline constexpr int kCompiledCapability = 0;
 
 using i64 = long long;
 
+// Shared memory that every GPU from sm_80 on lets a block have.
+inline constexpr int kSharedBytesEverywhere = 99 * 1024;
+
 enum class DType : int { f32, bf16, f16, i32, i64 };
 
 GDN_HOST_DEVICE constexpr int bytes_of(DType type) {
@@ -45,8 +48,5 @@ struct Scalars {
     Tagged values;
     i64 batch = 0, token = 0, head = 0;
 };
-
-// A configuration prints itself as the designated initialiser that names it in the generated source, through its own
-// `fields(visitor)`, which calls visitor("name", value) for each member.
 
 }  // namespace gdn_cuda

@@ -22,7 +22,8 @@ struct ChunkTriangle {
     struct alignas(16) Block {
         float at[kInverseBlock][kInverseBlock + 4];
     };
-    Block blocks[kInverseWarps * (kInverseWarps + 1) / 2];
+    static constexpr int kBlocks = kInverseWarps * (kInverseWarps + 1) / 2;
+    Block blocks[kBlocks];
 
     // Of the block in this row and column of blocks.
     GDN_HOST_DEVICE static constexpr int number(int row, int column) { return row * (row + 1) / 2 + column; }

@@ -48,6 +48,28 @@ struct PiecesFrom {
     }
 };
 
+// A warp's 16 rows of x y^T, for rows x and y of tokens, in blocks of 16 x 16 up to the diagonal's.
+using RowOfBlocks = float[kChunk / 16][2][4];
+template <int kColumns>
+__device__ __forceinline__ void add_token_products(RowOfBlocks& products, const ChunkTile<kColumns>& x,
+                                                   const ChunkTile<kColumns>& y, int row_block, int lane) {
+    const PiecesFrom own(x, PieceOfLane::straight(lane), 16 * row_block, 0);
+    const PiecesFrom others(y, PieceOfLane::crossed(lane), 0, 0);
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+        unsigned left[4];
+        load_matrices(left, own.at(0, 2 * step));
+#pragma unroll
+        for (int column = 0; column < kChunk / 16; ++column) {
+            if (column > row_block) break;
+            unsigned right[4];
+            load_matrices(right, others.at(16 * column, 2 * step));
+            add_product<DType::bf16>(products[column][0], left, right[0], right[1]);
+            add_product<DType::bf16>(products[column][1], left, right[2], right[3]);
+        }
+    }
+}
+
 using Row8 = Vector<__nv_bfloat16, 8, true>;
 
 template <bool kAligned>

@@ -8,7 +8,7 @@
 // of the key dimensions inside a product is free: lane t's eight neighbours are pairs 2 t, 2 t + 1 of two products, and queries
 // are read in the same order.
 //
-// Bound: memory, most of it the states.
+// Bound: memory, most of it the states; 81 % of a copy's speed at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/compute_o_plan.cuh>
@@ -33,22 +33,8 @@ struct ComputeOBlock {
     __device__ __forceinline__ int column_of(int tile) const { return 16 * (warp + tile / 2 * 4) + tile % 2 * 8; }
 
     __device__ __forceinline__ void form_scores() const {
-        float products[kRowBlocks][2][4] = {};
-        const PiecesFrom queries(shared.query, PieceOfLane::straight(lane), 16 * warp, 0);
-        const PiecesFrom keys(shared.key, PieceOfLane::crossed(lane), 0, 0);
-#pragma unroll
-        for (int step = 0; step < kConfig.head_k / 16; ++step) {
-            unsigned own[4];
-            load_matrices(own, queries.at(0, 2 * step));
-#pragma unroll
-            for (int column = 0; column < kRowBlocks; ++column) {
-                if (column > warp) break;
-                unsigned other[4];
-                load_matrices(other, keys.at(16 * column, 2 * step));
-                add_product<DType::bf16>(products[column][0], own, other[0], other[1]);
-                add_product<DType::bf16>(products[column][1], own, other[2], other[3]);
-            }
-        }
+        RowOfBlocks products = {};
+        add_token_products(products, shared.query, shared.key, warp, lane);
         __syncthreads();  // keys are used up: scores take their place
         const PiecesFrom scores(shared.scores, 16 * warp + g, 0);
         const float gate[2] = {shared.gate[16 * warp + g], shared.gate[16 * warp + g + 8]};
@@ -176,7 +162,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
     compute_o(const __grid_constant__ ChunkArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<ComputeOSharedPlan<kConfig>*>(memory);
-    static_assert(sizeof(shared) <= 99 * 1024);
+    static_assert(sizeof(shared) <= kSharedBytesEverywhere);
     using Block = ComputeOBlock<kConfig>;
 
     const int head = static_cast<int>(blockIdx.x % args.heads), key_head = head / args.heads_per_key;

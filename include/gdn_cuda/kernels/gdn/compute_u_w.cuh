@@ -8,11 +8,10 @@
 // would be ten times the rounding of w. Rows further down are longer, so warps and rows of blocks are paired anew in every
 // block: no quarter of the multiprocessor has all the long ones.
 //
-// Bound: memory, which sees k, v, u and w once; value heads that share keys lie side by side in the grid; the
-// inversion is long for what a block moves.
+// Bound: memory, which sees k, v, u and w once, as value heads that share keys lie side by side in the grid; 54 % of a copy's
+// speed at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md), for the inversion is long for what a block moves.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/chunk_inverse.cuh>
 #include <gdn_cuda/kernels/gdn/compute_u_w_plan.cuh>
 
 namespace gdn_cuda::gdn {
@@ -22,14 +21,12 @@ struct ComputeUWBlock {
     using Plan = ComputeUWSharedPlan<kConfig>;
     static constexpr int kRowBlocks = kChunk / 16;
     static constexpr int kColumnsAtOnce = 32;
-    static_assert(sizeof(Plan::triangle) == sizeof(ChunkTriangle));
 
     Plan& shared;
     const ChunkPlace place;
     const int count;      // tokens in the chunk
     const int row_block;  // this warp's
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    ChunkTriangle& triangle = *reinterpret_cast<ChunkTriangle*>(shared.triangle);
 
     __device__ __forceinline__ ComputeUWBlock(Plan& shared, const ChunkPlace& place)
         : shared(shared),
@@ -50,29 +47,15 @@ struct ComputeUWBlock {
 
     // This warp's row of blocks of A.
     __device__ __forceinline__ void form_row() {
-        float products[kRowBlocks][2][4] = {};
-        const PiecesFrom own_keys(shared.key, PieceOfLane::straight(lane), 16 * row_block, 0);
-        const PiecesFrom other_keys(shared.key, PieceOfLane::crossed(lane), 0, 0);
-#pragma unroll
-        for (int step = 0; step < kConfig.head_k / 16; ++step) {
-            unsigned own[4];
-            load_matrices(own, own_keys.at(0, 2 * step));
-#pragma unroll
-            for (int column = 0; column < kRowBlocks; ++column) {
-                if (column > row_block) break;
-                unsigned other[4];
-                load_matrices(other, other_keys.at(16 * column, 2 * step));
-                add_product<DType::bf16>(products[column][0], own, other[0], other[1]);
-                add_product<DType::bf16>(products[column][1], own, other[2], other[3]);
-            }
-        }
+        RowOfBlocks products = {};
+        add_token_products(products, shared.key, shared.key, row_block, lane);
         const int row = 16 * row_block + g;
         const float gate[2] = {shared.gate[row], shared.gate[row + 8]};
         const float beta[2] = {shared.of_value[row], shared.of_value[row + 8]};
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
             if (column > row_block) break;
-            auto& block = triangle.block(row_block, column);
+            auto& block = shared.triangle.block(row_block, column);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const float2 before = *reinterpret_cast<const float2*>(&shared.gate[16 * column + 8 * n + 2 * t]);
@@ -93,14 +76,14 @@ struct ComputeUWBlock {
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
             if (column > row_block) break;
-            const auto& block = triangle.block(row_block, column);
+            const auto& block = shared.triangle.block(row_block, column);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int at = i / 2 * 8 + 2 * t;
                 const float2 x = *reinterpret_cast<const float2*>(&block.at[g + i % 2 * 8][at]);
                 const float2 factor = *reinterpret_cast<const float2*>(&factors[16 * column + at]);
                 inverse.high[column][i] = pack<DType::bf16>(x.x * factor.x, x.y * factor.y);
-                inverse.rest[column][i] = pack_rest<DType::bf16>(inverse.high[column][i], x.x * factor.x, x.y * factor.y);
+                inverse.rest[column][i] = pack_rest<DType::bf16>(x.x * factor.x, x.y * factor.y, inverse.high[column][i]);
             }
         }
     }
@@ -119,9 +102,8 @@ struct ComputeUWBlock {
                 unsigned right[2][4];
 #pragma unroll
                 for (int pair = 0; pair < 2; ++pair) load_transposed(right[pair], from.at(16 * step, first / 8 + 2 * pair));
-                    // All tiles with one part, then with the other: sums that follow upon themselves wait.
 #pragma unroll
-                for (int part = 0; part < 2; ++part)
+                for (int part = 0; part < 2; ++part)  // of all tiles: sums that follow upon themselves wait
 #pragma unroll
                     for (int n = 0; n < 4; ++n)
                         add_product<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
@@ -145,7 +127,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
     compute_u_w(const __grid_constant__ ChunkArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<ComputeUWSharedPlan<kConfig>*>(memory);
-    static_assert(sizeof(shared) <= 99 * 1024);
+    static_assert(sizeof(shared) <= kSharedBytesEverywhere);
 
     const int head = static_cast<int>(blockIdx.x % args.heads);
     const ChunkPlace place = find_chunk(args, static_cast<int>(blockIdx.x / args.heads));
@@ -167,7 +149,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
 
     block.form_row();
     __syncwarp();
-    invert_chunk(block.triangle, block.row_block, [] { __syncthreads(); });
+    invert_chunk(shared.triangle, block.row_block, [] { __syncthreads(); });
     typename ComputeUWBlock<kConfig>::Inverse inverse;
     block.take_inverse(inverse, shared.of_key);
     block.multiply(inverse, shared.key, rows_at(args.w, place, head), args.w.token, args.dk);

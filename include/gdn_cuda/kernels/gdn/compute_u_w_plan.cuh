@@ -1,6 +1,7 @@
 // Configuration and shared memory of gdn/compute_u_w, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/chunk_inverse.cuh>
 #include <gdn_cuda/kernels/gdn/chunk_tiles.cuh>
 
 namespace gdn_cuda::gdn {
@@ -25,7 +26,7 @@ template <ComputeUWConfig kConfig>
 struct ComputeUWSharedPlan {
     ChunkTile<kConfig.head_k> key;
     ChunkTile<kConfig.kValueColumns> value;
-    alignas(16) float triangle[10][16][20];  // ChunkTriangle, which only the device knows: A below the diagonal, then T
+    ChunkTriangle triangle;  // A below the diagonal, then T
     float gate[kChunk];
     float of_value[kChunk];  // beta
     float of_key[kChunk];    // beta exp(G)

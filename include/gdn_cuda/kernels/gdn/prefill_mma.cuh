@@ -1,7 +1,8 @@
 // gdn/prefill_mma: the chunked form of Gated Delta Net on the tensor cores of any GPU from sm_80 on, 64 tokens a chunk.
 //
-//     A_ij = beta_i (k_i.k_j) exp(G_i - G_j), i > j      T = (I + A)^-1 diag(beta)      P_ij = scale (q_i.k_j) exp(G_i - G_j),
-//     i >= j V' = T (v - exp(G) k S^T)      o = scale exp(G) q S^T + P V'      S <- exp(G_C) S + V'^T exp(G_C - G) k
+//     A_ij = beta_i (k_i.k_j) exp(G_i - G_j), i > j      T = (I + A)^-1 diag(beta)
+//     P_ij = scale (q_i.k_j) exp(G_i - G_j), i >= j      V' = T (v - exp(G) k S^T)
+//     o = scale exp(G) q S^T + P V'                      S <- exp(G_C) S + V'^T exp(G_C - G) k
 //
 // A block takes a sequence, a value head and 64 or 128 rows of the state, 16 a warp. Rows of S never meet, so a warp keeps its
 // rows in registers from the first chunk to the last and computes everything transposed: S k^T, S q^T, X^T T^T, V'^T P^T and
@@ -12,7 +13,8 @@
 // T, P and V' are each a sum of two 16-bit parts: rounded to one, V' alternates and cancels with beta near 2 and keys that
 // repeat, and its roundings with it.
 //
-// Bound: the latency of one phase after another where a multiprocessor has one block, the tensor cores where it has several.
+// Bound: the latency of one phase after another; registers leave a multiprocessor one block of 128 rows, or two of 64.
+// docs/kernels/gdn_prefill_mma.md has what was measured.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_mma_state.cuh>

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/common/mbarrier.cuh>
 #include <gdn_cuda/kernels/common/mma.cuh>
-#include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_mma_plan.cuh>
 #include <gdn_cuda/kernels/gdn/tokens.cuh>
 
@@ -48,6 +48,20 @@ struct MmaLane {
         return piece_of(tiles, PieceOfLane::crossed(lane), step);
     }
 
+    // sums += left x^T, x being 16 elements, from 16 step on, of the chunk's keys or queries.
+    using OfTokens = float[kChunk / 8][4];  // 16 rows x 64 tokens
+    template <DType kIo>
+    __device__ __forceinline__ void add_token_products(OfTokens& sums, const unsigned (&left)[4], const void* tiles,
+                                                       int step) const {
+#pragma unroll
+        for (int block = 0; block < kChunk / 16; ++block) {
+            unsigned right[4];
+            load_matrices(right, crossed_piece(tiles, step) + block * kBlockOfRows);
+            add_product<kIo>(sums[2 * block], left, right[0], right[1]);
+            add_product<kIo>(sums[2 * block + 1], left, right[2], right[3]);
+        }
+    }
+
     // Factors of tokens 8 n + 2 t and the next.
     __device__ __forceinline__ float2 pair_of(const float (&factors)[kChunk], int n) const {
         return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * t]);
@@ -59,7 +73,7 @@ struct MmaLane {
         const int at = (g + 8 * half) * 32 + ((piece ^ g / 4) << 4) + 4 * t;
         const unsigned rounded = pack<kIo>(x, y);
         *reinterpret_cast<unsigned*>(block.parts[0] + at) = rounded;
-        *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_rest<kIo>(rounded, x, y);
+        *reinterpret_cast<unsigned*>(block.parts[1] + at) = pack_rest<kIo>(x, y, rounded);
     }
     // One part of a block as two right operands, its rows their columns.
     __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {

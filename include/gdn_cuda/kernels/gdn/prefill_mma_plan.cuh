@@ -31,9 +31,6 @@ struct PrefillMmaConfig {
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
 };
 
-// What every GPU from sm_80 on lets a block have.
-constexpr int kSharedBytesEverywhere = 99 * 1024;
-
 // A 16 x 16 block of tokens x tokens as the sum of two 16-bit matrices: rounded, and what rounding left. Rows of 32 bytes;
 // piece p of row r lies at p ^ (r / 4 % 2).
 struct alignas(128) TwoPartBlock {
@@ -75,7 +72,7 @@ struct PrefillMmaSharedPlan {
     Tile key[kConfig.key_stages][kConfig.key_tiles()], query[kConfig.key_tiles()];
     Tile value[kConfig.rows_per_block() / PrefillMmaConfig::kTileElements];  // then the output; a warp has columns of its own
     alignas(TwoPartBlock) ChunkTriangle inverse;  // (I + A)^-1, then times diag(beta): each block as two parts in its place
-    TwoPartBlock scores[10];                      // q k^T, decayed; numbered as the inverse's
+    TwoPartBlock scores[ChunkTriangle::kBlocks];  // q k^T, decayed; numbered as the inverse's
     Factors factors;
     Work work;  // not in registers: they are short
 };

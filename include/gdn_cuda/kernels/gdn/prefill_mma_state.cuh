@@ -14,7 +14,6 @@ struct MmaState : MmaLane {
     static constexpr int kStateSteps = kConfig.head_k / 16, kTokenSteps = kChunk / 16;
     using Io = Storage<kIo>;
     using Plan = PrefillMmaSharedPlan<kConfig>;
-    using OfTokens = float[2 * kTokenSteps][4];  // 16 value rows x 64 tokens
 
     Plan& shared;
     const RecurrentArgs& args;
@@ -153,17 +152,6 @@ struct MmaState : MmaLane {
 #pragma unroll
             for (float& number : numbers) number = 0.f;
     }
-    // d += S x^T for one 16 x 16 block of the state and the chunk's keys or queries.
-    __device__ __forceinline__ void add_state_product(OfTokens& d, const unsigned (&left)[4], const typename Plan::Tile* tokens,
-                                                      int step) const {
-#pragma unroll
-        for (int block = 0; block < kTokenSteps; ++block) {
-            unsigned right[4];
-            load_matrices(right, crossed_piece(tokens, step) + block * kBlockOfRows);
-            add_product<kIo>(d[2 * block], left, right[0], right[1]);
-            add_product<kIo>(d[2 * block + 1], left, right[2], right[3]);
-        }
-    }
     // Else the compiler would carry these from chunk to chunk.
     __device__ __forceinline__ void forget() {
         clear(output);
@@ -187,8 +175,8 @@ struct MmaState : MmaLane {
         for (int step = 0; step < kStateSteps; ++step) {
             unsigned left[4];
             as_left<kIo>(left, state[2 * step], state[2 * step + 1]);
-            add_state_product(predicted, left, keys, step);
-            add_state_product(output, left, shared.query, step);
+            add_token_products<kIo>(predicted, left, keys, step);
+            add_token_products<kIo>(output, left, shared.query, step);
         }
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
@@ -213,7 +201,7 @@ struct MmaState : MmaLane {
         as_left<kIo>(parts[0], v[2 * step], v[2 * step + 1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            parts[1][i] = pack_rest<kIo>(parts[0][i], v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1]);
+            parts[1][i] = pack_rest<kIo>(v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1], parts[0][i]);
     }
     // Products into one sum wait for each other: those into others come between.
 

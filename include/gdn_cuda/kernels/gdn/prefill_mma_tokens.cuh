@@ -12,7 +12,6 @@ struct MmaTokens : MmaLane {
     static constexpr int kBlocks = kInverseWarps, kSteps = kConfig.head_k / 16;
     using Plan = PrefillMmaSharedPlan<kConfig>;
     using Tile = typename Plan::Tile;
-    using Products = float[2 * kBlocks][4];  // 16 x 64
     static constexpr int kScorers = kConfig.threads() - kInverseWarps * 32;
     enum Meeting : int {
         kInvertersMeet = 1,
@@ -135,7 +134,7 @@ struct MmaTokens : MmaLane {
     }
 
     // Sixteen rows of tokens times the keys. Also past the diagonal: a branch would cost more, as nothing is moved across it.
-    __device__ __forceinline__ void multiply(Products& products, const Tile* rows, int row_block, const Tile* keys) const {
+    __device__ __forceinline__ void multiply(OfTokens& products, const Tile* rows, int row_block, const Tile* keys) const {
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n)
 #pragma unroll
@@ -144,17 +143,11 @@ struct MmaTokens : MmaLane {
         for (int step = 0; step < kSteps; ++step) {
             unsigned left[4];
             load_matrices(left, straight_piece(rows, step) + row_block * kBlockOfRows);
-#pragma unroll
-            for (int column = 0; column < kBlocks; ++column) {
-                unsigned right[4];
-                load_matrices(right, crossed_piece(keys, step) + column * kBlockOfRows);
-                add_product<kIo>(products[2 * column], left, right[0], right[1]);
-                add_product<kIo>(products[2 * column + 1], left, right[2], right[3]);
-            }
+            add_token_products<kIo>(products, left, keys, step);
         }
     }
     // Times row factors and exp(G_i - G_j) r_j, in place; above the diagonal, anything.
-    __device__ __forceinline__ void decay(Products& products, int row_block, const float (&factors)[kChunk]) const {
+    __device__ __forceinline__ void decay(OfTokens& products, int row_block, const float (&factors)[kChunk]) const {
         const auto& of = shared.factors;
         const int row = kInverseBlock * row_block + g;
         const float gate[2] = {of.gate[row], of.gate[row + 8]}, factor[2] = {factors[row], factors[row + 8]};
@@ -166,7 +159,7 @@ struct MmaTokens : MmaLane {
                 products[n][i] *= factor[i / 2] * exp2_fast(gate[i / 2] - (i % 2 == 0 ? column.x : column.y));
         }
     }
-    __device__ __forceinline__ void store_scores(Products& products, int row_block) const {
+    __device__ __forceinline__ void store_scores(OfTokens& products, int row_block) const {
         decay(products, row_block, shared.factors.row_of_query);
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n) {
@@ -179,7 +172,7 @@ struct MmaTokens : MmaLane {
             }
         }
     }
-    __device__ __forceinline__ void store_to_invert(const Products& products) const {
+    __device__ __forceinline__ void store_to_invert(const OfTokens& products) const {
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n) {
             if (n / 2 > warp) continue;
@@ -216,7 +209,7 @@ struct MmaTokens : MmaLane {
     }
 
     // T: four warps, a row of blocks each.
-    __device__ __forceinline__ void begin_inverse(Products& products) {
+    __device__ __forceinline__ void begin_inverse(OfTokens& products) {
         decay(products, warp, shared.factors.row_of_key);
         store_to_invert(products);
         __syncwarp();
@@ -228,7 +221,7 @@ struct MmaTokens : MmaLane {
             if (kConfig.key_stages > 1) ask_for_scalars(chunk + 1);
         };
         const int row_of_scores = kBlocks - 1 - warp % kInverseWarps;  // who has few blocks to invert has many scores
-        Products products;
+        OfTokens products;
         if constexpr (kConfig.warps == kInverseWarps) {
             share_factors(keys);
             ask_early();

@@ -9,9 +9,11 @@
 // chunk as soon as those of an earlier one are used up, then its k. S and v' are rounded to bf16 as factors, v' in two parts,
 // since its errors stay in S.
 //
-// Bound: the chain of products from one chunk to the next; memory, most of it the states, where the blocks fill the card.
+// Bound: the chain of products from one chunk to the next; memory, most of it the states, where the blocks fill the card: 67 %
+// of a copy's speed at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
 #pragma once
 
+#include <gdn_cuda/kernels/common/mbarrier.cuh>
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
 
 namespace gdn_cuda::gdn {
@@ -226,7 +228,7 @@ struct SeqStateUpdateBlock {
                     store_shared(formed.at(token, half) + 4 * t, transposed(pack<DType::bf16>(value.x, value.y)));
                     const float2 factor{value.x * kept.x, value.y * kept.y};
                     high[i] = pack<DType::bf16>(factor.x, factor.y);
-                    rest[i] = pack_rest<DType::bf16>(high[i], factor.x, factor.y);
+                    rest[i] = pack_rest<DType::bf16>(factor.x, factor.y, high[i]);
                 }
             }
             exchange(side, 2 * pair) = {high[0], high[1], high[2], high[3]};
@@ -264,9 +266,8 @@ struct SeqStateUpdateBlock {
 #pragma unroll
                 for (int pair = 0; pair < kTilesAtOnce / 2; ++pair)
                     load_transposed(key[pair], keys.at(16 * step, first + 2 * pair));
-                    // All tiles with one part, then with the other: sums that follow upon themselves wait.
 #pragma unroll
-                for (const uint4& part : parts) {
+                for (const uint4& part : parts) {  // of all tiles: sums that follow upon themselves wait
                     const unsigned left[4] = {part.x, part.y, part.z, part.w};
 #pragma unroll
                     for (int n = 0; n < kTilesAtOnce; ++n)
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_per_multipro
     seq_state_update(const __grid_constant__ ChunkArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<SeqStateUpdateSharedPlan<kConfig>*>(memory);
-    static_assert(sizeof(shared) <= 99 * 1024);
+    static_assert(sizeof(shared) <= kSharedBytesEverywhere);
 
     if (threadIdx.x < 32) {
         const int head = static_cast<int>(blockIdx.x % args.heads), sequence = static_cast<int>(blockIdx.x / args.heads);

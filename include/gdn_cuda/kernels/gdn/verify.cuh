@@ -17,7 +17,7 @@
 namespace gdn_cuda::gdn {
 
 template <VerifyConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constant__ VerifyArgs args) {
+__global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constant__ RecurrentArgs args) {
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kRows = kConfig.rows_per_thread;
     using State = Storage<kConfig.state>;

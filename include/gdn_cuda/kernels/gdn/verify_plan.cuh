@@ -41,6 +41,4 @@ struct VerifySharedPlan {
     TokenBatch<kConfig> tokens;
 };
 
-using VerifyArgs = RecurrentArgs;
-
 }  // namespace gdn_cuda::gdn

@@ -1,0 +1,109 @@
+// fused_decode: gates, l2 norm and recurrence from and to slots of a state pool.
+#include <torch/csrc/stable/library.h>
+
+#include "gdn.hpp"
+#include "gdn_prepared.hpp"
+#include "register.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
+                        const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool,
+                        const OptionalTensor& state_indices, const OptionalTensor& cu_seqlens,
+                        const OptionalTensor& num_accepted_tokens, std::optional<int64_t> null_slot,
+                        const OptionalTensor& step_states, const OptionalTensor& step_slots, std::optional<double> scale,
+                        bool use_qk_l2norm, const Tensor& out) {
+    const Checks check{"fused_decode"};
+    const Sequences sequences = check_sequences(check, query, key, value, view_of(cu_seqlens));
+    Prepared prepared = prepare(check, sequences, out, scale, use_qk_l2norm);
+    RecurrentArgs& args = prepared.args;
+
+    args.gate = check_scalars(check, "a", View(a), sequences, {DType::bf16, DType::f16, DType::f32});
+    args.beta = check_scalars(check, "b", View(b), sequences, {DType::bf16, DType::f16, DType::f32});
+    args.A_log = check_per_head(check, "A_log", View(A_log), sequences);
+    args.dt_bias = check_per_head(check, "dt_bias", View(dt_bias), sequences);
+
+    const View pool(state_pool), slots = view_of(state_indices), accepted = view_of(num_accepted_tokens);
+    const View steps = view_of(step_states), rows = view_of(step_slots);
+    prepared.state_type = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
+    args.initial = check_states(check, prepared, "state_pool", pool, 4);
+    check.distinct("state_pool", pool);
+    if (slots.defined()) {
+        check_indices(check, "state_indices", slots, sequences);
+        GDN_REQUIRE(check, (slots.rank == 1 || slots.rank == 2) && slots.size(0) == sequences.count, "state_indices",
+                    fmt::format("({0},) or ({0}, T), a row a sequence", sequences.count), shape_text(slots));
+        const bool wide_enough =
+            slots.rank == 1 || (slots.size(1) >= 1 && (sequences.packed() || slots.size(1) >= sequences.tokens));
+        GDN_REQUIRE(check, wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens),
+                    shape_text(slots));
+        set_slots(check, prepared, slots, pool.size(0));
+    } else {
+        GDN_REQUIRE(check, pool.size(0) >= sequences.count, "state_pool",
+                    fmt::format("a slot for each of {} sequences, as state_indices is None", sequences.count),
+                    shape_text(pool));
+    }
+    if (accepted.defined()) {
+        GDN_REQUIRE(check, slots.defined() && slots.rank == 2, "num_accepted_tokens", "rank-2 state_indices to choose from",
+                    slots.defined() ? "state_indices " + shape_text(slots) : "state_indices None");
+        check_per_sequence(check, "num_accepted_tokens", accepted, sequences);
+        args.accepted = tagged(accepted);
+    }
+    if (null_slot) {
+        GDN_REQUIRE(check, *null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *null_slot));
+        args.null_slot = *null_slot;
+    }
+
+    GDN_REQUIRE(check, steps.defined() == rows.defined(), steps.defined() ? "step_slots" : "step_states",
+                "both step_states and step_slots", "one of them");
+    if (steps.defined()) {
+        check.dtype("step_states", steps, {prepared.state_type});
+        args.steps = check_states(check, prepared, "step_states", steps, 5);
+        check.distinct("step_states", steps);
+        GDN_REQUIRE(check, sequences.packed() || steps.size(1) >= sequences.tokens, "step_states",
+                    fmt::format("room for {} tokens a row", sequences.tokens), shape_text(steps));
+        check_per_sequence(check, "step_slots", rows, sequences);
+        args.step_index = RecurrentArgs::by_step_slot;
+        args.step_slots = tagged(rows);
+        args.step_slot_count = static_cast<int>(steps.size(0));
+        args.step_limit = static_cast<int>(steps.size(1));
+    } else if (slots.defined() && slots.rank == 2) {
+        args.steps = args.initial;
+        args.step_index = RecurrentArgs::by_slot_of_token;
+        args.step_limit = args.slot_steps;
+    } else {
+        args.last = args.initial;
+    }
+    return prepared;
+}
+
+}  // namespace
+
+void fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
+                  const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const OptionalTensor& state_indices,
+                  const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens, std::optional<int64_t> null_slot,
+                  const OptionalTensor& step_states, const OptionalTensor& step_slots, std::optional<double> scale,
+                  bool use_qk_l2norm, const Tensor& out) {
+    run_by_token(prepare_decode(query, key, value, a, b, A_log, dt_bias, state_pool, state_indices, cu_seqlens,
+                                num_accepted_tokens, null_slot, step_states, step_slots, scale, use_qk_l2norm, out),
+                 "fused_decode");
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
+    define_checked(
+        m, "fused_decode",
+        "Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!) state_pool, "
+        "Tensor? state_indices, Tensor? cu_seqlens, Tensor? num_accepted_tokens, int? null_slot, Tensor(b!)? step_states, "
+        "Tensor? step_slots, float? scale, bool use_qk_l2norm, Tensor(c!) out",
+        "()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
+    m.impl("fused_decode", TORCH_BOX(&fused_decode));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
+    m.impl("validate_fused_decode", TORCH_BOX(&OnlyCheck<prepare_decode>::run));
+}
+
+}  // namespace gdn_cuda::gdn

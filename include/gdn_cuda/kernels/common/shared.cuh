@@ -1,0 +1,38 @@
+// Shared memory by address: single accesses, and tiles of 128-byte rows, swizzled: 16-byte piece p of row r lies at piece
+// p ^ (r % 8).
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda {
+
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
+// For what only other threads or the tensor cores read: the compiler may move this thread's own loads past it.
+__device__ __forceinline__ void store_shared(unsigned address, unsigned x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x));
+}
+__device__ __forceinline__ void store_shared(unsigned address, const uint4& x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(unsigned address) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
+// A row of a swizzled tile, and one of its pieces: tiles start on 128 bytes (for the copy engine and wgmma, on 1024), so the
+// swizzle is an exclusive or with bits of the address.
+__device__ __forceinline__ unsigned tile_row(const void* tile, int row) {
+    return shared_address(tile) + row * 128 + ((row & 7) << 4);
+}
+__device__ __forceinline__ unsigned row_piece(unsigned row, int piece) {
+    return row ^ (piece << 4);
+}
+
+}  // namespace gdn_cuda
