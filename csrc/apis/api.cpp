@@ -99,20 +99,22 @@ ChunkedResult chunked_forward(const Tensor& query, const Tensor& key, const Tens
             query.is_cuda()
                 ? gdn::chunked_forward_pool(query, key, value, beta, gate, *options.state, *options.state_indices,
                                             options.cu_seqlens, options.chunk_indices, options.cu_chunks, options.scale,
-                                            options.use_qk_l2norm, options.checkpoint_every, result.output)
+                                            options.use_qk_l2norm, options.checkpoint_every, options.deterministic,
+                                            result.output)
                 : tensor_of(dispatch<1>("gdn_cuda::chunked_forward_pool", query, key, value, beta, gate, *options.state,
                                         *options.state_indices, options.cu_seqlens, options.chunk_indices, options.cu_chunks,
-                                        options.scale, options.use_qk_l2norm, options.checkpoint_every, result.output)[0]);
+                                        options.scale, options.use_qk_l2norm, options.checkpoint_every, options.deterministic,
+                                        result.output)[0]);
     } else if (query.is_cuda()) {
         std::tie(final_state, checkpoints) =
             gdn::chunked_forward(query, key, value, beta, gate, options.state, options.cu_seqlens, options.chunk_indices,
                                  options.cu_chunks, options.scale, options.use_qk_l2norm, options.output_final_state,
-                                 options.state_dtype, options.checkpoint_every, result.output);
+                                 options.state_dtype, options.checkpoint_every, options.deterministic, result.output);
     } else {
-        const auto results =
-            dispatch<2>("gdn_cuda::chunked_forward", query, key, value, beta, gate, options.state, options.cu_seqlens,
-                        options.chunk_indices, options.cu_chunks, options.scale, options.use_qk_l2norm,
-                        options.output_final_state, options.state_dtype, options.checkpoint_every, result.output);
+        const auto results = dispatch<2>("gdn_cuda::chunked_forward", query, key, value, beta, gate, options.state,
+                                         options.cu_seqlens, options.chunk_indices, options.cu_chunks, options.scale,
+                                         options.use_qk_l2norm, options.output_final_state, options.state_dtype,
+                                         options.checkpoint_every, options.deterministic, result.output);
         final_state = tensor_of(results[0]);
         checkpoints = tensor_of(results[1]);
     }

@@ -27,13 +27,13 @@ std::tuple<Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& ke
                                            const OptionalTensor& chunk_indices, const OptionalTensor& cu_chunks,
                                            std::optional<double> scale, bool use_qk_l2norm, bool output_final_state,
                                            std::optional<torch::headeronly::ScalarType> state_dtype, int64_t checkpoint_every,
-                                           const Tensor& out);
+                                           bool deterministic, const Tensor& out);
 
 // The same from and to slots of a state pool; returns the checkpoints.
 Tensor chunked_forward_pool(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
                             const Tensor& state_pool, const Tensor& state_indices, const OptionalTensor& cu_seqlens,
                             const OptionalTensor& chunk_indices, const OptionalTensor& cu_chunks, std::optional<double> scale,
-                            bool use_qk_l2norm, int64_t checkpoint_every, const Tensor& out);
+                            bool use_qk_l2norm, int64_t checkpoint_every, bool deterministic, const Tensor& out);
 
 Tensor transpose_to_mn_major(const Tensor& input, int64_t alignment);
 

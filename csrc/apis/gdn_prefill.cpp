@@ -17,7 +17,7 @@ using torch::headeronly::ScalarType;
 
 // Whole chunks on the tensor cores where the device and the tensors allow; else token by token. The choice looks at nothing
 // that what a sequence is packed with could change. `out`: any tensor of the call.
-void run_chunked(const Prepared& prepared, const Tensor& out) {
+void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out) {
     const Sequences& sequences = prepared.sequences;
     const RecurrentArgs& args = prepared.args;
     const DeviceScope scope(sequences.query.device_index);
@@ -38,7 +38,8 @@ void run_chunked(const Prepared& prepared, const Tensor& out) {
                                  .dk = args.dk,
                                  .dv = args.dv,
                                  .io = sequences.io,
-                                 .state = prepared.state_type};
+                                 .state = prepared.state_type,
+                                 .deterministic = deterministic};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     std::optional<Tensor> readers;
     switch (prefill_kernel(rows_fit, args.dk, device.capability, jit::env().prefill)) {
@@ -90,7 +91,7 @@ Prepared prepare_dense(const Tensor& query, const Tensor& key, const Tensor& val
                        const OptionalTensor& state, const OptionalTensor& cu_seqlens, const OptionalTensor& chunk_indices,
                        const OptionalTensor& cu_chunks, std::optional<double> scale, bool use_qk_l2norm,
                        bool /*output_final_state*/, std::optional<ScalarType> state_dtype, int64_t checkpoint_every,
-                       const Tensor& out) {
+                       bool /*deterministic*/, const Tensor& out) {
     const Checks check{"chunked_forward"};
     const bool known = !state_dtype || *state_dtype == ScalarType::Float || *state_dtype == ScalarType::BFloat16;
     GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16 or None",
@@ -102,7 +103,7 @@ Prepared prepare_dense(const Tensor& query, const Tensor& key, const Tensor& val
 Prepared prepare_pool(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
                       const Tensor& state_pool, const Tensor& state_indices, const OptionalTensor& cu_seqlens,
                       const OptionalTensor& chunk_indices, const OptionalTensor& cu_chunks, std::optional<double> scale,
-                      bool use_qk_l2norm, int64_t checkpoint_every, const Tensor& out) {
+                      bool use_qk_l2norm, int64_t checkpoint_every, bool /*deterministic*/, const Tensor& out) {
     return prepare_chunked(query, key, value, beta, gate, state_pool, state_indices, cu_seqlens, chunk_indices, cu_chunks,
                            scale, use_qk_l2norm, checkpoint_every, out);
 }
@@ -129,9 +130,9 @@ std::tuple<Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& ke
                                            const OptionalTensor& chunk_indices, const OptionalTensor& cu_chunks,
                                            std::optional<double> scale, bool use_qk_l2norm, bool output_final_state,
                                            std::optional<torch::headeronly::ScalarType> state_dtype, int64_t checkpoint_every,
-                                           const Tensor& out) {
+                                           bool deterministic, const Tensor& out) {
     Prepared prepared = prepare_dense(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale,
-                                      use_qk_l2norm, output_final_state, state_dtype, checkpoint_every, out);
+                                      use_qk_l2norm, output_final_state, state_dtype, checkpoint_every, deterministic, out);
     const Sequences& sequences = prepared.sequences;
     RecurrentArgs& args = prepared.args;
     const ScalarType computed = prepared.state_type == DType::f32 ? ScalarType::Float : ScalarType::BFloat16;
@@ -146,7 +147,7 @@ std::tuple<Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& ke
     const Tensor checkpoints = add_checkpoints(prepared, out, checkpoint_every);
     const Tensor final_state = new_states(out, {output_final_state ? sequences.count : 0}, sequences, prepared.state_type);
     if (output_final_state) args.last = {final_state.data_ptr(), sequences.state_numel(), 0};
-    run_chunked(prepared, out);
+    run_chunked(prepared, deterministic, out);
     const bool narrow = wanted == ScalarType::BFloat16 && prepared.state_type == DType::f32;
     if (!narrow) return {final_state, checkpoints};
     return {torch::stable::to(final_state, wanted), torch::stable::to(checkpoints, wanted)};
@@ -155,11 +156,11 @@ std::tuple<Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& ke
 Tensor chunked_forward_pool(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta, const Tensor& gate,
                             const Tensor& state_pool, const Tensor& state_indices, const OptionalTensor& cu_seqlens,
                             const OptionalTensor& chunk_indices, const OptionalTensor& cu_chunks, std::optional<double> scale,
-                            bool use_qk_l2norm, int64_t checkpoint_every, const Tensor& out) {
+                            bool use_qk_l2norm, int64_t checkpoint_every, bool deterministic, const Tensor& out) {
     Prepared prepared = prepare_pool(query, key, value, beta, gate, state_pool, state_indices, cu_seqlens, chunk_indices,
-                                     cu_chunks, scale, use_qk_l2norm, checkpoint_every, out);
+                                     cu_chunks, scale, use_qk_l2norm, checkpoint_every, deterministic, out);
     const Tensor checkpoints = add_checkpoints(prepared, out, checkpoint_every);
-    run_chunked(prepared, out);
+    run_chunked(prepared, deterministic, out);
     return checkpoints;
 }
 
@@ -167,13 +168,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "chunked_forward",
                    "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor? state, Tensor? cu_seqlens, "
                    "Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, bool output_final_state, "
-                   "ScalarType? state_dtype, int checkpoint_every, Tensor(a!) out",
+                   "ScalarType? state_dtype, int checkpoint_every, bool deterministic, Tensor(a!) out",
                    "(Tensor, Tensor)");
     define_checked(
         m, "chunked_forward_pool",
         "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor(a!) state_pool, Tensor state_indices, "
         "Tensor? cu_seqlens, Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, "
-        "int checkpoint_every, Tensor(b!) out",
+        "int checkpoint_every, bool deterministic, Tensor(b!) out",
         "Tensor");
 }
 

@@ -28,6 +28,7 @@ class Shape:
     value_dim: int = 128
     packed: bool = False
     slow_gates: bool = False  # the state is hardly forgotten in a thousand chunks
+    deterministic: bool = False
 
     @property
     def tokens(self) -> int:
@@ -37,13 +38,14 @@ class Shape:
     def name(self) -> str:
         extent = f"packed {len(self.lengths)}, {self.tokens}" if self.packed else f"{len(self.lengths)}×{self.lengths[0]}"
         dims = "" if self.key_dim == self.value_dim == 128 else f" dk={self.key_dim} dv={self.value_dim}"
-        return f"{extent} {self.key_heads}/{self.value_heads}{dims}{' slow gates' if self.slow_gates else ''}"
+        options = " slow gates" * self.slow_gates + " deterministic" * self.deterministic
+        return f"{extent} {self.key_heads}/{self.value_heads}{dims}{options}"
 
     @property
     def curve(self) -> tuple[str, int] | None:
         """Of one sequence with Qwen3-Next's heads, time is drawn against length."""
         alone = self.lengths == (self.tokens,) and (self.key_heads, self.value_heads) == (16, 32)
-        plain = self.key_dim == self.value_dim == 128 and not self.slow_gates
+        plain = self.key_dim == self.value_dim == 128 and not self.slow_gates and not self.deterministic
         return ("1×T 16/32", self.tokens) if alone and plain else None
 
     @property
@@ -79,6 +81,7 @@ GPU_SHAPES = (
     Shape(16, 32, (8192,), key_dim=64, value_dim=64),
     Shape(16, 32, (8192,), slow_gates=True),
     Shape(4, 8, (32768,), slow_gates=True),
+    Shape(4, 8, (32768,), deterministic=True),
 )
 CPU_SHAPES = (Shape(4, 8, (256,)), Shape(2, 4, (50, 7, 100), packed=True))
 
@@ -114,7 +117,9 @@ def prefill_work(shape: Shape, device: str) -> Work:
     moved = size(x["query"], x["key"], x["value"], x["value"], x["beta"], x["gate"])
     # Weak gates let the initial state and the order of the tokens reach far, so that a wrong layout shows.
     checked = x | {"gate": x["gate"] / CHUNK}
-    return Work(partial(gdn_cuda.chunked_forward, **x), moved, shape.flops, x, outcome, checked)
+    return Work(
+        partial(gdn_cuda.chunked_forward, **x, deterministic=shape.deterministic), moved, shape.flops, x, outcome, checked
+    )
 
 
 def outcome(inputs: Inputs) -> Outcome:

@@ -172,12 +172,15 @@ def chunked_forward(
     state_dtype: torch.dtype | None = None,
     state_indices: Tensor | None = None,
     checkpoint_every: int = 0,
+    deterministic: bool = False,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Prefill: `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
 
     Chunks of 64 tokens run on the tensor cores, from sm_80 on, where rows start on 16 bytes; anything else runs token by token.
-    A sequence's result has the same bits whatever it is batched or packed with; docs/numerics.md says how far that is proved.
+    Where heads leave multiprocessors idle, sequences are split into segments: by how much depends on the batch, and changes no
+    more than 2⁻⁸⁰ of a state. `deterministic=True` splits none, so that a sequence has the same bits whatever it is batched or
+    packed with, by construction; long sequences of few heads then take longer (docs/numerics.md).
 
     Inputs as in `recurrent_forward`. final_state (B, Hv, dv, dk) has `state_dtype`, else the state's dtype, else fp32; None
     with `output_final_state=False`. chunk_indices (sequence, chunk pairs) and cu_chunks (B+1) are hints that need not be given:
@@ -194,7 +197,7 @@ def chunked_forward(
     final_state: Tensor | None
     if state_indices is None:
         final_state, checkpoints = _chunked_forward(
-            *tokens, state, *common, output_final_state, state_dtype, checkpoint_every, out
+            *tokens, state, *common, output_final_state, state_dtype, checkpoint_every, deterministic, out
         )
         if not output_final_state:
             final_state = None
@@ -205,7 +208,7 @@ def chunked_forward(
             raise ValueError(
                 f"chunked_forward: state_dtype: expected None or the pool's {state.dtype} with state_indices, got {state_dtype}"
             )
-        checkpoints = _chunked_forward_pool(*tokens, state, state_indices, *common, checkpoint_every, out)
+        checkpoints = _chunked_forward_pool(*tokens, state, state_indices, *common, checkpoint_every, deterministic, out)
         final_state = state if output_final_state else None
     return (out, final_state, checkpoints) if checkpoint_every else (out, final_state)
 

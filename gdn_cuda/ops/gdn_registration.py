@@ -128,30 +128,30 @@ def _(*args: Any) -> None:
 
 
 @_fake("chunked_forward")
-def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, with_final, dtype, every, out):
+def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, final, dtype, every, _, out):
     dtype = dtype or (torch.float32 if state is None else state.dtype)
-    final_state = _state(out, query, value, _sequences(query, cu_seqlens) if with_final else 0, dtype=dtype)
+    final_state = _state(out, query, value, _sequences(query, cu_seqlens) if final else 0, dtype=dtype)
     return final_state, _state(out, query, value, _checkpoint_rows(query, cu_seqlens, every), dtype=dtype)
 
 
 @_cpu("chunked_forward")
-def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, with_final, dtype, every, out):
+def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, final, dtype, every, _, out):
     output, final_state, checkpoints = reference.chunked_forward(
         query, key, value, beta, gate, state, cu_seqlens, scale, norm, dtype, None, every
     )
     out.copy_(output)
     rows = _checkpoint_rows(query, cu_seqlens, every)
-    final_state = final_state.clone() if with_final else final_state.new_empty((0, *final_state.shape[1:]))
+    final_state = final_state.clone() if final else final_state.new_empty((0, *final_state.shape[1:]))
     return final_state, _padded(checkpoints, rows)
 
 
 @_fake("chunked_forward_pool")
-def _(query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, out):
+def _(query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, _, out):
     return _state(out, query, value, _checkpoint_rows(query, cu_seqlens, every), dtype=pool.dtype)
 
 
 @_cpu("chunked_forward_pool")
-def _(query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, out):
+def _(query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, _, out):
     output, _, checkpoints = reference.chunked_forward(
         query, key, value, beta, gate, pool, cu_seqlens, scale, norm, None, indices, every
     )

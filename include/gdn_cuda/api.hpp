@@ -69,6 +69,7 @@ struct GDN_HOLDS_TENSORS ChunkedOptions {
     std::optional<torch::headeronly::ScalarType> state_dtype;
     OptionalTensor state_indices;  // `state` is a pool, updated in place
     int64_t checkpoint_every = 0;
+    bool deterministic = false;  // no sequence is split into segments: docs/numerics.md
     OptionalTensor out;
 };
 struct GDN_HOLDS_TENSORS ChunkedResult {

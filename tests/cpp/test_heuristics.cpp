@@ -144,6 +144,9 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
         .sequences = 1, .tokens = 32768, .heads = 8, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
     const auto segments = [&] { return prefill_segments(problem, prefill_config(problem, {}), {}); };
     EXPECT_EQ(segments(), jit::DeviceTraits{}.multiprocessors / 16);
+    problem.deterministic = true;
+    EXPECT_EQ(segments(), 1);
+    problem.deterministic = false;
     problem.tokens = 2 * kShortestSegment;
     EXPECT_EQ(segments(), 2);
     problem.tokens = kShortestSegment;

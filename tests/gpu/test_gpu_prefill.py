@@ -98,6 +98,8 @@ def test_segments_give_the_bits_of_whole_sequences(
         whole["cu_seqlens"] = x["cu_seqlens"]
     many, many_states = gdn_cuda.chunked_forward(**whole, use_qk_l2norm=norm)
     assert torch.equal(many[..., ::48, :], out) and torch.equal(many_states[:, ::48], state)
+    unsplit, unsplit_state = gdn_cuda.chunked_forward(**x, use_qk_l2norm=norm, deterministic=True)
+    assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
 
 
 @pytest.mark.parametrize("gates", [(-2.0, 0.0), (-0.001, 0.0)])

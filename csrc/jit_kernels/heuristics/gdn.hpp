@@ -185,6 +185,7 @@ struct PrefillProblem {
     i64 sequences, tokens;  // tokens: of a sequence, on average
     int heads, dk, dv;
     DType io, state;
+    bool deterministic = false;  // a sequence is one segment, whatever it is batched with
 };
 
 inline constexpr int kPrefillLongestKey = 128;
@@ -197,7 +198,7 @@ constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
 
 // Nanoseconds that a block takes for a chunk, measured on an H200: a block with one value group is sooner done, one with two
 // shares the helpers' work between them.
-inline constexpr double kPrefillChunk[] = {0, 2150, 3300};
+inline constexpr double kPrefillChunk[] = {0, 1900, 2950};
 
 inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
     return problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
@@ -216,6 +217,7 @@ inline PrefillConfig prefill_config(const PrefillProblem& problem, const jit::De
 // cost some 20 %.
 inline constexpr int kMostSegments = 32, kShortestSegment = 8 * kChunk;
 inline int prefill_segments(const PrefillProblem& problem, const PrefillConfig& config, const jit::DeviceTraits& device) {
+    if (problem.deterministic) return 1;
     const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, config.value_groups), 1);
     return static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / kShortestSegment), 1, kMostSegments));
 }

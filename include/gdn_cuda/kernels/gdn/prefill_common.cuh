@@ -130,8 +130,7 @@ __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, c
         if (n / 2 > lane.warp) break;
         const float2 column = pair_at(&columns[8 * n + 2 * lane.t]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            products[4 * n + i] *= exp2_fast(row[i / 2] - (i % 2 == 0 ? column.x : column.y));
+        for (int i = 0; i < 4; ++i) products[4 * n + i] *= exp2_fast(row[i / 2] - (i % 2 == 0 ? column.x : column.y));
     }
 }
 

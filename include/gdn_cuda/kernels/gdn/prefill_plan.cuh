@@ -102,7 +102,7 @@ struct PrefillSharedPlan {
     Cancelling cancels[kConfig.stages - 1];
     Factors factors[kConfig.stages];
     float decay[kConfig.stages];  // exp(G_end) of a chunk
-    PrefillWork work;  // not in registers: they are short
+    PrefillWork work;             // not in registers: they are short
     unsigned long long loaded[kConfig.stages], factored[kConfig.stages], ready[kConfig.stages];
     unsigned long long done[kConfig.stages];  // by the state's owners: the stage is free, and so are the matrices
 };

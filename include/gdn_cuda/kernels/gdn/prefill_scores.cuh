@@ -71,7 +71,8 @@ struct PrefillScores : Lane {
         __device__ __forceinline__ float2 take() const { return {raw[0].number(type), raw[1].number(type)}; }
     };
     __device__ __forceinline__ void ask(int chunk, ScalarStream& gates, ScalarStream& betas) const {
-        for (RawNumber* raw : {gates.raw, betas.raw}) raw[0] = raw[1] = {};  // by all: a copy of what is loaded would wait for it
+        for (RawNumber* raw : {gates.raw, betas.raw})
+            raw[0] = raw[1] = {};  // by all: a copy of what is loaded would wait for it
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         const int count = tokens_in(work, chunk);
         gates.ask(count);

@@ -227,8 +227,10 @@ struct PrefillValues : Lane {
             } else {
                 finish<false>(d, output, own, chunk, by_hand);
             }
-            if (by_hand) [[unlikely]] store_output_by_hand(chunk);
-            if (all.steps.data != nullptr) [[unlikely]] store_state(checkpoint(chunk));
+            if (by_hand) [[unlikely]]
+                store_output_by_hand(chunk);
+            if (all.steps.data != nullptr) [[unlikely]]
+                store_state(checkpoint(chunk));
         }
         if (work.ends) {
             if (args.readers != nullptr) {
@@ -304,7 +306,8 @@ struct PrefillValues : Lane {
     __device__ __forceinline__ void take_values(unsigned (&x)[kTokenSteps][4], float (&d)[32]) {
         each_token_pair(d, [&](int step, int i, float& v, float& v_next) { x[step][i] = pack<kIo>(v, v_next); });
     }
-    __device__ __forceinline__ void take_update(unsigned (&update)[kTokenSteps][4], float (&d)[32], const TokenFactors& factors) {
+    __device__ __forceinline__ void take_update(unsigned (&update)[kTokenSteps][4], float (&d)[32],
+                                                const TokenFactors& factors) {
         each_token_pair(d, [&](int step, int i, float& v, float& v_next) {
             const float2 of_update = factors[2 * step + i / 2];
             update[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
