@@ -1,0 +1,42 @@
+"""Cauchy sums in fp64, as they are defined: every quotient is formed. Differentiable in every input, real and complex.
+
+A pole on an evaluation point has the limit of ω = λ + ε for ε ↓ 0 as its answer: the residues that meet there are added up,
+and each part (real, imaginary) of their sum which is not zero is infinite with its own sign. Gradients of v_n, λ_n and ω_l
+that meet are NaN; all others are as ever.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .structured_common import check_last, same_dtype, widened
+
+
+def cauchy_kernel(v: Tensor, omega: Tensor, lambd: Tensor) -> Tensor:
+    """out[…,l] = Σ_n v[…,n] / (ω[l] − λ[n]); v and λ (…,N), ω (…,L)."""
+    v, omega, lambd = same_dtype(*widened("cauchy_kernel", v=v, omega=omega, lambd=lambd))
+    check_last("cauchy_kernel", "lambd", lambd, v.shape[-1], "v")
+    return _sum_over_poles(v, omega, lambd)
+
+
+def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """out[…,l] = Σ_n [ v_n / (z_l − w_n) + v̄_n / (z_l − w̄_n) ]; v and w (…,N), z (…,L); complex whatever comes in."""
+    v, z, w = (x.to(torch.complex128) for x in widened("cauchy_conj", v=v, z=z, w=w))
+    check_last("cauchy_conj", "w", w, v.shape[-1], "v")
+    return _sum_over_poles(torch.cat([v, v.conj()], -1), z, torch.cat([w, w.conj()], -1))
+
+
+def _sum_over_poles(v: Tensor, points: Tensor, poles: Tensor) -> Tensor:
+    v, difference = v[..., None, :], points[..., :, None] - poles[..., None, :]
+    meets = difference == 0
+    # The quotient 0 / 0 behind `where` is what makes the gradients NaN.
+    regular = torch.where(meets, 0.0, v / difference).sum(-1)
+    return regular + _over_zero(torch.where(meets, v.detach(), 0.0).sum(-1))
+
+
+def _over_zero(residue: Tensor) -> Tensor:
+    """residue / ε for ε ↓ 0."""
+    if residue.is_complex():
+        return torch.complex(_over_zero(residue.real), _over_zero(residue.imag))
+    return torch.where(residue == 0, 0.0, residue * torch.inf)
