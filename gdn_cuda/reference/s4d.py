@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .s4 import System
 from .structured_common import fail
-from .structured_vandermonde import log_vandermonde, log_vandermonde_transpose
+from .structured_vandermonde import log_vandermonde, log_vandermonde_transpose, powers
 
 DISCRETIZATIONS = ("zoh", "bilinear")
 
@@ -80,4 +80,5 @@ def step(discrete: Discrete, C: Tensor, u: Tensor, state: Tensor) -> tuple[Tenso
 def forward_state(discrete: Discrete, u: Tensor, state: Tensor) -> Tensor:
     """The state behind u (…,H,L): Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l."""
     L = u.shape[-1]
-    return discrete.A**L * state + log_vandermonde_transpose(u.flip(-1), discrete.B, discrete.log_A, L)
+    whole = powers("S4DKernel", discrete.log_A, L + 1)[..., L]
+    return whole * state + log_vandermonde_transpose(u.flip(-1), discrete.B, discrete.log_A, L)

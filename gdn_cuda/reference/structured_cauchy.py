@@ -32,11 +32,12 @@ def _sum_over_poles(v: Tensor, points: Tensor, poles: Tensor) -> Tensor:
     meets = difference == 0
     # The quotient 0 / 0 behind `where` is what makes the gradients NaN.
     regular = torch.where(meets, 0.0, v / difference).sum(-1)
-    return regular + _over_zero(torch.where(meets, v.detach(), 0.0).sum(-1))
+    return _plus_quotient_by_zero(regular, torch.where(meets, v.detach(), 0.0).sum(-1))
 
 
-def _over_zero(residue: Tensor) -> Tensor:
-    """residue / ε for ε ↓ 0."""
+def _plus_quotient_by_zero(regular: Tensor, residue: Tensor) -> Tensor:
+    """regular + residue / ε for ε ↓ 0, part by part: torch's complex sum makes NaN of infinities."""
     if residue.is_complex():
-        return torch.complex(_over_zero(residue.real), _over_zero(residue.imag))
-    return torch.where(residue == 0, 0.0, residue * torch.inf)
+        parts = (_plus_quotient_by_zero(a, b) for a, b in ((regular.real, residue.real), (regular.imag, residue.imag)))
+        return torch.complex(*parts)
+    return regular + torch.where(residue == 0, 0.0, residue * torch.inf)
