@@ -262,3 +262,11 @@ def test_an_undamped_root_of_unity_has_no_way_back(rng):
     assert not C[:, 1, 2].any()
     with pytest.raises(torch.linalg.LinAlgError):
         s4.original_output(discrete, C, 8)
+
+
+def test_a_pole_of_the_discretization(rng):
+    """dt A = 2: I − M/2 is singular."""
+    config = make_param_config(rng, rank=0, transform="none") | {"P": None}
+    config["A_real"][1, 2], config["A_imag"][1, 2], config["inv_dt"][1] = -4, 0, 0.5
+    with pytest.raises(torch.linalg.LinAlgError):
+        s4.discretized(s4.system_of(config))

@@ -273,6 +273,7 @@ def test_ranks_decide_between_vectors_and_columns(rng):
     assert rel_rms(toeplitz_matvec(c, r, x), toeplitz(c, r) @ x) < 1e-14
     assert rel_rms(toeplitz_matvec(c[None], r, x), x @ toeplitz(c, r).T) < 1e-14
     assert rel_rms(toeplitz_solve(c[None], r, x), toeplitz_solve(c, r, x.T).T) < 1e-14
+    assert rel_rms(toeplitz_matvec(c, r[None], x), x @ toeplitz(c, r).T) < 1e-14
     assert toeplitz_matvec(c.expand(4, 1, 3), r, draw(rng, 5, 3)).shape == (4, 5, 3)
     assert toeplitz_solve(c.expand(4, 1, 3), r, draw(rng, 4, 5, 3, 2)).shape == (4, 5, 3, 2)
     assert toeplitz_solve_ex(c.expand(4, 1, 3), r.expand(5, 3), draw(rng, 3))[1].shape == (4, 5)

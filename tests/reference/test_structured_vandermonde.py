@@ -79,6 +79,7 @@ def test_logarithm_of_zero(complex_):
     """e^{−∞ l} is 1 at l = 0 and 0 behind it."""
     x = torch.tensor([-torch.inf], dtype=torch.complex128 if complex_ else torch.float64)
     assert log_vandermonde(torch.full((1,), 3.0), x, 4).tolist() == [6, 0, 0, 0]
+    assert torch.autograd.grad(log_vandermonde(torch.full((1,), 3.0), x.requires_grad_(), 4).sum(), x)[0].item() == 0
     assert log_vandermonde_transpose(torch.tensor([5.0, 1.0, 1.0]), torch.full((1,), 3.0), x, 3).tolist() == [15]
 
 
