@@ -55,7 +55,7 @@ def toeplitz_matvec_transpose(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
 
 def toeplitz_solve(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
     """T⁻¹ b to fp64's last digits; LinAlgError if one of the matrices is singular to the working precision of the inputs."""
-    x, info = toeplitz_solve_ex(c, r, b)
+    x, info = _solve_ex("toeplitz_solve", c, r, b)
     return _checked("toeplitz_solve", x, info)
 
 
@@ -95,17 +95,12 @@ def _solution(matrix: Tensor, right: Tensor, info: Tensor) -> Tensor:
     invertible = torch.where(zero_pivot, torch.eye(n, dtype=matrix.dtype, device=matrix.device), matrix)
     with torch.no_grad():
         lu, pivots = torch.linalg.lu_factor(invertible)
-        x = torch.linalg.lu_solve(lu, pivots, *_broadcast_batches(lu, right))
+        x = torch.linalg.lu_solve(lu, pivots, right)
         for _ in range(_REFINEMENTS):
             x = x + torch.linalg.lu_solve(lu, pivots, residual(invertible, x, right))
     # x + T⁻¹ (b − T x) is T⁻¹ b for any x: its derivatives of every order are right, and its value is that of the refined x.
     step = torch.linalg.solve(invertible, right - invertible @ x)
     return torch.where(zero_pivot, torch.nan, x + (step - step.detach()))
-
-
-def _broadcast_batches(lu: Tensor, right: Tensor) -> tuple[Tensor]:
-    batch = torch.broadcast_shapes(lu.shape[:-2], right.shape[:-2])
-    return (right.expand(*batch, *right.shape[-2:]),)
 
 
 def _checked(function: str, x: Tensor, info: Tensor) -> Tensor:

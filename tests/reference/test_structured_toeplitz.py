@@ -304,11 +304,11 @@ def test_bad_input(rng):
     c, one = draw(rng, 3), draw(rng, 1)
     with pytest.raises(ValueError, match=r"toeplitz_matvec: r: expected \(…, 3\) as c has, got \(1,\)"):
         toeplitz_matvec(c, one, c)
-    with pytest.raises(ValueError, match=r"toeplitz_solve_ex: b: expected \(…, 3\), or .* \(…, 3, k\), got \(1,\)"):
+    with pytest.raises(ValueError, match=r"toeplitz_solve: b: expected \(…, 3\), or .* \(…, 3, k\), got \(1,\)"):
         toeplitz_solve(c, c, one)
     with pytest.raises(ValueError, match=r"toeplitz_matvec: x: expected .* got \(2, 3\)"):
         toeplitz_matvec(c, c, draw(rng, 2, 3))
     with pytest.raises(ValueError, match=r"toeplitz_inverse_apply: gs_v: expected \(…, 3\) as gs_u has, got \(1,\)"):
         toeplitz_inverse_apply(c, one, c)
-    with pytest.raises(ValueError, match=r"toeplitz_solve_ex: b: expected a real or complex floating-point tensor"):
+    with pytest.raises(ValueError, match=r"toeplitz_solve: b: expected a real or complex floating-point tensor"):
         toeplitz_solve(c, c, c.long())
