@@ -40,13 +40,13 @@ struct Prefill {
 
     static PrefillChoice choice(const PrefillProblem& problem, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const Config config = prefill_config(problem, device);
-        const int segments = prefill_segments(problem, config, device), summaries = prefill_summaries(problem, segments);
+        const PrefillSplit split = prefill_split(problem, device);
+        const int segments = split.segments, summaries = prefill_summaries(problem, segments);
         const i64 all = problem.sequences * problem.heads * summaries;
-        return {.config = config,
+        return {.config = prefill_config(problem, split),
                 .segments = segments,
                 .summaries = summaries,
-                .readers = segments == 1 ? 0 : prefill_blocks(problem, config.value_groups),
+                .readers = segments == 1 ? 0 : prefill_blocks(problem, split.value_groups),
                 .summary_states = all * problem.dv * problem.dk,
                 .summary_transfers = all * problem.dk * problem.dk,
                 .summary_links = all};
