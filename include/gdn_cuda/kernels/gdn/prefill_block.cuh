@@ -42,7 +42,8 @@ struct PrefillBlock {
     __device__ __forceinline__ bool find_start(float* growths) {
         if (!args.summarizes) {
             fill_what_nobody_computes();
-            if (place != Place::run || (segment > 0 && segment_begins == end)) return false;
+            if (place == Place::run && segment == 0 && chunks == 0) hand_state_on();
+            if (place != Place::run || segment_begins == end) return false;
         }
         // A summary is used if the next segment resumes.
         bool used = !args.summarizes || (place == Place::run && end < chunks);
@@ -64,6 +65,19 @@ struct PrefillBlock {
         if (place != Place::run)
             fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
                                   place == Place::skip ? 0.f : quiet_nan());
+    }
+
+    // Of a sequence without tokens, these rows of the state, zero where there was none.
+    __device__ __forceinline__ void hand_state_on() {
+        char* to = static_cast<char*>(all.last.data);
+        if (to == nullptr || to == all.initial.data) return;
+        const int bytes = bytes_of(args.state), rows = min(kRows, all.dv - first_row);
+        const i64 before = (static_cast<i64>(head) * all.dv + first_row) * all.dk;
+        const auto* from = static_cast<const char*>(all.initial.data);
+        if (from != nullptr) from += (slot * all.initial.slot + before) * bytes;
+        to += (slot * all.last.slot + before) * bytes;
+        for (int at = 16 * static_cast<int>(threadIdx.x); at < rows * all.dk * bytes; at += 16 * kConfig.threads())
+            *reinterpret_cast<uint4*>(to + at) = from == nullptr ? uint4{} : *reinterpret_cast<const uint4*>(from + at);
     }
 
     __device__ __forceinline__ PrefillWork work() const {

@@ -109,24 +109,6 @@ struct PrefillScores : Lane {
         }
     }
 
-    // P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal.
-    __device__ __forceinline__ void store_scores(const float (&products)[32], PrefillTile& scores) {
-        const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
-        const int ahead = g - 2 * t;  // of the row, before the first of two columns
-        const unsigned near = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
-        const unsigned sign = args.recurrence.scale < 0.f ? 0x80008000u : 0;
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            if (n / 2 > warp) break;
-            const bool diagonal = n / 2 == warp;
-            const unsigned keep = diagonal ? near : 0xffffffffu, right = diagonal ? 0 : 0xffffffffu;
-            const auto pair = [&](int i) {
-                return pack<kConfig.io>(products[4 * n + 2 * i], products[4 * n + 2 * i + 1]) ^ sign;
-            };
-            store_matrices(row_piece(to, n + lane / 16), pair(0) & keep, pair(1), pair(2) & right, pair(3) & keep);
-        }
-    }
-
     __device__ __forceinline__ void run() {
         ScalarStream gates(args.recurrence.gate, work), betas(args.recurrence.beta, work);
         ask(0, gates, betas);
@@ -156,7 +138,8 @@ struct PrefillScores : Lane {
             if (chunk >= work.silent) {
                 barrier(shared.factored[turn.stage]).wait(turn.parity);
                 decay(products, *this, factors.query_row, factors.column);
-                store_scores(products, shared.matrices[chunk % (kConfig.stages - 1)].scores);
+                store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
+                                                args.recurrence.scale);
                 publish_shared();
             }
             barrier(shared.ready[turn.stage]).arrive();

@@ -33,8 +33,8 @@ struct PrefillValues : Lane {
 
     // A head's state in memory.
     struct StatePlace {
-        const void* data;  // or nullptr
-        DType type;        // f32 or bf16
+        const void* data = nullptr;
+        DType type = DType::f32;  // or bf16
     };
     // This thread has rows g and g + 8 of its warp's sixteen, columns 8 n + 2 t and the next. Calls visit(pair of numbers,
     // where it lies) for those that exist.
@@ -67,7 +67,7 @@ struct PrefillValues : Lane {
     }
     // Where the state after a chunk goes as a checkpoint.
     __device__ __forceinline__ StatePlace checkpoint(int chunk) const {
-        if (chunk < work.silent || (chunk + 1) * kChunk > work.length) return {nullptr, args.state};
+        if (chunk < work.silent || (chunk + 1) * kChunk > work.length) return {};
         const int token = work.tokens_before + (chunk + 1) * kChunk - 1;
         const auto step = [&]<class T>(T) {
             return static_cast<const void*>(step_state<T>(args.recurrence, work.sequence, work.checkpoints_before, token));
@@ -246,14 +246,16 @@ struct PrefillValues : Lane {
             }
             if (by_hand && !silent) [[unlikely]]
                 store_output_by_hand(chunk);
-            if (all.steps.data != nullptr) [[unlikely]]
-                store_state(checkpoint(chunk));
+            const bool ends = chunk + 1 == work.chunks;
+            if (ends || all.steps.data != nullptr) [[unlikely]] {
+                if (ends && work.ends && args.readers != nullptr) {
+                    if (thread == 0) wait_for_readers(args, work, work.segments * kConfig.value_groups);
+                    gather();
+                }
+#pragma unroll 1  // one copy of long code
+                for (int i = 0; i < 2; ++i) store_state(i == 0 ? checkpoint(chunk) : ends ? last() : StatePlace{});
+            }
         }
-        if (args.readers != nullptr && work.ends) {
-            if (thread == 0) wait_for_readers(args, work, work.segments * kConfig.value_groups);
-            gather();
-        }
-        store_state(last());
         if (thread == 0) wait_stores_read();
     }
 
@@ -281,7 +283,10 @@ struct PrefillValues : Lane {
         take_update(update, d, of_update);
         take_values(x, d);
         if constexpr (kQueriesFirst) {
-            if constexpr (kCareful) add_rest(output, d, x, matrices);
+            if constexpr (kCareful) {
+                add_rest(output, d, x, matrices);
+                add_scores_rest(output, x, stage, factors);
+            }
             start_with_tokens(output, x, matrices.scores, true);
             start_update(update, stage.key);
             products_wait<1>();
@@ -298,6 +303,7 @@ struct PrefillValues : Lane {
                 pin(state);
                 pin(d);
                 exchange_for_output(d, x, stage, matrices, factors);
+                add_scores_rest(d, x, stage, factors);
             } else {
                 start_with_state(d, stage.query);
                 TokenFactors own;
@@ -393,6 +399,24 @@ struct PrefillValues : Lane {
         start_with_tokens(d, rest, matrices.scores, true);
         products_wait<0>();
         pin(d);
+    }
+    // What rounding the scores left of them, times V': rarely needed, and computed anew.
+    __device__ __forceinline__ void add_scores_rest(float (&output)[32], const unsigned (&x)[kTokenSteps][4],
+                                                    const Stage& stage, const Factors& factors) {
+        float products[32];
+        start_token_products<kConfig>(products, stage.query, stage.key);
+        if (thread == 0) wait_stores_read();
+        gather();
+        products_wait<0>();
+        pin(products);
+        decay(products, *this, factors.query_row, factors.column);
+        PrefillTile& tile = shared.output[index()];
+        store_scores<kIo, true>(products, *this, tile, args.recurrence.scale);
+        publish_shared();
+        gather();
+        start_with_tokens(output, x, tile, true);
+        products_wait<0>();
+        pin(output);
     }
     __device__ __forceinline__ void release(int stage) {
         __syncwarp();
