@@ -220,11 +220,15 @@ struct PrefillCost {
     double weighed() const { return 2 * fast + slow; }
 };
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kOfChunk[] = {0, 1900, 2950}, kOfLink = 2000;
+    constexpr double kOfChunk[] = {0, 1900, 2950}, kOfChunkAlone = 2300, kOfLink = 2000;
     constexpr i64 kForgetting = 2;  // chunks
     const i64 chunks = ceil_div(problem.tokens, kChunk), share = ceil_div(chunks, split.segments);
+    // Where the last block of a head has rows for one of two groups only, that one runs alone.
+    const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
+    const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1;
+    const double saved = alone ? (kOfChunk[2] - kOfChunkAlone) / static_cast<double>(tiles) : 0;
     const auto passes = [&](i64 blocks, i64 length) {
-        return static_cast<double>(ceil_div(blocks, device.multiprocessors) * length) * kOfChunk[split.value_groups];
+        return static_cast<double>(ceil_div(blocks, device.multiprocessors) * length) * (kOfChunk[split.value_groups] - saved);
     };
     const i64 blocks = prefill_blocks(problem, split.value_groups), summaries = prefill_summaries(problem, split.segments);
     const double whole = passes(blocks * split.segments, share);

@@ -191,7 +191,22 @@ struct PrefillValues : Lane {
                     load_shared(row_piece(tile_row(shared.output[index()].bytes, i / 8), i % 8));
     }
 
+    // A group whose rows are past the last has nothing to do, and leaves the multiprocessor to the others.
+    __device__ __forceinline__ void let_pass() {
+        if (args.readers != nullptr && thread == 0) state_is_read(args, work);
+#pragma unroll 1
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+            const Turn<kConfig.stages> turn(chunk);
+            barrier(shared.ready[turn.stage]).wait(turn.parity);
+            release(turn.stage);
+        }
+    }
+
     __device__ __forceinline__ void run() {
+        if (kConfig.value_groups > 1 && work.first_row + index() * kValueRows >= work.rows) {
+            let_pass();
+            return;
+        }
         load_state(first());
         if (args.readers != nullptr) {
             gather();
