@@ -52,7 +52,7 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
         case PrefillKernel::wgmma: {
             const PrefillChoice choice = Prefill::choice(problem, target);
             if (choice.workspace() > 0) tensors.workspace = allocate(workspace, choice.workspace());
-            if (args.initial.data == args.last.data && choice.readers > 0) {
+            if (args.last.data != nullptr && args.initial.data == args.last.data && choice.readers > 0) {
                 tensors.readers = allocate(readers, choice.readers);
                 torch::stable::zero_(*readers);
             }

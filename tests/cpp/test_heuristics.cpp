@@ -336,6 +336,18 @@ TEST(Registry, EveryConfigurationFitsABlock) {
     }
 }
 
+TEST(Registry, WhatAnArchitectureRunsFitsIt) {
+    for (const char* arch : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}) {
+        const auto device = jit::DeviceTraits::for_arch(arch);
+        for (const RegisteredKernel& kernel : registry()) {
+            if (device.capability < kernel.min_capability || device.capability > kernel.max_capability) continue;
+            for (const RegisteredConfiguration& each : kernel.configurations)
+                EXPECT_LE(each.shared_bytes, device.shared_bytes_per_block)
+                    << arch << ": " << kernel.name << " " << each.source.configuration;
+        }
+    }
+}
+
 TEST(Registry, KernelsAreNamedOnce) {
     std::set<std::string> names;
     for (const RegisteredKernel& kernel : registry()) {

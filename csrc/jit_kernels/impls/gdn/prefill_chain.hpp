@@ -14,7 +14,7 @@ struct PrefillChain {
     static constexpr const char *family = "gdn", *name = "prefill_chain", *config_type = "PrefillChainConfig",
                                 *args_type = "PrefillChainArgs";
     static constexpr const char* summary = "states from segment to segment of sequences that gdn/prefill splits";
-    static constexpr int min_capability = 80;
+    static constexpr int min_capability = 90, max_capability = 90;  // gdn/prefill's
     static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() { return kPrefillChainConfigurations; }
