@@ -129,7 +129,7 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
         if (problem.dv > kValueRows)
             for (const int segments : {1, 2, 3})
                 if (segments == 1 || prefill_blocks(problem, 1) * segments <= device.multiprocessors)
-                    if (segments == 1 || problem.tokens >= segments * kShortestSegment)
+                    if (segments == 1 || problem.tokens >= segments * kShortestSegment * kChunk)
                         for (const int groups : {1, 2})
                             ASSERT_LE(prefill_cost(problem, split, device).weighed(),
                                       prefill_cost(problem, {groups, segments}, device).weighed());
@@ -139,7 +139,7 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
         ASSERT_LE(segments, kMostSegments);
         if (segments > 1) {
             ASSERT_LE(segments * prefill_blocks(problem, config.value_groups), device.multiprocessors);
-            ASSERT_GE(problem.tokens, segments * kShortestSegment);
+            ASSERT_GE(problem.tokens, segments * kShortestSegment * kChunk);
         }
     }
 }
@@ -155,10 +155,10 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     EXPECT_EQ(split().segments, 1);
     EXPECT_EQ(split().value_groups, 1);
     problem.deterministic = false;
-    problem.tokens = 4 * kShortestSegment;
+    problem.tokens = 4 * kShortestSegment * kChunk;
     EXPECT_GT(split().segments, 1);
     EXPECT_EQ(prefill_summaries(problem, 4), 0);
-    problem.tokens = kShortestSegment;
+    problem.tokens = kShortestSegment * kChunk;
     EXPECT_EQ(split().segments, 1);
     problem = {.sequences = 8, .tokens = 32768, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
     EXPECT_EQ(split().segments, 1);

@@ -206,7 +206,7 @@ inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
 struct PrefillSplit {
     int value_groups, segments;
 };
-inline constexpr int kMostSegments = 32, kShortestSegment = 8 * kChunk, kShortestSummarized = 80 * kChunk;
+inline constexpr int kMostSegments = 32, kShortestSummarized = 80 * kChunk;
 inline int prefill_summaries(const PrefillProblem& problem, int segments) {
     return problem.tokens >= kShortestSummarized ? segments - 1 : 0;
 }
@@ -222,7 +222,7 @@ struct PrefillCost {
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr double kOfChunk[] = {0, 1900, 2950}, kOfChunkAlone = 2300, kOfLink = 2000;
     constexpr i64 kForgetting = 2;  // chunks
-    const i64 chunks = ceil_div(problem.tokens, kChunk), share = ceil_div(chunks, split.segments);
+    const i64 chunks = std::max<i64>(ceil_div(problem.tokens, kChunk), 1), share = ceil_div(chunks, split.segments);
     // Where the last block of a head has rows for one of two groups only, that one runs alone.
     const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
     const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1;
@@ -244,7 +244,8 @@ inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSpli
 // Segments take multiprocessors that would have nothing to do.
 inline PrefillSplit prefill_split(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
     const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, value_groups), 1);
-    const int most = static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / kShortestSegment), 1, kMostSegments));
+    const int most =
+        static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
     PrefillSplit best{value_groups, 1};
     for (int segments = 2; segments <= most && !problem.deterministic; ++segments) {
         const PrefillSplit split{value_groups, segments};

@@ -33,7 +33,7 @@ struct PrefillBlock {
         place = starting_slot(all, sequence, slot, first_step);
         summary = (static_cast<i64>(sequence) * all.heads + head) * args.summaries.count + segment;
         chunks = (span.length + kChunk - 1) / kChunk;
-        share = (chunks + args.segments - 1) / args.segments;
+        share = max((chunks + args.segments - 1) / args.segments, kShortestSegment);
         segment_begins = min(segment * share, chunks);
         end = min(segment_begins + share, chunks);
     }
@@ -104,7 +104,7 @@ struct PrefillBlock {
                 .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
                 .first_row = first_row,
                 .rows = transfers ? all.dk : all.dv,
-                .checkpoints_before = packed_steps_before(all, sequence)};
+                .checkpoints_before = args.summarizes ? 0 : packed_steps_before(all, sequence)};
     }
 };
 

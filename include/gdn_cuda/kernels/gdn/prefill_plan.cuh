@@ -8,9 +8,10 @@
 
 namespace gdn_cuda::gdn {
 
-constexpr int kWarpgroup = 128;    // threads
-constexpr int kValueRows = 64;     // of the state, a warpgroup
-constexpr int kTileElements = 64;  // of a 128-byte row
+constexpr int kWarpgroup = 128;      // threads
+constexpr int kValueRows = 64;       // of the state, a warpgroup
+constexpr int kTileElements = 64;    // of a 128-byte row
+constexpr int kShortestSegment = 8;  // chunks
 
 struct PrefillConfig {
     int head_k;          // 64, 96 or 128; shorter keys are filled with zeros
@@ -41,11 +42,11 @@ struct PrefillConfig {
     GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 2 ? 192 : 208; }
 };
 
-// Similar keys with large beta make entries of (I + A)^-1 that cancel: rounded to 16 bits once, they and V' would be most of
-// the error. Chunks with an entry beyond this off the diagonal take both in two parts (docs/numerics.md).
+// Similar keys with large beta make entries of (I + A)^-1 that cancel: rounded to 16 bits once, they, V' and P would be most of
+// the error. Chunks with an entry beyond this off the diagonal take all three in two parts (docs/numerics.md).
 constexpr float kCancels = 0.5f;
 
-// 64 tokens and 64 elements, 128-byte rows, swizzled (tma.cuh).
+// 64 tokens and 64 elements, 128-byte rows, swizzled (shared.cuh).
 struct alignas(1024) PrefillTile {
     unsigned char bytes[kChunk * kTileElements * 2];
 };

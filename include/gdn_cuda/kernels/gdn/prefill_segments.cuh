@@ -3,9 +3,9 @@
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), whose norm is exp(g) max(1, |1 - beta |k|^2|). Where the product of
 // these over the tokens before a segment is below 2^-80, what the state was before them cannot change a bit of what follows but
-// by a coincidence of roundings. Where gates are too slow for that, a launch before makes a summary of each segment but the
-// last: what it makes of a state of zero (L), and of the identity with values of zero (M). gdn/prefill_chain strings them
-// together, and a segment begins with the state that the one before leaves.
+// by a coincidence of roundings, or where all that follows is 2^-80 of what was before. Where gates are too slow for that, a
+// launch before makes a summary of each segment but the last: what it makes of a state of zero (L), and of the identity with
+// values of zero (M). gdn/prefill_chain strings them together, and a segment begins with the state that the one before leaves.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_common.cuh>
@@ -45,7 +45,8 @@ __device__ __forceinline__ float log_growth(const RecurrentArgs& args, int seque
     const auto scalar = [&](const Scalars& of) {
         return load_number(of.values, sequence * of.batch + (first + lane) * of.token + head * of.head);
     };
-    float growth = fmaf(scalar(args.gate), kLog2e, __log2f(fmaxf(1.f, fabsf(1.f - scalar(args.beta) * square))));
+    const float change = fabsf(1.f - scalar(args.beta) * square);
+    float growth = fmaf(scalar(args.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never forgotten
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) growth += __shfl_xor_sync(0xffffffffu, growth, step);
     return growth;
