@@ -28,9 +28,7 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
     PrefillTensors tensors{tiled(args.query, sequences.key_heads, sequences.dk),
                            tiled(args.key, sequences.key_heads, sequences.dk),
                            tiled(args.value, sequences.value_heads, sequences.dv),
-                           tiled(args.output, sequences.value_heads, sequences.dv),
-                           nullptr,
-                           nullptr};
+                           tiled(args.output, sequences.value_heads, sequences.dv), nullptr};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
@@ -43,21 +41,15 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
                                  .state = prepared.state_type,
                                  .deterministic = deterministic};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    std::optional<Tensor> readers, workspace;
-    const auto allocate = [&](std::optional<Tensor>& tensor, i64 words) {
-        tensor = torch::stable::new_empty(out, {words}, ScalarType::Int);
-        return static_cast<unsigned*>(tensor->data_ptr());
-    };
+    std::optional<Tensor> readers;
     switch (prefill_kernel(rows_fit, args.dk, device.capability, jit::env().prefill)) {
-        case PrefillKernel::wgmma: {
-            const PrefillChoice choice = Prefill::choice(problem, target);
-            if (choice.workspace() > 0) tensors.workspace = allocate(workspace, choice.workspace());
-            if (args.last.data != nullptr && args.initial.data == args.last.data && choice.readers > 0) {
-                tensors.readers = allocate(readers, choice.readers);
+        case PrefillKernel::wgmma:
+            if (args.last.data != nullptr && args.initial.data == args.last.data && Prefill::readers(problem, target) > 0) {
+                readers = torch::stable::new_empty(out, {Prefill::readers(problem, target)}, ScalarType::Int);
                 torch::stable::zero_(*readers);
+                tensors.readers = static_cast<unsigned*>(readers->data_ptr());
             }
-            return Prefill::run(problem, choice, args, tensors, target);
-        }
+            return Prefill::run(problem, args, tensors, target);
         case PrefillKernel::mma:
             return PrefillMma::run(problem, args, target);
         case PrefillKernel::recurrent:

@@ -213,26 +213,14 @@ inline PrefillConfig prefill_config(const PrefillProblem& problem, const jit::De
     return prefill_config(prefill_head_k(problem.dk), two ? 2 : 1, problem.io);
 }
 
-// A segment takes a multiprocessor that would have nothing to do.
+// A segment takes a multiprocessor that would have nothing to do, so that slow gates, which make it begin with the sequence,
+// cost some 20 %.
 inline constexpr int kMostSegments = 32, kShortestSegment = 8 * kChunk;
 inline int prefill_segments(const PrefillProblem& problem, const PrefillConfig& config, const jit::DeviceTraits& device) {
     if (problem.deterministic) return 1;
     const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, config.value_groups), 1);
     return static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / kShortestSegment), 1, kMostSegments));
 }
-
-// Summaries of segments cost two launches even where gates are so fast that none is used, some 6 us: worth it for sequences
-// that take twenty times as long whole.
-inline constexpr int kShortestSummarized = 80 * kChunk;
-inline int prefill_summaries(const PrefillProblem& problem, int segments) {
-    return problem.tokens >= kShortestSummarized ? segments - 1 : 0;
-}
-
-constexpr PrefillChainConfig prefill_chain_config(int dk) {
-    return {.head_k = prefill_head_k(dk), .rows = 8};
-}
-inline constexpr std::array kPrefillChainConfigurations = {prefill_chain_config(128), prefill_chain_config(96),
-                                                           prefill_chain_config(64)};
 
 inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     const PrefillConfig config = prefill_config(problem, device);

@@ -28,69 +28,41 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     static_assert(sizeof(shared) <= 227 * 1024);
 
     const RecurrentArgs& all = args.recurrence;
-    const int parts = args.summarizes ? args.summaries.count : args.segments;
-    const int sequence = static_cast<int>(blockIdx.z) / parts, segment = static_cast<int>(blockIdx.z) % parts;
+    const int sequence = static_cast<int>(blockIdx.z) / args.segments, segment = static_cast<int>(blockIdx.z) % args.segments;
     const int head = blockIdx.y;
     const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
-    const i64 summary = (static_cast<i64>(sequence) * all.heads + head) * args.summaries.count + segment;
-    const int value_rows = (all.dv + kConfig.rows_per_block() - 1) / kConfig.rows_per_block() * kConfig.rows_per_block();
-    int first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block();
-    const bool transfers = first_row >= value_rows;
-    if (transfers) first_row -= value_rows;
-
     i64 slot;
     int first_step;
     const Place place = starting_slot(all, sequence, slot, first_step);
+    if (segment == 0 && all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens that belong to no sequence
+        fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
+    if (place != Place::run) {
+        if (segment == 0)
+            fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
+                                  place == Place::skip ? 0.f : quiet_nan());
+        return;
+    }
     const int chunks = (span.length + kChunk - 1) / kChunk, share = (chunks + args.segments - 1) / args.segments;
     const int segment_begins = min(segment * share, chunks), end = min(segment_begins + share, chunks);
-    if (!args.summarizes) {
-        if (segment == 0 && all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens of no sequence
-            fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
-        if (place != Place::run) {
-            if (segment == 0)
-                fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
-                                      place == Place::skip ? 0.f : quiet_nan());
-            return;
-        }
-        if (segment > 0 && segment_begins == end) return;
-    }
-    // A summary is used if the next segment resumes.
-    SegmentStart start{0, false};
-    bool used = !args.summarizes || (place == Place::run && end < chunks);
-#pragma unroll 1
-    for (int next = args.summarizes ? 1 : 0; used && next >= 0; --next) {
-        start = start_of_segment<kConfig>(args, span, sequence, head, segment + next, share, shared.factors[0].gate);
-        if (next == 1) used = start.resumes;
-    }
-    if (args.summarizes) {
-        if (blockIdx.x == 0 && threadIdx.x == 0)
-            args.summaries.links[summary] = !used ? kUnused : start.resumes ? kContinues : kStarts;
-        if (!used || (transfers && !start.resumes)) return;
-    }
-    const int begin = start.chunk;
+    if (segment > 0 && segment_begins == end) return;
+    const int begin =
+        segment == 0 ? 0 : first_that_matters<kConfig>(all, span, sequence, head, segment_begins, shared.factors[0].gate);
 
     if (threadIdx.x == 0) {
-        const i64 state = static_cast<i64>(all.dv) * all.dk;
         shared.work = {.start = span.start + begin * kChunk,
                        .initial_slot = slot * all.initial.slot,
                        .last_slot = slot * all.last.slot,
                        .length = min(span.length, end * kChunk) - begin * kChunk,
                        .chunks = end - begin,
-                       .silent = (args.summarizes ? end : segment_begins) - begin,
+                       .silent = segment_begins - begin,
                        .tokens_before = begin * kChunk,
                        .begins = begin == 0,
                        .ends = end == chunks,
-                       .transfers = transfers,
-                       .from = start.resumes && !args.summarizes ? args.summaries.states + (summary - 1) * state : nullptr,
-                       .summary = !args.summarizes ? nullptr
-                                  : transfers      ? args.summaries.transfers + summary * all.dk * all.dk
-                                                   : args.summaries.states + summary * state,
                        .segments = segment + 1,
                        .sequence = sequence,
                        .head = head,
                        .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
-                       .first_row = first_row,
-                       .rows = transfers ? all.dk : all.dv,
+                       .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
                        .checkpoints_before = packed_steps_before(all, sequence)};
         for (int i = 0; i < kConfig.stages; ++i) {
             barrier(shared.loaded[i]).init(3 + 32);  // keys, queries and values, and a warp's scalars
@@ -102,10 +74,6 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     }
     constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
     for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
-    if (transfers)
-        for (auto& stage : shared.stages)
-            for (int i = threadIdx.x; i < static_cast<int>(sizeof(stage.value) / sizeof(uint4)); i += kConfig.threads())
-                reinterpret_cast<uint4*>(stage.value)[i] = {};
     publish_shared();
     __syncthreads();
 

@@ -3,7 +3,6 @@
 
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_chain_plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
 
 namespace gdn_cuda::gdn {
@@ -54,14 +53,11 @@ struct alignas(1024) PrefillTile {
 // are counted from the first that the block takes.
 struct PrefillWork {
     i64 start, initial_slot, last_slot;  // the first token; elements from the first slot to the sequence's
-    int length, chunks, silent;          // chunks before the segment, and all of a summary, have no outputs
+    int length, chunks, silent;          // chunks before the segment have no outputs
     int tokens_before;                   // of the sequence
     bool begins, ends;                   // the sequence
-    bool transfers;                      // rows are M's: they begin as the identity's, and values are zero
-    const float* from;                   // the state that the segment before left, or nullptr
-    float* summary;                      // where L or M goes, or nullptr
-    int segments;                        // that the sequence has
-    int sequence, head, key_head, first_row, rows;
+    int segments;                        // that it has
+    int sequence, head, key_head, first_row;
     i64 checkpoints_before;  // those of the sequences packed before
 };
 
@@ -115,9 +111,7 @@ struct PrefillArgs {
     TensorMap query, key, value, output;  // (d, head, token, batch)
     RecurrentArgs recurrence;
     DType state;
-    int segments;     // of a sequence, neighbours in z
-    bool summarizes;  // makes summaries of all segments but the last, and no outputs; in x, rows of L, then of M
-    PrefillSummaries summaries;
+    int segments;       // of a sequence, neighbours in z
     unsigned* readers;  // zeros, one a sequence, head and tile of rows, where states are updated in place; else nullptr
 };
 

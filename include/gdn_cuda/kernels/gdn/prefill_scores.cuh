@@ -45,9 +45,9 @@ struct PrefillScores : Lane {
         const int head = value ? work.head : work.key_head, first_element = value ? work.first_row : 0;
         const int token = static_cast<int>(work.start) + chunk * kChunk;
         const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
-        const int count = value && work.transfers ? 0 : value ? kConfig.value_groups : kConfig.key_tiles();
+        const int count = value ? kConfig.value_groups : kConfig.key_tiles();
         loaded.expect(count * static_cast<int>(sizeof(PrefillTile)));
-        if (count > 0) load_tile(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
+        load_tile(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
         if (count == 2) load_tile(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
     }
     // One warp's: gates and betas of tokens 2 lane and 2 lane + 1, asked for long before they are used.
@@ -153,12 +153,10 @@ struct PrefillScores : Lane {
             ask(chunk + 2, gates, betas);
             products_wait<0>();
             pin(products);
-            if (chunk >= work.silent) {
-                barrier(shared.factored[turn.stage]).wait(turn.parity);
-                decay(products, *this, factors.query_row, factors.column);
-                store_scores(products, shared.matrices[chunk % (kConfig.stages - 1)].scores);
-                publish_shared();
-            }
+            barrier(shared.factored[turn.stage]).wait(turn.parity);
+            decay(products, *this, factors.query_row, factors.column);
+            store_scores(products, shared.matrices[chunk % (kConfig.stages - 1)].scores);
+            publish_shared();
             barrier(shared.ready[turn.stage]).arrive();
         }
     }

@@ -3,9 +3,7 @@
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), whose norm is exp(g) max(1, |1 - beta |k|^2|). Where the product of
 // these over the tokens before a segment is below 2^-80, what the state was before them cannot change a bit of what follows but
-// by a coincidence of roundings. Where gates are too slow for that, a launch before makes a summary of each segment but the
-// last: what it makes of a state of zero (L), and of the identity with values of zero (M). gdn/prefill_chain strings them
-// together, and a segment begins with the state that the one before leaves.
+// by a coincidence of roundings. Slow gates make a block begin with the sequence: as late as without segments, and no later.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_common.cuh>
@@ -51,44 +49,29 @@ __device__ __forceinline__ float log_growth(const RecurrentArgs& args, int seque
     return growth;
 }
 
-// The chunk to begin with so that nothing before matters to what follows `chunk`; -1 where that is before `earliest`. Called by
-// the whole block; `growths` has room for its warps.
+// The chunk to begin with, for a segment that begins with chunk `segment`: at most `most` chunks before it, or the sequence's
+// first. Called by the whole block; `growths` has room for its warps.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, const Span& span, int sequence, int head,
-                                                  int chunk, int earliest, float* growths) {
+                                                  int segment, float* growths) {
     constexpr int kWarps = kConfig.threads() / 32, kWarpsAChunk = kChunk / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     float growth = 0.f;
+    int first = segment;
 #pragma unroll 1
-    while (chunk > earliest) {
-        const int token = chunk * kChunk - (warp + 1) * 32;  // warps go backwards
+    while (first > segment / 2) {
+        const int token = first * kChunk - (warp + 1) * 32;  // warps go backwards
         const float own = token >= 0 ? log_growth<kConfig>(args, sequence, span.start + token, head) : 0.f;
-        __syncthreads();
         if (threadIdx.x % 32 == 0) growths[warp] = own;
         __syncthreads();
-        for (int i = 0; i < kWarps && chunk > 0; i += kWarpsAChunk) {
+        for (int i = 0; i < kWarps && first > 0; i += kWarpsAChunk) {
             growth += growths[i] + growths[i + 1];
-            --chunk;
-            if (growth <= kForgotten) return chunk;
+            --first;
+            if (growth <= kForgotten) return first;
         }
+        __syncthreads();
     }
-    return -1;
-}
-
-// Where the blocks of a segment begin.
-struct SegmentStart {
-    int chunk;
-    bool resumes;  // with the state that the segment before leaves
-};
-template <PrefillConfig kConfig>
-__device__ __forceinline__ SegmentStart start_of_segment(const PrefillArgs& args, const Span& span, int sequence, int head,
-                                                         int segment, int share, float* growths) {
-    if (segment == 0) return {0, false};
-    // Beyond a few chunks a state that the segment before leaves is had sooner.
-    const int chunk = segment * share, most = args.summaries.count > 0 ? min(share / 2, 16) : chunk / 2;
-    const int first = first_that_matters<kConfig>(args.recurrence, span, sequence, head, chunk, chunk - most, growths);
-    if (first >= 0) return {first, false};
-    return args.summaries.count > 0 ? SegmentStart{chunk, true} : SegmentStart{0, false};
+    return 0;
 }
 
 // Where states are updated in place, the last segment writes what others may have started from: it waits until they have read

@@ -31,75 +31,61 @@ struct PrefillValues : Lane {
 
     __device__ __forceinline__ int index() const { return group - kConfig.first_value_group(); }  // among the value groups
 
-    // A head's state in memory.
-    struct StatePlace {
-        const void* data;  // or nullptr
-        DType type;        // f32 or bf16
-    };
     // This thread has rows g and g + 8 of its warp's sixteen, columns 8 n + 2 t and the next. Calls visit(pair of numbers,
-    // where it lies) for those that exist.
+    // element in the head's state) for those that exist.
     template <class Visit>
-    __device__ __forceinline__ void each_pair(const StatePlace& place, Visit&& visit) {
-        const int dk = args.recurrence.dk, bytes = bytes_of(place.type);
+    __device__ __forceinline__ void each_pair(Visit&& visit) {
+        const int dk = args.recurrence.dk, dv = args.recurrence.dv;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = work.first_row + index() * kValueRows + 16 * warp + g + 8 * half;
-            char* at = static_cast<char*>(const_cast<void*>(place.data)) + (static_cast<i64>(row) * dk + 2 * t) * bytes;
+            const i64 at = (static_cast<i64>(work.head) * dv + row) * dk + 2 * t;
 #pragma unroll
             for (int n = 0; n < kConfig.head_k / 8; ++n)
-                if (row < work.rows && 8 * n < dk)
-                    visit(state[4 * n + 2 * half], state[4 * n + 2 * half + 1], at + 8 * n * bytes);
+                if (row < dv && 8 * n < dk) visit(state[4 * n + 2 * half], state[4 * n + 2 * half + 1], at + 8 * n);
         }
     }
-    __device__ __forceinline__ StatePlace of_this_head(const void* states) const {
-        const i64 before = static_cast<i64>(work.head) * args.recurrence.dv * args.recurrence.dk;
-        return {states == nullptr ? nullptr : static_cast<const char*>(states) + before * bytes_of(args.state), args.state};
-    }
-    __device__ __forceinline__ StatePlace first() const {
-        if (work.from != nullptr) return {work.from, DType::f32};
-        const char* data = static_cast<const char*>(args.recurrence.initial.data);
-        return of_this_head(data == nullptr || !work.begins ? nullptr : data + work.initial_slot * bytes_of(args.state));
-    }
-    __device__ __forceinline__ StatePlace last() const {
-        if (work.summary != nullptr) return {work.summary, DType::f32};
-        const char* data = static_cast<const char*>(args.recurrence.last.data);
-        return of_this_head(data == nullptr || !work.ends ? nullptr : data + work.last_slot * bytes_of(args.state));
-    }
-    // Where the state after a chunk goes as a checkpoint.
-    __device__ __forceinline__ StatePlace checkpoint(int chunk) const {
-        if (chunk < work.silent || (chunk + 1) * kChunk > work.length) return {nullptr, args.state};
-        const int token = work.tokens_before + (chunk + 1) * kChunk - 1;
-        const auto step = [&]<class T>(T) {
-            return static_cast<const void*>(step_state<T>(args.recurrence, work.sequence, work.checkpoints_before, token));
-        };
-        return of_this_head(args.state == DType::f32 ? step(float{}) : step(__nv_bfloat16{}));
-    }
-    __device__ __forceinline__ void load_state(const StatePlace& from) {
+    __device__ __forceinline__ void load_state() {
 #pragma unroll
         for (float& x : state) x = 0.f;
-        if (work.transfers) {
-            const int row = work.first_row + index() * kValueRows + 16 * warp + g;
-#pragma unroll
-            for (int i = 0; i < kConfig.head_k / 2; ++i)
-                if (row + i % 4 / 2 * 8 == i / 4 * 8 + 2 * t + i % 2) state[i] = 1.f;
-        } else if (from.data != nullptr) {
-            each_pair(from, [&](float& x, float& y, const char* at) {
-                const bool wide = from.type == DType::f32;
-                const float2 exact = wide ? *reinterpret_cast<const float2*>(at) : float2{};
-                const float2 rounded = unpack<DType::bf16>(wide ? 0 : *reinterpret_cast<const unsigned*>(at));
-                x = wide ? exact.x : rounded.x;
-                y = wide ? exact.y : rounded.y;
+        const void* from = args.recurrence.initial.data;
+        if (from == nullptr || !work.begins) return;
+        if (args.state == DType::f32) {
+            const float* slot = static_cast<const float*>(from) + work.initial_slot;
+            each_pair([&](float& x, float& y, i64 at) {
+                const float2 pair = *reinterpret_cast<const float2*>(slot + at);
+                x = pair.x;
+                y = pair.y;
+            });
+        } else {
+            const auto* slot = static_cast<const __nv_bfloat16*>(from) + work.initial_slot;
+            each_pair([&](float& x, float& y, i64 at) {
+                const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(slot + at));
+                x = pair.x;
+                y = pair.y;
             });
         }
     }
-    __device__ __forceinline__ void store_state(const StatePlace& to) {
-        if (to.data == nullptr) return;
-        each_pair(to, [&](float& x, float& y, char* at) {
-            if (to.type == DType::f32)
-                *reinterpret_cast<float2*>(at) = {x, y};
-            else
-                *reinterpret_cast<unsigned*>(at) = pack<DType::bf16>(x, y);
-        });
+    __device__ __forceinline__ void store_state(void* slot) {
+        if (slot == nullptr) return;
+        if (args.state == DType::f32) {
+            each_pair([&](float& x, float& y, i64 at) { *reinterpret_cast<float2*>(static_cast<float*>(slot) + at) = {x, y}; });
+        } else {
+            each_pair([&](float& x, float& y, i64 at) {
+                *reinterpret_cast<unsigned*>(static_cast<__nv_bfloat16*>(slot) + at) = pack<DType::bf16>(x, y);
+            });
+        }
+    }
+    // Where the state after a chunk goes: as a checkpoint, as the last, or nowhere.
+    __device__ __forceinline__ void* checkpoint(int chunk) const {
+        if (args.recurrence.steps.data == nullptr || chunk < work.silent || (chunk + 1) * kChunk > work.length) return nullptr;
+        const int token = work.tokens_before + (chunk + 1) * kChunk - 1;
+        if (args.state == DType::f32) return step_state<float>(args.recurrence, work.sequence, work.checkpoints_before, token);
+        return step_state<__nv_bfloat16>(args.recurrence, work.sequence, work.checkpoints_before, token);
+    }
+    __device__ __forceinline__ void* last() const {
+        char* data = static_cast<char*>(args.recurrence.last.data);
+        return data == nullptr ? nullptr : data + work.last_slot * bytes_of(args.state);
     }
     __device__ __forceinline__ void round_state() {
 #pragma unroll
@@ -159,7 +145,7 @@ struct PrefillValues : Lane {
     }
 
     // By the copy engine, unless it would write over the next sequence.
-    __device__ __forceinline__ void store_output(const float (&output)[32], int chunk, bool by_copies) {
+    __device__ __forceinline__ void store_output(const float (&output)[32], int chunk, bool by_hand) {
         PrefillTile& tile = shared.output[index()];
         if (thread == 0) wait_stores_read();
         gather();
@@ -171,7 +157,7 @@ struct PrefillValues : Lane {
                              pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
         publish_shared();
         gather();
-        if (thread == 0 && by_copies) {
+        if (thread == 0 && !by_hand && chunk >= work.silent) {
             const int token = static_cast<int>(work.start) + chunk * kChunk;
             const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
             store_tile(args.output, {work.first_row + index() * kValueRows, work.head, token, batch}, tile.bytes);
@@ -192,7 +178,7 @@ struct PrefillValues : Lane {
     }
 
     __device__ __forceinline__ void run() {
-        load_state(first());
+        load_state();
         if (args.readers != nullptr) {
             gather();
             if (thread == 0) state_is_read(args, work);
@@ -235,43 +221,31 @@ struct PrefillValues : Lane {
             products_wait<0>();
             pin(d);
             const bool by_hand = all.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > length;
-            const bool silent = chunk < work.silent;
             if (careful) [[unlikely]] {
                 add_inverse_rest(d, x, cancels, matrices);
-                finish<true>(d, output, own, chunk, !by_hand && !silent);
-            } else if (silent) [[unlikely]] {
-                finish_silently(d, own, chunk);
+                finish<true>(d, output, own, chunk, by_hand);
             } else {
-                finish<false>(d, output, own, chunk, !by_hand);
+                finish<false>(d, output, own, chunk, by_hand);
             }
-            if (by_hand && !silent) [[unlikely]]
+            if (by_hand) [[unlikely]]
                 store_output_by_hand(chunk);
             if (all.steps.data != nullptr) [[unlikely]]
                 store_state(checkpoint(chunk));
         }
-        if (args.readers != nullptr && work.ends) {
-            if (thread == 0) wait_for_readers(args, work, work.segments * kConfig.value_groups);
-            gather();
+        if (work.ends) {
+            if (args.readers != nullptr) {
+                if (thread == 0) wait_for_readers(args, work, work.segments * kConfig.value_groups);
+                gather();
+            }
+            store_state(last());
         }
-        store_state(last());
         if (thread == 0) wait_stores_read();
     }
 
-    // From V' to the next state.
-    __device__ __forceinline__ void finish_silently(float (&d)[32], const TokenFactors& of_update, int chunk) {
-        const Turn<kConfig.stages> turn(chunk);
-        unsigned update[kTokenSteps][4];
-        take_update(update, d, of_update);
-        start_update(update, shared.stages[turn.stage].key);
-        products_wait<0>();
-        pin(state);
-        round_state();
-        release(turn.stage);
-    }
     // From V' to the next state and this chunk's output.
     template <bool kCareful, int kOutput>
     __device__ __forceinline__ void finish(float (&d)[32], float (&output)[kOutput], TokenFactors& of_update, int chunk,
-                                           bool by_copies) {
+                                           bool by_hand) {
         const Turn<kConfig.stages> turn(chunk);
         const auto& stage = shared.stages[turn.stage];
         const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
@@ -286,7 +260,7 @@ struct PrefillValues : Lane {
             start_update(update, stage.key);
             products_wait<1>();
             pin(output);
-            store_output(output, chunk, by_copies);
+            store_output(output, chunk, by_hand);
             products_wait<0>();
             pin(state);
             round_state();
@@ -312,7 +286,7 @@ struct PrefillValues : Lane {
             products_wait<0>();
             pin(d);
             release(turn.stage);
-            store_output(d, chunk, by_copies);
+            store_output(d, chunk, by_hand);
         }
     }
     __device__ __forceinline__ void add_inverse_rest(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
