@@ -150,14 +150,14 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     const auto split = [&] { return prefill_split(problem, {}); };
     EXPECT_EQ(split().segments, jit::DeviceTraits{}.multiprocessors / 8);
     EXPECT_EQ(split().value_groups, 2);
-    EXPECT_EQ(prefill_summaries(problem, 16), 15);
+    EXPECT_EQ(prefill_links(problem, 16), 15);
     problem.deterministic = true;
     EXPECT_EQ(split().segments, 1);
     EXPECT_EQ(split().value_groups, 1);
     problem.deterministic = false;
     problem.tokens = 4 * kShortestSegment * kChunk;
     EXPECT_GT(split().segments, 1);
-    EXPECT_EQ(prefill_summaries(problem, 4), 0);
+    EXPECT_EQ(prefill_links(problem, 4), 0);
     problem.tokens = kShortestSegment * kChunk;
     EXPECT_EQ(split().segments, 1);
     problem = {.sequences = 8, .tokens = 32768, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};

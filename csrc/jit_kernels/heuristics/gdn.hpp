@@ -200,15 +200,14 @@ inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
     return problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
 }
 
-// How a problem is taken: rows of the state a block, and segments a sequence; summaries of segments (prefill_segments.cuh),
-// which cost two launches even where gates are so fast that none is used, are worth it for sequences that take twenty times as
-// long whole.
+// How a problem is taken: rows of the state a block, and segments a sequence. Links from segments to the next, for states that
+// reach across them, need counts that somebody sets to zero: for short sequences that takes longer than they save.
 struct PrefillSplit {
     int value_groups, segments;
 };
-inline constexpr int kMostSegments = 32, kShortestSummarized = 80 * kChunk;
-inline int prefill_summaries(const PrefillProblem& problem, int segments) {
-    return problem.tokens >= kShortestSummarized ? segments - 1 : 0;
+inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
+inline int prefill_links(const PrefillProblem& problem, int segments) {
+    return problem.tokens >= kShortestLinked ? segments - 1 : 0;
 }
 
 // Nanoseconds on the device, from what an H200 takes for a chunk: a block with one value group is sooner done, one with two
@@ -220,25 +219,23 @@ struct PrefillCost {
     double weighed() const { return 2 * fast + slow; }
 };
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kOfChunk[] = {0, 1900, 2950}, kOfChunkAlone = 2300, kOfLink = 2000;
+    constexpr double kOfChunk[] = {0, 1950, 2950}, kOfChunkAlone = 2300, kOfLink = 5000;
     constexpr i64 kForgetting = 2;  // chunks
     const i64 chunks = std::max<i64>(ceil_div(problem.tokens, kChunk), 1), share = ceil_div(chunks, split.segments);
     // Where the last block of a head has rows for one of two groups only, that one runs alone.
     const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
     const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1;
     const double saved = alone ? (kOfChunk[2] - kOfChunkAlone) / static_cast<double>(tiles) : 0;
-    const auto passes = [&](i64 blocks, i64 length) {
-        return static_cast<double>(ceil_div(blocks, device.multiprocessors) * length) * (kOfChunk[split.value_groups] - saved);
+    const i64 waves = ceil_div(prefill_blocks(problem, split.value_groups) * split.segments, device.multiprocessors);
+    const auto passes = [&](i64 length) {
+        return static_cast<double>(waves * length) * (kOfChunk[split.value_groups] - saved);
     };
-    const i64 blocks = prefill_blocks(problem, split.value_groups), summaries = prefill_summaries(problem, split.segments);
-    const double whole = passes(blocks * split.segments, share);
-    if (split.segments == 1) return {whole, whole};
-    const double fast = passes(blocks * split.segments, share + kForgetting);
-    if (summaries == 0) return {fast, passes(blocks * split.segments, chunks)};
-    PrefillProblem transfers = problem;  // of all segments but the first
-    transfers.dv = problem.dk;
-    const i64 summarized = blocks * summaries + prefill_blocks(transfers, split.value_groups) * (summaries - 1);
-    return {fast, whole + passes(summarized, share) + static_cast<double>(summaries) * kOfLink};
+    if (split.segments == 1) return {passes(share), passes(share)};
+    const double fast = passes(share + kForgetting), in_turn = passes(chunks);
+    if (split.segments == 2 || prefill_links(problem, split.segments) == 0) return {fast, in_turn};
+    // A summary takes as long as outputs: chunks without them wait for their inverse.
+    const i64 summary = ceil_div(ceil_div(problem.dk, split.value_groups * kValueRows), tiles) + 1;  // M's rows, then L's
+    return {fast, std::min(passes((summary + 1) * share) + (split.segments - 2) * kOfLink, in_turn)};
 }
 
 // Segments take multiprocessors that would have nothing to do.
@@ -261,12 +258,6 @@ inline PrefillSplit prefill_split(const PrefillProblem& problem, const jit::Devi
 inline PrefillConfig prefill_config(const PrefillProblem& problem, const PrefillSplit& split) {
     return prefill_config(prefill_head_k(problem.dk), split.value_groups, problem.io);
 }
-
-constexpr PrefillChainConfig prefill_chain_config(int dk) {
-    return {.head_k = prefill_head_k(dk), .rows = 8};
-}
-inline constexpr std::array kPrefillChainConfigurations = {prefill_chain_config(128), prefill_chain_config(96),
-                                                           prefill_chain_config(64)};
 
 inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);

@@ -10,6 +10,9 @@
 // on the right, in shared memory as they came. Helper warpgroups run ahead: one has chunks brought (TMA) and forms P, others
 // invert I + A. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
 //
+// Most blocks take their segment in one pass. Where states reach across segments, passes before it make and link summaries of
+// segments (prefill_segments.cuh).
+//
 // Bound: latency round the ring of roles, and instructions: the tensor cores are busy half of the time.
 // docs/kernels/gdn_prefill.md has the shares reached.
 #pragma once
@@ -21,6 +24,42 @@
 
 namespace gdn_cuda::gdn {
 
+// By one thread; nobody else is at the barriers.
+template <bool kFirst, PrefillConfig kConfig>
+__device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared) {
+    const auto set = [](unsigned long long& word, int arrivals) {
+        if (!kFirst) barrier(word).invalidate();
+        barrier(word).init(arrivals);
+    };
+#pragma unroll
+    for (int i = 0; i < kConfig.stages; ++i) {
+        set(shared.loaded[i], 3 + 32);  // keys, queries and values, and a warp's scalars
+        set(shared.factored[i], kWarpgroup);
+        set(shared.ready[i], 2 * kWarpgroup);
+        set(shared.done[i], kConfig.value_groups * 4);
+    }
+#pragma unroll
+    for (auto& word : shared.walked) set(word, kWarpgroup);
+    set(shared.linked, 1);
+    publish_barriers();
+}
+
+// A role's part of every pass; one role prepares the next for all.
+template <class Role, bool kPrepares, PrefillConfig kConfig>
+__device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
+#pragma unroll 1
+    while (true) {
+        Role(shared, args).run();
+        if (shared.passes_left == 0) break;
+        meet(kBlockMeets, kConfig.threads());
+        if (kPrepares && threadIdx.x == 0) {
+            shared.work = shared.passes[--shared.passes_left];
+            set_barriers<false>(shared);
+        }
+        meet(kBlockMeets, kConfig.threads());
+    }
+}
+
 template <PrefillConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ PrefillArgs args) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -30,34 +69,24 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     PrefillBlock<kConfig> block(args);
     if (!block.find_start(shared.factors[0].gate)) return;
     if (threadIdx.x == 0) {
-        shared.work = block.work();
-        for (int i = 0; i < kConfig.stages; ++i) {
-            barrier(shared.loaded[i]).init(3 + 32);  // keys, queries and values, and a warp's scalars
-            barrier(shared.factored[i]).init(kWarpgroup);
-            barrier(shared.ready[i]).init(2 * kWarpgroup);
-            barrier(shared.done[i]).init(kConfig.value_groups * 4);
-        }
-        publish_barriers();
+        block.plan_passes(shared);
+        set_barriers<true>(shared);
     }
     constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
     for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
-    if (block.transfers)
-        for (auto& stage : shared.stages)
-            for (int i = threadIdx.x; i < static_cast<int>(sizeof(stage.value) / sizeof(uint4)); i += kConfig.threads())
-                reinterpret_cast<uint4*>(stage.value)[i] = {};
     publish_shared();
     __syncthreads();
 
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
     if (group == 0) {
         leave_registers<kConfig.scores_registers()>();
-        PrefillScores<kConfig>(shared, args).run();
+        run_passes<PrefillScores<kConfig>, true>(shared, args);
     } else if (group < kConfig.first_value_group()) {
         leave_registers<kConfig.inverse_registers()>();
-        PrefillInverse<kConfig>(shared, args).run();
+        run_passes<PrefillInverse<kConfig>, false>(shared, args);
     } else {
         take_registers<kConfig.value_registers()>();
-        PrefillValues<kConfig>(shared, args).run();
+        run_passes<PrefillValues<kConfig>, false>(shared, args);
     }
 }
 

@@ -1,4 +1,4 @@
-// Which work a block of gdn/prefill takes: its place in the grid, where it begins, and whether anybody needs it.
+// Which work a block of gdn/prefill takes: its place in the grid, where it begins, and what others wait for it to make.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
@@ -12,26 +12,21 @@ struct PrefillBlock {
     const PrefillArgs& args;
     const RecurrentArgs& all = args.recurrence;
     int sequence, segment, head, first_row;
-    bool transfers;
     Span span;
     Place place;
-    i64 slot, summary;
+    i64 slot;
     int chunks, share, segment_begins, end;
     SegmentStart start{0, false};
+    bool before_resumes = false, next_resumes = false;
 
     __device__ __forceinline__ explicit PrefillBlock(const PrefillArgs& args) : args(args) {
-        const int parts = args.summarizes ? args.summaries.count : args.segments;
-        sequence = static_cast<int>(blockIdx.z) / parts;
-        segment = static_cast<int>(blockIdx.z) % parts;
+        sequence = static_cast<int>(blockIdx.z) / args.segments;
+        segment = static_cast<int>(blockIdx.z) % args.segments;
         head = static_cast<int>(blockIdx.y);
         first_row = static_cast<int>(blockIdx.x) * kRows;
-        const int value_rows = (all.dv + kRows - 1) / kRows * kRows;
-        transfers = first_row >= value_rows;
-        if (transfers) first_row -= value_rows;
         span = span_of(all.cu_seqlens, sequence, all.tokens);
         int first_step;
         place = starting_slot(all, sequence, slot, first_step);
-        summary = (static_cast<i64>(sequence) * all.heads + head) * args.summaries.count + segment;
         chunks = (span.length + kChunk - 1) / kChunk;
         share = max((chunks + args.segments - 1) / args.segments, kShortestSegment);
         segment_begins = min(segment * share, chunks);
@@ -40,23 +35,23 @@ struct PrefillBlock {
 
     // Whether there is something to do; called by the whole block. `growths` has room for its warps.
     __device__ __forceinline__ bool find_start(float* growths) {
-        if (!args.summarizes) {
-            fill_what_nobody_computes();
-            if (place == Place::run && segment == 0 && chunks == 0) hand_state_on();
-            if (place != Place::run || segment_begins == end) return false;
-        }
-        // A summary is used if the next segment resumes.
-        bool used = !args.summarizes || (place == Place::run && end < chunks);
+        fill_what_nobody_computes();
+        if (place == Place::run && segment == 0 && chunks == 0) hand_state_on();
+        if (place != Place::run || segment_begins == end) return false;
 #pragma unroll 1
-        for (int next = args.summarizes ? 1 : 0; used && next >= 0; --next) {
-            start = start_of_segment<kConfig>(args, span, sequence, head, segment + next, share, growths);
-            if (next == 1) used = start.resumes;
+        for (int i = 0; i < 3; ++i) {
+            const int which = i == 2 ? segment + 1 : segment - i;
+            if (which * share >= chunks) break;
+            const SegmentStart found = start_of_segment<kConfig>(args, span, sequence, head, which, share, growths);
+            if (i == 0) start = found;
+            if (i == 1) before_resumes = found.resumes;
+            if (i == 2) next_resumes = found.resumes;
+            if (!start.resumes) break;
         }
-        if (!args.summarizes) return true;
-        if (blockIdx.x == 0 && threadIdx.x == 0)
-            args.summaries.links[summary] = !used ? kUnused : start.resumes ? kContinues : kStarts;
-        return used && (!transfers || start.resumes);
+        return true;
     }
+    __device__ __forceinline__ bool summarizes() const { return start.resumes && next_resumes; }
+
     // Outputs of sequences that do not run, and of tokens that belong to none.
     __device__ __forceinline__ void fill_what_nobody_computes() {
         if (segment > 0) return;
@@ -80,31 +75,46 @@ struct PrefillBlock {
             *reinterpret_cast<uint4*>(to + at) = from == nullptr ? uint4{} : *reinterpret_cast<const uint4*>(from + at);
     }
 
-    __device__ __forceinline__ PrefillWork work() const {
-        const i64 state = static_cast<i64>(all.dv) * all.dk;
+    // By one thread: the first pass is the block's work, and those after it wait, the last one first.
+    __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
+        const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
+        const int links = before_resumes, summaries = summarizes(),
+                  transfers = summarizes() ? max((all.dk - first_row + step - 1) / step, 0) : 0;
+        const int left = links + summaries + transfers;
+        shared.passes_left = left;
+#pragma unroll 1
+        for (int i = left; i >= 0; --i) {
+            const int transfer = i - links - summaries - 1;
+            const PrefillMakes makes = i == 0         ? PrefillMakes::outputs
+                                       : i <= links   ? PrefillMakes::link
+                                       : transfer < 0 ? PrefillMakes::summary
+                                                      : PrefillMakes::transfer;
+            plan_pass(i == left ? shared.work : shared.passes[i], makes, first_row + max(transfer, 0) * step);
+        }
+    }
+    __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillMakes makes, int row) const {
+        const bool outputs = makes == PrefillMakes::outputs;
         const int begin = start.chunk;
-        float* to = nullptr;
-        if (args.summarizes)
-            to = transfers ? args.summaries.transfers + summary * all.dk * all.dk : args.summaries.states + summary * state;
-        return {.start = span.start + begin * kChunk,
-                .initial_slot = slot * all.initial.slot,
-                .last_slot = slot * all.last.slot,
-                .length = min(span.length, end * kChunk) - begin * kChunk,
-                .chunks = end - begin,
-                .silent = (args.summarizes ? end : segment_begins) - begin,
-                .tokens_before = begin * kChunk,
-                .begins = begin == 0,
-                .ends = end == chunks,
-                .transfers = transfers,
-                .from = start.resumes && !args.summarizes ? args.summaries.states + (summary - 1) * state : nullptr,
-                .summary = to,
-                .segments = segment + 1,
-                .sequence = sequence,
-                .head = head,
-                .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
-                .first_row = first_row,
-                .rows = transfers ? all.dk : all.dv,
-                .checkpoints_before = args.summarizes ? 0 : packed_steps_before(all, sequence)};
+        work.makes = makes;
+        work.start = span.start + begin * kChunk;
+        work.initial_slot = slot * all.initial.slot;
+        work.last_slot = slot * all.last.slot;
+        work.length = min(span.length, end * kChunk) - begin * kChunk;
+        work.chunks = work.links() ? 0 : end - begin;
+        work.silent = (outputs ? segment_begins : end) - begin;
+        work.tokens_before = begin * kChunk;
+        work.begins = begin == 0;
+        work.ends = end == chunks;
+        work.resumes = outputs && start.resumes;
+        work.link = (static_cast<i64>(sequence) * all.heads + head) * args.links.count + segment;
+        work.segments = segment + 1;
+        work.sequence = sequence;
+        work.head = head;
+        work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));
+        work.first_row = row;
+        work.first_value = makes == PrefillMakes::transfer ? all.dv : row;
+        work.rows = makes == PrefillMakes::transfer ? all.dk : all.dv;
+        work.checkpoints_before = packed_steps_before(all, sequence);
     }
 };
 

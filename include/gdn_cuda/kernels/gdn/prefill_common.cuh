@@ -14,8 +14,8 @@ __device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
     return min(kChunk, work.length - chunk * kChunk);
 }
 
-// Named barriers; 0 is the whole block's. A warpgroup has one of its own, the scores' and an inverting one share another.
-enum Meeting : int { kKeysMeet = 1, kGroupMeets = 2 };
+// Named barriers. A warpgroup has one of its own, the scores' and an inverting one share another.
+enum Meeting : int { kBlockMeets = 0, kKeysMeet = 1, kGroupMeets = 2 };
 
 // Where a thread is in its warpgroup.
 struct Lane {

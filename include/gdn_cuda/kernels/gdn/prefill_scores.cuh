@@ -42,23 +42,23 @@ struct PrefillScores : Lane {
         const bool value = warp == 1, query = warp == 2;
         PrefillTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
-        const int head = value ? work.head : work.key_head, first_element = value ? work.first_row : 0;
+        const int head = value ? work.head : work.key_head, first_element = value ? work.first_value : 0;
         const int token = static_cast<int>(work.start) + chunk * kChunk;
         const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
-        const int count = value && work.transfers ? 0 : value ? kConfig.value_groups : kConfig.key_tiles();
+        const int count = value ? kConfig.value_groups : kConfig.key_tiles();
         loaded.expect(count * static_cast<int>(sizeof(PrefillTile)));
-        if (count > 0) load_tile(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
+        load_tile(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
         if (count == 2) load_tile(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
     }
     // One warp's: gates and betas of tokens 2 lane and 2 lane + 1, asked for long before they are used.
     struct ScalarStream {
         const DType type;
-        const i64 next;  // bytes from a token to the next
+        const int next;  // bytes from a token to the next
         const char* at;
         RawNumber raw[2];
 
         __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work)
-            : type(of.values.type), next(of.token * bytes_of(type)) {
+            : type(of.values.type), next(static_cast<int>(of.token) * bytes_of(type)) {
             at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
                  (work.start + 2 * (threadIdx.x % 32)) * next;
         }
@@ -66,7 +66,7 @@ struct PrefillScores : Lane {
             const int first = 2 * (threadIdx.x % 32);
             if (first < count) raw[0].load({at, type}, 0);
             if (first + 1 < count) raw[1].load({at + next, type}, 0);
-            at += next * kChunk;
+            at += static_cast<i64>(next) * kChunk;
         }
         __device__ __forceinline__ float2 take() const { return {raw[0].number(type), raw[1].number(type)}; }
     };
