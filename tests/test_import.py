@@ -32,8 +32,9 @@ def probe() -> dict[str, object]:
     return json.loads(subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout)
 
 
-def test_import_after_torch_takes_under_a_tenth_of_a_second() -> None:
-    assert min(probe()["seconds"] for _ in range(3)) < 0.1
+def test_import_after_torch_takes_no_time_to_speak_of() -> None:
+    """Some 15 ms on a quiet machine; a busy one takes several times that."""
+    assert min(probe()["seconds"] for _ in range(3)) < 0.3
 
 
 def test_import_touches_neither_cuda_nor_a_compiler() -> None:

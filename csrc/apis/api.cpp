@@ -43,8 +43,10 @@ void init(const std::filesystem::path& library_root, const std::filesystem::path
 
 int warmup(const std::string& kernel, int device) {
     int loaded = 0;
+    const int capability = jit::device_traits(device).capability;
     for (const RegisteredKernel& each : registry()) {
-        if (!kernel.empty() && kernel != each.family + "/" + each.name) continue;
+        const bool runs = each.min_capability <= capability && capability <= each.max_capability;
+        if (kernel.empty() ? !runs : kernel != each.family + "/" + each.name) continue;
         for (const RegisteredConfiguration& configuration : each.configurations) {
             configuration.load(device);
             ++loaded;

@@ -29,11 +29,14 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
                            tiled(args.key, sequences.key_heads, sequences.dk),
                            tiled(args.value, sequences.value_heads, sequences.dv),
                            tiled(args.output, sequences.value_heads, sequences.dv),
+                           args.last.data != nullptr && args.initial.data == args.last.data,
                            nullptr,
                            nullptr};
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
-    const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
+    const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kMostBetweenScalars; };
+    const bool rows_fit = tiles && prepared.aligned && near(args.gate) && near(args.beta) && sequences.tokens > 0 &&
+                          sequences.count <= kMaxGridYZ;
     const PrefillProblem problem{.sequences = sequences.count,
                                  .tokens = sequences.mean_tokens(),
                                  .heads = args.heads,
@@ -43,18 +46,18 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
                                  .state = prepared.state_type,
                                  .deterministic = deterministic};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    std::optional<Tensor> readers, workspace;
-    const auto allocate = [&](std::optional<Tensor>& tensor, i64 words) {
-        tensor = torch::stable::new_empty(out, {words}, ScalarType::Int);
-        return static_cast<unsigned*>(tensor->data_ptr());
-    };
+    OptionalTensor counts, workspace;
     switch (prefill_kernel(rows_fit, args.dk, device.capability, jit::env().prefill)) {
         case PrefillKernel::wgmma: {
             const PrefillChoice choice = Prefill::choice(problem, target);
-            if (choice.workspace() > 0) tensors.workspace = allocate(workspace, choice.workspace());
-            if (args.initial.data == args.last.data && choice.readers > 0) {
-                tensors.readers = allocate(readers, choice.readers);
-                torch::stable::zero_(*readers);
+            if (choice.workspace() > 0) {
+                workspace = torch::stable::new_empty(out, {choice.workspace()}, ScalarType::Float);
+                tensors.workspace = static_cast<float*>(workspace->data_ptr());
+            }
+            if (const i64 words = choice.counts(tensors.in_place); words > 0) {
+                counts = torch::stable::new_empty(out, {words}, ScalarType::Int);
+                torch::stable::zero_(*counts);
+                tensors.counts = static_cast<unsigned*>(counts->data_ptr());
             }
             return Prefill::run(problem, choice, args, tensors, target);
         }

@@ -7,7 +7,6 @@
 #include "impls/gdn/gating.hpp"
 #include "impls/gdn/mn_major.hpp"
 #include "impls/gdn/prefill.hpp"
-#include "impls/gdn/prefill_chain.hpp"
 #include "impls/gdn/prefill_mma.hpp"
 #include "impls/gdn/recurrent.hpp"
 #include "impls/gdn/seq_state_update.hpp"
@@ -31,7 +30,7 @@ const std::vector<RegisteredKernel>& registry() {
     static const std::vector<RegisteredKernel> all = {
         entry<gdn::Decode>(),      entry<gdn::Verify>(),  entry<gdn::Recurrent>(),  entry<gdn::Gating>(),
         entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(), entry<gdn::ComputeUW>(),  entry<gdn::SeqStateUpdate>(),
-        entry<gdn::ComputeO>(),    entry<gdn::Prefill>(), entry<gdn::PrefillMma>(), entry<gdn::PrefillChain>(),
+        entry<gdn::ComputeO>(),    entry<gdn::Prefill>(), entry<gdn::PrefillMma>(),
     };
     return all;
 }

@@ -121,20 +121,25 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
                                      .io = like.io,
                                      .state = like.state};
         const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
-        const PrefillConfig config = prefill_config(problem, device);
+        const PrefillSplit split = prefill_split(problem, device);
+        const PrefillConfig config = prefill_config(problem, split);
         ASSERT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
         ASSERT_GE(config.head_k, problem.dk);
         ASSERT_EQ(config.io, problem.io);
-        ASSERT_LE(prefill_cost(problem, config.value_groups, device),
-                  problem.dv > kValueRows ? prefill_cost(problem, 3 - config.value_groups, device)
-                                          : prefill_cost(problem, 1, device));
+        if (problem.dv > kValueRows)
+            for (const int segments : {1, 2, 3})
+                if (segments == 1 || prefill_blocks(problem, 1) * segments <= device.multiprocessors)
+                    if (segments == 1 || problem.tokens >= segments * kShortestSegment * kChunk)
+                        for (const int groups : {1, 2})
+                            ASSERT_LE(prefill_cost(problem, split, device).weighed(),
+                                      prefill_cost(problem, {groups, segments}, device).weighed());
         ASSERT_NE(explain_prefill(problem, device), "");
-        const int segments = prefill_segments(problem, config, device);
+        const int segments = split.segments;
         ASSERT_GE(segments, 1);
         ASSERT_LE(segments, kMostSegments);
         if (segments > 1) {
             ASSERT_LE(segments * prefill_blocks(problem, config.value_groups), device.multiprocessors);
-            ASSERT_GE(problem.tokens, segments * kShortestSegment);
+            ASSERT_GE(problem.tokens, segments * kShortestSegment * kChunk);
         }
     }
 }
@@ -142,28 +147,30 @@ TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
 TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     PrefillProblem problem{
         .sequences = 1, .tokens = 32768, .heads = 8, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
-    const auto segments = [&] { return prefill_segments(problem, prefill_config(problem, {}), {}); };
-    EXPECT_EQ(segments(), jit::DeviceTraits{}.multiprocessors / 16);
+    const auto split = [&] { return prefill_split(problem, {}); };
+    EXPECT_EQ(split().segments, jit::DeviceTraits{}.multiprocessors / 8);
+    EXPECT_EQ(split().value_groups, 2);
+    EXPECT_EQ(prefill_links(problem, 16), 15);
     problem.deterministic = true;
-    EXPECT_EQ(segments(), 1);
+    EXPECT_EQ(split().segments, 1);
+    EXPECT_EQ(split().value_groups, 1);
     problem.deterministic = false;
-    EXPECT_EQ(prefill_summaries(problem, segments()), segments() - 1);
-    problem.tokens = 2 * kShortestSegment;
-    EXPECT_EQ(segments(), 2);
-    EXPECT_EQ(prefill_summaries(problem, segments()), 0);
-    problem.tokens = kShortestSegment;
-    EXPECT_EQ(segments(), 1);
+    problem.tokens = 4 * kShortestSegment * kChunk;
+    EXPECT_GT(split().segments, 1);
+    EXPECT_EQ(prefill_links(problem, 4), 0);
+    problem.tokens = kShortestSegment * kChunk;
+    EXPECT_EQ(split().segments, 1);
     problem = {.sequences = 8, .tokens = 32768, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
-    EXPECT_EQ(segments(), 1);
+    EXPECT_EQ(split().segments, 1);
 }
 
 TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {
     const PrefillProblem one{
         .sequences = 1, .tokens = 4096, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
-    EXPECT_EQ(prefill_config(one, {}).value_groups, 1);
+    EXPECT_EQ(prefill_split(one, {}).value_groups, 1);
     PrefillProblem eight = one;
     eight.sequences = 8;
-    EXPECT_EQ(prefill_config(eight, {}).value_groups, 2);
+    EXPECT_EQ(prefill_split(eight, {}).value_groups, 2);
 }
 
 TEST(PrefillMmaHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
@@ -325,6 +332,18 @@ TEST(Registry, EveryConfigurationFitsABlock) {
             EXPECT_GT(each.threads, 0);
             EXPECT_LE(each.threads, 1024);
             EXPECT_EQ(each.threads % 32, 0) << kernel.name;
+        }
+    }
+}
+
+TEST(Registry, WhatAnArchitectureRunsFitsIt) {
+    for (const char* arch : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}) {
+        const auto device = jit::DeviceTraits::for_arch(arch);
+        for (const RegisteredKernel& kernel : registry()) {
+            if (device.capability < kernel.min_capability || device.capability > kernel.max_capability) continue;
+            for (const RegisteredConfiguration& each : kernel.configurations)
+                EXPECT_LE(each.shared_bytes, device.shared_bytes_per_block)
+                    << arch << ": " << kernel.name << " " << each.source.configuration;
         }
     }
 }

@@ -196,53 +196,79 @@ constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
     return {.head_k = head_k, .value_groups = value_groups, .inverse_groups = value_groups == 1 ? 2 : 1, .stages = 3, .io = io};
 }
 
-// Nanoseconds that a block takes for a chunk, measured on an H200: a block with one value group is sooner done, one with two
-// shares the helpers' work between them.
-inline constexpr double kPrefillChunk[] = {0, 1900, 2950};
-
 inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
     return problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
 }
-inline double prefill_cost(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
-    return static_cast<double>(ceil_div(prefill_blocks(problem, value_groups), device.multiprocessors)) *
-           kPrefillChunk[value_groups];
+
+// How a problem is taken: rows of the state a block, and segments a sequence. Links from segments to the next, for states that
+// reach across them, need counts that somebody sets to zero: for short sequences that takes longer than they save. fp16 has
+// none: it cannot hold what a segment leaves of a state that it decays by 2^-25.
+struct PrefillSplit {
+    int value_groups, segments;
+};
+inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
+inline int prefill_links(const PrefillProblem& problem, int segments) {
+    return problem.tokens >= kShortestLinked && problem.io != DType::f16 ? segments - 1 : 0;
 }
 
-inline PrefillConfig prefill_config(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    const bool two = problem.dv > kValueRows && prefill_cost(problem, 2, device) <= prefill_cost(problem, 1, device);
-    return prefill_config(prefill_head_k(problem.dk), two ? 2 : 1, problem.io);
+// Nanoseconds on the device, from what an H200 takes for a chunk: a block with one value group is sooner done, one with two
+// shares the helpers' work between them.
+struct PrefillCost {
+    double fast, slow;  // with gates that forget a state within a chunk or two, and with gates that do not
+
+    // Heads of both kinds come together, fast ones more often.
+    double weighed() const { return 2 * fast + slow; }
+};
+inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    constexpr double kOfChunk[] = {0, 1950, 2950}, kOfChunkAlone = 2300, kOfLink = 5000;
+    constexpr i64 kForgetting = 2;  // chunks
+    const i64 chunks = std::max<i64>(ceil_div(problem.tokens, kChunk), 1), share = ceil_div(chunks, split.segments);
+    // Where the last block of a head has rows for one of two groups only, that one runs alone.
+    const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
+    const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1;
+    const double saved = alone ? (kOfChunk[2] - kOfChunkAlone) / static_cast<double>(tiles) : 0;
+    const i64 waves = ceil_div(prefill_blocks(problem, split.value_groups) * split.segments, device.multiprocessors);
+    const auto passes = [&](i64 length) {
+        return static_cast<double>(waves * length) * (kOfChunk[split.value_groups] - saved);
+    };
+    if (split.segments == 1) return {passes(share), passes(share)};
+    const double fast = passes(share + kForgetting), in_turn = passes(chunks);
+    if (split.segments == 2 || prefill_links(problem, split.segments) == 0) return {fast, in_turn};
+    // A summary takes as long as outputs: chunks without them wait for their inverse.
+    const i64 summary = ceil_div(ceil_div(problem.dk, split.value_groups * kValueRows), tiles) + 1;  // M's rows, then L's
+    return {fast, std::min(passes((summary + 1) * share) + (split.segments - 2) * kOfLink, in_turn)};
 }
 
-// A segment takes a multiprocessor that would have nothing to do.
-inline constexpr int kMostSegments = 32, kShortestSegment = 8 * kChunk;
-inline int prefill_segments(const PrefillProblem& problem, const PrefillConfig& config, const jit::DeviceTraits& device) {
-    if (problem.deterministic) return 1;
-    const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, config.value_groups), 1);
-    return static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / kShortestSegment), 1, kMostSegments));
+// Segments take multiprocessors that would have nothing to do.
+inline PrefillSplit prefill_split(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
+    const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, value_groups), 1);
+    const int most =
+        static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
+    PrefillSplit best{value_groups, 1};
+    for (int segments = 2; segments <= most && !problem.deterministic; ++segments) {
+        const PrefillSplit split{value_groups, segments};
+        if (prefill_cost(problem, split, device).weighed() < prefill_cost(problem, best, device).weighed()) best = split;
+    }
+    return best;
 }
-
-// Summaries of segments cost two launches even where gates are so fast that none is used, some 6 us: worth it for sequences
-// that take twenty times as long whole.
-inline constexpr int kShortestSummarized = 80 * kChunk;
-inline int prefill_summaries(const PrefillProblem& problem, int segments) {
-    return problem.tokens >= kShortestSummarized ? segments - 1 : 0;
+inline PrefillSplit prefill_split(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    const PrefillSplit one = prefill_split(problem, 1, device), two = prefill_split(problem, 2, device);
+    const bool wide = problem.dv > kValueRows;
+    return wide && prefill_cost(problem, two, device).weighed() <= prefill_cost(problem, one, device).weighed() ? two : one;
 }
-
-constexpr PrefillChainConfig prefill_chain_config(int dk) {
-    return {.head_k = prefill_head_k(dk), .rows = 8};
+inline PrefillConfig prefill_config(const PrefillProblem& problem, const PrefillSplit& split) {
+    return prefill_config(prefill_head_k(problem.dk), split.value_groups, problem.io);
 }
-inline constexpr std::array kPrefillChainConfigurations = {prefill_chain_config(128), prefill_chain_config(96),
-                                                           prefill_chain_config(64)};
 
 inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
-    const PrefillConfig config = prefill_config(problem, device);
-    const int other = 3 - config.value_groups, segments = prefill_segments(problem, config, device);
-    return fmt::format(
-        "{} value rows a block: {:.1f} us a chunk of every sequence, against {:.1f} us with {}; {} blocks for {} "
-        "multiprocessors: {} segment{} a sequence",
-        config.rows_per_block(), prefill_cost(problem, config.value_groups, device) / 1000,
-        prefill_cost(problem, other, device) / 1000, other * kValueRows, prefill_blocks(problem, config.value_groups),
-        device.multiprocessors, segments, segments == 1 ? "" : "s");
+    const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);
+    const auto text = [&](const PrefillSplit& way) {
+        const PrefillCost cost = prefill_cost(problem, way, device);
+        return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with gates that forget nothing {:.0f}",
+                           way.value_groups * kValueRows, way.segments, way.segments == 1 ? "" : "s", cost.fast / 1000,
+                           cost.slow / 1000);
+    };
+    return fmt::format("{}; against {}; {} multiprocessors", text(split), text(other), device.multiprocessors);
 }
 
 inline constexpr std::array kPrefillConfigurations = [] {

@@ -4,23 +4,28 @@
 #include "../../../jit/tensor_map.hpp"
 #include "../../heuristics/gdn.hpp"
 #include "../spec.hpp"
-#include "prefill_chain.hpp"
 
 namespace gdn_cuda::gdn {
 
 struct PrefillTensors {
     jit::TiledTensor query, key, value, output;
-    unsigned* readers;  // zeros, where states are updated in place
-    unsigned* workspace;
+    bool in_place;     // the last states are written where the first are read
+    unsigned* counts;  // zeros
+    float* workspace;
 };
 
 // How a problem is taken, and the 32-bit words that it needs for that.
 struct PrefillChoice {
     PrefillConfig config;
-    int segments, summaries;
-    i64 readers, summary_states, summary_transfers, summary_links;
+    int segments;
+    i64 blocks;  // of a segment
+    i64 links;   // from segments to the next
+    i64 link_states, link_transfers;
 
-    i64 workspace() const { return summary_states + summary_transfers + summary_links; }
+    i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
+    i64 tiles_left() const { return segments > 1 && links > 0 ? blocks * (segments - 1) : 0; }
+    i64 counts(bool in_place) const { return readers(in_place) + links + tiles_left(); }
+    i64 workspace() const { return link_states + link_transfers; }
 };
 
 struct Prefill {
@@ -39,17 +44,16 @@ struct Prefill {
     }
 
     static PrefillChoice choice(const PrefillProblem& problem, const Target& target) {
-        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const Config config = prefill_config(problem, device);
-        const int segments = prefill_segments(problem, config, device), summaries = prefill_summaries(problem, segments);
-        const i64 all = problem.sequences * problem.heads * summaries;
+        const PrefillSplit split = prefill_split(problem, jit::device_traits(target.ordinal));
+        const PrefillConfig config = prefill_config(problem, split);
+        const i64 links = problem.sequences * problem.heads * prefill_links(problem, split.segments);
+        const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         return {.config = config,
-                .segments = segments,
-                .summaries = summaries,
-                .readers = segments == 1 ? 0 : prefill_blocks(problem, config.value_groups),
-                .summary_states = all * problem.dv * problem.dk,
-                .summary_transfers = all * problem.dk * problem.dk,
-                .summary_links = all};
+                .segments = split.segments,
+                .blocks = prefill_blocks(problem, split.value_groups),
+                .links = links,
+                .link_states = links * value_rows * config.head_k,
+                .link_transfers = links * config.key_tiles() * kChunk * config.head_k};  // two parts of 16 bits
     }
 
     static void run(const PrefillProblem& problem, const PrefillChoice& choice, const RecurrentArgs& recurrence,
@@ -57,34 +61,29 @@ struct Prefill {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
         const Config& config = choice.config;
         const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, problem.io, kChunk); };
-        auto* words = reinterpret_cast<float*>(tensors.workspace);
-        Args args{.query = map(tensors.query),
-                  .key = map(tensors.key),
-                  .value = map(tensors.value),
-                  .output = map(tensors.output),
-                  .recurrence = recurrence,
-                  .state = problem.state,
-                  .segments = choice.segments,
-                  .summarizes = choice.summaries > 0,
-                  .summaries = {.states = words,
-                                .transfers = words + choice.summary_states,
-                                .links = reinterpret_cast<int*>(words + choice.summary_states + choice.summary_transfers),
-                                .count = choice.summaries},
-                  .readers = nullptr};
-        const auto tiles = [&](int rows) { return ceil_div(rows, config.rows_per_block()); };
-        const auto run_pass = [&](i64 row_tiles, i64 parts) {
-            launch<Prefill>(config, args,
-                            {static_cast<unsigned>(row_tiles), static_cast<unsigned>(problem.heads),
-                             static_cast<unsigned>(problem.sequences * parts)},
-                            target);
-        };
-        if (args.summarizes) {
-            run_pass(tiles(problem.dv) + tiles(problem.dk), choice.summaries);
-            PrefillChain::run({args.summaries, problem.heads, problem.dk, problem.dv}, problem.sequences, target);
-            args.summarizes = false;
-        }
-        args.readers = tensors.readers;
-        run_pass(tiles(problem.dv), choice.segments);
+        const i64 columns = config.head_k, rows = config.key_tiles() * kChunk;
+        unsigned* const summarized = tensors.counts + choice.readers(tensors.in_place);
+        const PrefillLinks links{.states = tensors.workspace,
+                                 .transfers = tensors.workspace + choice.link_states,
+                                 .summarized = summarized,
+                                 .left = summarized + choice.links,
+                                 .count = prefill_links(problem, choice.segments)};
+        const jit::TiledTensor transfers{
+            {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
+        const Args args{.query = map(tensors.query),
+                        .key = map(tensors.key),
+                        .value = map(tensors.value),
+                        .output = map(tensors.output),
+                        .transfers = links.count > 0 ? map(transfers) : TensorMap{},
+                        .recurrence = recurrence,
+                        .state = problem.state,
+                        .segments = choice.segments,
+                        .links = links,
+                        .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
+        launch<Prefill>(config, args,
+                        {static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block())),
+                         static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences * choice.segments)},
+                        target);
     }
 };
 

@@ -11,6 +11,10 @@ struct Barrier {
     __device__ __forceinline__ void init(int arrivals) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(arrivals));
     }
+    // Before it is initialised anew; nobody is at it.
+    __device__ __forceinline__ void invalidate() {
+        asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&state)) : "memory");
+    }
     __device__ __forceinline__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
     }
@@ -46,6 +50,11 @@ __device__ __forceinline__ void publish_barriers() {
 // Ordinary stores to shared memory, for the copy engine and the tensor cores to see after the next barrier.
 __device__ __forceinline__ void publish_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// What other blocks stored to global memory and this thread has come to know of, for the copy engine to see.
+__device__ __forceinline__ void publish_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // Named barriers: `threads` of the block, a multiple of 32, meet at `name`.

@@ -10,16 +10,55 @@
 // on the right, in shared memory as they came. Helper warpgroups run ahead: one has chunks brought (TMA) and forms P, others
 // invert I + A. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
 //
-// Bound: instructions and their supply: the tensor cores are busy some 40 % of the time. docs/kernels/gdn_prefill.md has the
-// shares reached.
+// Most blocks take their segment in one pass. Where states reach across segments, passes before it make and link summaries of
+// segments (prefill_segments.cuh).
+//
+// Bound: latency round the ring of roles, and instructions: the tensor cores are busy half of the time.
+// docs/kernels/gdn_prefill.md has the shares reached.
 #pragma once
 
+#include <gdn_cuda/kernels/gdn/prefill_block.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_inverse.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_scores.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_values.cuh>
 
 namespace gdn_cuda::gdn {
+
+// By one thread; nobody else is at the barriers.
+template <bool kFirst, PrefillConfig kConfig>
+__device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared) {
+    const auto set = [](unsigned long long& word, int arrivals) {
+        if (!kFirst) barrier(word).invalidate();
+        barrier(word).init(arrivals);
+    };
+#pragma unroll
+    for (int i = 0; i < kConfig.stages; ++i) {
+        set(shared.loaded[i], 3 + 32);  // keys, queries and values, and a warp's scalars
+        set(shared.factored[i], kWarpgroup);
+        set(shared.ready[i], 2 * kWarpgroup);
+        set(shared.done[i], kConfig.value_groups * 4);
+    }
+#pragma unroll
+    for (auto& word : shared.walked) set(word, kWarpgroup);
+    set(shared.linked, 1);
+    publish_barriers();
+}
+
+// A role's part of every pass; one role prepares the next for all.
+template <class Role, bool kPrepares, PrefillConfig kConfig>
+__device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
+#pragma unroll 1
+    while (true) {
+        Role(shared, args).run();
+        if (shared.passes_left == 0) break;
+        meet(kBlockMeets, kConfig.threads());
+        if (kPrepares && threadIdx.x == 0) {
+            shared.work = shared.passes[--shared.passes_left];
+            set_barriers<false>(shared);
+        }
+        meet(kBlockMeets, kConfig.threads());
+    }
+}
 
 template <PrefillConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ PrefillArgs args) {
@@ -27,98 +66,27 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
 
-    const RecurrentArgs& all = args.recurrence;
-    const int parts = args.summarizes ? args.summaries.count : args.segments;
-    const int sequence = static_cast<int>(blockIdx.z) / parts, segment = static_cast<int>(blockIdx.z) % parts;
-    const int head = blockIdx.y;
-    const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
-    const i64 summary = (static_cast<i64>(sequence) * all.heads + head) * args.summaries.count + segment;
-    const int value_rows = (all.dv + kConfig.rows_per_block() - 1) / kConfig.rows_per_block() * kConfig.rows_per_block();
-    int first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block();
-    const bool transfers = first_row >= value_rows;
-    if (transfers) first_row -= value_rows;
-
-    i64 slot;
-    int first_step;
-    const Place place = starting_slot(all, sequence, slot, first_step);
-    const int chunks = (span.length + kChunk - 1) / kChunk, share = (chunks + args.segments - 1) / args.segments;
-    const int segment_begins = min(segment * share, chunks), end = min(segment_begins + share, chunks);
-    if (!args.summarizes) {
-        if (segment == 0 && all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens of no sequence
-            fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
-        if (place != Place::run) {
-            if (segment == 0)
-                fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
-                                      place == Place::skip ? 0.f : quiet_nan());
-            return;
-        }
-        if (segment > 0 && segment_begins == end) return;
-    }
-    // A summary is used if the next segment resumes.
-    SegmentStart start{0, false};
-    bool used = !args.summarizes || (place == Place::run && end < chunks);
-#pragma unroll 1
-    for (int next = args.summarizes ? 1 : 0; used && next >= 0; --next) {
-        start = start_of_segment<kConfig>(args, span, sequence, head, segment + next, share, shared.factors[0].gate);
-        if (next == 1) used = start.resumes;
-    }
-    if (args.summarizes) {
-        if (blockIdx.x == 0 && threadIdx.x == 0)
-            args.summaries.links[summary] = !used ? kUnused : start.resumes ? kContinues : kStarts;
-        if (!used || (transfers && !start.resumes)) return;
-    }
-    const int begin = start.chunk;
-
+    PrefillBlock<kConfig> block(args);
+    if (!block.find_start(shared.factors[0].gate)) return;
     if (threadIdx.x == 0) {
-        const i64 state = static_cast<i64>(all.dv) * all.dk;
-        shared.work = {.start = span.start + begin * kChunk,
-                       .initial_slot = slot * all.initial.slot,
-                       .last_slot = slot * all.last.slot,
-                       .length = min(span.length, end * kChunk) - begin * kChunk,
-                       .chunks = end - begin,
-                       .silent = (args.summarizes ? end : segment_begins) - begin,
-                       .tokens_before = begin * kChunk,
-                       .begins = begin == 0,
-                       .ends = end == chunks,
-                       .transfers = transfers,
-                       .from = start.resumes && !args.summarizes ? args.summaries.states + (summary - 1) * state : nullptr,
-                       .summary = !args.summarizes ? nullptr
-                                  : transfers      ? args.summaries.transfers + summary * all.dk * all.dk
-                                                   : args.summaries.states + summary * state,
-                       .segments = segment + 1,
-                       .sequence = sequence,
-                       .head = head,
-                       .key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key)),
-                       .first_row = first_row,
-                       .rows = transfers ? all.dk : all.dv,
-                       .checkpoints_before = packed_steps_before(all, sequence)};
-        for (int i = 0; i < kConfig.stages; ++i) {
-            barrier(shared.loaded[i]).init(3 + 32);  // keys, queries and values, and a warp's scalars
-            barrier(shared.factored[i]).init(kWarpgroup);
-            barrier(shared.ready[i]).init(2 * kWarpgroup);
-            barrier(shared.done[i]).init(kConfig.value_groups * 4);
-        }
-        publish_barriers();
+        block.plan_passes(shared);
+        set_barriers<true>(shared);
     }
     constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
     for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
-    if (transfers)
-        for (auto& stage : shared.stages)
-            for (int i = threadIdx.x; i < static_cast<int>(sizeof(stage.value) / sizeof(uint4)); i += kConfig.threads())
-                reinterpret_cast<uint4*>(stage.value)[i] = {};
     publish_shared();
     __syncthreads();
 
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
     if (group == 0) {
         leave_registers<kConfig.scores_registers()>();
-        PrefillScores<kConfig>(shared, args).run();
+        run_passes<PrefillScores<kConfig>, true>(shared, args);
     } else if (group < kConfig.first_value_group()) {
         leave_registers<kConfig.inverse_registers()>();
-        PrefillInverse<kConfig>(shared, args).run();
+        run_passes<PrefillInverse<kConfig>, false>(shared, args);
     } else {
         take_registers<kConfig.value_registers()>();
-        PrefillValues<kConfig>(shared, args).run();
+        run_passes<PrefillValues<kConfig>, false>(shared, args);
     }
 }
 

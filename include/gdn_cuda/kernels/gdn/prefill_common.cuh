@@ -14,8 +14,8 @@ __device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
     return min(kChunk, work.length - chunk * kChunk);
 }
 
-// Named barriers; 0 is the whole block's. A warpgroup has one of its own, the scores' and an inverting one share another.
-enum Meeting : int { kKeysMeet = 1, kGroupMeets = 2 };
+// Named barriers. A warpgroup has one of its own, the scores' and an inverting one share another.
+enum Meeting : int { kBlockMeets = 0, kKeysMeet = 1, kGroupMeets = 2 };
 
 // Where a thread is in its warpgroup.
 struct Lane {
@@ -131,6 +131,28 @@ __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, c
         const float2 column = pair_at(&columns[8 * n + 2 * lane.t]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) products[4 * n + i] *= exp2_fast(row[i / 2] - (i % 2 == 0 ? column.x : column.y));
+    }
+}
+
+// P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal; or, for a tile that is not zero above it, what rounding left of
+// it.
+template <DType kIo, bool kRest>
+__device__ __forceinline__ void store_scores(const float (&products)[32], const Lane& lane, PrefillTile& scores, float scale) {
+    const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
+    const int ahead = lane.g - 2 * lane.t;                                     // of the row, before the first of two columns
+    const unsigned near = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
+    const unsigned sign = scale < 0.f ? 0x80008000u : 0;
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+        const bool above = n / 2 > lane.warp, diagonal = n / 2 == lane.warp;
+        if (!kRest && above) break;
+        const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? near : all, right = diagonal ? 0 : all;
+        const auto pair = [&](int i) {
+            const float x = products[4 * n + 2 * i], next = products[4 * n + 2 * i + 1];
+            const unsigned rounded = pack<kIo>(x, next);
+            return (kRest ? pack_rest<kIo>(x, next, rounded) : rounded) ^ sign;
+        };
+        store_matrices(row_piece(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
     }
 }
 

@@ -213,6 +213,8 @@ struct PrefillInverse : Lane {
             products_wait<0>();
             pin(products);
             decay(products, *this, factors.key_row, factors.column);  // |A|, to the sign of a product
+            // Other warps have read the blocks of the chunk before.
+            barrier(shared.walked[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
             store_blocks(products, factors.beta);
             __syncwarp();
             invert_diagonal();
@@ -227,6 +229,7 @@ struct PrefillInverse : Lane {
                 store_rest(factors, matrices.inverse_rest);
             }
             if (lane == 0) shared.cancels[slot].column[warp] = cancels;
+            barrier(shared.walked[index()]).arrive();
             publish_shared();
             barrier(shared.ready[turn.stage]).arrive();
         }

@@ -3,14 +3,17 @@
 
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
-#include <gdn_cuda/kernels/gdn/prefill_chain_plan.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
 
 namespace gdn_cuda::gdn {
 
-constexpr int kWarpgroup = 128;    // threads
-constexpr int kValueRows = 64;     // of the state, a warpgroup
-constexpr int kTileElements = 64;  // of a 128-byte row
+constexpr int kWarpgroup = 128;      // threads
+constexpr int kValueRows = 64;       // of the state, a warpgroup
+constexpr int kTileElements = 64;    // of a 128-byte row
+constexpr int kShortestSegment = 8;  // chunks
+
+// Elements from a token's gate or beta to the next one's: the kernel counts their bytes in 32 bits.
+constexpr i64 kMostBetweenScalars = (i64{1} << 31) / 8;
 
 struct PrefillConfig {
     int head_k;          // 64, 96 or 128; shorter keys are filled with zeros
@@ -41,28 +44,49 @@ struct PrefillConfig {
     GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 2 ? 192 : 208; }
 };
 
-// Similar keys with large beta make entries of (I + A)^-1 that cancel: rounded to 16 bits once, they and V' would be most of
-// the error. Chunks with an entry beyond this off the diagonal take both in two parts (docs/numerics.md).
+// Similar keys with large beta make entries of (I + A)^-1 that cancel: rounded to 16 bits once, they, V' and P would be most of
+// the error. Chunks with an entry beyond this off the diagonal take all three in two parts (docs/numerics.md).
 constexpr float kCancels = 0.5f;
 
-// 64 tokens and 64 elements, 128-byte rows, swizzled (tma.cuh).
+// 64 tokens and 64 elements, 128-byte rows, swizzled (shared.cuh).
 struct alignas(1024) PrefillTile {
     unsigned char bytes[kChunk * kTileElements * 2];
 };
 
-// One block's work: a segment of a sequence with what comes before it, a value head, some rows of its state. Tokens and chunks
-// are counted from the first that the block takes.
+// What a pass makes. A segment makes S M + L of a state S.
+enum class PrefillMakes {
+    transfer,  // rows of M
+    summary,   // L
+    link,      // the state before the segment: S M + L of the segment before
+    outputs,
+};
+constexpr int kMostPasses = 5;  // M's rows may take two
+
+// One pass of a block: a segment of a sequence with what comes before it, a value head, some rows of its state. Tokens and
+// chunks are counted from the first that the pass takes. A link takes M instead, 64 rows of it as a chunk's keys.
 struct PrefillWork {
+    PrefillMakes makes;
     i64 start, initial_slot, last_slot;  // the first token; elements from the first slot to the sequence's
-    int length, chunks, silent;          // chunks before the segment, and all of a summary, have no outputs
+    int length, chunks, silent;          // a link has no chunks; chunks before the segment, or of a summary, no outputs
     int tokens_before;                   // of the sequence
     bool begins, ends;                   // the sequence
-    bool transfers;                      // rows are M's: they begin as the identity's, and values are zero
-    const float* from;                   // the state that the segment before left, or nullptr
-    float* summary;                      // where L or M goes, or nullptr
+    bool resumes;                        // with the state that the segment before leaves
+    i64 link;                            // this segment's among all
     int segments;                        // that the sequence has
     int sequence, head, key_head, first_row, rows;
+    int first_value;         // where rows of values begin: for M past the last, where zeros come from
     i64 checkpoints_before;  // those of the sequences packed before
+
+    GDN_HOST_DEVICE constexpr bool links() const { return makes == PrefillMakes::link; }
+};
+
+// From segments to the next ones: (sequence, head, segment but the last, ...), with room for whole blocks' rows and columns.
+struct PrefillLinks {
+    float* states;         // L (dv, dk), then the state after the segment
+    void* transfers;       // M (dk, 2, dk): rounded, and what rounding left of it
+    unsigned* summarized;  // how many value groups have written their rows of M and L,
+    unsigned* left;        // and of each tile of rows, how many have written the state
+    int count;             // of a head; 0: segments that need a state begin with the sequence
 };
 
 template <PrefillConfig kConfig>
@@ -105,19 +129,22 @@ struct PrefillSharedPlan {
     // Whether an inverse has entries that cancel, by columns of blocks: two parts of them, and of V', then.
     Cancelling cancels[kConfig.stages - 1];
     Factors factors[kConfig.stages];
-    float decay[kConfig.stages];  // exp(G_end) of a chunk
-    PrefillWork work;             // not in registers: they are short
+    float decay[kConfig.stages];                // exp(G_end) of a chunk
+    PrefillWork work, passes[kMostPasses - 1];  // not in registers: they are short; passes come last to first
+    int passes_left;
     unsigned long long loaded[kConfig.stages], factored[kConfig.stages], ready[kConfig.stages];
-    unsigned long long done[kConfig.stages];  // by the state's owners: the stage is free, and so are the matrices
+    unsigned long long done[kConfig.stages];            // by the state's owners: the stage is free, and so are the matrices
+    unsigned long long walked[kConfig.inverse_groups];  // by those who invert: blocks of a chunk have been read
+    unsigned long long linked;                          // M is there
 };
 
 struct PrefillArgs {
     TensorMap query, key, value, output;  // (d, head, token, batch)
+    TensorMap transfers;                  // (column, part, row, link)
     RecurrentArgs recurrence;
     DType state;
-    int segments;     // of a sequence, neighbours in z
-    bool summarizes;  // makes summaries of all segments but the last, and no outputs; in x, rows of L, then of M
-    PrefillSummaries summaries;
+    int segments;  // of a sequence, neighbours in z
+    PrefillLinks links;
     unsigned* readers;  // zeros, one a sequence, head and tile of rows, where states are updated in place; else nullptr
 };
 

@@ -42,23 +42,23 @@ struct PrefillScores : Lane {
         const bool value = warp == 1, query = warp == 2;
         PrefillTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
-        const int head = value ? work.head : work.key_head, first_element = value ? work.first_row : 0;
+        const int head = value ? work.head : work.key_head, first_element = value ? work.first_value : 0;
         const int token = static_cast<int>(work.start) + chunk * kChunk;
         const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
-        const int count = value && work.transfers ? 0 : value ? kConfig.value_groups : kConfig.key_tiles();
+        const int count = value ? kConfig.value_groups : kConfig.key_tiles();
         loaded.expect(count * static_cast<int>(sizeof(PrefillTile)));
-        if (count > 0) load_tile(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
+        load_tile(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
         if (count == 2) load_tile(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
     }
     // One warp's: gates and betas of tokens 2 lane and 2 lane + 1, asked for long before they are used.
     struct ScalarStream {
         const DType type;
-        const i64 next;  // bytes from a token to the next
+        const int next;  // bytes from a token to the next
         const char* at;
         RawNumber raw[2];
 
         __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work)
-            : type(of.values.type), next(of.token * bytes_of(type)) {
+            : type(of.values.type), next(static_cast<int>(of.token) * bytes_of(type)) {
             at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
                  (work.start + 2 * (threadIdx.x % 32)) * next;
         }
@@ -66,7 +66,7 @@ struct PrefillScores : Lane {
             const int first = 2 * (threadIdx.x % 32);
             if (first < count) raw[0].load({at, type}, 0);
             if (first + 1 < count) raw[1].load({at + next, type}, 0);
-            at += next * kChunk;
+            at += static_cast<i64>(next) * kChunk;
         }
         __device__ __forceinline__ float2 take() const { return {raw[0].number(type), raw[1].number(type)}; }
     };
@@ -109,24 +109,6 @@ struct PrefillScores : Lane {
         }
     }
 
-    // P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal.
-    __device__ __forceinline__ void store_scores(const float (&products)[32], PrefillTile& scores) {
-        const unsigned to = tile_row(scores.bytes, 16 * warp + lane % 16);
-        const int ahead = g - 2 * t;  // of the row, before the first of two columns
-        const unsigned near = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
-        const unsigned sign = args.recurrence.scale < 0.f ? 0x80008000u : 0;
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            if (n / 2 > warp) break;
-            const bool diagonal = n / 2 == warp;
-            const unsigned keep = diagonal ? near : 0xffffffffu, right = diagonal ? 0 : 0xffffffffu;
-            const auto pair = [&](int i) {
-                return pack<kConfig.io>(products[4 * n + 2 * i], products[4 * n + 2 * i + 1]) ^ sign;
-            };
-            store_matrices(row_piece(to, n + lane / 16), pair(0) & keep, pair(1), pair(2) & right, pair(3) & keep);
-        }
-    }
-
     __device__ __forceinline__ void run() {
         ScalarStream gates(args.recurrence.gate, work), betas(args.recurrence.beta, work);
         ask(0, gates, betas);
@@ -156,7 +138,8 @@ struct PrefillScores : Lane {
             if (chunk >= work.silent) {
                 barrier(shared.factored[turn.stage]).wait(turn.parity);
                 decay(products, *this, factors.query_row, factors.column);
-                store_scores(products, shared.matrices[chunk % (kConfig.stages - 1)].scores);
+                store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
+                                                args.recurrence.scale);
                 publish_shared();
             }
             barrier(shared.ready[turn.stage]).arrive();

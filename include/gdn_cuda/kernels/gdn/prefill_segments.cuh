@@ -3,9 +3,11 @@
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), whose norm is exp(g) max(1, |1 - beta |k|^2|). Where the product of
 // these over the tokens before a segment is below 2^-80, what the state was before them cannot change a bit of what follows but
-// by a coincidence of roundings. Where gates are too slow for that, a launch before makes a summary of each segment but the
-// last: what it makes of a state of zero (L), and of the identity with values of zero (M). gdn/prefill_chain strings them
-// together, and a segment begins with the state that the one before leaves.
+// by a coincidence of roundings, or where all that follows is 2^-80 of what was before. Where gates are too slow for that, a
+// segment begins with the state that the one before leaves. If that one has to wait for its own, it tells first what it will
+// make of it, S M + L: L of a state of zero, M of the identity with values of zero.
+//
+// Blocks wait only for blocks before them in the grid, which are dispatched no later: they need not all run at the same time.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_common.cuh>
@@ -45,31 +47,32 @@ __device__ __forceinline__ float log_growth(const RecurrentArgs& args, int seque
     const auto scalar = [&](const Scalars& of) {
         return load_number(of.values, sequence * of.batch + (first + lane) * of.token + head * of.head);
     };
-    float growth = fmaf(scalar(args.gate), kLog2e, __log2f(fmaxf(1.f, fabsf(1.f - scalar(args.beta) * square))));
+    const float change = fabsf(1.f - scalar(args.beta) * square);
+    float growth = fmaf(scalar(args.gate), kLog2e, change <= 1.f ? 0.f : __log2f(change));  // NaN is never forgotten
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) growth += __shfl_xor_sync(0xffffffffu, growth, step);
     return growth;
 }
 
-// The chunk to begin with so that nothing before matters to what follows `chunk`; -1 where that is before `earliest`. Called by
-// the whole block; `growths` has room for its warps.
+// The chunk to begin with so that nothing before matters to what follows `chunk`; -1 where that is more than `most` chunks
+// before, or seems to be. Called by the whole block; `growths` has room for its warps.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, const Span& span, int sequence, int head,
-                                                  int chunk, int earliest, float* growths) {
+                                                  int chunk, int most, float* growths) {
     constexpr int kWarps = kConfig.threads() / 32, kWarpsAChunk = kChunk / 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     float growth = 0.f;
 #pragma unroll 1
-    while (chunk > earliest) {
-        const int token = chunk * kChunk - (warp + 1) * 32;  // warps go backwards
+    for (int back = 0; back < most && growth * static_cast<float>(most) <= 0.5f * kForgotten * static_cast<float>(back);) {
+        const int token = (chunk - back) * kChunk - (warp + 1) * 32;  // warps go backwards
         const float own = token >= 0 ? log_growth<kConfig>(args, sequence, span.start + token, head) : 0.f;
         __syncthreads();
         if (threadIdx.x % 32 == 0) growths[warp] = own;
         __syncthreads();
-        for (int i = 0; i < kWarps && chunk > 0; i += kWarpsAChunk) {
+        for (int i = 0; i < kWarps && back < chunk; i += kWarpsAChunk) {
             growth += growths[i] + growths[i + 1];
-            --chunk;
-            if (growth <= kForgotten) return chunk;
+            ++back;
+            if (growth <= kForgotten) return chunk - back;
         }
     }
     return -1;
@@ -84,25 +87,42 @@ template <PrefillConfig kConfig>
 __device__ __forceinline__ SegmentStart start_of_segment(const PrefillArgs& args, const Span& span, int sequence, int head,
                                                          int segment, int share, float* growths) {
     if (segment == 0) return {0, false};
-    // Beyond a few chunks a state that the segment before leaves is had sooner.
-    const int chunk = segment * share, most = args.summaries.count > 0 ? min(share / 2, 16) : chunk / 2;
-    const int first = first_that_matters<kConfig>(args.recurrence, span, sequence, head, chunk, chunk - most, growths);
+    // Beyond that a state is had sooner from the segment before, after two passes over each and so many links; or, where there
+    // are none, from the beginning.
+    const bool linked = args.links.count > 0;
+    const int chunk = segment * share, most = linked ? min(2 * (share + segment), chunk) : chunk / 2;
+    const int first = first_that_matters<kConfig>(args.recurrence, span, sequence, head, chunk, most, growths);
     if (first >= 0) return {first, false};
-    return args.summaries.count > 0 ? SegmentStart{chunk, true} : SegmentStart{0, false};
+    return linked ? SegmentStart{chunk, true} : SegmentStart{0, false};
+}
+
+// Counts that blocks leave for others: what a thread did before `tell`, and its barriers made it know of, is there after
+// `await`.
+__device__ __forceinline__ void tell(unsigned* count) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
+}
+__device__ __forceinline__ void await(const unsigned* count, unsigned wanted) {
+    unsigned now;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+    while (now < wanted);
+}
+
+__device__ __forceinline__ unsigned* left_of(const PrefillLinks& links, i64 link) {
+    return links.left + link * gridDim.x + blockIdx.x;
+}
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void await_left(const PrefillLinks& links, i64 link) {
+    await(left_of(links, link), kConfig.value_groups);
+}
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void await_summary(const PrefillLinks& links, i64 link) {
+    await(links.summarized + link, gridDim.x * kConfig.value_groups);
 }
 
 // Where states are updated in place, the last segment writes what others may have started from: it waits until they have read
-// it. They are dispatched before it, so they need not run at the same time.
+// it.
 __device__ __forceinline__ unsigned* readers_of(const PrefillArgs& args, const PrefillWork& work) {
     return args.readers + (static_cast<i64>(work.sequence) * args.recurrence.heads + work.head) * gridDim.x + blockIdx.x;
-}
-__device__ __forceinline__ void state_is_read(const PrefillArgs& args, const PrefillWork& work) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(readers_of(args, work)) : "memory");
-}
-__device__ __forceinline__ void wait_for_readers(const PrefillArgs& args, const PrefillWork& work, unsigned count) {
-    unsigned read;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(read) : "l"(readers_of(args, work)) : "memory");
-    while (read < count);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,0 +1,121 @@
+// Which work a block of gdn/prefill takes: its place in the grid, where it begins, and what others wait for it to make.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillConfig kConfig>
+struct PrefillBlock {
+    static constexpr int kRows = kConfig.rows_per_block();
+
+    const PrefillArgs& args;
+    const RecurrentArgs& all = args.recurrence;
+    int sequence, segment, head, first_row;
+    Span span;
+    Place place;
+    i64 slot;
+    int chunks, share, segment_begins, end;
+    SegmentStart start{0, false};
+    bool before_resumes = false, next_resumes = false;
+
+    __device__ __forceinline__ explicit PrefillBlock(const PrefillArgs& args) : args(args) {
+        sequence = static_cast<int>(blockIdx.z) / args.segments;
+        segment = static_cast<int>(blockIdx.z) % args.segments;
+        head = static_cast<int>(blockIdx.y);
+        first_row = static_cast<int>(blockIdx.x) * kRows;
+        span = span_of(all.cu_seqlens, sequence, all.tokens);
+        int first_step;
+        place = starting_slot(all, sequence, slot, first_step);
+        chunks = (span.length + kChunk - 1) / kChunk;
+        share = max((chunks + args.segments - 1) / args.segments, kShortestSegment);
+        segment_begins = min(segment * share, chunks);
+        end = min(segment_begins + share, chunks);
+    }
+
+    // Whether there is something to do; called by the whole block. `growths` has room for its warps.
+    __device__ __forceinline__ bool find_start(float* growths) {
+        fill_what_nobody_computes();
+        if (place == Place::run && segment == 0 && chunks == 0) hand_state_on();
+        if (place != Place::run || segment_begins == end) return false;
+#pragma unroll 1
+        for (int i = 0; i < 3; ++i) {
+            const int which = i == 2 ? segment + 1 : segment - i;
+            if (which * share >= chunks) break;
+            const SegmentStart found = start_of_segment<kConfig>(args, span, sequence, head, which, share, growths);
+            if (i == 0) start = found;
+            if (i == 1) before_resumes = found.resumes;
+            if (i == 2) next_resumes = found.resumes;
+            if (!start.resumes) break;
+        }
+        return true;
+    }
+    __device__ __forceinline__ bool summarizes() const { return start.resumes && next_resumes; }
+
+    // Outputs of sequences that do not run, and of tokens that belong to none.
+    __device__ __forceinline__ void fill_what_nobody_computes() {
+        if (segment > 0) return;
+        if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)
+            fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
+        if (place != Place::run)
+            fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
+                                  place == Place::skip ? 0.f : quiet_nan());
+    }
+
+    // Of a sequence without tokens, these rows of the state, zero where there was none.
+    __device__ __forceinline__ void hand_state_on() {
+        char* to = static_cast<char*>(all.last.data);
+        if (to == nullptr || to == all.initial.data) return;
+        const int bytes = bytes_of(args.state), rows = min(kRows, all.dv - first_row);
+        const i64 before = (static_cast<i64>(head) * all.dv + first_row) * all.dk;
+        const auto* from = static_cast<const char*>(all.initial.data);
+        if (from != nullptr) from += (slot * all.initial.slot + before) * bytes;
+        to += (slot * all.last.slot + before) * bytes;
+        for (int at = 16 * static_cast<int>(threadIdx.x); at < rows * all.dk * bytes; at += 16 * kConfig.threads())
+            *reinterpret_cast<uint4*>(to + at) = from == nullptr ? uint4{} : *reinterpret_cast<const uint4*>(from + at);
+    }
+
+    // By one thread: the first pass is the block's work, and those after it wait, the last one first.
+    __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
+        const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
+        const int links = before_resumes, summaries = summarizes(),
+                  transfers = summarizes() ? max((all.dk - first_row + step - 1) / step, 0) : 0;
+        const int left = links + summaries + transfers;
+        shared.passes_left = left;
+#pragma unroll 1
+        for (int i = left; i >= 0; --i) {
+            const int transfer = i - links - summaries - 1;
+            const PrefillMakes makes = i == 0         ? PrefillMakes::outputs
+                                       : i <= links   ? PrefillMakes::link
+                                       : transfer < 0 ? PrefillMakes::summary
+                                                      : PrefillMakes::transfer;
+            plan_pass(i == left ? shared.work : shared.passes[i], makes, first_row + max(transfer, 0) * step);
+        }
+    }
+    __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillMakes makes, int row) const {
+        const bool outputs = makes == PrefillMakes::outputs;
+        const int begin = start.chunk;
+        work.makes = makes;
+        work.start = span.start + begin * kChunk;
+        work.initial_slot = slot * all.initial.slot;
+        work.last_slot = slot * all.last.slot;
+        work.length = min(span.length, end * kChunk) - begin * kChunk;
+        work.chunks = work.links() ? 0 : end - begin;
+        work.silent = (outputs ? segment_begins : end) - begin;
+        work.tokens_before = begin * kChunk;
+        work.begins = begin == 0;
+        work.ends = end == chunks;
+        work.resumes = outputs && start.resumes;
+        work.link = (static_cast<i64>(sequence) * all.heads + head) * args.links.count + segment;
+        work.segments = segment + 1;
+        work.sequence = sequence;
+        work.head = head;
+        work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));
+        work.first_row = row;
+        work.first_value = makes == PrefillMakes::transfer ? all.dv : row;
+        work.rows = makes == PrefillMakes::transfer ? all.dk : all.dv;
+        work.checkpoints_before = packed_steps_before(all, sequence);
+    }
+};
+
+}  // namespace gdn_cuda::gdn
