@@ -24,7 +24,32 @@ def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
     """out[…,l] = Σ_n [ v_n / (z_l − w_n) + v̄_n / (z_l − w̄_n) ]; v and w (…,N), z (…,L); complex whatever comes in."""
     v, z, w = (x.to(torch.complex128) for x in widened("cauchy_conj", v=v, z=z, w=w))
     check_last("cauchy_conj", "w", w, v.shape[-1], "v")
-    return _sum_over_poles(torch.cat([v, v.conj()], -1), z, torch.cat([w, w.conj()], -1))
+    return _sum_over_poles(_with_conjugates(v), z, _with_conjugates(w))
+
+
+def cauchy_gradients(grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, conj: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What backpropagation makes of `grad` for each input of `cauchy_kernel`, or with `conj` of `cauchy_conj`, as formulas."""
+    wide = torch.complex128 if conj or any(x.is_complex() for x in (v, points, poles)) else torch.float64
+    grad, of_v, of_points, of_poles = (x.to(wide) for x in (grad, v, points, poles))
+    if conj:
+        of_v, of_poles = _with_conjugates(of_v), _with_conjugates(of_poles)
+    inverse = 1 / (of_points[..., :, None] - of_poles[..., None, :])
+    by_v = grad[..., :, None] * torch.conj_physical(inverse)
+    by_poles = by_v * torch.conj_physical(of_v[..., None, :] * inverse)
+    found_v, found_points, found_poles = by_v.sum(-2), -by_poles.sum(-1), by_poles.sum(-2)
+    if conj:
+        found_v, found_poles = (a + torch.conj_physical(b) for a, b in (x.chunk(2, -1) for x in (found_v, found_poles)))
+    pairs = ((found_v, v), (found_points, points), (found_poles, poles))
+    return tuple(_like(found.sum_to_size(x.shape), x) for found, x in pairs)
+
+
+def _like(found: Tensor, x: Tensor) -> Tensor:
+    return found if x.is_complex() or not found.is_complex() else torch.real(found)
+
+
+def _with_conjugates(x: Tensor) -> Tensor:
+    # Not x.conj(): where torch traces operators, what only marks a tensor as conjugate is lost on the way to their insides.
+    return torch.cat([x, torch.conj_physical(x)], -1)
 
 
 def _sum_over_poles(v: Tensor, points: Tensor, poles: Tensor) -> Tensor:
