@@ -1,13 +1,18 @@
 // cauchy_kernel, cauchy_conj and their gradients.
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <limits>
 
+#include "../jit_kernels/impls/structured/cauchy.hpp"
 #include "register.hpp"
 #include "tensor.hpp"
 
 namespace gdn_cuda::structured {
 namespace {
+
+constexpr int64_t kMostOnALine = int64_t{1} << 30;
 
 // Leading dimensions that broadcast against each other, and a last one each.
 struct Broadcast {
@@ -47,6 +52,8 @@ PreparedCauchy prepare_cauchy(const Tensor& v, const Tensor& points, const Tenso
         check.device(name, *view, prepared.v, "v");
         prepared.shape.add(check, name, *view, "v");
     }
+    GDN_REQUIRE(check, std::max(prepared.v.size(-1), prepared.points.size(-1)) <= kMostOnALine, "v",
+                fmt::format("lines of at most {} numbers", kMostOnALine), shape_text(prepared.v));
     GDN_REQUIRE(check, prepared.poles.size(-1) == prepared.v.size(-1), poles_name,
                 fmt::format("(…, {}) as v has", prepared.v.size(-1)), shape_text(prepared.poles));
     return prepared;
@@ -66,13 +73,71 @@ PreparedCauchy prepare_cauchy_backward(const Tensor& grad, const Tensor& v, cons
     return prepared;
 }
 
+CauchyOperand operand(const View& view) {
+    return {.data = view.data, .step = view.stride(-1)};
+}
+
+// Leading dimensions with those merged that lie like one for every operand.
+void set_leading(const Checks& check, const PreparedCauchy& prepared, CauchyArgs& args) {
+    const std::array<std::pair<const View*, CauchyOperand*>, 3> all{
+        {{&prepared.v, &args.residues}, {&prepared.points, &args.points}, {&prepared.poles, &args.poles}}};
+    const std::vector<int64_t>& leading = prepared.shape.leading;
+    args.rows = args.shared_rows = 1;
+    for (size_t d = 0; d < leading.size(); ++d) {
+        const int64_t size = leading[d];
+        args.rows *= size;
+        if (size == 1) continue;
+        std::array<int64_t, 3> strides{};
+        bool merges = args.leading > 0;
+        for (size_t i = 0; i < all.size(); ++i) {
+            const auto& [view, into] = all[i];
+            const int dim = view->rank - 1 - static_cast<int>(leading.size() - d);
+            strides[i] = dim < 0 ? 0 : view->stride(dim);
+            merges = merges && into->stride[args.leading - 1] == strides[i] * size;
+        }
+        if (!merges) {
+            GDN_REQUIRE(check, args.leading < CauchyOperand::kMaxLeading, "v",
+                        fmt::format("at most {} leading dimensions that lie differently", CauchyOperand::kMaxLeading),
+                        shape_text(prepared.v));
+            args.size[args.leading++] = 1;
+        }
+        args.size[args.leading - 1] *= size;
+        for (size_t i = 0; i < all.size(); ++i) all[i].second->stride[args.leading - 1] = strides[i];
+    }
+    if (args.leading > 0 && args.points.stride[args.leading - 1] == 0 && args.poles.stride[args.leading - 1] == 0)
+        args.shared_rows = static_cast<int>(std::min<int64_t>(args.size[args.leading - 1], std::numeric_limits<int>::max()));
+}
+
 }  // namespace
+
+Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj) {
+    const PreparedCauchy prepared = prepare_cauchy(v, points, poles, conj);
+    const Checks check{conj ? "cauchy_conj" : "cauchy_kernel"};
+    std::vector<int64_t> shape = prepared.shape.leading;
+    shape.push_back(prepared.points.size(-1));
+    const Tensor out = torch::stable::new_empty(v, shape);
+    CauchyArgs args{.residues = operand(prepared.v),
+                    .points = operand(prepared.points),
+                    .poles = operand(prepared.poles),
+                    .out = out.data_ptr(),
+                    .pole_count = static_cast<int>(prepared.poles.size(-1)),
+                    .point_count = static_cast<int>(prepared.points.size(-1))};
+    set_leading(check, prepared, args);
+    const DeviceScope scope(prepared.v.device_index);
+    Cauchy::run({args.rows, args.shared_rows, args.point_count, prepared.type, conj}, args,
+                target_of(check.function, prepared.v));
+    return out;
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "cauchy", "Tensor v, Tensor points, Tensor poles, bool conj", "Tensor");
     define_checked(m, "cauchy_backward",
                    "Tensor grad, Tensor v, Tensor points, Tensor poles, bool conj, bool of_v, bool of_points, bool of_poles",
                    "(Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
+    m.impl("cauchy", TORCH_BOX(&cauchy));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {

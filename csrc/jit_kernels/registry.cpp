@@ -11,6 +11,7 @@
 #include "impls/gdn/recurrent.hpp"
 #include "impls/gdn/seq_state_update.hpp"
 #include "impls/gdn/verify.hpp"
+#include "impls/structured/cauchy.hpp"
 
 namespace gdn_cuda {
 namespace {
@@ -30,7 +31,7 @@ const std::vector<RegisteredKernel>& registry() {
     static const std::vector<RegisteredKernel> all = {
         entry<gdn::Decode>(),      entry<gdn::Verify>(),  entry<gdn::Recurrent>(),  entry<gdn::Gating>(),
         entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(), entry<gdn::ComputeUW>(),  entry<gdn::SeqStateUpdate>(),
-        entry<gdn::ComputeO>(),    entry<gdn::Prefill>(), entry<gdn::PrefillMma>(),
+        entry<gdn::ComputeO>(),    entry<gdn::Prefill>(), entry<gdn::PrefillMma>(), entry<structured::Cauchy>(),
     };
     return all;
 }

@@ -1,0 +1,225 @@
+// structured/cauchy: sums of residues over distances to poles, out_l = sum over n of v_n / (z_l - w_n), and with conj of
+// v_n / (z_l - w_n) + conj(v_n) / (z_l - conj(w_n)).
+//
+// A thread has a few points in registers; poles and residues pass through shared memory, read by broadcast. A reciprocal serves
+// all rows of residues over the same poles, and a conjugate pair, which is one fraction:
+//
+//     a = Re z - Re w, b = Im z - Im w, c = Im z + Im w      den = (a + ib)(a + ic) = a^2 - bc + 2ia Im z
+//     num = v (a + ic) + conj(v) (a + ib) = 2 (Re v a - Im v Im w) + 2i Re v Im z
+//
+// b and c come from differences, so a pole close to its point keeps its digits. Sums of a tile of poles are added up with what
+// rounding leaves. Points where a square leaves the range, or which lie on a pole, are summed once more in double precision.
+//
+// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, fewer for each further row.
+#pragma once
+
+#include <gdn_cuda/kernels/common/numeric.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+__device__ __forceinline__ double reciprocal(double x) {
+    return 1.0 / x;
+}
+// Whether the reciprocal of a sum of squares is good for something.
+__device__ __forceinline__ bool in_range(float square) {
+    return square > 1e-36f && square < 1e36f;
+}
+__device__ __forceinline__ bool in_range(double square) {
+    return square > 1e-290 && square < 1e290;
+}
+
+template <class Real>
+struct Complex {
+    Real re, im;
+};
+template <bool kWide>
+struct RealOf {
+    using type = float;
+};
+template <>
+struct RealOf<true> {
+    using type = double;
+};
+
+// (x.re + i x.im) / (y.re + i y.im), whatever their sizes.
+__device__ __forceinline__ Complex<double> quotient(const Complex<double>& x, const Complex<double>& y) {
+    const bool wide = fabs(y.re) >= fabs(y.im);
+    const double big = wide ? y.re : y.im, ratio = (wide ? y.im : y.re) / big, inverse = 1.0 / (big + ratio * (ratio * big));
+    if (wide) return {(x.re + x.im * ratio) * inverse, (x.im - x.re * ratio) * inverse};
+    return {(x.re * ratio + x.im) * inverse, (x.im * ratio - x.re) * inverse};
+}
+
+template <CauchyConfig kConfig>
+struct Cauchy {
+    using Real = typename RealOf<kConfig.wide()>::type;
+    using Number = Complex<Real>;  // the second part of real ones is nothing
+    static constexpr bool kComplex = is_complex(kConfig.io);
+    static constexpr int kParts = kConfig.parts();
+
+    const CauchyArgs& args;
+    i64 first_row;
+
+    template <class Wide>
+    __device__ __forceinline__ static Complex<Wide> load(const void* from, i64 at) {
+        if constexpr (kComplex) {
+            const auto* pair = static_cast<const Complex<Real>*>(from) + at;
+            return {static_cast<Wide>(pair->re), static_cast<Wide>(pair->im)};
+        } else if constexpr (kConfig.wide()) {
+            return {static_cast<Wide>(static_cast<const double*>(from)[at]), Wide{}};
+        } else {
+            return {static_cast<Wide>(to_float(static_cast<const Storage<kConfig.io>*>(from)[at])), Wide{}};
+        }
+    }
+    // Where a row of an operand begins.
+    __device__ __forceinline__ i64 row_of(const CauchyOperand& operand, i64 row) const {
+        i64 at = 0;
+        for (int d = args.leading - 1; d >= 0; --d) {
+            at += row % args.size[d] * operand.stride[d];
+            row /= args.size[d];
+        }
+        return at;
+    }
+
+    // 1 / (z - w), or of a conjugate pair what num is to be multiplied by. False where squares leave the range.
+    __device__ __forceinline__ static bool weigh(Number& weight, const Number& z, const Number& w) {
+        const Real a = z.re - w.re;
+        if constexpr (!kComplex) {
+            weight.re = reciprocal(a);
+            return a != 0;
+        } else {
+            const Real b = z.im - w.im;
+            Number den{a, b};
+            if constexpr (kConfig.conj) den = {a * a - b * (z.im + w.im), 2 * a * z.im};
+            const Real square = den.re * den.re + den.im * den.im, inverse = reciprocal(square);
+            weight = {den.re * inverse, -den.im * inverse};
+            return in_range(square);
+        }
+    }
+    __device__ __forceinline__ static void add(Number& sum, const Number& v, const Number& weight, const Number& z,
+                                               const Number& w) {
+        if constexpr (!kComplex) {
+            sum.re += v.re * weight.re;
+        } else {
+            Number num = v;
+            if constexpr (kConfig.conj) num = {2 * (v.re * (z.re - w.re) - v.im * w.im), 2 * v.re * z.im};
+            sum.re += num.re * weight.re - num.im * weight.im;
+            sum.im += num.re * weight.im + num.im * weight.re;
+        }
+    }
+
+    // A point once more, in double precision. Residues on the point itself are as if it lay a little to the right of them.
+    __device__ __noinline__ Number sum_carefully(i64 row, int point) const {
+        const i64 poles = row_of(args.poles, row), residues = row_of(args.residues, row);
+        const auto z = load<double>(args.points.data, row_of(args.points, row) + point * args.points.step);
+        Complex<double> sum{}, met{};
+        const auto add_one = [&](const Complex<double>& v, const Complex<double>& w) {
+            const Complex<double> d{z.re - w.re, z.im - w.im};
+            if (d.re == 0 && d.im == 0) {
+                met = {met.re + v.re, met.im + v.im};
+            } else if constexpr (kComplex) {
+                const auto one = quotient(v, d);
+                sum = {sum.re + one.re, sum.im + one.im};
+            } else {
+                sum.re += v.re / d.re;
+            }
+        };
+        for (int n = 0; n < args.pole_count; ++n) {
+            const auto v = load<double>(args.residues.data, residues + n * args.residues.step);
+            const auto w = load<double>(args.poles.data, poles + n * args.poles.step);
+            add_one(v, w);
+            if (kConfig.conj) add_one({v.re, -v.im}, {w.re, -w.im});
+        }
+        const auto with_met = [](double x, double residue) {
+            return static_cast<Real>(residue == 0 ? x : x + residue * __longlong_as_double(0x7ff0000000000000ll));
+        };
+        return {with_met(sum.re, met.re), with_met(sum.im, met.im)};
+    }
+
+    __device__ __forceinline__ void run(CauchySharedPlan<kConfig, Real>& shared) {
+        const i64 blocks_of_points = (args.point_count + kConfig.points_per_block() - 1) / kConfig.points_per_block();
+        first_row = blockIdx.x / blocks_of_points * kConfig.rows;
+        const int first_point = static_cast<int>(blockIdx.x % blocks_of_points) * kConfig.points_per_block() + threadIdx.x;
+
+        Number z[kConfig.points], sums[kConfig.rows][kConfig.points]{}, rests[kConfig.rows][kConfig.points]{};
+        const i64 points = row_of(args.points, first_row), poles = row_of(args.poles, first_row);
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p)
+            z[p] = load<Real>(args.points.data,
+                              points + min(first_point + p * kConfig.threads, args.point_count - 1) * args.points.step);
+        unsigned careful = 0;  // a bit a point
+#pragma unroll 1
+        for (int first = 0; first < args.pole_count; first += kConfig.tile) {
+            const int count = min(kConfig.tile, args.pole_count - first);
+            __syncthreads();
+            for (int i = threadIdx.x; i < count * (1 + kConfig.rows); i += kConfig.threads) {
+                const int n = i % count, row = i / count - 1;
+                const CauchyOperand& from = row < 0 ? args.poles : args.residues;
+                const i64 at = (row < 0 ? poles : row_of(args.residues, first_row + row)) + (first + n) * from.step;
+                const Number x = load<Real>(from.data, at);
+                Real(&to)[kParts][kConfig.tile] = row < 0 ? shared.poles : shared.residues[row];
+                to[0][n] = x.re;
+                if constexpr (kComplex) to[kParts - 1][n] = x.im;
+            }
+            __syncthreads();
+            Number parts[kConfig.rows][kConfig.points]{};
+#pragma unroll 2
+            for (int n = 0; n < count; ++n) {
+                const Number w{shared.poles[0][n], shared.poles[kParts - 1][n]};
+#pragma unroll
+                for (int p = 0; p < kConfig.points; ++p) {
+                    Number weight{};
+                    if (!weigh(weight, z[p], w)) careful |= 1u << p;
+#pragma unroll
+                    for (int row = 0; row < kConfig.rows; ++row)
+                        add(parts[row][p], {shared.residues[row][0][n], shared.residues[row][kParts - 1][n]}, weight, z[p], w);
+                }
+            }
+#pragma unroll
+            for (int row = 0; row < kConfig.rows; ++row)
+#pragma unroll
+                for (int p = 0; p < kConfig.points; ++p) {
+                    add_with_rest(sums[row][p].re, rests[row][p].re, parts[row][p].re);
+                    if constexpr (kComplex) add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im);
+                }
+        }
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p) {
+            const int point = first_point + p * kConfig.threads;
+            if (point >= args.point_count) break;
+#pragma unroll
+            for (int row = 0; row < kConfig.rows; ++row) {
+                Number sum = sums[row][p];
+                if (careful >> p & 1) sum = sum_carefully(first_row + row, point);
+                store((first_row + row) * args.point_count + point, sum);
+            }
+        }
+    }
+    // sum += x, and what that lost of the last one (Kahan).
+    __device__ __forceinline__ static void add_with_rest(Real& sum, Real& rest, Real x) {
+        const Real y = x - rest, total = sum + y;
+        rest = (total - sum) - y;
+        sum = total;
+    }
+    __device__ __forceinline__ void store(i64 at, const Number& x) const {
+        if constexpr (kComplex)
+            static_cast<Number*>(args.out)[at] = x;
+        else if constexpr (kConfig.wide())
+            static_cast<double*>(args.out)[at] = x.re;
+        else
+            static_cast<Storage<kConfig.io>*>(args.out)[at] = from_float<Storage<kConfig.io>>(x.re);
+    }
+};
+
+template <CauchyConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads) cauchy(const __grid_constant__ CauchyArgs args) {
+    __shared__ CauchySharedPlan<kConfig, typename Cauchy<kConfig>::Real> shared;
+    Cauchy<kConfig>{args, 0}.run(shared);
+}
+
+}  // namespace gdn_cuda::structured

@@ -1,0 +1,54 @@
+// Configuration, shared memory and arguments of structured/cauchy, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::structured {
+
+struct CauchyConfig {
+    DType io;    // of everything; bf16 and f16 are computed in fp32
+    bool conj;   // poles come with their conjugates, residues too
+    int rows;    // of residues over the same poles and points, a block
+    int points;  // a thread
+    int threads;
+    int tile;  // poles in shared memory
+
+    constexpr bool operator==(const CauchyConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("conj", conj);
+        visit("rows", rows);
+        visit("points", points);
+        visit("threads", threads);
+        visit("tile", tile);
+    }
+    GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
+    GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
+    GDN_HOST_DEVICE constexpr int points_per_block() const { return threads * points; }
+};
+
+template <CauchyConfig kConfig, class Real>
+struct CauchySharedPlan {
+    Real poles[kConfig.parts()][kConfig.tile];
+    Real residues[kConfig.rows][kConfig.parts()][kConfig.tile];
+};
+
+// (leading..., length); strides in elements, 0 where a dimension is broadcast.
+struct CauchyOperand {
+    static constexpr int kMaxLeading = 6;
+    const void* data = nullptr;
+    i64 stride[kMaxLeading] = {}, step = 0;
+};
+
+struct CauchyArgs {
+    CauchyOperand residues, points, poles;
+    void* out = nullptr;  // (leading..., points), contiguous
+    i64 size[CauchyOperand::kMaxLeading] = {};
+    int leading = 0, pole_count = 0, point_count = 0;
+    int shared_rows = 1;  // how many rows in a row have the same poles and points; a divisor of all rows
+    i64 rows = 0;
+};
+
+}  // namespace gdn_cuda::structured
