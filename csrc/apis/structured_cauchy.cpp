@@ -3,9 +3,9 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
-#include <limits>
 
 #include "../jit_kernels/impls/structured/cauchy.hpp"
+#include "../jit_kernels/impls/structured/cauchy_backward.hpp"
 #include "register.hpp"
 #include "tensor.hpp"
 
@@ -35,6 +35,13 @@ struct PreparedCauchy {
     View v, points, poles;
     DType type;
     Broadcast shape;
+    View grad = {};
+
+    std::vector<int64_t> shape_with(const View& last) const {
+        std::vector<int64_t> sizes = shape.leading;
+        sizes.push_back(last.size(-1));
+        return sizes;
+    }
 };
 
 PreparedCauchy prepare_cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj) {
@@ -63,11 +70,10 @@ PreparedCauchy prepare_cauchy_backward(const Tensor& grad, const Tensor& v, cons
                                        bool conj, bool /*of_v*/, bool /*of_points*/, bool /*of_poles*/) {
     PreparedCauchy prepared = prepare_cauchy(v, points, poles, conj);
     const Checks check{conj ? "cauchy_conj" : "cauchy_kernel"};
-    const View given(grad);
+    const View& given = prepared.grad = View(grad);
     check.dtype("grad", given, {prepared.type});
     check.device("grad", given, prepared.v, "v");
-    std::vector<int64_t> expected = prepared.shape.leading;
-    expected.push_back(prepared.points.size(-1));
+    const std::vector<int64_t> expected = prepared.shape_with(prepared.points);
     GDN_REQUIRE(check, std::ranges::equal(std::span(given.sizes, static_cast<size_t>(given.rank)), expected), "grad",
                 "the shape of the result", shape_text(given));
     return prepared;
@@ -78,23 +84,22 @@ CauchyOperand operand(const View& view) {
 }
 
 // Leading dimensions with those merged that lie like one for every operand.
-void set_leading(const Checks& check, const PreparedCauchy& prepared, CauchyArgs& args) {
-    const std::array<std::pair<const View*, CauchyOperand*>, 3> all{
-        {{&prepared.v, &args.residues}, {&prepared.points, &args.points}, {&prepared.poles, &args.poles}}};
+template <class Args>
+void set_leading(const Checks& check, const PreparedCauchy& prepared,
+                 std::initializer_list<std::pair<const View*, CauchyOperand*>> operands, Args& args) {
     const std::vector<int64_t>& leading = prepared.shape.leading;
-    args.rows = args.shared_rows = 1;
+    args.rows = 1;
     for (size_t d = 0; d < leading.size(); ++d) {
         const int64_t size = leading[d];
         args.rows *= size;
         if (size == 1) continue;
-        std::array<int64_t, 3> strides{};
-        bool merges = args.leading > 0;
-        for (size_t i = 0; i < all.size(); ++i) {
-            const auto& [view, into] = all[i];
-            const int dim = view->rank - 1 - static_cast<int>(leading.size() - d);
-            strides[i] = dim < 0 ? 0 : view->stride(dim);
-            merges = merges && into->stride[args.leading - 1] == strides[i] * size;
-        }
+        const auto stride = [&](const View& view) {
+            const int dim = view.rank - 1 - static_cast<int>(leading.size() - d);
+            return dim < 0 ? 0 : view.stride(dim);
+        };
+        const bool merges = args.leading > 0 && std::ranges::all_of(operands, [&](const auto& each) {
+                                return each.second->stride[args.leading - 1] == stride(*each.first) * size;
+                            });
         if (!merges) {
             GDN_REQUIRE(check, args.leading < CauchyOperand::kMaxLeading, "v",
                         fmt::format("at most {} leading dimensions that lie differently", CauchyOperand::kMaxLeading),
@@ -102,10 +107,8 @@ void set_leading(const Checks& check, const PreparedCauchy& prepared, CauchyArgs
             args.size[args.leading++] = 1;
         }
         args.size[args.leading - 1] *= size;
-        for (size_t i = 0; i < all.size(); ++i) all[i].second->stride[args.leading - 1] = strides[i];
+        for (const auto& [view, into] : operands) into->stride[args.leading - 1] = stride(*view);
     }
-    if (args.leading > 0 && args.points.stride[args.leading - 1] == 0 && args.poles.stride[args.leading - 1] == 0)
-        args.shared_rows = static_cast<int>(std::min<int64_t>(args.size[args.leading - 1], std::numeric_limits<int>::max()));
 }
 
 }  // namespace
@@ -113,20 +116,51 @@ void set_leading(const Checks& check, const PreparedCauchy& prepared, CauchyArgs
 Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj) {
     const PreparedCauchy prepared = prepare_cauchy(v, points, poles, conj);
     const Checks check{conj ? "cauchy_conj" : "cauchy_kernel"};
-    std::vector<int64_t> shape = prepared.shape.leading;
-    shape.push_back(prepared.points.size(-1));
-    const Tensor out = torch::stable::new_empty(v, shape);
+    const Tensor out = torch::stable::new_empty(v, prepared.shape_with(prepared.points));
     CauchyArgs args{.residues = operand(prepared.v),
                     .points = operand(prepared.points),
                     .poles = operand(prepared.poles),
                     .out = out.data_ptr(),
                     .pole_count = static_cast<int>(prepared.poles.size(-1)),
                     .point_count = static_cast<int>(prepared.points.size(-1))};
-    set_leading(check, prepared, args);
+    set_leading(check, prepared,
+                {{&prepared.v, &args.residues}, {&prepared.points, &args.points}, {&prepared.poles, &args.poles}}, args);
+    const int last = args.leading - 1;
+    const i64 shared_rows = last >= 0 && args.points.stride[last] == 0 && args.poles.stride[last] == 0 ? args.size[last] : 1;
     const DeviceScope scope(prepared.v.device_index);
-    Cauchy::run({args.rows, args.shared_rows, args.point_count, prepared.type, conj}, args,
-                target_of(check.function, prepared.v));
+    Cauchy::run({args.rows, shared_rows, args.point_count, prepared.type, conj}, args, target_of(check.function, prepared.v));
     return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> cauchy_backward(const Tensor& grad, const Tensor& v, const Tensor& points,
+                                                   const Tensor& poles, bool conj, bool of_v, bool of_points, bool of_poles) {
+    const PreparedCauchy prepared = prepare_cauchy_backward(grad, v, points, poles, conj, of_v, of_points, of_poles);
+    const Checks check{conj ? "cauchy_conj" : "cauchy_kernel"};
+    const auto result = [&](const View& like, bool wanted) {
+        return torch::stable::new_empty(v, wanted ? prepared.shape_with(like) : std::vector<int64_t>{0});
+    };
+    std::tuple found{result(prepared.v, of_v), result(prepared.points, of_points), result(prepared.poles, of_poles)};
+    const auto place = [](const Tensor& x, bool wanted) { return wanted ? x.data_ptr() : nullptr; };
+    CauchyBackwardArgs args{.residues = operand(prepared.v),
+                            .points = operand(prepared.points),
+                            .poles = operand(prepared.poles),
+                            .grad = operand(prepared.grad),
+                            .of_residues = place(std::get<0>(found), of_v),
+                            .of_points = place(std::get<1>(found), of_points),
+                            .of_poles = place(std::get<2>(found), of_poles),
+                            .pole_count = static_cast<int>(prepared.poles.size(-1)),
+                            .point_count = static_cast<int>(prepared.points.size(-1))};
+    set_leading(check, prepared,
+                {{&prepared.v, &args.residues},
+                 {&prepared.points, &args.points},
+                 {&prepared.poles, &args.poles},
+                 {&prepared.grad, &args.grad}},
+                args);
+    const DeviceScope scope(prepared.v.device_index);
+    const Target target = target_of(check.function, prepared.v);
+    if (of_v || of_poles) CauchyBackward::run({args.rows, args.pole_count, prepared.type, conj, false}, args, target);
+    if (of_points) CauchyBackward::run({args.rows, args.point_count, prepared.type, conj, true}, args, target);
+    return found;
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
@@ -138,6 +172,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("cauchy", TORCH_BOX(&cauchy));
+    m.impl("cauchy_backward", TORCH_BOX(&cauchy_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {

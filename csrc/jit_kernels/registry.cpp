@@ -12,6 +12,7 @@
 #include "impls/gdn/seq_state_update.hpp"
 #include "impls/gdn/verify.hpp"
 #include "impls/structured/cauchy.hpp"
+#include "impls/structured/cauchy_backward.hpp"
 
 namespace gdn_cuda {
 namespace {
@@ -29,9 +30,19 @@ RegisteredKernel entry() {
 
 const std::vector<RegisteredKernel>& registry() {
     static const std::vector<RegisteredKernel> all = {
-        entry<gdn::Decode>(),      entry<gdn::Verify>(),  entry<gdn::Recurrent>(),  entry<gdn::Gating>(),
-        entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(), entry<gdn::ComputeUW>(),  entry<gdn::SeqStateUpdate>(),
-        entry<gdn::ComputeO>(),    entry<gdn::Prefill>(), entry<gdn::PrefillMma>(), entry<structured::Cauchy>(),
+        entry<gdn::Decode>(),
+        entry<gdn::Verify>(),
+        entry<gdn::Recurrent>(),
+        entry<gdn::Gating>(),
+        entry<gdn::ChunkCumsum>(),
+        entry<gdn::MnMajor>(),
+        entry<gdn::ComputeUW>(),
+        entry<gdn::SeqStateUpdate>(),
+        entry<gdn::ComputeO>(),
+        entry<gdn::Prefill>(),
+        entry<gdn::PrefillMma>(),
+        entry<structured::Cauchy>(),
+        entry<structured::CauchyBackward>(),
     };
     return all;
 }

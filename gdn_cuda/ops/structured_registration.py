@@ -31,7 +31,8 @@ def _(v, points, poles, conj):
 
 @_fake("cauchy_backward")
 def _(grad, v, points, poles, conj, of_v, of_points, of_poles):
-    return tuple(x.new_empty(x.shape if want else (0,)) for x, want in ((v, of_v), (points, of_points), (poles, of_poles)))
+    wanted = ((v, of_v), (points, of_points), (poles, of_poles))
+    return tuple(x.new_empty((*grad.shape[:-1], x.shape[-1]) if want else (0,)) for x, want in wanted)
 
 
 @_cpu("cauchy_backward")
@@ -47,7 +48,8 @@ def _keep_cauchy(ctx, inputs, output):
 def _cauchy_gradients(ctx, grad):
     of = ctx.needs_input_grad[:3]
     found = torch.ops.gdn_cuda.cauchy_backward(grad, *ctx.saved_tensors, ctx.conj, *of)
-    return (*(x if want else None for x, want in zip(found, of, strict=True)), None)
+    given = zip(found, ctx.saved_tensors, of, strict=True)
+    return (*(x.sum_to_size(like.shape) if want else None for x, like, want in given), None)
 
 
 torch.library.register_autograd("gdn_cuda::cauchy", _cauchy_gradients, setup_context=_keep_cauchy, lib=_library)

@@ -28,23 +28,21 @@ def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
 
 
 def cauchy_gradients(grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, conj: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What backpropagation makes of `grad` for each input of `cauchy_kernel`, or with `conj` of `cauchy_conj`, as formulas."""
-    wide = torch.complex128 if conj or any(x.is_complex() for x in (v, points, poles)) else torch.float64
-    grad, of_v, of_points, of_poles = (x.to(wide) for x in (grad, v, points, poles))
+    """What `grad` passes back to each input of `cauchy_kernel`, or with `conj` of `cauchy_conj`; one dtype, formulas.
+
+    In grad's leading dimensions: where an input was broadcast, it is to be summed over.
+    """
+    wide = torch.complex128 if v.is_complex() else torch.float64
+    grad, v, points, poles = (x.to(wide) for x in (grad, v, points, poles))
     if conj:
-        of_v, of_poles = _with_conjugates(of_v), _with_conjugates(of_poles)
-    inverse = 1 / (of_points[..., :, None] - of_poles[..., None, :])
+        v, poles = _with_conjugates(v), _with_conjugates(poles)
+    inverse = 1 / (points[..., :, None] - poles[..., None, :])
     by_v = grad[..., :, None] * torch.conj_physical(inverse)
-    by_poles = by_v * torch.conj_physical(of_v[..., None, :] * inverse)
-    found_v, found_points, found_poles = by_v.sum(-2), -by_poles.sum(-1), by_poles.sum(-2)
+    by_poles = by_v * torch.conj_physical(v[..., None, :] * inverse)
+    of_v, of_poles = by_v.sum(-2), by_poles.sum(-2)
     if conj:
-        found_v, found_poles = (a + torch.conj_physical(b) for a, b in (x.chunk(2, -1) for x in (found_v, found_poles)))
-    pairs = ((found_v, v), (found_points, points), (found_poles, poles))
-    return tuple(_like(found.sum_to_size(x.shape), x) for found, x in pairs)
-
-
-def _like(found: Tensor, x: Tensor) -> Tensor:
-    return found if x.is_complex() or not found.is_complex() else torch.real(found)
+        of_v, of_poles = (a + torch.conj_physical(b) for a, b in (x.chunk(2, -1) for x in (of_v, of_poles)))
+    return of_v, -by_poles.sum(-1), of_poles
 
 
 def _with_conjugates(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ def cauchy(v: Tensor, points: Tensor, poles: Tensor, conj: bool) -> Tensor:
 def cauchy_backward(
     grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, conj: bool, of_v: bool, of_points: bool, of_poles: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients in the shapes of v, points and poles; an empty tensor in place of one that nobody asked for."""
+    """Gradients in grad's leading dimensions; an empty tensor in place of one that nobody asked for."""
     found = cauchy_gradients(grad, v, points, poles, conj)
     wanted = zip(found, (of_v, of_points, of_poles), strict=True)
     return tuple(x.to(v.dtype) if want else v.new_empty(0) for x, want in wanted)

@@ -13,78 +13,20 @@
 // Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, fewer for each further row.
 #pragma once
 
-#include <gdn_cuda/kernels/common/numeric.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
 
 namespace gdn_cuda::structured {
 
-__device__ __forceinline__ float reciprocal(float x) {
-    float r;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-__device__ __forceinline__ double reciprocal(double x) {
-    return 1.0 / x;
-}
-// Whether the reciprocal of a sum of squares is good for something.
-__device__ __forceinline__ bool in_range(float square) {
-    return square > 1e-36f && square < 1e36f;
-}
-__device__ __forceinline__ bool in_range(double square) {
-    return square > 1e-290 && square < 1e290;
-}
-
-template <class Real>
-struct Complex {
-    Real re, im;
-};
-template <bool kWide>
-struct RealOf {
-    using type = float;
-};
-template <>
-struct RealOf<true> {
-    using type = double;
-};
-
-// (x.re + i x.im) / (y.re + i y.im), whatever their sizes.
-__device__ __forceinline__ Complex<double> quotient(const Complex<double>& x, const Complex<double>& y) {
-    const bool wide = fabs(y.re) >= fabs(y.im);
-    const double big = wide ? y.re : y.im, ratio = (wide ? y.im : y.re) / big, inverse = 1.0 / (big + ratio * (ratio * big));
-    if (wide) return {(x.re + x.im * ratio) * inverse, (x.im - x.re * ratio) * inverse};
-    return {(x.re * ratio + x.im) * inverse, (x.im * ratio - x.re) * inverse};
-}
-
 template <CauchyConfig kConfig>
 struct Cauchy {
-    using Real = typename RealOf<kConfig.wide()>::type;
-    using Number = Complex<Real>;  // the second part of real ones is nothing
-    static constexpr bool kComplex = is_complex(kConfig.io);
+    using Io = Numbers<kConfig.io>;
+    using Real = typename Io::Real;
+    using Number = typename Io::Number;
+    static constexpr bool kComplex = Io::kComplex;
     static constexpr int kParts = kConfig.parts();
 
     const CauchyArgs& args;
     i64 first_row;
-
-    template <class Wide>
-    __device__ __forceinline__ static Complex<Wide> load(const void* from, i64 at) {
-        if constexpr (kComplex) {
-            const auto* pair = static_cast<const Complex<Real>*>(from) + at;
-            return {static_cast<Wide>(pair->re), static_cast<Wide>(pair->im)};
-        } else if constexpr (kConfig.wide()) {
-            return {static_cast<Wide>(static_cast<const double*>(from)[at]), Wide{}};
-        } else {
-            return {static_cast<Wide>(to_float(static_cast<const Storage<kConfig.io>*>(from)[at])), Wide{}};
-        }
-    }
-    // Where a row of an operand begins.
-    __device__ __forceinline__ i64 row_of(const CauchyOperand& operand, i64 row) const {
-        i64 at = 0;
-        for (int d = args.leading - 1; d >= 0; --d) {
-            at += row % args.size[d] * operand.stride[d];
-            row /= args.size[d];
-        }
-        return at;
-    }
 
     // 1 / (z - w), or of a conjugate pair what num is to be multiplied by. False where squares leave the range.
     __device__ __forceinline__ static bool weigh(Number& weight, const Number& z, const Number& w) {
@@ -115,8 +57,8 @@ struct Cauchy {
 
     // A point once more, in double precision. Residues on the point itself are as if it lay a little to the right of them.
     __device__ __noinline__ Number sum_carefully(i64 row, int point) const {
-        const i64 poles = row_of(args.poles, row), residues = row_of(args.residues, row);
-        const auto z = load<double>(args.points.data, row_of(args.points, row) + point * args.points.step);
+        const i64 poles = row_of(args, args.poles, row), residues = row_of(args, args.residues, row);
+        const auto z = Io::template load<double>(args.points.data, row_of(args, args.points, row) + point * args.points.step);
         Complex<double> sum{}, met{};
         const auto add_one = [&](const Complex<double>& v, const Complex<double>& w) {
             const Complex<double> d{z.re - w.re, z.im - w.im};
@@ -130,8 +72,8 @@ struct Cauchy {
             }
         };
         for (int n = 0; n < args.pole_count; ++n) {
-            const auto v = load<double>(args.residues.data, residues + n * args.residues.step);
-            const auto w = load<double>(args.poles.data, poles + n * args.poles.step);
+            const auto v = Io::template load<double>(args.residues.data, residues + n * args.residues.step);
+            const auto w = Io::template load<double>(args.poles.data, poles + n * args.poles.step);
             add_one(v, w);
             if (kConfig.conj) add_one({v.re, -v.im}, {w.re, -w.im});
         }
@@ -147,11 +89,11 @@ struct Cauchy {
         const int first_point = static_cast<int>(blockIdx.x % blocks_of_points) * kConfig.points_per_block() + threadIdx.x;
 
         Number z[kConfig.points], sums[kConfig.rows][kConfig.points]{}, rests[kConfig.rows][kConfig.points]{};
-        const i64 points = row_of(args.points, first_row), poles = row_of(args.poles, first_row);
+        const i64 points = row_of(args, args.points, first_row), poles = row_of(args, args.poles, first_row);
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p)
-            z[p] = load<Real>(args.points.data,
-                              points + min(first_point + p * kConfig.threads, args.point_count - 1) * args.points.step);
+            z[p] = Io::load(args.points.data,
+                            points + min(first_point + p * kConfig.threads, args.point_count - 1) * args.points.step);
         unsigned careful = 0;  // a bit a point
 #pragma unroll 1
         for (int first = 0; first < args.pole_count; first += kConfig.tile) {
@@ -160,8 +102,8 @@ struct Cauchy {
             for (int i = threadIdx.x; i < count * (1 + kConfig.rows); i += kConfig.threads) {
                 const int n = i % count, row = i / count - 1;
                 const CauchyOperand& from = row < 0 ? args.poles : args.residues;
-                const i64 at = (row < 0 ? poles : row_of(args.residues, first_row + row)) + (first + n) * from.step;
-                const Number x = load<Real>(from.data, at);
+                const i64 at = (row < 0 ? poles : row_of(args, args.residues, first_row + row)) + (first + n) * from.step;
+                const Number x = Io::load(from.data, at);
                 Real(&to)[kParts][kConfig.tile] = row < 0 ? shared.poles : shared.residues[row];
                 to[0][n] = x.re;
                 if constexpr (kComplex) to[kParts - 1][n] = x.im;
@@ -196,7 +138,7 @@ struct Cauchy {
             for (int row = 0; row < kConfig.rows; ++row) {
                 Number sum = sums[row][p];
                 if (careful >> p & 1) sum = sum_carefully(first_row + row, point);
-                store((first_row + row) * args.point_count + point, sum);
+                Io::store(args.out, (first_row + row) * args.point_count + point, sum);
             }
         }
     }
@@ -205,14 +147,6 @@ struct Cauchy {
         const Real y = x - rest, total = sum + y;
         rest = (total - sum) - y;
         sum = total;
-    }
-    __device__ __forceinline__ void store(i64 at, const Number& x) const {
-        if constexpr (kComplex)
-            static_cast<Number*>(args.out)[at] = x;
-        else if constexpr (kConfig.wide())
-            static_cast<double*>(args.out)[at] = x.re;
-        else
-            static_cast<Storage<kConfig.io>*>(args.out)[at] = from_float<Storage<kConfig.io>>(x.re);
     }
 };
 

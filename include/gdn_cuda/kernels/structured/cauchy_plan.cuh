@@ -47,7 +47,6 @@ struct CauchyArgs {
     void* out = nullptr;  // (leading..., points), contiguous
     i64 size[CauchyOperand::kMaxLeading] = {};
     int leading = 0, pole_count = 0, point_count = 0;
-    int shared_rows = 1;  // how many rows in a row have the same poles and points; a divisor of all rows
     i64 rows = 0;
 };
 
