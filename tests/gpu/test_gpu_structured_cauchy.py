@@ -1,4 +1,4 @@
-"""cauchy_kernel and cauchy_conj on the GPU against their definitions in fp64: values, gradients, poles close to points and on them."""
+"""cauchy_kernel and cauchy_conj on the GPU against their definitions in fp64: values, gradients, close and meeting poles."""
 
 from __future__ import annotations
 
