@@ -13,6 +13,7 @@
 #include "impls/gdn/verify.hpp"
 #include "impls/structured/cauchy.hpp"
 #include "impls/structured/cauchy_backward.hpp"
+#include "impls/structured/vandermonde.hpp"
 
 namespace gdn_cuda {
 namespace {
@@ -43,6 +44,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<gdn::PrefillMma>(),
         entry<structured::Cauchy>(),
         entry<structured::CauchyBackward>(),
+        entry<structured::Vandermonde>(),
     };
     return all;
 }

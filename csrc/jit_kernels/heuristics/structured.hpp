@@ -3,6 +3,7 @@
 
 #include <array>
 #include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
 #include <string>
 
 #include "../../jit/device.hpp"
@@ -81,5 +82,28 @@ inline constexpr std::array kCauchyBackwardConfigurations = [] {
         }
     return all;
 }();
+
+struct VandermondeProblem {
+    i64 rows, steps;
+    DType io;  // of poles and residues: c64 or c128
+};
+
+constexpr VandermondeConfig vandermonde_config(DType io, bool small) {
+    const bool wide = io == DType::c128;  // fewer of them fit in shared memory
+    return {.io = io, .side = small ? 32 : wide ? 64 : 128, .grid = 16, .poles = wide ? 8 : 16};
+}
+inline i64 vandermonde_blocks(const VandermondeProblem& problem, const VandermondeConfig& config) {
+    return problem.rows * ceil_div(problem.steps, config.square());
+}
+// A large square makes more outputs of the same tables; a small one wastes less of the last, and spreads few rows.
+inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, const jit::DeviceTraits& device) {
+    const VandermondeConfig large = vandermonde_config(problem.io, false);
+    const bool fills = problem.steps > large.square() / 2 && vandermonde_blocks(problem, large) >= device.multiprocessors;
+    return vandermonde_config(problem.io, !fills);
+}
+
+inline constexpr std::array kVandermondeConfigurations = {
+    vandermonde_config(DType::c64, false), vandermonde_config(DType::c64, true), vandermonde_config(DType::c128, false),
+    vandermonde_config(DType::c128, true)};
 
 }  // namespace gdn_cuda::structured
