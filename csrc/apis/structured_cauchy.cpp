@@ -7,29 +7,12 @@
 #include "../jit_kernels/impls/structured/cauchy.hpp"
 #include "../jit_kernels/impls/structured/cauchy_backward.hpp"
 #include "register.hpp"
-#include "tensor.hpp"
+#include "structured.hpp"
 
 namespace gdn_cuda::structured {
 namespace {
 
 constexpr int64_t kMostOnALine = int64_t{1} << 30;
-
-// Leading dimensions that broadcast against each other, and a last one each.
-struct Broadcast {
-    std::vector<int64_t> leading;
-
-    void add(const Checks& check, const char* argument, const View& view, const char* first) {
-        const auto size_at = [&](int64_t d) { return d < 0 ? 1 : view.size(static_cast<int>(d)); };
-        const auto rank = static_cast<int64_t>(leading.size()), more = view.rank - 1 - rank;
-        if (more > 0) leading.insert(leading.begin(), more, 1);
-        for (int64_t d = 0; d < static_cast<int64_t>(leading.size()); ++d) {
-            const int64_t size = size_at(view.rank - 1 - static_cast<int64_t>(leading.size()) + d);
-            GDN_REQUIRE(check, size == leading[d] || size == 1 || leading[d] == 1, argument,
-                        fmt::format("leading dimensions that broadcast with those of {}", first), shape_text(view));
-            if (size != 1) leading[d] = size;
-        }
-    }
-};
 
 struct PreparedCauchy {
     View v, points, poles;
@@ -79,38 +62,6 @@ PreparedCauchy prepare_cauchy_backward(const Tensor& grad, const Tensor& v, cons
     return prepared;
 }
 
-CauchyOperand operand(const View& view) {
-    return {.data = view.data, .step = view.stride(-1)};
-}
-
-// Leading dimensions with those merged that lie like one for every operand.
-template <class Args>
-void set_leading(const Checks& check, const PreparedCauchy& prepared,
-                 std::initializer_list<std::pair<const View*, CauchyOperand*>> operands, Args& args) {
-    const std::vector<int64_t>& leading = prepared.shape.leading;
-    args.rows = 1;
-    for (size_t d = 0; d < leading.size(); ++d) {
-        const int64_t size = leading[d];
-        args.rows *= size;
-        if (size == 1) continue;
-        const auto stride = [&](const View& view) {
-            const int dim = view.rank - 1 - static_cast<int>(leading.size() - d);
-            return dim < 0 ? 0 : view.stride(dim);
-        };
-        const bool merges = args.leading > 0 && std::ranges::all_of(operands, [&](const auto& each) {
-                                return each.second->stride[args.leading - 1] == stride(*each.first) * size;
-                            });
-        if (!merges) {
-            GDN_REQUIRE(check, args.leading < CauchyOperand::kMaxLeading, "v",
-                        fmt::format("at most {} leading dimensions that lie differently", CauchyOperand::kMaxLeading),
-                        shape_text(prepared.v));
-            args.size[args.leading++] = 1;
-        }
-        args.size[args.leading - 1] *= size;
-        for (const auto& [view, into] : operands) into->stride[args.leading - 1] = stride(*view);
-    }
-}
-
 }  // namespace
 
 Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj) {
@@ -123,7 +74,7 @@ Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool c
                     .out = out.data_ptr(),
                     .pole_count = static_cast<int>(prepared.poles.size(-1)),
                     .point_count = static_cast<int>(prepared.points.size(-1))};
-    set_leading(check, prepared,
+    set_leading(check, prepared.shape.leading,
                 {{&prepared.v, &args.residues}, {&prepared.points, &args.points}, {&prepared.poles, &args.poles}}, args);
     const int last = args.leading - 1;
     const i64 shared_rows = last >= 0 && args.points.stride[last] == 0 && args.poles.stride[last] == 0 ? args.size[last] : 1;
@@ -150,7 +101,7 @@ std::tuple<Tensor, Tensor, Tensor> cauchy_backward(const Tensor& grad, const Ten
                             .of_poles = place(std::get<2>(found), of_poles),
                             .pole_count = static_cast<int>(prepared.poles.size(-1)),
                             .point_count = static_cast<int>(prepared.points.size(-1))};
-    set_leading(check, prepared,
+    set_leading(check, prepared.shape.leading,
                 {{&prepared.v, &args.residues},
                  {&prepared.points, &args.points},
                  {&prepared.poles, &args.poles},

@@ -14,6 +14,7 @@
 #include "impls/structured/cauchy.hpp"
 #include "impls/structured/cauchy_backward.hpp"
 #include "impls/structured/vandermonde.hpp"
+#include "impls/structured/vandermonde_moments.hpp"
 
 namespace gdn_cuda {
 namespace {
@@ -45,6 +46,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<structured::Cauchy>(),
         entry<structured::CauchyBackward>(),
         entry<structured::Vandermonde>(),
+        entry<structured::VandermondeMoments>(),
     };
     return all;
 }

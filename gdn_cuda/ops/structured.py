@@ -1,4 +1,4 @@
-"""Structured matrices: sums over poles.
+"""Structured matrices: sums over poles, and sums of powers.
 
 Leading dimensions broadcast. Gradients flow to every input; those of gradients do not. Dtypes meet as torch's promotion says;
 bfloat16 and float16 are computed in fp32.
@@ -14,6 +14,8 @@ from torch import Tensor
 from . import structured_registration  # noqa: F401  (fake and CPU implementations, gradients)
 
 _cauchy = torch.ops.gdn_cuda.cauchy.default
+_log_vandermonde = torch.ops.gdn_cuda.log_vandermonde.default
+_moments = torch.ops.gdn_cuda.log_vandermonde_moments.default
 
 
 def _as_one(function: str, at_least: torch.dtype | None = None, **tensors: Tensor) -> tuple[Tensor, ...]:
@@ -43,3 +45,23 @@ def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
     Poles on points as in `cauchy_kernel`.
     """
     return _cauchy(*_as_one("cauchy_conj", torch.complex64, v=v, z=z, w=w), True)
+
+
+def log_vandermonde(v: Tensor, x: Tensor, L: int) -> Tensor:
+    """2·Re Σ_n v_n e^{x_n l}, real (…,L), l = 0 … L−1; v and x (…,N). Phases are exact: x·l is never rounded."""
+    return _log_vandermonde(*_as_one("log_vandermonde", torch.complex64, v=v, x=x), L)
+
+
+def log_vandermonde_transpose(u: Tensor, v: Tensor, x: Tensor, L: int) -> Tensor:
+    """v_n Σ_l u_l e^{x_n l}, complex (…,N); u (…,L), v and x (…,N)."""
+    u, v, x = _as_one("log_vandermonde_transpose", torch.complex64, u=u, v=v, x=x) if u.is_complex() else (
+        u, *_as_one("log_vandermonde_transpose", torch.promote_types(u.dtype, torch.complex64), v=v, x=x)
+    )  # fmt: skip
+    if u.dim() < 1 or u.shape[-1] != L:
+        raise ValueError(f"log_vandermonde_transpose: u: expected (…, L={L}), got {tuple(u.shape)}")
+    if v.dim() < 1 or v.shape[-1] != x.shape[-1]:
+        raise ValueError(f"log_vandermonde_transpose: v: expected (…, {x.shape[-1]}) as x has, got {tuple(v.shape)}")
+    parts = [u.real, u.imag] if u.is_complex() else [u]
+    real = torch.float32 if x.dtype == torch.complex64 else torch.float64
+    sums = [_moments(part.to(real), x, 1)[0] for part in parts]
+    return v * (sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1])

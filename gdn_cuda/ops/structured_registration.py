@@ -53,3 +53,74 @@ def _cauchy_gradients(ctx, grad):
 
 
 torch.library.register_autograd("gdn_cuda::cauchy", _cauchy_gradients, setup_context=_keep_cauchy, lib=_library)
+
+
+# ---- log_vandermonde
+
+
+def _real(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype == torch.complex64 else torch.float64
+
+
+@_fake("log_vandermonde")
+def _(v, x, L):
+    return v.new_empty((*torch.broadcast_shapes(v.shape[:-1], x.shape[:-1]), L), dtype=_real(v))
+
+
+@_cpu("log_vandermonde")
+def _(v, x, L):
+    return reference.log_vandermonde(v, x, L).contiguous()
+
+
+@_fake("log_vandermonde_moments")
+def _(u, x, orders):
+    return x.new_empty((orders, *torch.broadcast_shapes(u.shape[:-1], x.shape[:-1]), x.shape[-1]))
+
+
+@_cpu("log_vandermonde_moments")
+def _(u, x, orders):
+    return reference.log_vandermonde_moments(u, x, orders).contiguous()
+
+
+def _keep_vandermonde(ctx, inputs, output):
+    v, x, _ = inputs
+    ctx.save_for_backward(v, x)
+
+
+def _vandermonde_gradients(ctx, grad):
+    v, x = ctx.saved_tensors
+    of_v, of_x = ctx.needs_input_grad[:2]
+    moments = torch.ops.gdn_cuda.log_vandermonde_moments(grad, x, 2 if of_x else 1)
+    return (
+        (2 * torch.conj_physical(moments[0])).sum_to_size(v.shape) if of_v else None,
+        (2 * torch.conj_physical(v * moments[1])).sum_to_size(x.shape) if of_x else None,
+        None,
+    )
+
+
+torch.library.register_autograd(
+    "gdn_cuda::log_vandermonde", _vandermonde_gradients, setup_context=_keep_vandermonde, lib=_library
+)
+
+
+def _keep_moments(ctx, inputs, output):
+    u, x, ctx.orders = inputs
+    ctx.save_for_backward(u, x)
+
+
+def _moments_gradients(ctx, grad):
+    u, x = ctx.saved_tensors
+    if ctx.orders != 1:
+        raise RuntimeError("log_vandermonde: gradients of gradients are not computed")
+    grad, of_u, of_x = grad[0], None, None
+    if ctx.needs_input_grad[0]:
+        of_u = (0.5 * torch.ops.gdn_cuda.log_vandermonde(torch.conj_physical(grad), x, u.shape[-1])).sum_to_size(u.shape)
+    if ctx.needs_input_grad[1]:
+        first = torch.ops.gdn_cuda.log_vandermonde_moments(u, x, 2)[1]
+        of_x = (grad * torch.conj_physical(first)).sum_to_size(x.shape)
+    return of_u, of_x, None
+
+
+torch.library.register_autograd(
+    "gdn_cuda::log_vandermonde_moments", _moments_gradients, setup_context=_keep_moments, lib=_library
+)

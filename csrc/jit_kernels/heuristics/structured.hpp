@@ -3,7 +3,7 @@
 
 #include <array>
 #include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
-#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
 #include <string>
 
 #include "../../jit/device.hpp"
@@ -105,5 +105,12 @@ inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, c
 inline constexpr std::array kVandermondeConfigurations = {
     vandermonde_config(DType::c64, false), vandermonde_config(DType::c64, true), vandermonde_config(DType::c128, false),
     vandermonde_config(DType::c128, true)};
+
+constexpr VandermondeMomentsConfig vandermonde_moments_config(DType io, int orders) {
+    return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .grid = 16, .tile = 32};
+}
+inline constexpr std::array kVandermondeMomentsConfigurations = {
+    vandermonde_moments_config(DType::c64, 1), vandermonde_moments_config(DType::c64, 2),
+    vandermonde_moments_config(DType::c128, 1), vandermonde_moments_config(DType::c128, 2)};
 
 }  // namespace gdn_cuda::structured

@@ -7,59 +7,34 @@
 // Bound: arithmetic, two products and sums a pole and an output, and the tables: 16 of 128 times as much for 32 poles.
 #pragma once
 
-#include <gdn_cuda/kernels/common/phase.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
-#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>
 
 namespace gdn_cuda::structured {
 
 template <VandermondeConfig kConfig>
 struct Vandermonde {
-    using Io = Numbers<kConfig.io>;
-    using Real = typename Io::Real;
-    using Number = typename Io::Number;
+    using Table = VandermondePowers<kConfig>;
+    using Io = typename Table::Io;
+    using Real = typename Table::Real;
+    using Number = typename Table::Number;
     using Plan = VandermondeSharedPlan<kConfig, Real>;
     static constexpr int kMine = kConfig.side / kConfig.grid;  // outputs of a thread, along each side
 
     const VandermondeArgs& args;
     Plan& shared;
 
-    __device__ __forceinline__ static Number product(const Number& x, const Number& y) {
-        return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
-    }
-
-    // Powers that the tables are made of, poles past the last being zero.
-    __device__ __forceinline__ void make_roots(i64 exponents, int first_pole, i64 first_leap) {
-        constexpr int kRoots = VandermondeConfig::kRoots, kPowers = 2 * kConfig.roots();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < kConfig.poles * kPowers; i += kConfig.threads()) {
-            const int pole = i / kPowers, leaps = i % kPowers / kConfig.roots(), root = i % kConfig.roots();
-            if (first_pole + pole >= args.pole_count) continue;
-            const auto x =
-                Io::template load<double>(args.exponents.data, exponents + (first_pole + pole) * args.exponents.step);
-            const bool coarse = root >= kRoots;
-            const i64 times = coarse ? (root - kRoots) * kRoots + (leaps ? first_leap : 0) : root;
-            Number power;
-            Powers<Real>(static_cast<Real>(x.re), x.im)
-                .after(static_cast<unsigned long long>(times * (leaps ? kConfig.side : 1)), power.re, power.im);
-            shared.roots[pole][leaps][root][0] = power.re;
-            shared.roots[pole][leaps][root][1] = power.im;
-        }
-    }
+    // Of poles past the last, zeros.
     __device__ __forceinline__ void make_tables(i64 residues, int first_pole) {
-        constexpr int kRoots = VandermondeConfig::kRoots;
 #pragma unroll 1
         for (int i = threadIdx.x; i < kConfig.poles * 2 * kConfig.side; i += kConfig.threads()) {
             const int pole = i / (2 * kConfig.side), leaps = i / kConfig.side % 2, times = i % kConfig.side;
             auto& table = leaps ? shared.far[pole] : shared.near[pole];
             Number power{};
             if (first_pole + pole < args.pole_count) {
-                const auto& fine = shared.roots[pole][leaps][times % kRoots];
-                const auto& coarse = shared.roots[pole][leaps][kRoots + times / kRoots];
-                power = product({fine[0], fine[1]}, {coarse[0], coarse[1]});
+                power = Table::power(shared.roots, pole, leaps, times);
                 if (leaps) {
                     const Number v = Io::load(args.residues.data, residues + (first_pole + pole) * args.residues.step);
-                    power = product({2 * v.re, 2 * v.im}, power);
+                    power = Table::product({2 * v.re, 2 * v.im}, power);
                 }
             }
             table[0][times] = power.re;
@@ -75,7 +50,7 @@ struct Vandermonde {
         Real sums[kMine][kMine]{};
 #pragma unroll 1
         for (int first = 0; first < args.pole_count; first += kConfig.poles) {
-            make_roots(exponents, first, first_leap);
+            Table::make_roots(shared.roots, args.exponents, exponents, first, args.pole_count, first_leap);
             __syncthreads();
             make_tables(residues, first);
             __syncthreads();
