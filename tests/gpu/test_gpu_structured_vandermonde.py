@@ -11,8 +11,14 @@ from gdn_cuda.ops.structured import log_vandermonde, log_vandermonde_transpose
 from gdn_cuda.reference import structured_vandermonde as oracle
 
 BOUNDS = {torch.complex64: 1e-6, torch.complex128: 1e-14}
-SHAPES = [((5,), (5,), 7), ((3, 1, 20), (2, 20), 1000), ((200, 32), (200, 32), 16384), ((2, 33), (33,), 20000), ((4, 0), (0,), 3),
-          ((3, 17), (17,), 0)]  # fmt: skip
+SHAPES = [
+    ((5,), (5,), 7),
+    ((3, 1, 20), (2, 20), 1000),
+    ((200, 32), (200, 32), 16384),
+    ((2, 33), (33,), 20000),
+    ((4, 0), (0,), 3),
+    ((3, 17), (17,), 0),
+]
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
