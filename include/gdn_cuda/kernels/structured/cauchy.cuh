@@ -10,7 +10,10 @@
 // b and c come from differences, so a pole close to its point keeps its digits. Sums of a tile of poles are added up with what
 // rounding leaves. Points where a square leaves the range, or which lie on a pole, are summed once more in double precision.
 //
-// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, fewer for each further row.
+// Points on the imaginary axis, as S4 has them, leave less of that to each point.
+//
+// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 11; fewer for a further
+// row.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_common.cuh>
@@ -24,6 +27,8 @@ struct Cauchy {
     using Number = typename Io::Number;
     static constexpr bool kComplex = Io::kComplex;
     static constexpr int kParts = kConfig.parts();
+    using Shared = CauchySharedPlan<kConfig, Real>;
+    using Numbers2D = Number[kConfig.rows][kConfig.points];
 
     const CauchyArgs& args;
     i64 first_row;
@@ -55,6 +60,95 @@ struct Cauchy {
         }
     }
 
+    struct Tiles {
+        i64 poles, first_row;
+    };
+    // Poles and residues of a tile, as they are; or, for points on the imaginary axis, the constants of their fractions.
+    template <bool kAxis>
+    __device__ __forceinline__ void bring_tile(Shared& shared, const Tiles& tiles, int first, int count) const {
+        const auto load_from = [&](const CauchyOperand& from, i64 row, int n) {
+            return Io::load(from.data, row + (first + n) * from.step);
+        };
+        for (int i = threadIdx.x; i < count * (1 + kConfig.rows); i += kConfig.threads) {
+            const int n = i % count, row = i / count - 1;
+            const i64 residues = row < 0 ? 0 : row_of(args, args.residues, tiles.first_row + row);
+            if constexpr (kAxis) {
+                const Number w = load_from(args.poles, tiles.poles, n);
+                const Real a = -w.re;
+                if (row < 0) {
+                    shared.pairs[n] = {w.im, a * a, 4 * a * a};
+                } else {
+                    const Number v = load_from(args.residues, residues, n);
+                    const Real even = 2 * (v.re * a - v.im * w.im), odd = 2 * v.re;
+                    shared.pair_residues[row][n] = {even, odd, 2 * a * even, 2 * a * odd};
+                }
+            } else {
+                const Number x = row < 0 ? load_from(args.poles, tiles.poles, n) : load_from(args.residues, residues, n);
+                Real(&to)[kParts][kConfig.tile] = row < 0 ? shared.poles : shared.residues[row];
+                to[0][n] = x.re;
+                if constexpr (kComplex) to[kParts - 1][n] = x.im;
+            }
+        }
+    }
+    // With a pole and its conjugate as one fraction, (even + i y odd) / (den + 2i a y) for z = iy.
+    __device__ __forceinline__ static void add_pairs(Numbers2D& parts, unsigned& careful, const Shared& shared, int n,
+                                                     const Number (&z)[kConfig.points]) {
+        const auto pair = shared.pairs[n];
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p) {
+            const Real y = z[p].im, y_squared = y * y, den = pair.a_squared - (y - pair.im) * (y + pair.im),
+                       square = den * den + pair.four_a_squared * y_squared, inverse = reciprocal(square);
+            if (!in_range(square)) careful |= 1u << p;
+#pragma unroll
+            for (int row = 0; row < kConfig.rows; ++row) {
+                const auto v = shared.pair_residues[row][n];
+                parts[row][p].re += (v.even * den + v.odd_2a * y_squared) * inverse;
+                parts[row][p].im += (v.odd * den - v.even_2a) * inverse;  // times y, when the tile is done
+            }
+        }
+    }
+    __device__ __forceinline__ static void add_each(Numbers2D& parts, unsigned& careful, const Shared& shared, int n,
+                                                    const Number (&z)[kConfig.points]) {
+        const Number w{shared.poles[0][n], shared.poles[kParts - 1][n]};
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p) {
+            Number weight{};
+            if (!weigh(weight, z[p], w)) careful |= 1u << p;
+#pragma unroll
+            for (int row = 0; row < kConfig.rows; ++row)
+                add(parts[row][p], {shared.residues[row][0][n], shared.residues[row][kParts - 1][n]}, weight, z[p], w);
+        }
+    }
+    template <bool kAxis>
+    __device__ __forceinline__ unsigned sum_up(Shared& shared, const Tiles& tiles, const Number (&z)[kConfig.points],
+                                               Numbers2D& sums, Numbers2D& rests) const {
+        unsigned careful = 0;
+#pragma unroll 1
+        for (int first = 0; first < args.pole_count; first += kConfig.tile) {
+            const int count = min(kConfig.tile, args.pole_count - first);
+            __syncthreads();
+            bring_tile<kAxis>(shared, tiles, first, count);
+            __syncthreads();
+            Numbers2D parts{};
+#pragma unroll 2
+            for (int n = 0; n < count; ++n) {
+                if constexpr (kAxis)
+                    add_pairs(parts, careful, shared, n, z);
+                else
+                    add_each(parts, careful, shared, n, z);
+            }
+#pragma unroll
+            for (int row = 0; row < kConfig.rows; ++row)
+#pragma unroll
+                for (int p = 0; p < kConfig.points; ++p) {
+                    add_with_rest(sums[row][p].re, rests[row][p].re, parts[row][p].re);
+                    if constexpr (kComplex)
+                        add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im * (kAxis ? z[p].im : Real{1}));
+                }
+        }
+        return careful;
+    }
+
     // A point once more, in double precision. Residues on the point itself are as if it lay a little to the right of them.
     __device__ __noinline__ Number sum_carefully(i64 row, int point) const {
         const i64 poles = row_of(args, args.poles, row), residues = row_of(args, args.residues, row);
@@ -83,53 +177,27 @@ struct Cauchy {
         return {with_met(sum.re, met.re), with_met(sum.im, met.im)};
     }
 
-    __device__ __forceinline__ void run(CauchySharedPlan<kConfig, Real>& shared) {
+    __device__ __forceinline__ void run(Shared& shared) {
         const i64 blocks_of_points = (args.point_count + kConfig.points_per_block() - 1) / kConfig.points_per_block();
         first_row = blockIdx.x / blocks_of_points * kConfig.rows;
         const int first_point = static_cast<int>(blockIdx.x % blocks_of_points) * kConfig.points_per_block() + threadIdx.x;
 
-        Number z[kConfig.points], sums[kConfig.rows][kConfig.points]{}, rests[kConfig.rows][kConfig.points]{};
+        Number z[kConfig.points];
+        Numbers2D sums{}, rests{};
         const i64 points = row_of(args, args.points, first_row), poles = row_of(args, args.poles, first_row);
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p)
             z[p] = Io::load(args.points.data,
                             points + min(first_point + p * kConfig.threads, args.point_count - 1) * args.points.step);
-        unsigned careful = 0;  // a bit a point
-#pragma unroll 1
-        for (int first = 0; first < args.pole_count; first += kConfig.tile) {
-            const int count = min(kConfig.tile, args.pole_count - first);
-            __syncthreads();
-            for (int i = threadIdx.x; i < count * (1 + kConfig.rows); i += kConfig.threads) {
-                const int n = i % count, row = i / count - 1;
-                const CauchyOperand& from = row < 0 ? args.poles : args.residues;
-                const i64 at = (row < 0 ? poles : row_of(args, args.residues, first_row + row)) + (first + n) * from.step;
-                const Number x = Io::load(from.data, at);
-                Real(&to)[kParts][kConfig.tile] = row < 0 ? shared.poles : shared.residues[row];
-                to[0][n] = x.re;
-                if constexpr (kComplex) to[kParts - 1][n] = x.im;
-            }
-            __syncthreads();
-            Number parts[kConfig.rows][kConfig.points]{};
-#pragma unroll 2
-            for (int n = 0; n < count; ++n) {
-                const Number w{shared.poles[0][n], shared.poles[kParts - 1][n]};
+        bool elsewhere = false;
 #pragma unroll
-                for (int p = 0; p < kConfig.points; ++p) {
-                    Number weight{};
-                    if (!weigh(weight, z[p], w)) careful |= 1u << p;
-#pragma unroll
-                    for (int row = 0; row < kConfig.rows; ++row)
-                        add(parts[row][p], {shared.residues[row][0][n], shared.residues[row][kParts - 1][n]}, weight, z[p], w);
-                }
-            }
-#pragma unroll
-            for (int row = 0; row < kConfig.rows; ++row)
-#pragma unroll
-                for (int p = 0; p < kConfig.points; ++p) {
-                    add_with_rest(sums[row][p].re, rests[row][p].re, parts[row][p].re);
-                    if constexpr (kComplex) add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im);
-                }
-        }
+        for (int p = 0; p < kConfig.points; ++p) elsewhere |= z[p].re != 0;
+        const Tiles tiles{poles, first_row};
+        unsigned careful;  // a bit a point
+        if (kConfig.conj && !__syncthreads_or(elsewhere))
+            careful = sum_up<true>(shared, tiles, z, sums, rests);
+        else
+            careful = sum_up<false>(shared, tiles, z, sums, rests);
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
             const int point = first_point + p * kConfig.threads;

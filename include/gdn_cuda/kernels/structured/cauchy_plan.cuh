@@ -31,8 +31,23 @@ struct CauchyConfig {
 
 template <CauchyConfig kConfig, class Real>
 struct CauchySharedPlan {
-    Real poles[kConfig.parts()][kConfig.tile];
-    Real residues[kConfig.rows][kConfig.parts()][kConfig.tile];
+    // Of conjugate pairs and points on the imaginary axis: what their one fraction is made of, a the distance from the axis.
+    struct Pair {
+        Real im, a_squared, four_a_squared;
+    };
+    struct alignas(16) PairResidue {
+        Real even, odd, even_2a, odd_2a;  // 2 (a Re v - Im v Im w), 2 Re v, and both times 2 a
+    };
+    union {
+        struct {
+            Real poles[kConfig.parts()][kConfig.tile];
+            Real residues[kConfig.rows][kConfig.parts()][kConfig.tile];
+        };
+        struct {
+            Pair pairs[kConfig.conj ? kConfig.tile : 1];
+            PairResidue pair_residues[kConfig.conj ? kConfig.rows : 1][kConfig.conj ? kConfig.tile : 1];
+        };
+    };
 };
 
 // (leading..., length); strides in elements, 0 where a dimension is broadcast.
