@@ -129,10 +129,10 @@ struct PrefillValues : Lane {
         unsigned* to = static_cast<unsigned*>(args.links.transfers) + (work.link * kRows + my_row()) * 2 * kPairs + t;
 #pragma unroll
         for (int i = 0; i < kConfig.head_k / 2; i += 2) {
-            const unsigned rounded = pack<kIo>(state[i], state[i + 1]);
+            const unsigned rounded = pack<DType::bf16>(state[i], state[i + 1]);
             unsigned* at = to + i % 4 / 2 * 16 * kPairs + i / 4 * 4;
             at[0] = rounded;
-            at[kPairs] = pack_rest<kIo>(state[i], state[i + 1], rounded);
+            at[kPairs] = pack_rest<DType::bf16>(state[i], state[i + 1], rounded);
         }
     }
     __device__ __forceinline__ void set_identity() {
@@ -247,16 +247,10 @@ struct PrefillValues : Lane {
         if (thread == 0) tell(readers_of(args, work));
     }
     __device__ __forceinline__ void tell_of_last() const {
-        const bool summary = work.makes == PrefillMakes::summary;
-        if (!summary && left() < 0) return;
+        if (work.to < 0) return;
         gather();
-        if (thread == 0) tell(summary ? args.links.summarized + work.link : left_of(args.links, left()));
-    }
-    // The link whose state this pass leaves to segments that resume with it; -1: none.
-    __device__ __forceinline__ i64 left() const {
-        if (work.links()) return work.link - 1;
-        const bool leaves = work.makes == PrefillMakes::outputs && args.links.count > 0 && !work.ends && !work.resumes;
-        return leaves ? work.link : -1;
+        if (thread > 0) return;
+        tell(work.makes == PrefillMakes::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
     }
 
     // By one thread: rows of M in place of keys, and what rounding left of them in place of queries.
@@ -274,15 +268,18 @@ struct PrefillValues : Lane {
             load_tile(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
         }
     }
-    // S M + L in place of S, the state that the segment before began with.
+    // S M + L in place of S, the state that the segment before began with. In bf16 whatever the inputs are: fp16 would lose
+    // what decays by 2^-25.
     __device__ __forceinline__ void link() {
-        unsigned rest[kStateSteps][4];
-        round_state();
+        unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                rest[step][i] = pack_rest<kIo>(state[8 * step + 2 * i], state[8 * step + 2 * i + 1], rounded_state[step][i]);
+            for (int i = 0; i < 4; ++i) {
+                const float x = state[8 * step + 2 * i], next = state[8 * step + 2 * i + 1];
+                rounded[step][i] = pack<DType::bf16>(x, next);
+                rest[step][i] = pack_rest<DType::bf16>(x, next, rounded[step][i]);
+            }
         load_linked(work.link - 1);
         barrier(shared.linked).wait(0);
         products_begin();
@@ -291,25 +288,25 @@ struct PrefillValues : Lane {
             const auto& stage = shared.stages[step / kTokenSteps];
             const auto m = tile_operand(stage.key, sizeof(PrefillTile)) + across(step % kTokenSteps),
                        m_rest = tile_operand(stage.query, sizeof(PrefillTile)) + across(step % kTokenSteps);
-            Product<kIo, kConfig.head_k, false>::run(state, rest[step], m, true);
-            Product<kIo, kConfig.head_k, false>::run(state, rounded_state[step], m_rest, true);
-            Product<kIo, kConfig.head_k, false>::run(state, rounded_state[step], m, true);
+            Product<DType::bf16, kConfig.head_k, false>::run(state, rest[step], m, true);
+            Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m_rest, true);
+            Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m, true);
         }
         products_commit();
         products_wait<0>();
         pin(state);
     }
     __device__ __forceinline__ void begin() {
-        if (work.links() || work.resumes) {
-            const i64 from = work.link - (work.links() ? 2 : 1);
+        const bool links = work.makes == PrefillMakes::link;
+        if (work.from >= 0) {
             if (thread == 0) {
-                if (work.links()) await_summary<kConfig>(args.links, work.link - 1);
-                if (work.links() && index() == 0) bring_transfer();
-                await_left<kConfig>(args.links, from);
+                if (links) await_summary<kConfig>(args.links, work.link - 1);
+                if (links && index() == 0) bring_transfer();
+                await_state<kConfig>(args.links, work.from);
             }
             gather();
-            load_linked(from);
-            if (work.links()) link();
+            load_linked(work.from);
+            if (links) link();
         } else if (work.makes == PrefillMakes::transfer) {
             set_identity();
         } else {
@@ -380,13 +377,13 @@ struct PrefillValues : Lane {
         }
         find_place();
         if (work.makes == PrefillMakes::outputs && work.ends && args.readers != nullptr) {
-            if (thread == 0) await(readers_of(args, work), work.segments * kConfig.value_groups);
+            if (thread == 0) await(readers_of(args, work), work.readers);
             gather();
         }
         if (work.makes == PrefillMakes::transfer)
             store_transfer();
-        else if (work.makes == PrefillMakes::summary || left() >= 0)
-            store_linked(work.makes == PrefillMakes::summary ? work.link : left());
+        else if (work.to >= 0)
+            store_linked(work.to);
         else
             store_state(last());
         tell_of_last();
