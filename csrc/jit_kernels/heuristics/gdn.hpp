@@ -201,13 +201,14 @@ inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
 }
 
 // How a problem is taken: rows of the state a block, and segments a sequence. Links from segments to the next, for states that
-// reach across them, need counts that somebody sets to zero: for short sequences that takes longer than they save.
+// reach across them, need counts that somebody sets to zero: for short sequences that takes longer than they save. fp16 has
+// none: it cannot hold what a segment leaves of a state that it decays by 2^-25.
 struct PrefillSplit {
     int value_groups, segments;
 };
 inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
 inline int prefill_links(const PrefillProblem& problem, int segments) {
-    return problem.tokens >= kShortestLinked ? segments - 1 : 0;
+    return problem.tokens >= kShortestLinked && problem.io != DType::f16 ? segments - 1 : 0;
 }
 
 // Nanoseconds on the device, from what an H200 takes for a chunk: a block with one value group is sooner done, one with two
