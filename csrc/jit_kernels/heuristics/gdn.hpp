@@ -208,7 +208,7 @@ struct PrefillSplit {
 };
 inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
 inline int prefill_links(const PrefillProblem& problem, int segments) {
-    return problem.tokens >= kShortestLinked && problem.io != DType::f16 ? segments - 1 : 0;
+    return problem.tokens >= kShortestLinked ? segments - 1 : 0;
 }
 
 // Nanoseconds on the device, from what an H200 takes for a chunk: a block with one value group is sooner done, one with two
