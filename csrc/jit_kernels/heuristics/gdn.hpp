@@ -312,14 +312,14 @@ inline constexpr std::array kPrefillMmaConfigurations = [] {
 }();
 
 // Which kernel runs chunked_forward. `rows_fit`: the rows of all tensors start on 16 bytes and are whole multiples of them.
-// Nothing here knows lengths: what a sequence is packed with must not choose its kernel.
+// `scalars_near`: kMostBetweenScalars. Nothing here knows lengths: what a sequence is packed with must not choose its kernel.
 enum class PrefillKernel { wgmma, mma, recurrent };
 
-inline PrefillKernel prefill_kernel(bool rows_fit, int dk, int capability, jit::Prefill wanted) {
+inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, jit::Prefill wanted) {
     constexpr int kHopper = 90, kFirstWithMma = 80;
     if (!rows_fit || wanted == jit::Prefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
-    return capability == kHopper && dk <= kPrefillLongestKey && wanted == jit::Prefill::automatic ? PrefillKernel::wgmma
-                                                                                                  : PrefillKernel::mma;
+    const bool fits_wgmma = capability == kHopper && dk <= kPrefillLongestKey && scalars_near;
+    return fits_wgmma && wanted == jit::Prefill::automatic ? PrefillKernel::wgmma : PrefillKernel::mma;
 }
 
 struct GatingProblem {

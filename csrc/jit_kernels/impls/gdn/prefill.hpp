@@ -23,7 +23,7 @@ struct PrefillChoice {
     i64 link_states, link_transfers;
 
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
-    i64 tiles_left() const { return segments > 1 && links > 0 ? blocks * (segments - 1) : 0; }
+    i64 tiles_left() const { return links > 0 ? blocks * (segments - 1) : 0; }
     i64 counts(bool in_place) const { return readers(in_place) + links + tiles_left(); }
     i64 workspace() const { return link_states + link_transfers; }
 };

@@ -72,7 +72,7 @@ struct PrefillWork {
     bool begins, ends;                   // the sequence
     bool resumes;                        // with the state that the segment before leaves
     i64 link;                            // this segment's among all
-    int segments;                        // that the sequence has
+    int segments;                        // up to this one: all, where it ends the sequence
     int sequence, head, key_head, first_row, rows;
     int first_value;         // where rows of values begin: for M past the last, where zeros come from
     i64 checkpoints_before;  // those of the sequences packed before
