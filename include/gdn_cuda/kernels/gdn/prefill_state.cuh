@@ -165,7 +165,6 @@ struct PrefillState : Lane {
         constexpr int kTiles = kConfig.key_tiles() * kConfig.key_tiles();
         Barrier& linked = barrier(shared.linked);
         publish_global();
-        linked.expect(2 * kTiles * static_cast<int>(sizeof(PrefillTile)));
 #pragma unroll 1
         for (int i = 0; i < kTiles; ++i) {
             const int rows = i % kConfig.key_tiles(), columns = i / kConfig.key_tiles();
@@ -174,6 +173,7 @@ struct PrefillState : Lane {
             load_tile(stage.key[columns].bytes, args.transfers, at, linked);
             load_tile(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
         }
+        linked.expect(2 * kTiles * static_cast<int>(sizeof(PrefillTile)));
     }
     // S M + L in place of S, the state that the segment before began with.
     __device__ __forceinline__ void link() {
