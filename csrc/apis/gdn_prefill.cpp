@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <cstdlib>
 #include <limits>
 
 #include "../jit_kernels/impls/gdn/prefill.hpp"
