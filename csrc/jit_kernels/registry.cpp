@@ -13,6 +13,8 @@
 #include "impls/gdn/verify.hpp"
 #include "impls/structured/cauchy.hpp"
 #include "impls/structured/cauchy_backward.hpp"
+#include "impls/structured/toeplitz_gko.hpp"
+#include "impls/structured/toeplitz_matvec.hpp"
 #include "impls/structured/vandermonde.hpp"
 #include "impls/structured/vandermonde_moments.hpp"
 
@@ -47,6 +49,8 @@ const std::vector<RegisteredKernel>& registry() {
         entry<structured::CauchyBackward>(),
         entry<structured::Vandermonde>(),
         entry<structured::VandermondeMoments>(),
+        entry<structured::ToeplitzMatvec>(),
+        entry<structured::ToeplitzGko>(),
     };
     return all;
 }

@@ -1,0 +1,149 @@
+// Products with Toeplitz matrices, and the checks of the solvers, whose parts gdn_cuda/ops puts together.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include "../jit_kernels/impls/structured/toeplitz_gko.hpp"
+#include "../jit_kernels/impls/structured/toeplitz_matvec.hpp"
+#include "register.hpp"
+#include "structured.hpp"
+
+namespace gdn_cuda::structured {
+namespace {
+
+constexpr int64_t kLongestToeplitz = int64_t{1} << 30;
+
+struct PreparedToeplitz {
+    View column, row, right;
+    View lines;  // the right-hand sides without their last dimension, where there are columns
+    DType type;
+    Broadcast shape;
+    bool many;
+
+    int64_t n() const { return column.size(-1); }
+    int64_t columns() const { return many ? right.size(-1) : 1; }
+};
+
+// Only ranks decide whether right-hand sides are (..., n) or (..., n, k).
+PreparedToeplitz prepare_toeplitz(const char* function, const char* right_name, const Tensor& c, const Tensor& r,
+                                  const Tensor& right) {
+    const Checks check{function};
+    PreparedToeplitz prepared{View(c), View(r), View(right), {}, DType::f32, {}, false};
+    prepared.type = check.dtype("c", prepared.column, {DType::f32, DType::f64, DType::c64, DType::c128});
+    for (const auto& [name, view] : {std::pair{"c", &prepared.column}, {"r", &prepared.row}, {right_name, &prepared.right}}) {
+        GDN_REQUIRE(check, view->rank >= 1, name, "rank 1 or more", shape_text(*view));
+        check.dtype(name, *view, {prepared.type});
+        check.device(name, *view, prepared.column, "c");
+    }
+    const int64_t n = prepared.n();
+    GDN_REQUIRE(check, n <= kLongestToeplitz, "c", fmt::format("at most {} rows", kLongestToeplitz),
+                shape_text(prepared.column));
+    GDN_REQUIRE(check, prepared.row.size(-1) == n, "r", fmt::format("(…, {}) as c has", n), shape_text(prepared.row));
+    prepared.many = prepared.right.rank > std::max(prepared.column.rank, prepared.row.rank);
+    prepared.lines = prepared.right;
+    if (prepared.many) --prepared.lines.rank;
+    GDN_REQUIRE(check, prepared.lines.size(-1) == n, right_name,
+                fmt::format("(…, {}), or with more dimensions than the matrix (…, {}, k)", n, n), shape_text(prepared.right));
+    prepared.shape.add(check, "c", prepared.column, "c");
+    prepared.shape.add(check, "r", prepared.row, "c");
+    prepared.shape.add(check, right_name, prepared.lines, "c and r");
+    return prepared;
+}
+
+PreparedToeplitz prepare_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
+    return prepare_toeplitz(transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec", "x", c, r, x);
+}
+PreparedToeplitz prepare_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric) {
+    return prepare_toeplitz(symmetric ? "toeplitz_solve_symmetric" : "toeplitz_solve", "b", c, r, b);
+}
+
+struct PreparedGko {
+    View left, right, numbers;
+};
+
+PreparedGko prepare_toeplitz_gko(const Tensor& left, const Tensor& right, const Tensor& numbers) {
+    const Checks check{"toeplitz_gko"};
+    PreparedGko prepared{View(left), View(right), View(numbers)};
+    check.rank("left", prepared.left, 3, "(systems, 2, n)");
+    check.rank("numbers", prepared.numbers, 3, "(systems, columns, n)");
+    const int64_t systems = prepared.left.size(0), n = prepared.left.size(2);
+    check.shape("left", prepared.left, {systems, 2, n}, "(systems, 2, n)");
+    check.shape("right", prepared.right, {systems, 2, n}, "(systems, 2, n)");
+    check.shape("numbers", prepared.numbers, {systems, prepared.numbers.size(1), n}, "(systems, columns, n)");
+    for (const auto& [name, view] :
+         {std::pair{"left", &prepared.left}, {"right", &prepared.right}, {"numbers", &prepared.numbers}}) {
+        check.dtype(name, *view, {DType::c128});
+        check.device(name, *view, prepared.left, "left");
+        GDN_REQUIRE(check, view->contiguous_tail(3), name, "a contiguous tensor", "another");
+    }
+    return prepared;
+}
+
+}  // namespace
+
+Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
+    const PreparedToeplitz prepared = prepare_toeplitz_matvec(c, r, x, transpose);
+    const Checks check{transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec"};
+    const int longest = toeplitz_matvec_longest(prepared.type);
+    GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
+                shape_text(prepared.column));
+    std::vector<int64_t> sizes = prepared.shape.leading;
+    sizes.push_back(prepared.n());
+    if (prepared.many) sizes.push_back(prepared.columns());
+    const Tensor out = torch::stable::new_empty(c, sizes);
+    ToeplitzMatvecArgs args{.column = operand(prepared.column),
+                            .row = operand(prepared.row),
+                            .x = operand(prepared.lines),
+                            .x_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                            .out = out.data_ptr(),
+                            .n = static_cast<int>(prepared.n()),
+                            .columns = prepared.columns(),
+                            .transpose = transpose};
+    set_leading(check, prepared.shape.leading,
+                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.x}}, args);
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzMatvec::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
+    return out;
+}
+
+// (C^-1 numbers, info)
+std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& left, const Tensor& right, const Tensor& numbers) {
+    const PreparedGko prepared = prepare_toeplitz_gko(left, right, numbers);
+    const Checks check{"toeplitz_gko"};
+    const int64_t systems = prepared.left.size(0), n = prepared.left.size(2), columns = prepared.numbers.size(1);
+    GDN_REQUIRE(check, n <= kToeplitzGkoLongest, "left", fmt::format("at most {} rows", kToeplitzGkoLongest),
+                shape_text(prepared.left));
+    const Tensor out = torch::stable::new_empty(numbers, std::vector<int64_t>{systems, columns, n});
+    const Tensor info = torch::stable::new_zeros(numbers, std::vector<int64_t>{systems}, torch::headeronly::ScalarType::Int);
+    const ToeplitzGkoArgs args{.left = prepared.left.data,
+                               .right = prepared.right.data,
+                               .numbers = prepared.numbers.data,
+                               .out = out.data_ptr(),
+                               .info = info.data_ptr(),
+                               .n = static_cast<int>(n),
+                               .systems = systems,
+                               .columns = columns};
+    const DeviceScope scope(prepared.left.device_index);
+    ToeplitzGko::run({systems, columns, args.n}, args, target_of(check.function, prepared.left));
+    return {out, info};
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
+    define_checked(m, "toeplitz_matvec", "Tensor c, Tensor r, Tensor x, bool transpose", "Tensor");
+    define_checked(m, "toeplitz_solve", "Tensor c, Tensor r, Tensor b, bool symmetric", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_gko", "Tensor left, Tensor right, Tensor numbers", "(Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
+    m.impl("toeplitz_matvec", TORCH_BOX(&toeplitz_matvec));
+    m.impl("toeplitz_gko", TORCH_BOX(&toeplitz_gko));
+    m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
+    m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
+    m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
+    m.impl("validate_toeplitz_gko", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gko>::run));
+    m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
+}
+
+}  // namespace gdn_cuda::structured

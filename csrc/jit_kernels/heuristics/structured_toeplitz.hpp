@@ -1,0 +1,105 @@
+// Which configuration of a Toeplitz kernel runs a problem, and why.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
+#include <string>
+
+#include "../../jit/device.hpp"
+#include "../../jit/text.hpp"
+
+namespace gdn_cuda::structured {
+
+struct ToeplitzMatvecProblem {
+    i64 systems, columns;
+    int n;
+    DType io;
+};
+
+inline constexpr int kToeplitzAlwaysDirect = 64, kToeplitzDirectBlocks = 8;  // a multiprocessor
+
+constexpr ToeplitzMatvecConfig toeplitz_matvec_config(DType io, int transform) {
+    const int each = transform > 1024 ? 2 * kFftEach : kFftEach;  // twice as many threads would have too few registers
+    return {.io = io, .transform = transform, .threads = transform == 0 ? 256 : transform / each};
+}
+// Capacities of transforms: a block takes the smallest that holds its own.
+constexpr std::array<int, 3> toeplitz_transforms(DType io) {
+    return {256, 1024, io == DType::f32 ? 8192 : 4096};  // larger ones spill registers
+}
+// The longest system a block can multiply with; beyond it the caller has other ways.
+constexpr int toeplitz_matvec_longest(DType io) {
+    return toeplitz_matvec_config(io, toeplitz_transforms(io).back()).longest();
+}
+constexpr int toeplitz_transform_of(DType io, int n) {
+    const auto least = static_cast<int>(std::bit_ceil(static_cast<unsigned>(n)));
+    return std::max(2 * kFftEach, is_complex(io) ? 2 * least : least);
+}
+inline i64 toeplitz_direct_blocks(const ToeplitzMatvecProblem& problem) {
+    return problem.systems * problem.columns * ceil_div(problem.n, ToeplitzMatvecConfig::kRows);
+}
+// Sums have the smaller error and latency, transforms fewer operations: they win when sums would queue.
+inline ToeplitzMatvecConfig toeplitz_matvec_config(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    if (problem.n <= kToeplitzAlwaysDirect ||
+        (problem.n <= ToeplitzMatvecConfig::kMostDirect &&
+         toeplitz_direct_blocks(problem) <= i64{kToeplitzDirectBlocks} * device.multiprocessors))
+        return toeplitz_matvec_config(problem.io, 0);
+    const int needed = toeplitz_transform_of(problem.io, problem.n);
+    const auto transforms = toeplitz_transforms(problem.io);
+    return toeplitz_matvec_config(problem.io, *std::ranges::find_if(transforms, [&](int size) { return size >= needed; }));
+}
+// As many right-hand sides a block as leave one block to every multiprocessor: the matrix is transformed once a block.
+inline i64 toeplitz_columns_per_block(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    const i64 blocks_a_system = std::max<i64>(1, device.multiprocessors / std::max<i64>(1, problem.systems));
+    return std::max<i64>(1, ceil_div(problem.columns, blocks_a_system));
+}
+
+inline std::string explain_toeplitz_matvec(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzMatvecConfig config = toeplitz_matvec_config(problem, device);
+    const i64 columns = toeplitz_columns_per_block(problem, device);
+    if (config.direct())
+        return fmt::format("sums: {} rows make {} tiles of {}, and {} right-hand sides a block", problem.n,
+                           ceil_div(problem.n, ToeplitzMatvecConfig::kRows), ToeplitzMatvecConfig::kRows, columns);
+    return fmt::format("transforms of {} complex numbers for {} rows, {} right-hand sides a block behind one of the matrix",
+                       toeplitz_transform_of(problem.io, problem.n), problem.n, columns);
+}
+
+inline constexpr std::array kToeplitzMatvecConfigurations = [] {
+    std::array<ToeplitzMatvecConfig, 16> all{};
+    size_t at = 0;
+    for (const DType io : {DType::f32, DType::f64, DType::c64, DType::c128}) {
+        all[at++] = toeplitz_matvec_config(io, 0);
+        for (const int transform : toeplitz_transforms(io)) all[at++] = toeplitz_matvec_config(io, transform);
+    }
+    return all;
+}();
+
+struct ToeplitzGkoProblem {
+    i64 systems, columns;
+    int n;
+};
+
+// A row and a column a thread while latency decides; two of each in the largest, where three right-hand sides would spill.
+inline constexpr std::array kToeplitzGkoConfigurations = {
+    ToeplitzGkoConfig{.threads = 64, .slots = 1, .columns = 2}, ToeplitzGkoConfig{.threads = 64, .slots = 1, .columns = 3},
+    ToeplitzGkoConfig{.threads = 256, .slots = 1, .columns = 2}, ToeplitzGkoConfig{.threads = 256, .slots = 1, .columns = 3},
+    ToeplitzGkoConfig{.threads = 512, .slots = 2, .columns = 2}};
+inline constexpr int kToeplitzGkoLongest = kToeplitzGkoConfigurations.back().rows();
+
+// Every block eliminates anew, so few blocks with more right-hand sides each.
+inline ToeplitzGkoConfig toeplitz_gko_config(const ToeplitzGkoProblem& problem) {
+    const auto* smallest = std::ranges::find_if(kToeplitzGkoConfigurations,
+                                                [&](const ToeplitzGkoConfig& config) { return config.rows() >= problem.n; });
+    const auto* wider = smallest + 1;
+    const bool wide = problem.columns > 2 && wider != kToeplitzGkoConfigurations.end() && wider->rows() == smallest->rows();
+    return wide ? *wider : *smallest;
+}
+inline std::string explain_toeplitz_gko(const ToeplitzGkoProblem& problem) {
+    const ToeplitzGkoConfig config = toeplitz_gko_config(problem);
+    return fmt::format("{} rows on {} threads, {} each; {} blocks of {} right-hand sides", problem.n, config.threads,
+                       config.slots, problem.systems * ceil_div(problem.columns, config.columns), config.columns);
+}
+
+}  // namespace gdn_cuda::structured

@@ -1,0 +1,109 @@
+"""How Toeplitz systems are solved on a GPU: which way, and what surrounds the kernels. Nothing here waits for the device.
+
+All of it is fp64 arithmetic, whatever the tensors have: a step of an elimination waits for barriers and not for arithmetic, and
+the result is as good as one with refinement. It runs on any device: the kernels have CPU implementations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..reference.structured_toeplitz_ops import widened
+
+GKO_LONGEST = 1024  # rows of what one block eliminates (toeplitz_gko_plan.cuh)
+
+_ops = torch.ops.gdn_cuda
+
+
+def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
+    """Which way systems of n rows take on a GPU, and why."""
+    if n <= GKO_LONGEST:
+        return f"toeplitz_gko: {n} rows fit one block, which pivots and stores no factor"
+    return f"dense LU in fp64: {n} rows are more than the {GKO_LONGEST} of one block; n² numbers of memory a system"
+
+
+def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """(x, info) for checked inputs of one dtype; see `toeplitz_solve_ex`."""
+    n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
+    right = b if many else b[..., None]
+    of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
+    batch = torch.broadcast_shapes(of_matrix, right.shape[:-2])
+    shape, k = (*batch, *right.shape[-2:]), right.shape[-1]
+    if n == 0 or math.prod(batch) == 0:
+        x = b.new_zeros(shape)
+        return x if many else x.squeeze(-1), torch.zeros(of_matrix, dtype=torch.int32, device=c.device)
+
+    # Powers of two, so that nothing is rounded: squares of pivots must not leave the range.
+    column, row = (widened(y).expand(*batch, n).reshape(-1, n) for y in (c, r))
+    row = torch.cat([column[:, :1], row[:, 1:]], -1)  # r[0] is not read
+    largest = torch.maximum(column.abs().amax(-1), row.abs().amax(-1))
+    scale = torch.ldexp(torch.ones_like(largest), -torch.frexp(largest).exponent.clamp(-1000, 1000))[:, None]
+    column, row = column * scale, row * scale
+    numbers = torch.cat([widened(right).expand(shape).reshape(-1, n, k), _probe(column)], -1)
+
+    found, info = (_by_gko if n <= GKO_LONGEST else _by_dense_lu)(column, row, numbers)
+    x, probed = found[..., :k] * scale[..., None], found[..., k:]
+    info = _told(column, row, probed, info, torch.finfo(c.dtype).eps)
+    x = torch.where(((info > 0) & (info <= n))[:, None, None], torch.nan, x).to(b.dtype).reshape(shape)
+    return x if many else x.squeeze(-1), _of_matrices(info.reshape(batch), of_matrix)
+
+
+def _probe(column: Tensor) -> Tensor:
+    """One more right-hand side (S,n,1): signs, the same at every call, without a pattern that a matrix might have."""
+    places = torch.arange(column.shape[-1], device=column.device)
+    mixed = (places * 2654435761 + 1013904223) % 4294967296
+    signs = 1 - 2 * (mixed * mixed // 65536 % 2)
+    return signs.to(column.dtype).expand_as(column)[..., None]
+
+
+def _told(column: Tensor, row: Tensor, probed: Tensor, info: Tensor, epsilon: float) -> Tensor:
+    """n + 1 where an estimate of 1 / (‖T‖₁ ‖T⁻¹‖) is below epsilon, as LAPACK's xGESVX. For random signs z, ‖T⁻¹ z‖₂² is
+    ‖T⁻¹‖_F² on average. In fp64 rounding alone keeps a singular matrix a few digits from it: epsilon counts eight times."""
+    if epsilon < torch.finfo(torch.float32).eps:
+        epsilon = 8 * epsilon
+    n = column.shape[-1]
+    sums = column.abs().cumsum(-1).flip(-1) + row.abs().cumsum(-1) - row[:, :1].abs()  # of the columns of |T|
+    conditioned = sums.amax(-1) * torch.linalg.vector_norm(probed, dim=(-2, -1)) <= 1 / epsilon  # False for NaN
+    return torch.where((info == 0) & ~conditioned, n + 1, info).to(torch.int32)
+
+
+def _of_matrices(info: Tensor, shape: torch.Size) -> Tensor:
+    """Right-hand sides may have a batch that the matrices have not: they were told the same."""
+    info = info.reshape((1,) * max(0, len(shape) - info.dim()) + info.shape)
+    while info.dim() > len(shape):
+        info = info.amax(0) if info.shape[0] else info.new_zeros(info.shape[1:])
+    for d, size in enumerate(shape):
+        if info.shape[d] != size:
+            info = info.amax(d, keepdim=True)
+    return info.contiguous()
+
+
+def _by_gko(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Z_1 T − T Z_{−1} has rank 2, its first row and last column; with F the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹
+    and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what `toeplitz_gko` solves with."""
+    n = column.shape[-1]
+    first, last = torch.zeros_like(column), torch.zeros_like(column)
+    first[:, 0] = last[:, -1] = 1
+    back = row[:, 1:].flip(-1)
+    of_rows = torch.stack([first, torch.cat([column[:, :1], back + column[:, 1:]], -1)], 1)
+    of_columns = torch.stack([torch.cat([column[:, 1:].flip(-1) - row[:, 1:], column[:, :1]], -1), last], 1)
+    angles = torch.arange(n, dtype=torch.float64, device=column.device) * (math.pi / n)
+    turn = torch.complex(angles.cos(), angles.sin())  # the conjugate of D
+    left = torch.fft.fft(of_rows.to(torch.complex128), norm="ortho")
+    right = torch.fft.ifft(of_columns * turn, norm="ortho")
+    transformed = torch.fft.fft(numbers.mT.to(torch.complex128), norm="ortho")
+    found, info = _ops.toeplitz_gko(left.contiguous(), right.contiguous(), transformed.contiguous())
+    x = (torch.fft.ifft(found, norm="ortho") * turn).mT
+    return x if column.is_complex() else x.real, info
+
+
+def _by_dense_lu(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    n = column.shape[-1]
+    diagonals = torch.cat([row[:, 1:].flip(-1), column], -1)
+    places = torch.arange(n, device=column.device)
+    matrix = diagonals[:, places[:, None] - places + (n - 1)]
+    lu, pivots, info = torch.linalg.lu_factor_ex(matrix)
+    return torch.linalg.lu_solve(lu, pivots, numbers), info
