@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <cstdlib>
 #include <limits>
 
 #include "../jit_kernels/impls/gdn/prefill.hpp"
@@ -35,8 +36,7 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
     const bool tiles = jit::can_tile(tensors.query) && jit::can_tile(tensors.key) && jit::can_tile(tensors.value) &&
                        jit::can_tile(tensors.output);
     const auto near = [](const Scalars& scalars) { return std::abs(scalars.token) <= kMostBetweenScalars; };
-    const bool rows_fit = tiles && prepared.aligned && near(args.gate) && near(args.beta) && sequences.tokens > 0 &&
-                          sequences.count <= kMaxGridYZ;
+    const bool rows_fit = tiles && prepared.aligned && sequences.tokens > 0 && sequences.count <= kMaxGridYZ;
     const PrefillProblem problem{.sequences = sequences.count,
                                  .tokens = sequences.mean_tokens(),
                                  .heads = args.heads,
@@ -47,7 +47,7 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
                                  .deterministic = deterministic};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     OptionalTensor counts, workspace;
-    switch (prefill_kernel(rows_fit, args.dk, device.capability, jit::env().prefill)) {
+    switch (prefill_kernel(rows_fit, near(args.gate) && near(args.beta), args.dk, device.capability, jit::env().prefill)) {
         case PrefillKernel::wgmma: {
             const PrefillChoice choice = Prefill::choice(problem, target);
             if (choice.workspace() > 0) {

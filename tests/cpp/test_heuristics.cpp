@@ -191,15 +191,17 @@ TEST(PrefillMmaHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
 
 TEST(PrefillKernel, HopperHasItsOwnAndTheRestShareOne) {
     using jit::Prefill;
-    EXPECT_EQ(prefill_kernel(true, 128, 90, Prefill::automatic), PrefillKernel::wgmma);
-    EXPECT_EQ(prefill_kernel(true, 136, 90, Prefill::automatic), PrefillKernel::mma);
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::automatic), PrefillKernel::wgmma);
+    EXPECT_EQ(prefill_kernel(true, true, 136, 90, Prefill::automatic), PrefillKernel::mma);
+    EXPECT_EQ(prefill_kernel(true, false, 128, 90, Prefill::automatic), PrefillKernel::mma) << "gates far apart";
     for (const int capability : {80, 86, 89, 100, 120})
-        EXPECT_EQ(prefill_kernel(true, 128, capability, Prefill::automatic), PrefillKernel::mma) << capability;
-    EXPECT_EQ(prefill_kernel(true, 128, 75, Prefill::mma), PrefillKernel::recurrent);
+        EXPECT_EQ(prefill_kernel(true, true, 128, capability, Prefill::automatic), PrefillKernel::mma) << capability;
+    EXPECT_EQ(prefill_kernel(true, true, 128, 75, Prefill::mma), PrefillKernel::recurrent);
     for (const Prefill wanted : {Prefill::automatic, Prefill::mma, Prefill::recurrent})
-        EXPECT_EQ(prefill_kernel(false, 128, 90, wanted), PrefillKernel::recurrent) << "rows that do not start on 16 bytes";
-    EXPECT_EQ(prefill_kernel(true, 128, 90, Prefill::mma), PrefillKernel::mma);
-    EXPECT_EQ(prefill_kernel(true, 128, 90, Prefill::recurrent), PrefillKernel::recurrent);
+        EXPECT_EQ(prefill_kernel(false, true, 128, 90, wanted), PrefillKernel::recurrent)
+            << "rows that do not start on 16 bytes";
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::mma), PrefillKernel::mma);
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::recurrent), PrefillKernel::recurrent);
 }
 
 TEST(DecodeHeuristic, AModelsShapesNeedAHandfulOfKernels) {

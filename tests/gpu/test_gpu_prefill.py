@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -97,18 +98,21 @@ def test_segments_give_the_bits_of_whole_sequences(
     assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
 
 
-# Long enough for summaries of segments: states reach across them in all heads, in some, or in part of the sequence.
-REACHING = ("slow", "some heads", "then fast", "then slow", "packed", "pool", "bf16 pool", "96/192", "40/72", "none", "fp16")
+# Long enough for segments that resume with each other's states: these reach across in all heads, in some, or in part of the
+# sequence. Heads choose the rows a block: one group or two, with rows for both or for one, and with rows of M or none.
+REACHING = ("slow", "some heads", "then fast", "then slow", "packed", "pool", "bf16 pool", "none", "fp16")
+HEADS_OF_DIMS = {"96/192": 2, "40/72": 2, "128/64": 2, "64/128": 16, "64/192": 12, "128/256": 8}
 
 
-@pytest.mark.parametrize("case", [*REACHING, "repeated", "parallel"])
+@pytest.mark.parametrize("case", [*REACHING, "repeated", "parallel", *HEADS_OF_DIMS])
 def test_states_that_reach_across_segments(case: str, seed: int) -> None:
-    T, dk, dv = 5700, 128, 128
-    if "/" in case:
-        dk, dv = map(int, case.split("/"))
-    options = {"Hk": 1, "Hv": 2, "dk": dk, "dv": dv, "seed": seed, "gate_range": (-1e-3, 0.0), "beta_max": 2.0}
+    T = 5700
+    dk, dv = map(int, case.split("/")) if case in HEADS_OF_DIMS else (128, 128)
+    heads = HEADS_OF_DIMS.get(case, 2)
+    options = {"Hk": heads // 2, "Hv": heads, "dk": dk, "dv": dv, "seed": seed, "gate_range": (-1e-3, 0.0), "beta_max": 2.0}
     options["key_mode"] = case if case in KEY_MODES else "random"
     options["dtype"] = torch.float16 if case == "fp16" else torch.bfloat16
+    bound = 1e-3 if case == "fp16" else BOUND
     lengths = [T, 0, 70, 2 * T, 3 * T, 4 * T] if case == "packed" else None
     x = packed_inputs(lengths, **options) if lengths else inputs(B=1, T=T, **options)
     if case == "some heads":
@@ -126,14 +130,43 @@ def test_states_that_reach_across_segments(case: str, seed: int) -> None:
         pool = torch.randn(3, *start.shape[1:], device="cuda").to(torch.bfloat16 if "bf16" in case else torch.float32)
         pool[1] = start[0]
         slots = torch.tensor([1], device="cuda")
-        out = gdn_cuda.chunked_forward(**x, state=pool, state_indices=slots, checkpoint_every=128)[0]
+        whole = gdn_cuda.chunked_forward(**x, state=start, checkpoint_every=128, deterministic=True)[2]
+        out, _, checkpoints = gdn_cuda.chunked_forward(**x, state=pool, state_indices=slots, checkpoint_every=128)
         state = pool[1:2]
+        assert rel_rms(checkpoints, whole) < BOUND
     else:
         out, state = gdn_cuda.chunked_forward(**x, state=start, use_qk_l2norm=norm, out=poisoned(x["value"]))
         again, again_state = gdn_cuda.chunked_forward(**x, state=start, use_qk_l2norm=norm)
         assert torch.equal(out, again) and torch.equal(state, again_state)
-    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
-    assert rel_rms(fixed, expected) < BOUND and rel_rms(fixed_state, expected_state) < BOUND
+    assert rel_rms(out, expected) < bound and rel_rms(state, expected_state) < bound
+    assert rel_rms(fixed, expected) < bound and rel_rms(fixed_state, expected_state) < bound
+
+
+def test_a_packed_pool_whose_states_reach_across_segments(seed: int) -> None:
+    lengths = [6000, 9000, 70, 0, 12000]
+    x = packed_inputs(lengths, Hk=1, Hv=2, seed=seed, gate_range=(-1e-3, 0.0))
+    pool = torch.randn(7, *x["state"].shape[1:], device="cuda")
+    slots = torch.tensor([3, -1, 2, 5, 6], dtype=torch.int32, device="cuda")
+    given = {**x, "state": pool.clone()}
+    out, state = gdn_cuda.chunked_forward(**given, state_indices=slots, out=poisoned(x["value"]))
+    kept = [0, 1, 4, 5]
+    assert torch.equal(state[kept], pool[kept]) and not out[6000:15000].any()
+    for i, slot in ((0, 3), (2, 2), (4, 6)):
+        mine = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
+        alone = {name: x[name][None, mine] for name in ("query", "key", "value", "beta", "gate")}
+        expected, expected_state = gdn_cuda.recurrent_forward(**alone, state=pool[slot : slot + 1])
+        assert rel_rms(out[mine], expected[0]) < BOUND and rel_rms(state[slot], expected_state[0]) < BOUND
+
+
+def test_fp16_links_keep_what_fp16_cannot_hold(seed: int) -> None:
+    """A state of which 2^-30 is left, and which nothing is added to, has its own last digits in fp32."""
+    T = 6400
+    x = inputs(B=1, T=T, Hk=1, Hv=2, seed=seed, dtype=torch.float16, gate_range=(-1e-9, 0.0))
+    x["value"].zero_()
+    x["beta"].zero_()
+    x["gate"].fill_(-30 * math.log(2) / T)
+    _, state = gdn_cuda.chunked_forward(**x)
+    assert rel_rms(state, x["state"] * 2.0**-30) < 1e-3
 
 
 def test_a_short_sequence_beside_a_long_one_is_not_split(seed: int) -> None:

@@ -208,7 +208,7 @@ struct PrefillSplit {
 };
 inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
 inline int prefill_links(const PrefillProblem& problem, int segments) {
-    return problem.tokens >= kShortestLinked && problem.io != DType::f16 ? segments - 1 : 0;
+    return problem.tokens >= kShortestLinked ? segments - 1 : 0;
 }
 
 // Nanoseconds on the device, from what an H200 takes for a chunk: a block with one value group is sooner done, one with two
@@ -217,26 +217,28 @@ struct PrefillCost {
     double fast, slow;  // with gates that forget a state within a chunk or two, and with gates that do not
 
     // Heads of both kinds come together, fast ones more often.
-    double weighed() const { return 2 * fast + slow; }
+    double weighed() const { return 2.5 * fast + slow; }
 };
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr double kOfChunk[] = {0, 1950, 2950}, kOfChunkAlone = 2300, kOfLink = 5000;
     constexpr i64 kForgetting = 2;  // chunks
     const i64 chunks = std::max<i64>(ceil_div(problem.tokens, kChunk), 1), share = ceil_div(chunks, split.segments);
-    // Where the last block of a head has rows for one of two groups only, that one runs alone.
-    const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
-    const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1;
-    const double saved = alone ? (kOfChunk[2] - kOfChunkAlone) / static_cast<double>(tiles) : 0;
     const i64 waves = ceil_div(prefill_blocks(problem, split.value_groups) * split.segments, device.multiprocessors);
+    // Where the last block of a head has rows for one of two groups only, that one runs alone: of several waves, some are
+    // shorter.
+    const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
+    const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1 && (tiles == 1 || waves > 1);
+    const double saved = alone ? (kOfChunk[2] - kOfChunkAlone) / static_cast<double>(tiles) : 0;
     const auto passes = [&](i64 length) {
         return static_cast<double>(waves * length) * (kOfChunk[split.value_groups] - saved);
     };
     if (split.segments == 1) return {passes(share), passes(share)};
-    const double fast = passes(share + kForgetting), in_turn = passes(chunks);
-    if (split.segments == 2 || prefill_links(problem, split.segments) == 0) return {fast, in_turn};
-    // A summary takes as long as outputs: chunks without them wait for their inverse.
+    const double fast = passes(share + kForgetting);
+    // The first two segments take turns while the others make summaries (chunks without outputs take as long); then all at
+    // once.
+    if (split.segments <= 3 || prefill_links(problem, split.segments) == 0) return {fast, passes(chunks)};
     const i64 summary = ceil_div(ceil_div(problem.dk, split.value_groups * kValueRows), tiles) + 1;  // M's rows, then L's
-    return {fast, std::min(passes((summary + 1) * share) + (split.segments - 2) * kOfLink, in_turn)};
+    return {fast, passes((std::max<i64>(summary, 2) + 1) * share) + (split.segments - 3) * kOfLink};
 }
 
 // Segments take multiprocessors that would have nothing to do.
@@ -312,14 +314,14 @@ inline constexpr std::array kPrefillMmaConfigurations = [] {
 }();
 
 // Which kernel runs chunked_forward. `rows_fit`: the rows of all tensors start on 16 bytes and are whole multiples of them.
-// Nothing here knows lengths: what a sequence is packed with must not choose its kernel.
+// `scalars_near`: kMostBetweenScalars. Nothing here knows lengths: what a sequence is packed with must not choose its kernel.
 enum class PrefillKernel { wgmma, mma, recurrent };
 
-inline PrefillKernel prefill_kernel(bool rows_fit, int dk, int capability, jit::Prefill wanted) {
+inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, jit::Prefill wanted) {
     constexpr int kHopper = 90, kFirstWithMma = 80;
     if (!rows_fit || wanted == jit::Prefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
-    return capability == kHopper && dk <= kPrefillLongestKey && wanted == jit::Prefill::automatic ? PrefillKernel::wgmma
-                                                                                                  : PrefillKernel::mma;
+    const bool fits_wgmma = capability == kHopper && dk <= kPrefillLongestKey && scalars_near;
+    return fits_wgmma && wanted == jit::Prefill::automatic ? PrefillKernel::wgmma : PrefillKernel::mma;
 }
 
 struct GatingProblem {

@@ -17,14 +17,14 @@ struct PrefillTensors {
 // How a problem is taken, and the 32-bit words that it needs for that.
 struct PrefillChoice {
     PrefillConfig config;
-    int segments;
-    i64 blocks;  // of a segment
-    i64 links;   // from segments to the next
+    int segments, links_of_head;  // from segments to the next
+    i64 links;                    // of all heads
+    i64 blocks;                   // of a segment
     i64 link_states, link_transfers;
 
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
-    i64 tiles_left() const { return segments > 1 && links > 0 ? blocks * (segments - 1) : 0; }
-    i64 counts(bool in_place) const { return readers(in_place) + links + tiles_left(); }
+    i64 linked_tiles() const { return blocks * links_of_head; }
+    i64 counts(bool in_place) const { return readers(in_place) + links + linked_tiles(); }
     i64 workspace() const { return link_states + link_transfers; }
 };
 
@@ -46,12 +46,14 @@ struct Prefill {
     static PrefillChoice choice(const PrefillProblem& problem, const Target& target) {
         const PrefillSplit split = prefill_split(problem, jit::device_traits(target.ordinal));
         const PrefillConfig config = prefill_config(problem, split);
-        const i64 links = problem.sequences * problem.heads * prefill_links(problem, split.segments);
+        const int links_of_head = prefill_links(problem, split.segments);
+        const i64 links = problem.sequences * problem.heads * links_of_head;
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         return {.config = config,
                 .segments = split.segments,
-                .blocks = prefill_blocks(problem, split.value_groups),
+                .links_of_head = links_of_head,
                 .links = links,
+                .blocks = prefill_blocks(problem, split.value_groups),
                 .link_states = links * value_rows * config.head_k,
                 .link_transfers = links * config.key_tiles() * kChunk * config.head_k};  // two parts of 16 bits
     }
@@ -62,12 +64,12 @@ struct Prefill {
         const Config& config = choice.config;
         const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, problem.io, kChunk); };
         const i64 columns = config.head_k, rows = config.key_tiles() * kChunk;
-        unsigned* const summarized = tensors.counts + choice.readers(tensors.in_place);
+        unsigned* const have_summary = tensors.counts + choice.readers(tensors.in_place);
         const PrefillLinks links{.states = tensors.workspace,
                                  .transfers = tensors.workspace + choice.link_states,
-                                 .summarized = summarized,
-                                 .left = summarized + choice.links,
-                                 .count = prefill_links(problem, choice.segments)};
+                                 .have_summary = have_summary,
+                                 .have_state = have_summary + choice.links,
+                                 .count = choice.links_of_head};
         const jit::TiledTensor transfers{
             {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
         const Args args{.query = map(tensors.query),

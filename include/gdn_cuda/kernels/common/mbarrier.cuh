@@ -62,9 +62,4 @@ __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// Arrives there and goes on.
-__device__ __forceinline__ void signal(int name, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
 }  // namespace gdn_cuda

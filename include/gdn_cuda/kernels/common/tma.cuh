@@ -19,13 +19,6 @@ __device__ __forceinline__ void load_tile(void* shared, const TensorMap& map, co
         : "memory");
 }
 
-// As far as the L2.
-__device__ __forceinline__ void prefetch_tile(const TensorMap& map, const TileAt& at) {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(at.element),
-                 "r"(at.head), "r"(at.token), "r"(at.batch)
-                 : "memory");
-}
-
 // Joins the thread's open bulk group; what lies outside the tensor is not written.
 __device__ __forceinline__ void store_tile(const TensorMap& map, const TileAt& at, const void* shared) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),

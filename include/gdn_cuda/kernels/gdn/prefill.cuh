@@ -50,10 +50,10 @@ __device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, c
 #pragma unroll 1
     while (true) {
         Role(shared, args).run();
-        if (shared.passes_left == 0) break;
+        if (shared.passes_to_come == 0) break;
         meet(kBlockMeets, kConfig.threads());
         if (kPrepares && threadIdx.x == 0) {
-            shared.work = shared.passes[--shared.passes_left];
+            shared.work = shared.passes[--shared.passes_to_come];
             set_barriers<false>(shared);
         }
         meet(kBlockMeets, kConfig.threads());

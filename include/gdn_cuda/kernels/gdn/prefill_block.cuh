@@ -50,7 +50,13 @@ struct PrefillBlock {
         }
         return true;
     }
-    __device__ __forceinline__ bool summarizes() const { return start.resumes && next_resumes; }
+    // Others wait for what this segment makes of a state; not of the first segment's, which comes as soon as a summary would.
+    __device__ __forceinline__ bool summarizes() const { return segment > 1 && start.resumes && next_resumes; }
+    __device__ __forceinline__ bool link_before() const { return segment > 2 && before_resumes; }
+    // With its outputs, for the next segment, which may need it.
+    __device__ __forceinline__ bool leaves_state() const {
+        return args.links.count > 0 && end < chunks && (!start.resumes || (segment == 1 && next_resumes));
+    }
 
     // Outputs of sequences that do not run, and of tokens that belong to none.
     __device__ __forceinline__ void fill_what_nobody_computes() {
@@ -78,43 +84,47 @@ struct PrefillBlock {
     // By one thread: the first pass is the block's work, and those after it wait, the last one first.
     __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
         const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
-        const int links = before_resumes, summaries = summarizes(),
+        const int links = link_before(), summaries = summarizes(),
                   transfers = summarizes() ? max((all.dk - first_row + step - 1) / step, 0) : 0;
-        const int left = links + summaries + transfers;
-        shared.passes_left = left;
+        const int last = links + summaries + transfers;
+        const i64 checkpoints_before = packed_steps_before(all, sequence);
+        shared.passes_to_come = last;
 #pragma unroll 1
-        for (int i = left; i >= 0; --i) {
+        for (int i = last; i >= 0; --i) {
             const int transfer = i - links - summaries - 1;
             const PrefillMakes makes = i == 0         ? PrefillMakes::outputs
                                        : i <= links   ? PrefillMakes::link
                                        : transfer < 0 ? PrefillMakes::summary
                                                       : PrefillMakes::transfer;
-            plan_pass(i == left ? shared.work : shared.passes[i], makes, first_row + max(transfer, 0) * step);
+            PrefillWork& work = i == last ? shared.work : shared.passes[i];
+            plan_pass(work, makes, first_row + max(transfer, 0) * step);
+            work.checkpoints_before = checkpoints_before;
         }
     }
     __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillMakes makes, int row) const {
-        const bool outputs = makes == PrefillMakes::outputs;
+        const bool outputs = makes == PrefillMakes::outputs, links = makes == PrefillMakes::link;
         const int begin = start.chunk;
+        const i64 link = (static_cast<i64>(sequence) * all.heads + head) * args.links.count + segment;
         work.makes = makes;
         work.start = span.start + begin * kChunk;
         work.initial_slot = slot * all.initial.slot;
         work.last_slot = slot * all.last.slot;
         work.length = min(span.length, end * kChunk) - begin * kChunk;
-        work.chunks = work.links() ? 0 : end - begin;
+        work.chunks = links ? 0 : end - begin;
         work.silent = (outputs ? segment_begins : end) - begin;
         work.tokens_before = begin * kChunk;
         work.begins = begin == 0;
         work.ends = end == chunks;
-        work.resumes = outputs && start.resumes;
-        work.link = (static_cast<i64>(sequence) * all.heads + head) * args.links.count + segment;
-        work.segments = segment + 1;
+        work.link = link;
+        work.from = links ? link - 2 : outputs && start.resumes ? link - 1 : -1;
+        work.to = links ? link - 1 : makes == PrefillMakes::summary || (outputs && leaves_state()) ? link : -1;
+        work.readers = (segment + 1) * kConfig.value_groups;
         work.sequence = sequence;
         work.head = head;
         work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));
         work.first_row = row;
         work.first_value = makes == PrefillMakes::transfer ? all.dv : row;
         work.rows = makes == PrefillMakes::transfer ? all.dk : all.dv;
-        work.checkpoints_before = packed_steps_before(all, sequence);
     }
 };
 

@@ -15,7 +15,11 @@ __device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
 }
 
 // Named barriers. A warpgroup has one of its own, the scores' and an inverting one share another.
-enum Meeting : int { kBlockMeets = 0, kKeysMeet = 1, kGroupMeets = 2 };
+enum Meeting : int {
+    kBlockMeets = 0,  // __syncthreads() too
+    kKeysMeet = 1,
+    kGroupMeets = 2,
+};
 
 // Where a thread is in its warpgroup.
 struct Lane {

@@ -70,23 +70,21 @@ struct PrefillWork {
     int length, chunks, silent;          // a link has no chunks; chunks before the segment, or of a summary, no outputs
     int tokens_before;                   // of the sequence
     bool begins, ends;                   // the sequence
-    bool resumes;                        // with the state that the segment before leaves
     i64 link;                            // this segment's among all
-    int segments;                        // that the sequence has
+    i64 from, to;                        // whose states are the first and the last; -1: the caller's
+    int readers;                         // of the caller's first state, blocks of this tile up to this one
     int sequence, head, key_head, first_row, rows;
     int first_value;         // where rows of values begin: for M past the last, where zeros come from
     i64 checkpoints_before;  // those of the sequences packed before
-
-    GDN_HOST_DEVICE constexpr bool links() const { return makes == PrefillMakes::link; }
 };
 
 // From segments to the next ones: (sequence, head, segment but the last, ...), with room for whole blocks' rows and columns.
 struct PrefillLinks {
-    float* states;         // L (dv, dk), then the state after the segment
-    void* transfers;       // M (dk, 2, dk): rounded, and what rounding left of it
-    unsigned* summarized;  // how many value groups have written their rows of M and L,
-    unsigned* left;        // and of each tile of rows, how many have written the state
-    int count;             // of a head; 0: segments that need a state begin with the sequence
+    float* states;           // L (dv, dk), then the state after the segment
+    void* transfers;         // M (dk, 2, dk): rounded to bf16, and what rounding left of it
+    unsigned* have_summary;  // how many value groups have written their rows of M and L,
+    unsigned* have_state;    // and of each tile of rows, how many have written the state
+    int count;               // of a head; 0: segments that need a state begin with the sequence
 };
 
 template <PrefillConfig kConfig>
@@ -131,7 +129,7 @@ struct PrefillSharedPlan {
     Factors factors[kConfig.stages];
     float decay[kConfig.stages];                // exp(G_end) of a chunk
     PrefillWork work, passes[kMostPasses - 1];  // not in registers: they are short; passes come last to first
-    int passes_left;
+    int passes_to_come;
     unsigned long long loaded[kConfig.stages], factored[kConfig.stages], ready[kConfig.stages];
     unsigned long long done[kConfig.stages];            // by the state's owners: the stage is free, and so are the matrices
     unsigned long long walked[kConfig.inverse_groups];  // by those who invert: blocks of a chunk have been read

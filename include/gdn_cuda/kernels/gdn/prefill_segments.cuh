@@ -7,7 +7,8 @@
 // segment begins with the state that the one before leaves. If that one has to wait for its own, it tells first what it will
 // make of it, S M + L: L of a state of zero, M of the identity with values of zero.
 //
-// Blocks wait only for blocks before them in the grid, which are dispatched no later: they need not all run at the same time.
+// Blocks wait only for blocks before them in the grid. Those are dispatched first on every GPU seen so far, though CUDA does
+// not promise it: then blocks need not all run at the same time.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_common.cuh>
@@ -87,8 +88,8 @@ template <PrefillConfig kConfig>
 __device__ __forceinline__ SegmentStart start_of_segment(const PrefillArgs& args, const Span& span, int sequence, int head,
                                                          int segment, int share, float* growths) {
     if (segment == 0) return {0, false};
-    // Beyond that a state is had sooner from the segment before, after two passes over each and so many links; or, where there
-    // are none, from the beginning.
+    // Going back further takes longer than to resume, after about two passes over a segment and a link for each before; or,
+    // without links, hardly less than to begin with the sequence.
     const bool linked = args.links.count > 0;
     const int chunk = segment * share, most = linked ? min(2 * (share + segment), chunk) : chunk / 2;
     const int first = first_that_matters<kConfig>(args.recurrence, span, sequence, head, chunk, most, growths);
@@ -107,16 +108,16 @@ __device__ __forceinline__ void await(const unsigned* count, unsigned wanted) {
     while (now < wanted);
 }
 
-__device__ __forceinline__ unsigned* left_of(const PrefillLinks& links, i64 link) {
-    return links.left + link * gridDim.x + blockIdx.x;
+__device__ __forceinline__ unsigned* have_state(const PrefillLinks& links, i64 link) {
+    return links.have_state + link * gridDim.x + blockIdx.x;
 }
 template <PrefillConfig kConfig>
-__device__ __forceinline__ void await_left(const PrefillLinks& links, i64 link) {
-    await(left_of(links, link), kConfig.value_groups);
+__device__ __forceinline__ void await_state(const PrefillLinks& links, i64 link) {
+    await(have_state(links, link), kConfig.value_groups);
 }
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void await_summary(const PrefillLinks& links, i64 link) {
-    await(links.summarized + link, gridDim.x * kConfig.value_groups);
+    await(links.have_summary + link, gridDim.x * kConfig.value_groups);
 }
 
 // Where states are updated in place, the last segment writes what others may have started from: it waits until they have read

@@ -1,0 +1,237 @@
+// A value warpgroup's rows of the state in gdn/prefill: in registers, where they come from and where they go. From and to the
+// caller's tensors, or between the segments of a sequence (prefill_segments.cuh).
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <PrefillConfig kConfig>
+struct PrefillState : Lane {
+    static constexpr DType kIo = kConfig.io;
+    static constexpr int kStateSteps = kConfig.head_k / 16, kTokenSteps = kChunk / 16;
+
+    using Plan = PrefillSharedPlan<kConfig>;
+
+    Plan& shared;
+    const PrefillArgs& args;
+    const PrefillWork& work = shared.work;
+
+    float state[kConfig.head_k / 2];
+    unsigned rounded_state[kStateSteps][4];
+
+    __device__ __forceinline__ PrefillState(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
+        find_place();
+    }
+
+    __device__ __forceinline__ int index() const { return group - kConfig.first_value_group(); }  // among the value groups
+
+    // And the one 8 further.
+    __device__ __forceinline__ int my_row() const { return work.first_row + index() * kValueRows + 16 * warp + g; }
+
+    // A head's state in memory.
+    struct StatePlace {
+        void* data = nullptr;
+        DType type = DType::f32;  // or bf16
+    };
+    // This thread has rows g and g + 8 of its warp's sixteen, columns 8 n + 2 t and the next. Calls visit(pair of numbers,
+    // where it lies) for those that exist.
+    template <class T, class Visit>
+    __device__ __forceinline__ void each_pair(T* numbers, Visit&& visit) {
+        const int dk = args.recurrence.dk;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = my_row() + 8 * half;
+            T* at = numbers + static_cast<i64>(row) * dk + 2 * t;
+#pragma unroll
+            for (int n = 0; n < kConfig.head_k / 8; ++n)
+                if (row < work.rows && 8 * n < dk) visit(state[4 * n + 2 * half], state[4 * n + 2 * half + 1], at + 8 * n);
+        }
+    }
+    __device__ __forceinline__ StatePlace of_this_head(const void* states) const {
+        const i64 before = static_cast<i64>(work.head) * args.recurrence.dv * args.recurrence.dk;
+        auto* data = static_cast<char*>(const_cast<void*>(states));
+        return {data == nullptr ? nullptr : data + before * bytes_of(args.state), args.state};
+    }
+    __device__ __forceinline__ StatePlace first() const {
+        const char* data = static_cast<const char*>(args.recurrence.initial.data);
+        return of_this_head(data == nullptr || !work.begins ? nullptr : data + work.initial_slot * bytes_of(args.state));
+    }
+    __device__ __forceinline__ StatePlace last() const {
+        const char* data = static_cast<const char*>(args.recurrence.last.data);
+        return of_this_head(data == nullptr || !work.ends ? nullptr : data + work.last_slot * bytes_of(args.state));
+    }
+    // Where the state after a chunk goes as a checkpoint.
+    __device__ __forceinline__ StatePlace checkpoint(int chunk) const {
+        if (chunk < work.silent || (chunk + 1) * kChunk > work.length) return {};
+        const int token = work.tokens_before + (chunk + 1) * kChunk - 1;
+        const auto step = [&]<class T>(T) {
+            return static_cast<const void*>(step_state<T>(args.recurrence, work.sequence, work.checkpoints_before, token));
+        };
+        return of_this_head(args.state == DType::f32 ? step(float{}) : step(__nv_bfloat16{}));
+    }
+    __device__ __forceinline__ void load_state(const StatePlace& from) {
+#pragma unroll
+        for (float& x : state) x = 0.f;
+        if (from.data == nullptr) return;
+        if (from.type == DType::f32)
+            each_pair(static_cast<const float*>(from.data), [](float& x, float& y, const float* at) {
+                const float2 pair = pair_at(at);
+                x = pair.x;
+                y = pair.y;
+            });
+        else
+            each_pair(static_cast<const __nv_bfloat16*>(from.data), [](float& x, float& y, const __nv_bfloat16* at) {
+                const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(at));
+                x = pair.x;
+                y = pair.y;
+            });
+    }
+    __device__ __forceinline__ void store_state(const StatePlace& to) {
+        if (to.data == nullptr) return;
+        if (to.type == DType::f32)
+            each_pair(static_cast<float*>(to.data),
+                      [](float& x, float& y, float* at) { *reinterpret_cast<float2*>(at) = {x, y}; });
+        else
+            each_pair(static_cast<__nv_bfloat16*>(to.data), [](float& x, float& y, __nv_bfloat16* at) {
+                *reinterpret_cast<unsigned*>(at) = pack<DType::bf16>(x, y);
+            });
+    }
+
+    // States and rows of M between blocks have room for every row and column that a block has.
+    __device__ __forceinline__ float2* linked_state(i64 link) const {
+        const i64 rows = static_cast<i64>(gridDim.x) * kConfig.rows_per_block();
+        return reinterpret_cast<float2*>(args.links.states + (link * rows + my_row()) * kConfig.head_k) + t;
+    }
+    static constexpr int kToNextEight = 8 * kConfig.head_k / 2;  // rows
+    __device__ __forceinline__ void load_linked(i64 link) {
+        const float2* from = linked_state(link);
+#pragma unroll
+        for (int i = 0; i < kConfig.head_k / 2; i += 2) {
+            const float2 pair = from[i % 4 / 2 * kToNextEight + i / 4 * 4];
+            state[i] = pair.x;
+            state[i + 1] = pair.y;
+        }
+    }
+    __device__ __forceinline__ void store_linked(i64 link) const {
+        float2* to = linked_state(link);
+#pragma unroll
+        for (int i = 0; i < kConfig.head_k / 2; i += 2) to[i % 4 / 2 * kToNextEight + i / 4 * 4] = {state[i], state[i + 1]};
+    }
+    __device__ __forceinline__ void store_transfer() const {
+        constexpr int kRows = kConfig.key_tiles() * kChunk, kPairs = kConfig.head_k / 2;
+        unsigned* to = static_cast<unsigned*>(args.links.transfers) + (work.link * kRows + my_row()) * 2 * kPairs + t;
+#pragma unroll
+        for (int i = 0; i < kConfig.head_k / 2; i += 2) {
+            const unsigned rounded = pack<DType::bf16>(state[i], state[i + 1]);
+            unsigned* at = to + i % 4 / 2 * 16 * kPairs + i / 4 * 4;
+            at[0] = rounded;
+            at[kPairs] = pack_rest<DType::bf16>(state[i], state[i + 1], rounded);
+        }
+    }
+    __device__ __forceinline__ void set_identity() {
+#pragma unroll
+        for (int i = 0; i < kConfig.head_k / 2; ++i)
+            state[i] = my_row() + i % 4 / 2 * 8 == i / 4 * 8 + 2 * t + i % 2 ? 1.f : 0.f;
+    }
+    __device__ __forceinline__ void round_state() {
+#pragma unroll
+        for (int step = 0; step < kStateSteps; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                rounded_state[step][i] = pack<kIo>(state[8 * step + 2 * i], state[8 * step + 2 * i + 1]);
+    }
+
+    __device__ __forceinline__ void tell_of_first() const {
+        if (args.readers == nullptr || work.makes != PrefillMakes::outputs) return;
+        gather();
+        if (thread == 0) tell(readers_of(args, work));
+    }
+    __device__ __forceinline__ void tell_of_last() const {
+        if (work.to < 0) return;
+        gather();
+        if (thread > 0) return;
+        tell(work.makes == PrefillMakes::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
+    }
+
+    // By one thread: rows of M in place of keys, and what rounding left of them in place of queries.
+    __device__ __forceinline__ void bring_transfer() {
+        constexpr int kTiles = kConfig.key_tiles() * kConfig.key_tiles();
+        Barrier& linked = barrier(shared.linked);
+        publish_global();
+        linked.expect(2 * kTiles * static_cast<int>(sizeof(PrefillTile)));
+#pragma unroll 1
+        for (int i = 0; i < kTiles; ++i) {
+            const int rows = i % kConfig.key_tiles(), columns = i / kConfig.key_tiles();
+            const TileAt at{columns * kTileElements, 0, rows * kChunk, static_cast<int>(work.link - 1)};
+            auto& stage = shared.stages[rows];
+            load_tile(stage.key[columns].bytes, args.transfers, at, linked);
+            load_tile(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
+        }
+    }
+    // S M + L in place of S, the state that the segment before began with. In bf16 whatever the inputs are: fp16 would lose
+    // what decays by 2^-25.
+    __device__ __forceinline__ void link() {
+        unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
+#pragma unroll
+        for (int step = 0; step < kStateSteps; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float x = state[8 * step + 2 * i], next = state[8 * step + 2 * i + 1];
+                rounded[step][i] = pack<DType::bf16>(x, next);
+                rest[step][i] = pack_rest<DType::bf16>(x, next, rounded[step][i]);
+            }
+        load_linked(work.link - 1);
+        barrier(shared.linked).wait(0);
+        products_begin();
+#pragma unroll
+        for (int step = 0; step < kStateSteps; ++step) {
+            const auto& stage = shared.stages[step / kTokenSteps];
+            const auto m = tile_operand(stage.key, sizeof(PrefillTile)) + across(step % kTokenSteps),
+                       m_rest = tile_operand(stage.query, sizeof(PrefillTile)) + across(step % kTokenSteps);
+            Product<DType::bf16, kConfig.head_k, false>::run(state, rest[step], m, true);
+            Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m_rest, true);
+            Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m, true);
+        }
+        products_commit();
+        products_wait<0>();
+        pin(state);
+    }
+    __device__ __forceinline__ void begin() {
+        const bool links = work.makes == PrefillMakes::link;
+        if (work.from >= 0) {
+            if (thread == 0) {
+                if (links) await_summary<kConfig>(args.links, work.link - 1);
+                if (links && index() == 0) bring_transfer();
+                await_state<kConfig>(args.links, work.from);
+            }
+            gather();
+            load_linked(work.from);
+            if (links) link();
+        } else if (work.makes == PrefillMakes::transfer) {
+            set_identity();
+        } else {
+            load_state(first());
+        }
+        tell_of_first();
+        pin(state);  // or its registers would be others from each of these on, and spilled
+        round_state();
+    }
+    // The last state, wherever it goes.
+    __device__ __forceinline__ void end() {
+        find_place();
+        if (work.makes == PrefillMakes::outputs && work.ends && args.readers != nullptr) {
+            if (thread == 0) await(readers_of(args, work), work.readers);
+            gather();
+        }
+        if (work.makes == PrefillMakes::transfer)
+            store_transfer();
+        else if (work.to >= 0)
+            store_linked(work.to);
+        else
+            store_state(last());
+        tell_of_last();
+    }
+};
+
+}  // namespace gdn_cuda::gdn
