@@ -1,15 +1,22 @@
 // Which configuration of a structured kernel runs a problem, and why.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
+#include <limits>
 #include <string>
 
 #include "../../jit/device.hpp"
 #include "../../jit/text.hpp"
 
 namespace gdn_cuda::structured {
+
+// Too many blocks are refused by the launch: not cut to what an unsigned holds.
+inline unsigned grid_of(i64 blocks) {
+    return static_cast<unsigned>(std::min<i64>(blocks, std::numeric_limits<unsigned>::max()));
+}
 
 struct CauchyProblem {
     i64 rows, shared_rows, points;
@@ -71,6 +78,12 @@ inline CauchyBackwardConfig cauchy_backward_config(const CauchyBackwardProblem& 
     return cauchy_backward_config(problem.io, problem.conj, problem.of_points, many ? kCauchyBackwardLines : 1);
 }
 
+inline std::string explain_cauchy_backward(const CauchyBackwardProblem& problem, const jit::DeviceTraits& device) {
+    const int lines = cauchy_backward_config(problem, device).lines;
+    return fmt::format("{} {}{} a block give {} blocks for {} multiprocessors", lines, problem.of_points ? "point" : "pole",
+                       lines == 1 ? "" : "s", cauchy_backward_blocks(problem, lines), device.multiprocessors);
+}
+
 inline constexpr std::array kCauchyBackwardConfigurations = [] {
     std::array<CauchyBackwardConfig, 32> all{};
     size_t n = 0;
@@ -102,12 +115,23 @@ inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, c
     return vandermonde_config(problem.io, !fills);
 }
 
+inline std::string explain_vandermonde(const VandermondeProblem& problem, const jit::DeviceTraits& device) {
+    const VandermondeConfig config = vandermonde_config(problem, device);
+    return fmt::format("tables of {0} by {0} powers give {1} steps a block: {2} blocks for {3} multiprocessors", config.side,
+                       config.square(), vandermonde_blocks(problem, config), device.multiprocessors);
+}
+
 inline constexpr std::array kVandermondeConfigurations = {
     vandermonde_config(DType::c64, false), vandermonde_config(DType::c64, true), vandermonde_config(DType::c128, false),
     vandermonde_config(DType::c128, true)};
 
 constexpr VandermondeMomentsConfig vandermonde_moments_config(DType io, int orders) {
     return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .grid = 16, .tile = 32};
+}
+inline std::string explain_vandermonde_moments(DType io, int orders) {
+    const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);
+    return fmt::format("{} moment{} of {} steps a block, which its shared memory holds in {}", orders, orders == 1 ? "" : "s",
+                       config.side * config.side, io == DType::c128 ? "fp64" : "fp32");
 }
 inline constexpr std::array kVandermondeMomentsConfigurations = {
     vandermonde_moments_config(DType::c64, 1), vandermonde_moments_config(DType::c64, 2),
