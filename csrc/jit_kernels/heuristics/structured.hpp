@@ -24,7 +24,12 @@ struct CauchyProblem {
     bool conj;
 };
 
-inline constexpr int kCauchyRows = 4, kCauchyPoints = 4, kCauchyThreads = 128;
+inline constexpr int kCauchyRows = 4, kCauchyThreads = 128;
+
+// What registers hold of sums without spilling, where there are points for it.
+constexpr int cauchy_points(DType io, int rows) {
+    return io == DType::c128 && rows == kCauchyRows ? 2 : 4;
+}
 
 constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points) {
     return {.io = io, .conj = conj, .rows = rows, .points = points, .threads = kCauchyThreads, .tile = 64};
@@ -35,7 +40,7 @@ inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& confi
 // Rows over the same poles share reciprocals. More points a thread read poles less often, if that leaves blocks for everyone.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     const int rows = problem.shared_rows % kCauchyRows == 0 ? kCauchyRows : 1;
-    const CauchyConfig many = cauchy_config(problem.io, problem.conj, rows, kCauchyPoints);
+    const CauchyConfig many = cauchy_config(problem.io, problem.conj, rows, cauchy_points(problem.io, rows));
     return cauchy_blocks(problem, many) >= 2 * device.multiprocessors ? many : cauchy_config(problem.io, problem.conj, rows, 1);
 }
 
@@ -50,10 +55,11 @@ inline constexpr std::array kCauchyConfigurations = [] {
     std::array<CauchyConfig, 32> all{};
     size_t n = 0;
     for (const int rows : {1, kCauchyRows})
-        for (const int points : {1, kCauchyPoints}) {
+        for (const bool many : {false, true}) {
+            const auto points = [&](DType io) { return many ? cauchy_points(io, rows) : 1; };
             for (const DType io : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128})
-                all[n++] = cauchy_config(io, false, rows, points);
-            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_config(io, true, rows, points);
+                all[n++] = cauchy_config(io, false, rows, points(io));
+            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_config(io, true, rows, points(io));
         }
     return all;
 }();

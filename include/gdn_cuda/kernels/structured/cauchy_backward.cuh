@@ -147,7 +147,8 @@ struct CauchyBackward {
 };
 
 template <CauchyBackwardConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) cauchy_backward(const __grid_constant__ CauchyBackwardArgs args) {
+__global__ void __launch_bounds__(kConfig.threads, kConfig.least_blocks())
+    cauchy_backward(const __grid_constant__ CauchyBackwardArgs args) {
     __shared__ CauchyBackwardSharedPlan<kConfig, typename CauchyBackward<kConfig>::Real> shared;
     CauchyBackward<kConfig>{args}.run(shared);
 }
