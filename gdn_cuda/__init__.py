@@ -1,4 +1,5 @@
-"""Gated Delta Net operators for PyTorch: compiled at first use on NVIDIA GPUs, and the same calls on CPU tensors.
+"""Gated Delta Net operators and structured matrices for PyTorch: kernels compiled at first use on NVIDIA GPUs, and the same
+calls on CPU tensors.
 
 Importing this touches neither CUDA nor a compiler. `python -m gdn_cuda doctor` says what a machine has and lacks.
 """
@@ -21,6 +22,13 @@ from .ops.gdn import (  # noqa: E402  (the operators exist once the library is l
     recurrent_forward,
     transpose_to_mn_major,
 )
+from .ops.l2 import cauchy_pin_l2  # noqa: E402
+from .ops.structured import (  # noqa: E402
+    cauchy_conj,
+    cauchy_kernel,
+    log_vandermonde,
+    log_vandermonde_transpose,
+)
 from .runtime import compile, init, warmup  # noqa: E402
 
 __all__ = [
@@ -37,5 +45,10 @@ __all__ = [
     "bf16_gdn_compute_u_w",
     "bf16_chunked_seq_state_update",
     "bf16_gdn_chunked_compute_O",
+    "cauchy_kernel",
+    "cauchy_conj",
+    "cauchy_pin_l2",
+    "log_vandermonde",
+    "log_vandermonde_transpose",
     "__version__",
 ]

@@ -1,7 +1,9 @@
-// What the structured operators share: leading dimensions that broadcast, and how kernels are told of them.
+// What the structured operators share: leading dimensions that broadcast, how kernels are told of them, and tensors to write
+// into. Below, the operators on CUDA tensors, whose public face is include/gdn_cuda/api.hpp.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <span>
 #include <vector>
 
 #include "tensor.hpp"
@@ -55,5 +57,45 @@ void set_leading(const Checks& check, const std::vector<int64_t>& leading,
         for (const auto& [view, into] : operands) into->stride[args.leading - 1] = stride(*view);
     }
 }
+
+// What a caller gives to be written: dense, of the result's shape, and apart from what is read.
+struct Output {
+    const Checks& check;
+    View out;
+
+    Output(const Checks& check, const Tensor& tensor, std::span<const int64_t> shape, DType type, const View& like)
+        : check(check), out(tensor) {
+        check.dtype("out", out, {type});
+        check.device("out", out, like, "v");
+        GDN_REQUIRE(check, std::ranges::equal(std::span(out.sizes, static_cast<size_t>(out.rank)), shape), "out",
+                    fmt::format("the shape of the result, ({})", fmt::join(shape, ", ")), shape_text(out));
+        GDN_REQUIRE(check, out.contiguous_tail(out.rank), "out", "a contiguous tensor",
+                    fmt::format("strides ({})", fmt::join(std::span(out.strides, static_cast<size_t>(out.rank)), ", ")));
+    }
+    const Output& apart_from(const char* argument, const View& read) const {
+        const auto bytes = extent(read), mine = extent(out);
+        const auto *const theirs = static_cast<const char*>(read.data), *const ours = static_cast<const char*>(out.data);
+        GDN_REQUIRE(check, bytes == 0 || mine == 0 || ours + mine <= theirs || theirs + bytes <= ours, "out",
+                    fmt::format("memory apart from that of {}", argument), "the same memory");
+        return *this;
+    }
+
+  private:
+    // Strides are never negative in torch.
+    static int64_t extent(const View& view) {
+        int64_t last = 0;
+        for (int d = 0; d < view.rank; ++d) {
+            if (view.size(d) == 0) return 0;
+            last += (view.size(d) - 1) * view.stride(d);
+        }
+        return (last + 1) * bytes_of(*dtype_of(view));
+    }
+};
+
+Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj);
+void cauchy_out(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj, const Tensor& out);
+Tensor log_vandermonde(const Tensor& v, const Tensor& x, int64_t L);
+void log_vandermonde_out(const Tensor& v, const Tensor& x, int64_t L, const Tensor& out);
+Tensor log_vandermonde_moments(const Tensor& u, const Tensor& x, int64_t orders);
 
 }  // namespace gdn_cuda::structured

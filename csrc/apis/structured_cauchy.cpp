@@ -49,6 +49,17 @@ PreparedCauchy prepare_cauchy(const Tensor& v, const Tensor& points, const Tenso
     return prepared;
 }
 
+PreparedCauchy prepare_cauchy_out(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj, const Tensor& out) {
+    PreparedCauchy prepared = prepare_cauchy(v, points, poles, conj);
+    const Checks check{conj ? "cauchy_conj" : "cauchy_kernel"};
+    const std::vector<int64_t> shape = prepared.shape_with(prepared.points);
+    Output(check, out, shape, prepared.type, prepared.v)
+        .apart_from("v", prepared.v)
+        .apart_from(conj ? "z" : "omega", prepared.points)
+        .apart_from(conj ? "w" : "lambd", prepared.poles);
+    return prepared;
+}
+
 PreparedCauchy prepare_cauchy_backward(const Tensor& grad, const Tensor& v, const Tensor& points, const Tensor& poles,
                                        bool conj, bool /*of_v*/, bool /*of_points*/, bool /*of_poles*/) {
     PreparedCauchy prepared = prepare_cauchy(v, points, poles, conj);
@@ -62,12 +73,8 @@ PreparedCauchy prepare_cauchy_backward(const Tensor& grad, const Tensor& v, cons
     return prepared;
 }
 
-}  // namespace
-
-Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj) {
-    const PreparedCauchy prepared = prepare_cauchy(v, points, poles, conj);
+void run_cauchy(const PreparedCauchy& prepared, bool conj, const Tensor& out) {
     const Checks check{conj ? "cauchy_conj" : "cauchy_kernel"};
-    const Tensor out = torch::stable::new_empty(v, prepared.shape_with(prepared.points));
     CauchyArgs args{.residues = operand(prepared.v),
                     .points = operand(prepared.points),
                     .poles = operand(prepared.poles),
@@ -80,7 +87,19 @@ Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool c
     const i64 shared_rows = last >= 0 && args.points.stride[last] == 0 && args.poles.stride[last] == 0 ? args.size[last] : 1;
     const DeviceScope scope(prepared.v.device_index);
     Cauchy::run({args.rows, shared_rows, args.point_count, prepared.type, conj}, args, target_of(check.function, prepared.v));
+}
+
+}  // namespace
+
+Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj) {
+    const PreparedCauchy prepared = prepare_cauchy(v, points, poles, conj);
+    const Tensor out = torch::stable::new_empty(v, prepared.shape_with(prepared.points));
+    run_cauchy(prepared, conj, out);
     return out;
+}
+
+void cauchy_out(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj, const Tensor& out) {
+    run_cauchy(prepare_cauchy_out(v, points, poles, conj, out), conj, out);
 }
 
 std::tuple<Tensor, Tensor, Tensor> cauchy_backward(const Tensor& grad, const Tensor& v, const Tensor& points,
@@ -116,6 +135,7 @@ std::tuple<Tensor, Tensor, Tensor> cauchy_backward(const Tensor& grad, const Ten
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "cauchy", "Tensor v, Tensor points, Tensor poles, bool conj", "Tensor");
+    define_checked(m, "cauchy_out", "Tensor v, Tensor points, Tensor poles, bool conj, Tensor(a!) out", "()");
     define_checked(m, "cauchy_backward",
                    "Tensor grad, Tensor v, Tensor points, Tensor poles, bool conj, bool of_v, bool of_points, bool of_poles",
                    "(Tensor, Tensor, Tensor)");
@@ -123,11 +143,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("cauchy", TORCH_BOX(&cauchy));
+    m.impl("cauchy_out", TORCH_BOX(&cauchy_out));
     m.impl("cauchy_backward", TORCH_BOX(&cauchy_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl("validate_cauchy", TORCH_BOX(&OnlyCheck<prepare_cauchy>::run));
+    m.impl("validate_cauchy_out", TORCH_BOX(&OnlyCheck<prepare_cauchy_out>::run));
     m.impl("validate_cauchy_backward", TORCH_BOX(&OnlyCheck<prepare_cauchy_backward>::run));
 }
 

@@ -12,12 +12,18 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
-constexpr int64_t kMostSteps = int64_t{1} << 40;
+constexpr int64_t kMostSteps = int64_t{1} << 40, kMostPoles = int64_t{1} << 30;
 
 struct PreparedVandermonde {
     View v, x;
     DType type;
     Broadcast shape;
+
+    std::vector<int64_t> shape_with(int64_t L) const {
+        std::vector<int64_t> sizes = shape.leading;
+        sizes.push_back(L);
+        return sizes;
+    }
 };
 
 PreparedVandermonde prepare_vandermonde(const Tensor& v, const Tensor& x, int64_t L) {
@@ -32,8 +38,32 @@ PreparedVandermonde prepare_vandermonde(const Tensor& v, const Tensor& x, int64_
     }
     GDN_REQUIRE(check, prepared.x.size(-1) == prepared.v.size(-1), "x", fmt::format("(…, {}) as v has", prepared.v.size(-1)),
                 shape_text(prepared.x));
+    GDN_REQUIRE(check, prepared.x.size(-1) <= kMostPoles, "x", fmt::format("at most {} poles", kMostPoles),
+                shape_text(prepared.x));
     GDN_REQUIRE(check, L >= 0 && L <= kMostSteps, "L", fmt::format("0 to {}", kMostSteps), fmt::format("{}", L));
     return prepared;
+}
+
+PreparedVandermonde prepare_vandermonde_out(const Tensor& v, const Tensor& x, int64_t L, const Tensor& out) {
+    PreparedVandermonde prepared = prepare_vandermonde(v, x, L);
+    const Checks check{"log_vandermonde"};
+    const std::vector<int64_t> shape = prepared.shape_with(L);
+    Output(check, out, shape, prepared.type == DType::c64 ? DType::f32 : DType::f64, prepared.v)
+        .apart_from("v", prepared.v)
+        .apart_from("x", prepared.x);
+    return prepared;
+}
+
+void run_vandermonde(const PreparedVandermonde& prepared, int64_t L, const Tensor& out) {
+    const Checks check{"log_vandermonde"};
+    VandermondeArgs args{.residues = operand(prepared.v),
+                         .exponents = operand(prepared.x),
+                         .out = out.data_ptr(),
+                         .pole_count = static_cast<int>(prepared.x.size(-1)),
+                         .steps = L};
+    set_leading(check, prepared.shape.leading, {{&prepared.v, &args.residues}, {&prepared.x, &args.exponents}}, args);
+    const DeviceScope scope(prepared.v.device_index);
+    Vandermonde::run({args.rows, L, prepared.type}, args, target_of(check.function, prepared.v));
 }
 
 struct PreparedMoments {
@@ -52,6 +82,8 @@ PreparedMoments prepare_moments(const Tensor& u, const Tensor& x, int64_t orders
         GDN_REQUIRE(check, view->rank >= 1, name, "rank 1 or more", shape_text(*view));
         prepared.shape.add(check, name, *view, "u");
     }
+    GDN_REQUIRE(check, prepared.x.size(-1) <= kMostPoles, "x", fmt::format("at most {} poles", kMostPoles),
+                shape_text(prepared.x));
     GDN_REQUIRE(check, orders == 1 || orders == 2, "orders", "1 or 2", fmt::format("{}", orders));
     return prepared;
 }
@@ -60,19 +92,14 @@ PreparedMoments prepare_moments(const Tensor& u, const Tensor& x, int64_t orders
 
 Tensor log_vandermonde(const Tensor& v, const Tensor& x, int64_t L) {
     const PreparedVandermonde prepared = prepare_vandermonde(v, x, L);
-    const Checks check{"log_vandermonde"};
-    std::vector<int64_t> shape = prepared.shape.leading;
-    shape.push_back(L);
-    const Tensor out = torch::stable::new_empty(v, shape, prepared.type == DType::c64 ? ScalarType::Float : ScalarType::Double);
-    VandermondeArgs args{.residues = operand(prepared.v),
-                         .exponents = operand(prepared.x),
-                         .out = out.data_ptr(),
-                         .pole_count = static_cast<int>(prepared.x.size(-1)),
-                         .steps = L};
-    set_leading(check, prepared.shape.leading, {{&prepared.v, &args.residues}, {&prepared.x, &args.exponents}}, args);
-    const DeviceScope scope(prepared.v.device_index);
-    Vandermonde::run({args.rows, L, prepared.type}, args, target_of(check.function, prepared.v));
+    const Tensor out = torch::stable::new_empty(v, prepared.shape_with(L),
+                                                prepared.type == DType::c64 ? ScalarType::Float : ScalarType::Double);
+    run_vandermonde(prepared, L, out);
     return out;
+}
+
+void log_vandermonde_out(const Tensor& v, const Tensor& x, int64_t L, const Tensor& out) {
+    run_vandermonde(prepare_vandermonde_out(v, x, L, out), L, out);
 }
 
 // (orders, leading..., N)
@@ -99,16 +126,19 @@ Tensor log_vandermonde_moments(const Tensor& u, const Tensor& x, int64_t orders)
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "log_vandermonde", "Tensor v, Tensor x, SymInt L", "Tensor");
+    define_checked(m, "log_vandermonde_out", "Tensor v, Tensor x, SymInt L, Tensor(a!) out", "()");
     define_checked(m, "log_vandermonde_moments", "Tensor u, Tensor x, int orders", "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("log_vandermonde", TORCH_BOX(&log_vandermonde));
+    m.impl("log_vandermonde_out", TORCH_BOX(&log_vandermonde_out));
     m.impl("log_vandermonde_moments", TORCH_BOX(&log_vandermonde_moments));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl("validate_log_vandermonde", TORCH_BOX(&OnlyCheck<prepare_vandermonde>::run));
+    m.impl("validate_log_vandermonde_out", TORCH_BOX(&OnlyCheck<prepare_vandermonde_out>::run));
     m.impl("validate_log_vandermonde_moments", TORCH_BOX(&OnlyCheck<prepare_moments>::run));
 }
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .bench_timing import Call, Timer
 
 PIECES = ("bf16_gdn_compute_u_w", "bf16_chunked_seq_state_update", "bf16_gdn_chunked_compute_O")
-OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward", *PIECES)
+STRUCTURED = ("cauchy_conj", "cauchy_kernel", "log_vandermonde")
+OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward", *PIECES, *STRUCTURED)
 
 # The ceilings that a roof is made of, per device, so that shares compare from run to run: a product's speed follows the
 # temperature. A device that is not here is held against what the run itself measures.
@@ -85,7 +86,7 @@ def chosen(operator: str, device: str, only: str | None) -> list[Case]:
 
 
 def _cases(operator: str, device: str) -> Iterator[Case]:
-    from . import bench_pieces
+    from . import bench_pieces, bench_structured
     from .bench_cases import fused_decode, fused_gdn_gating, recurrent_forward
     from .bench_prefill import chunked_forward
 
@@ -95,6 +96,7 @@ def _cases(operator: str, device: str) -> Iterator[Case]:
         "fused_gdn_gating": fused_gdn_gating,
         "chunked_forward": chunked_forward,
         **{name: getattr(bench_pieces, name) for name in PIECES},
+        **{name: getattr(bench_structured, name) for name in STRUCTURED},
     }
     return of_operator[operator](device)
 
@@ -153,7 +155,7 @@ def _device_us(case: Case, timer: Timer, call: Call) -> float:
 
 
 def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, absent: Absences) -> dict[str, Any]:
-    from .bench_peers import PEERS, Absent, Disagreement, errors
+    from .bench_peers import PEERS, Absent, Disagreement, errors, outcome_names
 
     times: dict[str, float | None] = {}
     found: dict[str, tuple[float, float]] = {}
@@ -165,7 +167,7 @@ def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, abs
             if expected is not None:
                 peer = adapter(work.checked)
                 found[name] = errors(expected, peer.read(peer.call()))
-                Disagreement.unless_small(found[name])
+                Disagreement.unless_small(found[name], outcome_names(operator))
             times[name] = _device_us(case, timer, adapter(work.inputs).call)
         except Exception as error:  # another library's failure is a gap in its column, with the reason under the table
             reason = str(error) if isinstance(error, Absent) else f"{type(error).__name__}: {error}"

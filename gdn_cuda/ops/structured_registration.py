@@ -29,6 +29,14 @@ def _(v, points, poles, conj):
     return reference.cauchy(v, points, poles, conj).contiguous()
 
 
+_fake("cauchy_out")(lambda *args: None)  # it only writes into what it is given
+
+
+@_cpu("cauchy_out")
+def _(v, points, poles, conj, out):
+    out.copy_(reference.cauchy(v, points, poles, conj))
+
+
 @_fake("cauchy_backward")
 def _(grad, v, points, poles, conj, of_v, of_points, of_poles):
     wanted = ((v, of_v), (points, of_points), (poles, of_poles))
@@ -70,6 +78,14 @@ def _(v, x, L):
 @_cpu("log_vandermonde")
 def _(v, x, L):
     return reference.log_vandermonde(v, x, L).contiguous()
+
+
+_fake("log_vandermonde_out")(lambda *args: None)
+
+
+@_cpu("log_vandermonde_out")
+def _(v, x, L, out):
+    out.copy_(reference.log_vandermonde(v, x, L))
 
 
 @_fake("log_vandermonde_moments")

@@ -36,7 +36,8 @@ def cauchy_gradients(grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, con
     grad, v, points, poles = (x.to(wide) for x in (grad, v, points, poles))
     if conj:
         v, poles = _with_conjugates(v), _with_conjugates(poles)
-    inverse = 1 / (points[..., :, None] - poles[..., None, :])
+    difference = points[..., :, None] - poles[..., None, :]
+    inverse = torch.where(difference == 0, torch.nan, 1 / difference)
     by_v = grad[..., :, None] * torch.conj_physical(inverse)
     by_poles = by_v * torch.conj_physical(v[..., None, :] * inverse)
     of_v, of_poles = by_v.sum(-2), by_poles.sum(-2)

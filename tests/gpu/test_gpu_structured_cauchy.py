@@ -9,7 +9,7 @@ import torch
 from helpers import rel_rms
 from torch import Tensor
 
-from gdn_cuda.ops.structured import cauchy_conj, cauchy_kernel
+from gdn_cuda import cauchy_conj, cauchy_kernel
 from gdn_cuda.reference import structured_cauchy as oracle
 
 BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-14, torch.complex128: 1e-14,
@@ -73,6 +73,14 @@ def test_poles_close_to_points_and_on_them(dtype: torch.dtype, seed: int) -> Non
         assert torch.equal(ours.isinf(), theirs.isinf()) and torch.equal(
             ours.isinf() * ours.sign(), theirs.isinf() * theirs.sign()
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_gradients_of_what_meets_are_nan_and_no_others(dtype: torch.dtype) -> None:
+    x = [torch.tensor(values, dtype=dtype, device="cuda").requires_grad_() for values in ([1.0, 2.0], [1.0, 4.0], [1.0, 3.0])]
+    out = cauchy_kernel(*x)
+    for grad in torch.autograd.grad(out, x, torch.ones_like(out)):
+        assert grad.isnan().tolist() == [True, False]
 
 
 def test_strides_and_graphs(seed: int) -> None:

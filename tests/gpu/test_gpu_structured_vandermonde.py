@@ -7,7 +7,7 @@ import torch
 from helpers import rel_rms
 from torch import Tensor
 
-from gdn_cuda.ops.structured import log_vandermonde, log_vandermonde_transpose
+from gdn_cuda import log_vandermonde, log_vandermonde_transpose
 from gdn_cuda.reference import structured_vandermonde as oracle
 
 BOUNDS = {torch.complex64: 1e-6, torch.complex128: 1e-14}

@@ -9,7 +9,7 @@ import torch
 from helpers import rel_rms
 from torch import Tensor
 
-from gdn_cuda.ops.structured import cauchy_conj, cauchy_kernel
+from gdn_cuda import cauchy_conj, cauchy_kernel
 from gdn_cuda.reference import structured_cauchy as oracle
 
 SHAPES = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdn_cuda.ops.structured import log_vandermonde, log_vandermonde_transpose
+from gdn_cuda import log_vandermonde, log_vandermonde_transpose
 from gdn_cuda.reference import structured_vandermonde as oracle
 
 SHAPES = [((5,), (5,)), ((3, 1, 5), (2, 5)), ((4, 0), (0,))]

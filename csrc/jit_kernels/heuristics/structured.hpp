@@ -1,9 +1,11 @@
 // Which configuration of a structured kernel runs a problem, and why.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
+#include <limits>
 #include <string>
 
 #include "../../jit/device.hpp"
@@ -11,13 +13,23 @@
 
 namespace gdn_cuda::structured {
 
+// Too many blocks are refused by the launch: not cut to what an unsigned holds.
+inline unsigned grid_of(i64 blocks) {
+    return static_cast<unsigned>(std::min<i64>(blocks, std::numeric_limits<unsigned>::max()));
+}
+
 struct CauchyProblem {
     i64 rows, shared_rows, points;
     DType io;
     bool conj;
 };
 
-inline constexpr int kCauchyRows = 4, kCauchyPoints = 4, kCauchyThreads = 128;
+inline constexpr int kCauchyRows = 4, kCauchyThreads = 128;
+
+// What registers hold of sums without spilling, where there are points for it.
+constexpr int cauchy_points(DType io, int rows) {
+    return io == DType::c128 && rows == kCauchyRows ? 2 : 4;
+}
 
 constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points) {
     return {.io = io, .conj = conj, .rows = rows, .points = points, .threads = kCauchyThreads, .tile = 64};
@@ -28,7 +40,7 @@ inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& confi
 // Rows over the same poles share reciprocals. More points a thread read poles less often, if that leaves blocks for everyone.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     const int rows = problem.shared_rows % kCauchyRows == 0 ? kCauchyRows : 1;
-    const CauchyConfig many = cauchy_config(problem.io, problem.conj, rows, kCauchyPoints);
+    const CauchyConfig many = cauchy_config(problem.io, problem.conj, rows, cauchy_points(problem.io, rows));
     return cauchy_blocks(problem, many) >= 2 * device.multiprocessors ? many : cauchy_config(problem.io, problem.conj, rows, 1);
 }
 
@@ -43,10 +55,11 @@ inline constexpr std::array kCauchyConfigurations = [] {
     std::array<CauchyConfig, 32> all{};
     size_t n = 0;
     for (const int rows : {1, kCauchyRows})
-        for (const int points : {1, kCauchyPoints}) {
+        for (const bool many : {false, true}) {
+            const auto points = [&](DType io) { return many ? cauchy_points(io, rows) : 1; };
             for (const DType io : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128})
-                all[n++] = cauchy_config(io, false, rows, points);
-            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_config(io, true, rows, points);
+                all[n++] = cauchy_config(io, false, rows, points(io));
+            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_config(io, true, rows, points(io));
         }
     return all;
 }();
@@ -69,6 +82,12 @@ inline i64 cauchy_backward_blocks(const CauchyBackwardProblem& problem, int line
 inline CauchyBackwardConfig cauchy_backward_config(const CauchyBackwardProblem& problem, const jit::DeviceTraits& device) {
     const bool many = cauchy_backward_blocks(problem, kCauchyBackwardLines) >= 2 * device.multiprocessors;
     return cauchy_backward_config(problem.io, problem.conj, problem.of_points, many ? kCauchyBackwardLines : 1);
+}
+
+inline std::string explain_cauchy_backward(const CauchyBackwardProblem& problem, const jit::DeviceTraits& device) {
+    const int lines = cauchy_backward_config(problem, device).lines;
+    return fmt::format("{} {}{} a block give {} blocks for {} multiprocessors", lines, problem.of_points ? "point" : "pole",
+                       lines == 1 ? "" : "s", cauchy_backward_blocks(problem, lines), device.multiprocessors);
 }
 
 inline constexpr std::array kCauchyBackwardConfigurations = [] {
@@ -102,12 +121,23 @@ inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, c
     return vandermonde_config(problem.io, !fills);
 }
 
+inline std::string explain_vandermonde(const VandermondeProblem& problem, const jit::DeviceTraits& device) {
+    const VandermondeConfig config = vandermonde_config(problem, device);
+    return fmt::format("tables of {0} by {0} powers give {1} steps a block: {2} blocks for {3} multiprocessors", config.side,
+                       config.square(), vandermonde_blocks(problem, config), device.multiprocessors);
+}
+
 inline constexpr std::array kVandermondeConfigurations = {
     vandermonde_config(DType::c64, false), vandermonde_config(DType::c64, true), vandermonde_config(DType::c128, false),
     vandermonde_config(DType::c128, true)};
 
 constexpr VandermondeMomentsConfig vandermonde_moments_config(DType io, int orders) {
     return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .grid = 16, .tile = 32};
+}
+inline std::string explain_vandermonde_moments(DType io, int orders) {
+    const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);
+    return fmt::format("{} moment{} of {} steps a block, which its shared memory holds in {}", orders, orders == 1 ? "" : "s",
+                       config.side * config.side, io == DType::c128 ? "fp64" : "fp32");
 }
 inline constexpr std::array kVandermondeMomentsConfigurations = {
     vandermonde_moments_config(DType::c64, 1), vandermonde_moments_config(DType::c64, 2),

@@ -22,7 +22,7 @@ struct Cauchy {
     static void run(const CauchyProblem& problem, const Args& args, const Target& target) {
         if (problem.rows == 0 || problem.points == 0) return;
         const Config config = cauchy_config(problem, jit::device_traits(target.ordinal));
-        launch<Cauchy>(config, args, {static_cast<unsigned>(cauchy_blocks(problem, config)), 1, 1}, target);
+        launch<Cauchy>(config, args, {grid_of(cauchy_blocks(problem, config)), 1, 1}, target);
     }
 };
 

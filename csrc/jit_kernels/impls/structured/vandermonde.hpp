@@ -22,7 +22,7 @@ struct Vandermonde {
     static void run(const VandermondeProblem& problem, const Args& args, const Target& target) {
         if (problem.rows == 0 || problem.steps == 0) return;
         const Config config = vandermonde_config(problem, jit::device_traits(target.ordinal));
-        launch<Vandermonde>(config, args, {static_cast<unsigned>(vandermonde_blocks(problem, config)), 1, 1}, target);
+        launch<Vandermonde>(config, args, {grid_of(vandermonde_blocks(problem, config)), 1, 1}, target);
     }
 };
 

@@ -150,7 +150,7 @@ struct Cauchy {
     }
 
     // A point once more, in double precision. Residues on the point itself are as if it lay a little to the right of them.
-    __device__ __noinline__ Number sum_carefully(i64 row, int point) const {
+    __device__ __forceinline__ Number sum_carefully(i64 row, int point) const {
         const i64 poles = row_of(args, args.poles, row), residues = row_of(args, args.residues, row);
         const auto z = Io::template load<double>(args.points.data, row_of(args, args.points, row) + point * args.points.step);
         Complex<double> sum{}, met{};
@@ -203,11 +203,17 @@ struct Cauchy {
             const int point = first_point + p * kConfig.threads;
             if (point >= args.point_count) break;
 #pragma unroll
-            for (int row = 0; row < kConfig.rows; ++row) {
-                Number sum = sums[row][p];
-                if (careful >> p & 1) sum = sum_carefully(first_row + row, point);
-                Io::store(args.out, (first_row + row) * args.point_count + point, sum);
-            }
+            for (int row = 0; row < kConfig.rows; ++row)
+                Io::store(args.out, (first_row + row) * args.point_count + point, sums[row][p]);
+        }
+        // Last, and in one place, where no sums are in registers any more.
+        while (careful != 0) [[unlikely]] {
+            const int point = first_point + (__ffs(careful) - 1) * kConfig.threads;
+            careful &= careful - 1;
+            if (point >= args.point_count) break;
+#pragma unroll 1
+            for (int row = 0; row < kConfig.rows; ++row)
+                Io::store(args.out, (first_row + row) * args.point_count + point, sum_carefully(first_row + row, point));
         }
     }
     // sum += x, and what that lost of the last one (Kahan).
@@ -219,7 +225,7 @@ struct Cauchy {
 };
 
 template <CauchyConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) cauchy(const __grid_constant__ CauchyArgs args) {
+__global__ void __launch_bounds__(kConfig.threads, kConfig.least_blocks()) cauchy(const __grid_constant__ CauchyArgs args) {
     __shared__ CauchySharedPlan<kConfig, typename Cauchy<kConfig>::Real> shared;
     Cauchy<kConfig>{args, 0}.run(shared);
 }

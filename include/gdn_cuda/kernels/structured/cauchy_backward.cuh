@@ -40,7 +40,10 @@ struct CauchyBackward {
     }
     __device__ __forceinline__ static Number inverse(const Number& z, const Number& w) {
         const Number d{z.re - w.re, z.im - w.im};
-        if constexpr (!kComplex) return {reciprocal(d.re), Real{}};
+        if constexpr (!kComplex) {
+            const Real r = reciprocal(d.re);
+            return {d.re == Real{} ? r - r : r, Real{}};  // NaN where they meet, as complex ones have it
+        }
         const Real square = d.re * d.re + d.im * d.im;
         if (!in_range(square)) [[unlikely]] {
             const Complex<double> exact =
@@ -144,7 +147,8 @@ struct CauchyBackward {
 };
 
 template <CauchyBackwardConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) cauchy_backward(const __grid_constant__ CauchyBackwardArgs args) {
+__global__ void __launch_bounds__(kConfig.threads, kConfig.least_blocks())
+    cauchy_backward(const __grid_constant__ CauchyBackwardArgs args) {
     __shared__ CauchyBackwardSharedPlan<kConfig, typename CauchyBackward<kConfig>::Real> shared;
     CauchyBackward<kConfig>{args}.run(shared);
 }

@@ -23,6 +23,7 @@ struct CauchyBackwardConfig {
         visit("threads", threads);
     }
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return least_blocks_of(io); }
 };
 
 // A thread's sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each.
