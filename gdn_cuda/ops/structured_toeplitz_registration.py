@@ -30,7 +30,7 @@ def product(c: Tensor, r: Tensor, x: Tensor, transpose: bool) -> Tensor:
     return out if many else out.squeeze(-1)
 
 
-def _product_shape(c: Tensor, r: Tensor, x: Tensor) -> tuple[Any, ...]:
+def product_shape(c: Tensor, r: Tensor, x: Tensor) -> tuple[Any, ...]:
     tail = 2 if x.dim() > max(c.dim(), r.dim()) else 1
     return (*torch.broadcast_shapes(c.shape[:-1], r.shape[:-1], x.shape[:-tail]), *x.shape[-tail:])
 
@@ -57,7 +57,7 @@ def _matrix_gradients(c: Tensor, r: Tensor, left: Tensor, right: Tensor) -> tupl
 
 @_fake("toeplitz_matvec")
 def _(c, r, x, transpose):
-    return x.new_empty(_product_shape(c, r, x))
+    return x.new_empty(product_shape(c, r, x))
 
 
 @_cpu("toeplitz_matvec")
@@ -94,7 +94,7 @@ torch.library.register_autograd("gdn_cuda::toeplitz_matvec", _matvec_gradients, 
 @_fake("toeplitz_solve")
 def _(c, r, b, symmetric):
     info = c.new_empty(torch.broadcast_shapes(c.shape[:-1], r.shape[:-1]), dtype=torch.int32)
-    return b.new_empty(_product_shape(c, r, b)), info
+    return b.new_empty(product_shape(c, r, b)), info
 
 
 @_cpu("toeplitz_solve")
