@@ -4,6 +4,7 @@
 
 #include "../jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_matvec.hpp"
+#include "../jit_kernels/impls/structured/toeplitz_schur.hpp"
 #include "register.hpp"
 #include "structured.hpp"
 
@@ -21,6 +22,12 @@ struct PreparedToeplitz {
 
     int64_t n() const { return column.size(-1); }
     int64_t columns() const { return many ? right.size(-1) : 1; }
+    std::vector<int64_t> result() const {
+        std::vector<int64_t> sizes = shape.leading;
+        sizes.push_back(n());
+        if (many) sizes.push_back(columns());
+        return sizes;
+    }
 };
 
 // Only ranks decide whether right-hand sides are (..., n) or (..., n, k).
@@ -56,6 +63,17 @@ PreparedToeplitz prepare_toeplitz_solve(const Tensor& c, const Tensor& r, const 
     return prepare_toeplitz(symmetric ? "toeplitz_solve_symmetric" : "toeplitz_solve", "b", c, r, b);
 }
 
+PreparedToeplitz prepare_toeplitz_pcg(const Tensor& c, const Tensor& b) {
+    PreparedToeplitz prepared = prepare_toeplitz("toeplitz_solve_symmetric", "b", c, c, b);
+    const Checks check{"toeplitz_solve_symmetric"};
+    check.dtype("c", prepared.column, {DType::f32, DType::f64});
+    return prepared;
+}
+
+PreparedToeplitz prepare_toeplitz_schur(const Tensor& c, const Tensor& b, double /*epsilon*/) {
+    return prepare_toeplitz_pcg(c, b);
+}
+
 struct PreparedGko {
     View left, right, numbers;
 };
@@ -86,10 +104,7 @@ Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool t
     const int longest = toeplitz_matvec_longest(prepared.type);
     GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
                 shape_text(prepared.column));
-    std::vector<int64_t> sizes = prepared.shape.leading;
-    sizes.push_back(prepared.n());
-    if (prepared.many) sizes.push_back(prepared.columns());
-    const Tensor out = torch::stable::new_empty(c, sizes);
+    const Tensor out = torch::stable::new_empty(c, prepared.result());
     ToeplitzMatvecArgs args{.column = operand(prepared.column),
                             .row = operand(prepared.row),
                             .x = operand(prepared.lines),
@@ -103,6 +118,28 @@ Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool t
     const DeviceScope scope(prepared.column.device_index);
     ToeplitzMatvec::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
     return out;
+}
+
+// (T^-1 b, info), info for every leading index of the result.
+std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, double epsilon) {
+    const PreparedToeplitz prepared = prepare_toeplitz_schur(c, b, epsilon);
+    const Checks check{"toeplitz_solve_symmetric"};
+    GDN_REQUIRE(check, prepared.n() <= kToeplitzSchurLongest, "c",
+                fmt::format("at most {} rows for this kernel", kToeplitzSchurLongest), shape_text(prepared.column));
+    const Tensor out = torch::stable::new_empty(c, prepared.result());
+    const Tensor info = torch::stable::new_zeros(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
+    ToeplitzSchurArgs args{.column = operand(prepared.column),
+                           .right = operand(prepared.lines),
+                           .right_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                           .out = out.data_ptr(),
+                           .info = info.data_ptr(),
+                           .n = static_cast<int>(prepared.n()),
+                           .columns = prepared.columns(),
+                           .epsilon = epsilon};
+    set_leading(check, prepared.shape.leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzSchur::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
+    return {out, info};
 }
 
 // (C^-1 numbers, info)
@@ -130,20 +167,26 @@ std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& left, const Tensor& right,
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "toeplitz_matvec", "Tensor c, Tensor r, Tensor x, bool transpose", "Tensor");
     define_checked(m, "toeplitz_solve", "Tensor c, Tensor r, Tensor b, bool symmetric", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_schur", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_gko", "Tensor left, Tensor right, Tensor numbers", "(Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("toeplitz_matvec", TORCH_BOX(&toeplitz_matvec));
+    m.impl("toeplitz_schur", TORCH_BOX(&toeplitz_schur));
     m.impl("toeplitz_gko", TORCH_BOX(&toeplitz_gko));
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
+    m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
+    m.impl("validate_toeplitz_schur", TORCH_BOX(&OnlyCheck<prepare_toeplitz_schur>::run));
     m.impl("validate_toeplitz_gko", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gko>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
+    m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
 }
 
 }  // namespace gdn_cuda::structured

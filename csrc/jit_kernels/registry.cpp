@@ -15,6 +15,7 @@
 #include "impls/structured/cauchy_backward.hpp"
 #include "impls/structured/toeplitz_gko.hpp"
 #include "impls/structured/toeplitz_matvec.hpp"
+#include "impls/structured/toeplitz_schur.hpp"
 #include "impls/structured/vandermonde.hpp"
 #include "impls/structured/vandermonde_moments.hpp"
 
@@ -51,6 +52,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<structured::VandermondeMoments>(),
         entry<structured::ToeplitzMatvec>(),
         entry<structured::ToeplitzGko>(),
+        entry<structured::ToeplitzSchur>(),
     };
     return all;
 }

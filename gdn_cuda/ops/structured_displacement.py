@@ -11,7 +11,6 @@ from ..reference.structured_displacement import DisplacementType as Displacement
 from .call import call
 from .structured_toeplitz import check_out, computed, finished
 
-
 _TYPES = tuple(int(each) for each in DisplacementType)
 
 

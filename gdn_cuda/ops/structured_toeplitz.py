@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .call import as_one, call
 from .structured_toeplitz_registration import product, product_shape
+from .structured_toeplitz_solve import SCHUR_LONGEST, solve_positive, solve_symmetric
 from .structured_toeplitz_solve import explain_toeplitz_solve as explain_toeplitz_solve
 
 _ops = torch.ops.gdn_cuda
@@ -76,19 +77,42 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Str
     return _with_info("toeplitz_solve", {"c": c, "r": r, "b": b}, stream)
 
 
-def toeplitz_solve_symmetric_ex(c: Tensor, b: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
-    """(T⁻¹ b, info) for r = c, as `toeplitz_solve_ex`."""
-    return _with_info("toeplitz_solve_symmetric", {"c": c, "b": b}, stream)
+def toeplitz_solve_symmetric_ex(
+    c: Tensor, b: Tensor, *, assume_positive: bool = False, stream: torch.cuda.Stream | None = None
+) -> tuple[Tensor, Tensor]:
+    """(T⁻¹ b, info) for r = c, as `toeplitz_solve_ex`.
+
+    With `assume_positive` (real, at most 4096 rows) by one kernel for positive definite matrices, several times as fast; where
+    one is not, info is −k, its leading minor of order k is not positive, and the solution NaN.
+    """
+    function, tensors = "toeplitz_solve_symmetric", {"c": c, "b": b}
+
+    def pair() -> tuple[Tensor, Tensor]:
+        if not assume_positive:
+            return _solved(function, tensors, None)
+        dtype, (column, right) = computed(function, tensors)
+        _ops.validate_toeplitz_solve(column, column, right, True)
+        if column.is_complex() or column.shape[-1] > SCHUR_LONGEST:
+            expected = f"real numbers and at most {SCHUR_LONGEST} rows with assume_positive"
+            raise ValueError(f"{function}: c: expected {expected}, got {column.dtype} {tuple(column.shape)}")
+        x, info = solve_positive(column, right)
+        return x.to(dtype), info
+
+    return _call_for_two(function, pair, stream, tensors)
 
 
-def _solved(function: str, tensors: Mapping[str, Tensor], out: Tensor | None) -> tuple[Tensor, Tensor]:
+def _solved(function: str, tensors: Mapping[str, Tensor], out: Tensor | None, waits: bool = False) -> tuple[Tensor, Tensor]:
     dtype, given = computed(function, tensors)
     symmetric = len(given) == 2
     arguments = (given[0], *given, True) if symmetric else (*given, False)
     if out is not None:
         _ops.validate_toeplitz_solve(*arguments)
         check_out(function, out, product_shape(*arguments[:3]), dtype)
-    x, info = _ops.toeplitz_solve(*arguments)
+    if waits and symmetric and given[0].is_cuda and not given[0].is_complex():
+        _ops.validate_toeplitz_solve(*arguments)
+        x, info = solve_symmetric(given[0], given[1])
+    else:
+        x, info = _ops.toeplitz_solve(*arguments)
     return finished(x, dtype, out), info
 
 
@@ -142,7 +166,7 @@ def _solve_or_raise(
     function: str, arguments: str, tensors: Mapping[str, Tensor], stream: torch.cuda.Stream | None, out: Tensor | None
 ) -> Tensor:
     def run(out: Tensor | None) -> Tensor:
-        x, info = _solved(function, tensors, out)
+        x, info = _solved(function, tensors, out, waits=True)
         _regular(function, arguments, info)
         return x
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..reference import structured_toeplitz_ops as reference
 from .gdn_registration import _cpu, _fake, _library
-from .structured_toeplitz_solve import solve
+from .structured_toeplitz_solve import solve, solve_by_gradients
 
 _ops = torch.ops.gdn_cuda
 
@@ -129,6 +129,61 @@ def _solve_gradients(ctx, grad, _):
 
 
 torch.library.register_autograd("gdn_cuda::toeplitz_solve", _solve_gradients, setup_context=_keep_solve, lib=_library)
+
+
+# ---- toeplitz_schur and toeplitz_pcg: symmetric positive definite ones
+
+
+@_fake("toeplitz_schur")
+def _(c, b, epsilon):
+    shape = product_shape(c, c, b)
+    return b.new_empty(shape), c.new_empty(shape[: -2 if b.dim() > c.dim() else -1], dtype=torch.int32)
+
+
+@_cpu("toeplitz_schur")
+def _(c, b, epsilon):
+    return tuple(y.contiguous() for y in reference.toeplitz_schur(c, b))
+
+
+@_fake("toeplitz_pcg")
+def _(c, b):
+    return b.new_empty(product_shape(c, c, b)), c.new_empty(c.shape[:-1], dtype=torch.int32)
+
+
+@_cpu("toeplitz_pcg")
+def _(c, b):
+    return tuple(y.contiguous() for y in solve_by_gradients(c, b))
+
+
+def _gradients_on_gpu(c, b):
+    _ops.validate_toeplitz_pcg(c, b)
+    return solve_by_gradients(c, b)
+
+
+_library.impl("toeplitz_pcg", _gradients_on_gpu, "CUDA")
+
+
+def _keep_symmetric(ctx, inputs, output):
+    c, b, *ctx.rest = inputs
+    ctx.save_for_backward(c, b, output[0])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients_of(name):
+    def gradients(ctx, grad, _):
+        c, b, x = ctx.saved_tensors
+        grad_b, _ = getattr(_ops, name)(c, grad, *ctx.rest)
+        of_c = None
+        if ctx.needs_input_grad[0]:
+            right, left = _as_columns(c, c, x, -grad_b)
+            of_c = sum(_matrix_gradients(c, c, left, right))
+        return of_c, grad_b.sum_to_size(b.shape), *(None for _ in ctx.rest)
+
+    return gradients
+
+
+for _name in ("toeplitz_schur", "toeplitz_pcg"):
+    torch.library.register_autograd(f"gdn_cuda::{_name}", _gradients_of(_name), setup_context=_keep_symmetric, lib=_library)
 
 
 # ---- toeplitz_gko: the elimination behind it

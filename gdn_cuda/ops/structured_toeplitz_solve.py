@@ -12,17 +12,63 @@ import torch
 from torch import Tensor
 
 from ..reference.structured_toeplitz_ops import widened
+from .structured_toeplitz_pcg import solve_by_pcg
 
-GKO_LONGEST = 1024  # rows of what one block eliminates (toeplitz_gko_plan.cuh)
+# Rows of what one block solves (toeplitz_gko_plan.cuh, toeplitz_schur_plan.cuh).
+GKO_LONGEST, SCHUR_LONGEST = 1024, 4096
 
 _ops = torch.ops.gdn_cuda
 
 
 def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
-    """Which way systems of n rows take on a GPU, and why."""
+    """Which way systems of n rows take on a GPU, and why; symmetric ones where the caller waits to know how it went."""
     if n <= GKO_LONGEST:
-        return f"toeplitz_gko: {n} rows fit one block, which pivots and stores no factor"
-    return f"dense LU in fp64: {n} rows are more than the {GKO_LONGEST} of one block; n² numbers of memory a system"
+        general = f"toeplitz_gko: {n} rows fit one block, which pivots and stores no factor"
+    else:
+        general = f"dense LU in fp64: {n} rows are more than the {GKO_LONGEST} of one block; n² numbers of memory a system"
+    if not symmetric:
+        return general
+    if n <= SCHUR_LONGEST:
+        first = f"toeplitz_schur: {n} rows fit one block; where T is not positive definite"
+    else:
+        first = f"conjugate gradients: {n} rows are more than the {SCHUR_LONGEST} of one block; where they do not converge"
+    return f"{first}, {general}"
+
+
+def solve_symmetric(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, info) for real c and b on a GPU, waiting: ways for positive definite matrices first, and pivots if they must be."""
+    x, info = solve_positive(c, b) if c.shape[-1] <= SCHUR_LONGEST else _ops.toeplitz_pcg(c, b)
+    return _ops.toeplitz_solve(c, c, b, True) if bool((info < 0).any()) else (x, info)
+
+
+def solve_positive(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, info) for real c and b and at most `SCHUR_LONGEST` rows; info is −k where the minor of order k is not positive."""
+    epsilon = _epsilon(c.dtype)
+    x, info = _ops.toeplitz_schur(c, b, epsilon)
+    if c.dtype == torch.float64:  # its rounding is that of the inputs: one step of refinement, and its derivatives are x's
+        x = x.detach()
+        x = x + _ops.toeplitz_schur(c, b - _ops.toeplitz_matvec(c, c, x, False), epsilon)[0]
+    return x, _of_matrices(info, c.shape[:-1])
+
+
+def solve_by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, info); info is −1 where conjugate gradients did not come to an end. Waits for the device."""
+    n, many = c.shape[-1], b.dim() > c.dim()
+    right = b if many else b[..., None]
+    batch = torch.broadcast_shapes(c.shape[:-1], right.shape[:-2])
+    shape, k = (*batch, *right.shape[-2:]), right.shape[-1]
+    x, info = b.new_zeros(shape), torch.zeros(c.shape[:-1], dtype=torch.int32, device=c.device)
+    if n and math.prod(batch):
+        column = widened(c).expand(*batch, n).reshape(-1, n)
+        numbers = torch.cat([widened(right).expand(shape).reshape(-1, n, k), _probe(column)], -1)
+        found = solve_by_pcg(column, numbers, torch.finfo(c.dtype).eps)
+        if found is None:
+            x, info = x.fill_(torch.nan), info.fill_(-1)
+        else:
+            x = found[..., :k].to(b.dtype).reshape(shape)
+            told = _told(column, column, found[..., k:], torch.zeros_like(column[:, 0]), _epsilon(c.dtype))
+            info = _of_matrices(told.reshape(batch), c.shape[:-1])
+    return x if many else x.squeeze(-1), info
 
 
 def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
@@ -46,7 +92,7 @@ def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Ten
 
     found, info = (_by_gko if n <= GKO_LONGEST else _by_dense_lu)(column, row, numbers)
     x, probed = found[..., :k] * scale[..., None], found[..., k:]
-    info = _told(column, row, probed, info, torch.finfo(c.dtype).eps)
+    info = _told(column, row, probed, info, _epsilon(c.dtype))
     x = torch.where(((info > 0) & (info <= n))[:, None, None], torch.nan, x).to(b.dtype).reshape(shape)
     return x if many else x.squeeze(-1), _of_matrices(info.reshape(batch), of_matrix)
 
@@ -59,14 +105,18 @@ def _probe(column: Tensor) -> Tensor:
     return signs.to(column.dtype).expand_as(column)[..., None]
 
 
+def _epsilon(dtype: torch.dtype) -> float:
+    """In fp64 rounding alone keeps a singular matrix a few digits from it: there epsilon counts eight times."""
+    epsilon = torch.finfo(dtype).eps
+    return epsilon if epsilon > 1e-10 else 8 * epsilon
+
+
 def _told(column: Tensor, row: Tensor, probed: Tensor, info: Tensor, epsilon: float) -> Tensor:
-    """n + 1 where an estimate of 1 / (‖T‖₁ ‖T⁻¹‖) is below epsilon, as LAPACK's xGESVX. For random signs z, ‖T⁻¹ z‖₂² is
-    ‖T⁻¹‖_F² on average. In fp64 rounding alone keeps a singular matrix a few digits from it: epsilon counts eight times."""
-    if epsilon < torch.finfo(torch.float32).eps:
-        epsilon = 8 * epsilon
+    """n + 1 where 1 / (‖T‖₁ ‖T⁻¹ z‖_∞) is below epsilon, z random signs, as LAPACK's xGESVX with the last norm for ‖T⁻¹‖₁: a
+    bound from below, as ‖T⁻¹‖_∞ = ‖T⁻¹‖₁ for Toeplitz matrices."""
     n = column.shape[-1]
     sums = column.abs().cumsum(-1).flip(-1) + row.abs().cumsum(-1) - row[:, :1].abs()  # of the columns of |T|
-    conditioned = sums.amax(-1) * torch.linalg.vector_norm(probed, dim=(-2, -1)) <= 1 / epsilon  # False for NaN
+    conditioned = sums.amax(-1) * probed.abs().amax((-2, -1)) <= 1 / epsilon  # False for NaN
     return torch.where((info == 0) & ~conditioned, n + 1, info).to(torch.int32)
 
 

@@ -18,7 +18,7 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-def _fast_length(least: int) -> int:
+def fast_length(least: int) -> int:
     """The next 2^a or 3 · 2^a."""
     power = 1 << max(least - 1, 0).bit_length()
     return power * 3 // 4 if power >= 4 and power * 3 // 4 >= least else power
@@ -27,7 +27,7 @@ def _fast_length(least: int) -> int:
 def matvec_by_transforms(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
     """T x for x (…,n,k): T is a corner of a circulant matrix. In the dtype of c, r and x, which is one; any device."""
     n = c.shape[-1]
-    length = _fast_length(2 * n - 1)
+    length = fast_length(2 * n - 1)
     c, r = torch.broadcast_tensors(c, r)
     diagonals = torch.cat([c, c.new_zeros(*c.shape[:-1], length - 2 * n + 1), r[..., 1:].flip(-1)], -1)
     forward, inverse = (torch.fft.fft, torch.fft.ifft) if c.is_complex() else (torch.fft.rfft, torch.fft.irfft)
@@ -56,6 +56,18 @@ def toeplitz_solve(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """x in b's dtype, and info."""
     x, info = oracle.toeplitz_solve_ex(c, r, b)
     return x.to(b.dtype), info
+
+
+def toeplitz_schur(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """x in b's dtype and, for every leading index of it, info: as ever, or −k where the leading minor of order k is not
+    positive, and NaN for x."""
+    x, info = oracle.toeplitz_solve_ex(c, c, b)
+    failed = torch.linalg.cholesky_ex(oracle.toeplitz(c, c)).info
+    many = b.dim() > c.dim()
+    batch = torch.broadcast_shapes(c.shape[:-1], b.shape[: -2 if many else -1])
+    told = torch.where(failed > 0, -failed, info).expand(batch)
+    fails = (told < 0)[..., None]
+    return torch.where(fails[..., None] if many else fails, torch.nan, x).to(b.dtype), told
 
 
 def toeplitz_gko(left: Tensor, right: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -217,3 +217,61 @@ def test_ways_of_the_gpu_tell_singular_matrices(way: str, rng: torch.Generator, 
 def test_explanations_name_the_way() -> None:
     assert ways.explain_toeplitz_solve(1024).startswith("toeplitz_gko: 1024 rows")
     assert ways.explain_toeplitz_solve(1025).startswith("dense LU in fp64: 1025 rows")
+    assert ways.explain_toeplitz_solve(4096, True).startswith("toeplitz_schur: 4096 rows")
+    assert ways.explain_toeplitz_solve(4097, True).startswith("conjugate gradients: 4097 rows")
+
+
+# ---- symmetric positive definite ones
+
+
+def symmetric(n: int) -> Tensor:
+    """Positive definite, nearly not, indefinite, singular, no numbers."""
+    distance = torch.arange(n, dtype=torch.float64)
+    first = distance == 0
+    return torch.stack([0.9**distance + 0.1 * first, (-((distance / 3) ** 2)).exp() + 1e-5 * first,
+                        distance.cos() - 0.5 * (distance == 1), torch.ones(n).double(), distance * torch.nan])  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
+    c, b = symmetric(20).to(dtype), draw(rng, 5, 20, 2).to(dtype)
+    x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
+    assert info.tolist()[:2] == [0, 0] and (info[2:] < 0).all() and x[2:].isnan().all()
+    assert rel_rms(x[:2], oracle.toeplitz_solve_symmetric(c[:2], b[:2])) < (1e-7 if dtype == torch.float32 else 1e-11)
+    leaves = [symmetric(4)[:1].requires_grad_(), draw(rng, 4).requires_grad_()]
+    assert torch.autograd.gradcheck(lambda c, b: toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[0], leaves)
+    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_schur.default, (*leaves, 1e-15))
+    assert toeplitz_solve_symmetric_ex(c[0], b[0].bfloat16().to(dtype), assume_positive=True)[1].shape == ()
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected real numbers and at most 4096 rows with"):
+        toeplitz_solve_symmetric_ex(c + 0j, b, assume_positive=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("longest", [4096, 0])
+def test_symmetric_ways_of_the_gpu(
+    longest: int, dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one matrix of a batch is not positive definite, all take the general way."""
+    monkeypatch.setattr(ways, "SCHUR_LONGEST", longest)
+    c, b = symmetric(40).to(dtype), draw(rng, 5, 40).to(dtype)
+    for which in ([0, 1], [0, 2]):
+        x, info = ways.solve_symmetric(c[which], b[which])
+        expected = oracle.toeplitz_solve_symmetric(c[which], b[which])
+        assert not info.any() and rel_rms(x, expected) < (1e-6 if dtype == torch.float32 else 1e-10)
+    assert ways.solve_symmetric(c, b)[1][3:].all()
+
+
+def test_conjugate_gradients(rng: torch.Generator) -> None:
+    c, b = torch.stack([symmetric(300)[0], 1 / (1 + torch.arange(300.0).double()) ** 1.1]), draw(rng, 3, 2, 300, 2)
+    b[0, 0, :, 1] = 0
+    x, info = torch.ops.gdn_cuda.toeplitz_pcg(c, b)
+    assert info.tolist() == [0, 0] and not x[0, 0, :, 1].any()
+    assert rel_rms(x, oracle.toeplitz_solve_symmetric(c, b)) < 1e-9
+    single = torch.ops.gdn_cuda.toeplitz_pcg(c.float(), b.float())[0]
+    assert rel_rms(single, oracle.toeplitz_solve_symmetric(c.float(), b.float())) < 1e-6
+    assert torch.ops.gdn_cuda.toeplitz_pcg(symmetric(300)[2], b)[1].item() == -1
+    leaves = [symmetric(6)[0].requires_grad_(), draw(rng, 6, 2).requires_grad_()]
+    assert torch.autograd.gradcheck(lambda c, b: torch.ops.gdn_cuda.toeplitz_pcg(c, b)[0], leaves)
+    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_pcg.default, leaves)
+    for n in (0, 1):
+        assert torch.ops.gdn_cuda.toeplitz_pcg(2 * torch.ones(n), torch.ones(n))[0].tolist() == [0.5] * n
