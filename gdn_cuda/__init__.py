@@ -29,6 +29,18 @@ from .ops.structured import (  # noqa: E402
     log_vandermonde,
     log_vandermonde_transpose,
 )
+from .ops.structured_displacement import DisplacementType, displacement_matvec  # noqa: E402
+from .ops.structured_toeplitz import (  # noqa: E402
+    gs_compute_generators,
+    toeplitz_inverse_apply,
+    toeplitz_matvec,
+    toeplitz_matvec_transpose,
+    toeplitz_solve,
+    toeplitz_solve_ex,
+    toeplitz_solve_symmetric,
+    toeplitz_solve_symmetric_ex,
+    toeplitz_to_cauchy,
+)
 from .runtime import compile, init, warmup  # noqa: E402
 
 __all__ = [
@@ -50,5 +62,16 @@ __all__ = [
     "cauchy_pin_l2",
     "log_vandermonde",
     "log_vandermonde_transpose",
+    "toeplitz_matvec",
+    "toeplitz_matvec_transpose",
+    "toeplitz_solve",
+    "toeplitz_solve_ex",
+    "toeplitz_solve_symmetric",
+    "toeplitz_solve_symmetric_ex",
+    "gs_compute_generators",
+    "toeplitz_inverse_apply",
+    "toeplitz_to_cauchy",
+    "displacement_matvec",
+    "DisplacementType",
     "__version__",
 ]
