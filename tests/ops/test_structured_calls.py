@@ -101,6 +101,16 @@ def test_pinning_needs_cuda_tensors() -> None:
         gdn_cuda.cauchy_pin_l2([1.0], x)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["cauchy-float64", "cauchy-conj", "vandermonde"])
+def test_gradients_of_gradients_are_refused(name: str, seed: int) -> None:
+    case = CASES[name]
+    x = without_out(case, seed)
+    leaves = [value.requires_grad_() for value in x.values() if isinstance(value, Tensor)]
+    first = torch.autograd.grad(case.function(**x).abs().sum(), leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match=rf"^{case.function.__name__}: gradients of gradients are not computed$"):
+        torch.autograd.grad(sum(y.abs().sum() for y in first), leaves)  # type: ignore[arg-type]
+
+
 # ---- Documented answers (docs/structured.md)
 
 
