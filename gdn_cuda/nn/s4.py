@@ -148,6 +148,8 @@ class S4Kernel(KnowsLength, SSMKernel):
         self._check_state(state, (self.N, 2 * self.N))
         if u.shape[-1] == 0:
             return state
+        if self._step_mode == "diagonal" and not self._is_current():
+            self._setup_step("diagonal")
         half = state.shape[-1] == self.N
         discrete = s4.discretized(self._system())
         wide = full_state(state.to(torch.complex128), self.N)

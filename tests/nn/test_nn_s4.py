@@ -127,6 +127,19 @@ def test_steps_set_themselves_up_and_follow_their_parameters(rng: torch.Generato
     assert rel_rms(changed, first) > 1e-3
 
 
+@pytest.mark.parametrize("mode", s4.STEP_MODES)
+def test_a_module_that_moves_steps_on(mode: str, rng: torch.Generator) -> None:
+    """What steps are made of is no buffer: it is made again in the new precision, in the mode it was in."""
+    config = config_of(rng)
+    kernel, u = kernel_of(config), draw(rng, 3, config["H"], 5)
+    kernel._setup_step(mode)
+    expected, _ = kernel.step(u[..., 4], kernel.forward_state(u[..., :4], kernel.default_state(3)))
+    kernel.float()
+    y, state = kernel.step(u[..., 4].float(), kernel.forward_state(u[..., :4].float(), kernel.default_state(3)))
+    assert state.dtype == torch.complex64 and kernel._step_mode == mode
+    assert rel_rms(y, expected) < 1e-4
+
+
 # ---- Lengths, checkpoints, sharing
 
 
