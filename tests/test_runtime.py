@@ -78,8 +78,6 @@ def test_select_filters_by_field_value() -> None:
 
 
 def test_select_takes_torch_dtypes() -> None:
-    import torch
-
     for dtype, name in ((torch.complex64, "c64"), (torch.complex128, "c128"), (torch.float64, "f64"), (torch.bfloat16, "bf16")):
         chosen = runtime.select("structured", "cauchy", io=dtype)
         assert chosen == runtime.select("structured", "cauchy", io=name) != []
