@@ -45,11 +45,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", default=default_arch())
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kernel", default="", help="only those with this in their name")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = []
     for entry in _C.kernels():
         kernel, configuration = f"{entry['family']}/{entry['name']}", entry["configurations"][0]["configuration"]
+        if arguments.kernel not in kernel:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             caches = [f"{folder}/{number}" for number in range(arguments.repeats)]
             cold = [measure(kernel, configuration, arguments.arch, cache, "compiled") for cache in caches]

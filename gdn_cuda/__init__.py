@@ -10,7 +10,8 @@ from . import runtime as _runtime
 
 _runtime.load_library()
 
-from .ops.gdn import (  # noqa: E402  (the operators exist once the library is loaded)
+from . import nn  # noqa: E402, F401  (the operators exist once the library is loaded)
+from .ops.gdn import (  # noqa: E402
     InferenceMode,
     bf16_chunked_seq_state_update,
     bf16_gdn_chunked_compute_O,

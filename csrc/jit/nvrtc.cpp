@@ -147,6 +147,8 @@ Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, cons
     std::vector<std::string> options = code_options(arch);
     for (const std::string& option : dialect_options(false)) options.push_back(option);
     options.push_back("--ptxas-options=-v");
+    // NVRTC 12.9 and later keep what they compiled beside the driver's cache, and then say nothing of registers and spills.
+    if (std::pair(nvrtc.major, nvrtc.minor) >= std::pair(12, 9)) options.push_back("--no-cache");
     options.push_back("--frandom-seed=" + key);
     for (const auto& folder : tools.include_dirs(source.uses_cutlass)) options.push_back("-I" + folder.string());
 

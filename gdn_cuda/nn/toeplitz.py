@@ -19,6 +19,7 @@ from ..ops.structured_toeplitz import (
     toeplitz_solve_symmetric,
     toeplitz_solve_symmetric_ex,
 )
+from .cauchy import keep
 
 
 def _keep(module: nn.Module, name: str, x: Tensor, least_rank: int = 1) -> None:
@@ -27,10 +28,7 @@ def _keep(module: nn.Module, name: str, x: Tensor, least_rank: int = 1) -> None:
         got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         function = type(module).__name__
         raise ValueError(f"{function}: {name}: expected a real or complex floating-point tensor {layout}, got {got}")
-    if isinstance(x, nn.Parameter):
-        module.register_parameter(name, x)
-    else:
-        module.register_buffer(name, x)
+    keep(module, name, x)
 
 
 def _keep_lines(module: nn.Module, c: Tensor, r: Tensor) -> None:

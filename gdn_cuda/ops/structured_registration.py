@@ -54,13 +54,24 @@ def _keep_cauchy(ctx, inputs, output):
 
 
 def _cauchy_gradients(ctx, grad):
-    of = ctx.needs_input_grad[:3]
-    found = torch.ops.gdn_cuda.cauchy_backward(grad, *ctx.saved_tensors, ctx.conj, *of)
-    given = zip(found, ctx.saved_tensors, of, strict=True)
+    of, saved = ctx.needs_input_grad[:3], ctx.saved_tensors  # once: activation checkpointing gives them once
+    found = torch.ops.gdn_cuda.cauchy_backward(grad, *saved, ctx.conj, *of)
+    given = zip(found, saved, of, strict=True)
     return (*(x.sum_to_size(like.shape) if want else None for x, like, want in given), None)
 
 
 torch.library.register_autograd("gdn_cuda::cauchy", _cauchy_gradients, setup_context=_keep_cauchy, lib=_library)
+
+
+def _keep_nothing(ctx, inputs, output):
+    ctx.function = "cauchy_conj" if inputs[4] else "cauchy_kernel"
+
+
+def _no_gradients(ctx, *grads):
+    raise RuntimeError(f"{ctx.function}: gradients of gradients are not computed")
+
+
+torch.library.register_autograd("gdn_cuda::cauchy_backward", _no_gradients, setup_context=_keep_nothing, lib=_library)
 
 
 # ---- log_vandermonde

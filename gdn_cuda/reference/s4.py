@@ -54,8 +54,11 @@ def _complex(parameter: Tensor, rank: int) -> Tensor:
 
 
 def system_of(param_config: Mapping[str, Any], rate: float = 1.0) -> System:
-    """A = −tr(A_real) − i·tr(A_imag) and dt = tr(inv_dt) · rate (with dt_fast tr(sinh(inv_dt))), each of the n_ssm systems for
-    `repeat` features in a row. A real system (is_real) has no imaginary part, and counts twice like any other pair."""
+    """A = −tr(A_real) − i·tr(A_imag) and dt = tr(inv_dt) · rate (with dt_fast tr(sinh(inv_dt))).
+
+    Feature h has system h mod n_ssm, as S4 has it. A real system (is_real) has no imaginary part, and counts twice like any
+    other pair.
+    """
     x = param_config
     A = torch.complex(
         -transformed(x["A_real"].double(), x["real_transform"]),
@@ -66,7 +69,7 @@ def system_of(param_config: Mapping[str, Any], rate: float = 1.0) -> System:
     inv_dt = x["inv_dt"].double()
     dt = transformed(inv_dt.sinh() if x["dt_fast"] else inv_dt, x["dt_transform"]) * rate
     P = A.new_zeros(0, *A.shape) if x.get("P") is None else _complex(x["P"], 3)
-    A, B, P = (part.repeat_interleave(x["repeat"], dim=-2) for part in (A, _complex(x["B"], 3), P))
+    A, B, P = (torch.cat([part] * x["repeat"], -2) for part in (A, _complex(x["B"], 3), P))
     return System(dt, A, B, _complex(x["C"], 3), P)
 
 

@@ -29,11 +29,11 @@ def log_vandermonde_transpose(u: Tensor, v: Tensor, x: Tensor, L: int) -> Tensor
     return v * (u[..., None, :] * powers("log_vandermonde_transpose", x, L)).sum(-1)
 
 
-def powers(function: str, x: Tensor, L: int) -> Tensor:
-    """e^{x l} (…,N,L). The power 0 is 1 and e^{−∞ l} is 0 behind it, so the logarithm of 0 stands for 0."""
+def powers(function: str, x: Tensor, L: int, first: int = 0) -> Tensor:
+    """e^{x l} (…,N,L), l from `first` on. The power 0 is 1 and e^{−∞ l} is 0 behind it, so the logarithm of 0 stands for 0."""
     if L < 0:
         fail(function, "L", ">= 0", L)
-    steps = torch.arange(L, dtype=torch.float64, device=x.device)
+    steps = torch.arange(first, first + L, dtype=torch.float64, device=x.device)
 
     def times_steps(part: Tensor) -> tuple[Tensor, Tensor]:
         part = part[..., :, None]

@@ -101,6 +101,34 @@ def test_pinning_needs_cuda_tensors() -> None:
         gdn_cuda.cauchy_pin_l2([1.0], x)  # type: ignore[arg-type]
 
 
+@EVERY_CASE
+def test_a_few_points_at_a_time(case: Case, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long sums on CPU tensors are formed."""
+    x = {
+        name: value.requires_grad_() if isinstance(value, Tensor) else value for name, value in without_out(case, seed).items()
+    }
+    leaves = [value for value in x.values() if isinstance(value, Tensor)]
+
+    def everything() -> list[Tensor]:
+        out = case.function(**x)
+        return [out, *torch.autograd.grad(out.abs().sum(), leaves)]
+
+    expected = everything()
+    monkeypatch.setattr("gdn_cuda.reference.structured_ops.BYTES", 16 * 90)  # 3 × 2 rows of 5 poles: three points
+    for ours, theirs in zip(everything(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=4e-3 if ours.dtype == torch.bfloat16 else 1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["cauchy-float64", "cauchy-conj", "vandermonde"])
+def test_gradients_of_gradients_are_refused(name: str, seed: int) -> None:
+    case = CASES[name]
+    x = without_out(case, seed)
+    leaves = [value.requires_grad_() for value in x.values() if isinstance(value, Tensor)]
+    first = torch.autograd.grad(case.function(**x).abs().sum(), leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match=rf"^{case.function.__name__}: gradients of gradients are not computed$"):
+        torch.autograd.grad(sum(y.abs().sum() for y in first), leaves)  # type: ignore[arg-type]
+
+
 # ---- Documented answers (docs/structured.md)
 
 
