@@ -65,7 +65,7 @@ def solve_by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         if found is None:
             x, info = x.fill_(torch.nan), info.fill_(-1)
         else:
-            x = found[..., :k].to(b.dtype).reshape(shape)
+            x = found[..., :k].to(b.dtype).reshape(shape).contiguous()
             told = _told(column, column, found[..., k:], torch.zeros_like(column[:, 0]), _epsilon(c.dtype))
             info = _of_matrices(told.reshape(batch), c.shape[:-1])
     return x if many else x.squeeze(-1), info
@@ -86,7 +86,7 @@ def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Ten
     column, row = (widened(y).expand(*batch, n).reshape(-1, n) for y in (c, r))
     row = torch.cat([column[:, :1], row[:, 1:]], -1)  # r[0] is not read
     largest = torch.maximum(column.abs().amax(-1), row.abs().amax(-1))
-    scale = torch.ldexp(torch.ones_like(largest), -torch.frexp(largest).exponent.clamp(-1000, 1000))[:, None]
+    scale = torch.exp2(-torch.frexp(largest).exponent.clamp(-1000, 1000).to(torch.float64))[:, None]
     column, row = column * scale, row * scale
     numbers = torch.cat([widened(right).expand(shape).reshape(-1, n, k), _probe(column)], -1)
 
@@ -97,7 +97,7 @@ def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Ten
         found = found + _by_gko(column, row, rest)[0]
     x, probed = found[..., :k] * scale[..., None], found[..., k:]
     info = _told(column, row, probed, info, _epsilon(c.dtype))
-    x = torch.where(((info > 0) & (info <= n))[:, None, None], torch.nan, x).to(b.dtype).reshape(shape)
+    x = torch.where(((info > 0) & (info <= n))[:, None, None], torch.nan, x).to(b.dtype).reshape(shape).contiguous()
     return x if many else x.squeeze(-1), _of_matrices(info.reshape(batch), of_matrix)
 
 

@@ -49,9 +49,10 @@ def test_values_and_gradients(n: int, dtype: torch.dtype, rng: torch.Generator) 
             torch.autograd.grad(out, leaves, grad), torch.autograd.grad(expected, leaves, grad), strict=True
         ):
             torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-        assert torch.autograd.gradcheck(toeplitz_solve, [*leaves[:2], b])
-    assert torch.autograd.gradcheck(toeplitz_solve_symmetric, [leaves[0], leaves[2]])
-    assert n != 2 or torch.autograd.gradgradcheck(toeplitz_solve, leaves)
+    if n == 2:
+        assert torch.autograd.gradcheck(toeplitz_solve, leaves)
+        assert torch.autograd.gradcheck(toeplitz_solve_symmetric, [leaves[0], leaves[2]])
+        assert dtype.is_complex or torch.autograd.gradgradcheck(toeplitz_solve, leaves)
 
 
 @pytest.mark.parametrize("dtype", DOUBLES)
@@ -197,9 +198,9 @@ def test_ways_of_the_gpu(way: str, dtype: torch.dtype, rng: torch.Generator, mon
         (x, info), (expected, told) = ways.solve(c, r, b, False), oracle.toeplitz_solve_ex(c, r, b)
         assert x.dtype == dtype and x.shape == expected.shape and torch.equal(info, told)
         assert rel_rms(x, expected) < (1e-6 if single else 1e-11)
-    for scale in (1e-30, 1e30):
+    for scale in (1e-30, 1e30) if single else (1e-200, 1e200):
         (x, info), (expected, _) = ways.solve(c * scale, r * scale, b, False), oracle.toeplitz_solve_ex(c * scale, r * scale, b)
-        assert not info.any() and rel_rms(x, expected) < (1e-5 if single else 1e-10)
+        assert not info.any() and rel_rms(x * scale, expected * scale) < (1e-5 if single else 1e-10)
 
 
 @pytest.mark.parametrize("way", ["_by_gko", "_by_dense_lu"])

@@ -11,6 +11,7 @@
 
 #include "../../jit/device.hpp"
 #include "../../jit/text.hpp"
+#include "structured.hpp"
 
 namespace gdn_cuda::structured {
 

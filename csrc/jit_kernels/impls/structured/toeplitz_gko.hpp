@@ -23,7 +23,7 @@ struct ToeplitzGko {
         if (problem.systems == 0 || problem.columns == 0 || problem.n == 0) return;
         const Config config = toeplitz_gko_config(problem);
         const i64 blocks = problem.systems * ceil_div(problem.columns, config.columns);
-        launch<ToeplitzGko>(config, args, {static_cast<unsigned>(blocks), 1, 1}, target);
+        launch<ToeplitzGko>(config, args, {grid_of(blocks), 1, 1}, target);
     }
 };
 

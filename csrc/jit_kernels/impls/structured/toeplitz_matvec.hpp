@@ -33,7 +33,7 @@ struct ToeplitzMatvec {
             blocks *= ceil_div(problem.n, Config::kRows);
         else
             args.log_transform = std::countr_zero(static_cast<unsigned>(toeplitz_transform_of(problem.io, problem.n)));
-        launch<ToeplitzMatvec>(config, args, {static_cast<unsigned>(blocks), 1, 1}, target);
+        launch<ToeplitzMatvec>(config, args, {grid_of(blocks), 1, 1}, target);
     }
 };
 

@@ -26,7 +26,7 @@ struct ToeplitzSchur {
         if (problem.systems == 0 || problem.columns == 0 || problem.n == 0) return;
         const Config config = toeplitz_schur_config(problem);
         const i64 blocks = problem.systems * ceil_div(problem.columns, config.columns);
-        launch<ToeplitzSchur>(config, args, {static_cast<unsigned>(blocks), 1, 1}, target);
+        launch<ToeplitzSchur>(config, args, {grid_of(blocks), 1, 1}, target);
     }
 };
 
