@@ -16,7 +16,7 @@ from .structured_toeplitz_solve import solve, solve_by_gradients
 _ops = torch.ops.gdn_cuda
 
 # What one block transforms (heuristics/structured_toeplitz.hpp); beyond, torch's own transforms.
-_LONGEST = {torch.float32: 8192, torch.float64: 4096, torch.complex64: 2048, torch.complex128: 2048}
+_LONGEST = {torch.float32: 8192, torch.float64: 4096, torch.complex64: 2048, torch.complex128: 1024}
 
 
 def product(c: Tensor, r: Tensor, x: Tensor, transpose: bool) -> Tensor:

@@ -35,7 +35,7 @@ TEST(ToeplitzMatvecHeuristic, EverySizeIsHeldByARegisteredBlock) {
     EXPECT_EQ(toeplitz_matvec_longest(DType::f32), 8192);
     EXPECT_EQ(toeplitz_matvec_longest(DType::f64), 4096);
     EXPECT_EQ(toeplitz_matvec_longest(DType::c64), 2048);
-    EXPECT_EQ(toeplitz_matvec_longest(DType::c128), 2048);
+    EXPECT_EQ(toeplitz_matvec_longest(DType::c128), 1024);
 }
 
 TEST(ToeplitzMatvecHeuristic, SumsForFewAndTransformsForMany) {

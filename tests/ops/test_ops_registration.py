@@ -9,11 +9,12 @@ import torch
 from ops_cases import CASES as GDN_CASES
 from ops_cases import Case, copied, operator_call
 from structured_cases import CASES as STRUCTURED_CASES
+from toeplitz_cases import CASES as TOEPLITZ_CASES
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-CASES = GDN_CASES | STRUCTURED_CASES
+CASES = GDN_CASES | STRUCTURED_CASES | TOEPLITZ_CASES
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 PADDED_CASES = {name: case for name, case in CASES.items() if not case.packed}
 
@@ -108,4 +109,11 @@ def test_declared_mutation() -> None:
         "cauchy_kernel/out": {"out"},
         "cauchy_conj/out": {"out"},
         "log_vandermonde/out": {"out"},
+        "toeplitz_matvec": set(),
+        "toeplitz_matvec_transpose": set(),
+        "toeplitz_solve_ex": set(),
+        "toeplitz_solve_symmetric_ex": set(),
+        "toeplitz_schur": set(),
+        "toeplitz_pcg": set(),
+        "toeplitz_gko": set(),
     }

@@ -24,12 +24,13 @@ struct ToeplitzMatvecProblem {
 inline constexpr int kToeplitzAlwaysDirect = 64, kToeplitzDirectBlocks = 8;  // a multiprocessor
 
 constexpr ToeplitzMatvecConfig toeplitz_matvec_config(DType io, int transform) {
-    const int each = transform > 1024 ? 2 * kFftEach : kFftEach;  // twice as many threads would have too few registers
+    // Registers decide: beyond 1024 numbers twice as many threads would have too few, but for c128, which has a smaller limit.
+    const int each = transform > 1024 && io != DType::c128 ? 2 * kFftEach : kFftEach;
     return {.io = io, .transform = transform, .threads = transform == 0 ? 256 : transform / each};
 }
-// Capacities of transforms: a block takes the smallest that holds its own.
+// Capacities of transforms: a block takes the smallest that holds its own. Larger ones spill registers.
 constexpr std::array<int, 3> toeplitz_transforms(DType io) {
-    return {256, 1024, io == DType::f32 ? 8192 : 4096};  // larger ones spill registers
+    return {256, 1024, io == DType::f32 ? 8192 : io == DType::c128 ? 2048 : 4096};
 }
 // The longest system a block can multiply with; beyond it the caller has other ways.
 constexpr int toeplitz_matvec_longest(DType io) {

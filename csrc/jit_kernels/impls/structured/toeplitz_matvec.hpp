@@ -28,7 +28,8 @@ struct ToeplitzMatvec {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         const Config config = toeplitz_matvec_config(problem, device);
         args.columns_per_block = toeplitz_columns_per_block(problem, device);
-        i64 blocks = problem.systems * ceil_div(problem.columns, args.columns_per_block);
+        args.parts = grid_of(ceil_div(problem.columns, args.columns_per_block));
+        i64 blocks = problem.systems * args.parts;
         if (config.direct())
             blocks *= ceil_div(problem.n, Config::kRows);
         else

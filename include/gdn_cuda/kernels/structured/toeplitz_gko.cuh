@@ -219,8 +219,8 @@ struct ToeplitzGko {
 template <ToeplitzGkoConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads) toeplitz_gko(const __grid_constant__ ToeplitzGkoArgs args) {
     __shared__ ToeplitzGkoSharedPlan<kConfig> shared;
-    const i64 parts = (args.columns + kConfig.columns - 1) / kConfig.columns;
-    ToeplitzGko<kConfig> kernel{args, shared, blockIdx.x / parts, blockIdx.x % parts * kConfig.columns};
+    const auto parts = static_cast<unsigned>((args.columns + kConfig.columns - 1) / kConfig.columns);
+    ToeplitzGko<kConfig> kernel{args, shared, blockIdx.x / parts, static_cast<i64>(blockIdx.x % parts) * kConfig.columns};
     kernel.run();
 }
 

@@ -12,7 +12,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
 
 namespace gdn_cuda::structured {
@@ -29,12 +29,12 @@ struct ToeplitzMatvec {
     const ToeplitzMatvecArgs& args;
     i64 column, row, x, out;  // where those of this block's system begin
 
-    __device__ __forceinline__ ToeplitzMatvec(const ToeplitzMatvecArgs& args, i64 system)
+    __device__ __forceinline__ ToeplitzMatvec(const ToeplitzMatvecArgs& args, unsigned system)
         : args(args),
-          column(row_of(args, args.column, system)),
-          row(row_of(args, args.row, system)),
-          x(row_of(args, args.x, system)),
-          out(system * args.n * args.columns) {}
+          column(system_of(args, args.column, system)),
+          row(system_of(args, args.row, system)),
+          x(system_of(args, args.x, system)),
+          out(static_cast<i64>(system) * args.n * args.columns) {}
 
     __device__ __forceinline__ Number load(const CauchyOperand& from, i64 at) const {
         const auto number = Io::load(from.data, at);
@@ -170,14 +170,14 @@ __global__ void __launch_bounds__(kConfig.threads) toeplitz_matvec(const __grid_
     using Kernel = ToeplitzMatvec<kConfig>;
     extern __shared__ __align__(16) unsigned char memory[];
     auto* numbers = reinterpret_cast<typename Kernel::Number*>(memory);
-    const i64 parts = (args.columns + args.columns_per_block - 1) / args.columns_per_block;
-    const i64 first_column = blockIdx.x % parts * args.columns_per_block;
+    const unsigned block = blockIdx.x, parts = args.parts;
+    const i64 first_column = block % parts * args.columns_per_block;
     if constexpr (kConfig.direct()) {
-        const int tiles = (args.n + Kernel::kRows - 1) / Kernel::kRows;
-        const Kernel kernel(args, blockIdx.x / parts / tiles);
-        kernel.run_directly(numbers, static_cast<int>(blockIdx.x / parts % tiles) * Kernel::kRows, first_column);
+        const unsigned tiles = (args.n + Kernel::kRows - 1) / Kernel::kRows;
+        const Kernel kernel(args, block / parts / tiles);
+        kernel.run_directly(numbers, static_cast<int>(block / parts % tiles) * Kernel::kRows, first_column);
     } else {
-        Kernel(args, blockIdx.x / parts).run_transforms(numbers, first_column);
+        Kernel(args, block / parts).run_transforms(numbers, first_column);
     }
 }
 

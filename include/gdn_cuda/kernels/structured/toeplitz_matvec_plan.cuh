@@ -46,6 +46,7 @@ struct ToeplitzMatvecArgs {
     int leading = 0, n = 0, log_transform = 0;
     i64 columns = 0, columns_per_block = 1, rows = 0;
     int transpose = 0;
+    unsigned parts = 1;  // blocks of a system, or of a tile of its rows
 };
 
 }  // namespace gdn_cuda::structured

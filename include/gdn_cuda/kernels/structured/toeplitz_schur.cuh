@@ -20,7 +20,7 @@
 // Bound: latency of a step, some 150 cycles; from 1024 rows on fp64 arithmetic, 6 products and sums a row.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_schur_plan.cuh>
 
 namespace gdn_cuda::structured {
@@ -33,7 +33,8 @@ struct ToeplitzSchur {
 
     const ToeplitzSchurArgs& args;
     Shared& shared;
-    i64 system, first_column;
+    unsigned system;
+    i64 first_column;
     double q[kConfig.slots], numbers[kConfig.slots][kNumbers], energy, inverse_energy;
 
     __device__ __forceinline__ static int row_at(int s) { return static_cast<int>(threadIdx.x) + s * kConfig.threads; }
@@ -47,7 +48,7 @@ struct ToeplitzSchur {
 
     // Step 0: the first column of T, and its row 0 changes over.
     __device__ __forceinline__ double begin() {
-        const i64 column = row_of(args, args.column, system), right = row_of(args, args.right, system);
+        const i64 column = system_of(args, args.column, system), right = system_of(args, args.right, system);
         const auto entry = [&](int i) { return Io::template load<double>(args.column.data, column + i * args.column.step).re; };
         energy = entry(0);
         inverse_energy = 1 / energy;
@@ -154,7 +155,7 @@ struct ToeplitzSchur {
 #pragma unroll
             for (int c = 0; c < kConfig.columns; ++c)
                 if (row_at(s) < args.n && given(c))
-                    Io::store(args.out, (system * args.n + row_at(s)) * args.columns + first_column + c,
+                    Io::store(args.out, (static_cast<i64>(system) * args.n + row_at(s)) * args.columns + first_column + c,
                               {static_cast<typename Io::Real>(positive ? numbers[s][c] : __longlong_as_double(-1)), 0});
     }
 };
@@ -163,8 +164,8 @@ template <ToeplitzSchurConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads) toeplitz_schur(const __grid_constant__ ToeplitzSchurArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<ToeplitzSchurSharedPlan<kConfig>*>(memory);
-    const i64 parts = (args.columns + kConfig.columns - 1) / kConfig.columns;
-    ToeplitzSchur<kConfig> kernel{args, shared, blockIdx.x / parts, blockIdx.x % parts * kConfig.columns};
+    const auto parts = static_cast<unsigned>((args.columns + kConfig.columns - 1) / kConfig.columns);
+    ToeplitzSchur<kConfig> kernel{args, shared, blockIdx.x / parts, static_cast<i64>(blockIdx.x % parts) * kConfig.columns};
     kernel.run();
 }
 
