@@ -60,7 +60,7 @@ def solve_by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     x, info = b.new_zeros(shape), torch.zeros(c.shape[:-1], dtype=torch.int32, device=c.device)
     if n and math.prod(batch):
         column = widened(c).expand(*batch, n).reshape(-1, n)
-        numbers = torch.cat([widened(right).expand(shape).reshape(-1, n, k), _probe(column)], -1)
+        numbers = torch.cat([widened(right).expand(shape).reshape(len(column), n, k), _probe(column)], -1)
         found = solve_by_pcg(column, numbers, torch.finfo(c.dtype).eps)
         if found is None:
             x, info = x.fill_(torch.nan), info.fill_(-1)
@@ -88,7 +88,7 @@ def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Ten
     largest = torch.maximum(column.abs().amax(-1), row.abs().amax(-1))
     scale = torch.exp2(-torch.frexp(largest).exponent.clamp(-1000, 1000).to(torch.float64))[:, None]
     column, row = column * scale, row * scale
-    numbers = torch.cat([widened(right).expand(shape).reshape(-1, n, k), _probe(column)], -1)
+    numbers = torch.cat([widened(right).expand(shape).reshape(len(column), n, k), _probe(column)], -1)
 
     found, info = (_by_gko if n <= GKO_LONGEST else _by_dense_lu)(column, row, numbers)
     if n <= GKO_LONGEST and c.dtype in (torch.float64, torch.complex128):
@@ -160,4 +160,7 @@ def _by_dense_lu(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, 
     places = torch.arange(n, device=column.device)
     matrix = diagonals[:, places[:, None] - places + (n - 1)]
     lu, pivots, info = torch.linalg.lu_factor_ex(matrix)
+    # Some of the libraries behind it call a later pivot than the first zero, the last they saw.
+    none = ~(lu.diagonal(dim1=-2, dim2=-1).abs() > 0)
+    info = torch.where(none.any(-1), none.to(torch.int32).argmax(-1) + 1, info).to(torch.int32)
     return torch.linalg.lu_solve(lu, pivots, numbers), info

@@ -167,6 +167,14 @@ def test_layouts(seed: int) -> None:
         column, right = (torch.ones(shape, device="cuda") for shape in shapes)
         assert toeplitz_solve_ex(column, column, right)[0].numel() == 0
         assert toeplitz_solve_symmetric_ex(column, right, assume_positive=True)[0].numel() == 0
+    none = torch.ones(2, 1100, 0, device="cuda")
+    for n in (4, 600, 1100):  # no columns: matrices are judged all the same
+        first = torch.tensor([[0.0], [1.0]], device="cuda") * torch.eye(1, n, device="cuda")
+        told = toeplitz_solve_ex(first, torch.zeros(n, device="cuda"), none[:, :n])[1]
+        assert told.tolist() == [1, 0]
+    assert toeplitz_solve_symmetric_ex(-torch.eye(2, 4, device="cuda")[:1], none[:1, :4], assume_positive=True)[1].tolist() == [
+        -1
+    ]
 
 
 @pytest.mark.parametrize("n", [50, 300])

@@ -215,6 +215,19 @@ def test_ways_of_the_gpu_tell_singular_matrices(way: str, rng: torch.Generator, 
         assert info[1] in (2, 3, 4) and info[2] == 1 and x[2].isnan().all() and info[3] > 0 and info[4] == nearly
 
 
+def test_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices are judged all the same."""
+    c, b = torch.tensor([[2.0, 1, 0], [0, 0, 0]]), torch.zeros(2, 3, 0)
+    general = [toeplitz_solve_ex, lambda *x: ways.solve(*x, False)]
+    for x, info in (*(way(c, c, b) for way in general), toeplitz_solve_symmetric_ex(c, b), ways.solve_symmetric(c, b)):
+        assert x.shape == b.shape and info.tolist() == [0, 1]
+    assert toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[1].tolist() == [0, -1]
+    assert torch.ops.gdn_cuda.toeplitz_pcg(c[0], b[0])[1] == 0
+    monkeypatch.setattr(ways, "GKO_LONGEST", 0)
+    x, info = ways.solve(c, c, b, False)
+    assert x.shape == b.shape and info.tolist() == [0, 1]
+
+
 def test_explanations_name_the_way() -> None:
     assert ways.explain_toeplitz_solve(1024).startswith("toeplitz_gko: 1024 rows")
     assert ways.explain_toeplitz_solve(1025).startswith("dense LU in fp64: 1025 rows")

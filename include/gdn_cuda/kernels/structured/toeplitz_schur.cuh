@@ -164,7 +164,7 @@ template <ToeplitzSchurConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads) toeplitz_schur(const __grid_constant__ ToeplitzSchurArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<ToeplitzSchurSharedPlan<kConfig>*>(memory);
-    const auto parts = static_cast<unsigned>((args.columns + kConfig.columns - 1) / kConfig.columns);
+    const unsigned parts = max(1u, static_cast<unsigned>((args.columns + kConfig.columns - 1) / kConfig.columns));
     ToeplitzSchur<kConfig> kernel{args, shared, blockIdx.x / parts, static_cast<i64>(blockIdx.x % parts) * kConfig.columns};
     kernel.run();
 }
