@@ -10,9 +10,10 @@
 //
 //     1 / (l - m) = conj(l) / 2 (1 - i cot(pi t / 2 n)), t half steps apart
 //
-// A block has a system and a few right-hand sides; generators and right-hand sides are in registers. A step has two barriers:
-// the column, the best pivot of each warp | the best of all, whose thread tells its row | updates. The next column's generators
-// are updated by every thread for itself, or there would be a third.
+// A block has a system and a few right-hand sides; generators and right-hand sides are in registers. A step has one barrier:
+// the best row of each warp is told whole, with its pivot's inverse | all threads choose one of those | updates. What is told
+// is there twice, for even and odd steps. The next column's generators are updated by every thread for itself, or there would
+// be a second barrier.
 //
 // Bound: latency of a step, and beyond 256 rows fp64 arithmetic, some 64 products and sums a row.
 #pragma once
@@ -54,6 +55,7 @@ struct ToeplitzGko {
             const Number at = unit_at(static_cast<double>(t) / (2 * args.n));
             shared.cotangents[t] = t == 0 ? 0 : at.re / at.im;  // no difference of nodes is zero
         }
+        for (int k = threadIdx.x; k < args.n; k += kConfig.threads) shared.entering[k] = stored(back_from(2 * k + 1));
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
             Slot& slot = slots[s];
@@ -85,74 +87,55 @@ struct ToeplitzGko {
         return {0.5 * (sum.re + sum.im * cotangent), 0.5 * (sum.im - sum.re * cotangent)};
     }
 
-    // The best pivot of a warp; rows of the identity are none.
-    __device__ __forceinline__ void propose(const Number (&column)[kConfig.slots]) {
-        unsigned size = 0;
-        int slot = -1;
+    // The best row of a warp to be the pivot's; rows of the identity are none. A key is the upper half of the square of a
+    // pivot's size, which orders them well enough, and in its last bits whose it is: of about equal ones the first.
+    __device__ __forceinline__ static unsigned key_of(unsigned size, int place) {
+        return (size & 0x7fffffe0u) + 32 + static_cast<unsigned>(31 - place);  // NaN has a sign
+    }
+    __device__ __forceinline__ void propose(const Number (&column)[kConfig.slots], int k) {
+        const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+        unsigned key = 0;
+        int mine = 0;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
-            const auto upper = static_cast<unsigned>(__double2hiint(column[s].square()));
-            if (slots[s].node >= 0 && slots[s].node % 2 == 0 && (slot < 0 || upper > size)) {
-                size = upper;
-                slot = slot_at(s);
+            const unsigned of_slot = key_of(static_cast<unsigned>(__double2hiint(column[s].square())), lane);
+            if (slots[s].node >= 0 && slots[s].node % 2 == 0 && of_slot > key) {
+                key = of_slot;
+                mine = s;
             }
         }
-        choose(size, slot);
-        if (threadIdx.x % 32 == 0) shared.candidates[threadIdx.x / 32] = {size, slot};
-    }
-    // The largest of a warp, and of equal ones the first; lanes with no slot do not count.
-    __device__ __forceinline__ static void choose(unsigned& size, int& slot) {
-        const unsigned rank = slot < 0 ? 0 : size + 1, best = __reduce_max_sync(kAll, rank);
-        const int lane = __ffs(static_cast<int>(__ballot_sync(kAll, rank == best))) - 1;
-        size = __shfl_sync(kAll, size, lane);
-        slot = __shfl_sync(kAll, slot, lane);
-    }
-    __device__ __forceinline__ int best_of_all() const {
-        const int lane = threadIdx.x % 32;
-        unsigned size = 0;
-        int slot = -1;
-        if (lane < kConfig.warps()) {
-            size = shared.candidates[lane].size;
-            slot = shared.candidates[lane].slot;
-        }
-        choose(size, slot);
-        return slot;
-    }
-
-    // The pivot's thread tells its row; the row of the identity takes its place: column[s] becomes what update() divides.
-    __device__ __forceinline__ void tell(int pivot, int k, Number (&column)[kConfig.slots]) {
+        const unsigned best = __reduce_max_sync(kAll, key);
+        if (lane == 0) shared.keys[k % 2][warp] = best;
+        if (key != best || best == 0) return;
+        auto& told = shared.pivots[k % 2][warp];
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
-            if (slot_at(s) != pivot) continue;
-            Slot& slot = slots[s];
+            if (s != mine) continue;
+            const Slot& slot = slots[s];
             const double square = column[s].square();
-            shared.pivot.inverse = stored(column[s].conjugate() * (1.0 / square));
-            shared.pivot.back = stored(slot.back);
-            shared.pivot.node = slot.node;
+            told.square = square;
+            told.inverse = stored(column[s].conjugate() * (1.0 / square));
+            told.back = stored(slot.back);
+            told.node = slot.node;
+            told.slot = slot_at(s);
 #pragma unroll
-            for (int g = 0; g < 2; ++g) {
-                shared.pivot.left[g] = stored(slot.left[g]);
-                slot.left[g] = {};
-            }
+            for (int g = 0; g < 2; ++g) told.left[g] = stored(slot.left[g]);
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) {
-                shared.pivot.numbers[c] = stored(slot.numbers[c]);
-                slot.numbers[c] = {};
-            }
-            if (!(square > 0) && first_column == 0) {
-                int* info = static_cast<int*>(args.info) + system;
-                if (*info == 0) *info = k + 1;
-            }
-            column[s] = {1, 0};
-            slot.node = 2 * k + 1;
-            slot.back = back_from(slot.node);
+            for (int c = 0; c < kColumns; ++c) told.numbers[c] = stored(slot.numbers[c]);
         }
     }
+    __device__ __forceinline__ const typename Shared::Pivot& chosen(int k) const {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        const unsigned key = lane < kConfig.warps() ? shared.keys[k % 2][lane] : 0;  // below 32 where there is none
+        const unsigned best = __reduce_max_sync(kAll, (key & ~31u) + static_cast<unsigned>(31 - lane));
+        return shared.pivots[k % 2][31 - best % 32];
+    }
 
-    __device__ __forceinline__ void update(const Number (&column)[kConfig.slots], int k, Number (&right_of_k)[2]) {
-        const Number left[2]{number(shared.pivot.left[0]), number(shared.pivot.left[1])};
-        const Number inverse = number(shared.pivot.inverse), back = number(shared.pivot.back);
-        const int node = shared.pivot.node;
+    __device__ __forceinline__ void update(const typename Shared::Pivot& pivot, Number (&column)[kConfig.slots], int k,
+                                           Number (&right_of_k)[2]) {
+        const Number left[2]{number(pivot.left[0]), number(pivot.left[1])};
+        const Number inverse = number(pivot.inverse), back = number(pivot.back);
+        const int node = pivot.node, at = pivot.slot;
         const auto updated = [&](Number(&right)[2], int j) {
             const Number share = entry(left, back, node, right, j) * inverse;
             right[0] = right[0] - right_of_k[0] * share;
@@ -162,11 +145,20 @@ struct ToeplitzGko {
         for (int s = 0; s < kConfig.slots; ++s) {
             Slot& slot = slots[s];
             if (slot.node == kNoNode) continue;
+            if (slot_at(s) == at) {  // the row of the identity takes the pivot's place
+                column[s] = {1, 0};
+                slot.node = 2 * k + 1;
+                slot.back = number(shared.entering[k]);
+#pragma unroll
+                for (int g = 0; g < 2; ++g) slot.left[g] = {};
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c) slot.numbers[c] = {};
+            }
             const Number factor = column[s] * inverse;
 #pragma unroll
             for (int g = 0; g < 2; ++g) slot.left[g] = slot.left[g] - left[g] * factor;
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) slot.numbers[c] = slot.numbers[c] - number(shared.pivot.numbers[c]) * factor;
+            for (int c = 0; c < kColumns; ++c) slot.numbers[c] = slot.numbers[c] - number(pivot.numbers[c]) * factor;
             if (slot_at(s) > k) updated(slot.right, slot_at(s));
         }
         if (k + 1 < args.n) {
@@ -190,8 +182,8 @@ struct ToeplitzGko {
     __device__ __forceinline__ void run() {
         bring();
         tell_column(0);
-        if (threadIdx.x == 0 && first_column == 0) static_cast<int*>(args.info)[system] = 0;
         __syncthreads();
+        int info = 0;
         Number right_of_k[2]{number(shared.column[0][0]), number(shared.column[0][1])};
 #pragma unroll 1
         for (int k = 0; k < args.n; ++k) {
@@ -199,13 +191,14 @@ struct ToeplitzGko {
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s)
                 if (slots[s].node != kNoNode) column[s] = entry(slots[s].left, slots[s].back, slots[s].node, right_of_k, k);
-            propose(column);
+            propose(column, k);
             tell_column(k + 1);
             __syncthreads();
-            tell(best_of_all(), k, column);
-            __syncthreads();
-            update(column, k, right_of_k);
+            const auto& pivot = chosen(k);
+            if (info == 0 && !(pivot.square > 0)) info = k + 1;
+            update(pivot, column, k, right_of_k);
         }
+        if (threadIdx.x == 0 && first_column == 0) static_cast<int*>(args.info)[system] = info;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s)
 #pragma unroll

@@ -28,17 +28,16 @@ struct ToeplitzGkoSharedPlan {
     struct Number {
         double re, im;
     };
-    struct Candidate {
-        unsigned size;  // the upper half of the square of a pivot's size, which orders them well enough
-        int slot;
-    };
-    struct Pivot {
+    struct Pivot {  // a warp's
         Number left[2], inverse, back, numbers[kConfig.columns];
-        int node;
+        double square;
+        int node, slot;
     };
-    Pivot pivot;
-    Number column[2][2];  // right generators of the next step's column before this step's update; two steps' worth
-    Candidate candidates[kConfig.warps()];
+    // Of even and of odd steps: one is written while the other is read.
+    Pivot pivots[2][kConfig.warps()];
+    unsigned keys[2][kConfig.warps()];
+    Number column[2][2];                    // right generators of the next step's column before this step's update
+    Number entering[kConfig.rows()];        // the conjugates of the nodes of the identity's rows
     double cotangents[2 * kConfig.rows()];  // cot(pi t / 2 n)
 };
 
