@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import bench_structured
+from . import bench_structured, bench_toeplitz
 from .bench_cases import Inputs, Outcome
 from .bench_timing import Call
 
@@ -41,6 +41,7 @@ class Disagreement(Absent):
 class Peer:
     call: Call
     read: Callable[[Any], Outcome]  # what the call returned, in our layouts
+    captured: bool = True  # where our row is a graph's replay, so is this
 
 
 def errors(expected: Outcome, got: Outcome) -> tuple[float, float]:
@@ -207,6 +208,10 @@ def in_torch(function: bench_structured.Function, x: Inputs) -> Peer:
     return Peer(*bench_structured.peer(function, x))
 
 
+def in_torch_eagerly(function: bench_structured.Function, x: Inputs) -> Peer:
+    return Peer(*bench_structured.peer(function, x), captured=False)
+
+
 PEERS: dict[str, dict[str, Callable[[Inputs], Peer]]] = {
     "fused_decode": {"FlashInfer": flashinfer_decode, "FLA": fla_decode},
     "recurrent_forward": {"FLA": fla_recurrent},
@@ -221,9 +226,13 @@ PEERS: dict[str, dict[str, Callable[[Inputs], Peer]]] = {
         "torch product": partial(in_torch, bench_structured.formed_cauchy_kernel),
     },
     "log_vandermonde": {"naive torch": partial(in_torch, bench_structured.naive_log_vandermonde)},
+    "toeplitz_matvec": {"torch FFT": partial(in_torch, bench_toeplitz.transforms)},
+    "toeplitz_solve_symmetric": {"torch Cholesky": partial(in_torch_eagerly, bench_toeplitz.cholesky)},
+    "toeplitz_solve": {"torch LU": partial(in_torch_eagerly, bench_toeplitz.lu)},
 }
 
 
 def outcome_names(operator: str) -> tuple[str, str]:
     """What the two parts of an outcome are."""
-    return ("output", "gradients") if hasattr(bench_structured, operator) else ("output", "state")
+    differentiable = hasattr(bench_structured, operator) or hasattr(bench_toeplitz, operator)
+    return ("output", "gradients") if differentiable else ("output", "state")
