@@ -74,26 +74,8 @@ PreparedToeplitz prepare_toeplitz_schur(const Tensor& c, const Tensor& b, double
     return prepare_toeplitz_pcg(c, b);
 }
 
-struct PreparedGko {
-    View left, right, numbers;
-};
-
-PreparedGko prepare_toeplitz_gko(const Tensor& left, const Tensor& right, const Tensor& numbers) {
-    const Checks check{"toeplitz_gko"};
-    PreparedGko prepared{View(left), View(right), View(numbers)};
-    check.rank("left", prepared.left, 3, "(systems, 2, n)");
-    check.rank("numbers", prepared.numbers, 3, "(systems, columns, n)");
-    const int64_t systems = prepared.left.size(0), n = prepared.left.size(2);
-    check.shape("left", prepared.left, {systems, 2, n}, "(systems, 2, n)");
-    check.shape("right", prepared.right, {systems, 2, n}, "(systems, 2, n)");
-    check.shape("numbers", prepared.numbers, {systems, prepared.numbers.size(1), n}, "(systems, columns, n)");
-    for (const auto& [name, view] :
-         {std::pair{"left", &prepared.left}, {"right", &prepared.right}, {"numbers", &prepared.numbers}}) {
-        check.dtype(name, *view, {DType::c128});
-        check.device(name, *view, prepared.left, "left");
-        GDN_REQUIRE(check, view->contiguous_tail(3), name, "a contiguous tensor", "another");
-    }
-    return prepared;
+PreparedToeplitz prepare_toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double /*epsilon*/) {
+    return prepare_toeplitz("toeplitz_solve", "b", c, r, b);
 }
 
 }  // namespace
@@ -142,25 +124,26 @@ std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, doub
     return {out, info};
 }
 
-// (C^-1 numbers, info)
-std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& left, const Tensor& right, const Tensor& numbers) {
-    const PreparedGko prepared = prepare_toeplitz_gko(left, right, numbers);
-    const Checks check{"toeplitz_gko"};
-    const int64_t systems = prepared.left.size(0), n = prepared.left.size(2), columns = prepared.numbers.size(1);
-    GDN_REQUIRE(check, n <= kToeplitzGkoLongest, "left", fmt::format("at most {} rows", kToeplitzGkoLongest),
-                shape_text(prepared.left));
-    const Tensor out = torch::stable::new_empty(numbers, std::vector<int64_t>{systems, columns, n});
-    const Tensor info = torch::stable::new_zeros(numbers, std::vector<int64_t>{systems}, torch::headeronly::ScalarType::Int);
-    const ToeplitzGkoArgs args{.left = prepared.left.data,
-                               .right = prepared.right.data,
-                               .numbers = prepared.numbers.data,
-                               .out = out.data_ptr(),
-                               .info = info.data_ptr(),
-                               .n = static_cast<int>(n),
-                               .systems = systems,
-                               .columns = columns};
-    const DeviceScope scope(prepared.left.device_index);
-    ToeplitzGko::run({systems, columns, args.n}, args, target_of(check.function, prepared.left));
+std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double epsilon) {
+    const PreparedToeplitz prepared = prepare_toeplitz_gko(c, r, b, epsilon);
+    const Checks check{"toeplitz_solve"};
+    GDN_REQUIRE(check, prepared.n() <= kToeplitzGkoLongest, "c",
+                fmt::format("at most {} rows for this kernel", kToeplitzGkoLongest), shape_text(prepared.column));
+    const Tensor out = torch::stable::new_empty(c, prepared.result());
+    const Tensor info = torch::stable::new_empty(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
+    ToeplitzGkoArgs args{.column = operand(prepared.column),
+                         .row = operand(prepared.row),
+                         .right = operand(prepared.lines),
+                         .right_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                         .out = out.data_ptr(),
+                         .info = info.data_ptr(),
+                         .n = static_cast<int>(prepared.n()),
+                         .columns = prepared.columns(),
+                         .epsilon = epsilon};
+    set_leading(check, prepared.shape.leading,
+                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.right}}, args);
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzGko::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
     return {out, info};
 }
 
@@ -169,7 +152,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "toeplitz_solve", "Tensor c, Tensor r, Tensor b, bool symmetric", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_schur", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b", "(Tensor, Tensor)");
-    define_checked(m, "toeplitz_gko", "Tensor left, Tensor right, Tensor numbers", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_gko", "Tensor c, Tensor r, Tensor b, float epsilon", "(Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {

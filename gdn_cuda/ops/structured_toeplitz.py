@@ -141,6 +141,7 @@ def _call_for_two(
 
 
 def _regular(function: str, arguments: str, info: Tensor) -> None:
+    info = info.cpu()  # waits once
     if bool(info.any()):
         raise torch.linalg.LinAlgError(
             f"{function}: {arguments}: expected matrices that are nonsingular in working precision, got info {info.tolist()}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..reference import structured_toeplitz_ops as reference
 from .gdn_registration import _cpu, _fake, _library
-from .structured_toeplitz_solve import solve, solve_by_gradients
+from .structured_toeplitz_solve import by_gko_in_torch, solve, solve_by_gradients
 
 _ops = torch.ops.gdn_cuda
 
@@ -186,14 +186,15 @@ for _name in ("toeplitz_schur", "toeplitz_pcg"):
     torch.library.register_autograd(f"gdn_cuda::{_name}", _gradients_of(_name), setup_context=_keep_symmetric, lib=_library)
 
 
-# ---- toeplitz_gko: the elimination behind it
+# ---- toeplitz_gko: the kernel behind it
 
 
 @_fake("toeplitz_gko")
-def _(left, right, numbers):
-    return torch.empty_like(numbers), left.new_empty(left.shape[:1], dtype=torch.int32)
+def _(c, r, b, epsilon):
+    shape, many = product_shape(c, r, b), b.dim() > max(c.dim(), r.dim())
+    return b.new_empty(shape), c.new_empty(shape[: -2 if many else -1], dtype=torch.int32)
 
 
 @_cpu("toeplitz_gko")
-def _(left, right, numbers):
-    return reference.toeplitz_gko(left, right, numbers)
+def _(c, r, b, epsilon):
+    return tuple(y.contiguous() for y in by_gko_in_torch(c, r, b, epsilon))

@@ -7,11 +7,12 @@ the result is as good as one with refinement. It runs on any device: the kernels
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..reference.structured_toeplitz_ops import widened
+from ..reference.structured_toeplitz_ops import toeplitz_gko, widened
 from .structured_toeplitz_pcg import solve_by_pcg
 
 # Rows of what one block solves (toeplitz_gko_plan.cuh, toeplitz_schur_plan.cuh).
@@ -36,8 +37,10 @@ def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
 
 
 def solve_symmetric(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(x, info) for real c and b on a GPU, waiting: ways for positive definite matrices first, and pivots if they must be."""
+    """(x, info) for real c and b on a GPU, waiting: ways for positive definite matrices first, and pivots if they must be. info
+    is on the CPU where it has been looked at: one copy is all that is waited for."""
     x, info = solve_positive(c, b) if c.shape[-1] <= SCHUR_LONGEST else _ops.toeplitz_pcg(c, b)
+    info = info.cpu()
     return _ops.toeplitz_solve(c, c, b, True) if bool((info < 0).any()) else (x, info)
 
 
@@ -73,14 +76,35 @@ def solve_by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
     """(x, info) for checked inputs of one dtype; see `toeplitz_solve_ex`."""
+    n = c.shape[-1]
+    of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
+    if n > GKO_LONGEST or n == 0:
+        return _eliminated(c, r, b, _epsilon(c.dtype), _by_dense_lu)
+    x, info = _ops.toeplitz_gko(c, r, b, _epsilon(c.dtype))
+    if c.dtype in (torch.float64, torch.complex128):
+        # Growing generators cost GKO a digit or two: nothing where results are rounded to fp32. A correction brings them back.
+        rest = b - _ops.toeplitz_matvec(c, r, x, False)
+        x = x + _ops.toeplitz_gko(c, r, rest, _epsilon(c.dtype))[0]
+    return x, _of_matrices(info, of_matrix)
+
+
+def by_gko_in_torch(c: Tensor, r: Tensor, b: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """What the kernel structured/toeplitz_gko does, info for every leading index of the result."""
+    return _eliminated(c, r, b, epsilon, _by_gko, of_result=True)
+
+
+def _eliminated(
+    c: Tensor, r: Tensor, b: Tensor, epsilon: float, eliminate: Callable[..., tuple[Tensor, Tensor]], of_result: bool = False
+) -> tuple[Tensor, Tensor]:
     n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
     right = b if many else b[..., None]
     of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
     batch = torch.broadcast_shapes(of_matrix, right.shape[:-2])
+    told = torch.Size(batch) if of_result else of_matrix
     shape, k = (*batch, *right.shape[-2:]), right.shape[-1]
     if n == 0 or math.prod(batch) == 0:
         x = b.new_zeros(shape)
-        return x if many else x.squeeze(-1), torch.zeros(of_matrix, dtype=torch.int32, device=c.device)
+        return x if many else x.squeeze(-1), torch.zeros(told, dtype=torch.int32, device=c.device)
 
     # Powers of two, so that nothing is rounded: squares of pivots must not leave the range.
     column, row = (widened(y).expand(*batch, n).reshape(-1, n) for y in (c, r))
@@ -90,15 +114,11 @@ def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Ten
     column, row = column * scale, row * scale
     numbers = torch.cat([widened(right).expand(shape).reshape(len(column), n, k), _probe(column)], -1)
 
-    found, info = (_by_gko if n <= GKO_LONGEST else _by_dense_lu)(column, row, numbers)
-    if n <= GKO_LONGEST and c.dtype in (torch.float64, torch.complex128):
-        # Growing generators cost GKO a digit or two: nothing where results are rounded to fp32. A correction brings them back.
-        rest = numbers - _ops.toeplitz_matvec(column, row, found, False)
-        found = found + _by_gko(column, row, rest)[0]
+    found, info = eliminate(column, row, numbers)
     x, probed = found[..., :k] * scale[..., None], found[..., k:]
-    info = _told(column, row, probed, info, _epsilon(c.dtype))
+    info = _told(column, row, probed, info, epsilon)
     x = torch.where(((info > 0) & (info <= n))[:, None, None], torch.nan, x).to(b.dtype).reshape(shape).contiguous()
-    return x if many else x.squeeze(-1), _of_matrices(info.reshape(batch), of_matrix)
+    return x if many else x.squeeze(-1), _of_matrices(info.reshape(batch), told)
 
 
 def _probe(column: Tensor) -> Tensor:
@@ -137,7 +157,7 @@ def _of_matrices(info: Tensor, shape: torch.Size) -> Tensor:
 
 def _by_gko(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Z_1 T − T Z_{−1} has rank 2, its first row and last column; with F the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹
-    and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what `toeplitz_gko` solves with."""
+    and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what is eliminated."""
     n = column.shape[-1]
     first, last = torch.zeros_like(column), torch.zeros_like(column)
     first[:, 0] = last[:, -1] = 1
@@ -149,7 +169,7 @@ def _by_gko(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tenso
     left = torch.fft.fft(of_rows.to(torch.complex128), norm="ortho")
     right = torch.fft.ifft(of_columns * turn, norm="ortho")
     transformed = torch.fft.fft(numbers.mT.to(torch.complex128), norm="ortho")
-    found, info = _ops.toeplitz_gko(left.contiguous(), right.contiguous(), transformed.contiguous())
+    found, info = toeplitz_gko(left, right, transformed)
     x = (torch.fft.ifft(found, norm="ortho") * turn).mT
     return x if column.is_complex() else x.real, info
 
@@ -157,8 +177,7 @@ def _by_gko(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tenso
 def _by_dense_lu(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     n = column.shape[-1]
     diagonals = torch.cat([row[:, 1:].flip(-1), column], -1)
-    places = torch.arange(n, device=column.device)
-    matrix = diagonals[:, places[:, None] - places + (n - 1)]
+    matrix = diagonals.unfold(-1, n, 1).flip(-1)  # no n² indices
     lu, pivots, info = torch.linalg.lu_factor_ex(matrix)
     # Some of the libraries behind it call a later pivot than the first zero, the last they saw.
     none = ~(lu.diagonal(dim1=-2, dim2=-1).abs() > 0)

@@ -61,15 +61,17 @@ TEST(ToeplitzMatvecHeuristic, EveryColumnHasABlockAndNoBlockIsEmpty) {
 }
 
 TEST(ToeplitzSolverHeuristics, EverySizeIsHeldByARegisteredBlock) {
-    for (int n = 1; n <= kToeplitzGkoLongest; ++n)
-        for (const i64 columns : {1, 2, 3, 9}) {
-            const ToeplitzGkoProblem problem{.systems = 2, .columns = columns, .n = n};
-            const ToeplitzGkoConfig config = toeplitz_gko_config(problem);
-            ASSERT_TRUE(in(kToeplitzGkoConfigurations, config)) << to_text(config);
-            ASSERT_GE(config.rows(), n);
-            ASSERT_NE(explain_toeplitz_gko(problem).find(fmt::format("{} rows on {} threads", n, config.threads)),
-                      std::string::npos);
-        }
+    for (const DType io : {DType::f32, DType::f64, DType::c64, DType::c128})
+        for (int n = 1; n <= kToeplitzGkoLongest; ++n)
+            for (const i64 columns : {0, 1, 2, 9}) {
+                const ToeplitzGkoProblem problem{.systems = 2, .columns = columns, .n = n, .io = io};
+                const ToeplitzGkoConfig config = toeplitz_gko_config(problem);
+                ASSERT_TRUE(in(kToeplitzGkoConfigurations, config)) << to_text(config);
+                ASSERT_EQ(config.io, io);
+                ASSERT_GE(config.rows(), n);
+                ASSERT_NE(explain_toeplitz_gko(problem).find(fmt::format("{} rows on {} threads", n, config.threads)),
+                          std::string::npos);
+            }
     for (const DType io : {DType::f32, DType::f64})
         for (int n = 1; n <= kToeplitzSchurLongest; ++n)
             for (const i64 columns : {1, 2, 9}) {

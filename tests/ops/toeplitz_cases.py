@@ -32,9 +32,8 @@ def symmetric(dtype: torch.dtype, **more: Any) -> Make:
     return make
 
 
-def generators(B: int, T: int, seed: int) -> Arguments:
-    names = {"left": 2, "right": 2, "numbers": 3}
-    return {name: draw(B, many, T, seed=seed + i, dtype=torch.complex128) for i, (name, many) in enumerate(names.items())}
+def general(B: int, T: int, seed: int) -> Arguments:
+    return lines(torch.complex64, "b", 2)(B, T, seed) | {"epsilon": 1e-7}
 
 
 # Named, as the tests of declared mutation name them.
@@ -59,7 +58,7 @@ def _cases() -> Iterator[Case]:
     yield Case("toeplitz-symmetric", gdn_cuda.toeplitz_solve_symmetric_ex, symmetric(torch.float32))
     yield Case("toeplitz-schur", toeplitz_schur, symmetric(torch.float32, epsilon=1e-7))
     yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64))
-    yield Case("toeplitz-gko", toeplitz_gko, generators)
+    yield Case("toeplitz-gko", toeplitz_gko, general)
 
 
 CASES = {case.name: case for case in _cases()}
