@@ -93,15 +93,26 @@ struct ToeplitzMatvec {
         fft.forward(spectrum);
         __syncthreads();  // before the next forward transform
     }
-    __device__ __forceinline__ void convolve(const Fft& fft, const typename Fft::Numbers& spectrum, i64 k) const {
-        typename Fft::Numbers numbers;
+    __device__ __forceinline__ Number number(const Fft& fft, int group, int i, i64 k) const {
+        const int j = fft.natural(group, i);
+        return fft.active(group) && j < args.n ? right(j, k) : Number{};
+    }
+    __device__ __forceinline__ void bring(const Fft& fft, typename Fft::Numbers& numbers, i64 k) const {
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group)
+#pragma unroll
+            for (int i = 0; i < kFftEach; ++i) numbers[group][i] = number(fft, group, i, k);
+    }
+    // With what bring() brought, where there are registers to bring it before it is needed.
+    static constexpr bool kEarly = kGroups == 1;
+    __device__ __forceinline__ void convolve(const Fft& fft, const typename Fft::Numbers& spectrum,
+                                             typename Fft::Numbers& numbers, i64 k) const {
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
             const Turns turns(fft, group);
 #pragma unroll
             for (int i = 0; i < kFftEach; ++i) {
-                const int j = fft.natural(group, i);
-                numbers[group][i] = fft.active(group) && j < args.n ? right(j, k) : Number{};
+                if constexpr (!kEarly) numbers[group][i] = number(fft, group, i, k);
                 if constexpr (!Io::kComplex) numbers[group][i] = turns.of(i) * numbers[group][i].re;
             }
         }
@@ -125,10 +136,24 @@ struct ToeplitzMatvec {
     __device__ __forceinline__ void run_transforms(Number* exchange, i64 first_column) const {
         const Fft fft{exchange, args.log_transform};
         typename Fft::Numbers spectrum;
-        transform_diagonals(fft, spectrum);
         const i64 end = min(first_column + args.columns_per_block, args.columns);
+        if constexpr (kEarly) {  // the first right-hand side is under way while the matrix is transformed
+            typename Fft::Numbers numbers;
+            bring(fft, numbers, first_column);
+            transform_diagonals(fft, spectrum);
 #pragma unroll 1
-        for (i64 k = first_column; k < end; ++k) convolve(fft, spectrum, k);
+            for (i64 k = first_column; k < end; ++k) {
+                if (k > first_column) bring(fft, numbers, k);
+                convolve(fft, spectrum, numbers, k);
+            }
+        } else {
+            transform_diagonals(fft, spectrum);
+#pragma unroll 1
+            for (i64 k = first_column; k < end; ++k) {
+                typename Fft::Numbers numbers;
+                convolve(fft, spectrum, numbers, k);
+            }
+        }
     }
 
     // ---- directly
@@ -138,16 +163,28 @@ struct ToeplitzMatvec {
         constexpr int kWarps = kConfig.threads / 32;
         Number *const vector = window + kMost + kRows, *const sums = vector + kMost;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = (args.n + kWarps - 1) / kWarps;
-        for (int i = threadIdx.x; i < args.n + kRows - 1; i += kConfig.threads) {
-            const int d = first_row + i - (args.n - 1);
-            window[i] = d < args.n ? diagonal(d) : Number{};
+        // Everything that is read is under way before anything waits for it.
+        constexpr int kWindows = (kMost + kRows + kConfig.threads - 1) / kConfig.threads;
+        static_assert(kConfig.threads == kMost, "a number of the right-hand side a thread");
+        const int j_of_thread = threadIdx.x;
+        Number brought[kWindows], next{};
+        if (j_of_thread < args.n) next = right(j_of_thread, first_column);
+#pragma unroll
+        for (int w = 0; w < kWindows; ++w) {
+            const int i = j_of_thread + w * kConfig.threads, d = first_row + i - (args.n - 1);
+            brought[w] = i < args.n + kRows - 1 && d < args.n ? diagonal(d) : Number{};
         }
+#pragma unroll
+        for (int w = 0; w < kWindows; ++w)
+            if (const int i = j_of_thread + w * kConfig.threads; i < args.n + kRows - 1) window[i] = brought[w];
         const i64 end = min(first_column + args.columns_per_block, args.columns);
 #pragma unroll 1
         for (i64 k = first_column; k < end; ++k) {
-            for (int j = threadIdx.x; j < args.n; j += kConfig.threads) vector[j] = right(j, k);
+            if (j_of_thread < args.n) vector[j_of_thread] = next;
             __syncthreads();
+            if (k + 1 < end && j_of_thread < args.n) next = right(j_of_thread, k + 1);
             Number sum{};
+#pragma unroll 8
             for (int j = warp * share; j < min((warp + 1) * share, args.n); ++j) {
                 const Number t = window[args.n - 1 + lane - j], with = vector[j];
                 if constexpr (Io::kComplex)
@@ -166,7 +203,7 @@ struct ToeplitzMatvec {
 };
 
 template <ToeplitzMatvecConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) toeplitz_matvec(const __grid_constant__ ToeplitzMatvecArgs args) {
+__global__ void __launch_bounds__(kConfig.threads, 1) toeplitz_matvec(const __grid_constant__ ToeplitzMatvecArgs args) {
     using Kernel = ToeplitzMatvec<kConfig>;
     extern __shared__ __align__(16) unsigned char memory[];
     auto* numbers = reinterpret_cast<typename Kernel::Number*>(memory);
