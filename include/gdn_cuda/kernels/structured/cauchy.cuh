@@ -60,8 +60,9 @@ struct Cauchy {
         }
     }
 
+    // Where a block's poles and residues begin. Its rows over the same poles follow each other in the last leading dimension.
     struct Tiles {
-        i64 poles, first_row;
+        i64 poles, residues, row_stride;
     };
     // Poles and residues of a tile, as they are; or, for points on the imaginary axis, the constants of their fractions.
     template <bool kAxis>
@@ -71,7 +72,7 @@ struct Cauchy {
         };
         for (int i = threadIdx.x; i < count * (1 + kConfig.rows); i += kConfig.threads) {
             const int n = i % count, row = i / count - 1;
-            const i64 residues = row < 0 ? 0 : row_of(args, args.residues, tiles.first_row + row);
+            const i64 residues = tiles.residues + row * tiles.row_stride;
             if constexpr (kAxis) {
                 const Number w = load_from(args.poles, tiles.poles, n);
                 const Real a = -w.re;
@@ -192,7 +193,8 @@ struct Cauchy {
         bool elsewhere = false;
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) elsewhere |= z[p].re != 0;
-        const Tiles tiles{poles, first_row};
+        const Tiles tiles{poles, row_of(args, args.residues, first_row),
+                          kConfig.rows > 1 ? args.residues.stride[args.leading - 1] : 0};
         unsigned careful;  // a bit a point
         if (kConfig.conj && !__syncthreads_or(elsewhere))
             careful = sum_up<true>(shared, tiles, z, sums, rests);

@@ -23,7 +23,8 @@ struct CauchyBackwardConfig {
         visit("threads", threads);
     }
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
-    GDN_HOST_DEVICE constexpr int least_blocks() const { return least_blocks_of(io); }
+    // A multiprocessor; 0 leaves it to ptxas, which spills a little to fit one more, but not for complex numbers in fp32.
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return io == DType::c64 ? 0 : 1; }
 };
 
 // A thread's sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each.

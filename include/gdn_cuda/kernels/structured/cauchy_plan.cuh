@@ -5,12 +5,6 @@
 
 namespace gdn_cuda::structured {
 
-// Blocks a multiprocessor that a kernel is compiled for; 0 leaves it to ptxas, which spills a little to fit more of them unless
-// told that one will do. Complex numbers in fp32 have it without spills, at 72 registers instead of 104.
-GDN_HOST_DEVICE constexpr int least_blocks_of(DType io) {
-    return io == DType::c64 ? 0 : 1;
-}
-
 struct CauchyConfig {
     DType io;    // of everything; bf16 and f16 are computed in fp32
     bool conj;   // poles come with their conjugates, residues too
@@ -32,7 +26,12 @@ struct CauchyConfig {
     }
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
-    GDN_HOST_DEVICE constexpr int least_blocks() const { return least_blocks_of(io); }
+    // A multiprocessor. Told nothing, ptxas spills a little to fit one more; told 1, it takes what it likes. S4's
+    // configurations are complex numbers in fp32.
+    GDN_HOST_DEVICE constexpr int least_blocks() const {
+        if (io != DType::c64) return 1;
+        return rows == 1 ? 6 : points == 1 ? 4 : 3;
+    }
     GDN_HOST_DEVICE constexpr int points_per_block() const { return threads * points; }
 };
 
