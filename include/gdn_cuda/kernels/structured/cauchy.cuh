@@ -8,7 +8,8 @@
 //     num = v (a + ic) + conj(v) (a + ib) = 2 (Re v a - Im v Im w) + 2i Re v Im z
 //
 // b and c come from differences, so a pole close to its point keeps its digits. Sums of a tile of poles are added up with what
-// rounding leaves. Points where a square leaves the range, or which lie on a pole, are summed once more in double precision.
+// rounding leaves. Points where a square leaves the range, which lie on a pole, or whose sum is not finite are summed once more
+// in double precision.
 //
 // Points on the imaginary axis, as S4 has them, leave less of that to each point; and how far from poles a block's points are
 // at least tells, a tile of poles at a time, that no square leaves the range.
@@ -39,7 +40,7 @@ struct Cauchy {
         const Real a = z.re - w.re;
         if constexpr (!kComplex) {
             weight.re = reciprocal(a);
-            return a != 0;
+            return has_reciprocal(a);
         } else {
             const Real b = z.im - w.im;
             Number den{a, b};

@@ -24,6 +24,13 @@ __device__ __forceinline__ float reciprocal_in_range(float x) {
 __device__ __forceinline__ double reciprocal_in_range(double x) {
     return 1.0 / x;
 }
+// Whether the reciprocal of a distance is a number. Infinite and unknown distances have theirs.
+__device__ __forceinline__ bool has_reciprocal(float x) {
+    return !(fabsf(x) < 0x1p-126f);
+}
+__device__ __forceinline__ bool has_reciprocal(double x) {
+    return !(fabs(x) < 0x1p-1022);
+}
 // Whether the reciprocal of a sum of squares is good for something.
 __device__ __forceinline__ bool in_range(float square) {
     return square > 1e-36f && square < 1e36f;
@@ -45,10 +52,11 @@ struct RealOf<true> {
     using type = double;
 };
 
-// (x.re + i x.im) / (y.re + i y.im), whatever their sizes.
+// (x.re + i x.im) / (y.re + i y.im), whatever their sizes: 0 where one part of y is infinite.
 __device__ __forceinline__ Complex<double> quotient(const Complex<double>& x, const Complex<double>& y) {
     const bool wide = fabs(y.re) >= fabs(y.im);
-    const double big = wide ? y.re : y.im, ratio = (wide ? y.im : y.re) / big, inverse = 1.0 / (big + ratio * (ratio * big));
+    const double big = wide ? y.re : y.im, small = wide ? y.im : y.re, ratio = small / big,
+                 inverse = 1.0 / (big + ratio * small);
     if (wide) return {(x.re + x.im * ratio) * inverse, (x.im - x.re * ratio) * inverse};
     return {(x.re * ratio + x.im) * inverse, (x.im * ratio - x.re) * inverse};
 }
