@@ -66,13 +66,11 @@ TEST(CauchyHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
         const int turns = cauchy_turns(problem, config, device);
         ASSERT_GE(turns, 1);
         ASSERT_TRUE(turns == 1 || cauchy_blocks(problem, config) / turns >= 64 * device.multiprocessors);
-        const i64 blocks = cauchy_in_batches(problem) ? problem.rows / CauchyBatchConfig::kRows *
-                                                            ceil_div(problem.points, CauchyBatchConfig::kPoints)
-                                                      : cauchy_blocks(problem, config);
+        const i64 blocks = cauchy_in_batches(problem)
+                               ? problem.rows / CauchyBatchConfig::kRows * ceil_div(problem.points, CauchyBatchConfig::kPoints)
+                               : cauchy_blocks(problem, config);
         const std::string why = explain_cauchy(problem, device);
-        ASSERT_NE(why.find(fmt::format("{} blocks for {}", blocks, device.multiprocessors)),
-                  std::string::npos)
-            << why;
+        ASSERT_NE(why.find(fmt::format("{} blocks for {}", blocks, device.multiprocessors)), std::string::npos) << why;
     }
 }
 

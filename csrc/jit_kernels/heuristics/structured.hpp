@@ -51,6 +51,12 @@ inline int cauchy_turns(const CauchyProblem& problem, const CauchyConfig& config
     return static_cast<int>(std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, 8));
 }
 
+// Many rows of real residues over the same poles: structured/cauchy_batch.
+inline bool cauchy_in_batches(const CauchyProblem& problem) {
+    const bool narrow = problem.io == DType::f32 || problem.io == DType::bf16 || problem.io == DType::f16;
+    return narrow && problem.shared_rows % CauchyBatchConfig::kRows == 0;
+}
+
 inline std::string explain_cauchy(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     if (cauchy_in_batches(problem))
         return fmt::format(
@@ -79,11 +85,6 @@ inline constexpr std::array kCauchyConfigurations = [] {
     return all;
 }();
 
-// Many rows of real residues over the same poles: structured/cauchy_batch.
-inline bool cauchy_in_batches(const CauchyProblem& problem) {
-    const bool narrow = problem.io == DType::f32 || problem.io == DType::bf16 || problem.io == DType::f16;
-    return narrow && problem.shared_rows % CauchyBatchConfig::kRows == 0;
-}
 inline constexpr std::array kCauchyBatchConfigurations = {CauchyBatchConfig{DType::f32}, CauchyBatchConfig{DType::bf16},
                                                           CauchyBatchConfig{DType::f16}};
 
