@@ -64,7 +64,7 @@ struct CauchyBackward {
             const Complex<double> exact = quotient({1.0, 0.0}, wide);
             return {static_cast<Real>(exact.re), static_cast<Real>(exact.im)};
         }
-        const Real scale = reciprocal(square);
+        const Real scale = reciprocal_in_range(square);
         return {d.re * scale, -d.im * scale};
     }
 
@@ -146,7 +146,8 @@ struct CauchyBackward {
 
     __device__ __forceinline__ static void add_pair(Real* sums, const AxisPole& pole, const AxisPoint& point) {
         const Real den = fma(-point.y, point.y, pole.square) + pole.rest,
-                   p = reciprocal(den * den + pole.four_a_squared * point.y_squared), h = den * p, hh = h * h, hp = h * p;
+                   p = reciprocal_in_range(den * den + pole.four_a_squared * point.y_squared), h = den * p, hh = h * h,
+                   hp = h * p;
         sums[kReH] += point.re * h;
         sums[kReHH] += point.re * hh;
         sums[kReP] += point.re_y_squared * p;
