@@ -64,7 +64,8 @@ def log_vandermonde(
 ) -> Tensor:
     """2·Re Σ_n v_n e^{x_n l}, real (…,L), l = 0 … L−1; v and x (…,N). Phases are exact: x·l is never rounded.
 
-    The power 0 is 1 whatever x is, so an x of −∞ stands for the logarithm of 0. Overflow is infinite, underflow 0.
+    The power 0 is 1 whatever x is, so an x of −∞ stands for the logarithm of 0. An entry with a power or term
+    that overflows is infinite or NaN; underflow is 0.
     """
     tensors = {"v": v, "x": x}
 

@@ -41,7 +41,9 @@ struct Powers {
     Turns turns;
     Real log_size;
 
-    __device__ __forceinline__ Powers(Real log_size, double radians) : turns(Turns::of(radians)), log_size(log_size) {}
+    // A phase that is no number, or infinite, makes powers that are none: turns are whole numbers and cannot say it.
+    __device__ __forceinline__ Powers(Real log_size, double radians)
+        : turns(Turns::of(radians)), log_size(log_size + static_cast<Real>(radians * 0)) {}
 
     __device__ __forceinline__ void after(unsigned long long steps, Real& re, Real& im) const {
         Real sine, cosine;

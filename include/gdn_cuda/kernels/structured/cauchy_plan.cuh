@@ -5,12 +5,6 @@
 
 namespace gdn_cuda::structured {
 
-// Blocks a multiprocessor that a kernel is compiled for; 0 leaves it to ptxas, which spills a little to fit more of them unless
-// told that one will do. Complex numbers in fp32 have it without spills, at 72 registers instead of 104.
-GDN_HOST_DEVICE constexpr int least_blocks_of(DType io) {
-    return io == DType::c64 ? 0 : 1;
-}
-
 struct CauchyConfig {
     DType io;    // of everything; bf16 and f16 are computed in fp32
     bool conj;   // poles come with their conjugates, residues too
@@ -32,17 +26,22 @@ struct CauchyConfig {
     }
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
-    GDN_HOST_DEVICE constexpr int least_blocks() const { return least_blocks_of(io); }
+    // A multiprocessor. Told nothing, ptxas spills a little to fit one more; told 1, it takes what it likes. S4's
+    // configurations are complex numbers in fp32.
+    GDN_HOST_DEVICE constexpr int least_blocks() const {
+        if (io != DType::c64) return 1;
+        return rows == 1 ? 6 : points == 1 ? 4 : 3;
+    }
     GDN_HOST_DEVICE constexpr int points_per_block() const { return threads * points; }
 };
 
 template <CauchyConfig kConfig, class Real>
 struct CauchySharedPlan {
     // Of conjugate pairs and points on the imaginary axis: what their one fraction is made of, a the distance from the axis.
-    struct Pair {
+    struct alignas(4 * sizeof(Real)) Pair {
         Real im, a_squared, four_a_squared;
     };
-    struct alignas(16) PairResidue {
+    struct alignas(4 * sizeof(Real)) PairResidue {
         Real even, odd, even_2a, odd_2a;  // 2 (a Re v - Im v Im w), 2 Re v, and both times 2 a
     };
     union {
@@ -55,6 +54,7 @@ struct CauchySharedPlan {
             PairResidue pair_residues[kConfig.conj ? kConfig.rows : 1][kConfig.conj ? kConfig.tile : 1];
         };
     };
+    unsigned nearest, furthest;  // of a block's points on the axis, from 0, as bits
 };
 
 // (leading..., length); strides in elements, 0 where a dimension is broadcast.
@@ -69,6 +69,7 @@ struct CauchyArgs {
     void* out = nullptr;  // (leading..., points), contiguous
     i64 size[CauchyOperand::kMaxLeading] = {};
     int leading = 0, pole_count = 0, point_count = 0;
+    int turns = 1;  // of a block, at its points
     i64 rows = 0;
 };
 

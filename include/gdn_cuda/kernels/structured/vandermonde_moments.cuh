@@ -35,7 +35,8 @@ struct VandermondeMoments {
 #pragma unroll 1
         for (int i = threadIdx.x; i < kConfig.tile * kPoles; i += kConfig.threads()) {
             const int step = i / kPoles, pole = i % kPoles;
-            const bool exists = first_pole + pole < args.pole_count;
+            // Past the last step it may be infinite, and no number: there u is 0.
+            const bool exists = first_pole + pole < args.pole_count && first_step + step < args.steps;
             const Number power = exists ? Table::power(shared.roots, pole, false, first_step + step) : Number{};
             auto& to = shared.powers[step][pole];
             to[0] = power.re;
@@ -81,6 +82,7 @@ struct VandermondeMoments {
 #pragma unroll
             for (int leap = 0; leap < kMyLeaps; ++leap) {
                 const int times = my_row * kMyLeaps + leap;
+                if ((first_leap + times) * kConfig.side >= args.steps || first_pole + my_pole + pole >= args.pole_count) break;
                 const Number power = Table::power(shared.roots, my_pole + pole, true, times);
                 const auto& mine = sums[leap][pole];
                 const Number whole = Table::product(power, {mine[0], mine[1]});
