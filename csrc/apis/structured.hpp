@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -56,6 +57,8 @@ void set_leading(const Checks& check, const std::vector<int64_t>& leading,
         args.size[args.leading - 1] *= size;
         for (const auto& [view, into] : operands) into->stride[args.leading - 1] = stride(*view);
     }
+    GDN_REQUIRE(check, args.rows <= std::numeric_limits<int>::max(), "v", "fewer than 2^31 rows",
+                shape_text(*operands.begin()->first));
 }
 
 // What a caller gives to be written: dense, of the result's shape, and apart from what is read.

@@ -6,6 +6,7 @@
 
 #include "../jit_kernels/impls/structured/cauchy.hpp"
 #include "../jit_kernels/impls/structured/cauchy_backward.hpp"
+#include "../jit_kernels/impls/structured/cauchy_batch.hpp"
 #include "register.hpp"
 #include "structured.hpp"
 
@@ -86,7 +87,9 @@ void run_cauchy(const PreparedCauchy& prepared, bool conj, const Tensor& out) {
     const int last = args.leading - 1;
     const i64 shared_rows = last >= 0 && args.points.stride[last] == 0 && args.poles.stride[last] == 0 ? args.size[last] : 1;
     const DeviceScope scope(prepared.v.device_index);
-    Cauchy::run({args.rows, shared_rows, args.point_count, prepared.type, conj}, args, target_of(check.function, prepared.v));
+    const Target target = target_of(check.function, prepared.v);
+    const CauchyProblem problem{args.rows, shared_rows, args.point_count, prepared.type, conj};
+    cauchy_in_batches(problem) ? CauchyBatch::run(problem, args, target) : Cauchy::run(problem, args, target);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "impls/gdn/verify.hpp"
 #include "impls/structured/cauchy.hpp"
 #include "impls/structured/cauchy_backward.hpp"
+#include "impls/structured/cauchy_batch.hpp"
 #include "impls/structured/vandermonde.hpp"
 #include "impls/structured/vandermonde_moments.hpp"
 
@@ -44,6 +45,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<gdn::Prefill>(),
         entry<gdn::PrefillMma>(),
         entry<structured::Cauchy>(),
+        entry<structured::CauchyBatch>(),
         entry<structured::CauchyBackward>(),
         entry<structured::Vandermonde>(),
         entry<structured::VandermondeMoments>(),

@@ -63,10 +63,14 @@ TEST(CauchyHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
         ASSERT_EQ(config.conj, problem.conj);
         ASSERT_EQ(problem.shared_rows % config.rows, 0) << "a block's rows lie over the same poles";
         ASSERT_GE(cauchy_blocks(problem, config) * config.rows * config.points_per_block(), problem.rows * problem.points);
+        const int turns = cauchy_turns(problem, config, device);
+        ASSERT_GE(turns, 1);
+        ASSERT_TRUE(turns == 1 || cauchy_blocks(problem, config) / turns >= 64 * device.multiprocessors);
+        const i64 blocks = cauchy_in_batches(problem)
+                               ? problem.rows / CauchyBatchConfig::kRows * ceil_div(problem.points, CauchyBatchConfig::kPoints)
+                               : cauchy_blocks(problem, config);
         const std::string why = explain_cauchy(problem, device);
-        ASSERT_NE(why.find(fmt::format("{} blocks for {}", cauchy_blocks(problem, config), device.multiprocessors)),
-                  std::string::npos)
-            << why;
+        ASSERT_NE(why.find(fmt::format("{} blocks for {}", blocks, device.multiprocessors)), std::string::npos) << why;
     }
 }
 
@@ -74,10 +78,15 @@ TEST(CauchyHeuristic, RowsOverTheSamePolesShareReciprocalsAndFewAreSpread) {
     const CauchyProblem s4{.rows = 1024, .shared_rows = 1, .points = 16384, .io = DType::c64, .conj = true};
     EXPECT_EQ(cauchy_config(s4, {}).rows, 1);
     EXPECT_EQ(cauchy_config(s4, {}).points, 4);
-    const CauchyProblem batch{.rows = 16, .shared_rows = 16, .points = 4096, .io = DType::f32, .conj = false};
+    const CauchyProblem batch{.rows = 20, .shared_rows = 20, .points = 4096, .io = DType::f32, .conj = false};
     EXPECT_EQ(cauchy_config(batch, {}).rows, kCauchyRows);
     EXPECT_EQ(cauchy_config(batch, {}).points, 1) << "few blocks";
-    EXPECT_NE(explain_cauchy(batch, {}).find("4 rows of 16 over the same poles"), std::string::npos);
+    EXPECT_NE(explain_cauchy(batch, {}).find("4 rows of 20 over the same poles"), std::string::npos);
+    const CauchyProblem sixteen{.rows = 32, .shared_rows = 16, .points = 4096, .io = DType::bf16, .conj = false};
+    EXPECT_TRUE(cauchy_in_batches(sixteen));
+    EXPECT_NE(explain_cauchy(sixteen, {}).find("16 rows of 16 over the same poles at a time"), std::string::npos);
+    EXPECT_FALSE(cauchy_in_batches(batch));
+    EXPECT_FALSE(cauchy_in_batches(s4));
 }
 
 TEST(CauchyBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryLine) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
 #include <limits>
 #include <string>
@@ -44,11 +45,31 @@ inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::Devic
     return cauchy_blocks(problem, many) >= 2 * device.multiprocessors ? many : cauchy_config(problem.io, problem.conj, rows, 1);
 }
 
+// A block begins with a row's poles: with few of them, it takes several turns at its points, if that leaves blocks for
+// everyone.
+inline int cauchy_turns(const CauchyProblem& problem, const CauchyConfig& config, const jit::DeviceTraits& device) {
+    return static_cast<int>(std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, 8));
+}
+
+// Many rows of real residues over the same poles: structured/cauchy_batch.
+inline bool cauchy_in_batches(const CauchyProblem& problem) {
+    const bool narrow = problem.io == DType::f32 || problem.io == DType::bf16 || problem.io == DType::f16;
+    return narrow && problem.shared_rows % CauchyBatchConfig::kRows == 0;
+}
+
 inline std::string explain_cauchy(const CauchyProblem& problem, const jit::DeviceTraits& device) {
+    if (cauchy_in_batches(problem))
+        return fmt::format(
+            "{} rows of {} over the same poles at a time: structured/cauchy_batch, {} blocks for {} multiprocessors",
+            CauchyBatchConfig::kRows, problem.shared_rows,
+            problem.rows / CauchyBatchConfig::kRows * ceil_div(problem.points, CauchyBatchConfig::kPoints),
+            device.multiprocessors);
     const CauchyConfig config = cauchy_config(problem, device);
-    return fmt::format("{} row{} of {} over the same poles and {} point{} a thread give {} blocks for {} multiprocessors",
-                       config.rows, config.rows == 1 ? "" : "s", problem.shared_rows, config.points,
-                       config.points == 1 ? "" : "s", cauchy_blocks(problem, config), device.multiprocessors);
+    return fmt::format(
+        "{} row{} of {} over the same poles and {} point{} a thread give {} blocks for {} multiprocessors, or as many turns of "
+        "blocks that take {}",
+        config.rows, config.rows == 1 ? "" : "s", problem.shared_rows, config.points, config.points == 1 ? "" : "s",
+        cauchy_blocks(problem, config), device.multiprocessors, cauchy_turns(problem, config, device));
 }
 
 inline constexpr std::array kCauchyConfigurations = [] {
@@ -63,6 +84,9 @@ inline constexpr std::array kCauchyConfigurations = [] {
         }
     return all;
 }();
+
+inline constexpr std::array kCauchyBatchConfigurations = {CauchyBatchConfig{DType::f32}, CauchyBatchConfig{DType::bf16},
+                                                          CauchyBatchConfig{DType::f16}};
 
 struct CauchyBackwardProblem {
     i64 rows, lines;  // of a row: poles, or points

@@ -11,9 +11,10 @@
 // rounding leaves. Points where a square leaves the range, which lie on a pole, or whose sum is not finite are summed once more
 // in double precision.
 //
-// Points on the imaginary axis, as S4 has them, leave less of that to each point.
+// Points on the imaginary axis, as S4 has them, leave less of that to each point; and how far from poles a block's points are
+// at least tells, a tile of poles at a time, that no square leaves the range.
 //
-// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 11; fewer for a further
+// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 10; fewer for a further
 // row.
 #pragma once
 
@@ -44,7 +45,7 @@ struct Cauchy {
             const Real b = z.im - w.im;
             Number den{a, b};
             if constexpr (kConfig.conj) den = {a * a - b * (z.im + w.im), 2 * a * z.im};
-            const Real square = den.re * den.re + den.im * den.im, inverse = reciprocal(square);
+            const Real square = den.re * den.re + den.im * den.im, inverse = reciprocal_in_range(square);
             weight = {den.re * inverse, -den.im * inverse};
             return in_range(square);
         }
@@ -60,6 +61,40 @@ struct Cauchy {
             sum.im += num.re * weight.im + num.im * weight.re;
         }
     }
+
+    // Points on the imaginary axis, between so far and so far from 0.
+    struct Span {
+        float nearest, furthest;
+
+        // Whether no square of a pair's fraction leaves the range, with a^2 and im of the pole: then nobody need look.
+        __device__ __forceinline__ bool allows(float a_squared, float im) const {
+            const float inside = fmaxf(fmaxf(nearest - fabsf(im), fabsf(im) - furthest), 0.f);
+            return furthest < 1e8f && a_squared + im * im < 1e16f &&
+                   (a_squared + inside * inside) * (a_squared + im * im) > 1e-34f;
+        }
+    };
+    __device__ __forceinline__ static Span span_of(Shared& shared, const Number (&z)[kConfig.points]) {
+        if constexpr (sizeof(Real) > sizeof(float)) return {0.f, __uint_as_float(0x7f800000u)};
+        unsigned nearest = ~0u, furthest = 0;  // sizes are ordered as their bits are; NaN is the furthest
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p) {
+            const unsigned size = __float_as_uint(static_cast<float>(z[p].im)) & 0x7fffffffu;
+            nearest = min(nearest, size);
+            furthest = max(furthest, size);
+        }
+        if (threadIdx.x == 0) {
+            shared.nearest = ~0u;
+            shared.furthest = 0;
+        }
+        __syncthreads();
+        atomicMin(&shared.nearest, nearest);
+        atomicMax(&shared.furthest, furthest);
+        __syncthreads();
+        return {__uint_as_float(shared.nearest), __uint_as_float(shared.furthest)};
+    }
+
+    // What shared memory has of the only tile of poles: it stays there from turn to turn.
+    enum class Brought { nothing, numbers, pairs };
 
     // Where a block's poles and residues begin. Its rows over the same poles follow each other in the last leading dimension.
     struct Tiles {
@@ -92,15 +127,22 @@ struct Cauchy {
             }
         }
     }
+    __device__ __forceinline__ static bool allowed(const Shared& shared, const Span& span, int count) {
+        bool all = true;
+        for (int n = threadIdx.x; n < count; n += kConfig.threads)
+            all &= span.allows(static_cast<float>(shared.pairs[n].a_squared), static_cast<float>(shared.pairs[n].im));
+        return __syncthreads_and(all) != 0;
+    }
     // With a pole and its conjugate as one fraction, (even + i y odd) / (den + 2i a y) for z = iy.
+    template <bool kLook>
     __device__ __forceinline__ static void add_pairs(Numbers2D& parts, unsigned& careful, const Shared& shared, int n,
                                                      const Number (&z)[kConfig.points]) {
         const auto pair = shared.pairs[n];
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
             const Real y = z[p].im, y_squared = y * y, den = pair.a_squared - (y - pair.im) * (y + pair.im),
-                       square = den * den + pair.four_a_squared * y_squared, inverse = reciprocal(square);
-            if (!in_range(square)) careful |= 1u << p;
+                       square = den * den + pair.four_a_squared * y_squared, inverse = reciprocal_in_range(square);
+            if (kLook && !in_range(square)) careful |= 1u << p;
 #pragma unroll
             for (int row = 0; row < kConfig.rows; ++row) {
                 const auto v = shared.pair_residues[row][n];
@@ -123,21 +165,31 @@ struct Cauchy {
     }
     template <bool kAxis>
     __device__ __forceinline__ unsigned sum_up(Shared& shared, const Tiles& tiles, const Number (&z)[kConfig.points],
-                                               Numbers2D& sums, Numbers2D& rests) const {
+                                               Numbers2D& sums, Numbers2D& rests, Brought& brought) const {
+        constexpr Brought kBrings = kAxis ? Brought::pairs : Brought::numbers;
         unsigned careful = 0;
+        Span span{};
+        if constexpr (kAxis) span = span_of(shared, z);
 #pragma unroll 1
         for (int first = 0; first < args.pole_count; first += kConfig.tile) {
             const int count = min(kConfig.tile, args.pole_count - first);
-            __syncthreads();
-            bring_tile<kAxis>(shared, tiles, first, count);
-            __syncthreads();
+            if (brought != kBrings || args.pole_count > kConfig.tile) {
+                __syncthreads();
+                bring_tile<kAxis>(shared, tiles, first, count);
+                __syncthreads();
+            }
             Numbers2D parts{};
+            if (kAxis && allowed(shared, span, count)) {
 #pragma unroll 2
-            for (int n = 0; n < count; ++n) {
-                if constexpr (kAxis)
-                    add_pairs(parts, careful, shared, n, z);
-                else
-                    add_each(parts, careful, shared, n, z);
+                for (int n = 0; n < count; ++n) add_pairs<false>(parts, careful, shared, n, z);
+            } else {
+#pragma unroll 2
+                for (int n = 0; n < count; ++n) {
+                    if constexpr (kAxis)
+                        add_pairs<true>(parts, careful, shared, n, z);
+                    else
+                        add_each(parts, careful, shared, n, z);
+                }
             }
 #pragma unroll
             for (int row = 0; row < kConfig.rows; ++row)
@@ -148,6 +200,7 @@ struct Cauchy {
                         add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im * (kAxis ? z[p].im : Real{1}));
                 }
         }
+        brought = kBrings;
         return careful;
     }
 
@@ -179,14 +232,10 @@ struct Cauchy {
         return {with_met(sum.re, met.re), with_met(sum.im, met.im)};
     }
 
-    __device__ __forceinline__ void run(Shared& shared) {
-        const i64 blocks_of_points = (args.point_count + kConfig.points_per_block() - 1) / kConfig.points_per_block();
-        first_row = blockIdx.x / blocks_of_points * kConfig.rows;
-        const int first_point = static_cast<int>(blockIdx.x % blocks_of_points) * kConfig.points_per_block() + threadIdx.x;
-
+    __device__ __forceinline__ void run_points(Shared& shared, const Tiles& tiles, i64 points, int first_point,
+                                               Brought& brought) const {
         Number z[kConfig.points];
         Numbers2D sums{}, rests{};
-        const i64 points = row_of(args, args.points, first_row), poles = row_of(args, args.poles, first_row);
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p)
             z[p] = Io::load(args.points.data,
@@ -194,13 +243,11 @@ struct Cauchy {
         bool elsewhere = false;
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) elsewhere |= z[p].re != 0;
-        const Tiles tiles{poles, row_of(args, args.residues, first_row),
-                          kConfig.rows > 1 ? args.residues.stride[args.leading - 1] : 0};
         unsigned careful;  // a bit a point
         if (kConfig.conj && !__syncthreads_or(elsewhere))
-            careful = sum_up<true>(shared, tiles, z, sums, rests);
+            careful = sum_up<true>(shared, tiles, z, sums, rests, brought);
         else
-            careful = sum_up<false>(shared, tiles, z, sums, rests);
+            careful = sum_up<false>(shared, tiles, z, sums, rests, brought);
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
             const int point = first_point + p * kConfig.threads;
@@ -219,6 +266,21 @@ struct Cauchy {
 #pragma unroll 1
             for (int row = 0; row < kConfig.rows; ++row)
                 Io::store(args.out, (first_row + row) * args.point_count + point, sum_carefully(first_row + row, point));
+        }
+    }
+    __device__ __forceinline__ void run(Shared& shared) {
+        const unsigned points_of_all = kConfig.points_per_block() * args.turns,
+                       blocks_of_points = (args.point_count + points_of_all - 1) / points_of_all;
+        first_row = static_cast<i64>(blockIdx.x / blocks_of_points) * kConfig.rows;
+        const Tiles tiles{row_of(args, args.poles, first_row), row_of(args, args.residues, first_row),
+                          kConfig.rows > 1 ? args.residues.stride[args.leading - 1] : 0};
+        const i64 points = row_of(args, args.points, first_row);
+        Brought brought = Brought::nothing;
+        int first_point = static_cast<int>(blockIdx.x % blocks_of_points * points_of_all);
+#pragma unroll 1
+        for (int turn = 0; turn < args.turns && first_point < args.point_count; ++turn) {
+            run_points(shared, tiles, points, first_point + static_cast<int>(threadIdx.x), brought);
+            first_point += kConfig.points_per_block();
         }
     }
     // sum += x, and what that lost of the last one (Kahan).

@@ -23,14 +23,17 @@ struct CauchyBackwardConfig {
         visit("threads", threads);
     }
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
+    // Points on the imaginary axis go by themselves.
+    GDN_HOST_DEVICE constexpr bool axis() const { return conj && !of_points && io == DType::c64; }
     // A multiprocessor; 0 leaves it to ptxas, which spills a little to fit one more, but not for complex numbers in fp32.
     GDN_HOST_DEVICE constexpr int least_blocks() const { return io == DType::c64 ? 0 : 1; }
 };
 
-// A thread's sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each.
+// A warp's sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each; on the axis, twice as
+// many.
 template <CauchyBackwardConfig kConfig, class Real>
 struct CauchyBackwardSharedPlan {
-    Real sums[kConfig.threads][4];
+    Real sums[kConfig.threads / 32][kConfig.lines * (kConfig.axis() ? 8 : 4)];
 };
 
 struct CauchyBackwardArgs {

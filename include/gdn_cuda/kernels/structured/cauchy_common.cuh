@@ -14,6 +14,16 @@ __device__ __forceinline__ float reciprocal(float x) {
 __device__ __forceinline__ double reciprocal(double x) {
     return 1.0 / x;
 }
+// Of what is known to be in range, as its reciprocal is: no subnormal numbers, for which the other takes four instructions
+// more.
+__device__ __forceinline__ float reciprocal_in_range(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+__device__ __forceinline__ double reciprocal_in_range(double x) {
+    return 1.0 / x;
+}
 // Whether the reciprocal of a distance is a number. Infinite and unknown distances have theirs.
 __device__ __forceinline__ bool has_reciprocal(float x) {
     return !(fabsf(x) < 0x1p-126f);
@@ -83,11 +93,13 @@ struct Numbers {
 template <class Args>
 __device__ __forceinline__ i64 row_of(const Args& args, const CauchyOperand& operand, i64 row) {
     i64 at = 0;
-    for (int d = args.leading - 1; d >= 0; --d) {
-        at += row % args.size[d] * operand.stride[d];
-        row /= args.size[d];
+    unsigned left = static_cast<unsigned>(row);  // there is a block for every few rows, and no more blocks than 2^31
+    for (int d = args.leading - 1; d > 0; --d) {
+        const unsigned size = static_cast<unsigned>(args.size[d]), whole = left / size;
+        at += static_cast<i64>(left - whole * size) * operand.stride[d];
+        left = whole;
     }
-    return at;
+    return args.leading == 0 ? at : at + static_cast<i64>(left) * operand.stride[0];
 }
 
 }  // namespace gdn_cuda::structured

@@ -38,10 +38,10 @@ struct CauchyConfig {
 template <CauchyConfig kConfig, class Real>
 struct CauchySharedPlan {
     // Of conjugate pairs and points on the imaginary axis: what their one fraction is made of, a the distance from the axis.
-    struct Pair {
+    struct alignas(4 * sizeof(Real)) Pair {
         Real im, a_squared, four_a_squared;
     };
-    struct alignas(16) PairResidue {
+    struct alignas(4 * sizeof(Real)) PairResidue {
         Real even, odd, even_2a, odd_2a;  // 2 (a Re v - Im v Im w), 2 Re v, and both times 2 a
     };
     union {
@@ -54,6 +54,7 @@ struct CauchySharedPlan {
             PairResidue pair_residues[kConfig.conj ? kConfig.rows : 1][kConfig.conj ? kConfig.tile : 1];
         };
     };
+    unsigned nearest, furthest;  // of a block's points on the axis, from 0, as bits
 };
 
 // (leading..., length); strides in elements, 0 where a dimension is broadcast.
@@ -68,6 +69,7 @@ struct CauchyArgs {
     void* out = nullptr;  // (leading..., points), contiguous
     i64 size[CauchyOperand::kMaxLeading] = {};
     int leading = 0, pole_count = 0, point_count = 0;
+    int turns = 1;  // of a block, at its points
     i64 rows = 0;
 };
 
