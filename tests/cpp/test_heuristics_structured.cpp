@@ -122,6 +122,7 @@ TEST(VandermondeHeuristic, ChoosesWhatIsRegisteredAndCoversEveryStep) {
         ASSERT_TRUE(in(kVandermondeConfigurations, config)) << to_text(config);
         ASSERT_EQ(config.io, problem.io);
         ASSERT_GE(vandermonde_blocks(problem, config) * config.square(), problem.rows * problem.steps);
+        ASSERT_LE(Vandermonde::shared_bytes(config), kSharedBytesEverywhere);
         ASSERT_NE(explain_vandermonde(problem, {}).find("steps a block"), std::string::npos);
     }
 }
@@ -140,6 +141,7 @@ TEST(VandermondeMomentsHeuristic, EveryKindIsRegistered) {
         for (const int orders : {1, 2}) {
             const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);
             EXPECT_TRUE(in(kVandermondeMomentsConfigurations, config)) << to_text(config);
+            EXPECT_LE(VandermondeMoments::shared_bytes(config), kSharedBytesEverywhere);
             EXPECT_NE(explain_vandermonde_moments(io, orders).find(fmt::format("{} steps", config.square())),
                       std::string::npos);
         }

@@ -132,8 +132,8 @@ struct VandermondeProblem {
 };
 
 constexpr VandermondeConfig vandermonde_config(DType io, bool small) {
-    const bool wide = io == DType::c128;  // fewer of them fit in shared memory
-    return {.io = io, .side = small ? 32 : wide ? 64 : 128, .grid = 16, .poles = wide ? 8 : 16};
+    const bool wide = io == DType::c128;  // fewer of them fit in shared memory, twice a multiprocessor
+    return {.io = io, .side = small ? 32 : wide ? 64 : 128, .grid = 16, .poles = wide ? 16 : 32};
 }
 inline i64 vandermonde_blocks(const VandermondeProblem& problem, const VandermondeConfig& config) {
     return problem.rows * ceil_div(problem.steps, config.square());
@@ -156,7 +156,7 @@ inline constexpr std::array kVandermondeConfigurations = {
     vandermonde_config(DType::c128, true)};
 
 constexpr VandermondeMomentsConfig vandermonde_moments_config(DType io, int orders) {
-    return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .grid = 16, .tile = 32};
+    return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .tile = 16};
 }
 inline std::string explain_vandermonde_moments(DType io, int orders) {
     const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);

@@ -17,7 +17,10 @@ struct Vandermonde {
 
     static std::span<const Config> configurations() { return kVandermondeConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config&) { return 0; }  // it is static
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kVandermondeConfigurations, VandermondeSharedPlan>(
+            config, std::make_index_sequence<kVandermondeConfigurations.size()>());
+    }
 
     static void run(const VandermondeProblem& problem, const Args& args, const Target& target) {
         if (problem.rows == 0 || problem.steps == 0) return;

@@ -17,11 +17,14 @@ struct VandermondeMoments {
 
     static std::span<const Config> configurations() { return kVandermondeMomentsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config&) { return 0; }  // it is static
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kVandermondeMomentsConfigurations, VandermondeMomentsSharedPlan>(
+            config, std::make_index_sequence<kVandermondeMomentsConfigurations.size()>());
+    }
 
     static i64 squares(const Config& config, i64 steps) { return ceil_div(steps, config.square()); }
     static void run(const Config& config, const Args& args, const Target& target) {
-        const i64 blocks = args.rows * squares(config, args.steps) * ceil_div(args.pole_count, Config::kPoles);
+        const i64 blocks = args.rows * squares(config, args.steps) * ceil_div(args.pole_count, config.poles());
         if (blocks > 0) launch<VandermondeMoments>(config, args, {grid_of(blocks), 1, 1}, target);
     }
 };

@@ -45,10 +45,12 @@ struct Powers {
     __device__ __forceinline__ Powers(Real log_size, double radians)
         : turns(Turns::of(radians)), log_size(log_size + static_cast<Real>(radians * 0)) {}
 
+    __device__ __forceinline__ Powers(Turns turns, Real log_size) : turns(turns), log_size(log_size) {}
+
     __device__ __forceinline__ void after(unsigned long long steps, Real& re, Real& im) const {
         Real sine, cosine;
         sine_cosine_of_turns(turns.after<Real>(steps), sine, cosine);
-        const Real size = steps == 0 ? Real{1} : size_after(static_cast<double>(steps));
+        const Real size = steps == 0 ? Real{1} : size_after(steps);
         re = size * cosine;
         im = size * sine;
     }
@@ -60,15 +62,21 @@ struct Powers {
     __device__ __forceinline__ static void sine_cosine_of_turns(double turns, double& sine, double& cosine) {
         sincospi(2.0 * turns, &sine, &cosine);
     }
-    // The exponent's product with what rounding left of it.
-    __device__ __forceinline__ Real size_after(double steps) const {
+    // The exponent's product with what rounding left of it. Steps are less than 2^48; in fp32 their two halves are exact.
+    __device__ __forceinline__ Real size_after(unsigned long long steps) const {
         if constexpr (sizeof(Real) == sizeof(float)) {
-            const float many = static_cast<float>(steps), exponent = log_size * many;
-            const float rest = fmaf(log_size, many, -exponent) + log_size * static_cast<float>(steps - many);
+            const float most = static_cast<float>(static_cast<unsigned>(steps >> 24)) * 0x1p24f,
+                        last = static_cast<float>(static_cast<unsigned>(steps) & 0xffffffu);
+            const float finite = log_size < -1e30f  ? -1e30f
+                                 : log_size > 1e30f ? 1e30f
+                                                    : log_size;  // 0 times infinity is no number
+            const float of_most = finite * most, of_last = finite * last, exponent = of_most + of_last;
+            const float rest = (fmaf(finite, most, -of_most) + fmaf(finite, last, -of_last)) + (of_last - (exponent - of_most));
             const float size = expf(exponent);
             return size == 0.f || isinf(size) ? size : fmaf(size, rest, size);
         } else {
-            const double exponent = log_size * steps, rest = fma(log_size, steps, -exponent), size = exp(exponent);
+            const auto many = static_cast<double>(steps);
+            const double exponent = log_size * many, rest = fma(log_size, many, -exponent), size = exp(exponent);
             return size == 0.0 || isinf(size) ? size : fma(size, rest, size);
         }
     }

@@ -9,7 +9,6 @@ struct VandermondeMomentsConfig {
     DType io;    // of exponents and moments, c64 or c128; sums are over real numbers
     int orders;  // 1 or 2
     int side;    // of the square of numbers a block sums over
-    int grid;    // of threads, a square too; and as many poles a block
     int tile;    // steps in shared memory at a time
 
     constexpr bool operator==(const VandermondeMomentsConfig&) const = default;
@@ -19,30 +18,31 @@ struct VandermondeMomentsConfig {
         visit("io", io);
         visit("orders", orders);
         visit("side", side);
-        visit("grid", grid);
         visit("tile", tile);
     }
-    static constexpr int kPoles = 16;
-    GDN_HOST_DEVICE constexpr int threads() const { return grid * grid; }
+    static constexpr int kSums = 32;                                // of a block, complex ones: poles times orders
+    static constexpr int kLanes = 8, kSumsOfLane = kSums / kLanes;  // a leap's sums, and what one thread makes of them
+    static constexpr int kRows = VandermondeConfig::kRoots;         // of threads: each has every so manieth leap
+    GDN_HOST_DEVICE constexpr int threads() const { return kRows * kLanes; }
     GDN_HOST_DEVICE constexpr int square() const { return side * side; }
+    GDN_HOST_DEVICE constexpr int poles() const { return kSums / orders; }
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return 4; }  // a multiprocessor: 128 registers a thread
     // The powers that a block needs are made as vandermonde makes its own.
     GDN_HOST_DEVICE constexpr VandermondeConfig powers() const {
-        return {.io = io, .side = side, .grid = grid, .poles = kPoles};
+        return {.io = io, .side = side, .grid = 16, .poles = poles()};
     }
 };
 
-template <VandermondeMomentsConfig kConfig, class Real>
+template <VandermondeMomentsConfig kConfig>
 struct VandermondeMomentsSharedPlan {
-    static constexpr int kPoles = VandermondeMomentsConfig::kPoles;
-    Real roots[kPoles][2][kConfig.powers().roots()][2];
+    using Config = VandermondeMomentsConfig;
+    using Real = typename VandermondeNumbers<kConfig.io>::Real;
+    alignas(16) Real powers[kConfig.side][Config::kSums][2];  // of each step b: e^(x b), then b e^(x b), of every pole
     union {
-        struct {
-            alignas(16)
-                Real numbers[kConfig.tile][kConfig.side + 16 / sizeof(Real)];   // (step, leap), and room against bank conflicts
-            alignas(16) Real powers[kConfig.tile][kPoles][2 * kConfig.orders];  // e^(x b), and b e^(x b)
-        };
-        Real sums[kConfig.grid][kPoles][2 * kConfig.orders];  // when the rest has been read
+        alignas(16) Real numbers[2][kConfig.side][kConfig.tile];  // (leap, step), pieces of 16 bytes where piece() says
+        Real sums[Config::kRows][Config::kSums][2];               // when the rest has been read
     };
+    VandermondeRoots<kConfig.powers()> roots;
 };
 
 struct VandermondeMomentsArgs {

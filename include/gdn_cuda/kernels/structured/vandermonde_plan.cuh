@@ -24,14 +24,43 @@ struct VandermondeConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return grid * grid; }
     GDN_HOST_DEVICE constexpr int roots() const { return kRoots + side / kRoots; }
     GDN_HOST_DEVICE constexpr int square() const { return side * side; }
+    // A multiprocessor: one makes its tables while the other multiplies.
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return 2; }
 };
 
-template <VandermondeConfig kConfig, class Real>
+// What sums are made of, and a complex number of it.
+template <DType kIo>
+struct VandermondeNumbers {
+    using Real = float;
+};
+template <>
+struct VandermondeNumbers<DType::c128> {
+    using Real = double;
+};
+
+// A pole: its exponent, the phase as what Turns holds.
+template <class Real>
+struct VandermondePole {
+    unsigned long long turns;
+    Real log_size;
+};
+
+// Of each pole: powers of single steps and of kRoots steps at once, then the same of leaps. One more, which nobody reads,
+// spreads the poles over the banks.
+template <VandermondeConfig kConfig>
+struct VandermondeRoots {
+    using Real = typename VandermondeNumbers<kConfig.io>::Real;
+    VandermondePole<Real> exponents[kConfig.poles];
+    alignas(2 * sizeof(Real)) Real at[2][kConfig.poles][kConfig.roots() | 1][2];
+};
+
+template <VandermondeConfig kConfig>
 struct VandermondeSharedPlan {
-    // Of each pole: powers of single steps and of kRoots steps at once, then the same of leaps.
-    Real roots[kConfig.poles][2][kConfig.roots()][2];
+    using Real = typename VandermondeNumbers<kConfig.io>::Real;
     alignas(16) Real near[kConfig.poles][2][kConfig.side];  // e^(x b), negated imaginary parts
     alignas(16) Real far[kConfig.poles][2][kConfig.side];   // 2 v e^(x a side)
+    VandermondeRoots<kConfig> roots;
+    alignas(2 * sizeof(Real)) Real residues[kConfig.poles][2];
 };
 
 struct VandermondeArgs {
