@@ -15,6 +15,7 @@
 #include "jit/driver.hpp"
 #include "jit/env.hpp"
 #include "jit/errors.hpp"
+#include "jit/l2_window.hpp"
 #include "jit/log.hpp"
 #include "jit/runtime.hpp"
 #include "jit/store.hpp"
@@ -286,6 +287,21 @@ PYBIND11_MODULE(_C, module) {
     module.def("load", &load, "kernel_id"_a, "configuration"_a, "device"_a,
                "Loads one registered configuration into this process for a device, as its first call would.");
     module.def("load_events", &load_events, "What this process loaded so far, from where, and how long it took.");
+
+    py::class_<jit::L2Window>(module, "L2Window", "An access-policy window of a stream over a range of memory, until released.")
+        .def(py::init([](int device, std::uintptr_t stream, std::uintptr_t base, std::size_t bytes) {
+                 return without_gil([&] {
+                     return std::make_unique<jit::L2Window>(device, reinterpret_cast<CUstream>(stream),
+                                                            reinterpret_cast<const void*>(base), bytes);
+                 });
+             }),
+             "device"_a, "stream"_a, "base"_a, "bytes"_a)
+        .def(
+            "release", [](jit::L2Window& window) { without_gil([&] { window.release(); }); },
+            "Gives the stream back the window it had. Free when repeated.");
+    module.def(
+        "most_l2_window_bytes", [](int device) { return without_gil([&] { return jit::most_l2_window_bytes(device); }); },
+        "device"_a, "What a window may cover on a device; 0 where none can be had.");
 
     module.def("cache_directory", &cache_directory, "The disk cache's folder; empty when cubins are kept in memory only.");
     module.def("cache_refusals", &cache_refusals, "Places passed over for the cache, each with the reason.");

@@ -1,4 +1,5 @@
-"""Gated Delta Net operators for PyTorch: compiled at first use on NVIDIA GPUs, and the same calls on CPU tensors.
+"""Gated Delta Net operators and structured matrices for PyTorch: kernels compiled at first use on NVIDIA GPUs, and the same
+calls on CPU tensors.
 
 Importing this touches neither CUDA nor a compiler. `python -m gdn_cuda doctor` says what a machine has and lacks.
 """
@@ -9,7 +10,8 @@ from . import runtime as _runtime
 
 _runtime.load_library()
 
-from .ops.gdn import (  # noqa: E402  (the operators exist once the library is loaded)
+from . import nn  # noqa: E402, F401  (the operators exist once the library is loaded)
+from .ops.gdn import (  # noqa: E402
     InferenceMode,
     bf16_chunked_seq_state_update,
     bf16_gdn_chunked_compute_O,
@@ -20,6 +22,25 @@ from .ops.gdn import (  # noqa: E402  (the operators exist once the library is l
     fused_gdn_gating,
     recurrent_forward,
     transpose_to_mn_major,
+)
+from .ops.l2 import cauchy_pin_l2  # noqa: E402
+from .ops.structured import (  # noqa: E402
+    cauchy_conj,
+    cauchy_kernel,
+    log_vandermonde,
+    log_vandermonde_transpose,
+)
+from .ops.structured_displacement import DisplacementType, displacement_matvec  # noqa: E402
+from .ops.structured_toeplitz import (  # noqa: E402
+    gs_compute_generators,
+    toeplitz_inverse_apply,
+    toeplitz_matvec,
+    toeplitz_matvec_transpose,
+    toeplitz_solve,
+    toeplitz_solve_ex,
+    toeplitz_solve_symmetric,
+    toeplitz_solve_symmetric_ex,
+    toeplitz_to_cauchy,
 )
 from .runtime import compile, init, warmup  # noqa: E402
 
@@ -37,5 +58,21 @@ __all__ = [
     "bf16_gdn_compute_u_w",
     "bf16_chunked_seq_state_update",
     "bf16_gdn_chunked_compute_O",
+    "cauchy_kernel",
+    "cauchy_conj",
+    "cauchy_pin_l2",
+    "log_vandermonde",
+    "log_vandermonde_transpose",
+    "toeplitz_matvec",
+    "toeplitz_matvec_transpose",
+    "toeplitz_solve",
+    "toeplitz_solve_ex",
+    "toeplitz_solve_symmetric",
+    "toeplitz_solve_symmetric_ex",
+    "gs_compute_generators",
+    "toeplitz_inverse_apply",
+    "toeplitz_to_cauchy",
+    "displacement_matvec",
+    "DisplacementType",
     "__version__",
 ]

@@ -170,7 +170,14 @@ def _wanted(value: Any) -> set[Any]:
     return {_DTYPE_NAMES.get(str(item), item) for item in values}
 
 
-_DTYPE_NAMES = {"torch.float32": "f32", "torch.bfloat16": "bf16", "torch.float16": "f16"}
+_DTYPE_NAMES = {
+    "torch.float32": "f32",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "f16",
+    "torch.float64": "f64",
+    "torch.complex64": "c64",
+    "torch.complex128": "c128",
+}
 
 
 # ---- Compiling ahead of use

@@ -77,6 +77,12 @@ def test_select_filters_by_field_value() -> None:
     assert runtime.select(**{name: [value]}) == chosen
 
 
+def test_select_takes_torch_dtypes() -> None:
+    for dtype, name in ((torch.complex64, "c64"), (torch.complex128, "c128"), (torch.float64, "f64"), (torch.bfloat16, "bf16")):
+        chosen = runtime.select("structured", "cauchy", io=dtype)
+        assert chosen == runtime.select("structured", "cauchy", io=name) != []
+
+
 def test_select_refuses_what_does_not_exist() -> None:
     with pytest.raises(ValueError, match="field: expected one of"):
         runtime.select(nonesuch=1)

@@ -1,35 +1,16 @@
-// The public C++ API over the operators: outputs allocated, CUDA tensors straight to the launch, others through torch's
-// dispatcher to the implementation that Python registers.
-#include <torch/csrc/stable/library.h>
+// The public C++ API: what belongs to no family, and Gated Delta Net. Outputs allocated, CUDA tensors straight to the launch,
+// others through torch's dispatcher to the implementation that Python registers.
 #include <torch/csrc/stable/ops.h>
 
-#include <array>
 #include <gdn_cuda/api.hpp>
 
 #include "../jit/toolchain.hpp"
 #include "../jit_kernels/registry.hpp"
+#include "dispatch.hpp"
 #include "gdn.hpp"
 
 namespace gdn_cuda {
 namespace {
-
-// Calls torch.ops.gdn_cuda.<name>; `results` outputs come back at the front of the stack.
-template <size_t kResults, class... Args>
-std::array<StableIValue, kResults> dispatch(const char* name, const Args&... args) {
-    std::array<StableIValue, std::max(kResults, sizeof...(Args))> stack{torch::stable::detail::from(args)...};
-    if (torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION) != TORCH_SUCCESS)
-        throw std::runtime_error(
-            std::string(name) +
-            ": the call failed for tensors that are not on CUDA; they run gdn_cuda.reference, so `import gdn_cuda` "
-            "in this process. torch printed the cause above");
-    std::array<StableIValue, kResults> results{};
-    std::copy_n(stack.begin(), kResults, results.begin());
-    return results;
-}
-
-Tensor tensor_of(StableIValue value) {
-    return torch::stable::detail::to<Tensor>(value);
-}
 
 Tensor output_like(const Tensor& value, const OptionalTensor& out) {
     return out ? *out : torch::stable::new_empty(value, value.sizes());

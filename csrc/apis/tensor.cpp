@@ -14,6 +14,7 @@ namespace {
 struct TorchNumbers {
     int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
     int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
+    int32_t f64 = aoti_torch_dtype_float64(), c64 = aoti_torch_dtype_complex64(), c128 = aoti_torch_dtype_complex128();
     int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
 };
 const TorchNumbers& torch_numbers() {
@@ -52,6 +53,12 @@ const char* torch_name(DType type) {
             return "int32";
         case DType::i64:
             return "int64";
+        case DType::f64:
+            return "float64";
+        case DType::c64:
+            return "complex64";
+        case DType::c128:
+            return "complex128";
     }
     return "?";
 }
@@ -122,12 +129,15 @@ std::optional<DType> dtype_of(const View& view) {
     if (view.dtype == numbers.f16) return DType::f16;
     if (view.dtype == numbers.i32) return DType::i32;
     if (view.dtype == numbers.i64) return DType::i64;
+    if (view.dtype == numbers.f64) return DType::f64;
+    if (view.dtype == numbers.c64) return DType::c64;
+    if (view.dtype == numbers.c128) return DType::c128;
     return std::nullopt;
 }
 
 std::string dtype_name(const View& view) {
     if (const auto type = dtype_of(view)) return torch_name(*type);
-    return view.dtype == aoti_torch_dtype_float64() ? "float64" : fmt::format("torch dtype number {}", view.dtype);
+    return fmt::format("torch dtype number {}", view.dtype);
 }
 
 std::string shape_text(const View& view) {

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <string>
 
 namespace gdn_cuda::jit {
@@ -28,6 +29,11 @@ struct Driver {
                                   const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
     CUresult (*launch)(const CUlaunchConfig*, CUfunction, void**, void**);
+    CUresult (*stream_get_attribute)(CUstream, CUstreamAttrID, CUstreamAttrValue*);
+    CUresult (*stream_set_attribute)(CUstream, CUstreamAttrID, const CUstreamAttrValue*);
+    CUresult (*ctx_get_limit)(std::size_t*, CUlimit);
+    CUresult (*ctx_set_limit)(CUlimit, std::size_t);
+    CUresult (*ctx_reset_persisting_l2)();
 };
 
 const Driver& driver();  // throws an Error saying what to install when there is none

@@ -11,6 +11,14 @@
 #include "impls/gdn/recurrent.hpp"
 #include "impls/gdn/seq_state_update.hpp"
 #include "impls/gdn/verify.hpp"
+#include "impls/structured/cauchy.hpp"
+#include "impls/structured/cauchy_backward.hpp"
+#include "impls/structured/cauchy_batch.hpp"
+#include "impls/structured/toeplitz_gko.hpp"
+#include "impls/structured/toeplitz_matvec.hpp"
+#include "impls/structured/toeplitz_schur.hpp"
+#include "impls/structured/vandermonde.hpp"
+#include "impls/structured/vandermonde_moments.hpp"
 
 namespace gdn_cuda {
 namespace {
@@ -28,9 +36,25 @@ RegisteredKernel entry() {
 
 const std::vector<RegisteredKernel>& registry() {
     static const std::vector<RegisteredKernel> all = {
-        entry<gdn::Decode>(),      entry<gdn::Verify>(),  entry<gdn::Recurrent>(),  entry<gdn::Gating>(),
-        entry<gdn::ChunkCumsum>(), entry<gdn::MnMajor>(), entry<gdn::ComputeUW>(),  entry<gdn::SeqStateUpdate>(),
-        entry<gdn::ComputeO>(),    entry<gdn::Prefill>(), entry<gdn::PrefillMma>(),
+        entry<gdn::Decode>(),
+        entry<gdn::Verify>(),
+        entry<gdn::Recurrent>(),
+        entry<gdn::Gating>(),
+        entry<gdn::ChunkCumsum>(),
+        entry<gdn::MnMajor>(),
+        entry<gdn::ComputeUW>(),
+        entry<gdn::SeqStateUpdate>(),
+        entry<gdn::ComputeO>(),
+        entry<gdn::Prefill>(),
+        entry<gdn::PrefillMma>(),
+        entry<structured::Cauchy>(),
+        entry<structured::CauchyBatch>(),
+        entry<structured::CauchyBackward>(),
+        entry<structured::Vandermonde>(),
+        entry<structured::VandermondeMoments>(),
+        entry<structured::ToeplitzMatvec>(),
+        entry<structured::ToeplitzGko>(),
+        entry<structured::ToeplitzSchur>(),
     };
     return all;
 }

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from .bench_timing import Call, Timer
 
 PIECES = ("bf16_gdn_compute_u_w", "bf16_chunked_seq_state_update", "bf16_gdn_chunked_compute_O")
-OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward", *PIECES)
+STRUCTURED = ("cauchy_conj", "cauchy_kernel", "log_vandermonde")
+TOEPLITZ = ("toeplitz_matvec", "toeplitz_solve_symmetric", "toeplitz_solve")
+OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward", *PIECES, *STRUCTURED, *TOEPLITZ)
 
 # The ceilings that a roof is made of, per device, so that shares compare from run to run: a product's speed follows the
 # temperature. A device that is not here is held against what the run itself measures.
@@ -85,7 +87,7 @@ def chosen(operator: str, device: str, only: str | None) -> list[Case]:
 
 
 def _cases(operator: str, device: str) -> Iterator[Case]:
-    from . import bench_pieces
+    from . import bench_pieces, bench_structured, bench_toeplitz
     from .bench_cases import fused_decode, fused_gdn_gating, recurrent_forward
     from .bench_prefill import chunked_forward
 
@@ -95,6 +97,8 @@ def _cases(operator: str, device: str) -> Iterator[Case]:
         "fused_gdn_gating": fused_gdn_gating,
         "chunked_forward": chunked_forward,
         **{name: getattr(bench_pieces, name) for name in PIECES},
+        **{name: getattr(bench_structured, name) for name in STRUCTURED},
+        **{name: getattr(bench_toeplitz, name) for name in TOEPLITZ},
     }
     return of_operator[operator](device)
 
@@ -130,7 +134,7 @@ def _row(
     operator: str, case: Case, timer: Timer, roof: dict[str, float], check_peers: bool, absent: Absences
 ) -> dict[str, Any]:
     work = case.prepare()
-    time_us = _device_us(case, timer, work.call)
+    time_us = _device_us(case.captured, timer, work.call)
     roof_us = max(work.bytes / roof["copy_bytes_per_s"], work.flops / roof["bf16_flop_per_s"]) * 1e6
     return {
         "shape": case.shape,
@@ -148,12 +152,12 @@ def _row(
     }
 
 
-def _device_us(case: Case, timer: Timer, call: Call) -> float:
-    return timer.graph_us(call) if case.captured else timer.stream_us(call)
+def _device_us(captured: bool, timer: Timer, call: Call) -> float:
+    return timer.graph_us(call) if captured else timer.stream_us(call)
 
 
 def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, absent: Absences) -> dict[str, Any]:
-    from .bench_peers import PEERS, Absent, Disagreement, errors
+    from .bench_peers import PEERS, Absent, Disagreement, errors, outcome_names
 
     times: dict[str, float | None] = {}
     found: dict[str, tuple[float, float]] = {}
@@ -165,8 +169,9 @@ def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, abs
             if expected is not None:
                 peer = adapter(work.checked)
                 found[name] = errors(expected, peer.read(peer.call()))
-                Disagreement.unless_small(found[name])
-            times[name] = _device_us(case, timer, adapter(work.inputs).call)
+                Disagreement.unless_small(found[name], outcome_names(operator))
+            peer = adapter(work.inputs)
+            times[name] = _device_us(case.captured and peer.captured, timer, peer.call)
         except Exception as error:  # another library's failure is a gap in its column, with the reason under the table
             reason = str(error) if isinstance(error, Absent) else f"{type(error).__name__}: {error}"
             absent.setdefault((name, reason.splitlines()[0]), []).append(case.shape)

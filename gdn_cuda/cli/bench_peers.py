@@ -1,4 +1,4 @@
-"""Other libraries' operators on the same inputs: FLA, FlashInfer and FlashQLA, each where it can be imported.
+"""Other libraries' operators on the same inputs: FLA, FlashInfer and FlashQLA, each where it can be imported, and torch.
 
 An adapter gives a call and the reading of what it returns, or raises with the reason why there is none. Casts, transposes and
 whatever else a library wants around its call happen in the adapter, so that only the library's own work is timed.
@@ -10,11 +10,13 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import bench_structured, bench_toeplitz
 from .bench_cases import Inputs, Outcome
 from .bench_timing import Call
 
@@ -29,16 +31,17 @@ class Disagreement(Absent):
     """A peer's result is not ours."""
 
     @classmethod
-    def unless_small(cls, found: tuple[float, float]) -> None:
+    def unless_small(cls, found: tuple[float, float], names: tuple[str, str] = ("output", "state")) -> None:
         if not all(error < TOLERANCE for error in found):  # not any(... >= ...): NaN counts
-            output, state = found
-            raise cls(f"its result is not ours: relative RMS {output:.1e} of the output, {state:.1e} of the state")
+            said = ", ".join(f"{error:.1e} of the {name}" for error, name in zip(found, names, strict=True))
+            raise cls(f"its result is not ours: relative RMS {said}")
 
 
 @dataclass
 class Peer:
     call: Call
     read: Callable[[Any], Outcome]  # what the call returned, in our layouts
+    captured: bool = True  # where our row is a graph's replay, so is this
 
 
 def errors(expected: Outcome, got: Outcome) -> tuple[float, float]:
@@ -198,6 +201,17 @@ def flashinfer_chunked(x: Inputs) -> Peer:
     return Peer(call, lambda returned: (returned[0].unflatten(0, leading), returned[1]))
 
 
+# ---- torch, for the structured operators
+
+
+def in_torch(function: bench_structured.Function, x: Inputs) -> Peer:
+    return Peer(*bench_structured.peer(function, x))
+
+
+def in_torch_eagerly(function: bench_structured.Function, x: Inputs) -> Peer:
+    return Peer(*bench_structured.peer(function, x), captured=False)
+
+
 PEERS: dict[str, dict[str, Callable[[Inputs], Peer]]] = {
     "fused_decode": {"FlashInfer": flashinfer_decode, "FLA": fla_decode},
     "recurrent_forward": {"FLA": fla_recurrent},
@@ -206,4 +220,19 @@ PEERS: dict[str, dict[str, Callable[[Inputs], Peer]]] = {
     "bf16_gdn_compute_u_w": {},
     "bf16_chunked_seq_state_update": {},
     "bf16_gdn_chunked_compute_O": {},
+    "cauchy_conj": {"naive torch": partial(in_torch, bench_structured.naive_cauchy_conj)},
+    "cauchy_kernel": {
+        "naive torch": partial(in_torch, bench_structured.naive_cauchy_kernel),
+        "torch product": partial(in_torch, bench_structured.formed_cauchy_kernel),
+    },
+    "log_vandermonde": {"naive torch": partial(in_torch, bench_structured.naive_log_vandermonde)},
+    "toeplitz_matvec": {"torch FFT": partial(in_torch, bench_toeplitz.transforms)},
+    "toeplitz_solve_symmetric": {"torch Cholesky": partial(in_torch_eagerly, bench_toeplitz.cholesky)},
+    "toeplitz_solve": {"torch LU": partial(in_torch_eagerly, bench_toeplitz.lu)},
 }
+
+
+def outcome_names(operator: str) -> tuple[str, str]:
+    """What the two parts of an outcome are."""
+    differentiable = hasattr(bench_structured, operator) or hasattr(bench_toeplitz, operator)
+    return ("output", "gradients") if differentiable else ("output", "state")

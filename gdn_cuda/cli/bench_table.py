@@ -75,12 +75,15 @@ def _print_rows(terminal: Console, rows: list[Row]) -> None:
 
 
 def _print_peers(terminal: Console, report: dict[str, Any]) -> None:
+    from .bench_peers import outcome_names
+
     rows = report["rows"]
     for peer in rows[0]["peers_us"]:
         found = [row["peers_errors"][peer] for row in rows if peer in row["peers_errors"]]
         if found:
-            output, state = (max(values) for values in zip(*found, strict=True))
-            terminal.print(f"{peer} against ours, the largest relative RMS: output {output:.1e}, state {state:.1e}")
+            largest = zip(outcome_names(report["operator"]), zip(*found, strict=True), strict=True)
+            said = ", ".join(f"{name} {max(errors):.1e}" for name, errors in largest)
+            terminal.print(f"{peer} against ours, the largest relative RMS: {said}")
     for gap in report["peers_absent"]:
         shapes = "" if len(gap["shapes"]) == len(rows) else f" at {', '.join(gap['shapes'])}"
         terminal.print(f"{gap['peer']} was not measured{shapes}: {gap['reason']}", soft_wrap=True)

@@ -1,5 +1,5 @@
-// gdn_cuda for C++ programs. The functions of the Python package under the same names; gdn_cuda/ops/gdn.py says what each
-// computes and takes. Tensors are torch's stable-ABI tensors, so one libgdn_cuda.so serves every torch from 2.10 on; from an
+// gdn_cuda for C++ programs. The functions of the Python package under the same names; gdn_cuda/ops says what each computes
+// and takes. Tensors are torch's stable-ABI tensors, so one libgdn_cuda.so serves every torch from 2.10 on; from an
 // at::Tensor:
 //
 //     torch::stable::Tensor(torch::aot_inductor::new_tensor_handle(at::Tensor(x)))
@@ -99,6 +99,19 @@ void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tens
                                 const OptionalTensor& gate = {}, const std::string& compiled_dims = "t",
                                 const OptionalTensor& cu_seqlens = {}, const OptionalTensor& chunk_indices = {},
                                 const OptionalTensor& cu_chunks = {}, int64_t chunk_size = 64);
+
+// ---- Structured matrices: gdn_cuda/ops/structured.py has the formulas, docs/structured.md what meets at the edges. Leading
+// dimensions broadcast. All tensors of a call have one dtype: nothing is converted here. `out` is contiguous, of the result's
+// shape and dtype, and apart from the inputs. Gradients are Python's.
+
+// (…,L): Σ_n v_n / (ω_l − λ_n); float32, float64, bfloat16, float16, complex64 or complex128.
+Tensor cauchy_kernel(const Tensor& v, const Tensor& omega, const Tensor& lambd, const OptionalTensor& out = {});
+// (…,L): the same with every v_n, w_n and its conjugate; complex64 or complex128, as the two below.
+Tensor cauchy_conj(const Tensor& v, const Tensor& z, const Tensor& w, const OptionalTensor& out = {});
+// (…,L) real: 2 Re Σ_n v_n e^{x_n l}.
+Tensor log_vandermonde(const Tensor& v, const Tensor& x, int64_t L, const OptionalTensor& out = {});
+// (…,N): v_n Σ_l u_l e^{x_n l}; u (…,L) is real.
+Tensor log_vandermonde_transpose(const Tensor& u, const Tensor& v, const Tensor& x);
 
 }  // namespace gdn_cuda
 

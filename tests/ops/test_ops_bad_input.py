@@ -130,7 +130,7 @@ def wrong_tensors(case: Case, arguments: Arguments) -> Iterator[tuple[str, str, 
             for by in (-1, 1):
                 if (case.name, name, dim, by) not in LEGAL_SIZES and case.function is not gdn_cuda.transpose_to_mn_major:
                     yield f"size[{dim}]{by:+}", name, resized(x, dim, by)
-        for dtype in (torch.float64, torch.int16):
+        for dtype in (torch.float64, torch.complex64, torch.int16):
             yield str(dtype), name, x.to(dtype)
         if name not in ANY_STRIDE.get(case.function.__name__, "").split() and x.shape[-1] > 1:
             yield "stride", name, torch.stack([x, x], dim=-1)[..., 0]

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import CASES, Case, copied, operator_call
+from ops_cases import CASES as GDN_CASES
+from ops_cases import Case, copied, operator_call
+from structured_cases import CASES as STRUCTURED_CASES
+from toeplitz_cases import CASES as TOEPLITZ_CASES
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+CASES = GDN_CASES | STRUCTURED_CASES | TOEPLITZ_CASES
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 PADDED_CASES = {name: case for name, case in CASES.items() if not case.packed}
 
@@ -80,7 +84,7 @@ def test_only_declared_arguments_change(case: Case, seed: int) -> None:
 
 def test_declared_mutation() -> None:
     written = {
-        case.function.__name__ + ("/pool" if "pool" in operator.name() else ""): {
+        case.function.__name__ + next((f"/{kind}" for kind in ("pool", "out") if operator.name().endswith(f"_{kind}")), ""): {
             x.name for x in operator._schema.arguments if x.alias_info is not None and x.alias_info.is_write
         }
         for case in CASES.values()
@@ -97,4 +101,19 @@ def test_declared_mutation() -> None:
         "bf16_gdn_compute_u_w": {"u", "w"},
         "bf16_chunked_seq_state_update": {"u", "state", "final_state"},
         "bf16_gdn_chunked_compute_O": {"o"},
+        "cauchy_kernel": set(),
+        "cauchy_conj": set(),
+        "log_vandermonde": set(),
+        "log_vandermonde_transpose": set(),
+        "cauchy_gradients": set(),
+        "cauchy_kernel/out": {"out"},
+        "cauchy_conj/out": {"out"},
+        "log_vandermonde/out": {"out"},
+        "toeplitz_matvec": set(),
+        "toeplitz_matvec_transpose": set(),
+        "toeplitz_solve_ex": set(),
+        "toeplitz_solve_symmetric_ex": set(),
+        "toeplitz_schur": set(),
+        "toeplitz_pcg": set(),
+        "toeplitz_gko": set(),
     }

@@ -34,6 +34,12 @@ inline const char* name_of(DType type) {
             return "i32";
         case DType::i64:
             return "i64";
+        case DType::f64:
+            return "f64";
+        case DType::c64:
+            return "c64";
+        case DType::c128:
+            return "c128";
     }
     return "?";
 }

@@ -21,10 +21,28 @@ using i64 = long long;
 // Shared memory that every GPU from sm_80 on lets a block have.
 inline constexpr int kSharedBytesEverywhere = 99 * 1024;
 
-enum class DType : int { f32, bf16, f16, i32, i64 };
+enum class DType : int { f32, bf16, f16, i32, i64, f64, c64, c128 };
 
 GDN_HOST_DEVICE constexpr int bytes_of(DType type) {
-    return type == DType::i64 ? 8 : type == DType::f32 || type == DType::i32 ? 4 : 2;
+    switch (type) {
+        case DType::bf16:
+        case DType::f16:
+            return 2;
+        case DType::f32:
+        case DType::i32:
+            return 4;
+        case DType::i64:
+        case DType::f64:
+        case DType::c64:
+            return 8;
+        case DType::c128:
+            return 16;
+    }
+    return 0;
+}
+
+GDN_HOST_DEVICE constexpr bool is_complex(DType type) {
+    return type == DType::c64 || type == DType::c128;
 }
 
 GDN_HOST_DEVICE constexpr i64 ceil_div(i64 a, i64 b) {

@@ -1,0 +1,175 @@
+// Products with Toeplitz matrices, and the checks of the solvers, whose parts gdn_cuda/ops puts together.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include "../jit_kernels/impls/structured/toeplitz_gko.hpp"
+#include "../jit_kernels/impls/structured/toeplitz_matvec.hpp"
+#include "../jit_kernels/impls/structured/toeplitz_schur.hpp"
+#include "register.hpp"
+#include "structured.hpp"
+
+namespace gdn_cuda::structured {
+namespace {
+
+constexpr int64_t kLongestToeplitz = int64_t{1} << 30;
+
+struct PreparedToeplitz {
+    View column, row, right;
+    View lines;  // the right-hand sides without their last dimension, where there are columns
+    DType type;
+    Broadcast shape;
+    bool many;
+
+    int64_t n() const { return column.size(-1); }
+    int64_t columns() const { return many ? right.size(-1) : 1; }
+    std::vector<int64_t> result() const {
+        std::vector<int64_t> sizes = shape.leading;
+        sizes.push_back(n());
+        if (many) sizes.push_back(columns());
+        return sizes;
+    }
+};
+
+// Only ranks decide whether right-hand sides are (..., n) or (..., n, k).
+PreparedToeplitz prepare_toeplitz(const char* function, const char* right_name, const Tensor& c, const Tensor& r,
+                                  const Tensor& right) {
+    const Checks check{function};
+    PreparedToeplitz prepared{View(c), View(r), View(right), {}, DType::f32, {}, false};
+    prepared.type = check.dtype("c", prepared.column, {DType::f32, DType::f64, DType::c64, DType::c128});
+    for (const auto& [name, view] : {std::pair{"c", &prepared.column}, {"r", &prepared.row}, {right_name, &prepared.right}}) {
+        GDN_REQUIRE(check, view->rank >= 1, name, "rank 1 or more", shape_text(*view));
+        check.dtype(name, *view, {prepared.type});
+        check.device(name, *view, prepared.column, "c");
+    }
+    const int64_t n = prepared.n();
+    GDN_REQUIRE(check, n <= kLongestToeplitz, "c", fmt::format("at most {} rows", kLongestToeplitz),
+                shape_text(prepared.column));
+    GDN_REQUIRE(check, prepared.row.size(-1) == n, "r", fmt::format("(…, {}) as c has", n), shape_text(prepared.row));
+    prepared.many = prepared.right.rank > std::max(prepared.column.rank, prepared.row.rank);
+    prepared.lines = prepared.right;
+    if (prepared.many) --prepared.lines.rank;
+    GDN_REQUIRE(check, prepared.lines.size(-1) == n, right_name,
+                fmt::format("(…, {}), or with more dimensions than the matrix (…, {}, k)", n, n), shape_text(prepared.right));
+    prepared.shape.add(check, "c", prepared.column, "c");
+    prepared.shape.add(check, "r", prepared.row, "c");
+    prepared.shape.add(check, right_name, prepared.lines, "c and r");
+    return prepared;
+}
+
+PreparedToeplitz prepare_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
+    return prepare_toeplitz(transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec", "x", c, r, x);
+}
+PreparedToeplitz prepare_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric) {
+    return prepare_toeplitz(symmetric ? "toeplitz_solve_symmetric" : "toeplitz_solve", "b", c, r, b);
+}
+
+PreparedToeplitz prepare_toeplitz_pcg(const Tensor& c, const Tensor& b) {
+    PreparedToeplitz prepared = prepare_toeplitz("toeplitz_solve_symmetric", "b", c, c, b);
+    const Checks check{"toeplitz_solve_symmetric"};
+    check.dtype("c", prepared.column, {DType::f32, DType::f64});
+    return prepared;
+}
+
+PreparedToeplitz prepare_toeplitz_schur(const Tensor& c, const Tensor& b, double /*epsilon*/) {
+    return prepare_toeplitz_pcg(c, b);
+}
+
+PreparedToeplitz prepare_toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double /*epsilon*/) {
+    return prepare_toeplitz("toeplitz_solve", "b", c, r, b);
+}
+
+}  // namespace
+
+Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
+    const PreparedToeplitz prepared = prepare_toeplitz_matvec(c, r, x, transpose);
+    const Checks check{transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec"};
+    const int longest = toeplitz_matvec_longest(prepared.type);
+    GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
+                shape_text(prepared.column));
+    const Tensor out = torch::stable::new_empty(c, prepared.result());
+    ToeplitzMatvecArgs args{.column = operand(prepared.column),
+                            .row = operand(prepared.row),
+                            .x = operand(prepared.lines),
+                            .x_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                            .out = out.data_ptr(),
+                            .n = static_cast<int>(prepared.n()),
+                            .columns = prepared.columns(),
+                            .transpose = transpose};
+    set_leading(check, prepared.shape.leading,
+                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.x}}, args);
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzMatvec::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
+    return out;
+}
+
+// (T^-1 b, info), info for every leading index of the result.
+std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, double epsilon) {
+    const PreparedToeplitz prepared = prepare_toeplitz_schur(c, b, epsilon);
+    const Checks check{"toeplitz_solve_symmetric"};
+    GDN_REQUIRE(check, prepared.n() <= kToeplitzSchurLongest, "c",
+                fmt::format("at most {} rows for this kernel", kToeplitzSchurLongest), shape_text(prepared.column));
+    const Tensor out = torch::stable::new_empty(c, prepared.result());
+    const Tensor info = torch::stable::new_zeros(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
+    ToeplitzSchurArgs args{.column = operand(prepared.column),
+                           .right = operand(prepared.lines),
+                           .right_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                           .out = out.data_ptr(),
+                           .info = info.data_ptr(),
+                           .n = static_cast<int>(prepared.n()),
+                           .columns = prepared.columns(),
+                           .epsilon = epsilon};
+    set_leading(check, prepared.shape.leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzSchur::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
+    return {out, info};
+}
+
+std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double epsilon) {
+    const PreparedToeplitz prepared = prepare_toeplitz_gko(c, r, b, epsilon);
+    const Checks check{"toeplitz_solve"};
+    GDN_REQUIRE(check, prepared.n() <= kToeplitzGkoLongest, "c",
+                fmt::format("at most {} rows for this kernel", kToeplitzGkoLongest), shape_text(prepared.column));
+    const Tensor out = torch::stable::new_empty(c, prepared.result());
+    const Tensor info = torch::stable::new_empty(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
+    ToeplitzGkoArgs args{.column = operand(prepared.column),
+                         .row = operand(prepared.row),
+                         .right = operand(prepared.lines),
+                         .right_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                         .out = out.data_ptr(),
+                         .info = info.data_ptr(),
+                         .n = static_cast<int>(prepared.n()),
+                         .columns = prepared.columns(),
+                         .epsilon = epsilon};
+    set_leading(check, prepared.shape.leading,
+                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.right}}, args);
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzGko::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
+    return {out, info};
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
+    define_checked(m, "toeplitz_matvec", "Tensor c, Tensor r, Tensor x, bool transpose", "Tensor");
+    define_checked(m, "toeplitz_solve", "Tensor c, Tensor r, Tensor b, bool symmetric", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_schur", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_gko", "Tensor c, Tensor r, Tensor b, float epsilon", "(Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
+    m.impl("toeplitz_matvec", TORCH_BOX(&toeplitz_matvec));
+    m.impl("toeplitz_schur", TORCH_BOX(&toeplitz_schur));
+    m.impl("toeplitz_gko", TORCH_BOX(&toeplitz_gko));
+    m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
+    m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
+    m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
+    m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
+    m.impl("validate_toeplitz_schur", TORCH_BOX(&OnlyCheck<prepare_toeplitz_schur>::run));
+    m.impl("validate_toeplitz_gko", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gko>::run));
+    m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
+    m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
+}
+
+}  // namespace gdn_cuda::structured

@@ -1,0 +1,170 @@
+// Which configuration of a structured kernel runs a problem, and why.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
+#include <limits>
+#include <string>
+
+#include "../../jit/device.hpp"
+#include "../../jit/text.hpp"
+
+namespace gdn_cuda::structured {
+
+// Too many blocks are refused by the launch: not cut to what an unsigned holds.
+inline unsigned grid_of(i64 blocks) {
+    return static_cast<unsigned>(std::min<i64>(blocks, std::numeric_limits<unsigned>::max()));
+}
+
+struct CauchyProblem {
+    i64 rows, shared_rows, points;
+    DType io;
+    bool conj;
+};
+
+inline constexpr int kCauchyRows = 4, kCauchyThreads = 128;
+
+// What registers hold of sums without spilling, where there are points for it.
+constexpr int cauchy_points(DType io, int rows) {
+    return io == DType::c128 && rows == kCauchyRows ? 2 : 4;
+}
+
+constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points) {
+    return {.io = io, .conj = conj, .rows = rows, .points = points, .threads = kCauchyThreads, .tile = 64};
+}
+inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& config) {
+    return problem.rows / config.rows * ceil_div(problem.points, config.points_per_block());
+}
+// Rows over the same poles share reciprocals. More points a thread read poles less often, if that leaves blocks for everyone.
+inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::DeviceTraits& device) {
+    const int rows = problem.shared_rows % kCauchyRows == 0 ? kCauchyRows : 1;
+    const CauchyConfig many = cauchy_config(problem.io, problem.conj, rows, cauchy_points(problem.io, rows));
+    return cauchy_blocks(problem, many) >= 2 * device.multiprocessors ? many : cauchy_config(problem.io, problem.conj, rows, 1);
+}
+
+// A block begins with a row's poles: with few of them, it takes several turns at its points, if that leaves blocks for
+// everyone.
+inline int cauchy_turns(const CauchyProblem& problem, const CauchyConfig& config, const jit::DeviceTraits& device) {
+    return static_cast<int>(std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, 8));
+}
+
+// Many rows of real residues over the same poles: structured/cauchy_batch.
+inline bool cauchy_in_batches(const CauchyProblem& problem) {
+    const bool narrow = problem.io == DType::f32 || problem.io == DType::bf16 || problem.io == DType::f16;
+    return narrow && problem.shared_rows % CauchyBatchConfig::kRows == 0;
+}
+
+inline std::string explain_cauchy(const CauchyProblem& problem, const jit::DeviceTraits& device) {
+    if (cauchy_in_batches(problem))
+        return fmt::format(
+            "{} rows of {} over the same poles at a time: structured/cauchy_batch, {} blocks for {} multiprocessors",
+            CauchyBatchConfig::kRows, problem.shared_rows,
+            problem.rows / CauchyBatchConfig::kRows * ceil_div(problem.points, CauchyBatchConfig::kPoints),
+            device.multiprocessors);
+    const CauchyConfig config = cauchy_config(problem, device);
+    return fmt::format(
+        "{} row{} of {} over the same poles and {} point{} a thread give {} blocks for {} multiprocessors, or as many turns of "
+        "blocks that take {}",
+        config.rows, config.rows == 1 ? "" : "s", problem.shared_rows, config.points, config.points == 1 ? "" : "s",
+        cauchy_blocks(problem, config), device.multiprocessors, cauchy_turns(problem, config, device));
+}
+
+inline constexpr std::array kCauchyConfigurations = [] {
+    std::array<CauchyConfig, 32> all{};
+    size_t n = 0;
+    for (const int rows : {1, kCauchyRows})
+        for (const bool many : {false, true}) {
+            const auto points = [&](DType io) { return many ? cauchy_points(io, rows) : 1; };
+            for (const DType io : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128})
+                all[n++] = cauchy_config(io, false, rows, points(io));
+            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_config(io, true, rows, points(io));
+        }
+    return all;
+}();
+
+inline constexpr std::array kCauchyBatchConfigurations = {CauchyBatchConfig{DType::f32}, CauchyBatchConfig{DType::bf16},
+                                                          CauchyBatchConfig{DType::f16}};
+
+struct CauchyBackwardProblem {
+    i64 rows, lines;  // of a row: poles, or points
+    DType io;
+    bool conj, of_points;
+};
+
+inline constexpr int kCauchyBackwardLines = 8;
+
+constexpr CauchyBackwardConfig cauchy_backward_config(DType io, bool conj, bool of_points, int lines) {
+    return {.io = io, .conj = conj, .of_points = of_points, .lines = lines, .threads = kCauchyThreads};
+}
+inline i64 cauchy_backward_blocks(const CauchyBackwardProblem& problem, int lines) {
+    return problem.rows * ceil_div(problem.lines, lines);
+}
+// More lines a block read what it walks over less often, if that leaves blocks for everyone.
+inline CauchyBackwardConfig cauchy_backward_config(const CauchyBackwardProblem& problem, const jit::DeviceTraits& device) {
+    const bool many = cauchy_backward_blocks(problem, kCauchyBackwardLines) >= 2 * device.multiprocessors;
+    return cauchy_backward_config(problem.io, problem.conj, problem.of_points, many ? kCauchyBackwardLines : 1);
+}
+
+inline std::string explain_cauchy_backward(const CauchyBackwardProblem& problem, const jit::DeviceTraits& device) {
+    const int lines = cauchy_backward_config(problem, device).lines;
+    return fmt::format("{} {}{} a block give {} blocks for {} multiprocessors", lines, problem.of_points ? "point" : "pole",
+                       lines == 1 ? "" : "s", cauchy_backward_blocks(problem, lines), device.multiprocessors);
+}
+
+inline constexpr std::array kCauchyBackwardConfigurations = [] {
+    std::array<CauchyBackwardConfig, 32> all{};
+    size_t n = 0;
+    for (const int lines : {1, kCauchyBackwardLines})
+        for (const bool of_points : {false, true}) {
+            for (const DType io : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128})
+                all[n++] = cauchy_backward_config(io, false, of_points, lines);
+            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_backward_config(io, true, of_points, lines);
+        }
+    return all;
+}();
+
+struct VandermondeProblem {
+    i64 rows, steps;
+    DType io;  // of poles and residues: c64 or c128
+};
+
+constexpr VandermondeConfig vandermonde_config(DType io, bool small) {
+    const bool wide = io == DType::c128;  // fewer of them fit in shared memory, twice a multiprocessor
+    return {.io = io, .side = small ? 32 : wide ? 64 : 128, .grid = 16, .poles = wide ? 16 : 32};
+}
+inline i64 vandermonde_blocks(const VandermondeProblem& problem, const VandermondeConfig& config) {
+    return problem.rows * ceil_div(problem.steps, config.square());
+}
+// A large square makes more outputs of the same tables; a small one wastes less of the last, and spreads few rows.
+inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, const jit::DeviceTraits& device) {
+    const VandermondeConfig large = vandermonde_config(problem.io, false);
+    const bool fills = problem.steps > large.square() / 2 && vandermonde_blocks(problem, large) >= device.multiprocessors;
+    return vandermonde_config(problem.io, !fills);
+}
+
+inline std::string explain_vandermonde(const VandermondeProblem& problem, const jit::DeviceTraits& device) {
+    const VandermondeConfig config = vandermonde_config(problem, device);
+    return fmt::format("tables of {0} by {0} powers give {1} steps a block: {2} blocks for {3} multiprocessors", config.side,
+                       config.square(), vandermonde_blocks(problem, config), device.multiprocessors);
+}
+
+inline constexpr std::array kVandermondeConfigurations = {
+    vandermonde_config(DType::c64, false), vandermonde_config(DType::c64, true), vandermonde_config(DType::c128, false),
+    vandermonde_config(DType::c128, true)};
+
+constexpr VandermondeMomentsConfig vandermonde_moments_config(DType io, int orders) {
+    return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .tile = 16};
+}
+inline std::string explain_vandermonde_moments(DType io, int orders) {
+    const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);
+    return fmt::format("{} moment{} of {} steps a block, which its shared memory holds in {}", orders, orders == 1 ? "" : "s",
+                       config.side * config.side, io == DType::c128 ? "fp64" : "fp32");
+}
+inline constexpr std::array kVandermondeMomentsConfigurations = {
+    vandermonde_moments_config(DType::c64, 1), vandermonde_moments_config(DType::c64, 2),
+    vandermonde_moments_config(DType::c128, 1), vandermonde_moments_config(DType::c128, 2)};
+
+}  // namespace gdn_cuda::structured

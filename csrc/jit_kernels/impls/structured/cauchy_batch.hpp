@@ -1,0 +1,29 @@
+// structured/cauchy_batch on the host.
+#pragma once
+
+#include "../../heuristics/structured.hpp"
+#include "../spec.hpp"
+
+namespace gdn_cuda::structured {
+
+struct CauchyBatch {
+    using Config = CauchyBatchConfig;
+    using Args = CauchyArgs;
+    static constexpr const char *family = "structured", *name = "cauchy_batch", *config_type = "CauchyBatchConfig",
+                                *args_type = "CauchyArgs";
+    static constexpr const char* summary = "real sums for sixteen rows of residues over the same poles at a time";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kCauchyBatchConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }  // it is static
+
+    static void run(const CauchyProblem& problem, const Args& args, const Target& target) {
+        if (problem.rows == 0 || problem.points == 0) return;
+        const i64 blocks = problem.rows / Config::kRows * ceil_div(problem.points, Config::kPoints);
+        launch<CauchyBatch>(Config{problem.io}, args, {grid_of(blocks), 1, 1}, target);
+    }
+};
+
+}  // namespace gdn_cuda::structured

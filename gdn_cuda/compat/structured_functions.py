@@ -1,0 +1,77 @@
+"""The functions of state-spaces/s4 and of lrnnx, which took them from there, under their names and with their arguments.
+
+Any number of poles and points, any float dtype, CPU and CUDA, gradients for everything: what those fall back on when an
+extension is missing, and what the extension does where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..ops.structured import cauchy_conj, cauchy_kernel, log_vandermonde
+from ..ops.structured import log_vandermonde_transpose as _transpose
+
+
+def cauchy_naive(v: Tensor, z: Tensor, w: Tensor, conj: bool = True) -> Tensor:
+    """Σ v/(z−w) over poles w (…,N) and, with conj, over their conjugates; points z (…,L)."""
+    return cauchy_conj(v, z, w) if conj else cauchy_kernel(v, z, w)
+
+
+def cauchy_mult(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """The extension's entry: halves of conjugate pairs v, w (…,N) and points z (L)."""
+    return cauchy_conj(v, z, w)
+
+
+def cauchy_mult_torch(v: Tensor, z: Tensor, w: Tensor, symmetric: bool = True) -> Tensor:
+    """v, w (B,N) and z (L); with `symmetric` they hold [half, conjugates of it], N even."""
+    if not symmetric:
+        return cauchy_kernel(v, z, w)
+    if v.shape[-1] % 2:
+        raise ValueError(f"cauchy_mult_torch: v: expected an even number of poles with symmetric=True, got {tuple(v.shape)}")
+    half = v.shape[-1] // 2
+    return cauchy_conj(v[..., :half], z, w[..., :half])
+
+
+def log_vandermonde_naive(v: Tensor, x: Tensor, L: int, conj: bool = True) -> Tensor:
+    """2 Re Σ v e^{xl}, (…,L); without conj the complex sum itself."""
+    if conj:
+        return log_vandermonde(v, x, L)
+    v = v.to(torch.promote_types(v.dtype, torch.complex64))
+    return 0.5 * torch.complex(log_vandermonde(v, x, L), log_vandermonde(-1j * v, x, L))
+
+
+def log_vandermonde_cuda(v: Tensor, z: Tensor, L: int) -> Tensor:
+    """The extension's entry, 2 Re Σ v e^{zl}."""
+    return log_vandermonde(v, z, L)
+
+
+def log_vandermonde_fast(v: Tensor, x: Tensor, L: int) -> Tensor:
+    """The same as the extension's autograd function has it."""
+    return log_vandermonde(v, x, L)
+
+
+def log_vandermonde_transpose_naive(u: Tensor, v: Tensor, x: Tensor, L: int) -> Tensor:
+    """v Σ_l u_l e^{xl}, (…,N)."""
+    return _transpose(u, v, x, L)
+
+
+def get_cauchy_kernel() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The best available: always `cauchy_mult`."""
+    return cauchy_mult
+
+
+def get_vandermonde_kernel() -> Callable[[Tensor, Tensor, int], Tensor]:
+    return log_vandermonde_cuda
+
+
+def get_vandermonde_transpose_kernel() -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
+    return log_vandermonde_transpose_naive
+
+
+# With pykeops the peers give the same functions these names.
+cauchy_keops = cauchy_mult
+log_vandermonde_keops = log_vandermonde_cuda
+log_vandermonde_transpose_keops = log_vandermonde_transpose_naive

@@ -1,0 +1,172 @@
+"""S4: the convolution kernel of a diagonal plus low-rank system, and the same system step by step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..reference import s4
+from ..reference.s4 import Discrete, System, full_state
+from . import s4_step
+from .s4_base import SSMKernel
+from .s4_length import KnowsLength
+from .s4_resolvent import kernel_by_cauchy
+
+logger = logging.getLogger("gdn_cuda")
+
+
+class S4Kernel(KnowsLength, SSMKernel):
+    """k_l = Re(C Ā^l B̄), discretized bilinearly, of x' = dt (Λ − P Pᴴ) x + dt B u.
+
+    param_config: A_real, A_imag (n_ssm,N), B (1,n_ssm,N,2), C (channels,H,N,2), P (rank,n_ssm,N,2), inv_dt (H,1) or (H,N);
+    numbers N (half of each conjugate pair), H, channels, rank, repeat = H / n_ssm; real_, imag_ and dt_transform among none,
+    exp, relu, sigmoid, softplus; dt_fast (sinh), is_real, deterministic, verbose. A = −tr(A_real) − i tr(A_imag),
+    dt = tr(inv_dt).
+
+    The first call turns C, in place, into C̃ = C (I − Ā^L) for L = l_max or what it is called for; a longer call doubles L until
+    it suffices. `l_kernel`, in the state_dict beside C, says which C̃ it is; kernels over one C share that.
+    """
+
+    def __init__(self, d_model: int, l_max: int | None, channels: int, param_config: Mapping[str, Any]):
+        super().__init__(d_model, l_max, channels, param_config)
+        if self.P is None and self.rank:
+            raise ValueError(f"S4Kernel: P: expected (rank={self.rank}, …), got None")
+        self._register_length()
+        self._step_mode = "dense"
+        self._linear: s4_step.LinearStep | None = None
+        self._basis: Tensor | None = None  # of diagonal steps
+
+    def forward(self, state: Tensor | None = None, rate: float = 1.0, L: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """(k (channels,H,L), k_state (B,channels,H,L) or None for a state (B,H,N) or (B,H,2N)).
+
+        L is l_max / rate by default, or what C̃ reaches. C̃ belongs to rate 1: at another it is the kernel of nearly the same C.
+        """
+        self._check_rate(rate)
+        L = self._reach(L, rate)
+        samples = round(self._length.value / rate)
+        system = self._system(rate)
+        B = system.B
+        if state is not None:
+            self._check_state(state, (self.N, 2 * self.N))
+            B = torch.cat([_undiscretized(system, state.to(torch.complex128)), B])
+        if samples == 0:
+            k = system.A.real.new_zeros(B.shape[0], self.channels, self.H, 0, dtype=self._real)
+        else:
+            k = kernel_by_cauchy(system, B, samples, self._complex)[..., :L]
+        return k[-1], None if state is None else k[:-1]
+
+    # ---- C̃
+
+    def _reach(self, L: int | None, rate: float) -> int:
+        """Turns C into the C̃ that L at this rate needs."""
+        if L is not None:
+            self._check_length(L)
+        if self._length.value == 0 and (wanted := self.l_max or math.ceil(round(rate * (L or 0), 9))):
+            self._setup_C(wanted)
+        if L is None:
+            if self._length.value == 0:
+                raise ValueError("S4Kernel: L: expected a length, as l_max is None and no call had one, got None")
+            return round(self._length.value / rate)
+        while round(self._length.value / rate) < L:
+            self._setup_C(2 * self._length.value)
+        return L
+
+    @torch.no_grad()
+    def _setup_C(self, L: int) -> None:
+        length = self._length.value
+        if length >= L:
+            return
+        system = self._system()
+        discrete = s4.discretized(system)
+        if length == 0:
+            C, length = s4.truncated_output(discrete, system.C, L), L
+        else:
+            C, length = s4.doubled_output(discrete, system.C, length), 2 * length
+        parts = torch.view_as_real(C)
+        self.C.copy_(parts if self.C.dim() == parts.dim() else parts[..., 0])
+        self._set_length(length)
+        if self.verbose:
+            logger.info("S4Kernel: C is that of a kernel of length %d now", length)
+
+    def _original(self, discrete: Discrete, system: System) -> Tensor:
+        return s4.original_output(discrete, system.C, self._length.value)
+
+    # ---- Stepping. The parameters count as constants there
+
+    @torch.no_grad()
+    def _setup_step(self, mode: str = "dense") -> None:
+        """Makes what `step` needs: "dense" on (…,H,2N), "linear" in O(rank · N) on (…,H,N), "diagonal" in the eigenbasis.
+
+        `step` does so itself where nobody has (dense), or where a parameter has changed (in the mode it was in).
+        """
+        if mode not in s4.STEP_MODES:
+            raise ValueError(f"S4Kernel: mode: expected one of {s4.STEP_MODES}, got {mode!r}")
+        system = self._system()
+        discrete = s4.discretized(system)
+        C = self._original(discrete, system)
+        self._linear = self._basis = None
+        if mode == "diagonal":
+            self._basis = torch.linalg.eig(discrete.A)[1]
+            discrete, C = s4.diagonalized(discrete, C)
+        elif mode == "dense":
+            C = s4.with_conjugates(C)
+        else:
+            self._linear, C = s4_step.linear_step(system).to(self._complex), 2 * C
+        self._step_mode = mode
+        self._keep(discrete.A, discrete.B, C)
+
+    def default_state(self, *batch: int) -> Tensor:
+        """Zeros, (…,H,2N), for linear steps (…,H,N)."""
+        size = self.N if self._step_mode == "linear" else 2 * self.N
+        return torch.zeros(*batch, self.H, size, dtype=self._complex, device=self.C.device)
+
+    def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """(y (…,channels,H), next state) from u (…,H) and a state as `default_state` makes it."""
+        self._check_input(u, sequence=False)
+        if not self._is_current():
+            self._setup_step(self._step_mode)
+        self._check_state(state, (self.N if self._step_mode == "linear" else 2 * self.N,))
+        if self._linear is not None:
+            state = self._linear.advance(u, state)
+        elif self._step_mode == "dense":
+            state = torch.einsum("hmn,...hn->...hm", self.dA, state) + self.dB * u[..., None]
+        else:
+            state = self.dA * state + self.dB * u[..., None]
+        return torch.einsum("chn,...hn->...ch", self.dC, state).real, state
+
+    def forward_state(self, u: Tensor, state: Tensor) -> Tensor:
+        """The state behind u (…,H,L), from a state (…,H,N) or (…,H,2N); after a diagonal set-up in the eigenbasis, as `step`'s.
+
+        Differentiable in everything, the eigenbasis excepted.
+        """
+        self._check_input(u, sequence=True)
+        self._check_state(state, (self.N, 2 * self.N))
+        if u.shape[-1] == 0:
+            return state
+        if self._step_mode == "diagonal" and not self._is_current():
+            self._setup_step("diagonal")
+        half = state.shape[-1] == self.N
+        discrete = s4.discretized(self._system())
+        wide = full_state(state.to(torch.complex128), self.N)
+        if self._basis is not None:
+            wide = torch.einsum("hmn,...hn->...hm", self._basis, wide)
+        wide = s4_step.forward_state(discrete, u, wide)
+        if self._basis is not None:
+            wide = torch.linalg.solve(self._basis, wide[..., None]).squeeze(-1)
+        return (wide[..., : self.N] if half else wide).to(self._complex)
+
+
+def _undiscretized(system: System, state: Tensor) -> Tensor:
+    """The B (…,H,N) whose discretization is Ā s: Δ⁻¹ s + (Λ − P Pᴴ) s / 2."""
+    N = system.A.shape[-1]
+    half = state[..., :N]
+    full = full_state(state, N)
+    P = s4.with_conjugates(system.P)
+    projected = torch.einsum("rhn,bhn->bhr", P.conj(), full)
+    applied = system.A * half - torch.einsum("rhm,bhr->bhm", system.P, projected)
+    return half / system.dt + applied / 2

@@ -1,0 +1,124 @@
+"""Toeplitz matrices, their inverses, and matrices given by their displacement as modules.
+
+A tensor that is given as an `nn.Parameter` is one of the module's; any other is a buffer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.structured_displacement import DisplacementType, displacement_matvec
+from ..ops.structured_toeplitz import (
+    gs_compute_generators,
+    toeplitz_inverse_apply,
+    toeplitz_matvec,
+    toeplitz_matvec_transpose,
+    toeplitz_solve,
+    toeplitz_solve_ex,
+    toeplitz_solve_symmetric,
+    toeplitz_solve_symmetric_ex,
+)
+from .cauchy import keep
+
+
+def _keep(module: nn.Module, name: str, x: Tensor, least_rank: int = 1) -> None:
+    if not isinstance(x, Tensor) or x.dim() < least_rank or not (x.is_floating_point() or x.is_complex()):
+        layout = "(…, n)" if least_rank == 1 else "(…, n, r)"
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        function = type(module).__name__
+        raise ValueError(f"{function}: {name}: expected a real or complex floating-point tensor {layout}, got {got}")
+    keep(module, name, x)
+
+
+def _keep_lines(module: nn.Module, c: Tensor, r: Tensor) -> None:
+    _keep(module, "c", c)
+    _keep(module, "r", r)
+    if c.shape[-1] != r.shape[-1]:
+        expected = f"(…, {c.shape[-1]}) as c has"
+        raise ValueError(f"{type(module).__name__}: r: expected {expected}, got {tuple(r.shape)}")
+
+
+class ToeplitzMV(nn.Module):
+    """Holds c and r (…,n), first column and row of T; `forward(x)` is T x, or with `transpose` Tᵀ x."""
+
+    def __init__(self, c: Tensor, r: Tensor, *, transpose: bool = False):
+        super().__init__()
+        _keep_lines(self, c, r)
+        self.transpose = transpose
+
+    def forward(self, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:
+        function = toeplitz_matvec_transpose if self.transpose else toeplitz_matvec
+        return function(self.c, self.r, x, stream=stream, out=out)
+
+    def extra_repr(self) -> str:
+        return f"c={tuple(self.c.shape)}, r={tuple(self.r.shape)}, transpose={self.transpose}"
+
+
+class ToeplitzSolve(nn.Module):
+    """Holds c and r (…,n), or c alone for a symmetric T; `forward(b)` is T⁻¹ b, `solve_ex(b)` has info and does not wait."""
+
+    def __init__(self, c: Tensor, r: Tensor | None = None):
+        super().__init__()
+        self.symmetric = r is None
+        if r is None:
+            _keep(self, "c", c)
+        else:
+            _keep_lines(self, c, r)
+
+    def forward(self, b: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:
+        if self.symmetric:
+            return toeplitz_solve_symmetric(self.c, b, stream=stream, out=out)
+        return toeplitz_solve(self.c, self.r, b, stream=stream, out=out)
+
+    def solve_ex(self, b: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
+        if self.symmetric:
+            return toeplitz_solve_symmetric_ex(self.c, b, stream=stream)
+        return toeplitz_solve_ex(self.c, self.r, b, stream=stream)
+
+    def extra_repr(self) -> str:
+        return f"c={tuple(self.c.shape)}, symmetric={self.symmetric}"
+
+
+class ToeplitzInverse(nn.Module):
+    """`forward(x)` is T⁻¹ x by Gohberg and Semencul's formula, four products a call.
+
+    Holds first and last column of T⁻¹, `gs_u` and `gs_v`, which are solved for once, here. If c or r is a parameter it holds
+    those instead and solves at every call, so that gradients reach them.
+    """
+
+    def __init__(self, c: Tensor, r: Tensor):
+        super().__init__()
+        self.learns = isinstance(c, nn.Parameter) or isinstance(r, nn.Parameter)
+        _keep_lines(self, c, r)
+        if not self.learns:
+            with torch.no_grad():
+                u, v = gs_compute_generators(c, r)
+            del self.c, self.r
+            self.register_buffer("gs_u", u)
+            self.register_buffer("gs_v", v)
+
+    def forward(self, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:
+        u, v = gs_compute_generators(self.c, self.r, stream=stream) if self.learns else (self.gs_u, self.gs_v)
+        if stream is not None and self.learns:
+            torch.cuda.current_stream(x.device).wait_stream(stream)
+        return toeplitz_inverse_apply(u, v, x, stream=stream, out=out)
+
+    def extra_repr(self) -> str:
+        return f"c={tuple(self.c.shape)}" if self.learns else f"gs_u={tuple(self.gs_u.shape)}"
+
+
+class DisplacementMV(nn.Module):
+    """Holds G and H (…,n,r); `forward(x)` is `displacement_matvec(G, H, x, disp_type)`."""
+
+    def __init__(self, G: Tensor, H: Tensor, disp_type: int = DisplacementType.CYCLIC_TRANSPOSED):
+        super().__init__()
+        _keep(self, "G", G, 2)
+        _keep(self, "H", H, 2)
+        self.disp_type = disp_type
+
+    def forward(self, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:
+        return displacement_matvec(self.G, self.H, x, self.disp_type, stream=stream, out=out)
+
+    def extra_repr(self) -> str:
+        return f"G={tuple(self.G.shape)}, disp_type={self.disp_type}"

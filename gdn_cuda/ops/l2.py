@@ -1,0 +1,69 @@
+"""Points and poles that stay in L2 from one Cauchy sum to the next."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+
+class CauchyPin:
+    """What `cauchy_pin_l2` returns: the tensors to call with, in L2 until `release()` or the end of a `with`.
+
+    A window is gone with its handle, so keep the handle.
+    """
+
+    def __init__(self, omega: Tensor, lambd: Tensor, base: int, size: int):
+        from .. import _C
+
+        self.omega, self.lambd, self.bytes = omega, lambd, size
+        stream = torch.cuda.current_stream(omega.device)
+        self._window = _C.L2Window(omega.device.index, stream.cuda_stream, base, size)
+
+    def release(self) -> None:
+        """Gives the stream back the window it had. The tensors stay. Free when repeated."""
+        self._window.release()
+
+    def __enter__(self) -> CauchyPin:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+def cauchy_pin_l2(omega: Tensor, lambd: Tensor) -> CauchyPin:
+    """Keeps ω and λ in the L2 persistence window of the current stream, for calls of `cauchy_kernel` on that stream:
+
+        with gdn_cuda.cauchy_pin_l2(omega, lambd) as pinned:
+            for v in batches:
+                gdn_cuda.cauchy_kernel(v, pinned.omega, pinned.lambd)
+
+    A stream has one window, over one range of memory. Where both tensors lie without gaps and the range from the first to the
+    last byte fits, `pinned.omega` and `pinned.lambd` are the tensors themselves; otherwise copies that lie side by side,
+    through which gradients flow. CUDA tensors of one dtype, which is not converted. Raises RuntimeError where the device
+    cannot set that much of its L2 aside, where the stream has such a window already, and under graph capture.
+    """
+    from .. import _C
+
+    for argument, x in (("omega", omega), ("lambd", lambd)):
+        if not isinstance(x, Tensor) or x.device.type != "cuda":
+            got = x.device if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"cauchy_pin_l2: {argument}: expected a CUDA tensor, got {got}")
+    if lambd.device != omega.device:
+        raise ValueError(f"cauchy_pin_l2: lambd: expected {omega.device}, the device of omega, got {lambd.device}")
+    if lambd.dtype != omega.dtype:
+        raise ValueError(f"cauchy_pin_l2: lambd: expected {omega.dtype}, the dtype of omega, got {lambd.dtype}")
+    most, (base, size) = _C.most_l2_window_bytes(omega.device.index), _range(omega, lambd)
+    if size > most or not (omega.is_contiguous() and lambd.is_contiguous()):
+        both = torch.cat([omega.reshape(-1), lambd.reshape(-1)])
+        omega, lambd = both[: omega.numel()].view(omega.shape), both[omega.numel() :].view(lambd.shape)
+        base, size = _range(omega, lambd)
+    return CauchyPin(omega, lambd, base, size)
+
+
+def _range(*tensors: Tensor) -> tuple[int, int]:
+    """First byte and length of what dense tensors span; empty ones are nowhere."""
+    ends = [(x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in tensors if x.numel()]
+    base = min((first for first, _ in ends), default=0)
+    return base, max((last for _, last in ends), default=0) - base

@@ -1,0 +1,185 @@
+"""How Toeplitz systems are solved on a GPU: which way, and what surrounds the kernels. Nothing here waits for the device.
+
+All of it is fp64 arithmetic, whatever the tensors have: a step of an elimination waits for barriers and not for arithmetic, and
+the result is as good as one with refinement. It runs on any device: the kernels have CPU implementations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..reference.structured_toeplitz_ops import toeplitz_gko, widened
+from .structured_toeplitz_pcg import solve_by_pcg
+
+# Rows of what one block solves (toeplitz_gko_plan.cuh, toeplitz_schur_plan.cuh).
+GKO_LONGEST, SCHUR_LONGEST = 1024, 4096
+
+_ops = torch.ops.gdn_cuda
+
+
+def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
+    """Which way systems of n rows take on a GPU, and why; symmetric ones where the caller waits to know how it went."""
+    if n <= GKO_LONGEST:
+        general = f"toeplitz_gko: {n} rows fit one block, which pivots and stores no factor"
+    else:
+        general = f"dense LU in fp64: {n} rows are more than the {GKO_LONGEST} of one block; n² numbers of memory a system"
+    if not symmetric:
+        return general
+    if n <= SCHUR_LONGEST:
+        first = f"toeplitz_schur: {n} rows fit one block; where T is not positive definite"
+    else:
+        first = f"conjugate gradients: {n} rows are more than the {SCHUR_LONGEST} of one block; where they do not converge"
+    return f"{first}, {general}"
+
+
+def solve_symmetric(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, info) for real c and b on a GPU, waiting: ways for positive definite matrices first, and pivots if they must be. info
+    is on the CPU where it has been looked at: one copy is all that is waited for."""
+    x, info = solve_positive(c, b) if c.shape[-1] <= SCHUR_LONGEST else _ops.toeplitz_pcg(c, b)
+    info = info.cpu()
+    return _ops.toeplitz_solve(c, c, b, True) if bool((info < 0).any()) else (x, info)
+
+
+def solve_positive(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, info) for real c and b and at most `SCHUR_LONGEST` rows; info is −k where the minor of order k is not positive."""
+    epsilon = _epsilon(c.dtype)
+    x, info = _ops.toeplitz_schur(c, b, epsilon)
+    if c.dtype == torch.float64:  # its rounding is that of the inputs: one step of refinement, and its derivatives are x's
+        x = x.detach()
+        x = x + _ops.toeplitz_schur(c, b - _ops.toeplitz_matvec(c, c, x, False), epsilon)[0]
+    return x, _of_matrices(info, c.shape[:-1])
+
+
+def solve_by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, info); info is −1 where conjugate gradients did not come to an end. Waits for the device."""
+    n, many = c.shape[-1], b.dim() > c.dim()
+    right = b if many else b[..., None]
+    batch = torch.broadcast_shapes(c.shape[:-1], right.shape[:-2])
+    shape, k = (*batch, *right.shape[-2:]), right.shape[-1]
+    x, info = b.new_zeros(shape), torch.zeros(c.shape[:-1], dtype=torch.int32, device=c.device)
+    if n and math.prod(batch):
+        column = widened(c).expand(*batch, n).reshape(-1, n)
+        numbers = torch.cat([widened(right).expand(shape).reshape(len(column), n, k), _probe(column)], -1)
+        found = solve_by_pcg(column, numbers, torch.finfo(c.dtype).eps)
+        if found is None:
+            x, info = x.fill_(torch.nan), info.fill_(-1)
+        else:
+            x = found[..., :k].to(b.dtype).reshape(shape).contiguous()
+            told = _told(column, column, found[..., k:], torch.zeros_like(column[:, 0]), _epsilon(c.dtype))
+            info = _of_matrices(told.reshape(batch), c.shape[:-1])
+    return x if many else x.squeeze(-1), info
+
+
+def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """(x, info) for checked inputs of one dtype; see `toeplitz_solve_ex`."""
+    n = c.shape[-1]
+    of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
+    if n > GKO_LONGEST or n == 0:
+        return _eliminated(c, r, b, _epsilon(c.dtype), _by_dense_lu)
+    x, info = _ops.toeplitz_gko(c, r, b, _epsilon(c.dtype))
+    if c.dtype in (torch.float64, torch.complex128):
+        # Growing generators cost GKO a digit or two: nothing where results are rounded to fp32. A correction brings them back.
+        rest = b - _ops.toeplitz_matvec(c, r, x, False)
+        x = x + _ops.toeplitz_gko(c, r, rest, _epsilon(c.dtype))[0]
+    return x, _of_matrices(info, of_matrix)
+
+
+def by_gko_in_torch(c: Tensor, r: Tensor, b: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """What the kernel structured/toeplitz_gko does, info for every leading index of the result."""
+    return _eliminated(c, r, b, epsilon, _by_gko, of_result=True)
+
+
+def _eliminated(
+    c: Tensor, r: Tensor, b: Tensor, epsilon: float, eliminate: Callable[..., tuple[Tensor, Tensor]], of_result: bool = False
+) -> tuple[Tensor, Tensor]:
+    n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
+    right = b if many else b[..., None]
+    of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
+    batch = torch.broadcast_shapes(of_matrix, right.shape[:-2])
+    told = torch.Size(batch) if of_result else of_matrix
+    shape, k = (*batch, *right.shape[-2:]), right.shape[-1]
+    if n == 0 or math.prod(batch) == 0:
+        x = b.new_zeros(shape)
+        return x if many else x.squeeze(-1), torch.zeros(told, dtype=torch.int32, device=c.device)
+
+    # Powers of two, so that nothing is rounded: squares of pivots must not leave the range.
+    column, row = (widened(y).expand(*batch, n).reshape(-1, n) for y in (c, r))
+    row = torch.cat([column[:, :1], row[:, 1:]], -1)  # r[0] is not read
+    largest = torch.maximum(column.abs().amax(-1), row.abs().amax(-1))
+    scale = torch.exp2(-torch.frexp(largest).exponent.clamp(-1000, 1000).to(torch.float64))[:, None]
+    column, row = column * scale, row * scale
+    numbers = torch.cat([widened(right).expand(shape).reshape(len(column), n, k), _probe(column)], -1)
+
+    found, info = eliminate(column, row, numbers)
+    x, probed = found[..., :k] * scale[..., None], found[..., k:]
+    info = _told(column, row, probed, info, epsilon)
+    x = torch.where(((info > 0) & (info <= n))[:, None, None], torch.nan, x).to(b.dtype).reshape(shape).contiguous()
+    return x if many else x.squeeze(-1), _of_matrices(info.reshape(batch), told)
+
+
+def _probe(column: Tensor) -> Tensor:
+    """One more right-hand side (S,n,1): signs, the same at every call, without a pattern that a matrix might have."""
+    places = torch.arange(column.shape[-1], device=column.device)
+    mixed = (places * 2654435761 + 1013904223) % 4294967296
+    signs = 1 - 2 * (mixed * mixed // 65536 % 2)
+    return signs.to(column.dtype).expand_as(column)[..., None]
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    """In fp64 rounding alone keeps a singular matrix a few digits from it: there epsilon counts eight times."""
+    epsilon = torch.finfo(dtype).eps
+    return epsilon if epsilon > 1e-10 else 8 * epsilon
+
+
+def _told(column: Tensor, row: Tensor, probed: Tensor, info: Tensor, epsilon: float) -> Tensor:
+    """n + 1 where 1 / (‖T‖₁ ‖T⁻¹ z‖_∞) is below epsilon, z random signs, as LAPACK's xGESVX with the last norm for ‖T⁻¹‖₁: a
+    bound from below, as ‖T⁻¹‖_∞ = ‖T⁻¹‖₁ for Toeplitz matrices."""
+    n = column.shape[-1]
+    sums = column.abs().cumsum(-1).flip(-1) + row.abs().cumsum(-1) - row[:, :1].abs()  # of the columns of |T|
+    conditioned = sums.amax(-1) * probed.abs().amax((-2, -1)) <= 1 / epsilon  # False for NaN
+    return torch.where((info == 0) & ~conditioned, n + 1, info).to(torch.int32)
+
+
+def _of_matrices(info: Tensor, shape: torch.Size) -> Tensor:
+    """Right-hand sides may have a batch that the matrices have not: they were told the same."""
+    info = info.reshape((1,) * max(0, len(shape) - info.dim()) + info.shape)
+    while info.dim() > len(shape):
+        info = info.amax(0) if info.shape[0] else info.new_zeros(info.shape[1:])
+    for d, size in enumerate(shape):
+        if info.shape[d] != size:
+            info = info.amax(d, keepdim=True)
+    return info.contiguous()
+
+
+def _by_gko(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Z_1 T − T Z_{−1} has rank 2, its first row and last column; with F the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹
+    and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what is eliminated."""
+    n = column.shape[-1]
+    first, last = torch.zeros_like(column), torch.zeros_like(column)
+    first[:, 0] = last[:, -1] = 1
+    back = row[:, 1:].flip(-1)
+    of_rows = torch.stack([first, torch.cat([column[:, :1], back + column[:, 1:]], -1)], 1)
+    of_columns = torch.stack([torch.cat([column[:, 1:].flip(-1) - row[:, 1:], column[:, :1]], -1), last], 1)
+    angles = torch.arange(n, dtype=torch.float64, device=column.device) * (math.pi / n)
+    turn = torch.complex(angles.cos(), angles.sin())  # the conjugate of D
+    left = torch.fft.fft(of_rows.to(torch.complex128), norm="ortho")
+    right = torch.fft.ifft(of_columns * turn, norm="ortho")
+    transformed = torch.fft.fft(numbers.mT.to(torch.complex128), norm="ortho")
+    found, info = toeplitz_gko(left, right, transformed)
+    x = (torch.fft.ifft(found, norm="ortho") * turn).mT
+    return x if column.is_complex() else x.real, info
+
+
+def _by_dense_lu(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    n = column.shape[-1]
+    diagonals = torch.cat([row[:, 1:].flip(-1), column], -1)
+    matrix = diagonals.unfold(-1, n, 1).flip(-1)  # no n² indices
+    lu, pivots, info = torch.linalg.lu_factor_ex(matrix)
+    # Some of the libraries behind it call a later pivot than the first zero, the last they saw.
+    none = ~(lu.diagonal(dim1=-2, dim2=-1).abs() > 0)
+    info = torch.where(none.any(-1), none.to(torch.int32).argmax(-1) + 1, info).to(torch.int32)
+    return torch.linalg.lu_solve(lu, pivots, numbers), info

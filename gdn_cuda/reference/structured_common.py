@@ -1,0 +1,86 @@
+"""What the oracles of the structured operators share: everything becomes fp64 first, errors, and arithmetic without rounding.
+
+Results stay in float64 or complex128; callers round them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+_SPLITTER = 2.0**27 + 1.0  # halves a double into two factors of at most 26 bits
+
+
+def fail(function: str, argument: str, expected: str, got: object) -> NoReturn:
+    raise ValueError(f"{function}: {argument}: expected {expected}, got {got}")
+
+
+def widened(function: str, **tensors: Tensor) -> tuple[Tensor, ...]:
+    """Each in complex128 if it is complex, else in float64."""
+    for argument, x in tensors.items():
+        if not (x.is_floating_point() or x.is_complex()):
+            fail(function, argument, "a real or complex floating-point tensor", x.dtype)
+    return tuple(x.to(torch.complex128 if x.is_complex() else torch.float64) for x in tensors.values())
+
+
+def same_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
+    return tuple(x.to(dtype) for x in tensors)
+
+
+def working_epsilon(*tensors: Tensor) -> float:
+    """That of the arithmetic a kernel would use: at least fp32, fp64 as soon as one input is."""
+    return torch.finfo(reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)).eps
+
+
+def check_last(function: str, argument: str, x: Tensor, size: int, like: str) -> None:
+    """Before torch broadcasts a last dimension of 1 without a word."""
+    if x.dim() < 1 or x.shape[-1] != size:
+        fail(function, argument, f"(…, {size}) as {like} has", tuple(x.shape))
+
+
+def roots_of_unity(exponents: Tensor, order: int) -> Tensor:
+    """e^{−2πi k/order} for integers k, reduced as integers: the largest k is as exact as the smallest."""
+    angle = exponents.remainder(order).to(torch.float64) * (-2 * math.pi / max(order, 1))
+    return torch.polar(torch.ones_like(angle), angle)
+
+
+def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = _SPLITTER * a
+    high = scaled - (scaled - a)
+    return high, a - high
+
+
+@torch.no_grad()
+def product_error(a: Tensor, b: Tensor) -> Tensor:
+    """a·b − fl(a·b) exactly (Dekker) for real fp64; 0 where the product is not finite."""
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    error = a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+    return torch.where(torch.isfinite(product), error, 0.0)
+
+
+def _sum_and_error(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """fl(a + b), and what it leaves out (Knuth)."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)
+
+
+@torch.no_grad()
+def residual(matrix: Tensor, x: Tensor, right: Tensor) -> Tensor:
+    """right − matrix x (…,n,k) as if in twice the precision, rounded once: what iterative refinement lives on."""
+    if matrix.is_complex():
+        real = torch.cat([torch.cat([matrix.real, -matrix.imag], -1), torch.cat([matrix.imag, matrix.real], -1)], -2)
+        halves = residual(real, torch.cat([x.real, x.imag], -2), torch.cat([right.real, right.imag], -2))
+        return torch.complex(*halves.chunk(2, -2))
+    total, rest = right, torch.zeros_like(right)
+    for j in range(matrix.shape[-1]):
+        column, row = -matrix[..., :, j, None], x[..., j, None, :]
+        total, lost = _sum_and_error(total, column * row)
+        rest = rest + lost + product_error(column, row)
+    return total + rest

@@ -1,0 +1,34 @@
+// Complex numbers in either precision.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda {
+
+template <class Real>
+struct ComplexNumber {
+    Real re, im;
+
+    __device__ __forceinline__ ComplexNumber operator+(const ComplexNumber& y) const { return {re + y.re, im + y.im}; }
+    __device__ __forceinline__ ComplexNumber operator-(const ComplexNumber& y) const { return {re - y.re, im - y.im}; }
+    __device__ __forceinline__ ComplexNumber operator*(const ComplexNumber& y) const {
+        return {re * y.re - im * y.im, re * y.im + im * y.re};
+    }
+    __device__ __forceinline__ ComplexNumber operator*(Real y) const { return {re * y, im * y}; }
+    __device__ __forceinline__ ComplexNumber conjugate() const { return {re, -im}; }
+    __device__ __forceinline__ Real square() const { return re * re + im * im; }
+};
+
+// e^(i pi x); exact fractions of a turn give it to the last place.
+__device__ __forceinline__ ComplexNumber<float> unit_at(float half_turns) {
+    float sine, cosine;
+    sincospif(half_turns, &sine, &cosine);
+    return {cosine, sine};
+}
+__device__ __forceinline__ ComplexNumber<double> unit_at(double half_turns) {
+    double sine, cosine;
+    sincospi(half_turns, &sine, &cosine);
+    return {cosine, sine};
+}
+
+}  // namespace gdn_cuda

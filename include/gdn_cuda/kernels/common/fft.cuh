@@ -1,0 +1,156 @@
+// Fourier transforms of 2^a numbers by one block, eight numbers a thread in registers, or sixteen.
+//
+// Passes of radix 8, and a last one of 2, 4 or 8. Forward transforms leave their numbers in the order of the last pass and
+// inverse ones begin there, so a convolution never sorts: it multiplies registers. Between passes numbers change threads
+// through shared memory; each thread writes where it has just read, so a pass costs one barrier, and an inverse transform may
+// follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier.
+//
+// Twiddles are e^(i pi x) of exact x for the powers 1, 2 and 4, and one product each for the others.
+#pragma once
+
+#include <gdn_cuda/kernels/common/complex.cuh>
+#include <gdn_cuda/kernels/common/fft_layout.cuh>
+
+namespace gdn_cuda {
+
+template <bool kInverse, class Real>
+__device__ __forceinline__ ComplexNumber<Real> times_i_of(const ComplexNumber<Real>& x) {
+    return kInverse ? ComplexNumber<Real>{-x.im, x.re} : ComplexNumber<Real>{x.im, -x.re};
+}
+
+template <bool kInverse, class Real>
+__device__ __forceinline__ void transform2(ComplexNumber<Real>& a, ComplexNumber<Real>& b) {
+    const ComplexNumber<Real> sum = a + b;
+    b = a - b;
+    a = sum;
+}
+template <bool kInverse, class Real>
+__device__ __forceinline__ void transform4(ComplexNumber<Real>& a, ComplexNumber<Real>& b, ComplexNumber<Real>& c,
+                                           ComplexNumber<Real>& d) {
+    transform2<kInverse>(a, c);
+    transform2<kInverse>(b, d);
+    d = times_i_of<kInverse>(d);
+    const ComplexNumber<Real> even = a + b, half = a - b, first = c + d, third = c - d;
+    a = even;
+    b = first;
+    c = half;
+    d = third;
+}
+template <bool kInverse, class Real>
+__device__ __forceinline__ void transform8(ComplexNumber<Real> (&x)[kFftEach]) {
+    constexpr Real kHalf = static_cast<Real>(0.70710678118654752440);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) transform2<kInverse>(x[i], x[i + 4]);
+    const ComplexNumber<Real> turned1 = times_i_of<kInverse>(x[5]), turned3 = times_i_of<kInverse>(x[7]);
+    x[5] = (x[5] + turned1) * kHalf;
+    x[6] = times_i_of<kInverse>(x[6]);
+    x[7] = (turned3 - x[7]) * kHalf;
+    transform4<kInverse>(x[0], x[1], x[2], x[3]);
+    transform4<kInverse>(x[4], x[5], x[6], x[7]);
+    const ComplexNumber<Real> one = x[4], two = x[1], three = x[5], four = x[2], five = x[6], six = x[3];
+    x[1] = one;
+    x[2] = two;
+    x[3] = three;
+    x[4] = four;
+    x[5] = five;
+    x[6] = six;
+}
+
+// A thread has kGroups times eight numbers: those of as many threads that it stands for, kThreads apart.
+template <class Real, int kThreads, int kGroups>
+struct BlockFft {
+    using Number = ComplexNumber<Real>;
+    using Group = Number[kFftEach];
+    using Numbers = Group[kGroups];
+
+    Number* exchange;  // shared: fft_padded(size) numbers
+    int log_size;      // above 3
+
+    __device__ __forceinline__ int size() const { return 1 << log_size; }
+    __device__ __forceinline__ static int stands_for(int group) { return static_cast<int>(threadIdx.x) + group * kThreads; }
+    // A group past the last number takes part in barriers only.
+    __device__ __forceinline__ bool active(int group) const { return stands_for(group) < size() / kFftEach; }
+    // Which of the numbers in their natural order x[group][i] is, before forward transforms and behind inverse ones.
+    __device__ __forceinline__ int natural(int group, int i) const { return at(log_size, group, i); }
+
+    __device__ __forceinline__ void forward(Numbers& x) const {
+        int log = log_size;
+#pragma unroll 1
+        for (; log > 3; log -= 3) {
+            for_groups([&](int group) {
+                transform8<false>(x[group]);
+                twiddle<false>(log, group, x[group]);
+                store(log, group, x[group]);
+            });
+            __syncthreads();
+            for_groups([&](int group) { load(log - 3, group, x[group]); });
+        }
+        for_groups([&](int group) { last<false>(log, x[group]); });
+    }
+    // Times size().
+    __device__ __forceinline__ void inverse(Numbers& x) const {
+        int log = (log_size - 1) % 3 + 1;
+        for_groups([&](int group) { last<true>(log, x[group]); });
+#pragma unroll 1
+        for (log += 3; log <= log_size; log += 3) {
+            for_groups([&](int group) { store(log - 3, group, x[group]); });
+            __syncthreads();
+            for_groups([&](int group) {
+                load(log, group, x[group]);
+                twiddle<true>(log, group, x[group]);
+                transform8<true>(x[group]);
+            });
+        }
+    }
+
+  private:
+    template <class Do>
+    __device__ __forceinline__ void for_groups(const Do& run) const {
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group)
+            if (active(group)) run(group);
+    }
+    // In the pass over parts of 2^log numbers; in the last one a thread has neighbours.
+    __device__ __forceinline__ static int at(int log, int group, int i) {
+        const int thread = stands_for(group);
+        if (log <= 3) return thread * kFftEach + i;
+        const int stride = log - 3;
+        return ((thread >> stride) << log) + (thread & ((1 << stride) - 1)) + (i << stride);
+    }
+    __device__ __forceinline__ void store(int log, int group, const Group& x) const {
+#pragma unroll
+        for (int i = 0; i < kFftEach; ++i) exchange[fft_padded(at(log, group, i))] = x[i];
+    }
+    __device__ __forceinline__ void load(int log, int group, Group& x) const {
+#pragma unroll
+        for (int i = 0; i < kFftEach; ++i) x[i] = exchange[fft_padded(at(log, group, i))];
+    }
+    template <bool kInverse>
+    __device__ __forceinline__ static void twiddle(int log, int group, Group& x) {
+        const int place = stands_for(group) & ((1 << (log - 3)) - 1);
+        const Real half_turns = static_cast<Real>(kInverse ? 2 * place : -2 * place) / static_cast<Real>(1 << log);
+        const Number one = unit_at(half_turns), two = unit_at(2 * half_turns), four = unit_at(4 * half_turns),
+                     three = one * two;
+        x[1] = x[1] * one;
+        x[2] = x[2] * two;
+        x[3] = x[3] * three;
+        x[4] = x[4] * four;
+        x[5] = x[5] * (one * four);
+        x[6] = x[6] * (two * four);
+        x[7] = x[7] * (three * four);
+    }
+    template <bool kInverse>
+    __device__ __forceinline__ static void last(int log, Group& x) {
+        if (log == 3) {
+            transform8<kInverse>(x);
+        } else if (log == 2) {
+            transform4<kInverse>(x[0], x[1], x[2], x[3]);
+            transform4<kInverse>(x[4], x[5], x[6], x[7]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kFftEach; i += 2) transform2<kInverse>(x[i], x[i + 1]);
+        }
+    }
+};
+
+}  // namespace gdn_cuda

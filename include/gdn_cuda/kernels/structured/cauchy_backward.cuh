@@ -1,0 +1,340 @@
+// structured/cauchy_backward: what sums over poles pass back. With D = 1 / (z_l - w_n), bars for conjugates,
+//
+//     of v_n: sum over l of g_l D~      of w_n: v_n~ times sum over l of g_l (D D)~      of z_l: -g_l times sum over n of (v_n
+//     D D)~
+//
+// and with conj, for the other pole of each pair, the conjugates of the same with w_n~ and v_n~ in place of w_n and v_n.
+//
+// A block has a few poles (or points), in registers of every thread; threads walk over points (or poles), and their sums meet
+// in a fixed order.
+//
+// For pairs of poles, points on the imaginary axis, as S4 has them, go by themselves, by fewer operations. Points which are
+// elsewhere or far away are left to the walk as it is for all others; so are all points, where a square leaves the range or a
+// pole is on a point.
+//
+// Bound: arithmetic, one reciprocal and some 15 products or sums a pole (or its conjugate) and a point; on the axis, a pair of
+// poles and a point.
+#pragma once
+
+#include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
+
+namespace gdn_cuda::structured {
+
+template <CauchyBackwardConfig kConfig>
+struct CauchyBackward {
+    using Io = Numbers<kConfig.io>;
+    using Real = typename Io::Real;
+    using Number = typename Io::Number;
+    static constexpr bool kComplex = Io::kComplex;
+
+    static constexpr int kSums = (kComplex ? 2 : 1) * (kConfig.of_points ? 1 : 2);  // of a line
+    using Shared = CauchyBackwardSharedPlan<kConfig, Real>;
+
+    const CauchyBackwardArgs& args;
+
+    // Where they begin.
+    struct Rows {
+        i64 residues, points, poles, grad;
+    };
+
+    __device__ __forceinline__ static Number conjugate(const Number& x) { return {x.re, -x.im}; }
+    __device__ __forceinline__ static Number product(const Number& x, const Number& y) {
+        if constexpr (!kComplex) return {x.re * y.re, Real{}};
+        return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
+    }
+    // sum += x conj(y)
+    __device__ __forceinline__ static void add_product(Number& sum, const Number& x, const Number& y) {
+        sum.re += x.re * y.re;
+        if constexpr (kComplex) {
+            sum.re += x.im * y.im;
+            sum.im += x.im * y.re - x.re * y.im;
+        }
+    }
+    __device__ __forceinline__ static Number inverse(const Number& z, const Number& w) {
+        const Number d{z.re - w.re, z.im - w.im};
+        if constexpr (!kComplex) {
+            const Real r = reciprocal(d.re);
+            return {d.re == Real{} ? r - r : r, Real{}};  // NaN where they meet, as complex ones have it
+        }
+        const Real square = d.re * d.re + d.im * d.im;
+        if (!in_range(square)) [[unlikely]] {
+            const Complex<double> wide{static_cast<double>(z.re) - w.re, static_cast<double>(z.im) - w.im};
+            if (isinf(wide.re) || isinf(wide.im)) return {};
+            const Complex<double> exact = quotient({1.0, 0.0}, wide);
+            return {static_cast<Real>(exact.re), static_cast<Real>(exact.im)};
+        }
+        const Real scale = reciprocal_in_range(square);
+        return {d.re * scale, -d.im * scale};
+    }
+
+    // What one pole and one point add to the sums of a line: for poles, of g D~ and g (D D)~; for points, of (v D D)~.
+    __device__ __forceinline__ static void add(Number& first, Number& second, const Number& z, const Number& w, const Number& v,
+                                               const Number& g) {
+        const Number d = inverse(z, w);
+        if constexpr (kConfig.of_points) {
+            add_product(first, {Real{1}, Real{}}, product(product(v, d), d));
+        } else {
+            add_product(first, g, d);
+            add_product(second, g, product(d, d));
+        }
+    }
+
+    // Every thread's sums in the first row of shared memory, always added up in the same order: within warps, where lanes
+    // exchange halves of what they have left, then over warps. Ends in a barrier.
+    template <int kCount>
+    __device__ __forceinline__ static void gather(Shared& shared, Real (&sums)[kCount]) {
+        const int lane = threadIdx.x % 32;
+        fold<kCount, 16>(sums, lane);
+        Real* mine = shared.sums[threadIdx.x / 32] + lane * kCount / 32;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < (kCount + 31) / 32; ++i) mine[i] = sums[i];
+        __syncthreads();
+        static_assert(kCount <= kConfig.threads);
+        if (threadIdx.x < kCount) {
+            Real total{};
+#pragma unroll
+            for (int warp = 0; warp < kConfig.threads / 32; ++warp) total += shared.sums[warp][threadIdx.x];
+            shared.sums[0][threadIdx.x] = total;
+        }
+        __syncthreads();
+    }
+    template <int kCount, int kDistance>
+    __device__ __forceinline__ static void fold(Real* sums, int lane) {
+        if constexpr (kDistance > 0) {
+            constexpr int kLeft = kCount == 1 ? 1 : kCount / 2;
+#pragma unroll
+            for (int i = 0; i < kLeft; ++i) {
+                const bool upper = lane & kDistance;
+                const Real other = sums[kCount == 1 ? 0 : kLeft + i], given = upper ? sums[i] : other;
+                sums[i] = (upper ? other : sums[i]) + __shfl_xor_sync(~0u, given, kDistance);
+            }
+            fold<kLeft, kDistance / 2>(sums, lane);
+        }
+    }
+
+    // Points on the imaginary axis, z = iy, and conjugate pairs. With w = -a + im, den = a^2 + m^2 - y^2 and
+    // p = 1 / (den^2 + 4 a^2 y^2), which is |1 / ((z - w) (z - w~))|^2, what a pole is due is a combination of eight sums of
+    //
+    //     Re g (h, h^2)     y^2 Re g (p, hp)     y Im g (p, h, h^2, hp)          h = den p
+    //
+    // None of its terms is greater than a few times the greater of |g / (z - w)| and |g / (z - w~)|, or of their squares.
+    // den is the difference of y^2, exact, and a sum in two parts, so a pole close to its point keeps its digits.
+    //
+    // In fp32 sizes are limited so that hp, of sixth powers, does not vanish; what overflows leaves sums that are not finite.
+    static constexpr bool kAxis = kConfig.axis();
+    static constexpr Real kLargest = 16384, kLeastSquare = 0x1p-40f, kUnitOfGrad = 0x1p-32f;
+    __device__ __forceinline__ static bool on_axis(const Number& z) { return (z.re == 0) & (fabs(z.im) <= kLargest); }
+    struct AxisPole {
+        Real square, rest, four_a_squared;  // a^2 + m^2, what rounding left of it, and 4 a^2
+    };
+    __device__ __forceinline__ static AxisPole axis_pole(const Number& w) {
+        const Real x = __fmul_rn(w.re, w.re), y = __fmul_rn(w.im, w.im), square = x + y, part = square - x;
+        return {square, (x - (square - part)) + (y - part) + (fma(w.re, w.re, -x) + fma(w.im, w.im, -y)), 4 * x};
+    }
+    struct AxisPoint {
+        Real y, y_squared, re, re_y_squared, im_y;
+        __device__ __forceinline__ AxisPoint(Real y, const Number& g)
+            : y(y),
+              y_squared(y * y),
+              re(g.re * (1 / kUnitOfGrad)),
+              re_y_squared(re * y_squared),
+              im_y(g.im * (y * (1 / kUnitOfGrad))) {}
+    };
+    enum AxisSum { kReH, kReHH, kReP, kReHP, kImP, kImH, kImHH, kImHP, kAxisSums };
+
+    __device__ __forceinline__ static void add_pair(Real* sums, const AxisPole& pole, const AxisPoint& point) {
+        const Real den = fma(-point.y, point.y, pole.square) + pole.rest,
+                   p = reciprocal_in_range(den * den + pole.four_a_squared * point.y_squared), h = den * p, hh = h * h,
+                   hp = h * p;
+        sums[kReH] += point.re * h;
+        sums[kReHH] += point.re * hh;
+        sums[kReP] += point.re_y_squared * p;
+        sums[kReHP] += point.re_y_squared * hp;
+        sums[kImP] += point.im_y * p;
+        sums[kImH] += point.im_y * h;
+        sums[kImHH] += point.im_y * hh;
+        sums[kImHP] += point.im_y * hp;
+    }
+    // What run() calls first and second. hh = den^2 p^2 is (p + (den^2 - 4 a^2 y^2) p^2) / 2.
+    __device__ __forceinline__ static void combine(Number& first, Number& second, const Real* sums, const Number& w) {
+        const Real a = -w.re, m = w.im, re = 2 * sums[kReHH] - (sums[kReP] + sums[kReH]) / (a * a + m * m),
+                   im = 2 * sums[kImHH] - sums[kImP], cross = 2 * (2 * a * sums[kImP] - sums[kReH]);
+        first = {2 * (2 * a * sums[kReP] + sums[kImH]) - a * cross, m * cross};
+        second = {2 * (sums[kReH] - 2 * m * m * re) - 4 * a * (sums[kImP] - 4 * m * m * sums[kImHP]),
+                  -4 * m * (a * (re + 4 * sums[kReHP]) + (im - 4 * a * a * sums[kImHP]))};
+        first = {first.re * kUnitOfGrad, first.im * kUnitOfGrad};
+        second = {second.re * kUnitOfGrad, second.im * kUnitOfGrad};
+    }
+    // First and second of its line in each of the first threads, over this block's points on the axis. The others of a thread
+    // are between begin and end. False if nothing can be said.
+    __device__ __forceinline__ bool sum_on_axis(Shared& shared, const Rows& rows, int first_line, Number& first, Number& second,
+                                                int& begin, int& end) const {
+        Real sums[kConfig.lines * kAxisSums]{};
+        begin = args.point_count;
+        end = 0;
+        {
+            AxisPole poles[kConfig.lines];
+            bool fits = true;
+#pragma unroll
+            for (int i = 0; i < kConfig.lines; ++i) {
+                poles[i] = axis_pole(line(rows, first_line + i));
+                fits &= poles[i].square >= kLeastSquare && poles[i].square <= kLargest * kLargest;
+            }
+            if (!fits) return false;  // so in every thread
+            const i64 point_step = kConfig.threads * args.points.step, grad_step = kConfig.threads * args.grad.step;
+            auto* z_at = static_cast<const Number*>(args.points.data) + rows.points + threadIdx.x * args.points.step;
+            auto* g_at = static_cast<const Number*>(args.grad.data) + rows.grad + threadIdx.x * args.grad.step;
+            Number next_z{}, next_g{};
+            if (threadIdx.x < args.point_count) {
+                next_z = *z_at;
+                next_g = *g_at;
+            }
+#pragma unroll 1
+            for (int l = threadIdx.x; l < args.point_count; l += kConfig.threads) {
+                const Number z = next_z, g = next_g;
+                z_at += point_step;
+                g_at += grad_step;
+                if (l + kConfig.threads < args.point_count) {
+                    next_z = *z_at;
+                    next_g = *g_at;
+                }
+                if (on_axis(z)) [[likely]] {
+                    const AxisPoint point(z.im, g);
+#pragma unroll
+                    for (int i = 0; i < kConfig.lines; ++i) add_pair(sums + i * kAxisSums, poles[i], point);
+                } else {
+                    begin = min(begin, l);
+                    end = l + 1;
+                }
+            }
+        }
+        gather(shared, sums);
+        if (threadIdx.x < kConfig.lines)
+            combine(first, second, shared.sums[0] + threadIdx.x * kAxisSums,
+                    line(rows, first_line + static_cast<int>(threadIdx.x)));
+        return !__syncthreads_or(!(isfinite(first.re) && isfinite(first.im) && isfinite(second.re) && isfinite(second.im)));
+    }
+
+    __device__ __forceinline__ Rows rows_at(i64 row) const {
+        Rows rows{};
+#pragma unroll 1
+        for (int d = args.leading - 1; d >= 0; --d) {
+            const i64 rest = d == 0 ? 0 : row / args.size[d], i = row - rest * args.size[d];
+            rows.residues += i * args.residues.stride[d];
+            rows.points += i * args.points.stride[d];
+            rows.poles += i * args.poles.stride[d];
+            rows.grad += i * args.grad.stride[d];
+            row = rest;
+        }
+        return rows;
+    }
+    __device__ __forceinline__ Number point(const Rows& rows, int l) const {
+        return Io::load(args.points.data, rows.points + l * args.points.step);
+    }
+    __device__ __forceinline__ Number pole(const Rows& rows, int n) const {
+        return Io::load(args.poles.data, rows.poles + n * args.poles.step);
+    }
+    __device__ __forceinline__ Number line(const Rows& rows, int i) const {
+        return kConfig.of_points ? point(rows, min(i, args.point_count - 1)) : pole(rows, min(i, args.pole_count - 1));
+    }
+
+    __device__ __forceinline__ void run(Shared& shared) {
+        const int count = kConfig.of_points ? args.point_count : args.pole_count,
+                  others = kConfig.of_points ? args.pole_count : args.point_count;
+        const int groups = (count + kConfig.lines - 1) / kConfig.lines;
+        const i64 row = blockIdx.x / groups;
+        const int first_line = static_cast<int>(blockIdx.x % groups) * kConfig.lines;
+        const Rows rows = rows_at(row);
+
+        Number total_first{}, total_second{};  // of a line, in one of the first threads
+        bool done = false;                     // with points on the axis
+        int begin = threadIdx.x, end = others;
+        if constexpr (kAxis) {
+            int left_begin, left_end;
+            done = sum_on_axis(shared, rows, first_line, total_first, total_second, left_begin, left_end);
+            if (done) {
+                begin = left_begin;
+                end = left_end;
+            } else {
+                total_first = total_second = {};
+            }
+        }
+        if (!kAxis || __syncthreads_or(begin < end)) {
+            Real sums[kConfig.lines * kSums];
+            sum(rows, first_line, begin, end, done, sums);
+            gather(shared, sums);
+            if (threadIdx.x < kConfig.lines) {
+                const Real* mine = shared.sums[0] + threadIdx.x * kSums;
+                total_first.re += mine[0];
+                if constexpr (kComplex) total_first.im += mine[1];
+                if constexpr (!kConfig.of_points) total_second.re += mine[kSums / 2];
+                if constexpr (!kConfig.of_points && kComplex) total_second.im += mine[3];
+            }
+        }
+        if (threadIdx.x < kConfig.lines && first_line + static_cast<int>(threadIdx.x) < count)
+            finish(row, first_line + static_cast<int>(threadIdx.x), count, total_first, total_second, rows);
+    }
+    // This thread's sums over poles or points from begin to end, but none on the axis if they are done.
+    __device__ __forceinline__ void sum(const Rows& rows, int first_line, int begin, int end, bool done,
+                                        Real (&sums)[kConfig.lines * kSums]) const {
+        Number lines[kConfig.lines], first[kConfig.lines]{}, second[kConfig.lines]{};
+#pragma unroll
+        for (int i = 0; i < kConfig.lines; ++i) lines[i] = line(rows, first_line + i);
+#pragma unroll 1
+        for (int other = begin; other < end; other += kConfig.threads) {
+            Number x, with;  // a pole and its residue, or a point and what comes back there
+            if constexpr (kConfig.of_points) {
+                x = pole(rows, other);
+                with = Io::load(args.residues.data, rows.residues + other * args.residues.step);
+            } else {
+                x = point(rows, other);
+                with = Io::load(args.grad.data, rows.grad + other * args.grad.step);
+            }
+            if constexpr (kAxis)
+                if (done && on_axis(x)) continue;
+#pragma unroll
+            for (int i = 0; i < kConfig.lines; ++i) {
+                if constexpr (kConfig.of_points) {
+                    add(first[i], second[i], lines[i], x, with, {});
+                    if constexpr (kConfig.conj) add(first[i], second[i], lines[i], conjugate(x), conjugate(with), {});
+                } else {
+                    add(first[i], second[i], x, lines[i], {}, with);
+                    // The other pole's sums come back conjugated: so do its distances and g.
+                    if constexpr (kConfig.conj) add(first[i], second[i], conjugate(x), lines[i], {}, conjugate(with));
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kConfig.lines; ++i) {
+            Real* mine = sums + i * kSums;
+            mine[0] = first[i].re;
+            if constexpr (kComplex) mine[1] = first[i].im;
+            if constexpr (!kConfig.of_points) mine[kSums / 2] = second[i].re;
+            if constexpr (!kConfig.of_points && kComplex) mine[3] = second[i].im;
+        }
+    }
+    __device__ __forceinline__ void finish(i64 row, int line, int count, const Number& first, const Number& second,
+                                           const Rows& rows) const {
+        const i64 at = row * count + line;
+        if constexpr (kConfig.of_points) {
+            const Number x = product(Io::load(args.grad.data, rows.grad + line * args.grad.step), first);
+            Io::store(args.of_points, at, {-x.re, -x.im});
+        } else {
+            if (args.of_residues != nullptr) Io::store(args.of_residues, at, first);
+            if (args.of_poles != nullptr)
+                Io::store(args.of_poles, at,
+                          product(conjugate(Io::load(args.residues.data, rows.residues + line * args.residues.step)), second));
+        }
+    }
+};
+
+template <CauchyBackwardConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads, kConfig.least_blocks())
+    cauchy_backward(const __grid_constant__ CauchyBackwardArgs args) {
+    __shared__ typename CauchyBackward<kConfig>::Shared shared;
+    CauchyBackward<kConfig>{args}.run(shared);
+}
+
+}  // namespace gdn_cuda::structured

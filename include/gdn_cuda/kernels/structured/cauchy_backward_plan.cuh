@@ -1,0 +1,47 @@
+// Configuration, shared memory and arguments of structured/cauchy_backward, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+struct CauchyBackwardConfig {
+    DType io;
+    bool conj;
+    bool of_points;  // gradients of points, by a walk over poles; else of poles and residues, by a walk over points
+    int lines;       // of what gradients are for, a block
+    int threads;
+
+    constexpr bool operator==(const CauchyBackwardConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("conj", conj);
+        visit("of_points", of_points);
+        visit("lines", lines);
+        visit("threads", threads);
+    }
+    GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
+    // Points on the imaginary axis go by themselves.
+    GDN_HOST_DEVICE constexpr bool axis() const { return conj && !of_points && io == DType::c64; }
+    // A multiprocessor; 0 leaves it to ptxas, which spills a little to fit one more, but not for complex numbers in fp32.
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return io == DType::c64 ? 0 : 1; }
+};
+
+// A warp's sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each; on the axis, twice as
+// many.
+template <CauchyBackwardConfig kConfig, class Real>
+struct CauchyBackwardSharedPlan {
+    Real sums[kConfig.threads / 32][kConfig.lines * (kConfig.axis() ? 8 : 4)];
+};
+
+struct CauchyBackwardArgs {
+    CauchyOperand residues, points, poles, grad;
+    void *of_residues = nullptr, *of_points = nullptr, *of_poles = nullptr;  // (leading..., length), contiguous, or nowhere
+    i64 size[CauchyOperand::kMaxLeading] = {};
+    int leading = 0, pole_count = 0, point_count = 0;
+    i64 rows = 0;
+};
+
+}  // namespace gdn_cuda::structured

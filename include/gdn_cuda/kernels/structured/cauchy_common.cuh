@@ -1,0 +1,105 @@
+// What the Cauchy kernels share: numbers of one or two parts in one precision, where rows begin, and quotients.
+#pragma once
+
+#include <gdn_cuda/kernels/common/numeric.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+__device__ __forceinline__ double reciprocal(double x) {
+    return 1.0 / x;
+}
+// Of what is known to be in range, as its reciprocal is: no subnormal numbers, for which the other takes four instructions
+// more.
+__device__ __forceinline__ float reciprocal_in_range(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+__device__ __forceinline__ double reciprocal_in_range(double x) {
+    return 1.0 / x;
+}
+// Whether the reciprocal of a distance is a number. Infinite and unknown distances have theirs.
+__device__ __forceinline__ bool has_reciprocal(float x) {
+    return !(fabsf(x) < 0x1p-126f);
+}
+__device__ __forceinline__ bool has_reciprocal(double x) {
+    return !(fabs(x) < 0x1p-1022);
+}
+// Whether the reciprocal of a sum of squares is good for something.
+__device__ __forceinline__ bool in_range(float square) {
+    return square > 1e-36f && square < 1e36f;
+}
+__device__ __forceinline__ bool in_range(double square) {
+    return square > 1e-290 && square < 1e290;
+}
+
+template <class Real>
+struct Complex {
+    Real re, im;
+};
+template <bool kWide>
+struct RealOf {
+    using type = float;
+};
+template <>
+struct RealOf<true> {
+    using type = double;
+};
+
+// (x.re + i x.im) / (y.re + i y.im), whatever their sizes: 0 where one part of y is infinite.
+__device__ __forceinline__ Complex<double> quotient(const Complex<double>& x, const Complex<double>& y) {
+    const bool wide = fabs(y.re) >= fabs(y.im);
+    const double big = wide ? y.re : y.im, small = wide ? y.im : y.re, ratio = small / big,
+                 inverse = 1.0 / (big + ratio * small);
+    if (wide) return {(x.re + x.im * ratio) * inverse, (x.im - x.re * ratio) * inverse};
+    return {(x.re * ratio + x.im) * inverse, (x.im * ratio - x.re) * inverse};
+}
+
+// Numbers of a type in memory, computed with in fp32 or fp64. The second part of real ones is nothing.
+template <DType kIo>
+struct Numbers {
+    static constexpr bool kComplex = is_complex(kIo), kWide = kIo == DType::f64 || kIo == DType::c128;
+    using Real = typename RealOf<kWide>::type;
+    using Number = Complex<Real>;
+
+    template <class Wide = Real>
+    __device__ __forceinline__ static Complex<Wide> load(const void* from, i64 at) {
+        if constexpr (kComplex) {
+            const auto* pair = static_cast<const Number*>(from) + at;
+            return {static_cast<Wide>(pair->re), static_cast<Wide>(pair->im)};
+        } else if constexpr (kWide) {
+            return {static_cast<Wide>(static_cast<const double*>(from)[at]), Wide{}};
+        } else {
+            return {static_cast<Wide>(to_float(static_cast<const Storage<kIo>*>(from)[at])), Wide{}};
+        }
+    }
+    __device__ __forceinline__ static void store(void* to, i64 at, const Number& x) {
+        if constexpr (kComplex)
+            static_cast<Number*>(to)[at] = x;
+        else if constexpr (kWide)
+            static_cast<double*>(to)[at] = x.re;
+        else
+            static_cast<Storage<kIo>*>(to)[at] = from_float<Storage<kIo>>(x.re);
+    }
+};
+
+// Where a row of an operand begins.
+template <class Args>
+__device__ __forceinline__ i64 row_of(const Args& args, const CauchyOperand& operand, i64 row) {
+    i64 at = 0;
+    unsigned left = static_cast<unsigned>(row);  // there is a block for every few rows, and no more blocks than 2^31
+    for (int d = args.leading - 1; d > 0; --d) {
+        const unsigned size = static_cast<unsigned>(args.size[d]), whole = left / size;
+        at += static_cast<i64>(left - whole * size) * operand.stride[d];
+        left = whole;
+    }
+    return args.leading == 0 ? at : at + static_cast<i64>(left) * operand.stride[0];
+}
+
+}  // namespace gdn_cuda::structured

@@ -1,0 +1,76 @@
+// Configuration, shared memory and arguments of structured/cauchy, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::structured {
+
+struct CauchyConfig {
+    DType io;    // of everything; bf16 and f16 are computed in fp32
+    bool conj;   // poles come with their conjugates, residues too
+    int rows;    // of residues over the same poles and points, a block
+    int points;  // a thread
+    int threads;
+    int tile;  // poles in shared memory
+
+    constexpr bool operator==(const CauchyConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("conj", conj);
+        visit("rows", rows);
+        visit("points", points);
+        visit("threads", threads);
+        visit("tile", tile);
+    }
+    GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
+    GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
+    // A multiprocessor. Told nothing, ptxas spills a little to fit one more; told 1, it takes what it likes. S4's
+    // configurations are complex numbers in fp32.
+    GDN_HOST_DEVICE constexpr int least_blocks() const {
+        if (io != DType::c64) return 1;
+        return rows == 1 ? 6 : points == 1 ? 4 : 3;
+    }
+    GDN_HOST_DEVICE constexpr int points_per_block() const { return threads * points; }
+};
+
+template <CauchyConfig kConfig, class Real>
+struct CauchySharedPlan {
+    // Of conjugate pairs and points on the imaginary axis: what their one fraction is made of, a the distance from the axis.
+    struct alignas(4 * sizeof(Real)) Pair {
+        Real im, a_squared, four_a_squared;
+    };
+    struct alignas(4 * sizeof(Real)) PairResidue {
+        Real even, odd, even_2a, odd_2a;  // 2 (a Re v - Im v Im w), 2 Re v, and both times 2 a
+    };
+    union {
+        struct {
+            Real poles[kConfig.parts()][kConfig.tile];
+            Real residues[kConfig.rows][kConfig.parts()][kConfig.tile];
+        };
+        struct {
+            Pair pairs[kConfig.conj ? kConfig.tile : 1];
+            PairResidue pair_residues[kConfig.conj ? kConfig.rows : 1][kConfig.conj ? kConfig.tile : 1];
+        };
+    };
+    unsigned nearest, furthest;  // of a block's points on the axis, from 0, as bits
+};
+
+// (leading..., length); strides in elements, 0 where a dimension is broadcast.
+struct CauchyOperand {
+    static constexpr int kMaxLeading = 6;
+    const void* data = nullptr;
+    i64 stride[kMaxLeading] = {}, step = 0;
+};
+
+struct CauchyArgs {
+    CauchyOperand residues, points, poles;
+    void* out = nullptr;  // (leading..., points), contiguous
+    i64 size[CauchyOperand::kMaxLeading] = {};
+    int leading = 0, pole_count = 0, point_count = 0;
+    int turns = 1;  // of a block, at its points
+    i64 rows = 0;
+};
+
+}  // namespace gdn_cuda::structured

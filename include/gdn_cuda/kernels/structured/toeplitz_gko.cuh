@@ -1,0 +1,364 @@
+// structured/toeplitz_gko: solves T x = b, T[i, j] = column[i - j] below the diagonal and on it, row[j - i] above, in fp64
+// whatever the caller has. Z_1 T - T Z_(-1) has rank 2, its first row and its last column; with Fourier's F and
+// D = diag(e^(-i pi k / n)), F Z_1 F^-1 and F D Z_(-1) (F D)^-1 are diagonal, so for C = F T (F D)^-1
+//
+//     (l_i - m_j) C_ij = left_i . right_j,  l_i = e^(-2 pi i i / n),  m_j = e^(-i pi (2 j + 1) / n)
+//
+// and C is eliminated with partial pivoting on the two numbers a row and a column that stand for it (Gohberg, Kailath,
+// Olshevsky). The transforms, of any length, are sums: each thread turns a number by its own angle, and takes it anew from the
+// angle every few terms. T is scaled by a power of two, for squares of pivots must not leave the range.
+//
+// No factor is stored. What is eliminated is [C b; I 0]: below C stands the identity, whose rows have generators of zero and
+// the nodes of columns, and after n steps -C^-1 b stands beside them. Step k is the first to touch row k of the identity, and
+// the last to touch its pivot's row, so that takes the other's place: there are n rows at any time, each with a node that is an
+// even (row of C) or an odd number of half steps along the circle, and differences of nodes come from one table:
+//
+//     1 / (l - m) = conj(l) / 2 (1 - i cot(pi t / 2 n)), t half steps apart
+//
+// A block has a system and a few right-hand sides; generators and right-hand sides are in registers. A step has one barrier:
+// the best row of each warp is told whole, with its pivot's inverse | all threads choose one of those | updates. What is told
+// is there twice, for even and odd steps. The next column's generators are updated by every thread for itself, or there would
+// be a second barrier.
+//
+// info: 0; k where pivot k is zero or not a number, with no solution; n + 1 where 1 / (s |T^-1 z|_inf) is below epsilon, s the
+// larger sum of |T|'s first and last column, z random signs: the probe, one more right-hand side, behind the others. Both are
+// bounds from below of ‖T‖_1 and ‖T^-1‖_1, so no matrix is called singular that is not. Of a complex number the larger part.
+//
+// Bound: latency of a step, and beyond 256 rows fp64 arithmetic, some 64 products and sums a row.
+#pragma once
+
+#include <gdn_cuda/kernels/common/complex.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+template <ToeplitzGkoConfig kConfig>
+struct ToeplitzGko {
+    using Shared = ToeplitzGkoSharedPlan<kConfig>;
+    using Io = Numbers<kConfig.io>;
+    using Stored = typename Shared::Number;
+    using Number = ComplexNumber<double>;
+    static constexpr int kColumns = kConfig.columns, kNoNode = -1, kTurns = 16;
+    static constexpr unsigned kAll = ~0u;
+
+    const ToeplitzGkoArgs& args;
+    Shared& shared;
+    unsigned system;
+    i64 first_column;
+    double scale, norm;  // of T, and of scale T
+
+    // Of a slot: a row of C or of the identity with its right-hand sides, and a column of C.
+    struct Slot {
+        Number left[2], right[2], numbers[kColumns], back;  // back: the conjugate of the row's node
+        int node;
+    };
+    Slot slots[kConfig.slots];
+
+    __device__ __forceinline__ static Number number(const Stored& x) { return {x.re, x.im}; }
+    __device__ __forceinline__ static Stored stored(const Number& x) { return {x.re, x.im}; }
+    __device__ __forceinline__ static int slot_at(int s) { return static_cast<int>(threadIdx.x) + s * kConfig.threads; }
+    __device__ __forceinline__ Number back_from(int node) const { return unit_at(static_cast<double>(node) / args.n); }
+    __device__ __forceinline__ bool has_probe() const { return first_column + kColumns > args.columns; }
+    // The same signs as in gdn_cuda/ops/structured_toeplitz_solve.py.
+    __device__ __forceinline__ static double probe(int i) {
+        const auto mixed = static_cast<unsigned>(i) * 2654435761u + 1013904223u;
+        return static_cast<unsigned long long>(mixed) * mixed >> 16 & 1 ? -1 : 1;
+    }
+    __device__ __forceinline__ static double part(const Number& x) {
+        return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
+    }
+    // NaN wins.
+    __device__ __forceinline__ static double larger(double x, double y) { return x >= y || x != x ? x : y; }
+    template <class Of>
+    __device__ __forceinline__ double of_all(double x, double (&reduced)[kConfig.warps()], const Of& of) const {
+#pragma unroll
+        for (int apart = 16; apart > 0; apart /= 2) x = of(x, __shfl_xor_sync(kAll, x, apart));
+        if (threadIdx.x % 32 == 0) reduced[threadIdx.x / 32] = x;
+        __syncthreads();
+        x = reduced[0];
+        for (int w = 1; w < kConfig.warps(); ++w) x = of(x, reduced[w]);
+        return x;
+    }
+
+    // sum += x turned by e^(i pi angle), without what is zero for real ones.
+    template <bool kComplex>
+    __device__ __forceinline__ static void add(Number& sum, const Stored& x, const Number& turn) {
+        if constexpr (kComplex)
+            sum = sum + number(x) * turn;
+        else
+            sum = {sum.re + x.re * turn.re, sum.im + x.re * turn.im};
+    }
+
+    // Generators and right-hand sides, by transforms.
+    __device__ __forceinline__ void bring() {
+        const int n = args.n;
+        const i64 column = system_of(args, args.column, system), row = system_of(args, args.row, system);
+        const i64 right = system_of(args, args.right, system);
+        const auto below = [&](int i) {
+            const auto x = Io::template load<double>(args.column.data, column + i * args.column.step);
+            return Number{x.re, x.im};
+        };
+        const auto above = [&](int i) {
+            const auto x = Io::template load<double>(args.row.data, row + i * args.row.step);
+            return Number{x.re, x.im};
+        };
+        double column_sum = 0, row_sum = 0, largest = 0;
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            slots[s] = {};
+            slots[s].node = kNoNode;
+        }
+#pragma unroll 1
+        for (int begin = 0; begin < n; begin += kConfig.staged()) {
+            const int j = begin + static_cast<int>(threadIdx.x);
+            if (static_cast<int>(threadIdx.x) < kConfig.staged() && j < n) {
+                auto& staged = shared.staged[threadIdx.x];
+                const Number first = below(j);
+                column_sum += part(first);
+                largest = larger(largest, part(first));
+                row_sum += part(j == 0 ? first : above(j));
+                if (j > 0) largest = larger(largest, part(above(j)));
+                staged.left = stored(j == 0 ? first : first + above(n - j));
+                const Number back = j == n - 1 ? below(0) : below(n - 1 - j) - above(j + 1);
+                staged.right = stored(back * unit_at(static_cast<double>(j) / n));
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c) {
+                    const i64 at = right + j * args.right.step + (first_column + c) * args.right_column_stride;
+                    staged.numbers[c] = {first_column + c == args.columns ? probe(j) : 0.0, 0.0};
+                    if (first_column + c < args.columns) {
+                        const auto x = Io::template load<double>(args.right.data, at);
+                        staged.numbers[c] = {x.re, x.im};
+                    }
+                }
+            }
+            __syncthreads();
+            const int end = min(kConfig.staged(), n - begin);
+#pragma unroll
+            for (int s = 0; s < kConfig.slots; ++s) {
+                Slot& slot = slots[s];
+                const int i = slot_at(s);
+                if (i >= n) continue;
+                const Number step = unit_at(-2.0 * i / n);
+#pragma unroll 1
+                for (int from = 0; from < end; from += kTurns) {
+                    Number turn = unit_at(-2.0 * (i * (begin + from) % n) / n);
+#pragma unroll 2
+                    for (int t = from; t < min(from + kTurns, end); ++t) {
+                        const auto& staged = shared.staged[t];
+                        add<Io::kComplex>(slot.left[1], staged.left, turn);
+                        add<true>(slot.right[0], staged.right, turn.conjugate());
+#pragma unroll
+                        for (int c = 0; c < kColumns; ++c) add<Io::kComplex>(slot.numbers[c], staged.numbers[c], turn);
+                        turn = turn * step;
+                    }
+                }
+            }
+            __syncthreads();
+        }
+        largest = of_all(largest, shared.reduced[0], [](double x, double y) { return larger(x, y); });
+        column_sum = of_all(column_sum, shared.reduced[1], [](double x, double y) { return x + y; });
+        row_sum = of_all(row_sum, shared.reduced[2], [](double x, double y) { return x + y; });
+        scale = largest > 0 && largest <= 1.7976931348623157e308 ? scalbn(1.0, max(-1000, min(1000, -ilogb(largest)))) : 1.0;
+        norm = larger(column_sum * scale, row_sum * scale);
+        const double each = 1 / sqrt(static_cast<double>(n));
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            Slot& slot = slots[s];
+            const int i = slot_at(s);
+            if (i >= n) continue;
+            slot.node = 2 * i;
+            slot.back = back_from(slot.node);
+            slot.left[0] = {each, 0};
+            slot.left[1] = slot.left[1] * (scale * each);
+            slot.right[0] = slot.right[0] * (scale * each);
+            slot.right[1] = unit_at(static_cast<double>((n - 1) * (2 * i + 1) % (2 * n)) / n) * each;
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) slot.numbers[c] = slot.numbers[c] * each;
+        }
+        for (int t = threadIdx.x; t < 2 * n; t += kConfig.threads) {
+            const Number at = unit_at(static_cast<double>(t) / (2 * n));
+            shared.tables.cotangents[t] = t == 0 ? 0 : at.re / at.im;  // no difference of nodes is zero
+        }
+        for (int k = threadIdx.x; k < n; k += kConfig.threads) shared.tables.entering[k] = stored(back_from(2 * k + 1));
+    }
+
+    // x from what the elimination found, by transforms again.
+    __device__ __forceinline__ void finish(int info) {
+        const int n = args.n;
+        __syncthreads();
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s)
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c)
+                if (slots[s].node != kNoNode) shared.found[c][slots[s].node / 2] = stored(slots[s].numbers[c]);
+        __syncthreads();
+        const double each = -1 / sqrt(static_cast<double>(n));
+        double largest = 0;
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            const int p = slot_at(s);
+            if (p >= n) continue;
+            const Number step = unit_at(2.0 * p / n);
+            Number sums[kColumns]{};
+#pragma unroll 1
+            for (int from = 0; from < n; from += kTurns) {
+                Number turn = unit_at(static_cast<double>(p * (2 * from + 1) % (2 * n)) / n);
+#pragma unroll 2
+                for (int m = from; m < min(from + kTurns, n); ++m) {
+#pragma unroll
+                    for (int c = 0; c < kColumns; ++c) sums[c] = sums[c] + number(shared.found[c][m]) * turn;
+                    turn = turn * step;
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) {
+                const Number x = sums[c] * each;
+                if (first_column + c == args.columns) largest = larger(largest, part(x));
+                if (first_column + c >= args.columns) continue;
+                using Real = typename Io::Real;
+                const double factor = info > 0 ? __longlong_as_double(-1) : scale;
+                Io::store(args.out, (static_cast<i64>(system) * n + p) * args.columns + first_column + c,
+                          {static_cast<Real>(x.re * factor), static_cast<Real>(x.im * factor)});
+            }
+        }
+        if (!has_probe()) return;
+        largest = of_all(largest, shared.reduced[0], [](double x, double y) { return larger(x, y); });
+        const bool conditioned = norm * largest * args.epsilon <= 1;  // false for what is no number
+        if (threadIdx.x == 0) static_cast<int*>(args.info)[system] = info > 0 ? info : conditioned ? 0 : n + 1;
+    }
+
+    // Of a row and a column, by their generators.
+    __device__ __forceinline__ Number entry(const Number (&left)[2], const Number& back, int node, const Number (&right)[2],
+                                            int column) const {
+        int apart = 2 * column + 1 - node;
+        if (apart < 0) apart += 2 * args.n;
+        const Number sum = (left[0] * right[0] + left[1] * right[1]) * back;
+        const double cotangent = shared.tables.cotangents[apart];
+        return {0.5 * (sum.re + sum.im * cotangent), 0.5 * (sum.im - sum.re * cotangent)};
+    }
+
+    // The best row of a warp to be the pivot's; rows of the identity are none. A key is the upper half of the square of a
+    // pivot's size, which orders them well enough, and in its last bits whose it is: of about equal ones the first.
+    __device__ __forceinline__ static unsigned key_of(unsigned size, int place) {
+        return (size & 0x7fffffe0u) + 32 + static_cast<unsigned>(31 - place);  // NaN has a sign
+    }
+    __device__ __forceinline__ void propose(const Number (&column)[kConfig.slots], int k) {
+        const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+        unsigned key = 0;
+        int mine = 0;
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            const unsigned of_slot = key_of(static_cast<unsigned>(__double2hiint(column[s].square())), lane);
+            if (slots[s].node >= 0 && slots[s].node % 2 == 0 && of_slot > key) {
+                key = of_slot;
+                mine = s;
+            }
+        }
+        const unsigned best = __reduce_max_sync(kAll, key);
+        if (lane == 0) shared.keys[k % 2][warp] = best;
+        if (key != best || best == 0) return;
+        auto& told = shared.pivots[k % 2][warp];
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            if (s != mine) continue;
+            const Slot& slot = slots[s];
+            const double square = column[s].square();
+            told.square = square;
+            told.inverse = stored(column[s].conjugate() * (1.0 / square));
+            told.back = stored(slot.back);
+            told.node = slot.node;
+            told.slot = slot_at(s);
+#pragma unroll
+            for (int g = 0; g < 2; ++g) told.left[g] = stored(slot.left[g]);
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) told.numbers[c] = stored(slot.numbers[c]);
+        }
+    }
+    __device__ __forceinline__ const typename Shared::Pivot& chosen(int k) const {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        const unsigned key = lane < kConfig.warps() ? shared.keys[k % 2][lane] : 0;  // below 32 where there is none
+        const unsigned best = __reduce_max_sync(kAll, (key & ~31u) + static_cast<unsigned>(31 - lane));
+        return shared.pivots[k % 2][31 - best % 32];
+    }
+
+    __device__ __forceinline__ void update(const typename Shared::Pivot& pivot, Number (&column)[kConfig.slots], int k,
+                                           Number (&right_of_k)[2]) {
+        const Number left[2]{number(pivot.left[0]), number(pivot.left[1])};
+        const Number inverse = number(pivot.inverse), back = number(pivot.back);
+        const int node = pivot.node, at = pivot.slot;
+        const auto updated = [&](Number(&right)[2], int j) {
+            const Number share = entry(left, back, node, right, j) * inverse;
+            right[0] = right[0] - right_of_k[0] * share;
+            right[1] = right[1] - right_of_k[1] * share;
+        };
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            Slot& slot = slots[s];
+            if (slot.node == kNoNode) continue;
+            if (slot_at(s) == at) {  // the row of the identity takes the pivot's place
+                column[s] = {1, 0};
+                slot.node = 2 * k + 1;
+                slot.back = number(shared.tables.entering[k]);
+#pragma unroll
+                for (int g = 0; g < 2; ++g) slot.left[g] = {};
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c) slot.numbers[c] = {};
+            }
+            const Number factor = column[s] * inverse;
+#pragma unroll
+            for (int g = 0; g < 2; ++g) slot.left[g] = slot.left[g] - left[g] * factor;
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) slot.numbers[c] = slot.numbers[c] - number(pivot.numbers[c]) * factor;
+            if (slot_at(s) > k) updated(slot.right, slot_at(s));
+        }
+        if (k + 1 < args.n) {
+            Number next[2]{number(shared.column[(k + 1) % 2][0]), number(shared.column[(k + 1) % 2][1])};
+            updated(next, k + 1);
+            right_of_k[0] = next[0];
+            right_of_k[1] = next[1];
+        }
+    }
+
+    // For all threads: the right generators of column j, as they are now.
+    __device__ __forceinline__ void tell_column(int j) {
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s)
+            if (slot_at(s) == j) {
+                shared.column[j % 2][0] = stored(slots[s].right[0]);
+                shared.column[j % 2][1] = stored(slots[s].right[1]);
+            }
+    }
+
+    __device__ __forceinline__ void run() {
+        bring();
+        tell_column(0);
+        __syncthreads();
+        int info = 0;
+        Number right_of_k[2]{number(shared.column[0][0]), number(shared.column[0][1])};
+#pragma unroll 1
+        for (int k = 0; k < args.n; ++k) {
+            Number column[kConfig.slots]{};
+#pragma unroll
+            for (int s = 0; s < kConfig.slots; ++s)
+                if (slots[s].node != kNoNode) column[s] = entry(slots[s].left, slots[s].back, slots[s].node, right_of_k, k);
+            propose(column, k);
+            tell_column(k + 1);
+            __syncthreads();
+            const auto& pivot = chosen(k);
+            if (info == 0 && !(pivot.square > 0)) info = k + 1;
+            update(pivot, column, k, right_of_k);
+        }
+        finish(info);
+    }
+};
+
+template <ToeplitzGkoConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads, 1) toeplitz_gko(const __grid_constant__ ToeplitzGkoArgs args) {
+    __shared__ ToeplitzGkoSharedPlan<kConfig> shared;
+    const auto parts = static_cast<unsigned>(args.columns / kConfig.columns + 1);  // of the right-hand sides and the probe
+    ToeplitzGko<kConfig> kernel{args, shared, blockIdx.x / parts, static_cast<i64>(blockIdx.x % parts) * kConfig.columns};
+    kernel.run();
+}
+
+}  // namespace gdn_cuda::structured

@@ -1,0 +1,67 @@
+// Configuration, shared memory and arguments of structured/toeplitz_gko, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+struct ToeplitzGkoConfig {
+    DType io;  // of everything: f32, f64, c64 or c128
+    int threads;
+    int slots;    // rows of a thread, and columns of the matrix
+    int columns;  // right-hand sides of a block, the probe among them
+
+    constexpr bool operator==(const ToeplitzGkoConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("threads", threads);
+        visit("slots", slots);
+        visit("columns", columns);
+    }
+    GDN_HOST_DEVICE constexpr int rows() const { return threads * slots; }
+    GDN_HOST_DEVICE constexpr int warps() const { return threads / 32; }
+    GDN_HOST_DEVICE constexpr int staged() const { return threads < 256 ? threads : 256; }
+};
+
+template <ToeplitzGkoConfig kConfig>
+struct ToeplitzGkoSharedPlan {
+    struct Number {
+        double re, im;
+    };
+    struct Pivot {  // a warp's
+        Number left[2], inverse, back, numbers[kConfig.columns];
+        double square;
+        int node, slot;
+    };
+    struct Staged {  // numbers to be transformed
+        Number left, right, numbers[kConfig.columns];
+    };
+    struct Tables {
+        Number entering[kConfig.rows()];        // the conjugates of the nodes of the identity's rows
+        double cotangents[2 * kConfig.rows()];  // cot(pi t / 2 n)
+    };
+    // Of even and of odd steps: one is written while the other is read.
+    Pivot pivots[2][kConfig.warps()];
+    unsigned keys[2][kConfig.warps()];
+    Number column[2][2];  // right generators of the next step's column before this step's update
+    double reduced[3][kConfig.warps()];
+    union {  // one after the other
+        Staged staged[kConfig.staged()];
+        Tables tables;
+        Number found[kConfig.columns][kConfig.rows()];
+    };
+};
+
+struct ToeplitzGkoArgs {
+    CauchyOperand column, row, right;
+    i64 right_column_stride = 0;
+    void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int for each system
+    i64 size[CauchyOperand::kMaxLeading] = {};
+    int leading = 0, n = 0;
+    i64 columns = 0, rows = 0;  // columns: without the probe; rows: systems
+    double epsilon = 0;
+};
+
+}  // namespace gdn_cuda::structured

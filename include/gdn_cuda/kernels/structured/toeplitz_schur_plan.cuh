@@ -1,0 +1,48 @@
+// Configuration, shared memory and arguments of structured/toeplitz_schur, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+struct ToeplitzSchurConfig {
+    DType io;  // f32 or f64
+    int threads;
+    int slots;    // rows of a thread
+    int columns;  // right-hand sides of a block, beside the probe
+
+    constexpr bool operator==(const ToeplitzSchurConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("threads", threads);
+        visit("slots", slots);
+        visit("columns", columns);
+    }
+    GDN_HOST_DEVICE constexpr int rows() const { return threads * slots; }
+    GDN_HOST_DEVICE constexpr int numbers() const { return columns + 1; }
+};
+
+template <ToeplitzSchurConfig kConfig>
+struct ToeplitzSchurSharedPlan {
+    // What the thread of the next row tells. This and shifted are there twice: one is written while the other is read.
+    struct Told {
+        double reflection, numbers[kConfig.numbers()];
+    };
+    double sums[kConfig.threads / 32], largest[kConfig.threads / 32];  // of warps, at the end
+    Told told[2];
+    double shifted[2][kConfig.rows() + 1];  // of row i at i + 1; 0 above the first
+};
+
+struct ToeplitzSchurArgs {
+    CauchyOperand column, right;
+    i64 right_column_stride = 0;
+    void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int for each system
+    i64 size[CauchyOperand::kMaxLeading] = {};
+    int leading = 0, n = 0;
+    i64 columns = 0, rows = 0;  // rows: systems
+    double epsilon = 0;
+};
+
+}  // namespace gdn_cuda::structured

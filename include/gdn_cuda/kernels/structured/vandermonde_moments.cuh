@@ -1,0 +1,200 @@
+// structured/vandermonde_moments: sums over l of u_l e^(x_n l), and of l u_l e^(x_n l), for real u: the transpose of
+// structured/vandermonde, and what its gradients are made of.
+//
+// With l = a T + b, first sums over b for every a: a product of u, as a matrix, and the table of e^(x_n b) (and b e^(x_n b));
+// then each times e^(x_n a T), summed over a. A block takes 32 complex sums, of 16 poles with both orders, and a square of u,
+// which is copied while the tile before is multiplied. A thread has 4 of the sums, of 8 leaps that are 16 apart: their powers
+// are one among the coarse roots times the fine one of the thread.
+//
+// Bound: arithmetic, two (with both orders four) products and sums a pole and a number. For T = 128, of a thread's 11,000
+// instructions 8192 are those, 1000 read what they multiply and count, and 800 make tables.
+#pragma once
+
+#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/common/shared.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>
+
+namespace gdn_cuda::structured {
+
+template <VandermondeMomentsConfig kConfig>
+struct VandermondeMoments {
+    using Config = VandermondeMomentsConfig;
+    using Table = VandermondePowers<kConfig.powers(), kConfig.threads()>;
+    using Real = typename Table::Real;
+    using Number = typename Table::Number;
+    using Plan = VandermondeMomentsSharedPlan<kConfig>;
+    static constexpr int kPoles = kConfig.poles(), kOrders = kConfig.orders, kSums = Config::kSums,
+                         kMySums = Config::kSumsOfLane;
+    static constexpr int kRows = Config::kRows, kMyLeaps = kConfig.side / kRows;
+    static constexpr int kWidth = 16 / int(sizeof(Real)),
+                         kPieces = kConfig.tile / kWidth;  // numbers of a piece, pieces of a leap
+    static constexpr int kTiles = kConfig.side / kConfig.tile;
+    using Piece = Pack<Real, kWidth>;
+
+    const VandermondeMomentsArgs& args;
+    Plan& shared;
+
+    __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / Config::kLanes; }
+    // Of a thread's sums: which among those of its block, in pairs (fp32) 16 bytes wide.
+    __device__ __forceinline__ static int sum_of(int i) {
+        return (i / (kWidth / 2) * Config::kLanes + static_cast<int>(threadIdx.x) % Config::kLanes) * (kWidth / 2) +
+               i % (kWidth / 2);
+    }
+    // A warp's four leaps read the same piece from different banks.
+    __device__ __forceinline__ static int piece(int leap, int at) { return (at ^ (leap & 3)) * kWidth; }
+
+    // `numbers` are those of the square, of which `count` exist.
+    __device__ __forceinline__ void bring(int tile, const Real* numbers, int count, bool whole_pieces) {
+        constexpr int kLeaps = kConfig.threads() / kPieces;  // at once
+        static_assert(kLeaps % 4 == 0 && kConfig.side % kLeaps == 0, "a thread's piece is in the same place of all its leaps");
+        const int leap = static_cast<int>(threadIdx.x) / kPieces, at = static_cast<int>(threadIdx.x) % kPieces,
+                  first = leap * kConfig.side + tile * kConfig.tile + at * kWidth;
+        Real* const to = &shared.numbers[tile % 2][leap][piece(leap, at)];
+        if (whole_pieces) {
+            const Real* const from = numbers + first;
+            const unsigned address = shared_address(to);
+#pragma unroll
+            for (int i = 0; i < kConfig.side; i += kLeaps)
+                async_copy_16_or_zero(address + i * kConfig.tile * int(sizeof(Real)), from + i * kConfig.side,
+                                      first + i * kConfig.side < count);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < kConfig.side; i += kLeaps)
+#pragma unroll
+                for (int j = 0; j < kWidth; ++j) {
+                    const int number = first + i * kConfig.side + j;
+                    to[i * kConfig.tile + j] = number < count ? numbers[number * args.numbers.step] : Real{};
+                }
+        }
+        async_copy_commit();
+    }
+    // Past the last step a power may be infinite, and no number: there u is 0.
+    __device__ __forceinline__ void make_table(i64 steps) {
+        constexpr int kSteps = kConfig.threads() / kPoles;  // at once
+        static_assert(kRows % kSteps == 0);
+        const int pole = static_cast<int>(threadIdx.x) % kPoles, first = static_cast<int>(threadIdx.x) / kPoles;
+        const int rest = static_cast<int>(steps < kConfig.side ? steps : kConfig.side) - first;
+#pragma unroll
+        for (int i = 0; i < kConfig.side; i += kSteps) {
+            Number power = Table::product(Table::fine(shared.roots, pole, false, first + i % kRows),
+                                          Table::coarse(shared.roots, pole, false, i / kRows));
+            if (i >= rest) power = {};
+            auto& to = shared.powers[first + i];
+            Table::put(to[pole], power);
+            if constexpr (kOrders == 2) Table::put(to[kPoles + pole], {power.re * (first + i), power.im * (first + i)});
+        }
+    }
+    __device__ __forceinline__ void multiply(Number (&sums)[kMyLeaps][kMySums], int tile) const {
+        const Real* const numbers = shared.numbers[tile % 2][row()];
+#pragma unroll 1
+        for (int at = 0; at < kPieces; ++at) {
+            Piece u[kMyLeaps];
+#pragma unroll
+            for (int leap = 0; leap < kMyLeaps; ++leap)
+                u[leap] = *reinterpret_cast<const Piece*>(numbers + piece(row(), at) + leap * kRows * kConfig.tile);
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) {
+                const auto& of_step = shared.powers[tile * kConfig.tile + at * kWidth + j];
+                Number powers[kMySums];
+#pragma unroll
+                for (int i = 0; i < kMySums; i += kWidth / 2) {
+                    const Piece both = *reinterpret_cast<const Piece*>(of_step[sum_of(i)]);
+#pragma unroll
+                    for (int k = 0; k < kWidth / 2; ++k) powers[i + k] = {both.at[2 * k], both.at[2 * k + 1]};
+                }
+#pragma unroll
+                for (int leap = 0; leap < kMyLeaps; ++leap)
+#pragma unroll
+                    for (int i = 0; i < kMySums; ++i) {
+                        sums[leap][i].re += u[leap].at[j] * powers[i].re;
+                        sums[leap][i].im += u[leap].at[j] * powers[i].im;
+                    }
+            }
+        }
+    }
+    // Of this thread's leaps: times their powers, and added up. The second order's are of l, which is b and the leap's own
+    // steps.
+    __device__ __forceinline__ void add_leaps(const Number (&sums)[kMyLeaps][kMySums], i64 first_leap) {
+        constexpr int kMyPoles = kMySums / kOrders;
+        const i64 steps = args.steps - (first_leap + row()) * kConfig.side;  // from this thread's first leap on
+#pragma unroll
+        for (int i = 0; i < kMyPoles; ++i) {
+            const int pole = sum_of(i);
+            Number first{}, second{};
+#pragma unroll
+            for (int leap = 0; leap < kMyLeaps; ++leap) {
+                if (leap * kRows * kConfig.side >= steps) break;
+                const Number power = Table::coarse(shared.roots, pole, true, leap),
+                             whole = Table::product(power, sums[leap][i]);
+                first = {first.re + whole.re, first.im + whole.im};
+                if constexpr (kOrders == 2) {
+                    const Number rest = Table::product(power, sums[leap][kMyPoles + i]);
+                    const auto before = static_cast<Real>((first_leap + row() + leap * kRows) * kConfig.side);
+                    second = {second.re + whole.re * before + rest.re, second.im + whole.im * before + rest.im};
+                }
+            }
+            if (steps > 0) {
+                const Number power = Table::fine(shared.roots, pole, true, row());
+                first = Table::product(power, first);
+                second = Table::product(power, second);
+            }
+            Table::put(shared.sums[row()][pole], first);
+            if constexpr (kOrders == 2) Table::put(shared.sums[row()][kPoles + pole], second);
+        }
+    }
+    __device__ __forceinline__ void run() {
+        const auto groups = static_cast<unsigned>((args.pole_count + kPoles - 1) / kPoles),
+                   squares = static_cast<unsigned>((args.steps + kConfig.square() - 1) / kConfig.square());
+        const unsigned block = blockIdx.x / groups, row_of_numbers = block / squares, square = block - row_of_numbers * squares;
+        const int first_pole = static_cast<int>(blockIdx.x - block * groups) * kPoles;
+        const i64 first_leap = static_cast<i64>(square) * kConfig.side, done = first_leap * kConfig.side,
+                  rest = args.steps - done;
+        i64 first_number, exponents;
+        rows_of(args, args.numbers, args.exponents, row_of_numbers, first_number, exponents);
+        const Real* const numbers = static_cast<const Real*>(args.numbers.data) + first_number + done * args.numbers.step;
+        const int count = static_cast<int>(rest < kConfig.square() ? rest : kConfig.square());
+        const bool whole_pieces =
+            args.numbers.step == 1 && count % kWidth == 0 && reinterpret_cast<unsigned long long>(numbers) % 16 == 0;
+
+        bring(0, numbers, count, whole_pieces);
+        if (threadIdx.x < kPoles) Table::bring(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
+        __syncthreads();
+        Table::make_roots(shared.roots, kPoles, first_leap);
+        __syncthreads();
+        make_table(args.steps);
+        Number sums[kMyLeaps][kMySums]{};
+#pragma unroll 1
+        for (int tile = 0; tile < kTiles; ++tile) {
+            async_copy_wait<0>();
+            __syncthreads();
+            if (tile + 1 < kTiles) bring(tile + 1, numbers, count, whole_pieces);
+            multiply(sums, tile);
+        }
+        __syncthreads();
+        add_leaps(sums, first_leap);
+        __syncthreads();
+        if (threadIdx.x < kSums) {
+            const int pole = static_cast<int>(threadIdx.x) % kPoles, order = static_cast<int>(threadIdx.x) / kPoles;
+            if (first_pole + pole >= args.pole_count) return;
+            Number sum{};
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                const Number part = Table::get(shared.sums[i][threadIdx.x]);
+                sum = {sum.re + part.re, sum.im + part.im};
+            }
+            const i64 at = ((static_cast<i64>(square) * kOrders + order) * args.rows + row_of_numbers) * args.pole_count +
+                           first_pole + pole;
+            static_cast<Number*>(args.out)[at] = sum;
+        }
+    }
+};
+
+template <VandermondeMomentsConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.least_blocks())
+    vandermonde_moments(const __grid_constant__ VandermondeMomentsArgs args) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    VandermondeMoments<kConfig>{args, *reinterpret_cast<VandermondeMomentsSharedPlan<kConfig>*>(memory)}.run();
+}
+
+}  // namespace gdn_cuda::structured

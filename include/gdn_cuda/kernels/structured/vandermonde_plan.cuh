@@ -1,0 +1,74 @@
+// Configuration, shared memory and arguments of structured/vandermonde, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+struct VandermondeConfig {
+    DType io;   // c64 or c128
+    int side;   // of the square of outputs a block makes: so many leaps of so many steps
+    int grid;   // of threads, a square too
+    int poles;  // in shared memory at a time
+
+    constexpr bool operator==(const VandermondeConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("side", side);
+        visit("grid", grid);
+        visit("poles", poles);
+    }
+    static constexpr int kRoots = 16;  // a power is the product of one among so many and one among side / kRoots
+    GDN_HOST_DEVICE constexpr int threads() const { return grid * grid; }
+    GDN_HOST_DEVICE constexpr int roots() const { return kRoots + side / kRoots; }
+    GDN_HOST_DEVICE constexpr int square() const { return side * side; }
+    // A multiprocessor: one makes its tables while the other multiplies.
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return 2; }
+};
+
+// What sums are made of, and a complex number of it.
+template <DType kIo>
+struct VandermondeNumbers {
+    using Real = float;
+};
+template <>
+struct VandermondeNumbers<DType::c128> {
+    using Real = double;
+};
+
+// A pole: its exponent, the phase as what Turns holds.
+template <class Real>
+struct VandermondePole {
+    unsigned long long turns;
+    Real log_size;
+};
+
+// Of each pole: powers of single steps and of kRoots steps at once, then the same of leaps. One more, which nobody reads,
+// spreads the poles over the banks.
+template <VandermondeConfig kConfig>
+struct VandermondeRoots {
+    using Real = typename VandermondeNumbers<kConfig.io>::Real;
+    VandermondePole<Real> exponents[kConfig.poles];
+    alignas(2 * sizeof(Real)) Real at[2][kConfig.poles][kConfig.roots() | 1][2];
+};
+
+template <VandermondeConfig kConfig>
+struct VandermondeSharedPlan {
+    using Real = typename VandermondeNumbers<kConfig.io>::Real;
+    alignas(16) Real near[kConfig.poles][2][kConfig.side];  // e^(x b), negated imaginary parts
+    alignas(16) Real far[kConfig.poles][2][kConfig.side];   // 2 v e^(x a side)
+    VandermondeRoots<kConfig> roots;
+    alignas(2 * sizeof(Real)) Real residues[kConfig.poles][2];
+};
+
+struct VandermondeArgs {
+    CauchyOperand residues, exponents;
+    void* out = nullptr;  // (leading..., steps), contiguous
+    i64 size[CauchyOperand::kMaxLeading] = {};
+    int leading = 0, pole_count = 0;
+    i64 rows = 0, steps = 0;
+};
+
+}  // namespace gdn_cuda::structured

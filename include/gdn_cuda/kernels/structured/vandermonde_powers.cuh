@@ -1,0 +1,93 @@
+// The powers that structured/vandermonde and its moments are made of: e^(x_n b) and e^(x_n a T), as products of a few exact
+// ones. Eight lanes make a pole's.
+#pragma once
+
+#include <gdn_cuda/kernels/common/phase.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
+#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+// Where rows of two operands begin. There are no more rows than blocks, whose number fits in 32 bits.
+template <class Args>
+__device__ __forceinline__ void rows_of(const Args& args, const CauchyOperand& a, const CauchyOperand& b, unsigned row,
+                                        i64& of_a, i64& of_b) {
+    of_a = of_b = 0;
+#pragma unroll 1
+    for (int d = args.leading - 1; d >= 0; --d) {
+        const auto size = static_cast<unsigned>(args.size[d]), rest = row / size, at = row - rest * size;
+        of_a += at * a.stride[d];
+        of_b += at * b.stride[d];
+        row = rest;
+    }
+}
+
+// Numbers of shared memory in one access.
+template <class Real, int kCount>
+struct alignas(kCount * sizeof(Real)) Pack {
+    Real at[kCount];
+};
+
+template <VandermondeConfig kConfig, int kThreads = kConfig.threads()>
+struct VandermondePowers {
+    using Io = Numbers<kConfig.io>;
+    using Real = typename Io::Real;
+    using Number = typename Io::Number;
+    using Roots = VandermondeRoots<kConfig>;
+    static constexpr int kRoots = VandermondeConfig::kRoots, kCoarse = kConfig.side / kRoots;
+    static constexpr int kLanes = 8,
+                         kGroups = kThreads / 2 / kLanes;  // groups of lanes that make powers of steps, and of leaps
+
+    __device__ __forceinline__ static Number product(const Number& x, const Number& y) {
+        return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
+    }
+    // Whether this thread makes powers of leaps, for which poles from which one on, and as which lane.
+    __device__ __forceinline__ static bool of_leaps() { return threadIdx.x >= kThreads / 2; }
+    __device__ __forceinline__ static int first_of_group() { return static_cast<int>(threadIdx.x) % (kThreads / 2) / kLanes; }
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+
+    // By the first threads of a block. Poles past the last are 0.
+    __device__ __forceinline__ static void bring(Roots& roots, const CauchyOperand& exponents, i64 row, int first_pole,
+                                                 int pole_count) {
+        const int pole = threadIdx.x;
+        Complex<double> x{};
+        if (first_pole + pole < pole_count)
+            x = Io::template load<double>(exponents.data, row + (first_pole + pole) * exponents.step);
+        const Powers<Real> powers(static_cast<Real>(x.re), x.im);
+        roots.exponents[pole] = {powers.turns.fraction, powers.log_size};
+    }
+    // Of the first `poles`; what bring() left must be there. Leaps count from `first_leap`.
+    __device__ __forceinline__ static void make_roots(Roots& roots, int poles, i64 first_leap) {
+        const bool leaps = of_leaps();
+        const unsigned long long step = leaps ? kConfig.side : 1, first = leaps ? first_leap : 0;
+#pragma unroll 1
+        for (int pole = first_of_group(); pole < poles; pole += kGroups) {
+            const VandermondePole<Real> exponent = roots.exponents[pole];
+            const Powers<Real> powers(Turns{exponent.turns}, exponent.log_size);
+            auto& to = roots.at[leaps][pole];
+#pragma unroll
+            for (int round = 0; round < (kConfig.roots() + kLanes - 1) / kLanes; ++round) {
+                const int root = round * kLanes + lane(), coarse = root - kRoots;
+                if (root >= kConfig.roots()) continue;
+                Number power;
+                powers.after((round * kLanes < kRoots ? root : first + coarse * kRoots) * step, power.re, power.im);
+                put(to[root], power);
+            }
+        }
+    }
+    __device__ __forceinline__ static Number fine(const Roots& roots, int pole, bool leaps, int times) {
+        return get(roots.at[leaps][pole][times]);
+    }
+    __device__ __forceinline__ static Number coarse(const Roots& roots, int pole, bool leaps, int times) {
+        return get(roots.at[leaps][pole][kRoots + times]);
+    }
+    __device__ __forceinline__ static Number get(const Real (&from)[2]) {
+        const auto pair = *reinterpret_cast<const Pack<Real, 2>*>(from);
+        return {pair.at[0], pair.at[1]};
+    }
+    __device__ __forceinline__ static void put(Real (&to)[2], const Number& x) {
+        *reinterpret_cast<Pack<Real, 2>*>(to) = {{x.re, x.im}};
+    }
+};
+
+}  // namespace gdn_cuda::structured

@@ -1,0 +1,156 @@
+// Heuristics of the structured kernels, with no GPU: what they choose is registered, fits the problem and spreads it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+#include <string>
+
+#include "jit_kernels/heuristics/structured.hpp"
+#include "jit_kernels/impls/structured/cauchy.hpp"
+#include "jit_kernels/impls/structured/vandermonde.hpp"
+#include "jit_kernels/impls/structured/vandermonde_moments.hpp"
+
+namespace gdn_cuda::structured {
+namespace {
+
+constexpr int kProblems = 10'000;
+
+class Random {
+  public:
+    // Small numbers as likely as large ones.
+    i64 size(i64 most) { return static_cast<i64>(std::exp2(real_(engine_) * std::log2(static_cast<double>(most) + 1.0))); }
+    template <class T>
+    T one_of(std::initializer_list<T> choices) {
+        return choices.begin()[std::uniform_int_distribution<size_t>(0, choices.size() - 1)(engine_)];
+    }
+
+  private:
+    std::mt19937 engine_{20251122};
+    std::uniform_real_distribution<double> real_{0.0, 1.0};
+};
+
+jit::DeviceTraits device_of(int multiprocessors) {
+    jit::DeviceTraits device;
+    device.multiprocessors = multiprocessors;
+    return device;
+}
+
+bool in(const auto& all, const auto& config) {
+    return std::ranges::find(all, config) != all.end();
+}
+
+CauchyProblem random_cauchy(Random& random) {
+    const i64 shared = random.size(64);
+    const bool conj = random.one_of({true, false});
+    return {.rows = shared * random.size(4096),
+            .shared_rows = shared,
+            .points = random.size(1 << 20),
+            .io = conj ? random.one_of({DType::c64, DType::c128})
+                       : random.one_of({DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128}),
+            .conj = conj};
+}
+
+TEST(CauchyHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const CauchyProblem problem = random_cauchy(random);
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const CauchyConfig config = cauchy_config(problem, device);
+        ASSERT_TRUE(in(kCauchyConfigurations, config)) << to_text(config);
+        ASSERT_EQ(config.io, problem.io);
+        ASSERT_EQ(config.conj, problem.conj);
+        ASSERT_EQ(problem.shared_rows % config.rows, 0) << "a block's rows lie over the same poles";
+        ASSERT_GE(cauchy_blocks(problem, config) * config.rows * config.points_per_block(), problem.rows * problem.points);
+        const int turns = cauchy_turns(problem, config, device);
+        ASSERT_GE(turns, 1);
+        ASSERT_TRUE(turns == 1 || cauchy_blocks(problem, config) / turns >= 64 * device.multiprocessors);
+        const i64 blocks = cauchy_in_batches(problem)
+                               ? problem.rows / CauchyBatchConfig::kRows * ceil_div(problem.points, CauchyBatchConfig::kPoints)
+                               : cauchy_blocks(problem, config);
+        const std::string why = explain_cauchy(problem, device);
+        ASSERT_NE(why.find(fmt::format("{} blocks for {}", blocks, device.multiprocessors)), std::string::npos) << why;
+    }
+}
+
+TEST(CauchyHeuristic, RowsOverTheSamePolesShareReciprocalsAndFewAreSpread) {
+    const CauchyProblem s4{.rows = 1024, .shared_rows = 1, .points = 16384, .io = DType::c64, .conj = true};
+    EXPECT_EQ(cauchy_config(s4, {}).rows, 1);
+    EXPECT_EQ(cauchy_config(s4, {}).points, 4);
+    const CauchyProblem batch{.rows = 20, .shared_rows = 20, .points = 4096, .io = DType::f32, .conj = false};
+    EXPECT_EQ(cauchy_config(batch, {}).rows, kCauchyRows);
+    EXPECT_EQ(cauchy_config(batch, {}).points, 1) << "few blocks";
+    EXPECT_NE(explain_cauchy(batch, {}).find("4 rows of 20 over the same poles"), std::string::npos);
+    const CauchyProblem sixteen{.rows = 32, .shared_rows = 16, .points = 4096, .io = DType::bf16, .conj = false};
+    EXPECT_TRUE(cauchy_in_batches(sixteen));
+    EXPECT_NE(explain_cauchy(sixteen, {}).find("16 rows of 16 over the same poles at a time"), std::string::npos);
+    EXPECT_FALSE(cauchy_in_batches(batch));
+    EXPECT_FALSE(cauchy_in_batches(s4));
+}
+
+TEST(CauchyBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryLine) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const CauchyProblem like = random_cauchy(random);
+        const CauchyBackwardProblem problem{.rows = like.rows,
+                                            .lines = random.size(1 << 16),
+                                            .io = like.io,
+                                            .conj = like.conj,
+                                            .of_points = random.one_of({true, false})};
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const CauchyBackwardConfig config = cauchy_backward_config(problem, device);
+        ASSERT_TRUE(in(kCauchyBackwardConfigurations, config)) << to_text(config);
+        ASSERT_EQ(config.of_points, problem.of_points);
+        ASSERT_GE(cauchy_backward_blocks(problem, config.lines) * config.lines, problem.rows * problem.lines);
+        const std::string why = explain_cauchy_backward(problem, device);
+        ASSERT_EQ(why.find("point") != std::string::npos, problem.of_points) << why;
+    }
+    const CauchyBackwardProblem few{.rows = 1, .lines = 64, .io = DType::c64, .conj = true, .of_points = false};
+    EXPECT_EQ(cauchy_backward_config(few, {}).lines, 1);
+    CauchyBackwardProblem many = few;
+    many.rows = 1024;
+    EXPECT_EQ(cauchy_backward_config(many, {}).lines, kCauchyBackwardLines);
+}
+
+TEST(VandermondeHeuristic, ChoosesWhatIsRegisteredAndCoversEveryStep) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const VandermondeProblem problem{
+            .rows = random.size(4096), .steps = random.size(1 << 20), .io = random.one_of({DType::c64, DType::c128})};
+        const VandermondeConfig config = vandermonde_config(problem, device_of(random.one_of({46, 108, 132, 160})));
+        ASSERT_TRUE(in(kVandermondeConfigurations, config)) << to_text(config);
+        ASSERT_EQ(config.io, problem.io);
+        ASSERT_GE(vandermonde_blocks(problem, config) * config.square(), problem.rows * problem.steps);
+        ASSERT_LE(Vandermonde::shared_bytes(config), kSharedBytesEverywhere);
+        ASSERT_NE(explain_vandermonde(problem, {}).find("steps a block"), std::string::npos);
+    }
+}
+
+TEST(VandermondeHeuristic, AFullCardTakesLargeSquaresAndFewOrShortRowsSmallOnes) {
+    const VandermondeProblem s4d{.rows = 1024, .steps = 16384, .io = DType::c64};
+    EXPECT_EQ(vandermonde_config(s4d, {}).side, 128);
+    EXPECT_EQ(explain_vandermonde(s4d, {}),
+              "tables of 128 by 128 powers give 16384 steps a block: 1024 blocks for 132 multiprocessors");
+    for (const auto& [rows, steps] : {std::pair{4, 16384}, std::pair{1024, 1000}})
+        EXPECT_EQ(vandermonde_config({.rows = rows, .steps = steps, .io = DType::c64}, {}).side, 32);
+}
+
+TEST(VandermondeMomentsHeuristic, EveryKindIsRegistered) {
+    for (const DType io : {DType::c64, DType::c128})
+        for (const int orders : {1, 2}) {
+            const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);
+            EXPECT_TRUE(in(kVandermondeMomentsConfigurations, config)) << to_text(config);
+            EXPECT_LE(VandermondeMoments::shared_bytes(config), kSharedBytesEverywhere);
+            EXPECT_NE(explain_vandermonde_moments(io, orders).find(fmt::format("{} steps", config.square())),
+                      std::string::npos);
+        }
+}
+
+TEST(StructuredHeuristics, MoreBlocksThanAGridHoldsAreNotCut) {
+    EXPECT_EQ(grid_of(i64{1} << 40), std::numeric_limits<unsigned>::max());
+    EXPECT_EQ(grid_of(7), 7U);
+}
+
+}  // namespace
+}  // namespace gdn_cuda::structured

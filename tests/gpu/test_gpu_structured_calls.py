@@ -1,0 +1,180 @@
+"""Streams, `out=`, graphs, torch.compile, windows in L2 and the C++ API of the structured operators, on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import structured_api
+import torch
+from torch import Tensor
+
+import gdn_cuda
+from gdn_cuda import cauchy_conj, cauchy_kernel, log_vandermonde, log_vandermonde_transpose
+
+STEPS = 700
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.complex64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, device="cuda")
+
+
+def calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    torch.manual_seed(0)
+    v, w, x, points = draw(8, 33), draw(33), 0.01 * draw(8, 33), draw(STEPS)
+    return {
+        "cauchy_kernel": (cauchy_kernel, (v.real, points.real, w.real)),
+        "cauchy_conj": (cauchy_conj, (v, points, w)),
+        "log_vandermonde": (log_vandermonde, (v, x, STEPS)),
+        "log_vandermonde_transpose": (log_vandermonde_transpose, (draw(8, STEPS).real, v, x, STEPS)),
+    }
+
+
+EVERY = pytest.mark.parametrize("name", ["cauchy_kernel", "cauchy_conj", "log_vandermonde", "log_vandermonde_transpose"])
+
+
+@EVERY
+def test_out(name: str) -> None:
+    function, x = calls()[name]
+    expected = function(*x)
+    out = torch.full_like(expected, torch.nan)
+    assert function(*x, out=out) is out
+    assert torch.equal(out, expected)
+
+
+@EVERY
+def test_a_stream_waits_for_its_inputs_and_keeps_their_memory(name: str) -> None:
+    """The inputs are written late, and freed and overwritten as soon as the call is back."""
+    function, x = calls()[name]
+    expected = function(*x)
+    stream, late = torch.cuda.Stream(), [y.clone() if isinstance(y, Tensor) else y for y in x]
+    torch.cuda.synchronize()
+    for y in late:
+        if isinstance(y, Tensor):
+            y.fill_(torch.nan)
+    torch.cuda._sleep(20_000_000)
+    for y, value in zip(late, x, strict=True):
+        if isinstance(y, Tensor):
+            y.copy_(value)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+    out = function(*late, stream=stream)
+    shapes = [(y.shape, y.dtype) for y in late if isinstance(y, Tensor)]
+    del late, y
+    for shape, dtype in shapes:
+        torch.full(shape, torch.nan, dtype=dtype, device="cuda")  # where the inputs were, if anybody gave that away
+    torch.cuda.current_stream().wait_stream(stream)
+    assert torch.equal(out, expected)
+
+
+def test_a_wrong_stream_is_refused() -> None:
+    x = draw(3)
+    with pytest.raises(ValueError, match=r"^cauchy_conj: stream: expected a torch.cuda.Stream of cuda:0, got 7$"):
+        cauchy_conj(x, x, x + 1, stream=7)
+
+
+@EVERY
+def test_gradients_on_a_stream(name: str) -> None:
+    function, x = calls()[name]
+    leaves = [y.detach().clone().requires_grad_() for y in x if isinstance(y, Tensor)]
+    rest = [y for y in x if not isinstance(y, Tensor)]
+    expected = torch.autograd.grad(function(*leaves, *rest).abs().sum(), leaves)
+    stream = torch.cuda.Stream()
+    out = function(*leaves, *rest, stream=stream)
+    torch.cuda.current_stream().wait_stream(stream)
+    for ours, theirs in zip(torch.autograd.grad(out.abs().sum(), leaves), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@EVERY
+@pytest.mark.parametrize("into_out", [False, True])
+def test_a_graph_replays(name: str, into_out: bool) -> None:
+    function, x = calls()[name]
+    expected = function(*x)
+    options = {"out": torch.empty_like(expected)} if into_out else {}
+    function(*x, **options)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = function(*x, **options)
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
+@EVERY
+def test_torch_compile(name: str) -> None:
+    function, x = calls()[name]
+    leaves = [y.detach().clone().requires_grad_() for y in x if isinstance(y, Tensor)]
+    rest = [y for y in x if not isinstance(y, Tensor)]
+
+    def loss(*leaves: Tensor) -> Tensor:
+        out = function(*leaves, *rest)
+        return (torch.view_as_real(out) if out.is_complex() else out).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True)
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    for ours, theirs in zip(torch.autograd.grad(compiled(*leaves), leaves), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_cpp_api(tmp_path: Any, seed: int) -> None:
+    structured_api.check(structured_api.load(tmp_path), "cuda", seed)
+
+
+# ---- Windows in L2
+
+
+@pytest.fixture
+def room() -> int:
+    """What a window may cover here; skips where that is nothing."""
+    most = gdn_cuda._C.most_l2_window_bytes(0)
+    if most == 0:
+        pytest.skip("this GPU sets no L2 aside")
+    return int(most)
+
+
+def test_pinned_poles_give_the_same_sums(room: int) -> None:
+    v, omega, lambd = draw(8, 300), draw(5000), draw(300)
+    expected = cauchy_kernel(v, omega, lambd)
+    with gdn_cuda.cauchy_pin_l2(omega, lambd) as pinned:
+        assert pinned.bytes <= room
+        assert torch.equal(pinned.omega, omega) and torch.equal(pinned.lambd, lambd)
+        assert torch.equal(cauchy_kernel(v, pinned.omega, pinned.lambd), expected)
+    assert torch.equal(cauchy_kernel(v, pinned.omega, pinned.lambd), expected)
+
+
+def test_far_apart_or_strided_tensors_are_copied_side_by_side(room: int) -> None:
+    buffer = torch.zeros(room // 4 + 4096, device="cuda")
+    omega, lambd = buffer[:1000], buffer[-1000:]
+    with gdn_cuda.cauchy_pin_l2(omega, lambd) as pinned:
+        assert pinned.bytes == 8000 and pinned.omega.data_ptr() != omega.data_ptr()
+    x = draw(64, 2)
+    with gdn_cuda.cauchy_pin_l2(x[:, 0], x[:, 1]) as pinned:
+        assert pinned.bytes == 1024 and torch.equal(pinned.lambd, x[:, 1])
+
+
+def test_a_stream_has_one_window_and_gets_another_after_it(room: int) -> None:
+    omega, lambd = draw(50), draw(50)
+    first = gdn_cuda.cauchy_pin_l2(omega, lambd)
+    with pytest.raises(RuntimeError, match="not released yet"):
+        gdn_cuda.cauchy_pin_l2(omega, lambd)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        gdn_cuda.cauchy_pin_l2(omega, lambd).release()
+    first.release()
+    first.release()
+    gdn_cuda.cauchy_pin_l2(omega, lambd).release()
+
+
+def test_what_cannot_be_pinned_is_refused(room: int) -> None:
+    omega = draw(50)
+    with pytest.raises(
+        ValueError, match=r"^cauchy_pin_l2: lambd: expected torch.complex64, the dtype of omega, got torch.float32$"
+    ):
+        gdn_cuda.cauchy_pin_l2(omega, omega.real)
+    large = torch.empty(room // 4 + 1, device="cuda")
+    with pytest.raises(RuntimeError, match="which device 0 can set aside"):
+        gdn_cuda.cauchy_pin_l2(large, large[:1])
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="under CUDA graph capture"), torch.cuda.graph(graph):
+        gdn_cuda.cauchy_pin_l2(omega, omega.clone())

@@ -1,0 +1,115 @@
+"""cauchy_kernel and cauchy_conj on the GPU against their definitions in fp64: values, gradients, close and meeting poles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers import rel_rms
+from torch import Tensor
+
+from gdn_cuda import cauchy_conj, cauchy_kernel
+from gdn_cuda.reference import structured_cauchy as oracle
+
+BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-14, torch.complex128: 1e-14,
+          torch.bfloat16: 4e-3, torch.float16: 5e-4}  # fmt: skip
+CASES = [(cauchy_kernel, dtype) for dtype in BOUNDS] + [(cauchy_conj, torch.complex64), (cauchy_conj, torch.complex128)]
+SHAPES = [
+    ((13,), (7,), (13,)),
+    ((3, 1, 200), (2, 700), (200,)),
+    ((16, 257), (1030,), (257,)),  # many rows over the same poles
+    ((4, 2, 33), (2, 5000), (2, 33)),
+    ((1,), (1,), (1,)),
+    ((4, 0), (3,), (4, 0)),
+]
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.randn(shape, generator=generator, dtype=wide, device="cuda").to(dtype)
+
+
+def size_of_terms(function: Any, v: Tensor, points: Tensor, poles: Tensor) -> Tensor:
+    """Of each entry, Σ |terms| of those that do not meet: one pole close to a point may make most of a sum."""
+    v, points, poles = (x.detach().to(torch.complex128) for x in (v, points, poles))
+    if function is cauchy_conj:
+        v, poles = (torch.cat([x, x.conj()], -1) for x in (v, poles))
+    distance = (points[..., :, None] - poles[..., None, :]).abs()
+    return torch.where(distance == 0, 0.0, v.abs()[..., None, :] / distance).sum(-1)
+
+
+def assert_entries(out: Tensor, expected: Tensor, size: Tensor, bound: float) -> None:
+    """Finite entries within bound · size; infinite ones with their signs; those beyond the dtype's largest number as that."""
+    if out.is_complex():
+        out, expected, size = torch.view_as_real(out), torch.view_as_real(expected), size[..., None]
+    limits = torch.finfo(out.dtype)
+    out, expected = out.double(), expected.double()
+    infinite = expected.isinf()
+    assert torch.equal(out[infinite], expected[infinite])
+    ours, theirs = (x.clamp(-limits.max, limits.max)[~infinite] for x in (out, expected))
+    assert ((ours - theirs).abs() <= (bound * size + limits.tiny * limits.eps).expand_as(out)[~infinite]).all()
+
+
+@pytest.mark.parametrize("function,dtype", CASES)
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_values_and_gradients(function, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...], seed: int) -> None:  # type: ignore[no-untyped-def]
+    x = [draw(shape, dtype, seed + i).requires_grad_() for i, shape in enumerate(shapes)]
+    out, expected = function(*x), getattr(oracle, function.__name__)(*x)
+    assert out.dtype == dtype and out.shape == expected.shape
+    assert_entries(out.detach(), expected.detach(), size_of_terms(function, *x), 4 * BOUNDS[dtype])
+    if dtype in (torch.bfloat16, torch.float16) or out.numel() == 0:
+        return
+    grad = draw(tuple(out.shape), dtype, seed + 9)
+    wide = [y.detach().to(expected.dtype).requires_grad_() for y in x]
+    exact = torch.autograd.grad(getattr(oracle, function.__name__)(*wide), wide, grad.to(expected.dtype))
+    for ours, theirs in zip(torch.autograd.grad(out, x, grad), exact, strict=True):
+        meets = theirs.isnan()  # so close together do random numbers lie in fp32
+        assert torch.equal(ours.isnan(), meets) and rel_rms(ours[~meets], theirs[~meets]) < 10 * BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("L", [1024, 16384])
+def test_points_of_s4(dtype: torch.dtype, L: int, seed: int) -> None:
+    k = torch.arange(L // 2, dtype=torch.float64, device="cuda")
+    z = torch.complex(torch.zeros_like(k), 2 * torch.tan(math.pi * k / L)).to(dtype)
+    n = torch.arange(32, dtype=torch.float64, device="cuda")
+    w = torch.complex(torch.full_like(n, -0.5), math.pi * n).to(dtype)
+    v = draw((8, 32), dtype, seed)
+    assert rel_rms(cauchy_conj(v, z, w), oracle.cauchy_conj(v, z, w)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_poles_close_to_points_and_on_them(dtype: torch.dtype, seed: int) -> None:
+    v, w = draw((64,), dtype, seed), draw((64,), dtype, seed + 1)
+    z = torch.cat([w[:3] * (1 + 1e-6), w[3:6].conj(), w[6:9], w[9:12] * 1e12, w[12:15] * 1e-25])
+    for function in (cauchy_kernel, cauchy_conj):
+        out, expected = function(v, z, w), getattr(oracle, function.__name__)(v, z, w)
+        finite = expected.real.isfinite() & expected.imag.isfinite()
+        assert rel_rms(out[finite], expected[finite]) < BOUNDS[dtype]
+        ours, theirs = (torch.view_as_real(x[~finite]) for x in (out, expected))
+        assert torch.equal(ours.isinf(), theirs.isinf()) and torch.equal(
+            ours.isinf() * ours.sign(), theirs.isinf() * theirs.sign()
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_gradients_of_what_meets_are_nan_and_no_others(dtype: torch.dtype) -> None:
+    x = [torch.tensor(values, dtype=dtype, device="cuda").requires_grad_() for values in ([1.0, 2.0], [1.0, 4.0], [1.0, 3.0])]
+    out = cauchy_kernel(*x)
+    for grad in torch.autograd.grad(out, x, torch.ones_like(out)):
+        assert grad.isnan().tolist() == [True, False]
+
+
+def test_strides_and_graphs(seed: int) -> None:
+    v, z, w = (draw(shape, torch.complex64, seed)[..., ::2] for shape in ((3, 40), (3, 600), (40,)))
+    expected = cauchy_conj(v.contiguous(), z.contiguous(), w.contiguous())
+    assert torch.equal(cauchy_conj(v, z, w), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cauchy_conj(v, z, w)
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected)

@@ -1,0 +1,217 @@
+"""Toeplitz solvers on the GPU, against fp64: every size and way, info, gradients, layouts, graphs, nothing waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import rel_rms
+from torch import Tensor
+
+from gdn_cuda.nn import ToeplitzInverse, ToeplitzSolve
+from gdn_cuda.ops.structured_toeplitz import (
+    gs_compute_generators,
+    toeplitz_inverse_apply,
+    toeplitz_matvec,
+    toeplitz_solve,
+    toeplitz_solve_ex,
+    toeplitz_solve_symmetric,
+    toeplitz_solve_symmetric_ex,
+    toeplitz_to_cauchy,
+)
+from gdn_cuda.reference import structured_toeplitz as oracle
+from gdn_cuda.reference.structured_toeplitz_ops import widened
+
+BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-11, torch.complex128: 1e-11,
+          torch.bfloat16: 4e-3, torch.float16: 5e-4}  # fmt: skip
+LinAlgError = torch.linalg.LinAlgError
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.randn(shape, generator=generator, dtype=wide, device="cuda").to(dtype)
+
+
+def well(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """With random numbers beside it, a condition number of a few."""
+    c = draw(shape, torch.complex128 if dtype.is_complex else torch.float64, seed)
+    c[..., :1] += 4 * shape[-1] ** 0.5
+    return c.to(dtype)
+
+
+def positive(n: int, dtype: torch.dtype) -> Tensor:
+    distance = torch.arange(n, dtype=torch.float64, device="cuda")
+    first = distance == 0
+    return torch.stack([0.9**distance + 0.1 * first, (-((distance / 3) ** 2)).exp() + 1e-2 * first]).to(dtype)
+
+
+def solved(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
+    """Dense, in fp64."""
+    matrix, right = oracle.toeplitz(c, r), widened(b)
+    kind = torch.promote_types(matrix.dtype, right.dtype)
+    many = b.dim() > max(c.dim(), r.dim())
+    x = torch.linalg.solve(matrix.to(kind), right.to(kind) if many else right.to(kind)[..., None])
+    return x if many else x.squeeze(-1)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 63, 64, 65, 255, 256, 257, 511, 513, 1023, 1024, 1025])
+def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
+    """Odd and even numbers of right-hand sides; 1025 is a dense LU."""
+    c, r = well((2, 1, n), dtype, seed), draw((3, n), dtype, seed + 1)
+    r[..., 0] = torch.nan  # is not read
+    for columns in (1, 4):
+        b = draw((2, 3, n, columns), dtype, seed + 2)
+        x, info = toeplitz_solve_ex(c, r, b)
+        assert x.dtype == dtype and info.shape == (2, 3) and not info.any()
+        assert rel_rms(x, solved(c, r, b)) < BOUNDS[dtype]
+    assert rel_rms(toeplitz_solve(c[0, 0], r[0], b[0, 0, :, 1]), solved(c[0, 0], r[0], b[0, 0, :, 1])) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 2, 31, 33, 64, 65, 256, 257, 1000, 1024, 1025, 2500, 4096, 4097, 6000])
+def test_every_positive_size(n: int, dtype: torch.dtype, seed: int) -> None:
+    """Beyond 4096 by conjugate gradients."""
+    c, b = positive(n, dtype), draw((3, 2, n, 3), dtype, seed)
+    x, expected = toeplitz_solve_symmetric(c, b), solved(c, c, b)
+    assert x.dtype == dtype and rel_rms(x, expected) < BOUNDS[dtype]
+    if n <= 4096:
+        x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
+        assert info.shape == (2,) and not info.any() and rel_rms(x, expected) < BOUNDS[dtype]
+        assert rel_rms(toeplitz_solve_symmetric_ex(c[:1], b[0, 0, :, 0], assume_positive=True)[0][0], expected[0, 0, :, 0]) < BOUNDS[dtype]  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [5, 100, 700, 2000])
+def test_symmetric_and_not_definite(n: int, dtype: torch.dtype, seed: int) -> None:
+    """Two of a batch are: they are told where it was assumed, and solved with pivots where not."""
+    distance = torch.arange(n, dtype=torch.float64, device="cuda")
+    indefinite = (distance.cos() * (distance < 4) - 0.95 * (distance == 0)).to(dtype)
+    c = torch.stack([positive(n, dtype)[0], indefinite])
+    b = draw((2, n), dtype, seed)
+    x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
+    assert info[0] == 0 and info[1] < 0 and x[1].isnan().all()
+    expected = solved(c, c, b)
+    assert rel_rms(x[0], expected[0]) < BOUNDS[dtype]
+    for x in (toeplitz_solve_symmetric(c, b), toeplitz_solve_symmetric_ex(c, b)[0]):
+        assert rel_rms(x, expected) < 1e2 * BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("n", [3, 100, 600])
+def test_tiny_and_zero_leading_minors(n: int, dtype: torch.dtype, seed: int) -> None:
+    for first in (1e-14, 0.0):
+        c, r, b = (draw((2, n), dtype, seed + i) for i in range(3))
+        c[:, 0] = first
+        assert rel_rms(toeplitz_solve(c, r, b), solved(c, r, b)) < 1e2 * BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("n", [3, 100, 600, 1100])
+def test_singular_ones_are_told(n: int, seed: int) -> None:
+    c, r = well((4, n), torch.float32, seed), draw((4, n), torch.float32, seed + 1)
+    c[1], r[1] = 1, 1
+    c[2], r[2] = 0, 0
+    c[3, 0] = torch.nan
+    b = draw((4, n), torch.float32, seed + 2)
+    x, info = toeplitz_solve_ex(c, r, b)
+    assert info[0] == 0 and rel_rms(x[0], solved(c[0], r[0], b[0])) < 1e-6
+    assert (info[1:] > 0).all() and (info <= n + 1).all() and info[2] == 1 and x[2].isnan().all()
+    with pytest.raises(LinAlgError, match=r"^toeplitz_solve: c, r: expected matrices that are nonsingular"):
+        toeplitz_solve(c, r, b)
+    symmetric, told = toeplitz_solve_symmetric_ex(c[:3], b[:3])
+    assert (told[1:] > 0).all() and symmetric[2].isnan().all()
+    with pytest.raises(LinAlgError, match=r"^toeplitz_solve_symmetric: c: expected matrices that are nonsingular"):
+        toeplitz_solve_symmetric(c[:3], b[:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("n", [1, 2, 50, 300])
+def test_gohberg_semencul(n: int, dtype: torch.dtype, seed: int) -> None:
+    c, r, x = well((2, n), dtype, seed), draw((n,), dtype, seed + 1), draw((2, n, 3), dtype, seed + 2)
+    u, v = gs_compute_generators(c, r)
+    expected = oracle.gs_compute_generators(c, r)
+    assert rel_rms(u, expected[0]) < BOUNDS[dtype] and rel_rms(v, expected[1]) < BOUNDS[dtype]
+    assert rel_rms(toeplitz_inverse_apply(u, v, x), solved(c, r, x)) < 10 * BOUNDS[dtype]
+    assert rel_rms(ToeplitzInverse(c, r)(x), solved(c, r, x)) < 10 * BOUNDS[dtype]
+    zero = u.clone()
+    zero[0, 0] = 0
+    applied = toeplitz_inverse_apply(zero, v, x)
+    assert applied[0].isnan().all() and rel_rms(applied[1], solved(c, r, x)[1]) < 10 * BOUNDS[dtype]
+    assert rel_rms(toeplitz_to_cauchy(c, r), oracle.toeplitz_to_cauchy(c, r)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("n", [6, 100])
+def test_gradients(n: int, dtype: torch.dtype, seed: int) -> None:
+    x = [well((2, n), dtype, seed), draw((n,), dtype, seed + 1), draw((2, n, 2), dtype, seed + 2)]
+    grad = draw((2, n, 2), dtype, seed + 9)
+    for ours_of, theirs_of, which in (
+        (toeplitz_solve, solved, (0, 1, 2)),
+        (toeplitz_solve_symmetric, lambda c, b: solved(c, c, b), (0, 2)),
+        (lambda c, b: toeplitz_solve_symmetric_ex(c, b)[0], lambda c, b: solved(c, c, b), (0, 2)),
+    ):
+        leaves = [x[i].clone().requires_grad_() for i in which]
+        wide = [widened(y.detach()).requires_grad_() for y in leaves]
+        ours = torch.autograd.grad(ours_of(*leaves), leaves, grad)
+        theirs = torch.autograd.grad(theirs_of(*wide), wide, widened(grad))
+        assert all(rel_rms(a, b) < 10 * BOUNDS[dtype] for a, b in zip(ours, theirs, strict=True))
+
+
+def test_layouts(seed: int) -> None:
+    c, b = positive(600, torch.float32), draw((2, 3, 600), torch.float32, seed)
+    for column, right in ((c[:, :300], b.mT[:, ::2]), (c[:1, :300].expand(2, 300), b.mT[:, 300:, :1]), (c[:, :300].flip(0), b.mT[:, :300].flip(-1))):  # fmt: skip  # noqa: E501
+        expected = solved(column, column, right)
+        assert rel_rms(toeplitz_solve_symmetric(column, right), expected) < 1e-6
+        assert rel_rms(toeplitz_solve(column, column, right), expected) < 1e-6
+    for shapes in (((0,), (0, 2)), ((0, 4), (0, 4)), ((4,), (4, 0))):
+        column, right = (torch.ones(shape, device="cuda") for shape in shapes)
+        assert toeplitz_solve_ex(column, column, right)[0].numel() == 0
+        assert toeplitz_solve_symmetric_ex(column, right, assume_positive=True)[0].numel() == 0
+    none = torch.ones(2, 1100, 0, device="cuda")
+    for n in (4, 600, 1100):  # no columns: matrices are judged all the same
+        first = torch.tensor([[0.0], [1.0]], device="cuda") * torch.eye(1, n, device="cuda")
+        told = toeplitz_solve_ex(first, torch.zeros(n, device="cuda"), none[:, :n])[1]
+        assert told.tolist() == [1, 0]
+    assert toeplitz_solve_symmetric_ex(-torch.eye(2, 4, device="cuda")[:1], none[:1, :4], assume_positive=True)[1].tolist() == [
+        -1
+    ]
+
+
+@pytest.mark.parametrize("n", [50, 300])
+def test_nothing_waits(n: int, seed: int) -> None:
+    """`_ex` can be captured, and traced as one graph."""
+    c, r, b = well((2, n), torch.float32, seed), draw((n,), torch.float32, seed + 1), draw((2, n), torch.float32, seed + 2)
+    spd = positive(n, torch.float32)
+    calls = (lambda: toeplitz_solve_ex(c, r, b), lambda: toeplitz_solve_symmetric_ex(c, b),
+             lambda: toeplitz_solve_symmetric_ex(spd, b, assume_positive=True))  # fmt: skip
+    for call in calls:
+        expected, _ = call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x, info = call()
+        x.zero_(), info.fill_(7)
+        graph.replay()
+        assert rel_rms(x, expected) < 1e-7 and not info.any()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    compiled = torch.compile(ToeplitzSolve(c, r).solve_ex, fullgraph=True, backend="aot_eager")
+    assert rel_rms(compiled(b)[0], toeplitz_solve(c, r, b)) < 1e-6
+    stream = torch.cuda.Stream()
+    there, info = toeplitz_solve_ex(c, r, b, stream=stream)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert rel_rms(toeplitz_matvec(c, r, there), b) < 1e-5 and not info.any()
+
+
+def test_bit_identical(seed: int) -> None:
+    """From run to run, and whatever a system is in a batch with."""
+    c, r, b = well((5, 200), torch.float32, seed), draw((5, 200), torch.float32, seed + 1), draw((5, 200), torch.float32, seed)
+    x = toeplitz_solve(c, r, b)
+    spd = positive(200, torch.float32)[[0, 1, 1, 0, 0]]
+    y = toeplitz_solve_symmetric(spd, b)
+    for _ in range(3):
+        assert torch.equal(toeplitz_solve(c, r, b), x) and torch.equal(toeplitz_solve_symmetric(spd, b), y)
+    assert torch.equal(toeplitz_solve_symmetric(spd[3], b[3]), y[3])

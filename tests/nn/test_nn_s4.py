@@ -1,0 +1,330 @@
+"""S4Kernel on CPU tensors: kernel, steps and states against the oracle in fp64; lengths, checkpoints, gradients, errors."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from helpers import rel_rms
+from s4_cases import convolution, make_param_config
+from torch import Tensor, nn
+
+from gdn_cuda.nn import S4Kernel
+from gdn_cuda.reference import s4
+
+TENSORS = ("A_real", "A_imag", "B", "C", "P", "inv_dt")
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rank 0": {"rank": 0},
+    "rank 2": {"rank": 2},
+    "shared": {"H": 4, "repeat": 2, "dt_per_state": True, "transform": "softplus", "dt_fast": True},
+    "one": {"N": 1, "H": 1, "channels": 1},
+}
+EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+# fp32: of what C̃, z and the sums are rounded to. C̃ comes back through (I − Ā^L)⁻¹, which makes steps less exact.
+BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5}
+
+
+def config_of(rng: torch.Generator, dtype: torch.dtype = torch.float64, **shape: Any) -> dict[str, Any]:
+    """With nn.Parameters, as a parent has them."""
+    config = make_param_config(rng, dtype=dtype, **shape)
+    return config | {name: nn.Parameter(config[name]) for name in TENSORS}
+
+
+def kernel_of(config: dict[str, Any], l_max: int | None = None) -> S4Kernel:
+    return S4Kernel(config["H"], l_max, config["channels"], config)
+
+
+def oracle(config: dict[str, Any], L: int, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """From the C that `config` has now, so before the module is called."""
+    system = s4.system_of({name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in config.items()})
+    return s4.kernel_by_recurrence(s4.discretized(system), system.C, L, state)
+
+
+def draw(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=rng, dtype=dtype)
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("L", [1, 2, 15, 64])
+def test_kernel(shape: dict[str, Any], dtype: torch.dtype, L: int, rng: torch.Generator) -> None:
+    config = config_of(rng, dtype, **shape)
+    H, N = config["H"], config["N"]
+    state = draw(rng, 2, H, N, dtype=torch.complex128)
+    expected, expected_state = oracle(config, L, state)
+    kernel = kernel_of(config)
+    for given in (state, s4.with_conjugates(state)):
+        k, k_state = kernel(state=given, L=L)
+        assert k.dtype == dtype and k.shape == expected.shape
+        assert rel_rms(k, expected) < BOUNDS[dtype]
+        assert rel_rms(k_state, expected_state) < BOUNDS[dtype]
+    assert kernel(L=L)[1] is None
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_lengths_of_training(dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Points close to ω = −1, where z is large, and slow decays."""
+    config = config_of(rng, dtype, H=2, channels=1)
+    with torch.no_grad():
+        config["inv_dt"].sub_(3)
+    expected, _ = oracle(config, 1000)
+    assert rel_rms(kernel_of(config, 1024)(L=1000)[0], expected) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("mode", s4.STEP_MODES)
+@EVERY_SHAPE
+def test_steps_convolution_and_recurrence_agree(
+    shape: dict[str, Any], mode: str, dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    config, L = config_of(rng, dtype, **shape), 24
+    u = draw(rng, 2, config["H"], L).to(dtype)
+    expected = convolution(u.double(), oracle(config, L)[0])
+    kernel = kernel_of(config, 16)
+    k, _ = kernel(L=L)
+    bound = 10 * BOUNDS[dtype]
+    assert rel_rms(convolution(u, k), expected) < bound
+    kernel._setup_step(mode)
+    state = kernel.default_state(2)
+    assert state.dtype == (torch.complex64 if dtype == torch.float32 else torch.complex128)
+    assert state.shape == (2, config["H"], config["N"] * (1 if mode == "linear" else 2))
+    half_way = None
+    for t in range(L):
+        if t == 10:
+            half_way = state
+        y, state = kernel.step(u[..., t], state)
+        assert y.dtype == dtype and y.shape == expected.shape[:-1]
+        assert rel_rms(y, expected[..., t]) < 20 * bound
+    assert rel_rms(kernel.forward_state(u, kernel.default_state(2)), state) < bound
+    assert half_way is not None
+    assert rel_rms(kernel.forward_state(u[..., 10:], half_way), state) < bound
+    assert torch.equal(kernel.forward_state(u[..., :0], half_way), half_way)
+
+
+def test_a_kernel_continues_from_a_state(rng: torch.Generator) -> None:
+    config, L = config_of(rng), 20
+    u = draw(rng, 2, config["H"], L)
+    whole = convolution(u, oracle(config, L)[0])
+    kernel = kernel_of(config)
+    state = kernel.forward_state(u[..., :12], kernel.default_state(2))
+    k, k_state = kernel(state=state, L=L - 12)
+    assert rel_rms(convolution(u[..., 12:], k) + k_state, whole[..., 12:]) < 1e-11
+
+
+def test_steps_set_themselves_up_and_follow_their_parameters(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    kernel, u = kernel_of(config), draw(rng, 3, config["H"])
+    first, _ = kernel.step(u, kernel.default_state(3))
+    assert kernel._step_mode == "dense"
+    with torch.no_grad():
+        config["inv_dt"].add_(0.5)
+    changed, _ = kernel.step(u, kernel.default_state(3))
+    fresh, _ = kernel_of(config).step(u, kernel.default_state(3))
+    assert torch.equal(changed, fresh)
+    assert rel_rms(changed, first) > 1e-3
+
+
+@pytest.mark.parametrize("mode", s4.STEP_MODES)
+def test_a_module_that_moves_steps_on(mode: str, rng: torch.Generator) -> None:
+    """What steps are made of is no buffer: it is made again in the new precision, in the mode it was in."""
+    config = config_of(rng)
+    kernel, u = kernel_of(config), draw(rng, 3, config["H"], 5)
+    kernel._setup_step(mode)
+    expected, _ = kernel.step(u[..., 4], kernel.forward_state(u[..., :4], kernel.default_state(3)))
+    kernel.float()
+    y, state = kernel.step(u[..., 4].float(), kernel.forward_state(u[..., :4].float(), kernel.default_state(3)))
+    assert state.dtype == torch.complex64 and kernel._step_mode == mode
+    assert rel_rms(y, expected) < 1e-4
+
+
+# ---- Lengths, checkpoints, sharing
+
+
+def test_growing_and_called_twice(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected, _ = oracle(config, 100)
+    kernel = kernel_of(config, 7)
+    for L, length in ((3, 7), (7, 7), (7, 7), (8, 14), (100, 112), (5, 112)):
+        assert rel_rms(kernel(L=L)[0], expected[..., :L]) < 1e-10
+        assert kernel.l_kernel.item() == length
+    assert kernel()[0].shape[-1] == 112
+
+
+@pytest.mark.parametrize("l_max", [None, 16])
+def test_kernels_over_the_same_parameters_turn_them_once(l_max: int | None, rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected, _ = oracle(config, 40)
+    one, two = kernel_of(config, l_max), kernel_of(config, l_max)
+    for kernel, L in ((one, 10), (two, 10), (two, 40), (one, 40), (kernel_of(config), 40)):
+        assert rel_rms(kernel(L=L)[0], expected[..., :L]) < 1e-11
+    assert one.state_dict()["l_kernel"] == two.state_dict()["l_kernel"] == (64 if l_max else 40)
+    two._setup_step()
+    u = draw(rng, config["H"])
+    assert rel_rms(two.step(u, two.default_state())[0], expected[..., 0] * u) < 1e-11
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dict_round_trip(assign: bool, rng: torch.Generator) -> None:
+    config, other = config_of(rng), config_of(rng)
+    expected, _ = oracle(config, 50)
+    kernel, loaded = kernel_of(config), kernel_of(other)
+    before = copy.deepcopy(kernel.state_dict())
+    kernel(L=20)
+    loaded(L=9)
+    loaded.load_state_dict(kernel.state_dict(), assign=assign)
+    assert torch.equal(loaded(L=20)[0], kernel(L=20)[0])
+    assert rel_rms(loaded(L=50)[0], expected) < 1e-10
+    loaded.load_state_dict(before, assign=assign)  # C before its first use
+    assert rel_rms(loaded(L=50)[0], expected) < 1e-11
+    assert set(before) == {*TENSORS, "l_kernel"}
+
+
+def test_copies_are_on_their_own(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected, _ = oracle(config, 30)
+    kernel = kernel_of(config)
+    kernel(L=10)
+    kernel.step(draw(rng, config["H"]), kernel.default_state())
+    twin = copy.deepcopy(kernel)
+    assert rel_rms(twin(L=30)[0], expected) < 1e-11
+    assert kernel.l_kernel.item() == 10
+    assert rel_rms(kernel(L=10)[0], expected[..., :10]) < 1e-11
+
+
+def test_recomputed_under_checkpointing(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    twin = {name: nn.Parameter(x.detach().clone()) if isinstance(x, Tensor) else x for name, x in config.items()}
+    weights = draw(rng, 12)
+    (kernel_of(config)(L=12)[0] * weights).sum().backward()
+    kernel = kernel_of(twin)
+    recomputed = torch.utils.checkpoint.checkpoint(lambda: kernel(L=12)[0], use_reentrant=False)
+    (recomputed * weights).sum().backward()
+    for name in TENSORS:
+        torch.testing.assert_close(config[name].grad, twin[name].grad)
+
+
+@pytest.mark.parametrize("rate", [0.5, 2.0, 0.3])
+def test_rate(rate: float, rng: torch.Generator) -> None:
+    """The closed form of the oracle at that rate, from the same C̃; and the length asked for, whatever rounds."""
+    config, length = config_of(rng, rank=2), 40
+    kernel = kernel_of(config, length)
+    k, _ = kernel(rate=rate)
+    samples = round(length / rate)
+    assert k.shape[-1] == samples
+    system = s4.system_of(config, rate)
+    expected, _ = s4.kernel_by_resolvent(system, samples)
+    assert rel_rms(k, expected) < 1e-11
+    for L in (1, 5, 7):
+        assert kernel_of(config_of(rng))(rate=rate, L=L)[0].shape[-1] == L
+
+
+# ---- Gradients, tracing, dtypes
+
+
+@EVERY_SHAPE
+def test_gradients(shape: dict[str, Any], rng: torch.Generator) -> None:
+    config, L = config_of(rng, **shape), 10
+    state = draw(rng, 2, config["H"], config["N"], dtype=torch.complex128).requires_grad_()
+    kernel = kernel_of(config, L)
+    k, k_state = kernel(state=state)
+    weights, of_state = draw(rng, *k.shape), draw(rng, *k_state.shape)
+    leaves = [state, *(config[name] for name in TENSORS if config[name].numel())]
+    ours = torch.autograd.grad((k * weights).sum() + (k_state * of_state).sum(), leaves)
+    system = s4.system_of(config)
+    k, k_state = s4.kernel_by_resolvent(system, L, state=state)
+    theirs = torch.autograd.grad((k * weights).sum() + (k_state * of_state).sum(), leaves)
+    for a, b in zip(ours, theirs, strict=True):
+        assert rel_rms(a, b) < 1e-10
+
+
+@pytest.mark.parametrize("mode", s4.STEP_MODES)
+def test_gradients_through_steps_and_states(mode: str, rng: torch.Generator) -> None:
+    config = config_of(rng, H=2, N=2)
+    kernel = kernel_of(config, 8)
+    kernel._setup_step(mode)
+    u = draw(rng, 2, 5).requires_grad_()
+    state = torch.randn_like(kernel.default_state()).requires_grad_()
+    assert torch.autograd.gradcheck(lambda u, s: kernel.step(u[:, 0], s), (u, state))
+    assert torch.autograd.gradcheck(kernel.forward_state, (u, state))
+
+
+def test_torch_compile(rng: torch.Generator) -> None:
+    config = config_of(rng, torch.float32)
+    kernel = kernel_of(config, 32)
+    kernel(L=1)
+
+    def loss(L: int) -> Tensor:
+        return kernel(L=L)[0].square().sum()
+
+    parameters = [config[name] for name in TENSORS]
+    expected = torch.autograd.grad(loss(30), parameters)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(torch.autograd.grad(compiled(30), parameters), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    kernel._setup_step("linear")
+    u, state = draw(rng, config["H"]).float(), kernel.default_state()
+    step = torch.compile(kernel.step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(step(u, state), kernel.step(u, state))
+
+
+def test_half_precision_parameters_are_computed_in_fp32(rng: torch.Generator) -> None:
+    config = config_of(rng, torch.bfloat16)
+    kernel = kernel_of(config, 16)
+    k, _ = kernel()
+    assert k.dtype == torch.float32
+    system = s4.system_of(config)
+    assert rel_rms(k, s4.kernel_by_resolvent(system, 16)[0]) < 1e-5
+
+
+def test_real_systems(rng: torch.Generator) -> None:
+    config = config_of(rng) | {"is_real": True, "A_imag": None}
+    for name in ("B", "C", "P"):
+        config[name] = nn.Parameter(config[name].detach()[..., 0].clone())
+    expected, _ = oracle(config, 30)
+    kernel = kernel_of(config, 16)
+    assert rel_rms(kernel(L=30)[0], expected) < 1e-11
+    assert config["C"].shape == (2, 3, 4)
+
+
+def test_no_length(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    kernel = kernel_of(config)
+    k, k_state = kernel(L=0, state=draw(rng, 2, 3, 4, dtype=torch.complex128))
+    assert k.shape == (2, 3, 0) and k_state.shape == (2, 2, 3, 0) and kernel.l_kernel == 0
+    with pytest.raises(ValueError, match=r"^S4Kernel: L: expected a length, as l_max is None and no call had one, got None$"):
+        kernel()
+    assert kernel(L=4)[0].shape == (2, 3, 4)
+    assert kernel(L=0)[0].shape == (2, 3, 0)
+
+
+def steps(config: dict[str, Any], u: Tensor, state: Tensor) -> Any:
+    return kernel_of(config).step(u, state)
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "channels": (lambda c: S4Kernel(3, 8, 1, c), r"channels: expected 2 as param_config has, got 1"),
+    "d_model": (lambda c: S4Kernel(4, 8, 2, c), r"d_model: expected 3 as param_config has, got 4"),
+    "l_max": (lambda c: S4Kernel(3, -1, 2, c), r"l_max: expected None or a length, got -1"),
+    "missing": (lambda c: kernel_of(c | {"B": None}), r"param_config: expected B too, got A_real, .*"),
+    "shape": (lambda c: kernel_of(c | {"B": c["B"][:, :2]}), r"B: expected real numbers \(1, 3, 4, 2\), got .* \(1, 2, 4, 2\)"),
+    "transform": (lambda c: kernel_of(c | {"dt_transform": "tanh"}), r"dt_transform: expected one of \(.*\), got 'tanh'"),
+    "repeat": (lambda c: kernel_of(c | {"repeat": 2}), r"repeat: expected a divisor of H=3, got 2"),
+    "no P": (lambda c: kernel_of(c | {"P": None}), r"P: expected \(rank=1, …\), got None"),
+    "rate": (lambda c: kernel_of(c)(L=3, rate=0.0), r"rate: expected a positive number, got 0.0"),
+    "L": (lambda c: kernel_of(c)(L=-1), r"L: expected >= 0, got -1"),
+    "state": (lambda c: kernel_of(c)(L=2, state=torch.zeros(2, 3, 5)), r"state: expected .* or .*, 3, 8\), got \(2, 3, 5\)"),
+    "mode": (lambda c: kernel_of(c)._setup_step("fast"), r"mode: expected one of \(.*\), got 'fast'"),
+    "u": (lambda c: steps(c, torch.zeros(2), torch.zeros(3, 8)), r"u: expected \(…, 3\), got \(2,\)"),
+    "step": (lambda c: steps(c, torch.zeros(3), torch.zeros(3, 4)), r"state: expected \(…, 3, 8\), got \(3, 4\)"),
+    "u of many": (lambda c: kernel_of(c).forward_state(torch.zeros(5), torch.zeros(3, 8)), r"u: expected \(…, 3, L\), got .*"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_say_what_is_wrong(name: str, rng: torch.Generator) -> None:
+    call, message = BAD[name]
+    with pytest.raises(ValueError, match=f"^S4Kernel: {message}$"):
+        call(config_of(rng))

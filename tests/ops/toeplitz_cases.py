@@ -1,0 +1,64 @@
+"""Small valid calls of the Toeplitz operators on CPU tensors. B is a leading dimension, T the number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from ops_cases import Arguments, Case
+from structured_cases import Make, draw
+
+import gdn_cuda
+
+_ops = torch.ops.gdn_cuda
+
+
+def lines(dtype: torch.dtype, right: str, columns: int | None) -> Make:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        c = draw(2, B, 2 * T, seed=seed, dtype=dtype)[..., ::2].clone()
+        c[..., :1] += 2 * T
+        tail = (T,) if columns is None else (T, columns)
+        return {"c": c, "r": draw(B, T, seed=seed + 1, dtype=dtype), right: draw(2, 1, *tail, seed=seed + 2, dtype=dtype)}
+
+    return make
+
+
+def symmetric(dtype: torch.dtype, **more: Any) -> Make:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        x = lines(dtype, "b", 2)(B, T, seed)
+        return {"c": x["c"], "b": x["b"]} | more
+
+    return make
+
+
+def general(B: int, T: int, seed: int) -> Arguments:
+    return lines(torch.complex64, "b", 2)(B, T, seed) | {"epsilon": 1e-7}
+
+
+# Named, as the tests of declared mutation name them.
+def toeplitz_schur(**x: Any) -> Any:
+    return _ops.toeplitz_schur(*x.values())
+
+
+def toeplitz_pcg(**x: Any) -> Any:
+    return _ops.toeplitz_pcg(*x.values())
+
+
+def toeplitz_gko(**x: Any) -> Any:
+    return _ops.toeplitz_gko(*x.values())
+
+
+def _cases() -> Iterator[Case]:
+    for dtype, columns in ((torch.float64, 3), (torch.bfloat16, None), (torch.complex64, None)):
+        name = str(dtype).removeprefix("torch.")
+        yield Case(f"toeplitz-{name}", gdn_cuda.toeplitz_matvec, lines(dtype, "x", columns))
+        yield Case(f"toeplitz-transpose-{name}", gdn_cuda.toeplitz_matvec_transpose, lines(dtype, "x", columns))
+        yield Case(f"toeplitz-solve-{name}", gdn_cuda.toeplitz_solve_ex, lines(dtype, "b", columns))
+    yield Case("toeplitz-symmetric", gdn_cuda.toeplitz_solve_symmetric_ex, symmetric(torch.float32))
+    yield Case("toeplitz-schur", toeplitz_schur, symmetric(torch.float32, epsilon=1e-7))
+    yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64))
+    yield Case("toeplitz-gko", toeplitz_gko, general)
+
+
+CASES = {case.name: case for case in _cases()}
