@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -108,3 +109,32 @@ def check_cauchy_gradients_at_infinity(dtype: torch.dtype, device: str) -> None:
     of_v, of_points, of_poles = torch.autograd.grad(out, x, torch.ones_like(out))
     assert of_points[0] == 0 and all(part.isfinite().all() for part in (of_v, of_points, of_poles))
     torch.testing.assert_close(of_v, 1 / (x[1][1] - x[2]))
+
+
+PAIRS = [torch.complex64, torch.complex128]
+EVERY = [torch.float32, torch.float64, *PAIRS]
+
+
+class StructuredEdges:
+    device: str
+
+    @pytest.mark.parametrize("dtype", PAIRS)
+    @pytest.mark.parametrize("L", [1, 3, 33, 130, 700, 5000])
+    def test_powers_that_grow(self, L: int, dtype: torch.dtype, seed: int) -> None:
+        check_growth(L, dtype, self.device, seed)
+
+    @pytest.mark.parametrize("dtype", PAIRS)
+    def test_powers_that_overflow(self, dtype: torch.dtype) -> None:
+        check_overflow(dtype, self.device)
+
+    @pytest.mark.parametrize("dtype", PAIRS)
+    def test_exponents_that_are_no_numbers(self, dtype: torch.dtype) -> None:
+        check_not_numbers(dtype, self.device)
+
+    @pytest.mark.parametrize("dtype", EVERY)
+    def test_cauchy_sums_at_the_limits(self, dtype: torch.dtype) -> None:
+        check_cauchy(dtype, self.device)
+
+    @pytest.mark.parametrize("dtype", EVERY)
+    def test_cauchy_gradients_at_infinity(self, dtype: torch.dtype) -> None:
+        check_cauchy_gradients_at_infinity(dtype, self.device)

@@ -2,12 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <random>
 #include <regex>
 #include <set>
 #include <string>
 
+#include "heuristics_tools.hpp"
 #include "jit_kernels/heuristics/gdn.hpp"
 #include "jit_kernels/impls/gdn/prefill_mma.hpp"
 #include "jit_kernels/impls/gdn/recurrent.hpp"
@@ -15,22 +14,6 @@
 
 namespace gdn_cuda::gdn {
 namespace {
-
-constexpr int kProblems = 10'000;
-
-class Random {
-  public:
-    // Small numbers as likely as large ones.
-    i64 size(i64 most) { return static_cast<i64>(std::exp2(real_(engine_) * std::log2(static_cast<double>(most) + 1.0))); }
-    template <class T>
-    T one_of(std::initializer_list<T> choices) {
-        return choices.begin()[std::uniform_int_distribution<size_t>(0, choices.size() - 1)(engine_)];
-    }
-
-  private:
-    std::mt19937 engine_{20251121};
-    std::uniform_real_distribution<double> real_{0.0, 1.0};
-};
 
 RecurrentProblem random_problem(Random& random) {
     const int key_heads = random.one_of({1, 2, 4, 8, 16, 30});
@@ -42,12 +25,6 @@ RecurrentProblem random_problem(Random& random) {
             .io = random.one_of({DType::bf16, DType::f16}),
             .state = random.one_of({DType::f32, DType::bf16}),
             .aligned = random.one_of({true, false})};
-}
-
-jit::DeviceTraits device_of(int multiprocessors) {
-    jit::DeviceTraits device;
-    device.multiprocessors = multiprocessors;
-    return device;
 }
 
 TEST(RecurrentHeuristic, AModelsShapesNeedAHandfulOfKernels) {

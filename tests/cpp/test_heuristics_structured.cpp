@@ -2,11 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <random>
 #include <set>
 #include <string>
 
+#include "heuristics_tools.hpp"
 #include "jit_kernels/heuristics/structured.hpp"
 #include "jit_kernels/impls/structured/cauchy.hpp"
 #include "jit_kernels/impls/structured/vandermonde.hpp"
@@ -14,32 +13,6 @@
 
 namespace gdn_cuda::structured {
 namespace {
-
-constexpr int kProblems = 10'000;
-
-class Random {
-  public:
-    // Small numbers as likely as large ones.
-    i64 size(i64 most) { return static_cast<i64>(std::exp2(real_(engine_) * std::log2(static_cast<double>(most) + 1.0))); }
-    template <class T>
-    T one_of(std::initializer_list<T> choices) {
-        return choices.begin()[std::uniform_int_distribution<size_t>(0, choices.size() - 1)(engine_)];
-    }
-
-  private:
-    std::mt19937 engine_{20251122};
-    std::uniform_real_distribution<double> real_{0.0, 1.0};
-};
-
-jit::DeviceTraits device_of(int multiprocessors) {
-    jit::DeviceTraits device;
-    device.multiprocessors = multiprocessors;
-    return device;
-}
-
-bool in(const auto& all, const auto& config) {
-    return std::ranges::find(all, config) != all.end();
-}
 
 CauchyProblem random_cauchy(Random& random) {
     const i64 shared = random.size(64);

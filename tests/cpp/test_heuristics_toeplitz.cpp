@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "heuristics_tools.hpp"
 #include "jit_kernels/heuristics/structured_toeplitz.hpp"
 #include "jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "jit_kernels/impls/structured/toeplitz_matvec.hpp"
@@ -12,9 +13,6 @@
 namespace gdn_cuda::structured {
 namespace {
 
-bool in(const auto& all, const auto& config) {
-    return std::ranges::find(all, config) != all.end();
-}
 constexpr auto kTypes = {DType::f32, DType::f64, DType::c64, DType::c128};
 
 TEST(ToeplitzMatvecHeuristic, EverySizeIsHeldByARegisteredBlock) {
