@@ -21,6 +21,7 @@
 #include "jit/store.hpp"
 #include "jit/toolchain.hpp"
 #include "jit_kernels/registry.hpp"
+#include "python_tuning.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -104,7 +105,8 @@ py::dict env() {
                     "prebuilt_dir"_a = env.prebuilt_dir.string(), "disable"_a = env.disable, "use_nvcc"_a = env.use_nvcc,
                     "nvcc"_a = env.nvcc.string(), "dump"_a = env.dump, "lineinfo"_a = env.lineinfo, "print"_a = env.print,
                     "log_level"_a = env.log_level, "cuda_home"_a = env.cuda_home.string(),
-                    "cutlass_include"_a = env.cutlass_include.string(), "prefill"_a = jit::name_of(env.prefill));
+                    "cutlass_include"_a = env.cutlass_include.string(), "prefill"_a = jit::name_of(env.prefill),
+                    "tuned"_a = env.tuned);
 }
 
 py::dict to_dict(const jit::Finding& finding) {
@@ -308,6 +310,8 @@ PYBIND11_MODULE(_C, module) {
     module.def("cache_list", &cache_list, "verify"_a = false,
                "Entries of the disk cache; with verify, each one's problem if it has one.");
     module.def("cache_clear", &cache_clear, "Removes every entry of the disk cache; returns how many.");
+
+    define_tuning(module);
 
     // A thread of the core that logs while the interpreter goes down would wait for a GIL that is gone.
     py::module_::import("atexit").attr("register")(py::cpp_function([] { set_log_sink(std::nullopt); }));

@@ -22,6 +22,7 @@ class Env(TypedDict):
     cuda_home: str
     cutlass_include: str
     prefill: str
+    tuned: bool
 
 class Finding(TypedDict):
     what: str
@@ -88,6 +89,31 @@ class CacheEntry(TypedDict):
     age_seconds: float
     problem: str
 
+class TunedEntry(TypedDict):
+    kernel: str
+    problem: str
+    choice: str
+    us: float
+    heuristic: str
+    heuristic_us: float
+    device: str
+    multiprocessors: int
+    version: str
+
+class TunedFile(TypedDict):
+    file: str
+    problem: str  # why there is no entry
+    entry: TunedEntry | None
+
+class TunedList(TypedDict):
+    folder: str
+    version: str
+    files: list[TunedFile]
+
+class TunedStored(TypedDict):
+    file: str
+    why_not: str
+
 def set_path_hook(hook: Callable[[], dict[str, str]]) -> None: ...
 def set_log_sink(sink: Callable[[int, str], None] | None) -> None: ...
 def init(library_root: str, cuda_home: str) -> None: ...
@@ -111,3 +137,13 @@ def cache_directory() -> str: ...
 def cache_refusals() -> list[str]: ...
 def cache_list(verify: bool = False) -> list[CacheEntry]: ...
 def cache_clear() -> int: ...
+def tuned_candidates(kernel: str, problem: str, device: DeviceTraits) -> list[str]: ...
+def tuned_explain(kernel: str, problem: str, device: DeviceTraits) -> str: ...
+def tuned_attempt(kernel: str, problem: str, choice: str, device: DeviceTraits) -> None: ...
+def tuned_attempted(kernel: str, device: int) -> bool: ...
+def tuned_forget() -> None: ...
+def tuned_store(
+    kernel: str, problem: str, device: DeviceTraits, choice: str, us: float, heuristic: str, heuristic_us: float
+) -> TunedStored: ...
+def tuned_list() -> TunedList: ...
+def tuned_remove(file: str) -> bool: ...

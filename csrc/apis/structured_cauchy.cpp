@@ -7,6 +7,7 @@
 #include "../jit_kernels/impls/structured/cauchy.hpp"
 #include "../jit_kernels/impls/structured/cauchy_backward.hpp"
 #include "../jit_kernels/impls/structured/cauchy_batch.hpp"
+#include "../jit_kernels/tuned.hpp"
 #include "register.hpp"
 #include "structured.hpp"
 
@@ -88,8 +89,10 @@ void run_cauchy(const PreparedCauchy& prepared, bool conj, const Tensor& out) {
     const i64 shared_rows = last >= 0 && args.points.stride[last] == 0 && args.poles.stride[last] == 0 ? args.size[last] : 1;
     const DeviceScope scope(prepared.v.device_index);
     const Target target = target_of(check.function, prepared.v);
-    const CauchyProblem problem{args.rows, shared_rows, args.point_count, prepared.type, conj};
-    cauchy_in_batches(problem) ? CauchyBatch::run(problem, args, target) : Cauchy::run(problem, args, target);
+    const CauchyProblem problem{args.rows, shared_rows, args.point_count, prepared.type, conj, args.pole_count};
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+    const CauchyChoice choice = cauchy_choice(problem, device, tuned<CauchyTuning>(device));
+    choice.in_batches ? CauchyBatch::run(problem, args, target) : Cauchy::run(problem, choice, args, target);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ void run_vandermonde(const PreparedVandermonde& prepared, int64_t L, const Tenso
                          .steps = L};
     set_leading(check, prepared.shape.leading, {{&prepared.v, &args.residues}, {&prepared.x, &args.exponents}}, args);
     const DeviceScope scope(prepared.v.device_index);
-    Vandermonde::run({args.rows, L, prepared.type}, args, target_of(check.function, prepared.v));
+    Vandermonde::run({args.rows, L, prepared.type, args.pole_count}, args, target_of(check.function, prepared.v));
 }
 
 struct PreparedMoments {

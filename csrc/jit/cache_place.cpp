@@ -1,4 +1,5 @@
-// Which folder the cache lives in.
+#include "cache_place.hpp"
+
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -39,9 +40,8 @@ std::vector<Place> places() {
     return result;
 }
 
-// Empty when the place can be used; it is made when missing.
-std::string refusal(const Place& place) {
-    if (std::string reason = make_directories(place.path, 0700); !reason.empty()) return reason;
+// Empty when what is there is ours alone.
+std::string distrust(const Place& place) {
     struct stat status {};
     const int failed = place.shared ? ::lstat(place.path.c_str(), &status) : ::stat(place.path.c_str(), &status);
     if (failed != 0) return errno_text(errno);
@@ -49,13 +49,27 @@ std::string refusal(const Place& place) {
     if (status.st_uid != ::geteuid()) return fmt::format("it belongs to user {}, not to {}", status.st_uid, ::geteuid());
     if ((status.st_mode & kOthersMayWrite) != 0)
         return fmt::format("others may write it (mode {:04o}); chmod go-w makes it usable", status.st_mode & 07777);
+    return {};
+}
+
+// Empty when the place can be used; it is made when missing.
+std::string refusal(const Place& place) {
+    std::string reason = make_directories(place.path, 0700);
+    if (reason.empty()) reason = distrust(place);
+    if (!reason.empty()) return reason;
     // Asking for permission is not enough: root has every permission, even on a read-only or full disk.
-    std::string reason;
     TemporaryDirectory::below(place.path / "tmp", &reason);
     return reason;
 }
 
 }  // namespace
+
+fs::path first_place_with(const std::string& folder) {
+    std::error_code ignored;
+    for (const Place& place : places())
+        if (fs::is_directory(place.path / folder, ignored) && distrust(place).empty()) return place.path;
+    return {};
+}
 
 Store open_first_usable() {
     std::vector<std::string> refusals;

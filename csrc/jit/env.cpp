@@ -28,6 +28,7 @@ constexpr std::array kVariables = std::to_array<Variable>({
     {"GDN_JIT_LINEINFO", "0", "1: line numbers in compiled kernels, for profilers"},
     {"GDN_JIT_PRINT", "0", "1: one line on standard error for each compile"},
     {"GDN_PREFILL", "auto", "the kernel of chunked_forward where it can run: auto, mma or recurrent"},
+    {"GDN_TUNED", "1", "0: ignore what `python -m gdn_cuda tune` stored, and leave every choice to the heuristics"},
     {"GDN_LOG_LEVEL", "warning", "debug, info, warning, error or off"},
     {"GDN_CUDA_HOME", "", "CUDA to use first: a folder with include/ and lib/ or lib64/"},
     {"GDN_CUTLASS_INCLUDE", "", "CUTLASS headers to use first: the folder that holds cutlass/ and cute/"},
@@ -48,11 +49,12 @@ std::string lower(std::string_view text) {
     throw Error(fmt::format("{}: expected {}, got \"{}\"", name, expected, got));
 }
 
-bool boolean(const char* name) {
+bool boolean(const char* name, bool otherwise = false) {
     const std::string value = lower(get(name));
+    if (value.empty()) return otherwise;
     for (const char* yes : {"1", "true", "on", "yes"})
         if (value == yes) return true;
-    for (const char* no : {"", "0", "false", "off", "no"})
+    for (const char* no : {"0", "false", "off", "no"})
         if (value == no) return false;
     malformed(name, "0 or 1 (also true/false, on/off, yes/no)", get(name));
 }
@@ -125,6 +127,7 @@ Env parse_env() {
         .lineinfo = boolean("GDN_JIT_LINEINFO"),
         .print = boolean("GDN_JIT_PRINT"),
         .prefill = prefill("GDN_PREFILL"),
+        .tuned = boolean("GDN_TUNED", true),
         .log_level = level("GDN_LOG_LEVEL"),
         .cuda_home = existing("GDN_CUDA_HOME", true),
         .cutlass_include = existing("GDN_CUTLASS_INCLUDE", true),

@@ -31,6 +31,7 @@ struct Env {
     bool lineinfo;                          // GDN_JIT_LINEINFO
     bool print;                             // GDN_JIT_PRINT
     Prefill prefill;                        // GDN_PREFILL
+    bool tuned;                             // GDN_TUNED
     int log_level;                          // GDN_LOG_LEVEL, as in log.hpp
     std::filesystem::path cuda_home;        // GDN_CUDA_HOME
     std::filesystem::path cutlass_include;  // GDN_CUTLASS_INCLUDE

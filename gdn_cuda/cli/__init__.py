@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import bench, cache, compile, doctor, kernels
+from . import bench, cache, compile, doctor, kernels, tune
 
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m gdn_cuda", description=__doc__)
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (doctor, kernels, compile, cache, bench):
+    for module in (doctor, kernels, compile, cache, bench, tune):
         module.add_parser(commands)
     return result
 

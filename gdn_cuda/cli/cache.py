@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from .output import console, human_age, human_bytes, print_json, show, table
@@ -14,7 +15,7 @@ def add_parser(commands: Any) -> None:
     for name, meaning in (
         ("ls", "every entry: size, time since last use, kernel"),
         ("verify", "checks every entry against its digest; exits 1 when one is broken"),
-        ("clear", "removes every entry"),
+        ("clear", "removes every entry; what `tune` stored stays"),
         ("path", "prints the folder"),
     ):
         action = actions.add_parser(name, help=meaning)
@@ -34,10 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 0 if directory else 1
     if arguments.action == "clear":
         removed = _C.cache_clear()
+        # Measurements that took a GPU, not copies of anything: only who asks for it loses them.
+        tuned = len(list((Path(directory) / "tuned").glob("*.tuned"))) if directory else 0
         if arguments.json:
-            print_json({"directory": directory or None, "removed": removed})
+            print_json({"directory": directory or None, "removed": removed, "tuned_kept": tuned})
         else:
             print(f"removed {removed} entries from {directory or 'nowhere: the cache is memory only'}")
+            if tuned:
+                print(f"kept what `tune` stored ({tuned}); `python -m gdn_cuda tune --clear` forgets it")
         return 0
     return _list(directory, verify=arguments.action == "verify", as_json=arguments.json)
 

@@ -33,6 +33,12 @@ TEST(Env, Booleans) {
             std::string("error: GDN_JIT_DISABLE: expected 0 or 1 (also true/false, on/off, yes/no), got \"") + text + "\"");
 }
 
+TEST(Env, TunedIsOnUnlessItIsSwitchedOff) {
+    const auto show = [](const jit::Env& env) { return env.tuned ? "yes" : "no"; };
+    for (const char* text : {"", "1", "on"}) EXPECT_EQ(parsed("GDN_TUNED", text, show), "yes") << text;
+    for (const char* text : {"0", "off"}) EXPECT_EQ(parsed("GDN_TUNED", text, show), "no") << text;
+}
+
 TEST(Env, Sizes) {
     EXPECT_EQ(size(""), "2147483648");
     EXPECT_EQ(size("0"), "0");

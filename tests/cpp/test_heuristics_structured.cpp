@@ -62,6 +62,34 @@ TEST(CauchyHeuristic, RowsOverTheSamePolesShareReciprocalsAndFewAreSpread) {
     EXPECT_FALSE(cauchy_in_batches(s4));
 }
 
+TEST(CauchyHeuristic, CandidatesAreRightForTheirProblemAndTheHeuristicsOwnIsFirst) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const CauchyProblem problem = random_cauchy(random);
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const std::vector<CauchyChoice> all = cauchy_candidates(problem, device);
+        ASSERT_EQ(all.front(), cauchy_choice(problem, device));
+        for (const CauchyChoice& choice : all) {
+            ASSERT_EQ(std::ranges::count(all, choice), 1);
+            ASSERT_TRUE(!choice.in_batches || cauchy_in_batches(problem));
+            if (choice.in_batches) continue;
+            const CauchyConfig config = cauchy_config(problem.io, problem.conj, choice.rows, choice.points);
+            ASSERT_TRUE(in(kCauchyConfigurations, config)) << to_text(config);
+            ASSERT_EQ(problem.shared_rows % choice.rows, 0) << "a block's rows lie over the same poles";
+            ASSERT_TRUE(choice.turns >= 1 && choice.turns <= kMostCauchyTurns);
+        }
+        const CauchyChoice last = all.back();
+        CauchyWinners winners;
+        winners.all = {{problem, last, 3, 4}};
+        ASSERT_EQ(cauchy_choice(problem, device, &winners), last);
+        ASSERT_EQ(explain_cauchy(problem, device, &winners),
+                  "tuned on this device: " + to_text(last) + " took 3.00 us, the heuristic's own choice 4.00 us");
+        CauchyProblem other = problem;
+        ++other.poles;
+        ASSERT_EQ(cauchy_choice(other, device, &winners), cauchy_choice(other, device));
+    }
+}
+
 TEST(CauchyBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryLine) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
@@ -98,6 +126,22 @@ TEST(VandermondeHeuristic, ChoosesWhatIsRegisteredAndCoversEveryStep) {
         ASSERT_LE(Vandermonde::shared_bytes(config), kSharedBytesEverywhere);
         ASSERT_NE(explain_vandermonde(problem, {}).find("steps a block"), std::string::npos);
     }
+}
+
+TEST(VandermondeHeuristic, CandidatesAreBothSquaresAndAWinnerDecides) {
+    for (const DType io : {DType::c64, DType::c128})
+        for (const i64 rows : {1, 4096}) {
+            const VandermondeProblem problem{.rows = rows, .steps = 16384, .io = io, .poles = 32};
+            const std::vector<VandermondeConfig> all = vandermonde_candidates(problem, {});
+            ASSERT_EQ(all.size(), 2U);
+            EXPECT_EQ(all[0], vandermonde_config(problem, {}));
+            EXPECT_NE(all[0], all[1]);
+            VandermondeWinners winners;
+            winners.all = {{problem, all[1], 3, 4}};
+            EXPECT_EQ(vandermonde_config(problem, {}, &winners), all[1]);
+            EXPECT_NE(explain_vandermonde(problem, {}, &winners).find("tuned on this device: {.io = "), std::string::npos);
+            EXPECT_TRUE(winners.used.load());
+        }
 }
 
 TEST(VandermondeHeuristic, AFullCardTakesLargeSquaresAndFewOrShortRowsSmallOnes) {

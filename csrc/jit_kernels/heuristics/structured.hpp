@@ -8,9 +8,11 @@
 #include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "../../jit/device.hpp"
 #include "../../jit/text.hpp"
+#include "winners.hpp"
 
 namespace gdn_cuda::structured {
 
@@ -23,6 +25,23 @@ struct CauchyProblem {
     i64 rows, shared_rows, points;
     DType io;
     bool conj;
+    i64 poles = 0;  // of no account to the heuristic, but measurements are of so many
+
+    constexpr bool operator==(const CauchyProblem&) const = default;
+
+    template <class Self, class Visitor>
+    static constexpr void members(Self& self, Visitor&& visit) {
+        visit("rows", self.rows);
+        visit("shared_rows", self.shared_rows);
+        visit("points", self.points);
+        visit("poles", self.poles);
+        visit("io", self.io);
+        visit("conj", self.conj);
+    }
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        members(*this, visit);
+    }
 };
 
 inline constexpr int kCauchyRows = 4, kCauchyThreads = 128;
@@ -45,10 +64,13 @@ inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::Devic
     return cauchy_blocks(problem, many) >= 2 * device.multiprocessors ? many : cauchy_config(problem.io, problem.conj, rows, 1);
 }
 
+inline constexpr int kMostCauchyTurns = 8;
+
 // A block begins with a row's poles: with few of them, it takes several turns at its points, if that leaves blocks for
 // everyone.
 inline int cauchy_turns(const CauchyProblem& problem, const CauchyConfig& config, const jit::DeviceTraits& device) {
-    return static_cast<int>(std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, 8));
+    return static_cast<int>(
+        std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, kMostCauchyTurns));
 }
 
 // Many rows of real residues over the same poles: structured/cauchy_batch.
@@ -57,7 +79,53 @@ inline bool cauchy_in_batches(const CauchyProblem& problem) {
     return narrow && problem.shared_rows % CauchyBatchConfig::kRows == 0;
 }
 
-inline std::string explain_cauchy(const CauchyProblem& problem, const jit::DeviceTraits& device) {
+// Which kernel runs a problem, and how.
+struct CauchyChoice {
+    bool in_batches;          // structured/cauchy_batch, which leaves nothing else to choose
+    int rows, points, turns;  // of a block, a thread, and a block at its points
+
+    constexpr bool operator==(const CauchyChoice&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("in_batches", in_batches);
+        visit("rows", rows);
+        visit("points", points);
+        visit("turns", turns);
+    }
+};
+using CauchyWinners = Winners<CauchyProblem, CauchyChoice>;
+
+inline constexpr CauchyChoice kCauchyInBatches{.in_batches = true, .rows = CauchyBatchConfig::kRows, .points = 1, .turns = 1};
+
+inline CauchyChoice cauchy_choice(const CauchyProblem& problem, const jit::DeviceTraits& device,
+                                  const CauchyWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
+    if (cauchy_in_batches(problem)) return kCauchyInBatches;
+    const CauchyConfig config = cauchy_config(problem, device);
+    return {false, config.rows, config.points, cauchy_turns(problem, config, device)};
+}
+
+// All that is right for a problem and may be the fastest: the heuristic's own choice, then the others.
+inline std::vector<CauchyChoice> cauchy_candidates(const CauchyProblem& problem, const jit::DeviceTraits& device) {
+    std::vector<CauchyChoice> all{cauchy_choice(problem, device)};
+    const auto add = [&](const CauchyChoice& choice) {
+        if (std::ranges::find(all, choice) == all.end()) all.push_back(choice);
+    };
+    if (cauchy_in_batches(problem)) add(kCauchyInBatches);
+    for (const int rows : {1, kCauchyRows})
+        for (const int points : {1, cauchy_points(problem.io, rows)}) {
+            if (problem.shared_rows % rows != 0) continue;
+            const i64 a_turn = cauchy_config(problem.io, problem.conj, rows, points).points_per_block();
+            for (int turns = 1; turns <= kMostCauchyTurns; turns *= 2)
+                if (turns == 1 || a_turn * turns / 2 < problem.points) add({false, rows, points, turns});  // else some are idle
+        }
+    return all;
+}
+
+inline std::string explain_cauchy(const CauchyProblem& problem, const jit::DeviceTraits& device,
+                                  const CauchyWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
     if (cauchy_in_batches(problem))
         return fmt::format(
             "{} rows of {} over the same poles at a time: structured/cauchy_batch, {} blocks for {} multiprocessors",
@@ -87,6 +155,15 @@ inline constexpr std::array kCauchyConfigurations = [] {
 
 inline constexpr std::array kCauchyBatchConfigurations = {CauchyBatchConfig{DType::f32}, CauchyBatchConfig{DType::bf16},
                                                           CauchyBatchConfig{DType::f16}};
+
+// How the command `tune` and ../tuned.hpp see it.
+struct CauchyTuning {
+    using Problem = CauchyProblem;
+    using Choice = CauchyChoice;
+    static constexpr const char* kernel = "structured/cauchy";
+    static constexpr auto& candidates = cauchy_candidates;
+    static constexpr auto& explain = explain_cauchy;
+};
 
 struct CauchyBackwardProblem {
     i64 rows, lines;  // of a row: poles, or points
@@ -128,8 +205,24 @@ inline constexpr std::array kCauchyBackwardConfigurations = [] {
 
 struct VandermondeProblem {
     i64 rows, steps;
-    DType io;  // of poles and residues: c64 or c128
+    DType io;       // of poles and residues: c64 or c128
+    i64 poles = 0;  // of no account to the heuristic, but measurements are of so many
+
+    constexpr bool operator==(const VandermondeProblem&) const = default;
+
+    template <class Self, class Visitor>
+    static constexpr void members(Self& self, Visitor&& visit) {
+        visit("rows", self.rows);
+        visit("steps", self.steps);
+        visit("poles", self.poles);
+        visit("io", self.io);
+    }
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        members(*this, visit);
+    }
 };
+using VandermondeWinners = Winners<VandermondeProblem, VandermondeConfig>;
 
 constexpr VandermondeConfig vandermonde_config(DType io, bool small) {
     const bool wide = io == DType::c128;  // fewer of them fit in shared memory, twice a multiprocessor
@@ -139,13 +232,24 @@ inline i64 vandermonde_blocks(const VandermondeProblem& problem, const Vandermon
     return problem.rows * ceil_div(problem.steps, config.square());
 }
 // A large square makes more outputs of the same tables; a small one wastes less of the last, and spreads few rows.
-inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, const jit::DeviceTraits& device) {
+inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, const jit::DeviceTraits& device,
+                                            const VandermondeWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
     const VandermondeConfig large = vandermonde_config(problem.io, false);
     const bool fills = problem.steps > large.square() / 2 && vandermonde_blocks(problem, large) >= device.multiprocessors;
     return vandermonde_config(problem.io, !fills);
 }
 
-inline std::string explain_vandermonde(const VandermondeProblem& problem, const jit::DeviceTraits& device) {
+// The heuristic's own choice, then the others.
+inline std::vector<VandermondeConfig> vandermonde_candidates(const VandermondeProblem& problem,
+                                                             const jit::DeviceTraits& device) {
+    const VandermondeConfig first = vandermonde_config(problem, device), large = vandermonde_config(problem.io, false);
+    return {first, first == large ? vandermonde_config(problem.io, true) : large};
+}
+
+inline std::string explain_vandermonde(const VandermondeProblem& problem, const jit::DeviceTraits& device,
+                                       const VandermondeWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
     const VandermondeConfig config = vandermonde_config(problem, device);
     return fmt::format("tables of {0} by {0} powers give {1} steps a block: {2} blocks for {3} multiprocessors", config.side,
                        config.square(), vandermonde_blocks(problem, config), device.multiprocessors);
@@ -154,6 +258,14 @@ inline std::string explain_vandermonde(const VandermondeProblem& problem, const 
 inline constexpr std::array kVandermondeConfigurations = {
     vandermonde_config(DType::c64, false), vandermonde_config(DType::c64, true), vandermonde_config(DType::c128, false),
     vandermonde_config(DType::c128, true)};
+
+struct VandermondeTuning {
+    using Problem = VandermondeProblem;
+    using Choice = VandermondeConfig;
+    static constexpr const char* kernel = "structured/vandermonde";
+    static constexpr auto& candidates = vandermonde_candidates;
+    static constexpr auto& explain = explain_vandermonde;
+};
 
 constexpr VandermondeMomentsConfig vandermonde_moments_config(DType io, int orders) {
     return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .tile = 16};

@@ -19,45 +19,9 @@
 #include "../../jit/errors.hpp"
 #include "../../jit/kernel.hpp"
 #include "../../jit/text.hpp"
+#include "../fields.hpp"
 
 namespace gdn_cuda {
-
-inline const char* name_of(DType type) {
-    switch (type) {
-        case DType::f32:
-            return "f32";
-        case DType::bf16:
-            return "bf16";
-        case DType::f16:
-            return "f16";
-        case DType::i32:
-            return "i32";
-        case DType::i64:
-            return "i64";
-        case DType::f64:
-            return "f64";
-        case DType::c64:
-            return "c64";
-        case DType::c128:
-            return "c128";
-    }
-    return "?";
-}
-
-// The designated initialiser that names a configuration, in the generated source and to people.
-template <class Config>
-std::string to_text(const Config& config) {
-    std::string text;
-    config.fields([&](const char* name, auto value) {
-        text += fmt::format("{}.{} = ", text.empty() ? "" : ", ", name);
-        if constexpr (std::is_same_v<decltype(value), DType>) {
-            text += fmt::format("DType::{}", name_of(value));
-        } else {
-            text += fmt::format("{}", value);
-        }
-    });
-    return "{" + text + "}";
-}
 
 template <class Spec>
 jit::KernelSource source_of(const typename Spec::Config& config) {

@@ -19,11 +19,10 @@ struct Cauchy {
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config&) { return 0; }  // it is static
 
-    static void run(const CauchyProblem& problem, Args args, const Target& target) {
+    static void run(const CauchyProblem& problem, const CauchyChoice& choice, Args args, const Target& target) {
         if (problem.rows == 0 || problem.points == 0) return;
-        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const Config config = cauchy_config(problem, device);
-        args.turns = cauchy_turns(problem, config, device);
+        const Config config = cauchy_config(problem.io, problem.conj, choice.rows, choice.points);
+        args.turns = choice.turns;
         const i64 blocks = problem.rows / config.rows * ceil_div(problem.points, config.points_per_block() * args.turns);
         launch<Cauchy>(config, args, {grid_of(blocks), 1, 1}, target);
     }

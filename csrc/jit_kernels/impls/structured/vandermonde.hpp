@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../heuristics/structured.hpp"
+#include "../../tuned.hpp"
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
@@ -24,7 +25,8 @@ struct Vandermonde {
 
     static void run(const VandermondeProblem& problem, const Args& args, const Target& target) {
         if (problem.rows == 0 || problem.steps == 0) return;
-        const Config config = vandermonde_config(problem, jit::device_traits(target.ordinal));
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const Config config = vandermonde_config(problem, device, tuned<VandermondeTuning>(device));
         launch<Vandermonde>(config, args, {grid_of(vandermonde_blocks(problem, config)), 1, 1}, target);
     }
 };

@@ -1,0 +1,75 @@
+// Structs as text and back: what configurations, problems and choices are called in generated sources, in files and to people.
+// A struct has `fields(visit)`, which calls visit("name", value) for each member; to be read back, `members(self, visit)` too.
+#pragma once
+
+#include <charconv>
+#include <gdn_cuda/kernels/common/types.cuh>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "../jit/text.hpp"
+
+namespace gdn_cuda {
+
+inline const char* name_of(DType type) {
+    switch (type) {
+        case DType::f32:
+            return "f32";
+        case DType::bf16:
+            return "bf16";
+        case DType::f16:
+            return "f16";
+        case DType::i32:
+            return "i32";
+        case DType::i64:
+            return "i64";
+        case DType::f64:
+            return "f64";
+        case DType::c64:
+            return "c64";
+        case DType::c128:
+            return "c128";
+    }
+    return "?";
+}
+
+// The designated initialiser that names a struct's value.
+template <class Struct>
+std::string to_text(const Struct& value) {
+    std::string text;
+    value.fields([&](const char* name, auto member) {
+        text += fmt::format("{}.{} = ", text.empty() ? "" : ", ", name);
+        if constexpr (std::is_same_v<decltype(member), DType>) {
+            text += fmt::format("DType::{}", name_of(member));
+        } else {
+            text += fmt::format("{}", member);
+        }
+    });
+    return "{" + text + "}";
+}
+
+// What to_text made; nothing for any other text, because only what gives the same text again is taken.
+template <class Struct>
+std::optional<Struct> from_text(std::string_view text) {
+    Struct value{};
+    Struct::members(value, [&](const char* name, auto& member) {
+        const std::string label = fmt::format(".{} = ", name);
+        const std::size_t at = text.find(label);
+        if (at == std::string_view::npos) return;
+        const std::string_view rest = text.substr(at + label.size()), word = rest.substr(0, rest.find_first_of(",}"));
+        using Member = std::remove_reference_t<decltype(member)>;
+        if constexpr (std::is_same_v<Member, DType>) {
+            for (int i = static_cast<int>(DType::f32); i <= static_cast<int>(DType::c128); ++i)
+                if (word == fmt::format("DType::{}", name_of(static_cast<DType>(i)))) member = static_cast<DType>(i);
+        } else if constexpr (std::is_same_v<Member, bool>) {
+            member = word == "true";
+        } else {
+            std::from_chars(word.data(), word.data() + word.size(), member);
+        }
+    });
+    return to_text(value) == text ? std::optional(value) : std::nullopt;
+}
+
+}  // namespace gdn_cuda

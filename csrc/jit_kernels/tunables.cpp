@@ -1,0 +1,65 @@
+#include "tunables.hpp"
+
+#include "heuristics/structured.hpp"
+#include "tuned.hpp"
+
+namespace gdn_cuda {
+namespace {
+
+template <class Tuning>
+struct AsText {
+    using Tables = TunedTables<Tuning>;
+    using Problem = typename Tuning::Problem;
+
+    static Problem problem_of(const std::string& text) {
+        if (const auto problem = from_text<Problem>(text)) return *problem;
+        throw jit::Error(fmt::format("{}: problem: expected a form like {}, got {}", Tuning::kernel, to_text(Problem{}), text));
+    }
+    static std::vector<std::string> candidates(const std::string& problem, const jit::DeviceTraits& device) {
+        std::vector<std::string> texts;
+        for (const auto& choice : Tuning::candidates(problem_of(problem), device)) texts.push_back(to_text(choice));
+        return texts;
+    }
+    static std::string explain(const std::string& problem, const jit::DeviceTraits& device) {
+        return Tuning::explain(problem_of(problem), device, tuned<Tuning>(device));
+    }
+    static void attempt(const std::string& problem, const std::string& choice, const jit::DeviceTraits& device) {
+        const Problem asked = problem_of(problem);
+        const auto listed = Tables::candidate(choice, asked, device);
+        if (!listed)
+            throw jit::Error(fmt::format("{}: choice: expected one of {}, got {}", Tuning::kernel,
+                                         fmt::join(candidates(problem, device), ", "), choice));
+        Tables::attempt(asked, *listed, device.ordinal);
+    }
+};
+
+template <class Tuning>
+Tunable entry() {
+    using Text = AsText<Tuning>;
+    using Tables = TunedTables<Tuning>;
+    return {Tuning::kernel,    to_text(typename Tuning::Problem{}),
+            &Text::candidates, &Text::explain,
+            &Text::attempt,    &Tables::attempted,
+            &Tables::forget};
+}
+
+}  // namespace
+
+const std::vector<Tunable>& tunables() {
+    static const std::vector<Tunable> all = {
+        entry<structured::CauchyTuning>(),
+        entry<structured::VandermondeTuning>(),
+    };
+    return all;
+}
+
+const Tunable& tunable(const std::string& kernel) {
+    std::string known;
+    for (const Tunable& one : tunables()) {
+        if (one.kernel == kernel) return one;
+        known += (known.empty() ? "" : ", ") + one.kernel;
+    }
+    throw jit::Error(fmt::format("tuning: expected a kernel among {}, got {}", known, kernel));
+}
+
+}  // namespace gdn_cuda

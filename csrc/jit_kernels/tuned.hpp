@@ -1,0 +1,109 @@
+// Stored winners in memory, a table a device. A Tuning (heuristics/<family>.hpp) states
+//     using Problem, Choice;                               both with `fields`; Problem with `members` too
+//     static constexpr const char* kernel;                 what its winners are filed under
+//     candidates(problem, traits) -> std::vector<Choice>   the heuristic's own first
+//     explain(problem, traits, winners) -> std::string
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <mutex>
+#include <optional>
+
+#include "../jit/errors.hpp"
+#include "../jit/log.hpp"
+#include "../jit/tuned_store.hpp"
+#include "heuristics/winners.hpp"
+
+namespace gdn_cuda {
+
+template <class Tuning>
+using WinnersOf = Winners<typename Tuning::Problem, typename Tuning::Choice>;
+
+template <class Tuning>
+class TunedTables {
+  public:
+    using Table = WinnersOf<Tuning>;
+    using Problem = typename Tuning::Problem;
+    using Choice = typename Tuning::Choice;
+
+    // Null when there are none. Files are read once a device, at first use; after that, without winners, this is one branch.
+    static const Table* of(const jit::DeviceTraits& device) {
+        const Table* table = slot(device.ordinal).load(std::memory_order_acquire);
+        if (table == &kNone) [[likely]]
+            return nullptr;
+        return table != nullptr ? table : read(device);
+    }
+
+    // From now on, only this decides on the device, until forget(). For tuning, which no call of another thread may meet.
+    static void attempt(const Problem& problem, const Choice& choice, int ordinal) {
+        std::lock_guard lock(mutex());
+        slot(ordinal).store(keep({{problem, choice, 0, 0}}), std::memory_order_release);
+    }
+    static bool attempted(int ordinal) {
+        const Table* table = slot(ordinal).load(std::memory_order_acquire);
+        return table != nullptr && table->used.load(std::memory_order_relaxed);
+    }
+    // The next call reads the files again.
+    static void forget() {
+        std::lock_guard lock(mutex());
+        for (auto& one : slots_) one.store(nullptr, std::memory_order_release);
+    }
+
+    static std::optional<Choice> candidate(const std::string& text, const Problem& problem, const jit::DeviceTraits& device) {
+        for (const Choice& choice : Tuning::candidates(problem, device))
+            if (to_text(choice) == text) return choice;
+        return std::nullopt;
+    }
+
+  private:
+    static constexpr std::size_t kMostDevices = 64;  // as device_traits has them
+    static inline const Table kNone{};
+    static inline std::array<std::atomic<const Table*>, kMostDevices> slots_{};  // null: not read yet
+
+    static std::atomic<const Table*>& slot(int ordinal) {
+        if (ordinal < 0 || ordinal >= static_cast<int>(kMostDevices)) [[unlikely]]
+            throw jit::Error(fmt::format("device: expected an ordinal below {}, got {}", kMostDevices, ordinal));
+        return slots_[static_cast<std::size_t>(ordinal)];
+    }
+    static std::mutex& mutex() {
+        static auto* mutex = new std::mutex;
+        return *mutex;
+    }
+    // Never freed: another thread may be looking into one that was replaced.
+    static const Table* keep(std::vector<Winner<Problem, Choice>> all) {
+        static auto* kept = new std::deque<Table>;
+        kept->emplace_back().all = std::move(all);
+        return &kept->back();
+    }
+    static const Table* read(const jit::DeviceTraits& device) {
+        std::lock_guard lock(mutex());
+        std::atomic<const Table*>& mine = slot(device.ordinal);
+        if (const Table* table = mine.load(std::memory_order_relaxed)) return table == &kNone ? nullptr : table;
+        std::vector<Winner<Problem, Choice>> all = winners_for(device);
+        const Table* table = all.empty() ? &kNone : keep(std::move(all));
+        mine.store(table, std::memory_order_release);
+        return table == &kNone ? nullptr : table;
+    }
+    static std::vector<Winner<Problem, Choice>> winners_for(const jit::DeviceTraits& device) {
+        std::vector<Winner<Problem, Choice>> all;
+        for (const jit::TunedEntry& entry : jit::tuned_entries(Tuning::kernel, device)) {
+            const auto problem = from_text<Problem>(entry.problem);
+            const auto choice = problem ? candidate(entry.choice, *problem, device) : std::nullopt;
+            if (choice)
+                all.push_back({*problem, *choice, entry.us, entry.heuristic_us});
+            else
+                jit::log_once(jit::Level::warning, fmt::format("tuned entry of {} for {}: {} is no choice there; it is ignored",
+                                                               entry.kernel, entry.problem, entry.choice));
+        }
+        return all;
+    }
+};
+
+template <class Tuning>
+const WinnersOf<Tuning>* tuned(const jit::DeviceTraits& device) {
+    return TunedTables<Tuning>::of(device);
+}
+
+}  // namespace gdn_cuda

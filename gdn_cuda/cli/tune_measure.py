@@ -1,0 +1,137 @@
+"""Measuring the candidates of one problem: each is run, compared with the heuristic's own result, and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .tune_cases import Case
+
+if TYPE_CHECKING:
+    from .._C import DeviceTraits
+
+LEAST_GAIN = 0.02  # of time, before another choice replaces the heuristic's: less is noise
+
+
+class WrongResult(RuntimeError):
+    """A candidate computes something else than the heuristic's choice: a defect of the library, never stored."""
+
+
+class Runner(Protocol):
+    """Runs the problem under the choice that is attempted at the moment."""
+
+    def result(self) -> Tensor: ...
+    def decided(self) -> bool: ...  # whether the attempted choice is what ran
+    def time_us(self) -> float: ...
+
+
+class GpuRunner:
+    """The operator itself, on this process's current GPU."""
+
+    def __init__(self, case: Case, device: DeviceTraits, repeats: int):
+        import gdn_cuda
+
+        from .bench_timing import Timer
+
+        torch.manual_seed(0)
+        self._case, self._ordinal = case, device["ordinal"]
+        arguments = case.arguments("cuda")
+        function = getattr(gdn_cuda, case.operator)
+        self._out = torch.empty_like(function(**arguments))
+        self._call = partial(function, **arguments, out=self._out)
+        self._timer = Timer(repeats)
+
+    def result(self) -> Tensor:
+        self._out.fill_(torch.nan)  # what a candidate leaves out is seen
+        return self._call().clone()
+
+    def decided(self) -> bool:
+        from .. import _C
+
+        return _C.tuned_attempted(self._case.kernel, self._ordinal)
+
+    def time_us(self) -> float:
+        return self._timer.graph_us(self._call)  # without the host's time, which is longer than small kernels
+
+
+@dataclass(frozen=True)
+class Measured:
+    choice: str
+    us: float
+    error: float  # relative RMS, against the heuristic's result
+
+
+@dataclass(frozen=True)
+class Outcome:
+    case: Case
+    candidates: list[Measured]  # the heuristic's own first
+
+    @property
+    def heuristic(self) -> Measured:
+        return self.candidates[0]
+
+    @property
+    def winner(self) -> Measured:
+        best = min(self.candidates, key=lambda measured: measured.us)
+        return best if best.us < (1 - LEAST_GAIN) * self.heuristic.us else self.heuristic
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "operator": self.case.operator,
+            "shape": str(self.case.shape),
+            "dtype": self.case.dtype,
+            "shared_poles": self.case.shared,
+            "kernel": self.case.kernel,
+            "problem": self.case.problem,
+            "winner": self.winner.choice,
+            "heuristic": self.heuristic.choice,
+            "candidates": [vars(measured) for measured in self.candidates],
+        }
+
+
+Progress = Callable[[int, int, Measured], None]
+
+
+def tune(case: Case, device: DeviceTraits, runner: Runner, progress: Progress) -> Outcome:
+    """Measures every candidate; raises WrongResult, and RuntimeError where a candidate was not what ran."""
+    from .. import _C
+
+    choices = _C.tuned_candidates(case.kernel, case.problem, device)
+    measured: list[Measured] = []
+    expected: Tensor | None = None
+    try:
+        for choice in choices:
+            _C.tuned_attempt(case.kernel, case.problem, choice, device)
+            result = runner.result()
+            if not runner.decided():
+                raise RuntimeError(
+                    f"{case}: expected the call to be the problem {case.problem} to {case.kernel}, got another one: "
+                    "nothing can be measured, please report it"
+                )
+            expected = result if expected is None else expected
+            error = difference(result, expected)
+            if not error <= case.tolerance:
+                raise WrongResult(
+                    f"{case}: {choice}: expected the result of {choices[0]} within {case.tolerance:.1e} (relative RMS), "
+                    f"got {error:.1e}; nothing is stored, please report it"
+                )
+            measured.append(Measured(choice, runner.time_us(), error))
+            progress(len(measured), len(choices), measured[-1])
+    finally:
+        _C.tuned_forget()
+    return Outcome(case, measured)
+
+
+def difference(result: Tensor, expected: Tensor) -> float:
+    """Relative RMS; infinite when a number is not finite, on either side."""
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    result, expected = result.to(wide), expected.to(wide)
+    if not bool(torch.isfinite(result).all() and torch.isfinite(expected).all()):
+        return float("inf")
+    size = expected.norm().item()
+    return (result - expected).norm().item() / (size if size > 0 else 1)

@@ -1,0 +1,63 @@
+"""Tuning on the GPU: every candidate is right and is what runs, the winner decides calls, and warm calls cost the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gdn_cuda
+from gdn_cuda import _C
+from gdn_cuda.cli.tune_cases import OPERATORS, Shape
+from gdn_cuda.cli.tune_measure import GpuRunner, tune
+
+SHAPES = (Shape(1, 3, 5), Shape(4, 64, 5000), Shape(48, 33, 2049))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_candidate_is_right_and_is_what_runs(operator: str, shape: Shape) -> None:
+    one, device = OPERATORS[operator], _C.driver()["devices"][torch.cuda.current_device()]
+    for dtype in one.tolerance:
+        for shared in {False, one.shares_poles}:
+            case = one.case(operator, shape, dtype, shared)
+            seen = []
+            outcome = tune(case, device, GpuRunner(case, device, 3), lambda done, total, measured: seen.append(measured))  # noqa: B023
+            assert [measured.choice for measured in seen] == _C.tuned_candidates(case.kernel, case.problem, device)
+            assert outcome.winner.us <= outcome.heuristic.us
+
+
+def test_a_call_that_lies_otherwise_in_memory_is_the_same_problem() -> None:
+    """Leading dimensions merge; what the command calls rows is what a model's call has."""
+    device = _C.driver()["devices"][torch.cuda.current_device()]
+    case = OPERATORS["cauchy_conj"].case("cauchy_conj", Shape(12, 8, 600), None, False)
+    x = case.arguments("cuda")
+    choice = _C.tuned_candidates(case.kernel, case.problem, device)[-1]
+    expected = gdn_cuda.cauchy_conj(**x)
+    _C.tuned_attempt(case.kernel, case.problem, choice, device)
+    try:
+        out = gdn_cuda.cauchy_conj(x["v"].view(3, 4, 8), x["z"], x["w"].view(3, 4, 8))
+        assert _C.tuned_attempted(case.kernel, device["ordinal"])
+    finally:
+        _C.tuned_forget()
+    torch.testing.assert_close(out.view(12, 600), expected)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gdn_cuda", "tune", "log_vandermonde", "64x16x4096", "8x16x500", "--quick", "--json"],
+        env=environment | {"GDN_JIT_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    for report in json.loads(done.stdout):
+        assert report["why_not"] is None
+        assert report["decides"].startswith(f"tuned on this device: {report['winner']} took ")

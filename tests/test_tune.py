@@ -1,0 +1,244 @@
+"""`python -m gdn_cuda tune` as a user meets it: real processes, each test with a cache of its own. None needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gdn_cuda import _C
+from gdn_cuda.cli.tune_cases import OPERATORS, TORCH_DTYPES, Shape, operator_of
+from gdn_cuda.cli.tune_measure import difference
+
+CHILD = Path(__file__).with_name("tune_child.py")
+H200 = _C.device_traits_for_arch("sm_90a")
+TUNE = ("tune", "cauchy_conj", "8x4x3000")  # enough points for four turns of a block
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache of mine"
+
+
+def run(start: list[str], *arguments: object, cache: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
+    return subprocess.run(
+        [sys.executable, *start, *map(str, arguments)],
+        env=environment | {"GDN_JIT_CACHE_DIR": str(cache)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def gdn(*arguments: object, cache: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run(["-m", "gdn_cuda"], *arguments, cache=cache, **variables)
+
+
+def faked(mode: str, *arguments: object, cache: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run([str(CHILD), mode], *arguments, cache=cache, **variables)
+
+
+def stored(cache: Path) -> list[dict[str, Any]]:
+    return json.loads(gdn("tune", "--list", "--json", cache=cache).stdout)["files"]
+
+
+def problem(operator: str, shape: Shape, dtype: str | None = None, shared: bool = False) -> str:
+    return OPERATORS[operator].case(operator, shape, dtype, shared).problem
+
+
+# ---- Wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "OP: expected one of cauchy_kernel, cauchy_conj, log_vandermonde, or --list or --clear, got none"),
+        (("fused_decode", "1x1x1"), "OP: expected one of cauchy_kernel, cauchy_conj, log_vandermonde, got fused_decode"),
+        (("cauchy_conj",), "SHAPE: expected at least one for cauchy_conj, such as 1024x32x16384, got none"),
+        (("cauchy_conj", "8x8"), "SHAPE: expected ROWSxPOLESxPOINTS such as 1024x32x16384, got 8x8"),
+        (("cauchy_conj", "8x8x8", "8x0x8"), "SHAPE: expected ROWSxPOLESxPOINTS such as 1024x32x16384, got 8x0x8"),
+        (("cauchy_conj", "8x8x8", "--dtype", "f32"), "--dtype: expected one of c64, c128 for cauchy_conj, got f32"),
+        (
+            ("log_vandermonde", "8x8x8", "--shared-poles"),
+            "--shared-poles: expected one of cauchy_kernel, cauchy_conj, to which",
+        ),
+        (("--list", "cauchy_conj", "8x8x8"), "SHAPE: expected none with --list, got ['8x8x8']"),
+        (("--clear", "--dtype", "c64"), "--dtype: expected none with --clear, got c64"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple[str, ...], message: str, cache: Path) -> None:
+    done = gdn("tune", *arguments, cache=cache)
+    assert done.returncode == 1
+    assert f"gdn_cuda tune: {message}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is of machines without")
+def test_without_a_gpu_it_says_so(cache: Path) -> None:
+    done = gdn("tune", "cauchy_conj", "8×8×8", cache=cache)
+    assert done.returncode == 2
+    assert "tune: expected a CUDA GPU, got none" in done.stderr
+
+
+# ---- The whole flow, on an H200 that is not there
+
+
+def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
+    done = faked("sound", *TUNE, "16x4x3000", cache=cache)
+    assert done.returncode == 0, done.stderr
+    candidates = _C.tuned_candidates("structured/cauchy", problem("cauchy_conj", Shape(8, 4, 3000)), H200)
+    assert f"[{len(candidates)}/{len(candidates)}] cauchy_conj 8x4x3000 c64: " in done.stdout
+    assert f"stored in {cache / 'tuned'}/structured-cauchy-" in done.stdout
+
+    files = stored(cache)
+    assert len(files) == 2
+    for file in files:
+        entry = file["entry"]
+        assert "turns = 4" in entry["choice"]
+        assert entry["heuristic"] == candidates[0]
+        assert (entry["us"], entry["heuristic_us"]) == (8.0, 10.0)
+        assert (entry["device"], entry["multiprocessors"]) == (H200["name"], H200["multiprocessors"])
+    listed = gdn("tune", "--list", cache=cache).stdout
+    assert "cauchy_conj" in listed
+    assert f"2 tuned problems in {cache / 'tuned'}" in listed
+
+    explained = explain(cache)
+    assert explained.startswith("tuned on this device: {.in_batches = false")
+    assert "8.00 us, the heuristic's own choice 10.00 us" in explained
+    assert "a thread" in explain(cache, GDN_TUNED="0")
+
+    assert "forgot 0 tuned problems" in gdn("tune", "--clear", "log_vandermonde", cache=cache).stdout
+    assert len(stored(cache)) == 2
+    assert "forgot 2 tuned problems" in gdn("tune", "--clear", "cauchy_conj", cache=cache).stdout
+    assert stored(cache) == []
+    assert "a thread" in explain(cache)
+
+
+def explain(cache: Path, **variables: str) -> str:
+    code = "import sys; from gdn_cuda import _C; print(_C.tuned_explain(*sys.argv[1:], _C.device_traits_for_arch('sm_90a')))"
+    kernel = OPERATORS["cauchy_conj"].kernel
+    done = run(["-c", code], kernel, problem("cauchy_conj", Shape(8, 4, 3000)), cache=cache, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator(operator: str, cache: Path) -> None:
+    dtype = list(OPERATORS[operator].tolerance)[-1]
+    done = faked("sound", "tune", operator, "16x4x700", "--dtype", dtype, "--json", cache=cache)
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout)
+    assert report["why_not"] is None
+    assert report["decides"].startswith("tuned on this device")
+    assert report["candidates"][0]["choice"] == report["heuristic"]
+    assert [file["entry"]["problem"] for file in stored(cache)] == [report["problem"]]
+
+
+def test_a_gain_that_may_be_noise_leaves_the_heuristics_choice(cache: Path) -> None:
+    (report,) = json.loads(faked("slow", *TUNE, "--json", cache=cache).stdout)
+    assert report["winner"] == report["heuristic"]
+    assert stored(cache)[0]["entry"]["choice"] == report["heuristic"]
+
+
+def test_a_wrong_candidate_is_an_error_and_nothing_is_stored(cache: Path) -> None:
+    done = faked("wrong", *TUNE, cache=cache)
+    assert done.returncode == 1
+    assert "cauchy_conj 8x4x3000 c64: {.in_batches = false, .rows = 1" in done.stderr
+    assert "turns = 2}: expected the result of {" in done.stderr
+    assert "within 2.0e-06 (relative RMS), got inf" in done.stderr
+    assert stored(cache) == []
+
+
+def test_an_attempt_that_decides_nothing_is_an_error(cache: Path) -> None:
+    """Else every candidate would be timed as the heuristic's own."""
+    done = faked("elsewhere", *TUNE, cache=cache)
+    assert done.returncode == 1
+    assert "expected the call to be the problem {.rows = 8, .shared_rows = 1, .points = 3000, .poles = 4" in done.stderr
+    assert stored(cache) == []
+
+
+def test_without_a_cache_directory_it_measures_and_says_that_nothing_is_kept() -> None:
+    nowhere = {"HOME": "/proc", "XDG_CACHE_HOME": "/proc/x", "TMPDIR": "/proc/y"}
+    done = faked("sound", *TUNE, cache="/proc/gdn_cuda", **nowhere)
+    assert done.returncode == 0, done.stderr
+    assert "not kept: there is no usable cache directory (/proc/gdn_cuda: cannot make" in done.stdout
+    assert "8.00" in done.stdout
+    listed = gdn("tune", "--list", cache="/proc/gdn_cuda", **nowhere)
+    assert listed.returncode == 0
+    assert "0 tuned problems in memory only (/proc/gdn_cuda: " in listed.stdout
+    assert "forgot 0 tuned problems" in gdn("tune", "--clear", cache="/proc/gdn_cuda", **nowhere).stdout
+
+
+def test_switched_off_it_says_that_what_it_stores_does_not_decide(cache: Path) -> None:
+    done = faked("sound", *TUNE, cache=cache, GDN_TUNED="0")
+    assert done.returncode == 0, done.stderr
+    assert "it will not decide: GDN_TUNED=0 has it ignored" in done.stdout
+    assert len(stored(cache)) == 1
+
+
+def test_winners_of_an_earlier_place_hide_new_ones_which_is_said(cache: Path, tmp_path: Path) -> None:
+    """A folder that an image brought along is read first; where nothing can be written into it, new winners go elsewhere."""
+    assert faked("sound", *TUNE, cache=cache).returncode == 0
+    (cache / "tmp").rmdir()
+    (cache / "tmp").write_text("in the way, also of root")
+    done = faked("sound", "tune", "cauchy_conj", "9x4x3000", cache=cache, XDG_CACHE_HOME=str(tmp_path / "xdg"))
+    assert done.returncode == 0, done.stderr
+    assert f"stored in {tmp_path / 'xdg'}" in done.stdout
+    assert f"it will not decide: {cache / 'tuned'} is looked at first" in done.stdout
+
+
+def test_broken_and_foreign_entries_are_listed_ignored_and_cleared(cache: Path) -> None:
+    assert faked("sound", *TUNE, cache=cache).returncode == 0
+    (file,) = (cache / "tuned").iterdir()
+    good = file.read_text()
+    file.write_text(good.replace("turns = 4", "turns = 9"))
+    listed = gdn("tune", "--list", cache=cache)
+    assert "ignored: its digest does not match what it holds" in listed.stdout
+    done = run(["-c", "import gdn_cuda"], cache=cache)
+    assert done.stderr == "", "nobody asks at import"
+    assert "a thread" in explain(cache)
+    assert "forgot 1 tuned problem in" in gdn("tune", "--clear", cache=cache).stdout
+    assert list((cache / "tuned").iterdir()) == []
+
+
+def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
+    assert faked("sound", *TUNE, cache=cache).returncode == 0
+    cleared = gdn("cache", "clear", cache=cache).stdout
+    assert "kept what `tune` stored (1); `python -m gdn_cuda tune --clear` forgets it" in cleared
+    assert json.loads(gdn("cache", "clear", "--json", cache=cache).stdout)["tuned_kept"] == 1
+    assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == [], "they are no kernels"
+    assert len(stored(cache)) == 1
+
+
+# ---- Cases
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cases_are_what_the_operator_takes(operator: str) -> None:
+    import gdn_cuda
+
+    one = OPERATORS[operator]
+    for dtype in one.tolerance:
+        for shared in {False, one.shares_poles}:
+            case = one.case(operator, Shape(3, 5, 7), dtype, shared)
+            result = getattr(gdn_cuda, operator)(**case.arguments("cpu"))
+            assert result.shape == (3, 7)
+            assert torch.isfinite(result).all(), "what is not finite cannot be compared"
+            assert case.arguments("cpu")["v"].dtype == TORCH_DTYPES[dtype]
+            assert len(_C.tuned_candidates(case.kernel, case.problem, H200)) > 1
+            assert operator_of(case.kernel, case.problem) == operator
+
+
+def test_difference() -> None:
+    x = torch.tensor([3.0, 4.0])
+    assert difference(x, x) == 0
+    assert difference(x + torch.tensor([0.0, 0.5]), x) == pytest.approx(0.1)
+    assert difference(torch.tensor([torch.nan, 4.0]), x) == float("inf")
+    assert difference(torch.zeros(2), torch.zeros(2)) == 0
