@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gdn_cuda import _C
+from gdn_cuda import _C, cli
 from gdn_cuda.cli.tune_cases import OPERATORS, TORCH_DTYPES, Shape, operator_of
 from gdn_cuda.cli.tune_measure import difference
 
@@ -49,6 +49,10 @@ def stored(cache: Path) -> list[dict[str, Any]]:
     return json.loads(gdn("tune", "--list", "--json", cache=cache).stdout)["files"]
 
 
+def files(cache: Path) -> int:
+    return len(list((cache / "tuned").glob("*.tuned")))
+
+
 def problem(operator: str, shape: Shape, dtype: str | None = None, shared: bool = False) -> str:
     return OPERATORS[operator].case(operator, shape, dtype, shared).problem
 
@@ -73,11 +77,9 @@ def problem(operator: str, shape: Shape, dtype: str | None = None, shared: bool 
         (("--clear", "--dtype", "c64"), "--dtype: expected none with --clear, got c64"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: tuple[str, ...], message: str, cache: Path) -> None:
-    done = gdn("tune", *arguments, cache=cache)
-    assert done.returncode == 1
-    assert f"gdn_cuda tune: {message}" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_arguments_are_named(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", *arguments]) == 1
+    assert f"gdn_cuda tune: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is of machines without")
@@ -97,9 +99,9 @@ def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
     assert f"[{len(candidates)}/{len(candidates)}] cauchy_conj 8x4x3000 c64: " in done.stdout
     assert f"stored in {cache / 'tuned'}/structured-cauchy-" in done.stdout
 
-    files = stored(cache)
-    assert len(files) == 2
-    for file in files:
+    found = stored(cache)
+    assert len(found) == 2
+    for file in found:
         entry = file["entry"]
         assert "turns = 4" in entry["choice"]
         assert entry["heuristic"] == candidates[0]
@@ -115,9 +117,9 @@ def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
     assert "a thread" in explain(cache, GDN_TUNED="0")
 
     assert "forgot 0 tuned problems" in gdn("tune", "--clear", "log_vandermonde", cache=cache).stdout
-    assert len(stored(cache)) == 2
+    assert files(cache) == 2
     assert "forgot 2 tuned problems" in gdn("tune", "--clear", "cauchy_conj", cache=cache).stdout
-    assert stored(cache) == []
+    assert files(cache) == 0
     assert "a thread" in explain(cache)
 
 
@@ -153,7 +155,7 @@ def test_a_wrong_candidate_is_an_error_and_nothing_is_stored(cache: Path) -> Non
     assert "cauchy_conj 8x4x3000 c64: {.in_batches = false, .rows = 1" in done.stderr
     assert "turns = 2}: expected the result of {" in done.stderr
     assert "within 2.0e-06 (relative RMS), got inf" in done.stderr
-    assert stored(cache) == []
+    assert files(cache) == 0
 
 
 def test_an_attempt_that_decides_nothing_is_an_error(cache: Path) -> None:
@@ -161,7 +163,7 @@ def test_an_attempt_that_decides_nothing_is_an_error(cache: Path) -> None:
     done = faked("elsewhere", *TUNE, cache=cache)
     assert done.returncode == 1
     assert "expected the call to be the problem {.rows = 8, .shared_rows = 1, .points = 3000, .poles = 4" in done.stderr
-    assert stored(cache) == []
+    assert files(cache) == 0
 
 
 def test_without_a_cache_directory_it_measures_and_says_that_nothing_is_kept() -> None:
@@ -180,7 +182,7 @@ def test_switched_off_it_says_that_what_it_stores_does_not_decide(cache: Path) -
     done = faked("sound", *TUNE, cache=cache, GDN_TUNED="0")
     assert done.returncode == 0, done.stderr
     assert "it will not decide: GDN_TUNED=0 has it ignored" in done.stdout
-    assert len(stored(cache)) == 1
+    assert files(cache) == 1
 
 
 def test_winners_of_an_earlier_place_hide_new_ones_which_is_said(cache: Path, tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
     assert "kept what `tune` stored (1); `python -m gdn_cuda tune --clear` forgets it" in cleared
     assert json.loads(gdn("cache", "clear", "--json", cache=cache).stdout)["tuned_kept"] == 1
     assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == [], "they are no kernels"
-    assert len(stored(cache)) == 1
+    assert files(cache) == 1
 
 
 # ---- Cases

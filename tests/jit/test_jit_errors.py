@@ -250,6 +250,7 @@ def test_every_variable_is_in_the_table_and_its_default_is_what_it_says(start: S
         "GDN_JIT_NVCC",
         "GDN_LOG_LEVEL",
         "GDN_PREFILL",
+        "GDN_TUNED",
         *SWITCHES,
         *FOLDERS,
     )
