@@ -201,8 +201,7 @@ inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
 }
 
 // How a problem is taken: rows of the state a block, and segments a sequence. Links from segments to the next, for states that
-// reach across them, need counts that somebody sets to zero: for short sequences that takes longer than they save. fp16 has
-// none: it cannot hold what a segment leaves of a state that it decays by 2^-25.
+// reach across them, need counts that somebody sets to zero: for short sequences that takes longer than they save.
 struct PrefillSplit {
     int value_groups, segments;
 };

@@ -13,8 +13,8 @@
 // Most blocks take their segment in one pass. Where states reach across segments, passes before it make and link summaries of
 // segments (prefill_segments.cuh).
 //
-// Bound: latency round the ring of roles, and instructions: the tensor cores are busy half of the time.
-// docs/kernels/gdn_prefill.md has the shares reached.
+// Bound: latency round the ring of roles, and instructions: the tensor cores are busy half of the time. On an H200, where
+// sequences fill it, 54 to 59 % of the roof (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_block.cuh>

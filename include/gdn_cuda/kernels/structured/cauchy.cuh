@@ -15,7 +15,8 @@
 // at least tells, a tile of poles at a time, that no square leaves the range.
 //
 // Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 10; fewer for a further
-// row.
+// row. On an H200, at S4's points, two thirds of the rate of the 12 instructions that a pair takes
+// (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_common.cuh>
