@@ -31,7 +31,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the peers unimportable, whatever this environment has."""
-    for name in ("fla", "flash_qla", "flashinfer"):
+    for name in ("fla", "flash_qla", "flashinfer", "scipy.linalg"):
         monkeypatch.setitem(sys.modules, name, None)
     for name in [name for name in sys.modules if name.startswith(("fla.", "flash_qla.", "flashinfer."))]:
         monkeypatch.delitem(sys.modules, name)

@@ -103,6 +103,15 @@ def test_torch_computes_the_same_outputs_and_gradients(operator: str, peer: str,
     assert max(bench_peers.errors(work.outcome(work.checked), adapted.read(adapted.call()))) < 1e-5
 
 
+@pytest.mark.parametrize("operator", bench.TOEPLITZ)
+def test_scipy_computes_the_same_outputs(operator: str) -> None:
+    pytest.importorskip("scipy", reason="SciPy is not installed")
+    work = bench.chosen(operator, "cpu", None)[0].prepare()
+    adapted = bench_peers.PEERS[operator]["SciPy"](work.checked)
+    (error,) = bench_peers.errors(work.outcome(work.checked), adapted.read(adapted.call()))
+    assert error < 1e-5
+
+
 def test_structured_rows_are_those_of_the_targets() -> None:
     shapes = {operator: [case.shape for case in bench.chosen(operator, "cuda", "forward")] for operator in bench.STRUCTURED}
     assert shapes == {

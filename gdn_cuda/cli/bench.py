@@ -158,9 +158,10 @@ def _device_us(captured: bool, timer: Timer, call: Call) -> float:
 
 def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, absent: Absences) -> dict[str, Any]:
     from .bench_peers import PEERS, Absent, Disagreement, errors, outcome_names
+    from .bench_timing import LEAST_REPEATS, cpu_us
 
     times: dict[str, float | None] = {}
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, tuple[float, ...]] = {}
     disagree = []
     expected = work.outcome(work.checked) if check and PEERS[operator] else None
     for name, adapter in PEERS[operator].items():
@@ -171,7 +172,8 @@ def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, abs
                 found[name] = errors(expected, peer.read(peer.call()))
                 Disagreement.unless_small(found[name], outcome_names(operator))
             peer = adapter(work.inputs)
-            times[name] = _device_us(case.captured and peer.captured, timer, peer.call)
+            captured = case.captured and peer.captured
+            times[name] = cpu_us(peer.call, LEAST_REPEATS) if peer.on_host else _device_us(captured, timer, peer.call)
         except Exception as error:  # another library's failure is a gap in its column, with the reason under the table
             reason = str(error) if isinstance(error, Absent) else f"{type(error).__name__}: {error}"
             absent.setdefault((name, reason.splitlines()[0]), []).append(case.shape)

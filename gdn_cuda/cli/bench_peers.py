@@ -22,6 +22,8 @@ from .bench_timing import Call
 
 TOLERANCE = 2e-2  # well above what bf16 makes of one operation, well below what two operations differ by
 
+PeerOutcome = Outcome | tuple[Tensor, None]  # None: it has no state, or no gradients
+
 
 class Absent(Exception):
     """Why a peer is not measured."""
@@ -31,23 +33,23 @@ class Disagreement(Absent):
     """A peer's result is not ours."""
 
     @classmethod
-    def unless_small(cls, found: tuple[float, float], names: tuple[str, str] = ("output", "state")) -> None:
+    def unless_small(cls, found: tuple[float, ...], names: tuple[str, str] = ("output", "state")) -> None:
         if not all(error < TOLERANCE for error in found):  # not any(... >= ...): NaN counts
-            said = ", ".join(f"{error:.1e} of the {name}" for error, name in zip(found, names, strict=True))
+            said = ", ".join(f"{error:.1e} of the {name}" for error, name in zip(found, names, strict=False))
             raise cls(f"its result is not ours: relative RMS {said}")
 
 
 @dataclass
 class Peer:
     call: Call
-    read: Callable[[Any], Outcome]  # what the call returned, in our layouts
+    read: Callable[[Any], PeerOutcome]  # what the call returned, in our layouts
     captured: bool = True  # where our row is a graph's replay, so is this
+    on_host: bool = False  # computes on the CPU
 
 
-def errors(expected: Outcome, got: Outcome) -> tuple[float, float]:
-    """Relative RMS of output and state."""
-    output, state = (_relative_rms(theirs, ours) for theirs, ours in zip(got, expected, strict=True))
-    return output, state
+def errors(expected: Outcome, got: PeerOutcome) -> tuple[float, ...]:
+    """Relative RMS of output and state, of what the peer has."""
+    return tuple(_relative_rms(theirs, ours) for theirs, ours in zip(got, expected, strict=True) if theirs is not None)
 
 
 def _relative_rms(got: Tensor, expected: Tensor) -> float:
@@ -212,6 +214,21 @@ def in_torch_eagerly(function: bench_structured.Function, x: Inputs) -> Peer:
     return Peer(*bench_structured.peer(function, x), captured=False)
 
 
+# ---- SciPy: Levinson's recursion and transforms on the CPU, one system after another; no gradients
+
+
+def scipy_toeplitz(name: str, x: Inputs) -> Peer:
+    function = _import("scipy.linalg", name)
+    device, right = x["c"].device, "x" if "x" in x else "b"
+    columns, numbers = x["c"].cpu().numpy(), x[right].cpu().numpy()
+    rows = x["r"].cpu().numpy() if "r" in x else columns
+
+    def call() -> Any:
+        return [function((c, r), b) for c, r, b in zip(columns, rows, numbers, strict=True)]
+
+    return Peer(call, lambda found: (torch.stack([torch.from_numpy(one) for one in found]).to(device), None), on_host=True)
+
+
 PEERS: dict[str, dict[str, Callable[[Inputs], Peer]]] = {
     "fused_decode": {"FlashInfer": flashinfer_decode, "FLA": fla_decode},
     "recurrent_forward": {"FLA": fla_recurrent},
@@ -226,9 +243,18 @@ PEERS: dict[str, dict[str, Callable[[Inputs], Peer]]] = {
         "torch product": partial(in_torch, bench_structured.formed_cauchy_kernel),
     },
     "log_vandermonde": {"naive torch": partial(in_torch, bench_structured.naive_log_vandermonde)},
-    "toeplitz_matvec": {"torch FFT": partial(in_torch, bench_toeplitz.transforms)},
-    "toeplitz_solve_symmetric": {"torch Cholesky": partial(in_torch_eagerly, bench_toeplitz.cholesky)},
-    "toeplitz_solve": {"torch LU": partial(in_torch_eagerly, bench_toeplitz.lu)},
+    "toeplitz_matvec": {
+        "torch FFT": partial(in_torch, bench_toeplitz.transforms),
+        "SciPy": partial(scipy_toeplitz, "matmul_toeplitz"),
+    },
+    "toeplitz_solve_symmetric": {
+        "torch Cholesky": partial(in_torch_eagerly, bench_toeplitz.cholesky),
+        "SciPy": partial(scipy_toeplitz, "solve_toeplitz"),
+    },
+    "toeplitz_solve": {
+        "torch LU": partial(in_torch_eagerly, bench_toeplitz.lu),
+        "SciPy": partial(scipy_toeplitz, "solve_toeplitz"),
+    },
 }
 
 
