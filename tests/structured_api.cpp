@@ -20,6 +20,29 @@ Tensor log_vandermonde(const Tensor& v, const Tensor& x, int64_t L, const Option
 Tensor log_vandermonde_transpose(const Tensor& u, const Tensor& v, const Tensor& x) {
     return gdn_cuda::log_vandermonde_transpose(u, v, x);
 }
+Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out) {
+    return gdn_cuda::toeplitz_matvec(c, r, x, out);
+}
+Tensor toeplitz_matvec_transpose(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out) {
+    return gdn_cuda::toeplitz_matvec_transpose(c, r, x, out);
+}
+std::tuple<Tensor, Tensor> toeplitz_solve_ex(const Tensor& c, const Tensor& r, const Tensor& b) {
+    return gdn_cuda::toeplitz_solve_ex(c, r, b);
+}
+std::tuple<Tensor, Tensor> toeplitz_solve_symmetric_ex(const Tensor& c, const Tensor& b, bool assume_positive) {
+    return gdn_cuda::toeplitz_solve_symmetric_ex(c, b, assume_positive);
+}
+
+// A sum while its points and poles are pinned, and them.
+std::tuple<Tensor, Tensor, Tensor> pinned_cauchy_kernel(const Tensor& v, const Tensor& omega, const Tensor& lambd) {
+    gdn_cuda::CauchyPin pin = gdn_cuda::cauchy_pin_l2(omega, lambd);
+    const Tensor sum = gdn_cuda::cauchy_kernel(v, pin.omega, pin.lambd);
+    gdn_cuda::CauchyPin moved = std::move(pin);
+    pin.release();  // holds nothing by now
+    moved.release();
+    moved.release();
+    return {sum, moved.omega, moved.lambd};
+}
 
 }  // namespace
 
@@ -28,6 +51,11 @@ STABLE_TORCH_LIBRARY(gdn_cuda_api, m) {
     m.def("cauchy_conj(Tensor v, Tensor z, Tensor w, Tensor? out=None) -> Tensor");
     m.def("log_vandermonde(Tensor v, Tensor x, int L, Tensor? out=None) -> Tensor");
     m.def("log_vandermonde_transpose(Tensor u, Tensor v, Tensor x) -> Tensor");
+    m.def("toeplitz_matvec(Tensor c, Tensor r, Tensor x, Tensor? out=None) -> Tensor");
+    m.def("toeplitz_matvec_transpose(Tensor c, Tensor r, Tensor x, Tensor? out=None) -> Tensor");
+    m.def("toeplitz_solve_ex(Tensor c, Tensor r, Tensor b) -> (Tensor, Tensor)");
+    m.def("toeplitz_solve_symmetric_ex(Tensor c, Tensor b, bool assume_positive=False) -> (Tensor, Tensor)");
+    m.def("pinned_cauchy_kernel(Tensor v, Tensor omega, Tensor lambd) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
@@ -35,4 +63,9 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("cauchy_conj", TORCH_BOX(&cauchy_conj));
     m.impl("log_vandermonde", TORCH_BOX(&log_vandermonde));
     m.impl("log_vandermonde_transpose", TORCH_BOX(&log_vandermonde_transpose));
+    m.impl("toeplitz_matvec", TORCH_BOX(&toeplitz_matvec));
+    m.impl("toeplitz_matvec_transpose", TORCH_BOX(&toeplitz_matvec_transpose));
+    m.impl("toeplitz_solve_ex", TORCH_BOX(&toeplitz_solve_ex));
+    m.impl("toeplitz_solve_symmetric_ex", TORCH_BOX(&toeplitz_solve_symmetric_ex));
+    m.impl("pinned_cauchy_kernel", TORCH_BOX(&pinned_cauchy_kernel));
 }

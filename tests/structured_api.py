@@ -46,13 +46,28 @@ def load(folder: Path) -> Any:
     return torch.ops.gdn_cuda_api
 
 
+class Draws:
+    """Random tensors on one device."""
+
+    def __init__(self, device: str, seed: int):
+        self.device, self.generator = device, torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, dtype=dtype).to(self.device)
+
+
+def same(api: Any, name: str, arguments: tuple[Any, ...]) -> None:
+    """What Python returns, also into `out`."""
+    expected = getattr(gdn_cuda, name)(*arguments)
+    assert torch.equal(getattr(api, name)(*arguments), expected)
+    out = torch.full_like(expected, torch.nan)
+    assert getattr(api, name)(*arguments, out).data_ptr() == out.data_ptr()
+    assert torch.equal(out, expected)
+
+
 def check(api: Any, device: str, seed: int) -> None:
-    """Every function on one device: the results of Python, conjugate views, and results into `out`."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype).to(device)
-
+    """Every sum on one device: the results of Python, conjugate views, and results into `out`."""
+    draw = Draws(device, seed)
     calls: list[tuple[str, tuple[Any, ...]]] = []
     for dtype in (torch.float32, torch.complex64):
         calls.append(("cauchy_kernel", (draw(2, 5, dtype=dtype), draw(3, 1, 40, dtype=dtype), draw(5, dtype=dtype))))
@@ -61,10 +76,35 @@ def check(api: Any, device: str, seed: int) -> None:
     v, x = draw(2, 5, dtype=torch.complex64), 0.1 * draw(2, 5, dtype=torch.complex64)
     calls += [("log_vandermonde", (v, x.conj(), 33)), ("log_vandermonde", (v.conj(), x, 33))]
     for name, arguments in calls:
-        expected = getattr(gdn_cuda, name)(*arguments)
-        assert torch.equal(getattr(api, name)(*arguments), expected)
-        out = torch.full_like(expected, torch.nan)
-        assert getattr(api, name)(*arguments, out).data_ptr() == out.data_ptr()
-        assert torch.equal(out, expected)
+        same(api, name, arguments)
     u = draw(2, 33, dtype=torch.float32)
     assert rel_rms(api.log_vandermonde_transpose(u, v.conj(), x), gdn_cuda.log_vandermonde_transpose(u, v.conj(), x, 33)) < 1e-7
+
+
+def check_toeplitz(api: Any, device: str, seed: int, n: int) -> None:
+    """Products and systems of n rows: the results of Python, batches that broadcast, conjugate views, singular matrices."""
+    draw = Draws(device, seed)
+    for dtype, bound in ((torch.float32, 1e-6), (torch.float64, 1e-12), (torch.complex64, 1e-6), (torch.complex128, 1e-12)):
+        c, r, b = draw(2, 1, n, dtype=dtype), draw(n, dtype=dtype), draw(2, 3, n, 2, dtype=dtype)
+        c[..., 0] += 4 * n**0.5
+        for right in (b, b[0, :, :, 0].conj()):
+            same(api, "toeplitz_matvec", (c, r.conj(), right))
+            same(api, "toeplitz_matvec_transpose", (c, r.conj(), right))
+        calls = [("toeplitz_solve_ex", (c, r), {}), ("toeplitz_solve_symmetric_ex", (c,), {})]
+        if not dtype.is_complex:
+            distance = torch.arange(n, dtype=dtype, device=device)
+            spd = torch.stack([0.9**distance, 0.5**distance])[:, None]
+            calls += [("toeplitz_solve_symmetric_ex", (spd,), {"assume_positive": True})]
+        for name, matrix, more in calls:
+            for right in (b, b[0, 0, :, 0].conj()):
+                x, info = getattr(api, name)(*matrix, right, **more)
+                expected = getattr(gdn_cuda, name)(*matrix, right, **more)[0]
+                assert x.dtype == dtype and rel_rms(x, expected) < bound, (name, dtype)
+                assert info.dtype == torch.int32 and info.shape == x.shape[: -2 if right is b else -1] and not info.any()
+            broken = torch.cat([matrix[0][:1], torch.zeros_like(matrix[0][:1])])
+            row = (torch.zeros_like(r),) * (len(matrix) - 1)
+            x, info = getattr(api, name)(broken, *row, b, **more)
+            assert info.tolist() == [[0] * 3, [-1 if more else 1] * 3] and bool(x[1].isnan().all() & x[0].isfinite().all())
+    none = torch.zeros(2, 0, device=device)
+    x, info = api.toeplitz_solve_ex(none, none, none)
+    assert x.shape == (2, 0) and info.tolist() == [0, 0]

@@ -9,19 +9,6 @@
 namespace gdn_cuda {
 namespace {
 
-// One of torch's own operators with one result.
-template <class... Args>
-Tensor of_torch(const char* name, const char* overload, const Args&... args) {
-    std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
-    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
-    return tensor_of(stack[0]);
-}
-
-// Torch only marks a tensor as conjugate or negative, which no kernel of ours would see.
-Tensor plain(const Tensor& x) {
-    return of_torch("aten::resolve_neg", "", of_torch("aten::resolve_conj", "", x));
-}
-
 Tensor cauchy(const Tensor& v, const Tensor& points, const Tensor& poles, bool conj, const OptionalTensor& out) {
     if (v.is_cuda()) {
         if (!out) return structured::cauchy(plain(v), plain(points), plain(poles), conj);

@@ -66,10 +66,11 @@ struct Output {
     const Checks& check;
     View out;
 
-    Output(const Checks& check, const Tensor& tensor, std::span<const int64_t> shape, DType type, const View& like)
+    Output(const Checks& check, const Tensor& tensor, std::span<const int64_t> shape, DType type, const View& like,
+           const char* like_name = "v")
         : check(check), out(tensor) {
         check.dtype("out", out, {type});
-        check.device("out", out, like, "v");
+        check.device("out", out, like, like_name);
         GDN_REQUIRE(check, std::ranges::equal(std::span(out.sizes, static_cast<size_t>(out.rank)), shape), "out",
                     fmt::format("the shape of the result, ({})", fmt::join(shape, ", ")), shape_text(out));
         GDN_REQUIRE(check, out.contiguous_tail(out.rank), "out", "a contiguous tensor",
@@ -100,5 +101,14 @@ void cauchy_out(const Tensor& v, const Tensor& points, const Tensor& poles, bool
 Tensor log_vandermonde(const Tensor& v, const Tensor& x, int64_t L);
 void log_vandermonde_out(const Tensor& v, const Tensor& x, int64_t L, const Tensor& out);
 Tensor log_vandermonde_moments(const Tensor& u, const Tensor& x, int64_t orders);
+
+// Kernels: each throws beyond the rows of one block.
+Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose);
+void toeplitz_matvec_out(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose, const Tensor& out);
+void check_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose, const OptionalTensor& out);
+void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric);
+void check_toeplitz_schur(const Tensor& c, const Tensor& b);
+std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, double epsilon);
+std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double epsilon);
 
 }  // namespace gdn_cuda::structured

@@ -59,6 +59,17 @@ PreparedToeplitz prepare_toeplitz(const char* function, const char* right_name, 
 PreparedToeplitz prepare_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
     return prepare_toeplitz(transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec", "x", c, r, x);
 }
+PreparedToeplitz prepare_toeplitz_matvec_out(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose,
+                                             const Tensor& out) {
+    PreparedToeplitz prepared = prepare_toeplitz_matvec(c, r, x, transpose);
+    const Checks check{transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec"};
+    Output(check, out, prepared.result(), prepared.type, prepared.column, "c")
+        .apart_from("c", prepared.column)
+        .apart_from("r", prepared.row)
+        .apart_from("x", prepared.right);
+    return prepared;
+}
+
 PreparedToeplitz prepare_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric) {
     return prepare_toeplitz(symmetric ? "toeplitz_solve_symmetric" : "toeplitz_solve", "b", c, r, b);
 }
@@ -78,15 +89,11 @@ PreparedToeplitz prepare_toeplitz_gko(const Tensor& c, const Tensor& r, const Te
     return prepare_toeplitz("toeplitz_solve", "b", c, r, b);
 }
 
-}  // namespace
-
-Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
-    const PreparedToeplitz prepared = prepare_toeplitz_matvec(c, r, x, transpose);
+void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const Tensor& out) {
     const Checks check{transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec"};
     const int longest = toeplitz_matvec_longest(prepared.type);
     GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
                 shape_text(prepared.column));
-    const Tensor out = torch::stable::new_empty(c, prepared.result());
     ToeplitzMatvecArgs args{.column = operand(prepared.column),
                             .row = operand(prepared.row),
                             .x = operand(prepared.lines),
@@ -99,7 +106,29 @@ Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool t
                 {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.x}}, args);
     const DeviceScope scope(prepared.column.device_index);
     ToeplitzMatvec::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
+}
+
+}  // namespace
+
+Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
+    const PreparedToeplitz prepared = prepare_toeplitz_matvec(c, r, x, transpose);
+    const Tensor out = torch::stable::new_empty(c, prepared.result());
+    run_toeplitz_matvec(prepared, transpose, out);
     return out;
+}
+
+void toeplitz_matvec_out(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose, const Tensor& out) {
+    run_toeplitz_matvec(prepare_toeplitz_matvec_out(c, r, x, transpose, out), transpose, out);
+}
+
+void check_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose, const OptionalTensor& out) {
+    out ? prepare_toeplitz_matvec_out(c, r, x, transpose, *out) : prepare_toeplitz_matvec(c, r, x, transpose);
+}
+void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric) {
+    prepare_toeplitz_solve(c, r, b, symmetric);
+}
+void check_toeplitz_schur(const Tensor& c, const Tensor& b) {
+    prepare_toeplitz_pcg(c, b);
 }
 
 // (T^-1 b, info), info for every leading index of the result.

@@ -28,11 +28,6 @@ std::string join(std::span<const int64_t> sizes) {
     return fmt::format("({}{})", text, sizes.size() == 1 ? "," : "");
 }
 
-std::string device_text(const View& view) {
-    if (view.is_cuda()) return fmt::format("cuda:{}", view.device_index);
-    return view.is_cpu() ? "cpu" : "another kind of device";
-}
-
 // Only CUDA builds of torch have this symbol, and torch loads that library without exporting its symbols.
 using CurrentStream = AOTITorchError (*)(int32_t, void**);
 CurrentStream find_current_stream() {
@@ -64,6 +59,11 @@ const char* torch_name(DType type) {
 }
 
 }  // namespace
+
+std::string device_text(const View& view) {
+    if (view.is_cuda()) return fmt::format("cuda:{}", view.device_index);
+    return view.is_cpu() ? "cpu" : "another kind of device";
+}
 
 View::View(const Tensor& tensor) {
     const AtenTensorHandle handle = tensor.get();

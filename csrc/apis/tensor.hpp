@@ -46,6 +46,7 @@ View view_of(const OptionalTensor& tensor);
 
 std::optional<DType> dtype_of(const View& view);  // nullopt: none of ours
 std::string dtype_name(const View& view);
+std::string device_text(const View& view);
 std::string shape_text(const View& view);
 std::string shape_text(std::initializer_list<int64_t> shape);
 

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -112,6 +113,30 @@ Tensor cauchy_conj(const Tensor& v, const Tensor& z, const Tensor& w, const Opti
 Tensor log_vandermonde(const Tensor& v, const Tensor& x, int64_t L, const OptionalTensor& out = {});
 // (…,N): v_n Σ_l u_l e^{x_n l}; u (…,L) is real.
 Tensor log_vandermonde_transpose(const Tensor& u, const Tensor& v, const Tensor& x);
+
+// ω and λ in the L2 persistence window of the current stream until release(), or until this handle ends: call cauchy_kernel
+// with its tensors, which are the given ones or, where those lie far apart, copies side by side. CUDA tensors of one dtype.
+// Throws where the device cannot set that much of its L2 aside, where the stream has such a window, and under graph capture.
+struct GDN_HOLDS_TENSORS CauchyPin {
+    Tensor omega, lambd;
+    std::unique_ptr<void, void (*)(void*)> window;
+    void release() { window.reset(); }
+};
+CauchyPin cauchy_pin_l2(const Tensor& omega, const Tensor& lambd);
+
+// ---- Toeplitz matrices: c (…,n) is the first column, r (…,n) the first row, c[0] wins. A right-hand side with more
+// dimensions than c and r is (…,n,k), any other (…,n). float32, float64, complex64 or complex128. On CUDA these are kernels of
+// one block: more rows than it has throw. What Python does then, torch's transforms and its dense LU, is not offered here.
+
+// T x, Tᵀ x; CUDA: at most 8192 rows in float32, 4096 in float64, 2048 in complex64, 1024 in complex128.
+Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out = {});
+Tensor toeplitz_matvec_transpose(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out = {});
+// (T⁻¹ b, info) with pivots, in fp64; CUDA: at most 1024 rows. Nothing waits. info is int32, one for every leading index of the
+// result: 0; k, 1 ≤ k ≤ n: pivot k is zero, the solution NaN; n + 1: T is singular to working precision.
+std::tuple<Tensor, Tensor> toeplitz_solve_ex(const Tensor& c, const Tensor& r, const Tensor& b);
+// The same for r = c; with assume_positive (real; CUDA: at most 4096 rows) several times as fast for positive definite T, and
+// info −k, the solution NaN, where the leading minor of order k is not positive.
+std::tuple<Tensor, Tensor> toeplitz_solve_symmetric_ex(const Tensor& c, const Tensor& b, bool assume_positive = false);
 
 }  // namespace gdn_cuda
 

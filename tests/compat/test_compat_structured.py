@@ -1,4 +1,4 @@
-"""gdn_cuda.compat.s4 and .lrnnx: the peers' names compute what the peers say they do."""
+"""gdn_cuda.compat.s4, .lrnnx and .hotdog: the peers' names compute what the peers say they do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from helpers import rel_rms
 from torch import Tensor
 
-from gdn_cuda.compat import lrnnx, s4
+from gdn_cuda.compat import hotdog, lrnnx, s4
+from gdn_cuda.reference import structured_displacement, structured_toeplitz
 
 EVERY_PEER = pytest.mark.parametrize("peer", [s4, lrnnx])
 B, N, L = 3, 6, 20
@@ -52,6 +53,31 @@ def test_vandermonde(peer: ModuleType, rng: torch.Generator) -> None:
         assert rel_rms(function(u, v, x, L), transposed) < 1e-12
 
 
-@EVERY_PEER
+def test_calls_of_the_page_of_hotdog(rng: torch.Generator) -> None:
+    """With its words for arguments; sums and products against their definitions."""
+    v, omega, lambd = (draw(rng, size).real for size in (N, L, N))
+    out = torch.full((L,), torch.nan, dtype=torch.float64)
+    assert hotdog.cauchy_kernel_forward(out, v.requires_grad_(), omega, lambd) is None
+    assert torch.equal(out, hotdog.cauchy_kernel(v=v, omega=omega, lambd=lambd)) and not out.requires_grad
+    assert rel_rms(out, matrix(v, omega, lambd)) < 1e-12
+
+    c, r, b = draw(rng, N), draw(rng, N), draw(rng, N)
+    T = structured_toeplitz.toeplitz(c, r)
+    assert rel_rms(hotdog.toeplitz_matvec(c=c, r=r, x=b), T @ b) < 1e-12
+    assert rel_rms(hotdog.toeplitz_matvec_transpose(c=c, r=r, x=b), T.mT @ b) < 1e-12
+    solution = torch.linalg.solve(T, b)
+    assert rel_rms(hotdog.toeplitz_solve(c=c, r=r, b=b), solution) < 1e-11
+    assert rel_rms(T @ hotdog.toeplitz_inverse_apply(*hotdog.gs_compute_generators(c=c, r=r), x=b), b) < 1e-9
+    assert rel_rms(structured_toeplitz.toeplitz(c, c) @ hotdog.toeplitz_solve_symmetric(c=c, b=b), b) < 1e-11
+    transform = torch.fft.fft(torch.eye(N, dtype=T.dtype), norm="ortho")
+    assert rel_rms(hotdog.toeplitz_to_cauchy(c=c, r=r), transform @ T @ transform.mH) < 1e-12
+    G, H = draw(rng, N, 2), draw(rng, N, 2)
+    A = structured_displacement.displacement_matrix(G, H, 0)
+    assert rel_rms(hotdog.displacement_matvec(G=G, H=H, x=b, disp_type=0), A @ b) < 1e-12
+    with pytest.raises(ValueError, match=r"^cauchy_pin_l2: omega: expected a CUDA tensor, got cpu$"):
+        hotdog.cauchy_pin_l2(omega=omega, lambd=lambd)
+
+
+@pytest.mark.parametrize("peer", [s4, lrnnx, hotdog])
 def test_every_name_is_there(peer: ModuleType) -> None:
     assert all(hasattr(peer, name) for name in peer.__all__)

@@ -1,5 +1,6 @@
-"""What a child of the compile tests runs: standard input has {"jobs": n, "work": [[kernel, configuration, arch], ...]} in JSON,
-standard output gets {"findings": ..., "cache": ..., "results": [...]}. The environment says which compiler and which cache.
+"""What a child of the compile tests runs: for every line {"jobs": n, "work": [[kernel, configuration, arch], ...]} of standard
+input, in JSON, a line {"findings": ..., "cache": ..., "results": [...]} on standard output. The environment says which compiler
+and which cache.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def compiled(work: list[str]) -> dict[str, object]:
         return {"error": str(error)}
 
 
-request = json.load(sys.stdin)
-with ThreadPoolExecutor(max_workers=request["jobs"]) as pool:  # _C.compile releases the GIL
-    results = list(pool.map(compiled, request["work"]))
-json.dump({"findings": _C.toolchain()["findings"], "cache": _C.cache_directory(), "results": results}, sys.stdout)
+for line in sys.stdin:
+    request = json.loads(line)
+    with ThreadPoolExecutor(max_workers=request["jobs"]) as pool:  # _C.compile releases the GIL
+        results = list(pool.map(compiled, request["work"]))
+    answer = {"findings": _C.toolchain()["findings"], "cache": _C.cache_directory(), "results": results}
+    print(json.dumps(answer), flush=True)

@@ -1,7 +1,8 @@
-"""Compiles configurations of the registry in a child process with an empty cache of its own, and looks into the cubins."""
+"""Compiles configurations of the registry in child processes with caches of their own, and looks into the cubins."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -60,7 +61,7 @@ def representatives(arch: str) -> list[Registered]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the child made."""
+    """What a child made."""
 
     findings: dict[str, Any]  # what was looked for -> where it was found
     cache: Path
@@ -72,27 +73,69 @@ class Compiled:
         return found[0]
 
 
-def compile_in_child(folder: Path, work: list[Registered], arch: str, **variables: str | Path) -> Compiled:
-    """Each one freshly: the cache starts empty, and no GDN_ variable of the caller's gets through."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(next(iter(gdn_cuda.__path__))).parent), environment.get("PYTHONPATH", "")]
-    )
-    environment |= {"GDN_JIT_CACHE_DIR": str(folder / "cache")} | {name: str(value) for name, value in variables.items()}
-    request = {"jobs": JOBS, "work": [(each.kernel, each.configuration, arch) for each in work]}
-    done = subprocess.run(
-        [sys.executable, str(CHILD)], input=json.dumps(request), env=environment, cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    findings = {finding["what"]: finding["found"] for finding in answer["findings"]}
-    return Compiled(findings, Path(answer["cache"]), answer["results"])
+class Child:
+    """A process with a cache of its own, empty at first, and none of the caller's GDN_ variables: each thing that it is asked
+    for once is compiled freshly."""
+
+    def __init__(self, folder: Path, **variables: str | Path):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(Path(next(iter(gdn_cuda.__path__))).parent), environment.get("PYTHONPATH", "")]
+        )
+        environment |= {"GDN_JIT_CACHE_DIR": str(folder / "cache")} | {name: str(value) for name, value in variables.items()}
+        self._errors = folder / "stderr"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment,
+                cwd=folder, text=True,
+            )  # fmt: skip
+
+    def compile(self, work: list[Registered], arch: str) -> Compiled:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        request = {"jobs": JOBS, "work": [(each.kernel, each.configuration, arch) for each in work]}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, self._errors.read_text()
+        answer = json.loads(line)
+        findings = {finding["what"]: finding["found"] for finding in answer["findings"]}
+        return Compiled(findings, Path(answer["cache"]), answer["results"])
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()  # ends with its input
 
 
-def check_compiled(work: list[Registered], made: Compiled) -> None:
+class Compiler:
+    """NVRTC as it is found here. What one test had compiled, the next has too: by this process or, under xdist, by another."""
+
+    def __init__(self, child: Child, records: Path):
+        self._child, self._records = child, records
+
+    def _record(self, each: Registered, arch: str) -> Path:
+        text = json.dumps([each.kernel, each.configuration, arch])
+        return self._records / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+    def compile(self, work: list[Registered], arch: str) -> list[dict[str, Any]]:
+        """Results of _C.compile in the order of the work, with the path of each cubin."""
+        missing = [each for each in work if not self._record(each, arch).exists()]
+        made = self._child.compile(missing, arch) if missing else None
+        for i, each in enumerate(missing):
+            assert made is not None
+            result = made.results[i] | ({} if "error" in made.results[i] else {"cubin": str(made.cubin(i))})
+            record = self._record(each, arch)
+            whole = record.with_suffix(f".{os.getpid()}")
+            whole.write_text(json.dumps(result))
+            whole.rename(record)
+        return [json.loads(self._record(each, arch).read_text()) for each in work]
+
+
+def check_compiled(work: list[Registered], results: list[dict[str, Any]]) -> None:
     """Compiled, by this call, with everything in registers."""
     wrong = []
-    for each, result in zip(work, made.results, strict=True):
+    for each, result in zip(work, results, strict=True):
         what = f"{each.kernel} {each.configuration}"
         if "error" in result:
             wrong.append(f"{what}: {result['error']}")
@@ -105,8 +148,8 @@ def check_compiled(work: list[Registered], made: Compiled) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def median_seconds(made: Compiled) -> float:
-    return median(result["seconds"] for result in made.results)
+def median_seconds(results: list[dict[str, Any]]) -> float:
+    return median(result["seconds"] for result in results)
 
 
 # ---- machine code

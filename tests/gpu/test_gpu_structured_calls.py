@@ -118,8 +118,48 @@ def test_torch_compile(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_cpp_api(tmp_path: Any, seed: int) -> None:
-    structured_api.check(structured_api.load(tmp_path), "cuda", seed)
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return structured_api.load(tmp_path_factory.mktemp("structured_api"))
+
+
+def test_cpp_api(api: Any, seed: int) -> None:
+    structured_api.check(api, "cuda", seed)
+
+
+@pytest.mark.parametrize("n", [1, 33, 300, 1024])
+def test_cpp_api_of_toeplitz_matrices(api: Any, n: int, seed: int) -> None:
+    structured_api.check_toeplitz(api, "cuda", seed, n)
+
+
+def test_cpp_api_says_how_far_its_kernels_reach(api: Any) -> None:
+    x = torch.ones(8193, device="cuda")
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec: c: expected at most 8192 rows for this kernel, got \(8193,\)"):
+        api.toeplitz_matvec(x, x, x)
+    with pytest.raises(ValueError, match=r"^toeplitz_solve: c: expected at most 1024 rows for this kernel, got \(1025,\)"):
+        api.toeplitz_solve_ex(x[:1025], x[:1025], x[:1025])
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected at most 4096 rows .*, got \(4097,\)"):
+        api.toeplitz_solve_symmetric_ex(x[:4097], x[:4097], True)
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec: r: expected cuda:0, the device of c, got cpu"):
+        api.toeplitz_matvec(x[:4], x[:4].cpu(), x[:4])
+
+
+def test_cpp_api_pins(api: Any, room: int) -> None:
+    """Next to each other and far apart; the window goes with its handle, and one a stream is all there is."""
+    v, both = draw(8, 300), torch.zeros(room // 4 + 4096, device="cuda", dtype=torch.complex64)
+    both[:1000], both[-300:] = draw(1000), draw(300)
+    for omega, lambd, moved in ((both[:1000], both[1000:1300] + 5, False), (both[:1000], both[-300:], True)):
+        if not moved:
+            both[1000:1300] = lambd
+            lambd = both[1000:1300]
+        found, points, poles = api.pinned_cauchy_kernel(v, omega, lambd)
+        assert torch.equal(found, cauchy_kernel(v, omega, lambd)) and torch.equal(points, omega) and torch.equal(poles, lambd)
+        assert (points.data_ptr() != omega.data_ptr()) == moved
+    with gdn_cuda.cauchy_pin_l2(omega, lambd), pytest.raises(RuntimeError, match="not released yet"):
+        api.pinned_cauchy_kernel(v, omega, lambd)
+    with pytest.raises(ValueError, match=r"^cauchy_pin_l2: lambd: expected complex64, got float32"):
+        api.pinned_cauchy_kernel(v, omega, omega.real)
+    api.pinned_cauchy_kernel(v, omega, lambd)
 
 
 # ---- Windows in L2

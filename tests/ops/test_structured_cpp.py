@@ -18,6 +18,32 @@ def test_results_are_those_of_python(api: Any, seed: int) -> None:
     structured_api.check(api, "cpu", seed)
 
 
+@pytest.mark.parametrize("n", [1, 40])
+def test_toeplitz_results_are_those_of_python(api: Any, n: int, seed: int) -> None:
+    structured_api.check_toeplitz(api, "cpu", seed, n)
+
+
+def test_toeplitz_arguments(api: Any) -> None:
+    c, out = torch.ones(4), torch.empty(4)
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec: x: expected float32, got float64"):
+        api.toeplitz_matvec(c, c, c.double())
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec_transpose: r: expected \(…, 4\) as c has, got \(3,\)"):
+        api.toeplitz_matvec_transpose(c, c[:3], c, out)
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec: out: expected the shape of the result, \(4\), got \(2,\)"):
+        api.toeplitz_matvec(c, c, c, out[:2])
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec: out: expected memory apart from that of x, got the same"):
+        api.toeplitz_matvec(c, c, out, out)
+    with pytest.raises(ValueError, match=r"^toeplitz_solve: b: expected \(…, 4\), or with more dimensions .*, got \(5,\)"):
+        api.toeplitz_solve_ex(c, c, torch.ones(5))
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected float32 or float64, got complex64"):
+        api.toeplitz_solve_symmetric_ex(c.cfloat(), c.cfloat(), True)
+
+
+def test_only_cuda_tensors_are_pinned(api: Any) -> None:
+    with pytest.raises(ValueError, match=r"^cauchy_pin_l2: omega: expected a CUDA tensor, got cpu$"):
+        api.pinned_cauchy_kernel(*torch.ones(3, 4))
+
+
 def test_nothing_is_converted(api: Any) -> None:
     v, x = torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.complex128)
     with pytest.raises(ValueError, match=r"^log_vandermonde_transpose: v: expected complex128, got complex64"):

@@ -1,0 +1,13 @@
+"""The table of structured_accuracy.py for kernels, which docs/numerics.md has; `pytest -s` prints it."""
+
+from __future__ import annotations
+
+import pytest
+import structured_accuracy
+
+PARTS = structured_accuracy.parts(n=384, systems=(384, 1100), poles=64, points=16384)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_within_bounds(part: str, seed: int) -> None:
+    structured_accuracy.check(part, PARTS, "cuda", seed)
