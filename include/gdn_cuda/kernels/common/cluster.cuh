@@ -23,17 +23,17 @@ __device__ __forceinline__ void meet_cluster() {
             : "memory");
 }
 
-// To where `into` and `barrier` are in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ void send(const Piece& piece, const void* into, const Barrier& barrier, unsigned rank) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 into, barrier;\n"
-        "mapa.shared::cluster.u32 into, %0, %4;\n"
-        "mapa.shared::cluster.u32 barrier, %1, %4;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [into], {%2, %3}, [barrier];\n"
-        "}" ::"r"(shared_address(into)),
-        "r"(shared_address(&barrier)), "l"(piece.low), "l"(piece.high), "r"(rank)
-        : "memory");
+// Where what is at this address of shared memory is in block `rank` of the cluster; what is behind it is behind it there.
+__device__ __forceinline__ unsigned address_in(const void* shared, unsigned rank) {
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(shared)), "r"(rank));
+    return there;
+}
+// To addresses in one block: a place, and the barrier that counts.
+__device__ __forceinline__ void send(const Piece& piece, unsigned into, unsigned barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%2, %3}, [%1];" ::"r"(into), "r"(barrier),
+                 "l"(piece.low), "l"(piece.high)
+                 : "memory");
 }
 
 }  // namespace gdn_cuda

@@ -12,8 +12,8 @@
 // What step k needs of column k + 1, its right generators before that step, was stored in step k - 1 by who has them; every
 // thread updates these two numbers for itself.
 //
-// A matrix A with (l_i - m_j) A_ij = left_i . right_j needs no other scaling than l's conjugate, in each row: right generators
-// are halved on their way in.
+// Left generators are turned by the conjugate of their row's node, and right ones halved, so an entry is their product, and one
+// more fused operation a part; what that asks for in their update does not wait for the next column.
 //
 // info: 0, or k where pivot k is zero or not a number.
 //
@@ -34,15 +34,17 @@ struct ToeplitzEliminate {
     static constexpr int kColumns = kConfig.columns, kNoNode = -1;
     static constexpr int kProposed = 1;  // a named barrier
     static constexpr unsigned kAll = ~0u;
-    static_assert(kConfig.blocks <= 16 && kConfig.warps() <= 32);
+    static constexpr int kSenders = 32 / kConfig.blocks;  // lanes of a warp that send to one block
+    static_assert(32 % kConfig.blocks == 0 && kConfig.warps() <= 32);
 
     const ToeplitzEliminateArgs& args;
     Shared& shared;
     int system, first_column, rank, lane, warp;  // warp: among those that have rows, or columns
+    unsigned peer;                               // shared memory of the block that this lane sends to
     Number right[2];                             // of the step's column, before its update
 
-    struct Row {                                         // of C or of the identity
-        Number left[2], numbers[kColumns], back, entry;  // back: the conjugate of its node; entry: in the step's column
+    struct Row {  // of C or of the identity; left is turned by back, the conjugate of the node
+        Number left[2], numbers[kColumns], back, entry;  // entry: in the step's column
         int node;
     };
     struct Column {
@@ -50,10 +52,9 @@ struct ToeplitzEliminate {
     };
     // Of the pivot's row.
     struct Pivot {
-        Number left[2], back;
-        int node, place;
-        bool fails;
-        const typename Shared::Pivot* all;
+        Number left[2];
+        const typename Shared::Proposal* all;
+        int node;
     };
 
     __device__ __forceinline__ static Number number(const Stored& x) { return {x.re, x.im}; }
@@ -67,36 +68,36 @@ struct ToeplitzEliminate {
     }
 
     // Of a row and a column, by their generators.
-    __device__ __forceinline__ Number entry(const Number (&left)[2], const Number& back, int node, const Number (&right)[2],
-                                            int column) const {
+    __device__ __forceinline__ Number entry(const Number (&left)[2], int node, const Number (&right)[2], int column) const {
         int apart = 2 * column + 1 - node;
         if (apart < 0) apart += 2 * args.n;
         const bool mirrored = apart > args.n;
         const double near = shared.cotangents[mirrored ? 2 * args.n - apart : apart], cotangent = mirrored ? -near : near;
-        const Number sum = (left[0] * right[0]).plus(left[1], right[1]) * back;
+        const Number sum = (left[0] * right[0]).plus(left[1], right[1]);
         return {sum.re + sum.im * cotangent, sum.im - sum.re * cotangent};
     }
     __device__ __forceinline__ void update(Number (&of)[2], int column, const Pivot& pivot) const {
-        const Number share = entry(pivot.left, pivot.back, pivot.node, of, column);
+        const Number share = entry(pivot.left, pivot.node, of, column);
         of[0] = of[0].minus(right[0], share);
         of[1] = of[1].minus(right[1], share);
     }
 
-    // A warp's copy of what one of its threads has put into `sent`, to all blocks.
+    // What one thread of a warp has put into `sent`, by all of it to all blocks.
     template <class Sent>
     __device__ __forceinline__ void send_all(const Sent& from, const Sent& into, int k) const {
         constexpr int kPieces = sizeof(Sent) / sizeof(Piece);
-        const auto* pieces = reinterpret_cast<const Piece*>(&from);
-        const auto* places = reinterpret_cast<const Piece*>(&into);
+        const auto there = [&](const void* here) { return peer + shared_address(here) - shared_address(&shared); };
+        __syncwarp();
 #pragma unroll
-        for (int begin = 0; begin < kPieces * kConfig.blocks; begin += 32) {
-            const int each = begin + lane;
-            if (each < kPieces * kConfig.blocks)
-                send(pieces[each % kPieces], &places[each % kPieces], arrived(k), static_cast<unsigned>(each / kPieces));
+        for (int begin = 0; begin < kPieces; begin += kSenders) {
+            const int piece = begin + lane / kConfig.blocks;
+            if (piece < kPieces)
+                send(reinterpret_cast<const Piece*>(&from)[piece], there(&into) + piece * sizeof(Piece), there(&arrived(k)));
         }
+        __syncwarp();
     }
     __device__ __forceinline__ void expect(int k) const {
-        constexpr int kProposals = kConfig.blocks * (sizeof(typename Shared::Proposal) + sizeof(typename Shared::Pivot));
+        constexpr int kProposals = kConfig.blocks * sizeof(typename Shared::Proposal);
         if (k < args.n)
             arrived(k).expect(kProposals + (k + 1 < args.n ? static_cast<int>(sizeof(typename Shared::Column)) : 0));
     }
@@ -108,38 +109,48 @@ struct ToeplitzEliminate {
         const unsigned size = part(entry.re) > part(entry.im) ? part(entry.re) : part(entry.im);
         return (size & ~31u) + 32 + static_cast<unsigned>(31 - place);
     }
-    // Which lane has the largest key, and that key without its last bits.
-    __device__ __forceinline__ int largest(unsigned& key) const {
-        const unsigned best = __reduce_max_sync(kAll, (key & ~31u) + static_cast<unsigned>(31 - lane));
-        key = best & ~31u;
-        return 31 - static_cast<int>(best % 32);
+    // Straight code, unlike a division: it is done while others are waited for.
+    __device__ __forceinline__ static double reciprocal(double x) {
+        double r;
+        asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(x));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) r = fma(r, fma(-x, r, 1.0), r);
+        return r;
     }
 
     __device__ __forceinline__ void propose(const Row (&rows)[kConfig.slots], int k) {
         unsigned key = 0;
         int mine = 0;
+        Number entry = rows[0].entry;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
             const unsigned of_slot = key_of(rows[s].entry, lane);
             if (rows[s].node % 2 == 0 && of_slot > key) {
                 key = of_slot;
                 mine = s;
+                entry = rows[s].entry;
             }
         }
         const unsigned best = __reduce_max_sync(kAll, key);
         if (lane == 0) shared.keys[k % 2][warp] = best;
+        const double square = entry.square();
+        const Number inverse = entry.conjugate() * reciprocal(square);
         meet(kProposed, 2 * kConfig.threads);
-        unsigned of_block = lane < kConfig.warps() ? shared.keys[k % 2][lane] : 0;
-        if (largest(of_block) != warp) return;
+        unsigned of_block = 0;
+#pragma unroll
+        for (int w = 0; w < kConfig.warps(); ++w)
+            of_block = max(of_block, (shared.keys[k % 2][w] & ~31u) + static_cast<unsigned>(31 - w));
+        if (static_cast<int>(31 - of_block % 32) != warp) return;
+        auto& sent = shared.sent.proposal;
         if (best == 0 ? lane == 0 : key == best) {
+            sent.key = of_block & ~31u;
+            sent.fails = !(square > 0);
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s) {
                 if (s != mine) continue;
                 const Row& row = rows[s];
-                const double square = row.entry.square();
-                const Number inverse = row.entry.conjugate() * (1.0 / square);
-                shared.sent.proposal = {of_block, row.node, index_at(s), !(square > 0)};
-                auto& sent = shared.sent.pivot;
+                sent.node = row.node;
+                sent.place = index_at(s);
 #pragma unroll
                 for (int g = 0; g < 2; ++g) sent.left[g] = stored(row.left[g] * inverse);
                 sent.back = stored(row.back);
@@ -147,25 +158,16 @@ struct ToeplitzEliminate {
                 for (int c = 0; c < kColumns; ++c) sent.numbers[c] = stored(row.numbers[c] * inverse);
             }
         }
-        __syncwarp();
-        auto& inbox = shared.inboxes[k % 2];
-        send_all(shared.sent.proposal, inbox.proposals[rank], k);
-        send_all(shared.sent.pivot, inbox.pivots[rank], k);
+        send_all(sent, shared.inboxes[k % 2].proposals[rank], k);
     }
     __device__ __forceinline__ Pivot chosen(int k) const {
         arrived(k).wait(static_cast<unsigned>(k / 2 % 2));
         if (threadIdx.x == 0) expect(k + 2);
-        const auto& inbox = shared.inboxes[k % 2];
-        unsigned key = lane < kConfig.blocks ? inbox.proposals[lane].key : 0;
-        const int block = largest(key);
-        const auto& proposal = inbox.proposals[block];
-        const auto& pivot = inbox.pivots[block];
-        return {{number(pivot.left[0]), number(pivot.left[1])},
-                number(pivot.back),
-                proposal.node,
-                proposal.place,
-                proposal.fails != 0,
-                &pivot};
+        const auto& proposals = shared.inboxes[k % 2].proposals;
+        const unsigned key = lane < kConfig.blocks ? proposals[lane].key : 0;
+        const unsigned best = __reduce_max_sync(kAll, key + static_cast<unsigned>(31 - lane));
+        const auto& pivot = proposals[31 - best % 32];
+        return {{number(pivot.left[0]), number(pivot.left[1])}, &pivot, pivot.node};
     }
     // The next step's column, after this step.
     __device__ __forceinline__ void advance(Number (&next)[2], const Pivot& pivot, int k) {
@@ -185,13 +187,13 @@ struct ToeplitzEliminate {
             row.node = 2 * i;
             row.back = back_from(row.node);
 #pragma unroll
-            for (int g = 0; g < 2; ++g) row.left[g] = generator(args.left, g, i);
+            for (int g = 0; g < 2; ++g) row.left[g] = generator(args.left, g, i) * row.back;
 #pragma unroll
             for (int c = 0; c < kColumns; ++c)
                 if (first_column + c < args.columns)
                     row.numbers[c] = number(static_cast<const Stored*>(
                         args.numbers)[(static_cast<i64>(system) * args.columns + first_column + c) * args.n + i]);
-            row.entry = entry(row.left, row.back, row.node, right, 0);
+            row.entry = entry(row.left, row.node, right, 0);
         }
         propose(rows, 0);
         Number entering = back_from(1);  // the node of the row of the identity that the step is the first to touch
@@ -199,18 +201,22 @@ struct ToeplitzEliminate {
 #pragma unroll 1
         for (int k = 0; k < args.n; ++k) {
             const Pivot pivot = chosen(k);
-            if (info == 0 && pivot.fails) info = k + 1;
+            if (info == 0 && pivot.all->fails) info = k + 1;
             const auto& column = shared.inboxes[k % 2].column;
             Number next[2]{number(column.right[0]), number(column.right[1])};
-            if (pivot.place % (kConfig.blocks * kConfig.threads) / 32 == rank * kConfig.warps() + warp)  // is of this warp
+            const int place = pivot.all->place;
+            if (place % (kConfig.blocks * kConfig.threads) / 32 == rank * kConfig.warps() + warp)  // is of this warp
 #pragma unroll
                 for (int s = 0; s < kConfig.slots; ++s)
-                    if (index_at(s) == pivot.place) rows[s] = {{}, {}, entering, {1, 0}, 2 * k + 1};  // takes its place
+                    if (index_at(s) == place) rows[s] = {{}, {}, entering, {1, 0}, 2 * k + 1};  // takes its place
+            const Number back = number(pivot.all->back).conjugate();
+            const Number left[2]{pivot.left[0] * back, pivot.left[1] * back};
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s) {
                 Row& row = rows[s];
+                const Number turned = row.entry * row.back;
 #pragma unroll
-                for (int g = 0; g < 2; ++g) row.left[g] = row.left[g].minus(pivot.left[g], row.entry);
+                for (int g = 0; g < 2; ++g) row.left[g] = row.left[g].minus(left[g], turned);
 #pragma unroll
                 for (int c = 0; c < kColumns; ++c)
                     row.numbers[c] = row.numbers[c].minus(number(pivot.all->numbers[c]), row.entry);
@@ -219,8 +225,7 @@ struct ToeplitzEliminate {
             entering = number(column.back);
             advance(next, pivot, k);
 #pragma unroll
-            for (int s = 0; s < kConfig.slots; ++s)
-                rows[s].entry = entry(rows[s].left, rows[s].back, rows[s].node, right, k + 1);
+            for (int s = 0; s < kConfig.slots; ++s) rows[s].entry = entry(rows[s].left, rows[s].node, right, k + 1);
             propose(rows, k + 1);
         }
 #pragma unroll
@@ -240,9 +245,7 @@ struct ToeplitzEliminate {
             if (j >= args.n || j / 32 != index_at(s) / 32) continue;
             if (j == index_at(s))
                 shared.sent.column = {{stored(columns[s].right[0]), stored(columns[s].right[1])}, stored(columns[s].back)};
-            __syncwarp();
             send_all(shared.sent.column, shared.inboxes[(j - 1) % 2].column, j - 1);
-            __syncwarp();
         }
     }
     // Those of slots from kFirst on: columns of earlier ones are done with.
@@ -316,7 +319,8 @@ __global__ void __launch_bounds__(2 * kConfig.threads, 1)
                                       cluster % parts * kConfig.columns,
                                       static_cast<int>(cluster_rank()),
                                       thread % 32,
-                                      thread / 32};
+                                      thread / 32,
+                                      address_in(memory, static_cast<unsigned>(thread) % kConfig.blocks)};
     kernel.run();
 }
 

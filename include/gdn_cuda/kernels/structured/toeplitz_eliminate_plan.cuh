@@ -32,23 +32,19 @@ struct ToeplitzEliminateSharedPlan {
     struct alignas(16) Proposal {  // of a block: its best row to be the pivot's
         unsigned key;              // 0 where it has none
         int node, place, fails;
+        Number left[2], back, numbers[kConfig.columns];  // all but back divided by the pivot
     };
-    struct Pivot {  // left generators and right-hand sides, divided by the pivot
-        Number left[2], back, numbers[kConfig.columns];
-    };
-    struct Column {  // the next step's, before this step's update
+    struct alignas(16) Column {  // the next step's, before this step's update
         Number right[2], back;
     };
     struct Inbox {
         Proposal proposals[kConfig.blocks];
-        Pivot pivots[kConfig.blocks];
         Column column;
     };
     // Of even and of odd steps: one is written, by other blocks, while the other is read.
     Inbox inboxes[2];
     struct {
         Proposal proposal;
-        Pivot pivot;
         Column column;
     } sent;
     unsigned long long arrived[2];
