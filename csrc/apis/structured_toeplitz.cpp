@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include "../jit_kernels/impls/structured/toeplitz_eliminate.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_matvec.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_schur.hpp"
@@ -87,6 +88,35 @@ PreparedToeplitz prepare_toeplitz_schur(const Tensor& c, const Tensor& b, double
 
 PreparedToeplitz prepare_toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double /*epsilon*/) {
     return prepare_toeplitz("toeplitz_solve", "b", c, r, b);
+}
+
+struct PreparedElimination {
+    View left, right, numbers;
+    ToeplitzEliminateProblem problem;
+};
+
+PreparedElimination prepare_toeplitz_eliminate(const Tensor& left, const Tensor& right, const Tensor& numbers,
+                                               int64_t configuration) {
+    const Checks check{"toeplitz_eliminate"};
+    PreparedElimination prepared{View(left), View(right), View(numbers), {}};
+    for (const auto& [name, view] :
+         {std::pair{"left", &prepared.left}, {"right", &prepared.right}, {"numbers", &prepared.numbers}}) {
+        check.dtype(name, *view, {DType::c128});
+        check.device(name, *view, prepared.left, "left");
+        check.rank(name, *view, 3, "(systems, 2 or columns, n)");
+        GDN_REQUIRE(check, view->contiguous_tail(3), name, "a contiguous tensor", "strides");
+    }
+    const int64_t systems = prepared.numbers.size(0), columns = prepared.numbers.size(1), n = prepared.numbers.size(2);
+    check.shape("left", prepared.left, {systems, 2, n}, "(systems, 2, n)");
+    check.shape("right", prepared.right, {systems, 2, n}, "(systems, 2, n)");
+    const auto all = static_cast<int64_t>(kToeplitzEliminateConfigurations.size());
+    GDN_REQUIRE(check, configuration >= -1 && configuration < all, "configuration", fmt::format("-1 to {}", all - 1),
+                fmt::format("{}", configuration));
+    const int64_t longest = configuration < 0 ? kToeplitzEliminateLongest
+                                              : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)].rows();
+    GDN_REQUIRE(check, n <= longest, "left", fmt::format("at most {} rows", longest), shape_text(prepared.left));
+    prepared.problem = {systems, columns, static_cast<int>(n)};
+    return prepared;
 }
 
 void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const Tensor& out) {
@@ -176,11 +206,48 @@ std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const 
     return {out, info};
 }
 
+// (C^-1 numbers, info) for left and right generators; `configuration` of the kernel's, -1 for what is best.
+std::tuple<Tensor, Tensor> toeplitz_eliminate(const Tensor& left, const Tensor& right, const Tensor& numbers,
+                                              int64_t configuration) {
+    const auto [of_rows, of_columns, given, problem] = prepare_toeplitz_eliminate(left, right, numbers, configuration);
+    const Checks check{"toeplitz_eliminate"};
+    const DeviceScope scope(of_rows.device_index);
+    const Target target = target_of(check.function, of_rows);
+    const ToeplitzEliminateConfig config = configuration < 0
+                                               ? toeplitz_eliminate_config(problem, jit::device_traits(target.ordinal))
+                                               : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)];
+    GDN_REQUIRE(check, ToeplitzEliminate::fits(config, target), "left",
+                fmt::format("a GPU with clusters of {} blocks", config.blocks), "another");
+    const Tensor found = torch::stable::new_empty(numbers, {problem.systems, problem.columns, problem.n});
+    const Tensor info = torch::stable::new_zeros(numbers, {problem.systems}, torch::headeronly::ScalarType::Int);
+    const ToeplitzEliminateArgs args{.left = of_rows.data,
+                                     .right = of_columns.data,
+                                     .numbers = given.data,
+                                     .found = found.data_ptr(),
+                                     .info = info.data_ptr(),
+                                     .n = problem.n,
+                                     .columns = static_cast<int>(problem.columns)};
+    ToeplitzEliminate::run(config, problem, args, target);
+    return {found, info};
+}
+
+// Whether the device of `like` has what `toeplitz_eliminate` would choose.
+bool toeplitz_eliminate_fits(const Tensor& like, int64_t systems, int64_t columns, int64_t n) {
+    if (n > kToeplitzEliminateLongest) return false;
+    const View view(like);
+    const DeviceScope scope(view.device_index);
+    const Target target = target_of("toeplitz_solve", view);
+    const ToeplitzEliminateProblem problem{systems, columns, static_cast<int>(n)};
+    return ToeplitzEliminate::fits(toeplitz_eliminate_config(problem, jit::device_traits(target.ordinal)), target);
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "toeplitz_matvec", "Tensor c, Tensor r, Tensor x, bool transpose", "Tensor");
     define_checked(m, "toeplitz_solve", "Tensor c, Tensor r, Tensor b, bool symmetric", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_schur", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_eliminate", "Tensor left, Tensor right, Tensor numbers, int configuration", "(Tensor, Tensor)");
+    m.def("toeplitz_eliminate_fits(Tensor like, int systems, int columns, int n) -> bool");
     define_checked(m, "toeplitz_gko", "Tensor c, Tensor r, Tensor b, float epsilon", "(Tensor, Tensor)");
 }
 
@@ -188,6 +255,8 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("toeplitz_matvec", TORCH_BOX(&toeplitz_matvec));
     m.impl("toeplitz_schur", TORCH_BOX(&toeplitz_schur));
     m.impl("toeplitz_gko", TORCH_BOX(&toeplitz_gko));
+    m.impl("toeplitz_eliminate", TORCH_BOX(&toeplitz_eliminate));
+    m.impl("toeplitz_eliminate_fits", TORCH_BOX(&toeplitz_eliminate_fits));
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
     m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
@@ -197,6 +266,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
     m.impl("validate_toeplitz_schur", TORCH_BOX(&OnlyCheck<prepare_toeplitz_schur>::run));
     m.impl("validate_toeplitz_gko", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gko>::run));
+    m.impl("validate_toeplitz_eliminate", TORCH_BOX(&OnlyCheck<prepare_toeplitz_eliminate>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
     m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
 }

@@ -58,6 +58,7 @@ Driver open_driver() {
     bind(handle, table.stream_is_capturing, "cuStreamIsCapturing");
     bind(handle, table.tensor_map_encode, "cuTensorMapEncodeTiled");
     bind(handle, table.launch, "cuLaunchKernelEx");
+    bind(handle, table.most_clusters, "cuOccupancyMaxActiveClusters");
     bind(handle, table.stream_get_attribute, "cuStreamGetAttribute");
     bind(handle, table.stream_set_attribute, "cuStreamSetAttribute");
     bind(handle, table.ctx_get_limit, "cuCtxGetLimit");

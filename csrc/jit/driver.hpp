@@ -29,6 +29,7 @@ struct Driver {
                                   const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
     CUresult (*launch)(const CUlaunchConfig*, CUfunction, void**, void**);
+    CUresult (*most_clusters)(int*, CUfunction, const CUlaunchConfig*);
     CUresult (*stream_get_attribute)(CUstream, CUstreamAttrID, CUstreamAttrValue*);
     CUresult (*stream_set_attribute)(CUstream, CUstreamAttrID, const CUstreamAttrValue*);
     CUresult (*ctx_get_limit)(std::size_t*, CUlimit);

@@ -15,7 +15,7 @@ namespace gdn_cuda::jit {
 namespace {
 
 constexpr int kSharedWithoutOptIn = 48 << 10;
-constexpr unsigned kMostThreads = 1024, kMostBlocksX = 0x7fffffff, kMostBlocksYZ = 65535;
+constexpr unsigned kMostThreads = 1024, kMostBlocksX = 0x7fffffff, kMostBlocksYZ = 65535, kPortableCluster = 8;
 
 struct Loaded {
     std::mutex mutex;
@@ -105,6 +105,36 @@ void check_shape(const LoadedKernel& kernel, const LaunchShape& shape, int ordin
     throw Error("launch: unreachable");
 }
 
+struct Packed {
+    CUlaunchAttribute attributes[2]{};
+    CUlaunchConfig config{};
+
+    Packed(const Packed&) = delete;
+    Packed& operator=(const Packed&) = delete;
+    Packed(const LaunchShape& shape, CUstream stream) {
+        config.gridDimX = shape.grid[0], config.gridDimY = shape.grid[1], config.gridDimZ = shape.grid[2];
+        config.blockDimX = shape.threads, config.blockDimY = config.blockDimZ = 1;
+        config.sharedMemBytes = shape.shared_bytes;
+        config.hStream = stream;
+        config.attrs = attributes;
+        if (shape.early_start) {
+            CUlaunchAttribute& early = attributes[config.numAttrs++];
+            early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            early.value.programmaticStreamSerializationAllowed = 1;
+        }
+        if (shape.cluster > 1) {
+            CUlaunchAttribute& cluster = attributes[config.numAttrs++];
+            cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            cluster.value.clusterDim.x = shape.cluster;
+            cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+        }
+    }
+};
+
+CUfunction function_of(const LoadedKernel& kernel) {
+    return reinterpret_cast<CUfunction>(kernel.handle);  // the driver takes either
+}
+
 }  // namespace
 
 std::vector<LoadEvent> load_events() {
@@ -148,25 +178,32 @@ LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int 
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, CUstream stream, const void* arguments) {
     const Driver& cuda = driver();
     check_shape(kernel, shape, ordinal);
-    CUlaunchAttribute early{};
-    early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    early.value.programmaticStreamSerializationAllowed = 1;
-    CUlaunchConfig config{};
-    config.gridDimX = shape.grid[0], config.gridDimY = shape.grid[1], config.gridDimZ = shape.grid[2];
-    config.blockDimX = shape.threads, config.blockDimY = config.blockDimZ = 1;
-    config.sharedMemBytes = shape.shared_bytes;
-    config.hStream = stream;
-    config.attrs = shape.early_start ? &early : nullptr;
-    config.numAttrs = shape.early_start ? 1 : 0;
+    Packed packed(shape, stream);
     void* parameters[] = {const_cast<void*>(arguments)};
-    const auto function = reinterpret_cast<CUfunction>(kernel.handle);  // the driver takes either
-    CUresult result = cuda.launch(&config, function, parameters, nullptr);
+    CUresult result = cuda.launch(&packed.config, function_of(kernel), parameters, nullptr);
     if (result == CUDA_ERROR_INVALID_CONTEXT) [[unlikely]] {  // a thread that has not used CUDA yet
         use_primary_context(cuda, ordinal);
-        result = cuda.launch(&config, function, parameters, nullptr);
+        result = cuda.launch(&packed.config, function_of(kernel), parameters, nullptr);
     }
     if (result != CUDA_SUCCESS) [[unlikely]]
         failed_launch(result, kernel, shape);
+}
+
+int most_clusters(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal) {
+    const Driver& cuda = driver();
+    check_shape(kernel, shape, ordinal);
+    if (!have_context(cuda)) use_primary_context(cuda, ordinal);
+    if (shape.cluster > kPortableCluster) {
+        CUdevice device = 0;
+        check(cuda.device_get(&device, ordinal), "cuDeviceGet");
+        if (cuda.kernel_set_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel.handle, device) !=
+            CUDA_SUCCESS)
+            return 0;
+    }
+    int most = 0;
+    const Packed packed(shape, nullptr);
+    const CUresult result = cuda.most_clusters(&most, function_of(kernel), &packed.config);
+    return result == CUDA_SUCCESS ? most : 0;
 }
 
 }  // namespace gdn_cuda::jit

@@ -53,12 +53,17 @@ struct LaunchShape {
     unsigned grid[3] = {1, 1, 1};
     unsigned threads = 1;
     unsigned shared_bytes = 0;
+    unsigned cluster = 1;      // blocks, along x
     bool early_start = false;  // programmatic dependent launch: may begin before the kernel ahead of it in the stream has ended
 };
 
 // One by-value argument struct. Throws before the driver is called for an empty grid, a fork since the driver was first used,
 // or a bad size.
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, CUstream stream, const void* arguments);
+
+// How many clusters of this shape the device can run at once, 0 where it has none of this size. Before their first launch: it
+// opts into sizes that not every GPU has.
+int most_clusters(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal);
 
 bool any_kernel_loaded();
 

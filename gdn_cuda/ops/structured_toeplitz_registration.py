@@ -198,3 +198,19 @@ def _(c, r, b, epsilon):
 @_cpu("toeplitz_gko")
 def _(c, r, b, epsilon):
     return tuple(y.contiguous() for y in by_gko_in_torch(c, r, b, epsilon))
+
+
+# ---- toeplitz_eliminate: the kernel behind it for long ones, between transforms
+
+
+@_fake("toeplitz_eliminate")
+def _(left, right, numbers, configuration):
+    return torch.empty_like(numbers), left.new_empty(left.shape[:1], dtype=torch.int32)
+
+
+@_cpu("toeplitz_eliminate")
+def _(left, right, numbers, configuration):
+    return tuple(y.contiguous() for y in reference.toeplitz_gko(left, right, numbers))
+
+
+_library.impl("toeplitz_eliminate_fits", lambda like, systems, columns, n: False, "CPU")

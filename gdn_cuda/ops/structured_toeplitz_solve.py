@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..reference.structured_toeplitz_ops import toeplitz_gko, widened
+from ..reference.structured_toeplitz_ops import matvec_by_transforms, widened
 from .structured_toeplitz_pcg import solve_by_pcg
 
-# Rows of what one block solves (toeplitz_gko_plan.cuh, toeplitz_schur_plan.cuh).
-GKO_LONGEST, SCHUR_LONGEST = 1024, 4096
+# Rows of what one block solves, and a cluster of blocks (csrc/jit_kernels/heuristics/structured_toeplitz.hpp).
+GKO_LONGEST, SCHUR_LONGEST, ELIMINATE_LONGEST = 1024, 4096, 8192
 
 _ops = torch.ops.gdn_cuda
 
@@ -25,8 +26,16 @@ def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
     """Which way systems of n rows take on a GPU, and why; symmetric ones where the caller waits to know how it went."""
     if n <= GKO_LONGEST:
         general = f"toeplitz_gko: {n} rows fit one block, which pivots and stores no factor"
+    elif n <= ELIMINATE_LONGEST:
+        general = (
+            f"toeplitz_eliminate: {n} rows fit a cluster of blocks, which pivots and stores no factor; "
+            "a dense LU in fp64 where the GPU has no clusters of this size"
+        )
     else:
-        general = f"dense LU in fp64: {n} rows are more than the {GKO_LONGEST} of one block; n² numbers of memory a system"
+        general = (
+            f"dense LU in fp64: {n} rows are more than the {ELIMINATE_LONGEST} of a cluster of blocks; "
+            "n² numbers of memory a system"
+        )
     if not symmetric:
         return general
     if n <= SCHUR_LONGEST:
@@ -78,10 +87,11 @@ def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Ten
     """(x, info) for checked inputs of one dtype; see `toeplitz_solve_ex`."""
     n = c.shape[-1]
     of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
+    wide = c.dtype in (torch.float64, torch.complex128)
     if n > GKO_LONGEST or n == 0:
-        return _eliminated(c, r, b, _epsilon(c.dtype), _by_dense_lu)
+        return _eliminated(c, r, b, _epsilon(c.dtype), partial(_by_gko_or_lu, corrected=wide))
     x, info = _ops.toeplitz_gko(c, r, b, _epsilon(c.dtype))
-    if c.dtype in (torch.float64, torch.complex128):
+    if wide:
         # Growing generators cost GKO a digit or two: nothing where results are rounded to fp32. A correction brings them back.
         rest = b - _ops.toeplitz_matvec(c, r, x, False)
         x = x + _ops.toeplitz_gko(c, r, rest, _epsilon(c.dtype))[0]
@@ -155,7 +165,7 @@ def _of_matrices(info: Tensor, shape: torch.Size) -> Tensor:
     return info.contiguous()
 
 
-def _by_gko(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+def _by_gko(column: Tensor, row: Tensor, numbers: Tensor, corrected: bool = False) -> tuple[Tensor, Tensor]:
     """Z_1 T − T Z_{−1} has rank 2, its first row and last column; with F the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹
     and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what is eliminated."""
     n = column.shape[-1]
@@ -168,10 +178,24 @@ def _by_gko(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tenso
     turn = torch.complex(angles.cos(), angles.sin())  # the conjugate of D
     left = torch.fft.fft(of_rows.to(torch.complex128), norm="ortho")
     right = torch.fft.ifft(of_columns * turn, norm="ortho")
-    transformed = torch.fft.fft(numbers.mT.to(torch.complex128), norm="ortho")
-    found, info = toeplitz_gko(left, right, transformed)
-    x = (torch.fft.ifft(found, norm="ortho") * turn).mT
-    return x if column.is_complex() else x.real, info
+
+    def solved(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        transformed = torch.fft.fft(numbers.mT.to(torch.complex128), norm="ortho")
+        found, info = _ops.toeplitz_eliminate(left, right, transformed.contiguous(), -1)
+        x = (torch.fft.ifft(found, norm="ortho") * turn).mT
+        return x if column.is_complex() else x.real, info
+
+    x, info = solved(numbers)
+    if corrected:
+        x = x + solved(numbers - matvec_by_transforms(column, row, x))[0]
+    return x, info
+
+
+def _by_gko_or_lu(column: Tensor, row: Tensor, numbers: Tensor, corrected: bool) -> tuple[Tensor, Tensor]:
+    systems, n, columns = numbers.shape
+    if _ops.toeplitz_eliminate_fits(column, systems, columns, n):
+        return _by_gko(column, row, numbers, corrected)
+    return _by_dense_lu(column, row, numbers)
 
 
 def _by_dense_lu(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

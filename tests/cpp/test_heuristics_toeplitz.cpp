@@ -6,6 +6,7 @@
 
 #include "heuristics_tools.hpp"
 #include "jit_kernels/heuristics/structured_toeplitz.hpp"
+#include "jit_kernels/impls/structured/toeplitz_eliminate.hpp"
 #include "jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "jit_kernels/impls/structured/toeplitz_matvec.hpp"
 #include "jit_kernels/impls/structured/toeplitz_schur.hpp"
@@ -81,13 +82,39 @@ TEST(ToeplitzSolverHeuristics, EverySizeIsHeldByARegisteredBlock) {
                 ASSERT_NE(explain_toeplitz_schur(problem).find(fmt::format("{} rows on {} threads", n, config.threads)),
                           std::string::npos);
             }
+    for (int n = 1; n <= kToeplitzEliminateLongest; ++n)
+        for (const i64 columns : {1, 2, 6}) {
+            const ToeplitzEliminateProblem problem{.systems = 3, .columns = columns, .n = n};
+            const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, {});
+            ASSERT_TRUE(in(kToeplitzEliminateConfigurations, config)) << to_text(config);
+            ASSERT_GE(config.rows(), n);
+        }
+    EXPECT_EQ(kToeplitzEliminateLongest, 8192) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
     EXPECT_EQ(kToeplitzGkoLongest, 1024) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
     EXPECT_EQ(kToeplitzSchurLongest, 4096) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
+}
+
+TEST(ToeplitzEliminateHeuristic, LargeClustersForFewSystemsAndSmallOnesForMany) {
+    const auto device = jit::DeviceTraits::for_arch("sm_90a");
+    const auto config = [&](i64 systems, i64 columns, int n) {
+        return toeplitz_eliminate_config({systems, columns, n}, device);
+    };
+    EXPECT_EQ(config(1, 2, 8192), (ToeplitzEliminateConfig{16, 128, 4, 2}));
+    EXPECT_EQ(config(1, 6, 8192).columns, 2) << "three clusters at once, and quicker ones";
+    EXPECT_EQ(config(20, 6, 8192).columns, 4) << "two waves for every three";
+    EXPECT_EQ(config(1, 2, 2048), (ToeplitzEliminateConfig{16, 128, 1, 2}));
+    EXPECT_EQ(config(64, 2, 1100).blocks, 4);
+    EXPECT_EQ(explain_toeplitz_eliminate({4, 2, 4096}, device),
+              "4096 rows on 16 blocks of 128 threads, 2 each; 4 clusters of 2 right-hand sides, 7 at once");
 }
 
 TEST(ToeplitzKernels, SharedMemoryIsThereOnEveryGpu) {
     for (const auto& config : kToeplitzMatvecConfigurations)
         EXPECT_LE(ToeplitzMatvec::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
+    for (const auto& config : kToeplitzEliminateConfigurations) {
+        EXPECT_LE(ToeplitzEliminate::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
+        EXPECT_EQ(config.threads % 32, 0) << to_text(config);
+    }
     for (const auto& config : kToeplitzSchurConfigurations)
         EXPECT_LE(ToeplitzSchur::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
 }

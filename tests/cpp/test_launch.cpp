@@ -51,9 +51,17 @@ struct Fake {
     std::string symbol;
     std::vector<std::pair<int, CUdevice>> shared_opt_in;
     CUlaunchConfig config{};
-    CUlaunchAttribute attribute{};
+    std::vector<CUlaunchAttribute> attributes;
+    int clusters = 3;
+    std::vector<std::pair<CUfunction_attribute, CUdevice>> cluster_opt_in;
+    CUresult cluster_result = CUDA_SUCCESS;
     CUfunction function = nullptr;
     int argument = 0;
+
+    void keep(const CUlaunchConfig& given) {
+        config = given;
+        attributes.assign(given.attrs, given.attrs + given.numAttrs);
+    }
 } fake;
 
 const jit::Driver kTable = {
@@ -95,7 +103,10 @@ const jit::Driver kTable = {
     .kernel_get_function = [](CUfunction*, CUkernel) { return ++fake.forced, CUDA_SUCCESS; },
     .kernel_set_attribute =
         [](CUfunction_attribute which, int value, CUkernel, CUdevice device) {
-            EXPECT_EQ(which, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+            if (which != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+                EXPECT_EQ(value, 1);
+                return fake.cluster_opt_in.emplace_back(which, device), fake.cluster_result;
+            }
             return fake.shared_opt_in.emplace_back(value, device), CUDA_SUCCESS;
         },
     .stream_is_capturing = [](CUstream,
@@ -104,11 +115,16 @@ const jit::Driver kTable = {
         [](const CUlaunchConfig* config, CUfunction function, void** parameters, void**) {
             ++fake.launches;
             if (fake.launch_needs_context && fake.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-            fake.config = *config;
-            if (config->numAttrs != 0) fake.attribute = config->attrs[0];
+            fake.keep(*config);
             fake.function = function;
             std::memcpy(&fake.argument, parameters[0], sizeof fake.argument);
             return fake.launch_result;
+        },
+    .most_clusters =
+        [](int* most, CUfunction function, const CUlaunchConfig* config) {
+            fake.keep(*config);
+            fake.function = function;
+            return *most = fake.clusters, CUDA_SUCCESS;
         },
 };
 
@@ -232,13 +248,43 @@ TEST_F(Launch, PacksWhatItIsGiven) {
                   EXPECT_EQ(fake.config.blockDimY * fake.config.blockDimZ, 1u);
                   EXPECT_EQ(fake.config.sharedMemBytes, 1024u);
                   EXPECT_EQ(fake.config.hStream, stream());
-                  EXPECT_EQ(fake.config.numAttrs, 1u);
-                  EXPECT_EQ(fake.attribute.id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
-                  EXPECT_EQ(fake.attribute.value.programmaticStreamSerializationAllowed, 1);
+                  EXPECT_EQ(fake.attributes.size(), 1u);
+                  EXPECT_EQ(fake.attributes.at(0).id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+                  EXPECT_EQ(fake.attributes.at(0).value.programmaticStreamSerializationAllowed, 1);
                   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(fake.function), 0x30u);
                   EXPECT_EQ(fake.argument, 42);
                   jit::launch(kernel, {}, 0, nullptr, &argument);
                   EXPECT_EQ(fake.config.numAttrs, 0u);
+                  jit::launch(kernel, {.grid = {32, 1, 1}, .cluster = 16, .early_start = true}, 0, nullptr, &argument);
+                  EXPECT_EQ(fake.attributes.size(), 2u);
+                  EXPECT_EQ(fake.attributes.at(1).id, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+                  EXPECT_EQ(fake.attributes.at(1).value.clusterDim.x, 16u);
+                  EXPECT_EQ(fake.attributes.at(1).value.clusterDim.y, 1u);
+                  EXPECT_EQ(fake.attributes.at(1).value.clusterDim.z, 1u);
+                  return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
+              }),
+              "fine");
+}
+
+TEST_F(Launch, ClustersThatADeviceMayNotHaveAreAskedFor) {
+    EXPECT_EQ(run([&] {
+                  const LoadedKernel kernel = jit::load(source, 1, stream(), 0);
+                  const LaunchShape portable{.grid = {8, 1, 1}, .threads = 64, .shared_bytes = 512, .cluster = 8};
+                  EXPECT_EQ(jit::most_clusters(kernel, portable, 1), 3);
+                  EXPECT_EQ(fake.config.blockDimX, 64u);
+                  EXPECT_EQ(fake.config.sharedMemBytes, 512u);
+                  EXPECT_EQ(fake.attributes.at(0).value.clusterDim.x, 8u);
+                  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(fake.function), 0x30u);
+                  EXPECT_TRUE(fake.cluster_opt_in.empty()) << "every GPU with clusters has these";
+                  LaunchShape large = portable;
+                  large.grid[0] = large.cluster = 16;
+                  EXPECT_EQ(jit::most_clusters(kernel, large, 1), 3);
+                  EXPECT_EQ(fake.cluster_opt_in, (std::vector<std::pair<CUfunction_attribute, CUdevice>>{
+                                                     {CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 101}}));
+                  fake.cluster_result = CUDA_ERROR_INVALID_VALUE;
+                  EXPECT_EQ(jit::most_clusters(kernel, large, 1), 0) << "an older driver";
+                  fake.clusters = 0;
+                  EXPECT_EQ(jit::most_clusters(kernel, portable, 1), 0) << "a partition of a GPU";
                   return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
               }),
               "fine");

@@ -7,6 +7,7 @@ import torch
 from helpers import rel_rms
 from torch import Tensor
 
+from gdn_cuda import _C
 from gdn_cuda.nn import ToeplitzInverse, ToeplitzSolve
 from gdn_cuda.ops.structured_toeplitz import (
     gs_compute_generators,
@@ -24,6 +25,7 @@ from gdn_cuda.reference.structured_toeplitz_ops import widened
 BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-11, torch.complex128: 1e-11,
           torch.bfloat16: 4e-3, torch.float16: 5e-4}  # fmt: skip
 LinAlgError = torch.linalg.LinAlgError
+CONFIGURATIONS = next(len(each["configurations"]) for each in _C.kernels() if each["name"] == "toeplitz_eliminate")
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
@@ -57,7 +59,7 @@ def solved(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 63, 64, 65, 255, 256, 257, 511, 513, 1023, 1024, 1025])
 def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Odd and even numbers of right-hand sides; 1025 is a dense LU."""
+    """Odd and even numbers of right-hand sides; 1025 rows take a cluster of blocks."""
     c, r = well((2, 1, n), dtype, seed), draw((3, n), dtype, seed + 1)
     r[..., 0] = torch.nan  # is not read
     for columns in (1, 4):
@@ -66,6 +68,38 @@ def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
         assert x.dtype == dtype and info.shape == (2, 3) and not info.any()
         assert rel_rms(x, solved(c, r, b)) < BOUNDS[dtype]
     assert rel_rms(toeplitz_solve(c[0, 0], r[0], b[0, 0, :, 1]), solved(c[0, 0], r[0], b[0, 0, :, 1])) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("n", [1500, 3000, 4097, 8191, 8192, 8193])
+def test_every_long_size(n: int, dtype: torch.dtype, seed: int) -> None:
+    """Nothing but pivots keeps these: no diagonal is larger than another. 8193 rows are a dense LU."""
+    c, r, b = (draw((1, n), dtype, seed + i) for i in range(3))
+    x, info = toeplitz_solve_ex(c, r, b)
+    assert not info.any() and rel_rms(x, solved(c, r, b)) < 1e2 * BOUNDS[dtype]
+    if n == 3000:
+        c, b = torch.cat([c, well((2, n), dtype, seed)]), draw((3, n, 5), dtype, seed)
+        assert rel_rms(toeplitz_solve(c, r, b), solved(c, r, b)) < 1e2 * BOUNDS[dtype]
+
+
+def generators(n: int, columns: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(draw((3, rows, n), torch.complex128, seed + rows) for rows in (2, 2, columns))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("configuration", range(CONFIGURATIONS))
+def test_every_configuration_of_clusters(configuration: int, seed: int) -> None:
+    """At few rows: most blocks have none."""
+    eliminate = torch.ops.gdn_cuda.toeplitz_eliminate
+    for n, columns in ((1, 1), (2, 4), (33, 5), (200, 2)):
+        given = generators(n, columns, seed)
+        given[0][1] = 0  # a matrix of zeros
+        found, info = eliminate(*given, configuration)
+        expected, told = eliminate(*(x.cpu() for x in given), configuration)
+        assert info.tolist() == told.tolist() == [0, 1, 0]
+        assert rel_rms(found[::2].cpu(), expected[::2]) < 1e-9
+        assert torch.equal(eliminate(*given, configuration)[0][::2], found[::2])
+    with pytest.raises(ValueError, match=r"^toeplitz_eliminate: left: expected at most \d+ rows, got"):
+        eliminate(*generators(8193, 1, seed), configuration)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -98,7 +132,7 @@ def test_symmetric_and_not_definite(n: int, dtype: torch.dtype, seed: int) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
-@pytest.mark.parametrize("n", [3, 100, 600])
+@pytest.mark.parametrize("n", [3, 100, 600, 1500])
 def test_tiny_and_zero_leading_minors(n: int, dtype: torch.dtype, seed: int) -> None:
     for first in (1e-14, 0.0):
         c, r, b = (draw((2, n), dtype, seed + i) for i in range(3))
@@ -177,7 +211,7 @@ def test_layouts(seed: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("n", [50, 300])
+@pytest.mark.parametrize("n", [50, 300, 1100])
 def test_nothing_waits(n: int, seed: int) -> None:
     """`_ex` can be captured, and traced as one graph."""
     c, r, b = well((2, n), torch.float32, seed), draw((n,), torch.float32, seed + 1), draw((2, n), torch.float32, seed + 2)

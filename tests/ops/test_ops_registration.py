@@ -116,4 +116,5 @@ def test_declared_mutation() -> None:
         "toeplitz_schur": set(),
         "toeplitz_pcg": set(),
         "toeplitz_gko": set(),
+        "toeplitz_eliminate": set(),
     }

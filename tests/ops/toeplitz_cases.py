@@ -36,6 +36,13 @@ def general(B: int, T: int, seed: int) -> Arguments:
     return lines(torch.complex64, "b", 2)(B, T, seed) | {"epsilon": 1e-7}
 
 
+def sides(B: int, T: int, seed: int) -> Arguments:
+    """Generators, and what stands beside the matrix."""
+    shapes = {"left": (B, 2, T), "right": (B, 2, T), "numbers": (B, 3, T)}
+    drawn = {name: draw(*shape, seed=seed + i, dtype=torch.complex128) for i, (name, shape) in enumerate(shapes.items())}
+    return drawn | {"configuration": -1}
+
+
 # Named, as the tests of declared mutation name them.
 def toeplitz_schur(**x: Any) -> Any:
     return _ops.toeplitz_schur(*x.values())
@@ -49,6 +56,10 @@ def toeplitz_gko(**x: Any) -> Any:
     return _ops.toeplitz_gko(*x.values())
 
 
+def toeplitz_eliminate(**x: Any) -> Any:
+    return _ops.toeplitz_eliminate(*x.values())
+
+
 def _cases() -> Iterator[Case]:
     for dtype, columns in ((torch.float64, 3), (torch.bfloat16, None), (torch.complex64, None)):
         name = str(dtype).removeprefix("torch.")
@@ -59,6 +70,7 @@ def _cases() -> Iterator[Case]:
     yield Case("toeplitz-schur", toeplitz_schur, symmetric(torch.float32, epsilon=1e-7))
     yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64))
     yield Case("toeplitz-gko", toeplitz_gko, general)
+    yield Case("toeplitz-eliminate", toeplitz_eliminate, sides)
 
 
 CASES = {case.name: case for case in _cases()}

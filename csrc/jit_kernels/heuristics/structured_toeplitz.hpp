@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <gdn_cuda/kernels/structured/toeplitz_eliminate_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_schur_plan.cuh>
@@ -110,6 +111,54 @@ inline std::string explain_toeplitz_gko(const ToeplitzGkoProblem& problem) {
     const ToeplitzGkoConfig config = toeplitz_gko_config(problem);
     return fmt::format("{} rows on {} threads, {} each; {} blocks of {} right-hand sides, a probe among them", problem.n,
                        config.threads, config.slots, problem.systems * (problem.columns / config.columns + 1), config.columns);
+}
+
+struct ToeplitzEliminateProblem {
+    i64 systems, columns;  // columns: with the probe
+    int n;
+};
+
+// More threads, with fewer slots each, lose: a step waits for arithmetic of one thread after the other, not for its sum.
+inline constexpr std::array kToeplitzEliminateConfigurations = [] {
+    std::array<ToeplitzEliminateConfig, 24> all{};
+    size_t at = 0;
+    for (const int blocks : {2, 4, 8, 16})
+        for (const int slots : {1, 2, 4})
+            for (const int columns : {2, 4}) all[at++] = {.blocks = blocks, .threads = 128, .slots = slots, .columns = columns};
+    return all;
+}();
+inline constexpr int kToeplitzEliminateLongest = kToeplitzEliminateConfigurations.back().rows();
+
+// What was measured on an H200, in ns a step: of a first row a thread with two right-hand sides, and of more.
+inline constexpr int kToeplitzEliminateStep = 750, kToeplitzEliminateSlot = 110, kToeplitzEliminateColumns = 100;
+
+// Clusters lie within groups of multiprocessors, whose rests stay idle. Two blocks with few rows share a multiprocessor.
+inline i64 toeplitz_eliminate_at_once(const ToeplitzEliminateConfig& config, const jit::DeviceTraits& device) {
+    const i64 clusters = std::max(1, (device.multiprocessors - config.blocks) / config.blocks);
+    return config.slots == 1 ? 2 * clusters : clusters;
+}
+inline i64 toeplitz_eliminate_cost(const ToeplitzEliminateProblem& problem, const ToeplitzEliminateConfig& config,
+                                   const jit::DeviceTraits& device) {
+    const i64 clusters = problem.systems * ceil_div(problem.columns, config.columns);
+    const i64 step = kToeplitzEliminateStep + (config.slots - 1) * kToeplitzEliminateSlot +
+                     (config.columns > 2 ? kToeplitzEliminateColumns : 0);
+    return ceil_div(clusters, toeplitz_eliminate_at_once(config, device)) * step;
+}
+// Of equally good ones the smallest.
+inline ToeplitzEliminateConfig toeplitz_eliminate_config(const ToeplitzEliminateProblem& problem,
+                                                         const jit::DeviceTraits& device) {
+    const ToeplitzEliminateConfig* best = nullptr;
+    for (const auto& config : kToeplitzEliminateConfigurations)
+        if (config.rows() >= problem.n && (best == nullptr || toeplitz_eliminate_cost(problem, config, device) <
+                                                                  toeplitz_eliminate_cost(problem, *best, device)))
+            best = &config;
+    return *best;
+}
+inline std::string explain_toeplitz_eliminate(const ToeplitzEliminateProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);
+    return fmt::format("{} rows on {} blocks of {} threads, {} each; {} clusters of {} right-hand sides, {} at once", problem.n,
+                       config.blocks, config.threads, config.slots, problem.systems * ceil_div(problem.columns, config.columns),
+                       config.columns, toeplitz_eliminate_at_once(config, device));
 }
 
 struct ToeplitzSchurProblem {

@@ -7,6 +7,7 @@
 //     static constexpr bool uses_cutlass;
 //     static std::span<const Config> configurations();       everything its heuristic can choose
 //     static int threads(const Config&), shared_bytes(const Config&);
+//     static int cluster(const Config&);                     blocks, for a kernel whose blocks work together
 // and gets its source, its registry entry and its launch from here.
 #pragma once
 
@@ -67,6 +68,16 @@ constexpr bool runs_on(const jit::DeviceTraits& device) {
 }
 
 template <class Spec>
+jit::LaunchShape shape_of(const typename Spec::Config& config, const unsigned (&grid)[3]) {
+    jit::LaunchShape shape;
+    for (int i = 0; i < 3; ++i) shape.grid[i] = grid[i];
+    shape.threads = static_cast<unsigned>(Spec::threads(config));
+    shape.shared_bytes = static_cast<unsigned>(Spec::shared_bytes(config));
+    if constexpr (requires { Spec::cluster(config); }) shape.cluster = static_cast<unsigned>(Spec::cluster(config));
+    return shape;
+}
+
+template <class Spec>
 void launch(const typename Spec::Config& config, const typename Spec::Args& args, const unsigned (&grid)[3],
             const Target& target) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
@@ -76,11 +87,7 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
                                      max_capability_of<Spec>() == Spec::min_capability ? "" : " or newer", device.name,
                                      device.capability / 10, device.capability % 10));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
-    jit::LaunchShape shape;
-    for (int i = 0; i < 3; ++i) shape.grid[i] = grid[i];
-    shape.threads = static_cast<unsigned>(Spec::threads(config));
-    shape.shared_bytes = static_cast<unsigned>(Spec::shared_bytes(config));
-    jit::launch(kernel, shape, target.ordinal, target.stream, &args);
+    jit::launch(kernel, shape_of<Spec>(config, grid), target.ordinal, target.stream, &args);
 }
 
 }  // namespace gdn_cuda

@@ -17,6 +17,14 @@ struct ComplexNumber {
     __device__ __forceinline__ ComplexNumber operator*(Real y) const { return {re * y, im * y}; }
     __device__ __forceinline__ ComplexNumber conjugate() const { return {re, -im}; }
     __device__ __forceinline__ Real square() const { return re * re + im * im; }
+
+    // This and x y, less x y: four fused operations each, where operators make six.
+    __device__ __forceinline__ ComplexNumber plus(const ComplexNumber& x, const ComplexNumber& y) const {
+        return {fma(x.re, y.re, fma(-x.im, y.im, re)), fma(x.re, y.im, fma(x.im, y.re, im))};
+    }
+    __device__ __forceinline__ ComplexNumber minus(const ComplexNumber& x, const ComplexNumber& y) const {
+        return {fma(-x.re, y.re, fma(x.im, y.im, re)), fma(-x.re, y.im, fma(-x.im, y.re, im))};
+    }
 };
 
 // e^(i pi x); exact fractions of a turn give it to the last place.

@@ -1,0 +1,327 @@
+// structured/toeplitz_eliminate: the elimination of structured/toeplitz_gko, whose first lines say what is eliminated, by a
+// cluster of blocks, for systems that are too long for one. Transforms are the caller's.
+//
+// Half of a block's threads have rows, the other half columns; generators and right-hand sides are in registers. Step k:
+//
+//     rows     wait for the proposals of all blocks | choose the pivot | update | next column | best row of a warp |
+//              barrier of the block | its best row, divided by the pivot, is stored into every block's inbox
+//     columns  wait for the same | update | column k + 2 is stored into every block's inbox
+//
+// So a step has one way between blocks, and no barrier of the cluster: stores are counted by a barrier in the shared memory
+// they go to. A block that has all proposals of step k knows that every block has read those of step k - 1, so two inboxes do.
+// What step k needs of column k + 1, its right generators before that step, was stored in step k - 1 by who has them; every
+// thread updates these two numbers for itself.
+//
+// Left generators are turned by the conjugate of their row's node, and right ones halved, so an entry is their product, and one
+// more fused operation a part; what that asks for in their update does not wait for the next column.
+//
+// info: 0, or k where pivot k is zero or not a number.
+//
+// Bound: latency of a step.
+#pragma once
+
+#include <gdn_cuda/kernels/common/cluster.cuh>
+#include <gdn_cuda/kernels/common/complex.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_eliminate_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+template <ToeplitzEliminateConfig kConfig>
+struct ToeplitzEliminate {
+    using Shared = ToeplitzEliminateSharedPlan<kConfig>;
+    using Stored = typename Shared::Number;
+    using Number = ComplexNumber<double>;
+    static constexpr int kColumns = kConfig.columns, kNoNode = -1;
+    static constexpr int kProposed = 1;  // a named barrier
+    static constexpr unsigned kAll = ~0u;
+    static constexpr int kSenders = 32 / kConfig.blocks;  // lanes of a warp that send to one block
+    static_assert(32 % kConfig.blocks == 0 && kConfig.warps() <= 32);
+
+    const ToeplitzEliminateArgs& args;
+    Shared& shared;
+    int system, first_column, rank, lane, warp;  // warp: among those that have rows, or columns
+    unsigned peer;                               // shared memory of the block that this lane sends to
+    Number right[2];                             // of the step's column, before its update
+
+    struct Row {  // of C or of the identity; left is turned by back, the conjugate of the node
+        Number left[2], numbers[kColumns], back, entry;  // entry: in the step's column
+        int node;
+    };
+    struct Column {
+        Number right[2], back;
+    };
+    // Of the pivot's row.
+    struct Pivot {
+        Number left[2];
+        const typename Shared::Proposal* all;
+        int node;
+    };
+
+    __device__ __forceinline__ static Number number(const Stored& x) { return {x.re, x.im}; }
+    __device__ __forceinline__ static Stored stored(const Number& x) { return {x.re, x.im}; }
+    __device__ __forceinline__ Number back_from(int node) const { return unit_at(static_cast<double>(node) / args.n); }
+    __device__ __forceinline__ int thread() const { return 32 * warp + lane; }
+    __device__ __forceinline__ int index_at(int s) const { return (s * kConfig.blocks + rank) * kConfig.threads + thread(); }
+    __device__ __forceinline__ Barrier& arrived(int k) const { return reinterpret_cast<Barrier&>(shared.arrived[k % 2]); }
+    __device__ __forceinline__ Number generator(const void* of, int g, int i) const {
+        return number(static_cast<const Stored*>(of)[(2LL * system + g) * args.n + i]);
+    }
+
+    // Of a row and a column, by their generators.
+    __device__ __forceinline__ Number entry(const Number (&left)[2], int node, const Number (&right)[2], int column) const {
+        int apart = 2 * column + 1 - node;
+        if (apart < 0) apart += 2 * args.n;
+        const bool mirrored = apart > args.n;
+        const double near = shared.cotangents[mirrored ? 2 * args.n - apart : apart], cotangent = mirrored ? -near : near;
+        const Number sum = (left[0] * right[0]).plus(left[1], right[1]);
+        return {sum.re + sum.im * cotangent, sum.im - sum.re * cotangent};
+    }
+    __device__ __forceinline__ void update(Number (&of)[2], int column, const Pivot& pivot) const {
+        const Number share = entry(pivot.left, pivot.node, of, column);
+        of[0] = of[0].minus(right[0], share);
+        of[1] = of[1].minus(right[1], share);
+    }
+
+    // What one thread of a warp has put into `sent`, by all of it to all blocks.
+    template <class Sent>
+    __device__ __forceinline__ void send_all(const Sent& from, const Sent& into, int k) const {
+        constexpr int kPieces = sizeof(Sent) / sizeof(Piece);
+        const auto there = [&](const void* here) { return peer + shared_address(here) - shared_address(&shared); };
+        __syncwarp();
+#pragma unroll
+        for (int begin = 0; begin < kPieces; begin += kSenders) {
+            const int piece = begin + lane / kConfig.blocks;
+            if (piece < kPieces)
+                send(reinterpret_cast<const Piece*>(&from)[piece], there(&into) + piece * sizeof(Piece), there(&arrived(k)));
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void expect(int k) const {
+        constexpr int kProposals = kConfig.blocks * sizeof(typename Shared::Proposal);
+        if (k < args.n)
+            arrived(k).expect(kProposals + (k + 1 < args.n ? static_cast<int>(sizeof(typename Shared::Column)) : 0));
+    }
+
+    // The key of a row is the upper half of the larger part of its entry, which orders them well enough, and in its last bits
+    // whose it is: of about equal ones the first.
+    __device__ __forceinline__ static unsigned key_of(const Number& entry, int place) {
+        const auto part = [](double x) { return static_cast<unsigned>(__double2hiint(x)) & 0x7fffffffu; };
+        const unsigned size = part(entry.re) > part(entry.im) ? part(entry.re) : part(entry.im);
+        return (size & ~31u) + 32 + static_cast<unsigned>(31 - place);
+    }
+    // Straight code, unlike a division: it is done while others are waited for.
+    __device__ __forceinline__ static double reciprocal(double x) {
+        double r;
+        asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(x));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) r = fma(r, fma(-x, r, 1.0), r);
+        return r;
+    }
+
+    __device__ __forceinline__ void propose(const Row (&rows)[kConfig.slots], int k) {
+        unsigned key = 0;
+        int mine = 0;
+        Number entry = rows[0].entry;
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            const unsigned of_slot = key_of(rows[s].entry, lane);
+            if (rows[s].node % 2 == 0 && of_slot > key) {
+                key = of_slot;
+                mine = s;
+                entry = rows[s].entry;
+            }
+        }
+        const unsigned best = __reduce_max_sync(kAll, key);
+        if (lane == 0) shared.keys[k % 2][warp] = best;
+        const double square = entry.square();
+        const Number inverse = entry.conjugate() * reciprocal(square);
+        meet(kProposed, 2 * kConfig.threads);
+        unsigned of_block = 0;
+#pragma unroll
+        for (int w = 0; w < kConfig.warps(); ++w)
+            of_block = max(of_block, (shared.keys[k % 2][w] & ~31u) + static_cast<unsigned>(31 - w));
+        if (static_cast<int>(31 - of_block % 32) != warp) return;
+        auto& sent = shared.sent.proposal;
+        if (best == 0 ? lane == 0 : key == best) {
+            sent.key = of_block & ~31u;
+            sent.fails = !(square > 0);
+#pragma unroll
+            for (int s = 0; s < kConfig.slots; ++s) {
+                if (s != mine) continue;
+                const Row& row = rows[s];
+                sent.node = row.node;
+                sent.place = index_at(s);
+#pragma unroll
+                for (int g = 0; g < 2; ++g) sent.left[g] = stored(row.left[g] * inverse);
+                sent.back = stored(row.back);
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c) sent.numbers[c] = stored(row.numbers[c] * inverse);
+            }
+        }
+        send_all(sent, shared.inboxes[k % 2].proposals[rank], k);
+    }
+    __device__ __forceinline__ Pivot chosen(int k) const {
+        arrived(k).wait(static_cast<unsigned>(k / 2 % 2));
+        if (threadIdx.x == 0) expect(k + 2);
+        const auto& proposals = shared.inboxes[k % 2].proposals;
+        const unsigned key = lane < kConfig.blocks ? proposals[lane].key : 0;
+        const unsigned best = __reduce_max_sync(kAll, key + static_cast<unsigned>(31 - lane));
+        const auto& pivot = proposals[31 - best % 32];
+        return {{number(pivot.left[0]), number(pivot.left[1])}, &pivot, pivot.node};
+    }
+    // The next step's column, after this step.
+    __device__ __forceinline__ void advance(Number (&next)[2], const Pivot& pivot, int k) {
+        update(next, k + 1, pivot);
+        right[0] = next[0];
+        right[1] = next[1];
+    }
+
+    __device__ __forceinline__ void eliminate_rows() {
+        Row rows[kConfig.slots]{};
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            Row& row = rows[s];
+            const int i = index_at(s);
+            row.node = kNoNode;
+            if (i >= args.n) continue;
+            row.node = 2 * i;
+            row.back = back_from(row.node);
+#pragma unroll
+            for (int g = 0; g < 2; ++g) row.left[g] = generator(args.left, g, i) * row.back;
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c)
+                if (first_column + c < args.columns)
+                    row.numbers[c] = number(static_cast<const Stored*>(
+                        args.numbers)[(static_cast<i64>(system) * args.columns + first_column + c) * args.n + i]);
+            row.entry = entry(row.left, row.node, right, 0);
+        }
+        propose(rows, 0);
+        Number entering = back_from(1);  // the node of the row of the identity that the step is the first to touch
+        int info = 0;
+#pragma unroll 1
+        for (int k = 0; k < args.n; ++k) {
+            const Pivot pivot = chosen(k);
+            if (info == 0 && pivot.all->fails) info = k + 1;
+            const auto& column = shared.inboxes[k % 2].column;
+            Number next[2]{number(column.right[0]), number(column.right[1])};
+            const int place = pivot.all->place;
+            if (place % (kConfig.blocks * kConfig.threads) / 32 == rank * kConfig.warps() + warp)  // is of this warp
+#pragma unroll
+                for (int s = 0; s < kConfig.slots; ++s)
+                    if (index_at(s) == place) rows[s] = {{}, {}, entering, {1, 0}, 2 * k + 1};  // takes its place
+            const Number back = number(pivot.all->back).conjugate();
+            const Number left[2]{pivot.left[0] * back, pivot.left[1] * back};
+#pragma unroll
+            for (int s = 0; s < kConfig.slots; ++s) {
+                Row& row = rows[s];
+                const Number turned = row.entry * row.back;
+#pragma unroll
+                for (int g = 0; g < 2; ++g) row.left[g] = row.left[g].minus(left[g], turned);
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c)
+                    row.numbers[c] = row.numbers[c].minus(number(pivot.all->numbers[c]), row.entry);
+            }
+            if (k + 1 == args.n) break;
+            entering = number(column.back);
+            advance(next, pivot, k);
+#pragma unroll
+            for (int s = 0; s < kConfig.slots; ++s) rows[s].entry = entry(rows[s].left, rows[s].node, right, k + 1);
+            propose(rows, k + 1);
+        }
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s)
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c)
+                if (rows[s].node != kNoNode && first_column + c < args.columns)
+                    static_cast<Stored*>(args.found)[(static_cast<i64>(system) * args.columns + first_column + c) * args.n +
+                                                     rows[s].node / 2] = {-rows[s].numbers[c].re, -rows[s].numbers[c].im};
+        if (first_column == 0 && rank == 0 && thread() == 0) static_cast<int*>(args.info)[system] = info;
+    }
+
+    // For step j - 1 of all blocks, if this warp has column j.
+    __device__ __forceinline__ void tell(const Column (&columns)[kConfig.slots], int j) const {
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            if (j >= args.n || j / 32 != index_at(s) / 32) continue;
+            if (j == index_at(s))
+                shared.sent.column = {{stored(columns[s].right[0]), stored(columns[s].right[1])}, stored(columns[s].back)};
+            send_all(shared.sent.column, shared.inboxes[(j - 1) % 2].column, j - 1);
+        }
+    }
+    // Those of slots from kFirst on: columns of earlier ones are done with.
+    template <int kFirst>
+    __device__ __forceinline__ void update_columns(Column (&columns)[kConfig.slots], const Pivot& pivot, int first) {
+        if constexpr (kFirst + 1 < kConfig.slots)
+            if (first > kFirst) return update_columns<kFirst + 1>(columns, pivot, first);
+#pragma unroll
+        for (int s = kFirst; s < kConfig.slots; ++s) update(columns[s].right, min(index_at(s), args.n - 1), pivot);
+    }
+    __device__ __forceinline__ void eliminate_columns() {
+        Column columns[kConfig.slots]{};
+#pragma unroll
+        for (int s = 0; s < kConfig.slots; ++s) {
+            const int j = index_at(s);
+            if (j >= args.n) continue;
+            columns[s].back = back_from(2 * j + 1);
+#pragma unroll
+            for (int g = 0; g < 2; ++g) columns[s].right[g] = generator(args.right, g, j) * 0.5;
+        }
+        pass(kProposed, 2 * kConfig.threads);
+        tell(columns, 1);
+        int first = 0;  // slot with a column that is still needed
+#pragma unroll 1
+        for (int k = 0; k + 1 < args.n; ++k) {
+            const Pivot pivot = chosen(k);
+            const auto& column = shared.inboxes[k % 2].column;
+            Number next[2]{number(column.right[0]), number(column.right[1])};
+            pass(kProposed, 2 * kConfig.threads);
+            while (first + 1 < kConfig.slots && ((first * kConfig.blocks + rank) * kConfig.warps() + warp) * 32 + 31 <= k + 1)
+                ++first;
+            update_columns<0>(columns, pivot, first);
+            tell(columns, k + 2);
+            advance(next, pivot, k);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        for (int t = static_cast<int>(threadIdx.x); t <= args.n; t += 2 * kConfig.threads) {
+            const Number at = unit_at(static_cast<double>(t) / (2 * args.n));
+            shared.cotangents[t] = t == 0 ? 0 : at.re / at.im;  // no difference of nodes is zero
+        }
+#pragma unroll
+        for (int g = 0; g < 2; ++g) right[g] = generator(args.right, g, 0) * 0.5;
+        if (threadIdx.x == 0) {
+            for (int k = 0; k < 2; ++k) {
+                arrived(k).init(1);
+                expect(k);
+            }
+            publish_barriers();
+        }
+        meet_cluster();
+        if (static_cast<int>(threadIdx.x) < kConfig.threads)
+            eliminate_rows();
+        else
+            eliminate_columns();
+        meet_cluster();  // nobody stores into a block that is gone
+    }
+};
+
+template <ToeplitzEliminateConfig kConfig>
+__global__ void __launch_bounds__(2 * kConfig.threads, 1)
+    toeplitz_eliminate(const __grid_constant__ ToeplitzEliminateArgs args) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const int thread = static_cast<int>(threadIdx.x) % kConfig.threads;
+    const int cluster = static_cast<int>(blockIdx.x) / kConfig.blocks;
+    const int parts = (args.columns + kConfig.columns - 1) / kConfig.columns;
+    ToeplitzEliminate<kConfig> kernel{args,
+                                      *reinterpret_cast<ToeplitzEliminateSharedPlan<kConfig>*>(memory),
+                                      cluster / parts,
+                                      cluster % parts * kConfig.columns,
+                                      static_cast<int>(cluster_rank()),
+                                      thread % 32,
+                                      thread / 32,
+                                      address_in(memory, static_cast<unsigned>(thread) % kConfig.blocks)};
+    kernel.run();
+}
+
+}  // namespace gdn_cuda::structured
