@@ -16,6 +16,7 @@
 #include "impls/structured/cauchy_batch.hpp"
 #include "impls/structured/toeplitz_gko.hpp"
 #include "impls/structured/toeplitz_matvec.hpp"
+#include "impls/structured/toeplitz_pcg.hpp"
 #include "impls/structured/toeplitz_schur.hpp"
 #include "impls/structured/vandermonde.hpp"
 #include "impls/structured/vandermonde_moments.hpp"
@@ -55,6 +56,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<structured::ToeplitzMatvec>(),
         entry<structured::ToeplitzGko>(),
         entry<structured::ToeplitzSchur>(),
+        entry<structured::ToeplitzPcg>(),
     };
     return all;
 }

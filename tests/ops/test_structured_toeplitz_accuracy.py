@@ -55,7 +55,7 @@ def errors(dtype: torch.dtype, rng: torch.Generator) -> dict[str, dict[str, floa
                      "GKO": rel_rms(ways.solve(*there, False)[0], x)}  # fmt: skip
             if name.startswith("SPD") and not dtype.is_complex:
                 found["Schur"] = rel_rms(ways.solve_positive(there[0], there[2])[0], x)
-                found["gradients"] = rel_rms(torch.ops.gdn_cuda.toeplitz_pcg(there[0], there[2])[0], x)
+                found["gradients"] = rel_rms(torch.ops.gdn_cuda.toeplitz_gradients(there[0], there[2])[0], x)
             for way, error in found.items():
                 table.setdefault(name, {}).setdefault(way, 0.0)
                 table[name][way] += error / DRAWS
