@@ -160,7 +160,7 @@ def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
         return ways.solve_positive(c, b)[0]
 
     def by_gradients(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
-        return torch.ops.gdn_cuda.toeplitz_pcg(c, b)[0]
+        return torch.ops.gdn_cuda.toeplitz_pcg(c, b, ways._epsilon(c.dtype))[0]
 
     def cases(draw: Draw) -> Iterator[Case]:
         for kind, (c, r) in toeplitz_matrices(draw, n).items():

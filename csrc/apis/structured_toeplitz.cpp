@@ -5,6 +5,7 @@
 #include "../jit_kernels/impls/structured/toeplitz_eliminate.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_matvec.hpp"
+#include "../jit_kernels/impls/structured/toeplitz_pcg.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_schur.hpp"
 #include "register.hpp"
 #include "structured.hpp"
@@ -75,7 +76,7 @@ PreparedToeplitz prepare_toeplitz_solve(const Tensor& c, const Tensor& r, const 
     return prepare_toeplitz(symmetric ? "toeplitz_solve_symmetric" : "toeplitz_solve", "b", c, r, b);
 }
 
-PreparedToeplitz prepare_toeplitz_pcg(const Tensor& c, const Tensor& b) {
+PreparedToeplitz prepare_toeplitz_gradients(const Tensor& c, const Tensor& b) {
     PreparedToeplitz prepared = prepare_toeplitz("toeplitz_solve_symmetric", "b", c, c, b);
     const Checks check{"toeplitz_solve_symmetric"};
     check.dtype("c", prepared.column, {DType::f32, DType::f64});
@@ -83,7 +84,10 @@ PreparedToeplitz prepare_toeplitz_pcg(const Tensor& c, const Tensor& b) {
 }
 
 PreparedToeplitz prepare_toeplitz_schur(const Tensor& c, const Tensor& b, double /*epsilon*/) {
-    return prepare_toeplitz_pcg(c, b);
+    return prepare_toeplitz_gradients(c, b);
+}
+PreparedToeplitz prepare_toeplitz_pcg(const Tensor& c, const Tensor& b, double /*epsilon*/) {
+    return prepare_toeplitz_gradients(c, b);
 }
 
 PreparedToeplitz prepare_toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double /*epsilon*/) {
@@ -183,6 +187,35 @@ std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, doub
     return {out, info};
 }
 
+// The same, but where they do not come to an end info is -1.
+std::tuple<Tensor, Tensor> toeplitz_pcg(const Tensor& c, const Tensor& b, double epsilon) {
+    const PreparedToeplitz prepared = prepare_toeplitz_pcg(c, b, epsilon);
+    const Checks check{"toeplitz_solve_symmetric"};
+    GDN_REQUIRE(check, prepared.n() <= kToeplitzPcgLongest, "c",
+                fmt::format("at most {} rows for this kernel", kToeplitzPcgLongest), shape_text(prepared.column));
+    const Tensor out = torch::stable::new_empty(c, prepared.result());
+    const Tensor info = torch::stable::new_zeros(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
+    ToeplitzPcgArgs args{.column = operand(prepared.column),
+                         .right = operand(prepared.lines),
+                         .right_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                         .out = out.data_ptr(),
+                         .info = info.data_ptr(),
+                         .n = static_cast<int>(prepared.n()),
+                         .columns = prepared.columns(),
+                         .epsilon = epsilon};
+    set_leading(check, prepared.shape.leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
+    GDN_REQUIRE(check, args.rows * (args.columns + 1) <= std::numeric_limits<int>::max(), "b",
+                "fewer than 2^31 right-hand sides", shape_text(prepared.right));
+    const DeviceScope scope(prepared.column.device_index);
+    const ToeplitzPcgProblem problem{args.rows, args.columns, args.n, prepared.type};
+    const Target target = target_of(check.function, prepared.column);
+    const Tensor scratch =
+        torch::stable::new_empty(c, {ToeplitzPcg::scratch(problem, target.ordinal)}, torch::headeronly::ScalarType::Double);
+    args.scratch = static_cast<double*>(scratch.data_ptr());
+    ToeplitzPcg::run(problem, args, target);
+    return {out, info};
+}
+
 std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double epsilon) {
     const PreparedToeplitz prepared = prepare_toeplitz_gko(c, r, b, epsilon);
     const Checks check{"toeplitz_solve"};
@@ -245,7 +278,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "toeplitz_matvec", "Tensor c, Tensor r, Tensor x, bool transpose", "Tensor");
     define_checked(m, "toeplitz_solve", "Tensor c, Tensor r, Tensor b, bool symmetric", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_schur", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
-    define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_gradients", "Tensor c, Tensor b", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_eliminate", "Tensor left, Tensor right, Tensor numbers, int configuration", "(Tensor, Tensor)");
     m.def("toeplitz_eliminate_fits(Tensor like, int systems, int columns, int n) -> bool");
     define_checked(m, "toeplitz_gko", "Tensor c, Tensor r, Tensor b, float epsilon", "(Tensor, Tensor)");
@@ -254,12 +288,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("toeplitz_matvec", TORCH_BOX(&toeplitz_matvec));
     m.impl("toeplitz_schur", TORCH_BOX(&toeplitz_schur));
+    m.impl("toeplitz_pcg", TORCH_BOX(&toeplitz_pcg));
     m.impl("toeplitz_gko", TORCH_BOX(&toeplitz_gko));
     m.impl("toeplitz_eliminate", TORCH_BOX(&toeplitz_eliminate));
     m.impl("toeplitz_eliminate_fits", TORCH_BOX(&toeplitz_eliminate_fits));
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
-    m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
+    m.impl("validate_toeplitz_gradients", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gradients>::run));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
@@ -269,6 +304,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl("validate_toeplitz_eliminate", TORCH_BOX(&OnlyCheck<prepare_toeplitz_eliminate>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
     m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
+    m.impl("validate_toeplitz_gradients", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gradients>::run));
 }
 
 }  // namespace gdn_cuda::structured

@@ -17,6 +17,7 @@
 #include "impls/structured/toeplitz_eliminate.hpp"
 #include "impls/structured/toeplitz_gko.hpp"
 #include "impls/structured/toeplitz_matvec.hpp"
+#include "impls/structured/toeplitz_pcg.hpp"
 #include "impls/structured/toeplitz_schur.hpp"
 #include "impls/structured/vandermonde.hpp"
 #include "impls/structured/vandermonde_moments.hpp"
@@ -57,6 +58,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<structured::ToeplitzGko>(),
         entry<structured::ToeplitzEliminate>(),
         entry<structured::ToeplitzSchur>(),
+        entry<structured::ToeplitzPcg>(),
     };
     return all;
 }

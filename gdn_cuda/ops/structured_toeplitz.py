@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .call import as_one, call
 from .structured_toeplitz_registration import product, product_shape
-from .structured_toeplitz_solve import SCHUR_LONGEST, solve_positive, solve_symmetric
+from .structured_toeplitz_solve import PCG_LONGEST, solve_positive, solve_symmetric
 from .structured_toeplitz_solve import explain_toeplitz_solve as explain_toeplitz_solve
 
 _ops = torch.ops.gdn_cuda
@@ -82,8 +82,9 @@ def toeplitz_solve_symmetric_ex(
 ) -> tuple[Tensor, Tensor]:
     """(T⁻¹ b, info) for r = c, as `toeplitz_solve_ex`.
 
-    With `assume_positive` (real, at most 4096 rows) by one kernel for positive definite matrices, several times as fast; where
-    one is not, info is −k, its leading minor of order k is not positive, and the solution NaN.
+    With `assume_positive` (real, at most 8192 rows) by one kernel for positive definite matrices, several times as fast; where
+    one is not, info is −k, its leading minor of order k is not positive, and the solution NaN. Beyond 4096 rows info is −1
+    there, and where 60 steps of conjugate gradients are not enough.
     """
     function, tensors = "toeplitz_solve_symmetric", {"c": c, "b": b}
 
@@ -92,8 +93,8 @@ def toeplitz_solve_symmetric_ex(
             return _solved(function, tensors, None)
         dtype, (column, right) = computed(function, tensors)
         _ops.validate_toeplitz_solve(column, column, right, True)
-        if column.is_complex() or column.shape[-1] > SCHUR_LONGEST:
-            expected = f"real numbers and at most {SCHUR_LONGEST} rows with assume_positive"
+        if column.is_complex() or column.shape[-1] > PCG_LONGEST:
+            expected = f"real numbers and at most {PCG_LONGEST} rows with assume_positive"
             raise ValueError(f"{function}: c: expected {expected}, got {column.dtype} {tuple(column.shape)}")
         x, info = solve_positive(column, right)
         return x.to(dtype), info

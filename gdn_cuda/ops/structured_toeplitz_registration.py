@@ -131,13 +131,16 @@ def _solve_gradients(ctx, grad, _):
 torch.library.register_autograd("gdn_cuda::toeplitz_solve", _solve_gradients, setup_context=_keep_solve, lib=_library)
 
 
-# ---- toeplitz_schur and toeplitz_pcg: symmetric positive definite ones
+# ---- toeplitz_schur, toeplitz_pcg and toeplitz_gradients: symmetric positive definite ones
 
 
-@_fake("toeplitz_schur")
-def _(c, b, epsilon):
+def _positive_shapes(c, b, epsilon):
     shape = product_shape(c, c, b)
     return b.new_empty(shape), c.new_empty(shape[: -2 if b.dim() > c.dim() else -1], dtype=torch.int32)
+
+
+_fake("toeplitz_schur")(_positive_shapes)
+_fake("toeplitz_pcg")(_positive_shapes)
 
 
 @_cpu("toeplitz_schur")
@@ -145,22 +148,28 @@ def _(c, b, epsilon):
     return tuple(y.contiguous() for y in reference.toeplitz_schur(c, b))
 
 
-@_fake("toeplitz_pcg")
+@_cpu("toeplitz_pcg")
+def _(c, b, epsilon):
+    x, info = reference.toeplitz_schur(c, b)
+    return x.contiguous(), info.clamp_min(-1)
+
+
+@_fake("toeplitz_gradients")
 def _(c, b):
     return b.new_empty(product_shape(c, c, b)), c.new_empty(c.shape[:-1], dtype=torch.int32)
 
 
-@_cpu("toeplitz_pcg")
+@_cpu("toeplitz_gradients")
 def _(c, b):
     return tuple(y.contiguous() for y in solve_by_gradients(c, b))
 
 
 def _gradients_on_gpu(c, b):
-    _ops.validate_toeplitz_pcg(c, b)
+    _ops.validate_toeplitz_gradients(c, b)
     return solve_by_gradients(c, b)
 
 
-_library.impl("toeplitz_pcg", _gradients_on_gpu, "CUDA")
+_library.impl("toeplitz_gradients", _gradients_on_gpu, "CUDA")
 
 
 def _keep_symmetric(ctx, inputs, output):
@@ -182,7 +191,7 @@ def _gradients_of(name):
     return gradients
 
 
-for _name in ("toeplitz_schur", "toeplitz_pcg"):
+for _name in ("toeplitz_schur", "toeplitz_pcg", "toeplitz_gradients"):
     torch.library.register_autograd(f"gdn_cuda::{_name}", _gradients_of(_name), setup_context=_keep_symmetric, lib=_library)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from ..reference.structured_toeplitz_ops import matvec_by_transforms, widened
 from .structured_toeplitz_pcg import solve_by_pcg
 
-# Rows of what one block solves, and a cluster of blocks (csrc/jit_kernels/heuristics/structured_toeplitz.hpp).
-GKO_LONGEST, SCHUR_LONGEST, ELIMINATE_LONGEST = 1024, 4096, 8192
+# Rows of what one block solves, and ELIMINATE's cluster of blocks (csrc/jit_kernels/heuristics/structured_toeplitz.hpp).
+GKO_LONGEST, SCHUR_LONGEST, PCG_LONGEST, ELIMINATE_LONGEST = 1024, 4096, 8192, 8192
 
 _ops = torch.ops.gdn_cuda
 
@@ -40,22 +40,29 @@ def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
         return general
     if n <= SCHUR_LONGEST:
         first = f"toeplitz_schur: {n} rows fit one block; where T is not positive definite"
+    elif n <= PCG_LONGEST:
+        first = f"toeplitz_pcg: {n} rows fit one block of conjugate gradients; where they do not converge"
     else:
-        first = f"conjugate gradients: {n} rows are more than the {SCHUR_LONGEST} of one block; where they do not converge"
+        first = f"conjugate gradients in torch operations: {n} rows are more than one block's; where they do not converge"
     return f"{first}, {general}"
 
 
 def solve_symmetric(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(x, info) for real c and b on a GPU, waiting: ways for positive definite matrices first, and pivots if they must be. info
     is on the CPU where it has been looked at: one copy is all that is waited for."""
-    x, info = solve_positive(c, b) if c.shape[-1] <= SCHUR_LONGEST else _ops.toeplitz_pcg(c, b)
+    x, info = solve_positive(c, b) if c.shape[-1] <= PCG_LONGEST else _ops.toeplitz_gradients(c, b)
     info = info.cpu()
     return _ops.toeplitz_solve(c, c, b, True) if bool((info < 0).any()) else (x, info)
 
 
 def solve_positive(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(x, info) for real c and b and at most `SCHUR_LONGEST` rows; info is −k where the minor of order k is not positive."""
+    """(x, info) for real c and b and at most `PCG_LONGEST` rows; info is −k where the minor of order k is not positive, beyond
+    `SCHUR_LONGEST` rows −1 where conjugate gradients do not come to an end."""
     epsilon = _epsilon(c.dtype)
+    if c.shape[-1] > SCHUR_LONGEST:
+        x, told = _ops.toeplitz_pcg(c, b, epsilon)
+        fails = _of_matrices((told < 0).to(torch.int32), c.shape[:-1]) > 0  # with some right-hand sides, not with others
+        return x, _of_matrices(told, c.shape[:-1]).where(~fails, -1)
     x, info = _ops.toeplitz_schur(c, b, epsilon)
     if c.dtype == torch.float64:  # its rounding is that of the inputs: one step of refinement, and its derivatives are x's
         x = x.detach()

@@ -9,6 +9,7 @@
 #include "jit_kernels/impls/structured/toeplitz_eliminate.hpp"
 #include "jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "jit_kernels/impls/structured/toeplitz_matvec.hpp"
+#include "jit_kernels/impls/structured/toeplitz_pcg.hpp"
 #include "jit_kernels/impls/structured/toeplitz_schur.hpp"
 
 namespace gdn_cuda::structured {
@@ -108,6 +109,22 @@ TEST(ToeplitzEliminateHeuristic, LargeClustersForFewSystemsAndSmallOnesForMany) 
               "4096 rows on 16 blocks of 128 threads, 2 each; 4 clusters of 2 right-hand sides, 7 at once");
 }
 
+TEST(ToeplitzPcgHeuristic, BlocksAreNoMoreThanRunAtOnceAndNotIdle) {
+    for (const DType io : {DType::f32, DType::f64})
+        for (const i64 systems : {1, 5, 1000})
+            for (const i64 columns : {0, 1, 200}) {
+                const ToeplitzPcgProblem problem{.systems = systems, .columns = columns, .n = kToeplitzPcgLongest, .io = io};
+                const ToeplitzPcgConfig config = toeplitz_pcg_config(problem);
+                EXPECT_EQ(config.io, io);
+                EXPECT_EQ(config.groups() * config.threads * kFftEach, config.transform) << "or numbers have no thread";
+                const i64 blocks = toeplitz_pcg_blocks(problem, device_of(132));
+                EXPECT_EQ(blocks, std::min<i64>(systems * (columns + 1), 132));
+                EXPECT_NE(explain_toeplitz_pcg(problem, device_of(132)).find(fmt::format("in {} blocks", blocks)),
+                          std::string::npos);
+            }
+    EXPECT_EQ(kToeplitzPcgLongest, 8192) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
+}
+
 TEST(ToeplitzKernels, SharedMemoryIsThereOnEveryGpu) {
     for (const auto& config : kToeplitzMatvecConfigurations)
         EXPECT_LE(ToeplitzMatvec::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
@@ -117,6 +134,8 @@ TEST(ToeplitzKernels, SharedMemoryIsThereOnEveryGpu) {
     }
     for (const auto& config : kToeplitzSchurConfigurations)
         EXPECT_LE(ToeplitzSchur::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
+    for (const auto& config : kToeplitzPcgConfigurations)
+        EXPECT_LE(ToeplitzPcg::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
 }
 
 }  // namespace

@@ -103,13 +103,13 @@ def test_every_configuration_of_clusters(configuration: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("n", [1, 2, 31, 33, 64, 65, 256, 257, 1000, 1024, 1025, 2500, 4096, 4097, 6000])
+@pytest.mark.parametrize("n", [1, 2, 31, 33, 64, 65, 256, 257, 1000, 1024, 1025, 2500, 4096, 4097, 6561, 8191, 8192, 8193])
 def test_every_positive_size(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Beyond 4096 by conjugate gradients."""
+    """Beyond 4096 by conjugate gradients, beyond 8192 in torch operations."""
     c, b = positive(n, dtype), draw((3, 2, n, 3), dtype, seed)
     x, expected = toeplitz_solve_symmetric(c, b), solved(c, c, b)
     assert x.dtype == dtype and rel_rms(x, expected) < BOUNDS[dtype]
-    if n <= 4096:
+    if n <= 8192:
         x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
         assert info.shape == (2,) and not info.any() and rel_rms(x, expected) < BOUNDS[dtype]
         assert rel_rms(toeplitz_solve_symmetric_ex(c[:1], b[0, 0, :, 0], assume_positive=True)[0][0], expected[0, 0, :, 0]) < BOUNDS[dtype]  # fmt: skip  # noqa: E501
@@ -129,6 +129,59 @@ def test_symmetric_and_not_definite(n: int, dtype: torch.dtype, seed: int) -> No
     assert rel_rms(x[0], expected[0]) < BOUNDS[dtype]
     for x in (toeplitz_solve_symmetric(c, b), toeplitz_solve_symmetric_ex(c, b)[0]):
         assert rel_rms(x, expected) < 1e2 * BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [4097, 5000, 8192])
+def test_what_conjugate_gradients_tell(n: int, dtype: torch.dtype, seed: int) -> None:
+    """Matrices of a batch do not touch each other, nor do right-hand sides."""
+    distance = torch.arange(n, dtype=torch.float64, device="cuda")
+    first = (distance == 0).double()
+    last = torch.where(distance == n - 1, torch.nan, first)
+    good, indefinite, singular = positive(n, torch.float64)[0], first - 0.6 * (distance == 1), torch.ones_like(first)
+    c = torch.stack([good, indefinite, singular, 0 * first, -good, last, 1e-20 * good]).to(dtype)
+    b = draw((7, n, 3), dtype, seed)
+    b[:, :, 1] = 0
+    b[0, n // 2, 2] = torch.inf
+    x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
+    assert info.tolist() == [0, -1, -1, -1, -1, -1, 0]
+    expected = solved(c[0], c[0], b[0, :, :1])
+    assert rel_rms(x[0, :, :1], expected) < BOUNDS[dtype] and not x[0, :, 1].any() and x[0, :, 2].isnan().all()
+    assert rel_rms(1e-20 * x[6], 1e-20 * solved(c[6], c[6], b[6])) < BOUNDS[dtype] and x[1:6].isnan().all()
+    alone = toeplitz_solve_symmetric_ex(c[0], b[0, :, 0], assume_positive=True)[0]
+    assert torch.equal(alone, x[0, :, 0])
+    many = draw((40, n, 5), dtype, seed + 1)  # more right-hand sides than blocks
+    x = toeplitz_solve_symmetric_ex(c[:1], many, assume_positive=True)[0]
+    assert rel_rms(x, solved(c[0], c[0], many.movedim(0, 1).reshape(n, 200)).reshape(n, 40, 5).movedim(1, 0)) < BOUNDS[dtype]
+    assert torch.equal(x, toeplitz_solve_symmetric_ex(c[:1], many, assume_positive=True)[0])
+    near = (0.9999**distance).to(dtype)  # a condition number of 1e8
+    assert toeplitz_solve_symmetric_ex(near, b[0, :, 0], assume_positive=True)[1] == (n + 1 if dtype == torch.float32 else 0)
+    pivoted = toeplitz_solve_symmetric(c[:2], b[:2, :, 0])
+    assert rel_rms(pivoted, solved(c[:2], c[:2], b[:2, :, 0])) < 1e2 * BOUNDS[dtype]
+
+
+def test_conjugate_gradients_are_captured(seed: int) -> None:
+    c, b = positive(5000, torch.float32), draw((5000, 2), torch.float32, seed).mT
+    expected, _ = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
+    for _ in range(2):
+        x.zero_(), info.fill_(7)
+        graph.replay()
+        assert torch.equal(x, expected) and not info.any()
+    leaves = [c.double().requires_grad_(), b.double().requires_grad_()]
+    grad = draw((2, 5000), torch.float64, seed + 1)
+    ours, theirs = (
+        torch.autograd.grad(function(*leaves), leaves, grad)
+        for function in (
+            lambda c, b: toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[0],
+            lambda c, b: solved(c, c, b),
+        )
+    )
+    assert all(rel_rms(x, y) < 1e-9 for x, y in zip(ours, theirs, strict=True))
+    compiled = torch.compile(toeplitz_solve_symmetric_ex, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(c, b, assume_positive=True)[0], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])

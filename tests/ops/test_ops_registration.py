@@ -115,6 +115,7 @@ def test_declared_mutation() -> None:
         "toeplitz_solve_symmetric_ex": set(),
         "toeplitz_schur": set(),
         "toeplitz_pcg": set(),
+        "toeplitz_gradients": set(),
         "toeplitz_gko": set(),
         "toeplitz_eliminate": set(),
     }

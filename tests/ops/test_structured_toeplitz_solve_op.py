@@ -223,7 +223,8 @@ def test_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for x, info in (*(way(c, c, b) for way in general), toeplitz_solve_symmetric_ex(c, b), ways.solve_symmetric(c, b)):
         assert x.shape == b.shape and info.tolist() == [0, 1]
     assert toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[1].tolist() == [0, -1]
-    assert torch.ops.gdn_cuda.toeplitz_pcg(c[0], b[0])[1] == 0
+    assert torch.ops.gdn_cuda.toeplitz_gradients(c[0], b[0])[1] == 0
+    assert torch.ops.gdn_cuda.toeplitz_pcg(c, b, 1e-7)[1].tolist() == [0, -1]
     monkeypatch.setattr(ways, "GKO_LONGEST", 0)
     x, info = ways.solve(c, c, b, False)
     assert x.shape == b.shape and info.tolist() == [0, 1]
@@ -234,7 +235,8 @@ def test_explanations_name_the_way() -> None:
     assert ways.explain_toeplitz_solve(1025).startswith("toeplitz_eliminate: 1025 rows")
     assert ways.explain_toeplitz_solve(8193).startswith("dense LU in fp64: 8193 rows")
     assert ways.explain_toeplitz_solve(4096, True).startswith("toeplitz_schur: 4096 rows")
-    assert ways.explain_toeplitz_solve(4097, True).startswith("conjugate gradients: 4097 rows")
+    assert ways.explain_toeplitz_solve(4097, True).startswith("toeplitz_pcg: 4097 rows")
+    assert ways.explain_toeplitz_solve(8193, True).startswith("conjugate gradients in torch operations: 8193 rows")
 
 
 # ---- symmetric positive definite ones
@@ -257,18 +259,20 @@ def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
     leaves = [symmetric(4)[:1].requires_grad_(), draw(rng, 4).requires_grad_()]
     assert torch.autograd.gradcheck(lambda c, b: toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[0], leaves)
     torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_schur.default, (*leaves, 1e-15))
+    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_pcg.default, (*leaves, 1e-15))
     assert toeplitz_solve_symmetric_ex(c[0], b[0].bfloat16().to(dtype), assume_positive=True)[1].shape == ()
-    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected real numbers and at most 4096 rows with"):
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected real numbers and at most 8192 rows with"):
         toeplitz_solve_symmetric_ex(c + 0j, b, assume_positive=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("longest", [4096, 0])
+@pytest.mark.parametrize("longest", [(4096, 8192), (0, 8192), (0, 0)])
 def test_symmetric_ways_of_the_gpu(
-    longest: int, dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    longest: tuple[int, int], dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one matrix of a batch is not positive definite, all take the general way."""
-    monkeypatch.setattr(ways, "SCHUR_LONGEST", longest)
+    monkeypatch.setattr(ways, "SCHUR_LONGEST", longest[0])
+    monkeypatch.setattr(ways, "PCG_LONGEST", longest[1])
     c, b = symmetric(40).to(dtype), draw(rng, 5, 40).to(dtype)
     for which in ([0, 1], [0, 2]):
         x, info = ways.solve_symmetric(c[which], b[which])
@@ -277,17 +281,29 @@ def test_symmetric_ways_of_the_gpu(
     assert ways.solve_symmetric(c, b)[1][3:].all()
 
 
+def test_what_one_block_of_gradients_tells(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it does not come to an end, where it does so for one right-hand side of a matrix and not for another."""
+    monkeypatch.setattr(ways, "SCHUR_LONGEST", 0)
+    c, b = symmetric(6)[None, :3], draw(rng, 4, 3, 6)
+    x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
+    assert info.tolist() == [[0, 0, -1]] and x[:, 2].isnan().all() and x[:, :2].isfinite().all()
+    told = torch.zeros(4, 3, dtype=torch.int32)
+    told[1, 0], told[2, 0], told[:, 1:] = -1, 7, 7
+    monkeypatch.setattr(ways, "_ops", type("Ops", (), {"toeplitz_pcg": staticmethod(lambda c, b, epsilon: (b, told))}))
+    assert ways.solve_positive(c, b)[1].tolist() == [[-1, 7, 7]]
+
+
 def test_conjugate_gradients(rng: torch.Generator) -> None:
     c, b = torch.stack([symmetric(300)[0], 1 / (1 + torch.arange(300.0).double()) ** 1.1]), draw(rng, 3, 2, 300, 2)
     b[0, 0, :, 1] = 0
-    x, info = torch.ops.gdn_cuda.toeplitz_pcg(c, b)
+    x, info = torch.ops.gdn_cuda.toeplitz_gradients(c, b)
     assert info.tolist() == [0, 0] and not x[0, 0, :, 1].any()
     assert rel_rms(x, oracle.toeplitz_solve_symmetric(c, b)) < 1e-9
-    single = torch.ops.gdn_cuda.toeplitz_pcg(c.float(), b.float())[0]
+    single = torch.ops.gdn_cuda.toeplitz_gradients(c.float(), b.float())[0]
     assert rel_rms(single, oracle.toeplitz_solve_symmetric(c.float(), b.float())) < 1e-6
-    assert torch.ops.gdn_cuda.toeplitz_pcg(symmetric(300)[2], b)[1].item() == -1
+    assert torch.ops.gdn_cuda.toeplitz_gradients(symmetric(300)[2], b)[1].item() == -1
     leaves = [symmetric(6)[0].requires_grad_(), draw(rng, 6, 2).requires_grad_()]
-    assert torch.autograd.gradcheck(lambda c, b: torch.ops.gdn_cuda.toeplitz_pcg(c, b)[0], leaves)
-    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_pcg.default, leaves)
+    assert torch.autograd.gradcheck(lambda c, b: torch.ops.gdn_cuda.toeplitz_gradients(c, b)[0], leaves)
+    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_gradients.default, leaves)
     for n in (0, 1):
-        assert torch.ops.gdn_cuda.toeplitz_pcg(2 * torch.ones(n), torch.ones(n))[0].tolist() == [0.5] * n
+        assert torch.ops.gdn_cuda.toeplitz_gradients(2 * torch.ones(n), torch.ones(n))[0].tolist() == [0.5] * n

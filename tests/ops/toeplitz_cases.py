@@ -52,6 +52,10 @@ def toeplitz_pcg(**x: Any) -> Any:
     return _ops.toeplitz_pcg(*x.values())
 
 
+def toeplitz_gradients(**x: Any) -> Any:
+    return _ops.toeplitz_gradients(*x.values())
+
+
 def toeplitz_gko(**x: Any) -> Any:
     return _ops.toeplitz_gko(*x.values())
 
@@ -68,7 +72,8 @@ def _cases() -> Iterator[Case]:
         yield Case(f"toeplitz-solve-{name}", gdn_cuda.toeplitz_solve_ex, lines(dtype, "b", columns))
     yield Case("toeplitz-symmetric", gdn_cuda.toeplitz_solve_symmetric_ex, symmetric(torch.float32))
     yield Case("toeplitz-schur", toeplitz_schur, symmetric(torch.float32, epsilon=1e-7))
-    yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64))
+    yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64, epsilon=1e-15))
+    yield Case("toeplitz-gradients", toeplitz_gradients, symmetric(torch.float64))
     yield Case("toeplitz-gko", toeplitz_gko, general)
     yield Case("toeplitz-eliminate", toeplitz_eliminate, sides)
 

@@ -7,6 +7,7 @@
 #include <gdn_cuda/kernels/structured/toeplitz_eliminate_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_pcg_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_schur_plan.cuh>
 #include <string>
 
@@ -192,6 +193,34 @@ inline std::string explain_toeplitz_schur(const ToeplitzSchurProblem& problem) {
     return fmt::format("{} rows on {} threads, {} each; {} blocks of {} right-hand sides and a probe", problem.n,
                        config.threads, config.slots, problem.systems * ceil_div(problem.columns, config.columns),
                        config.columns);
+}
+
+struct ToeplitzPcgProblem {
+    i64 systems, columns;
+    int n;
+    DType io;
+};
+
+inline constexpr std::array kToeplitzPcgConfigurations = [] {
+    std::array<ToeplitzPcgConfig, 2> all{};
+    size_t at = 0;
+    for (const DType io : {DType::f32, DType::f64}) all[at++] = {.io = io, .transform = 4096, .threads = 256, .near = false};
+    return all;
+}();
+inline constexpr int kToeplitzPcgLongest = kToeplitzPcgConfigurations.back().rows();
+
+inline ToeplitzPcgConfig toeplitz_pcg_config(const ToeplitzPcgProblem& problem) {
+    return *std::ranges::find(kToeplitzPcgConfigurations, problem.io, &ToeplitzPcgConfig::io);
+}
+// Blocks are as many as run at once, and take one right-hand side after the other: each has memory of its own.
+inline i64 toeplitz_pcg_blocks(const ToeplitzPcgProblem& problem, const jit::DeviceTraits& device) {
+    return std::min<i64>(problem.systems * (problem.columns + 1), device.multiprocessors);
+}
+inline std::string explain_toeplitz_pcg(const ToeplitzPcgProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzPcgConfig config = toeplitz_pcg_config(problem);
+    return fmt::format(
+        "transforms of {} numbers for {} rows on {} threads; {} right-hand sides and a probe each of {} systems, in {} blocks",
+        config.transform, problem.n, config.threads, problem.columns, problem.systems, toeplitz_pcg_blocks(problem, device));
 }
 
 }  // namespace gdn_cuda::structured

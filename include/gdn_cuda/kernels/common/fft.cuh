@@ -5,7 +5,8 @@
 // through shared memory; each thread writes where it has just read, so a pass costs one barrier, and an inverse transform may
 // follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier.
 //
-// Twiddles are e^(i pi x) of exact x for the powers 1, 2 and 4, and one product each for the others.
+// Twiddles are e^(i pi x) of exact x for the powers 1, 2 and 4, made where they are needed or kept in a table, and one product
+// each for the others.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
@@ -56,8 +57,20 @@ __device__ __forceinline__ void transform8(ComplexNumber<Real> (&x)[kFftEach]) {
     x[6] = six;
 }
 
+// e^(-2 pi i place / 2^log) and its second and fourth power.
+template <class Real>
+struct TwiddlePowers {
+    ComplexNumber<Real> one, two, four;
+};
+template <class Real>
+struct ExactTwiddles {
+    __device__ __forceinline__ TwiddlePowers<Real> at(int log, int place) const {
+        const Real half_turns = static_cast<Real>(-2 * place) / static_cast<Real>(1 << log);
+        return {unit_at(half_turns), unit_at(2 * half_turns), unit_at(4 * half_turns)};
+    }
+};
 // A thread has kGroups times eight numbers: those of as many threads that it stands for, kThreads apart.
-template <class Real, int kThreads, int kGroups>
+template <class Real, int kThreads, int kGroups, class Twiddles = ExactTwiddles<Real>>
 struct BlockFft {
     using Number = ComplexNumber<Real>;
     using Group = Number[kFftEach];
@@ -65,6 +78,7 @@ struct BlockFft {
 
     Number* exchange;  // shared: fft_padded(size) numbers
     int log_size;      // above 3
+    Twiddles twiddles{};
 
     __device__ __forceinline__ int size() const { return 1 << log_size; }
     __device__ __forceinline__ static int stands_for(int group) { return static_cast<int>(threadIdx.x) + group * kThreads; }
@@ -126,11 +140,10 @@ struct BlockFft {
         for (int i = 0; i < kFftEach; ++i) x[i] = exchange[fft_padded(at(log, group, i))];
     }
     template <bool kInverse>
-    __device__ __forceinline__ static void twiddle(int log, int group, Group& x) {
-        const int place = stands_for(group) & ((1 << (log - 3)) - 1);
-        const Real half_turns = static_cast<Real>(kInverse ? 2 * place : -2 * place) / static_cast<Real>(1 << log);
-        const Number one = unit_at(half_turns), two = unit_at(2 * half_turns), four = unit_at(4 * half_turns),
-                     three = one * two;
+    __device__ __forceinline__ void twiddle(int log, int group, Group& x) const {
+        const TwiddlePowers<Real> powers = twiddles.at(log, stands_for(group) & ((1 << (log - 3)) - 1));
+        const auto turned = [](const Number& y) { return kInverse ? y.conjugate() : y; };
+        const Number one = turned(powers.one), two = turned(powers.two), four = turned(powers.four), three = one * two;
         x[1] = x[1] * one;
         x[2] = x[2] * two;
         x[3] = x[3] * three;

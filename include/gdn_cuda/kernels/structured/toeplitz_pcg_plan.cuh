@@ -1,0 +1,55 @@
+// Configuration, shared memory and arguments of structured/toeplitz_pcg, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/fft_layout.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+struct ToeplitzPcgConfig {
+    DType io;       // f32 or f64
+    int transform;  // numbers
+    int threads;
+    bool near;  // residual and direction lie in shared memory; else in memory, for devices with less of it
+
+    constexpr bool operator==(const ToeplitzPcgConfig&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("io", io);
+        visit("transform", transform);
+        visit("threads", threads);
+        visit("near", near);
+    }
+    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers a thread
+    GDN_HOST_DEVICE constexpr int rows() const { return 2 * transform; }
+    // Doubles of memory a block: three spectra, the solution, and what shared memory does not hold.
+    GDN_HOST_DEVICE constexpr int scratch() const { return 3 * transform + (near ? 1 : 3) * rows(); }
+};
+
+template <ToeplitzPcgConfig kConfig>
+struct ToeplitzPcgSharedPlan {
+    static constexpr int kPoints = kConfig.transform, kNear = kConfig.near ? kConfig.rows() : 1, kWarps = kConfig.threads / 32;
+    struct alignas(16) Number {
+        double re, im;
+    };
+    Number exchange[fft_padded(kPoints)], twiddles[kPoints / 4], roots[kPoints / kFftEach];
+    double residual[kNear], direction[kNear];
+    struct {
+        double column_size, right_scale, solution_scale, allowed;
+    } line;                     // what is known of a right-hand side
+    double sums[3][2][kWarps];  // of warps, two at a time; more than once, so that a barrier does
+};
+
+struct ToeplitzPcgArgs {
+    CauchyOperand column, right;
+    i64 right_column_stride = 0;
+    void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int for each system, zeros before
+    double* scratch = nullptr;
+    i64 size[CauchyOperand::kMaxLeading] = {};
+    int leading = 0, n = 0;
+    i64 columns = 0, rows = 0;  // rows: systems
+    double epsilon = 0;
+};
+
+}  // namespace gdn_cuda::structured
