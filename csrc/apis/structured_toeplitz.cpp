@@ -7,6 +7,7 @@
 #include "../jit_kernels/impls/structured/toeplitz_matvec.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_pcg.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_schur.hpp"
+#include "../jit_kernels/impls/structured/toeplitz_sums.hpp"
 #include "register.hpp"
 #include "structured.hpp"
 
@@ -128,18 +129,24 @@ void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const
     const int longest = toeplitz_matvec_longest(prepared.type);
     GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
                 shape_text(prepared.column));
-    ToeplitzMatvecArgs args{.column = operand(prepared.column),
-                            .row = operand(prepared.row),
-                            .x = operand(prepared.lines),
-                            .x_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
-                            .out = out.data_ptr(),
-                            .n = static_cast<int>(prepared.n()),
-                            .columns = prepared.columns(),
-                            .transpose = transpose};
+    ToeplitzMatvecOperands operands{
+        .column = operand(prepared.column), .row = operand(prepared.row), .x = operand(prepared.lines)};
     set_leading(check, prepared.shape.leading,
-                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.x}}, args);
+                {{&prepared.column, &operands.column}, {&prepared.row, &operands.row}, {&prepared.lines, &operands.x}},
+                operands);
+    ToeplitzMatvecArgs args = toeplitz_matvec_args(operands, transpose);
+    args.out = out.data_ptr();
+    args.n = static_cast<int>(prepared.n());
+    args.x_column_stride = prepared.many ? prepared.right.stride(-1) : 0;
+    args.columns = prepared.columns();
+    const ToeplitzMatvecProblem problem{operands.rows, args.columns, args.n, prepared.type};
+    if (problem.systems == 0 || problem.columns == 0 || problem.n == 0) return;
     const DeviceScope scope(prepared.column.device_index);
-    ToeplitzMatvec::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
+    const Target target = target_of(check.function, prepared.column);
+    if (toeplitz_by_sums(problem, jit::device_traits(target.ordinal)))
+        ToeplitzSums::run(problem, args, target);
+    else
+        ToeplitzMatvec::run(problem, args, target);
 }
 
 }  // namespace
@@ -162,7 +169,7 @@ void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, boo
     prepare_toeplitz_solve(c, r, b, symmetric);
 }
 void check_toeplitz_schur(const Tensor& c, const Tensor& b) {
-    prepare_toeplitz_pcg(c, b);
+    prepare_toeplitz_gradients(c, b);
 }
 
 // (T^-1 b, info), info for every leading index of the result.

@@ -19,6 +19,7 @@
 #include "impls/structured/toeplitz_matvec.hpp"
 #include "impls/structured/toeplitz_pcg.hpp"
 #include "impls/structured/toeplitz_schur.hpp"
+#include "impls/structured/toeplitz_sums.hpp"
 #include "impls/structured/vandermonde.hpp"
 #include "impls/structured/vandermonde_moments.hpp"
 
@@ -54,6 +55,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<structured::CauchyBackward>(),
         entry<structured::Vandermonde>(),
         entry<structured::VandermondeMoments>(),
+        entry<structured::ToeplitzSums>(),
         entry<structured::ToeplitzMatvec>(),
         entry<structured::ToeplitzGko>(),
         entry<structured::ToeplitzEliminate>(),

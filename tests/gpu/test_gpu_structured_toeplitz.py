@@ -17,7 +17,7 @@ from gdn_cuda.reference.structured_toeplitz_ops import matvec_by_transforms, tra
 
 BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-14, torch.complex128: 1e-14,
           torch.bfloat16: 4e-3, torch.float16: 5e-4}  # fmt: skip
-# Around what changes the way: 64 and 256 rows, powers of two, capacities of transforms, and torch's own beyond them.
+# Around what changes the way: tiles and panels of sums, powers of two, capacities of transforms, and torch's own beyond them.
 SIZES = [1, 2, 31, 32, 33, 64, 65, 129, 255, 256, 257, 511, 512, 513, 1000, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097,
          8191, 8192, 8193, 20000]  # fmt: skip
 
@@ -48,8 +48,26 @@ def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
         assert rel_rms(function(c[:, 0], r[0], x[:, 0, :, 1]), expected[:, 0, :, 1]) < BOUNDS[dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128])
+@pytest.mark.parametrize("n,systems", [(65, 2000), (128, 2000), (200, 2000), (512, 700), (700, 300), (1000, 300)])
+def test_many_systems(n: int, systems: int, dtype: torch.dtype, seed: int) -> None:
+    """Transforms of every length, beside sums where systems are few: both ways, the same result."""
+    c, r, x = (draw(shape, dtype, seed + i) for i, shape in enumerate(((systems, n), (n,), (systems, n))))
+    for function, transpose in ((toeplitz_matvec, False), (toeplitz_matvec_transpose, True)):
+        out, expected = function(c, r, x), exact(c, r, x, transpose)
+        assert rel_rms(out, expected) < BOUNDS[dtype]
+        assert rel_rms(function(c[-2:], r, x[-2:]), expected[-2:]) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("n", [1, 64, 300])
+def test_few_systems_are_summed_exactly(n: int, seed: int) -> None:
+    """Small integers: no product and no sum is rounded, where transforms would."""
+    c, r, x = (draw((2, n), torch.float32, seed + i).mul(8).round() for i in range(3))
+    assert torch.equal(toeplitz_matvec(c, r, x).double(), exact(c, r, x, False).round())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
-@pytest.mark.parametrize("n,columns", [(32, 500), (64, 3), (200, 1000), (700, 300), (2048, 5)])
+@pytest.mark.parametrize("n,columns", [(32, 500), (64, 3), (200, 9), (200, 1000), (700, 300), (2048, 5), (2048, 60)])
 def test_many_columns(n: int, columns: int, dtype: torch.dtype, seed: int) -> None:
     """Several a block, and blocks that get fewer."""
     c, r, x = (draw(shape, dtype, seed + i) for i, shape in enumerate(((3, n), (n,), (3, n, columns))))
@@ -77,6 +95,8 @@ def test_layouts(seed: int) -> None:
         (c[..., ::2], r[1::2], x.mT),
         (c[..., :300].expand(3, 4, 300), r[:300].flip(0), x.mT[..., :1]),
         (c[:1, :, 300:].expand(3, 1, 300), r[:300], x.permute(0, 1, 3, 2)[:, ::2]),
+        # Three leading dimensions that lie differently.
+        (c[:, 0, :300], r.view(2, 1, 1, 300), x.mT.permute(1, 0, 2, 3).expand(2, 4, 3, 300, 2)),
     ):
         expected = exact(column, row, right, False)
         poison = torch.full_like(expected, torch.nan, dtype=torch.float32)

@@ -9,6 +9,7 @@
 #include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_pcg_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_schur_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_sums_plan.cuh>
 #include <string>
 
 #include "../../jit/device.hpp"
@@ -23,63 +24,118 @@ struct ToeplitzMatvecProblem {
     DType io;
 };
 
-inline constexpr int kToeplitzAlwaysDirect = 64, kToeplitzDirectBlocks = 8;  // a multiprocessor
+// ---- Products by sums
 
+inline constexpr int kToeplitzAlwaysSums = 64;
+
+// Complex numbers in short strips only: where long ones would win, transforms do.
+inline constexpr std::array kToeplitzSumsConfigurations = [] {
+    std::array<ToeplitzSumsConfig, 6> all{};
+    size_t at = 0;
+    for (const DType io : {DType::f32, DType::f64, DType::c64, DType::c128})
+        for (const int strip : {4, 8})
+            if (strip == 4 || !is_complex(io)) all[at++] = {.io = io, .strip = strip, .threads = 256};
+    return all;
+}();
+inline i64 toeplitz_sums_blocks(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config) {
+    return problem.systems * ceil_div(problem.n, config.rows());  // with all right-hand sides of a system
+}
+// What sums take on an H200 beyond a launch and a wait for memory, in microseconds: blocks that share a multiprocessor queue.
+inline double toeplitz_sums_us(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config,
+                               const jit::DeviceTraits& device) {
+    constexpr double kBlock = 0.57, kFmaEach = 1 / 160e3;
+    const double blocks = static_cast<double>(toeplitz_sums_blocks(problem, config) * problem.columns) / device.multiprocessors;
+    const int fmas = (is_complex(problem.io) ? 4 : 1) * (config.wide() ? 2 : 1);  // fp64's count twice
+    return std::max(1.0, blocks) * (kBlock + kFmaEach * fmas * config.rows() * problem.n);
+}
+// Short strips make more blocks of less work.
+inline ToeplitzSumsConfig toeplitz_sums_config(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzSumsConfig* best = nullptr;
+    for (const ToeplitzSumsConfig& config : kToeplitzSumsConfigurations)
+        if (config.io == problem.io &&
+            (best == nullptr || toeplitz_sums_us(problem, config, device) < toeplitz_sums_us(problem, *best, device)))
+            best = &config;
+    return *best;
+}
+
+// ---- Products by transforms
+
+// The longest with eight numbers a thread, which registers and shared memory decide, and with sixteen.
+constexpr int toeplitz_eight_each(DType io) {
+    return io == DType::f32 || io == DType::c64 ? 4096 : 2048;
+}
+constexpr int toeplitz_sixteen_each(DType io) {
+    return is_complex(io) ? 0 : 2 * toeplitz_eight_each(io);
+}
 constexpr ToeplitzMatvecConfig toeplitz_matvec_config(DType io, int transform) {
-    // Registers decide: beyond 1024 numbers twice as many threads would have too few, but for c128, which has a smaller limit.
-    const int each = transform > 1024 && io != DType::c128 ? 2 * kFftEach : kFftEach;
-    return {.io = io, .transform = transform, .threads = transform == 0 ? 256 : transform / each};
+    const int each = transform > toeplitz_eight_each(io) ? 2 * kFftEach : kFftEach;
+    return {.io = io, .transform = transform, .threads = transform / each};
 }
-// Capacities of transforms: a block takes the smallest that holds its own. Larger ones spill registers.
-constexpr std::array<int, 3> toeplitz_transforms(DType io) {
-    return {256, 1024, io == DType::f32 ? 8192 : io == DType::c128 ? 2048 : 4096};
-}
+// Capacities: a block takes the smallest that holds its transform.
+inline constexpr std::array kToeplitzMatvecConfigurations = [] {
+    std::array<ToeplitzMatvecConfig, 14> all{};
+    size_t at = 0;
+    for (const DType io : {DType::f32, DType::f64, DType::c64, DType::c128})
+        for (const int transform : {256, 1024, toeplitz_eight_each(io), toeplitz_sixteen_each(io)})
+            if (transform > 0) all[at++] = toeplitz_matvec_config(io, transform);
+    return all;
+}();
 // The longest system a block can multiply with; beyond it the caller has other ways.
 constexpr int toeplitz_matvec_longest(DType io) {
-    return toeplitz_matvec_config(io, toeplitz_transforms(io).back()).longest();
+    int longest = 0;
+    for (const ToeplitzMatvecConfig& config : kToeplitzMatvecConfigurations)
+        if (config.io == io) longest = std::max(longest, config.longest());
+    return longest;
 }
 constexpr int toeplitz_transform_of(DType io, int n) {
     const auto least = static_cast<int>(std::bit_ceil(static_cast<unsigned>(n)));
     return std::max(2 * kFftEach, is_complex(io) ? 2 * least : least);
 }
-inline i64 toeplitz_direct_blocks(const ToeplitzMatvecProblem& problem) {
-    return problem.systems * problem.columns * ceil_div(problem.n, ToeplitzMatvecConfig::kRows);
-}
-// Sums have the smaller error and latency, transforms fewer operations: they win when sums would queue.
-inline ToeplitzMatvecConfig toeplitz_matvec_config(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
-    if (problem.n <= kToeplitzAlwaysDirect ||
-        (problem.n <= ToeplitzMatvecConfig::kMostDirect &&
-         toeplitz_direct_blocks(problem) <= i64{kToeplitzDirectBlocks} * device.multiprocessors))
-        return toeplitz_matvec_config(problem.io, 0);
+inline ToeplitzMatvecConfig toeplitz_matvec_config(const ToeplitzMatvecProblem& problem) {
     const int needed = toeplitz_transform_of(problem.io, problem.n);
-    const auto transforms = toeplitz_transforms(problem.io);
-    return toeplitz_matvec_config(problem.io, *std::ranges::find_if(transforms, [&](int size) { return size >= needed; }));
-}
-// As many right-hand sides a block as leave one block to every multiprocessor: the matrix is transformed once a block.
-inline i64 toeplitz_columns_per_block(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
-    const i64 blocks_a_system = std::max<i64>(1, device.multiprocessors / std::max<i64>(1, problem.systems));
-    return std::max<i64>(1, ceil_div(problem.columns, blocks_a_system));
+    return *std::ranges::find_if(kToeplitzMatvecConfigurations, [&](const ToeplitzMatvecConfig& config) {
+        return config.io == problem.io && config.transform >= needed;
+    });
 }
 
+// As toeplitz_sums_us: one block is latency, many are work.
+inline double toeplitz_matvec_us(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzMatvecConfig config = toeplitz_matvec_config(problem);
+    const double numbers = toeplitz_transform_of(problem.io, problem.n) * config.groups(),
+                 blocks = static_cast<double>(problem.systems * problem.columns) / device.multiprocessors;
+    return std::max(1.6 + 1.8e-3 * numbers, blocks * (0.25 + 1.6e-3 * numbers));
+}
+
+// ---- Which, and how much a block
+
+// Sums have the smaller error as well: short ones in any case.
+inline bool toeplitz_by_sums(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    return problem.n <= kToeplitzAlwaysSums ||
+           toeplitz_sums_us(problem, toeplitz_sums_config(problem, device), device) <= toeplitz_matvec_us(problem, device);
+}
+// As many right-hand sides a block as leave so many blocks to every multiprocessor: T is brought, or transformed, once a block.
+inline i64 toeplitz_columns_per_block(i64 columns, i64 blocks, i64 wanted) {
+    return std::max<i64>(1, ceil_div(columns, std::max<i64>(1, wanted / std::max<i64>(1, blocks))));
+}
+inline i64 toeplitz_sums_columns_per_block(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config,
+                                           const jit::DeviceTraits& device) {
+    constexpr i64 kResident = 4;  // hide each other's waiting
+    return toeplitz_columns_per_block(problem.columns, toeplitz_sums_blocks(problem, config),
+                                      kResident * device.multiprocessors);
+}
+inline i64 toeplitz_matvec_columns_per_block(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    return toeplitz_columns_per_block(problem.columns, problem.systems, device.multiprocessors);
+}
 inline std::string explain_toeplitz_matvec(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
-    const ToeplitzMatvecConfig config = toeplitz_matvec_config(problem, device);
-    const i64 columns = toeplitz_columns_per_block(problem, device);
-    if (config.direct())
-        return fmt::format("sums: {} rows make {} tiles of {}, and {} right-hand sides a block", problem.n,
-                           ceil_div(problem.n, ToeplitzMatvecConfig::kRows), ToeplitzMatvecConfig::kRows, columns);
-    return fmt::format("transforms of {} complex numbers for {} rows, {} right-hand sides a block behind one of the matrix",
-                       toeplitz_transform_of(problem.io, problem.n), problem.n, columns);
-}
-
-inline constexpr std::array kToeplitzMatvecConfigurations = [] {
-    std::array<ToeplitzMatvecConfig, 16> all{};
-    size_t at = 0;
-    for (const DType io : {DType::f32, DType::f64, DType::c64, DType::c128}) {
-        all[at++] = toeplitz_matvec_config(io, 0);
-        for (const int transform : toeplitz_transforms(io)) all[at++] = toeplitz_matvec_config(io, transform);
+    if (toeplitz_by_sums(problem, device)) {
+        const ToeplitzSumsConfig config = toeplitz_sums_config(problem, device);
+        return fmt::format("sums: {} tiles of {} rows, {} right-hand sides a block", ceil_div(problem.n, config.rows()),
+                           config.rows(), toeplitz_sums_columns_per_block(problem, config, device));
     }
-    return all;
-}();
+    return fmt::format("transforms of {} complex numbers for {} rows, {} right-hand sides a block behind one of the matrix",
+                       toeplitz_transform_of(problem.io, problem.n), problem.n,
+                       toeplitz_matvec_columns_per_block(problem, device));
+}
 
 struct ToeplitzGkoProblem {
     i64 systems, columns;  // columns: without the probe

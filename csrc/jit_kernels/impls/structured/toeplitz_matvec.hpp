@@ -1,4 +1,4 @@
-// structured/toeplitz_matvec on the host.
+// structured/toeplitz_matvec on the host, and how operands become the arguments of both ways to multiply.
 #pragma once
 
 #include "../../heuristics/structured_toeplitz.hpp"
@@ -6,13 +6,32 @@
 
 namespace gdn_cuda::structured {
 
+// As callers have them, with leading dimensions as the other kernels have theirs.
+struct ToeplitzMatvecOperands {
+    CauchyOperand column, row, x;
+    i64 size[CauchyOperand::kMaxLeading] = {};
+    int leading = 0;
+    i64 rows = 0;  // systems
+};
+
+inline ToeplitzMatvecArgs toeplitz_matvec_args(const ToeplitzMatvecOperands& operands, bool transpose) {
+    const auto line = [](const CauchyOperand& from) { return ToeplitzLine{from.data, from.step, from.stride[0]}; };
+    const CauchyOperand &below = transpose ? operands.row : operands.column,
+                        &above = transpose ? operands.column : operands.row;
+    ToeplitzMatvecArgs args{.below = line(below), .above = line(above), .x = line(operands.x), .first_below = transpose};
+    args.inner_count = std::max(0, operands.leading - 1);
+    for (int d = 0; d < args.inner_count; ++d)
+        args.inner[d] = {operands.size[d + 1], below.stride[d + 1], above.stride[d + 1], operands.x.stride[d + 1]};
+    return args;
+}
+
 struct ToeplitzMatvec {
     using Config = ToeplitzMatvecConfig;
     using Args = ToeplitzMatvecArgs;
     static constexpr const char *family = "structured", *name = "toeplitz_matvec", *config_type = "ToeplitzMatvecConfig",
                                 *args_type = "ToeplitzMatvecArgs";
     static constexpr const char* summary =
-        "products with Toeplitz matrices and their transposes: sums, or transforms in one block";
+        "products with Toeplitz matrices and their transposes by transforms in one block's shared memory";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -24,17 +43,10 @@ struct ToeplitzMatvec {
     }
 
     static void run(const ToeplitzMatvecProblem& problem, Args args, const Target& target) {
-        if (problem.systems == 0 || problem.columns == 0 || problem.n == 0) return;
-        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const Config config = toeplitz_matvec_config(problem, device);
-        args.columns_per_block = toeplitz_columns_per_block(problem, device);
-        args.parts = grid_of(ceil_div(problem.columns, args.columns_per_block));
-        i64 blocks = problem.systems * args.parts;
-        if (config.direct())
-            blocks *= ceil_div(problem.n, Config::kRows);
-        else
-            args.log_transform = std::countr_zero(static_cast<unsigned>(toeplitz_transform_of(problem.io, problem.n)));
-        launch<ToeplitzMatvec>(config, args, {grid_of(blocks), 1, 1}, target);
+        args.columns_per_block = toeplitz_matvec_columns_per_block(problem, jit::device_traits(target.ordinal));
+        args.log_transform = std::countr_zero(static_cast<unsigned>(toeplitz_transform_of(problem.io, problem.n)));
+        const unsigned parts = grid_of(ceil_div(problem.columns, args.columns_per_block));
+        launch<ToeplitzMatvec>(toeplitz_matvec_config(problem), args, {grid_of(problem.systems), parts, 1}, target);
     }
 };
 

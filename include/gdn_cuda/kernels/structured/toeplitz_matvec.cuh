@@ -1,65 +1,42 @@
-// structured/toeplitz_matvec: T x or T^t x, T[i, j] = column[i - j] below the diagonal and on it, row[j - i] above.
+// structured/toeplitz_matvec: T x or T^t x, T[i, j] = column[i - j] below the diagonal and on it, row[j - i] above, by
+// transforms in shared memory. toeplitz_sums does the same by sums.
 //
-// Small systems form their sums: a block has 32 rows of a system, a lane each, and its warps share the columns of T.
+// T is the corner of a circulant matrix of order N = 2^a >= 2 n for complex numbers, and for real ones of a skew-circulant one
+// of order 2 M, M = 2^a >= n: of the products of polynomials modulo X^(2 M) + 1 = (X^M - i)(X^M + i) one factor is enough, so M
+// complex numbers do, x_j + i x_(M + j), each turned by e^(i pi j / 2 M), which makes X^M - i cyclic. x has no upper half, and
+// the real part of the product is the result. The transform of T stays in registers for all right-hand sides of a block, in the
+// order in which the transform leaves it; where there are registers for it, the first right-hand side is transformed with T.
 //
-// Others are a convolution by transforms in shared memory. T is the corner of a circulant matrix of order N = 2^a >= 2 n for
-// complex numbers, and for real ones of a skew-circulant one of order 2 M, M = 2^a >= n: of the products of polynomials
-// modulo X^(2 M) + 1 = (X^M - i)(X^M + i) one factor is enough, so M complex numbers do, x_j + i x_(M + j), each turned by
-// e^(i pi j / 2 M), which makes X^M - i cyclic. x has no upper half, and the real part of the product is the result. The
-// transform of T stays in registers for all right-hand sides of a block, in the order in which the transform leaves it.
-//
-// Bound: for one right-hand side latency, three transforms of up to 5 passes and a barrier each; for many, shared memory. On an
-// H200 1.4 us above an empty launch for 4 systems of 256, 10 for 64 of 1024 (docs/benchmarks/structured.md).
+// Bound: for one right-hand side latency, transforms of up to 5 passes and a barrier each; for many, shared memory.
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_matvec_common.cuh>
 
 namespace gdn_cuda::structured {
 
 template <ToeplitzMatvecConfig kConfig>
 struct ToeplitzMatvec {
-    using Io = Numbers<kConfig.io>;
-    using Real = typename Io::Real;
+    using Operands = ToeplitzOperands<kConfig.io>;
+    using Real = typename Operands::Real;
     using Number = ComplexNumber<Real>;
-    static constexpr int kGroups = kConfig.direct() ? 1 : kConfig.groups();
-    using Fft = BlockFft<Real, kConfig.threads, kGroups>;
-    static constexpr int kRows = ToeplitzMatvecConfig::kRows, kMost = ToeplitzMatvecConfig::kMostDirect;
+    static constexpr bool kComplex = Operands::kComplex;
+    static constexpr int kGroups = kConfig.groups();
+    static constexpr bool kTogether = kConfig.together();
+    using Twiddles = KeptTwiddles<Real, kTogether>;
+    using Fft = BlockFft<Real, kConfig.threads, kGroups, Twiddles>;
+    using Group = typename Fft::Group;
 
-    const ToeplitzMatvecArgs& args;
-    i64 column, row, x, out;  // where those of this block's system begin
-
-    __device__ __forceinline__ ToeplitzMatvec(const ToeplitzMatvecArgs& args, unsigned system)
-        : args(args),
-          column(system_of(args, args.column, system)),
-          row(system_of(args, args.row, system)),
-          x(system_of(args, args.x, system)),
-          out(static_cast<i64>(system) * args.n * args.columns) {}
-
-    __device__ __forceinline__ Number load(const CauchyOperand& from, i64 at) const {
-        const auto number = Io::load(from.data, at);
-        return {number.re, number.im};
-    }
-    // Of diagonal i - j of what is multiplied by: row[0] is never read.
-    __device__ __forceinline__ Number diagonal(int d) const {
-        if (args.transpose && d != 0) d = -d;
-        return d >= 0 ? load(args.column, column + d * args.column.step) : load(args.row, row - d * args.row.step);
-    }
-    __device__ __forceinline__ Number right(int j, i64 k) const {
-        return load(args.x, x + j * args.x.step + k * args.x_column_stride);
-    }
-    __device__ __forceinline__ void store(int i, i64 k, const Number& y) const {
-        Io::store(args.out, out + i * args.columns + k, {y.re, y.im});
-    }
-
-    // ---- by transforms
+    const Operands& operands;
+    const Fft fft;
+    int n;
 
     // e^(i pi j / 2 M) for the numbers of a group: one by the angle, the others by what lies between them.
     struct Turns {
         Number first;
-        __device__ __forceinline__ explicit Turns(const Fft& fft, int group)
-            : first(unit_at(static_cast<Real>(Fft::stands_for(group)) / static_cast<Real>(2 * fft.size()))) {}
+        Turns() = default;
+        __device__ __forceinline__ Turns(const Fft& fft, int group)
+            : first(unit_at(static_cast<Real>(Fft::stands_for(group)) * half_to_the<Real>(fft.log_size + 1))) {}
         __device__ __forceinline__ Number of(int i) const {
             constexpr Real kCosine[kFftEach] = {static_cast<Real>(1.0),
                                                 static_cast<Real>(0.98078528040323044913),
@@ -73,132 +50,91 @@ struct ToeplitzMatvec {
         }
     };
 
-    __device__ __forceinline__ void transform_diagonals(const Fft& fft, typename Fft::Numbers& spectrum) const {
-        const Real scale = Real{1} / static_cast<Real>(fft.size());
+    __device__ __forceinline__ int hop() const { return fft.size() / kFftEach; }  // between numbers of a thread
+    // Of T: the lower half from the diagonal down, the upper one, which for real numbers is imaginary, from the corner down.
+    __device__ __forceinline__ void bring_diagonals(int group, Group& spectrum) const {
+        const int first = fft.natural(group, 0);
+        typename Operands::Number upper[kFftEach], lower[kFftEach];
+        operands.bring_diagonals(lower, first, hop());
+        operands.bring_diagonals(upper, first - fft.size(), hop());
 #pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-            const Turns turns(fft, group);
-#pragma unroll
-            for (int i = 0; i < kFftEach; ++i) {
-                const int j = fft.natural(group, i), back = fft.size() - j;
-                const bool is_below = fft.active(group) && j < args.n, is_above = fft.active(group) && back < args.n;
-                if constexpr (Io::kComplex) {  // never both: N >= 2 n
-                    spectrum[group][i] = is_below || is_above ? diagonal(is_below ? j : -back) : Number{};
-                } else {
-                    const Real below = is_below ? diagonal(j).re : Real{}, above = is_above ? diagonal(-back).re : Real{};
-                    spectrum[group][i] = Number{below, -above} * turns.of(i);
-                }
-                spectrum[group][i] = spectrum[group][i] * scale;
-            }
-        }
-        fft.forward(spectrum);
-        __syncthreads();  // before the next forward transform
+        for (int i = 0; i < kFftEach; ++i)
+            if constexpr (kComplex)
+                spectrum[i] = lower[i] + upper[i];  // one of them is nothing: N >= 2 n
+            else
+                spectrum[i] = {lower[i], -upper[i]};
     }
-    __device__ __forceinline__ Number number(const Fft& fft, int group, int i, i64 k) const {
-        const int j = fft.natural(group, i);
-        return fft.active(group) && j < args.n ? right(j, k) : Number{};
+    __device__ __forceinline__ void bring(int group, Group& numbers, int k) const {
+        typename Operands::Number x[kFftEach];
+        operands.bring_right(x, fft.natural(group, 0), hop(), k);
+#pragma unroll
+        for (int i = 0; i < kFftEach; ++i)
+            if constexpr (kComplex)
+                numbers[i] = x[i];
+            else
+                numbers[i] = {x[i], Real{}};
     }
-    __device__ __forceinline__ void bring(const Fft& fft, typename Fft::Numbers& numbers, i64 k) const {
+    __device__ __forceinline__ static void turn(const Turns& turns, Group& numbers) {
 #pragma unroll
-        for (int group = 0; group < kGroups; ++group)
-#pragma unroll
-            for (int i = 0; i < kFftEach; ++i) numbers[group][i] = number(fft, group, i, k);
+        for (int i = 0; i < kFftEach; ++i) numbers[i] = numbers[i] * turns.of(i);
     }
-    // With what bring() brought, where there are registers to bring it before it is needed.
-    static constexpr bool kEarly = kGroups == 1;
-    __device__ __forceinline__ void convolve(const Fft& fft, const typename Fft::Numbers& spectrum,
-                                             typename Fft::Numbers& numbers, i64 k) const {
+    __device__ __forceinline__ void store(const Turns& turns, int group, const Group& numbers, int k) const {
+        const int first = fft.natural(group, 0);
+        auto* const to = operands.result(first, k);
+        const i64 step = hop() * operands.args.columns;
 #pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-            const Turns turns(fft, group);
-#pragma unroll
-            for (int i = 0; i < kFftEach; ++i) {
-                if constexpr (!kEarly) numbers[group][i] = number(fft, group, i, k);
-                if constexpr (!Io::kComplex) numbers[group][i] = turns.of(i) * numbers[group][i].re;
-            }
-        }
-        fft.forward(numbers);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group)
-#pragma unroll
-            for (int i = 0; i < kFftEach; ++i) numbers[group][i] = numbers[group][i] * spectrum[group][i];
-        fft.inverse(numbers);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-            const Turns turns(fft, group);
-#pragma unroll
-            for (int i = 0; i < kFftEach; ++i) {
-                const int j = fft.natural(group, i);
-                if constexpr (!Io::kComplex) numbers[group][i] = numbers[group][i] * turns.of(i).conjugate();
-                if (fft.active(group) && j < args.n) store(j, k, numbers[group][i]);
-            }
+        for (int i = 0; i < kFftEach; ++i) {
+            if (first + i * hop() >= n) continue;
+            if constexpr (kComplex)
+                to[i * step] = numbers[i];
+            else
+                to[i * step] = (numbers[i] * turns.of(i).conjugate()).re;
         }
     }
-    __device__ __forceinline__ void run_transforms(Number* exchange, i64 first_column) const {
-        const Fft fft{exchange, args.log_transform};
-        typename Fft::Numbers spectrum;
-        const i64 end = min(first_column + args.columns_per_block, args.columns);
-        if constexpr (kEarly) {  // the first right-hand side is under way while the matrix is transformed
-            typename Fft::Numbers numbers;
-            bring(fft, numbers, first_column);
-            transform_diagonals(fft, spectrum);
-#pragma unroll 1
-            for (i64 k = first_column; k < end; ++k) {
-                if (k > first_column) bring(fft, numbers, k);
-                convolve(fft, spectrum, numbers, k);
-            }
+
+    __device__ __forceinline__ void run(int count) const {
+        typename Fft::Numbers spectrum, numbers;
+        Turns kept;
+        if constexpr (kTogether && !kComplex) kept = Turns(fft, 0);
+        const auto turns_of = [&](int group) {
+            if constexpr (kComplex) return Turns{};
+            return kTogether ? kept : Turns(fft, group);
+        };
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+            bring_diagonals(group, spectrum[group]);
+            if constexpr (kTogether) bring(group, numbers[group], 0);
+            if (group == 0) fft.twiddles.make();
+            const Real scale = half_to_the<Real>(fft.log_size);
+            const Turns turns = turns_of(group);
+            if constexpr (!kComplex) turn(turns, spectrum[group]);
+#pragma unroll
+            for (int i = 0; i < kFftEach; ++i) spectrum[group][i] = spectrum[group][i] * scale;
+            if constexpr (kTogether && !kComplex) turn(turns, numbers[group]);
+        }
+        if constexpr (kTogether) {
+            fft.forward(spectrum, numbers);
         } else {
-            transform_diagonals(fft, spectrum);
-#pragma unroll 1
-            for (i64 k = first_column; k < end; ++k) {
-                typename Fft::Numbers numbers;
-                convolve(fft, spectrum, numbers, k);
-            }
+            fft.forward(spectrum);
+            __syncthreads();  // before the next forward transform
         }
-    }
-
-    // ---- directly
-
-    // Rows from first_row on: window[n - 1 + i - j] is the diagonal of row first_row + i and column j.
-    __device__ __forceinline__ void run_directly(Number* window, int first_row, i64 first_column) const {
-        constexpr int kWarps = kConfig.threads / 32;
-        Number *const vector = window + kMost + kRows, *const sums = vector + kMost;
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = (args.n + kWarps - 1) / kWarps;
-        // Everything that is read is under way before anything waits for it.
-        constexpr int kWindows = (kMost + kRows + kConfig.threads - 1) / kConfig.threads;
-        static_assert(kConfig.threads == kMost, "a number of the right-hand side a thread");
-        const int j_of_thread = threadIdx.x;
-        Number brought[kWindows], next{};
-        if (j_of_thread < args.n) next = right(j_of_thread, first_column);
-#pragma unroll
-        for (int w = 0; w < kWindows; ++w) {
-            const int i = j_of_thread + w * kConfig.threads, d = first_row + i - (args.n - 1);
-            brought[w] = i < args.n + kRows - 1 && d < args.n ? diagonal(d) : Number{};
-        }
-#pragma unroll
-        for (int w = 0; w < kWindows; ++w)
-            if (const int i = j_of_thread + w * kConfig.threads; i < args.n + kRows - 1) window[i] = brought[w];
-        const i64 end = min(first_column + args.columns_per_block, args.columns);
 #pragma unroll 1
-        for (i64 k = first_column; k < end; ++k) {
-            if (j_of_thread < args.n) vector[j_of_thread] = next;
-            __syncthreads();
-            if (k + 1 < end && j_of_thread < args.n) next = right(j_of_thread, k + 1);
-            Number sum{};
-#pragma unroll 8
-            for (int j = warp * share; j < min((warp + 1) * share, args.n); ++j) {
-                const Number t = window[args.n - 1 + lane - j], with = vector[j];
-                if constexpr (Io::kComplex)
-                    sum = sum + t * with;
-                else
-                    sum.re += t.re * with.re;
+        for (int k = 0; k < count; ++k) {
+            if (!kTogether || k > 0) {
+#pragma unroll
+                for (int group = 0; group < kGroups; ++group) {
+                    bring(group, numbers[group], k);
+                    if constexpr (!kComplex) turn(turns_of(group), numbers[group]);
+                }
+                fft.forward(numbers);
             }
-            sums[warp * kRows + lane] = sum;
-            __syncthreads();
-            if (warp == 0 && first_row + lane < args.n) {
-                for (int w = 1; w < kWarps; ++w) sum = sum + sums[w * kRows + lane];
-                store(first_row + lane, k, sum);
-            }
+#pragma unroll
+            for (int group = 0; group < kGroups; ++group)
+#pragma unroll
+                for (int i = 0; i < kFftEach; ++i) numbers[group][i] = numbers[group][i] * spectrum[group][i];
+            fft.inverse(numbers);
+#pragma unroll
+            for (int group = 0; group < kGroups; ++group) store(turns_of(group), group, numbers[group], k);
         }
     }
 };
@@ -207,16 +143,14 @@ template <ToeplitzMatvecConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads, 1) toeplitz_matvec(const __grid_constant__ ToeplitzMatvecArgs args) {
     using Kernel = ToeplitzMatvec<kConfig>;
     extern __shared__ __align__(16) unsigned char memory[];
-    auto* numbers = reinterpret_cast<typename Kernel::Number*>(memory);
-    const unsigned block = blockIdx.x, parts = args.parts;
-    const i64 first_column = block % parts * args.columns_per_block;
-    if constexpr (kConfig.direct()) {
-        const unsigned tiles = (args.n + Kernel::kRows - 1) / Kernel::kRows;
-        const Kernel kernel(args, block / parts / tiles);
-        kernel.run_directly(numbers, static_cast<int>(block / parts % tiles) * Kernel::kRows, first_column);
-    } else {
-        Kernel(args, block / parts).run_transforms(numbers, first_column);
-    }
+    auto& shared = *reinterpret_cast<ToeplitzMatvecSharedPlan<kConfig>*>(memory);
+    const i64 first = blockIdx.y * args.columns_per_block;
+    const typename Kernel::Operands operands(args, blockIdx.x, first);
+    const typename Kernel::Twiddles twiddles{reinterpret_cast<TwiddlePowers<typename Kernel::Real>*>(shared.twiddles),
+                                             args.log_transform - (Kernel::kTogether ? 0 : 3)};
+    const Kernel kernel{
+        operands, {reinterpret_cast<typename Kernel::Number*>(shared.exchange), args.log_transform, twiddles}, args.n};
+    kernel.run(columns_of(args, first));
 }
 
 }  // namespace gdn_cuda::structured

@@ -1,0 +1,173 @@
+// structured/toeplitz_sums: T x or T^t x, T[i, j] = column[i - j] below the diagonal and on it, row[j - i] above, by sums.
+//
+// A block has 32 strips of rows of a system, a lane each, and its warps share the columns of T, a panel of them at a time in
+// shared memory. The strip of 4 rows i and 4 columns j has 7 diagonals, 3 of which the next 4 columns need again: a thread
+// slides over them in registers, so it reads 4 diagonals and 4 numbers of x, which are the same for all lanes, for 16 products.
+// The warps' sums are added in order.
+//
+// Bound: for few systems latency, of the arguments, of T and x and of instructions; for many, multiply-adds.
+#pragma once
+
+#include <gdn_cuda/kernels/structured/toeplitz_matvec_common.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_sums_plan.cuh>
+
+namespace gdn_cuda::structured {
+
+template <class Real>
+__device__ __forceinline__ void add_product(Real& sum, const Real& x, const Real& y) {
+    sum += x * y;
+}
+template <class Real>
+__device__ __forceinline__ void add_product(ComplexNumber<Real>& sum, const ComplexNumber<Real>& x,
+                                            const ComplexNumber<Real>& y) {
+    sum.re += x.re * y.re;
+    sum.im += x.re * y.im;
+    sum.re -= x.im * y.im;
+    sum.im += x.im * y.re;
+}
+
+template <ToeplitzSumsConfig kConfig>
+struct ToeplitzSums {
+    using Operands = ToeplitzOperands<kConfig.io>;
+    using Number = typename Operands::Number;
+    using Plan = ToeplitzSumsSharedPlan<kConfig>;
+    static constexpr int kStrip = kConfig.strip, kPitch = Plan::kPitch, kThreads = kConfig.threads, kWarps = kConfig.warps(),
+                         kRows = kConfig.rows(), kPanel = ToeplitzSumsConfig::kPanel, kStep = 2 * kStrip;
+    static constexpr int kOfX = kPanel / kThreads, kOfT = (kPanel + kRows + kThreads - 1) / kThreads;  // brought by a thread
+    using Strip = Number[kStrip];
+    struct alignas(16) Sixteen {
+        static constexpr int kCount = 16 / sizeof(Number);
+        Number numbers[kCount];
+    };
+
+    const Operands& operands;
+    Number *diagonals, *vector, *sums;
+    int first_row, n, share, columns;  // of a warp and of a panel
+
+    __device__ __forceinline__ ToeplitzSums(const Operands& operands, Plan& shared, int first_row)
+        : operands(operands),
+          diagonals(reinterpret_cast<Number*>(shared.diagonals)),
+          vector(reinterpret_cast<Number*>(shared.right)),
+          sums(reinterpret_cast<Number*>(shared.sums)),
+          first_row(first_row),
+          n(operands.args.n),
+          share((min(n, kPanel) + kWarps * kStep - 1) / (kWarps * kStep) * kStep),
+          columns(share * kWarps) {}
+
+    // ---- Between memories: number p of the window is the diagonal of its first row and column, and p - columns.
+
+    __device__ __forceinline__ static int place(int p) { return p / kStrip * kPitch + p % kStrip; }
+    __device__ __forceinline__ void put_t(const Number (&brought)[kOfT]) const {
+#pragma unroll
+        for (int i = 0; i < kOfT; ++i)
+            if (const int p = threadIdx.x + i * kThreads; p < columns + kRows) diagonals[place(p)] = brought[i];
+    }
+    __device__ __forceinline__ void put_x(const Number (&brought)[kOfX]) const {
+#pragma unroll
+        for (int i = 0; i < kOfX; ++i)
+            if (const int j = threadIdx.x + i * kThreads; j < columns) vector[j] = brought[i];
+    }
+    __device__ __forceinline__ static void load(Strip& to, const Number* from) {
+#pragma unroll
+        for (int i = 0; i < kStrip; i += Sixteen::kCount) {
+            const Sixteen got = *reinterpret_cast<const Sixteen*>(from + i);
+#pragma unroll
+            for (int e = 0; e < Sixteen::kCount; ++e) to[i + e] = got.numbers[e];
+        }
+    }
+    __device__ __forceinline__ static void store(Number* to, const Strip& from) {
+#pragma unroll
+        for (int i = 0; i < kStrip; i += Sixteen::kCount) {
+            Sixteen put;
+#pragma unroll
+            for (int e = 0; e < Sixteen::kCount; ++e) put.numbers[e] = from[i + e];
+            *reinterpret_cast<Sixteen*>(to + i) = put;
+        }
+    }
+
+    // ---- Sums
+
+    // By steps of two strips of columns. Of one long sum the error would grow, and its additions wait for each other.
+    __device__ __forceinline__ void add(Strip& total, int lane, int warp) const {
+        Strip high, middle, low, left, right, even = {}, odd = {};
+        const Number *window = diagonals + ((columns - warp * share) / kStrip + lane) * kPitch, *x = vector + warp * share;
+        load(high, window);
+#pragma unroll 1
+        for (int steps = share / kStep; steps > 0; --steps) {
+            load(middle, window - kPitch);
+            load(low, window - 2 * kPitch);
+            load(left, x);
+            load(right, x + kStrip);
+            window -= 2 * kPitch;
+            x += kStep;
+            add_products(even, high, middle, left);
+            add_products(odd, middle, low, right);
+#pragma unroll
+            for (int r = 0; r < kStrip; ++r) high[r] = low[r];
+        }
+#pragma unroll
+        for (int r = 0; r < kStrip; ++r) total[r] = total[r] + (even[r] + odd[r]);
+    }
+    __device__ __forceinline__ static void add_products(Strip& sum, const Strip& high, const Strip& low, const Strip& x) {
+#pragma unroll
+        for (int c = 0; c < kStrip; ++c)
+#pragma unroll
+            for (int r = 0; r < kStrip; ++r) add_product(sum[r], r >= c ? high[r - c] : low[kStrip + r - c], x[c]);
+    }
+    __device__ __forceinline__ void finish(int k) const {
+        for (int i = threadIdx.x; i < min(kRows, n - first_row); i += kThreads) {
+            Number all = sums[place(i)];
+#pragma unroll
+            for (int w = 1; w < kWarps; ++w) all = all + sums[place(i) + w * 32 * kPitch];
+            *operands.result(first_row + i, k) = all;
+        }
+    }
+    // Panel after panel, right-hand side after right-hand side; the next one is under way while this one is summed. T stays in
+    // shared memory where it is one panel.
+    __device__ __forceinline__ void run(int count) const {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = (n - 1) / kPanel;
+        Number of_t[kOfT], of_x[kOfX];
+        const auto bring = [&](int panel, int k, bool t) {
+            const int thread = threadIdx.x;
+            if (t) operands.bring_diagonals(of_t, first_row - panel * kPanel - columns + thread, kThreads);
+            operands.bring_right(of_x, panel * kPanel + thread, kThreads, k);
+        };
+        bring(0, 0, true);
+        put_t(of_t);
+        Strip total = {};
+#pragma unroll 1
+        for (int k = 0, panel = 0;;) {
+            put_x(of_x);
+            __syncthreads();
+            const bool whole = panel == last;
+            const int next = whole ? 0 : panel + 1, next_k = k + whole;
+            if (next_k < count) bring(next, next_k, last > 0);
+            add(total, lane, warp);
+            if (whole) {
+                store(sums + (warp * 32 + lane) * kPitch, total);
+#pragma unroll
+                for (int r = 0; r < kStrip; ++r) total[r] = Number{};
+            }
+            __syncthreads();
+            if (whole) finish(k);
+            if (next_k == count) return;
+            if (last > 0) put_t(of_t);
+            panel = next;
+            k = next_k;
+        }
+    }
+};
+
+template <ToeplitzSumsConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads, kConfig.least_blocks())
+    toeplitz_sums(const __grid_constant__ ToeplitzMatvecArgs args) {
+    using Kernel = ToeplitzSums<kConfig>;
+    extern __shared__ __align__(16) unsigned char memory[];
+    const i64 first = blockIdx.z * args.columns_per_block;
+    const typename Kernel::Operands operands(args, blockIdx.x, first);
+    const Kernel kernel(operands, *reinterpret_cast<typename Kernel::Plan*>(memory),
+                        static_cast<int>(blockIdx.y) * Kernel::kRows);
+    kernel.run(columns_of(args, first));
+}
+
+}  // namespace gdn_cuda::structured
