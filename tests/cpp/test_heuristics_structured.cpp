@@ -8,6 +8,7 @@
 #include "heuristics_tools.hpp"
 #include "jit_kernels/heuristics/structured.hpp"
 #include "jit_kernels/impls/structured/cauchy.hpp"
+#include "jit_kernels/impls/structured/cauchy_batch.hpp"
 #include "jit_kernels/impls/structured/vandermonde.hpp"
 #include "jit_kernels/impls/structured/vandermonde_moments.hpp"
 
@@ -57,6 +58,8 @@ TEST(CauchyHeuristic, RowsOverTheSamePolesShareReciprocalsAndFewAreSpread) {
     EXPECT_NE(explain_cauchy(batch, {}).find("4 rows of 20 over the same poles"), std::string::npos);
     const CauchyProblem sixteen{.rows = 32, .shared_rows = 16, .points = 4096, .io = DType::bf16, .conj = false};
     EXPECT_TRUE(cauchy_in_batches(sixteen));
+    for (const CauchyBatchConfig& config : kCauchyBatchConfigurations)
+        EXPECT_LE(CauchyBatch::shared_bytes(config), kSharedBytesEverywhere);
     EXPECT_NE(explain_cauchy(sixteen, {}).find("16 rows of 16 over the same poles at a time"), std::string::npos);
     EXPECT_FALSE(cauchy_in_batches(batch));
     EXPECT_FALSE(cauchy_in_batches(s4));
@@ -128,17 +131,17 @@ TEST(VandermondeHeuristic, ChoosesWhatIsRegisteredAndCoversEveryStep) {
     }
 }
 
-TEST(VandermondeHeuristic, CandidatesAreBothSquaresAndAWinnerDecides) {
+TEST(VandermondeHeuristic, CandidatesAreAllSquaresOfTheDtypeAndAWinnerDecides) {
     for (const DType io : {DType::c64, DType::c128})
-        for (const i64 rows : {1, 4096}) {
+        for (const i64 rows : {1, 40, 4096}) {
             const VandermondeProblem problem{.rows = rows, .steps = 16384, .io = io, .poles = 32};
             const std::vector<VandermondeConfig> all = vandermonde_candidates(problem, {});
-            ASSERT_EQ(all.size(), 2U);
-            EXPECT_EQ(all[0], vandermonde_config(problem, {}));
-            EXPECT_NE(all[0], all[1]);
+            ASSERT_EQ(all.front(), vandermonde_config(problem, {}));
+            for (const VandermondeConfig& config : kVandermondeConfigurations)
+                EXPECT_EQ(std::ranges::count(all, config), config.io == io) << to_text(config);
             VandermondeWinners winners;
-            winners.all = {{problem, all[1], 3, 4}};
-            EXPECT_EQ(vandermonde_config(problem, {}, &winners), all[1]);
+            winners.all = {{problem, all.back(), 3, 4}};
+            EXPECT_EQ(vandermonde_config(problem, {}, &winners), all.back());
             EXPECT_NE(explain_vandermonde(problem, {}, &winners).find("tuned on this device: {.io = "), std::string::npos);
             EXPECT_TRUE(winners.used.load());
         }
@@ -149,8 +152,9 @@ TEST(VandermondeHeuristic, AFullCardTakesLargeSquaresAndFewOrShortRowsSmallOnes)
     EXPECT_EQ(vandermonde_config(s4d, {}).side, 128);
     EXPECT_EQ(explain_vandermonde(s4d, {}),
               "tables of 128 by 128 powers give 16384 steps a block: 1024 blocks for 132 multiprocessors");
-    for (const auto& [rows, steps] : {std::pair{4, 16384}, std::pair{1024, 1000}})
-        EXPECT_EQ(vandermonde_config({.rows = rows, .steps = steps, .io = DType::c64}, {}).side, 32);
+    for (const auto& [rows, steps, side] :
+         {std::tuple{4, 16384, 32}, {1024, 1000, 32}, {1024, 4096, 64}, {64, 16384, 64}, {1024, 8192, 64}, {1024, 8193, 128}})
+        EXPECT_EQ(vandermonde_config({.rows = rows, .steps = steps, .io = DType::c64}, {}).side, side) << rows << ' ' << steps;
 }
 
 TEST(VandermondeMomentsHeuristic, EveryKindIsRegistered) {

@@ -224,10 +224,13 @@ struct VandermondeProblem {
 };
 using VandermondeWinners = Winners<VandermondeProblem, VandermondeConfig>;
 
-constexpr VandermondeConfig vandermonde_config(DType io, bool small) {
-    const bool wide = io == DType::c128;  // fewer of them fit in shared memory, twice a multiprocessor
-    return {.io = io, .side = small ? 32 : wide ? 64 : 128, .grid = 16, .poles = wide ? 16 : 32};
-}
+// Of each dtype, the largest square first.
+inline constexpr std::array kVandermondeConfigurations = [] {
+    constexpr auto of = [](DType io, int side) {
+        return VandermondeConfig{.io = io, .side = side, .grid = 16, .poles = io == DType::c128 ? 16 : 32};
+    };
+    return std::array{of(DType::c64, 128), of(DType::c64, 64), of(DType::c64, 32), of(DType::c128, 64), of(DType::c128, 32)};
+}();
 inline i64 vandermonde_blocks(const VandermondeProblem& problem, const VandermondeConfig& config) {
     return problem.rows * ceil_div(problem.steps, config.square());
 }
@@ -235,16 +238,22 @@ inline i64 vandermonde_blocks(const VandermondeProblem& problem, const Vandermon
 inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, const jit::DeviceTraits& device,
                                             const VandermondeWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
-    const VandermondeConfig large = vandermonde_config(problem.io, false);
-    const bool fills = problem.steps > large.square() / 2 && vandermonde_blocks(problem, large) >= device.multiprocessors;
-    return vandermonde_config(problem.io, !fills);
+    VandermondeConfig chosen{};
+    for (const VandermondeConfig& config : kVandermondeConfigurations) {
+        if (config.io != problem.io) continue;
+        chosen = config;
+        if (problem.steps > config.square() / 2 && vandermonde_blocks(problem, config) >= device.multiprocessors) break;
+    }
+    return chosen;
 }
 
 // The heuristic's own choice, then the others.
 inline std::vector<VandermondeConfig> vandermonde_candidates(const VandermondeProblem& problem,
                                                              const jit::DeviceTraits& device) {
-    const VandermondeConfig first = vandermonde_config(problem, device), large = vandermonde_config(problem.io, false);
-    return {first, first == large ? vandermonde_config(problem.io, true) : large};
+    std::vector<VandermondeConfig> all{vandermonde_config(problem, device)};
+    for (const VandermondeConfig& config : kVandermondeConfigurations)
+        if (config.io == problem.io && config != all.front()) all.push_back(config);
+    return all;
 }
 
 inline std::string explain_vandermonde(const VandermondeProblem& problem, const jit::DeviceTraits& device,
@@ -254,10 +263,6 @@ inline std::string explain_vandermonde(const VandermondeProblem& problem, const 
     return fmt::format("tables of {0} by {0} powers give {1} steps a block: {2} blocks for {3} multiprocessors", config.side,
                        config.square(), vandermonde_blocks(problem, config), device.multiprocessors);
 }
-
-inline constexpr std::array kVandermondeConfigurations = {
-    vandermonde_config(DType::c64, false), vandermonde_config(DType::c64, true), vandermonde_config(DType::c128, false),
-    vandermonde_config(DType::c128, true)};
 
 struct VandermondeTuning {
     using Problem = VandermondeProblem;

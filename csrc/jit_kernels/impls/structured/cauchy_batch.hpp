@@ -17,7 +17,7 @@ struct CauchyBatch {
 
     static std::span<const Config> configurations() { return kCauchyBatchConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config&) { return 0; }  // it is static
+    static int shared_bytes(const Config&) { return sizeof(CauchyBatchSharedPlan); }
 
     static void run(const CauchyProblem& problem, const Args& args, const Target& target) {
         if (problem.rows == 0 || problem.points == 0) return;

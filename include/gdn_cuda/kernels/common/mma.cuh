@@ -68,6 +68,12 @@ struct TwoParts {
         const unsigned high = __float_as_uint(x) & 0xffffe000u;
         return {high, __float_as_uint(x - __uint_as_float(high))};
     }
+    // For four instructions, not two: both parts rounded to nearest, which leaves some 2^-23 and no bias. The rest is made a
+    // little larger, so that cutting it off is rounding on average: adding to its bits could make a number of NaN.
+    static __device__ __forceinline__ TwoParts nearest(float x) {
+        const float high = round_tf32(x);
+        return {__float_as_uint(high), __float_as_uint((x - high) * 0x1.0016p+0f)};
+    }
 };
 
 // sums (16 x 8) += a (16 x 8) b (8 x 8), laid out as add_product_tf32 has them (matrix.cuh). The small products come first.

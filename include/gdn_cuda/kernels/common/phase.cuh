@@ -4,7 +4,7 @@
 // a number it is divided by 2 pi in twice the precision of fp64, so that its last bit counts for less than l of 2^-64 turns.
 #pragma once
 
-#include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/common/numeric.cuh>
 
 namespace gdn_cuda {
 
@@ -17,14 +17,22 @@ struct Turns {
         const double product = radians * kInverse, rest = fma(radians, kRest, fma(radians, kInverse, -product));
         return {scaled(product - trunc(product)) + scaled(fmax(fmin(rest, 0.5), -0.5))};
     }
-    // From -1/2 to 1/2.
-    template <class Real>
-    __device__ __forceinline__ Real after(unsigned long long steps) const {
-        const auto turns = static_cast<long long>(fraction * steps);
-        if constexpr (sizeof(Real) == sizeof(float))
-            return static_cast<float>(static_cast<int>(turns >> 32)) * 0x1p-32f;
-        else
-            return static_cast<double>(turns) * 0x1p-64;
+    // Their sine and cosine after so many steps.
+    __device__ __forceinline__ void after(unsigned long long steps, double& sine, double& cosine) const {
+        sincospi(static_cast<double>(static_cast<long long>(fraction * steps)) * 0x1p-63, &sine, &cosine);
+    }
+    // The same to two units of the last place, by minimax polynomials over the quarter of a turn around a multiple of one.
+    __device__ __forceinline__ void after(unsigned long long steps, float& sine, float& cosine) const {
+        constexpr float kHalfPi = 0x1.921fb6p+0f, kRest = -0x1.777a5cp-25f;
+        const auto turns = static_cast<unsigned>(fraction * steps >> 32), to_quarter = turns + 0x20000000u;
+        const float x = static_cast<float>(static_cast<int>(turns << 2)) * 0x1p-32f, square = x * x;  // -1/2 to 1/2 quarters
+        float odd = fmaf(-0x1.2dc84cp-8f, square, 0x1.466004p-4f), even = fmaf(0x1.d9d57ep-11f, square, -0x1.55c5e0p-6f);
+        odd = fmaf(fmaf(odd, square, -0x1.4abbbep-1f), square, kRest);
+        even = fmaf(fmaf(even, square, 0x1.03c1dep-2f), square, -0x1.3bd3ccp+0f);
+        const float first = fmaf(x, kHalfPi, x * odd), second = fmaf(even, square, 1.f);
+        const bool swap = (to_quarter & 0x40000000u) != 0;
+        sine = with_sign(swap ? second : first, to_quarter);
+        cosine = with_sign(swap ? first : second, to_quarter + 0x40000000u);
     }
 
   private:
@@ -33,51 +41,54 @@ struct Turns {
         const auto size = static_cast<unsigned long long>(fabs(turns) * 0x1p64);
         return turns < 0 ? -size : size;
     }
+    // Turned over where the first bit is set.
+    __device__ __forceinline__ static float with_sign(float x, unsigned bits) {
+        return __uint_as_float(__float_as_uint(x) ^ (bits & 0x80000000u));
+    }
 };
 
 // e^(x l)
 template <class Real>
 struct Powers {
     Turns turns;
-    Real log_size;
+    Real log2_size, rest;  // of a step, and what rounding left of that
 
     // A phase that is no number, or infinite, makes powers that are none: turns are whole numbers and cannot say it.
-    __device__ __forceinline__ Powers(Real log_size, double radians)
-        : turns(Turns::of(radians)), log_size(log_size + static_cast<Real>(radians * 0)) {}
-
-    __device__ __forceinline__ Powers(Turns turns, Real log_size) : turns(turns), log_size(log_size) {}
-
+    __device__ __forceinline__ static Powers of(double log_size, double radians) {
+        constexpr double kInverse = 0x1.71547652b82fep+0, kRest = 0x1.777d0ffda0d24p-56;     // 1 / ln 2
+        const double finite = log_size < -1e20 ? -1e20 : log_size > 1e20 ? 1e20 : log_size;  // 0 times infinity is no number
+        const double log2_size = finite * kInverse + radians * 0;
+        const auto rounded = static_cast<Real>(log2_size);
+        return {Turns::of(radians), rounded,
+                static_cast<Real>(fma(finite, kInverse, -static_cast<double>(rounded)) + finite * kRest)};
+    }
     __device__ __forceinline__ void after(unsigned long long steps, Real& re, Real& im) const {
         Real sine, cosine;
-        sine_cosine_of_turns(turns.after<Real>(steps), sine, cosine);
+        turns.after(steps, sine, cosine);
         const Real size = steps == 0 ? Real{1} : size_after(steps);
         re = size * cosine;
         im = size * sine;
     }
 
   private:
-    __device__ __forceinline__ static void sine_cosine_of_turns(float turns, float& sine, float& cosine) {
-        sincospif(2.f * turns, &sine, &cosine);
-    }
-    __device__ __forceinline__ static void sine_cosine_of_turns(double turns, double& sine, double& cosine) {
-        sincospi(2.0 * turns, &sine, &cosine);
-    }
     // The exponent's product with what rounding left of it. Steps are less than 2^48; in fp32 their two halves are exact.
     __device__ __forceinline__ Real size_after(unsigned long long steps) const {
+        constexpr Real kLn2 = static_cast<Real>(0x1.62e42fefa39efp-1);
         if constexpr (sizeof(Real) == sizeof(float)) {
-            const float most = static_cast<float>(static_cast<unsigned>(steps >> 24)) * 0x1p24f,
-                        last = static_cast<float>(static_cast<unsigned>(steps) & 0xffffffu);
-            const float finite = log_size < -1e30f  ? -1e30f
-                                 : log_size > 1e30f ? 1e30f
-                                                    : log_size;  // 0 times infinity is no number
-            const float of_most = finite * most, of_last = finite * last, exponent = of_most + of_last;
-            const float rest = (fmaf(finite, most, -of_most) + fmaf(finite, last, -of_last)) + (of_last - (exponent - of_most));
-            const float size = expf(exponent);
-            return size == 0.f || isinf(size) ? size : fmaf(size, rest, size);
+            const auto last = static_cast<float>(static_cast<unsigned>(steps) & 0xffffffu);
+            float exponent = log2_size * last, left = fmaf(log2_size, last, -exponent) + rest * last;
+            if (const auto most_steps = static_cast<unsigned>(steps >> 24)) [[unlikely]] {
+                const float most = static_cast<float>(most_steps) * 0x1p24f, of_most = log2_size * most, of_last = exponent;
+                exponent = of_most + of_last;
+                left += fmaf(log2_size, most, -of_most) + rest * most + (of_last - (exponent - of_most));
+            }
+            const float size = exp2_fast(exponent);
+            return fmaf(size, left * kLn2, size);
         } else {
             const auto many = static_cast<double>(steps);
-            const double exponent = log_size * many, rest = fma(log_size, many, -exponent), size = exp(exponent);
-            return size == 0.0 || isinf(size) ? size : fma(size, rest, size);
+            const double exponent = log2_size * many, left = fma(log2_size, many, -exponent) + rest * many;
+            const double size = exp2(exponent);
+            return fma(size, left * kLn2, size);
         }
     }
 };

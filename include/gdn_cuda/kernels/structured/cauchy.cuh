@@ -30,6 +30,7 @@ struct Cauchy {
     using Number = typename Io::Number;
     static constexpr bool kComplex = Io::kComplex;
     static constexpr int kParts = kConfig.parts();
+    static constexpr int kUnroll = kConfig.rows == 1 ? 4 : 2;
     using Shared = CauchySharedPlan<kConfig, Real>;
     using Numbers2D = Number[kConfig.rows][kConfig.points];
 
@@ -63,35 +64,38 @@ struct Cauchy {
         }
     }
 
-    // Points on the imaginary axis, between so far and so far from 0.
-    struct Span {
-        float nearest, furthest;
+    // A warp's points on the imaginary axis, and a tile's pairs: whether each pair's fraction, divided by i times the point,
+    //     (odd - i even / y) / (2 a - i u),  u = (a^2 - t im) / y - t,  t = y - im,  for y and im from 0 on,
+    // stays in range for all of them, so that nobody need look. Closer to 0 than `floor`, sums do not change, but for their
+    // imaginary parts, which shrink with y.
+    struct Extremes {  // of a warp; sizes are ordered as their bits are, and what is no number is the most
+        unsigned from = ~0u, to = 0;
 
-        // Whether no square of a pair's fraction leaves the range, with a^2 and im of the pole: then nobody need look.
-        __device__ __forceinline__ bool allows(float a_squared, float im) const {
-            const float inside = fmaxf(fmaxf(nearest - fabsf(im), fabsf(im) - furthest), 0.f);
-            return furthest < 1e8f && a_squared + im * im < 1e16f &&
-                   (a_squared + inside * inside) * (a_squared + im * im) > 1e-34f;
+        __device__ __forceinline__ void add(float x) {
+            const unsigned size = __float_as_uint(x) & 0x7fffffffu;
+            from = min(from, size);
+            to = max(to, size);
         }
+        __device__ __forceinline__ float least() const { return __uint_as_float(__reduce_min_sync(~0u, from)); }
+        __device__ __forceinline__ float most() const { return __uint_as_float(__reduce_max_sync(~0u, to)); }
     };
-    __device__ __forceinline__ static Span span_of(Shared& shared, const Number (&z)[kConfig.points]) {
-        if constexpr (sizeof(Real) > sizeof(float)) return {0.f, __uint_as_float(0x7f800000u)};
-        unsigned nearest = ~0u, furthest = 0;  // sizes are ordered as their bits are; NaN is the furthest
+    struct Range {
+        bool holds;
+        float floor;
+    };
+    __device__ __forceinline__ static Range range_of(const Shared& shared, int count, const Number (&z)[kConfig.points]) {
+        if constexpr (sizeof(Real) > sizeof(float)) return {};
+        Extremes sizes, squares, a_squared;
 #pragma unroll
-        for (int p = 0; p < kConfig.points; ++p) {
-            const unsigned size = __float_as_uint(static_cast<float>(z[p].im)) & 0x7fffffffu;
-            nearest = min(nearest, size);
-            furthest = max(furthest, size);
+        for (int p = 0; p < kConfig.points; ++p) sizes.add(z[p].im);
+#pragma unroll 1
+        for (int n = static_cast<int>(threadIdx.x) % 32; n < count; n += 32) {
+            const auto pair = shared.pairs[n];
+            squares.add(pair.a_squared + pair.im * pair.im);
+            a_squared.add(pair.a_squared);
         }
-        if (threadIdx.x == 0) {
-            shared.nearest = ~0u;
-            shared.furthest = 0;
-        }
-        __syncthreads();
-        atomicMin(&shared.nearest, nearest);
-        atomicMax(&shared.furthest, furthest);
-        __syncthreads();
-        return {__uint_as_float(shared.nearest), __uint_as_float(shared.furthest)};
+        const float floor = sqrtf(squares.least()) * 0x1p-26f;
+        return {a_squared.least() > 1e-30f && squares.most() / fmaxf(sizes.least(), floor) + sizes.most() < 1e16f, floor};
     }
 
     // What shared memory has of the only tile of poles: it stays there from turn to turn.
@@ -114,7 +118,7 @@ struct Cauchy {
                 const Number w = load_from(args.poles, tiles.poles, n);
                 const Real a = -w.re;
                 if (row < 0) {
-                    shared.pairs[n] = {w.im, a * a, 4 * a * a};
+                    shared.pairs[n] = {fabs(w.im), a * a, 4 * a * a};
                 } else {
                     const Number v = load_from(args.residues, residues, n);
                     const Real even = 2 * (v.re * a - v.im * w.im), odd = 2 * v.re;
@@ -128,14 +132,7 @@ struct Cauchy {
             }
         }
     }
-    __device__ __forceinline__ static bool allowed(const Shared& shared, const Span& span, int count) {
-        bool all = true;
-        for (int n = threadIdx.x; n < count; n += kConfig.threads)
-            all &= span.allows(static_cast<float>(shared.pairs[n].a_squared), static_cast<float>(shared.pairs[n].im));
-        return __syncthreads_and(all) != 0;
-    }
     // With a pole and its conjugate as one fraction, (even + i y odd) / (den + 2i a y) for z = iy.
-    template <bool kLook>
     __device__ __forceinline__ static void add_pairs(Numbers2D& parts, unsigned& careful, const Shared& shared, int n,
                                                      const Number (&z)[kConfig.points]) {
         const auto pair = shared.pairs[n];
@@ -143,12 +140,53 @@ struct Cauchy {
         for (int p = 0; p < kConfig.points; ++p) {
             const Real y = z[p].im, y_squared = y * y, den = pair.a_squared - (y - pair.im) * (y + pair.im),
                        square = den * den + pair.four_a_squared * y_squared, inverse = reciprocal_in_range(square);
-            if (kLook && !in_range(square)) careful |= 1u << p;
+            if (!in_range(square)) careful |= 1u << p;
 #pragma unroll
             for (int row = 0; row < kConfig.rows; ++row) {
                 const auto v = shared.pair_residues[row][n];
                 parts[row][p].re += (v.even * den + v.odd_2a * y_squared) * inverse;
-                parts[row][p].im += (v.odd * den - v.even_2a) * inverse;  // times y, when the tile is done
+                parts[row][p].im += (v.odd * den - v.even_2a) * inverse * y;
+            }
+        }
+    }
+    // The same in range. What depends on the point alone is multiplied by last, if registers hold sums of both parts without.
+    __device__ __forceinline__ static void add_tile_in_range(Numbers2D& parts, const Shared& shared, int count, float floor,
+                                                             const Number (&z)[kConfig.points]) {
+        constexpr bool kApart = kConfig.rows == 1;
+        Number apart[kConfig.points]{};
+        Real y[kConfig.points], inverse[kConfig.points];
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p) {
+            y[p] = fmax(fabs(z[p].im), static_cast<Real>(floor));
+            inverse[p] = Real{1} / y[p];
+        }
+#pragma unroll kUnroll
+        for (int n = 0; n < count; ++n) {
+            const auto pair = shared.pairs[n];
+#pragma unroll
+            for (int p = 0; p < kConfig.points; ++p) {
+                const Real t = y[p] - pair.im, u = (pair.a_squared - t * pair.im) * inverse[p] - t,
+                           one = reciprocal_in_range(u * u + pair.four_a_squared), of_u = u * one;
+                const Number of_even = kApart ? Number{of_u, one} : Number{of_u * inverse[p], one * inverse[p]};
+#pragma unroll
+                for (int row = 0; row < kConfig.rows; ++row) {
+                    const auto v = shared.pair_residues[row][n];
+                    Number& even = kApart ? apart[p] : parts[row][p];
+                    even.re += v.even * of_even.re;
+                    even.im -= v.even_2a * of_even.im;
+                    parts[row][p].re += v.odd_2a * one;
+                    parts[row][p].im += v.odd * of_u;
+                }
+            }
+        }
+#pragma unroll
+        for (int p = 0; p < kConfig.points; ++p) {
+            const Real size = fabs(z[p].im), part = copysign(size < y[p] ? size * inverse[p] : Real{1}, z[p].im);
+#pragma unroll
+            for (int row = 0; row < kConfig.rows; ++row) {
+                Number& sum = parts[row][p];
+                if constexpr (kApart) sum = {sum.re + apart[p].re * inverse[p], sum.im + apart[p].im * inverse[p]};
+                sum.im *= part;
             }
         }
     }
@@ -169,8 +207,6 @@ struct Cauchy {
                                                Numbers2D& sums, Numbers2D& rests, Brought& brought) const {
         constexpr Brought kBrings = kAxis ? Brought::pairs : Brought::numbers;
         unsigned careful = 0;
-        Span span{};
-        if constexpr (kAxis) span = span_of(shared, z);
 #pragma unroll 1
         for (int first = 0; first < args.pole_count; first += kConfig.tile) {
             const int count = min(kConfig.tile, args.pole_count - first);
@@ -180,14 +216,15 @@ struct Cauchy {
                 __syncthreads();
             }
             Numbers2D parts{};
-            if (kAxis && allowed(shared, span, count)) {
-#pragma unroll 2
-                for (int n = 0; n < count; ++n) add_pairs<false>(parts, careful, shared, n, z);
+            Range range{};
+            if constexpr (kAxis) range = range_of(shared, count, z);
+            if (range.holds) {
+                add_tile_in_range(parts, shared, count, range.floor, z);
             } else {
 #pragma unroll 2
                 for (int n = 0; n < count; ++n) {
                     if constexpr (kAxis)
-                        add_pairs<true>(parts, careful, shared, n, z);
+                        add_pairs(parts, careful, shared, n, z);
                     else
                         add_each(parts, careful, shared, n, z);
                 }
@@ -197,8 +234,7 @@ struct Cauchy {
 #pragma unroll
                 for (int p = 0; p < kConfig.points; ++p) {
                     add_with_rest(sums[row][p].re, rests[row][p].re, parts[row][p].re);
-                    if constexpr (kComplex)
-                        add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im * (kAxis ? z[p].im : Real{1}));
+                    if constexpr (kComplex) add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im);
                 }
         }
         brought = kBrings;

@@ -1,17 +1,20 @@
 // structured/cauchy_batch: real sums of residues over distances to poles, for sixteen rows of residues at a time over the same
 // poles and points: the product of the residues with a matrix that is made as it is needed, 1 / (point - pole).
 //
-// A lane has a point and its sums for all sixteen rows, a warp every sixteenth pole; a reciprocal serves sixteen products. The
-// next tile of poles and residues is on its way in registers while this one is used. Warps' sums meet in shared memory, in a
-// fixed order.
+// Tensor cores multiply: a block has 32 points, a warp of it every sixteenth group of 32 poles, whose residues it brings, in
+// the two parts that three products in tf32 take (mma.cuh), to a place of its own in shared memory; those of its next group are
+// on their way in registers meanwhile. A lane's reciprocals are where the product wants them. Sums over eight poles begin at 0
+// and are added up here, rounded to nearest, since tensor cores cut off; those of a group with what rounding leaves. Warps'
+// sums meet in shared memory, in a fixed order.
 //
-// Distances are exact where poles are close, sums of a tile are added up with what rounding leaves, and points on poles (or
-// next to nothing away) are summed once more in double precision, as in structured/cauchy.
+// Distances are exact where poles are close. What leaves the range that its parts need, is summed once more in double
+// precision: points on poles or next to nothing away, whose sums are not finite; points and poles far from 0; sums close to 0.
 //
-// Bound: arithmetic, sixteen products and sums a pole and a point, and a dozen instructions besides. On an H200, 16 rows over
-// 4096 poles at 4096 points, 18 % of the products' rate (docs/benchmarks/structured.md): one block a multiprocessor.
+// Bound: arithmetic. A reciprocal and its parts take seven instructions with their products, two fifths of what tensor cores do
+// in that time.
 #pragma once
 
+#include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/structured/cauchy.cuh>
 #include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
 
@@ -20,87 +23,109 @@ namespace gdn_cuda::structured {
 template <CauchyBatchConfig kConfig>
 struct CauchyBatch {
     using Shared = CauchyBatchSharedPlan;
+    using Operand = CauchyBatchOperand;
     using Io = Numbers<kConfig.io>;
     using One = Cauchy<CauchyConfig{.io = kConfig.io, .conj = false, .rows = 1, .points = 1, .threads = 1, .tile = 1}>;
-    static constexpr int kRows = kConfig.kRows, kSlices = kConfig.kSlices, kPoints = kConfig.kPoints, kTile = kConfig.kTile;
-    static constexpr int kQuads = kRows / 4;
-    static_assert(kTile * kQuads == kConfig.threads());
+    static constexpr int kRows = kConfig.kRows, kWarps = kConfig.kWarps, kPoints = kConfig.kPoints, kGroup = kConfig.kGroup;
+    static constexpr int kColumns = kPoints / 8, kSteps = kGroup / Operand::kPoles;
+    static constexpr float kFar = 0x1p90f;  // parts of a reciprocal of more are no good
+    static_assert(kRows == 16 && kRows == kWarps && kGroup == 32 && kPoints == 32);
 
     const CauchyArgs& args;
     Shared& shared;
+    int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 
     struct Mine {
-        float residues[4], pole;
+        float residues[kRows], pole;
     };
-    // Of a tile, one pole's residues of four rows; the first threads have the pole too. Residues past the last are 0.
+    // Of a group, one pole and its residues. Past the last pole residues are 0, and reciprocals too.
     __device__ __forceinline__ Mine ask(i64 residues, i64 poles, int first) const {
-        Mine mine{};
-        const int n = first + static_cast<int>(threadIdx.x) % kTile, quad = static_cast<int>(threadIdx.x) / kTile;
+        Mine mine{{}, __uint_as_float(0x7f800000u)};
+        const int n = first + lane;
         if (n >= args.pole_count) return mine;
         const i64 row_stride = args.residues.stride[args.leading - 1], at = residues + n * args.residues.step;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) mine.residues[i] = Io::load(args.residues.data, at + (4 * quad + i) * row_stride).re;
-        if (quad == 0) mine.pole = Io::load(args.poles.data, poles + n * args.poles.step).re;
+        for (int row = 0; row < kRows; ++row) mine.residues[row] = Io::load(args.residues.data, at + row * row_stride).re;
+        mine.pole = Io::load(args.poles.data, poles + n * args.poles.step).re;
+        if (fabsf(mine.pole) > kFar) shared.far_pole = true;
         return mine;
     }
     __device__ __forceinline__ void put(const Mine& mine) {
-        const int n = static_cast<int>(threadIdx.x) % kTile, quad = static_cast<int>(threadIdx.x) / kTile;
-        *reinterpret_cast<float4*>(&shared.tile.residues[n].of_row[4 * quad]) = {mine.residues[0], mine.residues[1],
-                                                                                 mine.residues[2], mine.residues[3]};
-        if (quad == 0) shared.tile.poles[n] = mine.pole;
+        auto& group = shared.groups[warp];
+        const int step = lane / Operand::kPoles, of_lane = lane % Operand::kPoles / 2, which = lane % 2;
+#pragma unroll
+        for (int row = 0; row < kRows; row += 2) {
+            const TwoParts a = TwoParts::nearest(mine.residues[row]), b = TwoParts::nearest(mine.residues[row + 1]);
+            *reinterpret_cast<uint2*>(group.high[step].of_lane[row / 2 * 4 + of_lane][which]) = {a.high, b.high};
+            *reinterpret_cast<uint2*>(group.rest[step].of_lane[row / 2 * 4 + of_lane][which]) = {a.rest, b.rest};
+        }
+        group.poles[lane] = mine.pole;
+    }
+    // Of a group, eight poles: sums of row 2 g, points 2 t and 2 t + 1 of eight, then of row 2 g + 1.
+    __device__ __forceinline__ void add_step(float (&parts)[kColumns][4], const float (&z)[kColumns], int step) const {
+        const auto& group = shared.groups[warp];
+        const uint4 high = *reinterpret_cast<const uint4*>(group.high[step].of_lane[lane]),
+                    rest = *reinterpret_cast<const uint4*>(group.rest[step].of_lane[lane]);
+        const float2 poles = *reinterpret_cast<const float2*>(&group.poles[step * Operand::kPoles + lane % 4 * 2]);
+        const TwoParts residues[4] = {{high.x, rest.x}, {high.y, rest.y}, {high.z, rest.z}, {high.w, rest.w}};
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+            float sums[4]{};
+            add_product_fp32(sums, residues, TwoParts::nearest(reciprocal_in_range(z[column] - poles.x)),
+                             TwoParts::nearest(reciprocal_in_range(z[column] - poles.y)));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) parts[column][i] += sums[i];
+        }
     }
     __device__ __forceinline__ void run() {
-        const int slice = static_cast<int>(threadIdx.x) / kPoints, lane = static_cast<int>(threadIdx.x) % kPoints;
         const unsigned blocks_of_points = (args.point_count + kPoints - 1) / kPoints;
         const i64 first_row = static_cast<i64>(blockIdx.x / blocks_of_points) * kRows;
-        const int point = static_cast<int>(blockIdx.x % blocks_of_points) * kPoints + lane;
+        const int first_point = static_cast<int>(blockIdx.x % blocks_of_points) * kPoints;
         const i64 poles = row_of(args, args.poles, first_row), residues = row_of(args, args.residues, first_row);
-        const float z = Io::load(args.points.data,
-                                 row_of(args, args.points, first_row) + min(point, args.point_count - 1) * args.points.step)
-                            .re;
-        if (slice == 0) shared.careful[lane] = false;
-        bool careful = false;
-        float sums[kRows]{}, rests[kRows]{};
-        Mine mine = ask(residues, poles, 0);
-#pragma unroll 1
-        for (int first = 0; first < args.pole_count; first += kTile) {
-            __syncthreads();
-            put(mine);
-            __syncthreads();
-            mine = ask(residues, poles, first + kTile);
-            const int count = min(kTile, args.pole_count - first);
-            float parts[kRows]{};
-#pragma unroll 4
-            for (int n = slice; n < count; n += kSlices) {
-                const float distance = z - shared.tile.poles[n], weight = reciprocal_in_range(distance);
-                careful |= !(fabsf(distance) >= 0x1p-126f && fabsf(distance) <= 0x1p126f);
-                const auto& v = shared.tile.residues[n].of_row;
-#pragma unroll
-                for (int row = 0; row < kRows; row += 4) {
-                    const float4 four = *reinterpret_cast<const float4*>(&v[row]);
-                    parts[row] += four.x * weight;
-                    parts[row + 1] += four.y * weight;
-                    parts[row + 2] += four.z * weight;
-                    parts[row + 3] += four.w * weight;
-                }
-            }
-#pragma unroll
-            for (int row = 0; row < kRows; ++row) One::add_with_rest(sums[row], rests[row], parts[row]);
+        const auto load_point = [&, points = row_of(args, args.points, first_row)](int point) {
+            return Io::load(args.points.data, points + min(point, args.point_count - 1) * args.points.step).re;
+        };
+        if (warp == 0) {
+            shared.careful[lane] = fabsf(load_point(first_point + lane)) > kFar;
+            shared.far_pole = false;
         }
-        __syncthreads();  // the tile has been read, and nobody is careful yet
+        float z[kColumns];
 #pragma unroll
-        for (int row = 0; row < kRows; ++row) shared.sums[slice][row][lane] = sums[row] - rests[row];
-        if (careful) shared.careful[lane] = true;
+        for (int column = 0; column < kColumns; ++column) z[column] = load_point(first_point + 8 * column + lane / 4);
+        float sums[kColumns][4]{}, rests[kColumns][4]{};
         __syncthreads();
-        if (point < args.point_count) finish(first_row + slice, slice, lane, point);
+        Mine mine = ask(residues, poles, warp * kGroup);
+#pragma unroll 1
+        for (int first = warp * kGroup; first < args.pole_count; first += kWarps * kGroup) {
+            __syncwarp();
+            put(mine);
+            __syncwarp();
+            mine = ask(residues, poles, first + kWarps * kGroup);
+            float parts[kColumns][4]{};
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) add_step(parts, z, step);
+#pragma unroll
+            for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) One::add_with_rest(sums[column][i], rests[column][i], parts[column][i]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+            for (int i = 0; i < 4; i += 2)
+                *reinterpret_cast<float2*>(&shared.sums[warp][lane / 4 * 2 + i / 2][8 * column + lane % 4 * 2]) = {
+                    sums[column][i] - rests[column][i], sums[column][i + 1] - rests[column][i + 1]};
+        __syncthreads();
+        if (first_point + lane < args.point_count) finish(first_row + warp, first_point + lane);
     }
-    // A row a warp.
-    __device__ __forceinline__ void finish(i64 row, int own, int lane, int point) const {
+    // A row a warp, a point a lane.
+    __device__ __forceinline__ void finish(i64 row, int point) const {
         float sum = 0.f, rest = 0.f;
 #pragma unroll
-        for (int slice = 0; slice < kSlices; ++slice) One::add_with_rest(sum, rest, shared.sums[slice][own][lane]);
+        for (int from = 0; from < kWarps; ++from) One::add_with_rest(sum, rest, shared.sums[from][warp][lane]);
         typename Io::Number whole{sum, 0.f};
-        if (shared.careful[lane] || !isfinite(sum)) [[unlikely]]
+        if (shared.careful[lane] || shared.far_pole || !isfinite(sum) || (sum != 0.f && fabsf(sum) < 1.f / kFar)) [[unlikely]]
             whole = One{args, 0}.sum_carefully(row, point);
         Io::store(args.out, row * args.point_count + point, whole);
     }
@@ -108,8 +133,8 @@ struct CauchyBatch {
 
 template <CauchyBatchConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 1) cauchy_batch(const __grid_constant__ CauchyArgs args) {
-    __shared__ CauchyBatchSharedPlan shared;
-    CauchyBatch<kConfig>{args, shared}.run();
+    extern __shared__ __align__(16) unsigned char memory[];
+    CauchyBatch<kConfig>{args, *reinterpret_cast<CauchyBatchSharedPlan*>(memory)}.run();
 }
 
 }  // namespace gdn_cuda::structured

@@ -15,26 +15,30 @@ struct CauchyBatchConfig {
         visit("io", io);
     }
     static constexpr int kRows = 16;    // of residues
-    static constexpr int kSlices = 16;  // of a tile of poles, a warp each
-    static constexpr int kPoints = 32;  // a lane each
-    static constexpr int kTile = 128;   // poles
-    GDN_HOST_DEVICE static constexpr int threads() { return kSlices * kPoints; }
+    static constexpr int kWarps = 16;   // each has every sixteenth group of poles
+    static constexpr int kPoints = 32;  // of a block, and of every warp
+    static constexpr int kGroup = 32;   // poles, a lane each to bring
+    GDN_HOST_DEVICE static constexpr int threads() { return kWarps * 32; }
+};
+
+// Eight poles' residues are an operand of tensor cores; of it, a lane has two poles', of two neighbouring rows.
+struct CauchyBatchOperand {
+    static constexpr int kPoles = 8;
+    float of_lane[32][2][2];
+    float unused[16];  // stores of a warp's 32 poles meet different banks
 };
 
 struct CauchyBatchSharedPlan {
     using Config = CauchyBatchConfig;
-    struct alignas(16) Residues {
-        float of_row[Config::kRows + 4];  // eight poles further is the same bank again, for stores of four rows
-    };
-    struct Tile {
-        Residues residues[Config::kTile];
-        float poles[Config::kTile];
+    struct alignas(16) Group {
+        CauchyBatchOperand high[Config::kGroup / CauchyBatchOperand::kPoles], rest[Config::kGroup / CauchyBatchOperand::kPoles];
+        float poles[Config::kGroup];
     };
     union {
-        Tile tile;
-        float sums[Config::kSlices][Config::kRows][Config::kPoints];
+        Group groups[Config::kWarps];
+        float sums[Config::kWarps][Config::kRows][Config::kPoints + 4];  // when the rest has been read
     };
-    bool careful[Config::kPoints];
+    bool careful[Config::kPoints], far_pole;
 };
 
 }  // namespace gdn_cuda::structured

@@ -54,7 +54,6 @@ struct CauchySharedPlan {
             PairResidue pair_residues[kConfig.conj ? kConfig.rows : 1][kConfig.conj ? kConfig.tile : 1];
         };
     };
-    unsigned nearest, furthest;  // of a block's points on the axis, from 0, as bits
 };
 
 // (leading..., length); strides in elements, 0 where a dimension is broadcast.

@@ -9,7 +9,7 @@ struct VandermondeConfig {
     DType io;   // c64 or c128
     int side;   // of the square of outputs a block makes: so many leaps of so many steps
     int grid;   // of threads, a square too
-    int poles;  // in shared memory at a time
+    int poles;  // whose powers are made at a time
 
     constexpr bool operator==(const VandermondeConfig&) const = default;
 
@@ -38,11 +38,11 @@ struct VandermondeNumbers<DType::c128> {
     using Real = double;
 };
 
-// A pole: its exponent, the phase as what Turns holds.
+// A pole: its exponent, as Powers holds it.
 template <class Real>
 struct VandermondePole {
     unsigned long long turns;
-    Real log_size;
+    Real log2_size, rest;
 };
 
 // Of each pole: powers of single steps and of kRoots steps at once, then the same of leaps. One more, which nobody reads,
@@ -54,11 +54,34 @@ struct VandermondeRoots {
     alignas(2 * sizeof(Real)) Real at[2][kConfig.poles][kConfig.roots() | 1][2];
 };
 
+// fp64: tables as they are.
+template <VandermondeConfig kConfig>
+struct VandermondeTables {
+    alignas(16) double near[kConfig.poles][2][kConfig.side];  // e^(x b), negated imaginary parts
+    alignas(16) double far[kConfig.poles][2][kConfig.side];   // 2 v e^(x a side)
+};
+
+// fp32: of eight poles, and the next eight. Sixteen powers of four poles are an operand of tensor cores, or two; of it, a lane
+// has the real and imaginary parts of two neighbouring powers, in the order that the operand takes them.
+struct VandermondeFragment {
+    static constexpr int kPoles = 4, kPowers = 16;
+    struct alignas(16) OfLane {
+        unsigned at[4];
+    };
+    OfLane high[32], rest[32];
+};
+template <VandermondeConfig kConfig>
+    requires(kConfig.io == DType::c64)
+struct VandermondeTables<kConfig> {
+    using Fragment = VandermondeFragment;
+    static constexpr int kPoles = 8, kSteps = kPoles / Fragment::kPoles, kFragments = kConfig.side / Fragment::kPowers;
+    Fragment at[2][2][kSteps][kFragments];  // of these poles or those, of steps (conjugated) or of leaps (times 2 v)
+};
+
 template <VandermondeConfig kConfig>
 struct VandermondeSharedPlan {
     using Real = typename VandermondeNumbers<kConfig.io>::Real;
-    alignas(16) Real near[kConfig.poles][2][kConfig.side];  // e^(x b), negated imaginary parts
-    alignas(16) Real far[kConfig.poles][2][kConfig.side];   // 2 v e^(x a side)
+    VandermondeTables<kConfig> tables;
     VandermondeRoots<kConfig> roots;
     alignas(2 * sizeof(Real)) Real residues[kConfig.poles][2];
 };

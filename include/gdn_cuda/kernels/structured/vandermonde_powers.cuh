@@ -28,6 +28,13 @@ struct alignas(kCount * sizeof(Real)) Pack {
     Real at[kCount];
 };
 
+// x, of which the compiler then knows nothing: it makes what depends on x here, not before a loop, where that would take
+// registers all the time.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 template <VandermondeConfig kConfig, int kThreads = kConfig.threads()>
 struct VandermondePowers {
     using Io = Numbers<kConfig.io>;
@@ -44,30 +51,32 @@ struct VandermondePowers {
     // Whether this thread makes powers of leaps, for which poles from which one on, and as which lane.
     __device__ __forceinline__ static bool of_leaps() { return threadIdx.x >= kThreads / 2; }
     __device__ __forceinline__ static int first_of_group() { return static_cast<int>(threadIdx.x) % (kThreads / 2) / kLanes; }
-    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
 
     // By the first threads of a block. Poles past the last are 0.
     __device__ __forceinline__ static void bring(Roots& roots, const CauchyOperand& exponents, i64 row, int first_pole,
                                                  int pole_count) {
-        const int pole = threadIdx.x;
+        const auto pole = static_cast<int>(forgotten(threadIdx.x));
         Complex<double> x{};
         if (first_pole + pole < pole_count)
             x = Io::template load<double>(exponents.data, row + (first_pole + pole) * exponents.step);
-        const Powers<Real> powers(static_cast<Real>(x.re), x.im);
-        roots.exponents[pole] = {powers.turns.fraction, powers.log_size};
+        const auto powers = Powers<Real>::of(x.re, x.im);
+        roots.exponents[pole] = {powers.turns.fraction, powers.log2_size, powers.rest};
     }
     // Of the first `poles`; what bring() left must be there. Leaps count from `first_leap`.
     __device__ __forceinline__ static void make_roots(Roots& roots, int poles, i64 first_leap) {
         const bool leaps = of_leaps();
         const unsigned long long step = leaps ? kConfig.side : 1, first = leaps ? first_leap : 0;
+        constexpr int kAtOnce = sizeof(Real) == sizeof(float) ? 3 : 2;
+        const unsigned thread = forgotten(threadIdx.x);
+        const int lane = static_cast<int>(thread % kLanes);
 #pragma unroll 1
-        for (int pole = first_of_group(); pole < poles; pole += kGroups) {
+        for (int pole = static_cast<int>(thread % (kThreads / 2) / kLanes); pole < poles; pole += kGroups) {
             const VandermondePole<Real> exponent = roots.exponents[pole];
-            const Powers<Real> powers(Turns{exponent.turns}, exponent.log_size);
+            const Powers<Real> powers{{exponent.turns}, exponent.log2_size, exponent.rest};
             auto& to = roots.at[leaps][pole];
-#pragma unroll
+#pragma unroll kAtOnce
             for (int round = 0; round < (kConfig.roots() + kLanes - 1) / kLanes; ++round) {
-                const int root = round * kLanes + lane(), coarse = root - kRoots;
+                const int root = round * kLanes + lane, coarse = root - kRoots;
                 if (root >= kConfig.roots()) continue;
                 Number power;
                 powers.after((round * kLanes < kRoots ? root : first + coarse * kRoots) * step, power.re, power.im);
