@@ -41,7 +41,7 @@ TEST(ToeplitzMatvecHeuristic, EverySizeIsHeldByARegisteredBlock) {
     EXPECT_EQ(toeplitz_matvec_longest(DType::c128), 1024);
 }
 
-// What was faster on an H200, by 3 % or more.
+// What took the least time on an H200.
 TEST(ToeplitzMatvecHeuristic, ChoosesWhatWasMeasuredToBeFaster) {
     struct Measured {
         DType io;

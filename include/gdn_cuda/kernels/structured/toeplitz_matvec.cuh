@@ -7,7 +7,9 @@
 // the real part of the product is the result. The transform of T stays in registers for all right-hand sides of a block, in the
 // order in which the transform leaves it; where there are registers for it, the first right-hand side is transformed with T.
 //
-// Bound: for one right-hand side latency, transforms of up to 5 passes and a barrier each; for many, shared memory.
+// Bound: for one right-hand side latency: T and x from memory, two transforms of up to 5 passes with a barrier each, the
+// result. Of 64 systems of 1024 on an H200, 8200 cycles, a third is the wait for T and x, a third the two forward transforms
+// side by side. For many right-hand sides, shared memory.
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft.cuh>
