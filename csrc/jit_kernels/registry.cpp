@@ -15,6 +15,7 @@
 #include "impls/structured/cauchy_backward.hpp"
 #include "impls/structured/cauchy_batch.hpp"
 #include "impls/structured/toeplitz_eliminate.hpp"
+#include "impls/structured/toeplitz_generators.hpp"
 #include "impls/structured/toeplitz_gko.hpp"
 #include "impls/structured/toeplitz_matvec.hpp"
 #include "impls/structured/toeplitz_schur.hpp"
@@ -55,6 +56,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<structured::VandermondeMoments>(),
         entry<structured::ToeplitzMatvec>(),
         entry<structured::ToeplitzGko>(),
+        entry<structured::ToeplitzGenerators>(),
         entry<structured::ToeplitzEliminate>(),
         entry<structured::ToeplitzSchur>(),
     };

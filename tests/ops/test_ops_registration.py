@@ -116,5 +116,6 @@ def test_declared_mutation() -> None:
         "toeplitz_schur": set(),
         "toeplitz_pcg": set(),
         "toeplitz_gko": set(),
+        "toeplitz_generators": set(),
         "toeplitz_eliminate": set(),
     }

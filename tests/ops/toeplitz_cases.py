@@ -56,6 +56,10 @@ def toeplitz_gko(**x: Any) -> Any:
     return _ops.toeplitz_gko(*x.values())
 
 
+def toeplitz_generators(**x: Any) -> Any:
+    return _ops.toeplitz_generators(*x.values())
+
+
 def toeplitz_eliminate(**x: Any) -> Any:
     return _ops.toeplitz_eliminate(*x.values())
 
@@ -70,6 +74,7 @@ def _cases() -> Iterator[Case]:
     yield Case("toeplitz-schur", toeplitz_schur, symmetric(torch.float32, epsilon=1e-7))
     yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64))
     yield Case("toeplitz-gko", toeplitz_gko, general)
+    yield Case("toeplitz-generators", toeplitz_generators, lines(torch.complex64, "b", 2))
     yield Case("toeplitz-eliminate", toeplitz_eliminate, sides)
 
 
