@@ -15,7 +15,8 @@ from ..reference.structured_toeplitz_ops import matvec_by_transforms, widened
 from .structured_toeplitz_pcg import solve_by_pcg
 
 # Rows of what one block solves, and a cluster of blocks (csrc/jit_kernels/heuristics/structured_toeplitz.hpp).
-GKO_LONGEST, SCHUR_LONGEST, ELIMINATE_LONGEST = 1024, 4096, 8192
+GKO_LONGEST, SCHUR_LONGEST = 1024, 4096
+ELIMINATE_SHORTEST, ELIMINATE_LONGEST = 513, 8192
 
 _ops = torch.ops.gdn_cuda
 
@@ -24,6 +25,10 @@ def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
     """Which way systems of n rows take on a GPU, and why; symmetric ones where the caller waits to know how it went."""
     if n <= GKO_LONGEST:
         general = f"toeplitz_gko: {n} rows fit one block, which pivots and stores no factor"
+        if n >= ELIMINATE_SHORTEST:
+            general += (
+                "; toeplitz_eliminate by clusters of blocks, where the GPU has them and the systems need not queue for them"
+            )
     elif n <= ELIMINATE_LONGEST:
         general = (
             f"toeplitz_eliminate: {n} rows fit a cluster of blocks, which pivots and stores no factor; "

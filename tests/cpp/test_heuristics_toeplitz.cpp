@@ -89,6 +89,7 @@ TEST(ToeplitzSolverHeuristics, EverySizeIsHeldByARegisteredBlock) {
             ASSERT_TRUE(in(kToeplitzEliminateConfigurations, config)) << to_text(config);
             ASSERT_GE(config.rows(), n);
         }
+    EXPECT_EQ(kToeplitzEliminateShortest, 513) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
     EXPECT_EQ(kToeplitzEliminateLongest, 8192) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
     EXPECT_EQ(kToeplitzGkoLongest, 1024) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
     EXPECT_EQ(kToeplitzSchurLongest, 4096) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";

