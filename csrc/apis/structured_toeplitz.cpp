@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "../jit_kernels/impls/structured/toeplitz_eliminate.hpp"
+#include "../jit_kernels/impls/structured/toeplitz_generators.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_matvec.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_pcg.hpp"
@@ -93,6 +94,14 @@ PreparedToeplitz prepare_toeplitz_pcg(const Tensor& c, const Tensor& b, double /
 
 PreparedToeplitz prepare_toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double /*epsilon*/) {
     return prepare_toeplitz("toeplitz_solve", "b", c, r, b);
+}
+
+PreparedToeplitz prepare_toeplitz_generators(const Tensor& c, const Tensor& r, const Tensor& b) {
+    PreparedToeplitz prepared = prepare_toeplitz("toeplitz_solve", "b", c, r, b);
+    const Checks check{"toeplitz_solve"};
+    GDN_REQUIRE(check, prepared.n() <= kToeplitzEliminateLongest, "c",
+                fmt::format("at most {} rows for this kernel", kToeplitzEliminateLongest), shape_text(prepared.column));
+    return prepared;
 }
 
 struct PreparedElimination {
@@ -246,6 +255,31 @@ std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const 
     return {out, info};
 }
 
+// (left, right, numbers, scales) for systems in a row, the probe behind their right-hand sides.
+std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const Tensor& c, const Tensor& r, const Tensor& b) {
+    using torch::headeronly::ScalarType;
+    const PreparedToeplitz prepared = prepare_toeplitz_generators(c, r, b);
+    const Checks check{"toeplitz_solve"};
+    ToeplitzGeneratorsArgs args{.column = operand(prepared.column),
+                                .row = operand(prepared.row),
+                                .given = operand(prepared.lines),
+                                .given_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                                .n = static_cast<int>(prepared.n()),
+                                .columns = prepared.columns()};
+    set_leading(check, prepared.shape.leading,
+                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.given}}, args);
+    const int64_t systems = args.rows, n = prepared.n();
+    const Tensor left = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
+    const Tensor right = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
+    const Tensor numbers = torch::stable::new_empty(c, {systems, args.columns + 1, n}, ScalarType::ComplexDouble);
+    const Tensor scales = torch::stable::new_empty(c, {systems, 2}, ScalarType::Double);
+    args.left = left.data_ptr(), args.right = right.data_ptr(), args.numbers = numbers.data_ptr();
+    args.scales = scales.data_ptr();
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzGenerators::run(prepared.type, args, target_of(check.function, prepared.column));
+    return {left, right, numbers, scales};
+}
+
 // (C^-1 numbers, info) for left and right generators; `configuration` of the kernel's, -1 for what is best.
 std::tuple<Tensor, Tensor> toeplitz_eliminate(const Tensor& left, const Tensor& right, const Tensor& numbers,
                                               int64_t configuration) {
@@ -271,14 +305,16 @@ std::tuple<Tensor, Tensor> toeplitz_eliminate(const Tensor& left, const Tensor& 
     return {found, info};
 }
 
-// Whether the device of `like` has what `toeplitz_eliminate` would choose.
-bool toeplitz_eliminate_fits(const Tensor& like, int64_t systems, int64_t columns, int64_t n) {
+// Whether `toeplitz_eliminate` is what to solve with on the device of `like`.
+bool toeplitz_eliminate_pays_here(const Tensor& like, int64_t systems, int64_t columns, int64_t n) {
     if (n > kToeplitzEliminateLongest) return false;
     const View view(like);
     const DeviceScope scope(view.device_index);
     const Target target = target_of("toeplitz_solve", view);
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     const ToeplitzEliminateProblem problem{systems, columns, static_cast<int>(n)};
-    return ToeplitzEliminate::fits(toeplitz_eliminate_config(problem, jit::device_traits(target.ordinal)), target);
+    return toeplitz_eliminate_pays(problem, device) &&
+           ToeplitzEliminate::fits(toeplitz_eliminate_config(problem, device), target);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
@@ -287,8 +323,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "toeplitz_schur", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_gradients", "Tensor c, Tensor b", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_generators", "Tensor c, Tensor r, Tensor b", "(Tensor, Tensor, Tensor, Tensor)");
     define_checked(m, "toeplitz_eliminate", "Tensor left, Tensor right, Tensor numbers, int configuration", "(Tensor, Tensor)");
-    m.def("toeplitz_eliminate_fits(Tensor like, int systems, int columns, int n) -> bool");
+    m.def("toeplitz_eliminate_pays(Tensor like, int systems, int columns, int n) -> bool");
     define_checked(m, "toeplitz_gko", "Tensor c, Tensor r, Tensor b, float epsilon", "(Tensor, Tensor)");
 }
 
@@ -297,8 +334,9 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("toeplitz_schur", TORCH_BOX(&toeplitz_schur));
     m.impl("toeplitz_pcg", TORCH_BOX(&toeplitz_pcg));
     m.impl("toeplitz_gko", TORCH_BOX(&toeplitz_gko));
+    m.impl("toeplitz_generators", TORCH_BOX(&toeplitz_generators));
     m.impl("toeplitz_eliminate", TORCH_BOX(&toeplitz_eliminate));
-    m.impl("toeplitz_eliminate_fits", TORCH_BOX(&toeplitz_eliminate_fits));
+    m.impl("toeplitz_eliminate_pays", TORCH_BOX(&toeplitz_eliminate_pays_here));
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
     m.impl("validate_toeplitz_gradients", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gradients>::run));
@@ -308,6 +346,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
     m.impl("validate_toeplitz_schur", TORCH_BOX(&OnlyCheck<prepare_toeplitz_schur>::run));
     m.impl("validate_toeplitz_gko", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gko>::run));
+    m.impl("validate_toeplitz_generators", TORCH_BOX(&OnlyCheck<prepare_toeplitz_generators>::run));
     m.impl("validate_toeplitz_eliminate", TORCH_BOX(&OnlyCheck<prepare_toeplitz_eliminate>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
     m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));

@@ -15,6 +15,7 @@
 #include "impls/structured/cauchy_backward.hpp"
 #include "impls/structured/cauchy_batch.hpp"
 #include "impls/structured/toeplitz_eliminate.hpp"
+#include "impls/structured/toeplitz_generators.hpp"
 #include "impls/structured/toeplitz_gko.hpp"
 #include "impls/structured/toeplitz_matvec.hpp"
 #include "impls/structured/toeplitz_pcg.hpp"
@@ -58,6 +59,7 @@ const std::vector<RegisteredKernel>& registry() {
         entry<structured::ToeplitzSums>(),
         entry<structured::ToeplitzMatvec>(),
         entry<structured::ToeplitzGko>(),
+        entry<structured::ToeplitzGenerators>(),
         entry<structured::ToeplitzEliminate>(),
         entry<structured::ToeplitzSchur>(),
         entry<structured::ToeplitzPcg>(),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..reference import structured_toeplitz_ops as reference
 from .gdn_registration import _cpu, _fake, _library
-from .structured_toeplitz_solve import by_gko_in_torch, solve, solve_by_gradients
+from .structured_toeplitz_solve import by_transforms, generators, solve, solve_by_gradients
 
 _ops = torch.ops.gdn_cuda
 
@@ -206,10 +207,24 @@ def _(c, r, b, epsilon):
 
 @_cpu("toeplitz_gko")
 def _(c, r, b, epsilon):
-    return tuple(y.contiguous() for y in by_gko_in_torch(c, r, b, epsilon))
+    return tuple(y.contiguous() for y in by_transforms(c, r, b, epsilon))
 
 
-# ---- toeplitz_eliminate: the kernel behind it for long ones, between transforms
+# ---- toeplitz_generators and toeplitz_eliminate: the kernels behind it for long ones
+
+
+@_fake("toeplitz_generators")
+def _(c, r, b):
+    shape = product_shape(c, r, b) if b.dim() > max(c.dim(), r.dim()) else (*product_shape(c, r, b), 1)
+    *batch, n, columns = shape
+    systems = math.prod(batch)
+    sides = (b.new_empty((systems, rows, n), dtype=torch.complex128) for rows in (2, 2, columns + 1))
+    return *sides, b.new_empty((systems, 2), dtype=torch.float64)
+
+
+@_cpu("toeplitz_generators")
+def _(c, r, b):
+    return generators(c, r, b)
 
 
 @_fake("toeplitz_eliminate")
@@ -222,4 +237,4 @@ def _(left, right, numbers, configuration):
     return tuple(y.contiguous() for y in reference.toeplitz_gko(left, right, numbers))
 
 
-_library.impl("toeplitz_eliminate_fits", lambda like, systems, columns, n: False, "CPU")
+_library.impl("toeplitz_eliminate_pays", lambda like, systems, columns, n: False, "CPU")

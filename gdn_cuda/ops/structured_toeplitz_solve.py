@@ -7,8 +7,6 @@ the result is as good as one with refinement. It runs on any device: the kernels
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,8 +14,9 @@ from torch import Tensor
 from ..reference.structured_toeplitz_ops import matvec_by_transforms, widened
 from .structured_toeplitz_pcg import solve_by_pcg
 
-# Rows of what one block solves, and ELIMINATE's cluster of blocks (csrc/jit_kernels/heuristics/structured_toeplitz.hpp).
-GKO_LONGEST, SCHUR_LONGEST, PCG_LONGEST, ELIMINATE_LONGEST = 1024, 4096, 8192, 8192
+# Rows of what one block solves, and a cluster of blocks (csrc/jit_kernels/heuristics/structured_toeplitz.hpp).
+GKO_LONGEST, SCHUR_LONGEST, PCG_LONGEST = 1024, 4096, 8192
+ELIMINATE_SHORTEST, ELIMINATE_LONGEST = 513, 8192
 
 _ops = torch.ops.gdn_cuda
 
@@ -26,6 +25,10 @@ def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
     """Which way systems of n rows take on a GPU, and why; symmetric ones where the caller waits to know how it went."""
     if n <= GKO_LONGEST:
         general = f"toeplitz_gko: {n} rows fit one block, which pivots and stores no factor"
+        if n >= ELIMINATE_SHORTEST:
+            general += (
+                "; toeplitz_eliminate by clusters of blocks, where the GPU has them and the systems need not queue for them"
+            )
     elif n <= ELIMINATE_LONGEST:
         general = (
             f"toeplitz_eliminate: {n} rows fit a cluster of blocks, which pivots and stores no factor; "
@@ -92,50 +95,88 @@ def solve_by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
     """(x, info) for checked inputs of one dtype; see `toeplitz_solve_ex`."""
-    n = c.shape[-1]
+    n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
     of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
-    wide = c.dtype in (torch.float64, torch.complex128)
-    if n > GKO_LONGEST or n == 0:
-        return _eliminated(c, r, b, _epsilon(c.dtype), partial(_by_gko_or_lu, corrected=wide))
-    x, info = _ops.toeplitz_gko(c, r, b, _epsilon(c.dtype))
-    if wide:
+    systems = math.prod(torch.broadcast_shapes(of_matrix, b.shape[: -2 if many else -1]))
+    epsilon = _epsilon(c.dtype)
+    if n and systems and _ops.toeplitz_eliminate_pays(c, systems, (b.shape[-1] if many else 1) + 1, n):
+        eliminate = by_transforms
+    elif n and n <= GKO_LONGEST:
+        eliminate = _ops.toeplitz_gko
+    else:
+        return _by_dense_lu(c, r, b, epsilon)
+    x, info = eliminate(c, r, b, epsilon)
+    if c.dtype in (torch.float64, torch.complex128):
         # Growing generators cost GKO a digit or two: nothing where results are rounded to fp32. A correction brings them back.
-        rest = b - _ops.toeplitz_matvec(c, r, x, False)
-        x = x + _ops.toeplitz_gko(c, r, rest, _epsilon(c.dtype))[0]
+        x = x + eliminate(c, r, b - _product(c, r, x, many), epsilon)[0]
     return x, _of_matrices(info, of_matrix)
 
 
-def by_gko_in_torch(c: Tensor, r: Tensor, b: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """What the kernel structured/toeplitz_gko does, info for every leading index of the result."""
-    return _eliminated(c, r, b, epsilon, _by_gko, of_result=True)
+def by_transforms(c: Tensor, r: Tensor, b: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The elimination of structured/toeplitz_gko between transforms, info for every leading index of the result; any device."""
+    n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
+    batch = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1], b.shape[: -2 if many else -1])
+    shape = (*batch, *b.shape[-2:]) if many else (*batch, n)
+    if n == 0 or math.prod(batch) == 0:
+        return b.new_zeros(shape), torch.zeros(batch, dtype=torch.int32, device=c.device)
+    left, right, numbers, scales = _ops.toeplitz_generators(c, r, b)
+    found, info = _ops.toeplitz_eliminate(left, right, numbers, -1)
+    x = torch.fft.ifft(found, norm="ortho") * half_turns(n, c.device)
+    if not c.is_complex():
+        x = x.real
+    conditioned = scales[:, 1] * x[:, -1].abs().amax(-1) <= 1 / epsilon  # False for NaN
+    scale = torch.where(info > 0, torch.nan, scales[:, 0])
+    info = torch.where((info == 0) & ~conditioned, n + 1, info)
+    x = (x[:, :-1] * scale[:, None, None]).to(b.dtype).mT.reshape(shape)
+    return x.contiguous(), info.reshape(batch)
 
 
-def _eliminated(
-    c: Tensor, r: Tensor, b: Tensor, epsilon: float, eliminate: Callable[..., tuple[Tensor, Tensor]], of_result: bool = False
-) -> tuple[Tensor, Tensor]:
+def _product(c: Tensor, r: Tensor, x: Tensor, many: bool) -> Tensor:
+    if c.shape[-1] <= GKO_LONGEST:  # as many numbers as one block transforms in every dtype
+        return _ops.toeplitz_matvec(c, r, x, False)
+    return matvec_by_transforms(c, r, x) if many else matvec_by_transforms(c, r, x[..., None]).squeeze(-1)
+
+
+def half_turns(n: int, device: torch.device) -> Tensor:
+    """e^{πi k/n}"""
+    angles = torch.arange(n, dtype=torch.float64, device=device) * (math.pi / n)
+    return torch.complex(angles.cos(), angles.sin())
+
+
+def generators(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the kernel structured/toeplitz_generators does: Z_1 T − T Z_{−1} has rank 2, its first row and last column; with F
+    the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹ and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what is
+    eliminated."""
     n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
     right = b if many else b[..., None]
-    of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
-    batch = torch.broadcast_shapes(of_matrix, right.shape[:-2])
-    told = torch.Size(batch) if of_result else of_matrix
-    shape, k = (*batch, *right.shape[-2:]), right.shape[-1]
-    if n == 0 or math.prod(batch) == 0:
-        x = b.new_zeros(shape)
-        return x if many else x.squeeze(-1), torch.zeros(told, dtype=torch.int32, device=c.device)
+    systems = math.prod(torch.broadcast_shapes(c.shape[:-1], r.shape[:-1], right.shape[:-2]))
+    if n == 0 or systems == 0:
+        empty = (b.new_zeros((systems, rows, n), dtype=torch.complex128) for rows in (2, 2, right.shape[-1] + 1))
+        return *empty, b.new_zeros((systems, 2), dtype=torch.float64)
+    column, row, numbers, scale = _scaled(c, r, right)
+    norm = torch.maximum(column.abs().sum(-1), row.abs().sum(-1))  # of the last column, that of the row
+    first, last = torch.zeros_like(column), torch.zeros_like(column)
+    first[:, :1] = last[:, -1:] = 1
+    back = row[:, 1:].flip(-1)
+    of_rows = torch.stack([first, torch.cat([column[:, :1], back + column[:, 1:]], -1)], 1)
+    of_columns = torch.stack([torch.cat([column[:, 1:].flip(-1) - row[:, 1:], column[:, :1]], -1), last], 1)
+    sides = of_rows, of_columns * half_turns(n, c.device), numbers.mT
+    transforms = torch.fft.fft, torch.fft.ifft, torch.fft.fft
+    found = (f(x.to(torch.complex128), norm="ortho").contiguous() for f, x in zip(transforms, sides, strict=True))
+    return *found, torch.stack([scale[:, 0], norm], -1)
 
-    # Powers of two, so that nothing is rounded: squares of pivots must not leave the range.
+
+def _scaled(c: Tensor, r: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Column and row (S,n) in fp64, times powers of two, right-hand sides (S,n,k+1) with the probe behind them, and those
+    powers (S,1): nothing is rounded, and squares of pivots do not leave the range."""
+    n = c.shape[-1]
+    batch = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1], right.shape[:-2])
     column, row = (widened(y).expand(*batch, n).reshape(-1, n) for y in (c, r))
     row = torch.cat([column[:, :1], row[:, 1:]], -1)  # r[0] is not read
     largest = torch.maximum(column.abs().amax(-1), row.abs().amax(-1))
     scale = torch.exp2(-torch.frexp(largest).exponent.clamp(-1000, 1000).to(torch.float64))[:, None]
-    column, row = column * scale, row * scale
-    numbers = torch.cat([widened(right).expand(shape).reshape(len(column), n, k), _probe(column)], -1)
-
-    found, info = eliminate(column, row, numbers)
-    x, probed = found[..., :k] * scale[..., None], found[..., k:]
-    info = _told(column, row, probed, info, epsilon)
-    x = torch.where(((info > 0) & (info <= n))[:, None, None], torch.nan, x).to(b.dtype).reshape(shape).contiguous()
-    return x if many else x.squeeze(-1), _of_matrices(info.reshape(batch), told)
+    numbers = widened(right).expand(*batch, *right.shape[-2:]).reshape(len(column), n, right.shape[-1])
+    return column * scale, row * scale, torch.cat([numbers, _probe(column)], -1), scale
 
 
 def _probe(column: Tensor) -> Tensor:
@@ -172,45 +213,26 @@ def _of_matrices(info: Tensor, shape: torch.Size) -> Tensor:
     return info.contiguous()
 
 
-def _by_gko(column: Tensor, row: Tensor, numbers: Tensor, corrected: bool = False) -> tuple[Tensor, Tensor]:
-    """Z_1 T − T Z_{−1} has rank 2, its first row and last column; with F the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹
-    and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what is eliminated."""
-    n = column.shape[-1]
-    first, last = torch.zeros_like(column), torch.zeros_like(column)
-    first[:, 0] = last[:, -1] = 1
-    back = row[:, 1:].flip(-1)
-    of_rows = torch.stack([first, torch.cat([column[:, :1], back + column[:, 1:]], -1)], 1)
-    of_columns = torch.stack([torch.cat([column[:, 1:].flip(-1) - row[:, 1:], column[:, :1]], -1), last], 1)
-    angles = torch.arange(n, dtype=torch.float64, device=column.device) * (math.pi / n)
-    turn = torch.complex(angles.cos(), angles.sin())  # the conjugate of D
-    left = torch.fft.fft(of_rows.to(torch.complex128), norm="ortho")
-    right = torch.fft.ifft(of_columns * turn, norm="ortho")
+def _by_dense_lu(c: Tensor, r: Tensor, b: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
+    right = b if many else b[..., None]
+    of_matrix = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
+    batch = torch.broadcast_shapes(of_matrix, right.shape[:-2])
+    shape, k = (*batch, *right.shape[-2:]), right.shape[-1]
+    if n == 0 or math.prod(batch) == 0:
+        x = b.new_zeros(shape)
+        return x if many else x.squeeze(-1), torch.zeros(of_matrix, dtype=torch.int32, device=c.device)
 
-    def solved(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        transformed = torch.fft.fft(numbers.mT.to(torch.complex128), norm="ortho")
-        found, info = _ops.toeplitz_eliminate(left, right, transformed.contiguous(), -1)
-        x = (torch.fft.ifft(found, norm="ortho") * turn).mT
-        return x if column.is_complex() else x.real, info
-
-    x, info = solved(numbers)
-    if corrected:
-        x = x + solved(numbers - matvec_by_transforms(column, row, x))[0]
-    return x, info
-
-
-def _by_gko_or_lu(column: Tensor, row: Tensor, numbers: Tensor, corrected: bool) -> tuple[Tensor, Tensor]:
-    systems, n, columns = numbers.shape
-    if _ops.toeplitz_eliminate_fits(column, systems, columns, n):
-        return _by_gko(column, row, numbers, corrected)
-    return _by_dense_lu(column, row, numbers)
-
-
-def _by_dense_lu(column: Tensor, row: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    n = column.shape[-1]
+    column, row, numbers, scale = _scaled(c, r, right)
     diagonals = torch.cat([row[:, 1:].flip(-1), column], -1)
     matrix = diagonals.unfold(-1, n, 1).flip(-1)  # no n² indices
     lu, pivots, info = torch.linalg.lu_factor_ex(matrix)
     # Some of the libraries behind it call a later pivot than the first zero, the last they saw.
     none = ~(lu.diagonal(dim1=-2, dim2=-1).abs() > 0)
     info = torch.where(none.any(-1), none.to(torch.int32).argmax(-1) + 1, info).to(torch.int32)
-    return torch.linalg.lu_solve(lu, pivots, numbers), info
+    found = torch.linalg.lu_solve(lu, pivots, numbers)
+
+    info = _told(column, row, found[..., k:], info, epsilon)
+    x = found[..., :k] * scale[..., None]
+    x = torch.where(((info > 0) & (info <= n))[:, None, None], torch.nan, x).to(b.dtype).reshape(shape).contiguous()
+    return x if many else x.squeeze(-1), _of_matrices(info.reshape(batch), of_matrix)

@@ -140,6 +140,7 @@ TEST(ToeplitzSolverHeuristics, EverySizeIsHeldByARegisteredBlock) {
             ASSERT_TRUE(in(kToeplitzEliminateConfigurations, config)) << to_text(config);
             ASSERT_GE(config.rows(), n);
         }
+    EXPECT_EQ(kToeplitzEliminateShortest, 513) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
     EXPECT_EQ(kToeplitzEliminateLongest, 8192) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
     EXPECT_EQ(kToeplitzGkoLongest, 1024) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
     EXPECT_EQ(kToeplitzSchurLongest, 4096) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
@@ -153,8 +154,13 @@ TEST(ToeplitzEliminateHeuristic, LargeClustersForFewSystemsAndSmallOnesForMany) 
     EXPECT_EQ(config(1, 2, 8192), (ToeplitzEliminateConfig{16, 128, 4, 2}));
     EXPECT_EQ(config(1, 6, 8192).columns, 2) << "three clusters at once, and quicker ones";
     EXPECT_EQ(config(20, 6, 8192).columns, 4) << "two waves for every three";
-    EXPECT_EQ(config(1, 2, 2048), (ToeplitzEliminateConfig{16, 128, 1, 2}));
+    EXPECT_EQ(config(1, 2, 2048), (ToeplitzEliminateConfig{8, 128, 2, 2}))
+        << "stores to the other half take longer than a second row";
     EXPECT_EQ(config(64, 2, 1100).blocks, 4);
+    EXPECT_TRUE(toeplitz_eliminate_pays({64, 2, 1024}, device));
+    EXPECT_FALSE(toeplitz_eliminate_pays({100, 2, 1024}, device)) << "they would queue, and one block can";
+    EXPECT_TRUE(toeplitz_eliminate_pays({100, 2, 1025}, device));
+    EXPECT_FALSE(toeplitz_eliminate_pays({1, 2, 256}, device));
     EXPECT_EQ(explain_toeplitz_eliminate({4, 2, 4096}, device),
               "4096 rows on 16 blocks of 128 threads, 2 each; 4 clusters of 2 right-hand sides, 7 at once");
 }

@@ -117,5 +117,6 @@ def test_declared_mutation() -> None:
         "toeplitz_pcg": set(),
         "toeplitz_gradients": set(),
         "toeplitz_gko": set(),
+        "toeplitz_generators": set(),
         "toeplitz_eliminate": set(),
     }

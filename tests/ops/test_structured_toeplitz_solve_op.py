@@ -136,6 +136,7 @@ def test_tracing(dtype: torch.dtype, rng: torch.Generator) -> None:
     x = [t.requires_grad_() for t in (well(rng, 2, 1, 4, dtype=dtype), draw(rng, 3, 4, dtype=dtype), draw(rng, 2, 1, 4, 2, dtype=dtype))]  # fmt: skip  # noqa: E501
     torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_solve.default, (*x, False))
     torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_gko.default, (*(t.detach() for t in x), 1e-15))
+    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_generators.default, [t.detach() for t in x])
     sides = [draw(rng, 2, rows, 4, dtype=torch.complex128) for rows in (2, 2, 3)]
     torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_eliminate.default, (*sides, -1))
 
@@ -232,6 +233,7 @@ def test_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_explanations_name_the_way() -> None:
     assert ways.explain_toeplitz_solve(1024).startswith("toeplitz_gko: 1024 rows")
+    assert "clusters" in ways.explain_toeplitz_solve(513) and "clusters" not in ways.explain_toeplitz_solve(512)
     assert ways.explain_toeplitz_solve(1025).startswith("toeplitz_eliminate: 1025 rows")
     assert ways.explain_toeplitz_solve(8193).startswith("dense LU in fp64: 8193 rows")
     assert ways.explain_toeplitz_solve(4096, True).startswith("toeplitz_schur: 4096 rows")

@@ -60,6 +60,10 @@ def toeplitz_gko(**x: Any) -> Any:
     return _ops.toeplitz_gko(*x.values())
 
 
+def toeplitz_generators(**x: Any) -> Any:
+    return _ops.toeplitz_generators(*x.values())
+
+
 def toeplitz_eliminate(**x: Any) -> Any:
     return _ops.toeplitz_eliminate(*x.values())
 
@@ -75,6 +79,7 @@ def _cases() -> Iterator[Case]:
     yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64, epsilon=1e-15))
     yield Case("toeplitz-gradients", toeplitz_gradients, symmetric(torch.float64))
     yield Case("toeplitz-gko", toeplitz_gko, general)
+    yield Case("toeplitz-generators", toeplitz_generators, lines(torch.complex64, "b", 2))
     yield Case("toeplitz-eliminate", toeplitz_eliminate, sides)
 
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <gdn_cuda/kernels/structured/toeplitz_eliminate_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_generators_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_pcg_plan.cuh>
@@ -170,24 +171,28 @@ inline std::string explain_toeplitz_gko(const ToeplitzGkoProblem& problem) {
                        config.threads, config.slots, problem.systems * (problem.columns / config.columns + 1), config.columns);
 }
 
+inline constexpr std::array kToeplitzGeneratorsConfigurations{
+    ToeplitzGeneratorsConfig{DType::f32}, ToeplitzGeneratorsConfig{DType::f64}, ToeplitzGeneratorsConfig{DType::c64},
+    ToeplitzGeneratorsConfig{DType::c128}};
+
 struct ToeplitzEliminateProblem {
     i64 systems, columns;  // columns: with the probe
     int n;
 };
 
 // More threads, with fewer slots each, lose: a step waits for arithmetic of one thread after the other, not for its sum.
-inline constexpr std::array kToeplitzEliminateConfigurations = [] {
-    std::array<ToeplitzEliminateConfig, 24> all{};
-    size_t at = 0;
-    for (const int blocks : {2, 4, 8, 16})
-        for (const int slots : {1, 2, 4})
-            for (const int columns : {2, 4}) all[at++] = {.blocks = blocks, .threads = 128, .slots = slots, .columns = columns};
-    return all;
-}();
+// Smaller clusters are for many systems, more right-hand sides for many of those.
+inline constexpr std::array kToeplitzEliminateConfigurations{
+    ToeplitzEliminateConfig{8, 128, 1, 2}, ToeplitzEliminateConfig{4, 128, 2, 2},  ToeplitzEliminateConfig{2, 128, 4, 2},
+    ToeplitzEliminateConfig{2, 128, 4, 4}, ToeplitzEliminateConfig{8, 128, 2, 2},  ToeplitzEliminateConfig{4, 128, 4, 2},
+    ToeplitzEliminateConfig{4, 128, 4, 4}, ToeplitzEliminateConfig{16, 128, 2, 2}, ToeplitzEliminateConfig{8, 128, 4, 2},
+    ToeplitzEliminateConfig{8, 128, 4, 4}, ToeplitzEliminateConfig{16, 128, 4, 2}, ToeplitzEliminateConfig{16, 128, 4, 4}};
 inline constexpr int kToeplitzEliminateLongest = kToeplitzEliminateConfigurations.back().rows();
 
-// What was measured on an H200, in ns a step: of a first row a thread with two right-hand sides, and of more.
-inline constexpr int kToeplitzEliminateStep = 750, kToeplitzEliminateSlot = 110, kToeplitzEliminateColumns = 100;
+// What was measured on an H200, in ns a step: without rows, of a row a thread, of two more right-hand sides, and of stores to
+// the other half of a group of multiprocessors.
+inline constexpr int kToeplitzEliminateStep = 580, kToeplitzEliminateSlot = 95, kToeplitzEliminateColumns = 90,
+                     kToeplitzEliminateFar = 60;
 
 // Clusters lie within groups of multiprocessors, whose rests stay idle. Two blocks with few rows share a multiprocessor.
 inline i64 toeplitz_eliminate_at_once(const ToeplitzEliminateConfig& config, const jit::DeviceTraits& device) {
@@ -197,11 +202,11 @@ inline i64 toeplitz_eliminate_at_once(const ToeplitzEliminateConfig& config, con
 inline i64 toeplitz_eliminate_cost(const ToeplitzEliminateProblem& problem, const ToeplitzEliminateConfig& config,
                                    const jit::DeviceTraits& device) {
     const i64 clusters = problem.systems * ceil_div(problem.columns, config.columns);
-    const i64 step = kToeplitzEliminateStep + (config.slots - 1) * kToeplitzEliminateSlot +
-                     (config.columns > 2 ? kToeplitzEliminateColumns : 0);
+    const i64 step = kToeplitzEliminateStep + config.slots * kToeplitzEliminateSlot +
+                     (config.columns > 2 ? kToeplitzEliminateColumns : 0) + (config.blocks > 8 ? kToeplitzEliminateFar : 0);
     return ceil_div(clusters, toeplitz_eliminate_at_once(config, device)) * step;
 }
-// Of equally good ones the smallest.
+// Of equally good ones the first.
 inline ToeplitzEliminateConfig toeplitz_eliminate_config(const ToeplitzEliminateProblem& problem,
                                                          const jit::DeviceTraits& device) {
     const ToeplitzEliminateConfig* best = nullptr;
@@ -210,6 +215,14 @@ inline ToeplitzEliminateConfig toeplitz_eliminate_config(const ToeplitzEliminate
                                                                   toeplitz_eliminate_cost(problem, *best, device)))
             best = &config;
     return *best;
+}
+// Where one block could: while clusters do not queue, for they take more multiprocessors for a shorter step.
+inline constexpr int kToeplitzEliminateShortest = 513;
+inline bool toeplitz_eliminate_pays(const ToeplitzEliminateProblem& problem, const jit::DeviceTraits& device) {
+    if (problem.n > kToeplitzGkoLongest) return true;
+    const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);
+    return problem.n >= kToeplitzEliminateShortest &&
+           problem.systems * ceil_div(problem.columns, config.columns) <= toeplitz_eliminate_at_once(config, device);
 }
 inline std::string explain_toeplitz_eliminate(const ToeplitzEliminateProblem& problem, const jit::DeviceTraits& device) {
     const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);

@@ -61,9 +61,5 @@ __device__ __forceinline__ void publish_global() {
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-// Of those, one that the others need not be waited for.
-__device__ __forceinline__ void pass(int name, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
 
 }  // namespace gdn_cuda

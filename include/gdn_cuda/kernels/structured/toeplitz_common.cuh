@@ -18,4 +18,14 @@ __device__ __forceinline__ i64 system_of(const Args& args, const CauchyOperand& 
     return at;
 }
 
+// Random signs, the same as in gdn_cuda/ops/structured_toeplitz_solve.py.
+__device__ __forceinline__ double probe_at(int i) {
+    const auto mixed = static_cast<unsigned>(i) * 2654435761u + 1013904223u;
+    return static_cast<unsigned long long>(mixed) * mixed >> 16 & 1 ? -1 : 1;
+}
+// NaN wins.
+__device__ __forceinline__ double larger(double x, double y) {
+    return x >= y || x != x ? x : y;
+}
+
 }  // namespace gdn_cuda::structured

@@ -45,7 +45,7 @@ struct ToeplitzEliminateSharedPlan {
     Inbox inboxes[2];
     struct {
         Proposal proposal;
-        Column column;
+        Column columns[kConfig.warps()];
     } sent;
     unsigned long long arrived[2];
     unsigned keys[2][kConfig.warps()];

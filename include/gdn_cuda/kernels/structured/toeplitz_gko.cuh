@@ -61,16 +61,9 @@ struct ToeplitzGko {
     __device__ __forceinline__ static int slot_at(int s) { return static_cast<int>(threadIdx.x) + s * kConfig.threads; }
     __device__ __forceinline__ Number back_from(int node) const { return unit_at(static_cast<double>(node) / args.n); }
     __device__ __forceinline__ bool has_probe() const { return first_column + kColumns > args.columns; }
-    // The same signs as in gdn_cuda/ops/structured_toeplitz_solve.py.
-    __device__ __forceinline__ static double probe(int i) {
-        const auto mixed = static_cast<unsigned>(i) * 2654435761u + 1013904223u;
-        return static_cast<unsigned long long>(mixed) * mixed >> 16 & 1 ? -1 : 1;
-    }
     __device__ __forceinline__ static double part(const Number& x) {
         return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
     }
-    // NaN wins.
-    __device__ __forceinline__ static double larger(double x, double y) { return x >= y || x != x ? x : y; }
     template <class Of>
     __device__ __forceinline__ double of_all(double x, double (&reduced)[kConfig.warps()], const Of& of) const {
 #pragma unroll
@@ -126,7 +119,7 @@ struct ToeplitzGko {
 #pragma unroll
                 for (int c = 0; c < kColumns; ++c) {
                     const i64 at = right + j * args.right.step + (first_column + c) * args.right_column_stride;
-                    staged.numbers[c] = {first_column + c == args.columns ? probe(j) : 0.0, 0.0};
+                    staged.numbers[c] = {first_column + c == args.columns ? probe_at(j) : 0.0, 0.0};
                     if (first_column + c < args.columns) {
                         const auto x = Io::template load<double>(args.right.data, at);
                         staged.numbers[c] = {x.re, x.im};

@@ -39,11 +39,6 @@ struct ToeplitzSchur {
 
     __device__ __forceinline__ static int row_at(int s) { return static_cast<int>(threadIdx.x) + s * kConfig.threads; }
 
-    // The same signs as in gdn_cuda/ops/structured_toeplitz_solve.py.
-    __device__ __forceinline__ static double probe(int i) {
-        const auto mixed = static_cast<unsigned>(i) * 2654435761u + 1013904223u;
-        return static_cast<unsigned long long>(mixed) * mixed >> 16 & 1 ? -1 : 1;
-    }
     __device__ __forceinline__ bool given(int c) const { return c < kConfig.columns && first_column + c < args.columns; }
 
     // Step 0: the first column of T, and its row 0 changes over.
@@ -54,7 +49,7 @@ struct ToeplitzSchur {
         inverse_energy = 1 / energy;
         double first[kNumbers], sum = 0;
         const auto number = [&](int i, int c) {
-            if (c == kProbe) return probe(i);
+            if (c == kProbe) return probe_at(i);
             const i64 at = right + i * args.right.step + (first_column + c) * args.right_column_stride;
             return given(c) ? Io::template load<double>(args.right.data, at).re : 0.0;
         };
@@ -109,8 +104,6 @@ struct ToeplitzSchur {
         return true;
     }
 
-    // NaN wins.
-    __device__ __forceinline__ static double larger(double x, double y) { return x >= y || x != x ? x : y; }
     __device__ __forceinline__ void judge(double column_sum) {
         double largest = 0;
 #pragma unroll

@@ -1,0 +1,29 @@
+// structured/toeplitz_generators on the host.
+#pragma once
+
+#include "../../heuristics/structured_toeplitz.hpp"
+#include "../spec.hpp"
+
+namespace gdn_cuda::structured {
+
+struct ToeplitzGenerators {
+    using Config = ToeplitzGeneratorsConfig;
+    using Args = ToeplitzGeneratorsArgs;
+    static constexpr const char *family = "structured", *name = "toeplitz_generators",
+                                *config_type = "ToeplitzGeneratorsConfig", *args_type = "ToeplitzGeneratorsArgs";
+    static constexpr const char* summary = "Fourier transforms of a Toeplitz system, as sums: what toeplitz_eliminate takes";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kToeplitzGeneratorsConfigurations; }
+    static int threads(const Config& config) { return config.kThreads; }
+    static int shared_bytes(const Config&) { return 0; }  // it is static
+
+    static void run(DType io, const Args& args, const Target& target) {
+        if (args.rows == 0 || args.n == 0) return;
+        const i64 blocks = args.rows * (args.columns / Config::kColumns + 1) * ceil_div(args.n, Config::kRows);
+        launch<ToeplitzGenerators>({.io = io}, args, {grid_of(blocks), 1, 1}, target);
+    }
+};
+
+}  // namespace gdn_cuda::structured
