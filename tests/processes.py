@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -17,12 +18,14 @@ PATIENCE = 300.0  # seconds
 @functools.cache
 def nursery() -> subprocess.Popen[str]:
     """Once a process; it ends when its input does, which is with this process."""
-    return subprocess.Popen(
+    started = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("process_nursery.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    atexit.register(started.communicate)
+    return started
 
 
 def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
