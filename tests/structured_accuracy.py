@@ -162,13 +162,17 @@ def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
     def by_gradients(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
         return torch.ops.gdn_cuda.toeplitz_pcg(c, b, ways._epsilon(c.dtype))[0]
 
+    def by_gradients_in_torch(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
+        return torch.ops.gdn_cuda.toeplitz_gradients(c, b)[0]
+
     def cases(draw: Draw) -> Iterator[Case]:
         for kind, (c, r) in toeplitz_matrices(draw, n).items():
             found: list[tuple[str, Function]] = [("toeplitz_solve", solve)]
             if kind.startswith("SPD") and not draw.dtype.is_complex:
                 found += [
                     ("toeplitz_solve_symmetric", by_recursion),
-                    ("toeplitz_solve_symmetric, beyond 4096 rows", by_gradients),
+                    ("toeplitz_solve_symmetric, as beyond 4096 rows", by_gradients),
+                    ("toeplitz_solve_symmetric, as beyond 8192 rows", by_gradients_in_torch),
                 ]
             elif kind == "indefinite" and not draw.dtype.is_complex:
                 found.append(("toeplitz_solve_symmetric", lambda c, r, b: ways.solve_symmetric(c, b)[0]))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
@@ -24,14 +25,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def gdn(*arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
-    return subprocess.run(
-        [sys.executable, "-m", "gdn_cuda", *map(str, arguments)],
-        env=environment | {"GDN_JIT_CACHE_DIR": str(cache)} | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return processes.run("-m", "gdn_cuda", *arguments, GDN_JIT_CACHE_DIR=str(cache), **variables)
 
 
 def compile_smallest(*arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +36,11 @@ def compile_smallest(*arguments: object, cache: Path, **variables: str) -> subpr
 
 
 def test_doctor_finds_what_this_environment_has(cache: Path) -> None:
-    done = gdn("doctor", cache=cache)
+    """Started as by a user, from nothing."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
+    command = [sys.executable, "-m", "gdn_cuda", "doctor"]
+    environment |= {"GDN_JIT_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     for text in ("torch", "NVRTC", "cache", str(cache), "0 problems"):
         assert text in done.stdout

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
@@ -138,8 +136,6 @@ def test_messages_go_to_logging(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("level, heard", [("debug", True), ("info", True), ("warning", False), ("off", False)])
 def test_the_log_level_variable_works_without_any_logging_set_up(level: str, heard: bool) -> None:
     code = "import logging, gdn_cuda.runtime as r; r._log(logging.INFO, 'hello there')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"GDN_LOG_LEVEL": level}, capture_output=True, text=True
-    )
+    done = processes.run("-c", code, GDN_LOG_LEVEL=level)
     assert done.returncode == 0, done.stderr
     assert ("gdn_cuda: INFO: hello there" in done.stderr) is heard

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 
@@ -26,23 +25,12 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache of mine"
 
 
-def run(start: list[str], *arguments: object, cache: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
-    return subprocess.run(
-        [sys.executable, *start, *map(str, arguments)],
-        env=environment | {"GDN_JIT_CACHE_DIR": str(cache)} | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def gdn(*arguments: object, cache: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run(["-m", "gdn_cuda"], *arguments, cache=cache, **variables)
+    return processes.run("-m", "gdn_cuda", *arguments, GDN_JIT_CACHE_DIR=str(cache), **variables)
 
 
 def faked(mode: str, *arguments: object, cache: Path | str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run([str(CHILD), mode], *arguments, cache=cache, **variables)
+    return processes.run(CHILD, mode, *arguments, GDN_JIT_CACHE_DIR=str(cache), **variables)
 
 
 def stored(cache: Path) -> list[dict[str, Any]]:
@@ -126,7 +114,8 @@ def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
 def explain(cache: Path, **variables: str) -> str:
     code = "import sys; from gdn_cuda import _C; print(_C.tuned_explain(*sys.argv[1:], _C.device_traits_for_arch('sm_90a')))"
     kernel = OPERATORS["cauchy_conj"].kernel
-    done = run(["-c", code], kernel, problem("cauchy_conj", Shape(8, 4, 3000)), cache=cache, **variables)
+    case = problem("cauchy_conj", Shape(8, 4, 3000))
+    done = processes.run("-c", code, kernel, case, GDN_JIT_CACHE_DIR=str(cache), **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -203,7 +192,7 @@ def test_broken_and_foreign_entries_are_listed_ignored_and_cleared(cache: Path) 
     file.write_text(good.replace("turns = 4", "turns = 9"))
     listed = gdn("tune", "--list", cache=cache)
     assert "ignored: its digest does not match what it holds" in listed.stdout
-    done = run(["-c", "import gdn_cuda"], cache=cache)
+    done = processes.run("-c", "import gdn_cuda", GDN_JIT_CACHE_DIR=str(cache))
     assert done.stderr == "", "nobody asks at import"
     assert "a thread" in explain(cache)
     assert "forgot 1 tuned problem in" in gdn("tune", "--clear", cache=cache).stdout

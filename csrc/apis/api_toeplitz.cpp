@@ -5,6 +5,7 @@
 #include <gdn_cuda/api.hpp>
 #include <limits>
 
+#include "../jit_kernels/heuristics/structured_toeplitz.hpp"
 #include "dispatch.hpp"
 #include "structured.hpp"
 
@@ -51,8 +52,8 @@ Solution corrected(const Tensor& c, const Tensor& r, const Tensor& b, const Solv
 }
 
 Solution solve(const Tensor& c, const Tensor& r, const Tensor& b) {
+    const double epsilon = epsilon_of(c);
     return corrected(c, r, b, [&](const Tensor& right) {
-        const double epsilon = epsilon_of(c);
         return c.is_cuda() ? structured::toeplitz_gko(plain(c), plain(r), plain(right), epsilon)
                            : two_of(dispatch<2>("gdn_cuda::toeplitz_gko", c, r, right, epsilon));
     });
@@ -78,9 +79,11 @@ Solution toeplitz_solve_symmetric_ex(const Tensor& c, const Tensor& b, bool assu
         structured::check_toeplitz_solve(c, c, b, true);
         return solve(c, c, b);
     }
-    structured::check_toeplitz_schur(c, b);
+    structured::check_toeplitz_positive(c, b);
+    const double epsilon = epsilon_of(c);
+    if (c.is_cuda() && c.size(-1) > structured::kToeplitzSchurLongest)
+        return structured::toeplitz_pcg(plain(c), plain(b), epsilon);
     return corrected(c, c, b, [&](const Tensor& right) {
-        const double epsilon = epsilon_of(c);
         return c.is_cuda() ? structured::toeplitz_schur(plain(c), plain(right), epsilon)
                            : two_of(dispatch<2>("gdn_cuda::toeplitz_schur", c, right, epsilon));
     });

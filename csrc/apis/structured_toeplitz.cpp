@@ -177,7 +177,7 @@ void check_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bo
 void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric) {
     prepare_toeplitz_solve(c, r, b, symmetric);
 }
-void check_toeplitz_schur(const Tensor& c, const Tensor& b) {
+void check_toeplitz_positive(const Tensor& c, const Tensor& b) {
     prepare_toeplitz_gradients(c, b);
 }
 

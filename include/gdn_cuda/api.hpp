@@ -126,7 +126,7 @@ CauchyPin cauchy_pin_l2(const Tensor& omega, const Tensor& lambd);
 
 // ---- Toeplitz matrices: c (…,n) is the first column, r (…,n) the first row, c[0] wins. A right-hand side with more
 // dimensions than c and r is (…,n,k), any other (…,n). float32, float64, complex64 or complex128. On CUDA these are kernels of
-// one block: more rows than it has throw. What Python does then, torch's transforms and its dense LU, is not offered here.
+// one block: more rows than it has throw. What Python does then, with torch's transforms, is not offered here.
 
 // T x, Tᵀ x; CUDA: at most 8192 rows in float32, 4096 in float64, 2048 in complex64, 1024 in complex128.
 Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out = {});
@@ -134,8 +134,9 @@ Tensor toeplitz_matvec_transpose(const Tensor& c, const Tensor& r, const Tensor&
 // (T⁻¹ b, info) with pivots, in fp64; CUDA: at most 1024 rows. Nothing waits. info is int32, one for every leading index of the
 // result: 0; k, 1 ≤ k ≤ n: pivot k is zero, the solution NaN; n + 1: T is singular to working precision.
 std::tuple<Tensor, Tensor> toeplitz_solve_ex(const Tensor& c, const Tensor& r, const Tensor& b);
-// The same for r = c; with assume_positive (real; CUDA: at most 4096 rows) several times as fast for positive definite T, and
-// info −k, the solution NaN, where the leading minor of order k is not positive.
+// The same for r = c; with assume_positive (real; CUDA: at most 8192 rows) several times as fast for positive definite T, and
+// info −k, the solution NaN, where the leading minor of order k is not positive; on CUDA beyond 4096 rows −1,
+// where conjugate gradients did not come to an end.
 std::tuple<Tensor, Tensor> toeplitz_solve_symmetric_ex(const Tensor& c, const Tensor& b, bool assume_positive = false);
 
 }  // namespace gdn_cuda

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import structured_api
 import torch
+from helpers import rel_rms
 from torch import Tensor
 
 import gdn_cuda
@@ -132,14 +133,22 @@ def test_cpp_api_of_toeplitz_matrices(api: Any, n: int, seed: int) -> None:
     structured_api.check_toeplitz(api, "cuda", seed, n)
 
 
+def test_cpp_api_by_conjugate_gradients(api: Any) -> None:
+    c = 0.9 ** torch.arange(5000, device="cuda", dtype=torch.float64)
+    broken, b = torch.stack([c, -c]), torch.randn(2, 5000, 2, device="cuda", dtype=torch.float64)
+    x, info = api.toeplitz_solve_symmetric_ex(broken, b, True)
+    assert info.tolist() == [0, -1] and bool(x[1].isnan().all())
+    assert rel_rms(gdn_cuda.toeplitz_matvec(c, c, x[0]), b[0]) < 1e-12
+
+
 def test_cpp_api_says_how_far_its_kernels_reach(api: Any) -> None:
     x = torch.ones(8193, device="cuda")
     with pytest.raises(ValueError, match=r"^toeplitz_matvec: c: expected at most 8192 rows for this kernel, got \(8193,\)"):
         api.toeplitz_matvec(x, x, x)
     with pytest.raises(ValueError, match=r"^toeplitz_solve: c: expected at most 1024 rows for this kernel, got \(1025,\)"):
         api.toeplitz_solve_ex(x[:1025], x[:1025], x[:1025])
-    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected at most 4096 rows .*, got \(4097,\)"):
-        api.toeplitz_solve_symmetric_ex(x[:4097], x[:4097], True)
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected at most 8192 rows .*, got \(8193,\)"):
+        api.toeplitz_solve_symmetric_ex(x, x, True)
     with pytest.raises(ValueError, match=r"^toeplitz_matvec: r: expected cuda:0, the device of c, got cpu"):
         api.toeplitz_matvec(x[:4], x[:4].cpu(), x[:4])
 

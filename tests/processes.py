@@ -1,0 +1,44 @@
+"""Processes of their own that cost a tenth of a second: forks of one that has imported torch (process_nursery.py)."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PATIENCE = 300.0  # seconds
+
+
+@functools.cache
+def nursery() -> subprocess.Popen[str]:
+    """Once a process; it ends when its input does, which is with this process."""
+    started = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("process_nursery.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(started.communicate)
+    return started
+
+
+def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python arguments…` with none of this process's GDN_ variables, and `variables` beside its others."""
+    argv = [str(each) for each in arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")} | variables
+    parent = nursery()
+    assert parent.stdin is not None and parent.stdout is not None
+    with tempfile.NamedTemporaryFile("r") as output, tempfile.NamedTemporaryFile("r") as errors:
+        request = {"argv": argv, "env": environment, "cwd": str(Path.cwd()), "output": [output.name, errors.name]}
+        parent.stdin.write(json.dumps(request) + "\n")
+        parent.stdin.flush()
+        if not select.select([parent.stdout], [], [], PATIENCE)[0]:
+            parent.kill()
+            raise subprocess.TimeoutExpired(argv, PATIENCE)
+        return subprocess.CompletedProcess(argv, int(parent.stdout.readline()), output.read(), errors.read())
