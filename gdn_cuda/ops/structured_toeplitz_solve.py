@@ -64,6 +64,8 @@ def solve_positive(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     epsilon = _epsilon(c.dtype)
     if c.shape[-1] > SCHUR_LONGEST:
         x, told = _ops.toeplitz_pcg(c, b, epsilon)
+        if told.shape == c.shape[:-1]:
+            return x, told
         fails = _of_matrices((told < 0).to(torch.int32), c.shape[:-1]) > 0  # with some right-hand sides, not with others
         return x, _of_matrices(told, c.shape[:-1]).where(~fails, -1)
     x, info = _ops.toeplitz_schur(c, b, epsilon)

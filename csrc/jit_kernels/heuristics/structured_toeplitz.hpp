@@ -273,7 +273,7 @@ struct ToeplitzPcgProblem {
 inline constexpr std::array kToeplitzPcgConfigurations = [] {
     std::array<ToeplitzPcgConfig, 2> all{};
     size_t at = 0;
-    for (const DType io : {DType::f32, DType::f64}) all[at++] = {.io = io, .transform = 4096, .threads = 256, .near = false};
+    for (const DType io : {DType::f32, DType::f64}) all[at++] = {.io = io, .transform = 4096, .threads = 512};
     return all;
 }();
 inline constexpr int kToeplitzPcgLongest = kToeplitzPcgConfigurations.back().rows();

@@ -3,8 +3,9 @@
 // Passes of radix 8, and a last one of 2, 4 or 8. Forward transforms leave their numbers in the order of the last pass and
 // inverse ones begin there, so a convolution never sorts: it multiplies registers. Between passes numbers change threads
 // through shared memory; each thread writes where it has just read, so a pass costs one barrier, and an inverse transform may
-// follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier. Forward
-// transforms of several arrays run side by side: they share barriers and twiddles.
+// follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier. Only the first
+// pass is of the whole block: its parts go apart, and the last ones of 64 numbers are a warp's own. Forward transforms of several
+// arrays run side by side: they share barriers and twiddles.
 //
 // Twiddles are e^(i pi x) of exact x for the powers 1, 2 and 4, made where they are needed or kept in a table, and one product
 // each for the others.
@@ -12,6 +13,7 @@
 
 #include <gdn_cuda/kernels/common/complex.cuh>
 #include <gdn_cuda/kernels/common/fft_layout.cuh>
+#include <gdn_cuda/kernels/common/mbarrier.cuh>
 
 namespace gdn_cuda {
 
@@ -132,7 +134,7 @@ struct BlockFft {
                 write(x[group]);
                 (write(others[group]), ...);
             });
-            __syncthreads();
+            synchronize(log);
             for_groups([&](int group) {
                 const Number* from = exchange;
                 const auto read = [&](Group& numbers) {
@@ -155,7 +157,7 @@ struct BlockFft {
 #pragma unroll 1
         for (log += 3; log <= log_size; log += 3) {
             for_groups([&](int group) { store(exchange, log - 3, group, x[group]); });
-            __syncthreads();
+            synchronize(log);
             for_groups([&](int group) {
                 load(exchange, log, group, x[group]);
                 turn(x[group], powers_at<true>(log, group));
@@ -165,6 +167,16 @@ struct BlockFft {
     }
 
   private:
+    // Threads that have parts of 2^log numbers together. Parts of one go on while others wait for memory.
+    __device__ __forceinline__ static void synchronize(int log) {
+        const int threads = 1 << (log - 3);
+        if (threads >= kThreads)
+            __syncthreads();
+        else if (threads <= 32)
+            __syncwarp();
+        else
+            meet(1 + static_cast<int>(threadIdx.x) / threads, threads);
+    }
     template <class Do>
     __device__ __forceinline__ void for_groups(const Do& run) const {
 #pragma unroll

@@ -55,7 +55,7 @@ struct ToeplitzPcg {
     const ToeplitzPcgArgs& args;
     Shared& shared;
     Fft fft;
-    double* spectra;  // three, and behind them what vectors lie in memory
+    double* spectra;  // three, and behind them vectors: memory that L2 holds, each thread's read and written by itself
 
     __device__ __forceinline__ ToeplitzPcg(const ToeplitzPcgArgs& args, Shared& shared)
         : args(args),
@@ -69,12 +69,28 @@ struct ToeplitzPcg {
         }
     }
     __device__ __forceinline__ double* solution() const { return spectra + 3 * kPoints; }
-    __device__ __forceinline__ double* residual() const { return kConfig.near ? shared.residual : solution() + kConfig.rows(); }
-    __device__ __forceinline__ double* direction() const {
-        return kConfig.near ? shared.direction : solution() + 2 * kConfig.rows();
-    }
+    __device__ __forceinline__ double* residual() const { return solution() + kConfig.rows(); }
+    __device__ __forceinline__ double* direction() const { return solution() + 2 * kConfig.rows(); }
     __device__ __forceinline__ static constexpr int log2(int x) { return x == 1 ? 0 : 1 + log2(x / 2); }
-    __device__ __forceinline__ static int row_at(int s) { return static_cast<int>(threadIdx.x) + s * kConfig.threads; }
+    __device__ __forceinline__ static unsigned row_at(int s) { return threadIdx.x + s * kConfig.threads; }
+    // Rows of the thread that are the system's.
+    struct Rows {
+        unsigned first;
+        int left;
+
+        // Told which thread it is, the compiler would make rows once for all, and has no registers to keep them.
+        __device__ __forceinline__ explicit Rows(int n) : first(threadIdx.x) {
+            asm volatile("" : "+r"(first));
+            left = n - static_cast<int>(first);
+        }
+        __device__ __forceinline__ bool has(int s) const { return s * kConfig.threads < left; }
+        __device__ __forceinline__ unsigned at(int s) const { return first + s * kConfig.threads; }
+        // 0 where there is none. Loads have no branches: all are under way at once.
+        __device__ __forceinline__ double load(const CauchyOperand& operand, i64 from, int s) const {
+            const double x = Io::template load<double>(operand.data, from + (has(s) ? at(s) : 0) * operand.step).re;
+            return has(s) ? x : 0;
+        }
+    };
     __device__ __forceinline__ static void load(const double* from, Slots& to) {
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) to[s] = from[row_at(s)];
@@ -222,8 +238,9 @@ struct ToeplitzPcg {
         find<-3>(column, first, found);
         keep(1, 0.5 / kPoints);
         const double each = 1.0 / args.n;
+        const Rows rows(args.n);
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) column[s] *= (args.n - row_at(s)) * each;
+        for (int s = 0; s < kSlots; ++s) column[s] *= (rows.left - s * kConfig.threads) * each;
         find<2>(column, first, found);
         bool positive = true;
         for_numbers([&](int group, int i, int, int) {
@@ -234,9 +251,10 @@ struct ToeplitzPcg {
         return !__syncthreads_or(!positive);
     }
     __device__ __forceinline__ void only_rows(Slots& x) const {
+        const Rows rows(args.n);
 #pragma unroll
         for (int s = 0; s < kSlots; ++s)
-            if (row_at(s) >= args.n) x[s] = 0;
+            if (!rows.has(s)) x[s] = 0;
     }
     __device__ __forceinline__ void apply_matrix(const double* from, Slots& to) const {
 #pragma unroll
@@ -255,8 +273,8 @@ struct ToeplitzPcg {
     // ---- one right-hand side
 
     // The same signs as in gdn_cuda/ops/structured_toeplitz_solve.py.
-    __device__ __forceinline__ static double probe(int i) {
-        const auto mixed = static_cast<unsigned>(i) * 2654435761u + 1013904223u;
+    __device__ __forceinline__ static double probe(unsigned i) {
+        const unsigned mixed = i * 2654435761u + 1013904223u;
         return static_cast<unsigned long long>(mixed) * mixed >> 16 & 1 ? -1 : 1;
     }
     // The probe is behind the last right-hand side of its system.
@@ -265,13 +283,14 @@ struct ToeplitzPcg {
     __device__ __forceinline__ unsigned column_at(unsigned line) const { return line % lines(); }
     __device__ __forceinline__ bool is_probe(unsigned line) const { return column_at(line) == args.columns; }
     __device__ __forceinline__ void bring(unsigned line, double scale, Slots& to) const {
-        const i64 right = system_of(args, args.right, system_at(line)) + column_at(line) * args.right_column_stride;
+        const Rows rows(args.n);
+        if (is_probe(line)) {
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) {
-            const int i = row_at(s);
-            to[s] = i >= args.n      ? 0.0
-                    : is_probe(line) ? probe(i)
-                                     : scale * Io::template load<double>(args.right.data, right + i * args.right.step).re;
+            for (int s = 0; s < kSlots; ++s) to[s] = rows.has(s) ? probe(rows.at(s)) : 0;
+        } else {
+            const i64 right = system_of(args, args.right, system_at(line)) + column_at(line) * args.right_column_stride;
+#pragma unroll
+            for (int s = 0; s < kSlots; ++s) to[s] = scale * rows.load(args.right, right, s);
         }
     }
     __device__ __forceinline__ static double largest_of(const Slots& x) {
@@ -328,7 +347,7 @@ struct ToeplitzPcg {
             const double length = energy / curvature;
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) {
-                const int i = row_at(s);
+                const unsigned i = row_at(s);
                 const double rest = residual()[i] - length * image[s], x = solution()[i] + length * along[s];
                 residual()[i] = rest;
                 solution()[i] = x;
@@ -352,13 +371,13 @@ struct ToeplitzPcg {
     // Spectra, residual and solution to begin with, and what is to be known later.
     __device__ __forceinline__ Begun begin(unsigned line) {
         const i64 column = system_of(args, args.column, system_at(line));
-        const auto entry = [&](int i) { return Io::template load<double>(args.column.data, column + i * args.column.step).re; };
-        const double first = entry(0), matrix_scale = scale_of(first);
+        const double first = Io::template load<double>(args.column.data, column).re, matrix_scale = scale_of(first);
+        const Rows rows(args.n);
         Slots numbers;
         double column_size = 0;
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) {
-            numbers[s] = row_at(s) < args.n ? matrix_scale * entry(row_at(s)) : 0;
+            numbers[s] = matrix_scale * rows.load(args.column, column, s);
             column_size += fabs(numbers[s]);
         }
         column_size = over_block(By::kFirst, column_size, sum_of);
@@ -398,10 +417,11 @@ struct ToeplitzPcg {
         }
         tell(system_at(line), solved, 0);
         const double scale = solved ? shared.line.solution_scale : __longlong_as_double(-1);
+        const Rows rows(args.n);
 #pragma unroll
         for (int s = 0; s < kSlots; ++s)
-            if (row_at(s) < args.n)
-                Io::store(args.out, (static_cast<i64>(system_at(line)) * args.n + row_at(s)) * args.columns + column_at(line),
+            if (rows.has(s))
+                Io::store(args.out, (static_cast<i64>(system_at(line)) * args.n + rows.at(s)) * args.columns + column_at(line),
                           {static_cast<typename Io::Real>(numbers[s] * scale), 0});
     }
 };

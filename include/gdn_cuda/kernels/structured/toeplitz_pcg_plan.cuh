@@ -10,7 +10,6 @@ struct ToeplitzPcgConfig {
     DType io;       // f32 or f64
     int transform;  // numbers
     int threads;
-    bool near;  // residual and direction lie in shared memory; else in memory, for devices with less of it
 
     constexpr bool operator==(const ToeplitzPcgConfig&) const = default;
 
@@ -19,22 +18,20 @@ struct ToeplitzPcgConfig {
         visit("io", io);
         visit("transform", transform);
         visit("threads", threads);
-        visit("near", near);
     }
     GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers a thread
     GDN_HOST_DEVICE constexpr int rows() const { return 2 * transform; }
-    // Doubles of memory a block: three spectra, the solution, and what shared memory does not hold.
-    GDN_HOST_DEVICE constexpr int scratch() const { return 3 * transform + (near ? 1 : 3) * rows(); }
+    // Doubles of memory a block: three spectra, solution, residual and direction.
+    GDN_HOST_DEVICE constexpr int scratch() const { return 3 * transform + 3 * rows(); }
 };
 
 template <ToeplitzPcgConfig kConfig>
 struct ToeplitzPcgSharedPlan {
-    static constexpr int kPoints = kConfig.transform, kNear = kConfig.near ? kConfig.rows() : 1, kWarps = kConfig.threads / 32;
+    static constexpr int kPoints = kConfig.transform, kWarps = kConfig.threads / 32;
     struct alignas(16) Number {
         double re, im;
     };
     Number exchange[fft_padded(kPoints)], twiddles[kPoints / 4], roots[kPoints / kFftEach];
-    double residual[kNear], direction[kNear];
     struct {
         double column_size, right_scale, solution_scale, allowed;
     } line;                     // what is known of a right-hand side
