@@ -11,12 +11,14 @@
 // rounding leaves. Points where a square leaves the range, which lie on a pole, or whose sum is not finite are summed once more
 // in double precision.
 //
-// Points on the imaginary axis, as S4 has them, leave less of that to each point; and how far from poles a block's points are
-// at least tells, a tile of poles at a time, that no square leaves the range.
+// Points on the imaginary axis, z = iy as S4 has them, take fewer: divided by i y, a pair's fraction is
+// (odd - i even / y) / (2a - iu), with u = (a^2 - t Im w) / y - t and t = y - Im w, and all that depends on the point alone is
+// multiplied by when a tile is done. How far points and poles lie apart tells a warp, a tile of poles at a time, whether all
+// squares stay in range.
 //
-// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 10; fewer for a further
-// row. On an H200, at S4's points, two thirds of the rate of the 12 instructions that a pair takes
-// (docs/benchmarks/structured.md).
+// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 9; fewer for a further
+// row. On an H200, at S4's points, 13 instructions a pair with all that goes before and after, at 77 % of the rate at which
+// instructions can be issued (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_common.cuh>
@@ -63,10 +65,8 @@ struct Cauchy {
         }
     }
 
-    // Points z = iy on the imaginary axis and a tile's pairs: each pair's fraction is
-    //     (odd - i even / y) / (2 a - i u),  u = (a^2 - t im) / y - t,  t = y - im,  for y and im from 0 on.
-    // Closer to 0 than `floor`, sums do not change, but for their imaginary parts, which shrink with y; from `least` on, no
-    // square leaves the range, so that nobody need look.
+    // Of points on the imaginary axis and a tile's pairs. Closer to 0 than `floor`, sums do not change, but for their imaginary
+    // parts, which shrink with y; from `least` on, no square leaves the range, so that nobody need look.
     struct Extremes {  // of a warp; sizes are ordered as their bits are, and what is no number is the most
         unsigned from = ~0u, to = 0;
 
@@ -161,7 +161,7 @@ struct Cauchy {
     __device__ __forceinline__ static void add_tile_in_range(Numbers2D& parts, const Shared& shared, int count, float floor,
                                                              const Number (&z)[kConfig.points]) {
         constexpr bool kApart = kConfig.rows == 1;
-        constexpr int kAtOnce = kApart ? 4 : 2;
+        constexpr int kAtOnce = 2;
         Number apart[kConfig.points]{};
         Real y[kConfig.points], inverse[kConfig.points];
 #pragma unroll
