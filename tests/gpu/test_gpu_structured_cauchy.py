@@ -113,3 +113,39 @@ def test_strides_and_graphs(seed: int) -> None:
     out.zero_()
     graph.replay()
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("case", ["small residues", "a far pole", "far points", "close ones", "a meeting, and infinity"])
+def test_many_rows_at_the_limits(case: str, seed: int) -> None:
+    """Where the parts of numbers that tensor cores multiply leave their range."""
+    v, points = draw((16, 300), torch.float32, seed), torch.arange(70.0, device="cuda")
+    poles = torch.arange(300.0, device="cuda") + 0.25 + 0.5 * torch.rand(300, device="cuda")
+    if case == "small residues":
+        v = v * 1e-37
+    elif case == "a far pole":
+        poles[2] = 1e33
+    elif case == "far points":
+        points, poles = points * 1e34, poles * 1e34
+    elif case == "close ones":
+        poles[:70] = torch.nextafter(points, torch.full_like(points, math.inf))
+    else:
+        poles[3], poles[1], points[7] = points[5], math.inf, -math.inf
+    out, expected = cauchy_kernel(v, points, poles), oracle.cauchy_kernel(v.double(), points.double(), poles.double())
+    assert_entries(out, expected, size_of_terms(cauchy_kernel, v, points, poles).nan_to_num(0.0), 1e-6)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("case", ["close to 0", "close to poles", "among small poles", "among large ones"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_points_on_the_imaginary_axis(rows: int, case: str, sign: int, seed: int) -> None:
+    y = sign * 2 * torch.tan(torch.arange(700, dtype=torch.float64) * (math.pi / 1400))
+    w = torch.complex(torch.full((150,), -0.005, dtype=torch.float64), math.pi * 0.05 * torch.arange(150.0).double())
+    if case == "close to 0":
+        y = y * 1e-9
+    elif case == "close to poles":
+        w = torch.complex(torch.full_like(w.real, -1e-3), y[:150] * (1 + 1e-5 * w.imag))
+    else:
+        w = w * (1e-6 if "small" in case else 1e6)
+    z, w = torch.complex(torch.zeros_like(y), y).to("cuda", torch.complex64), w.to("cuda", torch.complex64)
+    v = draw((rows, 150), torch.complex64, seed)
+    assert_entries(cauchy_conj(v, z, w), oracle.cauchy_conj(v, z, w), size_of_terms(cauchy_conj, v, z, w), 1e-6)

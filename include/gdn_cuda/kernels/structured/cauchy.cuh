@@ -11,12 +11,14 @@
 // rounding leaves. Points where a square leaves the range, which lie on a pole, or whose sum is not finite are summed once more
 // in double precision.
 //
-// Points on the imaginary axis, as S4 has them, leave less of that to each point; and how far from poles a block's points are
-// at least tells, a tile of poles at a time, that no square leaves the range.
+// Points on the imaginary axis, z = iy as S4 has them, take fewer: divided by i y, a pair's fraction is
+// (odd - i even / y) / (2a - iu), with u = (a^2 - t Im w) / y - t and t = y - Im w, and all that depends on the point alone is
+// multiplied by when a tile is done. How far points and poles lie apart tells a warp, a tile of poles at a time, whether all
+// squares stay in range.
 //
-// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 10; fewer for a further
-// row. On an H200, at S4's points, two thirds of the rate of the 12 instructions that a pair takes
-// (docs/benchmarks/structured.md).
+// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 9; fewer for a further
+// row. On an H200, at S4's points, 13 instructions a pair with all that goes before and after, at 77 % of the rate at which
+// instructions can be issued (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_common.cuh>
@@ -30,7 +32,6 @@ struct Cauchy {
     using Number = typename Io::Number;
     static constexpr bool kComplex = Io::kComplex;
     static constexpr int kParts = kConfig.parts();
-    static constexpr int kUnroll = kConfig.rows == 1 ? 4 : 2;
     using Shared = CauchySharedPlan<kConfig, Real>;
     using Numbers2D = Number[kConfig.rows][kConfig.points];
 
@@ -64,10 +65,8 @@ struct Cauchy {
         }
     }
 
-    // A warp's points on the imaginary axis, and a tile's pairs: whether each pair's fraction, divided by i times the point,
-    //     (odd - i even / y) / (2 a - i u),  u = (a^2 - t im) / y - t,  t = y - im,  for y and im from 0 on,
-    // stays in range for all of them, so that nobody need look. Closer to 0 than `floor`, sums do not change, but for their
-    // imaginary parts, which shrink with y.
+    // Of points on the imaginary axis and a tile's pairs. Closer to 0 than `floor`, sums do not change, but for their imaginary
+    // parts, which shrink with y; from `least` on, no square leaves the range, so that nobody need look.
     struct Extremes {  // of a warp; sizes are ordered as their bits are, and what is no number is the most
         unsigned from = ~0u, to = 0;
 
@@ -80,26 +79,35 @@ struct Cauchy {
         __device__ __forceinline__ float most() const { return __uint_as_float(__reduce_max_sync(~0u, to)); }
     };
     struct Range {
-        bool holds;
-        float floor;
-    };
-    __device__ __forceinline__ static Range range_of(const Shared& shared, int count, const Number (&z)[kConfig.points]) {
-        if constexpr (sizeof(Real) > sizeof(float)) return {};
-        Extremes sizes, squares, a_squared;
-#pragma unroll
-        for (int p = 0; p < kConfig.points; ++p) sizes.add(z[p].im);
+        float floor, least;
+
+        __device__ __forceinline__ static Range of(const Shared& shared, int count) {
+            constexpr float kNever = 1e38f;
+            if constexpr (sizeof(Real) > sizeof(float)) return {0.f, kNever};
+            Extremes squares, a_squared;
 #pragma unroll 1
-        for (int n = static_cast<int>(threadIdx.x) % 32; n < count; n += 32) {
-            const auto pair = shared.pairs[n];
-            squares.add(pair.a_squared + pair.im * pair.im);
-            a_squared.add(pair.a_squared);
+            for (int n = static_cast<int>(threadIdx.x) % 32; n < count; n += 32) {
+                const auto pair = shared.pairs[n];
+                squares.add(pair.a_squared + pair.im * pair.im);
+                a_squared.add(pair.a_squared);
+            }
+            const float square = squares.least(), most = squares.most();
+            return {square * rsqrtf(square) * 0x1p-26f, a_squared.least() > 1e-30f && most < 1e20f ? most * 1e-16f : kNever};
         }
-        const float floor = sqrtf(squares.least()) * 0x1p-26f;
-        return {a_squared.least() > 1e-30f && squares.most() / fmaxf(sizes.least(), floor) + sizes.most() < 1e16f, floor};
-    }
+        __device__ __forceinline__ bool holds(const Number (&z)[kConfig.points]) const {
+            Extremes sizes;
+#pragma unroll
+            for (int p = 0; p < kConfig.points; ++p) sizes.add(static_cast<float>(z[p].im));
+            const float nearest = sizes.least(), furthest = sizes.most();
+            return (fmaxf(nearest, floor) > least) & (furthest < 1e16f);
+        }
+    };
 
     // What shared memory has of the only tile of poles: it stays there from turn to turn.
-    enum class Brought { nothing, numbers, pairs };
+    struct Brought {
+        enum { nothing, numbers, pairs } what = nothing;
+        Range range;  // of pairs
+    };
 
     // Where a block's poles and residues begin. Its rows over the same poles follow each other in the last leading dimension.
     struct Tiles {
@@ -153,15 +161,15 @@ struct Cauchy {
     __device__ __forceinline__ static void add_tile_in_range(Numbers2D& parts, const Shared& shared, int count, float floor,
                                                              const Number (&z)[kConfig.points]) {
         constexpr bool kApart = kConfig.rows == 1;
+        constexpr int kAtOnce = 2;
         Number apart[kConfig.points]{};
         Real y[kConfig.points], inverse[kConfig.points];
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
             y[p] = fmax(fabs(z[p].im), static_cast<Real>(floor));
-            inverse[p] = Real{1} / y[p];
+            inverse[p] = reciprocal_in_range(y[p]);
         }
-#pragma unroll kUnroll
-        for (int n = 0; n < count; ++n) {
+        const auto add_one = [&](int n) {
             const auto pair = shared.pairs[n];
 #pragma unroll
             for (int p = 0; p < kConfig.points; ++p) {
@@ -178,10 +186,17 @@ struct Cauchy {
                     parts[row][p].im += v.odd * of_u;
                 }
             }
-        }
+        };
+        int n = 0;
+#pragma unroll 1
+        for (; n + kAtOnce <= count; n += kAtOnce)
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) add_one(n + i);
+#pragma unroll 1
+        for (; n < count; ++n) add_one(n);
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
-            const Real size = fabs(z[p].im), part = copysign(size < y[p] ? size * inverse[p] : Real{1}, z[p].im);
+            const Real part = z[p].im * inverse[p];  // 1 or -1, and less close to 0
 #pragma unroll
             for (int row = 0; row < kConfig.rows; ++row) {
                 Number& sum = parts[row][p];
@@ -205,21 +220,21 @@ struct Cauchy {
     template <bool kAxis>
     __device__ __forceinline__ unsigned sum_up(Shared& shared, const Tiles& tiles, const Number (&z)[kConfig.points],
                                                Numbers2D& sums, Numbers2D& rests, Brought& brought) const {
-        constexpr Brought kBrings = kAxis ? Brought::pairs : Brought::numbers;
+        constexpr auto kBrings = kAxis ? Brought::pairs : Brought::numbers;
         unsigned careful = 0;
 #pragma unroll 1
         for (int first = 0; first < args.pole_count; first += kConfig.tile) {
             const int count = min(kConfig.tile, args.pole_count - first);
-            if (brought != kBrings || args.pole_count > kConfig.tile) {
+            if (brought.what != kBrings || args.pole_count > kConfig.tile) {
                 __syncthreads();
                 bring_tile<kAxis>(shared, tiles, first, count);
                 __syncthreads();
+                brought.what = kBrings;
+                if constexpr (kAxis) brought.range = Range::of(shared, count);
             }
             Numbers2D parts{};
-            Range range{};
-            if constexpr (kAxis) range = range_of(shared, count, z);
-            if (range.holds) {
-                add_tile_in_range(parts, shared, count, range.floor, z);
+            if (kAxis && brought.range.holds(z)) {
+                add_tile_in_range(parts, shared, count, brought.range.floor, z);
             } else {
 #pragma unroll 2
                 for (int n = 0; n < count; ++n) {
@@ -229,15 +244,11 @@ struct Cauchy {
                         add_each(parts, careful, shared, n, z);
                 }
             }
-#pragma unroll
-            for (int row = 0; row < kConfig.rows; ++row)
-#pragma unroll
-                for (int p = 0; p < kConfig.points; ++p) {
-                    add_with_rest(sums[row][p].re, rests[row][p].re, parts[row][p].re);
-                    if constexpr (kComplex) add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im);
-                }
+            if (first == 0)
+                copy(sums, parts);
+            else
+                add_with_rests(sums, rests, parts);
         }
-        brought = kBrings;
         return careful;
     }
 
@@ -312,13 +323,28 @@ struct Cauchy {
         const Tiles tiles{row_of(args, args.poles, first_row), row_of(args, args.residues, first_row),
                           kConfig.rows > 1 ? args.residues.stride[args.leading - 1] : 0};
         const i64 points = row_of(args, args.points, first_row);
-        Brought brought = Brought::nothing;
+        Brought brought{};
         int first_point = static_cast<int>(blockIdx.x % blocks_of_points * points_of_all);
 #pragma unroll 1
         for (int turn = 0; turn < args.turns && first_point < args.point_count; ++turn) {
             run_points(shared, tiles, points, first_point + static_cast<int>(threadIdx.x), brought);
             first_point += kConfig.points_per_block();
         }
+    }
+    __device__ __forceinline__ static void copy(Numbers2D& to, const Numbers2D& from) {
+#pragma unroll
+        for (int row = 0; row < kConfig.rows; ++row)
+#pragma unroll
+            for (int p = 0; p < kConfig.points; ++p) to[row][p] = from[row][p];
+    }
+    __device__ __forceinline__ static void add_with_rests(Numbers2D& sums, Numbers2D& rests, const Numbers2D& parts) {
+#pragma unroll
+        for (int row = 0; row < kConfig.rows; ++row)
+#pragma unroll
+            for (int p = 0; p < kConfig.points; ++p) {
+                add_with_rest(sums[row][p].re, rests[row][p].re, parts[row][p].re);
+                if constexpr (kComplex) add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im);
+            }
     }
     // sum += x, and what that lost of the last one (Kahan).
     __device__ __forceinline__ static void add_with_rest(Real& sum, Real& rest, Real x) {

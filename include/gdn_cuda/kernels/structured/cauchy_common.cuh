@@ -67,12 +67,15 @@ struct Numbers {
     static constexpr bool kComplex = is_complex(kIo), kWide = kIo == DType::f64 || kIo == DType::c128;
     using Real = typename RealOf<kWide>::type;
     using Number = Complex<Real>;
+    struct alignas(2 * sizeof(Real)) Pair {  // a complex number, in one access
+        Real re, im;
+    };
 
     template <class Wide = Real>
     __device__ __forceinline__ static Complex<Wide> load(const void* from, i64 at) {
         if constexpr (kComplex) {
-            const auto* pair = static_cast<const Number*>(from) + at;
-            return {static_cast<Wide>(pair->re), static_cast<Wide>(pair->im)};
+            const Pair pair = static_cast<const Pair*>(from)[at];
+            return {static_cast<Wide>(pair.re), static_cast<Wide>(pair.im)};
         } else if constexpr (kWide) {
             return {static_cast<Wide>(static_cast<const double*>(from)[at]), Wide{}};
         } else {
@@ -81,7 +84,7 @@ struct Numbers {
     }
     __device__ __forceinline__ static void store(void* to, i64 at, const Number& x) {
         if constexpr (kComplex)
-            static_cast<Number*>(to)[at] = x;
+            static_cast<Pair*>(to)[at] = {x.re, x.im};
         else if constexpr (kWide)
             static_cast<double*>(to)[at] = x.re;
         else

@@ -30,7 +30,7 @@ struct CauchyConfig {
     // configurations are complex numbers in fp32.
     GDN_HOST_DEVICE constexpr int least_blocks() const {
         if (io != DType::c64) return 1;
-        return rows == 1 ? 6 : points == 1 ? 4 : 3;
+        return rows == 1 ? 5 : points == 1 ? 4 : 3;
     }
     GDN_HOST_DEVICE constexpr int points_per_block() const { return threads * points; }
 };

@@ -7,7 +7,8 @@
 namespace gdn_cuda::structured {
 
 template <VandermondeConfig kConfig>
-struct VandermondeProducts {
+    requires(kConfig.io == DType::c128)
+struct VandermondeProducts<kConfig> {
     using Table = VandermondePowers<kConfig>;
     using Real = typename Table::Real;
     using Number = typename Table::Number;

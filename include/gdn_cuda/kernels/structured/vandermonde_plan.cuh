@@ -61,8 +61,8 @@ struct VandermondeTables {
     alignas(16) double far[kConfig.poles][2][kConfig.side];   // 2 v e^(x a side)
 };
 
-// fp32: of eight poles, and the next eight. Sixteen powers of four poles are an operand of tensor cores, or two; of it, a lane
-// has the real and imaginary parts of two neighbouring powers, in the order that the operand takes them.
+// fp32: of eight poles (or sixteen), and the next eight. Sixteen powers of four poles are an operand of tensor cores, or two;
+// of it, a lane has the real and imaginary parts of two neighbouring powers, in the order that the operand takes them.
 struct VandermondeFragment {
     static constexpr int kPoles = 4, kPowers = 16;
     struct alignas(16) OfLane {
@@ -74,7 +74,8 @@ template <VandermondeConfig kConfig>
     requires(kConfig.io == DType::c64)
 struct VandermondeTables<kConfig> {
     using Fragment = VandermondeFragment;
-    static constexpr int kPoles = 8, kSteps = kPoles / Fragment::kPoles, kFragments = kConfig.side / Fragment::kPowers;
+    static constexpr int kPoles = kConfig.side > 32 ? 8 : 16, kSteps = kPoles / Fragment::kPoles,
+                         kFragments = kConfig.side / Fragment::kPowers;
     Fragment at[2][2][kSteps][kFragments];  // of these poles or those, of steps (conjugated) or of leaps (times 2 v)
 };
 

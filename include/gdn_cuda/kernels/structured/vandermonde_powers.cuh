@@ -99,4 +99,8 @@ struct VandermondePowers {
     }
 };
 
+// The products of structured/vandermonde, in each precision its own.
+template <VandermondeConfig kConfig>
+struct VandermondeProducts;
+
 }  // namespace gdn_cuda::structured
