@@ -3,8 +3,8 @@
 // Passes of radix 8, and a last one of 2, 4 or 8. Forward transforms leave their numbers in the order of the last pass and
 // inverse ones begin there, so a convolution never sorts: it multiplies registers. Between passes numbers change threads
 // through shared memory; each thread writes where it has just read, so a pass costs one barrier, and an inverse transform may
-// follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier. Only the first
-// pass is of the whole block: its parts go apart, and the last ones of 64 numbers are a warp's own.
+// follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier. Forward
+// transforms of several arrays run side by side: they share barriers and twiddles.
 //
 // Twiddles are e^(i pi x) of exact x for the powers 1, 2 and 4, made where they are needed or kept in a table, and one product
 // each for the others.
@@ -15,6 +15,15 @@
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
 
 namespace gdn_cuda {
+
+// 2^-log, from its bits: a division is a call.
+template <class Real>
+__device__ __forceinline__ Real half_to_the(int log) {
+    if constexpr (sizeof(Real) == sizeof(float))
+        return __int_as_float((127 - log) << 23);
+    else
+        return __longlong_as_double(static_cast<i64>(1023 - log) << 52);
+}
 
 template <bool kInverse, class Real>
 __device__ __forceinline__ ComplexNumber<Real> times_i_of(const ComplexNumber<Real>& x) {
@@ -66,19 +75,40 @@ struct TwiddlePowers {
 };
 template <class Real>
 struct ExactTwiddles {
-    __device__ __forceinline__ TwiddlePowers<Real> at(int log, int place) const {
-        const Real half_turns = static_cast<Real>(-2 * place) / static_cast<Real>(1 << log);
+    __device__ __forceinline__ static TwiddlePowers<Real> at(int log, int place) {
+        const Real half_turns = static_cast<Real>(-2 * place) * half_to_the<Real>(log);
         return {unit_at(half_turns), unit_at(2 * half_turns), unit_at(4 * half_turns)};
     }
 };
+// In shared memory, made while numbers are on their way: those of all passes, or of all but the first.
+template <class Real, bool kFirst>
+struct KeptTwiddles {
+    TwiddlePowers<Real>* table;  // fft_twiddles(size), or of an eighth of it
+    int log_most;                // of the size, or of an eighth of it
+
+    __device__ __forceinline__ TwiddlePowers<Real>& of(int log, int place) const { return table[(1 << (log - 3)) + place]; }
+    // By as many threads as have numbers. The first forward pass reads what its own thread has made, and has a barrier.
+    __device__ __forceinline__ void make() const {
+        for (int log = log_most; log > 3; log -= 3)
+            if (const int place = threadIdx.x; place < 1 << (log - 3)) of(log, place) = ExactTwiddles<Real>::at(log, place);
+    }
+    __device__ __forceinline__ TwiddlePowers<Real> at(int log, int place) const {
+        if (!kFirst && log > log_most) return ExactTwiddles<Real>::at(log, place);
+        return of(log, place);
+    }
+};
+
 // A thread has kGroups times eight numbers: those of as many threads that it stands for, kThreads apart.
-template <class Real, int kThreads, int kGroups, class Twiddles = ExactTwiddles<Real>>
+//
+// With kApart only the first pass has a barrier of the block. Behind it parts are independent: each has a barrier for its own
+// threads, those of 64 numbers and less have none but a warp's, and some calculate while others wait for shared memory.
+template <class Real, int kThreads, int kGroups, class Twiddles = ExactTwiddles<Real>, bool kApart = false>
 struct BlockFft {
     using Number = ComplexNumber<Real>;
     using Group = Number[kFftEach];
     using Numbers = Group[kGroups];
 
-    Number* exchange;  // shared: fft_padded(size) numbers
+    Number* exchange;  // shared: fft_padded(size) numbers for each of the arrays that are transformed at once
     int log_size;      // above 3
     Twiddles twiddles{};
 
@@ -89,19 +119,38 @@ struct BlockFft {
     // Which of the numbers in their natural order x[group][i] is, before forward transforms and behind inverse ones.
     __device__ __forceinline__ int natural(int group, int i) const { return at(log_size, group, i); }
 
-    __device__ __forceinline__ void forward(Numbers& x) const {
+    template <class... Others>
+    __device__ __forceinline__ void forward(Numbers& x, Others&... others) const {
         int log = log_size;
 #pragma unroll 1
         for (; log > 3; log -= 3) {
             for_groups([&](int group) {
-                transform8<false>(x[group]);
-                twiddle<false>(log, group, x[group]);
-                store(log, group, x[group]);
+                const TwiddlePowers<Real> powers = powers_at<false>(log, group);
+                Number* to = exchange;
+                const auto write = [&](Group& numbers) {
+                    transform8<false>(numbers);
+                    turn(numbers, powers);
+                    store(to, log, group, numbers);
+                    to += fft_padded(size());
+                };
+                write(x[group]);
+                (write(others[group]), ...);
             });
             synchronize(log);
-            for_groups([&](int group) { load(log - 3, group, x[group]); });
+            for_groups([&](int group) {
+                const Number* from = exchange;
+                const auto read = [&](Group& numbers) {
+                    load(from, log - 3, group, numbers);
+                    from += fft_padded(size());
+                };
+                read(x[group]);
+                (read(others[group]), ...);
+            });
         }
-        for_groups([&](int group) { last<false>(log, x[group]); });
+        for_groups([&](int group) {
+            last<false>(log, x[group]);
+            (last<false>(log, others[group]), ...);
+        });
     }
     // Times size().
     __device__ __forceinline__ void inverse(Numbers& x) const {
@@ -109,21 +158,22 @@ struct BlockFft {
         for_groups([&](int group) { last<true>(log, x[group]); });
 #pragma unroll 1
         for (log += 3; log <= log_size; log += 3) {
-            for_groups([&](int group) { store(log - 3, group, x[group]); });
+            for_groups([&](int group) { store(exchange, log - 3, group, x[group]); });
             synchronize(log);
             for_groups([&](int group) {
-                load(log, group, x[group]);
-                twiddle<true>(log, group, x[group]);
+                load(exchange, log, group, x[group]);
+                turn(x[group], powers_at<true>(log, group));
                 transform8<true>(x[group]);
             });
         }
     }
 
   private:
-    // Threads that have parts of 2^log numbers together. Parts of one go on while others wait for memory.
+    // Of the threads that have a part of 2^log numbers.
     __device__ __forceinline__ static void synchronize(int log) {
+        static_assert(!kApart || kThreads <= 64 * 15, "as many named barriers as there are");
         const int threads = 1 << (log - 3);
-        if (threads >= kThreads)
+        if (!kApart || threads >= kThreads)
             __syncthreads();
         else if (threads <= 32)
             __syncwarp();
@@ -143,19 +193,23 @@ struct BlockFft {
         const int stride = log - 3;
         return ((thread >> stride) << log) + (thread & ((1 << stride) - 1)) + (i << stride);
     }
-    __device__ __forceinline__ void store(int log, int group, const Group& x) const {
+    __device__ __forceinline__ static void store(Number* to, int log, int group, const Group& x) {
 #pragma unroll
-        for (int i = 0; i < kFftEach; ++i) exchange[fft_padded(at(log, group, i))] = x[i];
+        for (int i = 0; i < kFftEach; ++i) to[fft_padded(at(log, group, i))] = x[i];
     }
-    __device__ __forceinline__ void load(int log, int group, Group& x) const {
+    __device__ __forceinline__ static void load(const Number* from, int log, int group, Group& x) {
 #pragma unroll
-        for (int i = 0; i < kFftEach; ++i) x[i] = exchange[fft_padded(at(log, group, i))];
+        for (int i = 0; i < kFftEach; ++i) x[i] = from[fft_padded(at(log, group, i))];
     }
     template <bool kInverse>
-    __device__ __forceinline__ void twiddle(int log, int group, Group& x) const {
+    __device__ __forceinline__ TwiddlePowers<Real> powers_at(int log, int group) const {
         const TwiddlePowers<Real> powers = twiddles.at(log, stands_for(group) & ((1 << (log - 3)) - 1));
-        const auto turned = [](const Number& y) { return kInverse ? y.conjugate() : y; };
-        const Number one = turned(powers.one), two = turned(powers.two), four = turned(powers.four), three = one * two;
+        if constexpr (kInverse) return {powers.one.conjugate(), powers.two.conjugate(), powers.four.conjugate()};
+        return powers;
+    }
+    __device__ __forceinline__ static void turn(Group& x, const TwiddlePowers<Real>& powers) {
+        const auto& [one, two, four] = powers;
+        const Number three = one * two;
         x[1] = x[1] * one;
         x[2] = x[2] * two;
         x[3] = x[3] * three;

@@ -45,7 +45,7 @@ struct ToeplitzPcg {
     using Io = Numbers<kConfig.io>;
     using Shared = ToeplitzPcgSharedPlan<kConfig>;
     using Number = ComplexNumber<double>;
-    using Fft = BlockFft<double, kConfig.threads, kConfig.groups(), FirstTwiddles>;
+    using Fft = BlockFft<double, kConfig.threads, kConfig.groups(), FirstTwiddles, true>;
     static constexpr int kPoints = kConfig.transform, kGroups = kConfig.groups(), kSlots = 2 * kFftEach * kGroups;
     static constexpr int kWarps = kConfig.threads / 32, kMostSteps = 60;
     static constexpr double kEpsilon = kConfig.io == DType::f64 ? 0x1p-52 : 0x1p-23;
