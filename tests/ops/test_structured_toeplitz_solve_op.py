@@ -263,6 +263,8 @@ def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
     torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_schur.default, (*leaves, 1e-15))
     torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_pcg.default, (*leaves, 1e-15))
     assert toeplitz_solve_symmetric_ex(c[0], b[0].bfloat16().to(dtype), assume_positive=True)[1].shape == ()
+    compiled = torch.compile(toeplitz_solve_symmetric_ex, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(c[:2], b[:2], assume_positive=True)[0], x[:2])
     with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected real numbers and at most 8192 rows with"):
         toeplitz_solve_symmetric_ex(c + 0j, b, assume_positive=True)
 

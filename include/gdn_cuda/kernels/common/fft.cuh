@@ -3,9 +3,8 @@
 // Passes of radix 8, and a last one of 2, 4 or 8. Forward transforms leave their numbers in the order of the last pass and
 // inverse ones begin there, so a convolution never sorts: it multiplies registers. Between passes numbers change threads
 // through shared memory; each thread writes where it has just read, so a pass costs one barrier, and an inverse transform may
-// follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier. Only the first
-// pass is of the whole block: its parts go apart, and the last ones of 64 numbers are a warp's own. Forward transforms of several
-// arrays run side by side: they share barriers and twiddles.
+// follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier. Forward
+// transforms of several arrays run side by side: they share barriers and twiddles.
 //
 // Twiddles are e^(i pi x) of exact x for the powers 1, 2 and 4, made where they are needed or kept in a table, and one product
 // each for the others.
@@ -100,7 +99,10 @@ struct KeptTwiddles {
 };
 
 // A thread has kGroups times eight numbers: those of as many threads that it stands for, kThreads apart.
-template <class Real, int kThreads, int kGroups, class Twiddles = ExactTwiddles<Real>>
+//
+// With kApart only the first pass has a barrier of the block. Behind it parts are independent: each has a barrier for its own
+// threads, those of 64 numbers and less have none but a warp's, and some calculate while others wait for shared memory.
+template <class Real, int kThreads, int kGroups, class Twiddles = ExactTwiddles<Real>, bool kApart = false>
 struct BlockFft {
     using Number = ComplexNumber<Real>;
     using Group = Number[kFftEach];
@@ -167,10 +169,11 @@ struct BlockFft {
     }
 
   private:
-    // Threads that have parts of 2^log numbers together. Parts of one go on while others wait for memory.
+    // Of the threads that have a part of 2^log numbers.
     __device__ __forceinline__ static void synchronize(int log) {
+        static_assert(!kApart || kThreads <= 64 * 15, "as many named barriers as there are");
         const int threads = 1 << (log - 3);
-        if (threads >= kThreads)
+        if (!kApart || threads >= kThreads)
             __syncthreads();
         else if (threads <= 32)
             __syncwarp();
