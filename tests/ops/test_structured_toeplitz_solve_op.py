@@ -236,8 +236,11 @@ def test_explanations_name_the_way() -> None:
     assert "clusters" in ways.explain_toeplitz_solve(513) and "clusters" not in ways.explain_toeplitz_solve(512)
     assert ways.explain_toeplitz_solve(1025).startswith("toeplitz_eliminate: 1025 rows")
     assert ways.explain_toeplitz_solve(8193).startswith("dense LU in fp64: 8193 rows")
-    assert ways.explain_toeplitz_solve(4096, True).startswith("toeplitz_schur: 4096 rows")
+    assert ways.explain_toeplitz_solve(1024, True).startswith("toeplitz_schur: 1024 rows")
+    assert ways.explain_toeplitz_solve(4096, True).startswith("toeplitz_pcg: 4096 rows")
+    assert "toeplitz_schur" in ways.explain_toeplitz_solve(4096, True)
     assert ways.explain_toeplitz_solve(4097, True).startswith("toeplitz_pcg: 4097 rows")
+    assert "toeplitz_schur" not in ways.explain_toeplitz_solve(4097, True)
     assert ways.explain_toeplitz_solve(8193, True).startswith("conjugate gradients in torch operations: 8193 rows")
 
 
@@ -270,13 +273,13 @@ def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("longest", [(4096, 8192), (0, 8192), (0, 0)])
+@pytest.mark.parametrize("limits", [(4096, 1025, 8192), (4096, 0, 8192), (0, 0, 8192), (0, 0, 0)])
 def test_symmetric_ways_of_the_gpu(
-    longest: tuple[int, int], dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    limits: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one matrix of a batch is not positive definite, all take the general way."""
-    monkeypatch.setattr(ways, "SCHUR_LONGEST", longest[0])
-    monkeypatch.setattr(ways, "PCG_LONGEST", longest[1])
+    for name, limit in zip(("SCHUR_LONGEST", "PCG_SHORTEST", "PCG_LONGEST"), limits, strict=True):
+        monkeypatch.setattr(ways, name, limit)
     c, b = symmetric(40).to(dtype), draw(rng, 5, 40).to(dtype)
     for which in ([0, 1], [0, 2]):
         x, info = ways.solve_symmetric(c[which], b[which])
