@@ -152,8 +152,10 @@ struct ToeplitzGenerators {
     }
 };
 
+// Two blocks: left to itself ptxas has registers for four on sm_100a, and spills.
 template <ToeplitzGeneratorsConfig kConfig>
-__global__ void __launch_bounds__(kConfig.kThreads) toeplitz_generators(const __grid_constant__ ToeplitzGeneratorsArgs args) {
+__global__ void __launch_bounds__(kConfig.kThreads, 2)
+    toeplitz_generators(const __grid_constant__ ToeplitzGeneratorsArgs args) {
     __shared__ ToeplitzGeneratorsSharedPlan<kConfig> shared;
     const auto tiles = static_cast<unsigned>((args.n + kConfig.kRows - 1) / kConfig.kRows);
     const auto parts = static_cast<unsigned>(args.columns / kConfig.kColumns + 1);  // of the right-hand sides and the probe
