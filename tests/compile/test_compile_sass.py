@@ -86,9 +86,9 @@ def test_prefill_on_any_tensor_cores(arch: str, compiler: Compiler) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", HOPPER])
 @pytest.mark.parametrize("kernel", ["vandermonde", "cauchy_batch"])
-def test_sums_in_fp32_are_products_of_tensor_cores(kernel: str, arch: str, tmp_path: Path) -> None:
+def test_sums_in_fp32_are_products_of_tensor_cores(kernel: str, arch: str, compiler: Compiler) -> None:
     work = chosen(f"structured/{kernel}", lambda x: x["io"] in ("c64", "f32", "bf16", "f16"))
-    for each, code in zip(work, code_of(work, tmp_path, arch), strict=True):
+    for each, code in zip(work, code_of(work, compiler, arch), strict=True):
         assert has(code, "HMMA.1688") and has(code, "LDS.128"), each
         assert has(code, "STG.128") == (kernel == "vandermonde"), each
         assert not local_accesses(code), each

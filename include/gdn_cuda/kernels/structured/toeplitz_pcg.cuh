@@ -226,18 +226,22 @@ struct ToeplitzPcg {
         for_numbers([&](int group, int i, int, int) { to[group][i] = 2 * numbers[group][i].re - first; });
         __syncthreads();
     }
-    // Those of T and the inverse ones of the mean, with what inverse transforms leave to divide by: false where the mean is not
-    // positive.
-    __device__ __forceinline__ bool transform_matrix(Slots& column, double first) const {
+    // Those of T, whose column is where residuals will be, and the inverse ones of the mean, with what inverse transforms leave
+    // to divide by: false where the mean is not positive.
+    __device__ __forceinline__ bool transform_matrix(double first) const {
+        Slots column;
         Eigenvalues found;
         const auto keep = [&](int part, double scale) {
             for_numbers(
                 [&](int group, int i, int low, int) { spectra[part * kPoints + row_at(low)] = found[group][i] * scale; });
         };
+        load(residual(), column);
         find<1>(column, first, found);
         keep(0, 0.5 / kPoints);
+        load(residual(), column);
         find<-3>(column, first, found);
         keep(1, 0.5 / kPoints);
+        load(residual(), column);
         const double each = 1.0 / args.n;
         const Rows rows(args.n);
 #pragma unroll
@@ -382,7 +386,8 @@ struct ToeplitzPcg {
             column_size += fabs(numbers[s]);
         }
         column_size = over_block(By::kFirst, column_size, sum_of);
-        const bool positive = first > 0 && transform_matrix(numbers, matrix_scale * first);
+        store(numbers, residual());
+        const bool positive = first > 0 && transform_matrix(matrix_scale * first);
 
         bring(line, 1, numbers);
         const double largest = over_block(By::kSecond, largest_of(numbers), larger);
