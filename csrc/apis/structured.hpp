@@ -34,7 +34,7 @@ inline CauchyOperand operand(const View& view) {
 
 // Leading dimensions with those merged that lie like one for every operand.
 template <class Args>
-void set_leading(const Checks& check, const std::vector<int64_t>& leading,
+void set_leading(const Checks& check, const char* first_name, const std::vector<int64_t>& leading,
                  std::initializer_list<std::pair<const View*, CauchyOperand*>> operands, Args& args) {
     args.rows = 1;
     for (size_t d = 0; d < leading.size(); ++d) {
@@ -49,7 +49,7 @@ void set_leading(const Checks& check, const std::vector<int64_t>& leading,
                                 return each.second->stride[args.leading - 1] == stride(*each.first) * size;
                             });
         if (!merges) {
-            GDN_REQUIRE(check, args.leading < CauchyOperand::kMaxLeading, "v",
+            GDN_REQUIRE(check, args.leading < CauchyOperand::kMaxLeading, first_name,
                         fmt::format("at most {} leading dimensions that lie differently", CauchyOperand::kMaxLeading),
                         shape_text(*operands.begin()->first));
             args.size[args.leading++] = 1;

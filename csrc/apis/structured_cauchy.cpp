@@ -83,7 +83,7 @@ void run_cauchy(const PreparedCauchy& prepared, bool conj, const Tensor& out) {
                     .out = out.data_ptr(),
                     .pole_count = static_cast<int>(prepared.poles.size(-1)),
                     .point_count = static_cast<int>(prepared.points.size(-1))};
-    set_leading(check, prepared.shape.leading,
+    set_leading(check, "v", prepared.shape.leading,
                 {{&prepared.v, &args.residues}, {&prepared.points, &args.points}, {&prepared.poles, &args.poles}}, args);
     const int last = args.leading - 1;
     const i64 shared_rows = last >= 0 && args.points.stride[last] == 0 && args.poles.stride[last] == 0 ? args.size[last] : 1;
@@ -126,7 +126,7 @@ std::tuple<Tensor, Tensor, Tensor> cauchy_backward(const Tensor& grad, const Ten
                             .of_poles = place(std::get<2>(found), of_poles),
                             .pole_count = static_cast<int>(prepared.poles.size(-1)),
                             .point_count = static_cast<int>(prepared.points.size(-1))};
-    set_leading(check, prepared.shape.leading,
+    set_leading(check, "v", prepared.shape.leading,
                 {{&prepared.v, &args.residues},
                  {&prepared.points, &args.points},
                  {&prepared.poles, &args.poles},

@@ -140,7 +140,7 @@ void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const
                 shape_text(prepared.column));
     ToeplitzMatvecOperands operands{
         .column = operand(prepared.column), .row = operand(prepared.row), .x = operand(prepared.lines)};
-    set_leading(check, prepared.shape.leading,
+    set_leading(check, "c", prepared.shape.leading,
                 {{&prepared.column, &operands.column}, {&prepared.row, &operands.row}, {&prepared.lines, &operands.x}},
                 operands);
     ToeplitzMatvecArgs args = toeplitz_matvec_args(operands, transpose);
@@ -156,6 +156,30 @@ void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const
         ToeplitzSums::run(problem, args, target);
     else
         ToeplitzMatvec::run(problem, args, target);
+}
+
+// What a kernel that solves systems takes, but for what is its own; `info` has a number for every leading index of the result.
+template <class Args>
+Args args_to_solve(const Checks& check, const PreparedToeplitz& prepared, int longest, const Tensor& out, const Tensor& info,
+                   double epsilon) {
+    GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
+                shape_text(prepared.column));
+    Args args{.column = operand(prepared.column), .right = operand(prepared.lines)};
+    args.right_column_stride = prepared.many ? prepared.right.stride(-1) : 0;
+    args.out = out.data_ptr();
+    args.info = info.data_ptr();
+    args.n = static_cast<int>(prepared.n());
+    args.columns = prepared.columns();
+    args.epsilon = epsilon;
+    const auto& leading = prepared.shape.leading;
+    if constexpr (requires { args.row; }) {
+        args.row = operand(prepared.row);
+        set_leading(check, "c", leading,
+                    {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.right}}, args);
+    } else {
+        set_leading(check, "c", leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
+    }
+    return args;
 }
 
 }  // namespace
@@ -185,19 +209,9 @@ void check_toeplitz_positive(const Tensor& c, const Tensor& b) {
 std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, double epsilon) {
     const PreparedToeplitz prepared = prepare_toeplitz_schur(c, b, epsilon);
     const Checks check{"toeplitz_solve_symmetric"};
-    GDN_REQUIRE(check, prepared.n() <= kToeplitzSchurLongest, "c",
-                fmt::format("at most {} rows for this kernel", kToeplitzSchurLongest), shape_text(prepared.column));
     const Tensor out = torch::stable::new_empty(c, prepared.result());
     const Tensor info = torch::stable::new_zeros(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
-    ToeplitzSchurArgs args{.column = operand(prepared.column),
-                           .right = operand(prepared.lines),
-                           .right_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
-                           .out = out.data_ptr(),
-                           .info = info.data_ptr(),
-                           .n = static_cast<int>(prepared.n()),
-                           .columns = prepared.columns(),
-                           .epsilon = epsilon};
-    set_leading(check, prepared.shape.leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
+    const auto args = args_to_solve<ToeplitzSchurArgs>(check, prepared, kToeplitzSchurLongest, out, info, epsilon);
     const DeviceScope scope(prepared.column.device_index);
     ToeplitzSchur::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
     return {out, info};
@@ -207,19 +221,9 @@ std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, doub
 std::tuple<Tensor, Tensor> toeplitz_pcg(const Tensor& c, const Tensor& b, double epsilon) {
     const PreparedToeplitz prepared = prepare_toeplitz_pcg(c, b, epsilon);
     const Checks check{"toeplitz_solve_symmetric"};
-    GDN_REQUIRE(check, prepared.n() <= kToeplitzPcgLongest, "c",
-                fmt::format("at most {} rows for this kernel", kToeplitzPcgLongest), shape_text(prepared.column));
     const Tensor out = torch::stable::new_empty(c, prepared.result());
     const Tensor info = torch::stable::new_zeros(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
-    ToeplitzPcgArgs args{.column = operand(prepared.column),
-                         .right = operand(prepared.lines),
-                         .right_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
-                         .out = out.data_ptr(),
-                         .info = info.data_ptr(),
-                         .n = static_cast<int>(prepared.n()),
-                         .columns = prepared.columns(),
-                         .epsilon = epsilon};
-    set_leading(check, prepared.shape.leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
+    auto args = args_to_solve<ToeplitzPcgArgs>(check, prepared, kToeplitzPcgLongest, out, info, epsilon);
     GDN_REQUIRE(check, args.rows * (args.columns + 1) <= std::numeric_limits<int>::max(), "b",
                 "fewer than 2^31 right-hand sides", shape_text(prepared.right));
     const DeviceScope scope(prepared.column.device_index);
@@ -235,21 +239,9 @@ std::tuple<Tensor, Tensor> toeplitz_pcg(const Tensor& c, const Tensor& b, double
 std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double epsilon) {
     const PreparedToeplitz prepared = prepare_toeplitz_gko(c, r, b, epsilon);
     const Checks check{"toeplitz_solve"};
-    GDN_REQUIRE(check, prepared.n() <= kToeplitzGkoLongest, "c",
-                fmt::format("at most {} rows for this kernel", kToeplitzGkoLongest), shape_text(prepared.column));
     const Tensor out = torch::stable::new_empty(c, prepared.result());
     const Tensor info = torch::stable::new_empty(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
-    ToeplitzGkoArgs args{.column = operand(prepared.column),
-                         .row = operand(prepared.row),
-                         .right = operand(prepared.lines),
-                         .right_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
-                         .out = out.data_ptr(),
-                         .info = info.data_ptr(),
-                         .n = static_cast<int>(prepared.n()),
-                         .columns = prepared.columns(),
-                         .epsilon = epsilon};
-    set_leading(check, prepared.shape.leading,
-                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.right}}, args);
+    const auto args = args_to_solve<ToeplitzGkoArgs>(check, prepared, kToeplitzGkoLongest, out, info, epsilon);
     const DeviceScope scope(prepared.column.device_index);
     ToeplitzGko::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
     return {out, info};
@@ -266,7 +258,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const Tensor& c, 
                                 .given_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
                                 .n = static_cast<int>(prepared.n()),
                                 .columns = prepared.columns()};
-    set_leading(check, prepared.shape.leading,
+    set_leading(check, "c", prepared.shape.leading,
                 {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.given}}, args);
     const int64_t systems = args.rows, n = prepared.n();
     const Tensor left = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);

@@ -61,7 +61,7 @@ void run_vandermonde(const PreparedVandermonde& prepared, int64_t L, const Tenso
                          .out = out.data_ptr(),
                          .pole_count = static_cast<int>(prepared.x.size(-1)),
                          .steps = L};
-    set_leading(check, prepared.shape.leading, {{&prepared.v, &args.residues}, {&prepared.x, &args.exponents}}, args);
+    set_leading(check, "v", prepared.shape.leading, {{&prepared.v, &args.residues}, {&prepared.x, &args.exponents}}, args);
     const DeviceScope scope(prepared.v.device_index);
     Vandermonde::run({args.rows, L, prepared.type, args.pole_count}, args, target_of(check.function, prepared.v));
 }
@@ -117,7 +117,7 @@ Tensor log_vandermonde_moments(const Tensor& u, const Tensor& x, int64_t orders)
                                 .out = out.data_ptr(),
                                 .pole_count = static_cast<int>(prepared.x.size(-1)),
                                 .steps = steps};
-    set_leading(check, prepared.shape.leading, {{&prepared.u, &args.numbers}, {&prepared.x, &args.exponents}}, args);
+    set_leading(check, "u", prepared.shape.leading, {{&prepared.u, &args.numbers}, {&prepared.x, &args.exponents}}, args);
     const DeviceScope scope(prepared.x.device_index);
     VandermondeMoments::run(config, args, target_of(check.function, prepared.x));
     const int64_t first = 0;
