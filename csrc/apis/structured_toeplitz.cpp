@@ -272,6 +272,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const Tensor& c, 
     return {left, right, numbers, scales};
 }
 
+namespace {
+
+// The best that the device has.
+ToeplitzEliminateConfig elimination_here(const ToeplitzEliminateProblem& problem, const Target& target) {
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+    const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);
+    if (problem.n > kToeplitzEliminateLongestPortable || ToeplitzEliminate::fits(config, target)) return config;
+    return toeplitz_eliminate_config(problem, device, kToeplitzEliminatePortable);
+}
+
+}  // namespace
+
 // (C^-1 numbers, info) for left and right generators; `configuration` of the kernel's, -1 for what is best.
 std::tuple<Tensor, Tensor> toeplitz_eliminate(const Tensor& left, const Tensor& right, const Tensor& numbers,
                                               int64_t configuration) {
@@ -280,7 +292,7 @@ std::tuple<Tensor, Tensor> toeplitz_eliminate(const Tensor& left, const Tensor& 
     const DeviceScope scope(of_rows.device_index);
     const Target target = target_of(check.function, of_rows);
     const ToeplitzEliminateConfig config = configuration < 0
-                                               ? toeplitz_eliminate_config(problem, jit::device_traits(target.ordinal))
+                                               ? elimination_here(problem, target)
                                                : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)];
     GDN_REQUIRE(check, ToeplitzEliminate::fits(config, target), "left",
                 fmt::format("a GPU with clusters of {} blocks", config.blocks), "another");
@@ -305,8 +317,7 @@ bool toeplitz_eliminate_pays_here(const Tensor& like, int64_t systems, int64_t c
     const Target target = target_of("toeplitz_solve", view);
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     const ToeplitzEliminateProblem problem{systems, columns, static_cast<int>(n)};
-    return toeplitz_eliminate_pays(problem, device) &&
-           ToeplitzEliminate::fits(toeplitz_eliminate_config(problem, device), target);
+    return toeplitz_eliminate_pays(problem, device) && ToeplitzEliminate::fits(elimination_here(problem, target), target);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {

@@ -92,8 +92,13 @@ def _by_recursion(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     x, info = _ops.toeplitz_schur(c, b, epsilon)
     if c.dtype == torch.float64:  # its rounding is that of the inputs: one step of refinement, and its derivatives are x's
         x = x.detach()
-        x = x + _ops.toeplitz_schur(c, b - _ops.toeplitz_matvec(c, c, x, False), epsilon)[0]
+        x = _corrected(x, _ops.toeplitz_schur(c, b - _ops.toeplitz_matvec(c, c, x, False), epsilon)[0])
     return x, _of_matrices(info, c.shape[:-1])
+
+
+def _corrected(x: Tensor, correction: Tensor) -> Tensor:
+    """Products of huge numbers overflow in transforms long before they do themselves: no correction then."""
+    return torch.where(correction.isfinite(), x + correction, x)
 
 
 def solve_by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +136,7 @@ def solve(c: Tensor, r: Tensor, b: Tensor, symmetric: bool) -> tuple[Tensor, Ten
     x, info = eliminate(c, r, b, epsilon)
     if c.dtype in (torch.float64, torch.complex128):
         # Growing generators cost GKO a digit or two: nothing where results are rounded to fp32. A correction brings them back.
-        x = x + eliminate(c, r, b - _product(c, r, x, many), epsilon)[0]
+        x = _corrected(x, eliminate(c, r, b - _product(c, r, x, many), epsilon)[0])
     return x, _of_matrices(info, of_matrix)
 
 
@@ -232,7 +237,8 @@ def _of_matrices(info: Tensor, shape: torch.Size) -> Tensor:
         info = info.amax(0) if info.shape[0] else info.new_zeros(info.shape[1:])
     for d, size in enumerate(shape):
         if info.shape[d] != size:
-            info = info.amax(d, keepdim=True)
+            one = (*info.shape[:d], 1, *info.shape[d + 1 :])
+            info = info.amax(d, keepdim=True) if info.shape[d] else info.new_zeros(one)
     return info.contiguous()
 
 

@@ -157,6 +157,8 @@ TEST(ToeplitzEliminateHeuristic, LargeClustersForFewSystemsAndSmallOnesForMany) 
     EXPECT_EQ(config(1, 2, 2048), (ToeplitzEliminateConfig{8, 128, 2, 2}))
         << "stores to the other half take longer than a second row";
     EXPECT_EQ(config(64, 2, 1100).blocks, 4);
+    EXPECT_EQ(toeplitz_eliminate_config({1, 2, kToeplitzEliminateLongestPortable}, device, kToeplitzEliminatePortable),
+              (ToeplitzEliminateConfig{8, 128, 4, 2}));
     EXPECT_TRUE(toeplitz_eliminate_pays({64, 2, 1024}, device));
     EXPECT_FALSE(toeplitz_eliminate_pays({100, 2, 1024}, device)) << "they would queue, and one block can";
     EXPECT_TRUE(toeplitz_eliminate_pays({100, 2, 1025}, device));

@@ -250,7 +250,7 @@ def test_layouts(seed: int) -> None:
         expected = solved(column, column, right)
         assert rel_rms(toeplitz_solve_symmetric(column, right), expected) < 1e-6
         assert rel_rms(toeplitz_solve(column, column, right), expected) < 1e-6
-    for shapes in (((0,), (0, 2)), ((0, 4), (0, 4)), ((4,), (4, 0))):
+    for shapes in (((0,), (0, 2)), ((0, 4), (0, 4)), ((1, 4), (0, 4)), ((4,), (4, 0))):
         column, right = (torch.ones(shape, device="cuda") for shape in shapes)
         assert toeplitz_solve_ex(column, column, right)[0].numel() == 0
         assert toeplitz_solve_symmetric_ex(column, right, assume_positive=True)[0].numel() == 0

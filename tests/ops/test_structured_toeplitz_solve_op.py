@@ -300,6 +300,22 @@ def test_what_one_block_of_gradients_tells(rng: torch.Generator, monkeypatch: py
     assert ways.solve_positive(c, b)[1].tolist() == [[-1, 7, 7]]
 
 
+def test_no_right_hand_sides_of_a_matrix() -> None:
+    c = torch.tensor([[2.0, 1.0, 0.0]])
+    for b in (torch.zeros(0, 3), torch.zeros(0, 3, 2)):
+        for way in (ways.solve_positive, ways._by_gradients, ways.solve_symmetric, lambda c, b: ways.solve(c, c, b, False)):
+            x, info = way(c, b)
+            assert x.shape == b.shape and info.tolist() == [0]
+
+
+def test_a_correction_of_huge_numbers_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transforms of T x overflow where T x itself does not."""
+    monkeypatch.setattr(ways, "_product", lambda c, r, x, many: torch.full_like(x, torch.inf))
+    c, b = symmetric(5)[0], torch.full((5,), 1e305, dtype=torch.float64)
+    x, info = ways.solve(c, c, b, False)
+    assert info == 0 and rel_rms(x / 1e300, oracle.toeplitz_solve(c, c, b / 1e300)) < 1e-12
+
+
 def test_conjugate_gradients(rng: torch.Generator) -> None:
     c, b = torch.stack([symmetric(300)[0], 1 / (1 + torch.arange(300.0).double()) ** 1.1]), draw(rng, 3, 2, 300, 2)
     b[0, 0, :, 1] = 0

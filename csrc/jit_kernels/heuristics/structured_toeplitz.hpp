@@ -206,13 +206,16 @@ inline i64 toeplitz_eliminate_cost(const ToeplitzEliminateProblem& problem, cons
                      (config.columns > 2 ? kToeplitzEliminateColumns : 0) + (config.blocks > 8 ? kToeplitzEliminateFar : 0);
     return ceil_div(clusters, toeplitz_eliminate_at_once(config, device)) * step;
 }
+// Clusters of 8 blocks are on every GPU that has clusters, larger ones on some.
+inline constexpr int kToeplitzEliminatePortable = 8, kToeplitzEliminateLongestPortable = 4096;
 // Of equally good ones the first.
 inline ToeplitzEliminateConfig toeplitz_eliminate_config(const ToeplitzEliminateProblem& problem,
-                                                         const jit::DeviceTraits& device) {
+                                                         const jit::DeviceTraits& device, int most_blocks = 16) {
     const ToeplitzEliminateConfig* best = nullptr;
     for (const auto& config : kToeplitzEliminateConfigurations)
-        if (config.rows() >= problem.n && (best == nullptr || toeplitz_eliminate_cost(problem, config, device) <
-                                                                  toeplitz_eliminate_cost(problem, *best, device)))
+        if (config.rows() >= problem.n && config.blocks <= most_blocks &&
+            (best == nullptr ||
+             toeplitz_eliminate_cost(problem, config, device) < toeplitz_eliminate_cost(problem, *best, device)))
             best = &config;
     return *best;
 }

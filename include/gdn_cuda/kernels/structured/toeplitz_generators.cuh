@@ -1,6 +1,7 @@
 // structured/toeplitz_generators: what structured/toeplitz_eliminate takes, from a Toeplitz matrix and right-hand sides in the
 // caller's dtype: generators of C = F T (F D)^-1 (structured/toeplitz_gko says which), F times the right-hand sides, and behind
-// those F times random signs, the probe. T is scaled by a power of two, for squares of pivots must not leave the range.
+// those F times random signs, the probe. T is scaled by a power of two, for squares of pivots must not leave the range,
+// as sums of its entries must not before.
 //
 // Transforms of any length are sums here, in fp64: n^2 terms are few beside the n steps that wait for each other in what
 // follows. A block has 64 indices of two right-hand sides, four threads an index: each turns every fourth stretch of terms by

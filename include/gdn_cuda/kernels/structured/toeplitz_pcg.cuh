@@ -10,9 +10,10 @@
 //
 // A thread has the same rows of every vector, so vectors need no barrier: transforms and sums have them.
 //
-// info: 0; -1 where T shows not to be positive definite, or 60 steps are not enough, with no solution; n + 1 as
-// toeplitz_schur.cuh says, the probe being one more right-hand side. Residuals end below eps/4 |b| for fp32, 2 eps |T| |x| for
-// fp64 and are formed anew at the end. Matrices and right-hand sides are scaled by powers of two, so that squares have range.
+// info: 0; -1 where T shows not to be positive definite, or 60 steps are not enough for one right-hand side, which has no
+// solution then; n + 1 as toeplitz_schur.cuh says, the probe being one more right-hand side. Residuals end below eps/4 |b| for
+// fp32, 2 eps |T| |x| for fp64 and are formed anew at the end. Matrices and right-hand sides are scaled by powers of two, so
+// that squares have range.
 //
 // Bound: a step is six transforms of 4096 numbers, by count 11 us of fp64 arithmetic and 9 of shared memory, which overlap
 // little; on an H200 it takes 24 us, and what is before the first and behind the last 44.
