@@ -25,7 +25,6 @@ struct ToeplitzGenerators {
     using Number = ComplexNumber<double>;
     static constexpr int kThreads = kConfig.kThreads, kColumns = kConfig.kColumns, kTurns = 16;
     static constexpr int kStretch = kThreads / kConfig.kParts;
-    static constexpr unsigned kAll = ~0u;
 
     const ToeplitzGeneratorsArgs& args;
     Shared& shared;
@@ -41,16 +40,6 @@ struct ToeplitzGenerators {
     __device__ __forceinline__ Number load(const CauchyOperand& from, i64 at) const {
         const auto x = Io::template load<double>(from.data, at);
         return {x.re, x.im};
-    }
-    template <class Of>
-    __device__ __forceinline__ double of_all(double x, double (&reduced)[kThreads / 32], const Of& of) const {
-#pragma unroll
-        for (int apart = 16; apart > 0; apart /= 2) x = of(x, __shfl_xor_sync(kAll, x, apart));
-        if (threadIdx.x % 32 == 0) reduced[threadIdx.x / 32] = x;
-        __syncthreads();
-        x = reduced[0];
-        for (int w = 1; w < kThreads / 32; ++w) x = of(x, reduced[w]);
-        return x;
     }
     // Without what is zero for real ones.
     template <bool kComplex>

@@ -64,16 +64,6 @@ struct ToeplitzGko {
     __device__ __forceinline__ static double part(const Number& x) {
         return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
     }
-    template <class Of>
-    __device__ __forceinline__ double of_all(double x, double (&reduced)[kConfig.warps()], const Of& of) const {
-#pragma unroll
-        for (int apart = 16; apart > 0; apart /= 2) x = of(x, __shfl_xor_sync(kAll, x, apart));
-        if (threadIdx.x % 32 == 0) reduced[threadIdx.x / 32] = x;
-        __syncthreads();
-        x = reduced[0];
-        for (int w = 1; w < kConfig.warps(); ++w) x = of(x, reduced[w]);
-        return x;
-    }
 
     // sum += x turned by e^(i pi angle), without what is zero for real ones.
     template <bool kComplex>

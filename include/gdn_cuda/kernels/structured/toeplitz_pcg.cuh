@@ -132,8 +132,6 @@ struct ToeplitzPcg {
         return {x, y};
     }
     __device__ __forceinline__ static double sum_of(double x, double y) { return x + y; }
-    // NaN wins.
-    __device__ __forceinline__ static double larger(double x, double y) { return x >= y || x != x ? x : y; }
     __device__ __forceinline__ static double product(const Slots& x, const Slots& y) {
         double sum = 0;
 #pragma unroll
@@ -278,11 +276,6 @@ struct ToeplitzPcg {
 
     // ---- one right-hand side
 
-    // The same signs as in gdn_cuda/ops/structured_toeplitz_solve.py.
-    __device__ __forceinline__ static double probe(unsigned i) {
-        const unsigned mixed = i * 2654435761u + 1013904223u;
-        return static_cast<unsigned long long>(mixed) * mixed >> 16 & 1 ? -1 : 1;
-    }
     // The probe is behind the last right-hand side of its system.
     __device__ __forceinline__ unsigned lines() const { return static_cast<unsigned>(args.columns) + 1; }
     __device__ __forceinline__ unsigned system_at(unsigned line) const { return line / lines(); }
@@ -292,7 +285,7 @@ struct ToeplitzPcg {
         const Rows rows(args.n);
         if (is_probe(line)) {
 #pragma unroll
-            for (int s = 0; s < kSlots; ++s) to[s] = rows.has(s) ? probe(rows.at(s)) : 0;
+            for (int s = 0; s < kSlots; ++s) to[s] = rows.has(s) ? probe_at(static_cast<int>(rows.at(s))) : 0;
         } else {
             const i64 right = system_of(args, args.right, system_at(line)) + column_at(line) * args.right_column_stride;
 #pragma unroll
