@@ -43,8 +43,8 @@ class _Corner:
 
 
 def solve_by_pcg(column: Tensor, numbers: Tensor, epsilon: float) -> Tensor | None:
-    """T⁻¹ numbers, column (S,n) and numbers (S,n,k) in fp64. For an ε of fp32 residuals ‖b − T x‖ end below ε/4 ‖b‖; those of
-    fp64, where rounding decides, below 2 ε ‖T‖ ‖x‖. They are formed anew at the end. None if T is not positive definite, as far
+    """T⁻¹ numbers, column (S,n) and numbers (S,n,k) in fp64. Residuals ‖b − T x‖ end below 2 ε ‖T‖ ‖x‖, ε that
+    of fp64, where rounding decides; for an ε of fp32 already below 2⁻⁴⁰ ‖b‖. They are formed anew at the end. None if T is not positive definite, as far
     as that shows, or `MOST_STEPS` steps are not enough: there are other ways, which need n² numbers."""
     corner = _Corner(column)
     definite = (corner.mean > 0).all()
@@ -65,7 +65,9 @@ def solve_by_pcg(column: Tensor, numbers: Tensor, epsilon: float) -> Tensor | No
             step = corner.preconditioned(residual)
             before, energy = energy, (residual * step).sum(-1, keepdim=True)
             direction = torch.addcmul(step, energy / before.clamp_min(_LEAST), direction)
-        bound = epsilon / 4 * norms if epsilon > 1e-10 else 2 * epsilon * size * torch.linalg.vector_norm(x, dim=-1)
+        bound = 2 * torch.finfo(x.dtype).eps * size * torch.linalg.vector_norm(x, dim=-1)
+        if epsilon > 1e-10:
+            bound = torch.maximum(bound, 2**-40 * norms)
         small = (torch.linalg.vector_norm(residual, dim=-1) <= bound).all()
         is_small, may_go_on = torch.stack([small, definite & energy.isfinite().all()]).tolist()  # one wait
         if not may_go_on:

@@ -244,6 +244,16 @@ def test_gradients(n: int, dtype: torch.dtype, seed: int) -> None:
         assert all(rel_rms(a, b) < 10 * BOUNDS[dtype] for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize("n", [1100, 5000])
+def test_conjugate_gradients_keep_the_digits_of_fp32(n: int) -> None:
+    """A smooth right-hand side is what an ill-conditioned matrix makes most of."""
+    d = torch.arange(n, dtype=torch.float64, device="cuda")
+    c = ((-((d / 10) ** 2)).exp() + 1e-3 * (d == 0)).float()
+    b = (-(((d - n / 2) / 100) ** 2)).exp().float()
+    x, info = torch.ops.gdn_cuda.toeplitz_pcg(c, b, 1e-7)
+    assert info == 0 and rel_rms(x, solved(c, c, b)) < 1e-7
+
+
 def test_layouts(seed: int) -> None:
     c, b = positive(600, torch.float32), draw((2, 3, 600), torch.float32, seed)
     for column, right in ((c[:, :300], b.mT[:, ::2]), (c[:1, :300].expand(2, 300), b.mT[:, 300:, :1]), (c[:, :300].flip(0), b.mT[:, :300].flip(-1))):  # fmt: skip  # noqa: E501

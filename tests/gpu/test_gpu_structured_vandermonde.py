@@ -30,6 +30,22 @@ def exponents(shape: tuple[int, ...], phase: float, L: int, dtype: torch.dtype, 
     return torch.complex(-2 * x.real.abs() / max(L, 1), x.imag * phase / max(L, 1)).to(dtype)
 
 
+@pytest.mark.parametrize("phase", [1e-8, 1e-5, 1e-2])
+def test_small_angles_keep_their_digits(phase: float, seed: int) -> None:
+    """Of an imaginary residue what is left are sines, as small as the angles."""
+    L = 1000
+    x = exponents((40, 1), phase, L, torch.complex64, seed)
+    v = 1j * draw((40, 1), torch.float32, seed + 1)
+    assert rel_rms(log_vandermonde(v, x, L), oracle.log_vandermonde(v, x, L)) < 5e-7
+
+
+def test_residues_near_the_largest_number() -> None:
+    v, x = torch.tensor([2e38 + 0j], device="cuda"), torch.tensor([-1 + 0j], device="cuda")
+    out = log_vandermonde(v, x, 40)
+    expected = oracle.log_vandermonde(v.to(torch.complex128), x.to(torch.complex128), 40)
+    assert out[0] == torch.inf and rel_rms(out[1:] * 1e-30, expected[1:] * 1e-30) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("phase", [1.0, 1e3, 1e6, 5e7])
 @pytest.mark.parametrize("of_v,of_x,L", SHAPES)

@@ -92,7 +92,7 @@ struct Cauchy {
                 a_squared.add(pair.a_squared);
             }
             const float square = squares.least(), most = squares.most();
-            return {square * rsqrtf(square) * 0x1p-26f, a_squared.least() > 1e-30f && most < 1e20f ? most * 1e-16f : kNever};
+            return {square * rsqrtf(square) * 0x1p-26f, a_squared.least() > 1e-24f && most < 1e20f ? most * 1e-16f : kNever};
         }
         __device__ __forceinline__ bool holds(const Number (&z)[kConfig.points]) const {
             Extremes sizes;

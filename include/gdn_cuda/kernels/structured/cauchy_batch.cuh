@@ -48,7 +48,12 @@ struct CauchyBatch {
 #pragma unroll
         for (int row = 0; row < kRows; ++row) mine.residues[row] = Io::load(args.residues.data, at + row * row_stride).re;
         mine.pole = Io::load(args.poles.data, poles + n * args.poles.step).re;
-        if (fabsf(mine.pole) > kFar) shared.far_pole = true;
+        bool apart = fabsf(mine.pole) > kFar;
+        if constexpr (kConfig.io != DType::f16)  // of small residues tf32 drops what is the second part of others
+#pragma unroll
+            for (int row = 0; row < kRows; ++row)
+                apart = apart || (mine.residues[row] != 0.f && fabsf(mine.residues[row]) < 0x1p-100f);
+        if (apart) shared.apart = true;
         return mine;
     }
     __device__ __forceinline__ void put(const Mine& mine) {
@@ -88,7 +93,7 @@ struct CauchyBatch {
         };
         if (warp == 0) {
             shared.careful[lane] = fabsf(load_point(first_point + lane)) > kFar;
-            shared.far_pole = false;
+            shared.apart = false;
         }
         float z[kColumns];
 #pragma unroll
@@ -126,7 +131,7 @@ struct CauchyBatch {
 #pragma unroll
         for (int from = 0; from < kWarps; ++from) One::add_with_rest(sum, rest, shared.sums[from][warp][lane]);
         typename Io::Number whole{sum, 0.f};
-        if (shared.careful[lane] || shared.far_pole || !isfinite(sum) || (sum != 0.f && fabsf(sum) < 1.f / kFar)) [[unlikely]]
+        if (shared.careful[lane] || shared.apart || !isfinite(sum) || (sum != 0.f && fabsf(sum) < 1.f / kFar)) [[unlikely]]
             whole = One{args, 0}.sum_carefully(row, point);
         Io::store(args.out, row * args.point_count + point, whole);
     }

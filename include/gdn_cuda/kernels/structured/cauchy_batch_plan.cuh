@@ -38,7 +38,7 @@ struct CauchyBatchSharedPlan {
         Group groups[Config::kWarps];
         float sums[Config::kWarps][Config::kRows][Config::kPoints + 4];  // when the rest has been read
     };
-    bool careful[Config::kPoints], far_pole;
+    bool careful[Config::kPoints], apart;
 };
 
 }  // namespace gdn_cuda::structured

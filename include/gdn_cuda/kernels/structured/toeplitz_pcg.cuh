@@ -11,9 +11,9 @@
 // A thread has the same rows of every vector, so vectors need no barrier: transforms and sums have them.
 //
 // info: 0; -1 where T shows not to be positive definite, or 60 steps are not enough for one right-hand side, which has no
-// solution then; n + 1 as toeplitz_schur.cuh says, the probe being one more right-hand side. Residuals end below eps/4 |b| for
-// fp32, 2 eps |T| |x| for fp64 and are formed anew at the end. Matrices and right-hand sides are scaled by powers of two, so
-// that squares have range.
+// solution then; n + 1 as toeplitz_schur.cuh says, the probe being one more right-hand side. Residuals end below 2 eps |T| |x|
+// with fp64's eps, for fp32 already below 2^-40 |b|, and are formed anew at the end. Matrices and right-hand sides are scaled
+// by powers of two, so that squares have range.
 //
 // Bound: a step is six transforms of 4096 numbers, by count 11 us of fp64 arithmetic and 9 of shared memory, which overlap
 // little; on an H200 it takes 24 us, and what is before the first and behind the last 44.
@@ -50,7 +50,6 @@ struct ToeplitzPcg {
     using Fft = BlockFft<double, kConfig.threads, kConfig.groups(), FirstTwiddles, true>;
     static constexpr int kPoints = kConfig.transform, kGroups = kConfig.groups(), kSlots = 2 * kFftEach * kGroups;
     static constexpr int kWarps = kConfig.threads / 32, kMostSteps = 60;
-    static constexpr double kEpsilon = kConfig.io == DType::f64 ? 0x1p-52 : 0x1p-23;
     using Slots = double[kSlots];
     using Eigenvalues = double[kGroups][kFftEach];
 
@@ -298,13 +297,10 @@ struct ToeplitzPcg {
         for (int s = 0; s < kSlots; ++s) largest = larger(largest, fabs(x[s]));
         return largest;
     }
-    // Of squared norms, `allowed` of what a residual is compared with: the right-hand side, and in fp64 the solution.
-    __device__ __forceinline__ static double allowed(double right_square, double matrix_size) {
-        constexpr double kSingle = kEpsilon / 4, kDouble = 2 * kEpsilon;
-        return kConfig.io == DType::f32 ? kSingle * kSingle * right_square : kDouble * kDouble * matrix_size * matrix_size;
-    }
-    __device__ __forceinline__ static bool small(const Number& squares, double allowed) {
-        return squares.re <= (kConfig.io == DType::f32 ? allowed : allowed * squares.im);
+    // Of squared norms, the residual's and the solution's: fp32 asks for a part of the right-hand side, and rounding for no
+    // less than a part of the solution.
+    __device__ __forceinline__ bool small(const Number& squares, double times) const {
+        return squares.re <= times * larger(shared.line.of_right, shared.line.of_solution * squares.im);
     }
 
     // T x = b for b in residual and 0 in solution; whether it was solved. All threads alike.
@@ -337,8 +333,7 @@ struct ToeplitzPcg {
                 load(solution(), along);
 #pragma unroll
                 for (int s = 0; s < kSlots; ++s) right[s] -= image[s];
-                return small(over_block(By::kFirst, product(right, right), product(along, along), sum_of),
-                             4 * shared.line.allowed);
+                return small(over_block(By::kFirst, product(right, right), product(along, along), sum_of), 4);
             }
             load(direction(), along);
             const double curvature = over_block(By::kSecond, product(image, along), sum_of);
@@ -353,7 +348,7 @@ struct ToeplitzPcg {
                 squares.re += rest * rest;
                 squares.im += x * x;
             }
-            ends = small(over_block(By::kThird, squares.re, squares.im, sum_of), shared.line.allowed);
+            ends = small(over_block(By::kThird, squares.re, squares.im, sum_of), 1);
         }
     }
     __device__ __forceinline__ void tell(unsigned system, bool solved, double condition) const {
@@ -401,7 +396,8 @@ struct ToeplitzPcg {
             shared.line = {.column_size = column_size,
                            .right_scale = right_scale,
                            .solution_scale = finite ? matrix_scale / right_scale : __longlong_as_double(-1),
-                           .allowed = allowed(right_square, 2 * column_size)};
+                           .of_right = kConfig.io == DType::f32 ? 0x1p-80 * right_square : 0,
+                           .of_solution = 0x1p-100 * column_size * column_size};
         __syncthreads();
         return {positive, positive && finite && largest > 0};
     }

@@ -35,7 +35,7 @@ struct Vandermonde {
         const int pole = first_pole + static_cast<int>(mine);
         Number v{};
         if (pole < args.pole_count) v = Io::load(args.residues.data, residues + pole * args.residues.step);
-        Table::put(shared.residues[mine], {2 * v.re, 2 * v.im});
+        Table::put(shared.residues[mine], {v.re, v.im});
     }
     // Which row of outputs this is, and which square of it. Asked for where it is needed: registers are full.
     struct Place {

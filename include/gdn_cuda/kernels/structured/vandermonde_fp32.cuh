@@ -145,7 +145,8 @@ struct VandermondeProducts<kConfig> {
                 for (int b = 0; b < kColumns; ++b) {
                     const auto& of = sums[a][b];
                     const int at = (a * Fragment::kPowers + row) * kConfig.side + b * Fragment::kPowers;
-                    const float four[] = {of[0][2 * row], of[1][2 * row], of[0][2 * row + 1], of[1][2 * row + 1]};
+                    const float four[] = {2 * of[0][2 * row], 2 * of[1][2 * row], 2 * of[0][2 * row + 1],
+                                          2 * of[1][2 * row + 1]};
                     if (whole) {
                         *reinterpret_cast<float4*>(mine + at) = {four[0], four[1], four[2], four[3]};
                     } else {

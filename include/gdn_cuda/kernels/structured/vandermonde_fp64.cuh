@@ -100,7 +100,7 @@ struct VandermondeProducts<kConfig> {
                 for (int b = 0; b < kMine; b += kVector) {
                     Vector vector;
 #pragma unroll
-                    for (int i = 0; i < kVector; ++i) vector.at[i] = sums[a][b + i];
+                    for (int i = 0; i < kVector; ++i) vector.at[i] = 2 * sums[a][b + i];
                     *reinterpret_cast<Vector*>(mine + a * kConfig.side + b * kConfig.grid) = vector;
                 }
             return;
@@ -111,7 +111,7 @@ struct VandermondeProducts<kConfig> {
 #pragma unroll
             for (int b = 0; b < kMine; ++b) {
                 const int at = a * kConfig.side + b / kVector * kVector * kConfig.grid + b % kVector;
-                if (at < mine_left) mine[at] = sums[a][b];
+                if (at < mine_left) mine[at] = 2 * sums[a][b];
             }
     }
 };

@@ -58,7 +58,7 @@ struct VandermondeRoots {
 template <VandermondeConfig kConfig>
 struct VandermondeTables {
     alignas(16) double near[kConfig.poles][2][kConfig.side];  // e^(x b), negated imaginary parts
-    alignas(16) double far[kConfig.poles][2][kConfig.side];   // 2 v e^(x a side)
+    alignas(16) double far[kConfig.poles][2][kConfig.side];   // v e^(x a side)
 };
 
 // fp32: of eight poles (or sixteen), and the next eight. Sixteen powers of four poles are an operand of tensor cores, or two;
@@ -76,7 +76,7 @@ struct VandermondeTables<kConfig> {
     using Fragment = VandermondeFragment;
     static constexpr int kPoles = kConfig.side > 32 ? 8 : 16, kSteps = kPoles / Fragment::kPoles,
                          kFragments = kConfig.side / Fragment::kPowers;
-    Fragment at[2][2][kSteps][kFragments];  // of these poles or those, of steps (conjugated) or of leaps (times 2 v)
+    Fragment at[2][2][kSteps][kFragments];  // of these poles or those, of steps (conjugated) or of leaps (times v)
 };
 
 template <VandermondeConfig kConfig>
