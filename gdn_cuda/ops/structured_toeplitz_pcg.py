@@ -43,9 +43,9 @@ class _Corner:
 
 
 def solve_by_pcg(column: Tensor, numbers: Tensor, epsilon: float) -> Tensor | None:
-    """T⁻¹ numbers, column (S,n) and numbers (S,n,k) in fp64. Residuals ‖b − T x‖ end below 2 ε ‖T‖ ‖x‖, ε that
-    of fp64, where rounding decides; for an ε of fp32 already below 2⁻⁴⁰ ‖b‖. They are formed anew at the end. None if T is not positive definite, as far
-    as that shows, or `MOST_STEPS` steps are not enough: there are other ways, which need n² numbers."""
+    """T⁻¹ numbers, column (S,n) and numbers (S,n,k) in fp64. Residuals ‖b − T x‖ end below 2 ε ‖T‖ ‖x‖, ε that of fp64, where
+    rounding decides; for an ε of fp32 already below 2⁻⁴⁰ ‖b‖. They are formed anew at the end. None if T is not positive
+    definite, as far as that shows, or `MOST_STEPS` steps are not enough: there are other ways, which need n² numbers."""
     corner = _Corner(column)
     definite = (corner.mean > 0).all()
     size = 2 * column.abs().sum(-1)[:, None]  # at least ‖T‖
