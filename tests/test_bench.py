@@ -239,6 +239,9 @@ class Stopped:
     def floor_us(self) -> float:
         return 4.0
 
+    def prepared(self, prepare: Callable[[], Any]) -> Any:
+        return prepare()
+
     def stream_us(self, call: Callable[[], object]) -> float:
         call()
         return 100.0

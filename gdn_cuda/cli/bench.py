@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ def _measure_gpu(operator: str, cases: list[Case], repeats: int, check_peers: bo
 def _row(
     operator: str, case: Case, timer: Timer, roof: dict[str, float], check_peers: bool, absent: Absences
 ) -> dict[str, Any]:
-    work = case.prepare()
+    work = timer.prepared(case.prepare)
     time_us = _device_us(case.captured, timer, work.call)
     roof_us = max(work.bytes / roof["copy_bytes_per_s"], work.flops / roof["bf16_flop_per_s"]) * 1e6
     return {
@@ -171,7 +172,7 @@ def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, abs
                 peer = adapter(work.checked)
                 found[name] = errors(expected, peer.read(peer.call()))
                 Disagreement.unless_small(found[name], outcome_names(operator))
-            peer = adapter(work.inputs)
+            peer = timer.prepared(partial(adapter, work.inputs))
             captured = case.captured and peer.captured
             times[name] = cpu_us(peer.call, LEAST_REPEATS) if peer.on_host else _device_us(captured, timer, peer.call)
         except Exception as error:  # another library's failure is a gap in its column, with the reason under the table

@@ -41,8 +41,7 @@ def _cases(device: str, shapes: tuple[tuple[int, int, int], ...], work: Callable
     for rows, poles, points in shapes if device == "cuda" else CPU_SHAPES:
         for backward in (False, True):
             name = f"{rows}×{poles}×{points} {'backward' if backward else 'forward'}"
-            # Autograd runs on threads of its own, which a capture would have to be told of.
-            yield Case(name, partial(work, device, rows, poles, points, backward), captured=not backward)
+            yield Case(name, partial(work, device, rows, poles, points, backward))
 
 
 def _pairs_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
