@@ -115,13 +115,18 @@ def test_strides_and_graphs(seed: int) -> None:
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("case", ["small residues", "a far pole", "far points", "close ones", "a meeting, and infinity"])
+@pytest.mark.parametrize(
+    "case",
+    ["small residues", "small residues of close poles", "a far pole", "far points", "close ones", "a meeting, and infinity"],
+)
 def test_many_rows_at_the_limits(case: str, seed: int) -> None:
     """Where the parts of numbers that tensor cores multiply leave their range."""
     v, points = draw((16, 300), torch.float32, seed), torch.arange(70.0, device="cuda")
     poles = torch.arange(300.0, device="cuda") + 0.25 + 0.5 * torch.rand(300, device="cuda")
     if case == "small residues":
         v = v * 1e-37
+    elif case == "small residues of close poles":
+        v, points, poles = v * 1e-37, points * 1e-13, poles * 1e-13
     elif case == "a far pole":
         poles[2] = 1e33
     elif case == "far points":

@@ -29,7 +29,8 @@ struct CauchyBatch {
     using One = Cauchy<CauchyConfig{.io = kConfig.io, .conj = false, .rows = 1, .points = 1, .threads = 1, .tile = 1}>;
     static constexpr int kRows = kConfig.kRows, kWarps = kConfig.kWarps, kPoints = kConfig.kPoints, kGroup = kConfig.kGroup;
     static constexpr int kColumns = kPoints / 8, kSteps = kGroup / Operand::kPoles;
-    static constexpr float kFar = 0x1p90f;  // parts of a reciprocal of more are no good
+    static constexpr float kFar = 0x1p90f;          // parts of a reciprocal of more are no good
+    static constexpr unsigned kLeast = 0x0d800000;  // 2^-100
     static_assert(kRows == 16 && kRows == kWarps && kGroup == 32 && kPoints == 32);
 
     const CauchyArgs& args;
@@ -48,12 +49,6 @@ struct CauchyBatch {
 #pragma unroll
         for (int row = 0; row < kRows; ++row) mine.residues[row] = Io::load(args.residues.data, at + row * row_stride).re;
         mine.pole = Io::load(args.poles.data, poles + n * args.poles.step).re;
-        bool apart = fabsf(mine.pole) > kFar;
-        if constexpr (kConfig.io != DType::f16)  // of small residues tf32 drops what is the second part of others
-#pragma unroll
-            for (int row = 0; row < kRows; ++row)
-                apart = apart || (mine.residues[row] != 0.f && fabsf(mine.residues[row]) < 0x1p-100f);
-        if (apart) shared.apart = true;
         return mine;
     }
     __device__ __forceinline__ void put(const Mine& mine) {
@@ -66,6 +61,18 @@ struct CauchyBatch {
             *reinterpret_cast<uint2*>(group.rest[step].of_lane[row / 2 * 4 + of_lane][which]) = {a.rest, b.rest};
         }
         group.poles[lane] = mine.pole;
+        if (is_apart(mine)) shared.apart = true;
+    }
+    // Of small residues tf32 drops what is the second part of others; fp16 has none so small.
+    __device__ __forceinline__ static bool is_apart(const Mine& mine) {
+        bool apart = fabsf(mine.pole) > kFar && isfinite(mine.pole);
+        if constexpr (kConfig.io != DType::f16) {
+            unsigned least = ~0u;  // twice the number's bits, less 1: of zeros the most
+#pragma unroll
+            for (int row = 0; row < kRows; ++row) least = min(least, 2 * __float_as_uint(mine.residues[row]) - 1);
+            apart = apart || least < 2 * kLeast - 1;
+        }
+        return apart;
     }
     // Of a group, eight poles: sums of row 2 g, points 2 t and 2 t + 1 of eight, then of row 2 g + 1.
     __device__ __forceinline__ void add_step(float (&parts)[kColumns][4], const float (&z)[kColumns], int step) const {
