@@ -164,7 +164,9 @@ Args args_to_solve(const Checks& check, const PreparedToeplitz& prepared, int lo
                    double epsilon) {
     GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
                 shape_text(prepared.column));
-    Args args{.column = operand(prepared.column), .right = operand(prepared.lines)};
+    Args args;
+    args.column = operand(prepared.column);
+    args.right = operand(prepared.lines);
     args.right_column_stride = prepared.many ? prepared.right.stride(-1) : 0;
     args.out = out.data_ptr();
     args.info = info.data_ptr();

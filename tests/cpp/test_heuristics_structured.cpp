@@ -23,7 +23,8 @@ CauchyProblem random_cauchy(Random& random) {
             .points = random.size(1 << 20),
             .io = conj ? random.one_of({DType::c64, DType::c128})
                        : random.one_of({DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128}),
-            .conj = conj};
+            .conj = conj,
+            .poles = random.size(200)};
 }
 
 TEST(CauchyHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
@@ -35,6 +36,7 @@ TEST(CauchyHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
         ASSERT_TRUE(in(kCauchyConfigurations, config)) << to_text(config);
         ASSERT_EQ(config.io, problem.io);
         ASSERT_EQ(config.conj, problem.conj);
+        ASSERT_TRUE(!config.one_tile || problem.poles <= config.tile);
         ASSERT_EQ(problem.shared_rows % config.rows, 0) << "a block's rows lie over the same poles";
         ASSERT_GE(cauchy_blocks(problem, config) * config.rows * config.points_per_block(), problem.rows * problem.points);
         const int turns = cauchy_turns(problem, config, device);
@@ -49,7 +51,8 @@ TEST(CauchyHeuristic, ChoosesWhatIsRegisteredAndCoversEveryOutput) {
 }
 
 TEST(CauchyHeuristic, RowsOverTheSamePolesShareReciprocalsAndFewAreSpread) {
-    const CauchyProblem s4{.rows = 1024, .shared_rows = 1, .points = 16384, .io = DType::c64, .conj = true};
+    const CauchyProblem s4{.rows = 1024, .shared_rows = 1, .points = 16384, .io = DType::c64, .conj = true, .poles = 64};
+    EXPECT_TRUE(cauchy_config(s4, {}).one_tile);
     EXPECT_EQ(cauchy_config(s4, {}).rows, 1);
     EXPECT_EQ(cauchy_config(s4, {}).points, 4);
     const CauchyProblem batch{.rows = 20, .shared_rows = 20, .points = 4096, .io = DType::f32, .conj = false};
@@ -76,7 +79,7 @@ TEST(CauchyHeuristic, CandidatesAreRightForTheirProblemAndTheHeuristicsOwnIsFirs
             ASSERT_EQ(std::ranges::count(all, choice), 1);
             ASSERT_TRUE(!choice.in_batches || cauchy_in_batches(problem));
             if (choice.in_batches) continue;
-            const CauchyConfig config = cauchy_config(problem.io, problem.conj, choice.rows, choice.points);
+            const CauchyConfig config = cauchy_config(problem, choice.rows, choice.points);
             ASSERT_TRUE(in(kCauchyConfigurations, config)) << to_text(config);
             ASSERT_EQ(problem.shared_rows % choice.rows, 0) << "a block's rows lie over the same poles";
             ASSERT_TRUE(choice.turns >= 1 && choice.turns <= kMostCauchyTurns);

@@ -25,7 +25,7 @@ struct CauchyProblem {
     i64 rows, shared_rows, points;
     DType io;
     bool conj;
-    i64 poles = 0;  // of no account to the heuristic, but measurements are of so many
+    i64 poles = 0;
 
     constexpr bool operator==(const CauchyProblem&) const = default;
 
@@ -44,15 +44,26 @@ struct CauchyProblem {
     }
 };
 
-inline constexpr int kCauchyRows = 4, kCauchyThreads = 128;
+inline constexpr int kCauchyRows = 4, kCauchyThreads = 128, kCauchyTile = 64;
 
 // What registers hold of sums without spilling, where there are points for it.
 constexpr int cauchy_points(DType io, int rows) {
     return io == DType::c128 && rows == kCauchyRows ? 2 : 4;
 }
 
-constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points) {
-    return {.io = io, .conj = conj, .rows = rows, .points = points, .threads = kCauchyThreads, .tile = 64};
+constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points, bool one_tile = false) {
+    return {.io = io,
+            .conj = conj,
+            .rows = rows,
+            .points = points,
+            .threads = kCauchyThreads,
+            .tile = kCauchyTile,
+            .one_tile = one_tile};
+}
+// S4's poles have a kernel of their own where they are few, as they are there.
+inline CauchyConfig cauchy_config(const CauchyProblem& problem, int rows, int points) {
+    const bool one_tile = problem.conj && problem.io == DType::c64 && problem.poles <= kCauchyTile;
+    return cauchy_config(problem.io, problem.conj, rows, points, one_tile);
 }
 inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& config) {
     return problem.rows / config.rows * ceil_div(problem.points, config.points_per_block());
@@ -60,8 +71,8 @@ inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& confi
 // Rows over the same poles share reciprocals. More points a thread read poles less often, if that leaves blocks for everyone.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     const int rows = problem.shared_rows % kCauchyRows == 0 ? kCauchyRows : 1;
-    const CauchyConfig many = cauchy_config(problem.io, problem.conj, rows, cauchy_points(problem.io, rows));
-    return cauchy_blocks(problem, many) >= 2 * device.multiprocessors ? many : cauchy_config(problem.io, problem.conj, rows, 1);
+    const CauchyConfig many = cauchy_config(problem, rows, cauchy_points(problem.io, rows));
+    return cauchy_blocks(problem, many) >= 2 * device.multiprocessors ? many : cauchy_config(problem, rows, 1);
 }
 
 inline constexpr int kMostCauchyTurns = 8;
@@ -116,7 +127,7 @@ inline std::vector<CauchyChoice> cauchy_candidates(const CauchyProblem& problem,
     for (const int rows : {1, kCauchyRows})
         for (const int points : {1, cauchy_points(problem.io, rows)}) {
             if (problem.shared_rows % rows != 0) continue;
-            const i64 a_turn = cauchy_config(problem.io, problem.conj, rows, points).points_per_block();
+            const i64 a_turn = cauchy_config(problem, rows, points).points_per_block();
             for (int turns = 1; turns <= kMostCauchyTurns; turns *= 2)
                 if (turns == 1 || a_turn * turns / 2 < problem.points) add({false, rows, points, turns});  // else some are idle
         }
@@ -141,7 +152,7 @@ inline std::string explain_cauchy(const CauchyProblem& problem, const jit::Devic
 }
 
 inline constexpr std::array kCauchyConfigurations = [] {
-    std::array<CauchyConfig, 32> all{};
+    std::array<CauchyConfig, 36> all{};
     size_t n = 0;
     for (const int rows : {1, kCauchyRows})
         for (const bool many : {false, true}) {
@@ -149,6 +160,7 @@ inline constexpr std::array kCauchyConfigurations = [] {
             for (const DType io : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128})
                 all[n++] = cauchy_config(io, false, rows, points(io));
             for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_config(io, true, rows, points(io));
+            all[n++] = cauchy_config(DType::c64, true, rows, points(DType::c64), true);
         }
     return all;
 }();
@@ -205,8 +217,8 @@ inline constexpr std::array kCauchyBackwardConfigurations = [] {
 
 struct VandermondeProblem {
     i64 rows, steps;
-    DType io;       // of poles and residues: c64 or c128
-    i64 poles = 0;  // of no account to the heuristic, but measurements are of so many
+    DType io;  // of poles and residues: c64 or c128
+    i64 poles = 0;
 
     constexpr bool operator==(const VandermondeProblem&) const = default;
 

@@ -21,7 +21,7 @@ struct Cauchy {
 
     static void run(const CauchyProblem& problem, const CauchyChoice& choice, Args args, const Target& target) {
         if (problem.rows == 0 || problem.points == 0) return;
-        const Config config = cauchy_config(problem.io, problem.conj, choice.rows, choice.points);
+        const Config config = cauchy_config(problem, choice.rows, choice.points);
         args.turns = choice.turns;
         const i64 blocks = problem.rows / config.rows * ceil_div(problem.points, config.points_per_block() * args.turns);
         launch<Cauchy>(config, args, {grid_of(blocks), 1, 1}, target);

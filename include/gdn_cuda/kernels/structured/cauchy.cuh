@@ -221,11 +221,12 @@ struct Cauchy {
     __device__ __forceinline__ unsigned sum_up(Shared& shared, const Tiles& tiles, const Number (&z)[kConfig.points],
                                                Numbers2D& sums, Numbers2D& rests, Brought& brought) const {
         constexpr auto kBrings = kAxis ? Brought::pairs : Brought::numbers;
+        const int tiles_end = kConfig.one_tile ? 1 : args.pole_count;
         unsigned careful = 0;
 #pragma unroll 1
-        for (int first = 0; first < args.pole_count; first += kConfig.tile) {
+        for (int first = 0; first < tiles_end; first += kConfig.tile) {
             const int count = min(kConfig.tile, args.pole_count - first);
-            if (brought.what != kBrings || args.pole_count > kConfig.tile) {
+            if (brought.what != kBrings || tiles_end > kConfig.tile) {
                 __syncthreads();
                 bring_tile<kAxis>(shared, tiles, first, count);
                 __syncthreads();
@@ -244,7 +245,7 @@ struct Cauchy {
                         add_each(parts, careful, shared, n, z);
                 }
             }
-            if (first == 0)
+            if (kConfig.one_tile || first == 0)
                 copy(sums, parts);
             else
                 add_with_rests(sums, rests, parts);

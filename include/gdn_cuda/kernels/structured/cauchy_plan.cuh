@@ -11,7 +11,8 @@ struct CauchyConfig {
     int rows;    // of residues over the same poles and points, a block
     int points;  // a thread
     int threads;
-    int tile;  // poles in shared memory
+    int tile;       // poles in shared memory
+    bool one_tile;  // there are no more: no registers for what is added up
 
     constexpr bool operator==(const CauchyConfig&) const = default;
 
@@ -23,6 +24,7 @@ struct CauchyConfig {
         visit("points", points);
         visit("threads", threads);
         visit("tile", tile);
+        visit("one_tile", one_tile);
     }
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
@@ -30,7 +32,7 @@ struct CauchyConfig {
     // configurations are complex numbers in fp32.
     GDN_HOST_DEVICE constexpr int least_blocks() const {
         if (io != DType::c64) return 1;
-        return rows == 1 ? 5 : points == 1 ? 4 : 3;
+        return rows == 1 ? (one_tile ? 6 : 5) : points == 1 ? 4 : 3;
     }
     GDN_HOST_DEVICE constexpr int points_per_block() const { return threads * points; }
 };
