@@ -17,7 +17,7 @@
 // squares stay in range.
 //
 // Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 9; fewer for a further
-// row. On an H200, at S4's points, 13 instructions a pair with all that goes before and after, at 77 % of the rate at which
+// row. On an H200, at S4's points, 13 instructions a pair with all that goes before and after, at 82 % of the rate at which
 // instructions can be issued (docs/benchmarks/structured.md).
 #pragma once
 
