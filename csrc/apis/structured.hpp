@@ -57,7 +57,7 @@ void set_leading(const Checks& check, const char* first_name, const std::vector<
         args.size[args.leading - 1] *= size;
         for (const auto& [view, into] : operands) into->stride[args.leading - 1] = stride(*view);
     }
-    GDN_REQUIRE(check, args.rows <= std::numeric_limits<int>::max(), "v", "fewer than 2^31 rows",
+    GDN_REQUIRE(check, args.rows <= std::numeric_limits<int>::max(), first_name, "fewer than 2^31 rows",
                 shape_text(*operands.begin()->first));
 }
 

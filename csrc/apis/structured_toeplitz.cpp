@@ -78,7 +78,7 @@ PreparedToeplitz prepare_toeplitz_solve(const Tensor& c, const Tensor& r, const 
     return prepare_toeplitz(symmetric ? "toeplitz_solve_symmetric" : "toeplitz_solve", "b", c, r, b);
 }
 
-PreparedToeplitz prepare_toeplitz_gradients(const Tensor& c, const Tensor& b) {
+PreparedToeplitz prepare_toeplitz_positive(const Tensor& c, const Tensor& b) {
     PreparedToeplitz prepared = prepare_toeplitz("toeplitz_solve_symmetric", "b", c, c, b);
     const Checks check{"toeplitz_solve_symmetric"};
     check.dtype("c", prepared.column, {DType::f32, DType::f64});
@@ -86,10 +86,10 @@ PreparedToeplitz prepare_toeplitz_gradients(const Tensor& c, const Tensor& b) {
 }
 
 PreparedToeplitz prepare_toeplitz_schur(const Tensor& c, const Tensor& b, double /*epsilon*/) {
-    return prepare_toeplitz_gradients(c, b);
+    return prepare_toeplitz_positive(c, b);
 }
 PreparedToeplitz prepare_toeplitz_pcg(const Tensor& c, const Tensor& b, double /*epsilon*/) {
-    return prepare_toeplitz_gradients(c, b);
+    return prepare_toeplitz_positive(c, b);
 }
 
 PreparedToeplitz prepare_toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double /*epsilon*/) {
@@ -204,7 +204,7 @@ void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, boo
     prepare_toeplitz_solve(c, r, b, symmetric);
 }
 void check_toeplitz_positive(const Tensor& c, const Tensor& b) {
-    prepare_toeplitz_gradients(c, b);
+    prepare_toeplitz_positive(c, b);
 }
 
 // (T^-1 b, info), info for every leading index of the result.
@@ -219,7 +219,7 @@ std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, doub
     return {out, info};
 }
 
-// The same, but where they do not come to an end info is -1.
+// The same by conjugate gradients: info is -1 where they do not converge.
 std::tuple<Tensor, Tensor> toeplitz_pcg(const Tensor& c, const Tensor& b, double epsilon) {
     const PreparedToeplitz prepared = prepare_toeplitz_pcg(c, b, epsilon);
     const Checks check{"toeplitz_solve_symmetric"};
@@ -327,7 +327,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "toeplitz_solve", "Tensor c, Tensor r, Tensor b, bool symmetric", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_schur", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
-    define_checked(m, "toeplitz_gradients", "Tensor c, Tensor b", "(Tensor, Tensor)");
+    define_checked(m, "toeplitz_pcg_long", "Tensor c, Tensor b", "(Tensor, Tensor)");
     define_checked(m, "toeplitz_generators", "Tensor c, Tensor r, Tensor b", "(Tensor, Tensor, Tensor, Tensor)");
     define_checked(m, "toeplitz_eliminate", "Tensor left, Tensor right, Tensor numbers, int configuration", "(Tensor, Tensor)");
     m.def("toeplitz_eliminate_pays(Tensor like, int systems, int columns, int n) -> bool");
@@ -344,7 +344,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("toeplitz_eliminate_pays", TORCH_BOX(&toeplitz_eliminate_pays_here));
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
-    m.impl("validate_toeplitz_gradients", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gradients>::run));
+    m.impl("validate_toeplitz_pcg_long", TORCH_BOX(&OnlyCheck<prepare_toeplitz_positive>::run));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
@@ -355,7 +355,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl("validate_toeplitz_eliminate", TORCH_BOX(&OnlyCheck<prepare_toeplitz_eliminate>::run));
     m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
     m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
-    m.impl("validate_toeplitz_gradients", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gradients>::run));
+    m.impl("validate_toeplitz_pcg_long", TORCH_BOX(&OnlyCheck<prepare_toeplitz_positive>::run));
 }
 
 }  // namespace gdn_cuda::structured

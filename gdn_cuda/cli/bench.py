@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +118,11 @@ def _measure_gpu(operator: str, cases: list[Case], repeats: int, check_peers: bo
     roof = NOMINAL_CEILINGS.get(torch.cuda.get_device_name(), ceilings)
     floor_us = timer.floor_us()
     absent: Absences = {}
-    rows = [_row(operator, case, timer, roof, check_peers, absent) for case in cases]
+    rows = []
+    for case in cases:
+        # What goes backward runs on the stream that its forward ran on: that has to be the one a graph is captured on.
+        with torch.cuda.stream(timer.side if case.captured else None):
+            rows.append(_row(operator, case, timer, roof, check_peers, absent))
     gaps = [{"peer": peer, "reason": reason, "shapes": shapes} for (peer, reason), shapes in absent.items()]
     return {
         "repeats": repeats,
@@ -134,7 +137,7 @@ def _measure_gpu(operator: str, cases: list[Case], repeats: int, check_peers: bo
 def _row(
     operator: str, case: Case, timer: Timer, roof: dict[str, float], check_peers: bool, absent: Absences
 ) -> dict[str, Any]:
-    work = timer.prepared(case.prepare)
+    work = case.prepare()
     time_us = _device_us(case.captured, timer, work.call)
     roof_us = max(work.bytes / roof["copy_bytes_per_s"], work.flops / roof["bf16_flop_per_s"]) * 1e6
     return {
@@ -172,7 +175,7 @@ def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, abs
                 peer = adapter(work.checked)
                 found[name] = errors(expected, peer.read(peer.call()))
                 Disagreement.unless_small(found[name], outcome_names(operator))
-            peer = timer.prepared(partial(adapter, work.inputs))
+            peer = adapter(work.inputs)
             captured = case.captured and peer.captured
             times[name] = cpu_us(peer.call, LEAST_REPEATS) if peer.on_host else _device_us(captured, timer, peer.call)
         except Exception as error:  # another library's failure is a gap in its column, with the reason under the table

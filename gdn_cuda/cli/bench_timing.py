@@ -5,12 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 
 Call = Callable[[], object]
-Prepared = TypeVar("Prepared")
 
 FLUSH_BYTES = 256 << 20  # several times any L2
 COPY_BYTES = 2 << 30
@@ -28,26 +26,19 @@ class Timer:
     def __init__(self, repeats: int):
         self.repeats = repeats
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-        self._side = torch.cuda.Stream()
-
-    def prepared(self, prepare: Callable[[], Prepared]) -> Prepared:
-        """What goes backward runs on the stream that its forward ran on, so that has to be the one a graph is captured on."""
-        with torch.cuda.stream(self._side):
-            prepared = prepare()
-        torch.cuda.synchronize()
-        return prepared
+        self.side = torch.cuda.Stream()  # where graphs are captured
 
     def graph_us(self, call: Call) -> float:
         """Median device time of one CUDA-graph replay of `call`, L2 flushed."""
         return self.stream_us(self.capture(call).replay)
 
     def capture(self, call: Call) -> torch.cuda.CUDAGraph:
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
             for _ in range(3):  # compiles, and lets allocators settle
                 call()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._side):  # waits for the device first
+        with torch.cuda.graph(graph, stream=self.side):  # waits for the device first
             call()
         return graph
 

@@ -42,15 +42,18 @@ class _Corner:
         return self._apply(self.inverse_mean, x)
 
 
-def solve_by_pcg(column: Tensor, numbers: Tensor, epsilon: float) -> Tensor | None:
-    """T⁻¹ numbers, column (S,n) and numbers (S,n,k) in fp64. Residuals ‖b − T x‖ end below 2 ε ‖T‖ ‖x‖, ε that of fp64, where
-    rounding decides; for an ε of fp32 already below 2⁻⁴⁰ ‖b‖. They are formed anew at the end. None if T is not positive
-    definite, as far as that shows, or `MOST_STEPS` steps are not enough: there are other ways, which need n² numbers."""
+# Residuals, of ‖T‖ ‖x‖: for float32 no regular matrix makes an error of them, for float64 rounding decides.
+RESIDUALS = {torch.float32: 2**-47, torch.float64: 2**-51}
+
+
+def solve_by_pcg(column: Tensor, numbers: Tensor, allowed: Tensor) -> Tensor | None:
+    """T⁻¹ numbers, column (S,n) and numbers (S,n,k) in fp64, both of a size whose squares have range. Residuals end below
+    `allowed` (k) of ‖T‖ ‖x‖, and are formed anew at the end. None if T is not positive definite, as far as that shows, or
+    `MOST_STEPS` steps are not enough: there are other ways, which need n² numbers."""
     corner = _Corner(column)
     definite = (corner.mean > 0).all()
-    size = 2 * column.abs().sum(-1)[:, None]  # at least ‖T‖
+    allowed = 2 * column.abs().sum(-1)[:, None] * allowed  # ‖T‖ is not more
     numbers = numbers.mT.contiguous()
-    norms = torch.linalg.vector_norm(numbers, dim=-1)
     x, residual = torch.zeros_like(numbers), numbers
     direction = step = corner.preconditioned(residual)
     energy = (residual * step).sum(-1, keepdim=True)
@@ -65,9 +68,7 @@ def solve_by_pcg(column: Tensor, numbers: Tensor, epsilon: float) -> Tensor | No
             step = corner.preconditioned(residual)
             before, energy = energy, (residual * step).sum(-1, keepdim=True)
             direction = torch.addcmul(step, energy / before.clamp_min(_LEAST), direction)
-        bound = 2 * torch.finfo(x.dtype).eps * size * torch.linalg.vector_norm(x, dim=-1)
-        if epsilon > 1e-10:
-            bound = torch.maximum(bound, 2**-40 * norms)
+        bound = allowed * torch.linalg.vector_norm(x, dim=-1)
         small = (torch.linalg.vector_norm(residual, dim=-1) <= bound).all()
         is_small, may_go_on = torch.stack([small, definite & energy.isfinite().all()]).tolist()  # one wait
         if not may_go_on:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..reference import structured_toeplitz_ops as reference
 from .gdn_registration import _cpu, _fake, _library
-from .structured_toeplitz_solve import by_transforms, generators, solve, solve_by_gradients
+from .structured_toeplitz_solve import by_transforms, generators, solve, solve_long_by_pcg
 
 _ops = torch.ops.gdn_cuda
 
@@ -132,7 +132,7 @@ def _solve_gradients(ctx, grad, _):
 torch.library.register_autograd("gdn_cuda::toeplitz_solve", _solve_gradients, setup_context=_keep_solve, lib=_library)
 
 
-# ---- toeplitz_schur, toeplitz_pcg and toeplitz_gradients: symmetric positive definite ones
+# ---- toeplitz_schur, toeplitz_pcg and toeplitz_pcg_long: symmetric positive definite ones
 
 
 def _positive_shapes(c, b, epsilon):
@@ -155,22 +155,22 @@ def _(c, b, epsilon):
     return x.contiguous(), info.clamp_min(-1)
 
 
-@_fake("toeplitz_gradients")
+@_fake("toeplitz_pcg_long")
 def _(c, b):
     return b.new_empty(product_shape(c, c, b)), c.new_empty(c.shape[:-1], dtype=torch.int32)
 
 
-@_cpu("toeplitz_gradients")
+@_cpu("toeplitz_pcg_long")
 def _(c, b):
-    return tuple(y.contiguous() for y in solve_by_gradients(c, b))
+    return tuple(y.contiguous() for y in solve_long_by_pcg(c, b))
 
 
-def _gradients_on_gpu(c, b):
-    _ops.validate_toeplitz_gradients(c, b)
-    return solve_by_gradients(c, b)
+def _pcg_long_on_gpu(c, b):
+    _ops.validate_toeplitz_pcg_long(c, b)
+    return solve_long_by_pcg(c, b)
 
 
-_library.impl("toeplitz_gradients", _gradients_on_gpu, "CUDA")
+_library.impl("toeplitz_pcg_long", _pcg_long_on_gpu, "CUDA")
 
 
 def _keep_symmetric(ctx, inputs, output):
@@ -192,7 +192,7 @@ def _gradients_of(name):
     return gradients
 
 
-for _name in ("toeplitz_schur", "toeplitz_pcg", "toeplitz_gradients"):
+for _name in ("toeplitz_schur", "toeplitz_pcg", "toeplitz_pcg_long"):
     torch.library.register_autograd(f"gdn_cuda::{_name}", _gradients_of(_name), setup_context=_keep_symmetric, lib=_library)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..reference.structured_toeplitz_ops import matvec_by_transforms, widened
-from .structured_toeplitz_pcg import solve_by_pcg
+from .structured_toeplitz_pcg import RESIDUALS, solve_by_pcg
 
 # Rows of what one block solves, and a cluster of blocks (csrc/jit_kernels/heuristics/structured_toeplitz.hpp).
 GKO_LONGEST, SCHUR_LONGEST, PCG_LONGEST = 1024, 4096, 8192
@@ -60,11 +60,11 @@ def solve_symmetric(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     n = c.shape[-1]
     ways: list[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = []
     if PCG_SHORTEST <= n <= PCG_LONGEST:
-        ways += [_by_gradients]
+        ways += [_by_pcg]
     if n <= SCHUR_LONGEST:
         ways += [_by_recursion]
     if n > PCG_LONGEST:
-        ways += [_ops.toeplitz_gradients]
+        ways += [_ops.toeplitz_pcg_long]
     for way in ways:
         x, info = way(c, b)
         info = info.cpu()
@@ -76,10 +76,10 @@ def solve_symmetric(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def solve_positive(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(x, info) for real c and b and at most `PCG_LONGEST` rows; info is −k where the minor of order k is not positive, beyond
     `SCHUR_LONGEST` rows −1 where conjugate gradients do not come to an end."""
-    return _by_recursion(c, b) if c.shape[-1] <= SCHUR_LONGEST else _by_gradients(c, b)
+    return _by_recursion(c, b) if c.shape[-1] <= SCHUR_LONGEST else _by_pcg(c, b)
 
 
-def _by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _by_pcg(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     x, told = _ops.toeplitz_pcg(c, b, _epsilon(c.dtype))
     if told.shape == c.shape[:-1]:
         return x, told
@@ -101,22 +101,24 @@ def _corrected(x: Tensor, correction: Tensor) -> Tensor:
     return torch.where(correction.isfinite(), x + correction, x)
 
 
-def solve_by_gradients(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(x, info); info is −1 where conjugate gradients did not come to an end. Waits for the device."""
+def solve_long_by_pcg(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, info) of conjugate gradients in torch operations; info is −1 where they do not converge. Waits for the device."""
     n, many = c.shape[-1], b.dim() > c.dim()
     right = b if many else b[..., None]
     batch = torch.broadcast_shapes(c.shape[:-1], right.shape[:-2])
     shape, k = (*batch, *right.shape[-2:]), right.shape[-1]
     x, info = b.new_zeros(shape), torch.zeros(c.shape[:-1], dtype=torch.int32, device=c.device)
     if n and math.prod(batch):
-        column = widened(c).expand(*batch, n).reshape(-1, n)
-        numbers = torch.cat([widened(right).expand(shape).reshape(len(column), n, k), _probe(column)], -1)
-        found = solve_by_pcg(column, numbers, torch.finfo(c.dtype).eps)
+        epsilon, residual = _epsilon(c.dtype), RESIDUALS[c.dtype]
+        column, _, numbers, scale = _scaled(c, c, right)
+        of_right = _to_one(numbers.abs().amax(1, keepdim=True))
+        allowed = numbers.new_tensor([residual] * k + [max(residual, epsilon / 8)])  # info asks the probe for no more
+        found = solve_by_pcg(column, numbers * of_right, allowed)
         if found is None:
             x, info = x.fill_(torch.nan), info.fill_(-1)
         else:
-            x = found[..., :k].to(b.dtype).reshape(shape).contiguous()
-            told = _told(column, column, found[..., k:], torch.zeros_like(column[:, 0]), _epsilon(c.dtype))
+            x = (found * (scale[..., None] / of_right))[..., :k].to(b.dtype).reshape(shape).contiguous()
+            told = _told(column, column, (found / of_right)[..., k:], torch.zeros_like(column[:, 0]), epsilon)
             info = _of_matrices(told.reshape(batch), c.shape[:-1])
     return x if many else x.squeeze(-1), info
 
@@ -202,9 +204,14 @@ def _scaled(c: Tensor, r: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor
     column, row = (widened(y).expand(*batch, n).reshape(-1, n) for y in (c, r))
     row = torch.cat([column[:, :1], row[:, 1:]], -1)  # r[0] is not read
     largest = torch.maximum(column.abs().amax(-1), row.abs().amax(-1))
-    scale = torch.exp2(-torch.frexp(largest).exponent.clamp(-1000, 1000).to(torch.float64))[:, None]
+    scale = _to_one(largest)[:, None]
     numbers = widened(right).expand(*batch, *right.shape[-2:]).reshape(len(column), n, right.shape[-1])
     return column * scale, row * scale, torch.cat([numbers, _probe(column)], -1), scale
+
+
+def _to_one(size: Tensor) -> Tensor:
+    """Powers of two that bring it there."""
+    return torch.exp2(-torch.frexp(size).exponent.clamp(-1000, 1000).to(torch.float64))
 
 
 def _probe(column: Tensor) -> Tensor:

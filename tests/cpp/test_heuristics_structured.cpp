@@ -55,11 +55,11 @@ TEST(CauchyHeuristic, RowsOverTheSamePolesShareReciprocalsAndFewAreSpread) {
     EXPECT_TRUE(cauchy_config(s4, {}).one_tile);
     EXPECT_EQ(cauchy_config(s4, {}).rows, 1);
     EXPECT_EQ(cauchy_config(s4, {}).points, 4);
-    const CauchyProblem batch{.rows = 20, .shared_rows = 20, .points = 4096, .io = DType::f32, .conj = false};
+    const CauchyProblem batch{.rows = 20, .shared_rows = 20, .points = 4096, .io = DType::f32, .conj = false, .poles = 64};
     EXPECT_EQ(cauchy_config(batch, {}).rows, kCauchyRows);
     EXPECT_EQ(cauchy_config(batch, {}).points, 1) << "few blocks";
     EXPECT_NE(explain_cauchy(batch, {}).find("4 rows of 20 over the same poles"), std::string::npos);
-    const CauchyProblem sixteen{.rows = 32, .shared_rows = 16, .points = 4096, .io = DType::bf16, .conj = false};
+    const CauchyProblem sixteen{.rows = 32, .shared_rows = 16, .points = 4096, .io = DType::bf16, .conj = false, .poles = 64};
     EXPECT_TRUE(cauchy_in_batches(sixteen));
     for (const CauchyBatchConfig& config : kCauchyBatchConfigurations)
         EXPECT_LE(CauchyBatch::shared_bytes(config), kSharedBytesEverywhere);
@@ -123,8 +123,10 @@ TEST(CauchyBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryLine) {
 TEST(VandermondeHeuristic, ChoosesWhatIsRegisteredAndCoversEveryStep) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
-        const VandermondeProblem problem{
-            .rows = random.size(4096), .steps = random.size(1 << 20), .io = random.one_of({DType::c64, DType::c128})};
+        const VandermondeProblem problem{.rows = random.size(4096),
+                                         .steps = random.size(1 << 20),
+                                         .io = random.one_of({DType::c64, DType::c128}),
+                                         .poles = random.size(200)};
         const VandermondeConfig config = vandermonde_config(problem, device_of(random.one_of({46, 108, 132, 160})));
         ASSERT_TRUE(in(kVandermondeConfigurations, config)) << to_text(config);
         ASSERT_EQ(config.io, problem.io);

@@ -117,7 +117,15 @@ def test_strides_and_graphs(seed: int) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["small residues", "small residues of close poles", "a far pole", "far points", "close ones", "a meeting, and infinity"],
+    [
+        "small residues",
+        "small residues of close poles",
+        "one small residue",
+        "a far pole",
+        "far points",
+        "close ones",
+        "a meeting, and infinity",
+    ],
 )
 def test_many_rows_at_the_limits(case: str, seed: int) -> None:
     """Where the parts of numbers that tensor cores multiply leave their range."""
@@ -127,6 +135,10 @@ def test_many_rows_at_the_limits(case: str, seed: int) -> None:
         v = v * 1e-37
     elif case == "small residues of close poles":
         v, points, poles = v * 1e-37, points * 1e-13, poles * 1e-13
+    elif case == "one small residue":  # of a pole that is much closer to a point than the others
+        v[3, 5], poles[5], points[9] = 1e-35, 1e-22, 3e-22
+        v[3, 6:] *= 1e-14
+        v[3, :5] = 0
     elif case == "a far pole":
         poles[2] = 1e33
     elif case == "far points":

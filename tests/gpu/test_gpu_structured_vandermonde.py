@@ -36,7 +36,8 @@ def test_small_angles_keep_their_digits(phase: float, seed: int) -> None:
     L = 1000
     x = exponents((40, 1), phase, L, torch.complex64, seed)
     v = 1j * draw((40, 1), torch.float32, seed + 1)
-    assert rel_rms(log_vandermonde(v, x, L), oracle.log_vandermonde(v, x, L)) < 5e-7
+    out, expected = log_vandermonde(v, x, L), oracle.log_vandermonde(v, x, L)
+    assert bool(((out - expected).abs() <= 1e-6 * expected.abs()).all())
 
 
 def test_residues_near_the_largest_number() -> None:

@@ -224,7 +224,7 @@ def test_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for x, info in (*(way(c, c, b) for way in general), toeplitz_solve_symmetric_ex(c, b), ways.solve_symmetric(c, b)):
         assert x.shape == b.shape and info.tolist() == [0, 1]
     assert toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[1].tolist() == [0, -1]
-    assert torch.ops.gdn_cuda.toeplitz_gradients(c[0], b[0])[1] == 0
+    assert torch.ops.gdn_cuda.toeplitz_pcg_long(c[0], b[0])[1] == 0
     assert torch.ops.gdn_cuda.toeplitz_pcg(c, b, 1e-7)[1].tolist() == [0, -1]
     monkeypatch.setattr(ways, "GKO_LONGEST", 0)
     x, info = ways.solve(c, c, b, False)
@@ -303,7 +303,7 @@ def test_what_one_block_of_gradients_tells(rng: torch.Generator, monkeypatch: py
 def test_no_right_hand_sides_of_a_matrix() -> None:
     c = torch.tensor([[2.0, 1.0, 0.0]])
     for b in (torch.zeros(0, 3), torch.zeros(0, 3, 2)):
-        for way in (ways.solve_positive, ways._by_gradients, ways.solve_symmetric, lambda c, b: ways.solve(c, c, b, False)):
+        for way in (ways.solve_positive, ways._by_pcg, ways.solve_symmetric, lambda c, b: ways.solve(c, c, b, False)):
             x, info = way(c, b)
             assert x.shape == b.shape and info.tolist() == [0]
 
@@ -319,14 +319,17 @@ def test_a_correction_of_huge_numbers_is_none(monkeypatch: pytest.MonkeyPatch) -
 def test_conjugate_gradients(rng: torch.Generator) -> None:
     c, b = torch.stack([symmetric(300)[0], 1 / (1 + torch.arange(300.0).double()) ** 1.1]), draw(rng, 3, 2, 300, 2)
     b[0, 0, :, 1] = 0
-    x, info = torch.ops.gdn_cuda.toeplitz_gradients(c, b)
+    x, info = torch.ops.gdn_cuda.toeplitz_pcg_long(c, b)
     assert info.tolist() == [0, 0] and not x[0, 0, :, 1].any()
     assert rel_rms(x, oracle.toeplitz_solve_symmetric(c, b)) < 1e-9
-    single = torch.ops.gdn_cuda.toeplitz_gradients(c.float(), b.float())[0]
+    for of_c, of_b in ((1, 1e-170), (1e-165, 1e-165), (1e170, 1e200)):  # squares would leave the range
+        scaled = torch.ops.gdn_cuda.toeplitz_pcg_long(of_c * c, of_b * b)[0]
+        assert rel_rms(scaled * of_c / of_b, x) < 1e-9
+    single = torch.ops.gdn_cuda.toeplitz_pcg_long(c.float(), b.float())[0]
     assert rel_rms(single, oracle.toeplitz_solve_symmetric(c.float(), b.float())) < 1e-6
-    assert torch.ops.gdn_cuda.toeplitz_gradients(symmetric(300)[2], b)[1].item() == -1
+    assert torch.ops.gdn_cuda.toeplitz_pcg_long(symmetric(300)[2], b)[1].item() == -1
     leaves = [symmetric(6)[0].requires_grad_(), draw(rng, 6, 2).requires_grad_()]
-    assert torch.autograd.gradcheck(lambda c, b: torch.ops.gdn_cuda.toeplitz_gradients(c, b)[0], leaves)
-    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_gradients.default, leaves)
+    assert torch.autograd.gradcheck(lambda c, b: torch.ops.gdn_cuda.toeplitz_pcg_long(c, b)[0], leaves)
+    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_pcg_long.default, leaves)
     for n in (0, 1):
-        assert torch.ops.gdn_cuda.toeplitz_gradients(2 * torch.ones(n), torch.ones(n))[0].tolist() == [0.5] * n
+        assert torch.ops.gdn_cuda.toeplitz_pcg_long(2 * torch.ones(n), torch.ones(n))[0].tolist() == [0.5] * n

@@ -52,8 +52,8 @@ def toeplitz_pcg(**x: Any) -> Any:
     return _ops.toeplitz_pcg(*x.values())
 
 
-def toeplitz_gradients(**x: Any) -> Any:
-    return _ops.toeplitz_gradients(*x.values())
+def toeplitz_pcg_long(**x: Any) -> Any:
+    return _ops.toeplitz_pcg_long(*x.values())
 
 
 def toeplitz_gko(**x: Any) -> Any:
@@ -77,7 +77,7 @@ def _cases() -> Iterator[Case]:
     yield Case("toeplitz-symmetric", gdn_cuda.toeplitz_solve_symmetric_ex, symmetric(torch.float32))
     yield Case("toeplitz-schur", toeplitz_schur, symmetric(torch.float32, epsilon=1e-7))
     yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64, epsilon=1e-15))
-    yield Case("toeplitz-gradients", toeplitz_gradients, symmetric(torch.float64))
+    yield Case("toeplitz-pcg-long", toeplitz_pcg_long, symmetric(torch.float64))
     yield Case("toeplitz-gko", toeplitz_gko, general)
     yield Case("toeplitz-generators", toeplitz_generators, lines(torch.complex64, "b", 2))
     yield Case("toeplitz-eliminate", toeplitz_eliminate, sides)

@@ -25,7 +25,7 @@ struct CauchyProblem {
     i64 rows, shared_rows, points;
     DType io;
     bool conj;
-    i64 poles = 0;
+    i64 poles;
 
     constexpr bool operator==(const CauchyProblem&) const = default;
 
@@ -60,7 +60,7 @@ constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points, 
             .tile = kCauchyTile,
             .one_tile = one_tile};
 }
-// S4's poles have a kernel of their own where they are few, as they are there.
+// Where one tile holds all poles, as S4's, a kernel without sums over tiles: a sixth block fits.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, int rows, int points) {
     const bool one_tile = problem.conj && problem.io == DType::c64 && problem.poles <= kCauchyTile;
     return cauchy_config(problem.io, problem.conj, rows, points, one_tile);
@@ -218,7 +218,7 @@ inline constexpr std::array kCauchyBackwardConfigurations = [] {
 struct VandermondeProblem {
     i64 rows, steps;
     DType io;  // of poles and residues: c64 or c128
-    i64 poles = 0;
+    i64 poles;
 
     constexpr bool operator==(const VandermondeProblem&) const = default;
 

@@ -24,10 +24,10 @@ struct Turns {
     // The same to two units of the last place, by minimax polynomials over the quarter of a turn around a multiple of one.
     __device__ __forceinline__ void after(unsigned long long steps, float& sine, float& cosine) const {
         constexpr float kHalfPi = 0x1.921fb6p+0f, kRest = -0x1.777a5cp-25f;
-        const unsigned long long turns = fraction * steps, quarters = turns << 2;
-        const auto to_quarter = static_cast<unsigned>(turns >> 32) + 0x20000000u;
-        const float rest = static_cast<float>(static_cast<unsigned>(quarters)) * 0x1p-64f;  // all that small angles have
-        const float x = fmaf(static_cast<float>(static_cast<int>(quarters >> 32)), 0x1p-32f, rest), square = x * x;
+        const unsigned long long turns = fraction * steps, nearest = turns + 0x20000000u;
+        const auto to_quarter = static_cast<unsigned>(nearest >> 32) + 0x20000000u;
+        const float rest = static_cast<float>(static_cast<int>(turns << 2));  // all that small angles have
+        const float x = fmaf(static_cast<float>(static_cast<int>(nearest >> 30)), 0x1p-32f, rest * 0x1p-64f), square = x * x;
         float odd = fmaf(-0x1.2dc84cp-8f, square, 0x1.466004p-4f), even = fmaf(0x1.d9d57ep-11f, square, -0x1.55c5e0p-6f);
         odd = fmaf(fmaf(odd, square, -0x1.4abbbep-1f), square, kRest);
         even = fmaf(fmaf(even, square, 0x1.03c1dep-2f), square, -0x1.3bd3ccp+0f);

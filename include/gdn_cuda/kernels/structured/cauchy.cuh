@@ -221,12 +221,12 @@ struct Cauchy {
     __device__ __forceinline__ unsigned sum_up(Shared& shared, const Tiles& tiles, const Number (&z)[kConfig.points],
                                                Numbers2D& sums, Numbers2D& rests, Brought& brought) const {
         constexpr auto kBrings = kAxis ? Brought::pairs : Brought::numbers;
-        const int tiles_end = kConfig.one_tile ? 1 : args.pole_count;
+        const int poles_end = kConfig.one_tile ? kConfig.tile : args.pole_count;
         unsigned careful = 0;
 #pragma unroll 1
-        for (int first = 0; first < tiles_end; first += kConfig.tile) {
+        for (int first = 0; first < poles_end; first += kConfig.tile) {
             const int count = min(kConfig.tile, args.pole_count - first);
-            if (brought.what != kBrings || tiles_end > kConfig.tile) {
+            if (brought.what != kBrings || poles_end > kConfig.tile) {
                 __syncthreads();
                 bring_tile<kAxis>(shared, tiles, first, count);
                 __syncthreads();

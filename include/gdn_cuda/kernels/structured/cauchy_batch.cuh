@@ -8,7 +8,9 @@
 // sums meet in shared memory, in a fixed order.
 //
 // Distances are exact where poles are close. What leaves the range that its parts need, is summed once more in double
-// precision: points on poles or next to nothing away, whose sums are not finite; points and poles far from 0; sums close to 0.
+// precision: points that lie on poles or far from 0, and sums that are not finite or close to 0, below 2^-22 where there is a
+// residue below 2^-100, of whose second part tf32 keeps too little; all of a block where a pole is far from 0, or close to it
+// and has such a residue.
 //
 // Bound: arithmetic. A reciprocal with its parts takes six instructions, and eight of them twelve products: with the residues'
 // parts, 19 instructions for 32 reciprocals and 512 products, of which tensor cores are busy for 12 clocks. On an H200, 16 rows
@@ -29,8 +31,7 @@ struct CauchyBatch {
     using One = Cauchy<CauchyConfig{.io = kConfig.io, .conj = false, .rows = 1, .points = 1, .threads = 1, .tile = 1}>;
     static constexpr int kRows = kConfig.kRows, kWarps = kConfig.kWarps, kPoints = kConfig.kPoints, kGroup = kConfig.kGroup;
     static constexpr int kColumns = kPoints / 8, kSteps = kGroup / Operand::kPoles;
-    static constexpr float kFar = 0x1p90f;          // parts of a reciprocal of more are no good
-    static constexpr unsigned kLeast = 0x0d800000;  // 2^-100
+    static constexpr float kFar = 0x1p90f;  // parts of a reciprocal of more are no good
     static_assert(kRows == 16 && kRows == kWarps && kGroup == 32 && kPoints == 32);
 
     const CauchyArgs& args;
@@ -61,18 +62,22 @@ struct CauchyBatch {
             *reinterpret_cast<uint2*>(group.rest[step].of_lane[row / 2 * 4 + of_lane][which]) = {a.rest, b.rest};
         }
         group.poles[lane] = mine.pole;
-        if (is_apart(mine)) shared.apart = true;
+        look(mine);
     }
-    // Of small residues tf32 drops what is the second part of others; fp16 has none so small.
-    __device__ __forceinline__ static bool is_apart(const Mine& mine) {
-        bool apart = fabsf(mine.pole) > kFar && isfinite(mine.pole);
+    // What is dropped of a small residue, 2^-112 at most, counts where the sum is small too, or 2^-66 from its pole.
+    __device__ __forceinline__ void look(const Mine& mine) {
+        bool all_careful = fabsf(mine.pole) > kFar && isfinite(mine.pole);
         if constexpr (kConfig.io != DType::f16) {
-            unsigned least = ~0u;  // twice the number's bits, less 1: of zeros the most
+            constexpr unsigned kSmall = 2 * 0x0d800000u - 1;  // of 2^-100
+            unsigned least = ~0u;                             // twice a number's bits, less 1: of zeros the most
 #pragma unroll
             for (int row = 0; row < kRows; ++row) least = min(least, 2 * __float_as_uint(mine.residues[row]) - 1);
-            apart = apart || least < 2 * kLeast - 1;
+            if (least < kSmall) {
+                shared.least_sum = 0x1p-22f;
+                all_careful = all_careful || fabsf(mine.pole) < 0x1p-40f;
+            }
         }
-        return apart;
+        if (all_careful) shared.all_careful = true;
     }
     // Of a group, eight poles: sums of row 2 g, points 2 t and 2 t + 1 of eight, then of row 2 g + 1.
     __device__ __forceinline__ void add_step(float (&parts)[kColumns][4], const float (&z)[kColumns], int step) const {
@@ -100,7 +105,8 @@ struct CauchyBatch {
         };
         if (warp == 0) {
             shared.careful[lane] = fabsf(load_point(first_point + lane)) > kFar;
-            shared.apart = false;
+            shared.all_careful = false;
+            shared.least_sum = 1.f / kFar;
         }
         float z[kColumns];
 #pragma unroll
@@ -138,7 +144,8 @@ struct CauchyBatch {
 #pragma unroll
         for (int from = 0; from < kWarps; ++from) One::add_with_rest(sum, rest, shared.sums[from][warp][lane]);
         typename Io::Number whole{sum, 0.f};
-        if (shared.careful[lane] || shared.apart || !isfinite(sum) || (sum != 0.f && fabsf(sum) < 1.f / kFar)) [[unlikely]]
+        if (shared.careful[lane] || shared.all_careful || !isfinite(sum) || (sum != 0.f && fabsf(sum) < shared.least_sum))
+            [[unlikely]]
             whole = One{args, 0}.sum_carefully(row, point);
         Io::store(args.out, row * args.point_count + point, whole);
     }

@@ -38,7 +38,8 @@ struct CauchyBatchSharedPlan {
         Group groups[Config::kWarps];
         float sums[Config::kWarps][Config::kRows][Config::kPoints + 4];  // when the rest has been read
     };
-    bool careful[Config::kPoints], apart;
+    bool careful[Config::kPoints], all_careful;
+    float least_sum;
 };
 
 }  // namespace gdn_cuda::structured

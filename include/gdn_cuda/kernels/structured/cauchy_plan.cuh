@@ -12,7 +12,7 @@ struct CauchyConfig {
     int points;  // a thread
     int threads;
     int tile;       // poles in shared memory
-    bool one_tile;  // there are no more: no registers for what is added up
+    bool one_tile;  // all poles are in it: no sums over tiles
 
     constexpr bool operator==(const CauchyConfig&) const = default;
 

@@ -11,9 +11,10 @@
 // A thread has the same rows of every vector, so vectors need no barrier: transforms and sums have them.
 //
 // info: 0; -1 where T shows not to be positive definite, or 60 steps are not enough for one right-hand side, which has no
-// solution then; n + 1 as toeplitz_schur.cuh says, the probe being one more right-hand side. Residuals end below 2 eps |T| |x|
-// with fp64's eps, for fp32 already below 2^-40 |b|, and are formed anew at the end. Matrices and right-hand sides are scaled
-// by powers of two, so that squares have range.
+// solution then; n + 1 as toeplitz_schur.cuh says, the probe being one more right-hand side. Residuals end below 2^-47 |T| |x|
+// for fp32, which no regular matrix makes an error of, and 2^-51 |T| |x| for fp64, where rounding decides; the probe's where
+// epsilon does not see them. They are formed anew at the end. Matrices and right-hand sides are scaled by powers of two, so
+// that squares have range.
 //
 // Bound: a step is six transforms of 4096 numbers, by count 11 us of fp64 arithmetic and 9 of shared memory, which overlap
 // little; on an H200 it takes 24 us, and what is before the first and behind the last 44.
@@ -297,10 +298,15 @@ struct ToeplitzPcg {
         for (int s = 0; s < kSlots; ++s) largest = larger(largest, fabs(x[s]));
         return largest;
     }
-    // Of squared norms, the residual's and the solution's: fp32 asks for a part of the right-hand side, and rounding for no
-    // less than a part of the solution.
-    __device__ __forceinline__ bool small(const Number& squares, double times) const {
-        return squares.re <= times * larger(shared.line.of_right, shared.line.of_solution * squares.im);
+    // Of squared norms, the residual's and the solution's.
+    __device__ __forceinline__ bool small(const Number& squares, double slack) const {
+        return squares.re <= slack * shared.line.allowed * squares.im;
+    }
+    // Of |x|^2, |T| as its column has it at most.
+    __device__ __forceinline__ double allowed(unsigned line, double column_size) const {
+        constexpr double kOfType = kConfig.io == DType::f32 ? 0x1p-47 : 0x1p-51;
+        const double size = (is_probe(line) ? larger(kOfType, args.epsilon / 8) : kOfType) * 2 * column_size;
+        return size * size;
     }
 
     // T x = b for b in residual and 0 in solution; whether it was solved. All threads alike.
@@ -383,21 +389,16 @@ struct ToeplitzPcg {
         // Right-hand sides that are no numbers have solutions that are none, and tell nothing of the matrix.
         const bool finite = largest - largest == 0;
         const double right_scale = is_probe(line) || !(largest > 0) ? 1 : scale_of(largest);
-        double right_square = 0;
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) {
-            numbers[s] *= right_scale;
-            right_square += numbers[s] * numbers[s];
-            residual()[row_at(s)] = numbers[s];
+            residual()[row_at(s)] = right_scale * numbers[s];
             solution()[row_at(s)] = 0;
         }
-        right_square = over_block(By::kThird, right_square, sum_of);
         if (threadIdx.x == 0)
             shared.line = {.column_size = column_size,
                            .right_scale = right_scale,
                            .solution_scale = finite ? matrix_scale / right_scale : __longlong_as_double(-1),
-                           .of_right = kConfig.io == DType::f32 ? 0x1p-80 * right_square : 0,
-                           .of_solution = 0x1p-100 * column_size * column_size};
+                           .allowed = allowed(line, column_size)};
         __syncthreads();
         return {positive, positive && finite && largest > 0};
     }

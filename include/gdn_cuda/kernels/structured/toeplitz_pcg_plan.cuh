@@ -33,7 +33,7 @@ struct ToeplitzPcgSharedPlan {
     };
     Number exchange[fft_padded(kPoints)], twiddles[kPoints / 4], roots[kPoints / kFftEach];
     struct {
-        double column_size, right_scale, solution_scale, of_right, of_solution;
+        double column_size, right_scale, solution_scale, allowed;
     } line;                     // what is known of a right-hand side
     double sums[3][2][kWarps];  // of warps, two at a time; more than once, so that a barrier does
 };
