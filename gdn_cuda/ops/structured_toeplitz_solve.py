@@ -18,7 +18,7 @@ from .structured_toeplitz_pcg import RESIDUALS, solve_by_pcg
 # Rows of what one block solves, and a cluster of blocks (csrc/jit_kernels/heuristics/structured_toeplitz.hpp).
 GKO_LONGEST, SCHUR_LONGEST, PCG_LONGEST = 1024, 4096, 8192
 ELIMINATE_SHORTEST, ELIMINATE_LONGEST = 513, 8192
-# Conjugate gradients take few long steps, Schur's recursion n short ones: 0.18 and 1.27 ms for 2048 rows on an H200.
+# Conjugate gradients take few long steps, Schur's recursion n short ones: some 0.2 and 1.27 ms for 2048 rows on an H200.
 PCG_SHORTEST = 1025
 
 _ops = torch.ops.gdn_cuda

@@ -30,7 +30,7 @@ def exponents(shape: tuple[int, ...], phase: float, L: int, dtype: torch.dtype, 
     return torch.complex(-2 * x.real.abs() / max(L, 1), x.imag * phase / max(L, 1)).to(dtype)
 
 
-@pytest.mark.parametrize("phase", [1e-8, 1e-5, 1e-2])
+@pytest.mark.parametrize("phase", [1e-5, 1e-3, 1e-1])
 def test_small_angles_keep_their_digits(phase: float, seed: int) -> None:
     """Of an imaginary residue what is left are sines, as small as the angles."""
     L = 1000

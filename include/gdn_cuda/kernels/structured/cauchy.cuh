@@ -65,9 +65,8 @@ struct Cauchy {
         }
     }
 
-    // Of points on the imaginary axis and a tile's pairs. Closer to 0 than `floor`, sums do not change, but for their imaginary
-    // parts, which shrink with y; from `least` on, no square leaves the range, so that nobody need look.
-    struct Extremes {  // of a warp; sizes are ordered as their bits are, and what is no number is the most
+    // Of a warp's numbers. Sizes are ordered as their bits are, and what is no number is the most.
+    struct Extremes {
         unsigned from = ~0u, to = 0;
 
         __device__ __forceinline__ void add(float x) {
@@ -78,7 +77,13 @@ struct Cauchy {
         __device__ __forceinline__ float least() const { return __uint_as_float(__reduce_min_sync(~0u, from)); }
         __device__ __forceinline__ float most() const { return __uint_as_float(__reduce_max_sync(~0u, to)); }
     };
+    // Of points on the imaginary axis and a tile's pairs. Closer to 0 than `floor`, sums do not change, but for their imaginary
+    // parts, which shrink with y; from `least` on, no square leaves the range, so that nobody need look.
     struct Range {
+        static constexpr float kFurthest = 1e16f;    // of a point: t, and t^2
+        static constexpr float kMostSquare = 1e20f;  // of a pole's size: a^2 / y, with y from 1e-16 of it on, and its square
+        static constexpr float kLeastASquared = 1e-24f;  // 4 a^2, and 2 a even with what is small of residues
+
         float floor, least;
 
         __device__ __forceinline__ static Range of(const Shared& shared, int count) {
@@ -92,14 +97,15 @@ struct Cauchy {
                 a_squared.add(pair.a_squared);
             }
             const float square = squares.least(), most = squares.most();
-            return {square * rsqrtf(square) * 0x1p-26f, a_squared.least() > 1e-24f && most < 1e20f ? most * 1e-16f : kNever};
+            const bool holds_from = a_squared.least() > kLeastASquared && most < kMostSquare;
+            return {square * rsqrtf(square) * 0x1p-26f, holds_from ? most / kFurthest : kNever};
         }
         __device__ __forceinline__ bool holds(const Number (&z)[kConfig.points]) const {
             Extremes sizes;
 #pragma unroll
             for (int p = 0; p < kConfig.points; ++p) sizes.add(static_cast<float>(z[p].im));
             const float nearest = sizes.least(), furthest = sizes.most();
-            return (fmaxf(nearest, floor) > least) & (furthest < 1e16f);
+            return (fmaxf(nearest, floor) > least) & (furthest < kFurthest);
         }
     };
 
