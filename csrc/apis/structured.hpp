@@ -2,7 +2,7 @@
 // into. Below, the operators on CUDA tensors, whose public face is include/gdn_cuda/api.hpp.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 #include <limits>
 #include <span>
 #include <vector>
@@ -28,14 +28,14 @@ struct Broadcast {
     }
 };
 
-inline CauchyOperand operand(const View& view) {
+inline Lines operand(const View& view) {
     return {.data = view.data, .step = view.stride(-1)};
 }
 
 // Leading dimensions with those merged that lie like one for every operand.
 template <class Args>
 void set_leading(const Checks& check, const char* first_name, const std::vector<int64_t>& leading,
-                 std::initializer_list<std::pair<const View*, CauchyOperand*>> operands, Args& args) {
+                 std::initializer_list<std::pair<const View*, Lines*>> operands, Args& args) {
     args.rows = 1;
     for (size_t d = 0; d < leading.size(); ++d) {
         const int64_t size = leading[d];
@@ -49,8 +49,8 @@ void set_leading(const Checks& check, const char* first_name, const std::vector<
                                 return each.second->stride[args.leading - 1] == stride(*each.first) * size;
                             });
         if (!merges) {
-            GDN_REQUIRE(check, args.leading < CauchyOperand::kMaxLeading, first_name,
-                        fmt::format("at most {} leading dimensions that lie differently", CauchyOperand::kMaxLeading),
+            GDN_REQUIRE(check, args.leading < Lines::kMaxLeading, first_name,
+                        fmt::format("at most {} leading dimensions that lie differently", Lines::kMaxLeading),
                         shape_text(*operands.begin()->first));
             args.size[args.leading++] = 1;
         }

@@ -8,16 +8,15 @@ namespace gdn_cuda::structured {
 
 // As callers have them, with leading dimensions as the other kernels have theirs.
 struct ToeplitzMatvecOperands {
-    CauchyOperand column, row, x;
-    i64 size[CauchyOperand::kMaxLeading] = {};
+    Lines column, row, x;
+    i64 size[Lines::kMaxLeading] = {};
     int leading = 0;
     i64 rows = 0;  // systems
 };
 
 inline ToeplitzMatvecArgs toeplitz_matvec_args(const ToeplitzMatvecOperands& operands, bool transpose) {
-    const auto line = [](const CauchyOperand& from) { return ToeplitzLine{from.data, from.step, from.stride[0]}; };
-    const CauchyOperand &below = transpose ? operands.row : operands.column,
-                        &above = transpose ? operands.column : operands.row;
+    const auto line = [](const Lines& from) { return ToeplitzLine{from.data, from.step, from.stride[0]}; };
+    const Lines &below = transpose ? operands.row : operands.column, &above = transpose ? operands.column : operands.row;
     ToeplitzMatvecArgs args{.below = line(below), .above = line(above), .x = line(operands.x), .first_below = transpose};
     args.inner_count = std::max(0, operands.leading - 1);
     for (int d = 0; d < args.inner_count; ++d)

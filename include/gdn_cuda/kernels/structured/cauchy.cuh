@@ -21,7 +21,8 @@
 // instructions can be issued (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/common.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -122,7 +123,7 @@ struct Cauchy {
     // Poles and residues of a tile, as they are; or, for points on the imaginary axis, the constants of their fractions.
     template <bool kAxis>
     __device__ __forceinline__ void bring_tile(Shared& shared, const Tiles& tiles, int first, int count) const {
-        const auto load_from = [&](const CauchyOperand& from, i64 row, int n) {
+        const auto load_from = [&](const Lines& from, i64 row, int n) {
             return Io::load(from.data, row + (first + n) * from.step);
         };
         for (int i = threadIdx.x; i < count * (1 + kConfig.rows); i += kConfig.threads) {
@@ -261,8 +262,8 @@ struct Cauchy {
 
     // A point once more, in double precision. Residues on the point itself are as if it lay a little to the right of them.
     __device__ __forceinline__ Number sum_carefully(i64 row, int point) const {
-        const i64 poles = row_of(args, args.poles, row), residues = row_of(args, args.residues, row);
-        const auto z = Io::template load<double>(args.points.data, row_of(args, args.points, row) + point * args.points.step);
+        const i64 poles = line_of(args, args.poles, row), residues = line_of(args, args.residues, row);
+        const auto z = Io::template load<double>(args.points.data, line_of(args, args.points, row) + point * args.points.step);
         Complex<double> sum{}, met{};
         const auto add_one = [&](const Complex<double>& v, const Complex<double>& w) {
             const Complex<double> d{z.re - w.re, z.im - w.im};
@@ -327,9 +328,9 @@ struct Cauchy {
         const unsigned points_of_all = kConfig.points_per_block() * args.turns,
                        blocks_of_points = (args.point_count + points_of_all - 1) / points_of_all;
         first_row = static_cast<i64>(blockIdx.x / blocks_of_points) * kConfig.rows;
-        const Tiles tiles{row_of(args, args.poles, first_row), row_of(args, args.residues, first_row),
+        const Tiles tiles{line_of(args, args.poles, first_row), line_of(args, args.residues, first_row),
                           kConfig.rows > 1 ? args.residues.stride[args.leading - 1] : 0};
-        const i64 points = row_of(args, args.points, first_row);
+        const i64 points = line_of(args, args.points, first_row);
         Brought brought{};
         int first_point = static_cast<int>(blockIdx.x % blocks_of_points * points_of_all);
 #pragma unroll 1

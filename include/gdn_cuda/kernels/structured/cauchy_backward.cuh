@@ -18,7 +18,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_backward_plan.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
+#include <gdn_cuda/kernels/structured/common.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -218,17 +218,10 @@ struct CauchyBackward {
         return !__syncthreads_or(!(isfinite(first.re) && isfinite(first.im) && isfinite(second.re) && isfinite(second.im)));
     }
 
-    __device__ __forceinline__ Rows rows_at(i64 row) const {
-        Rows rows{};
-#pragma unroll 1
-        for (int d = args.leading - 1; d >= 0; --d) {
-            const i64 rest = d == 0 ? 0 : row / args.size[d], i = row - rest * args.size[d];
-            rows.residues += i * args.residues.stride[d];
-            rows.points += i * args.points.stride[d];
-            rows.poles += i * args.poles.stride[d];
-            rows.grad += i * args.grad.stride[d];
-            row = rest;
-        }
+    __device__ __forceinline__ Rows rows_at(unsigned row) const {
+        Rows rows;
+        begin_line(args, row, LineBegin{args.residues, rows.residues}, LineBegin{args.points, rows.points},
+                   LineBegin{args.poles, rows.poles}, LineBegin{args.grad, rows.grad});
         return rows;
     }
     __device__ __forceinline__ Number point(const Rows& rows, int l) const {

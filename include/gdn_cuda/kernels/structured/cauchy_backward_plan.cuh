@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/cauchy_backward, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -37,9 +37,9 @@ struct CauchyBackwardSharedPlan {
 };
 
 struct CauchyBackwardArgs {
-    CauchyOperand residues, points, poles, grad;
+    Lines residues, points, poles, grad;
     void *of_residues = nullptr, *of_points = nullptr, *of_poles = nullptr;  // (leading..., length), contiguous, or nowhere
-    i64 size[CauchyOperand::kMaxLeading] = {};
+    i64 size[Lines::kMaxLeading] = {};
     int leading = 0, pole_count = 0, point_count = 0;
     i64 rows = 0;
 };

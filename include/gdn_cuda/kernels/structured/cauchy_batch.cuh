@@ -99,8 +99,8 @@ struct CauchyBatch {
         const unsigned blocks_of_points = (args.point_count + kPoints - 1) / kPoints;
         const i64 first_row = static_cast<i64>(blockIdx.x / blocks_of_points) * kRows;
         const int first_point = static_cast<int>(blockIdx.x % blocks_of_points) * kPoints;
-        const i64 poles = row_of(args, args.poles, first_row), residues = row_of(args, args.residues, first_row);
-        const auto load_point = [&, points = row_of(args, args.points, first_row)](int point) {
+        const i64 poles = line_of(args, args.poles, first_row), residues = line_of(args, args.residues, first_row);
+        const auto load_point = [&, points = line_of(args, args.points, first_row)](int point) {
             return Io::load(args.points.data, points + min(point, args.point_count - 1) * args.points.step).re;
         };
         if (warp == 0) {

@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/cauchy, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/common/types.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -58,17 +58,10 @@ struct CauchySharedPlan {
     };
 };
 
-// (leading..., length); strides in elements, 0 where a dimension is broadcast.
-struct CauchyOperand {
-    static constexpr int kMaxLeading = 6;
-    const void* data = nullptr;
-    i64 stride[kMaxLeading] = {}, step = 0;
-};
-
 struct CauchyArgs {
-    CauchyOperand residues, points, poles;
+    Lines residues, points, poles;
     void* out = nullptr;  // (leading..., points), contiguous
-    i64 size[CauchyOperand::kMaxLeading] = {};
+    i64 size[Lines::kMaxLeading] = {};
     int leading = 0, pole_count = 0, point_count = 0;
     int turns = 1;  // of a block, at its points
     i64 rows = 0;

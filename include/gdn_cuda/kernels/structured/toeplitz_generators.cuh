@@ -37,7 +37,7 @@ struct ToeplitzGenerators {
     __device__ __forceinline__ static double part(const Number& x) {
         return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
     }
-    __device__ __forceinline__ Number load(const CauchyOperand& from, i64 at) const {
+    __device__ __forceinline__ Number load(const Lines& from, i64 at) const {
         const auto x = Io::template load<double>(from.data, at);
         return {x.re, x.im};
     }
@@ -51,7 +51,7 @@ struct ToeplitzGenerators {
     // Term j of all sums; what T's scale and norm are made of.
     __device__ __forceinline__ typename Shared::Sums term(int j, double& column_sum, double& row_sum, double& largest) const {
         const int n = args.n;
-        const i64 column = system_of(args, args.column, system), row = system_of(args, args.row, system);
+        const i64 column = line_of(args, args.column, system), row = line_of(args, args.row, system);
         const auto below = [&](int i) { return load(args.column, column + i * args.column.step); };
         const auto above = [&](int i) { return load(args.row, row + i * args.row.step); };
         typename Shared::Sums sums;
@@ -65,7 +65,7 @@ struct ToeplitzGenerators {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
             const i64 at =
-                system_of(args, args.given, system) + j * args.given.step + (first_column + c) * args.given_column_stride;
+                line_of(args, args.given, system) + j * args.given.step + (first_column + c) * args.given_column_stride;
             sums.numbers[c] = {first_column + c == args.columns ? probe_at(j) : 0.0, 0.0};
             if (first_column + c < args.columns) sums.numbers[c] = stored(load(args.given, at));
         }

@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/toeplitz_generators, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -30,12 +30,12 @@ struct ToeplitzGeneratorsSharedPlan {
 };
 
 struct ToeplitzGeneratorsArgs {
-    CauchyOperand column, row, given;  // given: right-hand sides
+    Lines column, row, given;  // given: right-hand sides
     i64 given_column_stride = 0;
     // (systems, 2, n) twice, (systems, columns + 1, n), all c128; (systems, 2) doubles: the power of two that T is scaled with,
     // and a norm of what comes out.
     void *left = nullptr, *right = nullptr, *numbers = nullptr, *scales = nullptr;
-    i64 size[CauchyOperand::kMaxLeading] = {};
+    i64 size[Lines::kMaxLeading] = {};
     int leading = 0, n = 0;
     i64 columns = 0, rows = 0;  // columns: without the probe; rows: systems
 };

@@ -77,8 +77,8 @@ struct ToeplitzGko {
     // Generators and right-hand sides, by transforms.
     __device__ __forceinline__ void bring() {
         const int n = args.n;
-        const i64 column = system_of(args, args.column, system), row = system_of(args, args.row, system);
-        const i64 right = system_of(args, args.right, system);
+        const i64 column = line_of(args, args.column, system), row = line_of(args, args.row, system);
+        const i64 right = line_of(args, args.right, system);
         const auto below = [&](int i) {
             const auto x = Io::template load<double>(args.column.data, column + i * args.column.step);
             return Number{x.re, x.im};

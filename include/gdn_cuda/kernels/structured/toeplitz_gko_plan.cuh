@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/toeplitz_gko, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -55,10 +55,10 @@ struct ToeplitzGkoSharedPlan {
 };
 
 struct ToeplitzGkoArgs {
-    CauchyOperand column, row, right;
+    Lines column, row, right;
     i64 right_column_stride = 0;
     void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int for each system
-    i64 size[CauchyOperand::kMaxLeading] = {};
+    i64 size[Lines::kMaxLeading] = {};
     int leading = 0, n = 0;
     i64 columns = 0, rows = 0;  // columns: without the probe; rows: systems
     double epsilon = 0;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
+#include <gdn_cuda/kernels/structured/common.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
 
 namespace gdn_cuda::structured {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft_layout.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -42,7 +42,7 @@ struct ToeplitzLine {
 };
 // First what every block reads: arguments come from memory, and every piece of 64 bytes takes as long as a number.
 struct ToeplitzMatvecArgs {
-    static constexpr int kMostInner = CauchyOperand::kMaxLeading - 1;
+    static constexpr int kMostInner = Lines::kMaxLeading - 1;
     struct Inner {
         i64 size = 1, below = 0, above = 0, x = 0;  // strides
     };

@@ -88,7 +88,7 @@ struct ToeplitzPcg {
         __device__ __forceinline__ bool has(int s) const { return s * kConfig.threads < left; }
         __device__ __forceinline__ unsigned at(int s) const { return first + s * kConfig.threads; }
         // 0 where there is none. Loads have no branches: all are under way at once.
-        __device__ __forceinline__ double load(const CauchyOperand& operand, i64 from, int s) const {
+        __device__ __forceinline__ double load(const Lines& operand, i64 from, int s) const {
             const double x = Io::template load<double>(operand.data, from + (has(s) ? at(s) : 0) * operand.step).re;
             return has(s) ? x : 0;
         }
@@ -287,7 +287,7 @@ struct ToeplitzPcg {
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) to[s] = rows.has(s) ? probe_at(static_cast<int>(rows.at(s))) : 0;
         } else {
-            const i64 right = system_of(args, args.right, system_at(line)) + column_at(line) * args.right_column_stride;
+            const i64 right = line_of(args, args.right, system_at(line)) + column_at(line) * args.right_column_stride;
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) to[s] = scale * rows.load(args.right, right, s);
         }
@@ -370,7 +370,7 @@ struct ToeplitzPcg {
     };
     // Spectra, residual and solution to begin with, and what is to be known later.
     __device__ __forceinline__ Begun begin(unsigned line) {
-        const i64 column = system_of(args, args.column, system_at(line));
+        const i64 column = line_of(args, args.column, system_at(line));
         const double first = Io::template load<double>(args.column.data, column).re, matrix_scale = scale_of(first);
         const Rows rows(args.n);
         Slots numbers;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft_layout.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -39,11 +39,11 @@ struct ToeplitzPcgSharedPlan {
 };
 
 struct ToeplitzPcgArgs {
-    CauchyOperand column, right;
+    Lines column, right;
     i64 right_column_stride = 0;
     void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int for each system, zeros before
     double* scratch = nullptr;
-    i64 size[CauchyOperand::kMaxLeading] = {};
+    i64 size[Lines::kMaxLeading] = {};
     int leading = 0, n = 0;
     i64 columns = 0, rows = 0;  // rows: systems
     double epsilon = 0;

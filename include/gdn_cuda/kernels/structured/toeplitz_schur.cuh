@@ -43,7 +43,7 @@ struct ToeplitzSchur {
 
     // Step 0: the first column of T, and its row 0 changes over.
     __device__ __forceinline__ double begin() {
-        const i64 column = system_of(args, args.column, system), right = system_of(args, args.right, system);
+        const i64 column = line_of(args, args.column, system), right = line_of(args, args.right, system);
         const auto entry = [&](int i) { return Io::template load<double>(args.column.data, column + i * args.column.step).re; };
         energy = entry(0);
         inverse_energy = 1 / energy;

@@ -29,7 +29,7 @@ struct Vandermonde {
     __device__ __forceinline__ void bring(int first_pole) {
         if (threadIdx.x >= kConfig.poles) return;
         i64 residues, exponents;
-        rows_of(args, args.residues, args.exponents, place().row, residues, exponents);
+        begin_line(args, place().row, LineBegin{args.residues, residues}, LineBegin{args.exponents, exponents});
         Table::bring(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
         const unsigned mine = forgotten(threadIdx.x);
         const int pole = first_pole + static_cast<int>(mine);

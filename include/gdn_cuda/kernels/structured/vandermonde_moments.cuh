@@ -152,7 +152,7 @@ struct VandermondeMoments {
         const i64 first_leap = static_cast<i64>(square) * kConfig.side, done = first_leap * kConfig.side,
                   rest = args.steps - done;
         i64 first_number, exponents;
-        rows_of(args, args.numbers, args.exponents, row_of_numbers, first_number, exponents);
+        begin_line(args, row_of_numbers, LineBegin{args.numbers, first_number}, LineBegin{args.exponents, exponents});
         const Real* const numbers = static_cast<const Real*>(args.numbers.data) + first_number + done * args.numbers.step;
         const int count = static_cast<int>(rest < kConfig.square() ? rest : kConfig.square());
         const bool whole_pieces =

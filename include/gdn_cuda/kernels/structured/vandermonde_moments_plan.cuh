@@ -46,9 +46,9 @@ struct VandermondeMomentsSharedPlan {
 };
 
 struct VandermondeMomentsArgs {
-    CauchyOperand numbers, exponents;
+    Lines numbers, exponents;
     void* out = nullptr;  // (squares, orders, leading..., poles), contiguous
-    i64 size[CauchyOperand::kMaxLeading] = {};
+    i64 size[Lines::kMaxLeading] = {};
     int leading = 0, pole_count = 0;
     i64 rows = 0, steps = 0;
 };

@@ -1,7 +1,7 @@
 // Configuration, shared memory and arguments of structured/vandermonde, for host and device.
 #pragma once
 
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -88,9 +88,9 @@ struct VandermondeSharedPlan {
 };
 
 struct VandermondeArgs {
-    CauchyOperand residues, exponents;
+    Lines residues, exponents;
     void* out = nullptr;  // (leading..., steps), contiguous
-    i64 size[CauchyOperand::kMaxLeading] = {};
+    i64 size[Lines::kMaxLeading] = {};
     int leading = 0, pole_count = 0;
     i64 rows = 0, steps = 0;
 };

@@ -3,24 +3,10 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/phase.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_common.cuh>
+#include <gdn_cuda/kernels/structured/common.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
 
 namespace gdn_cuda::structured {
-
-// Where rows of two operands begin. There are no more rows than blocks, whose number fits in 32 bits.
-template <class Args>
-__device__ __forceinline__ void rows_of(const Args& args, const CauchyOperand& a, const CauchyOperand& b, unsigned row,
-                                        i64& of_a, i64& of_b) {
-    of_a = of_b = 0;
-#pragma unroll 1
-    for (int d = args.leading - 1; d >= 0; --d) {
-        const auto size = static_cast<unsigned>(args.size[d]), rest = row / size, at = row - rest * size;
-        of_a += at * a.stride[d];
-        of_b += at * b.stride[d];
-        row = rest;
-    }
-}
 
 // Numbers of shared memory in one access.
 template <class Real, int kCount>
@@ -53,7 +39,7 @@ struct VandermondePowers {
     __device__ __forceinline__ static int first_of_group() { return static_cast<int>(threadIdx.x) % (kThreads / 2) / kLanes; }
 
     // By the first threads of a block. Poles past the last are 0.
-    __device__ __forceinline__ static void bring(Roots& roots, const CauchyOperand& exponents, i64 row, int first_pole,
+    __device__ __forceinline__ static void bring(Roots& roots, const Lines& exponents, i64 row, int first_pole,
                                                  int pole_count) {
         const auto pole = static_cast<int>(forgotten(threadIdx.x));
         Complex<double> x{};

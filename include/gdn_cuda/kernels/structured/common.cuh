@@ -1,8 +1,8 @@
-// What the Cauchy kernels share: numbers of one or two parts in one precision, where rows begin, and quotients.
+// What the structured kernels share: numbers of one or two parts in one precision, where lines of them begin, and quotients.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
-#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <gdn_cuda/kernels/structured/lines.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -92,17 +92,28 @@ struct Numbers {
     }
 };
 
-// Where a row of an operand begins.
-template <class Args>
-__device__ __forceinline__ i64 row_of(const Args& args, const CauchyOperand& operand, i64 row) {
-    i64 at = 0;
-    unsigned left = static_cast<unsigned>(row);  // there is a block for every few rows, and no more blocks than 2^31
-    for (int d = args.leading - 1; d > 0; --d) {
-        const unsigned size = static_cast<unsigned>(args.size[d]), whole = left / size;
-        at += static_cast<i64>(left - whole * size) * operand.stride[d];
-        left = whole;
+// Where a line of an operand begins.
+struct LineBegin {
+    const Lines& of;
+    i64& at;
+};
+// Of several, which is one way through the leading dimensions. There are no more lines than blocks, so 32 bits do: a division
+// of 64 bits is a call, and calls save registers in memory.
+template <class Args, class... Begins>
+__device__ __forceinline__ void begin_line(const Args& args, unsigned line, Begins... begins) {
+    ((begins.at = 0), ...);
+#pragma unroll 1
+    for (int d = args.leading - 1; d >= 0; --d) {
+        const auto size = static_cast<unsigned>(args.size[d]), rest = d == 0 ? 0 : line / size, i = line - rest * size;
+        ((begins.at += i * begins.of.stride[d]), ...);
+        line = rest;
     }
-    return args.leading == 0 ? at : at + static_cast<i64>(left) * operand.stride[0];
+}
+template <class Args>
+__device__ __forceinline__ i64 line_of(const Args& args, const Lines& operand, unsigned line) {
+    i64 at;
+    begin_line(args, line, LineBegin{operand, at});
+    return at;
 }
 
 }  // namespace gdn_cuda::structured
