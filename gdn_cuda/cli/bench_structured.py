@@ -52,7 +52,7 @@ def _pairs_work(device: str, rows: int, poles: int, points: int, backward: bool)
     z = torch.complex(torch.zeros_like(theta), 2 * torch.tan(0.5 * theta)).to(torch.complex64)
     w = _poles(device, rows, poles)
     v = torch.randn(rows, poles, device=device, dtype=torch.complex64)
-    return _work(gdn_cuda.cauchy_conj, {"v": v, "z": z, "w": w}, ("v", "w"), backward)
+    return work_of(gdn_cuda.cauchy_conj, {"v": v, "z": z, "w": w}, ("v", "w"), backward)
 
 
 def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
@@ -62,7 +62,7 @@ def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) 
     omega = torch.arange(points, device=device, dtype=torch.float32)
     lambd = torch.arange(poles, device=device) + 0.25 + 0.5 * torch.rand(poles, device=device)
     v = torch.randn(rows, poles, device=device)
-    return _work(gdn_cuda.cauchy_kernel, {"v": v, "omega": omega, "lambd": lambd}, ("v", "omega", "lambd"), backward)
+    return work_of(gdn_cuda.cauchy_kernel, {"v": v, "omega": omega, "lambd": lambd}, ("v", "omega", "lambd"), backward)
 
 
 def _powers_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
@@ -71,7 +71,7 @@ def _powers_work(device: str, rows: int, poles: int, points: int, backward: bool
 
     x = _poles(device, rows, poles) / points
     v = torch.randn(rows, poles, device=device, dtype=torch.complex64)
-    return _work(gdn_cuda.log_vandermonde, {"v": v, "x": x, "L": points}, ("v", "x"), backward)
+    return work_of(gdn_cuda.log_vandermonde, {"v": v, "x": x, "L": points}, ("v", "x"), backward)
 
 
 def _poles(device: str, rows: int, poles: int) -> Tensor:
@@ -79,7 +79,7 @@ def _poles(device: str, rows: int, poles: int) -> Tensor:
     return torch.complex(torch.full_like(imaginary, -0.5), imaginary) * (0.5 + torch.rand(rows, 1, device=device))
 
 
-def _work(function: Function, x: Inputs, differentiated: tuple[str, ...], backward: bool) -> Work:
+def work_of(function: Function, x: Inputs, differentiated: tuple[str, ...], backward: bool) -> Work:
     x |= {"differentiated": differentiated, "backward": backward}
     read = [x[name] for name in x if isinstance(x[name], Tensor)]
     out = _call(function, x)

@@ -52,12 +52,12 @@ def _work(name: str, device: str, systems: int, n: int, without_waiting: bool) -
     c, r, right = (torch.randn(systems, n, device=device) for _ in range(3))
     c[:, 0] += 4 * n**0.5  # a condition number of a few
     if name == "toeplitz_matvec":
-        return bench_structured._work(gdn_cuda.toeplitz_matvec, {"c": c, "r": r, "x": right}, ("c", "r", "x"), False)
+        return bench_structured.work_of(gdn_cuda.toeplitz_matvec, {"c": c, "r": r, "x": right}, ("c", "r", "x"), False)
     if name == "toeplitz_solve":
         solve = _first_of_ex if without_waiting else gdn_cuda.toeplitz_solve
-        return bench_structured._work(solve, {"c": c, "r": r, "b": right}, ("c", "r", "b"), False)
+        return bench_structured.work_of(solve, {"c": c, "r": r, "b": right}, ("c", "r", "b"), False)
     symmetric = _first_of_symmetric_ex if without_waiting else gdn_cuda.toeplitz_solve_symmetric
-    return bench_structured._work(symmetric, {"c": positive.repeat(systems, 1), "b": right}, ("c", "b"), False)
+    return bench_structured.work_of(symmetric, {"c": positive.repeat(systems, 1), "b": right}, ("c", "b"), False)
 
 
 def _first_of_ex(c: Tensor, r: Tensor, b: Tensor) -> Tensor:

@@ -146,9 +146,10 @@ inline std::string explain_cauchy(const CauchyProblem& problem, const jit::Devic
     const CauchyConfig config = cauchy_config(problem, device);
     return fmt::format(
         "{} row{} of {} over the same poles and {} point{} a thread give {} blocks for {} multiprocessors, or as many turns of "
-        "blocks that take {}",
+        "blocks that take {}{}",
         config.rows, config.rows == 1 ? "" : "s", problem.shared_rows, config.points, config.points == 1 ? "" : "s",
-        cauchy_blocks(problem, config), device.multiprocessors, cauchy_turns(problem, config, device));
+        cauchy_blocks(problem, config), device.multiprocessors, cauchy_turns(problem, config, device),
+        config.one_tile ? "; all poles fit one tile" : "");
 }
 
 inline constexpr std::array kCauchyConfigurations = [] {

@@ -11,9 +11,8 @@
 // of that bound, beside 8.1 ms of elimination.
 #pragma once
 
-#include <gdn_cuda/kernels/common/complex.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_generators_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_terms.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -23,6 +22,7 @@ struct ToeplitzGenerators {
     using Io = Numbers<kConfig.io>;
     using Stored = typename Shared::Number;
     using Number = ComplexNumber<double>;
+    using Terms = ToeplitzTerms<kConfig.io, kConfig.kColumns>;
     static constexpr int kThreads = kConfig.kThreads, kColumns = kConfig.kColumns, kTurns = 16;
     static constexpr int kStretch = kThreads / kConfig.kParts;
 
@@ -34,13 +34,6 @@ struct ToeplitzGenerators {
 
     __device__ __forceinline__ static Number number(const Stored& x) { return {x.re, x.im}; }
     __device__ __forceinline__ static Stored stored(const Number& x) { return {x.re, x.im}; }
-    __device__ __forceinline__ static double part(const Number& x) {
-        return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
-    }
-    __device__ __forceinline__ Number load(const Lines& from, i64 at) const {
-        const auto x = Io::template load<double>(from.data, at);
-        return {x.re, x.im};
-    }
     // Without what is zero for real ones.
     template <bool kComplex>
     __device__ __forceinline__ static Number plus(const Number& sum, const Stored& x, const Number& turn) {
@@ -48,40 +41,17 @@ struct ToeplitzGenerators {
         return {fma(x.re, turn.re, sum.re), fma(x.re, turn.im, sum.im)};
     }
 
-    // Term j of all sums; what T's scale and norm are made of.
-    __device__ __forceinline__ typename Shared::Sums term(int j, double& column_sum, double& row_sum, double& largest) const {
-        const int n = args.n;
-        const i64 column = line_of(args, args.column, system), row = line_of(args, args.row, system);
-        const auto below = [&](int i) { return load(args.column, column + i * args.column.step); };
-        const auto above = [&](int i) { return load(args.row, row + i * args.row.step); };
-        typename Shared::Sums sums;
-        const Number first = below(j), along = j == 0 ? first : above(j);
-        column_sum += part(first);
-        row_sum += part(along);
-        largest = larger(largest, larger(part(first), part(along)));
-        sums.left = stored(j == 0 ? first : first + above(n - j));
-        const Number back = j == n - 1 ? below(0) : below(n - 1 - j) - above(j + 1);
-        sums.right = stored(back * unit_at(static_cast<double>(j) / n));
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-            const i64 at =
-                line_of(args, args.given, system) + j * args.given.step + (first_column + c) * args.given_column_stride;
-            sums.numbers[c] = {first_column + c == args.columns ? probe_at(j) : 0.0, 0.0};
-            if (first_column + c < args.columns) sums.numbers[c] = stored(load(args.given, at));
-        }
-        return sums;
-    }
-
     __device__ __forceinline__ void run() {
         const int n = args.n, thread = static_cast<int>(threadIdx.x);
         const int each_of = thread % kConfig.kRows, stretch = thread / kConfig.kRows * kStretch;
         const int i = min(first_index + each_of, n - 1);
         const Number step = unit_at(-2.0 * i / n);
+        const typename Terms::Rights rights{args.given, args.given_column_stride, first_column};
         Number left{}, right{}, numbers[kColumns]{};
-        double column_sum = 0, row_sum = 0, largest = 0;
+        typename Terms::Size size;
 #pragma unroll 1
         for (int begin = 0; begin < n; begin += kThreads) {
-            if (begin + thread < n) shared.staged[thread] = term(begin + thread, column_sum, row_sum, largest);
+            if (begin + thread < n) Terms::bring(shared.staged[thread], args, rights, system, begin + thread, size);
             __syncthreads();
             const int end = min(stretch + kStretch, n - begin);
 #pragma unroll 1
@@ -104,15 +74,12 @@ struct ToeplitzGenerators {
         mine.right = stored(right);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) mine.numbers[c] = stored(numbers[c]);
-        largest = of_all(largest, shared.reduced[0], [](double x, double y) { return larger(x, y); });
-        column_sum = of_all(column_sum, shared.reduced[1], [](double x, double y) { return x + y; });
-        row_sum = of_all(row_sum, shared.reduced[2], [](double x, double y) { return x + y; });
-        const double scale =
-            largest > 0 && largest <= 1.7976931348623157e308 ? scalbn(1.0, max(-1000, min(1000, -ilogb(largest)))) : 1.0;
+        size.over_block(shared.reduced);
+        const double scale = size.scale();
         if (thread == 0 && first_index == 0 && first_column == 0) {
             auto* scales = static_cast<double*>(args.scales) + 2 * static_cast<i64>(system);
             scales[0] = scale;
-            scales[1] = larger(column_sum, row_sum) * scale;
+            scales[1] = size.scaled_norm();
         }
         __syncthreads();
         if (thread < kConfig.kRows && first_index + thread < n) write(scale, 1 / sqrt(static_cast<double>(n)));

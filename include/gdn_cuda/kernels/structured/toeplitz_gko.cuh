@@ -28,9 +28,8 @@
 // 256 rows and 1.7 at 1024 (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/common/complex.cuh>
-#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
 #include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_terms.cuh>
 
 namespace gdn_cuda::structured {
 
@@ -40,6 +39,7 @@ struct ToeplitzGko {
     using Io = Numbers<kConfig.io>;
     using Stored = typename Shared::Number;
     using Number = ComplexNumber<double>;
+    using Terms = ToeplitzTerms<kConfig.io, kConfig.columns>;
     static constexpr int kColumns = kConfig.columns, kNoNode = -1, kTurns = 16;
     static constexpr unsigned kAll = ~0u;
 
@@ -61,10 +61,6 @@ struct ToeplitzGko {
     __device__ __forceinline__ static int slot_at(int s) { return static_cast<int>(threadIdx.x) + s * kConfig.threads; }
     __device__ __forceinline__ Number back_from(int node) const { return unit_at(static_cast<double>(node) / args.n); }
     __device__ __forceinline__ bool has_probe() const { return first_column + kColumns > args.columns; }
-    __device__ __forceinline__ static double part(const Number& x) {
-        return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
-    }
-
     // sum += x turned by e^(i pi angle), without what is zero for real ones.
     template <bool kComplex>
     __device__ __forceinline__ static void add(Number& sum, const Stored& x, const Number& turn) {
@@ -77,17 +73,8 @@ struct ToeplitzGko {
     // Generators and right-hand sides, by transforms.
     __device__ __forceinline__ void bring() {
         const int n = args.n;
-        const i64 column = line_of(args, args.column, system), row = line_of(args, args.row, system);
-        const i64 right = line_of(args, args.right, system);
-        const auto below = [&](int i) {
-            const auto x = Io::template load<double>(args.column.data, column + i * args.column.step);
-            return Number{x.re, x.im};
-        };
-        const auto above = [&](int i) {
-            const auto x = Io::template load<double>(args.row.data, row + i * args.row.step);
-            return Number{x.re, x.im};
-        };
-        double column_sum = 0, row_sum = 0, largest = 0;
+        const typename Terms::Rights rights{args.right, args.right_column_stride, first_column};
+        typename Terms::Size size;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
             slots[s] = {};
@@ -96,26 +83,8 @@ struct ToeplitzGko {
 #pragma unroll 1
         for (int begin = 0; begin < n; begin += kConfig.staged()) {
             const int j = begin + static_cast<int>(threadIdx.x);
-            if (static_cast<int>(threadIdx.x) < kConfig.staged() && j < n) {
-                auto& staged = shared.staged[threadIdx.x];
-                const Number first = below(j);
-                column_sum += part(first);
-                largest = larger(largest, part(first));
-                row_sum += part(j == 0 ? first : above(j));
-                if (j > 0) largest = larger(largest, part(above(j)));
-                staged.left = stored(j == 0 ? first : first + above(n - j));
-                const Number back = j == n - 1 ? below(0) : below(n - 1 - j) - above(j + 1);
-                staged.right = stored(back * unit_at(static_cast<double>(j) / n));
-#pragma unroll
-                for (int c = 0; c < kColumns; ++c) {
-                    const i64 at = right + j * args.right.step + (first_column + c) * args.right_column_stride;
-                    staged.numbers[c] = {first_column + c == args.columns ? probe_at(j) : 0.0, 0.0};
-                    if (first_column + c < args.columns) {
-                        const auto x = Io::template load<double>(args.right.data, at);
-                        staged.numbers[c] = {x.re, x.im};
-                    }
-                }
-            }
+            if (static_cast<int>(threadIdx.x) < kConfig.staged() && j < n)
+                Terms::bring(shared.staged[threadIdx.x], args, rights, system, j, size);
             __syncthreads();
             const int end = min(kConfig.staged(), n - begin);
 #pragma unroll
@@ -140,11 +109,9 @@ struct ToeplitzGko {
             }
             __syncthreads();
         }
-        largest = of_all(largest, shared.reduced[0], [](double x, double y) { return larger(x, y); });
-        column_sum = of_all(column_sum, shared.reduced[1], [](double x, double y) { return x + y; });
-        row_sum = of_all(row_sum, shared.reduced[2], [](double x, double y) { return x + y; });
-        scale = largest > 0 && largest <= 1.7976931348623157e308 ? scalbn(1.0, max(-1000, min(1000, -ilogb(largest)))) : 1.0;
-        norm = larger(column_sum * scale, row_sum * scale);
+        size.over_block(shared.reduced);
+        scale = size.scale();
+        norm = size.scaled_norm();
         const double each = 1 / sqrt(static_cast<double>(n));
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
@@ -198,7 +165,7 @@ struct ToeplitzGko {
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) {
                 const Number x = sums[c] * each;
-                if (first_column + c == args.columns) largest = larger(largest, part(x));
+                if (first_column + c == args.columns) largest = larger(largest, Terms::part(x));
                 if (first_column + c >= args.columns) continue;
                 using Real = typename Io::Real;
                 const double factor = info > 0 ? __longlong_as_double(-1) : scale;

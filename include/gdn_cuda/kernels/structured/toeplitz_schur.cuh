@@ -109,21 +109,9 @@ struct ToeplitzSchur {
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s)
             if (row_at(s) < args.n) largest = larger(largest, fabs(numbers[s][kProbe]));
-#pragma unroll
-        for (int apart = 16; apart > 0; apart /= 2) {
-            column_sum += __shfl_xor_sync(~0u, column_sum, apart);
-            largest = larger(largest, __shfl_xor_sync(~0u, largest, apart));
-        }
-        if (threadIdx.x % 32 == 0) {
-            shared.sums[threadIdx.x / 32] = column_sum;
-            shared.largest[threadIdx.x / 32] = largest;
-        }
-        __syncthreads();
+        column_sum = of_all(column_sum, shared.sums, [](double x, double y) { return x + y; });
+        largest = of_all(largest, shared.largest, [](double x, double y) { return larger(x, y); });
         if (threadIdx.x > 0) return;
-        for (int w = 1; w < kConfig.threads / 32; ++w) {
-            column_sum += shared.sums[w];
-            largest = larger(largest, shared.largest[w]);
-        }
         const bool conditioned = column_sum * largest * args.epsilon <= 1;  // false for what is no number
         static_cast<int*>(args.info)[system] = conditioned ? 0 : args.n + 1;
     }

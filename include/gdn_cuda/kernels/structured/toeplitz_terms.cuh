@@ -1,0 +1,75 @@
+// What structured/toeplitz_gko and structured/toeplitz_generators transform: terms of T's generators and of right-hand sides,
+// and how large T is.
+#pragma once
+
+#include <gdn_cuda/kernels/common/complex.cuh>
+#include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
+
+namespace gdn_cuda::structured {
+
+template <DType kIo, int kColumns>
+struct ToeplitzTerms {
+    using Io = Numbers<kIo>;
+    using Number = ComplexNumber<double>;
+
+    // Of a complex number the larger part.
+    __device__ __forceinline__ static double part(const Number& x) {
+        return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
+    }
+    // Of T: a thread's terms, then all of the block's.
+    struct Size {
+        double column_sum = 0, row_sum = 0, largest = 0;
+
+        template <int kWarps>
+        __device__ __forceinline__ void over_block(double (&reduced)[3][kWarps]) {
+            const auto sum = [](double x, double y) { return x + y; };
+            largest = of_all(largest, reduced[0], [](double x, double y) { return larger(x, y); });
+            column_sum = of_all(column_sum, reduced[1], sum);
+            row_sum = of_all(row_sum, reduced[2], sum);
+        }
+        // A power of two that T is multiplied by: squares of pivots must not leave the range.
+        __device__ __forceinline__ double scale() const {
+            const bool known = largest > 0 && largest - largest == 0;
+            return known ? scalbn(1.0, max(-1000, min(1000, -ilogb(largest)))) : 1.0;
+        }
+        __device__ __forceinline__ double scaled_norm() const { return larger(column_sum * scale(), row_sum * scale()); }
+    };
+    struct Rights {
+        const Lines& lines;
+        i64 column_stride, first_column;
+    };
+
+    // Term j, the probe behind the last right-hand side.
+    template <class Args, class Term>
+    __device__ __forceinline__ static void bring(Term& to, const Args& args, const Rights& rights, unsigned system, int j,
+                                                 Size& size) {
+        using Stored = decltype(to.left);
+        const int n = args.n;
+        const i64 column = line_of(args, args.column, system), row = line_of(args, args.row, system);
+        const auto load = [](const Lines& from, i64 at) {
+            const auto x = Io::template load<double>(from.data, at);
+            return Number{x.re, x.im};
+        };
+        const auto below = [&](int i) { return load(args.column, column + i * args.column.step); };
+        const auto above = [&](int i) { return load(args.row, row + i * args.row.step); };
+        const Number first = below(j), along = j == 0 ? first : above(j);
+        size.column_sum += part(first);
+        size.row_sum += part(along);
+        size.largest = larger(size.largest, larger(part(first), part(along)));
+        const Number left = j == 0 ? first : first + above(n - j);
+        const Number back = j == n - 1 ? below(0) : below(n - 1 - j) - above(j + 1),
+                     right = back * unit_at(static_cast<double>(j) / n);
+        to.left = Stored{left.re, left.im};
+        to.right = Stored{right.re, right.im};
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+            const i64 which = rights.first_column + c,
+                      at = line_of(args, rights.lines, system) + j * rights.lines.step + which * rights.column_stride;
+            Number x{which == args.columns ? probe_at(j) : 0.0, 0.0};
+            if (which < args.columns) x = load(rights.lines, at);
+            to.numbers[c] = Stored{x.re, x.im};
+        }
+    }
+};
+
+}  // namespace gdn_cuda::structured
