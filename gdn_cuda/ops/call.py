@@ -35,10 +35,12 @@ def broadcast_leading(function: str, tensors: Mapping[str, tuple[Tensor, int]]) 
     leading, before = torch.Size(), ""
     for argument, (x, last) in tensors.items():
         shape = x.shape[: x.dim() - last]
-        if any(a != b and a != 1 and b != 1 for a, b in zip(leading[::-1], shape[::-1], strict=False)):
-            expected = f"leading dimensions that broadcast with those of {before}"
-            raise ValueError(f"{function}: {argument}: expected {expected}, got {tuple(x.shape)}")
-        leading, before = torch.broadcast_shapes(leading, shape), f"{before} and {argument}" if before else argument
+        if shape and shape != leading:  # torch takes its time
+            if any(a != b and a != 1 and b != 1 for a, b in zip(leading[::-1], shape[::-1], strict=False)):
+                expected = f"leading dimensions that broadcast with those of {before}"
+                raise ValueError(f"{function}: {argument}: expected {expected}, got {tuple(x.shape)}")
+            leading = torch.broadcast_shapes(leading, shape) if leading else shape
+        before = f"{before} and {argument}" if before else argument
     return leading
 
 

@@ -184,6 +184,13 @@ def test_nothing_to_sum_is_zero_and_nowhere_is_empty() -> None:
     assert gdn_cuda.log_vandermonde_transpose(three, none, none, 3).shape == (0,)
 
 
+def test_points_at_infinity() -> None:
+    points = complex_(complex(inf, 0), complex(0, -inf), complex(inf, inf))
+    for function in (gdn_cuda.cauchy_kernel, gdn_cuda.cauchy_conj):
+        out = function(complex_(1), points, complex_(1))
+        assert out[:2].tolist() == [0, 0] and out[2].isnan()
+
+
 def test_one_of_everything() -> None:
     one = torch.ones(1)
     assert gdn_cuda.cauchy_kernel(3 * one, 4 * one, one).tolist() == [1]
