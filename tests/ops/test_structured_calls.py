@@ -207,6 +207,7 @@ def test_what_is_out_of_range_is_infinite_or_zero() -> None:
     x = torch.tensor([90.0])
     assert gdn_cuda.log_vandermonde(torch.ones(1), x, 2).tolist()[1] == inf
     assert gdn_cuda.log_vandermonde(torch.ones(1), -2 * x, 2).tolist()[1] == 0
+    assert gdn_cuda.log_vandermonde(torch.ones(1), torch.tensor([-1e305], dtype=torch.float64), 3).tolist() == [2, 0, 0]
 
 
 @pytest.mark.parametrize("L", [3.0, "3", None])
