@@ -12,10 +12,8 @@ from torch import Tensor
 def as_one(function: str, tensors: Mapping[str, Tensor], at_least: torch.dtype | None = None) -> tuple[Tensor, ...]:
     """All in the dtype that torch promotes them to, with `at_least`, on the one device that they share."""
     first, like = next(iter(tensors.items()))
+    _check_numbers(function, tensors)
     for argument, x in tensors.items():
-        if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{function}: {argument}: expected a real or complex floating-point tensor, got {got}")
         if x.device != like.device:
             raise ValueError(f"{function}: {argument}: expected {like.device}, the device of {first}, got {x.device}")
     dtypes = [x.dtype for x in tensors.values()]
@@ -23,6 +21,39 @@ def as_one(function: str, tensors: Mapping[str, Tensor], at_least: torch.dtype |
     if dtype == torch.complex32:
         dtype = torch.complex64
     return tuple(x.to(dtype) for x in tensors.values())
+
+
+def _check_numbers(function: str, tensors: Mapping[str, Tensor]) -> None:
+    for argument, x in tensors.items():
+        if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{function}: {argument}: expected a real or complex floating-point tensor, got {got}")
+
+
+def broadcast_leading(function: str, tensors: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
+    """The dimensions that all have together before their last ones, as many as stand beside each."""
+    leading, before = torch.Size(), ""
+    for argument, (x, last) in tensors.items():
+        shape = x.shape[: x.dim() - last]
+        if shape and shape != leading:  # torch takes its time
+            if any(a != b and a != 1 and b != 1 for a, b in zip(leading[::-1], shape[::-1], strict=False)):
+                expected = f"leading dimensions that broadcast with those of {before}"
+                raise ValueError(f"{function}: {argument}: expected {expected}, got {tuple(x.shape)}")
+            leading = torch.broadcast_shapes(leading, shape) if leading else shape
+        before = f"{before} and {argument}" if before else argument
+    return leading
+
+
+def check_out(function: str, out: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Before anything is computed."""
+    if out is None or (out.shape == shape and out.dtype == dtype and out.is_contiguous()):
+        return
+    got = f"{tuple(out.shape)} {out.dtype}" + ("" if out.is_contiguous() else f" with strides {out.stride()}")
+    raise ValueError(f"{function}: out: expected the shape of the result, {tuple(shape)}, {dtype}, contiguous, got {got}")
+
+
+def finished(result: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    return result.to(dtype) if out is None else out.copy_(result)
 
 
 def call(
@@ -37,16 +68,13 @@ def call(
     A stream's work starts behind what the current stream holds now, so inputs are ready. What it reads and writes is not given
     to others before it is done with it, and its result not before the current stream is.
     """
-    like = next(iter(tensors.values()))
-    if out is not None and isinstance(like, Tensor) and out.device != like.device:
-        raise ValueError(f"{function}: out: expected {like.device}, the device of the inputs, got {out.device}")
-    if out is not None and torch.is_grad_enabled():
-        for argument, x in {**tensors, "out": out}.items():
-            if x.requires_grad:
-                raise ValueError(f"{function}: out: expected no tensor that requires a gradient with it, got {argument}")
+    if out is not None or stream is not None:
+        _check_numbers(function, tensors)
+    if out is not None:
+        _check_destination(function, out, tensors)
     if stream is None:
         return run(out)
-    given = [x for x in (*tensors.values(), out) if isinstance(x, Tensor)]
+    given = [x for x in (*tensors.values(), out) if x is not None]
     _check_stream(function, stream, given[0].device)
     current = torch.cuda.current_stream(given[0].device)
     if stream == current:
@@ -58,6 +86,21 @@ def call(
         x.record_stream(stream)
     result.record_stream(current)
     return result
+
+
+def _check_destination(function: str, out: object, tensors: Mapping[str, Tensor]) -> None:
+    device = next(iter(tensors.values())).device
+    if not isinstance(out, Tensor):
+        raise ValueError(f"{function}: out: expected a tensor, got {type(out).__name__}")
+    if out.device != device:
+        raise ValueError(f"{function}: out: expected {device}, the device of the inputs, got {out.device}")
+    if not torch.compiler.is_compiling() and (out.is_conj() or out.is_neg()):  # compiled code cannot ask
+        view = "conjugate" if out.is_conj() else "negative"
+        raise ValueError(f"{function}: out: expected memory that holds the numbers themselves, got a {view} view")
+    if torch.is_grad_enabled():
+        for argument, x in {**tensors, "out": out}.items():
+            if x.requires_grad:
+                raise ValueError(f"{function}: out: expected no tensor that requires a gradient with it, got {argument}")
 
 
 def _check_stream(function: str, stream: object, device: torch.device) -> None:

@@ -6,18 +6,19 @@ fp64. Wrong input raises ValueError naming function, argument, expected and got,
 
 `stream`: where the work is queued, behind what the current stream holds at the call; the current one by default. The result is
 ready there, so `torch.cuda.current_stream().wait_stream(stream)` before it is used elsewhere. `out`: where the result goes,
-contiguous, of its shape and dtype, apart from the inputs; no gradients then.
+contiguous, of its shape and dtype, apart from the inputs (`log_vandermonde_transpose` copies it there); no gradients then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from . import structured_registration  # noqa: F401  (fake and CPU implementations, gradients)
-from .call import as_one, call
+from .call import as_one, broadcast_leading, call, check_out, finished
 
 _ops = torch.ops.gdn_cuda
 _cauchy, _cauchy_out = _ops.cauchy.default, _ops.cauchy_out.default
@@ -70,6 +71,7 @@ def log_vandermonde(
     tensors = {"v": v, "x": x}
 
     def run(out: Tensor | None) -> Tensor:
+        _check_length("log_vandermonde", L)
         both = as_one("log_vandermonde", tensors, torch.complex64)
         if out is None:
             return _log_vandermonde(*both, L)
@@ -86,6 +88,7 @@ def log_vandermonde_transpose(
     function, tensors = "log_vandermonde_transpose", {"u": u, "v": v, "x": x}
 
     def run(out: Tensor | None) -> Tensor:
+        _check_length(function, L)
         _, wide_v, wide_x = as_one(function, tensors, torch.complex64)
         if u.dim() < 1 or u.shape[-1] != L:
             raise ValueError(f"{function}: u: expected (…, L={L}), got {tuple(u.shape)}")
@@ -93,17 +96,16 @@ def log_vandermonde_transpose(
             raise ValueError(f"{function}: x: expected rank 1 or more, got ()")
         if v.dim() < 1 or v.shape[-1] != x.shape[-1]:
             raise ValueError(f"{function}: v: expected (…, {x.shape[-1]}) as x has, got {tuple(v.shape)}")
+        leading = broadcast_leading(function, {"u": (u, 1), "v": (v, 1), "x": (x, 1)})
+        check_out(function, out, (*leading, x.shape[-1]), wide_v.dtype)
         real = torch.float32 if wide_x.dtype == torch.complex64 else torch.float64
         sums = [_moments(part.to(real), wide_x, 1)[0] for part in ([u.real, u.imag] if u.is_complex() else [u])]
         of_u = sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
-        return wide_v * of_u if out is None else _product_into(function, wide_v, of_u, out)
+        return finished(wide_v * of_u, wide_v.dtype, out)
 
     return call(function, run, stream, out, tensors)
 
 
-def _product_into(function: str, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(a.shape, b.shape)
-    if out.shape != shape or out.dtype != a.dtype:
-        expected, got = (f"{tuple(size)} {x.dtype}" for size, x in ((shape, a), (out.shape, out)))
-        raise ValueError(f"{function}: out: expected {expected}, got {got}")
-    return torch.mul(a, b, out=out)
+def _check_length(function: str, L: object) -> None:
+    if not isinstance(L, (Integral, torch.SymInt)):
+        raise ValueError(f"{function}: L: expected an integer, got {L!r}")

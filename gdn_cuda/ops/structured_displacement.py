@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from ..reference.structured_common import zeros_of
 from ..reference.structured_displacement import DisplacementType as DisplacementType
-from .call import call
-from .structured_toeplitz import check_out, computed, finished
+from .call import broadcast_leading, call, check_out, finished
+from .structured_toeplitz import computed
 
 _TYPES = tuple(int(each) for each in DisplacementType)
 
@@ -50,18 +51,19 @@ def displacement_matvec(
         dtype, (left, right, vector) = computed(function, tensors)
         _check(function, left, right, vector, disp_type)
         n, rank = left.shape[-2:]
-        shape = (*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], vector.shape[:-1]), n)
+        shape = (*broadcast_leading(function, {"G": (G, 2), "H": (H, 2), "x": (x, 1)}), n)
         check_out(function, out, shape, dtype)
-        if n == 0 or rank == 0:
-            nothing = left.sum((-2, -1)) + right.sum((-2, -1)) + 0 * vector.sum(-1)
-            return finished(nothing[..., None].expand(shape).clone(), dtype, out)
+        if rank == 0 or 0 in shape:
+            return finished(zeros_of(shape, left, right, vector), dtype, out)
         return finished(_multiply(left, right, vector, disp_type), dtype, out)
 
     return call(function, run, stream, out, tensors)
 
 
 def _check(function: str, G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> None:
-    if G.dim() < 2 or H.dim() < 2 or G.shape[-2:] != H.shape[-2:]:
+    if G.dim() < 2:
+        raise ValueError(f"{function}: G: expected (…, n, r), got {tuple(G.shape)}")
+    if H.dim() < 2 or G.shape[-2:] != H.shape[-2:]:
         raise ValueError(f"{function}: H: expected (…, n, r) as G has {tuple(G.shape)}, got {tuple(H.shape)}")
     if x.dim() < 1 or x.shape[-1] != G.shape[-2]:
         raise ValueError(f"{function}: x: expected (…, {G.shape[-2]}) as G has, got {tuple(x.shape)}")

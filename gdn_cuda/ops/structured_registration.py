@@ -138,7 +138,7 @@ def _keep_moments(ctx, inputs, output):
 def _moments_gradients(ctx, grad):
     u, x = ctx.saved_tensors
     if ctx.orders != 1:
-        raise RuntimeError("log_vandermonde: gradients of gradients are not computed")
+        raise RuntimeError("log_vandermonde, log_vandermonde_transpose: gradients of gradients are not computed")
     grad, of_u, of_x = grad[0], None, None
     if ctx.needs_input_grad[0]:
         of_u = (0.5 * torch.ops.gdn_cuda.log_vandermonde(torch.conj_physical(grad), x, u.shape[-1])).sum_to_size(u.shape)

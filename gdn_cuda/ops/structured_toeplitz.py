@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .call import as_one, call
-from .structured_toeplitz_registration import product, product_shape
+from ..reference.structured_common import working_epsilon, zeros_of
+from .call import as_one, broadcast_leading, call, check_out, finished
+from .structured_toeplitz_registration import product
 from .structured_toeplitz_solve import PCG_LONGEST, solve_positive, solve_symmetric
 from .structured_toeplitz_solve import explain_toeplitz_solve as explain_toeplitz_solve
 
@@ -27,18 +28,6 @@ def computed(function: str, tensors: Mapping[str, Tensor]) -> tuple[torch.dtype,
     same = as_one(function, tensors)
     dtype = same[0].dtype
     return dtype, tuple(x.float() for x in same) if dtype in (torch.bfloat16, torch.float16) else same
-
-
-def check_out(function: str, out: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Before anything is computed."""
-    if out is None or (out.shape == shape and out.dtype == dtype and out.is_contiguous()):
-        return
-    got = f"{tuple(out.shape)} {out.dtype}" + ("" if out.is_contiguous() else f" with strides {out.stride()}")
-    raise ValueError(f"{function}: out: expected the shape of the result, {tuple(shape)}, {dtype}, contiguous, got {got}")
-
-
-def finished(result: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-    return result.to(dtype) if out is None else out.copy_(result)
 
 
 def toeplitz_matvec(
@@ -60,9 +49,8 @@ def _multiply(
 ) -> Tensor:
     def run(out: Tensor | None) -> Tensor:
         dtype, given = computed(function, tensors)
-        if out is not None:
-            _ops.validate_toeplitz_matvec(*given, transpose)
-            check_out(function, out, product_shape(*given), dtype)
+        if out is not None:  # else the operator's own checks do
+            check_out(function, out, _system_shape(function, tensors), dtype)
         return finished(product(given[0], given[1], given[2], transpose), dtype, out)
 
     return call(function, run, stream, out, tensors)
@@ -74,7 +62,7 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Str
     info has an int32 for every matrix, as LAPACK's xGESVX: 0; or k, 1 ≤ k ≤ n: pivot k is zero and the solution is NaN; or
     n + 1: 1 / (‖T‖₁ ‖T⁻¹‖) is below the epsilon of what is computed with, so no digit of the solution need be right.
     """
-    return _with_info("toeplitz_solve", {"c": c, "r": r, "b": b}, stream)
+    return _with_info("toeplitz_solve_ex", {"c": c, "r": r, "b": b}, stream)
 
 
 def toeplitz_solve_symmetric_ex(
@@ -86,14 +74,13 @@ def toeplitz_solve_symmetric_ex(
     one is not, info is −k, its leading minor of order k is not positive, and the solution NaN. Beyond 4096 rows info is −1
     there, and where 60 steps of conjugate gradients are not enough.
     """
-    function, tensors = "toeplitz_solve_symmetric", {"c": c, "b": b}
+    function, tensors = "toeplitz_solve_symmetric_ex", {"c": c, "b": b}
 
     def pair() -> tuple[Tensor, Tensor]:
         if not assume_positive:
             return _solved(function, tensors, None)
         dtype, (column, right) = computed(function, tensors)
-        if not torch.compiler.is_compiling():  # there the operator below has its own checks
-            _ops.validate_toeplitz_solve(column, column, right, True)
+        _system_shape(function, tensors)
         if column.is_complex() or column.shape[-1] > PCG_LONGEST:
             expected = f"real numbers and at most {PCG_LONGEST} rows with assume_positive"
             raise ValueError(f"{function}: c: expected {expected}, got {column.dtype} {tuple(column.shape)}")
@@ -107,11 +94,8 @@ def _solved(function: str, tensors: Mapping[str, Tensor], out: Tensor | None, wa
     dtype, given = computed(function, tensors)
     symmetric = len(given) == 2
     arguments = (given[0], *given, True) if symmetric else (*given, False)
-    if out is not None:
-        _ops.validate_toeplitz_solve(*arguments)
-        check_out(function, out, product_shape(*arguments[:3]), dtype)
+    check_out(function, out, _system_shape(function, tensors), dtype)
     if waits and symmetric and given[0].is_cuda and not given[0].is_complex():
-        _ops.validate_toeplitz_solve(*arguments)
         x, info = solve_symmetric(given[0], given[1])
     else:
         x, info = _ops.toeplitz_solve(*arguments)
@@ -183,12 +167,11 @@ def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | N
 
     def pair() -> tuple[Tensor, Tensor]:
         dtype, (column, row) = computed("gs_compute_generators", tensors)
-        check_lines("gs_compute_generators", {"c": column, "r": row})
+        leading = check_lines("gs_compute_generators", tensors)
         n = column.shape[-1]
         ends = torch.zeros(n, 2, dtype=column.dtype, device=column.device)
         if n:
             ends[0, 0] = ends[-1, 1] = 1
-        leading = torch.broadcast_shapes(column.shape[:-1], row.shape[:-1])
         x, info = _ops.toeplitz_solve(column, row, ends.expand(*leading, n, 2), False)
         _regular("gs_compute_generators", "c, r", info)
         return x[..., 0].to(dtype), x[..., 1].to(dtype)
@@ -196,14 +179,28 @@ def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | N
     return _call_for_two("gs_compute_generators", pair, stream, tensors)
 
 
-def check_lines(function: str, lines: Mapping[str, Tensor]) -> None:
-    """(…,n) each, one n."""
+def check_lines(function: str, lines: Mapping[str, Tensor]) -> torch.Size:
+    """(…,n) each, one n. The leading dimensions that they have together."""
     first, like = next(iter(lines.items()))
     for argument, x in lines.items():
         if x.dim() < 1:
             raise ValueError(f"{function}: {argument}: expected rank 1 or more, got ()")
         if x.shape[-1] != like.shape[-1]:
             raise ValueError(f"{function}: {argument}: expected (…, {like.shape[-1]}) as {first} has, got {tuple(x.shape)}")
+    return broadcast_leading(function, {argument: (x, 1) for argument, x in lines.items()})
+
+
+def _system_shape(function: str, tensors: Mapping[str, Tensor], matrix: str = "matrix") -> tuple[int, ...]:
+    """That of the result: the last of the tensors is (…,n) or (…,n,k), those before it are the lines of the matrix."""
+    *lines, (argument, right) = tensors.items()
+    check_lines(function, dict(lines))
+    n, many = lines[0][1].shape[-1], right.dim() > max(x.dim() for _, x in lines)
+    if right.dim() < 1 or right.shape[-2 if many else -1] != n:
+        expected = f"(…, {n}), or with more dimensions than the {matrix} (…, {n}, k)"
+        raise ValueError(f"{function}: {argument}: expected {expected}, got {tuple(right.shape)}")
+    last = 2 if many else 1
+    leading = broadcast_leading(function, {name: (x, 1) for name, x in lines} | {argument: (right, last)})
+    return (*leading, *right.shape[-last:])
 
 
 def toeplitz_inverse_apply(
@@ -219,21 +216,18 @@ def toeplitz_inverse_apply(
 
     def run(out: Tensor | None) -> Tensor:
         dtype, (u, v, right) = computed(function, tensors)
-        check_lines(function, {"gs_u": u, "gs_v": v})
+        check_out(function, out, _system_shape(function, tensors, "generators"), dtype)
         n, many = u.shape[-1], right.dim() > max(u.dim(), v.dim())
-        if right.dim() < 1 or right.shape[-2 if many else -1] != n:
-            expected = f"(…, {n}), or with more dimensions than the generators (…, {n}, k)"
-            raise ValueError(f"{function}: x: expected {expected}, got {tuple(right.shape)}")
-        check_out(function, out, product_shape(u, v, right), dtype)
         u, v = torch.broadcast_tensors(u, v)
-        return finished(_inverse_product(u, v, right, many) if n else product(u, v, right, False), dtype, out)
+        epsilon = working_epsilon(gs_u, gs_v)  # theirs: a wider x does not make them more exact
+        return finished(_inverse_product(u, v, right, many, epsilon) if n else product(u, v, right, False), dtype, out)
 
     return call(function, run, stream, out, tensors)
 
 
-def _inverse_product(u: Tensor, v: Tensor, x: Tensor, many: bool) -> Tensor:
+def _inverse_product(u: Tensor, v: Tensor, x: Tensor, many: bool, epsilon: float) -> Tensor:
     largest = torch.maximum(u.detach().abs().amax(-1), v.detach().abs().amax(-1))
-    regular = u.detach()[..., 0].abs() > u.shape[-1] * torch.finfo(u.dtype).eps * largest
+    regular = u.detach()[..., 0].abs() > u.shape[-1] * epsilon * largest
     if not torch.compiler.is_compiling() and u.device.type == "cpu" and not bool(regular.all()):
         raise torch.linalg.LinAlgError(
             "toeplitz_inverse_apply: gs_u: expected u[0] that is not zero in working precision, got "
@@ -258,13 +252,15 @@ def toeplitz_to_cauchy(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None
 
     def run(out: Tensor | None) -> Tensor:
         _, (column, row) = computed("toeplitz_to_cauchy", tensors)
-        check_lines("toeplitz_to_cauchy", {"c": column, "r": row})
+        check_lines("toeplitz_to_cauchy", tensors)
         column, row = torch.broadcast_tensors(column, row)
         n, working = column.shape[-1], torch.promote_types(column.dtype, torch.complex64)
         check_out("toeplitz_to_cauchy", out, (*column.shape, n), working)
+        if 0 in column.shape:
+            return finished(zeros_of((*column.shape, n), column, row), working, out)
         places = torch.arange(n, device=column.device)
         diagonals = torch.cat([row[..., 1:].flip(-1), column], -1)
-        matrix = diagonals[..., places[:, None] - places + max(n - 1, 0)].to(working)
-        return finished(torch.fft.ifft(torch.fft.fft(matrix, dim=-2), dim=-1) if n else matrix, working, out)
+        matrix = diagonals[..., places[:, None] - places + n - 1].to(working)
+        return finished(torch.fft.ifft(torch.fft.fft(matrix, dim=-2), dim=-1), working, out)
 
     return call("toeplitz_to_cauchy", run, stream, out, tensors)

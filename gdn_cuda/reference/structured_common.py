@@ -43,6 +43,19 @@ def check_last(function: str, argument: str, x: Tensor, size: int, like: str) ->
         fail(function, argument, f"(…, {size}) as {like} has", tuple(x.shape))
 
 
+def zeros_of(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
+    """What nothing adds up to: zeros with gradients, zeros too, for every input, whatever it holds."""
+    return torch.stack([x[..., :0].sum() for x in inputs]).sum() + inputs[0].new_zeros(shape)
+
+
+def near_one(x: Tensor, *dims: int) -> tuple[Tensor, Tensor]:
+    """x times the powers of two that bring its largest numbers along `dims` there, and the exponents that take it back."""
+    size = x.detach().abs()
+    largest = size.amax(dims, keepdim=True) if size.numel() else size.sum(dims, keepdim=True)
+    exponents = torch.frexp(largest).exponent.clamp(-1000, 1000).to(torch.float64)
+    return x * torch.exp2(-exponents), exponents
+
+
 def roots_of_unity(exponents: Tensor, order: int) -> Tensor:
     """e^{−2πi k/order} for integers k, reduced as integers: the largest k is as exact as the smallest."""
     angle = exponents.remainder(order).to(torch.float64) * (-2 * math.pi / max(order, 1))
@@ -57,11 +70,11 @@ def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def product_error(a: Tensor, b: Tensor) -> Tensor:
-    """a·b − fl(a·b) exactly (Dekker) for real fp64; 0 where the product is not finite."""
+    """a·b − fl(a·b) exactly (Dekker) for real fp64; 0 where it, or a factor times `_SPLITTER`, is not finite."""
     product = a * b
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     error = a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
-    return torch.where(torch.isfinite(product), error, 0.0)
+    return torch.where(torch.isfinite(error), error, 0.0)
 
 
 def _sum_and_error(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .structured_common import check_last, fail, residual, roots_of_unity, same_dtype, widened, working_epsilon
+from .structured_common import check_last, fail, near_one, residual, roots_of_unity, same_dtype, widened, working_epsilon
 
 _REFINEMENTS = 4  # each gains −log10(κ · 1e-16) digits
 
@@ -74,8 +74,16 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def _solve_ex(function: str, c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     epsilon = working_epsilon(c, r, b)
     matrix, right = same_dtype(_dense(function, c, r), *widened(function, b=b))
+    matrix, of_matrix = near_one(matrix, -2, -1)
     info = _info(matrix.detach(), epsilon)
-    solved = _on_columns(function, "b", (c, r), right, lambda right: _solution(matrix, right, info))
+
+    def run(right: Tensor) -> Tensor:
+        right, of_right = near_one(right, -2)
+        back = of_right - of_matrix  # in halves: the whole may leave the range where the solution does not
+        half = (back / 2).floor()
+        return _solution(matrix, right, info) * torch.exp2(half) * torch.exp2(back - half)
+
+    solved = _on_columns(function, "b", (c, r), right, run)
     return solved, info
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import structured_toeplitz as oracle
-from .structured_common import roots_of_unity
+from .structured_common import roots_of_unity, zeros_of
 
 _LARGEST_DENSE = 1024  # beyond, a product by transforms: as many digits, up to a few of the last, without n² numbers
 
@@ -27,6 +27,9 @@ def fast_length(least: int) -> int:
 def matvec_by_transforms(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
     """T x for x (…,n,k): T is a corner of a circulant matrix. In the dtype of c, r and x, which is one; any device."""
     n = c.shape[-1]
+    shape = (*torch.broadcast_shapes(c.shape[:-1], r.shape[:-1], x.shape[:-2]), n, x.shape[-1])
+    if 0 in shape:
+        return zeros_of(shape, c, r, x)
     length = fast_length(2 * n - 1)
     c, r = torch.broadcast_tensors(c, r)
     diagonals = torch.cat([c, c.new_zeros(*c.shape[:-1], length - 2 * n + 1), r[..., 1:].flip(-1)], -1)

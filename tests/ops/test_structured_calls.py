@@ -64,6 +64,25 @@ def test_out_must_be_dense_and_apart(seed: int) -> None:
         gdn_cuda.log_vandermonde(poles.clone(), poles, 5, out=torch.view_as_real(poles)[:, 0].as_strided((5,), (1,)))
 
 
+def test_an_out_that_only_looks_it_is_refused() -> None:
+    x, out = complex_(1, 2), torch.zeros(2, dtype=torch.complex64)
+    message = "^cauchy_kernel: out: expected memory that holds the numbers themselves, got a conjugate view$"
+    with pytest.raises(ValueError, match=message):
+        gdn_cuda.cauchy_kernel(x, x, x, out=out.conj())
+    with pytest.raises(ValueError, match=r"^log_vandermonde_transpose: out: expected .* contiguous, got .* strides \(2,\)$"):
+        gdn_cuda.log_vandermonde_transpose(x, x, x, 2, out=out.repeat(2)[::2])
+    with pytest.raises(ValueError, match=r"^cauchy_kernel: out: expected a tensor, got list$"):
+        gdn_cuda.cauchy_kernel(x, x, x, out=[1])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^cauchy_kernel: v: expected a real or complex floating-point tensor, got list$"):
+        gdn_cuda.cauchy_kernel([1.0], x, x, out=out)  # type: ignore[arg-type]
+
+
+def test_what_is_copied_into_out_may_come_from_there() -> None:
+    buffer, x = complex_(1, 2, 3, 4), complex_(0, 0)
+    gdn_cuda.log_vandermonde_transpose(torch.ones(3), buffer[1:3], x, 3, out=buffer[2:])
+    assert buffer.tolist() == [1, 2, 6, 9]
+
+
 @EVERY_CASE
 def test_no_gradients_with_out(case: Case, seed: int) -> None:
     x = without_out(case, seed)
@@ -119,13 +138,13 @@ def test_a_few_points_at_a_time(case: Case, seed: int, monkeypatch: pytest.Monke
         torch.testing.assert_close(ours, theirs, rtol=4e-3 if ours.dtype == torch.bfloat16 else 1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", ["cauchy-float64", "cauchy-conj", "vandermonde"])
+@pytest.mark.parametrize("name", ["cauchy-float64", "cauchy-conj", "vandermonde", "vandermonde-transpose"])
 def test_gradients_of_gradients_are_refused(name: str, seed: int) -> None:
     case = CASES[name]
     x = without_out(case, seed)
     leaves = [value.requires_grad_() for value in x.values() if isinstance(value, Tensor)]
     first = torch.autograd.grad(case.function(**x).abs().sum(), leaves, create_graph=True)
-    with pytest.raises(RuntimeError, match=rf"^{case.function.__name__}: gradients of gradients are not computed$"):
+    with pytest.raises(RuntimeError, match=rf"\b{case.function.__name__}\b.*: gradients of gradients are not computed$"):
         torch.autograd.grad(sum(y.abs().sum() for y in first), leaves)  # type: ignore[arg-type]
 
 
@@ -165,6 +184,13 @@ def test_nothing_to_sum_is_zero_and_nowhere_is_empty() -> None:
     assert gdn_cuda.log_vandermonde_transpose(three, none, none, 3).shape == (0,)
 
 
+def test_points_at_infinity() -> None:
+    points = complex_(complex(inf, 0), complex(0, -inf), complex(inf, inf))
+    for function in (gdn_cuda.cauchy_kernel, gdn_cuda.cauchy_conj):
+        out = function(complex_(1), points, complex_(1))
+        assert out[:2].tolist() == [0, 0] and out[2].isnan()
+
+
 def test_one_of_everything() -> None:
     one = torch.ones(1)
     assert gdn_cuda.cauchy_kernel(3 * one, 4 * one, one).tolist() == [1]
@@ -181,6 +207,15 @@ def test_what_is_out_of_range_is_infinite_or_zero() -> None:
     x = torch.tensor([90.0])
     assert gdn_cuda.log_vandermonde(torch.ones(1), x, 2).tolist()[1] == inf
     assert gdn_cuda.log_vandermonde(torch.ones(1), -2 * x, 2).tolist()[1] == 0
+    assert gdn_cuda.log_vandermonde(torch.ones(1), torch.tensor([-1e305], dtype=torch.float64), 3).tolist() == [2, 0, 0]
+
+
+@pytest.mark.parametrize("L", [3.0, "3", None])
+def test_lengths_are_integers(L: Any) -> None:
+    x = torch.ones(3)
+    for function, tensors in ((gdn_cuda.log_vandermonde, (x, x)), (gdn_cuda.log_vandermonde_transpose, (x, x, x))):
+        with pytest.raises(ValueError, match=re.escape(f"{function.__name__}: L: expected an integer, got {L!r}")):
+            function(*tensors, L)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("L", [-1, 2**41])

@@ -20,6 +20,7 @@ SHAPES = [
     ((0, 2), (0, 2), (0,)),
     ((4, 0), (4, 0), (4,)),
     ((3, 0, 1), (0, 1), (3, 0)),
+    ((0, 5, 2), (5, 2), (5,)),
 ]
 
 
@@ -36,6 +37,11 @@ def test_values_and_gradients(disp_type: int, shapes: tuple[tuple[int, ...], ...
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     if shapes == SHAPES[0]:
         assert torch.autograd.gradcheck(lambda *x: displacement_matvec(*x, disp_type), x)
+
+
+def test_no_columns_are_zeros_of_whatever_x_holds() -> None:
+    none, x = torch.zeros(3, 0), torch.tensor([torch.inf, 1, 2])
+    assert displacement_matvec(none, none, x).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("n", [31, 256])
@@ -90,10 +96,14 @@ def test_tracing_and_out(rng: torch.Generator) -> None:
 
 BAD: dict[str, tuple[Any, int, str]] = {
     "generators": (((4, 2), (4, 3), (4,)), 0, r"H: expected \(…, n, r\) as G has \(4, 2\), got \(4, 3\)"),
-    "rank": (((4,), (4,), (4,)), 0, r"H: expected \(…, n, r\) as G has \(4,\), got \(4,\)"),
+    "rank": (((4,), (4,), (4,)), 0, r"G: expected \(…, n, r\), got \(4,\)"),
+    "leading": (((2, 4, 2), (3, 4, 2), (4,)), 0,
+                r"H: expected leading dimensions that broadcast with those of G, got \(3, 4, 2\)"),
+    "leading of x": (((2, 4, 2), (4, 2), (3, 4)), 0,
+                     r"x: expected leading dimensions that broadcast with those of G and H, got \(3, 4\)"),
     "vector": (((4, 2), (4, 2), (1,)), 0, r"x: expected \(…, 4\) as G has, got \(1,\)"),
     "type": (((4, 2), (4, 2), (4,)), 3, r"disp_type: expected one of 0 \(CYCLIC_TRANSPOSED\), .*, got 3"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)

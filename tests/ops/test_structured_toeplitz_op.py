@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import rel_rms
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from gdn_cuda.ops.structured_toeplitz import toeplitz_matvec, toeplitz_matvec_transpose
 from gdn_cuda.reference import structured_toeplitz as oracle
@@ -24,6 +25,7 @@ SHAPES = [
     ((1,), (1,), (1, 2)),
 ]
 EMPTY = [((0,), (0,), (0,)), ((0,), (0,), (0, 3)), ((3, 0), (0,), (3, 0)), ((0, 4), (4,), (4,)), ((4,), (4,), (4, 0))]
+EMPTY += [((0, 1025), (1025,), (1025,)), ((1025,), (1025,), (1025, 0))]  # by transforms
 
 
 def draw(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, rng: torch.Generator) -> list[Tensor]:
@@ -104,6 +106,16 @@ def test_tracing(dtype: torch.dtype, rng: torch.Generator) -> None:
         compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
         eager, traced = (torch.autograd.grad(f(*x).abs().sum(), x) for f in (function, compiled))
         assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))
+
+
+def test_tracing_beyond_one_block() -> None:
+    """And with `out`."""
+    with FakeTensorMode():
+        x = torch.empty(9000, device="cuda")
+        assert toeplitz_matvec(x, x, x).shape == toeplitz_matvec(x, x, x, out=x).shape == x.shape
+    c, out = torch.arange(3.0), torch.empty(3)
+    torch.compile(lambda out: toeplitz_matvec(c, c, c, out=out), fullgraph=True, backend="aot_eager")(out)
+    assert torch.equal(out, toeplitz_matvec(c, c, c))
 
 
 BAD: dict[str, tuple[Any, str]] = {

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import rel_rms
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from gdn_cuda.ops import structured_toeplitz_solve as ways
 from gdn_cuda.ops.structured_toeplitz import (
@@ -80,6 +81,27 @@ def test_first_entry_of_the_inverse_may_be_zero() -> None:
     assert one_bad[0].isnan().all() and one_bad[1].tolist() == oracle.toeplitz_inverse_apply(v, u, torch.ones(2)).tolist()
 
 
+def test_generators_are_no_more_exact_beside_a_wide_x() -> None:
+    c, r = torch.tensor([1 / 3, 0.7, 0.3]), torch.tensor([1 / 3, (1 / 9) / 0.7, 0.9])
+    u, v = gs_compute_generators(c, r)
+    assert u[0] != 0
+    for x in (torch.ones(3), torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.complex128)):
+        with pytest.raises(LinAlgError, match=r"^toeplitz_inverse_apply: gs_u: expected u\[0\] that is not zero"):
+            toeplitz_inverse_apply(u, v, x)
+
+
+@pytest.mark.parametrize("of_c", [1e-300, 1e300])
+@pytest.mark.parametrize("of_b", [1e-300, 1.0, 1e300])
+def test_numbers_at_the_ends_of_the_range(of_c: float, of_b: float) -> None:
+    """Regular matrices stay so, and a solution is right where it does not itself leave the range."""
+    c, r = (torch.tensor(line, dtype=torch.float64) for line in ([4, 1, 0], [4, 2, 1]))
+    b = torch.ones(3, dtype=torch.float64)
+    x, info = toeplitz_solve_ex(of_c * c, of_c * r, of_b * b)
+    assert info == 0
+    expected = toeplitz_solve(c, r, b) / of_c * of_b
+    torch.testing.assert_close(x, expected, rtol=1e-14, atol=1e-323)
+
+
 @pytest.mark.parametrize("dtype", DOUBLES)
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
 def test_to_cauchy(n: int, dtype: torch.dtype, rng: torch.Generator) -> None:
@@ -128,6 +150,7 @@ def test_no_rows(batch: tuple[int, ...]) -> None:
         assert solved[0].shape == b.shape and solved[1].shape == batch and not solved[1].any()
     u, v = gs_compute_generators(c, c)
     assert u.shape == v.shape == toeplitz_inverse_apply(u, v, c).shape == c.shape
+    assert toeplitz_to_cauchy(torch.zeros(0, 5), torch.zeros(5)).shape == (0, 5, 5)
     assert toeplitz_inverse_apply(u, v, b).shape == b.shape
 
 
@@ -172,6 +195,15 @@ def test_errors_say_what_is_wrong(name: str, rng: torch.Generator) -> None:
         toeplitz_inverse_apply(torch.ones(3), torch.ones(1), torch.ones(3))
     with pytest.raises(ValueError, match=r"^toeplitz_inverse_apply: x: expected \(…, 3\), .* got \(2, 3\)$"):
         toeplitz_inverse_apply(torch.ones(3), torch.ones(3), torch.ones(2, 3))
+    apart, x = (torch.ones(2, 3), torch.ones(4, 3)), torch.ones(3)
+    for call, argument in ((lambda: toeplitz_inverse_apply(*apart, x), "toeplitz_inverse_apply: gs_v"),
+                           (lambda: gs_compute_generators(*apart), "gs_compute_generators: r"),
+                           (lambda: toeplitz_to_cauchy(*apart), "toeplitz_to_cauchy: r"),
+                           (lambda: toeplitz_solve_ex(*apart, x), "toeplitz_solve_ex: r"),
+                           (lambda: toeplitz_inverse_apply(apart[0], x, apart[1]), "toeplitz_inverse_apply: x"),
+                           (lambda: toeplitz_solve_symmetric_ex(*apart), "toeplitz_solve_symmetric_ex: b")):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"^{argument}: expected leading dimensions that broadcast with .* got \(4, 3\)$"):
+            call()
     with pytest.raises(ValueError, match=r"^toeplitz_to_cauchy: r: expected \(…, 3\) as c has, got \(1,\)$"):
         toeplitz_to_cauchy(torch.ones(3), torch.ones(1))
     with pytest.raises(ValueError, match=r"^toeplitz_solve: b: expected a real or complex .* got torch.int64$"):
@@ -268,7 +300,10 @@ def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
     assert toeplitz_solve_symmetric_ex(c[0], b[0].bfloat16().to(dtype), assume_positive=True)[1].shape == ()
     compiled = torch.compile(toeplitz_solve_symmetric_ex, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(c[:2], b[:2], assume_positive=True)[0], x[:2])
-    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected real numbers and at most 8192 rows with"):
+    with FakeTensorMode():
+        on_gpu = torch.empty(9, device="cuda")
+        assert toeplitz_solve_symmetric_ex(on_gpu, on_gpu, assume_positive=True)[0].shape == (9,)
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric_ex: c: expected real numbers and at most 8192 rows with"):
         toeplitz_solve_symmetric_ex(c + 0j, b, assume_positive=True)
 
 

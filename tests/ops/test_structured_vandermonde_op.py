@@ -66,3 +66,6 @@ def test_errors_say_what_is_wrong(rng: torch.Generator) -> None:
         log_vandermonde_transpose(torch.ones(2), v, v, 3)
     with pytest.raises(ValueError, match=r"^log_vandermonde_transpose: v: expected \(…, 4\) as x has, got \(5,\)$"):
         log_vandermonde_transpose(torch.ones(3), v, x, 3)
+    message = r"^log_vandermonde_transpose: x: expected leading dimensions that broadcast with those of u and v, got \(2, 5\)$"
+    with pytest.raises(ValueError, match=message):
+        log_vandermonde_transpose(torch.ones(3), v.expand(3, 5), v.expand(2, 5), 3)
