@@ -221,6 +221,75 @@ def test_rate(rate: float, rng: torch.Generator) -> None:
         assert kernel_of(config_of(rng))(rate=rate, L=L)[0].shape[-1] == L
 
 
+# ---- Which tensor a length belongs to
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.clone], ids=["parameter", "buffer"])
+def test_a_new_C_is_no_C_tilde(kind: Any, rng: torch.Generator) -> None:
+    config = config_of(rng)
+    new = config["C"].detach() + 1
+    expected, _ = oracle(config | {"C": new}, 20)
+    kernel = kernel_of(config | {"C": kind(config["C"].detach())})
+    kernel(L=20)
+    kernel.C = kind(new)
+    assert kernel.state_dict()["l_kernel"] == 0
+    assert rel_rms(kernel(L=20)[0], expected) < 1e-11
+
+
+@pytest.mark.parametrize("first", [0, 10], ids=["before the first call", "after it"])
+def test_tensors_in_place_of_parameters_are_left_alone(first: int, rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected, _ = oracle(config, 20)
+    kernel, twin = kernel_of(config), kernel_of(config)
+    twin(L=first)
+    lent = {name: x.detach().clone() for name, x in kernel.named_parameters()}
+    before = lent["C"].clone().requires_grad_()
+
+    def lend(C: Tensor, L: int) -> Tensor:
+        return torch.func.functional_call(kernel, lent | {"C": C}, (), {"L": L})[0]
+
+    for L in (20, 10):
+        assert rel_rms(lend(lent["C"], L), expected[..., :L]) < 1e-11
+    assert torch.equal(lent["C"], before) and kernel.state_dict()["l_kernel"] == first
+    assert torch.autograd.gradcheck(lambda C: lend(C, 4 + first), before)
+    assert rel_rms(kernel(L=20)[0], expected) < 1e-11
+
+
+def test_buffers_that_part_have_lengths_of_their_own(rng: torch.Generator) -> None:
+    config = make_param_config(rng, dtype=torch.float32)
+    expected, _ = oracle(config, 40)
+    kernels = nn.ModuleList([kernel_of(config), kernel_of(config)])
+    kernels[0](L=10)
+    kernels.double()
+    for kernel, L in zip((*kernels, *kernels), (40, 10, 20, 40), strict=True):
+        assert rel_rms(kernel(L=L)[0], expected[..., :L]) < 1e-5
+    assert [kernel.l_kernel.item() for kernel in kernels] == [40, 40]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_length_moves_with_its_module(swap: bool, rng: torch.Generator) -> None:
+    config = config_of(rng, torch.float32)
+    kernel = kernel_of(config)
+    expected = kernel(L=10)[0]
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        kernel.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert rel_rms(kernel(L=10)[0], expected) < 1e-5
+
+
+def test_a_kernel_over_the_C_of_a_copy(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected, _ = oracle(config, 20)
+    kernel = kernel_of(config)
+    kernel(L=10)
+    twin = copy.deepcopy(kernel)
+    third = kernel_of(config | dict(twin.named_parameters()))
+    for each in (third, twin, kernel):
+        assert rel_rms(each(L=20)[0], expected) < 1e-11
+
+
 # ---- Gradients, tracing, dtypes
 
 
@@ -298,6 +367,8 @@ def test_no_length(rng: torch.Generator) -> None:
         kernel()
     assert kernel(L=4)[0].shape == (2, 3, 4)
     assert kernel(L=0)[0].shape == (2, 3, 0)
+    bounded = kernel_of(config_of(rng), 64)
+    assert bounded(L=0)[0].shape == (2, 3, 0) and bounded.l_kernel == 0
 
 
 def steps(config: dict[str, Any], u: Tensor, state: Tensor) -> Any:
