@@ -13,7 +13,7 @@ from torch import Tensor
 from ..reference import s4
 from ..reference.s4 import System, full_state
 from . import s4_step
-from .s4_base import SSMKernel
+from .s4_base import SSMKernel, rows_of
 from .s4_length import KnowsLength
 from .s4_resolvent import kernel_by_cauchy
 
@@ -42,23 +42,24 @@ class S4Kernel(KnowsLength, SSMKernel):
         self._basis: Tensor | None = None  # of diagonal steps
 
     def forward(self, state: Tensor | None = None, rate: float = 1.0, L: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """(k (channels,H,L), k_state (B,channels,H,L) or None for a state (B,H,N) or (B,H,2N)).
+        """(k (channels,H,L), k_state (…,channels,H,L) or None for a state (…,H,N) or (…,H,2N)).
 
         L is l_max / rate by default, or what C̃ reaches. C̃ belongs to rate 1: at another it is the kernel of nearly the same C.
         """
         self._check_rate(rate)
+        if state is not None:
+            self._check_state(state, (self.N, 2 * self.N))
         L, length = self._lengths(L, rate)
         samples = round(length / rate)
         system = self._reaching(length, rate)
         B = system.B
         if state is not None:
-            self._check_state(state, (self.N, 2 * self.N))
-            B = torch.cat([_undiscretized(system, state.to(torch.complex128)), B])
+            B = torch.cat([_undiscretized(system, rows_of(state).to(torch.complex128)), B])
         if samples == 0:
             k = system.A.real.new_zeros(B.shape[0], self.channels, self.H, 0, dtype=self._real)
         else:
             k = kernel_by_cauchy(system, B, samples, self._complex)[..., :L]
-        return k[-1], None if state is None else k[:-1]
+        return k[-1], None if state is None else k[:-1].reshape(*state.shape[:-2], *k.shape[1:])
 
     # ---- C̃
 
@@ -107,7 +108,8 @@ class S4Kernel(KnowsLength, SSMKernel):
     def _setup_step(self, mode: str = "dense") -> None:
         """Makes what `step` needs: "dense" on (…,H,2N), "linear" in O(rank · N) on (…,H,N), "diagonal" in the eigenbasis.
 
-        `step` does so itself where nobody has (dense), or where a parameter has changed (in the mode it was in).
+        `step` does so itself where nobody has (dense), or where a parameter has changed (in the mode it was in). It does
+        not see writes to `.data` and to inference tensors, and when compiled no change at all.
         """
         if mode not in s4.STEP_MODES:
             raise ValueError(f"S4Kernel: mode: expected one of {s4.STEP_MODES}, got {mode!r}")
@@ -133,9 +135,10 @@ class S4Kernel(KnowsLength, SSMKernel):
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """(y (…,channels,H), next state) from u (…,H) and a state as `default_state` makes it."""
         self._check_input(u, sequence=False)
+        self._check_state(state, (self.N if self._step_mode == "linear" else 2 * self.N,), u.shape[:-1])
         if not self._is_current():
             self._setup_step(self._step_mode)
-        self._check_state(state, (self.N if self._step_mode == "linear" else 2 * self.N,))
+        u, state = u.to(self._real), state.to(self._complex)
         if self._linear is not None:
             state = self._linear.advance(u, state)
         elif self._step_mode == "dense":
@@ -150,9 +153,9 @@ class S4Kernel(KnowsLength, SSMKernel):
         Differentiable in everything, the eigenbasis excepted.
         """
         self._check_input(u, sequence=True)
-        self._check_state(state, (self.N, 2 * self.N))
+        self._check_state(state, (self.N, 2 * self.N), u.shape[:-2])
         if u.shape[-1] == 0:
-            return state
+            return self._unmoved(u, state)
         if self._step_mode == "diagonal" and not self._is_current():
             self._setup_step("diagonal")
         half = state.shape[-1] == self.N

@@ -101,7 +101,10 @@ def test_steps_convolution_and_recurrence_agree(
     assert rel_rms(kernel.forward_state(u, kernel.default_state(2)), state) < bound
     assert half_way is not None
     assert rel_rms(kernel.forward_state(u[..., 10:], half_way), state) < bound
-    assert torch.equal(kernel.forward_state(u[..., :0], half_way), half_way)
+    nothing = kernel.forward_state(u[..., :0], half_way[0].to(torch.complex128))
+    assert (
+        torch.equal(nothing, half_way[:1].expand_as(nothing)) and nothing.shape == state.shape and nothing.dtype == state.dtype
+    )
 
 
 def test_a_kernel_continues_from_a_state(rng: torch.Generator) -> None:
@@ -112,6 +115,35 @@ def test_a_kernel_continues_from_a_state(rng: torch.Generator) -> None:
     state = kernel.forward_state(u[..., :12], kernel.default_state(2))
     k, k_state = kernel(state=state, L=L - 12)
     assert rel_rms(convolution(u[..., 12:], k) + k_state, whole[..., 12:]) < 1e-11
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3), (0,)])
+def test_states_with_any_batch(batch: tuple[int, ...], rng: torch.Generator) -> None:
+    config = config_of(rng)
+    state = draw(rng, *batch, 3, 8, dtype=torch.complex128)
+    rows = kernel_of(config, 6)(state=state.reshape(-1, 3, 8) if state.numel() else state)[1]
+    assert torch.equal(kernel_of(config, 6)(state=state)[1], rows.reshape(*batch, 2, 3, 6))
+
+
+@pytest.mark.parametrize("mode", s4.STEP_MODES)
+def test_steps_of_other_dtypes_are_those_of_the_kernel(mode: str, rng: torch.Generator) -> None:
+    kernel, u = kernel_of(config_of(rng, torch.float32)), draw(rng, 2, 3)
+    kernel._setup_step(mode)
+    state = torch.randn_like(kernel.default_state(2))
+    expected = kernel.step(u.float(), state)
+    for ours, theirs in zip(kernel.step(u, state.to(torch.complex128)), expected, strict=True):
+        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+    for ours, theirs in zip(kernel.step(u, state.real), kernel.step(u, state.real + 0j), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_steps_of_inference_tensors(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected = kernel_of(config).step(torch.ones(3), torch.zeros(3, 8))[0]
+    with torch.inference_mode():
+        kernel = kernel_of({name: x.clone() if isinstance(x, Tensor) else x for name, x in config.items()})
+        for _ in range(2):
+            assert torch.equal(kernel.step(torch.ones(3), torch.zeros(3, 8))[0], expected)
 
 
 def test_steps_set_themselves_up_and_follow_their_parameters(rng: torch.Generator) -> None:
@@ -125,6 +157,23 @@ def test_steps_set_themselves_up_and_follow_their_parameters(rng: torch.Generato
     fresh, _ = kernel_of(config).step(u, kernel.default_state(3))
     assert torch.equal(changed, fresh)
     assert rel_rms(changed, first) > 1e-3
+    config["inv_dt"].data.add_(0.5)  # which nobody can see
+    kernel._setup_step()
+    assert torch.equal(kernel.step(u, kernel.default_state(3))[0], kernel_of(config).step(u, kernel.default_state(3))[0])
+
+
+def test_a_parameter_may_lie_where_another_was(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    kernel, u = kernel_of(config), draw(rng, 3)
+    kernel.step(u, kernel.default_state())
+    place = config.pop("B").data_ptr()
+    kernel.B = nn.Parameter(draw(rng, 1, 3, 4, 2))  # the first one is gone
+    tries = [draw(rng, 1, 3, 4, 2)]
+    while tries[-1].data_ptr() != place and len(tries) < 1000:
+        tries.append(torch.randn_like(tries[-1]))
+    kernel.B = nn.Parameter(tries[-1])
+    fresh = kernel_of(config | {"B": kernel.B}).step(u, kernel.default_state())[0]
+    assert torch.equal(kernel.step(u, kernel.default_state())[0], fresh)
 
 
 @pytest.mark.parametrize("mode", s4.STEP_MODES)
@@ -337,6 +386,10 @@ def test_torch_compile(rng: torch.Generator) -> None:
     u, state = draw(rng, config["H"]).float(), kernel.default_state()
     step = torch.compile(kernel.step, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(step(u, state), kernel.step(u, state))
+    with torch.no_grad():
+        config["B"].add_(1)
+    kernel._setup_step("linear")
+    torch.testing.assert_close(step(u, state), kernel.step(u, state))
 
 
 def test_half_precision_parameters_are_computed_in_fp32(rng: torch.Generator) -> None:
@@ -385,12 +438,33 @@ BAD: dict[str, tuple[Any, str]] = {
     "repeat": (lambda c: kernel_of(c | {"repeat": 2}), r"repeat: expected a divisor of H=3, got 2"),
     "no P": (lambda c: kernel_of(c | {"P": None}), r"P: expected \(rank=1, …\), got None"),
     "rate": (lambda c: kernel_of(c)(L=3, rate=0.0), r"rate: expected a positive number, got 0.0"),
-    "L": (lambda c: kernel_of(c)(L=-1), r"L: expected >= 0, got -1"),
+    "L": (lambda c: kernel_of(c)(L=-1), r"L: expected an integer >= 0, got -1"),
+    "length": (lambda c: kernel_of(c, 16.5), r"l_max: expected None or a length, got 16.5"),
+    "float L": (lambda c: kernel_of(c)(L=8.0), r"L: expected an integer >= 0, got 8.0"),
+    "text L": (lambda c: kernel_of(c)(L="8"), r"L: expected an integer >= 0, got '8'"),
+    "batches": (
+        lambda c: steps(c, torch.zeros(3, 3), torch.zeros(4, 2, 3, 8)),
+        r"state: expected \(…, 3, 8\) with leading dimensions that broadcast with \(3,\) of u, got \(4, 2, 3, 8\)",
+    ),
+    "batches of many": (
+        lambda c: kernel_of(c).forward_state(torch.zeros(3, 3, 0), torch.zeros(2, 3, 4)),
+        r"state: expected \(…, 3, 4\) or \(…, 3, 8\) with leading .* \(3,\) of u, got \(2, 3, 4\)",
+    ),
+    "complex u": (
+        lambda c: steps(c, torch.zeros(3) + 0j, torch.zeros(3, 8)),
+        r"u: expected real numbers \(…, 3\), got torch.complex64 \(3,\)",
+    ),
     "state": (lambda c: kernel_of(c)(L=2, state=torch.zeros(2, 3, 5)), r"state: expected .* or .*, 3, 8\), got \(2, 3, 5\)"),
     "mode": (lambda c: kernel_of(c)._setup_step("fast"), r"mode: expected one of \(.*\), got 'fast'"),
-    "u": (lambda c: steps(c, torch.zeros(2), torch.zeros(3, 8)), r"u: expected \(…, 3\), got \(2,\)"),
+    "u": (
+        lambda c: steps(c, torch.zeros(2), torch.zeros(3, 8)),
+        r"u: expected real numbers \(…, 3\), got torch.float32 \(2,\)",
+    ),
     "step": (lambda c: steps(c, torch.zeros(3), torch.zeros(3, 4)), r"state: expected \(…, 3, 8\), got \(3, 4\)"),
-    "u of many": (lambda c: kernel_of(c).forward_state(torch.zeros(5), torch.zeros(3, 8)), r"u: expected \(…, 3, L\), got .*"),
+    "u of many": (
+        lambda c: kernel_of(c).forward_state(torch.zeros(5), torch.zeros(3, 8)),
+        r"u: expected real numbers \(…, 3, L\), got .*",
+    ),
 }
 
 
