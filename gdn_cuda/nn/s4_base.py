@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..reference.s4 import TRANSFORMS, System, system_of
-from .cauchy import keep
+from .tensors import keep
 
 PARAMETERS = ("A_real", "A_imag", "B", "C", "P", "inv_dt")
 FLAGS = ("dt_fast", "is_real", "deterministic", "verbose")
