@@ -61,7 +61,7 @@ class KnowsLength(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "C" and (name in self._parameters or name in self._buffers):
+        if name == "C" and value is not None and (name in self._parameters or name in self._buffers):
             self._own_length = Length.of(self.C)
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy: those of parameters lose their marks
