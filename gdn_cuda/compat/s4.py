@@ -3,6 +3,7 @@
 from .structured_functions import (
     cauchy_keops,
     cauchy_mult,
+    cauchy_mult_keops,
     cauchy_mult_torch,
     cauchy_naive,
     get_cauchy_kernel,
@@ -19,6 +20,7 @@ from .structured_functions import (
 __all__ = [
     "cauchy_keops",
     "cauchy_mult",
+    "cauchy_mult_keops",
     "cauchy_mult_torch",
     "cauchy_naive",
     "get_cauchy_kernel",

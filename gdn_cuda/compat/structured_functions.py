@@ -35,6 +35,11 @@ def cauchy_mult_torch(v: Tensor, z: Tensor, w: Tensor, symmetric: bool = True) -
     return cauchy_conj(v[..., :half], z, w[..., :half])
 
 
+def cauchy_mult_keops(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """v, w (B,N), all poles and no conjugates of them, and z (L)."""
+    return cauchy_kernel(v, z, w)
+
+
 def log_vandermonde_naive(v: Tensor, x: Tensor, L: int, conj: bool = True) -> Tensor:
     """2 Re Σ v e^{xl}, (…,L); without conj the complex sum itself."""
     if conj:

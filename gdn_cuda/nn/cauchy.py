@@ -6,14 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.structured import cauchy_conj, cauchy_kernel
-
-
-def keep(module: nn.Module, name: str, x: Tensor) -> None:
-    """A parameter if it is given as one, else a buffer."""
-    if isinstance(x, nn.Parameter):
-        module.register_parameter(name, x)
-    else:
-        module.register_buffer(name, x)
+from .tensors import keep_numbers
 
 
 class CauchyKernel(nn.Module):
@@ -24,13 +17,7 @@ class CauchyKernel(nn.Module):
 
     def __init__(self, omega: Tensor, lambd: Tensor, *, conj: bool = False):
         super().__init__()
-        for argument, x in (("omega", omega), ("lambd", lambd)):
-            if not isinstance(x, Tensor) or x.dim() < 1 or not (x.is_floating_point() or x.is_complex()):
-                got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-                raise ValueError(
-                    f"CauchyKernel: {argument}: expected a real or complex floating-point tensor (…, n), got {got}"
-                )
-            keep(self, argument, x)
+        keep_numbers(self, "n", omega=omega, lambd=lambd)
         self.conj = conj
 
     def forward(self, v: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:

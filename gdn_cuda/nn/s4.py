@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..reference import s4
-from ..reference.s4 import Discrete, System, full_state
+from ..reference.s4 import System, full_state
 from . import s4_step
-from .s4_base import SSMKernel
+from .s4_base import SSMKernel, rows_of
 from .s4_length import KnowsLength
 from .s4_resolvent import kernel_by_cauchy
 
@@ -42,59 +42,65 @@ class S4Kernel(KnowsLength, SSMKernel):
         self._basis: Tensor | None = None  # of diagonal steps
 
     def forward(self, state: Tensor | None = None, rate: float = 1.0, L: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """(k (channels,H,L), k_state (B,channels,H,L) or None for a state (B,H,N) or (B,H,2N)).
+        """(k (channels,H,L), k_state (…,channels,H,L) or None for a state (…,H,N) or (…,H,2N)).
 
         L is l_max / rate by default, or what C̃ reaches. C̃ belongs to rate 1: at another it is the kernel of nearly the same C.
         """
         self._check_rate(rate)
-        L = self._reach(L, rate)
-        samples = round(self._length.value / rate)
-        system = self._system(rate)
-        B = system.B
         if state is not None:
             self._check_state(state, (self.N, 2 * self.N))
-            B = torch.cat([_undiscretized(system, state.to(torch.complex128)), B])
+        L, length = self._lengths(L, rate)
+        samples = round(length / rate)
+        system = self._reaching(length, rate)
+        B = system.B
+        if state is not None:
+            B = torch.cat([_undiscretized(system, rows_of(state).to(torch.complex128)), B])
         if samples == 0:
             k = system.A.real.new_zeros(B.shape[0], self.channels, self.H, 0, dtype=self._real)
         else:
             k = kernel_by_cauchy(system, B, samples, self._complex)[..., :L]
-        return k[-1], None if state is None else k[:-1]
+        return k[-1], None if state is None else k[:-1].reshape(*state.shape[:-2], *k.shape[1:])
 
     # ---- C̃
 
-    def _reach(self, L: int | None, rate: float) -> int:
-        """Turns C into the C̃ that L at this rate needs."""
-        if L is not None:
-            self._check_length(L)
-        if self._length.value == 0 and (wanted := self.l_max or math.ceil(round(rate * (L or 0), 9))):
-            self._setup_C(wanted)
+    def _lengths(self, L: int | None, rate: float) -> tuple[int, int]:
+        """L, and the length of the C̃ that it needs at this rate."""
+        length = self._length or self.l_max or 0
         if L is None:
-            if self._length.value == 0:
+            if length == 0:
                 raise ValueError("S4Kernel: L: expected a length, as l_max is None and no call had one, got None")
-            return round(self._length.value / rate)
-        while round(self._length.value / rate) < L:
-            self._setup_C(2 * self._length.value)
-        return L
+            return round(length / rate), length
+        self._check_length(L)
+        if L == 0:
+            return 0, 0
+        length = length or max(math.ceil(round(rate * L, 9)), 1)
+        while round(length / rate) < L:
+            length *= 2
+        return L, length
 
-    @torch.no_grad()
-    def _setup_C(self, L: int) -> None:
-        length = self._length.value
-        if length >= L:
-            return
-        system = self._system()
-        discrete = s4.discretized(system)
-        if length == 0:
-            C, length = s4.truncated_output(discrete, system.C, L), L
-        else:
-            C, length = s4.doubled_output(discrete, system.C, length), 2 * length
-        parts = torch.view_as_real(C)
-        self.C.copy_(parts if self.C.dim() == parts.dim() else parts[..., 0])
+    def _reaching(self, length: int, rate: float) -> System:
+        """The system with a C̃ of that length at least. C itself becomes that; what stands in for it does not."""
+        if self._length >= length:
+            return self._system(rate)
+        if self._stands_in:
+            return self._system(rate)._replace(C=self._turned(length))
+        with torch.no_grad():
+            parts = torch.view_as_real(self._turned(length))
+            self.C.copy_(parts if self.C.dim() == parts.dim() else parts[..., 0])
         self._set_length(length)
         if self.verbose:
             logger.info("S4Kernel: C is that of a kernel of length %d now", length)
+        return self._system(rate)
 
-    def _original(self, discrete: Discrete, system: System) -> Tensor:
-        return s4.original_output(discrete, system.C, self._length.value)
+    def _turned(self, wanted: int) -> Tensor:
+        """The C̃ of that length, which is any if C is C still, else a multiple by a power of two."""
+        system, length = self._system(), self._length
+        discrete, C = s4.discretized(system), system.C
+        if length == 0:
+            return s4.truncated_output(discrete, C, wanted)
+        while length < wanted:
+            C, length = s4.doubled_output(discrete, C, length), 2 * length
+        return C
 
     # ---- Stepping. The parameters count as constants there
 
@@ -102,13 +108,14 @@ class S4Kernel(KnowsLength, SSMKernel):
     def _setup_step(self, mode: str = "dense") -> None:
         """Makes what `step` needs: "dense" on (…,H,2N), "linear" in O(rank · N) on (…,H,N), "diagonal" in the eigenbasis.
 
-        `step` does so itself where nobody has (dense), or where a parameter has changed (in the mode it was in).
+        `step` does so itself where nobody has (dense), or where a parameter has changed (in the mode it was in). It does
+        not see writes to `.data` and to inference tensors, and when compiled no change at all.
         """
         if mode not in s4.STEP_MODES:
             raise ValueError(f"S4Kernel: mode: expected one of {s4.STEP_MODES}, got {mode!r}")
         system = self._system()
         discrete = s4.discretized(system)
-        C = self._original(discrete, system)
+        C = s4.original_output(discrete, system.C, self._length)
         self._linear = self._basis = None
         if mode == "diagonal":
             self._basis = torch.linalg.eig(discrete.A)[1]
@@ -128,9 +135,10 @@ class S4Kernel(KnowsLength, SSMKernel):
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """(y (…,channels,H), next state) from u (…,H) and a state as `default_state` makes it."""
         self._check_input(u, sequence=False)
+        self._check_state(state, (self.N if self._step_mode == "linear" else 2 * self.N,), u.shape[:-1])
         if not self._is_current():
             self._setup_step(self._step_mode)
-        self._check_state(state, (self.N if self._step_mode == "linear" else 2 * self.N,))
+        u, state = u.to(self._real), state.to(self._complex)
         if self._linear is not None:
             state = self._linear.advance(u, state)
         elif self._step_mode == "dense":
@@ -145,9 +153,9 @@ class S4Kernel(KnowsLength, SSMKernel):
         Differentiable in everything, the eigenbasis excepted.
         """
         self._check_input(u, sequence=True)
-        self._check_state(state, (self.N, 2 * self.N))
+        self._check_state(state, (self.N, 2 * self.N), u.shape[:-2])
         if u.shape[-1] == 0:
-            return state
+            return self._unmoved(u, state)
         if self._step_mode == "diagonal" and not self._is_current():
             self._setup_step("diagonal")
         half = state.shape[-1] == self.N

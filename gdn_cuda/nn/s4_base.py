@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..reference.s4 import TRANSFORMS, System, system_of
-from .cauchy import keep
+from .tensors import keep
 
 PARAMETERS = ("A_real", "A_imag", "B", "C", "P", "inv_dt")
 FLAGS = ("dt_fast", "is_real", "deterministic", "verbose")
 NUMBERS = ("N", "H", "channels", "rank", "repeat")
 NAMED_TRANSFORMS = ("real_transform", "imag_transform", "dt_transform")
+
+
+def rows_of(state: Tensor) -> Tensor:
+    """(B,H,N) of (…,H,N)."""
+    return state.reshape(state.shape[:-2].numel(), *state.shape[-2:])
 
 
 class SSMKernel(nn.Module):
@@ -33,11 +39,12 @@ class SSMKernel(nn.Module):
         for argument, got, expected in (("d_model", d_model, self.H), ("channels", channels, self.channels)):
             if got != expected:
                 raise ValueError(f"{self._name}: {argument}: expected {expected} as param_config has, got {got}")
-        if l_max is not None and l_max < 0:
-            raise ValueError(f"{self._name}: l_max: expected None or a length, got {l_max}")
+        if l_max is not None and not (isinstance(l_max, Integral) and l_max >= 0):
+            raise ValueError(f"{self._name}: l_max: expected None or a length, got {l_max!r}")
         self.d_model, self.l_max = d_model, l_max
         self.dA = self.dB = self.dC = None  # what steps are made of, no part of a checkpoint
         self._made_from: list[Any] | None = None
+        self._held: list[Tensor] = []  # lest another tensor gets an address of those
 
     def _read(self, config: Mapping[str, Any]) -> None:
         optional = {"P", "A_imag"} if config.get("is_real") else {"P"}
@@ -96,19 +103,26 @@ class SSMKernel(nn.Module):
             raise ValueError(f"{self._name}: rate: expected a positive number, got {rate}")
 
     def _check_length(self, L: int) -> None:
-        if L < 0:
-            raise ValueError(f"{self._name}: L: expected >= 0, got {L}")
+        if not isinstance(L, (Integral, torch.SymInt)) or L < 0:
+            raise ValueError(f"{self._name}: L: expected an integer >= 0, got {L!r}")
 
-    def _check_state(self, state: Tensor, sizes: tuple[int, ...]) -> None:
+    def _check_state(self, state: Tensor, sizes: tuple[int, ...], batch: tuple[int, ...] = ()) -> None:
+        expected = " or ".join(f"(…, {self.H}, {size})" for size in sizes)
         if state.dim() < 2 or state.shape[-2] != self.H or state.shape[-1] not in sizes:
-            expected = " or ".join(f"(…, {self.H}, {size})" for size in sizes)
+            raise ValueError(f"{self._name}: state: expected {expected}, got {tuple(state.shape)}")
+        if any(a != b and 1 not in (a, b) for a, b in zip(reversed(state.shape[:-2]), reversed(batch), strict=False)):
+            expected = f"{expected} with leading dimensions that broadcast with {tuple(batch)} of u"
             raise ValueError(f"{self._name}: state: expected {expected}, got {tuple(state.shape)}")
 
     def _check_input(self, u: Tensor, sequence: bool) -> None:
         place = -2 if sequence else -1
-        if u.dim() < -place or u.shape[place] != self.H:
+        if u.is_complex() or u.dim() < -place or u.shape[place] != self.H:
             expected = f"(…, {self.H}, L)" if sequence else f"(…, {self.H})"
-            raise ValueError(f"{self._name}: u: expected {expected}, got {tuple(u.shape)}")
+            raise ValueError(f"{self._name}: u: expected real numbers {expected}, got {u.dtype} {tuple(u.shape)}")
+
+    def _unmoved(self, u: Tensor, state: Tensor) -> Tensor:
+        """The state behind no inputs at all: as it is, for all of u's batch."""
+        return state.to(self._complex) + u.to(self._real).sum(-1, keepdim=True)
 
     # ---- Steps: made once, and again when a parameter has changed
 
@@ -118,7 +132,10 @@ class SSMKernel(nn.Module):
 
     def _keep(self, dA: Tensor, dB: Tensor, dC: Tensor) -> None:
         self.dA, self.dB, self.dC = (x.to(self._complex) for x in (dA, dB, dC))
-        self._made_from = None if torch.compiler.is_compiling() else self._versions()
+        if torch.compiler.is_compiling():
+            self._made_from = None
+        else:
+            self._made_from, self._held = self._versions(), [x.detach() for x in self._given()]
 
     def _is_current(self) -> bool:
         if torch.compiler.is_compiling():  # versions are not to be had there
@@ -126,7 +143,7 @@ class SSMKernel(nn.Module):
         return self._made_from is not None and self._made_from == self._versions()
 
     def _versions(self) -> list[Any]:
-        return [(x.data_ptr(), x._version, x.dtype, x.device) for x in self._given()]
+        return [(x.data_ptr(), None if x.is_inference() else x._version, x.dtype, x.device) for x in self._given()]
 
     def extra_repr(self) -> str:
         return f"{self.d_model}, l_max={self.l_max}, channels={self.channels}, N={self.N}, repeat={self.repeat}"

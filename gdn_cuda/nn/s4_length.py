@@ -20,32 +20,61 @@ class Length:
     def of(cls, C: torch.Tensor) -> Length:
         """That of the tensor, which carries it."""
         found = getattr(C, _MARK, None)
-        if found is None:
-            found = cls()
-            setattr(C, _MARK, found)
-        return found
+        return cls().mark(C) if found is None else found
+
+    def mark(self, C: torch.Tensor) -> Length:
+        setattr(C, _MARK, self)
+        return self
 
 
 class KnowsLength(nn.Module):
-    """Keeps a Length in the buffer `l_kernel`, where checkpoints have it, without a look at the device's memory in between."""
+    """Keeps a Length in the buffer `l_kernel`, where checkpoints have it, without a look at the device's memory in between.
+
+    What the module holds as C carries its Length, whatever becomes of it: assigned, converted, copied, loaded. A tensor without
+    one stands in for C, as those of `torch.func.functional_call` do, so it is of the same length, and not the module's to turn.
+    """
 
     C: torch.Tensor
     l_kernel: torch.Tensor
+    _own_length: Length
 
     def _register_length(self) -> None:
-        self._length = Length.of(self.C)
-        self.register_buffer("l_kernel", torch.tensor(self._length.value))
+        self._own_length = Length.of(self.C)
+        self.register_buffer("l_kernel", torch.tensor(self._own_length.value))
         self.register_state_dict_pre_hook(KnowsLength._tell)
+
+    @property
+    def _stands_in(self) -> bool:
+        return getattr(self.C, _MARK, None) is None
+
+    @property
+    def _length(self) -> int:
+        return getattr(self.C, _MARK, self._own_length).value
 
     @staticmethod
     def _tell(module: Any, prefix: str, keep_vars: bool) -> None:
-        module.l_kernel.fill_(module._length.value)
+        module.l_kernel.fill_(module._length)
 
     def _set_length(self, value: int) -> None:
-        self._length.value = value
+        Length.of(self.C).value = value
         self.l_kernel.fill_(value)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "C" and value is not None and (name in self._parameters or name in self._buffers):
+            self._own_length = Length.of(self.C)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy: those of parameters lose their marks
+        super().__setstate__(state)
+        self._own_length.mark(self.C)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        if self._stands_in:  # it is another tensor now
+            self._own_length = Length(self._own_length.value).mark(self.C)
+        return self
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        length = self._length
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        if f"{prefix}l_kernel" in state_dict:
-            self._length.value = int(self.l_kernel)
+        self._own_length.value = int(self.l_kernel) if f"{prefix}l_kernel" in state_dict else length

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..ops.structured import log_vandermonde, log_vandermonde_transpose
 from ..reference import s4d
 from ..reference.structured_common import product_error
-from .s4_base import SSMKernel
+from .s4_base import SSMKernel, rows_of
 
 
 class S4DKernel(SSMKernel):
@@ -29,7 +29,7 @@ class S4DKernel(SSMKernel):
             raise ValueError(f"S4DKernel: disc: expected one of {s4d.DISCRETIZATIONS}, got {self.disc!r}")
 
     def forward(self, L: int | None = None, state: Tensor | None = None, rate: float = 1.0) -> tuple[Tensor, Tensor | None]:
-        """(K (channels,H,L), K_state (B,channels,H,L) or None for a state (B,H,N)); L is l_max / rate by default."""
+        """(K (channels,H,L), K_state (…,channels,H,L) or None for a state (…,H,N)); L is l_max / rate by default."""
         self._check_rate(rate)
         if L is None:
             if self.l_max is None:
@@ -41,10 +41,10 @@ class S4DKernel(SSMKernel):
         start = discrete.B[None]
         if state is not None:
             self._check_state(state, (self.N,))
-            start = torch.cat([state * discrete.A, start])
+            start = torch.cat([rows_of(state) * discrete.A, start])
         residues = (start[:, None] * system.C).to(self._complex)
         k = log_vandermonde(residues, discrete.log_A.to(self._complex), L)
-        return k[-1], None if state is None else k[:-1]
+        return k[-1], None if state is None else k[:-1].reshape(*state.shape[:-2], *k.shape[1:])
 
     # ---- Stepping. The parameters count as constants there
 
@@ -60,21 +60,22 @@ class S4DKernel(SSMKernel):
         return torch.zeros(*batch, self.H, self.N, dtype=self._complex, device=self.C.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """(y (B,channels,H), next state) from u (B,H) and state (B,H,N)."""
+        """(y (…,channels,H), next state) from u (…,H) and state (…,H,N)."""
         self._check_input(u, sequence=False)
-        self._check_state(state, (self.N,))
+        self._check_state(state, (self.N,), u.shape[:-1])
         if not self._is_current():
             self._setup_step()
+        u, state = u.to(self._real), state.to(self._complex)
         state = self.dA * state + self.dB * u[..., None]
         return 2 * torch.einsum("chn,...hn->...ch", self.dC, state).real, state
 
     def forward_state(self, u: Tensor, state: Tensor) -> Tensor:
         """The state behind u (…,H,L): Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l. Differentiable in everything."""
         self._check_input(u, sequence=True)
-        self._check_state(state, (self.N,))
+        self._check_state(state, (self.N,), u.shape[:-2])
         L = u.shape[-1]
         if L == 0:
-            return state
+            return self._unmoved(u, state)
         discrete = s4d.discretized(self._system(), self.disc)
         x = discrete.log_A
         lost = torch.complex(*(product_error(part, torch.tensor(float(L)).to(part)) for part in (x.real, x.imag)))

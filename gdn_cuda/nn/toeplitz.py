@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..ops.structured_displacement import DisplacementType, displacement_matvec
+from ..ops.structured_displacement import DisplacementType, check_generators, displacement_matvec
 from ..ops.structured_toeplitz import (
     gs_compute_generators,
     toeplitz_inverse_apply,
@@ -19,21 +19,11 @@ from ..ops.structured_toeplitz import (
     toeplitz_solve_symmetric,
     toeplitz_solve_symmetric_ex,
 )
-from .cauchy import keep
-
-
-def _keep(module: nn.Module, name: str, x: Tensor, least_rank: int = 1) -> None:
-    if not isinstance(x, Tensor) or x.dim() < least_rank or not (x.is_floating_point() or x.is_complex()):
-        layout = "(…, n)" if least_rank == 1 else "(…, n, r)"
-        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        function = type(module).__name__
-        raise ValueError(f"{function}: {name}: expected a real or complex floating-point tensor {layout}, got {got}")
-    keep(module, name, x)
+from .tensors import keep_numbers
 
 
 def _keep_lines(module: nn.Module, c: Tensor, r: Tensor) -> None:
-    _keep(module, "c", c)
-    _keep(module, "r", r)
+    keep_numbers(module, "n", c=c, r=r)
     if c.shape[-1] != r.shape[-1]:
         expected = f"(…, {c.shape[-1]}) as c has"
         raise ValueError(f"{type(module).__name__}: r: expected {expected}, got {tuple(r.shape)}")
@@ -62,7 +52,7 @@ class ToeplitzSolve(nn.Module):
         super().__init__()
         self.symmetric = r is None
         if r is None:
-            _keep(self, "c", c)
+            keep_numbers(self, "n", c=c)
         else:
             _keep_lines(self, c, r)
 
@@ -113,8 +103,8 @@ class DisplacementMV(nn.Module):
 
     def __init__(self, G: Tensor, H: Tensor, disp_type: int = DisplacementType.CYCLIC_TRANSPOSED):
         super().__init__()
-        _keep(self, "G", G, 2)
-        _keep(self, "H", H, 2)
+        keep_numbers(self, "n", "r", G=G, H=H)
+        check_generators(type(self).__name__, G, H, disp_type)
         self.disp_type = disp_type
 
     def forward(self, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:

@@ -60,16 +60,20 @@ def displacement_matvec(
     return call(function, run, stream, out, tensors)
 
 
-def _check(function: str, G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> None:
+def check_generators(function: str, G: Tensor, H: Tensor, disp_type: int) -> None:
     if G.dim() < 2:
         raise ValueError(f"{function}: G: expected (…, n, r), got {tuple(G.shape)}")
     if H.dim() < 2 or G.shape[-2:] != H.shape[-2:]:
         raise ValueError(f"{function}: H: expected (…, n, r) as G has {tuple(G.shape)}, got {tuple(H.shape)}")
-    if x.dim() < 1 or x.shape[-1] != G.shape[-2]:
-        raise ValueError(f"{function}: x: expected (…, {G.shape[-2]}) as G has, got {tuple(x.shape)}")
     if disp_type not in _TYPES:
         names = ", ".join(f"{d.value} ({d.name})" for d in DisplacementType)
         raise ValueError(f"{function}: disp_type: expected one of {names}, got {disp_type}")
+
+
+def _check(function: str, G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> None:
+    check_generators(function, G, H, disp_type)
+    if x.dim() < 1 or x.shape[-1] != G.shape[-2]:
+        raise ValueError(f"{function}: x: expected (…, {G.shape[-2]}) as G has, got {tuple(x.shape)}")
 
 
 def _multiply(G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> Tensor:

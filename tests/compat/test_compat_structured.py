@@ -33,6 +33,7 @@ def test_cauchy(peer: ModuleType, rng: torch.Generator) -> None:
         assert rel_rms(function(v, z, w), expected) < 1e-12
     assert rel_rms(peer.cauchy_mult_torch(pairs_v, z, pairs_w), expected) < 1e-12
     assert rel_rms(peer.cauchy_mult_torch(v, z, w, symmetric=False), matrix(v, z, w)) < 1e-12
+    assert rel_rms(peer.cauchy_mult_keops(v, z, w), matrix(v, z, w)) < 1e-12
     assert rel_rms(peer.cauchy_naive(v, z, w, conj=False), matrix(v, z, w)) < 1e-12
     with pytest.raises(ValueError, match=r"^cauchy_mult_torch: v: expected an even number of poles .*, got \(3, 5\)$"):
         peer.cauchy_mult_torch(v[:, :5], z, w[:, :5])

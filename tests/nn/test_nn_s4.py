@@ -101,7 +101,10 @@ def test_steps_convolution_and_recurrence_agree(
     assert rel_rms(kernel.forward_state(u, kernel.default_state(2)), state) < bound
     assert half_way is not None
     assert rel_rms(kernel.forward_state(u[..., 10:], half_way), state) < bound
-    assert torch.equal(kernel.forward_state(u[..., :0], half_way), half_way)
+    nothing = kernel.forward_state(u[..., :0], half_way[0].to(torch.complex128))
+    assert (
+        torch.equal(nothing, half_way[:1].expand_as(nothing)) and nothing.shape == state.shape and nothing.dtype == state.dtype
+    )
 
 
 def test_a_kernel_continues_from_a_state(rng: torch.Generator) -> None:
@@ -112,6 +115,35 @@ def test_a_kernel_continues_from_a_state(rng: torch.Generator) -> None:
     state = kernel.forward_state(u[..., :12], kernel.default_state(2))
     k, k_state = kernel(state=state, L=L - 12)
     assert rel_rms(convolution(u[..., 12:], k) + k_state, whole[..., 12:]) < 1e-11
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3), (0,)])
+def test_states_with_any_batch(batch: tuple[int, ...], rng: torch.Generator) -> None:
+    config = config_of(rng)
+    state = draw(rng, *batch, 3, 8, dtype=torch.complex128)
+    rows = kernel_of(config, 6)(state=state.reshape(-1, 3, 8) if state.numel() else state)[1]
+    assert torch.equal(kernel_of(config, 6)(state=state)[1], rows.reshape(*batch, 2, 3, 6))
+
+
+@pytest.mark.parametrize("mode", s4.STEP_MODES)
+def test_steps_of_other_dtypes_are_those_of_the_kernel(mode: str, rng: torch.Generator) -> None:
+    kernel, u = kernel_of(config_of(rng, torch.float32)), draw(rng, 2, 3)
+    kernel._setup_step(mode)
+    state = torch.randn_like(kernel.default_state(2))
+    expected = kernel.step(u.float(), state)
+    for ours, theirs in zip(kernel.step(u, state.to(torch.complex128)), expected, strict=True):
+        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+    for ours, theirs in zip(kernel.step(u, state.real), kernel.step(u, state.real + 0j), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_steps_of_inference_tensors(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected = kernel_of(config).step(torch.ones(3), torch.zeros(3, 8))[0]
+    with torch.inference_mode():
+        kernel = kernel_of({name: x.clone() if isinstance(x, Tensor) else x for name, x in config.items()})
+        for _ in range(2):
+            assert torch.equal(kernel.step(torch.ones(3), torch.zeros(3, 8))[0], expected)
 
 
 def test_steps_set_themselves_up_and_follow_their_parameters(rng: torch.Generator) -> None:
@@ -125,6 +157,23 @@ def test_steps_set_themselves_up_and_follow_their_parameters(rng: torch.Generato
     fresh, _ = kernel_of(config).step(u, kernel.default_state(3))
     assert torch.equal(changed, fresh)
     assert rel_rms(changed, first) > 1e-3
+    config["inv_dt"].data.add_(0.5)  # which nobody can see
+    kernel._setup_step()
+    assert torch.equal(kernel.step(u, kernel.default_state(3))[0], kernel_of(config).step(u, kernel.default_state(3))[0])
+
+
+def test_a_parameter_may_lie_where_another_was(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    kernel, u = kernel_of(config), draw(rng, 3)
+    kernel.step(u, kernel.default_state())
+    place = config.pop("B").data_ptr()
+    kernel.B = nn.Parameter(draw(rng, 1, 3, 4, 2))  # the first one is gone
+    tries = [draw(rng, 1, 3, 4, 2)]
+    while tries[-1].data_ptr() != place and len(tries) < 1000:
+        tries.append(torch.randn_like(tries[-1]))
+    kernel.B = nn.Parameter(tries[-1])
+    fresh = kernel_of(config | {"B": kernel.B}).step(u, kernel.default_state())[0]
+    assert torch.equal(kernel.step(u, kernel.default_state())[0], fresh)
 
 
 @pytest.mark.parametrize("mode", s4.STEP_MODES)
@@ -221,6 +270,75 @@ def test_rate(rate: float, rng: torch.Generator) -> None:
         assert kernel_of(config_of(rng))(rate=rate, L=L)[0].shape[-1] == L
 
 
+# ---- Which tensor a length belongs to
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.clone], ids=["parameter", "buffer"])
+def test_a_new_C_is_no_C_tilde(kind: Any, rng: torch.Generator) -> None:
+    config = config_of(rng)
+    new = config["C"].detach() + 1
+    expected, _ = oracle(config | {"C": new}, 20)
+    kernel = kernel_of(config | {"C": kind(config["C"].detach())})
+    kernel(L=20)
+    kernel.C = kind(new)
+    assert kernel.state_dict()["l_kernel"] == 0
+    assert rel_rms(kernel(L=20)[0], expected) < 1e-11
+
+
+@pytest.mark.parametrize("first", [0, 10], ids=["before the first call", "after it"])
+def test_tensors_in_place_of_parameters_are_left_alone(first: int, rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected, _ = oracle(config, 20)
+    kernel, twin = kernel_of(config), kernel_of(config)
+    twin(L=first)
+    lent = {name: x.detach().clone() for name, x in kernel.named_parameters()}
+    before = lent["C"].clone().requires_grad_()
+
+    def lend(C: Tensor, L: int) -> Tensor:
+        return torch.func.functional_call(kernel, lent | {"C": C}, (), {"L": L})[0]
+
+    for L in (20, 10):
+        assert rel_rms(lend(lent["C"], L), expected[..., :L]) < 1e-11
+    assert torch.equal(lent["C"], before) and kernel.state_dict()["l_kernel"] == first
+    assert torch.autograd.gradcheck(lambda C: lend(C, 4 + first), before)
+    assert rel_rms(kernel(L=20)[0], expected) < 1e-11
+
+
+def test_buffers_that_part_have_lengths_of_their_own(rng: torch.Generator) -> None:
+    config = make_param_config(rng, dtype=torch.float32)
+    expected, _ = oracle(config, 40)
+    kernels = nn.ModuleList([kernel_of(config), kernel_of(config)])
+    kernels[0](L=10)
+    kernels.double()
+    for kernel, L in zip((*kernels, *kernels), (40, 10, 20, 40), strict=True):
+        assert rel_rms(kernel(L=L)[0], expected[..., :L]) < 1e-5
+    assert [kernel.l_kernel.item() for kernel in kernels] == [40, 40]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_length_moves_with_its_module(swap: bool, rng: torch.Generator) -> None:
+    config = config_of(rng, torch.float32)
+    kernel = kernel_of(config)
+    expected = kernel(L=10)[0]
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        kernel.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert rel_rms(kernel(L=10)[0], expected) < 1e-5
+
+
+def test_a_kernel_over_the_C_of_a_copy(rng: torch.Generator) -> None:
+    config = config_of(rng)
+    expected, _ = oracle(config, 20)
+    kernel = kernel_of(config)
+    kernel(L=10)
+    twin = copy.deepcopy(kernel)
+    third = kernel_of(config | dict(twin.named_parameters()))
+    for each in (third, twin, kernel):
+        assert rel_rms(each(L=20)[0], expected) < 1e-11
+
+
 # ---- Gradients, tracing, dtypes
 
 
@@ -268,6 +386,10 @@ def test_torch_compile(rng: torch.Generator) -> None:
     u, state = draw(rng, config["H"]).float(), kernel.default_state()
     step = torch.compile(kernel.step, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(step(u, state), kernel.step(u, state))
+    with torch.no_grad():
+        config["B"].add_(1)
+    kernel._setup_step("linear")
+    torch.testing.assert_close(step(u, state), kernel.step(u, state))
 
 
 def test_half_precision_parameters_are_computed_in_fp32(rng: torch.Generator) -> None:
@@ -298,6 +420,8 @@ def test_no_length(rng: torch.Generator) -> None:
         kernel()
     assert kernel(L=4)[0].shape == (2, 3, 4)
     assert kernel(L=0)[0].shape == (2, 3, 0)
+    bounded = kernel_of(config_of(rng), 64)
+    assert bounded(L=0)[0].shape == (2, 3, 0) and bounded.l_kernel == 0
 
 
 def steps(config: dict[str, Any], u: Tensor, state: Tensor) -> Any:
@@ -314,12 +438,33 @@ BAD: dict[str, tuple[Any, str]] = {
     "repeat": (lambda c: kernel_of(c | {"repeat": 2}), r"repeat: expected a divisor of H=3, got 2"),
     "no P": (lambda c: kernel_of(c | {"P": None}), r"P: expected \(rank=1, …\), got None"),
     "rate": (lambda c: kernel_of(c)(L=3, rate=0.0), r"rate: expected a positive number, got 0.0"),
-    "L": (lambda c: kernel_of(c)(L=-1), r"L: expected >= 0, got -1"),
+    "L": (lambda c: kernel_of(c)(L=-1), r"L: expected an integer >= 0, got -1"),
+    "length": (lambda c: kernel_of(c, 16.5), r"l_max: expected None or a length, got 16.5"),
+    "float L": (lambda c: kernel_of(c)(L=8.0), r"L: expected an integer >= 0, got 8.0"),
+    "text L": (lambda c: kernel_of(c)(L="8"), r"L: expected an integer >= 0, got '8'"),
+    "batches": (
+        lambda c: steps(c, torch.zeros(3, 3), torch.zeros(4, 2, 3, 8)),
+        r"state: expected \(…, 3, 8\) with leading dimensions that broadcast with \(3,\) of u, got \(4, 2, 3, 8\)",
+    ),
+    "batches of many": (
+        lambda c: kernel_of(c).forward_state(torch.zeros(3, 3, 0), torch.zeros(2, 3, 4)),
+        r"state: expected \(…, 3, 4\) or \(…, 3, 8\) with leading .* \(3,\) of u, got \(2, 3, 4\)",
+    ),
+    "complex u": (
+        lambda c: steps(c, torch.zeros(3) + 0j, torch.zeros(3, 8)),
+        r"u: expected real numbers \(…, 3\), got torch.complex64 \(3,\)",
+    ),
     "state": (lambda c: kernel_of(c)(L=2, state=torch.zeros(2, 3, 5)), r"state: expected .* or .*, 3, 8\), got \(2, 3, 5\)"),
     "mode": (lambda c: kernel_of(c)._setup_step("fast"), r"mode: expected one of \(.*\), got 'fast'"),
-    "u": (lambda c: steps(c, torch.zeros(2), torch.zeros(3, 8)), r"u: expected \(…, 3\), got \(2,\)"),
+    "u": (
+        lambda c: steps(c, torch.zeros(2), torch.zeros(3, 8)),
+        r"u: expected real numbers \(…, 3\), got torch.float32 \(2,\)",
+    ),
     "step": (lambda c: steps(c, torch.zeros(3), torch.zeros(3, 4)), r"state: expected \(…, 3, 8\), got \(3, 4\)"),
-    "u of many": (lambda c: kernel_of(c).forward_state(torch.zeros(5), torch.zeros(3, 8)), r"u: expected \(…, 3, L\), got .*"),
+    "u of many": (
+        lambda c: kernel_of(c).forward_state(torch.zeros(5), torch.zeros(3, 8)),
+        r"u: expected real numbers \(…, 3, L\), got .*",
+    ),
 }
 
 

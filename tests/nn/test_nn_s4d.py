@@ -66,8 +66,21 @@ def test_kernel_steps_convolution_and_recurrence_agree(
         assert y.dtype == dtype and y.shape == outputs.shape[:-1]
         assert rel_rms(y, outputs[..., t]) < 20 * bound
     assert rel_rms(kernel.forward_state(u, state), last) < 2 * bound
-    assert torch.equal(kernel.forward_state(u[..., :0], state), state)
+    nothing = kernel.forward_state(u[..., :0], state[0].to(torch.complex128))
+    assert torch.equal(nothing, state[:1].expand_as(nothing)) and nothing.shape == state.shape and nothing.dtype == state.dtype
+    for ours, theirs in zip(
+        kernel.step(u[..., 0].double(), state.to(torch.complex128)), kernel.step(u[..., 0], state), strict=True
+    ):
+        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
     assert kernel.default_state(2, 5).shape == (2, 5, H, N) and kernel.default_state().dtype == state.dtype
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3), (0,)])
+def test_states_with_any_batch(batch: tuple[int, ...], rng: torch.Generator) -> None:
+    config = config_of(rng)
+    state = torch.randn(*batch, 3, 4, generator=rng, dtype=torch.complex128)
+    rows = kernel_of(config, 6)(state=state.reshape(-1, 3, 4) if state.numel() else state)[1]
+    assert torch.equal(kernel_of(config, 6)(state=state)[1], rows.reshape(*batch, 2, 3, 6))
 
 
 @pytest.mark.parametrize("rate", [0.5, 2.0])
@@ -136,10 +149,17 @@ def test_torch_compile(rng: torch.Generator) -> None:
 BAD: dict[str, tuple[Any, str]] = {
     "disc": (lambda c: kernel_of(c | {"disc": "dss"}), r"disc: expected one of \('zoh', 'bilinear'\), got 'dss'"),
     "no length": (lambda c: kernel_of(c, None)(), r"L: expected a length, as l_max is None, got None"),
-    "L": (lambda c: kernel_of(c)(L=-3), r"L: expected >= 0, got -3"),
+    "L": (lambda c: kernel_of(c)(L=-3), r"L: expected an integer >= 0, got -3"),
     "rate": (lambda c: kernel_of(c)(rate=-1.0), r"rate: expected a positive number, got -1.0"),
     "state": (lambda c: kernel_of(c)(state=torch.zeros(2, 3, 8)), r"state: expected \(…, 3, 4\), got \(2, 3, 8\)"),
-    "u": (lambda c: kernel_of(c).step(torch.zeros(4), torch.zeros(3, 4)), r"u: expected \(…, 3\), got \(4,\)"),
+    "u": (
+        lambda c: kernel_of(c).step(torch.zeros(4), torch.zeros(3, 4)),
+        r"u: expected real numbers \(…, 3\), got torch.float32 \(4,\)",
+    ),
+    "batches": (
+        lambda c: kernel_of(c).step(torch.zeros(3, 3), torch.zeros(2, 3, 4)),
+        r"state: expected \(…, 3, 4\) with leading dimensions that broadcast with \(3,\) of u, got \(2, 3, 4\)",
+    ),
     "missing": (lambda c: kernel_of(c | {"C": None}), r"param_config: expected C too, got .*"),
 }
 

@@ -63,5 +63,9 @@ def test_errors_say_what_is_wrong() -> None:
         ToeplitzSolve(torch.ones(3).long())
     with pytest.raises(ValueError, match=r"^DisplacementMV: H: expected .* \(…, n, r\), got torch.float32 \(3,\)$"):
         DisplacementMV(torch.ones(3, 1), torch.ones(3))
+    with pytest.raises(ValueError, match=r"^DisplacementMV: H: expected \(…, n, r\) as G has \(3, 1\), got \(3, 2\)$"):
+        DisplacementMV(torch.ones(3, 1), torch.ones(3, 2))
+    with pytest.raises(ValueError, match=r"^DisplacementMV: disp_type: expected one of 0 .*, got 7$"):
+        DisplacementMV(torch.ones(3, 1), torch.ones(3, 1), 7)
     with pytest.raises(torch.linalg.LinAlgError, match="gs_compute_generators: c, r: "):
         ToeplitzInverse(torch.ones(3), torch.ones(3))
