@@ -1,14 +1,9 @@
-"""What the C++ library leaves to Python: shapes for tracing (fake implementations), and the CPU implementations.
-
-A CPU implementation calls `validate_<op>` (the C++ checks, and nothing else), then the reference. Arguments are those of the
-operators' schemas (csrc/apis), in their order.
-"""
+"""Shapes for tracing and CPU implementations of the Gated Delta Net operators."""
 
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,45 +11,9 @@ from torch import Tensor
 
 from ..reference import gdn_ops as reference
 from ..reference.gdn import CHUNK
+from .registration import cpu, fake
 
 _ops = torch.ops.gdn_cuda
-_library = torch.library.Library("gdn_cuda", "FRAGMENT")  # its life is the registrations'
-
-
-def _fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers `shapes` for tracing and for meta tensors: where a call with one of those among CPU tensors goes, too."""
-    arguments = [argument.name for argument in getattr(_ops, name).default._schema.arguments]
-
-    def register(shapes: Callable[..., Any]) -> Callable[..., Any]:
-        def on_one_device(*args: Any) -> Any:
-            tensors = [(argument, x) for argument, x in zip(arguments, args, strict=True) if isinstance(x, Tensor)]
-            first, like = tensors[0]
-            for argument, x in tensors:
-                if x.device != like.device:
-                    function = name.removesuffix("_pool")
-                    raise ValueError(f"{function}: {argument}: expected {like.device}, the device of {first}, got {x.device}")
-            return shapes(*args)
-
-        torch.library.register_fake(f"gdn_cuda::{name}", on_one_device, lib=_library)
-        return shapes
-
-    return register
-
-
-def _cpu(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers `run` for CPU tensors, behind the operator's own checks."""
-
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        validate = getattr(_ops, f"validate_{name}").default
-
-        def checked(*args: Any) -> Any:
-            validate(*args)
-            return run(*args)
-
-        _library.impl(name, checked, "CPU")
-        return run
-
-    return register
 
 
 def _state(like: Tensor, query: Tensor, value: Tensor, *leading: Any, dtype: torch.dtype) -> Tensor:
@@ -79,18 +38,18 @@ for _name in (
     "bf16_chunked_seq_state_update",
     "bf16_gdn_chunked_compute_O",
 ):
-    _fake(_name)(lambda *args: None)
+    fake(_name)(lambda *args: None)
 
 
 # ---- fused_gdn_gating
 
 
-@_fake("fused_gdn_gating")
+@fake("fused_gdn_gating")
 def _(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return b.new_empty(b.shape), a.new_empty(a.shape, dtype=torch.float32)
 
 
-@_cpu("fused_gdn_gating")
+@cpu("fused_gdn_gating")
 def _(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     beta, gate = reference.fused_gdn_gating(A_log, dt_bias, a, b)
     return beta.contiguous(), gate.contiguous()
@@ -99,14 +58,14 @@ def _(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Ten
 # ---- recurrent_forward
 
 
-@_fake("recurrent_forward")
+@fake("recurrent_forward")
 def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):
     dtype = torch.float32 if state is None else state.dtype
     leading = tuple(query.shape[:-2]) if mode == reference.SPEC_VERIFY else (_sequences(query, cu_seqlens),)
     return _state(out, query, value, *leading, dtype=dtype)
 
 
-@_cpu("recurrent_forward")
+@cpu("recurrent_forward")
 def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale, out):
     output, new_state = reference.recurrent_forward(
         query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_qk_norm, scale
@@ -118,7 +77,7 @@ def _(query, key, value, state, beta, gate, cu_seqlens, num_accepted, mode, is_q
 # ---- fused_decode
 
 
-@_cpu("fused_decode")
+@cpu("fused_decode")
 def _(*args: Any) -> None:
     *inputs, out = args
     out.copy_(reference.fused_decode(*inputs))
@@ -127,14 +86,14 @@ def _(*args: Any) -> None:
 # ---- chunked_forward
 
 
-@_fake("chunked_forward")
+@fake("chunked_forward")
 def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, final, dtype, every, _, out):
     dtype = dtype or (torch.float32 if state is None else state.dtype)
     final_state = _state(out, query, value, _sequences(query, cu_seqlens) if final else 0, dtype=dtype)
     return final_state, _state(out, query, value, _checkpoint_rows(query, cu_seqlens, every), dtype=dtype)
 
 
-@_cpu("chunked_forward")
+@cpu("chunked_forward")
 def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, norm, final, dtype, every, _, out):
     output, final_state, checkpoints = reference.chunked_forward(
         query, key, value, beta, gate, state, cu_seqlens, scale, norm, dtype, None, every
@@ -145,12 +104,12 @@ def _(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks
     return final_state, _padded(checkpoints, rows)
 
 
-@_fake("chunked_forward_pool")
+@fake("chunked_forward_pool")
 def _(query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, _, out):
     return _state(out, query, value, _checkpoint_rows(query, cu_seqlens, every), dtype=pool.dtype)
 
 
-@_cpu("chunked_forward_pool")
+@cpu("chunked_forward_pool")
 def _(query, key, value, beta, gate, pool, indices, cu_seqlens, chunk_indices, cu_chunks, scale, norm, every, _, out):
     output, _, checkpoints = reference.chunked_forward(
         query, key, value, beta, gate, pool, cu_seqlens, scale, norm, None, indices, every
@@ -169,17 +128,17 @@ def _padded(rows: Tensor, count: int) -> Tensor:
 # ---- layout and cumsum
 
 
-@_fake("transpose_to_mn_major")
+@fake("transpose_to_mn_major")
 def _(input: Tensor, alignment: int) -> Tensor:
     unit = alignment // input.element_size()
     rows = (input.shape[-2] + unit - 1) // unit * unit
     return input.new_empty((*input.shape[:-2], input.shape[-1], rows)).narrow(-1, 0, input.shape[-2]).transpose(-1, -2)
 
 
-_cpu("transpose_to_mn_major")(reference.transpose_to_mn_major)
+cpu("transpose_to_mn_major")(reference.transpose_to_mn_major)
 
 
-@_cpu("chunk_local_cumsum_bf16")
+@cpu("chunk_local_cumsum_bf16")
 def _(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices):
     output.copy_(reference.chunk_local_cumsum(input, head_first, cu_seqlens))
 
@@ -191,14 +150,14 @@ def _chunk_counts(cu_seqlens: Tensor) -> Tensor:
     return (cu_seqlens.diff() + CHUNK - 1) // CHUNK
 
 
-@_cpu("bf16_gdn_compute_u_w")
+@cpu("bf16_gdn_compute_u_w")
 def _(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices):
     u_new, w_new = reference.compute_u_w(k, v, beta, gate, cu_seqlens)
     u.copy_(u_new)
     w.copy_(w_new)
 
 
-@_cpu("bf16_chunked_seq_state_update")
+@cpu("bf16_chunked_seq_state_update")
 def _(k, u, w, state, final_state, gate, has_initial, with_final, compiled_dims, cu_seqlens, chunk_size):
     initial = None
     if has_initial and cu_seqlens is None:
@@ -214,7 +173,7 @@ def _(k, u, w, state, final_state, gate, has_initial, with_final, compiled_dims,
         final_state.copy_(last)
 
 
-@_cpu("bf16_gdn_chunked_compute_O")
+@cpu("bf16_gdn_chunked_compute_O")
 def _(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size):
     states = state if cu_seqlens is None else state[: int(_chunk_counts(cu_seqlens).sum())]
     o.copy_(reference.compute_o(q, states, k, u, gate, cu_seqlens))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..reference import structured_ops as reference
-from .gdn_registration import _cpu, _fake, _library
+from .registration import cpu, fake, library
 
 # ---- cauchy
 
@@ -19,31 +19,31 @@ def _cauchy_shape(v: Tensor, points: Tensor, poles: Tensor) -> Any:
     return (*torch.broadcast_shapes(v.shape[:-1], points.shape[:-1], poles.shape[:-1]), points.shape[-1])
 
 
-@_fake("cauchy")
+@fake("cauchy")
 def _(v, points, poles, conj):
     return v.new_empty(_cauchy_shape(v, points, poles))
 
 
-@_cpu("cauchy")
+@cpu("cauchy")
 def _(v, points, poles, conj):
     return reference.cauchy(v, points, poles, conj).contiguous()
 
 
-_fake("cauchy_out")(lambda *args: None)  # it only writes into what it is given
+fake("cauchy_out")(lambda *args: None)  # it only writes into what it is given
 
 
-@_cpu("cauchy_out")
+@cpu("cauchy_out")
 def _(v, points, poles, conj, out):
     out.copy_(reference.cauchy(v, points, poles, conj))
 
 
-@_fake("cauchy_backward")
+@fake("cauchy_backward")
 def _(grad, v, points, poles, conj, of_v, of_points, of_poles):
     wanted = ((v, of_v), (points, of_points), (poles, of_poles))
     return tuple(x.new_empty((*grad.shape[:-1], x.shape[-1]) if want else (0,)) for x, want in wanted)
 
 
-@_cpu("cauchy_backward")
+@cpu("cauchy_backward")
 def _(*args):
     return tuple(x.contiguous() for x in reference.cauchy_backward(*args))
 
@@ -60,7 +60,7 @@ def _cauchy_gradients(ctx, grad):
     return (*(x.sum_to_size(like.shape) if want else None for x, like, want in given), None)
 
 
-torch.library.register_autograd("gdn_cuda::cauchy", _cauchy_gradients, setup_context=_keep_cauchy, lib=_library)
+torch.library.register_autograd("gdn_cuda::cauchy", _cauchy_gradients, setup_context=_keep_cauchy, lib=library)
 
 
 def _keep_nothing(ctx, inputs, output):
@@ -71,7 +71,7 @@ def _no_gradients(ctx, *grads):
     raise RuntimeError(f"{ctx.function}: gradients of gradients are not computed")
 
 
-torch.library.register_autograd("gdn_cuda::cauchy_backward", _no_gradients, setup_context=_keep_nothing, lib=_library)
+torch.library.register_autograd("gdn_cuda::cauchy_backward", _no_gradients, setup_context=_keep_nothing, lib=library)
 
 
 # ---- log_vandermonde
@@ -81,30 +81,30 @@ def _real(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype == torch.complex64 else torch.float64
 
 
-@_fake("log_vandermonde")
+@fake("log_vandermonde")
 def _(v, x, L):
     return v.new_empty((*torch.broadcast_shapes(v.shape[:-1], x.shape[:-1]), L), dtype=_real(v))
 
 
-@_cpu("log_vandermonde")
+@cpu("log_vandermonde")
 def _(v, x, L):
     return reference.log_vandermonde(v, x, L).contiguous()
 
 
-_fake("log_vandermonde_out")(lambda *args: None)
+fake("log_vandermonde_out")(lambda *args: None)
 
 
-@_cpu("log_vandermonde_out")
+@cpu("log_vandermonde_out")
 def _(v, x, L, out):
     out.copy_(reference.log_vandermonde(v, x, L))
 
 
-@_fake("log_vandermonde_moments")
+@fake("log_vandermonde_moments")
 def _(u, x, orders):
     return x.new_empty((orders, *torch.broadcast_shapes(u.shape[:-1], x.shape[:-1]), x.shape[-1]))
 
 
-@_cpu("log_vandermonde_moments")
+@cpu("log_vandermonde_moments")
 def _(u, x, orders):
     return reference.log_vandermonde_moments(u, x, orders).contiguous()
 
@@ -126,7 +126,7 @@ def _vandermonde_gradients(ctx, grad):
 
 
 torch.library.register_autograd(
-    "gdn_cuda::log_vandermonde", _vandermonde_gradients, setup_context=_keep_vandermonde, lib=_library
+    "gdn_cuda::log_vandermonde", _vandermonde_gradients, setup_context=_keep_vandermonde, lib=library
 )
 
 
@@ -149,5 +149,5 @@ def _moments_gradients(ctx, grad):
 
 
 torch.library.register_autograd(
-    "gdn_cuda::log_vandermonde_moments", _moments_gradients, setup_context=_keep_moments, lib=_library
+    "gdn_cuda::log_vandermonde_moments", _moments_gradients, setup_context=_keep_moments, lib=library
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..reference import structured_toeplitz_ops as reference
-from .gdn_registration import _cpu, _fake, _library
+from .registration import cpu, fake, library
 from .structured_toeplitz_solve import by_transforms, generators, solve, solve_long_by_pcg
 
 _ops = torch.ops.gdn_cuda
@@ -56,15 +56,15 @@ def _matrix_gradients(c: Tensor, r: Tensor, left: Tensor, right: Tensor) -> tupl
 # ---- toeplitz_matvec
 
 
-_fake("validate_toeplitz_matvec")(lambda *args: None)  # `product` is traced through
+fake("validate_toeplitz_matvec")(lambda *args: None)  # `product` is traced through
 
 
-@_fake("toeplitz_matvec")
+@fake("toeplitz_matvec")
 def _(c, r, x, transpose):
     return x.new_empty(product_shape(c, r, x))
 
 
-@_cpu("toeplitz_matvec")
+@cpu("toeplitz_matvec")
 def _(c, r, x, transpose):
     return reference.toeplitz_matvec(c, r, x, transpose).contiguous()
 
@@ -89,19 +89,19 @@ def _matvec_gradients(ctx, grad):
     return of_c, of_r, of_x, None
 
 
-torch.library.register_autograd("gdn_cuda::toeplitz_matvec", _matvec_gradients, setup_context=_keep_matvec, lib=_library)
+torch.library.register_autograd("gdn_cuda::toeplitz_matvec", _matvec_gradients, setup_context=_keep_matvec, lib=library)
 
 
 # ---- toeplitz_solve: the solution and info
 
 
-@_fake("toeplitz_solve")
+@fake("toeplitz_solve")
 def _(c, r, b, symmetric):
     info = c.new_empty(torch.broadcast_shapes(c.shape[:-1], r.shape[:-1]), dtype=torch.int32)
     return b.new_empty(product_shape(c, r, b)), info
 
 
-@_cpu("toeplitz_solve")
+@cpu("toeplitz_solve")
 def _(c, r, b, symmetric):
     x, info = reference.toeplitz_solve(c, r, b)
     return x.contiguous(), info.contiguous()
@@ -112,7 +112,7 @@ def _solve_on_gpu(c, r, b, symmetric):
     return solve(c, r, b, symmetric)
 
 
-_library.impl("toeplitz_solve", _solve_on_gpu, "CUDA")
+library.impl("toeplitz_solve", _solve_on_gpu, "CUDA")
 
 
 def _keep_solve(ctx, inputs, output):
@@ -132,7 +132,7 @@ def _solve_gradients(ctx, grad, _):
     return of_c, of_r, grad_b.sum_to_size(b.shape), None
 
 
-torch.library.register_autograd("gdn_cuda::toeplitz_solve", _solve_gradients, setup_context=_keep_solve, lib=_library)
+torch.library.register_autograd("gdn_cuda::toeplitz_solve", _solve_gradients, setup_context=_keep_solve, lib=library)
 
 
 # ---- toeplitz_schur, toeplitz_pcg and toeplitz_pcg_long: symmetric positive definite ones
@@ -143,27 +143,27 @@ def _positive_shapes(c, b, epsilon):
     return b.new_empty(shape), c.new_empty(shape[: -2 if b.dim() > c.dim() else -1], dtype=torch.int32)
 
 
-_fake("toeplitz_schur")(_positive_shapes)
-_fake("toeplitz_pcg")(_positive_shapes)
+fake("toeplitz_schur")(_positive_shapes)
+fake("toeplitz_pcg")(_positive_shapes)
 
 
-@_cpu("toeplitz_schur")
+@cpu("toeplitz_schur")
 def _(c, b, epsilon):
     return tuple(y.contiguous() for y in reference.toeplitz_schur(c, b))
 
 
-@_cpu("toeplitz_pcg")
+@cpu("toeplitz_pcg")
 def _(c, b, epsilon):
     x, info = reference.toeplitz_schur(c, b)
     return x.contiguous(), info.clamp_min(-1)
 
 
-@_fake("toeplitz_pcg_long")
+@fake("toeplitz_pcg_long")
 def _(c, b):
     return b.new_empty(product_shape(c, c, b)), c.new_empty(c.shape[:-1], dtype=torch.int32)
 
 
-@_cpu("toeplitz_pcg_long")
+@cpu("toeplitz_pcg_long")
 def _(c, b):
     return tuple(y.contiguous() for y in solve_long_by_pcg(c, b))
 
@@ -173,7 +173,7 @@ def _pcg_long_on_gpu(c, b):
     return solve_long_by_pcg(c, b)
 
 
-_library.impl("toeplitz_pcg_long", _pcg_long_on_gpu, "CUDA")
+library.impl("toeplitz_pcg_long", _pcg_long_on_gpu, "CUDA")
 
 
 def _keep_symmetric(ctx, inputs, output):
@@ -196,19 +196,19 @@ def _gradients_of(name):
 
 
 for _name in ("toeplitz_schur", "toeplitz_pcg", "toeplitz_pcg_long"):
-    torch.library.register_autograd(f"gdn_cuda::{_name}", _gradients_of(_name), setup_context=_keep_symmetric, lib=_library)
+    torch.library.register_autograd(f"gdn_cuda::{_name}", _gradients_of(_name), setup_context=_keep_symmetric, lib=library)
 
 
 # ---- toeplitz_gko: the kernel behind it
 
 
-@_fake("toeplitz_gko")
+@fake("toeplitz_gko")
 def _(c, r, b, epsilon):
     shape, many = product_shape(c, r, b), b.dim() > max(c.dim(), r.dim())
     return b.new_empty(shape), c.new_empty(shape[: -2 if many else -1], dtype=torch.int32)
 
 
-@_cpu("toeplitz_gko")
+@cpu("toeplitz_gko")
 def _(c, r, b, epsilon):
     return tuple(y.contiguous() for y in by_transforms(c, r, b, epsilon))
 
@@ -216,7 +216,7 @@ def _(c, r, b, epsilon):
 # ---- toeplitz_generators and toeplitz_eliminate: the kernels behind it for long ones
 
 
-@_fake("toeplitz_generators")
+@fake("toeplitz_generators")
 def _(c, r, b):
     shape = product_shape(c, r, b) if b.dim() > max(c.dim(), r.dim()) else (*product_shape(c, r, b), 1)
     *batch, n, columns = shape
@@ -225,19 +225,19 @@ def _(c, r, b):
     return *sides, b.new_empty((systems, 2), dtype=torch.float64)
 
 
-@_cpu("toeplitz_generators")
+@cpu("toeplitz_generators")
 def _(c, r, b):
     return generators(c, r, b)
 
 
-@_fake("toeplitz_eliminate")
+@fake("toeplitz_eliminate")
 def _(left, right, numbers, configuration):
     return torch.empty_like(numbers), left.new_empty(left.shape[:1], dtype=torch.int32)
 
 
-@_cpu("toeplitz_eliminate")
+@cpu("toeplitz_eliminate")
 def _(left, right, numbers, configuration):
     return tuple(y.contiguous() for y in reference.toeplitz_gko(left, right, numbers))
 
 
-_library.impl("toeplitz_eliminate_pays", lambda like, systems, columns, n: False, "CPU")
+library.impl("toeplitz_eliminate_pays", lambda like, systems, columns, n: False, "CPU")
