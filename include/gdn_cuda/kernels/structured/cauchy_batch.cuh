@@ -95,10 +95,20 @@ struct CauchyBatch {
             for (int i = 0; i < 4; ++i) parts[column][i] += sums[i];
         }
     }
+    // Of a block. Asked for where it is needed: registers are full.
+    struct Place {
+        unsigned first_row;
+        int first_point;
+
+        __device__ __forceinline__ explicit Place(const CauchyArgs& args) {
+            const unsigned block = forgotten(blockIdx.x), blocks_of_points = (args.point_count + kPoints - 1) / kPoints,
+                           rows = block / blocks_of_points;
+            first_row = rows * kRows;
+            first_point = static_cast<int>(block - rows * blocks_of_points) * kPoints;
+        }
+    };
     __device__ __forceinline__ void run() {
-        const unsigned blocks_of_points = (args.point_count + kPoints - 1) / kPoints;
-        const i64 first_row = static_cast<i64>(blockIdx.x / blocks_of_points) * kRows;
-        const int first_point = static_cast<int>(blockIdx.x % blocks_of_points) * kPoints;
+        const auto [first_row, first_point] = Place(args);
         const i64 poles = line_of(args, args.poles, first_row), residues = line_of(args, args.residues, first_row);
         const auto load_point = [&, points = line_of(args, args.points, first_row)](int point) {
             return Io::load(args.points.data, points + min(point, args.point_count - 1) * args.points.step).re;
@@ -136,10 +146,14 @@ struct CauchyBatch {
                 *reinterpret_cast<float2*>(&shared.sums[warp][lane / 4 * 2 + i / 2][8 * column + lane % 4 * 2]) = {
                     sums[column][i] - rests[column][i], sums[column][i + 1] - rests[column][i + 1]};
         __syncthreads();
-        if (first_point + lane < args.point_count) finish(first_row + warp, first_point + lane);
+        finish();
     }
     // A row a warp, a point a lane.
-    __device__ __forceinline__ void finish(i64 row, int point) const {
+    __device__ __forceinline__ void finish() const {
+        const Place place(args);
+        const unsigned row = place.first_row + warp;
+        const int point = place.first_point + lane;
+        if (point >= args.point_count) return;
         float sum = 0.f, rest = 0.f;
 #pragma unroll
         for (int from = 0; from < kWarps; ++from) One::add_with_rest(sum, rest, shared.sums[from][warp][lane]);
@@ -147,7 +161,7 @@ struct CauchyBatch {
         if (shared.careful[lane] || shared.all_careful || !isfinite(sum) || (sum != 0.f && fabsf(sum) < shared.least_sum))
             [[unlikely]]
             whole = One{args, 0}.sum_carefully(row, point);
-        Io::store(args.out, row * args.point_count + point, whole);
+        Io::store(args.out, static_cast<i64>(row) * args.point_count + point, whole);
     }
 };
 

@@ -92,6 +92,13 @@ struct Numbers {
     }
 };
 
+// x, of which the compiler then knows nothing: it makes what depends on x here, not before a loop, where that would take
+// registers all the time.
+__device__ __forceinline__ unsigned forgotten(unsigned x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Where a line of an operand begins.
 struct LineBegin {
     const Lines& of;

@@ -14,13 +14,6 @@ struct alignas(kCount * sizeof(Real)) Pack {
     Real at[kCount];
 };
 
-// x, of which the compiler then knows nothing: it makes what depends on x here, not before a loop, where that would take
-// registers all the time.
-__device__ __forceinline__ unsigned forgotten(unsigned x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 template <VandermondeConfig kConfig, int kThreads = kConfig.threads()>
 struct VandermondePowers {
     using Io = Numbers<kConfig.io>;
