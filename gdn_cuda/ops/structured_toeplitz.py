@@ -181,19 +181,23 @@ def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | N
 
 def check_lines(function: str, lines: Mapping[str, Tensor]) -> torch.Size:
     """(…,n) each, one n. The leading dimensions that they have together."""
+    _check_lengths(function, lines)
+    return broadcast_leading(function, {argument: (x, 1) for argument, x in lines.items()})
+
+
+def _check_lengths(function: str, lines: Mapping[str, Tensor]) -> None:
     first, like = next(iter(lines.items()))
     for argument, x in lines.items():
         if x.dim() < 1:
             raise ValueError(f"{function}: {argument}: expected rank 1 or more, got ()")
         if x.shape[-1] != like.shape[-1]:
             raise ValueError(f"{function}: {argument}: expected (…, {like.shape[-1]}) as {first} has, got {tuple(x.shape)}")
-    return broadcast_leading(function, {argument: (x, 1) for argument, x in lines.items()})
 
 
 def _system_shape(function: str, tensors: Mapping[str, Tensor], matrix: str = "matrix") -> tuple[int, ...]:
     """That of the result: the last of the tensors is (…,n) or (…,n,k), those before it are the lines of the matrix."""
     *lines, (argument, right) = tensors.items()
-    check_lines(function, dict(lines))
+    _check_lengths(function, dict(lines))
     n, many = lines[0][1].shape[-1], right.dim() > max(x.dim() for _, x in lines)
     if right.dim() < 1 or right.shape[-2 if many else -1] != n:
         expected = f"(…, {n}), or with more dimensions than the {matrix} (…, {n}, k)"

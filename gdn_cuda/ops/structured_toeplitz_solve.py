@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..reference.structured_common import exponents_of
 from ..reference.structured_toeplitz_ops import matvec_by_transforms, widened
 from .structured_toeplitz_pcg import RESIDUALS, solve_by_pcg
 
@@ -111,7 +112,7 @@ def solve_long_by_pcg(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if n and math.prod(batch):
         epsilon, residual = _epsilon(c.dtype), RESIDUALS[c.dtype]
         column, _, numbers, scale = _scaled(c, c, right)
-        of_right = _to_one(numbers.abs().amax(1, keepdim=True))
+        of_right = torch.exp2(-exponents_of(numbers.abs().amax(1, keepdim=True)))
         allowed = numbers.new_tensor([residual] * k + [max(residual, epsilon / 8)])  # info asks the probe for no more
         found = solve_by_pcg(column, numbers * of_right, allowed)
         if found is None:
@@ -204,14 +205,9 @@ def _scaled(c: Tensor, r: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor
     column, row = (widened(y).expand(*batch, n).reshape(-1, n) for y in (c, r))
     row = torch.cat([column[:, :1], row[:, 1:]], -1)  # r[0] is not read
     largest = torch.maximum(column.abs().amax(-1), row.abs().amax(-1))
-    scale = _to_one(largest)[:, None]
+    scale = torch.exp2(-exponents_of(largest))[:, None]
     numbers = widened(right).expand(*batch, *right.shape[-2:]).reshape(len(column), n, right.shape[-1])
     return column * scale, row * scale, torch.cat([numbers, _probe(column)], -1), scale
-
-
-def _to_one(size: Tensor) -> Tensor:
-    """Powers of two that bring it there."""
-    return torch.exp2(-torch.frexp(size).exponent.clamp(-1000, 1000).to(torch.float64))
 
 
 def _probe(column: Tensor) -> Tensor:

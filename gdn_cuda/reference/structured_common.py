@@ -48,11 +48,16 @@ def zeros_of(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
     return torch.stack([x[..., :0].sum() for x in inputs]).sum() + inputs[0].new_zeros(shape)
 
 
+def exponents_of(size: Tensor) -> Tensor:
+    """Of the powers of two that are as large, in fp64, where their inverses have range too."""
+    return torch.frexp(size).exponent.clamp(-1000, 1000).to(torch.float64)
+
+
 def near_one(x: Tensor, *dims: int) -> tuple[Tensor, Tensor]:
     """x times the powers of two that bring its largest numbers along `dims` there, and the exponents that take it back."""
     size = x.detach().abs()
     largest = size.amax(dims, keepdim=True) if size.numel() else size.sum(dims, keepdim=True)
-    exponents = torch.frexp(largest).exponent.clamp(-1000, 1000).to(torch.float64)
+    exponents = exponents_of(largest)
     return x * torch.exp2(-exponents), exponents
 
 

@@ -64,7 +64,8 @@ struct CauchyBatch {
         group.poles[lane] = mine.pole;
         look(mine);
     }
-    // What is dropped of a small residue, 2^-112 at most, counts where the sum is small too, or 2^-66 from its pole.
+    // What is dropped of a small residue, 2^-112 at most, counts where the sum is small too, or within 2^-66 of its pole: other
+    // numbers lie that close only to poles within 2^-40 of 0.
     __device__ __forceinline__ void look(const Mine& mine) {
         bool all_careful = fabsf(mine.pole) > kFar && isfinite(mine.pole);
         if constexpr (kConfig.io != DType::f16) {

@@ -22,7 +22,7 @@ __device__ __forceinline__ float reciprocal_in_range(float x) {
     return r;
 }
 __device__ __forceinline__ double reciprocal_in_range(double x) {
-    return 1.0 / x;
+    return reciprocal(x);
 }
 // Whether the reciprocal of a distance is a number. Infinite and unknown distances have theirs.
 __device__ __forceinline__ bool has_reciprocal(float x) {
@@ -104,8 +104,8 @@ struct LineBegin {
     const Lines& of;
     i64& at;
 };
-// Of several, which is one way through the leading dimensions. There are no more lines than blocks, so 32 bits do: a division
-// of 64 bits is a call, and calls save registers in memory.
+// Of several, which is one way through the leading dimensions. There are fewer than 2^31 lines (csrc/apis/structured.hpp), so
+// 32 bits do: a division of 64 bits is a call, and calls save registers in memory.
 template <class Args, class... Begins>
 __device__ __forceinline__ void begin_line(const Args& args, unsigned line, Begins... begins) {
     ((begins.at = 0), ...);
