@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import sanitize
 
 import gdn_cuda
 from gdn_cuda import _C
@@ -55,6 +56,10 @@ def test_every_public_name_is_documented() -> None:
 def test_docs_name_every_registered_kernel() -> None:
     text = document("docs/architecture.md")
     assert not [entry["name"] for entry in _C.kernels() if f"`{entry['family']}/{entry['name']}`" not in text]
+
+
+def test_every_registered_kernel_can_be_sanitized() -> None:
+    assert set(sanitize.CALLS) == {entry["name"] for entry in _C.kernels()}
 
 
 def test_commands_in_the_documents_exist() -> None:
