@@ -110,7 +110,7 @@ def pieces() -> None:
 
 
 def cauchy() -> None:
-    """Few points and many, one tile of poles and two, rows that share their poles and one that does not."""
+    """Few points and many, one tile of poles and two, rows in fours and one by one."""
     for poles, (rows, points), dtype in product(
         (33, 70), ((4, 700), (3, 700), (12, 60000), (5, 60000)), (*REALS, *HALVES, *COMPLEX)
     ):
