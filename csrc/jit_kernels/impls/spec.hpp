@@ -79,7 +79,7 @@ jit::LaunchShape shape_of(const typename Spec::Config& config, const unsigned (&
 
 template <class Spec>
 void launch(const typename Spec::Config& config, const typename Spec::Args& args, const unsigned (&grid)[3],
-            const Target& target) {
+            const Target& target, bool early_start = false) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     if (!runs_on<Spec>(device))
         throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{}{}, got {} ({}.{})", Spec::family, Spec::name,
@@ -87,7 +87,9 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
                                      max_capability_of<Spec>() == Spec::min_capability ? "" : " or newer", device.name,
                                      device.capability / 10, device.capability % 10));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
-    jit::launch(kernel, shape_of<Spec>(config, grid), target.ordinal, target.stream, &args);
+    jit::LaunchShape shape = shape_of<Spec>(config, grid);
+    shape.early_start = early_start;
+    jit::launch(kernel, shape, target.ordinal, target.stream, &args);
 }
 
 }  // namespace gdn_cuda

@@ -16,8 +16,9 @@ struct PrefillTensors {
 
 // How a problem is taken, and the 32-bit words that it needs for that.
 struct PrefillChoice {
-    PrefillConfig config;
-    int segments, links_of_head;  // from segments to the next
+    PrefillConfig config, whole;  // for sequences that are split, and for those that are not
+    int segments, reach;
+    int links_of_head;            // from segments to the next; 0: heads that remember are not split
     i64 links;                    // of all heads
     i64 blocks;                   // of a segment
     i64 link_states, link_transfers;
@@ -44,13 +45,16 @@ struct Prefill {
     }
 
     static PrefillChoice choice(const PrefillProblem& problem, const Target& target) {
-        const PrefillSplit split = prefill_split(problem, jit::device_traits(target.ordinal));
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const PrefillSplit split = prefill_split(problem, device);
         const PrefillConfig config = prefill_config(problem, split);
-        const int links_of_head = prefill_links(problem, split.segments);
+        const int links_of_head = prefill_cost(problem, split, device).linked ? split.segments - 1 : 0;
         const i64 links = problem.sequences * problem.heads * links_of_head;
         const i64 value_rows = ceil_div(problem.dv, config.rows_per_block()) * config.rows_per_block();
         return {.config = config,
+                .whole = prefill_config(problem, prefill_whole(problem, split, device)),
                 .segments = split.segments,
+                .reach = prefill_reach(problem, split, device),
                 .links_of_head = links_of_head,
                 .links = links,
                 .blocks = prefill_blocks(problem, split.value_groups),
@@ -72,20 +76,30 @@ struct Prefill {
                                  .count = choice.links_of_head};
         const jit::TiledTensor transfers{
             {links.transfers, rows * 2 * columns, 2 * columns, columns}, choice.links, rows, 2, columns};
-        const Args args{.query = map(tensors.query),
-                        .key = map(tensors.key),
-                        .value = map(tensors.value),
-                        .output = map(tensors.output),
-                        .transfers = links.count > 0 ? map(transfers) : TensorMap{},
-                        .recurrence = recurrence,
-                        .state = problem.state,
-                        .segments = choice.segments,
-                        .links = links,
-                        .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
-        launch<Prefill>(config, args,
-                        {static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block())),
-                         static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences * choice.segments)},
-                        target);
+        const bool two = choice.segments > 1 && choice.links_of_head == 0 && choice.whole != config;
+        Args args{.query = map(tensors.query),
+                  .key = map(tensors.key),
+                  .value = map(tensors.value),
+                  .output = map(tensors.output),
+                  .transfers = links.count > 0 ? map(transfers) : TensorMap{},
+                  .recurrence = recurrence,
+                  .state = problem.state,
+                  .segments = choice.segments,
+                  .reach = choice.reach,
+                  .takes = two ? PrefillTakes::if_all_forget : PrefillTakes::every_call,
+                  .links = links,
+                  .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
+        const auto launch_blocks = [&](const Config& of, i64 segments, bool early_start) {
+            launch<Prefill>(of, args,
+                            {static_cast<unsigned>(ceil_div(problem.dv, of.rows_per_block())),
+                             static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences * segments)},
+                            target, early_start);
+        };
+        launch_blocks(config, choice.segments, false);
+        if (!two) return;
+        args.takes = PrefillTakes::if_one_remembers;
+        args.readers = nullptr;  // one block reads a state and writes it
+        launch_blocks(choice.whole, 1, true);
     }
 };
 

@@ -61,5 +61,20 @@ __device__ __forceinline__ void publish_global() {
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
+// The same; whether `found` holds for any of these threads.
+__device__ __forceinline__ bool any_of_barrier(int name, int threads, bool found) {
+    unsigned any;
+    asm volatile(
+        "{\n"
+        ".reg .pred mine, any;\n"
+        "setp.ne.u32 mine, %3, 0;\n"
+        "bar.red.or.pred any, %1, %2, mine;\n"
+        "selp.u32 %0, 1, 0, any;\n"
+        "}"
+        : "=r"(any)
+        : "r"(name), "r"(threads), "r"(static_cast<unsigned>(found))
+        : "memory");
+    return any != 0;
+}
 
 }  // namespace gdn_cuda

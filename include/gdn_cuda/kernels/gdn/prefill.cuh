@@ -44,6 +44,14 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
     publish_barriers();
 }
 
+// Programmatic dependent launch (sm_90).
+__device__ __forceinline__ void launch_dependent_grids() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_grid_before() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 // A role's part of every pass; one role prepares the next for all.
 template <class Role, bool kPrepares, PrefillConfig kConfig>
 __device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
@@ -61,11 +69,7 @@ __device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, c
 }
 
 template <PrefillConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ PrefillArgs args) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
-    static_assert(sizeof(shared) <= 227 * 1024);
-
+__device__ __forceinline__ void run_block(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
     PrefillBlock<kConfig> block(args);
     if (!block.find_start(shared.factors[0].gate)) return;
     if (threadIdx.x == 0) {
@@ -88,6 +92,19 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
         take_registers<kConfig.value_registers()>();
         run_passes<PrefillValues<kConfig>, false>(shared, args);
     }
+}
+
+template <PrefillConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_constant__ PrefillArgs args) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
+    static_assert(sizeof(shared) <= 227 * 1024);
+
+    // Of two launches one takes the call, and they start side by side. A block of the second ends after the first, so that what
+    // follows in the stream waits for both.
+    if (args.takes == PrefillTakes::if_all_forget) launch_dependent_grids();
+    run_block<kConfig>(shared, args);
+    if (args.takes == PrefillTakes::if_one_remembers && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_for_grid_before();
 }
 
 }  // namespace gdn_cuda::gdn

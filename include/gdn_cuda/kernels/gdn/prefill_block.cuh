@@ -8,59 +8,70 @@ namespace gdn_cuda::gdn {
 template <PrefillConfig kConfig>
 struct PrefillBlock {
     static constexpr int kRows = kConfig.rows_per_block();
+    enum class Split { whole, apart, linked };
 
     const PrefillArgs& args;
     const RecurrentArgs& all = args.recurrence;
     int sequence, segment, head, first_row;
     Span span;
     Place place;
-    i64 slot;
-    int chunks, share, segment_begins, end;
-    SegmentStart start{0, false};
-    bool before_resumes = false, next_resumes = false;
+    int chunks, share;
+    Split split = Split::whole;
+    int begin = 0, segment_begins = 0, end;  // chunks: where this block begins, stores outputs, and ends
 
     __device__ __forceinline__ explicit PrefillBlock(const PrefillArgs& args) : args(args) {
-        sequence = static_cast<int>(blockIdx.z) / args.segments;
-        segment = static_cast<int>(blockIdx.z) % args.segments;
+        const int segments = whole_sequences() ? 1 : args.segments;
+        sequence = static_cast<int>(blockIdx.z) / segments;
+        segment = static_cast<int>(blockIdx.z) % segments;
         head = static_cast<int>(blockIdx.y);
         first_row = static_cast<int>(blockIdx.x) * kRows;
         span = span_of(all.cu_seqlens, sequence, all.tokens);
-        int first_step;
-        place = starting_slot(all, sequence, slot, first_step);
+        i64 slot;
+        place = find_slot(slot);
         chunks = (span.length + kChunk - 1) / kChunk;
-        share = max((chunks + args.segments - 1) / args.segments, kShortestSegment);
-        segment_begins = min(segment * share, chunks);
-        end = min(segment_begins + share, chunks);
+        end = chunks;
+        share = chunks_of_segment(args, chunks);
     }
+    // Asked for again where it is needed: registers count.
+    __device__ __forceinline__ Place find_slot(i64& slot) const {
+        int first_step;
+        return starting_slot(all, sequence, slot, first_step);
+    }
+    __device__ __forceinline__ bool whole_sequences() const { return args.takes == PrefillTakes::if_one_remembers; }
 
     // Whether there is something to do; called by the whole block. `growths` has room for its warps.
     __device__ __forceinline__ bool find_start(float* growths) {
-        fill_what_nobody_computes();
-        if (place == Place::run && segment == 0 && chunks == 0) hand_state_on();
-        if (place != Place::run || segment_begins == end) return false;
-#pragma unroll 1
-        for (int i = 0; i < 3; ++i) {
-            const int which = i == 2 ? segment + 1 : segment - i;
-            if (which * share >= chunks) break;
-            const SegmentStart found = start_of_segment<kConfig>(args, span, sequence, head, which, share, growths);
-            if (i == 0) start = found;
-            if (i == 1) before_resumes = found.resumes;
-            if (i == 2) next_resumes = found.resumes;
-            if (!start.resumes) break;
+        const bool for_all = args.takes != PrefillTakes::every_call;
+        // A segment probably begins a chunk or two early.
+        if (args.segments > 1 && segment * share < chunks)
+            prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
+        const bool remembers = args.segments > 1 && one_remembers<kConfig>(args, for_all, sequence, head);
+        if (for_all && remembers != whole_sequences()) return false;
+        if (segment == 0) {
+            fill_what_nobody_computes();
+            if (place == Place::run && chunks == 0) hand_state_on();
+        }
+        if (place != Place::run || chunks == 0 || segment * share >= chunks) return false;
+        if (whole_sequences() || share >= chunks) return true;
+        if (remembers && args.links.count == 0) return segment == 0;
+        split = remembers ? Split::linked : Split::apart;
+        begin = segment_begins = segment * share;
+        end = min(segment_begins + share, chunks);
+        if (split == Split::apart && segment > 0) {
+            const int most = min(segment_begins, 2 * args.reach + kShortestSegment);
+            begin = max(first_that_matters<kConfig>(all, span, sequence, head, segment_begins, most, growths), 0);
         }
         return true;
     }
+    __device__ __forceinline__ bool resumes() const { return split == Split::linked && segment > 0; }
     // Others wait for what this segment makes of a state; not of the first segment's, which comes as soon as a summary would.
-    __device__ __forceinline__ bool summarizes() const { return segment > 1 && start.resumes && next_resumes; }
-    __device__ __forceinline__ bool link_before() const { return segment > 2 && before_resumes; }
-    // With its outputs, for the next segment, which may need it.
-    __device__ __forceinline__ bool leaves_state() const {
-        return args.links.count > 0 && end < chunks && (!start.resumes || (segment == 1 && next_resumes));
-    }
+    __device__ __forceinline__ bool summarizes() const { return split == Split::linked && segment > 1 && end < chunks; }
+    __device__ __forceinline__ bool link_before() const { return split == Split::linked && segment > 2; }
+    // With its outputs: of a segment after these, the state comes with the link.
+    __device__ __forceinline__ bool leaves_state() const { return split == Split::linked && segment <= 1 && end < chunks; }
 
     // Outputs of sequences that do not run, and of tokens that belong to none.
     __device__ __forceinline__ void fill_what_nobody_computes() {
-        if (segment > 0) return;
         if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)
             fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
         if (place != Place::run)
@@ -74,6 +85,8 @@ struct PrefillBlock {
         if (to == nullptr || to == all.initial.data) return;
         const int bytes = bytes_of(args.state), rows = min(kRows, all.dv - first_row);
         const i64 before = (static_cast<i64>(head) * all.dv + first_row) * all.dk;
+        i64 slot;
+        find_slot(slot);
         const auto* from = static_cast<const char*>(all.initial.data);
         if (from != nullptr) from += (slot * all.initial.slot + before) * bytes;
         to += (slot * all.last.slot + before) * bytes;
@@ -88,6 +101,8 @@ struct PrefillBlock {
                   transfers = summarizes() ? max((all.dk - first_row + step - 1) / step, 0) : 0;
         const int last = links + summaries + transfers;
         const i64 checkpoints_before = packed_steps_before(all, sequence);
+        i64 slot;
+        find_slot(slot);
         shared.passes_to_come = last;
 #pragma unroll 1
         for (int i = last; i >= 0; --i) {
@@ -98,17 +113,16 @@ struct PrefillBlock {
                                                       : PrefillMakes::transfer;
             PrefillWork& work = i == last ? shared.work : shared.passes[i];
             plan_pass(work, makes, first_row + max(transfer, 0) * step);
+            work.initial_slot = slot * all.initial.slot;
+            work.last_slot = slot * all.last.slot;
             work.checkpoints_before = checkpoints_before;
         }
     }
     __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillMakes makes, int row) const {
         const bool outputs = makes == PrefillMakes::outputs, links = makes == PrefillMakes::link;
-        const int begin = start.chunk;
         const i64 link = (static_cast<i64>(sequence) * all.heads + head) * args.links.count + segment;
         work.makes = makes;
         work.start = span.start + begin * kChunk;
-        work.initial_slot = slot * all.initial.slot;
-        work.last_slot = slot * all.last.slot;
         work.length = min(span.length, end * kChunk) - begin * kChunk;
         work.chunks = links ? 0 : end - begin;
         work.silent = (outputs ? segment_begins : end) - begin;
@@ -116,9 +130,9 @@ struct PrefillBlock {
         work.begins = begin == 0;
         work.ends = end == chunks;
         work.link = link;
-        work.from = links ? link - 2 : outputs && start.resumes ? link - 1 : -1;
+        work.from = links ? link - 2 : outputs && resumes() ? link - 1 : -1;
         work.to = links ? link - 1 : makes == PrefillMakes::summary || (outputs && leaves_state()) ? link : -1;
-        work.readers = (segment + 1) * kConfig.value_groups;
+        work.readers = (split == Split::whole ? 1 : segment + 1) * kConfig.value_groups;
         work.sequence = sequence;
         work.head = head;
         work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));

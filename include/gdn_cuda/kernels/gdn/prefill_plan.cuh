@@ -48,6 +48,9 @@ struct PrefillConfig {
 // the error. Chunks with an entry beyond this off the diagonal take all three in two parts (docs/numerics.md).
 constexpr float kCancels = 0.5f;
 
+// The decay of a chunk with a gate whose exponential is 0: -0, told apart from a product that underflows.
+constexpr float kResets = -0.f;
+
 // 64 tokens and 64 elements, 128-byte rows, swizzled (shared.cuh).
 struct alignas(1024) PrefillTile {
     unsigned char bytes[kChunk * kTileElements * 2];
@@ -84,7 +87,7 @@ struct PrefillLinks {
     void* transfers;         // M (dk, 2, dk): rounded to bf16, and what rounding left of it
     unsigned* have_summary;  // how many value groups have written their rows of M and L,
     unsigned* have_state;    // and of each tile of rows, how many have written the state
-    int count;               // of a head; 0: segments that need a state begin with the sequence
+    int count;               // of a head; 0: a head that remembers is not split
 };
 
 template <PrefillConfig kConfig>
@@ -127,7 +130,7 @@ struct PrefillSharedPlan {
     // Whether an inverse has entries that cancel, by columns of blocks: two parts of them, and of V', then.
     Cancelling cancels[kConfig.stages - 1];
     Factors factors[kConfig.stages];
-    float decay[kConfig.stages];                // exp(G_end) of a chunk
+    float decay[kConfig.stages];                // exp(G_end) of a chunk, or kResets
     PrefillWork work, passes[kMostPasses - 1];  // not in registers: they are short; passes come last to first
     int passes_to_come;
     unsigned long long loaded[kConfig.stages], factored[kConfig.stages], ready[kConfig.stages];
@@ -136,12 +139,22 @@ struct PrefillSharedPlan {
     unsigned long long linked;                          // M is there
 };
 
+// Which calls a launch takes. A head *remembers* if its state is still needed far behind a border between segments, else it *forgets*
+// (prefill_segments.cuh).
+enum class PrefillTakes {
+    every_call,
+    if_all_forget,     // each sequence in segments
+    if_one_remembers,  // each sequence whole
+};
+
 struct PrefillArgs {
     TensorMap query, key, value, output;  // (d, head, token, batch)
     TensorMap transfers;                  // (column, part, row, link)
     RecurrentArgs recurrence;
     DType state;
-    int segments;  // of a sequence, neighbours in z
+    int segments;  // that a head which forgets is split into
+    int reach;     // chunks before a segment that are sooner walked than the sequence is, unsplit or by links
+    PrefillTakes takes;
     PrefillLinks links;
     unsigned* readers;  // zeros, one a sequence, head and tile of rows, where states are updated in place; else nullptr
 };

@@ -6,11 +6,14 @@
 
 namespace gdn_cuda::gdn {
 
-// Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2.
-__device__ __forceinline__ float2 cumulate(float2 gate) {
-    constexpr float kLog2e = 1.4426950408889634f;
+// Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2. A gate below kVanished counts
+// as that: its exponential is 0 all the same, and the sum keeps digits for the differences of later gates. `resets`: whether the
+// exponential of some gate is 0.
+__device__ __forceinline__ float2 cumulate(float2 gate, bool& resets) {
+    constexpr float kLog2e = 1.4426950408889634f, kVanished = -160.f, kSmallestExponent = -126.f;
     const int lane = threadIdx.x % 32;
-    gate = {gate.x * kLog2e, gate.y * kLog2e};
+    gate = {at_least(gate.x * kLog2e, kVanished), at_least(gate.y * kLog2e, kVanished)};
+    resets = __any_sync(0xffffffffu, gate.x < kSmallestExponent || gate.y < kSmallestExponent);
     float sum = gate.x + gate.y;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -84,14 +87,16 @@ struct PrefillScores : Lane {
                                                   ScalarStream& betas) {
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         auto& factors = shared.factors[turn.stage];
-        reinterpret_cast<float2*>(factors.gate)[lane] = cumulate(gates.take());
+        bool resets;
+        const float2 sums = cumulate(gates.take(), resets);
+        reinterpret_cast<float2*>(factors.gate)[lane] = sums;
         reinterpret_cast<float2*>(factors.beta)[lane] = betas.take();
+        if (lane == 31) shared.decay[turn.stage] = resets ? kResets : exp2_fast(sums.y);
         barrier(shared.loaded[turn.stage]).arrive();
     }
 
     // Factors of a token's key (half of the threads) or query, for everyone.
-    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, typename Plan::Factors& factors,
-                                                  float& decay) {
+    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, typename Plan::Factors& factors) {
         const int token = thread % kChunk;
         const bool of_key = thread < kChunk;
         const float log_norm =
@@ -105,7 +110,6 @@ struct PrefillScores : Lane {
         } else {
             factors.query_row[token] = gate + log_norm + __log2f(fabsf(scale));
             factors.of_query[token] = scale * exp2_fast(gate + log_norm);
-            if (token == 0) decay = exp2_fast(end);
         }
     }
 
@@ -127,7 +131,7 @@ struct PrefillScores : Lane {
                 meet(kKeysMeet, 2 * kWarpgroup);  // that others clear
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
-            share_factors(stage, factors, shared.decay[turn.stage]);
+            share_factors(stage, factors);
             barrier(shared.factored[turn.stage]).arrive();
             barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
             if (chunk + 1 >= kConfig.stages) bring_tiles(chunk + 1, coming);

@@ -1,11 +1,22 @@
-// Segments of a sequence for gdn/prefill, where its heads alone would leave multiprocessors idle: a block begins as far before
-// its segment as the state still matters, with a state of zero, and has no outputs until its segment begins.
+// Segments of a sequence for gdn/prefill, where its heads alone would leave multiprocessors idle. A head is taken
+//
+//     apart   a block begins as far before its segment as the state still matters, with a state of zero, and stores no outputs
+//             until its segment begins;
+//     linked  a segment begins with the state that the one before leaves. If that one has to wait for its own, it computes first
+//             what it will make of it, S M + L: L from a state of zero, M from the identity with values of zero;
+//     whole   one block walks the sequence.
+//
+// A head forgets if `reach` chunks make nothing of a state, at the pace of the gates near the borders between segments; else it
+// remembers. A head that forgets is taken apart, another one linked or whole, whichever the host expects to be faster. All blocks of a
+// head come to the same answer by themselves (`one_remembers`).
+//
+// Where another configuration walks whole sequences faster, the host launches both, and all blocks of a call come to one answer: the
+// configuration that splits takes the call if all heads forget, the other one if one remembers. (They could share the heads, but two
+// kernels side by side took twice as long: probably, neighbouring multiprocessors share a cache for instructions.)
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), whose norm is exp(g) max(1, |1 - beta |k|^2|). Where the product of
 // these over the tokens before a segment is below 2^-80, what the state was before them cannot change a bit of what follows but
-// by a coincidence of roundings, or where all that follows is 2^-80 of what was before. Where gates are too slow for that, a
-// segment begins with the state that the one before leaves. If that one has to wait for its own, it tells first what it will
-// make of it, S M + L: L of a state of zero, M of the identity with values of zero.
+// by a coincidence of roundings, or where all that follows is 2^-80 of what was before.
 //
 // Blocks wait only for blocks before them in the grid. Those are dispatched first on every GPU seen so far, though CUDA does
 // not promise it: then blocks need not all run at the same time.
@@ -39,6 +50,20 @@ __device__ __forceinline__ float key_squares(const RecurrentArgs& args, int sequ
     return mine;
 }
 
+// Has keys, queries and values of a chunk brought to the L2 while something else is waited for; by the whole block.
+template <PrefillConfig kConfig>
+__device__ __forceinline__ void prefetch_chunk(const RecurrentArgs& args, const Span& span, int sequence, int head, int chunk) {
+    constexpr int kLine = 64, kLines = 2;  // elements, of a row
+    const int thread = static_cast<int>(threadIdx.x), token = chunk * kChunk + thread / kLines % kChunk,
+              which = thread / (kLines * kChunk), element = thread % kLines * kLine;
+    const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
+    const Rows& rows = which == 0 ? args.key : which == 1 ? args.query : args.value;
+    if (which > 2 || token >= span.length || element >= (which == 2 ? args.dv : args.dk)) return;
+    const auto* row = static_cast<const Storage<kConfig.io>*>(rows.data) + sequence * rows.batch +
+                      (span.start + token) * rows.token + (which == 2 ? head : key_head) * rows.head + element;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
+}
+
 // log2 of the most that 32 tokens from `first` on can make of a state's norm; a warp's.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ float log_growth(const RecurrentArgs& args, int sequence, i64 first, int head) {
@@ -64,7 +89,7 @@ __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, con
     const int warp = static_cast<int>(threadIdx.x) / 32;
     float growth = 0.f;
 #pragma unroll 1
-    for (int back = 0; back < most && growth * static_cast<float>(most) <= 0.5f * kForgotten * static_cast<float>(back);) {
+    for (int back = 0; back < most;) {
         const int token = (chunk - back) * kChunk - (warp + 1) * 32;  // warps go backwards
         const float own = token >= 0 ? log_growth<kConfig>(args, sequence, span.start + token, head) : 0.f;
         __syncthreads();
@@ -79,22 +104,52 @@ __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, con
     return -1;
 }
 
-// Where the blocks of a segment begin.
-struct SegmentStart {
-    int chunk;
-    bool resumes;  // with the state that the segment before leaves
-};
+// Chunks of a segment, when a sequence of so many is split.
+__device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int chunks) {
+    return max((chunks + args.segments - 1) / args.segments, kShortestSegment);
+}
+
+// Whether a head remembers: whether, from some border between segments, 2^-80 is more than `reach` chunks back at the pace of every
+// fourth gate of the chunk before that border. Keys are left out, for they seldom let a state grow, and who is wrong is only slower.
+// Sums are of integers, so that blocks of another configuration come to the same answer. Called by the whole block, for one head
+// of a sequence or for all: then neighbouring threads have neighbouring heads, whose gates are in one line. Short code, for the first
+// block of a multiprocessor waits for it to be fetched.
 template <PrefillConfig kConfig>
-__device__ __forceinline__ SegmentStart start_of_segment(const PrefillArgs& args, const Span& span, int sequence, int head,
-                                                         int segment, int share, float* growths) {
-    if (segment == 0) return {0, false};
-    // Going back further takes longer than to resume, after about two passes over a segment and a link for each before; or,
-    // without links, hardly less than to begin with the sequence.
-    const bool linked = args.links.count > 0;
-    const int chunk = segment * share, most = linked ? min(2 * (share + segment), chunk) : chunk / 2;
-    const int first = first_that_matters<kConfig>(args.recurrence, span, sequence, head, chunk, most, growths);
-    if (first >= 0) return {first, false};
-    return linked ? SegmentStart{chunk, true} : SegmentStart{0, false};
+__device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_all, int sequence, int head) {
+    constexpr float kLog2e = 1.4426950408889634f, kUnit = 1 << 14, kVanished = -160.f;
+    constexpr i64 kNeeded = static_cast<i64>(kForgotten * kUnit);
+    constexpr int kApart = 4, kLoads = kChunk / kApart;  // tokens
+    const RecurrentArgs& all = args.recurrence;
+    // Threads side by side, a power of two, and what one of them takes: a head of a sequence.
+    const int wide = for_all ? 128 : 1, heads = for_all ? all.sequences * all.heads : 1;
+    bool found = false;
+#pragma unroll 1
+    for (int i = threadIdx.x % wide; i < heads; i += wide) {
+        if (for_all) {
+            sequence = static_cast<int>(static_cast<unsigned>(i) / static_cast<unsigned>(all.heads));
+            head = i - sequence * all.heads;
+        }
+        const Span span = span_of(all.cu_seqlens, sequence, all.tokens);
+        const int chunks = (span.length + kChunk - 1) / kChunk, share = chunks_of_segment(args, chunks);
+#pragma unroll 1
+        for (int ends = (1 + threadIdx.x / wide) * share; ends < chunks; ends += kConfig.threads() / wide * share) {
+            i64 at = sequence * all.gate.batch + (span.start + ends * kChunk - 1) * all.gate.token + head * all.gate.head;
+            unsigned raw[kLoads];
+#pragma unroll
+            for (unsigned& number : raw) {
+                number = load_raw(all.gate.values, at);
+                at -= kApart * all.gate.token;
+            }
+            int sum = 0;
+#pragma unroll
+            for (const unsigned number : raw) {  // NaN is 0 as an integer: it is never forgotten
+                const float gate = number_of(number, all.gate.values.type) * (kLog2e * kUnit);
+                sum += __float2int_rn(at_least(gate, kVanished * kUnit));
+            }
+            found |= static_cast<i64>(sum) * kApart * args.reach > kNeeded;
+        }
+    }
+    return __syncthreads_or(found) != 0;
 }
 
 // Counts that blocks leave for others: what a thread did before `tell`, and its barriers made it know of, is there after

@@ -26,6 +26,12 @@ struct PrefillState : Lane {
 
     __device__ __forceinline__ int index() const { return group - kConfig.first_value_group(); }  // among the value groups
 
+    // Whether `found` holds for any thread of this warpgroup.
+    __device__ __forceinline__ bool any_of_group(bool found) const {
+        // The shuffle tells the compiler that a warp goes one way.
+        return __shfl_sync(0xffffffffu, any_of_barrier(kGroupMeets + group, kWarpgroup, found), 0);
+    }
+
     // And the one 8 further.
     __device__ __forceinline__ int my_row() const { return work.first_row + index() * kValueRows + 16 * warp + g; }
 
@@ -169,9 +175,30 @@ struct PrefillState : Lane {
             load_tile(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
         }
     }
+    // After a reset M is 0, and S M has to be, also where S holds what is not finite.
+    __device__ __forceinline__ void forget_where_transfer_is_zero() {
+        float sum = 0.f;  // 0 times what is finite
+#pragma unroll
+        for (const float s : state) sum = fmaf(s, 0.f, sum);
+        if (!any_of_group(isnan(sum))) return;
+        barrier(shared.linked).wait(0);
+        constexpr int kPieces = sizeof(PrefillTile) / sizeof(uint4);
+        unsigned bits = 0;
+#pragma unroll 1
+        for (int i = thread; i < kConfig.key_tiles() * kConfig.key_tiles() * kPieces; i += kWarpgroup) {
+            const int tile = i / kPieces;
+            const auto& stage = shared.stages[tile % kConfig.key_tiles()];
+            const uint4 x = reinterpret_cast<const uint4*>(stage.key[tile / kConfig.key_tiles()].bytes)[i % kPieces];
+            bits |= (x.x | x.y | x.z | x.w) & 0x7fff7fffu;
+        }
+        if (any_of_group(bits != 0)) return;
+#pragma unroll
+        for (float& s : state) s = 0.f;
+    }
     // S M + L in place of S, the state that the segment before began with. In bf16 whatever the inputs are: fp16 would lose
     // what decays by 2^-25.
     __device__ __forceinline__ void link() {
+        forget_where_transfer_is_zero();
         unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)

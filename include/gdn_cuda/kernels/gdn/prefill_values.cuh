@@ -2,16 +2,17 @@
 // Everything is transposed (value rows x tokens), so that the state, X and V' are left operands straight from registers.
 #pragma once
 
-#include <gdn_cuda/kernels/gdn/prefill_state.cuh>
+#include <gdn_cuda/kernels/gdn/prefill_reset.cuh>
 
 namespace gdn_cuda::gdn {
 
 template <PrefillConfig kConfig>
-struct PrefillValues : PrefillState<kConfig> {
-    using Base = PrefillState<kConfig>;
+struct PrefillValues : PrefillReset<kConfig> {
+    using Base = PrefillReset<kConfig>;
     using Base::args, Base::shared, Base::work, Base::state, Base::rounded_state;
     using Base::begin, Base::checkpoint, Base::end, Base::find_place, Base::gather, Base::index, Base::matrix_row,
-        Base::round_state, Base::store_state, Base::tell_of_first, Base::tell_of_last;
+        Base::products_would_spoil, Base::round_state, Base::store_state, Base::take_tokens, Base::tell_of_first,
+        Base::tell_of_last;
     using Base::group, Base::thread, Base::warp, Base::lane, Base::t;
     using Base::kIo, Base::kStateSteps, Base::kTokenSteps;
     // The chain of products from one S to the next is shorter with S q^T before it, where there are 32 more registers.
@@ -84,6 +85,10 @@ struct PrefillValues : PrefillState<kConfig> {
                              pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
                              pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
                              pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
+        send_output(chunk, by_copies);
+    }
+    __device__ __forceinline__ void send_output(int chunk, bool by_copies) {
+        PrefillTile& tile = shared.output[index()];
         publish_shared();
         gather();
         if (thread == 0 && by_copies) {
@@ -123,10 +128,29 @@ struct PrefillValues : PrefillState<kConfig> {
             return;
         }
         begin();
+#pragma unroll 1
+        for (int chunk = 0, harmless = -1;;) {
+            chunk = take_chunks(chunk, harmless);
+            if (chunk >= work.chunks) break;
+            if (products_would_spoil(chunk)) {
+                take_by_token(chunk);
+                ++chunk;
+            } else {
+                harmless = chunk;
+            }
+        }
+        end();
+        if (thread == 0) wait_stores_read();
+    }
+
+    // Chunks from `first` on, up to the last or to one that resets the state: products of matrices may not do for that, unless it is
+    // known to be `harmless`.
+    __device__ __forceinline__ int take_chunks(int first, int harmless) {
         const RecurrentArgs& all = args.recurrence;
         const int length = work.length;
+        int chunk = first;
 #pragma unroll 1
-        for (int chunk = 0; chunk < work.chunks; ++chunk) {
+        for (; chunk < work.chunks; ++chunk) {
             const Turn<kConfig.stages> turn(chunk);
             const auto& stage = shared.stages[turn.stage];
             const auto& matrices = shared.matrices[chunk % (kConfig.stages - 1)];
@@ -141,13 +165,21 @@ struct PrefillValues : PrefillState<kConfig> {
             start_with_state(d, stage.key);
             if constexpr (kQueriesFirst) start_with_state(output, stage.query);
             load_values(x, stage.value[index()]);
+            const float decay = shared.decay[turn.stage];
+            const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
             if constexpr (!kQueriesFirst) read_factors(own, factors.of_key);
             products_wait<kQueriesFirst>();
             pin(d);
             if constexpr (kQueriesFirst) read_factors(own, factors.of_key);  // registers are short before
-            const float decay = shared.decay[turn.stage];
             const bool silent = chunk < work.silent;
             form_x(x, d, own);
+            if (resets && chunk != harmless) [[unlikely]] {
+                if constexpr (kQueriesFirst) {  // ptxas serialises all products of a loop that is left with some under way
+                    products_wait<0>();
+                    pin(output);
+                }
+                break;
+            }
             start_with_tokens(d, x, matrices.inverse, false);
             const bool careful = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
             if constexpr (kQueriesFirst) {
@@ -175,8 +207,20 @@ struct PrefillValues : PrefillState<kConfig> {
             if (all.steps.data != nullptr) [[unlikely]]
                 store_state(checkpoint(chunk));
         }
-        end();
+        return chunk;
+    }
+    __device__ __forceinline__ void take_by_token(int chunk) {
+        const bool stores = chunk >= work.silent;
+        const bool by_hand = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
+        find_place();
         if (thread == 0) wait_stores_read();
+        gather();
+        take_tokens(chunk);
+        send_output(chunk, stores && !by_hand);
+        if (stores && by_hand) store_output_by_hand(chunk);
+        if (args.recurrence.steps.data != nullptr) store_state(checkpoint(chunk));
+        round_state();
+        release(Turn<kConfig.stages>(chunk).stage);
     }
 
     // From V' to the next state.

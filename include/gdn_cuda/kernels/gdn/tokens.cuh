@@ -68,9 +68,11 @@ __device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequ
     const int first_row = blockIdx.x * kRows;
     const int rows = min(kRows, args.dv - first_row);
     Io* outputs = static_cast<Io*>(args.output.data) + sequence * args.output.batch + head * args.output.head + first_row;
+    const int at_once = static_cast<int>(blockDim.x) / rows, mine = static_cast<int>(threadIdx.x) / rows,  // tokens
+        row = static_cast<int>(threadIdx.x) % rows;
+    if (mine >= at_once) return;
 #pragma unroll 1
-    for (i64 i = threadIdx.x; i < (last - first) * rows; i += blockDim.x)
-        outputs[(first + i / rows) * args.output.token + i % rows] = from_float<Io>(x);
+    for (i64 token = first + mine; token < last; token += at_once) outputs[token * args.output.token + row] = from_float<Io>(x);
 }
 
 // Tokens [first, first + count) of a sequence into shared memory: keys and queries as they are (zero past dk), values of this
