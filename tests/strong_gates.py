@@ -150,14 +150,21 @@ def forgotten_behind(gate: Tensor) -> Tensor:
 
 
 def decode_inputs(x: dict[str, Tensor]) -> dict[str, Tensor]:
-    """fused_decode's arguments for the same recurrence: A_log = 0, so that the gate is -softplus(a), and b the logit of beta."""
+    """fused_decode's arguments for the same recurrence: with A_log = 0 the gate is -softplus(a); b is the logit of beta."""
     heads = x["value"].shape[2]
     zeros = torch.zeros(heads, device=x["gate"].device)
     a = -x["gate"] + torch.log(-torch.expm1(x["gate"].double())).float()  # the inverse of softplus
     tokens = {name: x[name] for name in ("query", "key", "value")}
     pool = torch.cat([torch.ones_like(x["state"][:1]), x["state"]])
     slots = torch.arange(1, pool.shape[0], device=pool.device)
-    return tokens | {"a": a, "b": x["beta"].logit(), "A_log": zeros, "dt_bias": zeros, "state_pool": pool, "state_indices": slots}
+    return tokens | {
+        "a": a,
+        "b": x["beta"].logit(),
+        "A_log": zeros,
+        "dt_bias": zeros,
+        "state_pool": pool,
+        "state_indices": slots,
+    }
 
 
 def check_decode(case: Case, x: dict[str, Tensor], bound: float, state_bound: float) -> None:

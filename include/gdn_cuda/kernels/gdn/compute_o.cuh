@@ -156,8 +156,8 @@ struct ComputeOBlock {
         }
     }
 
-    // What came before a reset must not reach what comes after it, but from a wrong token to the next reset all is NaN: the sums
-    // from the state take that from exp(G). By the whole block.
+    // What came before a reset must not reach what comes after it, but from a wrong token to the next reset all is NaN: the
+    // sums from the state take that from exp(G). By the whole block.
     __device__ __forceinline__ void part_at_resets() const {
         clear_wrong_values();
         __syncthreads();

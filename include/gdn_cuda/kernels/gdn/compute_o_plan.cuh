@@ -38,7 +38,7 @@ struct ComputeOSharedPlan {
         ChunkTile<kChunk> scores;  // (q.k) exp(G_i - G_j) up to the diagonal
     };
     ChunkTile<kConfig.kValueColumns> value;  // v'
-    float gate[kChunk], kept[kChunk];  // G, exp(G)
+    float gate[kChunk], kept[kChunk];        // G, exp(G)
     // A bit a token: whether its own gate is a reset; whether some of its v' are not finite, where that is asked.
     unsigned resets[kChunk / 32], wrong[kChunk / 32];
 };

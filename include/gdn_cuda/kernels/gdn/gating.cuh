@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
         b = next_b;
     }
     if (!by_logarithm) return;
-    // Rare, and a second pass: in the loop it would cost registers.
+        // Rare, and a second pass: in the loop it would cost registers.
 #pragma unroll 1
     for (row = first_row; row < args.rows; row += row_step) {
         const i64 batch = args.one_batch ? 0 : row / args.tokens, token = row - batch * args.tokens;

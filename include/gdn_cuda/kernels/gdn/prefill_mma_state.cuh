@@ -292,8 +292,8 @@ struct MmaState : MmaLane {
         add(state);
         return __all_sync(0xffffffffu, zero == 0.f);
     }
-    // A pair of a token's elements 8 n + 2 t and the next; zeros past the end of the row. Volatile: keys that are read twice would
-    // be kept in registers, and the state spilled.
+    // A pair of a token's elements 8 n + 2 t and the next; zeros past the end of the row. Volatile: keys that are read twice
+    // would be kept in registers, and the state spilled.
     __device__ __forceinline__ float2 pair_of_row(const Io* row, int n) const {
         unsigned pair = 0;
         if (8 * n < args.dk) asm volatile("ld.global.u32 %0, [%1];" : "=r"(pair) : "l"(row + 8 * n + 2 * t));

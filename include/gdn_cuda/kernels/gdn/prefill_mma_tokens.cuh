@@ -79,7 +79,8 @@ struct MmaTokens : MmaLane {
         ask_for_scalars(chunk + 1);
     }
 
-    // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2; and whether there is a reset.
+    // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2; and whether there is a
+    // reset.
     __device__ __forceinline__ float2 cumulated_gates(bool& resets) const {
         float sums[2];
 #pragma unroll

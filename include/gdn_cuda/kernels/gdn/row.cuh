@@ -96,7 +96,8 @@ __device__ __forceinline__ bool resets(const TokenScalars& scalars) {
 
 // One token for one row s (this lane's part of it): updates the row and returns its output. With S the state before the decay,
 //     v' = beta (v - e^g S.k)        o = scale (e^g S.q + v' q.k)        S <- e^g S + v' k^T
-// so S.k and S.q share one round of shuffles. Where e^g is 0 the caller has cleared the row (`resets`): 0 times infinity is NaN.
+// so S.k and S.q share one round of shuffles. Where e^g is 0 the caller has cleared the row (`resets`): 0 times infinity is
+// NaN.
 template <StateLayout kLayout, class Slice>
 __device__ __forceinline__ float advance(float (&s)[kLayout.per_lane], const Slice& query, const Slice& key,
                                          const TokenScalars& scalars, float value) {
