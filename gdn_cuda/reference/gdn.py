@@ -105,6 +105,11 @@ class _Inputs(NamedTuple):
     state: Tensor
     scale: float
 
+    def part(self, first: int, last: int, state: Tensor) -> _Inputs:
+        """Tokens [first, last) of a padded batch, which start from another state."""
+        q, k, v, beta, gate = (x[:, first:last] for x in self[:5])
+        return _Inputs(q, k, v, beta, gate, state, self.scale)
+
     def sequences(self, cu_seqlens: Tensor) -> list[_Inputs]:
         """The packed sequences, each as a padded batch of one."""
         alone = []
@@ -193,10 +198,10 @@ def _chunked(x: _Inputs, checkpoint_every: int, chunk: int) -> tuple[Tensor, Ten
     tokens, span = x.v.shape[1], _CHUNKS_AT_ONCE * chunk
     for first in range(0, tokens, span):
         last = min(first + span, tokens)
-        tokens_of_group = _Inputs(*(part[:, first:last] for part in x[:5]), state, x.scale)
-        output, after = _chunks_at_once(tokens_of_group, chunk)
-        if bool((tokens_of_group.gate.exp() == 0).any()) and not bool(output.isfinite().all() & after.isfinite().all()):
-            output, after = _chunks_by_token(tokens_of_group, chunk)
+        group = x.part(first, last, state)
+        output, after = _chunks_at_once(group, chunk)
+        if bool((group.gate.exp() == 0).any()) and not bool(output.isfinite().all() & after.isfinite().all()):
+            output, after = _chunks_by_token(group, chunk)
         outputs.append(output)
         state = after[:, -1]
         ends = range(first + chunk, last + 1, chunk)
@@ -218,13 +223,12 @@ def _chunks_at_once(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
 
 def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
     """The same by the recurrence: in the chunked form what is not finite survives a reset in its chunk, as 0 · inf is NaN."""
-    outputs, after = [], []
+    outputs, states = [], [x.state]
     for first in range(0, x.v.shape[1], chunk):
-        parts = (part[:, first : first + chunk] for part in x[:5])
-        output, state, _ = _recurrence(_Inputs(*parts, after[-1] if after else x.state, x.scale), keep_steps=False)
+        output, state, _ = _recurrence(x.part(first, first + chunk, states[-1]), keep_steps=False)
         outputs.append(output)
-        after.append(state)
-    return torch.cat(outputs, dim=1), torch.stack(after, dim=1)
+        states.append(state)
+    return torch.cat(outputs, dim=1), torch.stack(states[1:], dim=1)
 
 
 # The pieces below work on chunks: (B,chunks,H,C,…), key heads already repeated. G is the inclusive cumsum of the gate inside

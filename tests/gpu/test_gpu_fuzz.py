@@ -23,7 +23,7 @@ import gdn_cuda
 from gdn_cuda import InferenceMode
 
 ROUNDS = 12
-BOUND = 5e-3
+BOUND = 1e-2  # this is about indices; other files are about errors
 MARGIN, GUARD = 1 << 14, 12288.0  # elements on either side, and what is in them: exact in bf16
 EXTREMES = {torch.int32: (-(2**31), 2**31 - 1), torch.int64: (-(2**63), 2**63 - 1)}
 

@@ -121,7 +121,10 @@ def test_verify_and_staged_decode(gate: float, state: float, state_dtype: torch.
     case = Case("verify", ((2, gate),), state=state)
     x = case.inputs(seed, B=64, T=5, Hk=8, Hv=16, beta_max=1.0, **GPU)
     x["state"] = x["state"].to(state_dtype)
-    check_decode(case, x, BOUND, 1e-4 if state_dtype == torch.float32 else 1e-2)
+    if state_dtype == torch.float32:
+        check_decode(case, x, BOUND, 1e-4)
+    else:  # rounded after every token
+        check_decode(case, x, 1e-2, 1e-2)
 
 
 # ---- the pieces
