@@ -292,11 +292,19 @@ struct MmaState : MmaLane {
         add(state);
         return __all_sync(0xffffffffu, zero == 0.f);
     }
-    // A pair of a token's elements 8 n + 2 t and the next; zeros past the end of the row. Volatile: keys that are read twice
-    // would be kept in registers, and the state spilled.
+    // A pair of a token's elements 8 n + 2 t and the next, from 2 t on; zeros past the end of the row. Volatile: keys that are
+    // read twice would be kept in registers, and the state spilled.
     __device__ __forceinline__ float2 pair_of_row(const Io* row, int n) const {
-        unsigned pair = 0;
-        if (8 * n < args.dk) asm volatile("ld.global.u32 %0, [%1];" : "=r"(pair) : "l"(row + 8 * n + 2 * t));
+        unsigned pair;
+        asm volatile(
+            "{\n"
+            ".reg .pred exists;\n"
+            "setp.ne.u32 exists, %2, 0;\n"
+            "mov.u32 %0, 0;\n"
+            "@exists ld.global.u32 %0, [%1];\n"
+            "}"
+            : "=r"(pair)
+            : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < args.dk)));
         return unpack<kIo>(pair);
     }
     // Over the four lanes that share rows of the state.
@@ -312,8 +320,8 @@ struct MmaState : MmaLane {
         for (int token = 0; token < tokens_in(chunk); ++token) {
             refresh();
             const i64 at = chunk * kChunk + token;
-            const Io* key = static_cast<const Io*>(work.key) + at * args.key.token;
-            const Io* query = static_cast<const Io*>(work.query) + at * args.query.token;
+            const Io* key = static_cast<const Io*>(work.key) + at * args.key.token + 2 * t;
+            const Io* query = static_cast<const Io*>(work.query) + at * args.query.token + 2 * t;
             const float gate = load_number(args.gate.values, work.gate + at * args.gate.token);
             const float beta = load_number(args.beta.values, work.beta + at * args.beta.token);
             const float decay = exp2_fast(kLog2e * gate);
