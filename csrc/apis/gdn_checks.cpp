@@ -88,8 +88,8 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
         s.count = q.size(0);
         s.tokens = q.size(1);
     }
-    GDN_REQUIRE(check, s.tokens <= std::numeric_limits<int>::max() && s.count <= std::numeric_limits<int>::max(), names.query,
-                "fewer than 2^31 tokens and sequences", shape_text(q));
+    GDN_REQUIRE(check, s.tokens <= kMaxTokens && s.count <= std::numeric_limits<int>::max(), names.query,
+                "at most 2^31 - 256 tokens and fewer than 2^31 sequences", shape_text(q));
     return s;
 }
 

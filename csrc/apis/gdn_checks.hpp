@@ -8,7 +8,8 @@
 namespace gdn_cuda::gdn {
 
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kMaxGridYZ = 65535;  // blocks in these directions: heads, sequences
+constexpr int64_t kMaxGridYZ = 65535;                     // blocks in these directions: heads, sequences
+constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 256;  // kernels count them in int, rounded up to whole chunks
 
 // What a function calls its query, key and value.
 struct RowNames {

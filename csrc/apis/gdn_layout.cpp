@@ -85,8 +85,8 @@ PreparedCumsum prepare_cumsum(const Tensor& input, const Tensor& output, int64_t
         check.dtype("chunk_indices", hints, {DType::i32, DType::i64});
         check.device("chunk_indices", hints, in, "input");
     }
-    GDN_REQUIRE(check, tokens <= std::numeric_limits<int>::max() && batch_size <= std::numeric_limits<int>::max(), "input",
-                "fewer than 2^31 tokens and sequences", shape_text(in));
+    GDN_REQUIRE(check, tokens <= kMaxTokens && batch_size <= std::numeric_limits<int>::max(), "input",
+                "at most 2^31 - 256 tokens and fewer than 2^31 sequences", shape_text(in));
 
     ChunkCumsumArgs& args = prepared.args;
     const int token = head_first ? -1 : -2, head = head_first ? -2 : -1;

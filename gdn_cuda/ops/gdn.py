@@ -50,7 +50,8 @@ def _output_like(value: Tensor, out: Tensor | None) -> Tensor:
 def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
     """The gates of a layer: `(beta, gate)`.
 
-    beta = sigmoid(b) in b's dtype; gate = −exp(A_log) · softplus(a + dt_bias) in fp32, with softplus(x) = x above 20.
+    beta = sigmoid(b) in b's dtype; gate = −exp(A_log) · softplus(a + dt_bias) in fp32, with softplus(x) = x above 20; where one
+    factor leaves fp32's range, the product's limit.
 
     A_log, dt_bias: (Hv,) fp32, bf16 or fp16. a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32.
     """
@@ -81,8 +82,8 @@ def recurrent_forward(
     """The recurrence token by token, the state in registers from the first token to the last: `(output, new_state)`.
 
     query, key (B, T, Hk, dk) or (N, Hk, dk), value (…, Hv, dv): bf16 or fp16. beta (…, Hv) bf16, fp16 or fp32; gate (…, Hv)
-    fp32 or bf16, the log decay of each token. state (B, Hv, dv, dk) fp32 or bf16, or None for zeros; it is not changed.
-    new_state has its dtype (fp32 without one).
+    fp32 or bf16, the log decay of each token, down to −inf, which is an exact reset (docs/numerics.md). state (B, Hv, dv, dk)
+    fp32 or bf16, or None for zeros; it is not changed. new_state has its dtype (fp32 without one).
 
     PREFILL and DECODE return the state after the last token. SPEC_VERIFY returns the state after every token, (B, T, Hv, dv,
     dk) or packed (N, Hv, dv, dk); its `state` may be what an earlier verify returned, (B, S, Hv, dv, dk), and
@@ -233,6 +234,8 @@ def chunk_local_cumsum_bf16(
 ) -> None:
     """Writes the inclusive sum of `input` (bf16 or fp32) along the tokens of each chunk of 64 to `output` (fp32).
 
+    An element below −128 counts as −128, so that the sum keeps the digits of those behind a reset: exp(−128) is 0 in fp32.
+
     (batch_size, seq_len, num_heads), with `head_first` (batch_size, num_heads, seq_len); packed (N, num_heads) or
     (num_heads, N) with cu_seqlens, chunks starting anew with every sequence. Any strides.
     """
@@ -256,8 +259,9 @@ def bf16_gdn_compute_u_w(
 
     k (…, Hk, dk), v and u (…, Hv, dv), w (…, Hv, dk): bf16. gate (…, Hv) fp32 is G, the sum inside each chunk
     (`chunk_local_cumsum_bf16`), None for no decay; beta and gate MN-major (`transpose_to_mn_major`). For research, and as a
-    check of the fused path. `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head dimensions are always
-    compiled in, sequence lengths never.
+    check of the fused path. G may be −inf: exp(G) is 0 then, and tokens that both have it do not decay from one to the other.
+    `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head dimensions are always compiled in, sequence
+    lengths never.
     """
     _bf16_gdn_compute_u_w(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices)
 

@@ -6,6 +6,9 @@ says so; results are returned in that dtype and callers round them.
 Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk); packed tensors drop B, put all
 sequences behind one another on a first dimension N and come with cu_seqlens (B+1). Value head h reads key head h // (Hv / Hk).
 Tokens behind cu_seqlens[-1] belong to no sequence: their output is zero.
+
+A gate whose exponential is 0 in the dtype of the arithmetic, such as -inf, is an exact reset: nothing of the state is left, not
+even infinities or NaN, and no gradient flows through.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from torch import Tensor
 CHUNK = 64
 L2NORM_EPSILON = 1e-6
 _CHUNKS_AT_ONCE = 32  # bounds the memory of a long prefill; the result does not depend on it
+# A gate below this counts as this where gates are cumulated: its exponential is 0 all the same, and the sum keeps the digits of
+# the gates behind it. Powers of two, so that sums of resets are exact.
+LOWEST_GATE = {torch.float32: -128.0, torch.float64: -1024.0}
 
 
 def promoted_dtype(*tensors: Tensor | None) -> torch.dtype:
@@ -49,6 +55,11 @@ def pack(pieces: list[Tensor], tokens: int, like: Tensor) -> Tensor:
     """Pieces (1,L,…) of consecutive sequences → (tokens,…), zero behind the last one; the other sizes are those of `like`."""
     rest = like.new_zeros(tokens - sum(x.shape[1] for x in pieces), *like.shape[1:])
     return torch.cat([*(x[0] for x in pieces), rest])
+
+
+def decayed(state: Tensor, decay: Tensor) -> Tensor:
+    """decay · state, which broadcast; zero where decay is, whatever the state (0 · inf would be NaN, and so its gradients)."""
+    return decay * state.masked_fill(decay == 0, 0)
 
 
 def recurrent(
@@ -94,6 +105,11 @@ class _Inputs(NamedTuple):
     state: Tensor
     scale: float
 
+    def part(self, first: int, last: int, state: Tensor) -> _Inputs:
+        """Tokens [first, last) of a padded batch, which start from another state."""
+        q, k, v, beta, gate = (x[:, first:last] for x in self[:5])
+        return _Inputs(q, k, v, beta, gate, state, self.scale)
+
     def sequences(self, cu_seqlens: Tensor) -> list[_Inputs]:
         """The packed sequences, each as a padded batch of one."""
         alone = []
@@ -131,7 +147,7 @@ def _recurrence(x: _Inputs, keep_steps: bool) -> tuple[Tensor, Tensor, Tensor | 
     state, outputs, steps = x.state, [], []
     for t in range(x.v.shape[1]):
         q, k, v, beta, gate = x.q[:, t], x.k[:, t], x.v[:, t], x.beta[:, t], x.gate[:, t]
-        state = gate.exp()[..., None, None] * state
+        state = decayed(state, gate.exp()[..., None, None])
         correction = beta[..., None] * (v - (state @ k[..., None]).squeeze(-1))
         state = state + correction[..., :, None] * k[..., None, :]
         outputs.append(x.scale * (state @ q[..., None]).squeeze(-1))
@@ -182,19 +198,43 @@ def _chunked(x: _Inputs, checkpoint_every: int, chunk: int) -> tuple[Tensor, Ten
     tokens, span = x.v.shape[1], _CHUNKS_AT_ONCE * chunk
     for first in range(0, tokens, span):
         last = min(first + span, tokens)
-        q, k, v, beta, gate = (to_chunks(part[:, first:last], chunk) for part in x[:5])
-        cumulated = gate.double().cumsum(-1)  # fp64: the difference of two long sums of strong gates loses digits in fp32
-        u, w = chunk_u_w(k, v, beta, cumulated)
-        before, state, v_new = chunk_states(k, u, w, cumulated, state)
-        outputs.append(from_chunks(chunk_outputs(q, before, k, v_new, cumulated, x.scale), last - first))
-        after = torch.cat([before[:, 1:], state[:, None]], dim=1)
+        group = x.part(first, last, state)
+        output, after = _chunks_at_once(group, chunk)
+        if bool((group.gate.exp() == 0).any()) and not bool(output.isfinite().all() & after.isfinite().all()):
+            output, after = _chunks_by_token(group, chunk)
+        outputs.append(output)
+        state = after[:, -1]
         ends = range(first + chunk, last + 1, chunk)
         checkpoints += [after[:, i : i + 1] for i, end in enumerate(ends) if checkpoint_every and end % checkpoint_every == 0]
     return torch.cat(outputs, dim=1), state, torch.cat(checkpoints, dim=1)
 
 
+def _chunks_at_once(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
+    """Output of a padded batch, and the state after every chunk (B,chunks,H,dv,dk)."""
+    tokens = x.v.shape[1]
+    q, k, v, beta, gate = (to_chunks(part, chunk) for part in x[:5])
+    # fp64: the difference of two long sums of strong gates loses digits in fp32
+    cumulated = gate.clamp(min=LOWEST_GATE[gate.dtype]).double().cumsum(-1)
+    u, w = chunk_u_w(k, v, beta, cumulated)
+    before, state, v_new = chunk_states(k, u, w, cumulated, x.state)
+    output = from_chunks(chunk_outputs(q, before, k, v_new, cumulated, x.scale), tokens)
+    return output, torch.cat([before[:, 1:], state[:, None]], dim=1)
+
+
+def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
+    """The same by the recurrence: in the chunked form what is not finite survives a reset in its chunk, as 0 · inf is NaN."""
+    outputs, states = [], [x.state]
+    for first in range(0, x.v.shape[1], chunk):
+        output, state, _ = _recurrence(x.part(first, first + chunk, states[-1]), keep_steps=False)
+        outputs.append(output)
+        states.append(state)
+    return torch.cat(outputs, dim=1), torch.stack(states[1:], dim=1)
+
+
 # The pieces below work on chunks: (B,chunks,H,C,…), key heads already repeated. G is the inclusive cumsum of the gate inside
 # each chunk. Behind the end of a sequence k, v, q and beta are zero and G stays at its last value, so nothing happens there.
+# G may be -inf: then exp(G) is 0, and tokens that both have it do not decay from one to the other. A token with exp(G) = 0 sees
+# nothing of the state before the chunk, and one with exp(G_C − G) = 0 leaves nothing in the state after it.
 
 
 def to_chunks(x: Tensor, chunk: int, repeat_last: bool = False) -> Tensor:
@@ -211,8 +251,14 @@ def from_chunks(x: Tensor, tokens: int) -> Tensor:
     return x.transpose(2, 3).flatten(1, 2)[:, :tokens]
 
 
+def _finite(cumulated: Tensor) -> Tensor:
+    """With differences everywhere: −inf − −inf would be NaN."""
+    return cumulated.clamp(min=torch.finfo(cumulated.dtype).min)
+
+
 def _decay(cumulated: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(G_i − G_j) for i ≥ j, else 0: masked before exp, since exp(−G) alone overflows."""
+    cumulated = _finite(cumulated)
     differences = cumulated[..., :, None] - cumulated[..., None, :]
     later = torch.ones(differences.shape[-2:], dtype=torch.bool, device=differences.device).triu(1)
     return differences.masked_fill(later, -torch.inf).exp().to(dtype)
@@ -231,17 +277,28 @@ def chunk_states(k: Tensor, u: Tensor, w: Tensor, cumulated: Tensor, state: Tens
 
     Returns the states before each chunk (B,chunks,H,dv,dk), the last state (B,H,dv,dk) and v' (like u).
     """
+    cumulated = _finite(cumulated)
     last = cumulated[..., -1:]
-    kept, to_the_end = last.exp().to(k.dtype)[..., None], (last - cumulated).exp().to(k.dtype)[..., None] * k
+    kept, to_the_end = last.exp().to(k.dtype)[..., None], (last - cumulated).exp().to(k.dtype)[..., None]
+    unseen, leaves_nothing = (cumulated.exp().to(k.dtype) == 0)[..., None], to_the_end == 0
     before, v_new = [state[:, None][:, :0]], [u[:, :0]]
     for c in range(k.shape[1]):
         before.append(state[:, None])
-        v_new.append((u[:, c] - w[:, c] @ state.mT)[:, None])
-        state = kept[:, c] * state + v_new[-1][:, 0].mT @ to_the_end[:, c]
+        predicted = (w[:, c] @ state.mT).masked_fill(unseen[:, c], 0)
+        v_new.append((u[:, c] - predicted)[:, None])
+        update = v_new[-1][:, 0].masked_fill(leaves_nothing[:, c], 0)
+        state = decayed(state, kept[:, c]) + update.mT @ (to_the_end[:, c] * k[:, c])
     return torch.cat(before, dim=1), state, torch.cat(v_new, dim=1)
 
 
 def chunk_outputs(q: Tensor, before: Tensor, k: Tensor, v_new: Tensor, cumulated: Tensor, scale: float) -> Tensor:
     """o = scale · ( exp(G) q Sᵀ + [ (q_i·k_j) exp(G_i − G_j) ]_{i≥j} v' ), S the state before the chunk."""
-    carried = cumulated.exp().to(q.dtype)[..., None] * (q @ before.mT)
-    return scale * (carried + (q @ k.mT * _decay(cumulated, q.dtype)) @ v_new)
+    carried = decayed(q @ before.mT, cumulated.exp().to(q.dtype)[..., None])
+    decay = _decay(cumulated, q.dtype)
+    wrong = ~v_new.isfinite()
+    if not bool(wrong.any()):
+        return scale * (carried + (q @ k.mT * decay) @ v_new)
+    # Behind a reset, where the decay is 0, nothing of them shows.
+    poisoned = (decay != 0).to(q.dtype) @ wrong.to(q.dtype) > 0
+    within = (q @ k.mT * decay) @ v_new.masked_fill(wrong, 0)
+    return scale * (carried + within.masked_fill(poisoned, torch.nan))

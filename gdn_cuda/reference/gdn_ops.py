@@ -6,6 +6,8 @@ anything is written. Results have the documented dtypes, except that fp64 inputs
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,9 +19,20 @@ SOFTPLUS_THRESHOLD = 20.0
 
 
 def _log_decay(A_log: Tensor, dt_bias: Tensor, a: Tensor) -> Tensor:
-    """−exp(A_log) · softplus(a + dt_bias), softplus(x) = x above 20."""
+    """−exp(A_log) · softplus(a + dt_bias), softplus(x) = x above 20.
+
+    Where exp(A_log) is infinite or softplus is lost below the smallest number, −exp(A_log + ln softplus(x)), which is
+    −exp(A_log + x) for such x: infinity times 0 would be NaN.
+    """
     dtype = gdn.promoted_dtype(A_log, dt_bias, a)
-    return -A_log.to(dtype).exp() * F.softplus(a.to(dtype) + dt_bias.to(dtype), threshold=SOFTPLUS_THRESHOLD)
+    limits = torch.finfo(dtype)
+    largest, lowest = math.log(limits.max) - 1, math.log(limits.tiny) + 8
+    rate_log, x = torch.broadcast_tensors(A_log.to(dtype), a.to(dtype) + dt_bias.to(dtype))
+    by_logarithm, tiny = (rate_log > largest) | (x < lowest), x < lowest
+    # Both forms are evaluated everywhere: where one does not apply it is given zeros, so that its gradients stay finite.
+    soft = F.softplus(x.masked_fill(tiny, 0), threshold=SOFTPLUS_THRESHOLD)
+    logarithm = (rate_log + torch.where(tiny, x, soft.log())).masked_fill(~by_logarithm, 0)
+    return -torch.where(by_logarithm, logarithm.exp(), rate_log.masked_fill(by_logarithm, 0).exp() * soft)
 
 
 def _sigmoid(b: Tensor) -> Tensor:
@@ -231,11 +244,13 @@ def _tokens_of(lengths: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def chunk_local_cumsum(input: Tensor, head_first: bool = False, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Inclusive cumsum in fp32 over time inside each chunk of 64 tokens, starting anew with every sequence.
+    """Inclusive cumsum in fp32 over time inside each chunk of 64 tokens, starting anew with every sequence. What is below
+    `gdn.LOWEST_GATE` counts as that.
 
     (B,T,H), with head_first (B,H,T), or packed (N,H) with cu_seqlens, head_first (H,N).
     """
     x = input.to(gdn.promoted_dtype(input))
+    x = x.clamp(min=gdn.LOWEST_GATE[x.dtype])
     x = x if not head_first else x.transpose(-1, -2)
     x = x if x.dim() == 3 else x[None]
     spans = [(0, x.shape[1])] if cu_seqlens is None else gdn.sequence_spans(cu_seqlens, x.shape[1])

@@ -352,3 +352,11 @@ def test_the_texts_say_what_came() -> None:
     assert str(caught.value) == (
         "recurrent_forward: value: expected (B=2, T=3, Hv, dv) to match query (2, 3, 2, 16), got (2, 2, 4, 8)"
     )
+
+
+def test_more_tokens_than_an_int_counts_in_whole_chunks() -> None:
+    """Kernels round the number of tokens up to chunks in 32 bits."""
+    T = 2**31 - 255
+    rows, gates = torch.zeros(8, dtype=torch.bfloat16).expand(1, T, 1, 8), torch.zeros(1).expand(1, T, 1)
+    with pytest.raises(ValueError, match=r"chunked_forward: query: expected at most 2\^31 - 256 tokens"):
+        gdn_cuda.chunked_forward(rows, rows, rows, gates, gates, out=rows)

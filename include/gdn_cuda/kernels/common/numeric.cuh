@@ -165,6 +165,14 @@ __device__ __forceinline__ float softplus(float x) {
     return x > 20.f ? x : fmaxf(x, 0.f) + log1p_of_unit(exp_fast(-fabsf(x)));
 }
 
+// The gate -exp(A_log) softplus(x) is a product of fp32 numbers, unless exp(A_log) would be infinite or softplus(x) lose digits
+// below 2^-126: infinity times 0 would be NaN.
+constexpr float kLargestRateLog = 88.f, kLowestOfSoftplus = -80.f;
+// There it is -exp(A_log + ln softplus(x)), good to the rounding of that sum: 1e-5. `soft` is softplus(x).
+__device__ __forceinline__ float gate_by_logarithm(float A_log, float x, float soft) {
+    return -expf(A_log + (x < kLowestOfSoftplus ? x : logf(soft)));
+}
+
 __device__ __forceinline__ float sigmoid(float x) {
     return __fdividef(1.f, 1.f + exp_fast(at_most(-x, 88.f)));
 }

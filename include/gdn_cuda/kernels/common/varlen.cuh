@@ -11,13 +11,14 @@ struct Span {
 };
 
 // cu_seqlens.data == nullptr: padded, every sequence has `tokens` and its own batch stride. Packed: `tokens` are all there are,
-// and whatever cu_seqlens says, no span leaves them: the host cannot check its values without waiting for the device.
+// and whatever cu_seqlens says, no span leaves them: the host cannot check its values without waiting for the device. Spans
+// may overlap, though, so their lengths may add up to more than `tokens`: who counts over sequences bounds what it counts.
 __device__ __forceinline__ Span span_of(const Tagged& cu_seqlens, int sequence, int tokens) {
     if (cu_seqlens.data == nullptr) return {0, tokens};
     const i64 last = tokens;
     const i64 start = min(max(load_index(cu_seqlens, sequence), i64{0}), last);
-    const i64 end = min(load_index(cu_seqlens, sequence + 1), last);
-    return {start, static_cast<int>(max(end - start, i64{0}))};
+    const i64 end = min(max(load_index(cu_seqlens, sequence + 1), start), last);  // first the bound, then the difference
+    return {start, static_cast<int>(end - start)};
 }
 
 struct ChunkPlace {

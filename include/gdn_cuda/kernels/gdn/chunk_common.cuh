@@ -62,9 +62,11 @@ __device__ __forceinline__ ChunkPlace find_chunk(const ChunkArgs& args, int chun
 // Index of a sequence's first chunk among the chunks of all, by a whole warp.
 __device__ __forceinline__ i64 first_chunk_of(const ChunkArgs& args, int sequence) {
     if (args.cu_seqlens.data == nullptr) return sequence * ceil_div(args.tokens, kChunk);
-    int chunks = 0;
+    i64 chunks = 0;  // of spans that overlap, more than an int may hold
     for (int n = threadIdx.x % 32; n < sequence; n += 32) chunks += chunks_of(span_of(args.cu_seqlens, n, args.tokens));
-    return __reduce_add_sync(0xffffffffu, chunks);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) chunks += __shfl_xor_sync(0xffffffffu, chunks, step);
+    return chunks;
 }
 
 // The rows of a place's tokens, of one head.
@@ -78,12 +80,17 @@ __device__ __forceinline__ i64 scalar_at(const Scalars& from, const ChunkPlace& 
     return place.sequence * from.batch + (place.start + place.first + token) * from.token + head * from.head;
 }
 
+// A caller's own sum may be -inf. As this it has differences: none from another -inf, and e^ of it is 0 from anything else.
+__device__ __forceinline__ float finite_sum(float gate) {
+    return at_least(gate, -3.402823466e38f);
+}
+
 // Tokens past `count` repeat the last gate, so that differences with them stay finite.
 __device__ __forceinline__ const float* gate_at(const Scalars& gates, const ChunkPlace& place, int head, int count, int token) {
     return static_cast<const float*>(gates.values.data) + scalar_at(gates, place, head, min(token, count - 1));
 }
 __device__ __forceinline__ float gate_of(const Scalars& gates, const ChunkPlace& place, int head, int count, int token) {
-    return gates.values.data == nullptr ? 0.f : *gate_at(gates, place, head, count, token);
+    return gates.values.data == nullptr ? 0.f : finite_sum(*gate_at(gates, place, head, count, token));
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,4 +1,5 @@
 // gdn/chunk_cumsum: inclusive sum of the gates along the tokens of each chunk, in fp32, restarting at every chunk and sequence.
+// Gates below -128 count as -128.
 //
 // A block takes one chunk of a few heads through shared memory, so that it reads along whichever of tokens and heads is
 // contiguous in the input and writes along whichever is contiguous in the output. The sum itself is one thread a head, token
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kConfig.threads()) chunk_cumsum(const __grid_c
     const T* input = static_cast<const T*>(args.input) + place.sequence * args.in_batch + first_token * args.in_token +
                      first_head * args.in_head;
     for_tile<kConfig>(args.in_head == 1, tokens, heads, [&](int token, int head) {
-        shared.tile[head][token] = to_float(input[token * args.in_token + head * args.in_head]);
+        shared.tile[head][token] = at_least(to_float(input[token * args.in_token + head * args.in_head]), kLowestGate);
     });
     __syncthreads();
 

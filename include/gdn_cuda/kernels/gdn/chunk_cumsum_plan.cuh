@@ -5,6 +5,10 @@
 
 namespace gdn_cuda::gdn {
 
+// A gate below this counts as this: its exponential is 0 in fp32 all the same, and the sum keeps the digits of the gates behind
+// it. A power of two, so that sums of resets are exact.
+constexpr float kLowestGate = -128.f;
+
 struct ChunkCumsumConfig {
     DType io;   // of the input; the output is fp32
     int chunk;  // tokens

@@ -102,18 +102,72 @@ struct ComputeOBlock {
         }
     }
 
+    // Where exp(G) is 0 a token sees nothing of the state; 0 times infinity would be NaN.
     __device__ __forceinline__ void decay(Sums& sums) const {
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float kept = exp_fast(shared.gate[16 * block + g + 8 * half]);
+                const float kept = shared.kept[16 * block + g + 8 * half];
 #pragma unroll
-                for (int tile = 0; tile < kTiles; ++tile) {
-                    sums[block][tile][2 * half] *= kept;
-                    sums[block][tile][2 * half + 1] *= kept;
-                }
+                for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+                    for (int i = 2 * half; i < 2 * half + 2; ++i)
+                        sums[block][tile][i] = kept == 0.f ? 0.f : kept * sums[block][tile][i];
             }
+    }
+
+    // ---- Gates, and chunks with resets among them
+
+    // One thread a token, before the barrier that `gate` needs.
+    __device__ __forceinline__ void share_gate(int token, float gate, float gate_before) const {
+        shared.gate[token] = gate;
+        shared.kept[token] = exp_fast(gate);
+        const unsigned resets = __ballot_sync(0xffffffffu, exp_fast(gate - gate_before) == 0.f);
+        if (token % 32 == 0) {
+            shared.resets[token / 32] = resets;
+            shared.wrong[token / 32] = 0;
+        }
+    }
+    __device__ __forceinline__ bool has_resets() const { return (shared.resets[0] | shared.resets[1]) != 0; }
+
+    static __device__ __forceinline__ unsigned long long bits_of(const unsigned (&words)[kChunk / 32]) {
+        return static_cast<unsigned long long>(words[1]) << 32 | words[0];
+    }
+
+    // Zeros in the place of v' that are not finite, and a note of their tokens.
+    __device__ __forceinline__ void clear_wrong_values() const {
+        constexpr int kPieces = ChunkTile<kConfig.kValueColumns>::kPieces;
+        constexpr unsigned kExponent = 0x7f80u;  // of bf16: all ones in what is not finite
+#pragma unroll 1
+        for (int i = threadIdx.x; i < kChunk * kPieces; i += kConfig.kThreads) {
+            const int token = i / kPieces;
+            const unsigned at = piece_at(shared.value, token, i % kPieces);
+            uint4 eight = load_shared(at);
+            unsigned kept[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (unsigned& pair : kept) {
+                if ((pair & kExponent) == kExponent) pair &= 0xffff0000u;
+                if ((pair >> 16 & kExponent) == kExponent) pair &= 0xffffu;
+            }
+            if (kept[0] == eight.x && kept[1] == eight.y && kept[2] == eight.z && kept[3] == eight.w) continue;
+            store_shared(at, uint4{kept[0], kept[1], kept[2], kept[3]});
+            atomicOr(&shared.wrong[token / 32], 1u << token % 32);
+        }
+    }
+
+    // What came before a reset must not reach what comes after it, but from a wrong token to the next reset all is NaN: the
+    // sums from the state take that from exp(G). By the whole block.
+    __device__ __forceinline__ void part_at_resets() const {
+        clear_wrong_values();
+        __syncthreads();
+        if (const int token = threadIdx.x; token < kChunk) {
+            const unsigned long long wrong = bits_of(shared.wrong), until = (2ull << token) - 1;
+            const unsigned long long resets = bits_of(shared.resets) & until;
+            const unsigned long long since = resets == 0 ? until : until & -(1ull << (63 - __clzll(resets)));
+            if ((wrong & since) != 0) shared.kept[token] = quiet_nan();
+        }
+        __syncthreads();
     }
 
     __device__ __forceinline__ void add_from_values(Sums& sums) const {
@@ -184,7 +238,9 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
                         ((static_cast<i64>(chunk) * args.heads + head) * args.dv + first) * args.dk;
     typename Block::Part part, next;
     block.ask(part, state, args.dv - first, args.dk, 0);
-    if (threadIdx.x < kChunk) shared.gate[threadIdx.x] = gate_of(args.gate, place, head, count, threadIdx.x);
+    if (const int token = threadIdx.x; token < kChunk)
+        block.share_gate(token, gate_of(args.gate, place, head, count, token),
+                         token == 0 ? 0.f : gate_of(args.gate, place, head, count, token - 1));
     async_copy_wait<1>();
     __syncthreads();
 
@@ -197,9 +253,10 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
         block.add_from_state(sums, part, key);
         part = next;
     }
-    block.decay(sums);
     async_copy_wait<0>();
     __syncthreads();
+    if (block.has_resets()) block.part_at_resets();
+    block.decay(sums);
     block.add_from_values(sums);
     block.store(sums, args.scale, rows_at(args.output, place, head) + first, args.output.token, count);
 }

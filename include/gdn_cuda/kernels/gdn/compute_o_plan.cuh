@@ -22,8 +22,12 @@ struct ComputeOConfig {
         visit("aligned", aligned);
     }
 
-    // As many as registers allow: states of fp32 need more of them on their way.
-    constexpr int blocks_per_multiprocessor() const { return head_k > 128 ? 1 : state == DType::bf16 && aligned ? 4 : 3; }
+    // As many as registers allow: states of fp32 need more of them on their way, and so do numbers that come one by one.
+    constexpr int blocks_per_multiprocessor() const {
+        if (head_k > 128) return 1;
+        if (!aligned) return head_k > 64 ? 2 : 3;
+        return state == DType::bf16 ? 4 : 3;
+    }
 };
 
 template <ComputeOConfig kConfig>
@@ -34,7 +38,9 @@ struct ComputeOSharedPlan {
         ChunkTile<kChunk> scores;  // (q.k) exp(G_i - G_j) up to the diagonal
     };
     ChunkTile<kConfig.kValueColumns> value;  // v'
-    float gate[kChunk];
+    float gate[kChunk], kept[kChunk];        // G, exp(G)
+    // A bit a token: whether its own gate is a reset; whether some of its v' are not finite, where that is asked.
+    unsigned resets[kChunk / 32], wrong[kChunk / 32];
 };
 
 }  // namespace gdn_cuda::gdn

@@ -2,6 +2,8 @@
 //
 //     T = (I + A)^-1      A_ij = beta_i (k_i.k_j) exp(G_i - G_j) for i > j, else 0
 //
+// G may be -inf (finite_sum).
+//
 // A block takes one chunk of one value head, a warp 16 of its tokens: their rows of A on the tensor cores, their rows of T with
 // the other warps (chunk_inverse.cuh), then their rows of u and w. beta and exp(G) are factors of T's columns, so k and v are
 // multiplied as they came. T goes in as two bf16 matrices, high and rest: keys that repeat cancel in w, and one rounding of T

@@ -92,12 +92,15 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     gates.finish(args, kConfig.fused_gates, scalars);
     set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
 
+    const bool kept = from_memory && !resets(scalars);
+    if (kStages == 0 && !kept) loaded.clear();
+
     float result = 0.f;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         if constexpr (kStages > 0) {
             async_copy_wait<kStages - 1>();
-            if (from_memory) {
+            if (kept) {
 #pragma unroll
                 for (int i = 0; i < kVectors; ++i)
                     loaded.vectors[i].load(reinterpret_cast<const State*>(shared.state[step % kRing][i][threadIdx.x].bytes));

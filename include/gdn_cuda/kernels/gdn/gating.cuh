@@ -24,10 +24,13 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
     const int head = static_cast<int>(thread % columns) * kVector;
 
     float rate[kVector], bias[kVector];
+    float lowest = kLowestOfSoftplus;  // with an `a + dt_bias` below it, there are gates to be made by their logarithm
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-        rate[i] = -expf(load_number(args.A_log, head + i));
+        const float rate_log = load_number(args.A_log, head + i);
+        rate[i] = -expf(rate_log);
         bias[i] = load_number(args.dt_bias, head + i);
+        if (rate_log > kLargestRateLog) lowest = __int_as_float(0x7f800000);
     }
 
     const auto load = [&](i64 row, Vector<T, kVector, kAligned>& a, Vector<T, kVector, kAligned>& b) {
@@ -35,8 +38,10 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
         a.load(static_cast<const T*>(args.a) + batch * args.a_batch + token * args.a_token + head);
         b.load(static_cast<const T*>(args.b) + batch * args.b_batch + token * args.b_token + head);
     };
-    i64 row = thread / columns;
-    if (row >= args.rows) return;
+    const i64 first_row = thread / columns;
+    if (first_row >= args.rows) return;
+    i64 row = first_row;
+    bool by_logarithm = false;
     Vector<T, kVector, kAligned> a, b;
     load(row, a, b);
     for (; row < args.rows; row += row_step) {
@@ -45,13 +50,28 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
         Vector<float, kVector, kAligned> gate;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
+            const float x = a[i] + bias[i];
             beta.set(i, sigmoid(b[i]));
-            gate.items[i] = rate[i] * softplus(a[i] + bias[i]);
+            gate.items[i] = rate[i] * softplus(x);
+            by_logarithm |= x < lowest;
         }
         beta.store(static_cast<T*>(args.beta) + row * args.heads + head);
         gate.store(args.gate + row * args.heads + head);
         a = next_a;
         b = next_b;
+    }
+    if (!by_logarithm) return;
+        // Rare, and a second pass: in the loop it would cost registers.
+#pragma unroll 1
+    for (row = first_row; row < args.rows; row += row_step) {
+        const i64 batch = args.one_batch ? 0 : row / args.tokens, token = row - batch * args.tokens;
+        const T* a_row = static_cast<const T*>(args.a) + batch * args.a_batch + token * args.a_token;
+#pragma unroll 1
+        for (int h = head; h < head + kVector; ++h) {
+            const float x = to_float(a_row[h]) + load_number(args.dt_bias, h), rate_log = load_number(args.A_log, h);
+            if (rate_log > kLargestRateLog || x < kLowestOfSoftplus)
+                args.gate[row * args.heads + h] = gate_by_logarithm(rate_log, x, softplus(x));
+        }
     }
 }
 

@@ -13,6 +13,9 @@
 // T, P and V' are each a sum of two 16-bit parts: rounded to one, V' alternates and cancels with beta near 2 and keys that
 // repeat, and its roundings with it.
 //
+// Gates are cumulated from -160 ln 2 up (prefill_mma_plan.cuh). A chunk with a reset whose results are not finite is taken
+// again token by token.
+//
 // Bound: the latency of one phase after another; registers leave a multiprocessor one block of 128 rows, or two of 64.
 // docs/kernels/gdn_prefill_mma.md has what was measured.
 #pragma once

@@ -9,6 +9,8 @@
 
 namespace gdn_cuda::gdn {
 
+constexpr float kLog2e = 1.4426950408889634f;
+
 struct MmaLane {
     int thread, warp, lane, g, t;
 

@@ -274,6 +274,102 @@ struct MmaState : MmaLane {
             }
         }
     }
+
+    // ---- the chunk once more, where a reset does not hide what is not finite
+
+    // Products with the factors of a reset, zeros, are NaN where something before it is not finite: in the state, keys, values,
+    // gates, or because a product overflowed. Then V', the output or the state shows it.
+    __device__ __forceinline__ bool is_finite(const OfTokens& v) const {
+        float zero = 0.f;
+        const auto add = [&](const auto& all) {
+#pragma unroll
+            for (const auto& numbers : all)
+#pragma unroll
+                for (const float number : numbers) zero = fmaf(number, 0.f, zero);
+        };
+        add(v);
+        add(output);
+        add(state);
+        return __all_sync(0xffffffffu, zero == 0.f);
+    }
+    // A pair of a token's elements 8 n + 2 t and the next, from 2 t on; zeros past the end of the row. Volatile: keys that are
+    // read twice would be kept in registers, and the state spilled.
+    __device__ __forceinline__ float2 pair_of_row(const Io* row, int n) const {
+        unsigned pair;
+        asm volatile(
+            "{\n"
+            ".reg .pred exists;\n"
+            "setp.ne.u32 exists, %2, 0;\n"
+            "mov.u32 %0, 0;\n"
+            "@exists ld.global.u32 %0, [%1];\n"
+            "}"
+            : "=r"(pair)
+            : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < args.dk)));
+        return unpack<kIo>(pair);
+    }
+    // Over the four lanes that share rows of the state.
+    static __device__ __forceinline__ float row_sum(float x) {
+        x += __shfl_xor_sync(0xffffffffu, x, 1);
+        return x + __shfl_xor_sync(0xffffffffu, x, 2);
+    }
+    // The recurrence itself, token by token: the output goes where the values are, as stage_output has it. Rare, and therefore
+    // short: keys, queries and scalars come from global memory again, as their places in shared memory have others by now.
+    __device__ __forceinline__ void advance_by_token(int chunk) {
+        constexpr int kPairs = 2 * kStateSteps;
+#pragma unroll 1
+        for (int token = 0; token < tokens_in(chunk); ++token) {
+            refresh();
+            const i64 at = chunk * kChunk + token;
+            const Io* key = static_cast<const Io*>(work.key) + at * args.key.token + 2 * t;
+            const Io* query = static_cast<const Io*>(work.query) + at * args.query.token + 2 * t;
+            const float gate = load_number(args.gate.values, work.gate + at * args.gate.token);
+            const float beta = load_number(args.beta.values, work.beta + at * args.beta.token);
+            const float decay = exp2_fast(kLog2e * gate);
+            float predicted[2] = {}, square = 0.f;
+#pragma unroll
+            for (int n = 0; n < kPairs; ++n) {
+                const float2 k = pair_of_row(key, n);
+                square = fmaf(k.x, k.x, fmaf(k.y, k.y, square));
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float &x = state[n][2 * half], &y = state[n][2 * half + 1];
+                    x = decay == 0.f ? 0.f : decay * x;
+                    y = decay == 0.f ? 0.f : decay * y;
+                    predicted[half] = fmaf(x, k.x, fmaf(y, k.y, predicted[half]));
+                }
+            }
+            const float key_scale = args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f;
+            // Rows g and g + 8 of the warp's sixteen, of this token.
+            const unsigned first = row_piece(tile_row(value_tile().bytes, token), value_piece());
+            auto* const value = reinterpret_cast<Io*>(__cvta_shared_to_generic(first)) + g;
+            auto* const value_8 = reinterpret_cast<Io*>(__cvta_shared_to_generic(row_piece(first, 1))) + g;
+            float along_key[2], out[2] = {};
+            along_key[0] = key_scale * beta * (to_float(*value) - key_scale * row_sum(predicted[0]));
+            along_key[1] = key_scale * beta * (to_float(*value_8) - key_scale * row_sum(predicted[1]));
+            square = 0.f;
+#pragma unroll
+            for (int n = 0; n < kPairs; ++n) {
+                const float2 k = pair_of_row(key, n), q = pair_of_row(query, n);
+                square = fmaf(q.x, q.x, fmaf(q.y, q.y, square));
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float &x = state[n][2 * half], &y = state[n][2 * half + 1];
+                    x = fmaf(along_key[half], k.x, x);
+                    y = fmaf(along_key[half], k.y, y);
+                    out[half] = fmaf(x, q.x, fmaf(y, q.y, out[half]));
+                }
+            }
+            const float query_scale = args.scale * (args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f);
+            out[0] = query_scale * row_sum(out[0]);
+            out[1] = query_scale * row_sum(out[1]);  // and by now every lane has its values
+            if (t == 0) {
+                *value = from_float<Io>(out[0]);
+                *value_8 = from_float<Io>(out[1]);
+            }
+        }
+        __syncwarp();
+    }
+
     __device__ __forceinline__ void advance(int chunk) {
         refresh();
         if (!has_rows()) return;
@@ -282,6 +378,7 @@ struct MmaState : MmaLane {
         refresh();
         add_scores(v);
         refresh();
+        if (shared.factors.resets && !is_finite(v)) return advance_by_token(chunk);
         stage_output();
         const bool last = chunk + 1 == work.chunks && args.last.data == nullptr && args.steps.data == nullptr;
         if (!last) update(v, shared.key[chunk % kConfig.key_stages]);

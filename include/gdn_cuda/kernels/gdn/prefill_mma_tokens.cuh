@@ -79,13 +79,16 @@ struct MmaTokens : MmaLane {
         ask_for_scalars(chunk + 1);
     }
 
-    // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2.
-    __device__ __forceinline__ float2 cumulated_gates() const {
-        constexpr float kLog2e = 1.4426950408889634f;
+    // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2; and whether there is a
+    // reset.
+    __device__ __forceinline__ float2 cumulated_gates(bool& resets) const {
         float sums[2];
 #pragma unroll
+        for (int half = 0; half < 2; ++half)
+            sums[half] = at_least(kLog2e * raw_gates[half].number(args.gate.values.type), kLowestGateLog2);
+        resets = __any_sync(0xffffffffu, fminf(sums[0], sums[1]) < kResetGateLog2);
+#pragma unroll
         for (int half = 0; half < 2; ++half) {
-            sums[half] = kLog2e * raw_gates[half].number(args.gate.values.type);
 #pragma unroll
             for (int step = 1; step < 32; step *= 2) {
                 const float before = __shfl_up_sync(0xffffffffu, sums[half], step);
@@ -116,7 +119,8 @@ struct MmaTokens : MmaLane {
         const int token = thread % kChunk;
         const bool of_key = warp % 4 < 2;
         const float log_norm = args.qk_norm ? log_inverse_norm(of_key ? keys : shared.query, token) : 0.f;
-        const float2 gates = cumulated_gates();
+        bool resets;
+        const float2 gates = cumulated_gates(resets);
         const float gate = warp % 2 == 0 ? gates.x : gates.y, end = __shfl_sync(0xffffffffu, gates.y, 31);
         if (of_key) {
             const float beta = raw_beta.number(args.beta.values.type);
@@ -129,7 +133,10 @@ struct MmaTokens : MmaLane {
         } else {
             factors.row_of_query[token] = args.scale * exp2_fast(log_norm);
             factors.state_of_query[token] = args.scale * exp2_fast(gate + log_norm);
-            if (token == 0) factors.decay = exp2_fast(end);
+            if (token == 0) {
+                factors.decay = exp2_fast(end);
+                factors.resets = resets;
+            }
         }
     }
 

@@ -57,8 +57,11 @@ struct RawGates {
     __device__ __forceinline__ void finish(const Args& args, bool fused, TokenScalars& scalars) const {
         const float g = number_of(gate, args.gate.values.type), b = number_of(beta, args.beta.values.type);
         if (fused) {
-            const float rate = expf(number_of(A_log, args.A_log.type));
-            scalars.decay = expf(-rate * softplus(g + number_of(dt_bias, args.dt_bias.type)));
+            const float rate_log = number_of(A_log, args.A_log.type), x = g + number_of(dt_bias, args.dt_bias.type);
+            const float soft = softplus(x);
+            float log_decay = -expf(rate_log) * soft;
+            if (rate_log > kLargestRateLog || x < kLowestOfSoftplus) log_decay = gate_by_logarithm(rate_log, x, soft);
+            scalars.decay = expf(log_decay);
             scalars.beta = sigmoid(b);
         } else {
             scalars.decay = expf(g);
@@ -86,9 +89,15 @@ __device__ __forceinline__ void set_products(TokenScalars& scalars, const Slice&
     scalars.query_key = group_sum<kLayout.lanes>(query_key) * scalars.key_scale * scalars.query_scale;
 }
 
+// A gate whose exponential is 0 in fp32 is an exact reset: nothing of the state is left, not even infinities or NaN.
+__device__ __forceinline__ bool resets(const TokenScalars& scalars) {
+    return scalars.decay == 0.f;
+}
+
 // One token for one row s (this lane's part of it): updates the row and returns its output. With S the state before the decay,
 //     v' = beta (v - e^g S.k)        o = scale (e^g S.q + v' q.k)        S <- e^g S + v' k^T
-// so S.k and S.q share one round of shuffles.
+// so S.k and S.q share one round of shuffles. Where e^g is 0 the caller has cleared the row (`resets`): 0 times infinity is
+// NaN.
 template <StateLayout kLayout, class Slice>
 __device__ __forceinline__ float advance(float (&s)[kLayout.per_lane], const Slice& query, const Slice& key,
                                          const TokenScalars& scalars, float value) {

@@ -201,13 +201,30 @@ struct SeqStateUpdateBlock {
         }
     }
 
+    // Where exp(G) is 0 a token sees nothing of the state; 0 times infinity would be NaN.
+    __device__ __forceinline__ void hide_state(Products& predicted, int stage) const {
+#pragma unroll
+        for (int tile = 0; tile < 2 * kOwnPairs; ++tile) {
+            const float2 gate = *reinterpret_cast<const float2*>(&shared.gate[stage][tokens_of(0) + 8 * tile + 2 * t]);
+            if (exp_fast(gate.x) == 0.f) predicted[tile][0] = predicted[tile][2] = 0.f;
+            if (exp_fast(gate.y) == 0.f) predicted[tile][1] = predicted[tile][3] = 0.f;
+        }
+    }
+    // Nor does the state see a token with exp(G_C - G) = 0, in the low or the high half of a pair.
+    static __device__ __forceinline__ unsigned seen_halves(float2 kept) {
+        return (kept.x == 0.f ? 0u : 0xffffu) | (kept.y == 0.f ? 0u : 0xffff0000u);
+    }
+
     // v' of the team's value dimensions and the warp's tokens: over u in shared memory; and exp(G_C - G) v', high and rest, as
     // left operands, where the other's products were.
     __device__ __forceinline__ void form_values(int stage) {
         const int token_of_lane = tokens_of(0) + lane;
-        shared.kept[team][token_of_lane] = exp_fast(shared.gate[stage][kChunk - 1] - shared.gate[stage][token_of_lane]);
+        const float end = finite_sum(shared.gate[stage][kChunk - 1]);
+        const bool forgets = exp_fast(end) == 0.f;
+        shared.kept[team][token_of_lane] = exp_fast(end - finite_sum(shared.gate[stage][token_of_lane]));
         Products predicted = {};
         predict(predicted, stage);
+        if (forgets) hide_state(predicted, stage);
         const PiecesFrom given(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(0), 2 * team);
         const PiecesFrom formed(shared.value[stage], tokens_of(0) + g, 2 * team);
 #pragma unroll
@@ -229,6 +246,9 @@ struct SeqStateUpdateBlock {
                     const float2 factor{value.x * kept.x, value.y * kept.y};
                     high[i] = pack<DType::bf16>(factor.x, factor.y);
                     rest[i] = pack_rest<DType::bf16>(factor.x, factor.y, high[i]);
+                    if (!forgets) continue;
+                    high[i] &= seen_halves(kept);
+                    rest[i] &= seen_halves(kept);
                 }
             }
             exchange(side, 2 * pair) = {high[0], high[1], high[2], high[3]};
@@ -251,10 +271,17 @@ struct SeqStateUpdateBlock {
     }
 
     __device__ __forceinline__ void update(int stage, float kept) {
+        if (kept != 0.f) {
 #pragma unroll
-        for (auto& tile : state)
+            for (auto& tile : state)
 #pragma unroll
-            for (float& x : tile) x *= kept;
+                for (float& x : tile) x *= kept;
+        } else {
+#pragma unroll
+            for (auto& tile : state)
+#pragma unroll
+                for (float& x : tile) x = 0.f;
+        }
         const PiecesFrom keys(shared.key[stage], PieceOfLane::straight(lane), 0, kKeyTiles * side);
 #pragma unroll
         for (int step = 0; step < kTokenPairs; ++step) {

@@ -24,7 +24,8 @@ __device__ __forceinline__ Place starting_slot(const RecurrentArgs& args, int se
     return slot < args.slot_count ? Place::run : Place::poison;
 }
 
-// The state after token `t` of a sequence goes here; nullptr: nowhere.
+// The state after token `t` of a sequence goes here; nullptr: nowhere. Packed, there is a row for every `step_interval` of all
+// tokens, which sequences that overlap (varlen.cuh) would exceed: what has no row is not kept.
 template <class T>
 __device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
     if (args.steps.data == nullptr || (t + 1) % args.step_interval != 0 || t >= args.step_limit) return nullptr;
@@ -36,6 +37,7 @@ __device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence
         case RecurrentArgs::packed:
             slot = 0;
             step += packed_before;
+            if ((step + 1) * args.step_interval > args.tokens) return nullptr;
             break;
         case RecurrentArgs::by_slot_of_token:
             slot = load_index(args.slots, sequence * args.slots_sequence + t * args.slots_token);
@@ -145,6 +147,11 @@ __device__ __forceinline__ void advance_rows(TokenBatch<kConfig>& shared, int t,
     query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k);
     key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), lane, kConfig.head_k);
     const TokenScalars scalars = shared.scalars[t];
+    if (resets(scalars))
+#pragma unroll
+        for (auto& row : rows)
+#pragma unroll
+            for (float& x : row) x = 0.f;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
         const float out = advance<kLayout>(rows[r], query, key, scalars, shared.value[t][row_of(r)]);
