@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "../jit/device.hpp"
@@ -66,6 +67,7 @@ std::string device_text(const View& view) {
 }
 
 View::View(const Tensor& tensor) {
+    if (!tensor.defined()) throw std::invalid_argument("expected a tensor, got None");
     const AtenTensorHandle handle = tensor.get();
     int64_t dims = 0;
     int64_t *size_pointer = nullptr, *stride_pointer = nullptr;
@@ -178,10 +180,38 @@ void Checks::last_contiguous(const char* argument, const View& view) const {
 }
 
 void Checks::distinct(const char* argument, const View& view) const {
-    if (view.numel() == 0) return;
-    for (int d = 0; d < view.rank; ++d)
-        if (view.size(d) > 1 && view.strides[d] == 0)
-            fail(argument, "memory of its own for every element, as it is written", fmt::format("stride 0 in dimension {}", d));
+    GDN_REQUIRE(*this, !overlaps_itself(view.sizes, view.strides, view.rank), argument,
+                "memory of its own for every element, as it is written",
+                fmt::format("shape {} with strides {}, which overlaps itself", shape_text(view),
+                            join({view.strides, static_cast<size_t>(view.rank)})));
+}
+
+Memory::Memory(const char* argument, const View& view) : argument(argument) {
+    if (!view.defined() || !view.has_memory()) return;
+    const auto type = dtype_of(view);
+    static_cast<Strided&>(*this) = {view.data, view.sizes, view.strides, view.rank, type ? bytes_of(*type) : 1};
+}
+
+void Checks::apart(std::initializer_list<Memory> written, std::initializer_list<Memory> read) const {
+    const auto check = [&](const Memory& mine, const Memory& other) {
+        GDN_REQUIRE(*this, !share_memory(mine, other), mine.argument,
+                    fmt::format("memory apart from that of {}", other.argument), "the same memory");
+    };
+    for (const Memory& mine : written) {
+        for (const Memory& other : read) check(mine, other);
+        for (const Memory* before = written.begin(); before != &mine; ++before) check(mine, *before);
+    }
+}
+
+int Checks::count(const char* argument, const char* of_what, int64_t value) const {
+    GDN_REQUIRE(*this, value >= 0 && value <= std::numeric_limits<int>::max(), argument,
+                fmt::format("fewer than 2^31 {}", of_what), fmt::format("{}", value));
+    return static_cast<int>(value);
+}
+
+void Checks::grid(const char* argument, const Blocks& blocks) const {
+    GDN_REQUIRE(*this, fits_grid(blocks), argument, fmt::format("sizes of at most {}", grid_text(kMostBlocks)),
+                grid_text(blocks));
 }
 
 Target target_of(const char* function, const View& view) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "../jit_kernels/impls/spec.hpp"
+#include "overlap.hpp"
 
 namespace gdn_cuda {
 
@@ -26,7 +27,7 @@ struct View {
     int32_t device_type = 0, device_index = 0;
 
     View() = default;
-    explicit View(const Tensor& tensor);
+    explicit View(const Tensor& tensor);  // throws for the undefined tensor that None becomes
 
     bool defined() const { return sizes != nullptr; }
     int64_t size(int dim) const { return sizes[dim < 0 ? rank + dim : dim]; }
@@ -35,6 +36,8 @@ struct View {
     int64_t numel() const;
     bool is_cuda() const;
     bool is_cpu() const;
+    // What a meta tensor gives as its address is none.
+    bool has_memory() const { return is_cuda() || is_cpu(); }
     bool same_shape(std::initializer_list<int64_t> shape) const;
     // The last `dims` dimensions lie without gaps.
     bool contiguous_tail(int dims) const;
@@ -52,6 +55,13 @@ std::string shape_text(std::initializer_list<int64_t> shape);
 
 [[noreturn]] void fail(const char* function, const char* argument, const std::string& expected, const std::string& got);
 
+// The memory of an argument that a call reads or writes; of an undefined view, none.
+struct Memory : Strided {
+    const char* argument;
+
+    Memory(const char* argument, const View& view);
+};
+
 // Checks of one call; each throws or returns.
 struct Checks {
     const char* function;
@@ -61,8 +71,14 @@ struct Checks {
     DType dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const;
     void device(const char* argument, const View& view, const View& as, const char* as_name) const;
     void last_contiguous(const char* argument, const View& view) const;
-    // What is written must not be an expanded tensor.
+    // What is written has a place of its own for every element.
     void distinct(const char* argument, const View& view) const;
+    // What is written shares no byte with anything else of the call. Extents may interleave, as slices of packed rows do.
+    void apart(std::initializer_list<Memory> written, std::initializer_list<Memory> read) const;
+    // As an argument of a kernel.
+    int count(const char* argument, const char* of_what, int64_t value) const;
+    // The launch can have as many blocks.
+    void grid(const char* argument, const Blocks& blocks) const;
     [[noreturn]] void fail(const char* argument, const std::string& expected, const std::string& got) const {
         gdn_cuda::fail(function, argument, expected, got);
     }

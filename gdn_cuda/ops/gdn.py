@@ -21,18 +21,19 @@ import torch
 from torch import Tensor
 
 from . import gdn_registration  # noqa: F401  (fake and CPU implementations)
+from .autograd import inference_only
+from .signature import not_a_tensor
 
-_ops = torch.ops.gdn_cuda
-_fused_gdn_gating = _ops.fused_gdn_gating.default
-_recurrent_forward = _ops.recurrent_forward.default
-_fused_decode = _ops.fused_decode.default
-_chunked_forward = _ops.chunked_forward.default
-_chunked_forward_pool = _ops.chunked_forward_pool.default
-_transpose_to_mn_major = _ops.transpose_to_mn_major.default
-_chunk_local_cumsum_bf16 = _ops.chunk_local_cumsum_bf16.default
-_bf16_gdn_compute_u_w = _ops.bf16_gdn_compute_u_w.default
-_bf16_chunked_seq_state_update = _ops.bf16_chunked_seq_state_update.default
-_bf16_gdn_chunked_compute_O = _ops.bf16_gdn_chunked_compute_O.default
+_fused_gdn_gating = inference_only("fused_gdn_gating")
+_recurrent_forward = inference_only("recurrent_forward")
+_fused_decode = inference_only("fused_decode")
+_chunked_forward = inference_only("chunked_forward")
+_chunked_forward_pool = inference_only("chunked_forward_pool")
+_transpose_to_mn_major = inference_only("transpose_to_mn_major")
+_chunk_local_cumsum_bf16 = inference_only("chunk_local_cumsum_bf16")
+_bf16_gdn_compute_u_w = inference_only("bf16_gdn_compute_u_w")
+_bf16_chunked_seq_state_update = inference_only("bf16_chunked_seq_state_update")
+_bf16_gdn_chunked_compute_O = inference_only("bf16_gdn_chunked_compute_O")
 
 
 class InferenceMode(IntEnum):
@@ -43,8 +44,13 @@ class InferenceMode(IntEnum):
     SPEC_VERIFY = 2
 
 
-def _output_like(value: Tensor, out: Tensor | None) -> Tensor:
-    return torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
+def _output_like(function: str, value: Tensor, out: Tensor | None) -> Tensor:
+    if out is not None:
+        return out
+    try:
+        return torch.empty_like(value, memory_format=torch.contiguous_format)
+    except TypeError:
+        raise ValueError(not_a_tensor(function, "value", value)) from None
 
 
 def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
@@ -54,6 +60,8 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
 
     A_log, dt_bias: (Hv,) fp32, bf16 or fp16. a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32.
     """
+    if not isinstance(a, Tensor):
+        raise ValueError(not_a_tensor("fused_gdn_gating", "a", a))
     rank = 2 if is_var_len else 3
     if a.dim() != rank:
         layout = "(N, Hv)" if is_var_len else "(B, T, Hv)"
@@ -89,7 +97,7 @@ def recurrent_forward(
     `num_accepted_tokens` (B,) then picks where sequence b starts: step max(num_accepted_tokens[b], 1) − 1, at most S − 1. With
     one state a sequence there is nothing to pick.
     """
-    out = _output_like(value, out)
+    out = _output_like("recurrent_forward", value, out)
     new_state = _recurrent_forward(
         query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, out
     )
@@ -132,7 +140,7 @@ def fused_decode(
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay sees the indices' current values.
     """
-    out = _output_like(value, out)
+    out = _output_like("fused_decode", value, out)
     _fused_decode(
         query,
         key,
@@ -191,7 +199,7 @@ def chunked_forward(
     (rows, Hv, dv, dk): T // n rows a padded sequence; N // n rows packed, of which sequence i fills the next length_i // n and
     the rest are zero.
     """
-    out = _output_like(value, out)
+    out = _output_like("chunked_forward", value, out)
     tokens = query, key, value, beta, gate
     common = cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm
     final_state: Tensor | None

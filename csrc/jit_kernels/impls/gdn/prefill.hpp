@@ -82,10 +82,8 @@ struct Prefill {
                         .segments = choice.segments,
                         .links = links,
                         .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
-        launch<Prefill>(config, args,
-                        {static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block())),
-                         static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences * choice.segments)},
-                        target);
+        const i64 tiles = ceil_div(problem.dv, config.rows_per_block());
+        launch<Prefill>(config, args, {tiles, problem.heads, problem.sequences * choice.segments}, target);
     }
 };
 
