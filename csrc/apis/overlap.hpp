@@ -20,7 +20,7 @@ class Sums {
     }
     // Whether a sum lies in [low, high]. A search that takes too long answers yes.
     bool reach(int64_t low, int64_t high) {
-        std::sort(terms_.begin(), terms_.begin() + count_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
+        merge();
         for (int i = count_ - 1; i >= 0; --i) {
             terms_[i].rest = i + 1 < count_ ? terms_[i + 1].rest + terms_[i + 1].stride * terms_[i + 1].most : 0;
             terms_[i].divisor = i + 1 < count_ ? std::gcd(terms_[i + 1].divisor, terms_[i].stride) : terms_[i].stride;
@@ -29,6 +29,8 @@ class Sums {
         return search(0, low, high);
     }
 
+    int steps() const { return steps_; }  // that the search took
+
   private:
     static constexpr int kMostSteps = 1 << 16;  // a fraction of a millisecond
     struct Term {
@@ -36,6 +38,25 @@ class Sums {
         int64_t rest = 0;     // the largest sum of the terms behind it
         int64_t divisor = 0;  // of its stride and theirs
     };
+    // Sorts by stride, the longest first. Terms that reach every multiple of one stride become one: dimensions without gaps,
+    // and the same dimension of two slices of a tensor.
+    void merge() {
+        std::sort(terms_.begin(), terms_.begin() + count_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
+        int kept = count_;
+        for (int i = count_ - 1; i >= 0; --i) {
+            if (kept < count_) {
+                Term& shorter = terms_[kept];
+                const int64_t times = terms_[i].stride / shorter.stride;
+                if (terms_[i].stride % shorter.stride == 0 && times <= shorter.most + 1) {
+                    shorter.most += times * terms_[i].most;
+                    continue;
+                }
+            }
+            terms_[--kept] = terms_[i];
+        }
+        std::copy(terms_.begin() + kept, terms_.begin() + count_, terms_.begin());
+        count_ -= kept;
+    }
     static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
     bool search(int i, int64_t low, int64_t high) {

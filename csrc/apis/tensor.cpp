@@ -11,18 +11,6 @@
 namespace gdn_cuda {
 namespace {
 
-// Torch's numbers, asked for once: each is a call through the shim.
-struct TorchNumbers {
-    int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
-    int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
-    int32_t f64 = aoti_torch_dtype_float64(), c64 = aoti_torch_dtype_complex64(), c128 = aoti_torch_dtype_complex128();
-    int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
-};
-const TorchNumbers& torch_numbers() {
-    static const TorchNumbers numbers;
-    return numbers;
-}
-
 std::string join(std::span<const int64_t> sizes) {
     std::string text;
     for (const int64_t size : sizes) text += fmt::format("{}{}", text.empty() ? "" : ", ", size);
@@ -90,13 +78,6 @@ int64_t View::numel() const {
     return count;
 }
 
-bool View::is_cuda() const {
-    return device_type == torch_numbers().cuda;
-}
-bool View::is_cpu() const {
-    return device_type == torch_numbers().cpu;
-}
-
 bool View::same_shape(std::initializer_list<int64_t> shape) const {
     return static_cast<size_t>(rank) == shape.size() && std::equal(shape.begin(), shape.end(), sizes);
 }
@@ -122,19 +103,6 @@ bool View::aligned16() const {
 
 View view_of(const OptionalTensor& tensor) {
     return tensor ? View(*tensor) : View();
-}
-
-std::optional<DType> dtype_of(const View& view) {
-    const TorchNumbers& numbers = torch_numbers();
-    if (view.dtype == numbers.bf16) return DType::bf16;
-    if (view.dtype == numbers.f32) return DType::f32;
-    if (view.dtype == numbers.f16) return DType::f16;
-    if (view.dtype == numbers.i32) return DType::i32;
-    if (view.dtype == numbers.i64) return DType::i64;
-    if (view.dtype == numbers.f64) return DType::f64;
-    if (view.dtype == numbers.c64) return DType::c64;
-    if (view.dtype == numbers.c128) return DType::c128;
-    return std::nullopt;
 }
 
 std::string dtype_name(const View& view) {
@@ -184,12 +152,6 @@ void Checks::distinct(const char* argument, const View& view) const {
                 "memory of its own for every element, as it is written",
                 fmt::format("shape {} with strides {}, which overlaps itself", shape_text(view),
                             join({view.strides, static_cast<size_t>(view.rank)})));
-}
-
-Memory::Memory(const char* argument, const View& view) : argument(argument) {
-    if (!view.defined() || !view.has_memory()) return;
-    const auto type = dtype_of(view);
-    static_cast<Strided&>(*this) = {view.data, view.sizes, view.strides, view.rank, type ? bytes_of(*type) : 1};
 }
 
 void Checks::apart(std::initializer_list<Memory> written, std::initializer_list<Memory> read) const {

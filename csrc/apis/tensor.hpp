@@ -18,6 +18,15 @@ namespace gdn_cuda {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
+// Torch's numbers, asked for once: each is a call through the shim.
+struct TorchNumbers {
+    int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
+    int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
+    int32_t f64 = aoti_torch_dtype_float64(), c64 = aoti_torch_dtype_complex64(), c128 = aoti_torch_dtype_complex128();
+    int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
+};
+inline const TorchNumbers torch_numbers;
+
 struct View {
     void* data = nullptr;
     int rank = 0;
@@ -34,8 +43,8 @@ struct View {
     // 0 for a dimension of one element: torch leaves any number there.
     int64_t stride(int dim) const { return size(dim) <= 1 ? 0 : strides[dim < 0 ? rank + dim : dim]; }
     int64_t numel() const;
-    bool is_cuda() const;
-    bool is_cpu() const;
+    bool is_cuda() const { return device_type == torch_numbers.cuda; }
+    bool is_cpu() const { return device_type == torch_numbers.cpu; }
     // What a meta tensor gives as its address is none.
     bool has_memory() const { return is_cuda() || is_cpu(); }
     bool same_shape(std::initializer_list<int64_t> shape) const;
@@ -47,7 +56,17 @@ struct View {
 
 View view_of(const OptionalTensor& tensor);
 
-std::optional<DType> dtype_of(const View& view);  // nullopt: none of ours
+inline std::optional<DType> dtype_of(const View& view) {  // nullopt: none of ours
+    if (view.dtype == torch_numbers.bf16) return DType::bf16;
+    if (view.dtype == torch_numbers.f32) return DType::f32;
+    if (view.dtype == torch_numbers.f16) return DType::f16;
+    if (view.dtype == torch_numbers.i32) return DType::i32;
+    if (view.dtype == torch_numbers.i64) return DType::i64;
+    if (view.dtype == torch_numbers.f64) return DType::f64;
+    if (view.dtype == torch_numbers.c64) return DType::c64;
+    if (view.dtype == torch_numbers.c128) return DType::c128;
+    return std::nullopt;
+}
 std::string dtype_name(const View& view);
 std::string device_text(const View& view);
 std::string shape_text(const View& view);
@@ -59,7 +78,11 @@ std::string shape_text(std::initializer_list<int64_t> shape);
 struct Memory : Strided {
     const char* argument;
 
-    Memory(const char* argument, const View& view);
+    Memory(const char* argument, const View& view) : argument(argument) {
+        if (!view.defined() || !view.has_memory()) return;
+        const auto type = dtype_of(view);
+        static_cast<Strided&>(*this) = {view.data, view.sizes, view.strides, view.rank, type ? bytes_of(*type) : 1};
+    }
 };
 
 // Checks of one call; each throws or returns.

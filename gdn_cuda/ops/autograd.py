@@ -67,15 +67,11 @@ def _no_gradient(function: str) -> str:
 def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> Any:
     signature.check_tensors(args)
     given = list(signature.given(args))
+    required = [(argument, x) for argument, x in given if x.requires_grad] if is_grad_enabled() else []
     if torch.compiler.is_compiling():
-        if not is_grad_enabled() or torch.compiler.is_exporting() or not any(x.requires_grad for _, x in given):
-            return signature.overload(*args)
-        return _traced(signature, args, [x for _, x in given if x.requires_grad])
+        return _traced(signature, args, [x for _, x in required]) if required else signature.overload(*args)
     refuse_forward_mode(signature.function, given)
-    if not is_grad_enabled():
-        return signature.overload(*args)
     written = list(signature.written(args))
-    required = [(argument, x) for argument, x in given if x.requires_grad]
     if not required:
         results = signature.overload(*args)
         increment_version([x for _, x in written if not x.is_inference()])
@@ -101,14 +97,18 @@ def _check_writable(function: str, argument: str, x: Tensor) -> None:
 
 
 def _mark_written(function: str, argument: str, x: Tensor, read: list[Tensor], why: str) -> None:
-    root = x if x._base is None else x._base
-    if root.requires_grad:
-        root.detach_()  # what it came from is lost behind the new history; kept, a pool's would grow with every step
+    before = (x if x._base is None else x._base).grad_fn
+    if before is not None and any(getattr(edge, "variable", None) is _MARK for edge, _ in before.next_functions):
+        increment_version([x])  # a history like this one, and a pool's would grow with every step
+        return
     try:
-        _Written.apply(function, x, torch.empty(0, requires_grad=True), *read)
+        _Written.apply(function, x, _MARK, *read)
     except RuntimeError as error:
         expected = f"memory that autograd can follow, as {why} requires a gradient (or a call under torch.no_grad())"
         raise ValueError(f"{function}: {argument}: expected {expected}, got this: {error}") from error
+
+
+_MARK = torch.empty(0, requires_grad=True)  # by which a history of `_Written` is known
 
 
 class _Written(torch.autograd.Function):
