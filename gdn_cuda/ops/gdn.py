@@ -16,6 +16,7 @@ Inference only: no gradients flow through these. `gdn_cuda.reference` is differe
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -163,6 +164,69 @@ def fused_decode(
     return out
 
 
+@overload
+def chunked_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    chunk_indices: Tensor | None = ...,
+    cu_chunks: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    use_qk_l2norm: bool = ...,
+    output_final_state: Literal[True] = ...,
+    state_dtype: torch.dtype | None = ...,
+    state_indices: Tensor | None = ...,
+    checkpoint_every: Literal[0] = ...,
+    deterministic: bool = ...,
+    out: Tensor | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def chunked_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    chunk_indices: Tensor | None = ...,
+    cu_chunks: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    use_qk_l2norm: bool = ...,
+    output_final_state: bool = ...,
+    state_dtype: torch.dtype | None = ...,
+    state_indices: Tensor | None = ...,
+    checkpoint_every: Literal[0] = ...,
+    deterministic: bool = ...,
+    out: Tensor | None = ...,
+) -> tuple[Tensor, Tensor | None]: ...
+@overload
+def chunked_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    chunk_indices: Tensor | None = ...,
+    cu_chunks: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    use_qk_l2norm: bool = ...,
+    output_final_state: bool = ...,
+    state_dtype: torch.dtype | None = ...,
+    state_indices: Tensor | None = ...,
+    checkpoint_every: int,
+    deterministic: bool = ...,
+    out: Tensor | None = ...,
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunked_forward(
     query: Tensor,
     key: Tensor,
