@@ -24,6 +24,8 @@ def inference_only(name: str) -> Callable[..., Any]:
     """The operator, positional arguments as in its schema."""
     signature = Signature.of(name)
     overload = signature.overload
+    if not overload._schema.returns:  # torch's fallback gives results a history that warns, and takes time where there are none
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
 
     def call(*args: Any) -> Any:
         if is_grad_enabled() or forward_ad._current_level >= 0:
@@ -65,17 +67,17 @@ def _no_gradient(function: str) -> str:
 
 
 def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> Any:
+    if _is_plain(signature, args):
+        return _plain(signature, args)
     signature.check_tensors(args)
     given = list(signature.given(args))
     required = [(argument, x) for argument, x in given if x.requires_grad] if is_grad_enabled() else []
     if torch.compiler.is_compiling():
         return _traced(signature, args, [x for _, x in required]) if required else signature.overload(*args)
     refuse_forward_mode(signature.function, given)
-    written = list(signature.written(args))
     if not required:
-        results = signature.overload(*args)
-        increment_version([x for _, x in written if not x.is_inference()])
-        return results
+        return _plain(signature, args)
+    written = list(signature.written(args))
     signature.check_devices(args)
     check(name, args)
     for argument, x in written:
@@ -86,7 +88,28 @@ def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> An
         _mark_written(signature.function, argument, x, read, required[0][0])
     with torch.no_grad():
         results = signature.overload(*args)
-    return results if results is None else _Results.apply(signature.function, results, *(x for _, x in required))
+    if results is None:
+        return None
+    return _Results.apply(signature.function, lambda: results, *(x for _, x in required))
+
+
+def _is_plain(signature: Signature, args: tuple[Any, ...]) -> bool:
+    """Whether autograd has nothing to do with the call; in few steps, as it is asked in grad mode for every call."""
+    if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not any(isinstance(args[i], Tensor) and args[i].requires_grad for i, _ in signature.tensors)
+
+
+def _plain(signature: Signature, args: tuple[Any, ...]) -> Any:
+    """Torch is told what was written, so that it notices where autograd had saved it."""
+    try:
+        results = signature.overload(*args)
+    except Exception:
+        signature.check_tensors(args)
+        raise
+    if is_grad_enabled() and signature.writes:
+        increment_version([x for _, x in signature.written(args) if not x.is_inference()])
+    return results
 
 
 def _check_writable(function: str, argument: str, x: Tensor) -> None:
@@ -126,12 +149,12 @@ class _Written(torch.autograd.Function):
 
 
 class _Results(torch.autograd.Function):
-    """Gives new tensors a history."""
+    """Gives new tensors a history. They come from a function, or torch would take a single one for an input."""
 
     @staticmethod
-    def forward(ctx: Any, function: str, results: Any, *inputs: Tensor) -> Any:
+    def forward(ctx: Any, function: str, results: Callable[[], Any], *inputs: Tensor) -> Any:
         ctx.function = function
-        return results
+        return results()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

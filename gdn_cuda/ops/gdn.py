@@ -45,9 +45,7 @@ class InferenceMode(IntEnum):
     SPEC_VERIFY = 2
 
 
-def _output_like(function: str, value: Tensor, out: Tensor | None) -> Tensor:
-    if out is not None:
-        return out
+def _output_like(function: str, value: Tensor) -> Tensor:
     try:
         return torch.empty_like(value, memory_format=torch.contiguous_format)
     except TypeError:
@@ -98,7 +96,8 @@ def recurrent_forward(
     `num_accepted_tokens` (B,) then picks where sequence b starts: step max(num_accepted_tokens[b], 1) − 1, at most S − 1. With
     one state a sequence there is nothing to pick.
     """
-    out = _output_like("recurrent_forward", value, out)
+    if out is None:
+        out = _output_like("recurrent_forward", value)
     new_state = _recurrent_forward(
         query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, out
     )
@@ -141,7 +140,8 @@ def fused_decode(
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay sees the indices' current values.
     """
-    out = _output_like("fused_decode", value, out)
+    if out is None:
+        out = _output_like("fused_decode", value)
     _fused_decode(
         query,
         key,
@@ -263,7 +263,8 @@ def chunked_forward(
     (rows, Hv, dv, dk): T // n rows a padded sequence; N // n rows packed, of which sequence i fills the next length_i // n and
     the rest are zero.
     """
-    out = _output_like("chunked_forward", value, out)
+    if out is None:
+        out = _output_like("chunked_forward", value)
     tokens = query, key, value, beta, gate
     common = cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm
     final_state: Tensor | None
