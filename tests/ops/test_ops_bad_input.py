@@ -15,6 +15,7 @@ import torch
 from ops_cases import CASES, DK, DV, HV, Arguments, Case, copied, operator_call, poisoned
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
+from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
 
@@ -352,3 +353,66 @@ def test_the_texts_say_what_came() -> None:
     assert str(caught.value) == (
         "recurrent_forward: value: expected (B=2, T=3, Hv, dv) to match query (2, 3, 2, 16), got (2, 2, 4, 8)"
     )
+
+
+NO_TENSORS = [
+    (name, argument.name, str(argument.type) != "Tensor")
+    for name in ("gating", "recurrent-accepted", "decode-step-states", "chunked-packed-hints", "mn-major-fp32", "cumsum-packed",
+                 "u-w-packed", "state-update-packed", "compute-o-packed")
+    for argument in operator_call(CASES[name])[0]._schema.arguments
+    if "Tensor" in str(argument.type)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name, argument, optional", NO_TENSORS)
+def test_what_is_no_tensor(name: str, argument: str, optional: bool, grad: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """In one line, where torch prints its stack or its own declaration of the operator."""
+    case = CASES[name]
+    arguments = arguments_of(case)
+    wrong = [3, 1.5, [1, 2], "x"] if optional or argument == "out" else [3, 1.5, [1, 2], "x", None]
+    for x in wrong:
+        with torch.set_grad_enabled(grad), pytest.raises(ValueError) as caught:
+            case.function(**arguments | {argument: x})
+        got = "None" if x is None else type(x).__name__
+        expected = "a tensor or None" if optional else "a tensor"
+        assert str(caught.value) == f"{case.function.__name__}: {argument}: expected {expected}, got {got}"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_undefined_tensor_given_to_the_operator_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    operator, arguments = operator_call(CASES["decode"])
+    with pytest.raises(ValueError, match="expected a tensor, got None"):
+        operator(*arguments[:4], None, *arguments[5:])
+    assert capfd.readouterr() == ("", "")
+
+
+WRITTEN = [
+    ("recurrent-PREFILL", "out"),
+    ("decode", "out"),
+    ("decode", "state_pool"),
+    (STEPS, "step_states"),
+    ("chunked", "out"),
+    ("chunked-pool", "state"),
+    ("cumsum", "output"),
+    ("u-w", "w"),
+    ("state-update", "state"),
+    ("compute-o", "o"),
+]
+
+
+@pytest.mark.parametrize("name, argument", WRITTEN)
+def test_a_negative_view_is_not_written(name: str, argument: str) -> None:
+    arguments = arguments_of(CASES[name])
+    assert refuses(CASES[name], arguments | {argument: torch._neg_view(arguments[argument])}) == argument
+
+
+@pytest.mark.parametrize("name", ["gating", "recurrent-PREFILL", "decode", "chunked", "cumsum"])
+def test_a_negative_view_is_read_as_its_numbers(name: str) -> None:
+    read = {"gating": "a", "cumsum": "input"}.get(name, "value")
+    arguments, plain = arguments_of(CASES[name]), arguments_of(CASES[name])
+    arguments[read] = torch._neg_view(arguments[read])
+    plain[read] = -plain[read]
+    results = [[x for x in tree_leaves((CASES[name].function(**y), y)) if isinstance(x, Tensor)] for y in (arguments, plain)]
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
