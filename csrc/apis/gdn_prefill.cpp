@@ -195,12 +195,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
                    "Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, bool output_final_state, "
                    "ScalarType? state_dtype, int checkpoint_every, bool deterministic, Tensor(a!) out",
                    "(Tensor, Tensor)");
-    define_checked(
-        m, "chunked_forward_pool",
-        "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor(a!) state, Tensor state_indices, "
-        "Tensor? cu_seqlens, Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, "
-        "int checkpoint_every, bool deterministic, Tensor(b!) out",
-        "Tensor");
+    define_checked(m, "chunked_forward_pool",
+                   "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor(a!) state, Tensor state_indices, "
+                   "Tensor? cu_seqlens, Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, "
+                   "int checkpoint_every, bool deterministic, Tensor(b!) out",
+                   "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {

@@ -11,12 +11,12 @@ argument, expected and got, before anything is launched or written; `cu_seqlens`
 without waiting for it, so what they say out of range reads and writes nothing there (each function says what it does instead).
 
 What a call writes (`out`, a pool, the results of the pieces) shares no memory with its other arguments and does not overlap
-itself. Slices that interleave share nothing: slots of a pool between other caches, `out` beside the inputs in one packed buffer.
+itself. Slices that interleave share nothing: slots of a pool between other caches, `out` beside the inputs in one buffer.
 
-Inference only; `gdn_cuda.reference` is differentiable. In grad mode, with an input that requires a gradient, a call computes the
-same, and backward through what it returns or writes raises an error that names it. What autograd does not let a call write then
-(a leaf that requires a gradient, an inference tensor, a view that it does not follow) is refused; under `torch.no_grad()` anything
-may be written. Compiled code leaves pools without that history. Forward mode and torch.func's gradients are refused.
+Inference only; `gdn_cuda.reference` is differentiable. In grad mode, with an input that requires a gradient, a call computes
+the same, and backward through what it returns or writes raises an error that names it. What autograd does not let a call write
+then (a leaf that requires a gradient, an inference tensor, a view that it does not follow) is refused; under `torch.no_grad()`
+anything may be written. Compiled code leaves pools without that history. Forward mode and torch.func's gradients are refused.
 """
 
 from __future__ import annotations
