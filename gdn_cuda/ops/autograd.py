@@ -67,7 +67,7 @@ def _no_gradient(function: str) -> str:
 
 
 def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> Any:
-    if _is_plain(signature, args):
+    if _is_plain(args):
         return _plain(signature, args)
     signature.check_tensors(args)
     given = list(signature.given(args))
@@ -93,11 +93,11 @@ def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> An
     return _Results.apply(signature.function, lambda: results, *(x for _, x in required))
 
 
-def _is_plain(signature: Signature, args: tuple[Any, ...]) -> bool:
+def _is_plain(args: tuple[Any, ...]) -> bool:
     """Whether autograd has nothing to do with the call; in few steps, as it is asked in grad mode for every call."""
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return not any(isinstance(args[i], Tensor) and args[i].requires_grad for i, _ in signature.tensors)
+    return not torch._C._any_requires_grad(*args)
 
 
 def _plain(signature: Signature, args: tuple[Any, ...]) -> Any:
@@ -107,8 +107,10 @@ def _plain(signature: Signature, args: tuple[Any, ...]) -> Any:
     except Exception:
         signature.check_tensors(args)
         raise
-    if is_grad_enabled() and signature.writes:
-        increment_version([x for _, x in signature.written(args) if not x.is_inference()])
+    if is_grad_enabled():
+        for i in signature.writes:
+            if args[i] is not None and not args[i].is_inference():
+                increment_version(args[i])
     return results
 
 
