@@ -1,7 +1,5 @@
 #include "gdn_checks.hpp"
 
-#include <limits>
-
 namespace gdn_cuda::gdn {
 namespace {
 
@@ -61,7 +59,6 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
     s.io = check.dtype(names.query, q, {DType::bf16, DType::f16});
     check.dtype(names.key, k, {s.io});
     check.dtype(names.value, v, {s.io});
-    GDN_REQUIRE(check, q.is_cuda() || q.is_cpu(), names.query, "a CUDA or CPU tensor", "another device");
     check.device(names.key, k, q, names.query);
     check.device(names.value, v, q, names.query);
     check.last_contiguous(names.query, q);
@@ -88,8 +85,8 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
         s.count = q.size(0);
         s.tokens = q.size(1);
     }
-    GDN_REQUIRE(check, s.tokens <= kMaxTokens && s.count <= std::numeric_limits<int>::max(), names.query,
-                "at most 2^31 - 256 tokens and fewer than 2^31 sequences", shape_text(q));
+    check.count(names.query, "tokens", s.tokens, kMaxTokens);
+    check.count(names.query, "sequences", s.count);
     return s;
 }
 
@@ -105,10 +102,10 @@ Scalars check_scalars(const Checks& check, const char* argument, const View& vie
     return scalars_of(view);
 }
 
-void check_gates(const Checks& check, const Tensor& beta, const Tensor& gate, const Sequences& sequences, Scalars& beta_out,
+void check_gates(const Checks& check, const View& beta, const View& gate, const Sequences& sequences, Scalars& beta_out,
                  Scalars& gate_out) {
-    beta_out = check_scalars(check, "beta", View(beta), sequences, {DType::bf16, DType::f16, DType::f32});
-    gate_out = check_scalars(check, "gate", View(gate), sequences, {DType::f32, DType::bf16});
+    beta_out = check_scalars(check, "beta", beta, sequences, {DType::bf16, DType::f16, DType::f32});
+    gate_out = check_scalars(check, "gate", gate, sequences, {DType::f32, DType::bf16});
 }
 
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& s) {

@@ -38,7 +38,7 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
 // (B, T, Hv) or (N, Hv), any strides
 Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& sequences,
                       std::initializer_list<DType> allowed);
-void check_gates(const Checks& check, const Tensor& beta, const Tensor& gate, const Sequences& sequences, Scalars& beta_out,
+void check_gates(const Checks& check, const View& beta, const View& gate, const Sequences& sequences, Scalars& beta_out,
                  Scalars& gate_out);
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& sequences);
 // Offsets on the CPU are read too; on a GPU that would wait for the device.

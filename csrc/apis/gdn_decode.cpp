@@ -19,10 +19,11 @@ Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& va
     Prepared prepared = prepare(check, sequences, out, scale, use_qk_l2norm);
     RecurrentArgs& args = prepared.args;
 
-    args.gate = check_scalars(check, "a", View(a), sequences, {DType::bf16, DType::f16, DType::f32});
-    args.beta = check_scalars(check, "b", View(b), sequences, {DType::bf16, DType::f16, DType::f32});
-    args.A_log = check_per_head(check, "A_log", View(A_log), sequences);
-    args.dt_bias = check_per_head(check, "dt_bias", View(dt_bias), sequences);
+    const View a_view(a), b_view(b), rates(A_log), bias(dt_bias);
+    args.gate = check_scalars(check, "a", a_view, sequences, {DType::bf16, DType::f16, DType::f32});
+    args.beta = check_scalars(check, "b", b_view, sequences, {DType::bf16, DType::f16, DType::f32});
+    args.A_log = check_per_head(check, "A_log", rates, sequences);
+    args.dt_bias = check_per_head(check, "dt_bias", bias, sequences);
 
     const View pool(state_pool), slots = view_of(state_indices), accepted = view_of(num_accepted_tokens);
     const View steps = view_of(step_states), rows = view_of(step_slots);
@@ -37,7 +38,7 @@ Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& va
             slots.rank == 1 || (slots.size(1) >= 1 && (sequences.packed() || slots.size(1) >= sequences.tokens));
         GDN_REQUIRE(check, wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens),
                     shape_text(slots));
-        set_slots(check, prepared, slots, pool.size(0));
+        set_slots(check, prepared, slots, "state_pool", pool.size(0));
     } else {
         GDN_REQUIRE(check, pool.size(0) >= sequences.count, "state_pool",
                     fmt::format("a slot for each of {} sequences, as state_indices is None", sequences.count),
@@ -65,8 +66,8 @@ Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& va
         check_per_sequence(check, "step_slots", rows, sequences);
         args.step_index = RecurrentArgs::by_step_slot;
         args.step_slots = tagged(rows);
-        args.step_slot_count = static_cast<int>(steps.size(0));
-        args.step_limit = static_cast<int>(steps.size(1));
+        args.step_slot_count = check.count("step_states", "rows", steps.size(0));
+        args.step_limit = check.count("step_states", "tokens", steps.size(1));
     } else if (slots.defined() && slots.rank == 2) {
         args.steps = args.initial;
         args.step_index = RecurrentArgs::by_slot_of_token;
@@ -74,6 +75,17 @@ Prepared prepare_decode(const Tensor& query, const Tensor& key, const Tensor& va
     } else {
         args.last = args.initial;
     }
+    check.apart({{"state_pool", pool}, {"step_states", steps}, {"out", prepared.output}}, {{"query", sequences.query},
+                                                                                           {"key", sequences.key},
+                                                                                           {"value", sequences.value},
+                                                                                           {"a", a_view},
+                                                                                           {"b", b_view},
+                                                                                           {"A_log", rates},
+                                                                                           {"dt_bias", bias},
+                                                                                           {"state_indices", slots},
+                                                                                           {"cu_seqlens", sequences.cu_seqlens},
+                                                                                           {"num_accepted_tokens", accepted},
+                                                                                           {"step_slots", rows}});
     return prepared;
 }
 

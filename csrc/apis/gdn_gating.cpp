@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "../jit_kernels/impls/gdn/gating.hpp"
 #include "gdn.hpp"
@@ -36,10 +35,6 @@ PreparedGating prepare_gating(const Tensor& A_log, const Tensor& dt_bias, const 
     check.device("b", b_view, a_view, "a");
     check.last_contiguous("a", a_view);
     check.last_contiguous("b", b_view);
-    GDN_REQUIRE(check,
-                a_view.numel() / std::max<int64_t>(heads, 1) <= std::numeric_limits<int>::max() &&
-                    heads <= std::numeric_limits<int>::max(),
-                "a", "fewer than 2^31 tokens and heads", shape_text(a_view));
 
     const bool packed = a_view.rank == 2;
     PreparedGating prepared{};
@@ -53,9 +48,9 @@ PreparedGating prepare_gating(const Tensor& A_log, const Tensor& dt_bias, const 
     args.b_batch = packed ? 0 : b_view.stride(0);
     args.a_token = a_view.stride(-2);
     args.b_token = b_view.stride(-2);
-    args.rows = heads == 0 ? 0 : a_view.numel() / heads;
-    args.tokens = static_cast<int>(a_view.size(-2));
-    args.heads = static_cast<int>(heads);
+    args.rows = check.count("a", "tokens", heads == 0 ? 0 : a_view.numel() / heads);
+    args.tokens = check.count("a", "tokens", a_view.size(-2));
+    args.heads = check.count("a", "heads", heads);
     args.one_batch =
         args.rows == args.tokens || (args.a_batch == args.tokens * args.a_token && args.b_batch == args.tokens * args.b_token);
     prepared.problem = {.rows = args.rows, .heads = args.heads, .io = io, .aligned = a_view.aligned16() && b_view.aligned16()};

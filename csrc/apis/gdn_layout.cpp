@@ -2,8 +2,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <limits>
-
 #include "../jit_kernels/impls/gdn/chunk_cumsum.hpp"
 #include "../jit_kernels/impls/gdn/mn_major.hpp"
 #include "gdn.hpp"
@@ -15,7 +13,7 @@ namespace {
 
 struct PreparedMnMajor {
     View input;
-    int64_t padded_rows = 0;
+    int64_t matrices = 1, padded_rows = 0;
     int element_bytes = 0;
     MnMajorArgs args{};
 };
@@ -31,8 +29,14 @@ PreparedMnMajor prepare_mn_major(const Tensor& input, int64_t alignment) {
     GDN_REQUIRE(check, alignment > 0 && alignment % prepared.element_bytes == 0, "alignment",
                 fmt::format("a positive multiple of the element's {} bytes", prepared.element_bytes),
                 fmt::format("{}", alignment));
-    const int64_t unit = alignment / prepared.element_bytes;
-    prepared.padded_rows = ceil_div(view.size(-2), unit) * unit;
+    const int64_t unit = alignment / prepared.element_bytes, units = view.size(-2) / unit + (view.size(-2) % unit != 0);
+    int64_t result_bytes = prepared.element_bytes;
+    bool countable = !__builtin_mul_overflow(units, unit, &prepared.padded_rows);
+    for (int d = 0; d < leading; ++d) prepared.matrices *= view.size(d);
+    for (const int64_t size : {prepared.padded_rows, view.size(-1), prepared.matrices})
+        countable = countable && !__builtin_mul_overflow(result_bytes, size, &result_bytes);
+    GDN_REQUIRE(check, countable, "alignment", "one with which the result has fewer than 2^63 bytes",
+                fmt::format("{}", alignment));
     MnMajorArgs& args = prepared.args;
     args.input = view.data;
     args.leading_dims = leading;
@@ -45,6 +49,7 @@ PreparedMnMajor prepare_mn_major(const Tensor& input, int64_t alignment) {
     args.padded_rows = prepared.padded_rows;
     args.row_stride = view.stride(-2);
     args.column_stride = view.stride(-1);
+    check.grid("input", MnMajor::blocks(mn_major_config(prepared.element_bytes), args, prepared.matrices));
     return prepared;
 }
 
@@ -68,8 +73,8 @@ PreparedCumsum prepare_cumsum(const Tensor& input, const Tensor& output, int64_t
         check_cu_seqlens(check, lengths, tokens, in, "input");
         GDN_REQUIRE(check, in.size(head_first ? 0 : 1) == num_heads, "input", fmt::format("{} heads", num_heads),
                     shape_text(in));
-        GDN_REQUIRE(check, lengths.size(0) == batch_size + 1, "cu_seqlens",
-                    fmt::format("batch_size + 1 = {} elements", batch_size + 1), shape_text(lengths));
+        GDN_REQUIRE(check, lengths.size(0) - 1 == batch_size, "cu_seqlens",
+                    fmt::format("batch_size + 1 elements, with batch_size {}", batch_size), shape_text(lengths));
     } else if (head_first) {
         check.shape("input", in, {batch_size, num_heads, seq_len}, "(batch_size, num_heads, seq_len)");
     } else {
@@ -85,8 +90,7 @@ PreparedCumsum prepare_cumsum(const Tensor& input, const Tensor& output, int64_t
         check.dtype("chunk_indices", hints, {DType::i32, DType::i64});
         check.device("chunk_indices", hints, in, "input");
     }
-    GDN_REQUIRE(check, tokens <= kMaxTokens && batch_size <= std::numeric_limits<int>::max(), "input",
-                "at most 2^31 - 256 tokens and fewer than 2^31 sequences", shape_text(in));
+    check.apart({{"output", out}}, {{"input", in}, {"cu_seqlens", lengths}, {"chunk_indices", hints}});
 
     ChunkCumsumArgs& args = prepared.args;
     const int token = head_first ? -1 : -2, head = head_first ? -2 : -1;
@@ -98,11 +102,12 @@ PreparedCumsum prepare_cumsum(const Tensor& input, const Tensor& output, int64_t
     args.out_batch = packed ? 0 : out.stride(0);
     args.out_token = out.stride(token);
     args.out_head = out.stride(head);
-    args.sequences = static_cast<int>(batch_size);
-    args.tokens = static_cast<int>(tokens);
-    args.heads = static_cast<int>(num_heads);
+    args.sequences = check.count("input", "sequences", batch_size);
+    args.tokens = check.count("input", "tokens", tokens, kMaxTokens);
+    args.heads = check.count("input", "heads", num_heads);
     args.cu_seqlens = tagged(lengths);
     prepared.chunks = packed ? tokens / kChunk + batch_size : batch_size * ceil_div(tokens, kChunk);
+    check.grid("input", ChunkCumsum::blocks(chunk_cumsum_config(prepared.io), num_heads, prepared.chunks));
     return prepared;
 }
 
@@ -112,13 +117,11 @@ Tensor transpose_to_mn_major(const Tensor& input, int64_t alignment) {
     PreparedMnMajor prepared = prepare_mn_major(input, alignment);
     const View& view = prepared.input;
     std::vector<int64_t> shape(view.sizes, view.sizes + view.rank - 2);
-    int64_t matrices = 1;
-    for (const int64_t size : shape) matrices *= size;
     shape.insert(shape.end(), {view.size(-1), prepared.padded_rows});
     Tensor columns = torch::stable::new_empty(input, shape);
     prepared.args.output = columns.data_ptr();
     const DeviceScope scope(view.device_index);
-    MnMajor::run(prepared.element_bytes, prepared.args, matrices, target_of("transpose_to_mn_major", view));
+    MnMajor::run(prepared.element_bytes, prepared.args, prepared.matrices, target_of("transpose_to_mn_major", view));
     return torch::stable::transpose(torch::stable::narrow(columns, -1, 0, view.size(-2)), -1, -2);
 }
 

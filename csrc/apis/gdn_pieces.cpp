@@ -44,11 +44,14 @@ void check_piece_options(const Checks& check, const std::string& compiled_dims, 
 
 struct PreparedPiece {
     Sequences sequences;
+    View gate{};
     PieceProblem problem{};
     ChunkArgs args{};
 
     // What is written, or read, in rows of 16 bytes.
     void also_moves(const View& view) { problem.aligned = problem.aligned && view.aligned16(); }
+    // That have outputs: those that `state` has room for.
+    int64_t chunks() const { return std::min<int64_t>(sequences.chunks_at_most(kChunk), args.state_chunks); }
 };
 
 PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, const Tensor& k, const Tensor& v,
@@ -74,8 +77,8 @@ PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, con
                      .dv = args.dv,
                      .state = DType::f32,
                      .aligned = s.query.aligned16() && s.key.aligned16() && s.value.aligned16()};
-    if (const View cumulated = view_of(gate); cumulated.defined())
-        args.gate = check_mn_major(check, "gate", cumulated, s, {DType::f32});
+    piece.gate = view_of(gate);
+    if (piece.gate.defined()) args.gate = check_mn_major(check, "gate", piece.gate, s, {DType::f32});
     return piece;
 }
 
@@ -107,8 +110,8 @@ PreparedPiece prepare_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
     const Checks check{"bf16_gdn_compute_u_w"};
     PreparedPiece piece = prepare_piece(check, k, k, v, {"k", "k", "v"}, gate, cu_seqlens);
     const Sequences& s = piece.sequences;
-    check_piece_options(check, compiled_dims, kChunk, view_of(chunk_indices), View(), s);
-    const View u_view(u), w_view(w);
+    const View u_view(u), w_view(w), beta_view(beta), hints = view_of(chunk_indices);
+    check_piece_options(check, compiled_dims, kChunk, hints, View(), s);
     check_rows(check, "u", u_view, s, s.value_heads, s.dv);
     check_rows(check, "w", w_view, s, s.value_heads, s.dk);
     check.distinct("u", u_view);
@@ -117,7 +120,14 @@ PreparedPiece prepare_u_w(const Tensor& k, const Tensor& v, const Tensor& u, con
     piece.args.w = rows_of(w_view);
     piece.also_moves(u_view);
     piece.also_moves(w_view);
-    piece.args.beta = check_mn_major(check, "beta", View(beta), s, {DType::bf16, DType::f16, DType::f32});
+    piece.args.beta = check_mn_major(check, "beta", beta_view, s, {DType::bf16, DType::f16, DType::f32});
+    check.apart({{"u", u_view}, {"w", w_view}}, {{"k", s.key},
+                                                 {"v", s.value},
+                                                 {"beta", beta_view},
+                                                 {"gate", piece.gate},
+                                                 {"cu_seqlens", s.cu_seqlens},
+                                                 {"chunk_indices", hints}});
+    check.grid("v", ComputeUW::blocks(piece.problem, s.chunks_at_most(kChunk)));
     return piece;
 }
 
@@ -130,11 +140,11 @@ PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tenso
     const Sequences& s = piece.sequences;
     check_piece_options(check, compiled_dims, chunk_size, View(), View(), s);
     check.distinct("u", s.value);
-    const View w_view(w), last(final_state);
+    const View w_view(w), states(state), last(final_state);
     check_rows(check, "w", w_view, s, s.value_heads, s.dk);
     piece.args.w = rows_of(w_view);
     piece.also_moves(w_view);
-    set_states(check, piece, View(state));
+    set_states(check, piece, states);
     check.shape("final_state", last, {s.count, s.value_heads, s.dv, s.dk}, "(B, Hv, dv, dk)");
     piece.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
     check.device("final_state", last, s.key, "k");
@@ -144,6 +154,8 @@ PreparedPiece prepare_state_update(const Tensor& k, const Tensor& u, const Tenso
     piece.also_moves(last);
     piece.args.has_initial = is_initial_state;
     piece.args.has_final = output_final_state;
+    check.apart({{"u", s.value}, {"state", states}, {"final_state", last}},
+                {{"k", s.key}, {"w", w_view}, {"gate", piece.gate}, {"cu_seqlens", s.cu_seqlens}});
     return piece;
 }
 
@@ -153,13 +165,22 @@ PreparedPiece prepare_output(const Tensor& q, const Tensor& state, const Tensor&
     const Checks check{"bf16_gdn_chunked_compute_O"};
     PreparedPiece piece = prepare_piece(check, q, k, u, {"q", "k", "u"}, gate, cu_seqlens);
     const Sequences& s = piece.sequences;
-    check_piece_options(check, compiled_dims, chunk_size, view_of(chunk_indices), view_of(cu_chunks), s);
-    const View out(o);
+    const View out(o), states(state), hints = view_of(chunk_indices), counts = view_of(cu_chunks);
+    check_piece_options(check, compiled_dims, chunk_size, hints, counts, s);
     check_rows(check, "o", out, s, s.value_heads, s.dv);
     check.distinct("o", out);
     piece.args.output = rows_of(out);
     piece.also_moves(out);
-    set_states(check, piece, View(state));
+    set_states(check, piece, states);
+    check.apart({{"o", out}}, {{"q", s.query},
+                               {"state", states},
+                               {"k", s.key},
+                               {"u", s.value},
+                               {"gate", piece.gate},
+                               {"cu_seqlens", s.cu_seqlens},
+                               {"chunk_indices", hints},
+                               {"cu_chunks", counts}});
+    check.grid("u", ComputeO::blocks(piece.problem, piece.chunks()));
     return piece;
 }
 
@@ -190,8 +211,7 @@ void bf16_gdn_chunked_compute_O(const Tensor& q, const Tensor& state, const Tens
     const PreparedPiece piece =
         prepare_output(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size);
     const DeviceScope scope(piece.sequences.key.device_index);
-    ComputeO::run(piece.problem, piece.args, std::min<int64_t>(piece.sequences.chunks_at_most(kChunk), piece.args.state_chunks),
-                  target_of("bf16_gdn_chunked_compute_O", piece.sequences.key));
+    ComputeO::run(piece.problem, piece.args, piece.chunks(), target_of("bf16_gdn_chunked_compute_O", piece.sequences.key));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {

@@ -76,25 +76,39 @@ Prepared prepare_chunked(const Tensor& query, const Tensor& key, const Tensor& v
     const Sequences sequences = check_sequences(check, query, key, value, view_of(cu_seqlens));
     Prepared prepared = prepare(check, sequences, out, scale, use_qk_l2norm);
     RecurrentArgs& args = prepared.args;
-    check_gates(check, beta, gate, sequences, args.beta, args.gate);
-    check_chunk_hints(check, view_of(chunk_indices), view_of(cu_chunks), sequences);
+    const View beta_view(beta), gate_view(gate), hints = view_of(chunk_indices), counts = view_of(cu_chunks);
+    check_gates(check, beta_view, gate_view, sequences, args.beta, args.gate);
+    check_chunk_hints(check, hints, counts, sequences);
     GDN_REQUIRE(check,
                 checkpoint_every >= 0 && checkpoint_every % kChunk == 0 && checkpoint_every <= std::numeric_limits<int>::max(),
                 "checkpoint_every", fmt::format("0 or a multiple of {}", kChunk), fmt::format("{}", checkpoint_every));
 
-    const View initial = view_of(state), slots = view_of(state_indices);
-    if (!initial.defined()) return prepared;
-    prepared.state_type = check.dtype("state", initial, {DType::f32, DType::bf16});
-    args.initial = check_states(check, prepared, "state", initial, 4);
-    if (slots.defined()) {
-        check.distinct("state", initial);
-        check_per_sequence(check, "state_indices", slots, sequences);
-        set_slots(check, prepared, slots, initial.size(0));
-        args.last = args.initial;
-    } else {
-        GDN_REQUIRE(check, initial.size(0) == sequences.count, "state",
-                    fmt::format("a state for each of {} sequences", sequences.count), shape_text(initial));
+    const View state_view = view_of(state), slots = view_of(state_indices);
+    if (state_view.defined()) {
+        prepared.state_type = check.dtype("state", state_view, {DType::f32, DType::bf16});
+        args.initial = check_states(check, prepared, "state", state_view, 4);
     }
+    if (slots.defined()) {
+        check.distinct("state", state_view);
+        check_per_sequence(check, "state_indices", slots, sequences);
+        set_slots(check, prepared, slots, "state", state_view.size(0));
+        args.last = args.initial;
+    } else if (state_view.defined()) {
+        GDN_REQUIRE(check, state_view.size(0) == sequences.count, "state",
+                    fmt::format("a state for each of {} sequences", sequences.count), shape_text(state_view));
+    }
+    const View none;
+    check.apart({{"state", slots.defined() ? state_view : none}, {"out", prepared.output}},
+                {{"query", sequences.query},
+                 {"key", sequences.key},
+                 {"value", sequences.value},
+                 {"beta", beta_view},
+                 {"gate", gate_view},
+                 {"state", slots.defined() ? none : state_view},
+                 {"state_indices", slots},
+                 {"cu_seqlens", sequences.cu_seqlens},
+                 {"chunk_indices", hints},
+                 {"cu_chunks", counts}});
     return prepared;
 }
 
@@ -181,12 +195,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
                    "Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, bool output_final_state, "
                    "ScalarType? state_dtype, int checkpoint_every, bool deterministic, Tensor(a!) out",
                    "(Tensor, Tensor)");
-    define_checked(
-        m, "chunked_forward_pool",
-        "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor(a!) state_pool, Tensor state_indices, "
-        "Tensor? cu_seqlens, Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, "
-        "int checkpoint_every, bool deterministic, Tensor(b!) out",
-        "Tensor");
+    define_checked(m, "chunked_forward_pool",
+                   "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor(a!) state, Tensor state_indices, "
+                   "Tensor? cu_seqlens, Tensor? chunk_indices, Tensor? cu_chunks, float? scale, bool use_qk_l2norm, "
+                   "int checkpoint_every, bool deterministic, Tensor(b!) out",
+                   "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {

@@ -9,9 +9,9 @@ namespace gdn_cuda::gdn {
 
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale,
                  bool qk_norm) {
-    Prepared prepared{.sequences = sequences};
+    Prepared prepared{.sequences = sequences, .output = View(out)};
     RecurrentArgs& args = prepared.args;
-    const View output(out);
+    const View& output = prepared.output;
     GDN_REQUIRE(
         check,
         output.rank == sequences.value.rank && std::equal(output.sizes, output.sizes + output.rank, sequences.value.sizes),
@@ -69,15 +69,13 @@ void check_per_sequence(const Checks& check, const char* argument, const View& n
     check.last_contiguous(argument, numbers);
 }
 
-void set_slots(const Checks& check, Prepared& prepared, const View& slots, int64_t slot_count) {
+void set_slots(const Checks& check, Prepared& prepared, const View& slots, const char* pool_argument, int64_t slot_count) {
     RecurrentArgs& args = prepared.args;
     args.slots = tagged(slots);
     args.slots_sequence = slots.stride(0);
     args.slots_token = slots.rank == 2 ? slots.stride(1) : 0;
-    args.slot_steps = slots.rank == 2 ? static_cast<int>(slots.size(1)) : 1;
-    GDN_REQUIRE(check, slot_count <= std::numeric_limits<int>::max(), "state_pool", "fewer than 2^31 slots",
-                fmt::format("{}", slot_count));
-    args.slot_count = static_cast<int>(slot_count);
+    args.slot_steps = slots.rank == 2 ? check.count("state_indices", "columns", slots.size(1)) : 1;
+    args.slot_count = check.count(pool_argument, "slots", slot_count);
 }
 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {

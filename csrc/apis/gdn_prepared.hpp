@@ -11,6 +11,7 @@ namespace gdn_cuda::gdn {
 // gdn/recurrent serves every call, so its arguments describe one; other kernels take theirs from them.
 struct Prepared {
     Sequences sequences;
+    View output{};
     DType state_type = DType::f32;
     bool aligned = true;
     RecurrentArgs args{};
@@ -21,7 +22,7 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
 void check_indices(const Checks& check, const char* argument, const View& indices, const Sequences& sequences);
 void check_per_sequence(const Checks& check, const char* argument, const View& numbers, const Sequences& sequences);
-void set_slots(const Checks& check, Prepared& prepared, const View& slots, int64_t slot_count);
+void set_slots(const Checks& check, Prepared& prepared, const View& slots, const char* pool_argument, int64_t slot_count);
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type);
 
 // Launches gdn/decode, gdn/verify or gdn/recurrent.

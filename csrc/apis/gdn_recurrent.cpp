@@ -20,7 +20,8 @@ Prepared prepare_recurrent(const Tensor& query, const Tensor& key, const Tensor&
     RecurrentArgs& args = prepared.args;
     GDN_REQUIRE(check, inference_mode >= kPrefill && inference_mode <= kSpecVerify, "inference_mode",
                 "InferenceMode PREFILL 0, DECODE 1 or SPEC_VERIFY 2", fmt::format("{}", inference_mode));
-    check_gates(check, beta, gate, sequences, args.beta, args.gate);
+    const View beta_view(beta), gate_view(gate);
+    check_gates(check, beta_view, gate_view, sequences, args.beta, args.gate);
 
     const View initial = view_of(state), accepted = view_of(num_accepted_tokens);
     const bool verify = inference_mode == kSpecVerify;
@@ -33,13 +34,21 @@ Prepared prepare_recurrent(const Tensor& query, const Tensor& key, const Tensor&
         GDN_REQUIRE(check, initial.size(0) == sequences.count, "state",
                     fmt::format("a state for each of {} sequences", sequences.count), shape_text(initial));
         GDN_REQUIRE(check, !steps || initial.size(1) >= 1, "state", "at least one step", shape_text(initial));
-        args.slot_steps = steps ? static_cast<int>(initial.size(1)) : 1;
+        args.slot_steps = steps ? check.count("state", "steps", initial.size(1)) : 1;
     }
     if (accepted.defined()) {
         GDN_REQUIRE(check, initial.defined(), "num_accepted_tokens", "a state to choose from", "state None");
         check_per_sequence(check, "num_accepted_tokens", accepted, sequences);
         args.accepted = tagged(accepted);
     }
+    check.apart({{"out", prepared.output}}, {{"query", sequences.query},
+                                             {"key", sequences.key},
+                                             {"value", sequences.value},
+                                             {"beta", beta_view},
+                                             {"gate", gate_view},
+                                             {"state", initial},
+                                             {"cu_seqlens", sequences.cu_seqlens},
+                                             {"num_accepted_tokens", accepted}});
     return prepared;
 }
 

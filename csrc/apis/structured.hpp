@@ -77,22 +77,8 @@ struct Output {
                     fmt::format("strides ({})", fmt::join(std::span(out.strides, static_cast<size_t>(out.rank)), ", ")));
     }
     const Output& apart_from(const char* argument, const View& read) const {
-        const auto bytes = extent(read), mine = extent(out);
-        const auto *const theirs = static_cast<const char*>(read.data), *const ours = static_cast<const char*>(out.data);
-        GDN_REQUIRE(check, bytes == 0 || mine == 0 || ours + mine <= theirs || theirs + bytes <= ours, "out",
-                    fmt::format("memory apart from that of {}", argument), "the same memory");
+        check.apart({{"out", out}}, {{argument, read}});
         return *this;
-    }
-
-  private:
-    // Strides are never negative in torch.
-    static int64_t extent(const View& view) {
-        int64_t last = 0;
-        for (int d = 0; d < view.rank; ++d) {
-            if (view.size(d) == 0) return 0;
-            last += (view.size(d) - 1) * view.stride(d);
-        }
-        return (last + 1) * bytes_of(*dtype_of(view));
     }
 };
 

@@ -3,24 +3,13 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "../jit/device.hpp"
 
 namespace gdn_cuda {
 namespace {
-
-// Torch's numbers, asked for once: each is a call through the shim.
-struct TorchNumbers {
-    int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
-    int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
-    int32_t f64 = aoti_torch_dtype_float64(), c64 = aoti_torch_dtype_complex64(), c128 = aoti_torch_dtype_complex128();
-    int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
-};
-const TorchNumbers& torch_numbers() {
-    static const TorchNumbers numbers;
-    return numbers;
-}
 
 std::string join(std::span<const int64_t> sizes) {
     std::string text;
@@ -66,6 +55,7 @@ std::string device_text(const View& view) {
 }
 
 View::View(const Tensor& tensor) {
+    if (!tensor.defined()) throw std::invalid_argument("expected a tensor, got None");
     const AtenTensorHandle handle = tensor.get();
     int64_t dims = 0;
     int64_t *size_pointer = nullptr, *stride_pointer = nullptr;
@@ -86,13 +76,6 @@ int64_t View::numel() const {
     int64_t count = 1;
     for (int d = 0; d < rank; ++d) count *= sizes[d];
     return count;
-}
-
-bool View::is_cuda() const {
-    return device_type == torch_numbers().cuda;
-}
-bool View::is_cpu() const {
-    return device_type == torch_numbers().cpu;
 }
 
 bool View::same_shape(std::initializer_list<int64_t> shape) const {
@@ -120,19 +103,6 @@ bool View::aligned16() const {
 
 View view_of(const OptionalTensor& tensor) {
     return tensor ? View(*tensor) : View();
-}
-
-std::optional<DType> dtype_of(const View& view) {
-    const TorchNumbers& numbers = torch_numbers();
-    if (view.dtype == numbers.bf16) return DType::bf16;
-    if (view.dtype == numbers.f32) return DType::f32;
-    if (view.dtype == numbers.f16) return DType::f16;
-    if (view.dtype == numbers.i32) return DType::i32;
-    if (view.dtype == numbers.i64) return DType::i64;
-    if (view.dtype == numbers.f64) return DType::f64;
-    if (view.dtype == numbers.c64) return DType::c64;
-    if (view.dtype == numbers.c128) return DType::c128;
-    return std::nullopt;
 }
 
 std::string dtype_name(const View& view) {
@@ -178,10 +148,32 @@ void Checks::last_contiguous(const char* argument, const View& view) const {
 }
 
 void Checks::distinct(const char* argument, const View& view) const {
-    if (view.numel() == 0) return;
-    for (int d = 0; d < view.rank; ++d)
-        if (view.size(d) > 1 && view.strides[d] == 0)
-            fail(argument, "memory of its own for every element, as it is written", fmt::format("stride 0 in dimension {}", d));
+    GDN_REQUIRE(*this, !overlaps_itself(view.sizes, view.strides, view.rank), argument,
+                "memory of its own for every element, as it is written",
+                fmt::format("shape {} with strides {}, which overlaps itself", shape_text(view),
+                            join({view.strides, static_cast<size_t>(view.rank)})));
+}
+
+void Checks::apart(std::initializer_list<Memory> written, std::initializer_list<Memory> read) const {
+    const auto check = [&](const Memory& mine, const Memory& other) {
+        GDN_REQUIRE(*this, !share_memory(mine, other), mine.argument,
+                    fmt::format("memory apart from that of {}", other.argument), "the same memory");
+    };
+    for (const Memory& mine : written) {
+        for (const Memory& other : read) check(mine, other);
+        for (const Memory* before = written.begin(); before != &mine; ++before) check(mine, *before);
+    }
+}
+
+int Checks::count(const char* argument, const char* of_what, int64_t value, int64_t most) const {
+    GDN_REQUIRE(*this, value >= 0 && value <= most, argument, fmt::format("at most {} {}", most, of_what),
+                fmt::format("{}", value));
+    return static_cast<int>(value);
+}
+
+void Checks::grid(const char* argument, const Blocks& blocks) const {
+    GDN_REQUIRE(*this, fits_grid(blocks), argument, fmt::format("sizes of at most {}", grid_text(kMostBlocks)),
+                grid_text(blocks));
 }
 
 Target target_of(const char* function, const View& view) {

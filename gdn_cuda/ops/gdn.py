@@ -10,29 +10,37 @@ run kernels compiled at first use, CPU tensors run `gdn_cuda.reference`. Wrong i
 argument, expected and got, before anything is launched or written; `cu_seqlens` and slot indices on a GPU cannot be read
 without waiting for it, so what they say out of range reads and writes nothing there (each function says what it does instead).
 
-Inference only: no gradients flow through these. `gdn_cuda.reference` is differentiable.
+What a call writes (`out`, a pool, the results of the pieces) shares no memory with its other arguments and does not overlap
+itself. Slices that interleave share nothing: slots of a pool between other caches, `out` beside the inputs in one buffer.
+
+Inference only; `gdn_cuda.reference` is differentiable. In grad mode, with an input that requires a gradient, a call computes
+the same, and backward through what it returns or writes raises an error that names it. What autograd does not let a call write
+then (a leaf that requires a gradient, an inference tensor, a view that it does not follow) is refused; under `torch.no_grad()`
+anything may be written. Compiled code leaves pools without that history. Forward mode and torch.func's gradients are refused.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from . import gdn_registration  # noqa: F401  (fake and CPU implementations)
+from .autograd import inference_only
+from .signature import not_a_tensor
 
-_ops = torch.ops.gdn_cuda
-_fused_gdn_gating = _ops.fused_gdn_gating.default
-_recurrent_forward = _ops.recurrent_forward.default
-_fused_decode = _ops.fused_decode.default
-_chunked_forward = _ops.chunked_forward.default
-_chunked_forward_pool = _ops.chunked_forward_pool.default
-_transpose_to_mn_major = _ops.transpose_to_mn_major.default
-_chunk_local_cumsum_bf16 = _ops.chunk_local_cumsum_bf16.default
-_bf16_gdn_compute_u_w = _ops.bf16_gdn_compute_u_w.default
-_bf16_chunked_seq_state_update = _ops.bf16_chunked_seq_state_update.default
-_bf16_gdn_chunked_compute_O = _ops.bf16_gdn_chunked_compute_O.default
+_fused_gdn_gating = inference_only("fused_gdn_gating")
+_recurrent_forward = inference_only("recurrent_forward")
+_fused_decode = inference_only("fused_decode")
+_chunked_forward = inference_only("chunked_forward")
+_chunked_forward_pool = inference_only("chunked_forward_pool")
+_transpose_to_mn_major = inference_only("transpose_to_mn_major")
+_chunk_local_cumsum_bf16 = inference_only("chunk_local_cumsum_bf16")
+_bf16_gdn_compute_u_w = inference_only("bf16_gdn_compute_u_w")
+_bf16_chunked_seq_state_update = inference_only("bf16_chunked_seq_state_update")
+_bf16_gdn_chunked_compute_O = inference_only("bf16_gdn_chunked_compute_O")
 
 
 class InferenceMode(IntEnum):
@@ -43,8 +51,11 @@ class InferenceMode(IntEnum):
     SPEC_VERIFY = 2
 
 
-def _output_like(value: Tensor, out: Tensor | None) -> Tensor:
-    return torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
+def _output_like(function: str, value: Tensor) -> Tensor:
+    try:
+        return torch.empty_like(value, memory_format=torch.contiguous_format)
+    except TypeError:
+        raise ValueError(not_a_tensor(function, "value", value)) from None
 
 
 def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
@@ -55,6 +66,8 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
 
     A_log, dt_bias: (Hv,) fp32, bf16 or fp16. a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32.
     """
+    if not isinstance(a, Tensor):
+        raise ValueError(not_a_tensor("fused_gdn_gating", "a", a))
     rank = 2 if is_var_len else 3
     if a.dim() != rank:
         layout = "(N, Hv)" if is_var_len else "(B, T, Hv)"
@@ -90,7 +103,8 @@ def recurrent_forward(
     `num_accepted_tokens` (B,) then picks where sequence b starts: step max(num_accepted_tokens[b], 1) − 1, at most S − 1. With
     one state a sequence there is nothing to pick.
     """
-    out = _output_like(value, out)
+    if out is None:
+        out = _output_like("recurrent_forward", value)
     new_state = _recurrent_forward(
         query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, out
     )
@@ -133,7 +147,8 @@ def fused_decode(
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay sees the indices' current values.
     """
-    out = _output_like(value, out)
+    if out is None:
+        out = _output_like("fused_decode", value)
     _fused_decode(
         query,
         key,
@@ -156,6 +171,69 @@ def fused_decode(
     return out
 
 
+@overload
+def chunked_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    chunk_indices: Tensor | None = ...,
+    cu_chunks: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    use_qk_l2norm: bool = ...,
+    output_final_state: Literal[True] = ...,
+    state_dtype: torch.dtype | None = ...,
+    state_indices: Tensor | None = ...,
+    checkpoint_every: Literal[0] = ...,
+    deterministic: bool = ...,
+    out: Tensor | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def chunked_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    chunk_indices: Tensor | None = ...,
+    cu_chunks: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    use_qk_l2norm: bool = ...,
+    output_final_state: bool = ...,
+    state_dtype: torch.dtype | None = ...,
+    state_indices: Tensor | None = ...,
+    checkpoint_every: Literal[0] = ...,
+    deterministic: bool = ...,
+    out: Tensor | None = ...,
+) -> tuple[Tensor, Tensor | None]: ...
+@overload
+def chunked_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    chunk_indices: Tensor | None = ...,
+    cu_chunks: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    use_qk_l2norm: bool = ...,
+    output_final_state: bool = ...,
+    state_dtype: torch.dtype | None = ...,
+    state_indices: Tensor | None = ...,
+    checkpoint_every: int,
+    deterministic: bool = ...,
+    out: Tensor | None = ...,
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunked_forward(
     query: Tensor,
     key: Tensor,
@@ -192,7 +270,8 @@ def chunked_forward(
     (rows, Hv, dv, dk): T // n rows a padded sequence; N // n rows packed, of which sequence i fills the next length_i // n and
     the rest are zero.
     """
-    out = _output_like(value, out)
+    if out is None:
+        out = _output_like("chunked_forward", value)
     tokens = query, key, value, beta, gate
     common = cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm
     final_state: Tensor | None

@@ -173,10 +173,5 @@ TEST(VandermondeMomentsHeuristic, EveryKindIsRegistered) {
         }
 }
 
-TEST(StructuredHeuristics, MoreBlocksThanAGridHoldsAreNotCut) {
-    EXPECT_EQ(grid_of(i64{1} << 40), std::numeric_limits<unsigned>::max());
-    EXPECT_EQ(grid_of(7), 7U);
-}
-
 }  // namespace
 }  // namespace gdn_cuda::structured

@@ -15,6 +15,7 @@ import torch
 from ops_cases import CASES, DK, DV, HV, Arguments, Case, copied, operator_call, poisoned
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
+from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
 
@@ -358,5 +359,68 @@ def test_more_tokens_than_an_int_counts_in_whole_chunks() -> None:
     """Kernels round the number of tokens up to chunks in 32 bits."""
     T = 2**31 - 255
     rows, gates = torch.zeros(8, dtype=torch.bfloat16).expand(1, T, 1, 8), torch.zeros(1).expand(1, T, 1)
-    with pytest.raises(ValueError, match=r"chunked_forward: query: expected at most 2\^31 - 256 tokens"):
+    with pytest.raises(ValueError, match=r"chunked_forward: query: expected at most 2147483392 tokens"):
         gdn_cuda.chunked_forward(rows, rows, rows, gates, gates, out=rows)
+
+
+NO_TENSORS = [
+    (name, argument.name, str(argument.type) != "Tensor")
+    for name in ("gating", "recurrent-accepted", "decode-step-states", "chunked-packed-hints", "mn-major-fp32", "cumsum-packed",
+                 "u-w-packed", "state-update-packed", "compute-o-packed")
+    for argument in operator_call(CASES[name])[0]._schema.arguments
+    if "Tensor" in str(argument.type)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name, argument, optional", NO_TENSORS)
+def test_what_is_no_tensor(name: str, argument: str, optional: bool, grad: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """In one line, where torch prints its stack or its own declaration of the operator."""
+    case = CASES[name]
+    arguments = arguments_of(case)
+    wrong = [3, 1.5, [1, 2], "x"] if optional or argument == "out" else [3, 1.5, [1, 2], "x", None]
+    for x in wrong:
+        with torch.set_grad_enabled(grad), pytest.raises(ValueError) as caught:
+            case.function(**arguments | {argument: x})
+        got = "None" if x is None else type(x).__name__
+        expected = "a tensor or None" if optional else "a tensor"
+        assert str(caught.value) == f"{case.function.__name__}: {argument}: expected {expected}, got {got}"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_undefined_tensor_given_to_the_operator_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    operator, arguments = operator_call(CASES["decode"])
+    with pytest.raises(ValueError, match="expected a tensor, got None"):
+        operator(*arguments[:4], None, *arguments[5:])
+    assert capfd.readouterr() == ("", "")
+
+
+WRITTEN = [
+    ("recurrent-PREFILL", "out"),
+    ("decode", "out"),
+    ("decode", "state_pool"),
+    (STEPS, "step_states"),
+    ("chunked", "out"),
+    ("chunked-pool", "state"),
+    ("cumsum", "output"),
+    ("u-w", "w"),
+    ("state-update", "state"),
+    ("compute-o", "o"),
+]
+
+
+@pytest.mark.parametrize("name, argument", WRITTEN)
+def test_a_negative_view_is_not_written(name: str, argument: str) -> None:
+    arguments = arguments_of(CASES[name])
+    assert refuses(CASES[name], arguments | {argument: torch._neg_view(arguments[argument])}) == argument
+
+
+@pytest.mark.parametrize("name", ["gating", "recurrent-PREFILL", "decode", "chunked", "cumsum"])
+def test_a_negative_view_is_read_as_its_numbers(name: str) -> None:
+    read = {"gating": "a", "cumsum": "input"}.get(name, "value")
+    arguments, plain = arguments_of(CASES[name]), arguments_of(CASES[name])
+    arguments[read] = torch._neg_view(arguments[read])
+    plain[read] = -plain[read]
+    results = [[x for x in tree_leaves((CASES[name].function(**y), y)) if isinstance(x, Tensor)] for y in (arguments, plain)]
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

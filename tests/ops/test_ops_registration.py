@@ -30,7 +30,8 @@ def test_every_operator_has_a_case() -> None:
     called = {operator_call(case)[0].name() for case in CASES.values()}
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gdn_cuda::")}
     about_the_device = {"gdn_cuda::toeplitz_eliminate_pays"}  # asked by an operator, and no part of graphs
-    assert {name for name in registered if "::validate_" not in name} - about_the_device == called
+    about_gradients = {"gdn_cuda::without_gradient", "gdn_cuda::refuse_backward"}  # added by compiled code (ops/autograd.py)
+    assert {name for name in registered if "::validate_" not in name} - about_the_device - about_gradients == called
     for name in called:
         assert name.replace("::", "::validate_") in registered
 
@@ -96,7 +97,7 @@ def test_declared_mutation() -> None:
         "recurrent_forward": {"out"},
         "fused_decode": {"state_pool", "step_states", "out"},
         "chunked_forward": {"out"},
-        "chunked_forward/pool": {"state_pool", "out"},
+        "chunked_forward/pool": {"state", "out"},
         "transpose_to_mn_major": set(),
         "chunk_local_cumsum_bf16": {"output"},
         "bf16_gdn_compute_u_w": {"u", "w"},

@@ -16,11 +16,6 @@
 
 namespace gdn_cuda::structured {
 
-// Too many blocks are refused by the launch: not cut to what an unsigned holds.
-inline unsigned grid_of(i64 blocks) {
-    return static_cast<unsigned>(std::min<i64>(blocks, std::numeric_limits<unsigned>::max()));
-}
-
 struct CauchyProblem {
     i64 rows, shared_rows, points;
     DType io;

@@ -11,6 +11,7 @@
 // and gets its source, its registry entry and its launch from here.
 #pragma once
 
+#include <algorithm>
 #include <gdn_cuda/kernels/common/types.cuh>
 #include <limits>
 #include <span>
@@ -21,6 +22,7 @@
 #include "../../jit/kernel.hpp"
 #include "../../jit/text.hpp"
 #include "../fields.hpp"
+#include "grid.hpp"
 
 namespace gdn_cuda {
 
@@ -68,9 +70,9 @@ constexpr bool runs_on(const jit::DeviceTraits& device) {
 }
 
 template <class Spec>
-jit::LaunchShape shape_of(const typename Spec::Config& config, const unsigned (&grid)[3]) {
+jit::LaunchShape shape_of(const typename Spec::Config& config, const Blocks& blocks) {
     jit::LaunchShape shape;
-    for (int i = 0; i < 3; ++i) shape.grid[i] = grid[i];
+    std::ranges::copy(grid_of(Spec::family, Spec::name, blocks), shape.grid);
     shape.threads = static_cast<unsigned>(Spec::threads(config));
     shape.shared_bytes = static_cast<unsigned>(Spec::shared_bytes(config));
     if constexpr (requires { Spec::cluster(config); }) shape.cluster = static_cast<unsigned>(Spec::cluster(config));
@@ -78,8 +80,8 @@ jit::LaunchShape shape_of(const typename Spec::Config& config, const unsigned (&
 }
 
 template <class Spec>
-void launch(const typename Spec::Config& config, const typename Spec::Args& args, const unsigned (&grid)[3],
-            const Target& target, bool early_start = false) {
+void launch(const typename Spec::Config& config, const typename Spec::Args& args, const Blocks& blocks, const Target& target,
+            bool early_start = false) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     if (!runs_on<Spec>(device))
         throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{}{}, got {} ({}.{})", Spec::family, Spec::name,
@@ -87,7 +89,7 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
                                      max_capability_of<Spec>() == Spec::min_capability ? "" : " or newer", device.name,
                                      device.capability / 10, device.capability % 10));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
-    jit::LaunchShape shape = shape_of<Spec>(config, grid);
+    jit::LaunchShape shape = shape_of<Spec>(config, blocks);
     shape.early_start = early_start;
     jit::launch(kernel, shape, target.ordinal, target.stream, &args);
 }

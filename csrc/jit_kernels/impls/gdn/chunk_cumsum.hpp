@@ -20,12 +20,13 @@ struct ChunkCumsum {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }  // static in the kernel
 
+    static Blocks blocks(const Config& config, i64 heads, i64 chunks) {
+        return {chunks, ceil_div(heads, config.heads_per_block), 1};
+    }
     static void run(DType io, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
         const Config config = chunk_cumsum_config(io);
-        launch<ChunkCumsum>(
-            config, args,
-            {static_cast<unsigned>(chunks), static_cast<unsigned>(ceil_div(args.heads, config.heads_per_block)), 1}, target);
+        launch<ChunkCumsum>(config, args, blocks(config, args.heads, chunks), target);
     }
 };
 

@@ -21,12 +21,12 @@ struct ComputeO {
             config, std::make_index_sequence<kComputeOConfigurations.size()>());
     }
 
+    static Blocks blocks(const PieceProblem& problem, i64 chunks) {
+        return {chunks * problem.heads, ceil_div(problem.dv, Config::kValueColumns), 1};
+    }
     static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
-        launch<ComputeO>(compute_o_config(problem.dk, problem.state, problem.aligned), args,
-                         {static_cast<unsigned>(chunks * problem.heads),
-                          static_cast<unsigned>(ceil_div(problem.dv, Config::kValueColumns)), 1},
-                         target);
+        launch<ComputeO>(compute_o_config(problem.dk, problem.state, problem.aligned), args, blocks(problem, chunks), target);
     }
 };
 

@@ -22,10 +22,10 @@ struct ComputeUW {
             config, std::make_index_sequence<kComputeUWConfigurations.size()>());
     }
 
+    static Blocks blocks(const PieceProblem& problem, i64 chunks) { return {chunks * problem.heads, 1, 1}; }
     static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
-        launch<ComputeUW>(compute_u_w_config(problem.dk, problem.aligned), args,
-                          {static_cast<unsigned>(chunks * problem.heads), 1, 1}, target);
+        launch<ComputeUW>(compute_u_w_config(problem.dk, problem.aligned), args, blocks(problem, chunks), target);
     }
 };
 

@@ -25,9 +25,8 @@ struct Decode {
         if (problem.sequences == 0) return;
         const auto [config, steps] = decode_choice(problem, jit::device_traits(target.ordinal));
         args.steps = steps;
-        const auto tiles = static_cast<unsigned>(ceil_div(args.dv, config.rows_per_step() * steps));
-        launch<Decode>(config, args, {tiles, static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences)},
-                       target);
+        const i64 tiles = ceil_div(args.dv, config.rows_per_step() * steps);
+        launch<Decode>(config, args, {tiles, problem.heads, problem.sequences}, target);
     }
 };
 

@@ -19,13 +19,14 @@ struct MnMajor {
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config&) { return 0; }  // static in the kernel
 
+    static Blocks blocks(const Config& config, const Args& args, i64 matrices) {
+        const auto tiles = [&](i64 length, i64 most) { return std::min<i64>(ceil_div(length, config.tile), most); };
+        return {matrices, tiles(args.padded_rows, kMostBlocks[1]), tiles(args.columns, kMostBlocks[2])};
+    }
     static void run(int element_bytes, const Args& args, i64 matrices, const Target& target) {
         if (matrices == 0 || args.columns == 0 || args.padded_rows == 0) return;
         const Config config = mn_major_config(element_bytes);
-        const auto tiles = [&](i64 length) {
-            return static_cast<unsigned>(std::min<i64>(ceil_div(length, config.tile), 65535));
-        };
-        launch<MnMajor>(config, args, {static_cast<unsigned>(matrices), tiles(args.padded_rows), tiles(args.columns)}, target);
+        launch<MnMajor>(config, args, blocks(config, args, matrices), target);
     }
 };
 

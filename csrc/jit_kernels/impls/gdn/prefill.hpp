@@ -90,10 +90,8 @@ struct Prefill {
                   .links = links,
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
         const auto launch_blocks = [&](const Config& of, i64 segments, bool early_start) {
-            launch<Prefill>(of, args,
-                            {static_cast<unsigned>(ceil_div(problem.dv, of.rows_per_block())),
-                             static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences * segments)},
-                            target, early_start);
+            const i64 tiles = ceil_div(problem.dv, of.rows_per_block());
+            launch<Prefill>(of, args, {tiles, problem.heads, problem.sequences * segments}, target, early_start);
         };
         launch_blocks(config, choice.segments, false);
         if (!two) return;

@@ -26,9 +26,8 @@ struct PrefillMma {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
         const Config config = prefill_mma_config(problem);
         const Args args{.recurrence = recurrence, .state = problem.state};
-        const auto tiles = static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block()));
-        launch<PrefillMma>(config, args,
-                           {tiles, static_cast<unsigned>(problem.heads), static_cast<unsigned>(problem.sequences)}, target);
+        const i64 tiles = ceil_div(problem.dv, config.rows_per_block());
+        launch<PrefillMma>(config, args, {tiles, problem.heads, problem.sequences}, target);
     }
 };
 

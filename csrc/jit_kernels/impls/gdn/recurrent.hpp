@@ -26,10 +26,8 @@ struct Recurrent {
     static void run(const RecurrentProblem& problem, const Args& args, const Target& target) {
         if (args.sequences == 0 || args.heads == 0 || args.dv == 0) return;
         const Config config = recurrent_config(problem, jit::device_traits(target.ordinal));
-        const auto tiles = static_cast<unsigned>(ceil_div(args.dv, config.rows_per_block()));
-        launch<Recurrent>(config, args,
-                          {tiles, static_cast<unsigned>(args.heads), static_cast<unsigned>(std::min(args.sequences, 65535))},
-                          target);
+        const i64 tiles = ceil_div(args.dv, config.rows_per_block());
+        launch<Recurrent>(config, args, {tiles, args.heads, std::min<i64>(args.sequences, kMostBlocks[2])}, target);
     }
 };
 

@@ -26,9 +26,7 @@ struct SeqStateUpdate {
         if (args.sequences == 0 || args.heads == 0) return;
         const Config config = seq_state_update_config(problem, jit::device_traits(target.ordinal));
         launch<SeqStateUpdate>(config, args,
-                               {static_cast<unsigned>(problem.sequences * problem.heads),
-                                static_cast<unsigned>(ceil_div(problem.dv, config.rows_per_block())), 1},
-                               target);
+                               {problem.sequences * problem.heads, ceil_div(problem.dv, config.rows_per_block()), 1}, target);
     }
 };
 

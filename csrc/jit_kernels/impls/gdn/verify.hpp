@@ -23,8 +23,7 @@ struct Verify {
 
     static void run(const VerifyProblem& problem, const Args& args, const Target& target) {
         const Config config = verify_config(problem.dk, problem.io, problem.state);
-        const auto tiles = static_cast<unsigned>(ceil_div(args.dv, config.rows_per_block()));
-        launch<Verify>(config, args, {tiles, static_cast<unsigned>(args.heads), static_cast<unsigned>(args.sequences)}, target);
+        launch<Verify>(config, args, {ceil_div(args.dv, config.rows_per_block()), args.heads, args.sequences}, target);
     }
 };
 

@@ -41,7 +41,7 @@ struct ToeplitzEliminate {
         for (const Known& known : all)
             if (known.ordinal == target.ordinal && known.config == config) return known.fits;
         const auto& kernel = jit::kernel<JitSpec<ToeplitzEliminate>>(config, target.ordinal, target.stream);
-        const auto shape = shape_of<ToeplitzEliminate>(config, {static_cast<unsigned>(config.blocks), 1, 1});
+        const auto shape = shape_of<ToeplitzEliminate>(config, {config.blocks, 1, 1});
         all.push_back({config, target.ordinal, jit::most_clusters(kernel, shape, target.ordinal) > 0});
         return all.back().fits;
     }
@@ -49,7 +49,7 @@ struct ToeplitzEliminate {
     static void run(const Config& config, const ToeplitzEliminateProblem& problem, const Args& args, const Target& target) {
         if (problem.systems == 0 || problem.columns == 0 || problem.n == 0) return;
         const i64 blocks = problem.systems * ceil_div(problem.columns, config.columns) * config.blocks;
-        launch<ToeplitzEliminate>(config, args, {grid_of(blocks), 1, 1}, target);
+        launch<ToeplitzEliminate>(config, args, {blocks, 1, 1}, target);
     }
 };
 

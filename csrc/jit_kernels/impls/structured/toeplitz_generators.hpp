@@ -22,7 +22,7 @@ struct ToeplitzGenerators {
     static void run(DType io, const Args& args, const Target& target) {
         if (args.rows == 0 || args.n == 0) return;
         const i64 blocks = args.rows * (args.columns / Config::kColumns + 1) * ceil_div(args.n, Config::kRows);
-        launch<ToeplitzGenerators>({.io = io}, args, {grid_of(blocks), 1, 1}, target);
+        launch<ToeplitzGenerators>({.io = io}, args, {blocks, 1, 1}, target);
     }
 };
 

@@ -44,8 +44,8 @@ struct ToeplitzMatvec {
     static void run(const ToeplitzMatvecProblem& problem, Args args, const Target& target) {
         args.columns_per_block = toeplitz_matvec_columns_per_block(problem, jit::device_traits(target.ordinal));
         args.log_transform = std::countr_zero(static_cast<unsigned>(toeplitz_transform_of(problem.io, problem.n)));
-        const unsigned parts = grid_of(ceil_div(problem.columns, args.columns_per_block));
-        launch<ToeplitzMatvec>(toeplitz_matvec_config(problem), args, {grid_of(problem.systems), parts, 1}, target);
+        const i64 parts = ceil_div(problem.columns, args.columns_per_block);
+        launch<ToeplitzMatvec>(toeplitz_matvec_config(problem), args, {problem.systems, parts, 1}, target);
     }
 };
 

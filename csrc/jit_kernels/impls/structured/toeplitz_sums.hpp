@@ -26,9 +26,8 @@ struct ToeplitzSums {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         const Config config = toeplitz_sums_config(problem, device);
         args.columns_per_block = toeplitz_sums_columns_per_block(problem, config, device);
-        const unsigned parts = grid_of(ceil_div(problem.columns, args.columns_per_block));
-        launch<ToeplitzSums>(config, args, {grid_of(problem.systems), grid_of(ceil_div(problem.n, config.rows())), parts},
-                             target);
+        const i64 parts = ceil_div(problem.columns, args.columns_per_block);
+        launch<ToeplitzSums>(config, args, {problem.systems, ceil_div(problem.n, config.rows()), parts}, target);
     }
 };
 

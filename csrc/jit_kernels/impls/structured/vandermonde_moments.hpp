@@ -25,7 +25,7 @@ struct VandermondeMoments {
     static i64 squares(const Config& config, i64 steps) { return ceil_div(steps, config.square()); }
     static void run(const Config& config, const Args& args, const Target& target) {
         const i64 blocks = args.rows * squares(config, args.steps) * ceil_div(args.pole_count, config.poles());
-        if (blocks > 0) launch<VandermondeMoments>(config, args, {grid_of(blocks), 1, 1}, target);
+        if (blocks > 0) launch<VandermondeMoments>(config, args, {blocks, 1, 1}, target);
     }
 };
 

@@ -1,0 +1,142 @@
+"""Sizes beyond 32 bits: handed to kernels whole, or refused; by expanded and meta tensors, which need no memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gdn_cuda
+from gdn_cuda.ops.registration import check
+
+WRAPS = 2**32 + 1  # 1 in 32 bits
+BF16, FP32, INT = torch.bfloat16, torch.float32, torch.int32
+
+
+def read(*shape: int, dtype: torch.dtype = BF16, device: str = "meta") -> Tensor:
+    """Expanded, but for a contiguous last dimension."""
+    return torch.zeros(*(1 for _ in shape[:-1]), shape[-1], dtype=dtype, device=device).expand(shape)
+
+
+def written(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def gates(B: int, T: int, H: int, dtype: torch.dtype = FP32) -> Tensor:
+    return written(B, H, T, dtype=dtype).transpose(1, 2)
+
+
+def decode(**changes: Any) -> tuple[Any, ...]:
+    row = read(1, 1, 1, 8)
+    arguments = {
+        "query": row,
+        "key": row,
+        "value": row,
+        "a": read(1, 1, 1),
+        "b": read(1, 1, 1),
+        "A_log": read(1),
+        "dt_bias": read(1),
+        "state_pool": written(2, 1, 8, 8),
+        "state_indices": None,
+        "cu_seqlens": None,
+        "num_accepted_tokens": None,
+        "null_slot": None,
+        "step_states": None,
+        "step_slots": None,
+        "scale": None,
+        "use_qk_l2norm": True,
+        "out": written(1, 1, 1, 8),
+    }
+    assert changes.keys() <= arguments.keys()
+    return tuple((arguments | changes).values())
+
+
+def cumsum(x: Tensor, batch: int, tokens: int, heads: int, offsets: Tensor | None = None) -> tuple[Any, ...]:
+    return x, written(*x.shape, dtype=FP32), batch, tokens, heads, False, offsets, None
+
+
+def u_w(B: int, T: int, H: int) -> tuple[Any, ...]:
+    results = written(B, T, H, 8), written(B, T, H, 8)
+    return read(B, T, 1, 8), read(B, T, H, 8), *results, gates(B, T, H), None, "t", None, None
+
+
+def outputs(B: int, T: int, H: int) -> tuple[Any, ...]:
+    states = written(B, -(-T // 64), H, 8, 8, dtype=FP32)
+    return read(B, T, 1, 8), states, read(B, T, 1, 8), read(B, T, H, 8), written(B, T, H, 8), None, "t", None, None, None, 64
+
+
+def recurrent(*, steps: int) -> tuple[Any, ...]:
+    row = read(1, 1, 1, 8)
+    state = torch.zeros(1, 1, 1, 8, 8, device="meta").expand(1, steps, 1, 8, 8)
+    return row, row, row, state, read(1, 1, 1), read(1, 1, 1, dtype=FP32), None, None, 2, False, None, written(1, 1, 1, 8)
+
+
+REFUSED = {
+    "mn-major": ("transpose_to_mn_major", (read(WRAPS, 1, 1, device="cpu"), 16), "input"),
+    "mn-major-product": ("transpose_to_mn_major", (read(2**16, 2**16, 1, 1), 16), "input"),
+    "u-w": ("bf16_gdn_compute_u_w", u_w(2**16, 64, 2**15), "v"),
+    "compute-o": ("bf16_gdn_chunked_compute_O", outputs(2**16, 64, 2**15), "u"),
+    "cumsum-chunks": ("chunk_local_cumsum_bf16", cumsum(read(2**26, 2**11 + 1, 1), 2**26, 2**11 + 1, 1), "input"),
+    "cumsum-heads": ("chunk_local_cumsum_bf16", cumsum(read(1, 1, WRAPS), 1, 1, WRAPS), "input"),
+    "cumsum-tokens": ("chunk_local_cumsum_bf16", cumsum(read(0, WRAPS, 1), 0, WRAPS, 1), "input"),
+    "cumsum-batch": ("chunk_local_cumsum_bf16", cumsum(read(1, 1), 2**63 - 1, 1, 1, read(1, dtype=INT)), "cu_seqlens"),
+    "gating-tokens": ("fused_gdn_gating", (read(1), read(1), read(1, WRAPS, 1), read(1, WRAPS, 1)), "a"),
+    "gating-no-batch": ("fused_gdn_gating", (read(1), read(1), read(0, WRAPS, 1), read(0, WRAPS, 1)), "a"),
+    "columns-of-slots": ("fused_decode", decode(state_indices=read(1, WRAPS, dtype=INT)), "state_indices"),
+    "slots": ("fused_decode", decode(state_pool=written(WRAPS, 1, 8, 8), state_indices=read(1, dtype=INT)), "state_pool"),
+    "step-rows": (
+        "fused_decode",
+        decode(step_states=written(WRAPS, 1, 1, 8, 8), step_slots=read(1, dtype=INT)),
+        "step_states",
+    ),
+    "steps": ("fused_decode", decode(step_states=written(1, WRAPS, 1, 8, 8), step_slots=read(1, dtype=INT)), "step_states"),
+    "steps-of-a-verify": ("recurrent_forward", recurrent(steps=WRAPS), "state"),
+    "tokens": ("recurrent_forward", (*(read(0, WRAPS, 1, 8),) * 3, None, read(0, WRAPS, 1), read(0, WRAPS, 1, dtype=FP32),
+                                     None, None, 0, False, None, written(0, WRAPS, 1, 8)), "query"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(name: str) -> None:
+    operator, arguments, argument = REFUSED[name]
+    with pytest.raises(ValueError, match=rf"^{operator}: {argument}: expected .*, got .*"):
+        check(operator, arguments)
+
+
+FITS = {
+    "mn-major": ("transpose_to_mn_major", (read(2**31 - 1, 1, 1, device="cpu"), 16)),
+    "mn-major-rows": ("transpose_to_mn_major", (read(1, WRAPS, 1), 16)),  # the kernel's loops go over them
+    "mn-major-columns": ("transpose_to_mn_major", (read(1, 1, WRAPS), 16)),
+    "u-w": ("bf16_gdn_compute_u_w", u_w(2**16 - 1, 64, 2**15)),
+    "compute-o": ("bf16_gdn_chunked_compute_O", outputs(2**16 - 1, 64, 2**15)),
+    "cumsum-chunks": ("chunk_local_cumsum_bf16", cumsum(read(2**25, 2**12 - 64, 1), 2**25, 2**12 - 64, 1)),
+    "decode": ("fused_decode", decode()),
+    "slots": ("fused_decode", decode(state_pool=written(2**31 - 1, 1, 8, 8), state_indices=read(1, dtype=INT))),
+    "steps-of-a-verify": ("recurrent_forward", recurrent(steps=2**31 - 1)),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_what_fits_is_not_refused(name: str) -> None:
+    check(*FITS[name])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("alignment", [0, -16, 3, 2**63 - 2])
+def test_an_alignment_that_no_column_has(device: str, alignment: int) -> None:
+    x = torch.zeros(3, 5, dtype=BF16, device=device)
+    with pytest.raises(ValueError, match=re.escape("transpose_to_mn_major: alignment: expected ")):
+        gdn_cuda.transpose_to_mn_major(x, alignment)
+
+
+def test_a_huge_alignment_does_not_wrap() -> None:
+    x = torch.zeros(3, 5, dtype=BF16)
+    with pytest.raises(
+        ValueError, match="alignment: expected one with which the result has fewer than 2\\^63 bytes, got 46116"
+    ):
+        gdn_cuda.transpose_to_mn_major(x, 2**62)  # five columns of 2^62 bytes
+    columns = gdn_cuda.transpose_to_mn_major(x.to("meta"), 2**60)
+    assert columns.shape == (3, 5) and columns.stride() == (1, 2**59)
