@@ -30,7 +30,8 @@ Descriptor open_checked(const fs::path& path, bool own, std::uint64_t most_bytes
         return Descriptor();
     };
     const auto refuse_error = [&](int error) {
-        return own && error == ENOENT ? Descriptor() : refuse(fmt::format("cannot be read: {}", errno_text(error)));
+        if (!own) return refuse(errno_text(error));
+        return error == ENOENT ? Descriptor() : refuse(fmt::format("cannot be read: {}", errno_text(error)));
     };
     // Asked before opening as well: to open the read end of a fifo lets a writer go on, whose data would then be lost.
     struct stat status {};
