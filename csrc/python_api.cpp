@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "jit/cache_place.hpp"
 #include "jit/compiler.hpp"
 #include "jit/device.hpp"
 #include "jit/driver.hpp"
@@ -247,6 +248,10 @@ py::list cache_list(bool verify) {
     return result;
 }
 
+std::string prebuilt_refusal() {
+    return without_gil(jit::distrust_of_prebuilt);
+}
+
 std::size_t cache_clear() {
     return without_gil([] { return jit::Store::instance().clear(); });
 }
@@ -309,7 +314,10 @@ PYBIND11_MODULE(_C, module) {
     module.def("cache_refusals", &cache_refusals, "Places passed over for the cache, each with the reason.");
     module.def("cache_list", &cache_list, "verify"_a = false,
                "Entries of the disk cache; with verify, each one's problem if it has one.");
-    module.def("cache_clear", &cache_clear, "Removes every entry of the disk cache; returns how many.");
+    module.def(
+        "cache_clear", &cache_clear,
+        "Removes every entry of the disk cache that ends as an entry does; returns how many. What it does not know stays.");
+    module.def("prebuilt_refusal", &prebuilt_refusal, "Why GDN_JIT_PREBUILT_DIR is passed over; empty when it is not.");
 
     define_tuning(module);
 

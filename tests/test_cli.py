@@ -130,6 +130,27 @@ def test_compile_then_cache_commands(cache: Path) -> None:
     assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == []
 
 
+def test_cache_clear_names_what_it_leaves(cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    mine = cache / f"my-{'0' * 64}.cubin"
+    mine.write_text("precious")
+    cleared = gdn("cache", "clear", cache=cache)
+    assert cleared.returncode == 0
+    assert f"left what has the name of an entry and not its contents: {mine.name}" in cleared.stdout
+    assert json.loads(gdn("cache", "clear", "--json", cache=cache).stdout)["left"] == [mine.name]
+    assert mine.read_text() == "precious"
+
+
+def test_doctor_says_why_a_prebuilt_folder_is_passed_over(cache: Path, tmp_path: Path) -> None:
+    prebuilt = tmp_path / "prebuilt"
+    prebuilt.mkdir()
+    prebuilt.chmod(0o777)
+    report = json.loads(gdn("doctor", "--json", cache=cache, GDN_JIT_PREBUILT_DIR=str(prebuilt)).stdout)
+    [check] = [check for check in report["checks"] if check["what"] == "prebuilt"]
+    assert check["status"] == "problem"
+    assert f"{prebuilt} is passed over: others may write it (mode 0777)" in check["found"]
+
+
 def test_compile_out_serves_as_the_prebuilt_tier(cache: Path, tmp_path: Path) -> None:
     prebuilt = tmp_path / "prebuilt"
     assert compile_smallest("--out", prebuilt, cache=cache).returncode == 0

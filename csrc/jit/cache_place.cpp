@@ -3,20 +3,24 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <deque>
+#include <mutex>
 #include <system_error>
 
+#include "draft.hpp"
 #include "env.hpp"
 #include "log.hpp"
-#include "store.hpp"
 #include "text.hpp"
+#include "trust.hpp"
 
 namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr mode_t kOthersMayWrite = S_IWGRP | S_IWOTH;
+constexpr std::size_t kRoomForAnEntry = 64 << 10;
 
 struct Place {
     fs::path path;
@@ -35,7 +39,7 @@ std::vector<Place> places() {
     if (const fs::path xdg = absolute_from("XDG_CACHE_HOME"); !xdg.empty()) result.push_back({xdg / "gdn_cuda"});
     if (const fs::path home = absolute_from("HOME"); !home.empty()) result.push_back({home / ".cache" / "gdn_cuda"});
     std::error_code error;
-    const fs::path temporary = fs::temp_directory_path(error);
+    const fs::path temporary = fs::absolute(fs::temp_directory_path(error), error);
     if (!error) result.push_back({temporary / fmt::format("gdn_cuda-{}", ::geteuid()), true});
     return result;
 }
@@ -43,61 +47,150 @@ std::vector<Place> places() {
 // Empty when what is there is ours alone.
 std::string distrust(const Place& place) {
     struct stat status {};
-    const int failed = place.shared ? ::lstat(place.path.c_str(), &status) : ::stat(place.path.c_str(), &status);
-    if (failed != 0) return errno_text(errno);
-    if (!S_ISDIR(status.st_mode)) return "not a folder";
-    if (status.st_uid != ::geteuid()) return fmt::format("it belongs to user {}, not to {}", status.st_uid, ::geteuid());
-    if ((status.st_mode & kOthersMayWrite) != 0)
-        return fmt::format("others may write it (mode {:04o}); chmod go-w makes it usable", status.st_mode & 07777);
-    return {};
+    if (place.shared && ::lstat(place.path.c_str(), &status) == 0 && !S_ISDIR(status.st_mode)) return "not a folder";
+    return distrust_of_folder(place.path, Owner::us);
 }
 
 // Empty when the place can be used; it is made when missing.
 std::string refusal(const Place& place) {
-    std::string reason = make_directories(place.path, 0700);
+    std::string reason = distrust_of_parents(place.path);
+    if (reason.empty()) reason = make_directories(place.path, 0700);
     if (reason.empty()) reason = distrust(place);
-    if (!reason.empty()) return reason;
-    // Asking for permission is not enough: root has every permission, even on a read-only or full disk.
-    TemporaryDirectory::below(place.path / "tmp", &reason);
+    if (reason.empty()) reason = trial_of_writing(place.path, kRoomForAnEntry);
     return reason;
 }
 
 }  // namespace
 
-fs::path first_place_with(const std::string& folder) {
-    std::error_code ignored;
-    for (const Place& place : places())
-        if (fs::is_directory(place.path / folder, ignored) && distrust(place).empty()) return place.path;
-    return {};
+// The places of this process, of which one is written at a time.
+class CachePlaces {
+  public:
+    CachePlaces() : places_(places()) {}
+
+    // The first usable place from `first` on, or memory only.
+    Store& open_from(std::size_t first) {
+        std::vector<std::string> refusals;
+        for (std::size_t i = first; i < places_.size(); ++i) {
+            if (const std::string reason = refusal(places_[i]); !reason.empty()) {
+                refusals.push_back(fmt::format("{}: {}", places_[i].path.string(), reason));
+                continue;
+            }
+            return add(Store(places_[i].path, env().cache_max_bytes), i, std::move(refusals));
+        }
+        return add(Store(fs::path{}, 0), places_.size(), std::move(refusals));
+    }
+
+    Store& current() {
+        if (Store* store = current_.load()) return *store;
+        std::lock_guard lock(mutex_);
+        if (current_.load() == nullptr) {
+            Store& store = open_from(0);
+            current_.store(&store);
+            if (!store.refusals_.empty())
+                log_once(Level::warning,
+                         fmt::format("compiled kernels are kept {} because of {}",
+                                     store.directory_.empty() ? "in memory only" : "in " + store.directory_.string(),
+                                     fmt::join(store.refusals_, "; ")));
+        }
+        return *current_.load();
+    }
+
+    Store& after(const Store& store) {
+        std::lock_guard lock(mutex_);
+        std::size_t i = 0;
+        while (&opened_[i].store != &store) ++i;
+        for (std::size_t later = i + 1; later < opened_.size(); ++later)
+            if (opened_[later].place > opened_[i].place) return opened_[later].store;
+        return open_from(opened_[i].place + 1);
+    }
+
+    void use(Store& store, const std::vector<std::string>& because_of) {
+        std::lock_guard lock(mutex_);
+        if (current_.load() == &store) return;  // another thread was faster
+        store.refusals_.insert(store.refusals_.begin(), because_of.begin(), because_of.end());
+        current_.store(&store);
+    }
+
+    // Better places than the one that is written.
+    std::optional<Cubin> find_before(const Store& store, const std::string& name, const std::string& key) const {
+        for (const Place& place : places_) {
+            if (place.path == store.directory_) break;
+            if (distrust(place).empty())
+                if (auto cubin = Store(place.path, 0, Store::Access::read_only).load(name, key)) return cubin;
+        }
+        return std::nullopt;
+    }
+
+    Store take_first() && { return std::move(open_from(0)); }
+
+  private:
+    struct Opened {
+        Store store;
+        std::size_t place;
+    };
+
+    Store& add(Store store, std::size_t place, std::vector<std::string> refusals) {
+        store.refusals_ = std::move(refusals);
+        return opened_.emplace_back(Opened{std::move(store), place}).store;
+    }
+
+    const std::vector<Place> places_;
+    std::mutex mutex_;
+    std::deque<Opened> opened_;  // stable addresses: callers hold references
+    std::atomic<Store*> current_ = nullptr;
+};
+
+namespace {
+
+CachePlaces& cache_places() {
+    static auto* kept = new CachePlaces;  // never destroyed: threads may compile while the process ends
+    return *kept;
 }
 
+}  // namespace
+
 Store open_first_usable() {
-    std::vector<std::string> refusals;
-    for (const Place& place : places()) {
-        const std::string reason = refusal(place);
-        if (reason.empty()) {
-            Store store(place.path, env().cache_max_bytes);
-            store.refusals_ = std::move(refusals);
-            return store;
-        }
-        refusals.push_back(fmt::format("{}: {}", place.path.string(), reason));
-    }
-    Store store(fs::path{}, 0);
-    store.refusals_ = std::move(refusals);
-    return store;
+    return CachePlaces().take_first();
 }
 
 Store& Store::instance() {
-    static Store* store = [] {
-        auto* opened = new Store(open_first_usable());
-        if (!opened->refusals().empty())
-            log_once(Level::warning,
-                     fmt::format("compiled kernels are kept {} because of {}",
-                                 opened->directory().empty() ? "in memory only" : "in " + opened->directory().string(),
-                                 fmt::join(opened->refusals(), "; ")));
-        return opened;
-    }();
-    return *store;
+    return cache_places().current();
+}
+
+std::optional<Cubin> find_cached(const std::string& name, const std::string& key) {
+    const Store& store = Store::instance();
+    if (auto cubin = store.load(name, key)) return cubin;
+    return store.refusals().empty() ? std::nullopt : cache_places().find_before(store, name, key);
+}
+
+bool keep_cached(const std::string& name, const std::string& key, const Cubin& cubin) {
+    std::vector<std::string> refusals;
+    for (Store* store = &Store::instance(); !store->directory().empty(); store = &cache_places().after(*store)) {
+        const auto refusal = store->publish(name, key, cubin);
+        if (!refusal) {
+            if (refusals.empty()) return true;
+            cache_places().use(*store, refusals);
+            log_once(Level::warning, fmt::format("compiled kernels cannot be kept in {}; from now on they are kept in {}",
+                                                 fmt::join(refusals, "; nor in "), store->directory().string()));
+            return true;
+        }
+        refusals.push_back(fmt::format("{}: {}", store->directory().string(), refusal->reason));
+        if (!refusal->another_place) break;
+    }
+    if (!refusals.empty())
+        log_once(Level::warning,
+                 fmt::format("compiled kernels cannot be kept in {}; they stay in memory", fmt::join(refusals, "; nor in ")));
+    return false;
+}
+
+fs::path first_place_with(const std::string& folder) {
+    for (const Place& place : places())
+        if (is_own_folder(place.path / folder) && distrust(place).empty()) return place.path;
+    return {};
+}
+
+std::string distrust_of_prebuilt() {
+    return env().prebuilt_dir.empty() ? std::string{} : distrust_of_folder(env().prebuilt_dir, Owner::us_or_root);
 }
 
 }  // namespace gdn_cuda::jit

@@ -1,11 +1,8 @@
 #include "elf.hpp"
 
 #include <elf.h>
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 #include <optional>
 
@@ -20,6 +17,7 @@ namespace {
 constexpr std::uint16_t kMachineCuda = 190;      // EM_CUDA
 constexpr unsigned char kOtherCudaEntry = 0x10;  // STO_CUDA_ENTRY in st_other: a __global__ function, not a called one
 constexpr std::size_t kLargestNote = 1 << 20;
+constexpr std::uint64_t kMostBytes = std::uint64_t{4} << 30;  // NVRTC has a tenth of a gigabyte
 
 bool is_elf64(std::string_view bytes) {
     return bytes.size() >= sizeof(Elf64_Ehdr) && std::memcmp(bytes.data(), ELFMAG, SELFMAG) == 0 &&
@@ -117,11 +115,11 @@ std::vector<std::string> kernel_symbols(std::string_view cubin) {
 }
 
 std::string build_identity(const std::filesystem::path& library) {
-    const Descriptor file(::open(library.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file.valid()) throw Error(fmt::format("{}: expected a readable file, got: {}", library.string(), errno_text(errno)));
-    if (std::string id = build_id(file.get()); !id.empty()) return id;
     std::string why_not;
-    const auto bytes = read_descriptor(file.get(), &why_not);
+    const Descriptor file = open_regular(library, kMostBytes, &why_not);
+    if (!file.valid()) throw Error(fmt::format("{}: expected a readable file, got: {}", library.string(), why_not));
+    if (std::string id = build_id(file.get()); !id.empty()) return id;
+    const auto bytes = read_descriptor(file.get(), &why_not, kMostBytes);
     if (!bytes) throw Error(fmt::format("{}: expected a readable file, got: {}", library.string(), why_not));
     return fmt::format("{}-{}", bytes->size(), sha256_hex(*bytes));
 }

@@ -4,30 +4,50 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <system_error>
-#include <utility>
 
-#include "errors.hpp"
 #include "text.hpp"
+#include "trust.hpp"
 
 namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
-std::string failure(const char* what, const fs::path& path, int error) {
-    return fmt::format("{} {}: {}", what, path.string(), errno_text(error));
+// Empty for a regular file of plausible size.
+std::string odd(const struct stat& status, std::uint64_t most_bytes) {
+    if (S_ISLNK(status.st_mode)) return "it is a link";
+    if (!S_ISREG(status.st_mode)) return "it is not a regular file";
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    return size > most_bytes ? fmt::format("it has {} bytes, more than the {} that it may have", size, most_bytes)
+                             : std::string{};
 }
 
-int write_all(int fd, std::string_view bytes) {
-    while (!bytes.empty()) {
-        const ssize_t done = ::write(fd, bytes.data(), bytes.size());
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return done == 0 ? EIO : errno;
-        bytes.remove_prefix(static_cast<std::size_t>(done));
-    }
-    return 0;
+Descriptor open_checked(const fs::path& path, bool own, std::uint64_t most_bytes, std::string* why_not) {
+    const auto refuse = [why_not](std::string reason) {
+        if (why_not != nullptr) *why_not = std::move(reason);
+        return Descriptor();
+    };
+    const auto refuse_error = [&](int error) {
+        if (!own) return refuse(errno_text(error));
+        return error == ENOENT ? Descriptor() : refuse(fmt::format("cannot be read: {}", errno_text(error)));
+    };
+    // Asked before opening as well: to open the read end of a fifo lets a writer go on, whose data would then be lost.
+    struct stat status {};
+    if ((own ? ::lstat(path.c_str(), &status) : ::stat(path.c_str(), &status)) != 0) return refuse_error(errno);
+    if (std::string reason = odd(status, most_bytes); !reason.empty()) return refuse(std::move(reason));
+    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (own ? O_NOFOLLOW : 0)));
+    if (!file.valid()) return refuse_error(errno);
+    if (::fstat(file.get(), &status) != 0) return refuse_error(errno);
+    if (std::string reason = odd(status, most_bytes); !reason.empty()) return refuse(std::move(reason));
+    if (std::string reason = own ? distrust_of(status) : ""; !reason.empty()) return refuse(std::move(reason));
+    return file;
+}
+
+std::optional<std::string> read_checked(const fs::path& path, bool own, std::uint64_t most_bytes, std::string* why_not) {
+    const Descriptor file = open_checked(path, own, most_bytes, why_not);
+    return file.valid() ? read_descriptor(file.get(), why_not, most_bytes) : std::nullopt;
 }
 
 }  // namespace
@@ -46,34 +66,43 @@ int Descriptor::close() {
     return result == 0 || errno == EINTR ? 0 : errno;
 }
 
-std::optional<std::string> read_descriptor(int fd, std::string* why_not) {
+std::optional<std::string> read_descriptor(int fd, std::string* why_not, std::uint64_t most_bytes) {
+    const auto refuse = [why_not](std::string reason) {
+        if (why_not != nullptr) *why_not = std::move(reason);
+        return std::nullopt;
+    };
     std::string bytes;
     struct stat status {};
     if (::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0)
-        bytes.reserve(static_cast<std::size_t>(status.st_size) + 1);
+        bytes.reserve(std::min(static_cast<std::uint64_t>(status.st_size), most_bytes) + 1);
     std::size_t filled = 0;
     for (;;) {
         bytes.resize(std::max(bytes.capacity(), filled + 4096));
         const ssize_t got = ::read(fd, bytes.data() + filled, bytes.size() - filled);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) {
-            if (why_not != nullptr) *why_not = errno_text(errno);
-            return std::nullopt;
-        }
+        if (got < 0) return refuse(fmt::format("cannot be read: {}", errno_text(errno)));
         filled += static_cast<std::size_t>(got);
+        if (filled > most_bytes) return refuse(fmt::format("it grew beyond {} bytes", most_bytes));
         if (got == 0) break;
     }
     bytes.resize(filled);
     return bytes;
 }
 
-std::optional<std::string> read_file(const fs::path& path, std::string* why_not) {
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file.valid()) {
-        if (why_not != nullptr) *why_not = errno_text(errno);
-        return std::nullopt;
-    }
-    return read_descriptor(file.get(), why_not);
+Descriptor open_regular(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
+    return open_checked(path, false, most_bytes, why_not);
+}
+
+std::optional<std::string> read_file(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
+    return read_checked(path, false, most_bytes, why_not);
+}
+
+Descriptor open_own(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
+    return open_checked(path, true, most_bytes, why_not);
+}
+
+std::optional<std::string> read_own(const fs::path& path, std::uint64_t most_bytes, std::string* why_not) {
+    return read_checked(path, true, most_bytes, why_not);
 }
 
 std::string make_directories(const fs::path& directory, unsigned mode) {
@@ -82,65 +111,23 @@ std::string make_directories(const fs::path& directory, unsigned mode) {
         if (!fs::exists(directory.parent_path(), ignored))
             if (std::string reason = make_directories(directory.parent_path(), mode); !reason.empty()) return reason;
     }
-    if (::mkdir(directory.c_str(), mode) != 0 && errno != EEXIST) return failure("cannot make", directory, errno);
+    if (::mkdir(directory.c_str(), mode) != 0 && errno != EEXIST)
+        return fmt::format("cannot make {}: {}", directory.string(), errno_text(errno));
     return {};
 }
 
-std::optional<TemporaryDirectory> TemporaryDirectory::below(const fs::path& parent, std::string* why_not) {
-    std::string reason;
-    // Another writer that is done may remove an empty `parent` between our two steps; each loss means that somebody finished.
-    constexpr int kTries = 1000;
-    for (int tries = 0; tries < kTries; ++tries) {
-        reason = make_directories(parent, 0700);
-        if (!reason.empty()) break;
-        std::string pattern = (parent / fmt::format("{}-XXXXXX", ::getpid())).string();
-        if (::mkdtemp(pattern.data()) != nullptr) return TemporaryDirectory(pattern);
-        const int error = errno;
-        reason = failure("cannot make a folder in", parent, error);
-        if (error != ENOENT) break;
-    }
-    if (why_not != nullptr) *why_not = std::move(reason);
-    return std::nullopt;
+std::string make_own_folder(const fs::path& folder) {
+    if (std::string reason = make_directories(folder, 0700); !reason.empty()) return reason;
+    struct stat status {};
+    if (::lstat(folder.c_str(), &status) != 0) return fmt::format("{}: {}", folder.string(), errno_text(errno));
+    if (!S_ISDIR(status.st_mode)) return fmt::format("{} is not a folder", folder.string());
+    const std::string reason = distrust_of(status);
+    return reason.empty() ? reason : fmt::format("{}: {}", folder.string(), reason);
 }
 
-TemporaryDirectory TemporaryDirectory::anywhere(const fs::path& fallback) {
-    std::error_code error;
-    std::string first, second = "memory only";
-    const fs::path system = fs::temp_directory_path(error);
-    if (!error) {
-        std::string pattern = (system / "gdn_cuda-XXXXXX").string();
-        if (::mkdtemp(pattern.data()) != nullptr) return TemporaryDirectory(pattern);
-        first = failure("cannot make a folder in", system, errno);
-    } else {
-        first = error.message();
-    }
-    if (!fallback.empty())
-        if (auto made = below(fallback, &second)) return std::move(*made);
-    throw Error(
-        fmt::format("a folder for temporary files: expected a writable TMPDIR or cache directory, got: {}; {}", first, second));
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-}
-
-std::string write_atomically(const fs::path& target, std::string_view bytes, const fs::path& scratch, unsigned mode) {
-    std::string reason;
-    const auto directory = TemporaryDirectory::below(scratch, &reason);
-    if (!directory) return reason;
-    const fs::path draft = directory->path() / "draft";
-    Descriptor file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
-    // Reasons name the folder, not the draft, whose name is another each time: callers say the same thing only once.
-    if (!file.valid()) return failure("cannot create a file in", scratch, errno);
-    if (const int error = write_all(file.get(), bytes)) return failure("cannot write a file in", scratch, error);
-    if (::fsync(file.get()) != 0) return failure("cannot sync a file in", scratch, errno);
-    if (const int error = file.close()) return failure("cannot close a file in", scratch, error);
-    if (::rename(draft.c_str(), target.c_str()) != 0) return failure("cannot rename to", target, errno);
-    // The rename is visible already; should the folder not sync, a crash may at worst lose the entry.
-    const Descriptor folder(::open(target.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder.valid()) ::fsync(folder.get());
-    return {};
+bool is_own_folder(const fs::path& folder) {
+    struct stat status {};
+    return ::lstat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode) && distrust_of(status).empty();
 }
 
 }  // namespace gdn_cuda::jit

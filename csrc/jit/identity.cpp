@@ -10,6 +10,7 @@
 #include "env.hpp"
 #include "errors.hpp"
 #include "key.hpp"
+#include "nvcc_environment.hpp"
 #include "process.hpp"
 #include "runtime.hpp"
 #include "store.hpp"
@@ -96,6 +97,14 @@ std::string nvcc_identity(const fs::path& nvcc) {
     });
 }
 
+// What of the environment changes nvcc's output and is not taken away from it.
+std::string nvcc_environment() {
+    const fs::path host_compiler = nvcc_host_compiler();
+    std::error_code ignored;
+    return fmt::format(" {} host compiler {}", nvcc_settings_of_environment(),
+                       fs::is_regular_file(host_compiler, ignored) ? file_identity(host_compiler) : kMissing);
+}
+
 }  // namespace
 
 void set_path_hook(PathHook hook) {
@@ -176,7 +185,8 @@ std::string library_digest() {
 Identities identities(bool uses_cutlass) {
     State& s = state();
     std::lock_guard lock(s.mutex);
-    if (s.compiler.empty()) s.compiler = toolchain().compiler_identity(env().use_nvcc);
+    if (s.compiler.empty())
+        s.compiler = toolchain().compiler_identity(env().use_nvcc) + (env().use_nvcc ? nvcc_environment() : "");
     std::string& headers = s.headers[uses_cutlass];
     if (headers.empty()) headers = toolchain().external_headers_identity(uses_cutlass);
     return {library_digest(), s.compiler, headers};

@@ -1,18 +1,23 @@
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string_view>
 #include <thread>
 
 #include "log.hpp"
 #include "store.hpp"
 #include "text.hpp"
+#include "trust.hpp"
 
 namespace gdn_cuda::jit {
 namespace {
+
+constexpr std::string_view kHolder = "process ";  // what the text in a held lock file begins with
 
 int flock_retrying(int fd, int operation) {
     int result;
@@ -27,10 +32,30 @@ std::string read_holder(int fd) {
     return got > 0 ? std::string(text.data()) : std::string("a process that did not say its name");
 }
 
+// The file is written to, so it must be one that was made to be locked: no link to another file, by any name, and of ours.
+bool is_lock(int fd) {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_nlink != 1 || !distrust_of(status).empty())
+        return false;
+    std::array<char, kHolder.size()> start;
+    const ssize_t got = ::pread(fd, start.data(), start.size(), 0);  // nothing while nobody holds it
+    return got == 0 || (got == ssize_t{start.size()} && std::string_view(start.data(), start.size()) == kHolder);
+}
+
+// Less than 0 when there is no such file to be had, and when something else has its name.
+int open_lock(const std::filesystem::path& path) {
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) return -1;
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    if (fd < 0 || is_lock(fd)) return fd;
+    ::close(fd);
+    return -1;
+}
+
 void write_holder(int fd) {
     std::array<char, 128> host{};
     ::gethostname(host.data(), host.size() - 1);
-    const std::string holder = fmt::format("process {} on {}", ::getpid(), host.data());
+    const std::string holder = fmt::format("{}{} on {}", kHolder, ::getpid(), host.data());
     // Only for people who wait; on a full disk they learn less.
     if (::ftruncate(fd, 0) == 0) [[maybe_unused]]
         const auto written = ::pwrite(fd, holder.data(), holder.size(), 0);
@@ -40,9 +65,9 @@ void write_holder(int fd) {
 
 KeyLock::KeyLock(const std::filesystem::path& directory, const std::string& key, std::chrono::milliseconds patience) {
     using clock = std::chrono::steady_clock;
-    if (directory.empty() || !make_directories(directory / "locks", 0700).empty()) return;
+    if (directory.empty() || !make_own_folder(directory / "locks").empty()) return;
     const std::filesystem::path path = directory / "locks" / (key + ".lock");
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    fd_ = open_lock(path);
     if (fd_ < 0) return;
 
     const auto start = clock::now();

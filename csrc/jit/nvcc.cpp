@@ -3,9 +3,11 @@
 #include <system_error>
 
 #include "compiler.hpp"
+#include "draft.hpp"
 #include "env.hpp"
 #include "errors.hpp"
 #include "files.hpp"
+#include "nvcc_environment.hpp"
 #include "process.hpp"
 #include "store.hpp"
 #include "text.hpp"
@@ -14,10 +16,12 @@ namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
+
 std::string kept_ptx(const fs::path& folder) {
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(folder, ignored))
-        if (entry.path().extension() == ".ptx") return read_file(entry.path()).value_or("");
+        if (entry.path().extension() == ".ptx") return read_file(entry.path(), kMostBytes).value_or("");
     return {};
 }
 
@@ -25,10 +29,10 @@ std::string kept_ptx(const fs::path& folder) {
 
 Compiled compile_nvcc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
     const auto start = std::chrono::steady_clock::now();
-    const TemporaryDirectory temporary = TemporaryDirectory::anywhere(Store::instance().temporary_root());
+    const TemporaryDirectory temporary = TemporaryDirectory::anywhere(Store::instance().directory());
     const fs::path input = temporary.path() / (source.family + "_" + source.name + ".cu"),
                    output = temporary.path() / "out.cubin";
-    if (const std::string reason = write_atomically(input, source.code, temporary.path(), 0600); !reason.empty())
+    if (const std::string reason = write_atomically(input, source.code, 0600); !reason.empty())
         throw Error(fmt::format("{}: the source for nvcc: {}", source.id(), reason));
 
     std::vector<std::string> options = code_options(arch);
@@ -39,14 +43,14 @@ Compiled compile_nvcc(const KernelSource& source, const std::string& arch, const
 
     std::vector<std::string> arguments = {tools.nvcc.string(), "-x", "cu", input.string(), "-cubin", "-o", output.string()};
     arguments.insert(arguments.end(), options.begin(), options.end());
-    ProcessResult result = run_process(arguments, temporary.path());
+    ProcessResult result = run_process(arguments, temporary.path(), kNvccIncludeVariables);
     if (!result.started)
         throw Error(fmt::format("{}: expected an nvcc that runs, got: {}", tools.nvcc.string(), result.output));
 
     Compiled compiled;
     compiled.log = std::move(result.output);
     std::string why_not = "no output file";
-    auto cubin = result.exit_code == 0 ? read_file(output, &why_not) : std::nullopt;
+    auto cubin = result.exit_code == 0 ? read_file(output, kMostBytes, &why_not) : std::nullopt;
     if (!cubin || cubin->empty()) {
         const std::string compiler = fmt::format("{} (exit status {})", tools.nvcc.string(), result.exit_code);
         if (result.exit_code == 0) compiled.log += "\nnvcc reported success, but its output cannot be used: " + why_not;

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string_view>
 
@@ -32,10 +33,13 @@ struct SpawnSettings {
     SpawnSettings& operator=(const SpawnSettings&) = delete;
 };
 
-std::vector<std::string> child_environment(const std::filesystem::path& temporary) {
+std::vector<std::string> child_environment(const std::filesystem::path& temporary, std::span<const char* const> without) {
     std::vector<std::string> result;
-    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
-        if (temporary.empty() || !std::string_view(*entry).starts_with("TMPDIR=")) result.emplace_back(*entry);
+    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+        const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
+        if ((temporary.empty() || name != "TMPDIR") && std::ranges::find(without, name) == without.end())
+            result.emplace_back(*entry);
+    }
     if (!temporary.empty()) result.push_back("TMPDIR=" + temporary.string());
     return result;
 }
@@ -49,7 +53,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 }  // namespace
 
-ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary) {
+ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary,
+                          std::span<const char* const> without) {
     ProcessResult result;
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) {
@@ -71,7 +76,7 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
     posix_spawnattr_setsigdefault(&settings.attributes, &defaults);
     posix_spawnattr_setflags(&settings.attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
 
-    std::vector<std::string> argument_copy = arguments, environment = child_environment(temporary);
+    std::vector<std::string> argument_copy = arguments, environment = child_environment(temporary, without);
     pid_t child = -1;
     const int error = ::posix_spawn(&child, arguments.front().c_str(), &settings.actions, &settings.attributes,
                                     pointers(argument_copy).data(), pointers(environment).data());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,8 @@ struct ProcessResult {
     std::string output;  // standard output and error together; the reason when not started
 };
 
-// `temporary` (when not empty) becomes the child's TMPDIR.
-ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary = {});
+// `temporary` (when not empty) becomes the child's TMPDIR. The child does not get the variables of `without`.
+ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary = {},
+                          std::span<const char* const> without = {});
 
 }  // namespace gdn_cuda::jit

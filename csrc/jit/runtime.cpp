@@ -9,11 +9,13 @@
 #include <mutex>
 #include <optional>
 
+#include "cache_place.hpp"
 #include "dump.hpp"
 #include "env.hpp"
 #include "errors.hpp"
 #include "key.hpp"
 #include "log.hpp"
+#include "nvcc_environment.hpp"
 #include "store.hpp"
 #include "text.hpp"
 
@@ -79,26 +81,31 @@ class Request {
             if (auto cubin = prebuilt(code)) return Obtained{std::move(*cubin), Origin::prebuilt, 0, {}};
         }
         const std::string key = key_or_disabled();
-        Store& store = Store::instance();
         if (!force_)
-            if (auto cubin = on_disk(store, key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
+            if (auto cubin = on_disk(key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
         if (env().disable) throw Error(disabled());
 
         toolchain().require(env().use_nvcc, source_.uses_cutlass);
-        const KeyLock lock(store.directory(), key);
+        const KeyLock lock(Store::instance().directory(), key);
         if (!force_)
-            if (auto cubin = on_disk(store, key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
-        return compile(store, slot, key);
+            if (auto cubin = on_disk(key)) return Obtained{std::move(*cubin), Origin::disk, 0, {}};
+        return compile(slot, key);
     }
 
     std::optional<Cubin> prebuilt(const std::string& code) const {
         if (env().prebuilt_dir.empty()) return std::nullopt;
+        if (const std::string reason = distrust_of_prebuilt(); !reason.empty()) {
+            log_once(Level::warning,
+                     fmt::format("GDN_JIT_PREBUILT_DIR={}: {}; it is passed over", env().prebuilt_dir.string(), reason));
+            return std::nullopt;
+        }
         return Store(env().prebuilt_dir, 0, Store::Access::read_only).load(source_.id(), code);
     }
 
-    std::optional<Cubin> on_disk(Store& store, const std::string& key) const {
-        if (env().dump && !dumped(store, source_, key)) return std::nullopt;  // compile it again for the sake of the dumps
-        return store.load(source_.id(), key);
+    std::optional<Cubin> on_disk(const std::string& key) const {
+        // Compile it again for the sake of the dumps.
+        if (env().dump && !dumped(Store::instance(), source_, key)) return std::nullopt;
+        return find_cached(source_.id(), key);
     }
 
     std::string key_or_disabled() const {
@@ -111,25 +118,26 @@ class Request {
     }
 
     std::string disabled() const {
+        const std::string distrust = distrust_of_prebuilt();
         return fmt::format(
-            "{} {} is not compiled for {}, and GDN_JIT_DISABLE forbids compiling it now (looked in GDN_JIT_PREBUILT_DIR={} and "
-            "the cache "
-            "{}). Warm it with `python -m gdn_cuda compile --arch {}`, with the same versions installed",
+            "{} {} is not compiled for {}, and GDN_JIT_DISABLE forbids compiling it now (looked in GDN_JIT_PREBUILT_DIR={}{} "
+            "and the cache {}). Warm it with `python -m gdn_cuda compile --arch {}`, with the same versions installed",
             source_.id(), source_.configuration, arch_, env().prebuilt_dir.empty() ? "(not set)" : env().prebuilt_dir.string(),
+            distrust.empty() ? "" : fmt::format(" (passed over: {})", distrust),
             Store::instance().directory().empty() ? "(in memory only)" : Store::instance().directory().string(), arch_);
     }
 
-    std::optional<Obtained> compile(Store& store, Slot& slot, const std::string& key) {
+    std::optional<Obtained> compile(Slot& slot, const std::string& key) {
         if (!still(key)) return std::nullopt;
         Compiled compiled =
             env().use_nvcc ? compile_nvcc(source_, arch_, key, toolchain()) : compile_nvrtc(source_, arch_, key, toolchain());
         if (!still(key)) return std::nullopt;
         report(compiled);
-        if (!store.publish(source_.id(), key, compiled.cubin))
+        if (!keep_cached(source_.id(), key, compiled.cubin))
             slot.unpublished = compiled.cubin;
         else
             slot.unpublished.reset();
-        if (env().dump) dump(store, source_, key, compiled, toolchain());
+        if (env().dump) dump(Store::instance(), source_, key, compiled, toolchain());
         return Obtained{std::move(compiled.cubin), Origin::compiled, 0, compiled.resources};
     }
 
@@ -186,11 +194,16 @@ Obtained obtain(const KernelSource& source, const std::string& arch, bool force)
 }
 
 Obtained export_prebuilt(const KernelSource& source, const std::string& arch, const std::string& directory, bool force) {
+    // An image's entries are named without the compiler, so none may be made with flags that the name does not hold.
+    if (const std::string settings = nvcc_settings_of_environment(); env().use_nvcc && !settings.empty())
+        throw Error(
+            fmt::format("{}: expected no settings of nvcc in the environment when compiling for {}, got {}; unset them "
+                        "(NVCC_CCBIN chooses a host compiler)",
+                        source.id(), directory, settings));
     Obtained obtained = obtain(source, arch, force);
     Store target(std::filesystem::absolute(directory), std::numeric_limits<std::uint64_t>::max(), Store::Access::exported);
-    std::string why_not;
-    if (!target.publish(source.id(), code_key(source, arch), obtained.cubin, &why_not))
-        throw Error(fmt::format("{}: expected to write it into {}, got: {}", source.id(), directory, why_not));
+    if (const auto refusal = target.publish(source.id(), code_key(source, arch), obtained.cubin))
+        throw Error(fmt::format("{}: expected to write it into {}, got: {}", source.id(), directory, refusal->reason));
     return obtained;
 }
 

@@ -20,7 +20,7 @@ struct Footer {
     std::array<std::uint8_t, 32> digest;                     // of all before it
     std::array<char, kMagic.size()> magic;
 };
-static_assert(sizeof(Footer) == 128 && alignof(Footer) == 1);
+static_assert(sizeof(Footer) == kTrailerBytes && alignof(Footer) == 1);
 
 std::array<unsigned char, 8> encode(std::uint64_t value) {
     std::array<unsigned char, 8> bytes;
@@ -34,14 +34,21 @@ std::uint64_t decode(const std::array<unsigned char, 8>& bytes) {
     return value;
 }
 
-std::string problem_of(std::string_view file, const std::string& key, Footer& footer) {
-    if (file.size() < sizeof footer) return fmt::format("{} bytes are too few for an entry", file.size());
-    std::memcpy(&footer, file.data() + file.size() - sizeof footer, sizeof footer);
+// Of all but the bytes that the digest is of.
+std::string problem_of(const Footer& footer, std::uint64_t file_bytes) {
     if (std::string_view(footer.magic.data(), footer.magic.size()) != kMagic)
         return "it does not end as an entry does: truncated, or not ours";
     const std::uint64_t cubin = decode(footer.cubin_bytes), symbol = decode(footer.symbol_bytes),
-                        body = file.size() - sizeof footer;
+                        body = file_bytes - sizeof footer;
     if (cubin > body || symbol != body - cubin) return "its length is not the one it was written with";
+    return {};
+}
+
+std::string problem_of(std::string_view file, const std::string& key, Footer& footer) {
+    if (file.size() < sizeof footer) return fmt::format("{} bytes are too few for an entry", file.size());
+    std::memcpy(&footer, file.data() + file.size() - sizeof footer, sizeof footer);
+    if (std::string problem = problem_of(footer, file.size()); !problem.empty()) return problem;
+    const std::size_t body = file.size() - sizeof footer;
     if (Sha256().update(file.substr(0, body + offsetof(Footer, digest))).digest() != footer.digest)
         return "its bytes are not those it was written with";
     if (!key.empty() && std::string_view(footer.key.data(), footer.key.size()) != key) return "it is another key's entry";
@@ -61,6 +68,13 @@ std::string seal(const Cubin& cubin, const std::string& key) {
     std::string file = cubin.bytes + cubin.symbol + std::string(raw, offsetof(Footer, digest));
     footer.digest = Sha256().update(file).digest();
     return file.append(raw + offsetof(Footer, digest), sizeof footer - offsetof(Footer, digest));
+}
+
+bool is_trailer(std::string_view end, std::uint64_t file_bytes, std::string_view key) {
+    Footer footer;
+    if (end.size() != sizeof footer || file_bytes < sizeof footer) return false;
+    std::memcpy(&footer, end.data(), sizeof footer);
+    return problem_of(footer, file_bytes).empty() && std::string_view(footer.key.data(), footer.key.size()) == key;
 }
 
 std::optional<Cubin> unseal(const std::string& file, const std::string& key, std::string* why_not) {

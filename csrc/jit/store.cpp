@@ -5,60 +5,131 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <system_error>
 
 #include "compiler.hpp"
+#include "draft.hpp"
 #include "errors.hpp"
 #include "log.hpp"
 #include "text.hpp"
+#include "tree.hpp"
 
 namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kEntrySuffix = ".cubin";
-constexpr const char* kDumpSuffixes[] = {".cu", ".ptx", ".sass"};
-constexpr auto kStaleTemporary = std::chrono::hours(1);
+constexpr const char *kEntrySuffix = ".cubin", *kMemoFolder = "memo", *kMemoSuffix = ".memo", *kTunedFolder = "tuned";
+constexpr std::array kDumpSuffixes = {".cu", ".ptx", ".sass"};
+constexpr std::uint64_t kMostEntryBytes = 256 << 20;  // a cubin has some hundred kilobytes, with line numbers some megabytes
+constexpr std::array kErrorsOfOneEntry = {EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EBUSY, ETXTBSY};
 
 struct Entry {
     fs::path path;
     std::uint64_t bytes = 0;  // with its dumps
-    fs::file_time_type used;
+    double used = 0;          // seconds since 1970
+    bool regular = false;
 };
 
-// <kernel>-<key>.cubin. A user may have named a folder that holds other cubins; those are not ours to evict or clear.
-bool is_entry(const fs::path& path) {
+double now() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Of <kernel>-<key>.<suffix>; empty for other names.
+std::string key_in(const fs::path& path) {
     const std::string stem = path.stem().string();
-    if (path.extension() != kEntrySuffix || stem.size() <= kKeyLength || stem[stem.size() - kKeyLength - 1] != '-')
-        return false;
-    return std::all_of(stem.end() - kKeyLength, stem.end(), [](unsigned char c) { return std::isalnum(c); });
+    if (stem.size() <= kKeyLength + 1 || stem[stem.size() - kKeyLength - 1] != '-') return {};
+    const std::string key = stem.substr(stem.size() - kKeyLength);
+    return key.find_first_not_of("0123456789abcdef") == std::string::npos ? key : std::string{};
+}
+
+bool is_entry_name(const fs::path& path) {
+    return path.extension() == kEntrySuffix && !key_in(path).empty();
+}
+
+bool is_dump_name(const fs::path& path) {
+    return std::ranges::find(kDumpSuffixes, path.extension()) != kDumpSuffixes.end() && !key_in(path).empty();
+}
+
+std::string last_line_of_dump(std::string_view key) {
+    return fmt::format("// gdn_cuda dump {}\n", key);
+}
+
+// Calls `visit` with the path of everything in a folder, which others may change meanwhile.
+template <class Visitor>
+void visit_folder(const fs::path& folder, Visitor&& visit) {
+    std::error_code error;
+    for (auto it = fs::directory_iterator(folder, error); !error && it != fs::directory_iterator(); it.increment(error))
+        visit(it->path());
+}
+
+// Some bytes of a file of ours from the start, or from the end where `from` is negative; empty for every other file.
+std::string bytes_of(const fs::path& path, off_t from, std::size_t count, std::uint64_t* file_bytes = nullptr) {
+    const Descriptor file = open_own(path, kNoLimit);
+    struct stat status {};
+    if (!file.valid() || ::fstat(file.get(), &status) != 0 || status.st_uid != ::geteuid()) return {};
+    if (file_bytes != nullptr) *file_bytes = static_cast<std::uint64_t>(status.st_size);
+    const off_t start = from < 0 ? status.st_size + from : from;
+    std::string bytes(count, '\0');
+    const ssize_t got = start < 0 ? 0 : ::pread(file.get(), bytes.data(), count, start);
+    bytes.resize(got < 0 ? 0 : static_cast<std::size_t>(got));
+    return bytes;
+}
+
+bool is_our_entry(const fs::path& path) {
+    std::uint64_t file_bytes = 0;
+    const std::string end = bytes_of(path, -static_cast<off_t>(kTrailerBytes), kTrailerBytes, &file_bytes);
+    return is_entry_name(path) && is_trailer(end, file_bytes, key_in(path));
+}
+
+bool is_our_dump(const fs::path& path) {
+    if (!is_dump_name(path)) return false;
+    const std::string last = last_line_of_dump(key_in(path));
+    return bytes_of(path, -static_cast<off_t>(last.size()), last.size()) == last;
+}
+
+bool is_our_memo(const fs::path& path) {
+    return path.extension() == kMemoSuffix && is_memo(bytes_of(path, 0, kMostMemoHeader));
 }
 
 std::vector<Entry> entries_in(const fs::path& directory) {
     std::vector<Entry> result;
-    std::error_code error;
-    for (auto it = fs::directory_iterator(directory, error); !error && it != fs::directory_iterator(); it.increment(error)) {
-        if (!is_entry(it->path())) continue;
-        std::error_code gone;  // another process may remove it meanwhile
-        Entry entry{it->path(), fs::file_size(it->path(), gone), {}};
-        if (!gone) entry.used = fs::last_write_time(it->path(), gone);
-        if (gone) continue;
-        for (const char* suffix : kDumpSuffixes) {
-            std::error_code none;
-            const std::uint64_t bytes = fs::file_size(fs::path(it->path()).replace_extension(suffix), none);
-            if (!none) entry.bytes += bytes;
-        }
+    visit_folder(directory, [&](const fs::path& path) {
+        struct stat status {};
+        if (!is_entry_name(path) || ::lstat(path.c_str(), &status) != 0) return;
+        Entry entry{path, 0, static_cast<double>(status.st_mtim.tv_sec) + 1e-9 * static_cast<double>(status.st_mtim.tv_nsec),
+                    S_ISREG(status.st_mode)};
+        if (entry.regular) entry.bytes = static_cast<std::uint64_t>(status.st_size);
+        for (const char* suffix : kDumpSuffixes)
+            if (const fs::path dump = fs::path(path).replace_extension(suffix);
+                is_our_dump(dump) && ::lstat(dump.c_str(), &status) == 0)
+                entry.bytes += static_cast<std::uint64_t>(status.st_size);
         result.push_back(std::move(entry));
-    }
+    });
     return result;
 }
 
+// The caller knows that the entry is ours.
 bool remove_with_dumps(const fs::path& entry) {
-    std::error_code ignored;
-    for (const char* suffix : kDumpSuffixes) fs::remove(fs::path(entry).replace_extension(suffix), ignored);
-    return fs::remove(entry, ignored);
+    for (const char* suffix : kDumpSuffixes)
+        if (const fs::path dump = fs::path(entry).replace_extension(suffix); is_our_dump(dump)) ::unlink(dump.c_str());
+    return ::unlink(entry.c_str()) == 0;
+}
+
+// Bytes that are sealed were written by somebody, not necessarily by a compiler.
+std::optional<Cubin> unseal_kernel(const std::string& file, const std::string& key, std::string* why_not) {
+    auto cubin = unseal(file, key, why_not);
+    if (!cubin) return std::nullopt;
+    try {
+        const std::string symbol = entry_symbol(cubin->bytes, "it is sealed");
+        if (symbol == cubin->symbol) return cubin;
+        *why_not = fmt::format("its kernel is {}, not {}", symbol, cubin->symbol);
+    } catch (const Error& error) {
+        *why_not = error.what();
+    }
+    return std::nullopt;
 }
 
 }  // namespace
@@ -74,82 +145,61 @@ fs::path Store::entry_path(const std::string& name, const std::string& key) cons
 }
 
 fs::path Store::memo_path(const std::string& label) const {
-    return directory_.empty() ? fs::path{} : directory_ / "memo" / (label + ".memo");
+    return directory_.empty() ? fs::path{} : directory_ / kMemoFolder / (label + kMemoSuffix);
 }
 
-fs::path Store::temporary_root() const {
-    return directory_.empty() ? fs::path{} : directory_ / "tmp";
-}
-
-void Store::discard(const fs::path& path, int opened, const std::string& problem) const {
-    const bool remove = access_ != Access::read_only;
-    log_once(Level::warning, fmt::format("{}: {}; {}", path.string(), problem,
-                                         remove ? "it is removed and compiled again" : "it is passed over"));
-    if (!remove) return;
-    // Only the file that was read: another process may have put a good one there since.
-    struct stat read {
-    }, there{};
-    if (::fstat(opened, &read) == 0 && ::stat(path.c_str(), &there) == 0 && read.st_ino == there.st_ino &&
-        read.st_dev == there.st_dev)
-        remove_with_dumps(path);
-}
-
-std::optional<Cubin> Store::load(const std::string& name, const std::string& key) {
+std::optional<Cubin> Store::load(const std::string& name, const std::string& key) const {
     if (directory_.empty()) return std::nullopt;
     const fs::path path = entry_path(name, key);
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     std::string problem;
-    if (!file.valid()) {
-        if (errno != ENOENT) log_once(Level::warning, fmt::format("{}: cannot be read: {}", path.string(), errno_text(errno)));
-        return std::nullopt;
-    }
-    const auto bytes = read_descriptor(file.get(), &problem);
-    auto cubin = bytes ? unseal(*bytes, key, &problem) : std::nullopt;
+    const Descriptor file = open_own(path, kMostEntryBytes, &problem);
+    if (!file.valid() && problem.empty()) return std::nullopt;
+    const auto bytes = file.valid() ? read_descriptor(file.get(), &problem, kMostEntryBytes) : std::nullopt;
+    auto cubin = bytes ? unseal_kernel(*bytes, key, &problem) : std::nullopt;
     if (!cubin)
-        discard(path, file.get(), problem);
+        log_once(Level::warning, fmt::format("{}: {}; it is {}", path.string(), problem,
+                                             access_ == Access::cache ? "compiled again" : "passed over"));
     else if (access_ == Access::cache)
         ::futimens(file.get(), nullptr);  // last used now; should it fail, eviction only guesses worse
     return cubin;
 }
 
-bool Store::publish(const std::string& name, const std::string& key, const Cubin& cubin, std::string* why_not) {
-    if (directory_.empty() || access_ == Access::read_only) return false;
+std::optional<Refusal> Store::publish(const std::string& name, const std::string& key, const Cubin& cubin) {
+    if (directory_.empty() || access_ == Access::read_only) return Refusal{"it is not to be written", false};
     if (entry_symbol(cubin.bytes, name) != cubin.symbol)
         throw Error(fmt::format("{}: expected the kernel {} in the cubin, got another", name, cubin.symbol));
+    const std::string file = seal(cubin, key);
+    if (file.size() > kMostEntryBytes) return Refusal{fmt::format("{} bytes are too many for an entry", file.size()), false};
     const bool ours = access_ == Access::cache;
-    std::string reason = make_directories(directory_, ours ? 0700 : 0755);
     const fs::path target = entry_path(name, key);
-    if (reason.empty()) reason = write_atomically(target, seal(cubin, key), temporary_root(), ours ? 0600 : 0644);
-    if (!ours) {
-        std::error_code ignored;
-        fs::remove(temporary_root(), ignored);  // unless another writer still has something in it
-    }
-    if (!reason.empty()) {
-        if (why_not != nullptr)
-            *why_not = reason;
-        else
-            log_once(Level::warning, fmt::format("compiled kernels cannot be kept in {}: {}; they stay in memory",
-                                                 directory_.string(), reason));
-        return false;
-    }
-    if (ours) {
-        evict(target);
-        sweep_temporaries();
-    }
-    return true;
+    int error = 0;
+    std::string reason = make_directories(directory_, ours ? 0700 : 0755);
+    if (reason.empty()) reason = write_atomically(target, file, ours ? 0600 : 0644, &error);
+    if (!reason.empty()) return Refusal{reason, std::ranges::find(kErrorsOfOneEntry, error) == kErrorsOfOneEntry.end()};
+    if (ours) evict(target);
+    sweep(false);
+    return std::nullopt;
 }
 
 std::string Store::write_beside(const std::string& name, const std::string& key, const std::string& suffix,
                                 const std::string& text) {
     if (directory_.empty()) return "the cache is in memory only";
-    return write_atomically(entry_path(name, key).replace_extension(suffix), text, temporary_root(), 0600);
+    const char* newline = text.empty() || text.ends_with('\n') ? "" : "\n";
+    return write_atomically(entry_path(name, key).replace_extension(suffix), text + newline + last_line_of_dump(key), 0600);
 }
 
 void Store::evict(const fs::path& keep) const {
     std::vector<Entry> entries = entries_in(directory_);
     std::uint64_t total = 0;
-    for (const Entry& entry : entries) total += entry.bytes;
-    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
+    const auto count = [&] {
+        total = 0;
+        for (const Entry& entry : entries) total += entry.bytes;
+        return total;
+    };
+    if (count() <= max_bytes_) return;
+    std::erase_if(entries, [](const Entry& entry) { return !is_our_entry(entry.path); });
+    count();
+    std::ranges::sort(entries, {}, &Entry::used);
     for (const Entry& entry : entries) {
         if (total <= max_bytes_) return;
         if (entry.path == keep) continue;
@@ -158,46 +208,43 @@ void Store::evict(const fs::path& keep) const {
     }
 }
 
-void Store::sweep_temporaries() const {
-    const auto oldest = fs::file_time_type::clock::now() - kStaleTemporary;
-    std::error_code error;
-    for (auto it = fs::directory_iterator(temporary_root(), error); !error && it != fs::directory_iterator();
-         it.increment(error)) {
-        std::error_code ignored;
-        const auto written = fs::last_write_time(it->path(), ignored);
-        if (!ignored && written < oldest) fs::remove_all(it->path(), ignored);
-    }
+void Store::sweep(bool everything) const {
+    const MadeOn made_on = everything ? MadeOn::any_host : MadeOn::this_host;
+    sweep_drafts(directory_, made_on);
+    for (const char* below : {kMemoFolder, kTunedFolder})
+        if (is_own_folder(directory_ / below)) sweep_drafts(directory_ / below, made_on);
 }
 
 std::vector<EntryInfo> Store::list(bool verify) const {
     std::vector<EntryInfo> result;
     if (directory_.empty()) return result;
-    const auto now = fs::file_time_type::clock::now();
     for (const Entry& entry : entries_in(directory_)) {
-        EntryInfo info{
-            entry.path.filename().string(), entry.bytes, std::chrono::duration<double>(now - entry.used).count(), {}};
+        EntryInfo info{entry.path.filename().string(), entry.bytes, now() - entry.used, {}};
         if (verify) {
-            const auto bytes = read_file(entry.path, &info.problem);
-            const std::string stem = entry.path.stem().string();
-            if (bytes) unseal(*bytes, stem.substr(stem.rfind('-') + 1), &info.problem);
+            const auto bytes = read_own(entry.path, kMostEntryBytes, &info.problem);
+            if (bytes) unseal_kernel(*bytes, key_in(entry.path), &info.problem);
+            if (!bytes && info.problem.empty()) continue;  // another process has removed it
         }
         result.push_back(std::move(info));
     }
-    std::sort(result.begin(), result.end(), [](const EntryInfo& a, const EntryInfo& b) { return a.file < b.file; });
+    std::ranges::sort(result, {}, &EntryInfo::file);
     return result;
 }
 
 std::size_t Store::clear() {
     if (directory_.empty() || access_ == Access::read_only) return 0;
     std::size_t removed = 0;
-    for (const Entry& entry : entries_in(directory_)) removed += remove_with_dumps(entry.path) ? 1 : 0;
-    std::error_code ignored;
-    for (const fs::path& folder : {temporary_root(), directory_ / "memo"})
-        for (auto it = fs::directory_iterator(folder, ignored); !ignored && it != fs::directory_iterator();
-             it.increment(ignored)) {
-            std::error_code gone;
-            fs::remove_all(it->path(), gone);
-        }
+    visit_folder(directory_, [&](const fs::path& path) {
+        if (is_our_entry(path))
+            removed += remove_with_dumps(path) ? 1 : 0;
+        else if (is_our_dump(path))
+            ::unlink(path.c_str());
+    });
+    if (const fs::path memos = directory_ / kMemoFolder; is_own_folder(memos))
+        visit_folder(memos, [](const fs::path& path) {
+            if (is_our_memo(path)) ::unlink(path.c_str());
+        });
+    sweep(true);
     return removed;
 }
 

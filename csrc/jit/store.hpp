@@ -1,6 +1,7 @@
 // Cubins on disk. An entry is <kernel>-<key>.cubin: the cubin as compiled, then a trailer with its key, symbol, length and
-// SHA-256, so tools read it as ELF and nothing unverified is ever loaded. Writers go through a private temporary and a rename;
-// readers take no lock.
+// SHA-256, so tools read it as ELF and nothing unverified is ever loaded. Writers go through a draft and a rename; readers take
+// no lock. A user may have named a folder that holds files of their own: only what has the name and the contents of ours is
+// counted, evicted or cleared.
 #pragma once
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "files.hpp"
@@ -16,9 +18,12 @@
 namespace gdn_cuda::jit {
 
 constexpr std::size_t kKeyLength = 64;  // hex of a SHA-256
+constexpr std::size_t kTrailerBytes = 128;
 
 std::string seal(const Cubin& cubin, const std::string& key);  // cubin and trailer
 std::optional<Cubin> unseal(const std::string& file, const std::string& key, std::string* why_not = nullptr);  // empty key: any
+// Whether `end`, the last bytes of a file of this size, is the trailer of the key's entry. It identifies, it does not verify.
+bool is_trailer(std::string_view end, std::uint64_t file_bytes, std::string_view key);
 
 struct EntryInfo {
     std::string file;  // name inside the directory
@@ -27,11 +32,15 @@ struct EntryInfo {
     std::string problem;     // empty: it verifies, or verifying was not asked for
 };
 
+// Why an entry was not published.
+struct Refusal {
+    std::string reason;
+    bool another_place = false;  // may take it: this one's disk is full, read-only or failing
+};
+
 class Store {
   public:
-    // The first usable place of: GDN_JIT_CACHE_DIR, XDG_CACHE_HOME/gdn_cuda, HOME/.cache/gdn_cuda, <tmp>/gdn_cuda-<uid>; a
-    // place that others own or may write is refused. None usable: memory only. One warning says why a better place was passed
-    // over.
+    // What is written now: the first usable place, or a later one once that is full (cache_place.hpp).
     static Store& instance();
     enum class Access { cache, exported, read_only };  // exported: for other users to read, and never evicted
     Store(std::filesystem::path directory, std::uint64_t max_bytes, Access access = Access::cache);
@@ -39,35 +48,31 @@ class Store {
     const std::filesystem::path& directory() const { return directory_; }   // empty: memory only
     const std::vector<std::string>& refusals() const { return refusals_; }  // "/x: others may write it (mode 0777)"
 
-    std::optional<Cubin> load(const std::string& name, const std::string& key);  // a broken entry is removed and mentioned once
-    // False: the caller keeps it in memory. Warns once, or tells `why_not` instead. An Error for what is no cubin with that one
-    // entry.
-    bool publish(const std::string& name, const std::string& key, const Cubin& cubin, std::string* why_not = nullptr);
-    // Dumps, which go when their entry goes; `suffix` is ".cu", ".ptx" or ".sass". Empty, or why it could not be written.
+    // Nothing for an entry that is missing, broken or not to be trusted, which is left for publish() to replace; all but the
+    // first are mentioned once.
+    std::optional<Cubin> load(const std::string& name, const std::string& key) const;
+    // Empty on success. An Error for what is no cubin with that one entry.
+    std::optional<Refusal> publish(const std::string& name, const std::string& key, const Cubin& cubin);
+    // Dumps, which go when their entry goes; `suffix` is ".cu", ".ptx" or ".sass". Their last line says that they are ours.
+    // Empty, or why it could not be written.
     std::string write_beside(const std::string& name, const std::string& key, const std::string& suffix,
                              const std::string& text);
 
-    std::vector<EntryInfo> list(bool verify) const;
-    std::size_t clear();  // entries, temporaries and memos; locks stay. The number of entries removed
+    std::vector<EntryInfo> list(bool verify) const;  // all that have the name of an entry
+    std::size_t clear();  // entries, dumps, drafts and memos; locks stay. The number of entries removed
     std::filesystem::path entry_path(const std::string& name, const std::string& key) const;
     std::filesystem::path memo_path(const std::string& label) const;  // empty when memory only
-    std::filesystem::path temporary_root() const;                     // empty when memory only
 
   private:
-    friend Store open_first_usable();
-
-    void discard(const std::filesystem::path& path, int opened, const std::string& problem) const;
+    friend class CachePlaces;
     void evict(const std::filesystem::path& keep) const;
-    void sweep_temporaries() const;
+    void sweep(bool everything) const;
 
     std::filesystem::path directory_;
     std::uint64_t max_bytes_;
     Access access_;
     std::vector<std::string> refusals_;
 };
-
-// The chain of places above, told apart so that it can be tested: nothing is remembered, nothing is logged.
-Store open_first_usable();
 
 // One compile a key a node. The lock file is never unlinked; the kernel frees it when its holder dies.
 class KeyLock {

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "draft.hpp"
 #include "errors.hpp"
 #include "files.hpp"
 #include "key.hpp"
@@ -26,6 +27,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kHeader = "gdn_cuda memo 1";
+static_assert(kHeader.size() < kMostMemoHeader);
+// Of CUDA's and CUTLASS's headers the largest has some megabytes; a memo has a line for each.
+constexpr std::uint64_t kMostBytes = 256 << 20;
 constexpr std::size_t kDigestLength = 64;
 // Times come from a clock that ticks every few milliseconds: a file this young may change again without its status showing it.
 constexpr std::int64_t kSettled = 2'000'000'000;
@@ -162,24 +166,28 @@ struct Memo {
 
 Memo read_memo(const fs::path& path) {
     if (path.empty()) return {};
-    const auto text = read_file(path);
+    const auto text = read_own(path, kMostBytes);
     return text ? Memo::parse(*text) : Memo{};
 }
 
 void write_memo(const fs::path& path, const Memo& memo) {
     if (path.empty()) return;
     // Without it the next process reads the files again: slower, never wrong.
-    if (make_directories(path.parent_path(), 0700).empty()) write_atomically(path, memo.text(), path.parent_path(), 0600);
+    if (make_own_folder(path.parent_path()).empty()) write_atomically(path, memo.text(), 0600);
 }
 
 std::string file_digest(const fs::path& path) {
     std::string why_not;
-    const auto bytes = read_file(path, &why_not);
+    const auto bytes = read_file(path, kMostBytes, &why_not);
     if (!bytes) throw Error(fmt::format("header {}: expected a readable file, got: {}", path.string(), why_not));
     return sha256_hex(*bytes);
 }
 
 }  // namespace
+
+bool is_memo(std::string_view start) {
+    return start.substr(0, kHeader.size() + 1) == std::string(kHeader) + "\n";
+}
 
 std::string tree_digest(const fs::path& root, const fs::path& memo, const FolderFilter& enter) {
     const std::int64_t started = now();

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "cache_place.hpp"
+#include "draft.hpp"
 #include "env.hpp"
 #include "errors.hpp"
 #include "files.hpp"
@@ -21,7 +22,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char *kFolder = "tuned", *kSuffix = ".tuned", *kFirstLine = "gdn_cuda tuned 1\n", *kDigest = "sha256";
-constexpr std::size_t kDigestOfVersion = 16;
+constexpr std::size_t kDigestOfVersion = 16, kKeyDigits = 64;
+constexpr std::uint64_t kMostBytes = 64 << 10;
 
 // Every field with its label, in the order of a file.
 template <class Entry, class Visitor>
@@ -55,6 +57,13 @@ template <class Number>
 bool read_value(std::string_view text, Number& value) {
     const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     return error == std::errc{} && rest == text.data() + text.size() && value > 0 && std::isfinite(static_cast<double>(value));
+}
+
+// <kernel>-<key>.tuned
+bool is_name(const fs::path& path) {
+    const std::string stem = path.stem().string();
+    return path.extension() == kSuffix && stem.size() > kKeyDigits + 1 && stem[stem.size() - kKeyDigits - 1] == '-' &&
+           stem.find_first_not_of("0123456789abcdef", stem.size() - kKeyDigits) == std::string::npos;
 }
 
 std::string summary(const TunedEntry& entry) {
@@ -100,14 +109,12 @@ std::optional<TunedEntry> from_file(const std::string& text, std::string* why_no
 
 TunedStore TunedStore::to_write() {
     const Store& store = Store::instance();
-    if (store.directory().empty()) return {{}, {}};
-    return {store.directory() / kFolder, store.temporary_root()};
+    return TunedStore(store.directory().empty() ? fs::path{} : store.directory() / kFolder);
 }
 
 TunedStore TunedStore::to_read() {
     const fs::path place = first_place_with(kFolder);
-    if (place.empty()) return {{}, {}};
-    return {place / kFolder, place / "tmp"};
+    return TunedStore(place.empty() ? fs::path{} : place / kFolder);
 }
 
 fs::path TunedStore::path_of(const TunedEntry& entry) const {
@@ -122,8 +129,8 @@ fs::path TunedStore::path_of(const TunedEntry& entry) const {
 std::string TunedStore::write(const TunedEntry& entry) const {
     const std::string text = to_file(entry);
     if (folder_.empty()) return "there is no usable cache directory";
-    if (std::string reason = make_directories(folder_, 0700); !reason.empty()) return reason;
-    return write_atomically(path_of(entry), text, scratch_, 0600);
+    if (std::string reason = make_own_folder(folder_); !reason.empty()) return reason;
+    return write_atomically(path_of(entry), text, 0600);
 }
 
 std::vector<TunedFile> TunedStore::list() const {
@@ -131,9 +138,9 @@ std::vector<TunedFile> TunedStore::list() const {
     if (folder_.empty()) return result;
     std::error_code error;
     for (auto it = fs::directory_iterator(folder_, error); !error && it != fs::directory_iterator(); it.increment(error)) {
-        if (it->path().extension() != kSuffix) continue;
+        if (!is_name(it->path())) continue;
         TunedFile found{it->path().filename().string(), std::nullopt, {}};
-        if (const auto text = read_file(it->path(), &found.problem)) found.entry = from_file(*text, &found.problem);
+        if (const auto text = read_own(it->path(), kMostBytes, &found.problem)) found.entry = from_file(*text, &found.problem);
         if (found.entry && path_of(*found.entry).filename() != it->path().filename()) {
             found.entry.reset();
             found.problem = "its name is another entry's";
@@ -146,8 +153,11 @@ std::vector<TunedFile> TunedStore::list() const {
 
 bool TunedStore::remove(const std::string& file) const {
     if (folder_.empty()) return false;
-    if (fs::path(file).filename() != fs::path(file) || fs::path(file).extension() != kSuffix)
-        throw Error(fmt::format("tuned entry: expected the name of a file *{} in {}, got {}", kSuffix, folder_.string(), file));
+    if (fs::path(file).filename() != fs::path(file) || !is_name(file))
+        throw Error(fmt::format("tuned entry: expected the name of a file <kernel>-<key>{} in {}, got {}", kSuffix,
+                                folder_.string(), file));
+    const auto text = read_own(folder_ / file, kMostBytes);
+    if (!text || !text->starts_with(kFirstLine)) return false;
     std::error_code ignored;
     return fs::remove(folder_ / file, ignored);
 }
@@ -158,7 +168,7 @@ std::vector<TunedEntry> TunedStore::entries(const std::string& kernel, const Dev
     for (const TunedFile& found : list()) {
         const std::string path = (folder_ / found.file).string();
         if (!found.entry)
-            log_once(Level::warning, fmt::format("{}: {}; it is ignored, `tune --clear` removes it", path, found.problem));
+            log_once(Level::warning, fmt::format("{}: {}; it is ignored", path, found.problem));
         else if (!found.entry->is_of(traits))
             log_once(Level::info, fmt::format("{}: tuned on {}, this is {} ({} multiprocessors); it is ignored", path,
                                               summary(*found.entry), traits.name, traits.multiprocessors));

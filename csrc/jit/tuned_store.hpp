@@ -33,9 +33,8 @@ struct TunedFile {
 
 class TunedStore {
   public:
-    // Empty paths: memory only, nothing is stored. `scratch` is on the same file system.
-    TunedStore(std::filesystem::path folder, std::filesystem::path scratch)
-        : folder_(std::move(folder)), scratch_(std::move(scratch)) {}
+    // An empty path: memory only, nothing is stored.
+    explicit TunedStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
     // Where to write: beside the compiled kernels. Where to read: the first place that has winners, if others cannot have
     // written it; nothing is made and nothing is said, because most machines have none.
     static TunedStore to_write();
@@ -45,14 +44,14 @@ class TunedStore {
     std::filesystem::path path_of(const TunedEntry& entry) const;
 
     std::string write(const TunedEntry& entry) const;  // empty, or why it could not be kept
-    std::vector<TunedFile> list() const;
-    bool remove(const std::string& file) const;
+    std::vector<TunedFile> list() const;               // all that have the name of an entry
+    bool remove(const std::string& file) const;        // false for what is gone, or begins as no entry does: it is not ours
 
     // What is sound and made on such a device by this version; one line in the log about each that is not.
     std::vector<TunedEntry> entries(const std::string& kernel, const DeviceTraits& traits, const std::string& version) const;
 
   private:
-    std::filesystem::path folder_, scratch_;
+    std::filesystem::path folder_;
 };
 
 // The package's version and a digest of the kernels, so that a development tree does not trust figures of other code.

@@ -15,7 +15,7 @@ def add_parser(commands: Any) -> None:
     for name, meaning in (
         ("ls", "every entry: size, time since last use, kernel"),
         ("verify", "checks every entry against its digest; exits 1 when one is broken"),
-        ("clear", "removes every entry; what `tune` stored stays"),
+        ("clear", "removes every entry that gdn_cuda wrote; what `tune` stored stays"),
         ("path", "prints the folder"),
     ):
         action = actions.add_parser(name, help=meaning)
@@ -35,12 +35,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0 if directory else 1
     if arguments.action == "clear":
         removed = _C.cache_clear()
+        left = [entry["file"] for entry in _C.cache_list()]
         # Measurements that took a GPU, not copies of anything: only who asks for it loses them.
         tuned = len(list((Path(directory) / "tuned").glob("*.tuned"))) if directory else 0
         if arguments.json:
-            print_json({"directory": directory or None, "removed": removed, "tuned_kept": tuned})
+            print_json({"directory": directory or None, "removed": removed, "left": left, "tuned_kept": tuned})
         else:
             print(f"removed {removed} entries from {directory or 'nowhere: the cache is memory only'}")
+            if left:
+                print(f"left what has the name of an entry and not its contents: {', '.join(left)}")
             if tuned:
                 print(f"kept what `tune` stored ({tuned}); `python -m gdn_cuda tune --clear` forgets it")
         return 0

@@ -177,7 +177,7 @@ def _cache() -> Iterator[Check]:
     yield Check("cache", "ok", f"{directory}: {len(entries)} entries, {size} of {limit}")
     if broken:
         yield Check(
-            "cache", "note", f"broken: {', '.join(broken)}", "they are rebuilt when needed; `cache clear` removes them now"
+            "cache", "note", f"broken: {', '.join(broken)}", "they are replaced when needed; remove what is not gdn_cuda's"
         )
 
 
@@ -189,6 +189,11 @@ def _prebuilt() -> Iterator[Check]:
     if not directory:
         if env["disable"]:
             yield Check("prebuilt", "note", "GDN_JIT_DISABLE=1 and no GDN_JIT_PREBUILT_DIR: only cached kernels will run")
+        return
+    if refusal := _C.prebuilt_refusal():
+        yield Check(
+            "prebuilt", "problem", f"{directory} is passed over: {refusal}", "only you and root may be able to change it"
+        )
         return
     count = sum(1 for _ in Path(directory).glob("*.cubin"))
     yield Check(

@@ -51,6 +51,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_age(seconds: float) -> str:
+    seconds = max(seconds, 0)  # a clock may have been ahead
     for limit, size, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"

@@ -223,6 +223,9 @@ def _clear(operator: str | None, as_json: bool) -> int:
     else:
         print(f"forgot {removed} tuned {'problem' if removed == 1 else 'problems'} in {_where(listed)}")
     if removed < len(found):
-        print(f"tune: {len(found) - removed} of {len(found)} could not be removed from {listed['folder']}", file=sys.stderr)
+        print(
+            f"tune: {len(found) - removed} of {len(found)} stay in {listed['folder']}: not tune's, or not to be removed",
+            file=sys.stderr,
+        )
         return 1
     return 0

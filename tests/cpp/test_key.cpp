@@ -147,6 +147,13 @@ TEST_F(Tree, LinksAreFollowedAndLoopsEnd) {
     EXPECT_NE(tree_digest(root, {}), before);
 }
 
+TEST_F(Tree, AHeaderTooLargeToReadIsNamed) {
+    write(root / "vast.hpp", "x");
+    fs::resize_file(root / "vast.hpp", std::uintmax_t{1} << 40);  // sparse
+    EXPECT_CONTAINS(message_of([&] { tree_digest(root, {}); }),
+                    "vast.hpp: expected a readable file, got: it has 1099511627776 bytes");
+}
+
 TEST_F(Tree, OnlyFoldersAskedFor) {
     const auto none = [](std::string_view) { return false; };
     const std::string before = tree_digest(root, {}, none);

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <limits>
+#include <set>
 #include <thread>
 
+#include "jit/cache_place.hpp"
+#include "jit/draft.hpp"
 #include "jit/errors.hpp"
 #include "jit/store.hpp"
 #include "support.hpp"
@@ -24,8 +26,14 @@ using jit::KeyLock;
 using jit::Level;
 using jit::Store;
 
-constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
+using jit::kNoLimit;
 constexpr uid_t kNobody = 65534;
+
+std::set<std::string> names_in(const fs::path& folder) {
+    std::set<std::string> result;
+    for (const auto& entry : fs::directory_iterator(folder)) result.insert(entry.path().filename());
+    return result;
+}
 
 TEST(Seal, RoundTripAndReadableAsElf) {
     const Cubin cubin = cubin_of("_Z1kv");
@@ -63,7 +71,8 @@ struct StoreTest : ::testing::Test {
     const Cubin cubin = cubin_of("k");
 
     fs::path entry(char key) const { return store.entry_path("gdn/toy", key_of(key)); }
-    bool publish(char key) { return store.publish("gdn/toy", key_of(key), cubin); }
+    bool publish(char key) { return publish_in(store, key); }
+    bool publish_in(Store& any, char key) const { return !any.publish("gdn/toy", key_of(key), cubin); }
     bool hit(char key) { return store.load("gdn/toy", key_of(key)).has_value(); }
 };
 
@@ -78,18 +87,18 @@ TEST_F(StoreTest, PublishedIsFoundAndPrivate) {
     EXPECT_EQ(status.st_mode & 0777, 0700u);
     ASSERT_EQ(::stat(entry('a').c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600u);
-    EXPECT_TRUE(fs::is_empty(place / "tmp"));
+    EXPECT_EQ(names_in(place), std::set<std::string>{entry('a').filename()}) << "nothing else is left";
     EXPECT_TRUE(log.at_least(Level::warning).empty());
 }
 
-TEST_F(StoreTest, ADamagedEntryIsAMissRemovedAndMentionedOnce) {
+TEST_F(StoreTest, ADamagedEntryIsAMissReplacedAndMentionedOnce) {
     const std::string whole = jit::seal(cubin, key_of('a')), foreign = jit::seal(cubin, key_of('b'));
     int round = 0;
     for (const std::string& damaged : {std::string(), whole.substr(0, whole.size() / 2), whole.substr(0, whole.size() - 1),
                                        std::string("#!/bin/sh\n"), foreign, std::string(1 << 20, '\0')}) {
         write(entry('a'), damaged);
         EXPECT_FALSE(hit('a')) << ++round;
-        EXPECT_FALSE(fs::exists(entry('a'))) << round;
+        EXPECT_EQ(read(entry('a')), damaged) << round << ": only a good one replaces it";
         ASSERT_TRUE(publish('a'));
         EXPECT_TRUE(hit('a'));
     }
@@ -100,9 +109,53 @@ TEST_F(StoreTest, ADamagedEntryIsAMissRemovedAndMentionedOnce) {
     EXPECT_EQ(log.count(key_of('c')), 1u);
 }
 
-TEST_F(StoreTest, AFolderInPlaceOfAnEntryIsAMiss) {
+TEST_F(StoreTest, WhatIsNoFileInPlaceOfAnEntryIsAMissAndStays) {
     fs::create_directories(entry('a'));
+    ASSERT_EQ(::mkfifo(entry('b').c_str(), 0600), 0);
+    write(folder / "elsewhere", jit::seal(cubin, key_of('c')));
+    fs::create_symlink(folder / "elsewhere", entry('c'));
+    for (char key : {'a', 'b', 'c'}) {
+        EXPECT_FALSE(hit(key)) << key;
+        const auto refusal = store.publish("gdn/toy", key_of(key), cubin);
+        ASSERT_TRUE(refusal) << key;
+        EXPECT_CONTAINS(refusal->reason, "is in the way: it is not a regular file");
+        EXPECT_FALSE(refusal->another_place) << "one name that is taken says nothing of the disk";
+    }
+    EXPECT_EQ(store.list(true).size(), 3u);
+    for (const auto& info : store.list(true)) EXPECT_NE(info.problem, "");
+    EXPECT_EQ(store.clear(), 0u);
+    EXPECT_TRUE(fs::is_directory(entry('a')) && fs::is_fifo(entry('b')) && fs::is_symlink(entry('c')));
+    EXPECT_TRUE(fs::exists(folder / "elsewhere"));
+}
+
+TEST_F(StoreTest, AnEntryTooLargeToBeOneIsAMissThatIsNeverRead) {
+    write(entry('a'), "x");
+    fs::resize_file(entry('a'), std::uintmax_t{1} << 40);  // sparse
     EXPECT_FALSE(hit('a'));
+    EXPECT_CONTAINS(store.list(true).at(0).problem, "more than the");
+    EXPECT_TRUE(publish('a'));
+    EXPECT_TRUE(hit('a'));
+}
+
+TEST_F(StoreTest, AnEntryThatOthersMayHaveWrittenIsAMiss) {
+    ASSERT_TRUE(publish('a') && publish('b'));
+    ASSERT_EQ(::chmod(entry('a').c_str(), 0666), 0);
+    EXPECT_FALSE(hit('a'));
+    EXPECT_EQ(log.count("others may write it (mode 0666)"), 1u);
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+    ASSERT_EQ(::chown(entry('b').c_str(), kNobody, kNobody), 0);
+    EXPECT_FALSE(hit('b'));
+    EXPECT_EQ(log.count("it belongs to user 65534"), 1u);
+}
+
+TEST_F(StoreTest, WhatIsSealedAndNoKernelIsAMiss) {
+    for (const Cubin& sealed :
+         {Cubin{"eighteen bytes: no", "k"}, Cubin{cubin.bytes, "another"}, Cubin{tiny_cubin({"k", "l"}), "k"}}) {
+        write(entry('a'), jit::seal(sealed, key_of('a')));
+        EXPECT_FALSE(hit('a'));
+        EXPECT_NE(store.list(true).at(0).problem, "");
+        EXPECT_FALSE(Store(place, 0, Store::Access::read_only).load("gdn/toy", key_of('a')));
+    }
 }
 
 TEST_F(StoreTest, ReadOnlyIsLeftAloneButNotBelieved) {
@@ -113,7 +166,7 @@ TEST_F(StoreTest, ReadOnlyIsLeftAloneButNotBelieved) {
     EXPECT_FALSE(baked.load("gdn/toy", key_of('b')));
     EXPECT_TRUE(fs::exists(entry('b')));
     EXPECT_EQ(log.count("passed over"), 1u);
-    EXPECT_FALSE(baked.publish("gdn/toy", key_of('d'), cubin));
+    EXPECT_FALSE(publish_in(baked, 'd'));
     EXPECT_EQ(baked.clear(), 0u);
 }
 
@@ -125,71 +178,145 @@ TEST_F(StoreTest, NoFailureIsEverPublished) {
     }
 }
 
-TEST_F(StoreTest, AFullDiskKeepsNothingHalfAndWarnsOnce) {
+TEST_F(StoreTest, AFullDiskKeepsNothingHalfAndSaysThatAnotherPlaceMayDo) {
     ASSERT_TRUE(publish('a'));
     Cubin large = cubin;
     large.bytes.append(4096, '\0');
     const auto result = in_child({}, [&] {
-        jit::set_log_sink({});
         ::signal(SIGXFSZ, SIG_IGN);
-        const rlimit limit{2048, 2048};  // room for the warnings, not for the entries
+        const rlimit limit{2048, 2048};
         ::setrlimit(RLIMIT_FSIZE, &limit);
-        std::string outcome = store.publish("gdn/toy", key_of('b'), large) ? "published " : "kept ";
-        outcome += store.publish("gdn/toy", key_of('c'), large) ? "published " : "kept ";
-        std::string why;
-        store.publish("gdn/toy", key_of('d'), large, &why);
+        const auto refusal = store.publish("gdn/toy", key_of('b'), large);
         const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
         ::setrlimit(RLIMIT_FSIZE, &none);
-        return outcome + why;
+        return refusal ? refusal->reason + (refusal->another_place ? "; another place" : "") : "published";
     });
-    EXPECT_TRUE(result.value.starts_with("kept kept ")) << result.value;
-    EXPECT_CONTAINS(result.value, "File too large");
-    EXPECT_TRUE(result.stderr_text.starts_with("gdn_cuda: warning: compiled kernels cannot be kept in " + place.string()));
-    EXPECT_EQ(std::count(result.stderr_text.begin(), result.stderr_text.end(), '\n'), 1) << result.stderr_text;
-    EXPECT_FALSE(fs::exists(entry('b')));
-    EXPECT_TRUE(fs::is_empty(place / "tmp"));
+    EXPECT_EQ(result.value, "cannot write a file in " + place.string() + ": File too large; another place");
+    EXPECT_EQ(names_in(place), std::set<std::string>{entry('a').filename()});
     EXPECT_TRUE(hit('a'));
 }
 
 TEST_F(StoreTest, TheLeastRecentlyUsedGoesFirst) {
     const std::uint64_t one = jit::seal(cubin, key_of('a')).size();
     Store small(place, 3 * one);
-    for (char key : {'a', 'b', 'c'}) ASSERT_TRUE(small.publish("gdn/toy", key_of(key), cubin));
+    for (char key : {'a', 'b', 'c'}) ASSERT_TRUE(publish_in(small, key));
     set_age(entry('a'), std::chrono::hours(3));
     set_age(entry('b'), std::chrono::hours(2));
     set_age(entry('c'), std::chrono::hours(1));
     EXPECT_TRUE(small.load("gdn/toy", key_of('a')));  // used now
-    ASSERT_TRUE(small.publish("gdn/toy", key_of('d'), cubin));
+    ASSERT_TRUE(publish_in(small, 'd'));
     EXPECT_TRUE(fs::exists(entry('a')));
     EXPECT_FALSE(fs::exists(entry('b')));
     EXPECT_TRUE(fs::exists(entry('c')));
     EXPECT_TRUE(fs::exists(entry('d')));
 
     Store tiny(place, 1);
-    ASSERT_TRUE(tiny.publish("gdn/toy", key_of('e'), cubin));
+    ASSERT_TRUE(publish_in(tiny, 'e'));
     EXPECT_TRUE(fs::exists(entry('e'))) << "never the entry just written";
     EXPECT_EQ(tiny.list(false).size(), 1u);
 }
 
 TEST_F(StoreTest, DumpsCountAndGoWithTheirEntry) {
     Store small(place, 64 << 10);
-    ASSERT_TRUE(small.publish("gdn/toy", key_of('a'), cubin));
+    ASSERT_TRUE(publish_in(small, 'a'));
     for (const char* suffix : {".cu", ".ptx", ".sass"})
         EXPECT_EQ(small.write_beside("gdn/toy", key_of('a'), suffix, std::string(40 << 10, 'x')), "");
     set_age(entry('a'), std::chrono::hours(1));
-    ASSERT_TRUE(small.publish("gdn/toy", key_of('b'), cubin));
+    ASSERT_TRUE(publish_in(small, 'b'));
     for (const char* suffix : {".cubin", ".cu", ".ptx", ".sass"})
         EXPECT_FALSE(fs::exists(entry('a').replace_extension(suffix))) << suffix;
     EXPECT_TRUE(fs::exists(entry('b')));
 }
 
-TEST_F(StoreTest, OldTemporariesAreSweptYoungOnesAreNot) {
-    write(place / "tmp" / "old" / "draft", "x");
-    write(place / "tmp" / "young" / "draft", "x");
-    set_age(place / "tmp" / "old", std::chrono::minutes(61));
+TEST_F(StoreTest, EvictionCountsAndTakesOnlySealedEntries) {
+    const std::string stem = place / ("my-" + std::string(63, 'a'));
+    const std::vector<fs::path> others = {stem + "z.cubin", stem + "a.cubin", stem + "a.cu",
+                                          entry('b').replace_extension(".cu"), place / "tmp" / "thesis" / "chapter1.tex"};
+    for (const fs::path& path : others) {
+        write(path, std::string(100 << 10, 'x'));
+        set_age(path, std::chrono::hours(24 * 365));
+    }
+    Store small(place, 64 << 10);
+    for (char key : {'b', 'c', 'd'}) ASSERT_TRUE(publish_in(small, key));
+    EXPECT_TRUE(fs::exists(entry('b')) && fs::exists(entry('c'))) << "what is not ours takes no room from what is";
+    set_age(entry('b'), std::chrono::hours(1));
+    Store tiny(place, 1);
+    ASSERT_TRUE(publish_in(tiny, 'e'));
+    EXPECT_FALSE(fs::exists(entry('b')));
+    EXPECT_EQ(tiny.clear(), 1u);
+    for (const fs::path& path : others) EXPECT_TRUE(fs::exists(path)) << path;
+}
+
+// A draft in the folder whose maker was killed; clocks say that it was made two hours ahead of ours, or behind.
+fs::path dead_draft(const fs::path& in, std::chrono::seconds age) {
+    std::set<std::string> before = names_in(in);
+    const pid_t maker = start_child([&] {
+        auto made = jit::TemporaryDirectory::below(in, nullptr);
+        write(made->path() / "half", "x");
+        ::kill(::getpid(), SIGKILL);
+        return 0;
+    });
+    wait_for(maker);
+    for (const std::string& name : names_in(in))
+        if (!before.contains(name)) {
+            set_age(in / name, age);
+            return in / name;
+        }
+    ADD_FAILURE() << "no draft was left";
+    return {};
+}
+
+TEST_F(StoreTest, DraftsAreSweptWhenTheirMakerIsDeadWhateverTheClocksSay) {
+    fs::create_directories(place / "memo");
+    std::vector<fs::path> dead, others;
+    for (const auto age : {std::chrono::hours(-2), std::chrono::hours(0), std::chrono::hours(2)}) {
+        dead.push_back(dead_draft(place, age));
+        dead.push_back(dead_draft(place / "memo", age));
+    }
+    const std::string dead_name = dead[0].filename(), host = dead_name.substr(16, 16);
+    dead.push_back(place / (".gdn_cuda-draft-" + host + "-1-0123456789abcdef"));
+    write(dead.back(), "half a cubin, of a maker that never came to lock it");
+    fs::create_hard_link(dead.back(), folder / "linked");
+    const auto live = jit::TemporaryDirectory::below(place, nullptr);
+    ASSERT_TRUE(live);
+    write(live->path() / "half", "x");
+    set_age(live->path(), std::chrono::hours(2));
+    for (const char* name :
+         {"old", "memo/1-killed", ".gdn_cuda-draft-mine", ".gdn_cuda-draft-0123456789abcdef-1-0123456789abcdeg"}) {
+        others.push_back(place / name / "thesis.tex");
+        write(others.back(), "x");
+        set_age(others.back().parent_path(), std::chrono::hours(24));
+    }
+    const fs::path of_another_host = place / ".gdn_cuda-draft-0123456789abcdef-1-0123456789abcdef";
+    write(of_another_host, "x");
+
     ASSERT_TRUE(publish('a'));
-    EXPECT_FALSE(fs::exists(place / "tmp" / "old"));
-    EXPECT_TRUE(fs::exists(place / "tmp" / "young"));
+    EXPECT_TRUE(fs::exists(dead.back())) << "it has a second name, which may be anybody's";
+    fs::remove(folder / "linked");
+    ASSERT_TRUE(publish('b'));
+    for (const fs::path& path : dead) EXPECT_FALSE(fs::exists(path)) << path;
+    EXPECT_TRUE(fs::exists(of_another_host));
+    store.clear();
+    EXPECT_FALSE(fs::exists(of_another_host)) << "clearing is a user's word for it";
+    EXPECT_TRUE(fs::exists(live->path() / "half"));
+    for (const fs::path& path : others) EXPECT_TRUE(fs::exists(path)) << path;
+}
+
+TEST_F(StoreTest, LinksOutOfTheCacheAreNotFollowed) {
+    ASSERT_TRUE(publish('a'));
+    const fs::path mine = folder / "mine";
+    for (const char* name : {"x.memo", "ours-0123456789abcdef.memo", ".gdn_cuda-draft-0123456789abcdef-1-0123456789abcdef"})
+        write(mine / name, "gdn_cuda memo 1\n");
+    write(mine / "text", "precious");
+    for (const char* name : {"memo", "tuned", "locks"}) fs::create_directory_symlink(mine, place / name);
+    const std::set<std::string> before = names_in(mine);
+    fs::create_symlink(mine / "text", entry('b').replace_extension(".cu"));
+    EXPECT_CONTAINS(store.write_beside("gdn/toy", key_of('b'), ".cu", "code"), "is in the way");
+    EXPECT_FALSE(KeyLock(place, key_of('a')).held());
+    ASSERT_TRUE(publish('c'));
+    EXPECT_EQ(store.clear(), 2u);
+    EXPECT_EQ(names_in(mine), before);
+    EXPECT_EQ(read(mine / "text"), "precious");
 }
 
 TEST_F(StoreTest, ListVerifyAndClear) {
@@ -198,7 +325,8 @@ TEST_F(StoreTest, ListVerifyAndClear) {
     write(entry('c'), "broken");
     fs::copy(entry('a'), entry('d'));  // right bytes under a wrong name
     set_age(entry('b'), std::chrono::hours(2));
-    write(place / "memo" / "m.memo", "x");
+    write(place / "memo" / "m.memo", "gdn_cuda memo 1\n");
+    write(place / "memo" / "mine.memo", "not ours");
     { const KeyLock lock(place, key_of('a')); }
 
     const auto entries = store.list(true);
@@ -213,9 +341,9 @@ TEST_F(StoreTest, ListVerifyAndClear) {
 
     write(place / "notes.txt", "not ours");
     write(place / "users.cubin", "not ours either");
-    EXPECT_EQ(store.clear(), 4u);
-    EXPECT_TRUE(store.list(false).empty());
-    EXPECT_TRUE(fs::is_empty(place / "memo"));
+    EXPECT_EQ(store.clear(), 2u);
+    EXPECT_EQ(store.list(false).size(), 2u) << "what does not end as the entry of its name may be anybody's";
+    EXPECT_EQ(names_in(place / "memo"), std::set<std::string>{"mine.memo"});
     EXPECT_TRUE(fs::exists(place / "locks" / (key_of('a') + ".lock")));
     EXPECT_TRUE(fs::exists(place / "notes.txt") && fs::exists(place / "users.cubin"));
 }
@@ -223,7 +351,7 @@ TEST_F(StoreTest, ListVerifyAndClear) {
 TEST_F(StoreTest, AnExportIsForEveryoneToRead) {
     ::umask(022);
     Store target(folder / "out" / "prebuilt", kNoLimit, Store::Access::exported);
-    ASSERT_TRUE(target.publish("gdn/toy", key_of('a'), cubin));
+    ASSERT_TRUE(publish_in(target, 'a'));
     const fs::path file = target.entry_path("gdn/toy", key_of('a'));
     struct stat status {};
     ASSERT_EQ(::stat(file.c_str(), &status), 0);
@@ -244,7 +372,7 @@ TEST_F(StoreTest, ManyProcessesWriteReadAndEvictAtOnce) {
             Store mine(place, 3 * one);
             for (int round = 0; round < kRounds; ++round) {
                 const char key = static_cast<char>('a' + (process + round) % 6);
-                if (!mine.publish("gdn/toy", key_of(key), cubin)) ++bad;
+                if (!publish_in(mine, key)) ++bad;
                 for (char other = 'a'; other < 'g'; ++other) {
                     const auto found = mine.load("gdn/toy", key_of(other));
                     if (found && found->bytes != cubin.bytes) ++bad;
@@ -309,6 +437,41 @@ TEST_F(Place, OthersOwnIt) {
     EXPECT_CONTAINS(chosen(environment()), wanted + ": it belongs to user 65534, not to 0");
 }
 
+TEST_F(Place, OthersMayRenameAFolderAboveIt) {
+    fs::create_directories(wanted);
+    ::chmod(wanted.c_str(), 0700);
+    const fs::path above = fs::path(wanted).parent_path();
+    ::chmod(above.c_str(), 0777);
+    const std::string refused = home + "/.cache/gdn_cuda | " + wanted + ": others may rename what is in ";
+    EXPECT_EQ(chosen(environment()), refused + above.string() + " (mode 0777); chmod go-w or chmod +t makes it usable");
+    ::chmod(above.c_str(), 0775);
+    EXPECT_CONTAINS(chosen(environment()), "(mode 0775)");
+    fs::create_directory_symlink(wanted, folder / "link");
+    EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", folder / "link"}, {"HOME", home}}), "others may rename what is in")
+        << "behind a link";
+    const std::string missing = (above / "not" / "yet").string();
+    EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", missing}, {"HOME", home}}), "others may rename what is in");
+    EXPECT_FALSE(fs::exists(above / "not")) << "nothing is made there";
+    ::chmod(above.c_str(), 01777);
+    EXPECT_EQ(chosen(environment()), wanted) << "in a sticky folder only owners rename";
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+    ::chmod(above.c_str(), 0755);
+    ASSERT_EQ(::chown(above.c_str(), kNobody, kNobody), 0);
+    EXPECT_CONTAINS(chosen(environment()), above.string() + " belongs to user 65534, who may rename what is in it");
+    ASSERT_EQ(::chown(above.c_str(), 0, 0), 0);
+    ASSERT_EQ(::lchown((folder / "link").c_str(), kNobody, kNobody), 0);
+    EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", folder / "link"}, {"HOME", home}}), "/link belongs to user 65534");
+}
+
+TEST_F(Place, ALoopOfLinksAndDotsInAPath) {
+    fs::create_directory_symlink(folder / "loop", folder / "loop");
+    EXPECT_CONTAINS(chosen({{"GDN_JIT_CACHE_DIR", folder / "loop"}, {"HOME", home}}), "Too many levels of symbolic links");
+    fs::create_directories(folder / "a" / "b");
+    fs::create_directory_symlink("a/b/../b/./../../a", folder / "dots");
+    EXPECT_EQ(chosen({{"GDN_JIT_CACHE_DIR", folder / "dots" / "cache"}, {"HOME", home}}), (folder / "dots" / "cache").string());
+    EXPECT_TRUE(fs::exists(wanted));
+}
+
 TEST_F(Place, AFileIsInTheWay) {
     write(wanted, "");
     EXPECT_CONTAINS(chosen(environment()), wanted + ": not a folder");
@@ -334,7 +497,7 @@ TEST_F(Place, AReadOnlyFolder) {
     };
     ::chmod(wanted.c_str(), 0500);
     const std::string text = chosen({{"GDN_JIT_CACHE_DIR", wanted}, {"HOME", "/nonexistent"}, {"TMPDIR", tmp}}, become_nobody);
-    EXPECT_CONTAINS(text, wanted + ": cannot make " + wanted + "/tmp: Permission denied");
+    EXPECT_CONTAINS(text, wanted + ": cannot create a file in " + wanted + ": Permission denied");
     EXPECT_TRUE(text.starts_with(tmp + "/gdn_cuda-")) << text;
 }
 
@@ -350,7 +513,7 @@ TEST_F(Place, MemoryOnlyIsSaidOnce) {
     const auto result = in_child({{"GDN_JIT_CACHE_DIR", "/proc/x"}, {"HOME", "/proc"}, {"TMPDIR", "/nonexistent"}}, [] {
         Store::instance();
         Store& store = Store::instance();
-        const bool published = store.publish("gdn/toy", key_of('a'), cubin_of("k"));
+        const bool published = jit::keep_cached("gdn/toy", key_of('a'), cubin_of("k"));
         return store.directory().string() + (published ? "published" : "kept") +
                std::to_string(store.clear() + store.list(true).size()) + store.memo_path("x").string();
     });
@@ -430,6 +593,28 @@ TEST_F(Lock, AChildForkedMeanwhileDoesNotKeepIt) {
     EXPECT_TRUE(log.at_least(Level::warning).empty());
     ::kill(child, SIGKILL);
     wait_for(child);
+}
+
+TEST_F(Lock, AFileThatWasNotMadeToBeLockedIsNotWritten) {
+    const fs::path locks = folder / "locks", file = locks / (key + ".lock");
+    write(folder / "precious", "text");
+    fs::create_directories(locks);
+    fs::create_symlink(folder / "precious", file);
+    EXPECT_FALSE(KeyLock(folder.path(), key).held());
+    fs::remove(file);
+    fs::create_hard_link(folder / "precious", file);
+    EXPECT_FALSE(KeyLock(folder.path(), key).held());
+    EXPECT_EQ(read(folder / "precious"), "text");
+    fs::remove(file);
+    write(file, "a user's own text");
+    EXPECT_FALSE(KeyLock(folder.path(), key).held());
+    EXPECT_EQ(read(file), "a user's own text");
+    fs::remove(file);
+    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+    EXPECT_FALSE(KeyLock(folder.path(), key).held());
+    fs::remove(file);
+    write(file, "process 1 on a host that lost power");
+    EXPECT_TRUE(KeyLock(folder.path(), key).held());
 }
 
 TEST_F(Lock, WithoutLocksWorkGoesOn) {

@@ -69,7 +69,7 @@ TEST(TunedFile, RoundTripAndEveryCutAndFlippedBitIsSeen) {
 
 struct TunedStoreTest : ::testing::Test {
     TemporaryFolder folder;
-    TunedStore store{folder / "tuned", folder / "tmp"};
+    TunedStore store{folder / "tuned"};
     CapturedLog log;
 
     std::vector<TunedEntry> found() const { return store.entries(CauchyTuning::kernel, {}, "1-a"); }
@@ -92,7 +92,7 @@ TEST_F(TunedStoreTest, WrittenIsFoundPrivateAndRemoved) {
     EXPECT_TRUE(log.at_least(Level::info).empty());
 
     const std::string file = store.list().at(0).file;
-    EXPECT_CONTAINS(message_of([&] { store.remove("../" + file); }), "expected the name of a file *.tuned");
+    EXPECT_CONTAINS(message_of([&] { store.remove("../" + file); }), "expected the name of a file <kernel>-<key>.tuned");
     EXPECT_TRUE(store.remove(file));
     EXPECT_FALSE(store.remove(file));
     EXPECT_TRUE(found().empty());
@@ -104,16 +104,40 @@ TEST_F(TunedStoreTest, WhatIsForeignOrBrokenIsIgnoredWithOneLine) {
     other.name = "NVIDIA A100";
     for (const TunedEntry& entry : {entry_of("1-a", half), entry_of("1-a", other), entry_of("1-b")})
         ASSERT_EQ(store.write(entry), "");
-    write(folder / "tuned" / "broken.tuned", "gdn_cuda tuned 1\nkernel: x\n");
-    write(folder / "tuned" / "renamed.tuned", jit::to_file(entry_of()));
+    const std::string broken = "broken-" + key_of('b') + ".tuned", renamed = "renamed-" + key_of('c') + ".tuned";
+    write(folder / "tuned" / broken, "gdn_cuda tuned 1\nkernel: x\n");
+    write(folder / "tuned" / renamed, jit::to_file(entry_of()));
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(found().empty());
     EXPECT_EQ(log.at_least(Level::info).size(), 5u) << "one line each, however often they are met";
     EXPECT_EQ(log.at_least(Level::warning).size(), 2u) << "another device's winners are nothing to warn of";
     EXPECT_EQ(log.count("tuned on NVIDIA H200 (66 multiprocessors), version 1-a, this is NVIDIA H200 (132"), 1u);
     EXPECT_EQ(log.count("version 1-b, this is version 1-a"), 1u);
-    EXPECT_EQ(log.count("broken.tuned: it is cut off; it is ignored"), 1u);
-    EXPECT_EQ(log.count("renamed.tuned: its name is another entry's"), 1u);
+    EXPECT_EQ(log.count(broken + ": it is cut off; it is ignored"), 1u);
+    EXPECT_EQ(log.count(renamed + ": its name is another entry's"), 1u);
     EXPECT_EQ(store.entries(CauchyTuning::kernel, half, "1-a").size(), 1u);
+}
+
+TEST_F(TunedStoreTest, WhatTuneDidNotWriteIsNeitherReadNorRemoved) {
+    const fs::path tuned = folder / "tuned";
+    const std::string text = "text-" + key_of('a') + ".tuned", link = "link-" + key_of('b') + ".tuned",
+                      fifo = "fifo-" + key_of('c') + ".tuned", huge = "huge-" + key_of('d') + ".tuned";
+    write(tuned / "my notes.tuned", "gdn_cuda tuned 1\n");
+    write(tuned / text, "a user's own");
+    write(folder / "elsewhere", jit::to_file(entry_of()));
+    fs::create_symlink(folder / "elsewhere", tuned / link);
+    ASSERT_EQ(::mkfifo((tuned / fifo).c_str(), 0600), 0);
+    write(tuned / huge, "gdn_cuda tuned 1\n");
+    fs::resize_file(tuned / huge, std::uintmax_t{1} << 40);
+    const auto listed = store.list();
+    ASSERT_EQ(listed.size(), 4u);
+    for (const jit::TunedFile& file : listed) {
+        EXPECT_NE(file.problem, "") << file.file;
+        EXPECT_FALSE(store.remove(file.file)) << file.file;
+        EXPECT_TRUE(fs::exists(fs::symlink_status(tuned / file.file))) << file.file;
+    }
+    EXPECT_CONTAINS(message_of([&] { store.remove("my notes.tuned"); }), "expected the name of a file <kernel>-<key>.tuned");
+    fs::create_directory_symlink(folder.path(), folder / "linked");
+    EXPECT_CONTAINS(TunedStore(folder / "linked").write(entry_of()), "is not a folder");
 }
 
 TEST_F(TunedStoreTest, WritersAtTheSameTimeCorruptNothing) {
@@ -135,16 +159,15 @@ TEST_F(TunedStoreTest, WritersAtTheSameTimeCorruptNothing) {
     for (const pid_t writer : writers) EXPECT_EQ(wait_for(writer), 0);
     EXPECT_EQ(store.list().size(), kWriters + 1u);
     EXPECT_EQ(found().size(), kWriters + 1u);
-    EXPECT_TRUE(fs::is_empty(folder / "tmp"));
 }
 
 TEST_F(TunedStoreTest, NoFolderIsSaid) {
-    const TunedStore nowhere({}, {});
+    const TunedStore nowhere({});
     EXPECT_EQ(nowhere.write(entry_of()), "there is no usable cache directory");
     EXPECT_TRUE(nowhere.list().empty());
-    EXPECT_FALSE(nowhere.remove("x.tuned"));
+    EXPECT_FALSE(nowhere.remove("x-" + key_of('a') + ".tuned"));
     write(folder / "file", "");
-    EXPECT_CONTAINS(TunedStore(folder / "file" / "tuned", folder / "tmp").write(entry_of()), "cannot make");
+    EXPECT_CONTAINS(TunedStore(folder / "file" / "tuned").write(entry_of()), "cannot make");
 }
 
 // In a process of its own, whose cache is in `cache` and whose library is this tree's.
@@ -190,7 +213,7 @@ TEST(Tuned, TheSwitchAndTheDeviceAndTheVersion) {
                                }),
                     "it is ignored");
     CapturedLog log;
-    EXPECT_TRUE(TunedStore(cache / "tuned", cache / "tmp").entries(CauchyTuning::kernel, {}, "0.0.1-old").empty());
+    EXPECT_TRUE(TunedStore(cache / "tuned").entries(CauchyTuning::kernel, {}, "0.0.1-old").empty());
     EXPECT_EQ(log.count("this is version 0.0.1-old; it is ignored"), 1u);
 }
 

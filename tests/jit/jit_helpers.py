@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -157,8 +158,14 @@ def locks(cache: Path) -> list[Path]:
 
 
 def leftovers(cache: Path) -> list[Path]:
-    """Temporaries that should be gone."""
-    return sorted((cache / "tmp").rglob("*"))
+    """Drafts that should be gone."""
+    return sorted(cache.rglob(".gdn_cuda-draft-" + "?" * 16 + "-*-" + "?" * 16))
+
+
+def seal(cubin: bytes, symbol: str, key: str) -> bytes:
+    """An entry as csrc/jit/seal.cpp writes it."""
+    body = cubin + symbol.encode() + key.encode() + len(cubin).to_bytes(8, "little") + len(symbol).to_bytes(8, "little")
+    return body + hashlib.sha256(body).digest() + b"gdn_cuda cubin 1"
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:

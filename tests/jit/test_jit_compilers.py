@@ -120,7 +120,10 @@ def test_dump_keeps_source_ptx_and_sass_beside_the_cubin(start: Start, cache: Pa
     assert dumped["full_key"] == plain["full_key"]
     assert dumped["origin"] == "compiled"  # for the sake of the dumps
     [entry] = entries(cache)
-    assert entry.with_suffix(".cu").read_text() == kernel()
+    last_line = f"// gdn_cuda dump {dumped['full_key']}\n"
+    assert entry.with_suffix(".cu").read_text() == kernel() + last_line
+    for suffix in (".ptx", ".sass"):
+        assert entry.with_suffix(suffix).read_text().endswith("\n" + last_line)
     assert ".entry scale" in entry.with_suffix(".ptx").read_text()
     assert re.search(r"FADD|FFMA", entry.with_suffix(".sass").read_text())
     assert child.origin(kernel()) == "disk"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jit_helpers import Child, Gate, Start, copy_cuda_home, edit, entries, entry_of, kernel, nvcc
+from jit_helpers import Child, Gate, Start, choose, copy_cuda_home, edit, entries, entry_of, kernel, nvcc
 
 SETTLED = 2.2  # seconds after which csrc/jit/tree.cpp trusts a file's status
 
@@ -59,6 +59,59 @@ def test_another_compiler_is_another_entry_of_the_same_code(start: Start, cache:
     assert by_nvcc["code_key"] == by_nvrtc["code_key"]
     assert by_nvcc["full_key"] != by_nvrtc["full_key"]
     assert entry_of(cache, {**by_nvcc, "code_key": "none"}) != entry_of(cache, {**by_nvrtc, "code_key": "none"})
+
+
+def test_the_environment_of_nvcc_counts_or_is_taken_from_it(start: Start, tmp_path: Path) -> None:
+    headers = tmp_path / "headers"
+    headers.mkdir()
+    (headers / "probe.h").write_text("#define PROBE\n")
+    code = (
+        "#if __has_include(<probe.h>)\n#include <probe.h>\n#endif\n"
+        "#ifdef PROBE\n#define FACTOR 2\n#else\n#define FACTOR 1\n#endif\n"
+        'extern "C" __global__ void scale(float* x) { for (int i = 0; i < FACTOR; ++i) x[i] = sinf(x[i]) + FACTOR; }\n'
+    )
+    counted = {
+        "NVCC_PREPEND_FLAGS": "-DPROBE",
+        "NVCC_APPEND_FLAGS": "-DPROBE",
+        "PTXAS_FLAGS": "-O0",
+        "NVVM_FLAGS": "-O0",
+    }
+    taken = {
+        **dict.fromkeys(("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"), str(headers)),
+        **dict.fromkeys(("INCLUDES", "SYSTEM_INCLUDES"), "-DPROBE"),
+    }
+    children = {
+        name: start(GDN_JIT_CACHE_DIR=tmp_path / "caches" / name, **{name: value}, **choose("nvcc"))
+        for name, value in {"CLEAN": "1", **counted, **taken}.items()
+    }
+    for child in children.values():
+        child.send_compile(code)
+    keys = {name: child.receive()["full_key"] for name, child in children.items()}
+    made = {
+        name: next((tmp_path / "caches" / name).glob("*.cubin")).read_bytes().partition(keys[name].encode()) for name in keys
+    }
+    assert {name for name in keys if keys[name] != keys["CLEAN"]} == set(counted)
+    assert {name for name in keys if made[name][0] != made["CLEAN"][0]} == set(counted), "each of these changes the cubin"
+
+    by_nvrtc = [
+        start(GDN_JIT_CACHE_DIR=tmp_path / name, **variables) for name, variables in (("a", {}), ("b", counted | taken))
+    ]
+    assert len({child.compile(code)["full_key"] for child in by_nvrtc}) == 1
+    assert entries(tmp_path / "a")[0].read_bytes() == entries(tmp_path / "b")[0].read_bytes()
+
+
+def test_the_host_compiler_of_nvcc_counts(start: Start, tmp_path: Path) -> None:
+    real = shutil.which("gcc")
+    assert real is not None
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gcc").write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+    (tmp_path / "bin" / "gcc").chmod(0o755)
+    usual = start(**choose("nvcc")).compile(kernel())
+    other = start(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}", **choose("nvcc")).compile(kernel())
+    assert (usual["code_key"], other["origin"]) == (other["code_key"], "compiled")
+    assert usual["full_key"] != other["full_key"]
+    named = start(NVCC_CCBIN=tmp_path / "bin", **choose("nvcc")).compile(kernel())
+    assert (named["origin"], named["full_key"]) == ("disk", other["full_key"])
 
 
 def test_touching_changes_nothing_and_editing_does(start: Start, library: Path) -> None:

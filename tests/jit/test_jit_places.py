@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,33 @@ def test_a_folder_that_others_may_write_is_refused(start: Start, cache: Path, tm
     assert list(cache.iterdir()) == []
 
 
+def test_a_folder_below_one_that_others_may_rename_is_refused(start: Start, tmp_path: Path) -> None:
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(0o777)
+    folder = above / "mine" / "cache"
+    child = start(GDN_JIT_CACHE_DIR=folder, XDG_CACHE_HOME=tmp_path / "xdg")
+    assert_fresh_compile_is_kept_in(child, tmp_path / "xdg" / "gdn_cuda")
+    assert_one_warning(child, f"{folder}: others may rename what is in {above} (mode 0777)")
+    assert list(above.iterdir()) == []
+    above.chmod(0o1777)
+    assert_fresh_compile_is_kept_in(start(GDN_JIT_CACHE_DIR=folder), folder)
+
+
+def test_a_cache_that_another_user_swaps_is_not_loaded(start: Start, open_folder: Path, tmp_path: Path) -> None:
+    """Both the folder and its kernels are root's; only the folder above lets another user bring them into place."""
+    need_root()
+    above = open_folder / "above"
+    mine, planted = above / "cache", above / "planted"
+    above.mkdir()
+    assert start(GDN_JIT_CACHE_DIR=planted).origin(kernel()) == "compiled"
+    above.chmod(0o777)
+    subprocess.run(["mv", str(planted), str(mine)], user=NOBODY, check=True)
+    child = start(GDN_JIT_CACHE_DIR=mine, XDG_CACHE_HOME=tmp_path / "xdg")
+    assert child.origin(kernel()) == "compiled"
+    assert_one_warning(child, mine, "others may rename what is in")
+
+
 def test_a_folder_of_another_user_is_refused(start: Start, cache: Path, tmp_path: Path) -> None:
     need_root()
     cache.mkdir(mode=0o700)
@@ -147,16 +177,60 @@ def test_a_disk_that_is_full_from_the_start_is_passed_over(start: Start, cache: 
     assert_one_warning(child, cache, "No space left on device")
 
 
-def test_a_disk_that_fills_up_costs_only_the_cache(start: Start, cache: Path) -> None:
-    need_mounts()
-    cache.mkdir(mode=0o700)
-    full = f"mount -t tmpfs -o size=64k,mode=0700 none '{cache}' && head -c 60k /dev/zero > '{cache}/else'"
-    child = start(before=full)
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half a megabyte that every process sees."""
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not permitted here (it needs root)")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "else").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def make_read_only(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
+@pytest.mark.parametrize(("happens", "reason"), [(fill, "No space left on device"), (make_read_only, "Read-only file system")])
+def test_a_disk_that_can_no_longer_be_written_is_left_for_the_next_place(
+    start: Start, small_disk: Path, tmp_path: Path, happens: Callable[[Path], None], reason: str
+) -> None:
+    first, second = small_disk / "cache", tmp_path / "xdg" / "gdn_cuda"
+    child = start(GDN_JIT_CACHE_DIR=first, XDG_CACHE_HOME=tmp_path / "xdg")
+    assert child.origin(kernel(1)) == "compiled"
+    assert child.call("cache_directory") == str(first)
+    happens(small_disk)
+    outcomes = child.call("in_threads", 4, "compile_text", "test", "scale", kernel(2), "sm_90a")
+    assert sorted(outcome["value"]["origin"] for outcome in outcomes) == ["compiled", "disk", "disk", "disk"]
+    assert child.origin(kernel(3)) == "compiled"
+    assert child.origin(kernel(1)) == "disk"  # still read where it is
+    assert child.call("cache_directory") == str(second)
+    assert len(entries(second)) == 2
+    assert leftovers(first) == []
+    assert_one_warning(child, f"cannot be kept in {first}", reason, f"from now on they are kept in {second}")
+
+    fresh = start(GDN_JIT_CACHE_DIR=first, XDG_CACHE_HOME=tmp_path / "xdg")
+    assert [fresh.origin(kernel(number)) for number in (1, 2, 3)] == ["disk", "disk", "disk"]
+    assert_one_warning(fresh, f"kept in {second} because of {first}", reason)
+
+
+def test_a_disk_that_fills_up_costs_only_the_cache(start: Start, small_disk: Path) -> None:
+    cache = small_disk / "cache"
+    child = start(GDN_JIT_CACHE_DIR=cache, HOME=NOWHERE, TMPDIR=NOWHERE)
+    assert child.call("cache_directory") == str(cache)
+    fill(small_disk)
     assert_in_memory_only(child)
     assert_one_warning_of_a_failed_write(child, cache, "No space left on device")
-    inside = Path(f"/proc/{child.process.pid}/root{cache}")
-    assert leftovers(inside) == []
-    (inside / "else").unlink()
+    assert leftovers(cache) == []
+    (small_disk / "else").unlink()
     assert child.origin(kernel(2)) == "compiled"
     assert child.origin(kernel(2)) == "disk"
     assert [entry["problem"] for entry in child.call("cache_list", True)] == [""]

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jit_helpers import ARCH, NOBODY, CallFailed, Child, Start, edit, entries, entry_of, need_mounts, need_root
+from jit_helpers import (
+    ARCH,
+    NOBODY,
+    CallFailed,
+    Child,
+    Start,
+    choose,
+    edit,
+    entries,
+    entry_of,
+    need_mounts,
+    need_root,
+    seal,
+)
 
 HIDE_CUDA = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
 NOWHERE = "/proc/self/nowhere"
@@ -127,6 +142,68 @@ def test_another_user_may_use_it(start: Start, image: Path, open_folder: Path, r
     shutil.copytree(image, baked)
     child = start(user=NOBODY, GDN_JIT_PREBUILT_DIR=baked, GDN_JIT_CACHE_DIR=NOWHERE, HOME=NOWHERE)
     assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda folder: folder.chmod(0o777), "others may write it (mode 0777)"),
+        (lambda folder: folder.parent.chmod(0o777), "(mode 0777); chmod go-w or chmod +t makes it usable"),
+        (lambda folder: os.chown(folder, NOBODY, NOBODY), f"it belongs to user {NOBODY}"),
+        (lambda folder: os.chown(folder.parent, NOBODY, NOBODY), f"belongs to user {NOBODY}, who may rename what is in it"),
+    ],
+)
+def test_a_folder_that_others_could_have_changed_is_passed_over(
+    start: Start, image: Path, open_folder: Path, registered: tuple[str, str], spoil: Callable[[Path], None], reason: str
+) -> None:
+    need_root()
+    baked = open_folder / "above" / "baked"
+    shutil.copytree(image, baked)
+    assert start(GDN_JIT_PREBUILT_DIR=baked).call("compile", *registered, ARCH)["origin"] == "prebuilt"
+    spoil(baked)
+    child = start(GDN_JIT_PREBUILT_DIR=baked)
+    assert child.call("compile", *registered, ARCH)["origin"] == "compiled"
+    assert [reason in line for line in child.warnings()] == [True]
+    assert reason in child.call("prebuilt_refusal")
+    assert reason in start(GDN_JIT_PREBUILT_DIR=baked, GDN_JIT_DISABLE="1", GDN_JIT_CACHE_DIR=NOWHERE, HOME=NOWHERE).failure(
+        "compile", *registered, ARCH
+    )
+
+
+def test_what_is_sealed_and_no_kernel_is_passed_over(
+    start: Start, image: Path, tmp_path: Path, registered: tuple[str, str]
+) -> None:
+    baked = tmp_path / "baked"
+    shutil.copytree(image, baked)
+    [entry] = baked.iterdir()
+    key = entry.stem[-64:]
+    cubin = (Path(image) / entry.name).read_bytes()
+    spoilt = {
+        "18 bytes of rubbish": (seal(b"18 bytes of rubbish"[:18], "k", key), 0o644),
+        "another symbol": (seal(cubin, "k", key), 0o644),
+        "another key": (seal(b"", "k", "0" * 64), 0o644),
+        "writable by all": (cubin, 0o666),
+    }
+    for what, (content, mode) in spoilt.items():
+        entry.write_bytes(content)
+        entry.chmod(mode)
+        child = start(GDN_JIT_PREBUILT_DIR=baked)
+        assert child.call("compile", *registered, ARCH, force=False)["origin"] in ("compiled", "disk"), what
+        assert [f"{entry}: " in line and "it is passed over" in line for line in child.warnings()] == [True], what
+    entry.unlink()
+    os.mkfifo(entry)
+    assert start(GDN_JIT_PREBUILT_DIR=baked).call("compile", *registered, ARCH)["origin"] == "disk"
+
+
+def test_nothing_is_compiled_for_others_with_flags_that_the_name_does_not_hold(
+    start: Start, tmp_path: Path, registered: tuple[str, str]
+) -> None:
+    out = tmp_path / "out"
+    child = start(NVCC_APPEND_FLAGS="-G", **choose("nvcc"))
+    message = child.failure("compile", *registered, ARCH, str(out))
+    assert "expected no settings of nvcc in the environment" in message
+    assert "got NVCC_APPEND_FLAGS=-G; unset them" in message
+    assert not out.exists()
 
 
 def test_disable_makes_a_miss_an_error_and_leaves_hits_alone(start: Start, cache: Path, registered: tuple[str, str]) -> None:
