@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.util
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +33,14 @@ def load_library() -> None:
         raise ImportError("gdn_cuda needs torch >= 2.10: pip install torch") from error
     library = library_path()
     if library is None:
+        hidden = _hidden_install()
         raise ImportError(
-            f"gdn_cuda: the compiled library is not built: no {PACKAGE / 'lib' / 'libgdn_cuda.so'}, and no installed wheel "
-            "has one. In a source checkout run ./develop.sh; otherwise pip install gdn_cuda for this Python."
+            f"gdn_cuda: the compiled library is not built: no {PACKAGE / 'lib' / 'libgdn_cuda.so'}. "
+            + (
+                f"This is the source tree, which hides {hidden}: start Python in another folder, or use the command gdn-cuda."
+                if hidden
+                else "In a source checkout run ./develop.sh; otherwise pip install gdn_cuda for this Python."
+            )
         )
     try:
         torch.ops.load_library(str(library))
@@ -45,6 +52,13 @@ def load_library() -> None:
         ) from error
     _C.set_path_hook(paths.find_paths)
     _C.set_log_sink(_log)
+
+
+def _hidden_install() -> Path | None:
+    """Another gdn_cuda that this Python would import if it were not for the folder that it was started in."""
+    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != PACKAGE.parent]
+    spec = importlib.machinery.PathFinder.find_spec("gdn_cuda", elsewhere)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
 def library_path() -> Path | None:

@@ -88,9 +88,10 @@ class Search {
     }
     Search& nvrtc_below(const std::string& label, const fs::path& home) {
         if (home.empty() || finding_.found) return *this;
-        for (const char* name : kLibraryFolders)
-            if (look(home / name))
-                if (const fs::path library = newest_nvrtc(home / name); !library.empty()) return found(library);
+        for (const char* name : kLibraryFolders) {
+            if (const fs::path library = newest_nvrtc(home / name); !library.empty()) return found(library);
+            note_if_closed(home / name);
+        }
         return missed(label, home, fmt::format("no libnvrtc.so.* in {}", fmt::join(kLibraryFolders, ", ")));
     }
     Search& nvcc_below(const std::string& label, const fs::path& home) {
@@ -116,8 +117,11 @@ class Search {
     }
     bool look(const fs::path& path) {
         if (is_there(path)) return true;
-        if (closed_.empty()) closed_ = closed_folder(path);
+        note_if_closed(path);
         return false;
+    }
+    void note_if_closed(const fs::path& path) {
+        if (closed_.empty()) closed_ = closed_folder(path);
     }
     Search& missed(const std::string& label, const fs::path& root, const std::string& why) {
         finding_.tried.push_back(
