@@ -68,7 +68,12 @@ def _may_exist(path: Path) -> bool:
 def _nvrtc_in(folder: Path | None) -> Path | None:
     if folder is None:
         return None
-    libraries = sorted(path for path in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+", path.name))
+    try:
+        libraries = sorted(path for path in folder.iterdir() if re.fullmatch(r"libnvrtc\.so\.\d+", path.name))
+    except PermissionError:
+        return folder / "libnvrtc.so"  # as above
+    except OSError:
+        return None
     return libraries[-1] if libraries else None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
@@ -51,19 +52,24 @@ def test_without_wheels_beside_torch_the_rest_is_searched(tmp_path: Path, monkey
 
 def test_wheels_that_may_not_be_searched_are_handed_to_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells the user so; the search neither dies of it nor takes another CUDA's."""
-    wheels, stat = tmp_path / "nvidia", Path.stat
+    wheels = tmp_path / "nvidia"
 
-    def refuse_below_wheels(path: Path, **options: bool) -> os.stat_result:
-        if path.is_relative_to(wheels):
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, **options)
+    def refusing(method: Callable[..., Any]) -> Callable[..., Any]:
+        def below_wheels(path: Path, **options: bool) -> Any:
+            if path.is_relative_to(wheels):
+                raise PermissionError(13, "Permission denied", str(path))
+            return method(path, **options)
 
-    monkeypatch.setattr(Path, "stat", refuse_below_wheels)
+        return below_wheels
+
+    monkeypatch.setattr(Path, "stat", refusing(Path.stat))
+    monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir))
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     found = paths.find_paths()
     assert found["cuda_include"] == str(wheels / "cu13/include")
     assert found["cccl_include"] == str(wheels / "cu13/include/cccl")
+    assert found["nvrtc"] == str(wheels / "cu13/lib/libnvrtc.so")
 
 
 def test_the_kernel_headers_are_found() -> None:
