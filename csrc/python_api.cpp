@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -166,8 +167,10 @@ py::list kernels() {
         for (const auto& entry : kernel.configurations)
             configurations.append(py::dict("configuration"_a = entry.source.configuration, "threads"_a = entry.threads,
                                            "shared_bytes"_a = entry.shared_bytes));
+        const bool limited = kernel.max_capability < std::numeric_limits<int>::max();
         result.append(py::dict("family"_a = kernel.family, "name"_a = kernel.name, "summary"_a = kernel.summary,
-                               "min_capability"_a = kernel.min_capability, "max_capability"_a = kernel.max_capability,
+                               "min_capability"_a = kernel.min_capability,
+                               "max_capability"_a = limited ? std::optional(kernel.max_capability) : std::nullopt,
                                "configurations"_a = configurations));
     }
     return result;
@@ -283,6 +286,9 @@ PYBIND11_MODULE(_C, module) {
     module.def(
         "device_traits_for_arch", [](const std::string& arch) { return to_dict(jit::DeviceTraits::for_arch(arch)); }, "arch"_a,
         "Typical traits of a device of this architecture, for work with no GPU.");
+
+    module.def("arch_of", &jit::arch_of, "capability"_a,
+               "What kernels are compiled for that devices of this capability load: \"sm_90a\" for 90.");
 
     module.def("kernels", &kernels, "The registry: every kernel with every configuration its heuristic can choose.");
     module.def(

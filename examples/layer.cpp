@@ -2,9 +2,9 @@
 // then what a warm call costs the host. In this source tree, once ./develop.sh has built the library:
 //
 //     torch=$(python -c "import torch; print(*torch.__path__)")
-//     compile="${CXX:-g++} -std=c++20 -O2 -DTORCH_TARGET_VERSION=0x020a000000000000 -Iinclude -isystem $torch/include"
-//     link="-L$torch/lib -ltorch_cpu -lc10 -Lgdn_cuda/lib -lgdn_cuda -ldl -Wl,-rpath,$torch/lib:$PWD/gdn_cuda/lib"
-//     $compile examples/layer.cpp $link -o layer
+//     compile=(${CXX:-g++} -std=c++20 -O2 -DTORCH_TARGET_VERSION=0x020a000000000000 -Iinclude -isystem "$torch/include")
+//     link=(-L"$torch/lib" -ltorch_cpu -lc10 -Lgdn_cuda/lib -lgdn_cuda -ldl -Wl,-rpath,"$torch/lib:$PWD/gdn_cuda/lib")
+//     "${compile[@]}" examples/layer.cpp "${link[@]}" -o layer
 //
 // With CMake and an installed gdn_cuda: find_package(gdn_cuda REQUIRED), then
 // target_link_libraries(layer PRIVATE gdn_cuda::gdn_cuda ${CMAKE_DL_LIBS}). Where /usr/local/cuda has no NVRTC, run it with

@@ -98,7 +98,7 @@ def main() -> None:
         device,
         200 if device.type == "cuda" else 5,
     )
-    print(f"one decode step of the layer's recurrence: {step * 1e6:.1f} µs a call ({1 / step:.0f} tokens/s)")
+    print(f"one decode step of the layer's recurrence: {step * 1e6:.1f} microseconds a call ({1 / step:.0f} tokens/s)")
 
 
 if __name__ == "__main__":

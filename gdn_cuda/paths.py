@@ -51,20 +51,36 @@ def _wheels_beside_torch() -> dict[str, Path]:
 
 
 def _holding(folder: Path | None, marker: str) -> Path | None:
-    return folder if folder and (folder / marker).exists() else None
+    return folder if folder and _may_exist(folder / marker) else None
+
+
+def _may_exist(path: Path) -> bool:
+    """What cannot be looked into is handed to the core, which says so; elsewhere may lie what does not belong to this torch."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _nvrtc_in(folder: Path | None) -> Path | None:
     if folder is None:
         return None
-    libraries = sorted(path for path in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+", path.name))
+    try:
+        libraries = sorted(path for path in folder.iterdir() if re.fullmatch(r"libnvrtc\.so\.\d+", path.name))
+    except PermissionError:
+        return folder / "libnvrtc.so"  # as above
+    except OSError:
+        return None
     return libraries[-1] if libraries else None
 
 
 def library_root() -> Path | None:
     """The folder that holds gdn_cuda/kernels: inside the package when installed, beside it in a source checkout."""
     for root in (PACKAGE / "include", PACKAGE.parent / "include"):
-        if (root / "gdn_cuda" / "kernels").is_dir():
+        if _may_exist(root / "gdn_cuda" / "kernels"):
             return root
     return None
 
@@ -74,7 +90,7 @@ def _cutlass_include() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     include = Path(spec.origin).parent / "source" / "include"
-    return include if include.is_dir() else None
+    return include if _may_exist(include) else None
 
 
 def _headers(component: str) -> Path | None:

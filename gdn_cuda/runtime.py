@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.util
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +33,14 @@ def load_library() -> None:
         raise ImportError("gdn_cuda needs torch >= 2.10: pip install torch") from error
     library = library_path()
     if library is None:
+        hidden = _hidden_install()
         raise ImportError(
-            f"gdn_cuda: the compiled library is not built: no {PACKAGE / 'lib' / 'libgdn_cuda.so'}, and no installed wheel "
-            "has one. In a source checkout run ./develop.sh; otherwise pip install gdn_cuda for this Python."
+            f"gdn_cuda: the compiled library is not built: no {PACKAGE / 'lib' / 'libgdn_cuda.so'}. "
+            + (
+                f"This is the source tree, which hides {hidden}: start Python in another folder, or use the command gdn-cuda."
+                if hidden
+                else "In a source checkout run ./develop.sh; otherwise pip install gdn_cuda for this Python."
+            )
         )
     try:
         torch.ops.load_library(str(library))
@@ -45,6 +52,13 @@ def load_library() -> None:
         ) from error
     _C.set_path_hook(paths.find_paths)
     _C.set_log_sink(_log)
+
+
+def _hidden_install() -> Path | None:
+    """Another gdn_cuda that this Python would import if it were not for the folder that it was started in."""
+    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != PACKAGE.parent]
+    spec = importlib.machinery.PathFinder.find_spec("gdn_cuda", elsewhere)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
 def library_path() -> Path | None:
@@ -115,10 +129,20 @@ class Choice:
     kernel: str  # "gdn/recurrent"
     configuration: str
     min_capability: int
-    max_capability: int
+    max_capability: int | None
 
     def runs_on(self, capability: int) -> bool:
-        return self.min_capability <= capability <= self.max_capability
+        return self.min_capability <= capability and (self.max_capability is None or capability <= self.max_capability)
+
+
+def architectures(min_capability: int, max_capability: int | None) -> str:
+    """What a kernel is for, in words: "sm_80 and newer"."""
+    from . import _C
+
+    if max_capability is None:
+        return f"sm_{min_capability} and newer"
+    newest = _C.arch_of(max_capability)
+    return newest if max_capability == min_capability else f"sm_{min_capability} to {newest}"
 
 
 def select(family: str | None = None, kernel: str | None = None, **fields: Any) -> list[Choice]:
@@ -227,15 +251,10 @@ def compile(
     `arch`: one or several, such as "sm_90a"; None: this machine's GPU, or sm_90a without one. The results go into the disk
     cache, or into the folder `out`, which then serves as GDN_JIT_PREBUILT_DIR. `progress(done, total, result)` is called after
     each. `fields` keep only configurations with these values (`head_k=128`). Raises CompileError, after everything was tried,
-    when one failed.
+    when one failed, and ValueError, before anything is, for an architecture that none of the chosen kernels is for.
     """
-    arches = [default_arch()] if arch is None else [arch] if isinstance(arch, str) else list(arch)
-    work = [
-        (choice, target)
-        for target in arches
-        for choice in select(family, kernel, **fields)
-        if choice.runs_on(capability_of(target))
-    ]
+    arches = [default_arch()] if arch is None else [arch] if isinstance(arch, str) else list(dict.fromkeys(arch))
+    work = _work(select(family, kernel, **fields), arches)
     results = []
     for result in _compile_all(work, os.fspath(out) if out else "", jobs or os.cpu_count() or 1, force):
         results.append(result)
@@ -244,6 +263,25 @@ def compile(
     if any(result.error for result in results):
         raise CompileError(results)
     return results
+
+
+def _work(choices: list[Choice], arches: list[str]) -> list[tuple[Choice, str]]:
+    from . import _C
+
+    if not arches:
+        raise ValueError("compile: arch: expected at least one, got none")
+    work = []
+    for arch in arches:
+        capability = capability_of(arch)
+        if arch != _C.arch_of(capability):
+            devices = f"devices of capability {capability // 10}.{capability % 10}"
+            raise ValueError(f"compile: arch: expected {_C.arch_of(capability)}, which is what {devices} load, got {arch}")
+        suited = [(choice, arch) for choice in choices if choice.runs_on(capability)]
+        if not suited:
+            made_for = sorted({architectures(choice.min_capability, choice.max_capability) for choice in choices})
+            raise ValueError(f"compile: arch: expected what the chosen kernels are for ({' or '.join(made_for)}), got {arch}")
+        work += suited
+    return work
 
 
 def _compile_all(work: list[tuple[Choice, str]], out: str, jobs: int, force: bool) -> Iterator[CompileResult]:
@@ -282,7 +320,7 @@ def capability_of(arch: str) -> int:
     """90 for "sm_90a"."""
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
     if match is None:
-        raise ValueError(f"arch: expected a form like sm_90a, got {arch}")
+        raise ValueError(f"compile: arch: expected a form like sm_90a, got {arch}")
     return int(match[1])
 
 

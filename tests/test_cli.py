@@ -12,7 +12,9 @@ import processes
 import pytest
 import torch
 
-from gdn_cuda import _C
+import gdn_cuda
+from gdn_cuda import _C, cli
+from gdn_cuda.cli.bench import TOEPLITZ
 from gdn_cuda.cli.cache import kernel_of
 
 SMALLEST = min(_C.kernels(), key=lambda entry: len(entry["configurations"]))
@@ -30,6 +32,11 @@ def gdn(*arguments: object, cache: Path, **variables: str) -> subprocess.Complet
 
 def compile_smallest(*arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return gdn("compile", "--arch", "sm_90a", "--kernel", SMALLEST["name"], *arguments, cache=cache, **variables)
+
+
+def test_version(cache: Path) -> None:
+    done = gdn("--version", cache=cache)
+    assert (done.returncode, done.stdout) == (0, f"gdn_cuda {gdn_cuda.__version__}\n")
 
 
 # ---- doctor
@@ -83,7 +90,9 @@ def test_doctor_says_why_a_cache_folder_was_refused(tmp_path: Path) -> None:
 
 
 def test_kernels_prints_the_registry(cache: Path) -> None:
-    assert json.loads(gdn("kernels", "--json", cache=cache).stdout) == _C.kernels()
+    listed = json.loads(gdn("kernels", "--json", cache=cache).stdout)
+    assert listed == _C.kernels()
+    assert {entry["max_capability"] for entry in listed} == {None, 90}, "no limit is no number"
     text = gdn("kernels", "--kernel", SMALLEST["name"], cache=cache).stdout
     assert SMALLEST["summary"] in text
     assert SMALLEST["configurations"][0]["configuration"] in text
@@ -171,10 +180,28 @@ def test_a_compile_that_fails_exits_1_and_names_the_kernel(cache: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_arch_of_no_known_form_is_refused(cache: Path) -> None:
-    done = gdn("compile", "--arch", "hopper", cache=cache)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--arch", "hopper"), "arch: expected a form like sm_90a, got hopper"),
+        (("--arch", "sm_75"), "arch: expected what the chosen kernels are for (sm_80 and newer or "),
+        (("--kernel", "prefill", "--arch", "sm_90a", "--arch", "sm_80"), "(sm_90a), got sm_80"),
+        (("--arch", "sm_90"), "arch: expected sm_90a, which is what devices of capability 9.0 load, got sm_90"),
+    ],
+)
+def test_an_arch_that_nothing_is_compiled_for_is_an_error(arguments: tuple[str, ...], message: str, cache: Path) -> None:
+    done = gdn("compile", *arguments, cache=cache)
     assert done.returncode == 1
-    assert "arch: expected a form like sm_90a, got hopper" in done.stderr
+    assert done.stderr.startswith("gdn_cuda compile: arch: ")
+    assert message in done.stderr
+    assert done.stdout == "", "nothing was compiled"
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "x"])
+def test_jobs_is_a_whole_number(jobs: str, cache: Path) -> None:
+    done = gdn("compile", f"--jobs={jobs}", cache=cache)
+    assert done.returncode == 2
+    assert f"argument --jobs: expected a whole number from 1 on, got {jobs}" in done.stderr
 
 
 # ---- bench
@@ -196,3 +223,97 @@ def test_bench_of_the_cpu_path(operator: str, cache: Path, tmp_path: Path) -> No
     assert all(row["time_us"] > 0 for row in report["rows"])
     assert {"device", "torch", "gdn_cuda", "commit", "command"} <= report.keys()
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_bench_of_all_operators(cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    done = gdn("bench", "all", "--cpu", "--quick", "--only", "2x64", "--json", file, cache=cache)
+    assert done.returncode == 0, done.stderr
+    assert [report["operator"] for report in json.loads(file.read_text(encoding="utf-8"))] == list(TOEPLITZ)
+    assert all(f"{operator}: device" in done.stdout for operator in TOEPLITZ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("all", "--only", "7/9"), "--only: expected a part of some operator's shape, got 7/9"),
+        (("all", "--plot", "all.png"), "--plot: expected one operator, got all"),
+        (("fused_decode", "--plot", "x.zip"), "--plot: expected a name that ends in one of "),
+        (("fused_decode", "--json", "/nowhere/x"), "--json: expected a file in a folder that can be written, got /nowhere/x"),
+        (("fused_decode", "--check-peers"), "--check-peers: expected a GPU, on which peers are measured, got --cpu"),
+    ],
+)
+def test_bench_checks_its_options_before_it_measures(arguments: tuple[str, ...], message: str, cache: Path) -> None:
+    done = gdn("bench", *arguments, "--cpu", cache=cache)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"gdn_cuda bench: {message}")
+    assert done.stdout == ""
+
+
+# ---- Odd standard outputs
+
+
+def with_output(opened: str, *arguments: object, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process whose standard output the line of Python `opened` has replaced."""
+    code = f"import io, os, sys\n{opened}\nfrom gdn_cuda.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return processes.run("-c", code, *arguments, GDN_JIT_CACHE_DIR=str(cache), **variables)
+
+
+ASCII = "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, 'ascii')"
+FULL = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
+LEFT = "r, w = os.pipe(); os.close(r); os.dup2(w, 1)"
+EVERY_PRINTER = [("doctor",), ("kernels",), ("kernels", "--json"), ("cache", "path"), ("cache", "ls"), ("tune", "--list")]
+GATING = ("bench", "fused_gdn_gating", "--cpu", "--quick", "--only", "1x1x32")
+
+
+def test_what_ascii_lacks_is_spelt_otherwise(cache: Path) -> None:
+    table = with_output(ASCII, *GATING, cache=cache)
+    assert table.returncode == 0, table.stderr
+    assert "time us" in table.stdout
+    assert "1x1x32" in table.stdout
+    report = with_output(ASCII, *GATING, "--json", cache=cache)
+    assert json.loads(report.stdout)["rows"][0]["shape"] == "1×1×32", "JSON has escapes for it"
+    assert "(x stands for x)" in with_output(ASCII, "bench", "--help", cache=cache).stdout
+
+
+@pytest.mark.parametrize("arguments", EVERY_PRINTER, ids=" ".join)
+def test_every_command_prints_in_ascii(arguments: tuple[str, ...], cache: Path) -> None:
+    done = with_output(ASCII, *arguments, cache=cache.with_name("cache µ×÷"), FORCE_COLOR="1", COLUMNS="60")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize("arguments", EVERY_PRINTER, ids=" ".join)
+def test_a_reader_that_leaves_is_no_error(arguments: tuple[str, ...], cache: Path) -> None:
+    done = with_output(LEFT, *arguments, cache=cache)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", EVERY_PRINTER, ids=" ".join)
+def test_a_full_disk_behind_the_output_is_an_error_with_a_message(arguments: tuple[str, ...], cache: Path) -> None:
+    done = with_output(FULL, *arguments, cache=cache)
+    assert done.returncode == 1
+    assert done.stderr == f"gdn_cuda {arguments[0]}: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 150])
+def test_words_stay_whole_on_terminals_of_any_width(columns: int, cache: Path) -> None:
+    terminal = {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": str(columns)}
+    kernels = gdn("kernels", cache=cache, **terminal).stdout
+    for entry in _C.kernels():
+        assert f"{entry['family']}/{entry['name']}" in kernels
+        assert set(entry["summary"].split()) <= set(kernels.split())
+    doctor = gdn("doctor", cache=cache, **terminal).stdout
+    if columns <= 60:
+        assert f"gdn_cuda\n  found: {gdn_cuda.__version__}, {gdn_cuda.__path__[0]}/" in doctor
+
+
+def test_an_interrupt_ends_a_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.kernels, "run", interrupted)
+    assert cli.main(["kernels"]) == 130
+    assert capsys.readouterr().err == ""

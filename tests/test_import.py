@@ -51,13 +51,29 @@ def test_import_touches_neither_cuda_nor_a_compiler() -> None:
         assert "libnvrtc" not in seen["libraries"]
 
 
-def test_without_the_compiled_library_the_error_says_what_to_do(tmp_path: Path) -> None:
+def import_uncompiled(folder: Path, *behind: Path) -> str:
+    """The error of importing a copy without libraries in `folder`, with the folders `behind` later on the path."""
     package = Path(gdn_cuda.__file__).parent
-    shutil.copytree(package, tmp_path / "gdn_cuda", ignore=shutil.ignore_patterns("*.so", "lib", "__pycache__"))
+    shutil.copytree(package, folder / "gdn_cuda", ignore=shutil.ignore_patterns("*.so", "lib", "__pycache__"))
     # -S -E and an explicit path keep the installed package out, torch's own folder in.
     torch_folder = Path(importlib.util.find_spec("torch").origin).parents[1]
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; sys.path.append({str(torch_folder)!r}); import gdn_cuda"
-    done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    later = [str(each) for each in (*behind, torch_folder)]
+    code = f"import sys; sys.path[:0] = [{str(folder)!r}]; sys.path += {later!r}; import gdn_cuda"
+    done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.returncode != 0
-    assert "ImportError: gdn_cuda: the compiled library is not built" in done.stderr
-    assert "./develop.sh" in done.stderr
+    return done.stderr
+
+
+def test_without_the_compiled_library_the_error_says_what_to_do(tmp_path: Path) -> None:
+    error = import_uncompiled(tmp_path / "tree")
+    assert "ImportError: gdn_cuda: the compiled library is not built" in error
+    assert "./develop.sh" in error
+
+
+def test_a_source_tree_that_hides_an_installed_package_says_so(tmp_path: Path) -> None:
+    """`pip install .` and then Python in the same folder."""
+    installed = tmp_path / "site" / "gdn_cuda"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    error = import_uncompiled(tmp_path / "tree", tmp_path / "site")
+    assert f"This is the source tree, which hides {installed}: start Python in another folder" in error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
@@ -46,6 +48,28 @@ def test_without_wheels_beside_torch_the_rest_is_searched(tmp_path: Path, monkey
     assert {name: Path(path).resolve() for name, path in paths.find_paths().items()} == {
         name: Path(path).resolve() for name, path in usual.items()
     }
+
+
+def test_wheels_that_may_not_be_searched_are_handed_to_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells the user so; the search neither dies of it nor takes another CUDA's."""
+    wheels = tmp_path / "nvidia"
+
+    def refusing(method: Callable[..., Any]) -> Callable[..., Any]:
+        def below_wheels(path: Path, **options: bool) -> Any:
+            if path.is_relative_to(wheels):
+                raise PermissionError(13, "Permission denied", str(path))
+            return method(path, **options)
+
+        return below_wheels
+
+    monkeypatch.setattr(Path, "stat", refusing(Path.stat))
+    monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir))
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    found = paths.find_paths()
+    assert found["cuda_include"] == str(wheels / "cu13/include")
+    assert found["cccl_include"] == str(wheels / "cu13/include/cccl")
+    assert found["nvrtc"] == str(wheels / "cu13/lib/libnvrtc.so")
 
 
 def test_the_kernel_headers_are_found() -> None:
@@ -112,6 +136,25 @@ def test_compile_reports_each_and_returns_all(tmp_path: Path) -> None:
     assert seen == [(done, count) for done in range(1, count + 1)]
     assert {result.arch for result in results} == {"sm_80", "sm_90a"}
     assert len(list(tmp_path.glob("*.cubin"))) == count
+
+
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        ([], "compile: arch: expected at least one, got none"),
+        (["sm_90a", "sm_75"], r"compile: arch: expected what the chosen kernels are for \(sm_80 and newer\), got sm_75"),
+        ("sm_100", "compile: arch: expected sm_100a, which is what devices of capability 10.0 load, got sm_100"),
+    ],
+)
+def test_compile_refuses_what_no_device_would_load(arch: str | list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        runtime.compile(kernel=SMALLEST["name"], arch=arch, out=tmp_path)
+    assert list(tmp_path.iterdir()) == [], "nothing is compiled before all of them are known to be right"
+
+
+def test_an_arch_that_is_named_twice_is_compiled_once(tmp_path: Path) -> None:
+    results = runtime.compile(kernel=SMALLEST["name"], arch=["sm_90a", "sm_90a"], out=tmp_path)
+    assert len(results) == len(SMALLEST["configurations"])
 
 
 def test_compile_tries_everything_before_it_raises(tmp_path: Path) -> None:

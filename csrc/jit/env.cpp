@@ -99,9 +99,11 @@ fs::path absolute_path(const char* name) {
 fs::path existing(const char* name, bool folder) {
     fs::path path = absolute_path(name);
     if (path.empty()) return path;
-    std::error_code ignored;
-    if (folder ? !fs::is_directory(path, ignored) : !fs::is_regular_file(path, ignored))
-        malformed(name, folder ? "a folder that exists" : "a file that exists", get(name));
+    std::error_code error;
+    if (folder ? !fs::is_directory(path, error) : !fs::is_regular_file(path, error)) {
+        const char* access = error == std::errc::permission_denied ? "this user may reach (permission denied)" : "exists";
+        malformed(name, fmt::format("a {} that {}", folder ? "folder" : "file", access), get(name));
+    }
     return path;
 }
 

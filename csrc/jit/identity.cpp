@@ -74,7 +74,9 @@ bool same_paths(const Toolchain& a, const Toolchain& b) {
 fs::path folder_argument(const char* argument, const fs::path& path) {
     std::error_code error;
     if (!fs::is_directory(path, error))
-        throw Error(fmt::format("init: {}: expected a folder that exists, got {}", argument, path.string()));
+        throw Error(fmt::format("init: {}: expected a folder that {}, got {}", argument,
+                                error == std::errc::permission_denied ? "this user may reach (permission denied)" : "exists",
+                                path.string()));
     return fs::canonical(path);
 }
 

@@ -1,8 +1,11 @@
 #include "toolchain.hpp"
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <sstream>
 #include <string_view>
@@ -29,6 +32,22 @@ bool is_there(const fs::path& path) {
     return fs::exists(path, ignored);
 }
 
+bool is_folder(const fs::path& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
+// The first folder on the way to `path`, itself included, that this user may not search; empty if there is none.
+fs::path closed_folder(const fs::path& path) {
+    fs::path folder;
+    for (const fs::path& part : path) {
+        folder /= part;
+        if (::faccessat(AT_FDCWD, folder.c_str(), X_OK, AT_EACCESS) != 0)
+            return errno == EACCES && is_folder(folder) ? folder : fs::path{};
+    }
+    return {};
+}
+
 // libgdn_cuda.so, or the program it was linked into.
 fs::path this_library() {
     Dl_info info{};
@@ -51,30 +70,34 @@ class Search {
     template <class Folders>
     Search& folder(const std::string& label, const fs::path& root, const Folders& below, const char* marker) {
         if (root.empty() || finding_.found) return *this;
+        std::string looked_for;
         for (const char* name : below) {
             const fs::path candidate = *name == '\0' ? root : root / name;
-            if (is_there(candidate / marker)) return found(candidate);
+            if (look(candidate / marker)) return found(candidate);
+            looked_for += (looked_for.empty() ? "" : " or ") + (fs::path(name) / marker).string();
         }
-        return missed(label, root, fmt::format("no {} in {}", marker, fmt::join(below, ", ")));
+        return missed(label, root, fmt::format("no {}", looked_for));
     }
     Search& folder(const std::string& label, const fs::path& root, const char* marker) {
         if (root.empty() || finding_.found) return *this;
-        return is_there(root / marker) ? found(root) : missed(label, root, fmt::format("no {}", marker));
+        return look(root / marker) ? found(root) : missed(label, root, fmt::format("no {}", marker));
     }
     Search& file(const std::string& label, const fs::path& path) {
         if (path.empty() || finding_.found) return *this;
-        return is_there(path) ? found(path) : missed(label, path, "no such file");
+        return look(path) ? found(path) : missed(label, path, "no such file");
     }
     Search& nvrtc_below(const std::string& label, const fs::path& home) {
         if (home.empty() || finding_.found) return *this;
-        for (const char* name : kLibraryFolders)
+        for (const char* name : kLibraryFolders) {
             if (const fs::path library = newest_nvrtc(home / name); !library.empty()) return found(library);
+            note_if_closed(home / name);
+        }
         return missed(label, home, fmt::format("no libnvrtc.so.* in {}", fmt::join(kLibraryFolders, ", ")));
     }
     Search& nvcc_below(const std::string& label, const fs::path& home) {
         if (home.empty() || finding_.found) return *this;
         for (const char* name : kNvccFiles)
-            if (is_there(home / name)) return found(home / name);
+            if (look(home / name)) return found(home / name);
         return missed(label, home, "no bin/nvcc");
     }
     Search& note(std::string text) {
@@ -92,12 +115,24 @@ class Search {
         finding_.found = path.lexically_normal();
         return *this;
     }
+    bool look(const fs::path& path) {
+        if (is_there(path)) return true;
+        note_if_closed(path);
+        return false;
+    }
+    void note_if_closed(const fs::path& path) {
+        if (closed_.empty()) closed_ = closed_folder(path);
+    }
     Search& missed(const std::string& label, const fs::path& root, const std::string& why) {
-        finding_.tried.push_back(fmt::format("{} {}: {}", label, root.string(), why));
+        finding_.tried.push_back(
+            fmt::format("{} {}: {}", label, root.string(),
+                        closed_.empty() ? why : fmt::format("permission denied: {} may not be searched", closed_.string())));
+        closed_.clear();
         return *this;
     }
 
     Finding finding_;
+    fs::path closed_;  // why the present place cannot be looked into
 };
 
 struct Home {

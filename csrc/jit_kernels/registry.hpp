@@ -23,6 +23,8 @@ struct RegisteredKernel {
     std::vector<RegisteredConfiguration> configurations;  // everything the heuristic can choose
 };
 
+#pragma GCC visibility push(default)  // gdn_cuda._C calls it
 const std::vector<RegisteredKernel>& registry();
+#pragma GCC visibility pop
 
 }  // namespace gdn_cuda

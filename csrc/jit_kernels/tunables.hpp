@@ -19,7 +19,9 @@ struct Tunable {
     std::function<void()> forget;                // ends the attempt; the next call reads what is stored
 };
 
+#pragma GCC visibility push(default)  // gdn_cuda._C calls them
 const std::vector<Tunable>& tunables();
 const Tunable& tunable(const std::string& kernel);
+#pragma GCC visibility pop
 
 }  // namespace gdn_cuda

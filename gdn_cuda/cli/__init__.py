@@ -7,11 +7,16 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .. import __version__
 from . import bench, cache, compile, doctor, kernels, tune
+from .output import print_in_any_encoding
+
+INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended
 
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m gdn_cuda", description=__doc__)
+    result.add_argument("--version", action="version", version=f"gdn_cuda {__version__}")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (doctor, kernels, compile, cache, bench, tune):
         module.add_parser(commands)
@@ -19,13 +24,30 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    chosen = parser().parse_args(arguments)
+    print_in_any_encoding()
+    command = ""
     try:
-        return int(chosen.run(chosen))
+        chosen = parser().parse_args(arguments)
+        command = chosen.command
+        code = int(chosen.run(chosen))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a full disk has a message and an exit code
+        return code
     except BrokenPipeError:  # the reader of our output left, as `| head` does
-        # The interpreter's last flush needs somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_unwritable_output()
         return 0
-    except (RuntimeError, ValueError) as error:
-        print(f"gdn_cuda {chosen.command}: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (RuntimeError, ValueError, OSError) as error:
+        print(f"gdn_cuda {command}: {str(error).removeprefix(f'{command}: ')}", file=sys.stderr)
+        _discard_unwritable_output()
         return 1
+
+
+def _discard_unwritable_output() -> None:
+    """The interpreter writes what is still buffered at its end, which must not fail a second time."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,11 +1,12 @@
-"""bench: time, rate and share of the roof of one operator, its peers beside it."""
+"""bench: time, rate and share of the roof of an operator, its peers beside it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 PIECES = ("bf16_gdn_compute_u_w", "bf16_chunked_seq_state_update", "bf16_gdn_chunked_compute_O")
 STRUCTURED = ("cauchy_conj", "cauchy_kernel", "log_vandermonde")
 TOEPLITZ = ("toeplitz_matvec", "toeplitz_solve_symmetric", "toeplitz_solve")
+ALL = "all"
 OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward", *PIECES, *STRUCTURED, *TOEPLITZ)
 
 # The ceilings that a roof is made of, per device, so that shares compare from run to run: a product's speed follows the
@@ -26,11 +28,15 @@ NOMINAL_CEILINGS = {"NVIDIA H200": {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("bench", help="measure one operator: time, GB/s or TFLOP/s, share of the roof, peers")
-    parser.add_argument("operator", choices=OPERATORS, metavar="OP", help=", ".join(OPERATORS))
+    parser = commands.add_parser("bench", help="measure an operator: time, GB/s or TFLOP/s, share of the roof, peers")
+    parser.add_argument("operator", choices=(*OPERATORS, ALL), metavar="OP", help=f"{ALL}, or one of {', '.join(OPERATORS)}")
     parser.add_argument("--only", metavar="TEXT", help="only the shapes that contain TEXT (x stands for ×)")
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="print JSON instead of the table, or write it to FILE too"
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print JSON instead of the table, or write it to FILE too; of `all`, a list",
     )
     parser.add_argument("--plot", metavar="FILE.png", help="draw the rows (needs matplotlib: pip install gdn_cuda[plot])")
     parser.add_argument("--check-peers", action="store_true", help="compare each peer's result with ours before timing it")
@@ -48,42 +54,81 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    if arguments.plot:
-        from .bench_plot import require_matplotlib
-
-        require_matplotlib()
-    from .bench_environment import environment
-
-    repeats = 20 if arguments.quick else 200
+    _check_options(arguments)
+    every = arguments.operator == ALL
+    selected = _selected(arguments.operator, "cpu" if arguments.cpu else "cuda", arguments.only)
     torch.manual_seed(0)
-    cases = chosen(arguments.operator, "cpu" if arguments.cpu else "cuda", arguments.only)
-    measured = (
-        _measure_cpu(cases, max(repeats // 20, 3))
-        if arguments.cpu
-        else _measure_gpu(arguments.operator, cases, repeats, arguments.check_peers)
-    )
-    report = environment(arguments.operator, arguments.cpu) | measured
+    reports: list[dict[str, Any]] = []
+    for operator, cases in selected.items():
+        reports.append(_report(operator, cases, arguments))
+        _print_and_write(reports[-1], reports if every else reports[-1], arguments.json)
     if arguments.json == "-":
-        print_json(report)
-    else:
-        from .bench_table import print_report
-
-        print_report(report)
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        print_json(reports if every else reports[0])
     if arguments.plot:
         from .bench_plot import draw
 
-        draw(report, arguments.plot)
-    return 1 if report.get("peers_disagree") else 0
+        draw(reports[0], arguments.plot)
+    return 1 if any(report.get("peers_disagree") for report in reports) else 0
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Before minutes of measuring."""
+    if arguments.check_peers and arguments.cpu:
+        raise ValueError("--check-peers: expected a GPU, on which peers are measured, got --cpu")
+    for option, file in (("--json", arguments.json), ("--plot", arguments.plot)):
+        if file and file != "-" and not os.access(Path(file).absolute().parent, os.W_OK):
+            raise ValueError(f"{option}: expected a file in a folder that can be written, got {file}")
+    if arguments.plot:
+        from .bench_plot import require_format, require_matplotlib
+
+        require_matplotlib()
+        require_format(arguments.plot)
+        if arguments.operator == ALL:
+            raise ValueError(f"--plot: expected one operator, got {ALL}")
+
+
+def _selected(operator: str, device: str, only: str | None) -> dict[str, list[Case]]:
+    if operator != ALL:
+        return {operator: chosen(operator, device, only)}
+    found = {name: _matching(_cases(name, device), only) for name in OPERATORS}
+    if not any(found.values()):
+        raise ValueError(f"--only: expected a part of some operator's shape, got {only}")
+    return {name: cases for name, cases in found.items() if cases}
 
 
 def chosen(operator: str, device: str, only: str | None) -> list[Case]:
     cases = list(_cases(operator, device))
-    found = [case for case in cases if only is None or only.replace("x", "×") in case.shape.replace("x", "×")]
+    found = _matching(cases, only)
     if not found:
         raise ValueError(f"--only: expected a part of one of {'; '.join(case.shape for case in cases)}; got {only}")
     return found
+
+
+def _matching(cases: Iterable[Case], only: str | None) -> list[Case]:
+    return [case for case in cases if only is None or only.replace("x", "×") in case.shape.replace("x", "×")]
+
+
+def _report(operator: str, cases: list[Case], arguments: argparse.Namespace) -> dict[str, Any]:
+    from .bench_environment import environment
+
+    repeats = 20 if arguments.quick else 200
+    measured = (
+        _measure_cpu(cases, max(repeats // 20, 3))
+        if arguments.cpu
+        else _measure_gpu(operator, cases, repeats, arguments.check_peers)
+    )
+    return environment(operator, arguments.cpu) | measured
+
+
+def _print_and_write(report: dict[str, Any], written: Any, file: str | None) -> None:
+    if file == "-":
+        return
+    from .bench_table import print_report
+
+    print_report(report)
+    if file:
+        text = json.dumps(written, indent=2, ensure_ascii=False)
+        Path(file).write_text(text + "\n", encoding="utf-8")
 
 
 def _cases(operator: str, device: str) -> Iterator[Case]:

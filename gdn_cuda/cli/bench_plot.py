@@ -20,6 +20,15 @@ def require_matplotlib() -> None:
         raise RuntimeError("--plot needs matplotlib: pip install 'gdn_cuda[plot]'") from error
 
 
+def require_format(path: str) -> None:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    suffix = path.rpartition(".")[2]
+    if suffix.lower() not in known:
+        raise ValueError(f"--plot: expected a name that ends in one of {', '.join(sorted(known))}, got {path}")
+
+
 def draw(report: dict[str, Any], path: str) -> None:
     import matplotlib
 

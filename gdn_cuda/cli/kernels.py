@@ -18,20 +18,19 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from .. import _C
-    from ..runtime import select
+    from ..runtime import architectures, select
 
     wanted = {choice.kernel for choice in select(arguments.family, arguments.kernel)}
     kernels = [entry for entry in _C.kernels() if f"{entry['family']}/{entry['name']}" in wanted]
     if arguments.json:
         print_json(kernels)
         return 0
-    listing = table("family", "kernel", ">configurations", "architectures", "what it does")
+    listing = table("kernel", ">configurations", "architectures", "what it does")
     for entry in kernels:
         listing.add_row(
-            entry["family"],
-            entry["name"],
+            f"{entry['family']}/{entry['name']}",
             str(len(entry["configurations"])),
-            f"sm_{entry['min_capability']}" + (" and up" if entry["max_capability"] > entry["min_capability"] else "a"),
+            architectures(entry["min_capability"], entry["max_capability"]),
             entry["summary"],
         )
     terminal = console()
@@ -41,5 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
         for entry in kernels:
             for listed in entry["configurations"]:
                 details.add_row(listed["configuration"], str(listed["threads"]), human_bytes(listed["shared_bytes"]))
+        terminal.print()
         show(terminal, details)
     return 0

@@ -1,30 +1,65 @@
-"""How the commands print: tables through rich, JSON for programs."""
+"""How the commands print: tables through rich, JSON for programs, in the characters and the width that the terminal has."""
 
 from __future__ import annotations
 
+import codecs
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
+
+READABLE_WIDTH = 30  # characters; a longer word, such as a path, may be folded inside a column
+COLUMN_GAP = 3  # what rich puts between two columns
+
+# ---- Characters
+
+IN_ASCII = {"µ": "u", "×": "x", "÷": "/", "…": "..."}
+
+
+def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
+    """An error handler of codecs: one character, spelt in ASCII; a byte of a file name that is no text stays that byte."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character, after = error.object[error.start], error.start + 1
+    if "\udc80" <= character <= "\udcff":
+        return bytes([ord(character) - 0xDC00]), after
+    return IN_ASCII.get(character, ascii(character)[1:-1]), after
+
+
+def print_in_any_encoding() -> None:
+    """What a terminal cannot show is spelt otherwise, instead of a UnicodeEncodeError."""
+    codecs.register_error("gdn_cuda.replacement", _replacement)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="gdn_cuda.replacement")
+
+
+def print_json(value: Any) -> None:
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # a replacement would be other data
+        text = json.dumps(value, indent=2)
+    print(text)
+
+
+# ---- Tables
 
 
 def console() -> Console:
     from rich.console import Console
 
-    terminal = Console(highlight=False, markup=False)
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # what rich is handling; it would exit with 1
+
+    terminal = Terminal(highlight=False, markup=False)
     # Without a terminal, rich assumes 80 columns and folds what is longer; a log or a pipe has no width.
-    return terminal if terminal.is_terminal else Console(highlight=False, markup=False, width=10_000)
-
-
-def show(terminal: Console, rendered: Table) -> None:
-    if terminal.is_terminal:
-        terminal.print(rendered)
-        return
-    with terminal.capture() as captured:
-        terminal.print(rendered)
-    print("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()))  # rich pads lines to the table's width
+    return terminal if terminal.is_terminal else Terminal(highlight=False, markup=False, width=10_000)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -32,14 +67,65 @@ def table(*columns: str, title: str | None = None) -> Table:
     from rich import box
     from rich.table import Table
 
-    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
         result.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     return result
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+def show(terminal: Console, rendered: Table) -> None:
+    if not terminal.is_terminal:
+        with terminal.capture() as captured:
+            terminal.print(rendered)
+        lines = captured.get().strip("\n").splitlines()
+        print("\n".join(line.rstrip() for line in lines))  # rich pads lines to the table's width
+        return
+    widths = _widths(rendered.columns, terminal.width)
+    if widths is None:
+        _show_as_records(terminal, rendered)
+        return
+    for column, width in zip(rendered.columns, widths, strict=True):
+        column.width = width
+    terminal.print(rendered)
+
+
+def _widths(columns: list[Column], available: int) -> list[int] | None:
+    """One width a column, such that words and numbers stay whole; None if there is no room for that."""
+    texts = [[str(column.header), *map(str, column.cells)] for column in columns]
+    wanted = [max(map(len, cells)) for cells in texts]
+    widths = []
+    for column, (header, *cells) in zip(columns, texts, strict=True):
+        words = [word for text in ([header] if column.justify == "right" else [header, *cells]) for word in text.split()]
+        least = max([1, *(min(len(word), READABLE_WIDTH) for word in words)])
+        widths.append(max([least, *map(len, cells)]) if column.justify == "right" else least)
+    room = available - sum(widths) - COLUMN_GAP * (len(columns) - 1)
+    if room < 0:
+        return None
+    for _ in range(room):
+        lacks = [want - width for want, width in zip(wanted, widths, strict=True)]
+        if max(lacks) <= 0:
+            break
+        widths[lacks.index(max(lacks))] += 1
+    return widths
+
+
+def _show_as_records(terminal: Console, rendered: Table) -> None:
+    """Every row as a paragraph: the first named cell as its head, with the unnamed before it, then a line a cell."""
+    from rich.text import Text
+
+    if rendered.title:
+        terminal.print(rendered.title, soft_wrap=True)
+    headers = [str(column.header) for column in rendered.columns]
+    named = next(i for i, header in enumerate(headers) if header)
+    for row in zip(*(column.cells for column in rendered.columns), strict=True):
+        cells = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in row]
+        terminal.print(Text(" ").join(cells[: named + 1]), soft_wrap=True)
+        for header, cell in zip(headers[named + 1 :], cells[named + 1 :], strict=True):
+            if cell:
+                terminal.print(Text.assemble("  ", f"{header}: " if header else "", cell), soft_wrap=True)
+
+
+# ---- Quantities
 
 
 def human_bytes(count: float) -> str:

@@ -32,7 +32,7 @@ class Registered:
     kernel: str  # "gdn/recurrent"
     configuration: str
     min_capability: int
-    max_capability: int
+    max_capability: int | None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def representatives(arch: str) -> list[Registered]:
     """Of every kernel that `arch` can run, the first and the last configuration: the plainest and the most special one."""
     kernels: dict[str, list[Registered]] = {}
     for each in registered():
-        if each.min_capability <= capability_of(arch) <= each.max_capability:
+        if each.min_capability <= capability_of(arch) <= (each.max_capability or capability_of(arch)):
             kernels.setdefault(each.kernel, []).append(each)
     return [each for listed in kernels.values() for each in dict.fromkeys((listed[0], listed[-1]))]
 

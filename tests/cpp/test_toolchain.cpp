@@ -1,4 +1,6 @@
 // Finding compilers and headers, in trees made up for it.
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include "jit/errors.hpp"
@@ -12,6 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 using jit::SearchPaths;
 using jit::Toolchain;
+
+constexpr uid_t kNobody = 65534;
 
 struct Layouts : ::testing::Test {
     TemporaryFolder folder;
@@ -117,6 +121,7 @@ TEST_F(Layouts, WhatIsMissingIsListedWithEachPlaceAndTheFix) {
     const std::string text = find({{"GDN_CUTLASS_INCLUDE", folder / "empty"}}, init, {}, required);
     EXPECT_CONTAINS(text, "compiling a kernel needs what is missing here:\n");
     EXPECT_CONTAINS(text, "gdn_cuda's kernel headers (gdn_cuda/kernels) not found.");
+    EXPECT_CONTAINS(text, "no ../include/gdn_cuda/kernels or ../../include/gdn_cuda/kernels");
     EXPECT_CONTAINS(text, "GDN_CUTLASS_INCLUDE " + (folder / "empty").string() + ": no cutlass/cutlass.h");
     EXPECT_CONTAINS(text, "to fix: pip install nvidia-cutlass, or set GDN_CUTLASS_INCLUDE");
     if (!fs::exists("/usr/local/cuda/lib64")) {
@@ -124,6 +129,34 @@ TEST_F(Layouts, WhatIsMissingIsListedWithEachPlaceAndTheFix) {
         EXPECT_CONTAINS(text, "the usual place /usr/local/cuda: no libnvrtc.so.*");
     }
     EXPECT_EQ(text.find("nvcc not found"), std::string::npos) << "not asked for";
+}
+
+TEST_F(Layouts, AFolderThatMayNotBeSearchedIsToldAsSuch) {
+    const fs::path shut = folder / "shut";
+    write(shut / "include/gdn_cuda/kernels/gdn/toy.cuh", "");
+    const std::vector<fs::path> closed = {shut, toolkit / "include", toolkit / "lib64"};
+    SearchPaths init;
+    init.library_root = shut;
+    init.cuda_home = toolkit;
+    const auto tried = [&] {
+        fs::permissions(folder.path(), fs::perms(0755));
+        for (const fs::path& each : closed) fs::permissions(each, fs::perms(0));
+        if (::geteuid() == 0 && (::setegid(kNobody) != 0 || ::seteuid(kNobody) != 0)) throw std::runtime_error("uid");
+        std::string text;
+        for (const jit::Finding& finding : jit::discover(init, {}).findings)
+            for (const std::string& place : finding.tried) text += place + "\n";
+        return text + message_of([&] { jit::init(shut / "include", {}); });
+    };
+    const std::string text = in_child({}, tried).value;
+    const std::string variable = in_child({{"GDN_CUTLASS_INCLUDE", shut / "cutlass"}}, tried).value;
+    for (const fs::path& each : closed) fs::permissions(each, fs::perms(0755));
+    EXPECT_CONTAINS(text,
+                    "init(library_root) " + shut.string() + ": permission denied: " + shut.string() + " may not be searched");
+    EXPECT_CONTAINS(text, "init(cuda_home) " + toolkit.string() + ": permission denied: " + (toolkit / "include").string());
+    EXPECT_CONTAINS(text, "init(cuda_home) " + toolkit.string() + ": permission denied: " + (toolkit / "lib64").string());
+    EXPECT_CONTAINS(text, "init: library_root: expected a folder that this user may reach (permission denied), got " +
+                              (shut / "include").string());
+    EXPECT_CONTAINS(variable, "GDN_CUTLASS_INCLUDE: expected a folder that this user may reach (permission denied), got");
 }
 
 TEST_F(Layouts, MissingBuiltinsAreNamed) {

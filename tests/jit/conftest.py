@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jit_helpers import Child, Gate, Start, temporary_open_to_all
+from jit_helpers import Child, Gate, Start, copy_cuda_home, temporary_open_to_all
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path, cache: Path) -> Iterator[Start]:
+def start(tmp_path: Path, cache: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts a child whose cache is `cache` unless it is told otherwise; all end with the test."""
     children: list[Child] = []
 
@@ -29,6 +30,8 @@ def start(tmp_path: Path, cache: Path) -> Iterator[Start]:
         folder: Path | None = None,
         **variables: Any,
     ) -> Child:
+        if user is not None and hook == "wheels":
+            hook = request.getfixturevalue("toolchain_for_all")
         child = Child(folder or tmp_path / "run", {"GDN_JIT_CACHE_DIR": cache} | variables, hook, user, before)
         children.append(child)
         return child
@@ -45,6 +48,23 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = child.call("found_in_wheels")
     child.end()
     return {name: Path(path) for name, path in found.items()}
+
+
+@pytest.fixture(scope="session")
+def toolchain_for_all(wheels: dict[str, Path]) -> Iterator[dict[str, str]]:
+    """Copies that every user may read: the tree and its environment may lie below a home that only its owner may enter."""
+    folders = temporary_open_to_all()
+    folder = next(folders)
+    home = copy_cuda_home(wheels, folder / "cuda")
+    shutil.copytree(wheels["library_root"] / "gdn_cuda", folder / "library" / "gdn_cuda")
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    yield {
+        "library_root": str(folder / "library"),
+        "cuda_include": str(home / "include"),
+        "nvrtc": str(home / "lib" / wheels["nvrtc"].name),
+    }
+    next(folders, None)
 
 
 @pytest.fixture

@@ -170,8 +170,7 @@ def main() -> None:
     setting = json.loads(sys.stdin.readline())
     core = load_core(sys.argv[1])
     if setting["hook"] == "wheels":
-        paths = found_in_wheels() if setting["user"] is not None else None  # another user may not read Python's own files
-        core.set_path_hook(lambda: paths or found_in_wheels())
+        core.set_path_hook(found_in_wheels)
     elif setting["hook"] is not None:
         core.set_path_hook(lambda: setting["hook"])
     if setting["user"] is not None:

@@ -1,0 +1,99 @@
+"""The compiled libraries as a wheel ships them: what they show, where they look, what they give away, how they are hardened.
+
+They are those that this environment has installed; making a wheel takes minutes (`./develop.sh wheel`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gdn_cuda import runtime
+
+ROOT = Path(__file__).resolve().parents[1]
+API = ROOT / "include" / "gdn_cuda" / "api.hpp"
+FOR_PYTHON = {"gdn_cuda::registry", "gdn_cuda::tunable", "gdn_cuda::tunables"}  # and the runtime, gdn_cuda::jit
+
+pytestmark = pytest.mark.skipif(not shutil.which("readelf") or not shutil.which("nm"), reason="binutils is not installed")
+
+
+def libraries() -> dict[str, Path]:
+    core, extension = runtime.library_path(), importlib.util.find_spec("gdn_cuda._C")
+    assert core is not None and extension is not None and extension.origin is not None
+    return {"libgdn_cuda": core, "_C": Path(extension.origin)}
+
+
+LIBRARIES = libraries()
+every_library = pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES.keys())
+
+
+def output(*command: object) -> str:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout
+
+
+def runpath(library: Path) -> list[str]:
+    (found,) = re.findall(r"\(RUNPATH\).*\[(.*)\]", output("readelf", "-dW", library))
+    return found.split(":")
+
+
+def undefined(library: Path) -> set[str]:
+    return {line.split()[-1].partition("@")[0] for line in output("nm", "-D", "--undefined-only", library).splitlines()}
+
+
+def exported(library: Path) -> set[str]:
+    """The names of what it defines for others, without parameters."""
+    lines = output("nm", "-DC", "--defined-only", library).splitlines()
+    return {re.sub(r"\[abi:\w+\]|\(.*", "", line.split(maxsplit=2)[2]) for line in lines}
+
+
+@every_library
+def test_every_place_that_is_looked_in_is_named(library: Path) -> None:
+    """An empty entry of RUNPATH is the current folder: whoever can write there would be loaded."""
+    for place in runpath(library):
+        assert place.startswith(("$ORIGIN/", "/")), runpath(library)
+
+
+def test_the_places_that_are_looked_in_hold_what_is_needed() -> None:
+    for name, needed in (("libgdn_cuda", "libtorch_cpu.so"), ("_C", "libgdn_cuda.so")):
+        (place,) = runpath(LIBRARIES[name])
+        assert Path(place.replace("$ORIGIN", str(LIBRARIES[name].resolve().parent)), needed).is_file()
+
+
+@every_library
+def test_it_is_hardened(library: Path) -> None:
+    dynamic, segments = output("readelf", "-dW", library), output("readelf", "-lW", library)
+    assert re.search(r"\(FLAGS\).*BIND_NOW", dynamic)
+    assert "TEXTREL" not in dynamic
+    assert "GNU_RELRO" in segments
+    assert re.search(r"GNU_STACK( +0x0+){5} +RW ", segments), "the stack is not executable"
+    assert "__stack_chk_fail" in undefined(library)
+
+
+def test_copies_into_buffers_are_checked() -> None:
+    assert {name for name in undefined(LIBRARIES["libgdn_cuda"]) if re.fullmatch(r"__\w+_chk", name)}
+
+
+@every_library
+def test_it_holds_no_path_of_the_machine_that_built_it(library: Path) -> None:
+    content = library.read_bytes().replace(":".join(runpath(library)).encode(), b"")
+    assert os.fsencode(ROOT) not in content
+    assert os.fsencode(Path.home()) + b"/" not in content
+
+
+def test_it_exports_the_cpp_api_and_the_runtime_and_nothing_else() -> None:
+    names = exported(LIBRARIES["libgdn_cuda"])
+    declared = {f"gdn_cuda::{name}" for name in re.findall(r"^\w[\w:<>, ]* (\w+)\(", API.read_text(), re.MULTILINE)}
+    assert {"gdn_cuda::init", "gdn_cuda::fused_decode", "gdn_cuda::toeplitz_solve_ex"} <= declared
+    assert {name for name in names if not name.startswith("gdn_cuda::jit::")} == declared | FOR_PYTHON
+
+
+def test_the_extension_exports_none_of_our_names() -> None:
+    names = exported(LIBRARIES["_C"])
+    assert "PyInit__C" in names
+    assert not {name for name in names if "gdn_cuda" in name}
