@@ -21,7 +21,6 @@ from gdn_cuda import (
     toeplitz_matvec,
     toeplitz_matvec_transpose,
 )
-from gdn_cuda.ops import structured_toeplitz_solve as ways
 from gdn_cuda.reference import structured_cauchy as cauchy_oracle
 from gdn_cuda.reference import structured_displacement as displacement_oracle
 from gdn_cuda.reference import structured_toeplitz as toeplitz_oracle
@@ -145,7 +144,8 @@ def toeplitz_products(n: int) -> Callable[[Draw], Iterator[Case]]:
 
 
 def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
-    """The ways of the GPU, on either device: they have CPU implementations."""
+    """The plan of the GPU, on either device: its kernels have CPU implementations."""
+    ops, limits = torch.ops.gdn_cuda, (1024, 4096, 1025, 8192)
 
     def solution(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
         return toeplitz_oracle.toeplitz_solve_ex(c, r, b)[0]
@@ -154,16 +154,16 @@ def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
         return torch.linalg.solve(matrix_of(c, r), b)
 
     def solve(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
-        return ways.solve(c, r, b, False)[0]
+        return ops.toeplitz_solve_within(c, r, b, False, False, limits)[0]  # type: ignore[no-any-return]
 
     def by_recursion(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
-        return ways.solve_positive(c, b)[0]
+        return ops.toeplitz_solve_positive_within(c, b, limits)[0]  # type: ignore[no-any-return]
 
     def by_gradients(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
-        return torch.ops.gdn_cuda.toeplitz_pcg(c, b, ways._epsilon(c.dtype))[0]
+        return ops.toeplitz_pcg(c, b, 1e-7 if c.dtype == torch.float32 else 2e-15)[0]  # type: ignore[no-any-return]
 
     def by_gradients_in_torch(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
-        return torch.ops.gdn_cuda.toeplitz_pcg_long(c, b)[0]
+        return ops.toeplitz_pcg_long(c, b)[0]  # type: ignore[no-any-return]
 
     def cases(draw: Draw) -> Iterator[Case]:
         for kind, (c, r) in toeplitz_matrices(draw, n).items():
@@ -175,7 +175,7 @@ def toeplitz_systems(n: int) -> Callable[[Draw], Iterator[Case]]:
                     ("toeplitz_solve_symmetric, as beyond 8192 rows", by_gradients_in_torch),
                 ]
             elif kind == "indefinite" and not draw.dtype.is_complex:
-                found.append(("toeplitz_solve_symmetric", lambda c, r, b: ways.solve_symmetric(c, b)[0]))
+                found.append(("toeplitz_solve_symmetric", lambda c, r, b: ops.toeplitz_solve_within(c, c, b, True, True, limits)[0]))
             given = c, r, draw(n).to(draw.dtype)
             for operator, way in found:
                 yield Case(operator, kind, given, way, solution, by_lapack, 2 * torch.finfo(draw.dtype).eps,

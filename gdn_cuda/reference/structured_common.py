@@ -39,12 +39,12 @@ def working_epsilon(*tensors: Tensor) -> float:
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """torch.broadcast_shapes for shapes that do broadcast: its first call imports sympy, which takes seconds."""
-    longest = max(map(len, shapes), default=0)
-    sizes: list[int] = [1] * longest
+    sizes: list[int] = []
     for shape in shapes:
-        for d, size in enumerate(shape, longest - len(shape)):
-            if sizes[d] == 1:
-                sizes[d] = size
+        sizes = [1] * (len(shape) - len(sizes)) + sizes
+        for d in range(1, len(shape) + 1):
+            if shape[-d] != 1:
+                sizes[-d] = shape[-d]
     return tuple(sizes)
 
 
