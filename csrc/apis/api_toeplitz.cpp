@@ -29,6 +29,7 @@ Tensor multiply(const Tensor& c, const Tensor& r, const Tensor& x, bool transpos
 
 Solution solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric, bool wait) {
     if (c.is_cuda()) return structured::toeplitz_solve(plain(c), plain(r), plain(b), symmetric, wait);
+    structured::check_toeplitz_solve(c, r, b, symmetric, wait);
     const auto found = dispatch<2>("gdn_cuda::toeplitz_solve", c, r, b, symmetric, wait);
     return {tensor_of(found[0]), tensor_of(found[1])};
 }
@@ -37,8 +38,8 @@ void require_regular(const char* function, const char* arguments, const Tensor& 
     const std::span told(static_cast<const int32_t*>(info.data_ptr()), static_cast<size_t>(info.numel()));
     if (std::ranges::any_of(told, [](int32_t each) { return each != 0; }))
         throw std::runtime_error(
-            fmt::format("{}: {}: expected matrices that are nonsingular in working precision, got info [{}]", function, arguments,
-                        fmt::join(told, ", ")));
+            fmt::format("{}: {}: expected matrices that are nonsingular in working precision, got info [{}]", function,
+                        arguments, fmt::join(told, ", ")));
 }
 
 }  // namespace
@@ -64,6 +65,7 @@ Tensor toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b) {
 Solution toeplitz_solve_symmetric_ex(const Tensor& c, const Tensor& b, bool assume_positive) {
     if (!assume_positive) return solve(c, c, b, true, false);
     if (c.is_cuda()) return structured::toeplitz_solve_positive(plain(c), plain(b));
+    structured::check_toeplitz_positive(c, b);
     const auto found = dispatch<2>("gdn_cuda::toeplitz_solve_positive", c, b);
     return {tensor_of(found[0]), tensor_of(found[1])};
 }
@@ -77,6 +79,7 @@ Tensor toeplitz_solve_symmetric(const Tensor& c, const Tensor& b) {
 Solution gs_compute_generators(const Tensor& c, const Tensor& r) {
     const auto columns = [&]() -> std::tuple<Tensor, Tensor, Tensor> {
         if (c.is_cuda()) return structured::gs_compute_generators(plain(c), plain(r));
+        structured::check_gs_compute_generators(c, r);
         const auto found = dispatch<3>("gdn_cuda::gs_compute_generators", c, r);
         return {tensor_of(found[0]), tensor_of(found[1]), tensor_of(found[2])};
     }();
@@ -89,6 +92,7 @@ Tensor toeplitz_inverse_apply(const Tensor& gs_u, const Tensor& gs_v, const Tens
     const bool wide = type == DType::f64 || type == DType::c128;
     const double epsilon = wide ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
     if (x.is_cuda()) return structured::toeplitz_inverse_apply(plain(gs_u), plain(gs_v), plain(x), epsilon);
+    structured::check_toeplitz_inverse_apply(gs_u, gs_v, x);
     return tensor_of(dispatch<1>("gdn_cuda::toeplitz_inverse_apply", gs_u, gs_v, x, epsilon)[0]);
 }
 

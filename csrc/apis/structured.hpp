@@ -111,5 +111,10 @@ std::tuple<Tensor, Tensor> toeplitz_solve_positive(const Tensor& c, const Tensor
 // First and last column of T^-1, and info on the CPU.
 std::tuple<Tensor, Tensor, Tensor> gs_compute_generators(const Tensor& c, const Tensor& r);
 Tensor toeplitz_inverse_apply(const Tensor& u, const Tensor& v, const Tensor& x, double epsilon);
+// Their checks alone.
+void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric, bool wait);
+void check_toeplitz_positive(const Tensor& c, const Tensor& b);
+void check_gs_compute_generators(const Tensor& c, const Tensor& r);
+void check_toeplitz_inverse_apply(const Tensor& u, const Tensor& v, const Tensor& x);
 
 }  // namespace gdn_cuda::structured

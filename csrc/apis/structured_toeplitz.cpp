@@ -131,11 +131,11 @@ Tensor by_transforms(const PreparedToeplitz& prepared, const Tensor& c, const Te
     of_gap.push_back(length - (prepared.from + prepared.to - 1));
     const Tensor around = math::cat({corner, below, math::zeros(c, of_gap), math::flip(above)}, -1);
     const bool real = prepared.type == DType::f32 || prepared.type == DType::f64;
-    const char *const forward = real ? "aten::fft_rfft" : "aten::fft_fft",
-                      *const inverse = real ? "aten::fft_irfft" : "aten::fft_ifft";
+    const char *const forward = real ? "aten::fft_rfft" : "aten::fft_fft", *const inverse =
+                                                                               real ? "aten::fft_irfft" : "aten::fft_ifft";
     const Tensor right = prepared.many ? x : torch::stable::unsqueeze(x, -1);
-    const Tensor product = math::mul(torch::stable::unsqueeze(math::transform(forward, around), -1),
-                                     math::transform(forward, right, length, -2));
+    const Tensor product =
+        math::mul(torch::stable::unsqueeze(math::transform(forward, around), -1), math::transform(forward, right, length, -2));
     const Tensor all = math::narrow(math::transform(inverse, product, length, -2), -2, 0, prepared.to);
     return math::reshape(torch::stable::contiguous(all), prepared.result());
 }

@@ -70,8 +70,7 @@ PreparedElimination prepare_toeplitz_eliminate(const Tensor& left, const Tensor&
 
 // What a kernel that solves systems takes, but for what is its own; `info` has a number for every leading index of the result.
 template <class Args>
-Args args_to_solve(const PreparedToeplitz& prepared, int longest, const Tensor& out, const Tensor& info,
-                   double epsilon) {
+Args args_to_solve(const PreparedToeplitz& prepared, int longest, const Tensor& out, const Tensor& info, double epsilon) {
     const Checks check = prepared.check();
     GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
                 shape_text(prepared.column));
@@ -117,8 +116,7 @@ Solution toeplitz_pcg_kernel(const PreparedToeplitz& prepared, const Tensor& lik
     const DeviceScope scope(prepared.column.device_index);
     const ToeplitzPcgProblem problem{args.rows, args.columns, args.n, prepared.type};
     const Target target = target_of(prepared.names.function, prepared.column);
-    const Tensor scratch =
-        torch::stable::new_empty(like, {ToeplitzPcg::scratch(problem, target.ordinal)}, ScalarType::Double);
+    const Tensor scratch = torch::stable::new_empty(like, {ToeplitzPcg::scratch(problem, target.ordinal)}, ScalarType::Double);
     args.scratch = static_cast<double*>(scratch.data_ptr());
     ToeplitzPcg::run(problem, args, target);
     return {out, info};

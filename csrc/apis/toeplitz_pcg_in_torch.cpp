@@ -1,8 +1,8 @@
 // Large symmetric positive definite Toeplitz systems: conjugate gradients, preconditioned, by torch's transforms; O(n) memory.
 //
 // The preconditioner divides by the Fejér mean of T's generating function, sum over |d| < n of (1 - |d|/n) t_d e^{i w d} =
-// a^H T a / n with a_j = e^{i w j}, at the frequencies of a circulant matrix of order >= 2 n: positive wherever T is, and a corner
-// of that matrix.
+// a^H T a / n with a_j = e^{i w j}, at the frequencies of a circulant matrix of order >= 2 n: positive wherever T is, and a
+// corner of that matrix.
 #include <bit>
 
 #include "toeplitz.hpp"
@@ -78,7 +78,7 @@ std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& 
         return torch::stable::full(shape, value, ScalarType::Double, std::nullopt, device);
     };
     const Tensor share = math::cat({filled(of_x, residual_of_x), filled(of_probe, residual_of_probe)}, -1);
-    const Tensor twice_size = math::mul(math::sum(math::abs(column), -1, true), number(2));  // ‖T‖ is not more
+    const Tensor twice_size = math::mul(math::sum(math::abs(column), -1, true), number(2));        // ‖T‖ is not more
     const Tensor allowed = math::mul(math::mul(twice_size, share), math::mul(twice_size, share));  // of squares
     const Tensor right = torch::stable::contiguous(math::transposed(numbers));
 

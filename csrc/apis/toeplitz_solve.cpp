@@ -1,8 +1,8 @@
 // How Toeplitz systems are solved: which way, and what surrounds the kernels. The same for Python and C++ programs.
 //
 // All of it is fp64 arithmetic, whatever the tensors have: a step of an elimination waits for barriers and not for arithmetic,
-// and the result is as good as one with refinement. Nothing waits for the device but where `wait` asks for it. On CPU tensors the
-// plan runs with what Python registers for the kernels, which is how tests run it without a GPU.
+// and the result is as good as one with refinement. Nothing waits for the device but where `wait` asks for it. On CPU tensors
+// the plan runs with what Python registers for the kernels, which is how tests run it without a GPU.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -131,9 +131,9 @@ Tensor probe_of(const Tensor& column) {
     Tensor steps = torch::stable::full(line, 2654435761.0, ScalarType::Long, std::nullopt, column.device());
     Tensor first = math::narrow(steps, 0, 0, 1);
     torch::stable::fill_(first, 1013904223.0);
-    const Tensor mixed = of_torch("aten::bitwise_and", "Tensor", math::cumsum(steps, 0), number(4294967295.0, ScalarType::Long));
-    const Tensor high =
-        of_torch("aten::bitwise_right_shift", "Tensor", math::mul(mixed, mixed), number(16, ScalarType::Long));
+    const Tensor mixed =
+        of_torch("aten::bitwise_and", "Tensor", math::cumsum(steps, 0), number(4294967295.0, ScalarType::Long));
+    const Tensor high = of_torch("aten::bitwise_right_shift", "Tensor", math::mul(mixed, mixed), number(16, ScalarType::Long));
     const Tensor bit =
         math::converted(of_torch("aten::bitwise_and", "Tensor", high, number(1, ScalarType::Long)), ScalarType::Double);
     const Tensor signs = math::add(math::mul(bit, number(-2)), number(1));
@@ -151,9 +151,12 @@ Widened widened(const System& system, const Tensor& b) {
     const ScalarType wide = widened(system.prepared.type);
     std::vector<int64_t> lines = system.prepared.shape.leading;
     lines.push_back(n);
-    const auto line = [&](const Tensor& y) { return math::reshape(math::expand(math::converted(y, wide), lines), {systems, n}); };
+    const auto line = [&](const Tensor& y) {
+        return math::reshape(math::expand(math::converted(y, wide), lines), {systems, n});
+    };
     const Tensor column = line(system.c);
-    const Tensor row = math::cat({math::narrow(column, -1, 0, 1), math::without_first(line(system.r))}, -1);  // r[0] is not read
+    const Tensor row =
+        math::cat({math::narrow(column, -1, 0, 1), math::without_first(line(system.r))}, -1);  // r[0] is not read
     const Tensor largest = math::maximum(math::amax(math::abs(column), {-1}), math::amax(math::abs(row), {-1}));
     const Tensor scale = torch::stable::unsqueeze(inverse_power(largest), -1);
     const Tensor right = math::expand(math::converted(system.columns_of(b), wide), system.numbers_shape());
@@ -181,8 +184,7 @@ Solution by_dense_lu(const System& system, const Tensor& b) {
     const int64_t n = system.n(), columns = system.prepared.columns();
     const Widened given = widened(system, b);
     const Tensor diagonals = math::cat({math::flip(math::without_first(given.row)), given.column}, -1);
-    const Tensor matrix =
-        math::flip(of_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // no n² indices
+    const Tensor matrix = math::flip(of_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // no n² indices
     const auto factored = dispatch<3>("aten::linalg_lu_factor_ex", matrix, true, false);
     const Tensor lu = tensor_of(factored[0]), pivots = tensor_of(factored[1]), failed = tensor_of(factored[2]);
     // Some of the libraries behind it call a later pivot than the first zero, the last they saw: the first is looked for.
@@ -246,8 +248,8 @@ Solution by_pcg(const System& system, const Tensor& b) {
 }
 
 Tensor product(const System& system, const Tensor& x) {
-    return system.c.is_cuda() ? toeplitz_matvec(system.c, system.r, x, false)
-                              : toeplitz_matvec_by_transforms(system.c, system.r, x, false);
+    if (system.c.is_cuda()) return toeplitz_matvec(system.c, system.r, x, false);
+    return tensor_of(dispatch<1>("gdn_cuda::toeplitz_matvec", system.c, system.r, x, false)[0]);
 }
 
 // Growing generators cost an elimination a digit or two: nothing where results are rounded to fp32. In fp64 one step of
@@ -371,7 +373,8 @@ Tensor toeplitz_inverse_apply(const Tensor& u, const Tensor& v, const Tensor& x,
     if (n == 0 || prepared.systems() == 0) return math::zeros(x, prepared.result());
     const auto times = [&](const Tensor& first, const Tensor& y, bool transpose) {  // the matrix whose first column this is
         const Tensor row = torch::stable::new_zeros(first, {n});
-        return x.is_cuda() ? toeplitz_matvec(first, row, y, transpose) : toeplitz_matvec_by_transforms(first, row, y, transpose);
+        return x.is_cuda() ? toeplitz_matvec(first, row, y, transpose)
+                           : toeplitz_matvec_by_transforms(first, row, y, transpose);
     };
     std::vector<int64_t> lines = prepared.matrices();
     lines.push_back(n);
@@ -384,10 +387,22 @@ Tensor toeplitz_inverse_apply(const Tensor& u, const Tensor& v, const Tensor& x,
     const Tensor other = times(shifted(last), times(shifted(math::flip(first)), x, true), false);
     const Tensor largest = math::maximum(math::amax(math::abs(first), {-1}, true), math::amax(math::abs(last), {-1}, true));
     const Tensor corner = math::narrow(first, -1, 0, 1);
-    const Tensor regular =
-        math::greater(math::abs(corner), math::mul(largest, number(static_cast<double>(n) * epsilon)));
+    const Tensor regular = math::greater(math::abs(corner), math::mul(largest, number(static_cast<double>(n) * epsilon)));
     const Tensor divisor = math::masked_fill(corner, math::logical_not(regular), number(std::nan("")));
     return math::div(torch::stable::subtract(one, other), prepared.many ? torch::stable::unsqueeze(divisor, -1) : divisor);
+}
+
+void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric, bool wait) {
+    prepare_toeplitz_solve(c, r, b, symmetric, wait);
+}
+void check_toeplitz_positive(const Tensor& c, const Tensor& b) {
+    prepare_toeplitz_positive(c, b);
+}
+void check_gs_compute_generators(const Tensor& c, const Tensor& r) {
+    prepare_gs_compute_generators(c, r);
+}
+void check_toeplitz_inverse_apply(const Tensor& u, const Tensor& v, const Tensor& x) {
+    prepare_toeplitz_inverse_apply(u, v, x, 0);
 }
 
 namespace {

@@ -97,4 +97,3 @@ def leading_first(in_dims: tuple[int | None, ...], tensors: tuple[Tensor, ...], 
     moved = [x[None] if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims, strict=False)]
     most = max(x.dim() - own for x, own in zip(moved, last, strict=True))
     return [x[(slice(None), *(None,) * (most - x.dim() + own))] for x, own in zip(moved, last, strict=True)]
-

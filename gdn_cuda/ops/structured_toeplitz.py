@@ -243,7 +243,9 @@ def toeplitz_inverse_apply(
         dtype, (u, v, right) = computed(function, tensors)
         if out is not None or right.device.type == "cpu":
             _check_out(function, out, solution_shape(function, {"gs_u": u, "gs_v": v}, "x", right, "generators"), dtype)
-        epsilon = working_epsilon(*(y for y in (gs_u, gs_v) if y.is_floating_point() or y.is_complex()))  # x makes them no better
+        epsilon = working_epsilon(
+            *(y for y in (gs_u, gs_v) if y.is_floating_point() or y.is_complex())
+        )  # x makes them no better
         if right.device.type == "cpu":
             _require_first_entry(u, v, epsilon)
         apply = inverse_product if needs_derivatives(u, v, right) else _inverse_apply

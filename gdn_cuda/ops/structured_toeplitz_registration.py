@@ -270,9 +270,7 @@ def _batched_positive(in_dims, c, b):
     return (x, info), (0, of_info)
 
 
-solve_positive = Operator(
-    "toeplitz_solve_positive", _keep_positive, _positive_gradients, _positive_tangent, _batched_positive
-)
+solve_positive = Operator("toeplitz_solve_positive", _keep_positive, _positive_gradients, _positive_tangent, _batched_positive)
 
 
 # ---- Gohberg and Semencul: without derivatives, which ops/structured_toeplitz.py has by putting the operators above together

@@ -124,10 +124,12 @@ struct GDN_HOLDS_TENSORS CauchyPin {
 };
 CauchyPin cauchy_pin_l2(const Tensor& omega, const Tensor& lambd);
 
-// ---- Toeplitz matrices: c is the first column, r the first row, c[0] wins. A right-hand side with more dimensions than c and r
-// is (…,n,k), any other (…,n). float32, float64, complex64 or complex128, any number of rows: what Python does on CUDA is this.
+// ---- Toeplitz matrices: c is the first column, r the first row, c[0] wins. A right-hand side with more dimensions than c and
+// r is (…,n,k), any other (…,n). float32, float64, complex64 or complex128, any number of rows: what Python does on CUDA is
+// this.
 
-// T x, Tᵀ x: c (…,n), r (…,m), x (…,m), or (…,n) for Tᵀ. For n != m zeros complete c, r and x on CUDA up to the rows of one block.
+// T x, Tᵀ x: c (…,n), r (…,m), x (…,m), or (…,n) for Tᵀ. For n != m zeros complete c, r and x on CUDA up to the rows of one
+// block.
 Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out = {});
 Tensor toeplitz_matvec_transpose(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out = {});
 // (T⁻¹ b, info) with pivots, in fp64. Nothing waits. info is int32, one for every matrix: 0; k, 1 ≤ k ≤ n: pivot k is zero, the

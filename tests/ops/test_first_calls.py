@@ -77,5 +77,3 @@ def test_every_public_operator_is_among_the_cases() -> None:
                  "toeplitz_to_cauchy", "displacement_matvec", "cauchy_pin_l2", "init", "compile", "warmup"}  # fmt: skip
     functions = {getattr(gdn_cuda, name) for name in gdn_cuda.__all__ if name not in elsewhere}
     assert {f for f in functions if callable(f) and not isinstance(f, type)} <= called
-
-

@@ -96,7 +96,9 @@ def test_tangents_are_differences(name: str, rng: torch.Generator) -> None:
         found = torch.func.jvp(function, tuple(x), tuple(moved))[1]
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
         with forward_ad.dual_level():
-            duals = [y if of not in (None, i) else forward_ad.make_dual(y, t) for i, (y, t) in enumerate(zip(x, moved, strict=True))]
+            duals = [
+                y if of not in (None, i) else forward_ad.make_dual(y, t) for i, (y, t) in enumerate(zip(x, moved, strict=True))
+            ]
             tangent = forward_ad.unpack_dual(function(*duals)).tangent
         assert tangent is not None
         torch.testing.assert_close(tangent, found)
@@ -174,7 +176,9 @@ def test_vmap_of_info(rng: torch.Generator) -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_VMAP))
 def test_what_looks_at_values_is_not_mapped(name: str, rng: torch.Generator) -> None:
     function, x = drawn(name, rng, 3)
-    with pytest.raises(ValueError, match=r"^toeplitz_solve(_symmetric)?: info: expected a call outside torch.vmap, .*_ex does not"):
+    with pytest.raises(
+        ValueError, match=r"^toeplitz_solve(_symmetric)?: info: expected a call outside torch.vmap, .*_ex does not"
+    ):
         torch.vmap(function)(*x)
 
 
@@ -188,12 +192,18 @@ def test_second_derivatives_of_sums_over_poles_are_refused(rng: torch.Generator)
 
         for second in (torch.func.grad, torch.func.jacfwd):
             with pytest.raises(RuntimeError, match=rf"^{function.__name__}: gradients of gradients are not computed$"):
-                second(lambda s, x=x, loss=loss: torch.func.grad(loss, 1)(x[0], s * x[1], x[2]).abs().sum())(torch.tensor(1.0, dtype=REAL))
+                second(lambda s, x=x, loss=loss: torch.func.grad(loss, 1)(x[0], s * x[1], x[2]).abs().sum())(
+                    torch.tensor(1.0, dtype=REAL)
+                )
         with pytest.raises(RuntimeError, match=rf"^{function.__name__}: gradients of gradients are not computed$"):
-            torch.func.jvp(lambda z, x=x, loss=loss: torch.func.jvp(lambda z: loss(x[0], z, x[2]), (z,), (z,))[1], (x[1],), (x[1],))
+            torch.func.jvp(
+                lambda z, x=x, loss=loss: torch.func.jvp(lambda z: loss(x[0], z, x[2]), (z,), (z,))[1], (x[1],), (x[1],)
+            )
 
 
-@pytest.mark.parametrize("name", ["cauchy", "vandermonde", "vandermonde transposed", "matvec", "solve that raises", "displacement"])
+@pytest.mark.parametrize(
+    "name", ["cauchy", "vandermonde", "vandermonde transposed", "matvec", "solve that raises", "displacement"]
+)
 def test_out_is_refused_where_derivatives_would_be_lost(name: str, rng: torch.Generator) -> None:
     function, dtype, shapes = CASES[name]
     calls: dict[str, Callable[..., Tensor]] = {

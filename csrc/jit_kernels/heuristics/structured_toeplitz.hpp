@@ -329,11 +329,12 @@ inline std::string explain_toeplitz_general(i64 n) {
     }
     if (n <= kToeplitzEliminateLongest)
         return fmt::format(
-            "toeplitz_eliminate: {} rows fit a cluster of blocks, which pivots and stores no factor; a dense LU in fp64 where the "
+            "toeplitz_eliminate: {} rows fit a cluster of blocks, which pivots and stores no factor; a dense LU in fp64 where "
+            "the "
             "GPU has no clusters of this size",
             n);
-    return fmt::format("dense LU in fp64: {} rows are more than the {} of a cluster of blocks; n² numbers of memory a system", n,
-                       kToeplitzEliminateLongest);
+    return fmt::format("dense LU in fp64: {} rows are more than the {} of a cluster of blocks; n² numbers of memory a system",
+                       n, kToeplitzEliminateLongest);
 }
 // Symmetric systems where the caller waits to know how it went.
 inline std::string explain_toeplitz_solve(i64 n, bool symmetric) {
@@ -341,14 +342,16 @@ inline std::string explain_toeplitz_solve(i64 n, bool symmetric) {
     for (const ToeplitzPositiveWay way : symmetric ? toeplitz_positive_ways(n) : std::vector<ToeplitzPositiveWay>{}) {
         switch (way) {
             case ToeplitzPositiveWay::pcg:
-                text += fmt::format("toeplitz_pcg: {} rows fit one block of conjugate gradients; where they do not converge, ", n);
+                text +=
+                    fmt::format("toeplitz_pcg: {} rows fit one block of conjugate gradients; where they do not converge, ", n);
                 break;
             case ToeplitzPositiveWay::schur:
                 text += fmt::format("toeplitz_schur: {} rows fit one block; where T is not positive definite, ", n);
                 break;
             case ToeplitzPositiveWay::pcg_in_torch:
                 text += fmt::format(
-                    "conjugate gradients in torch operations: {} rows are more than one block's; where they do not converge, ", n);
+                    "conjugate gradients in torch operations: {} rows are more than one block's; where they do not converge, ",
+                    n);
                 break;
         }
     }
