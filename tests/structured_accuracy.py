@@ -1,5 +1,5 @@
-"""Errors of the structured operators by class of input and dtype: relative RMS against literal sums and oracles, beside those of
-dense torch (LAPACK, BLAS, sums) in the same precision. One table: tests/ops has it of CPU tensors, tests/gpu of kernels."""
+"""Errors of the structured operators by class of input and dtype: relative RMS against literal sums and oracles, beside those
+of dense torch (LAPACK, BLAS, sums) in the same precision. One table: tests/ops has it of CPU tensors, tests/gpu of kernels."""
 
 from __future__ import annotations
 

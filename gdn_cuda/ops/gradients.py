@@ -2,8 +2,8 @@
 
 What torch.library.register_autograd registers serves `backward()` and traced code alone: under forward mode it would drop
 tangents without a word, torch.func refuses it, and it costs every call 5 µs, with or without gradients. So a call takes the way
-it needs: the operator itself where no derivative is asked for, its registered backward where one is, and a torch.autograd.Function
-with the same backward and a `jvp` under forward mode and torch.func.
+that it needs: the operator itself where no derivative is asked for, its registered backward where one is, and under forward
+mode and torch.func a torch.autograd.Function with the same backward and a `jvp`.
 """
 
 # mypy: allow-untyped-defs
@@ -44,10 +44,9 @@ def require_no_transforms(function: str) -> None:
 class Operator:
     """torch.ops.gdn_cuda.<name> with derivatives.
 
-    `keep(ctx, inputs, output)` sets what is not a tensor on ctx and returns the tensors to save; `backward(ctx, *grads)` and
-    `tangent(ctx, *tangents)`, of inputs and None where one has none, are as in torch.autograd.Function and call operators of this
-    class, so that they have derivatives in turn; `batched(in_dims, *args)` returns (outputs, out_dims) for torch.vmap, by calls of
-    such operators as well.
+    `keep(ctx, inputs, output)` sets what is not a tensor on ctx and returns the tensors to save. `backward(ctx, *grads)` and
+    `tangent(ctx, *tangents)`, with None for an input that has none, are as in torch.autograd.Function. `batched(in_dims,
+    *args)` returns (outputs, out_dims) for torch.vmap. All call operators of this class, and so have derivatives in turn.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class Operator:
 
 
 def leading_first(in_dims: tuple[int | None, ...], tensors: tuple[Tensor, ...], last: tuple[int, ...]) -> list[Tensor]:
-    """Every tensor with the dimension that is mapped over, or one of size 1 in its place, in front, and as many leading dimensions
-    behind it as the one with the most has; `last` are the numbers of its dimensions that are not leading."""
+    """Every tensor with the dimension that is mapped over in front, or one of size 1 in its place, and as many leading
+    dimensions behind it as the tensor with the most has; `last` are the numbers of dimensions that are not leading."""
     moved = [x[None] if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims, strict=False)]
     most = max(x.dim() - own for x, own in zip(moved, last, strict=True))
-    return [x[(slice(None), *(None,) * (most - x.dim() + own))] for x, own in zip(moved, last, strict=True)]
+    return [x.reshape((x.shape[0],) + (1,) * (most - x.dim() + own) + x.shape[1:]) for x, own in zip(moved, last, strict=True)]

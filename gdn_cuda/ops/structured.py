@@ -1,8 +1,9 @@
 """Structured matrices: sums over poles, and sums of powers.
 
-Leading dimensions broadcast. Gradients flow to every input; those of gradients are right or refused. Forward mode, torch.func and
-torch.vmap work. Dtypes meet as torch's promotion says; bfloat16 and float16 are computed in fp32. CUDA tensors run kernels compiled at first use, CPU tensors sums in
-fp64. Wrong input raises ValueError naming function, argument, expected and got, before anything is launched or written.
+Leading dimensions broadcast. Gradients flow to every input; those of gradients are right or refused. Forward mode, torch.func
+and torch.vmap work. Dtypes meet as torch's promotion says; bfloat16 and float16 are computed in fp32. CUDA tensors run kernels
+compiled at first use, CPU tensors sums in fp64. Wrong input raises ValueError naming function, argument, expected and got,
+before anything is launched or written.
 
 `stream`: where the work is queued, behind what the current stream holds at the call; the current one by default. The result is
 ready there, so `torch.cuda.current_stream().wait_stream(stream)` before it is used elsewhere. `out`: where the result goes,

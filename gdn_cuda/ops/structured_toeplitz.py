@@ -1,8 +1,8 @@
 """Toeplitz matrices: c is the first column, r the first row; c[0] wins, and r[0] is not read.
 
 A right-hand side with more dimensions than c and r is (…,n,k), k of them; any other is (…,n). Only ranks decide: for a batch of
-vectors under one matrix give c[None]. Leading dimensions broadcast. Dtypes meet as torch's promotion says, and integers alone are
-torch's default dtype; bfloat16 and float16 are computed in fp32, and results have them again. Complex matrices are not
+vectors under one matrix give c[None]. Leading dimensions broadcast. Dtypes meet as torch's promotion says, and integers alone
+are torch's default dtype; bfloat16 and float16 are computed in fp32, and results have them again. Complex matrices are not
 conjugated. Gradients flow to every input; forward mode, torch.func and torch.vmap work.
 
 `stream` and `out` as in ops/structured.py; what `out` gets is copied there, so it may be memory of an input.
@@ -43,7 +43,7 @@ def _as_they_are(*tensors: object) -> bool:
     dtype = getattr(tensors[0], "dtype", None)
     if dtype not in _COMPUTED:
         return False
-    for x in tensors:
+    for x in tensors:  # noqa: SIM110  (a generator takes its time)
         if not isinstance(x, Tensor) or x.dtype != dtype:
             return False
     return True
@@ -97,7 +97,7 @@ def _multiply(
     def run(out: Tensor | None) -> Tensor:
         dtype, given = computed(function, tensors)
         if out is not None:  # else the operator's own checks do
-            _check_out(function, out, product_shape(function, *given, transpose), dtype)
+            _check_out(function, out, product_shape(function, given[0], given[1], given[2], transpose), dtype)
         return finished(matvec(*given, transpose), dtype, out)
 
     return call(function, run, stream, out, tensors)
@@ -125,9 +125,9 @@ def toeplitz_solve_symmetric_ex(
 ) -> tuple[Tensor, Tensor]:
     """(T⁻¹ b, info) for r = c, as `toeplitz_solve_ex`.
 
-    With `assume_positive` (real, at most 8192 rows on a GPU) by one kernel for positive definite matrices, several times as fast;
-    where one is not, info is −k, its leading minor of order k is not positive, and the solution NaN. Beyond 4096 rows info is −1
-    there, and where 60 steps of conjugate gradients are not enough.
+    With `assume_positive` (real, at most 8192 rows on a GPU) by one kernel for positive definite matrices, several times as
+    fast; where one is not, info is −k, its leading minor of order k is not positive, and the solution NaN. Beyond 4096 rows
+    info is −1 there, and where 60 steps of conjugate gradients are not enough.
     """
 
     def run(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Shapes for tracing, CPU implementations and derivatives of the Toeplitz operators. What CUDA tensors run is csrc/apis/toeplitz_*."""
+"""Shapes for tracing, CPU implementations and derivatives of the Toeplitz operators; csrc/apis has what CUDA tensors run."""
 
 # mypy: allow-untyped-defs
 
@@ -168,12 +168,16 @@ def _name(symmetric: bool, wait: bool) -> str:
     return "toeplitz_solve" + ("_symmetric" if symmetric else "") + ("" if wait else "_ex")
 
 
+def _info_to_look_at(like: Tensor, matrices: tuple[int, ...]) -> Tensor:
+    """On the CPU, as the operator waits for it; nothing waits for meta tensors."""
+    return torch.empty(matrices, dtype=torch.int32, device=like.device if like.device.type == "meta" else "cpu")
+
+
 @fake("toeplitz_solve")
 def _(c, r, b, symmetric, wait):
     shape = solution_shape(_name(symmetric, wait), {"c": c, "r": r}, "b", b)
     matrices = broadcast_shapes(c.shape[:-1], r.shape[:-1])
-    info = torch.empty(matrices, dtype=torch.int32, device="cpu") if wait else c.new_empty(matrices, dtype=torch.int32)
-    return b.new_empty(shape), info
+    return b.new_empty(shape), _info_to_look_at(c, matrices) if wait else c.new_empty(matrices, dtype=torch.int32)
 
 
 @cpu("toeplitz_solve")
@@ -200,7 +204,7 @@ def _solve_gradients(ctx, grad, _):
 
 
 def _solve_tangent(ctx, of_c, of_r, of_b, *_):
-    c, r, b, x = ctx.saved_tensors
+    c, r, _b, x = ctx.saved_tensors
     lines = _lines(c, r, of_c, of_r)
     moved = _sum(None if of_b is None else of_b.expand_as(x), None if lines is None else -matvec(*lines, x, False))
     return None if moved is None else solve(c, r, moved, ctx.symmetric, False)[0], None
@@ -215,10 +219,9 @@ def _batched_info(info: Tensor, in_dims: Any, c: Tensor, r: Tensor) -> tuple[Ten
 
 def _batched_solve(in_dims, c, r, b, symmetric, wait):
     if wait:
-        raise ValueError(
-            f"{_name(symmetric, True)}: info: expected a call outside torch.vmap, as it looks at values, got one that is mapped; "
-            f"{_name(symmetric, False)} does not look"
-        )
+        function, other = _name(symmetric, True), _name(symmetric, False)
+        expected = "a call outside torch.vmap, as it looks at values"
+        raise ValueError(f"{function}: info: expected {expected}, got one that is mapped; {other} does not look")
     x, info = solve(*_batched_system(in_dims, c, r, b), symmetric, False)
     info, of_info = _batched_info(info, in_dims, c, r)
     return (x, info), (0, of_info)
@@ -258,7 +261,7 @@ def _positive_gradients(ctx, grad, _):
 
 
 def _positive_tangent(ctx, of_c, of_b):
-    c, b, x = ctx.saved_tensors
+    c, _b, x = ctx.saved_tensors
     moved = _sum(None if of_b is None else of_b.expand_as(x), None if of_c is None else -matvec(of_c, of_c, x, False))
     return None if moved is None else solve_positive(c, moved)[0], None
 
@@ -281,7 +284,7 @@ def _(c, r):
     check_lengths("gs_compute_generators", {"c": c, "r": r})
     leading = broadcast_leading("gs_compute_generators", {"c": (c, 1), "r": (r, 1)})
     u, v = (c.new_empty((*leading, c.shape[-1])) for _ in range(2))
-    return u, v, torch.empty(leading, dtype=torch.int32, device="cpu")
+    return u, v, _info_to_look_at(c, leading)
 
 
 @cpu("gs_compute_generators")

@@ -1,8 +1,9 @@
 """Toeplitz operators in fp64 on the dense matrix: T[i,j] = c[i−j] below and on the diagonal, r[j−i] above it.
 
-c is the first column (…,n) and r the first row (…,m), m = n but for products; r[0] is not read, and its gradient is zero. A right-hand side with more
-dimensions than c and r is (…,n,k), k of them; any other is (…,n). Only ranks decide, so nothing depends on n or k: a batch of
-vectors under one matrix needs c[None]. Differentiable in every input, real and complex; nothing is conjugated.
+c is the first column (…,n) and r the first row (…,m), m = n but for products; r[0] is not read, and its gradient is zero. A
+right-hand side with more dimensions than c and r is (…,n,k), k of them; any other is (…,n). Only ranks decide, so nothing
+depends on n or k: a batch of vectors under one matrix needs c[None]. Differentiable in every input, real and complex; nothing
+is conjugated.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def toeplitz_schur(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_matrices(info: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """From one for every leading index of the result to one for every matrix: right-hand sides of a matrix were told the same."""
+    """One info for every matrix, of one for every leading index of the result: right-hand sides were told the same."""
     info = info.reshape((1,) * max(0, len(shape) - info.dim()) + info.shape)
     while info.dim() > len(shape):
         info = info[0] if info.shape[0] else info.new_zeros(info.shape[1:])
@@ -140,7 +140,7 @@ def _probe(column: Tensor) -> Tensor:
 
 
 def toeplitz_eliminate(left: Tensor, right: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The elimination of the kernels structured/toeplitz_gko and structured/toeplitz_eliminate, a row of torch operations a step.
+    """The elimination of the kernels toeplitz_gko and toeplitz_eliminate, a row of torch operations a step.
 
     C has (l_i − m_j) C_ij = Σ_s left_si right_sj with l_i = e^{−2πi i/n}, m_j = e^{−πi (2j+1)/n}; left and right (S,2,n),
     numbers (S,R,n). C⁻¹ numbers and, for every system, 0 or the 1-based step that found a column of zeros.

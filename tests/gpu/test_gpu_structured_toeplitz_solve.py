@@ -73,8 +73,8 @@ def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
 @pytest.mark.parametrize("n", [1500, 3000, 4097, 8191, 8192, 8193])
 def test_every_long_size(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Nothing but pivots keeps these: no diagonal is larger than another. 8193 rows are a dense LU, which would be compared with
-    itself: there literal sums say what is left of b."""
+    """Nothing but pivots keeps these: no diagonal is larger than another. 8193 rows are a dense LU, which would be compared
+    with itself: there literal sums say what is left of b."""
     c, r, b = (draw((1, n), dtype, seed + i) for i in range(3))
     x, info = toeplitz_solve_ex(c, r, b)
     rounding = torch.finfo(dtype).eps

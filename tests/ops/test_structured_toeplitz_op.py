@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import literal
 import pytest
 import scipy.linalg
 import torch
@@ -42,7 +43,8 @@ def test_values_and_gradients(
 ) -> None:
     x = draw(shapes, dtype, rng)
     out, expected = function(*x), getattr(oracle, function.__name__)(*x)
-    assert out.shape == expected.shape and rel_rms(out, expected) < 1e-14
+    by_sums = literal.toeplitz_matvec(*x, function is toeplitz_matvec_transpose)  # `expected` is what CPU tensors run
+    assert out.shape == expected.shape and rel_rms(out, by_sums) < 1e-14
     grad = torch.randn(out.shape, generator=rng, dtype=dtype)
     for ours, theirs in zip(torch.autograd.grad(out, x, grad), torch.autograd.grad(expected, x, grad), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
@@ -126,7 +128,7 @@ def test_integers_are_the_default_dtype(rng: torch.Generator) -> None:
     assert torch.equal(compiled(c, r, x).double(), expected)
 
 
-@pytest.mark.parametrize("shapes", EMPTY + [((4,), (0,), (0,)), ((0,), (4,), (4, 2)), ((3, 1), (0,), (3, 0))], ids=str)
+@pytest.mark.parametrize("shapes", [*EMPTY, ((4,), (0,), (0,)), ((0,), (4,), (4, 2)), ((3, 1), (0,), (3, 0))], ids=str)
 def test_nothing_in_nothing_out(shapes: tuple[tuple[int, ...], ...], rng: torch.Generator) -> None:
     x = draw(shapes, torch.float32, rng)
     out = toeplitz_matvec(*x)
@@ -161,7 +163,7 @@ def test_long_ones_are_transformed(function: Any, dtype: torch.dtype, rng: torch
     """Beyond 1024 rows there is no matrix."""
     c, r, x = (y.detach() for y in draw(((1100,), (1100,), (1100, 2)), dtype, rng))
     r[0] = torch.nan
-    expected = getattr(oracle, function.__name__)(c, r, x)
+    expected = literal.toeplitz_matvec(c, r, x, function is toeplitz_matvec_transpose)
     assert rel_rms(function(c, r, x), expected) < 1e-14
     assert rel_rms(function(c, r, x[:, 0]), expected[:, 0]) < 1e-14
     assert not torch.equal(function(c, r, x), expected)
