@@ -22,6 +22,7 @@
 #include "jit/runtime.hpp"
 #include "jit/store.hpp"
 #include "jit/toolchain.hpp"
+#include "jit_kernels/explain.hpp"
 #include "jit_kernels/registry.hpp"
 #include "python_tuning.hpp"
 
@@ -315,6 +316,9 @@ PYBIND11_MODULE(_C, module) {
     module.def(
         "most_l2_window_bytes", [](int device) { return without_gil([&] { return jit::most_l2_window_bytes(device); }); },
         "device"_a, "What a window may cover on a device; 0 where none can be had.");
+
+    module.def("explain_toeplitz_solve", &explain_toeplitz_solve, "n"_a, "symmetric"_a = false,
+               "Which way Toeplitz systems of n rows take on a GPU, and why.");
 
     module.def("cache_directory", &cache_directory, "The disk cache's folder; empty when cubins are kept in memory only.");
     module.def("cache_refusals", &cache_refusals, "Places passed over for the cache, each with the reason.");

@@ -33,6 +33,19 @@ std::tuple<Tensor, Tensor> toeplitz_solve_symmetric_ex(const Tensor& c, const Te
     return gdn_cuda::toeplitz_solve_symmetric_ex(c, b, assume_positive);
 }
 
+Tensor toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b) {
+    return gdn_cuda::toeplitz_solve(c, r, b);
+}
+Tensor toeplitz_solve_symmetric(const Tensor& c, const Tensor& b) {
+    return gdn_cuda::toeplitz_solve_symmetric(c, b);
+}
+std::tuple<Tensor, Tensor> gs_compute_generators(const Tensor& c, const Tensor& r) {
+    return gdn_cuda::gs_compute_generators(c, r);
+}
+Tensor toeplitz_inverse_apply(const Tensor& gs_u, const Tensor& gs_v, const Tensor& x) {
+    return gdn_cuda::toeplitz_inverse_apply(gs_u, gs_v, x);
+}
+
 // A sum while its points and poles are pinned, and them.
 std::tuple<Tensor, Tensor, Tensor> pinned_cauchy_kernel(const Tensor& v, const Tensor& omega, const Tensor& lambd) {
     gdn_cuda::CauchyPin pin = gdn_cuda::cauchy_pin_l2(omega, lambd);
@@ -55,6 +68,10 @@ STABLE_TORCH_LIBRARY(gdn_cuda_api, m) {
     m.def("toeplitz_matvec_transpose(Tensor c, Tensor r, Tensor x, Tensor? out=None) -> Tensor");
     m.def("toeplitz_solve_ex(Tensor c, Tensor r, Tensor b) -> (Tensor, Tensor)");
     m.def("toeplitz_solve_symmetric_ex(Tensor c, Tensor b, bool assume_positive=False) -> (Tensor, Tensor)");
+    m.def("toeplitz_solve(Tensor c, Tensor r, Tensor b) -> Tensor");
+    m.def("toeplitz_solve_symmetric(Tensor c, Tensor b) -> Tensor");
+    m.def("gs_compute_generators(Tensor c, Tensor r) -> (Tensor, Tensor)");
+    m.def("toeplitz_inverse_apply(Tensor gs_u, Tensor gs_v, Tensor x) -> Tensor");
     m.def("pinned_cauchy_kernel(Tensor v, Tensor omega, Tensor lambd) -> (Tensor, Tensor, Tensor)");
 }
 
@@ -67,5 +84,9 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("toeplitz_matvec_transpose", TORCH_BOX(&toeplitz_matvec_transpose));
     m.impl("toeplitz_solve_ex", TORCH_BOX(&toeplitz_solve_ex));
     m.impl("toeplitz_solve_symmetric_ex", TORCH_BOX(&toeplitz_solve_symmetric_ex));
+    m.impl("toeplitz_solve", TORCH_BOX(&toeplitz_solve));
+    m.impl("toeplitz_solve_symmetric", TORCH_BOX(&toeplitz_solve_symmetric));
+    m.impl("gs_compute_generators", TORCH_BOX(&gs_compute_generators));
+    m.impl("toeplitz_inverse_apply", TORCH_BOX(&toeplitz_inverse_apply));
     m.impl("pinned_cauchy_kernel", TORCH_BOX(&pinned_cauchy_kernel));
 }

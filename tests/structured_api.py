@@ -82,7 +82,8 @@ def check(api: Any, device: str, seed: int) -> None:
 
 
 def check_toeplitz(api: Any, device: str, seed: int, n: int) -> None:
-    """Products and systems of n rows: the results of Python, batches that broadcast, conjugate views, singular matrices."""
+    """Products and systems of n rows: the results of Python, batches that broadcast, conjugate views, rectangular and singular
+    matrices."""
     draw = Draws(device, seed)
     for dtype, bound in ((torch.float32, 1e-6), (torch.float64, 1e-12), (torch.complex64, 1e-6), (torch.complex128, 1e-12)):
         c, r, b = draw(2, 1, n, dtype=dtype), draw(n, dtype=dtype), draw(2, 3, n, 2, dtype=dtype)
@@ -90,6 +91,8 @@ def check_toeplitz(api: Any, device: str, seed: int, n: int) -> None:
         for right in (b, b[0, :, :, 0].conj()):
             same(api, "toeplitz_matvec", (c, r.conj(), right))
             same(api, "toeplitz_matvec_transpose", (c, r.conj(), right))
+        same(api, "toeplitz_matvec_transpose", (c, draw(n // 2 + 3, dtype=dtype), b))
+        same(api, "toeplitz_matvec", (c, draw(n // 2 + 3, dtype=dtype), draw(2, 3, n // 2 + 3, 2, dtype=dtype)))
         calls = [("toeplitz_solve_ex", (c, r), {}), ("toeplitz_solve_symmetric_ex", (c,), {})]
         if not dtype.is_complex:
             distance = torch.arange(n, dtype=dtype, device=device)
@@ -98,13 +101,26 @@ def check_toeplitz(api: Any, device: str, seed: int, n: int) -> None:
         for name, matrix, more in calls:
             for right in (b, b[0, 0, :, 0].conj()):
                 x, info = getattr(api, name)(*matrix, right, **more)
-                expected = getattr(gdn_cuda, name)(*matrix, right, **more)[0]
+                expected, told = getattr(gdn_cuda, name)(*matrix, right, **more)
                 assert x.dtype == dtype and rel_rms(x, expected) < bound, (name, dtype)
-                assert info.dtype == torch.int32 and info.shape == x.shape[: -2 if right is b else -1] and not info.any()
+                assert info.dtype == torch.int32 and info.shape == told.shape == (2, 1) and not info.any()
+                if not more:
+                    raising = name.removesuffix("_ex")
+                    found = getattr(api, raising)(*matrix, right)
+                    assert rel_rms(found, getattr(gdn_cuda, raising)(*matrix, right)) < bound, (raising, dtype)
             broken = torch.cat([matrix[0][:1], torch.zeros_like(matrix[0][:1])])
             row = (torch.zeros_like(r),) * (len(matrix) - 1)
             x, info = getattr(api, name)(broken, *row, b, **more)
-            assert info.tolist() == [[0] * 3, [-1 if more else 1] * 3] and bool(x[1].isnan().all() & x[0].isfinite().all())
+            assert info.tolist() == [[0], [-1 if more else 1]] and bool(x[1].isnan().all() & x[0].isfinite().all())
+            if not more:
+                with pytest.raises(
+                    RuntimeError, match=r"^toeplitz_solve\w*: c.*: expected matrices that are nonsing.*info \[0, 1\]"
+                ):
+                    getattr(api, name.removesuffix("_ex"))(broken, *row, b)
+        u, v = api.gs_compute_generators(c, r)
+        for ours, theirs in zip((u, v), gdn_cuda.gs_compute_generators(c, r), strict=True):
+            assert rel_rms(ours, theirs) < bound
+        assert rel_rms(api.toeplitz_inverse_apply(u, v, b), gdn_cuda.toeplitz_solve(c, r, b)) < 1e2 * bound
     none = torch.zeros(2, 0, device=device)
     x, info = api.toeplitz_solve_ex(none, none, none)
     assert x.shape == (2, 0) and info.tolist() == [0, 0]

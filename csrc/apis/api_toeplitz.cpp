@@ -1,11 +1,11 @@
-// The public C++ API: Toeplitz matrices. The kernels on CUDA tensors, what Python registers for them on others, and what
-// surrounds them in gdn_cuda/ops/structured_toeplitz_solve.py, but for the ways beyond their rows.
+// The public C++ API: Toeplitz matrices. CUDA tensors straight to the plan that Python's operators run, others through torch's
+// dispatcher to what Python registers for them.
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/api.hpp>
 #include <limits>
+#include <span>
 
-#include "../jit_kernels/heuristics/structured_toeplitz.hpp"
 #include "dispatch.hpp"
 #include "structured.hpp"
 
@@ -27,36 +27,19 @@ Tensor multiply(const Tensor& c, const Tensor& r, const Tensor& x, bool transpos
     return torch::stable::copy_(written, found);
 }
 
-Solution two_of(const std::array<StableIValue, 2>& results) {
-    return {tensor_of(results[0]), tensor_of(results[1])};
+Solution solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric, bool wait) {
+    if (c.is_cuda()) return structured::toeplitz_solve(plain(c), plain(r), plain(b), symmetric, wait);
+    structured::check_toeplitz_solve(c, r, b, symmetric, wait);
+    const auto found = dispatch<2>("gdn_cuda::toeplitz_solve", c, r, b, symmetric, wait);
+    return {tensor_of(found[0]), tensor_of(found[1])};
 }
 
-bool in_fp64(const Tensor& x) {
-    const std::optional<DType> type = dtype_of(View(x));
-    return type == DType::f64 || type == DType::c128;
-}
-
-// Of a matrix that is singular to working precision; in fp64 rounding alone keeps one a few digits from it.
-double epsilon_of(const Tensor& x) {
-    return in_fp64(x) ? 8 * std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
-}
-
-// In fp64 the kernels' rounding is that of the inputs: one correction.
-template <class Solve>
-Solution corrected(const Tensor& c, const Tensor& r, const Tensor& b, const Solve& solve) {
-    auto [x, info] = solve(b);
-    if (c.size(-1) == 0) torch::stable::zero_(info);  // no kernel ran
-    if (!in_fp64(c)) return {x, info};
-    const Tensor rest = torch::stable::subtract(b, multiply(c, r, x, false, {}));
-    return {torch::stable::subtract(x, std::get<0>(solve(rest)), -1.0), info};
-}
-
-Solution solve(const Tensor& c, const Tensor& r, const Tensor& b) {
-    const double epsilon = epsilon_of(c);
-    return corrected(c, r, b, [&](const Tensor& right) {
-        return c.is_cuda() ? structured::toeplitz_gko(plain(c), plain(r), plain(right), epsilon)
-                           : two_of(dispatch<2>("gdn_cuda::toeplitz_gko", c, r, right, epsilon));
-    });
+void require_regular(const char* function, const char* arguments, const Tensor& info) {
+    const std::span told(static_cast<const int32_t*>(info.data_ptr()), static_cast<size_t>(info.numel()));
+    if (std::ranges::any_of(told, [](int32_t each) { return each != 0; }))
+        throw std::runtime_error(
+            fmt::format("{}: {}: expected matrices that are nonsingular in working precision, got info [{}]", function,
+                        arguments, fmt::join(told, ", ")));
 }
 
 }  // namespace
@@ -70,23 +53,47 @@ Tensor toeplitz_matvec_transpose(const Tensor& c, const Tensor& r, const Tensor&
 }
 
 Solution toeplitz_solve_ex(const Tensor& c, const Tensor& r, const Tensor& b) {
-    structured::check_toeplitz_solve(c, r, b, false);
-    return solve(c, r, b);
+    return solve(c, r, b, false, false);
+}
+
+Tensor toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b) {
+    const auto [x, info] = solve(c, r, b, false, true);
+    require_regular("toeplitz_solve", "c, r", info);
+    return x;
 }
 
 Solution toeplitz_solve_symmetric_ex(const Tensor& c, const Tensor& b, bool assume_positive) {
-    if (!assume_positive) {
-        structured::check_toeplitz_solve(c, c, b, true);
-        return solve(c, c, b);
-    }
+    if (!assume_positive) return solve(c, c, b, true, false);
+    if (c.is_cuda()) return structured::toeplitz_solve_positive(plain(c), plain(b));
     structured::check_toeplitz_positive(c, b);
-    const double epsilon = epsilon_of(c);
-    if (c.is_cuda() && c.size(-1) > structured::kToeplitzSchurLongest)
-        return structured::toeplitz_pcg(plain(c), plain(b), epsilon);
-    return corrected(c, c, b, [&](const Tensor& right) {
-        return c.is_cuda() ? structured::toeplitz_schur(plain(c), plain(right), epsilon)
-                           : two_of(dispatch<2>("gdn_cuda::toeplitz_schur", c, right, epsilon));
-    });
+    const auto found = dispatch<2>("gdn_cuda::toeplitz_solve_positive", c, b);
+    return {tensor_of(found[0]), tensor_of(found[1])};
+}
+
+Tensor toeplitz_solve_symmetric(const Tensor& c, const Tensor& b) {
+    const auto [x, info] = solve(c, c, b, true, true);
+    require_regular("toeplitz_solve_symmetric", "c", info);
+    return x;
+}
+
+Solution gs_compute_generators(const Tensor& c, const Tensor& r) {
+    const auto columns = [&]() -> std::tuple<Tensor, Tensor, Tensor> {
+        if (c.is_cuda()) return structured::gs_compute_generators(plain(c), plain(r));
+        structured::check_gs_compute_generators(c, r);
+        const auto found = dispatch<3>("gdn_cuda::gs_compute_generators", c, r);
+        return {tensor_of(found[0]), tensor_of(found[1]), tensor_of(found[2])};
+    }();
+    require_regular("gs_compute_generators", "c, r", std::get<2>(columns));
+    return {std::get<0>(columns), std::get<1>(columns)};
+}
+
+Tensor toeplitz_inverse_apply(const Tensor& gs_u, const Tensor& gs_v, const Tensor& x) {
+    const std::optional<DType> type = dtype_of(View(gs_u));
+    const bool wide = type == DType::f64 || type == DType::c128;
+    const double epsilon = wide ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+    if (x.is_cuda()) return structured::toeplitz_inverse_apply(plain(gs_u), plain(gs_v), plain(x), epsilon);
+    structured::check_toeplitz_inverse_apply(gs_u, gs_v, x);
+    return tensor_of(dispatch<1>("gdn_cuda::toeplitz_inverse_apply", gs_u, gs_v, x, epsilon)[0]);
 }
 
 }  // namespace gdn_cuda

@@ -88,14 +88,19 @@ Tensor log_vandermonde(const Tensor& v, const Tensor& x, int64_t L);
 void log_vandermonde_out(const Tensor& v, const Tensor& x, int64_t L, const Tensor& out);
 Tensor log_vandermonde_moments(const Tensor& u, const Tensor& x, int64_t orders);
 
-// Kernels: each throws beyond the rows of one block. Python puts the other ways together.
 Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose);
 void toeplitz_matvec_out(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose, const Tensor& out);
 void check_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose, const OptionalTensor& out);
-void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric);
+// (T^-1 b, info), info for every matrix. With `wait` it is on the CPU, and positive definite matrices are tried first.
+std::tuple<Tensor, Tensor> toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric, bool wait);
+std::tuple<Tensor, Tensor> toeplitz_solve_positive(const Tensor& c, const Tensor& b);
+// First and last column of T^-1, and info on the CPU.
+std::tuple<Tensor, Tensor, Tensor> gs_compute_generators(const Tensor& c, const Tensor& r);
+Tensor toeplitz_inverse_apply(const Tensor& u, const Tensor& v, const Tensor& x, double epsilon);
+// Their checks alone.
+void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric, bool wait);
 void check_toeplitz_positive(const Tensor& c, const Tensor& b);
-std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, double epsilon);
-std::tuple<Tensor, Tensor> toeplitz_pcg(const Tensor& c, const Tensor& b, double epsilon);
-std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double epsilon);
+void check_gs_compute_generators(const Tensor& c, const Tensor& r);
+void check_toeplitz_inverse_apply(const Tensor& u, const Tensor& v, const Tensor& x);
 
 }  // namespace gdn_cuda::structured

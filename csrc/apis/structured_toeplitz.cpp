@@ -1,146 +1,83 @@
-// Products with Toeplitz matrices, and the checks of the solvers, whose parts gdn_cuda/ops puts together.
+// Toeplitz matrices: what every operator checks, and products.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "../jit_kernels/impls/structured/toeplitz_eliminate.hpp"
-#include "../jit_kernels/impls/structured/toeplitz_generators.hpp"
-#include "../jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_matvec.hpp"
-#include "../jit_kernels/impls/structured/toeplitz_pcg.hpp"
-#include "../jit_kernels/impls/structured/toeplitz_schur.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_sums.hpp"
 #include "register.hpp"
-#include "structured.hpp"
+#include "toeplitz.hpp"
+#include "torch_math.hpp"
 
 namespace gdn_cuda::structured {
 namespace {
 
 constexpr int64_t kLongestToeplitz = int64_t{1} << 30;
 
-struct PreparedToeplitz {
-    View column, row, right;
-    View lines;  // the right-hand sides without their last dimension, where there are columns
-    DType type;
-    Broadcast shape;
-    bool many;
-
-    int64_t n() const { return column.size(-1); }
-    int64_t columns() const { return many ? right.size(-1) : 1; }
-    std::vector<int64_t> result() const {
-        std::vector<int64_t> sizes = shape.leading;
-        sizes.push_back(n());
-        if (many) sizes.push_back(columns());
-        return sizes;
-    }
-};
+}  // namespace
 
 // Only ranks decide whether right-hand sides are (..., n) or (..., n, k).
-PreparedToeplitz prepare_toeplitz(const char* function, const char* right_name, const Tensor& c, const Tensor& r,
-                                  const Tensor& right) {
-    const Checks check{function};
-    PreparedToeplitz prepared{View(c), View(r), View(right), {}, DType::f32, {}, false};
-    prepared.type = check.dtype("c", prepared.column, {DType::f32, DType::f64, DType::c64, DType::c128});
-    for (const auto& [name, view] : {std::pair{"c", &prepared.column}, {"r", &prepared.row}, {right_name, &prepared.right}}) {
+PreparedToeplitz prepare_toeplitz(const ToeplitzNames& names, const Tensor& c, const Tensor& r, const Tensor& right,
+                                  ToeplitzShape shape) {
+    const Checks check{names.function};
+    PreparedToeplitz prepared{names, View(c), View(r), View(right), {}, DType::f32, {}, false, 0, 0};
+    prepared.type = check.dtype(names.column, prepared.column, {DType::f32, DType::f64, DType::c64, DType::c128});
+    for (const auto& [name, view] :
+         {std::pair{names.column, &prepared.column}, {names.row, &prepared.row}, {names.right, &prepared.right}}) {
         GDN_REQUIRE(check, view->rank >= 1, name, "rank 1 or more", shape_text(*view));
         check.dtype(name, *view, {prepared.type});
-        check.device(name, *view, prepared.column, "c");
+        check.device(name, *view, prepared.column, names.column);
     }
-    const int64_t n = prepared.n();
-    GDN_REQUIRE(check, n <= kLongestToeplitz, "c", fmt::format("at most {} rows", kLongestToeplitz),
+    const int64_t rows = prepared.n(), columns = prepared.row.size(-1);
+    GDN_REQUIRE(check, rows <= kLongestToeplitz, names.column, fmt::format("at most {} rows", kLongestToeplitz),
                 shape_text(prepared.column));
-    GDN_REQUIRE(check, prepared.row.size(-1) == n, "r", fmt::format("(…, {}) as c has", n), shape_text(prepared.row));
+    GDN_REQUIRE(check, columns <= kLongestToeplitz, names.row, fmt::format("at most {} columns", kLongestToeplitz),
+                shape_text(prepared.row));
+    GDN_REQUIRE(check, columns == rows || shape != ToeplitzShape::square, names.row,
+                fmt::format("(…, {}) as {} has", rows, names.column), shape_text(prepared.row));
+    prepared.from = shape == ToeplitzShape::transposed ? rows : columns;
+    prepared.to = shape == ToeplitzShape::transposed ? columns : rows;
     prepared.many = prepared.right.rank > std::max(prepared.column.rank, prepared.row.rank);
     prepared.lines = prepared.right;
     if (prepared.many) --prepared.lines.rank;
-    GDN_REQUIRE(check, prepared.lines.size(-1) == n, right_name,
-                fmt::format("(…, {}), or with more dimensions than the matrix (…, {}, k)", n, n), shape_text(prepared.right));
-    prepared.shape.add(check, "c", prepared.column, "c");
-    prepared.shape.add(check, "r", prepared.row, "c");
-    prepared.shape.add(check, right_name, prepared.lines, "c and r");
+    GDN_REQUIRE(
+        check, prepared.lines.size(-1) == prepared.from, names.right,
+        fmt::format("(…, {}), or with more dimensions than the {} (…, {}, k)", prepared.from, names.matrix, prepared.from),
+        shape_text(prepared.right));
+    prepared.shape.add(check, names.column, prepared.column, names.column);
+    prepared.shape.add(check, names.row, prepared.row, names.column);
+    if (prepared.lines.rank > 1) {  // what both are called is for an error alone
+        const std::string both = fmt::format("{} and {}", names.column, names.row);
+        prepared.shape.add(check, names.right, prepared.lines, both.c_str());
+    }
     return prepared;
 }
 
+namespace {
+
 PreparedToeplitz prepare_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
-    return prepare_toeplitz(transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec", "x", c, r, x);
+    return prepare_toeplitz(names_of_matvec(transpose), c, r, x,
+                            transpose ? ToeplitzShape::transposed : ToeplitzShape::rectangular);
 }
 PreparedToeplitz prepare_toeplitz_matvec_out(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose,
                                              const Tensor& out) {
     PreparedToeplitz prepared = prepare_toeplitz_matvec(c, r, x, transpose);
-    const Checks check{transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec"};
-    Output(check, out, prepared.result(), prepared.type, prepared.column, "c")
+    Output(prepared.check(), out, prepared.result(), prepared.type, prepared.column, "c")
         .apart_from("c", prepared.column)
         .apart_from("r", prepared.row)
         .apart_from("x", prepared.right);
     return prepared;
 }
 
-PreparedToeplitz prepare_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric) {
-    return prepare_toeplitz(symmetric ? "toeplitz_solve_symmetric" : "toeplitz_solve", "b", c, r, b);
-}
-
-PreparedToeplitz prepare_toeplitz_positive(const Tensor& c, const Tensor& b) {
-    PreparedToeplitz prepared = prepare_toeplitz("toeplitz_solve_symmetric", "b", c, c, b);
-    const Checks check{"toeplitz_solve_symmetric"};
-    check.dtype("c", prepared.column, {DType::f32, DType::f64});
-    return prepared;
-}
-
-PreparedToeplitz prepare_toeplitz_schur(const Tensor& c, const Tensor& b, double /*epsilon*/) {
-    return prepare_toeplitz_positive(c, b);
-}
-PreparedToeplitz prepare_toeplitz_pcg(const Tensor& c, const Tensor& b, double /*epsilon*/) {
-    return prepare_toeplitz_positive(c, b);
-}
-
-PreparedToeplitz prepare_toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double /*epsilon*/) {
-    return prepare_toeplitz("toeplitz_solve", "b", c, r, b);
-}
-
-PreparedToeplitz prepare_toeplitz_generators(const Tensor& c, const Tensor& r, const Tensor& b) {
-    PreparedToeplitz prepared = prepare_toeplitz("toeplitz_solve", "b", c, r, b);
-    const Checks check{"toeplitz_solve"};
-    GDN_REQUIRE(check, prepared.n() <= kToeplitzEliminateLongest, "c",
-                fmt::format("at most {} rows for this kernel", kToeplitzEliminateLongest), shape_text(prepared.column));
-    return prepared;
-}
-
-struct PreparedElimination {
-    View left, right, numbers;
-    ToeplitzEliminateProblem problem;
-};
-
-PreparedElimination prepare_toeplitz_eliminate(const Tensor& left, const Tensor& right, const Tensor& numbers,
-                                               int64_t configuration) {
-    const Checks check{"toeplitz_eliminate"};
-    PreparedElimination prepared{View(left), View(right), View(numbers), {}};
-    for (const auto& [name, view] :
-         {std::pair{"left", &prepared.left}, {"right", &prepared.right}, {"numbers", &prepared.numbers}}) {
-        check.dtype(name, *view, {DType::c128});
-        check.device(name, *view, prepared.left, "left");
-        check.rank(name, *view, 3, "(systems, 2 or columns, n)");
-        GDN_REQUIRE(check, view->contiguous_tail(3), name, "a contiguous tensor", "strides");
-    }
-    const int64_t systems = prepared.numbers.size(0), columns = prepared.numbers.size(1), n = prepared.numbers.size(2);
-    check.shape("left", prepared.left, {systems, 2, n}, "(systems, 2, n)");
-    check.shape("right", prepared.right, {systems, 2, n}, "(systems, 2, n)");
-    const auto all = static_cast<int64_t>(kToeplitzEliminateConfigurations.size());
-    GDN_REQUIRE(check, configuration >= -1 && configuration < all, "configuration", fmt::format("-1 to {}", all - 1),
-                fmt::format("{}", configuration));
-    const int64_t longest = configuration < 0 ? kToeplitzEliminateLongest
-                                              : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)].rows();
-    GDN_REQUIRE(check, n <= longest, "left", fmt::format("at most {} rows", longest), shape_text(prepared.left));
-    prepared.problem = {systems, columns, static_cast<int>(n)};
-    return prepared;
+// As many numbers as one block multiplies with.
+bool fits_kernel(const PreparedToeplitz& prepared) {
+    return std::max(prepared.from, prepared.to) <= toeplitz_matvec_longest(prepared.type);
 }
 
 void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const Tensor& out) {
-    const Checks check{transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec"};
-    const int longest = toeplitz_matvec_longest(prepared.type);
-    GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
-                shape_text(prepared.column));
+    const Checks check = prepared.check();
     ToeplitzMatvecOperands operands{
         .column = operand(prepared.column), .row = operand(prepared.row), .x = operand(prepared.lines)};
-    set_leading(check, "c", prepared.shape.leading,
+    set_leading(check, prepared.names.column, prepared.shape.leading,
                 {{&prepared.column, &operands.column}, {&prepared.row, &operands.row}, {&prepared.lines, &operands.x}},
                 operands);
     ToeplitzMatvecArgs args = toeplitz_matvec_args(operands, transpose);
@@ -158,204 +95,104 @@ void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const
         ToeplitzMatvec::run(problem, args, target);
 }
 
-// What a kernel that solves systems takes, but for what is its own; `info` has a number for every leading index of the result.
-template <class Args>
-Args args_to_solve(const Checks& check, const PreparedToeplitz& prepared, int longest, const Tensor& out, const Tensor& info,
-                   double epsilon) {
-    GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
-                shape_text(prepared.column));
-    Args args;
-    args.column = operand(prepared.column);
-    args.right = operand(prepared.lines);
-    args.right_column_stride = prepared.many ? prepared.right.stride(-1) : 0;
-    args.out = out.data_ptr();
-    args.info = info.data_ptr();
-    args.n = static_cast<int>(prepared.n());
-    args.columns = prepared.columns();
-    args.epsilon = epsilon;
-    const auto& leading = prepared.shape.leading;
-    if constexpr (requires { args.row; }) {
-        args.row = operand(prepared.row);
-        set_leading(check, "c", leading,
-                    {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.right}}, args);
-    } else {
-        set_leading(check, "c", leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
-    }
-    return args;
+// The kernels multiply with square matrices: zeros complete what is shorter, and their part of the result is cut off.
+Tensor multiply_rectangular(const Tensor& c, const Tensor& r, const Tensor& x, const PreparedToeplitz& prepared,
+                            bool transpose) {
+    const int64_t order = std::max(prepared.from, prepared.to);
+    const auto completed = [&](const Tensor& y, int64_t length, bool rows) {
+        if (length == order) return y;
+        const std::vector<int64_t> more =
+            rows ? std::vector<int64_t>{0, 0, 0, order - length} : std::vector<int64_t>{0, order - length};
+        return torch::stable::pad(y, more);
+    };
+    const Tensor column = completed(c, prepared.n(), false), row = completed(r, prepared.row.size(-1), false);
+    const Tensor right = completed(x, prepared.from, prepared.many);
+    const Tensor square = toeplitz_matvec_kernel(prepare_toeplitz_matvec(column, row, right, transpose), transpose, c);
+    return torch::stable::contiguous(math::narrow(square, prepared.many ? -2 : -1, 0, prepared.to));
+}
+
+int64_t fast_length(int64_t least) {  // the next 2^a or 3 2^a
+    const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(least, 1))));
+    return power >= 4 && power * 3 / 4 >= least ? power * 3 / 4 : power;
+}
+
+// T is a corner of a circulant matrix.
+Tensor by_transforms(const PreparedToeplitz& prepared, const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
+    const WithoutGradients scope;
+    if (prepared.systems() == 0 || prepared.columns() == 0 || prepared.to == 0 || prepared.from == 0)
+        return math::zeros(x, prepared.result());
+    std::vector<int64_t> of_column = prepared.matrices(), of_row = of_column;
+    of_column.push_back(prepared.n()), of_row.push_back(prepared.row.size(-1));
+    const Tensor first = math::expand(c, of_column), other = math::expand(r, of_row);
+    const Tensor corner = math::narrow(first, -1, 0, 1);
+    const Tensor below = math::without_first(transpose ? other : first), above = math::without_first(transpose ? first : other);
+    const int64_t length = fast_length(prepared.from + prepared.to - 1);
+    std::vector<int64_t> of_gap = prepared.matrices();
+    of_gap.push_back(length - (prepared.from + prepared.to - 1));
+    const Tensor around = math::cat({corner, below, math::zeros(c, of_gap), math::flip(above)}, -1);
+    const bool real = prepared.type == DType::f32 || prepared.type == DType::f64;
+    const char *const forward = real ? "aten::fft_rfft" : "aten::fft_fft", *const inverse =
+                                                                               real ? "aten::fft_irfft" : "aten::fft_ifft";
+    const Tensor right = prepared.many ? x : torch::stable::unsqueeze(x, -1);
+    const Tensor product =
+        math::mul(torch::stable::unsqueeze(math::transform(forward, around), -1), math::transform(forward, right, length, -2));
+    const Tensor all = math::narrow(math::transform(inverse, product, length, -2), -2, 0, prepared.to);
+    return math::reshape(torch::stable::contiguous(all), prepared.result());
+}
+
+}  // namespace
+
+Tensor toeplitz_matvec_by_transforms(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
+    return by_transforms(prepare_toeplitz_matvec(c, r, x, transpose), c, r, x, transpose);
+}
+
+Tensor toeplitz_matvec_kernel(const PreparedToeplitz& prepared, bool transpose, const Tensor& like) {
+    const Tensor out = torch::stable::new_empty(like, prepared.result());
+    run_toeplitz_matvec(prepared, transpose, out);
+    return out;
+}
+
+namespace {
+
+Tensor multiply(const PreparedToeplitz& prepared, const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
+    if (!fits_kernel(prepared)) return by_transforms(prepared, c, r, x, transpose);
+    if (prepared.from != prepared.to) return multiply_rectangular(c, r, x, prepared, transpose);
+    return toeplitz_matvec_kernel(prepared, transpose, c);
 }
 
 }  // namespace
 
 Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
-    const PreparedToeplitz prepared = prepare_toeplitz_matvec(c, r, x, transpose);
-    const Tensor out = torch::stable::new_empty(c, prepared.result());
-    run_toeplitz_matvec(prepared, transpose, out);
-    return out;
+    return multiply(prepare_toeplitz_matvec(c, r, x, transpose), c, r, x, transpose);
 }
 
 void toeplitz_matvec_out(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose, const Tensor& out) {
-    run_toeplitz_matvec(prepare_toeplitz_matvec_out(c, r, x, transpose, out), transpose, out);
+    const PreparedToeplitz prepared = prepare_toeplitz_matvec_out(c, r, x, transpose, out);
+    if (fits_kernel(prepared) && prepared.from == prepared.to) return run_toeplitz_matvec(prepared, transpose, out);
+    Tensor written = out;
+    torch::stable::copy_(written, multiply(prepared, c, r, x, transpose));
 }
 
 void check_toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose, const OptionalTensor& out) {
     out ? prepare_toeplitz_matvec_out(c, r, x, transpose, *out) : prepare_toeplitz_matvec(c, r, x, transpose);
 }
-void check_toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric) {
-    prepare_toeplitz_solve(c, r, b, symmetric);
-}
-void check_toeplitz_positive(const Tensor& c, const Tensor& b) {
-    prepare_toeplitz_positive(c, b);
-}
-
-// (T^-1 b, info), info for every leading index of the result.
-std::tuple<Tensor, Tensor> toeplitz_schur(const Tensor& c, const Tensor& b, double epsilon) {
-    const PreparedToeplitz prepared = prepare_toeplitz_schur(c, b, epsilon);
-    const Checks check{"toeplitz_solve_symmetric"};
-    const Tensor out = torch::stable::new_empty(c, prepared.result());
-    const Tensor info = torch::stable::new_zeros(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
-    const auto args = args_to_solve<ToeplitzSchurArgs>(check, prepared, kToeplitzSchurLongest, out, info, epsilon);
-    const DeviceScope scope(prepared.column.device_index);
-    ToeplitzSchur::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
-    return {out, info};
-}
-
-// The same by conjugate gradients: info is -1 where they do not converge.
-std::tuple<Tensor, Tensor> toeplitz_pcg(const Tensor& c, const Tensor& b, double epsilon) {
-    const PreparedToeplitz prepared = prepare_toeplitz_pcg(c, b, epsilon);
-    const Checks check{"toeplitz_solve_symmetric"};
-    const Tensor out = torch::stable::new_empty(c, prepared.result());
-    const Tensor info = torch::stable::new_zeros(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
-    auto args = args_to_solve<ToeplitzPcgArgs>(check, prepared, kToeplitzPcgLongest, out, info, epsilon);
-    GDN_REQUIRE(check, args.rows * (args.columns + 1) <= std::numeric_limits<int>::max(), "b",
-                "fewer than 2^31 right-hand sides", shape_text(prepared.right));
-    const DeviceScope scope(prepared.column.device_index);
-    const ToeplitzPcgProblem problem{args.rows, args.columns, args.n, prepared.type};
-    const Target target = target_of(check.function, prepared.column);
-    const Tensor scratch =
-        torch::stable::new_empty(c, {ToeplitzPcg::scratch(problem, target.ordinal)}, torch::headeronly::ScalarType::Double);
-    args.scratch = static_cast<double*>(scratch.data_ptr());
-    ToeplitzPcg::run(problem, args, target);
-    return {out, info};
-}
-
-std::tuple<Tensor, Tensor> toeplitz_gko(const Tensor& c, const Tensor& r, const Tensor& b, double epsilon) {
-    const PreparedToeplitz prepared = prepare_toeplitz_gko(c, r, b, epsilon);
-    const Checks check{"toeplitz_solve"};
-    const Tensor out = torch::stable::new_empty(c, prepared.result());
-    const Tensor info = torch::stable::new_empty(c, prepared.shape.leading, torch::headeronly::ScalarType::Int);
-    const auto args = args_to_solve<ToeplitzGkoArgs>(check, prepared, kToeplitzGkoLongest, out, info, epsilon);
-    const DeviceScope scope(prepared.column.device_index);
-    ToeplitzGko::run({args.rows, args.columns, args.n, prepared.type}, args, target_of(check.function, prepared.column));
-    return {out, info};
-}
-
-// (left, right, numbers, scales) for systems in a row, the probe behind their right-hand sides.
-std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const Tensor& c, const Tensor& r, const Tensor& b) {
-    using torch::headeronly::ScalarType;
-    const PreparedToeplitz prepared = prepare_toeplitz_generators(c, r, b);
-    const Checks check{"toeplitz_solve"};
-    ToeplitzGeneratorsArgs args{.column = operand(prepared.column),
-                                .row = operand(prepared.row),
-                                .given = operand(prepared.lines),
-                                .given_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
-                                .n = static_cast<int>(prepared.n()),
-                                .columns = prepared.columns()};
-    set_leading(check, "c", prepared.shape.leading,
-                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.given}}, args);
-    const int64_t systems = args.rows, n = prepared.n();
-    const Tensor left = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
-    const Tensor right = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
-    const Tensor numbers = torch::stable::new_empty(c, {systems, args.columns + 1, n}, ScalarType::ComplexDouble);
-    const Tensor scales = torch::stable::new_empty(c, {systems, 2}, ScalarType::Double);
-    args.left = left.data_ptr(), args.right = right.data_ptr(), args.numbers = numbers.data_ptr();
-    args.scales = scales.data_ptr();
-    const DeviceScope scope(prepared.column.device_index);
-    ToeplitzGenerators::run(prepared.type, args, target_of(check.function, prepared.column));
-    return {left, right, numbers, scales};
-}
-
-namespace {
-
-// The best that the device has.
-ToeplitzEliminateConfig elimination_here(const ToeplitzEliminateProblem& problem, const Target& target) {
-    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);
-    if (problem.n > kToeplitzEliminateLongestPortable || ToeplitzEliminate::fits(config, target)) return config;
-    return toeplitz_eliminate_config(problem, device, kToeplitzEliminatePortable);
-}
-
-}  // namespace
-
-// (C^-1 numbers, info) for left and right generators; `configuration` of the kernel's, -1 for what is best.
-std::tuple<Tensor, Tensor> toeplitz_eliminate(const Tensor& left, const Tensor& right, const Tensor& numbers,
-                                              int64_t configuration) {
-    const auto [of_rows, of_columns, given, problem] = prepare_toeplitz_eliminate(left, right, numbers, configuration);
-    const Checks check{"toeplitz_eliminate"};
-    const DeviceScope scope(of_rows.device_index);
-    const Target target = target_of(check.function, of_rows);
-    const ToeplitzEliminateConfig config = configuration < 0
-                                               ? elimination_here(problem, target)
-                                               : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)];
-    GDN_REQUIRE(check, ToeplitzEliminate::fits(config, target), "left",
-                fmt::format("a GPU with clusters of {} blocks", config.blocks), "another");
-    const Tensor found = torch::stable::new_empty(numbers, {problem.systems, problem.columns, problem.n});
-    const Tensor info = torch::stable::new_zeros(numbers, {problem.systems}, torch::headeronly::ScalarType::Int);
-    const ToeplitzEliminateArgs args{.left = of_rows.data,
-                                     .right = of_columns.data,
-                                     .numbers = given.data,
-                                     .found = found.data_ptr(),
-                                     .info = info.data_ptr(),
-                                     .n = problem.n,
-                                     .columns = static_cast<int>(problem.columns)};
-    ToeplitzEliminate::run(config, problem, args, target);
-    return {found, info};
-}
-
-// Whether `toeplitz_eliminate` is what to solve with on the device of `like`.
-bool toeplitz_eliminate_pays_here(const Tensor& like, int64_t systems, int64_t columns, int64_t n) {
-    if (n > kToeplitzEliminateLongest) return false;
-    const View view(like);
-    const DeviceScope scope(view.device_index);
-    const Target target = target_of("toeplitz_solve", view);
-    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    const ToeplitzEliminateProblem problem{systems, columns, static_cast<int>(n)};
-    return toeplitz_eliminate_pays(problem, device) && ToeplitzEliminate::fits(elimination_here(problem, target), target);
-}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_checked(m, "toeplitz_matvec", "Tensor c, Tensor r, Tensor x, bool transpose", "Tensor");
-    define_checked(m, "toeplitz_solve", "Tensor c, Tensor r, Tensor b, bool symmetric", "(Tensor, Tensor)");
-    define_checked(m, "toeplitz_schur", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
-    define_checked(m, "toeplitz_pcg", "Tensor c, Tensor b, float epsilon", "(Tensor, Tensor)");
-    define_checked(m, "toeplitz_pcg_long", "Tensor c, Tensor b", "(Tensor, Tensor)");
-    define_checked(m, "toeplitz_generators", "Tensor c, Tensor r, Tensor b", "(Tensor, Tensor, Tensor, Tensor)");
-    define_checked(m, "toeplitz_eliminate", "Tensor left, Tensor right, Tensor numbers, int configuration", "(Tensor, Tensor)");
-    m.def("toeplitz_eliminate_pays(Tensor like, int systems, int columns, int n) -> bool");
-    define_checked(m, "toeplitz_gko", "Tensor c, Tensor r, Tensor b, float epsilon", "(Tensor, Tensor)");
+    // What takes over beyond the rows of one block; by name for tests, on any device.
+    m.def("toeplitz_matvec_by_transforms(Tensor c, Tensor r, Tensor x, bool transpose) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CompositeExplicitAutograd, m) {
+    m.impl("toeplitz_matvec_by_transforms", TORCH_BOX(&toeplitz_matvec_by_transforms));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {
     m.impl("toeplitz_matvec", TORCH_BOX(&toeplitz_matvec));
-    m.impl("toeplitz_schur", TORCH_BOX(&toeplitz_schur));
-    m.impl("toeplitz_pcg", TORCH_BOX(&toeplitz_pcg));
-    m.impl("toeplitz_gko", TORCH_BOX(&toeplitz_gko));
-    m.impl("toeplitz_generators", TORCH_BOX(&toeplitz_generators));
-    m.impl("toeplitz_eliminate", TORCH_BOX(&toeplitz_eliminate));
-    m.impl("toeplitz_eliminate_pays", TORCH_BOX(&toeplitz_eliminate_pays_here));
-    m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
-    m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
-    m.impl("validate_toeplitz_pcg_long", TORCH_BOX(&OnlyCheck<prepare_toeplitz_positive>::run));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl("validate_toeplitz_matvec", TORCH_BOX(&OnlyCheck<prepare_toeplitz_matvec>::run));
-    m.impl("validate_toeplitz_schur", TORCH_BOX(&OnlyCheck<prepare_toeplitz_schur>::run));
-    m.impl("validate_toeplitz_gko", TORCH_BOX(&OnlyCheck<prepare_toeplitz_gko>::run));
-    m.impl("validate_toeplitz_generators", TORCH_BOX(&OnlyCheck<prepare_toeplitz_generators>::run));
-    m.impl("validate_toeplitz_eliminate", TORCH_BOX(&OnlyCheck<prepare_toeplitz_eliminate>::run));
-    m.impl("validate_toeplitz_solve", TORCH_BOX(&OnlyCheck<prepare_toeplitz_solve>::run));
-    m.impl("validate_toeplitz_pcg", TORCH_BOX(&OnlyCheck<prepare_toeplitz_pcg>::run));
-    m.impl("validate_toeplitz_pcg_long", TORCH_BOX(&OnlyCheck<prepare_toeplitz_positive>::run));
 }
 
 }  // namespace gdn_cuda::structured

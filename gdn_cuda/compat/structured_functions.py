@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..ops.structured import cauchy_conj, cauchy_kernel, log_vandermonde
-from ..ops.structured import log_vandermonde_transpose as _transpose
+from ..ops.structured import cauchy_conj, cauchy_kernel
+from ..ops.structured import log_vandermonde as _sums
+from ..ops.structured import log_vandermonde_transpose as log_vandermonde_transpose
 
 
 def cauchy_naive(v: Tensor, z: Tensor, w: Tensor, conj: bool = True) -> Tensor:
@@ -40,27 +41,22 @@ def cauchy_mult_keops(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
     return cauchy_kernel(v, z, w)
 
 
-def log_vandermonde_naive(v: Tensor, x: Tensor, L: int, conj: bool = True) -> Tensor:
+def log_vandermonde(v: Tensor, x: Tensor, L: int, conj: bool = True) -> Tensor:
     """2 Re Σ v e^{xl}, (…,L); without conj the complex sum itself."""
     if conj:
-        return log_vandermonde(v, x, L)
+        return _sums(v, x, L)
     v = v.to(torch.promote_types(v.dtype, torch.complex64))
-    return 0.5 * torch.complex(log_vandermonde(v, x, L), log_vandermonde(-1j * v, x, L))
+    return 0.5 * torch.complex(_sums(v, x, L), _sums(-1j * v, x, L))
 
 
 def log_vandermonde_cuda(v: Tensor, z: Tensor, L: int) -> Tensor:
     """The extension's entry, 2 Re Σ v e^{zl}."""
-    return log_vandermonde(v, z, L)
+    return _sums(v, z, L)
 
 
 def log_vandermonde_fast(v: Tensor, x: Tensor, L: int) -> Tensor:
     """The same as the extension's autograd function has it."""
-    return log_vandermonde(v, x, L)
-
-
-def log_vandermonde_transpose_naive(u: Tensor, v: Tensor, x: Tensor, L: int) -> Tensor:
-    """v Σ_l u_l e^{xl}, (…,N)."""
-    return _transpose(u, v, x, L)
+    return _sums(v, x, L)
 
 
 def get_cauchy_kernel() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -73,10 +69,11 @@ def get_vandermonde_kernel() -> Callable[[Tensor, Tensor, int], Tensor]:
 
 
 def get_vandermonde_transpose_kernel() -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
-    return log_vandermonde_transpose_naive
+    return log_vandermonde_transpose
 
 
-# With pykeops the peers give the same functions these names.
+# The same functions in plain torch, and with pykeops, have these names.
+log_vandermonde_naive = log_vandermonde
 cauchy_keops = cauchy_mult
 log_vandermonde_keops = log_vandermonde_cuda
-log_vandermonde_transpose_keops = log_vandermonde_transpose_naive
+log_vandermonde_transpose_naive = log_vandermonde_transpose_keops = log_vandermonde_transpose

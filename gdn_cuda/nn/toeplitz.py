@@ -30,11 +30,12 @@ def _keep_lines(module: nn.Module, c: Tensor, r: Tensor) -> None:
 
 
 class ToeplitzMV(nn.Module):
-    """Holds c and r (…,n), first column and row of T; `forward(x)` is T x, or with `transpose` Tᵀ x."""
+    """Holds c (…,n) and r (…,m), first column and row of T; `forward(x)` is T x, or with `transpose` Tᵀ x."""
 
     def __init__(self, c: Tensor, r: Tensor, *, transpose: bool = False):
         super().__init__()
-        _keep_lines(self, c, r)
+        keep_numbers(self, "n", c=c)
+        keep_numbers(self, "m", r=r)
         self.transpose = transpose
 
     def forward(self, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:

@@ -8,6 +8,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from ..reference.structured_common import broadcast_shapes
+
 
 def as_one(function: str, tensors: Mapping[str, Tensor], at_least: torch.dtype | None = None) -> tuple[Tensor, ...]:
     """All in the dtype that torch promotes them to, with `at_least`, on the one device that they share."""
@@ -35,11 +37,11 @@ def broadcast_leading(function: str, tensors: Mapping[str, tuple[Tensor, int]]) 
     leading, before = torch.Size(), ""
     for argument, (x, last) in tensors.items():
         shape = x.shape[: x.dim() - last]
-        if shape and shape != leading:  # torch takes its time
+        if shape and shape != leading:
             if any(a != b and a != 1 and b != 1 for a, b in zip(leading[::-1], shape[::-1], strict=False)):
                 expected = f"leading dimensions that broadcast with those of {before}"
                 raise ValueError(f"{function}: {argument}: expected {expected}, got {tuple(x.shape)}")
-            leading = torch.broadcast_shapes(leading, shape) if leading else shape
+            leading = torch.Size(broadcast_shapes(leading, shape)) if leading else shape
         before = f"{before} and {argument}" if before else argument
     return leading
 

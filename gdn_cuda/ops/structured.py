@@ -1,8 +1,9 @@
 """Structured matrices: sums over poles, and sums of powers.
 
-Leading dimensions broadcast. Gradients flow to every input; those of gradients are right or refused. Dtypes meet as torch's
-promotion says; bfloat16 and float16 are computed in fp32. CUDA tensors run kernels compiled at first use, CPU tensors sums in
-fp64. Wrong input raises ValueError naming function, argument, expected and got, before anything is launched or written.
+Leading dimensions broadcast. Gradients flow to every input; those of gradients are right or refused. Forward mode, torch.func
+and torch.vmap work. Dtypes meet as torch's promotion says; bfloat16 and float16 are computed in fp32. CUDA tensors run kernels
+compiled at first use, CPU tensors sums in fp64. Wrong input raises ValueError naming function, argument, expected and got,
+before anything is launched or written.
 
 `stream`: where the work is queued, behind what the current stream holds at the call; the current one by default. The result is
 ready there, so `torch.cuda.current_stream().wait_stream(stream)` before it is used elsewhere. `out`: where the result goes,
@@ -17,13 +18,12 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from . import structured_registration  # noqa: F401  (fake and CPU implementations, gradients)
+from . import structured_registration as operators
 from .call import as_one, broadcast_leading, call, check_out, finished
+from .gradients import require_no_transforms
 
 _ops = torch.ops.gdn_cuda
-_cauchy, _cauchy_out = _ops.cauchy.default, _ops.cauchy_out.default
-_log_vandermonde, _log_vandermonde_out = _ops.log_vandermonde.default, _ops.log_vandermonde_out.default
-_moments = _ops.log_vandermonde_moments.default
+_cauchy_out, _log_vandermonde_out = _ops.cauchy_out.default, _ops.log_vandermonde_out.default
 
 
 def cauchy_kernel(
@@ -53,7 +53,8 @@ def _cauchy_sum(
     def run(out: Tensor | None) -> Tensor:
         x = as_one(function, tensors, torch.complex64 if conj else None)
         if out is None:
-            return _cauchy(*x, conj)
+            return operators.cauchy(*x, conj)
+        require_no_transforms(function)
         _cauchy_out(*x, conj, out)
         return out
 
@@ -74,7 +75,8 @@ def log_vandermonde(
         _check_length("log_vandermonde", L)
         both = as_one("log_vandermonde", tensors, torch.complex64)
         if out is None:
-            return _log_vandermonde(*both, L)
+            return operators.log_vandermonde(*both, L)
+        require_no_transforms("log_vandermonde")
         _log_vandermonde_out(*both, L, out)
         return out
 
@@ -98,8 +100,10 @@ def log_vandermonde_transpose(
             raise ValueError(f"{function}: v: expected (…, {x.shape[-1]}) as x has, got {tuple(v.shape)}")
         leading = broadcast_leading(function, {"u": (u, 1), "v": (v, 1), "x": (x, 1)})
         check_out(function, out, (*leading, x.shape[-1]), wide_v.dtype)
+        if out is not None:
+            require_no_transforms(function)
         real = torch.float32 if wide_x.dtype == torch.complex64 else torch.float64
-        sums = [_moments(part.to(real), wide_x, 1)[0] for part in ([u.real, u.imag] if u.is_complex() else [u])]
+        sums = [operators.moments(part.to(real), wide_x, 1)[0] for part in ([u.real, u.imag] if u.is_complex() else [u])]
         of_u = sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
         return finished(wide_v * of_u, wide_v.dtype, out)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..reference.structured_common import zeros_of
 from ..reference.structured_displacement import DisplacementType as DisplacementType
 from .call import broadcast_leading, call, check_out, finished
+from .gradients import require_no_transforms
 from .structured_toeplitz import computed
 
 _TYPES = tuple(int(each) for each in DisplacementType)
@@ -53,6 +54,8 @@ def displacement_matvec(
         n, rank = left.shape[-2:]
         shape = (*broadcast_leading(function, {"G": (G, 2), "H": (H, 2), "x": (x, 1)}), n)
         check_out(function, out, shape, dtype)
+        if out is not None:
+            require_no_transforms(function)
         if rank == 0 or 0 in shape:
             return finished(zeros_of(shape, left, right, vector), dtype, out)
         return finished(_multiply(left, right, vector, disp_type), dtype, out)

@@ -1,8 +1,9 @@
-"""Toeplitz matrices: c (…,n) is the first column, r (…,n) the first row; c[0] wins, and r[0] is not read.
+"""Toeplitz matrices: c is the first column, r the first row; c[0] wins, and r[0] is not read.
 
 A right-hand side with more dimensions than c and r is (…,n,k), k of them; any other is (…,n). Only ranks decide: for a batch of
-vectors under one matrix give c[None]. Leading dimensions broadcast. Dtypes meet as torch's promotion says; bfloat16 and float16
-are computed in fp32, and results have them again. Complex matrices are not conjugated. Gradients flow to every input.
+vectors under one matrix give c[None]. Leading dimensions broadcast. Dtypes meet as torch's promotion says, and integers alone
+are torch's default dtype; bfloat16 and float16 are computed in fp32, and results have them again. Complex matrices are not
+conjugated. Gradients flow to every input; forward mode, torch.func and torch.vmap work.
 
 `stream` and `out` as in ops/structured.py; what `out` gets is copied there, so it may be memory of an input.
 """
@@ -14,33 +15,79 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from .. import _C
 from ..reference.structured_common import working_epsilon, zeros_of
 from .call import as_one, broadcast_leading, call, check_out, finished
-from .structured_toeplitz_registration import product
-from .structured_toeplitz_solve import PCG_LONGEST, solve_positive, solve_symmetric
-from .structured_toeplitz_solve import explain_toeplitz_solve as explain_toeplitz_solve
+from .gradients import needs_derivatives, require_no_transforms, under_transforms
+from .structured_toeplitz_registration import (
+    check_lengths,
+    ends,
+    inverse_product,
+    is_regular,
+    matvec,
+    product_shape,
+    solution_shape,
+    solve,
+    solve_positive,
+)
+
+explain_toeplitz_solve = _C.explain_toeplitz_solve  # (n, symmetric=False): which way systems take on a GPU, and why
 
 _ops = torch.ops.gdn_cuda
+_generators, _inverse_apply = _ops.gs_compute_generators.default, _ops.toeplitz_inverse_apply.default
+_COMPUTED = {torch.float32, torch.float64, torch.complex64, torch.complex128}
+
+
+def _as_they_are(*tensors: object) -> bool:
+    """Whether these are tensors of one dtype that is computed with."""
+    dtype = getattr(tensors[0], "dtype", None)
+    if dtype not in _COMPUTED:
+        return False
+    for x in tensors:  # noqa: SIM110  (a generator takes its time)
+        if not isinstance(x, Tensor) or x.dtype != dtype:
+            return False
+    return True
 
 
 def computed(function: str, tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, tuple[Tensor, ...]]:
     """The dtype they meet in, and each in the one that is computed with."""
-    same = as_one(function, tensors)
+    if _as_they_are(*tensors.values()):
+        return next(iter(tensors.values())).dtype, tuple(tensors.values())
+    same = as_one(function, {argument: _floating(x, tensors) for argument, x in tensors.items()})
     dtype = same[0].dtype
     return dtype, tuple(x.float() for x in same) if dtype in (torch.bfloat16, torch.float16) else same
+
+
+def _floating(x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Integers and booleans in the dtype of the others, the default one where there are none, as torch's division has it."""
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex():
+        return x
+    given = [y.dtype for y in tensors.values() if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex())]
+    dtype = torch.get_default_dtype()
+    for number, other in enumerate(given):
+        dtype = torch.promote_types(dtype, other) if number else other
+    return x.to(dtype)
 
 
 def toeplitz_matvec(
     c: Tensor, r: Tensor, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """T x."""
+    """T x; c (…,n), r (…,m), x (…,m) or (…,m,k), the result (…,n) or (…,n,k). As scipy.linalg.matmul_toeplitz.
+
+    Where n ≠ m, the kernels of a GPU multiply with a square matrix of max(n, m) rows: zeros complete what is shorter, which
+    takes a copy of it and of x or the result.
+    """
+    if stream is None and out is None and _as_they_are(c, r, x):
+        return matvec(c, r, x, False)
     return _multiply("toeplitz_matvec", {"c": c, "r": r, "x": x}, False, stream, out)
 
 
 def toeplitz_matvec_transpose(
     c: Tensor, r: Tensor, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Tᵀ x."""
+    """Tᵀ x; c (…,n), r (…,m), x (…,n) or (…,n,k), the result (…,m) or (…,m,k); otherwise as `toeplitz_matvec`."""
+    if stream is None and out is None and _as_they_are(c, r, x):
+        return matvec(c, r, x, True)
     return _multiply("toeplitz_matvec_transpose", {"c": c, "r": r, "x": x}, True, stream, out)
 
 
@@ -50,19 +97,27 @@ def _multiply(
     def run(out: Tensor | None) -> Tensor:
         dtype, given = computed(function, tensors)
         if out is not None:  # else the operator's own checks do
-            check_out(function, out, _system_shape(function, tensors), dtype)
-        return finished(product(given[0], given[1], given[2], transpose), dtype, out)
+            _check_out(function, out, product_shape(function, given[0], given[1], given[2], transpose), dtype)
+        return finished(matvec(*given, transpose), dtype, out)
 
     return call(function, run, stream, out, tensors)
 
 
+def _check_out(function: str, out: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_out(function, out, shape, dtype)
+    if out is not None:
+        require_no_transforms(function)
+
+
 def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
-    """(T⁻¹ b, info) for any T, with pivoting; nothing is raised, and nothing waits for a GPU.
+    """(T⁻¹ b, info) for any T, c and r (…,n), with pivoting; nothing is raised, and nothing waits for a GPU.
 
     info has an int32 for every matrix, as LAPACK's xGESVX: 0; or k, 1 ≤ k ≤ n: pivot k is zero and the solution is NaN; or
     n + 1: 1 / (‖T‖₁ ‖T⁻¹‖) is below the epsilon of what is computed with, so no digit of the solution need be right.
     """
-    return _with_info("toeplitz_solve_ex", {"c": c, "r": r, "b": b}, stream)
+    if stream is None and _as_they_are(c, r, b):
+        return solve(c, r, b, False, False)
+    return _call_for_two("toeplitz_solve_ex", stream, {"c": c, "r": r, "b": b}, lambda c, r, b: solve(c, r, b, False, False))
 
 
 def toeplitz_solve_symmetric_ex(
@@ -70,64 +125,42 @@ def toeplitz_solve_symmetric_ex(
 ) -> tuple[Tensor, Tensor]:
     """(T⁻¹ b, info) for r = c, as `toeplitz_solve_ex`.
 
-    With `assume_positive` (real, at most 8192 rows) by one kernel for positive definite matrices, several times as fast; where
-    one is not, info is −k, its leading minor of order k is not positive, and the solution NaN. Beyond 4096 rows info is −1
-    there, and where 60 steps of conjugate gradients are not enough.
+    With `assume_positive` (real, at most 8192 rows on a GPU) by one kernel for positive definite matrices, several times as
+    fast; where one is not, info is −k, its leading minor of order k is not positive, and the solution NaN. Beyond 4096 rows
+    info is −1 there, and where 60 steps of conjugate gradients are not enough.
     """
-    function, tensors = "toeplitz_solve_symmetric_ex", {"c": c, "b": b}
 
-    def pair() -> tuple[Tensor, Tensor]:
-        if not assume_positive:
-            return _solved(function, tensors, None)
-        dtype, (column, right) = computed(function, tensors)
-        _system_shape(function, tensors)
-        if column.is_complex() or column.shape[-1] > PCG_LONGEST:
-            expected = f"real numbers and at most {PCG_LONGEST} rows with assume_positive"
-            raise ValueError(f"{function}: c: expected {expected}, got {column.dtype} {tuple(column.shape)}")
-        x, info = solve_positive(column, right)
-        return x.to(dtype), info
+    def run(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return solve_positive(c, b) if assume_positive else solve(c, c, b, True, False)
 
-    return _call_for_two(function, pair, stream, tensors)
-
-
-def _solved(function: str, tensors: Mapping[str, Tensor], out: Tensor | None, waits: bool = False) -> tuple[Tensor, Tensor]:
-    dtype, given = computed(function, tensors)
-    symmetric = len(given) == 2
-    arguments = (given[0], *given, True) if symmetric else (*given, False)
-    check_out(function, out, _system_shape(function, tensors), dtype)
-    if waits and symmetric and given[0].is_cuda and not given[0].is_complex():
-        x, info = solve_symmetric(given[0], given[1])
-    else:
-        x, info = _ops.toeplitz_solve(*arguments)
-    return finished(x, dtype, out), info
-
-
-def _with_info(function: str, tensors: Mapping[str, Tensor], stream: torch.cuda.Stream | None) -> tuple[Tensor, Tensor]:
-    def pair() -> tuple[Tensor, Tensor]:
-        return _solved(function, tensors, None)
-
-    return _call_for_two(function, pair, stream, tensors)
+    if stream is None and _as_they_are(c, b):
+        return run(c, b)
+    return _call_for_two("toeplitz_solve_symmetric_ex", stream, {"c": c, "b": b}, run)
 
 
 def _call_for_two(
-    function: str, pair: Callable[[], tuple[Tensor, Tensor]], stream: torch.cuda.Stream | None, tensors: Mapping[str, Tensor]
+    function: str,
+    stream: torch.cuda.Stream | None,
+    tensors: Mapping[str, Tensor],
+    solved: Callable[..., tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    if stream is None:
-        return pair()
+    """`solved` of the tensors in the dtype that is computed with; its second result as it is."""
     second: list[Tensor] = []
 
     def run(_: Tensor | None) -> Tensor:
-        one, other = pair()
+        dtype, given = computed(function, tensors)
+        one, other = solved(*given)
         second.append(other)
-        return one
+        return one.to(dtype)
 
     first = call(function, run, stream, None, tensors)
-    second[0].record_stream(torch.cuda.current_stream(first.device))
+    if stream is not None and second[0].is_cuda:
+        second[0].record_stream(torch.cuda.current_stream(first.device))
     return first, second[0]
 
 
-def _regular(function: str, arguments: str, info: Tensor) -> None:
-    info = info.cpu()  # waits once
+def _require_regular(function: str, arguments: str, info: Tensor) -> None:
+    """info is on the CPU: the operator has waited."""
     if bool(info.any()):
         raise torch.linalg.LinAlgError(
             f"{function}: {arguments}: expected matrices that are nonsingular in working precision, got info {info.tolist()}"
@@ -139,6 +172,10 @@ def toeplitz_solve(
 ) -> Tensor:
     """T⁻¹ b for any T; LinAlgError where one is singular to working precision. Waits for a GPU to know it: under graph capture
     and in compiled code, `toeplitz_solve_ex`."""
+    if stream is None and out is None and _as_they_are(c, r, b):
+        x, info = solve(c, r, b, False, True)
+        _require_regular("toeplitz_solve", "c, r", info)
+        return x
     return _solve_or_raise("toeplitz_solve", "c, r", {"c": c, "r": r, "b": b}, stream, out)
 
 
@@ -152,10 +189,16 @@ def toeplitz_solve_symmetric(
 def _solve_or_raise(
     function: str, arguments: str, tensors: Mapping[str, Tensor], stream: torch.cuda.Stream | None, out: Tensor | None
 ) -> Tensor:
+    symmetric = len(tensors) == 2
+
     def run(out: Tensor | None) -> Tensor:
-        x, info = _solved(function, tensors, out, waits=True)
-        _regular(function, arguments, info)
-        return x
+        dtype, (c, *rest) = computed(function, tensors)
+        row, b = (c, *rest) if symmetric else rest
+        if out is not None:
+            _check_out(function, out, solution_shape(function, {"c": c, "r": row}, "b", b), dtype)
+        x, info = solve(c, row, b, symmetric, True)
+        _require_regular(function, arguments, info)
+        return finished(x, dtype, out)
 
     return call(function, run, stream, out, tensors)
 
@@ -163,48 +206,26 @@ def _solve_or_raise(
 def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
     """(u, v): the first and last column of T⁻¹, (…,n) each; LinAlgError for singular matrices, so it waits. They exist whenever
     T⁻¹ does, also where u[0] is zero."""
+
+    def both(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        if needs_derivatives(c, r):
+            check_lines("gs_compute_generators", {"c": c, "r": r})
+            x, info = solve(c, r, ends(c, r), False, True)
+            u, v = x[..., 0], x[..., 1]
+        else:
+            u, v, info = _generators(c, r)
+        _require_regular("gs_compute_generators", "c, r", info)
+        return u, v
+
     tensors = {"c": c, "r": r}
-
-    def pair() -> tuple[Tensor, Tensor]:
-        dtype, (column, row) = computed("gs_compute_generators", tensors)
-        leading = check_lines("gs_compute_generators", tensors)
-        n = column.shape[-1]
-        ends = torch.zeros(n, 2, dtype=column.dtype, device=column.device)
-        if n:
-            ends[0, 0] = ends[-1, 1] = 1
-        x, info = _ops.toeplitz_solve(column, row, ends.expand(*leading, n, 2), False)
-        _regular("gs_compute_generators", "c, r", info)
-        return x[..., 0].to(dtype), x[..., 1].to(dtype)
-
-    return _call_for_two("gs_compute_generators", pair, stream, tensors)
+    u, v = _call_for_two("gs_compute_generators", stream, tensors, both)
+    return u, v.to(u.dtype)
 
 
 def check_lines(function: str, lines: Mapping[str, Tensor]) -> torch.Size:
     """(…,n) each, one n. The leading dimensions that they have together."""
-    _check_lengths(function, lines)
+    check_lengths(function, lines)
     return broadcast_leading(function, {argument: (x, 1) for argument, x in lines.items()})
-
-
-def _check_lengths(function: str, lines: Mapping[str, Tensor]) -> None:
-    first, like = next(iter(lines.items()))
-    for argument, x in lines.items():
-        if x.dim() < 1:
-            raise ValueError(f"{function}: {argument}: expected rank 1 or more, got ()")
-        if x.shape[-1] != like.shape[-1]:
-            raise ValueError(f"{function}: {argument}: expected (…, {like.shape[-1]}) as {first} has, got {tuple(x.shape)}")
-
-
-def _system_shape(function: str, tensors: Mapping[str, Tensor], matrix: str = "matrix") -> tuple[int, ...]:
-    """That of the result: the last of the tensors is (…,n) or (…,n,k), those before it are the lines of the matrix."""
-    *lines, (argument, right) = tensors.items()
-    _check_lengths(function, dict(lines))
-    n, many = lines[0][1].shape[-1], right.dim() > max(x.dim() for _, x in lines)
-    if right.dim() < 1 or right.shape[-2 if many else -1] != n:
-        expected = f"(…, {n}), or with more dimensions than the {matrix} (…, {n}, k)"
-        raise ValueError(f"{function}: {argument}: expected {expected}, got {tuple(right.shape)}")
-    last = 2 if many else 1
-    leading = broadcast_leading(function, {name: (x, 1) for name, x in lines} | {argument: (right, last)})
-    return (*leading, *right.shape[-last:])
 
 
 def toeplitz_inverse_apply(
@@ -214,39 +235,33 @@ def toeplitz_inverse_apply(
     triangular Toeplitz, J reversal, S shift down.
 
     Where u_0 is zero to working precision, |u_0| ≤ n ε max(|u|, |v|), the formula does not exist, though T⁻¹ may: LinAlgError
-    for CPU tensors, NaN on a GPU and in compiled code.
+    for CPU tensors, NaN on a GPU, in compiled code and under torch.func, torch.vmap and forward mode.
     """
     function, tensors = "toeplitz_inverse_apply", {"gs_u": gs_u, "gs_v": gs_v, "x": x}
 
     def run(out: Tensor | None) -> Tensor:
         dtype, (u, v, right) = computed(function, tensors)
-        check_out(function, out, _system_shape(function, tensors, "generators"), dtype)
-        n, many = u.shape[-1], right.dim() > max(u.dim(), v.dim())
-        u, v = torch.broadcast_tensors(u, v)
-        epsilon = working_epsilon(gs_u, gs_v)  # theirs: a wider x does not make them more exact
-        return finished(_inverse_product(u, v, right, many, epsilon) if n else product(u, v, right, False), dtype, out)
+        if out is not None or right.device.type == "cpu":
+            _check_out(function, out, solution_shape(function, {"gs_u": u, "gs_v": v}, "x", right, "generators"), dtype)
+        epsilon = working_epsilon(
+            *(y for y in (gs_u, gs_v) if y.is_floating_point() or y.is_complex())
+        )  # x makes them no better
+        if right.device.type == "cpu":
+            _require_first_entry(u, v, epsilon)
+        apply = inverse_product if needs_derivatives(u, v, right) else _inverse_apply
+        return finished(apply(u, v, right, epsilon), dtype, out)
 
     return call(function, run, stream, out, tensors)
 
 
-def _inverse_product(u: Tensor, v: Tensor, x: Tensor, many: bool, epsilon: float) -> Tensor:
-    largest = torch.maximum(u.detach().abs().amax(-1), v.detach().abs().amax(-1))
-    regular = u.detach()[..., 0].abs() > u.shape[-1] * epsilon * largest
-    if not torch.compiler.is_compiling() and u.device.type == "cpu" and not bool(regular.all()):
+def _require_first_entry(u: Tensor, v: Tensor, epsilon: float) -> None:
+    if torch.compiler.is_compiling() or under_transforms() or u.shape[-1] == 0:
+        return
+    if not bool(is_regular(u, v, epsilon).all()):
         raise torch.linalg.LinAlgError(
             "toeplitz_inverse_apply: gs_u: expected u[0] that is not zero in working precision, got "
             f"{u[..., 0].tolist()}: the leading minor of order n - 1 is singular; toeplitz_solve does not need it"
         )
-
-    def lower(first: Tensor, x: Tensor, transpose: bool = False) -> Tensor:
-        return product(first, torch.zeros_like(first), x, transpose)
-
-    def shifted(first: Tensor) -> Tensor:
-        return torch.cat([torch.zeros_like(first[..., :1]), first[..., :-1]], -1)
-
-    applied = lower(u, lower(v.flip(-1), x, True)) - lower(shifted(v), lower(shifted(u.flip(-1)), x, True))
-    divisor = torch.where(regular, u[..., 0], torch.nan)[..., None]
-    return applied / (divisor[..., None] if many else divisor)
 
 
 def toeplitz_to_cauchy(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:
@@ -259,7 +274,7 @@ def toeplitz_to_cauchy(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None
         check_lines("toeplitz_to_cauchy", tensors)
         column, row = torch.broadcast_tensors(column, row)
         n, working = column.shape[-1], torch.promote_types(column.dtype, torch.complex64)
-        check_out("toeplitz_to_cauchy", out, (*column.shape, n), working)
+        _check_out("toeplitz_to_cauchy", out, (*column.shape, n), working)
         if 0 in column.shape:
             return finished(zeros_of((*column.shape, n), column, row), working, out)
         places = torch.arange(n, device=column.device)

@@ -37,6 +37,17 @@ def working_epsilon(*tensors: Tensor) -> float:
     return torch.finfo(reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)).eps
 
 
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """torch.broadcast_shapes for shapes that do broadcast: its first call imports sympy, which takes seconds."""
+    sizes: list[int] = []
+    for shape in shapes:
+        sizes = [1] * (len(shape) - len(sizes)) + sizes
+        for d in range(1, len(shape) + 1):
+            if shape[-d] != 1:
+                sizes[-d] = shape[-d]
+    return tuple(sizes)
+
+
 def check_last(function: str, argument: str, x: Tensor, size: int, like: str) -> None:
     """Before torch broadcasts a last dimension of 1 without a word."""
     if x.dim() < 1 or x.shape[-1] != size:

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from . import structured_vandermonde as vandermonde
 from .structured_cauchy import cauchy_conj, cauchy_gradients, cauchy_kernel
+from .structured_common import broadcast_shapes
 
 BYTES = 1 << 26
 
 
 def _slices(length: int, *others: Tensor) -> Iterator[slice]:
     """Of `length` points, each beside every other number in the widest precision; one empty slice for none."""
-    leading = torch.broadcast_shapes(*(x.shape[:-1] for x in others))
+    leading = broadcast_shapes(*(x.shape[:-1] for x in others))
     numbers = math.prod(leading) * max(x.shape[-1] for x in others)
     step = max(BYTES // (16 * max(numbers, 1)), 1)
     return (slice(first, min(first + step, length)) for first in range(0, max(length, 1), step))

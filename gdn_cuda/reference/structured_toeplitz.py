@@ -1,8 +1,9 @@
 """Toeplitz operators in fp64 on the dense matrix: T[i,j] = c[i−j] below and on the diagonal, r[j−i] above it.
 
-c is the first column and r the first row, both (…,n); r[0] is not read, and its gradient is zero. A right-hand side with more
-dimensions than c and r is (…,n,k), k of them; any other is (…,n). Only ranks decide, so nothing depends on n or k: a batch of
-vectors under one matrix needs c[None]. Differentiable in every input, real and complex; nothing is conjugated.
+c is the first column (…,n) and r the first row (…,m), m = n but for products; r[0] is not read, and its gradient is zero. A
+right-hand side with more dimensions than c and r is (…,n,k), k of them; any other is (…,n). Only ranks decide, so nothing
+depends on n or k: a batch of vectors under one matrix needs c[None]. Differentiable in every input, real and complex; nothing
+is conjugated.
 """
 
 from __future__ import annotations
@@ -12,45 +13,62 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .structured_common import check_last, fail, near_one, residual, roots_of_unity, same_dtype, widened, working_epsilon
+from .structured_common import (
+    broadcast_shapes,
+    check_last,
+    fail,
+    near_one,
+    residual,
+    roots_of_unity,
+    same_dtype,
+    widened,
+    working_epsilon,
+)
 
 _REFINEMENTS = 4  # each gains −log10(κ · 1e-16) digits
 
 
 def toeplitz(c: Tensor, r: Tensor) -> Tensor:
-    """The matrix (…,n,n)."""
+    """The matrix (…,n,m)."""
     return _dense("toeplitz", c, r)
 
 
 def _dense(function: str, c: Tensor, r: Tensor) -> Tensor:
     c, r = same_dtype(*widened(function, c=c, r=r))
-    check_last(function, "r", r, c.shape[-1], "c")
-    c, r = torch.broadcast_tensors(c, r)
-    places = torch.arange(c.shape[-1], device=c.device)
-    offsets = places[:, None] - places + max(c.shape[-1] - 1, 0)
+    if r.dim() < 1:
+        fail(function, "r", "rank 1 or more", tuple(r.shape))
+    leading = broadcast_shapes(c.shape[:-1], r.shape[:-1])
+    rows, columns = c.shape[-1], r.shape[-1]
+    c, r = c.expand(*leading, rows), r.expand(*leading, columns)
+    offsets = torch.arange(rows, device=c.device)[:, None] - torch.arange(columns, device=c.device) + max(columns - 1, 0)
     return torch.cat([r[..., 1:].flip(-1), c], -1)[..., offsets]
 
 
+def _square(function: str, c: Tensor, r: Tensor) -> Tensor:
+    check_last(function, "r", r, c.shape[-1], "c")
+    return _dense(function, c, r)
+
+
 def _on_columns(
-    function: str, argument: str, generators: tuple[Tensor, ...], x: Tensor, run: Callable[[Tensor], Tensor]
+    function: str, argument: str, generators: tuple[Tensor, ...], x: Tensor, run: Callable[[Tensor], Tensor], n: int
 ) -> Tensor:
     """`run`, which is made for (…,n,k), on x of either form."""
-    n, many = generators[0].shape[-1], x.dim() > max(g.dim() for g in generators)
+    many = x.dim() > max(g.dim() for g in generators)
     if x.dim() < 1 or x.shape[-2 if many else -1] != n:
         fail(function, argument, f"(…, {n}), or with more dimensions than the matrix (…, {n}, k)", tuple(x.shape))
     return run(x) if many else run(x[..., None]).squeeze(-1)
 
 
 def toeplitz_matvec(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
-    """T x."""
+    """T x; T may be rectangular, c (…,n), r (…,m) and x (…,m)."""
     matrix, x = same_dtype(_dense("toeplitz_matvec", c, r), *widened("toeplitz_matvec", x=x))
-    return _on_columns("toeplitz_matvec", "x", (c, r), x, lambda x: matrix @ x)
+    return _on_columns("toeplitz_matvec", "x", (c, r), x, lambda x: matrix @ x, r.shape[-1])
 
 
 def toeplitz_matvec_transpose(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
-    """Tᵀ x."""
+    """Tᵀ x, x (…,n)."""
     matrix, x = same_dtype(_dense("toeplitz_matvec_transpose", c, r), *widened("toeplitz_matvec_transpose", x=x))
-    return _on_columns("toeplitz_matvec_transpose", "x", (c, r), x, lambda x: matrix.mT @ x)
+    return _on_columns("toeplitz_matvec_transpose", "x", (c, r), x, lambda x: matrix.mT @ x, c.shape[-1])
 
 
 def toeplitz_solve(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
@@ -73,7 +91,7 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _solve_ex(function: str, c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     epsilon = working_epsilon(c, r, b)
-    matrix, right = same_dtype(_dense(function, c, r), *widened(function, b=b))
+    matrix, right = same_dtype(_square(function, c, r), *widened(function, b=b))
     matrix, of_matrix = near_one(matrix, -2, -1)
     info = _info(matrix.detach(), epsilon)
 
@@ -83,7 +101,7 @@ def _solve_ex(function: str, c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, T
         half = (back / 2).floor()
         return _solution(matrix, right, info) * torch.exp2(half) * torch.exp2(back - half)
 
-    solved = _on_columns(function, "b", (c, r), right, run)
+    solved = _on_columns(function, "b", (c, r), right, run, c.shape[-1])
     return solved, info
 
 
@@ -125,7 +143,7 @@ def gs_compute_generators(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     ends = torch.zeros(n, 2, dtype=torch.promote_types(c.dtype, r.dtype), device=c.device)
     if n:
         ends[0, 0] = ends[-1, 1] = 1
-    batch = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
+    batch = broadcast_shapes(c.shape[:-1], r.shape[:-1])
     columns, info = _solve_ex("gs_compute_generators", c, r, ends.expand(*batch, n, 2))
     u, v = _checked("gs_compute_generators", columns, info).unbind(-1)
     return u, v
@@ -158,13 +176,13 @@ def toeplitz_inverse_apply(gs_u: Tensor, gs_v: Tensor, x: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(first[..., :1]), first[..., :-1]], -1)
 
     products = lower(u) @ lower(v.flip(-1)).mT - lower(shifted(v)) @ lower(shifted(u.flip(-1))).mT
-    return _on_columns(function, "x", (gs_u, gs_v), x, lambda x: products @ x / u[..., :1, None])
+    return _on_columns(function, "x", (gs_u, gs_v), x, lambda x: products @ x / u[..., :1, None], n)
 
 
 def toeplitz_to_cauchy(c: Tensor, r: Tensor) -> Tensor:
     """F T F⁻¹ (…,n,n), complex; F[j,k] = e^{−2πi jk/n} / √n. Its entries off the diagonal are (ĝ_i·ĥ_j) / (ω_i − ω_j) with
     ω_i = e^{−2πi i/n} and generators of rank 2: those of Z T − T Z."""
-    matrix = _dense("toeplitz_to_cauchy", c, r).to(torch.complex128)
+    matrix = _square("toeplitz_to_cauchy", c, r).to(torch.complex128)
     n = matrix.shape[-1]
     places = torch.arange(n, device=matrix.device)
     dft = roots_of_unity(places[:, None] * places, n) / max(n, 1) ** 0.5

@@ -124,20 +124,29 @@ struct GDN_HOLDS_TENSORS CauchyPin {
 };
 CauchyPin cauchy_pin_l2(const Tensor& omega, const Tensor& lambd);
 
-// ---- Toeplitz matrices: c (…,n) is the first column, r (…,n) the first row, c[0] wins. A right-hand side with more
-// dimensions than c and r is (…,n,k), any other (…,n). float32, float64, complex64 or complex128. On CUDA these are kernels of
-// one block: more rows than it has throw. What Python does then, with torch's transforms, is not offered here.
+// ---- Toeplitz matrices: c is the first column, r the first row, c[0] wins. A right-hand side with more dimensions than c and
+// r is (…,n,k), any other (…,n). float32, float64, complex64 or complex128, any number of rows: what Python does on CUDA is
+// this.
 
-// T x, Tᵀ x; CUDA: at most 8192 rows in float32, 4096 in float64, 2048 in complex64, 1024 in complex128.
+// T x, Tᵀ x: c (…,n), r (…,m), x (…,m), or (…,n) for Tᵀ. For n != m zeros complete c, r and x on CUDA up to the rows of one
+// block.
 Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out = {});
 Tensor toeplitz_matvec_transpose(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out = {});
-// (T⁻¹ b, info) with pivots, in fp64; CUDA: at most 1024 rows. Nothing waits. info is int32, one for every leading index of the
-// result: 0; k, 1 ≤ k ≤ n: pivot k is zero, the solution NaN; n + 1: T is singular to working precision.
+// (T⁻¹ b, info) with pivots, in fp64. Nothing waits. info is int32, one for every matrix: 0; k, 1 ≤ k ≤ n: pivot k is zero, the
+// solution NaN; n + 1: T is singular to working precision.
 std::tuple<Tensor, Tensor> toeplitz_solve_ex(const Tensor& c, const Tensor& r, const Tensor& b);
 // The same for r = c; with assume_positive (real; CUDA: at most 8192 rows) several times as fast for positive definite T, and
 // info −k, the solution NaN, where the leading minor of order k is not positive; on CUDA beyond 4096 rows −1,
 // where conjugate gradients did not come to an end.
 std::tuple<Tensor, Tensor> toeplitz_solve_symmetric_ex(const Tensor& c, const Tensor& b, bool assume_positive = false);
+// T⁻¹ b; these wait to look at info, and throw std::runtime_error where it is not 0. Symmetric ones try the ways for positive
+// definite matrices first.
+Tensor toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b);
+Tensor toeplitz_solve_symmetric(const Tensor& c, const Tensor& b);
+// First and last column of T⁻¹, (…,n) each; waits and throws as those.
+std::tuple<Tensor, Tensor> gs_compute_generators(const Tensor& c, const Tensor& r);
+// T⁻¹ x from them; NaN on CUDA where u[0] is zero to working precision.
+Tensor toeplitz_inverse_apply(const Tensor& gs_u, const Tensor& gs_v, const Tensor& x);
 
 }  // namespace gdn_cuda
 

@@ -140,10 +140,10 @@ TEST(ToeplitzSolverHeuristics, EverySizeIsHeldByARegisteredBlock) {
             ASSERT_TRUE(in(kToeplitzEliminateConfigurations, config)) << to_text(config);
             ASSERT_GE(config.rows(), n);
         }
-    EXPECT_EQ(kToeplitzEliminateShortest, 513) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
-    EXPECT_EQ(kToeplitzEliminateLongest, 8192) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
-    EXPECT_EQ(kToeplitzGkoLongest, 1024) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
-    EXPECT_EQ(kToeplitzSchurLongest, 4096) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
+    EXPECT_EQ(kToeplitzEliminateShortest, 513);
+    EXPECT_EQ(kToeplitzEliminateLongest, 8192);
+    EXPECT_EQ(kToeplitzGkoLongest, 1024);
+    EXPECT_EQ(kToeplitzSchurLongest, 4096);
 }
 
 TEST(ToeplitzEliminateHeuristic, LargeClustersForFewSystemsAndSmallOnesForMany) {
@@ -180,7 +180,7 @@ TEST(ToeplitzPcgHeuristic, BlocksAreNoMoreThanRunAtOnceAndNotIdle) {
                 EXPECT_NE(explain_toeplitz_pcg(problem, device_of(132)).find(fmt::format("in {} blocks", blocks)),
                           std::string::npos);
             }
-    EXPECT_EQ(kToeplitzPcgLongest, 8192) << "gdn_cuda/ops/structured_toeplitz_solve.py says so too";
+    EXPECT_EQ(kToeplitzPcgLongest, 8192);
 }
 
 TEST(ToeplitzKernels, SharedMemoryIsThereOnEveryGpu) {
@@ -196,6 +196,25 @@ TEST(ToeplitzKernels, SharedMemoryIsThereOnEveryGpu) {
         EXPECT_LE(ToeplitzSchur::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
     for (const auto& config : kToeplitzPcgConfigurations)
         EXPECT_LE(ToeplitzPcg::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
+}
+
+TEST(ToeplitzPlan, PositiveDefiniteWaysComeTheQuickestFirst) {
+    using enum ToeplitzPositiveWay;
+    const auto ways = [](i64 n) { return toeplitz_positive_ways(n); };
+    EXPECT_EQ(ways(1024), std::vector{schur});
+    EXPECT_EQ(ways(1025), (std::vector{pcg, schur}));
+    EXPECT_EQ(ways(4096), (std::vector{pcg, schur}));
+    EXPECT_EQ(ways(4097), std::vector{pcg});
+    EXPECT_EQ(ways(8192), std::vector{pcg});
+    EXPECT_EQ(ways(8193), std::vector{pcg_in_torch});
+    EXPECT_EQ(toeplitz_positive_ways(9, {.gko = 0, .schur = 8, .pcg_from = 0, .pcg_to = 8}), std::vector{pcg_in_torch});
+}
+
+TEST(ToeplitzPlan, ExplanationsNameTheWay) {
+    EXPECT_TRUE(explain_toeplitz_solve(1024, false).starts_with("toeplitz_gko: 1024 rows"));
+    EXPECT_TRUE(explain_toeplitz_solve(8193, false).starts_with("dense LU in fp64: 8193 rows"));
+    EXPECT_TRUE(explain_toeplitz_solve(1500, true).starts_with("toeplitz_pcg: 1500 rows"));
+    EXPECT_NE(explain_toeplitz_solve(1500, true).find("toeplitz_eliminate"), std::string::npos) << "what follows";
 }
 
 }  // namespace

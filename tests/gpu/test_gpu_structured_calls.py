@@ -12,6 +12,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda import cauchy_conj, cauchy_kernel, log_vandermonde, log_vandermonde_transpose
+from gdn_cuda.reference import structured_toeplitz
 
 STEPS = 700
 
@@ -138,19 +139,49 @@ def test_cpp_api_by_conjugate_gradients(api: Any) -> None:
     broken, b = torch.stack([c, -c]), torch.randn(2, 5000, 2, device="cuda", dtype=torch.float64)
     x, info = api.toeplitz_solve_symmetric_ex(broken, b, True)
     assert info.tolist() == [0, -1] and bool(x[1].isnan().all())
-    assert rel_rms(gdn_cuda.toeplitz_matvec(c, c, x[0]), b[0]) < 1e-12
+    assert rel_rms(structured_toeplitz.toeplitz_matvec(c, c, x[0]), b[0]) < 1e-12
 
 
-def test_cpp_api_says_how_far_its_kernels_reach(api: Any) -> None:
+@pytest.mark.parametrize("n", [1025, 5000, 8193, 9001])
+def test_cpp_api_beyond_one_block(api: Any, n: int, seed: int) -> None:
+    """Clusters of blocks, dense LU, transforms of torch: the numbers of Python, which come from the same plan."""
+    for dtype, bound in ((torch.float32, 1e-6), (torch.float64, 1e-12), (torch.complex128, 1e-12)):
+        c, r, b = (draw(2, n, dtype=dtype) for _ in range(3))
+        c[:, 0] += 4 * n**0.5
+        structured_api.same(api, "toeplitz_matvec", (c, r, b))
+        structured_api.same(api, "toeplitz_matvec", (c, r[:, :77], b[:, :77]))
+        x, info = api.toeplitz_solve_ex(c, r, b)
+        assert not info.any() and rel_rms(api.toeplitz_matvec(c, r, x), b) < 10 * bound
+        assert torch.equal(x, gdn_cuda.toeplitz_solve_ex(c, r, b)[0])
+        if not dtype.is_complex:
+            spd = (0.9 ** torch.arange(n, device="cuda", dtype=torch.float64)).to(dtype)
+            assert rel_rms(gdn_cuda.toeplitz_matvec(spd, spd, api.toeplitz_solve_symmetric(spd, b[0])), b[0]) < 10 * bound
+
+
+def test_cpp_api_refuses_what_python_refuses(api: Any) -> None:
     x = torch.ones(8193, device="cuda")
-    with pytest.raises(ValueError, match=r"^toeplitz_matvec: c: expected at most 8192 rows for this kernel, got \(8193,\)"):
-        api.toeplitz_matvec(x, x, x)
-    with pytest.raises(ValueError, match=r"^toeplitz_solve: c: expected at most 1024 rows for this kernel, got \(1025,\)"):
-        api.toeplitz_solve_ex(x[:1025], x[:1025], x[:1025])
-    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected at most 8192 rows .*, got \(8193,\)"):
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric_ex: c: expected at most 8192 rows .*, got \(8193,\)"):
         api.toeplitz_solve_symmetric_ex(x, x, True)
     with pytest.raises(ValueError, match=r"^toeplitz_matvec: r: expected cuda:0, the device of c, got cpu"):
         api.toeplitz_matvec(x[:4], x[:4].cpu(), x[:4])
+    with pytest.raises(
+        RuntimeError, match=r"^toeplitz_solve: c, r: expected matrices that are nonsingular in working precision"
+    ):
+        api.toeplitz_solve(0 * x[:9], 0 * x[:9], x[:9])
+
+
+def test_huge_numbers_get_no_correction_that_overflows(api: Any, seed: int) -> None:
+    """n = 1100 with entries near 1e304: transforms of T x overflow where T x does not, and C++ had NaN and info 0."""
+    generator = torch.Generator().manual_seed(seed)
+    n, size = 1100, 1e304
+    c, r, x = (torch.randn(n, generator=generator, dtype=torch.float64) for _ in range(3))
+    c[0] += 8 * n**0.5
+    b = size * structured_toeplitz.toeplitz_matvec(c, r, x)
+    assert b.isfinite().all()
+    given = [y.cuda() for y in (size * c, size * r, b)]
+    for solve in (api.toeplitz_solve_ex, gdn_cuda.toeplitz_solve_ex):
+        found, info = solve(*given)
+        assert info == 0 and rel_rms(found, x) < 1e-11
 
 
 def test_cpp_api_pins(api: Any, room: int) -> None:

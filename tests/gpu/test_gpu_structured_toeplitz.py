@@ -1,4 +1,5 @@
-"""Products with Toeplitz matrices and by displacement on the GPU, against fp64: values, gradients, layouts, graphs, streams."""
+"""Products with Toeplitz matrices and by displacement on the GPU, against literal sums in fp64: values, gradients, layouts,
+graphs, streams."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from helpers import rel_rms
+from literal import toeplitz_matvec as exact
 from torch import Tensor
 
 from gdn_cuda.nn import DisplacementMV, ToeplitzMV
 from gdn_cuda.ops.structured_displacement import DisplacementType, displacement_matvec
 from gdn_cuda.ops.structured_toeplitz import toeplitz_matvec, toeplitz_matvec_transpose
 from gdn_cuda.reference import structured_displacement as displacement_oracle
-from gdn_cuda.reference.structured_toeplitz_ops import matvec_by_transforms, transposed, widened
+from gdn_cuda.reference.structured_toeplitz_ops import widened
 
 BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-14, torch.complex128: 1e-14,
           torch.bfloat16: 4e-3, torch.float16: 5e-4}  # fmt: skip
@@ -28,14 +30,6 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=wide, device="cuda").to(dtype)
 
 
-def exact(c: Tensor, r: Tensor, x: Tensor, transpose: bool) -> Tensor:
-    """By transforms in fp64: tests/ops compare that with the matrix."""
-    many = x.dim() > max(c.dim(), r.dim())
-    column, row = (widened(y) for y in (transposed(c, r) if transpose else (c, r)))
-    out = matvec_by_transforms(column, row, widened(x if many else x[..., None]))
-    return out if many else out.squeeze(-1)
-
-
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("n", SIZES)
 def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
@@ -46,6 +40,41 @@ def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
         out = function(c, r, x)
         assert out.dtype == dtype and rel_rms(out, expected) < BOUNDS[dtype]
         assert rel_rms(function(c[:, 0], r[0], x[:, 0, :, 1]), expected[:, 0, :, 1]) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("n,m", [(5, 3), (3, 5), (1, 9), (9, 1), (64, 65), (700, 300), (300, 700), (2049, 1000), (1000, 8192),
+                                 (8193, 10), (10, 8193), (9000, 9001), (20000, 300)])  # fmt: skip
+def test_rectangular(n: int, m: int, dtype: torch.dtype, seed: int) -> None:
+    """Zeros complete them up to the rows of one block; torch's transforms take them as they are."""
+    c, r = draw((2, 1, n), dtype, seed), draw((3, m), dtype, seed + 1)
+    r[..., 0] = torch.nan
+    for function, transpose, size in ((toeplitz_matvec, False, m), (toeplitz_matvec_transpose, True, n)):
+        x = draw((2, 3, size, 2), dtype, seed + 2)
+        expected, out = exact(c, r, x, transpose), function(c, r, x)
+        assert out.dtype == dtype and out.is_contiguous() and rel_rms(out, expected) < BOUNDS[dtype]
+        assert rel_rms(function(c[:, 0], r[0], x[:, 0, :, 1]), expected[:, 0, :, 1]) < BOUNDS[dtype]
+    if dtype in (torch.float32, torch.complex128) and max(n, m) < 2000:
+        leaves = [y.requires_grad_() for y in (c, draw((3, m), dtype, seed + 1), draw((2, 3, m, 2), dtype, seed + 2))]
+        wide = [widened(y.detach()).requires_grad_() for y in leaves]
+        grad = draw((2, 3, n, 2), dtype, seed + 9)
+        ours = torch.autograd.grad(toeplitz_matvec(*leaves), leaves, grad)
+        theirs = torch.autograd.grad(exact(*wide), wide, widened(grad))
+        assert all(rel_rms(a, b) < 10 * BOUNDS[dtype] for a, b in zip(ours, theirs, strict=True))
+
+
+def test_integers_and_transforms_of_torch_func(seed: int) -> None:
+    c, r, x = (draw((300,), torch.float64, seed + i).mul(8).round().long() for i in range(3))
+    assert toeplitz_matvec(c, r, x).dtype == torch.get_default_dtype()
+    assert rel_rms(toeplitz_matvec(c, r, x), exact(c, r, x, False)) < 1e-6
+    given, moved = ([draw((300,), torch.float64, seed + i) for i in of] for of in ((4, 5, 6), (7, 8, 9)))
+    tangent = torch.func.jvp(toeplitz_matvec, tuple(given), tuple(moved))[1]
+    expected = exact(moved[0], moved[1], given[2]) + exact(given[0], given[1], moved[2])
+    assert rel_rms(tangent, expected) < 1e-13
+    gradient = torch.func.grad(lambda x: toeplitz_matvec(given[0], given[1], x).square().sum())(given[2])
+    assert rel_rms(gradient, 2 * exact(given[0], given[1], exact(*given), True)) < 1e-13
+    mapped = torch.vmap(toeplitz_matvec, (0, None, None))(torch.stack([given[0], moved[0]]), given[1], given[2])
+    assert rel_rms(mapped[1], exact(moved[0], given[1], given[2])) < 1e-13
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128])
@@ -154,8 +183,8 @@ def test_bad_input(seed: int) -> None:
     c: Any = draw((3,), torch.float32, seed)
     with pytest.raises(ValueError, match=r"^toeplitz_matvec: x: expected cuda:0, the device of c, got cpu$"):
         toeplitz_matvec(c, c, c.cpu())
-    with pytest.raises(ValueError, match=r"^toeplitz_matvec: r: expected \(…, 3\) as c has, got \(1,\)$"):
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec: x: expected \(…, 1\), or with more dimensions .* got \(3,\)$"):
         toeplitz_matvec(c, c[:1], c)
     long = torch.ones(9000, device="cuda")
-    with pytest.raises(ValueError, match=r"^toeplitz_matvec: r: expected \(…, 9000\) as c has, got \(3,\)$"):
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec: x: expected \(…, 3\), or with more dimensions .* got \(9000,\)$"):
         toeplitz_matvec(long, c, long)

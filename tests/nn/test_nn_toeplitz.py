@@ -57,8 +57,9 @@ def test_state_dictionaries(rng: torch.Generator) -> None:
 
 
 def test_errors_say_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match=r"^ToeplitzMV: r: expected \(…, 3\) as c has, got \(1,\)$"):
-        ToeplitzMV(torch.ones(3), torch.ones(1))
+    with pytest.raises(ValueError, match=r"^ToeplitzSolve: r: expected \(…, 3\) as c has, got \(1,\)$"):
+        ToeplitzSolve(torch.ones(3), torch.ones(1))
+    assert ToeplitzMV(torch.ones(3), torch.ones(1))(torch.ones(1)).tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match=r"^ToeplitzSolve: c: expected a real or complex .* \(…, n\), got torch.int64 \(3,\)$"):
         ToeplitzSolve(torch.ones(3).long())
     with pytest.raises(ValueError, match=r"^DisplacementMV: H: expected .* \(…, n, r\), got torch.float32 \(3,\)$"):

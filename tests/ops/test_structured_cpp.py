@@ -27,15 +27,15 @@ def test_toeplitz_arguments(api: Any) -> None:
     c, out = torch.ones(4), torch.empty(4)
     with pytest.raises(ValueError, match=r"^toeplitz_matvec: x: expected float32, got float64"):
         api.toeplitz_matvec(c, c, c.double())
-    with pytest.raises(ValueError, match=r"^toeplitz_matvec_transpose: r: expected \(…, 4\) as c has, got \(3,\)"):
-        api.toeplitz_matvec_transpose(c, c[:3], c, out)
+    with pytest.raises(ValueError, match=r"^toeplitz_matvec_transpose: x: expected \(…, 4\), or with more .*, got \(3,\)"):
+        api.toeplitz_matvec_transpose(c, c[:3], c[:3], out)
     with pytest.raises(ValueError, match=r"^toeplitz_matvec: out: expected the shape of the result, \(4\), got \(2,\)"):
         api.toeplitz_matvec(c, c, c, out[:2])
     with pytest.raises(ValueError, match=r"^toeplitz_matvec: out: expected memory apart from that of x, got the same"):
         api.toeplitz_matvec(c, c, out, out)
-    with pytest.raises(ValueError, match=r"^toeplitz_solve: b: expected \(…, 4\), or with more dimensions .*, got \(5,\)"):
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_ex: b: expected \(…, 4\), or with more dimensions .*, got \(5,\)"):
         api.toeplitz_solve_ex(c, c, torch.ones(5))
-    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric: c: expected float32 or float64, got complex64"):
+    with pytest.raises(ValueError, match=r"^toeplitz_solve_symmetric_ex: c: expected float32 or float64, got complex64"):
         api.toeplitz_solve_symmetric_ex(c.cfloat(), c.cfloat(), True)
 
 

@@ -32,6 +32,17 @@ def symmetric(dtype: torch.dtype, **more: Any) -> Make:
     return make
 
 
+def regular(B: int, T: int, seed: int) -> Arguments:
+    """Matrices whose inverses have columns with a first entry that is not zero."""
+    x = lines(torch.float32, "x", 2)(B, T, seed)
+    return {"c": x["c"] + 3 * (torch.arange(T) == 0), "r": x["r"]}
+
+
+def columns_of_inverse(B: int, T: int, seed: int) -> Arguments:
+    x = regular(B, T, seed)
+    return {"gs_u": x["c"], "gs_v": x["r"], "x": lines(torch.float32, "x", 2)(B, T, seed)["x"], "epsilon": 1e-7}
+
+
 def general(B: int, T: int, seed: int) -> Arguments:
     return lines(torch.complex64, "b", 2)(B, T, seed) | {"epsilon": 1e-7}
 
@@ -52,8 +63,16 @@ def toeplitz_pcg(**x: Any) -> Any:
     return _ops.toeplitz_pcg(*x.values())
 
 
-def toeplitz_pcg_long(**x: Any) -> Any:
-    return _ops.toeplitz_pcg_long(*x.values())
+def toeplitz_solve_positive(**x: Any) -> Any:
+    return _ops.toeplitz_solve_positive(*x.values())
+
+
+def toeplitz_inverse_apply(**x: Any) -> Any:
+    return _ops.toeplitz_inverse_apply(*x.values())
+
+
+def gs_compute_generators(**x: Any) -> Any:
+    return _ops.gs_compute_generators(*x.values())
 
 
 def toeplitz_gko(**x: Any) -> Any:
@@ -74,10 +93,12 @@ def _cases() -> Iterator[Case]:
         yield Case(f"toeplitz-{name}", gdn_cuda.toeplitz_matvec, lines(dtype, "x", columns))
         yield Case(f"toeplitz-transpose-{name}", gdn_cuda.toeplitz_matvec_transpose, lines(dtype, "x", columns))
         yield Case(f"toeplitz-solve-{name}", gdn_cuda.toeplitz_solve_ex, lines(dtype, "b", columns))
+    yield Case("toeplitz-inverse", toeplitz_inverse_apply, columns_of_inverse)
     yield Case("toeplitz-symmetric", gdn_cuda.toeplitz_solve_symmetric_ex, symmetric(torch.float32))
     yield Case("toeplitz-schur", toeplitz_schur, symmetric(torch.float32, epsilon=1e-7))
     yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64, epsilon=1e-15))
-    yield Case("toeplitz-pcg-long", toeplitz_pcg_long, symmetric(torch.float64))
+    yield Case("toeplitz-positive", toeplitz_solve_positive, symmetric(torch.float64))
+    yield Case("toeplitz-ends", gs_compute_generators, regular)
     yield Case("toeplitz-gko", toeplitz_gko, general)
     yield Case("toeplitz-generators", toeplitz_generators, lines(torch.complex64, "b", 2))
     yield Case("toeplitz-eliminate", toeplitz_eliminate, sides)

@@ -1,0 +1,11 @@
+#include "explain.hpp"
+
+#include "heuristics/structured_toeplitz.hpp"
+
+namespace gdn_cuda {
+
+std::string explain_toeplitz_solve(int64_t n, bool symmetric) {
+    return structured::explain_toeplitz_solve(n, symmetric);
+}
+
+}  // namespace gdn_cuda
