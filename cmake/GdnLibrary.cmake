@@ -17,7 +17,7 @@ set_target_properties(gdn_cuda PROPERTIES
   INSTALL_RPATH "${gdn_library_rpath}"
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
 
-pybind11_add_module(_C MODULE csrc/python_api.cpp csrc/python_tuning.cpp)
+pybind11_add_module(_C MODULE csrc/python_api.cpp csrc/python_interrupt.cpp csrc/python_tuning.cpp)
 target_include_directories(_C PRIVATE include csrc)
 target_include_directories(_C SYSTEM PRIVATE ${GDN_CUDA_INCLUDE})
 target_compile_options(_C PRIVATE -Wall -Wextra)

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "env.hpp"
+#include "fork.hpp"
 #include "log.hpp"
 #include "store.hpp"
 #include "text.hpp"
@@ -88,16 +89,16 @@ Store open_first_usable() {
 }
 
 Store& Store::instance() {
-    static Store* store = [] {
-        auto* opened = new Store(open_first_usable());
-        if (!opened->refusals().empty())
+    static constinit std::atomic<Store*> kept{nullptr};
+    return made_once(kept, [] {
+        Store opened = open_first_usable();
+        if (!opened.refusals().empty())
             log_once(Level::warning,
                      fmt::format("compiled kernels are kept {} because of {}",
-                                 opened->directory().empty() ? "in memory only" : "in " + opened->directory().string(),
-                                 fmt::join(opened->refusals(), "; ")));
+                                 opened.directory().empty() ? "in memory only" : "in " + opened.directory().string(),
+                                 fmt::join(opened.refusals(), "; ")));
         return opened;
-    }();
-    return *store;
+    });
 }
 
 }  // namespace gdn_cuda::jit

@@ -13,7 +13,7 @@ struct ProcessResult {
     std::string output;  // standard output and error together; the reason when not started
 };
 
-// `temporary` (when not empty) becomes the child's TMPDIR.
+// `temporary` (when not empty) becomes the child's TMPDIR. An interrupt kills the child and the processes that it started.
 ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary = {});
 
 }  // namespace gdn_cuda::jit
