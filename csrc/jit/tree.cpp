@@ -17,6 +17,7 @@
 
 #include "errors.hpp"
 #include "files.hpp"
+#include "interrupt.hpp"
 #include "key.hpp"
 #include "sha256.hpp"
 #include "text.hpp"
@@ -174,6 +175,7 @@ void write_memo(const fs::path& path, const Memo& memo) {
 
 std::string file_digest(const fs::path& path) {
     std::string why_not;
+    interruption_point();  // a tree of thousands, perhaps on a slow file system
     const auto bytes = read_file(path, &why_not);
     if (!bytes) throw Error(fmt::format("header {}: expected a readable file, got: {}", path.string(), why_not));
     return sha256_hex(*bytes);

@@ -246,7 +246,8 @@ TEST_F(Layouts, AnAnswerOfTheHookServesLaterProcessesUntilItsFoldersChange) {
                                 return found;
                             };
                             jit::set_path_hook(hook, [&] { return jit::HookInputs{identity, {folder / "site"}}; });
-                            return jit::toolchain().library_include.string() + " " + std::to_string(calls);
+                            const std::string library_include = jit::toolchain().library_include.string();
+                            return library_include + " " + std::to_string(calls);
                         })
             .value;
     };
