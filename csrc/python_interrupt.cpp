@@ -1,10 +1,15 @@
 #include "python_interrupt.hpp"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "jit/interrupt.hpp"
+#include "jit/nvrtc.hpp"
 
 namespace py = pybind11;
 
@@ -44,6 +49,24 @@ void check_signals() {
     if (PyErr_CheckSignals() != 0) throw_python_error();
 }
 
+// Before exit() runs: NVRTC does not survive that while it compiles for a caller that was interrupted. Another Ctrl-C ends the
+// process without exit().
+void end() {
+    {
+        py::gil_scoped_release others_go_on;
+        try {
+            while (jit::inside_nvrtc() > 0) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                jit::interruption_point();
+            }
+        } catch (...) {
+            constexpr int kInterrupted = 130;  // as a shell has it
+            ::_exit(kInterrupted);
+        }
+    }
+    jit::set_interrupt_hook({});
+}
+
 }  // namespace
 
 void throw_python_error() {
@@ -52,7 +75,7 @@ void throw_python_error() {
 
 void define_interrupts(py::module_& module) {
     jit::set_interrupt_hook(check_signals);
-    py::module_::import("atexit").attr("register")(py::cpp_function([] { jit::set_interrupt_hook({}); }));
+    py::module_::import("atexit").attr("register")(py::cpp_function(end));
 
     py::class_<std::atomic<bool>, std::shared_ptr<std::atomic<bool>>>(module, "Cancellation",
                                                                       "Ends the compiles that were given it, soon.")

@@ -1,12 +1,12 @@
+#include "nvrtc.hpp"
+
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <map>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "compiler.hpp"
@@ -121,16 +121,6 @@ class Inside {
     Inside& operator=(const Inside&) = delete;
 };
 
-// exit() takes NVRTC apart, which a compile that goes on after an interrupt would not survive.
-void wait_at_exit() {
-    static constinit std::atomic_flag registered =
-        ATOMIC_FLAG_INIT;  // once it is open, so that we come before its own clean-up
-    if (registered.test_and_set()) return;
-    std::atexit([] {
-        while (inside.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    });
-}
-
 void require_arch(const Nvrtc& nvrtc, const KernelSource& source, const std::string& arch) {
     int count = 0;
     nvrtc.check(nvrtc.arch_count(&count), "nvrtcGetNumSupportedArchs");
@@ -179,7 +169,6 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
     const Inside counted;
     const auto start = std::chrono::steady_clock::now();
     const Nvrtc& nvrtc = nvrtc_of(tools);
-    wait_at_exit();
     require_arch(nvrtc, source, arch);
 
     std::vector<std::string> options = code_options(arch);
@@ -206,6 +195,10 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
 }
 
 }  // namespace
+
+int inside_nvrtc() {
+    return inside.load();
+}
 
 Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
     const auto compiled = std::make_shared<Compiled>();

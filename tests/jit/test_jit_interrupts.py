@@ -132,6 +132,26 @@ def test_all_threads_of_an_ahead_of_time_compile(gate: Gate, cache: Path) -> Non
     assert leftovers(cache) == []
 
 
+EXIT = """
+import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from gdn_cuda import _C
+[kernel] = [each for each in _C.kernels() if each["name"] == "prefill"]
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    _C.compile("gdn/prefill", kernel["configurations"][0]["configuration"], "sm_90a")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_process_that_exits_after_an_interrupt_ends_well(cache: Path) -> None:
+    """exit() destroys what NVRTC, which still compiles, works with: the process waits for it."""
+    environment = os.environ | {"GDN_JIT_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, "-c", EXIT], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
 # ---- Through torch's dispatcher, which knows nothing of interrupts
 
 OPERATOR = """
