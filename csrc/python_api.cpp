@@ -5,6 +5,9 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <atomic>
+#include <filesystem>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -17,6 +20,7 @@
 #include "jit/driver.hpp"
 #include "jit/env.hpp"
 #include "jit/errors.hpp"
+#include "jit/interrupt.hpp"
 #include "jit/l2_window.hpp"
 #include "jit/log.hpp"
 #include "jit/runtime.hpp"
@@ -24,6 +28,8 @@
 #include "jit/toolchain.hpp"
 #include "jit_kernels/explain.hpp"
 #include "jit_kernels/registry.hpp"
+#include "python_interrupt.hpp"
+#include "python_text.hpp"
 #include "python_tuning.hpp"
 
 namespace py = pybind11;
@@ -68,17 +74,36 @@ jit::SearchPaths to_search_paths(const py::dict& found) {
     return paths;
 }
 
-void set_path_hook(py::function hook) {
-    without_gil([call = keep(std::move(hook))] {
-        jit::set_path_hook([call] {
-            py::gil_scoped_acquire gil;
-            try {
-                return to_search_paths(py::dict((*call)()));
-            } catch (const py::error_already_set& error) {
-                throw jit::Error(std::string("finding headers and compilers failed: ") + error.what());
-            }
-        });
-    });
+// Calls what the core may take for a failure: an exception, but not KeyboardInterrupt and its like, which are for the caller.
+template <class Call>
+auto call_hook(Call&& call) {
+    py::gil_scoped_acquire gil;
+    const std::string failed = "finding headers and compilers failed: ";
+    try {
+        return call();
+    } catch (py::error_already_set& error) {
+        if (error.matches(PyExc_Exception)) throw jit::Error(failed + error.what());
+        error.restore();
+        throw_python_error();
+    } catch (const py::cast_error& error) {
+        throw jit::Error(failed + error.what());
+    }
+}
+
+void set_path_hook(py::function hook, std::optional<py::function> inputs) {
+    jit::PathHook find = [call = keep(std::move(hook))] {
+        return call_hook([&] { return to_search_paths(py::dict((*call)())); });
+    };
+    std::function<jit::HookInputs()> depends_on;
+    if (inputs)
+        depends_on = [call = keep(std::move(*inputs))] {
+            return call_hook([&] {
+                const py::tuple given = (*call)();
+                return jit::HookInputs{given[0].cast<std::filesystem::path>().string(),
+                                       given[1].cast<std::vector<std::filesystem::path>>()};
+            });
+        };
+    without_gil([&] { jit::set_path_hook(std::move(find), std::move(depends_on)); });
 }
 
 void set_log_sink(std::optional<py::function> sink) {
@@ -87,7 +112,7 @@ void set_log_sink(std::optional<py::function> sink) {
         forward = [call = keep(std::move(*sink))](jit::Level level, const std::string& text) {
             py::gil_scoped_acquire gil;
             try {
-                (*call)(static_cast<int>(level), text);
+                (*call)(static_cast<int>(level), to_python(text));
             } catch (py::error_already_set& error) {
                 error.discard_as_unraisable("gdn_cuda log sink");
             }
@@ -104,24 +129,23 @@ py::list variables() {
 
 py::dict env() {
     const jit::Env& env = without_gil([]() -> const jit::Env& { return jit::env(); });
-    return py::dict("cache_dir"_a = env.cache_dir.string(), "cache_max_bytes"_a = env.cache_max_bytes,
-                    "prebuilt_dir"_a = env.prebuilt_dir.string(), "disable"_a = env.disable, "use_nvcc"_a = env.use_nvcc,
-                    "nvcc"_a = env.nvcc.string(), "dump"_a = env.dump, "lineinfo"_a = env.lineinfo, "print"_a = env.print,
-                    "log_level"_a = env.log_level, "cuda_home"_a = env.cuda_home.string(),
-                    "cutlass_include"_a = env.cutlass_include.string(), "prefill"_a = jit::name_of(env.prefill),
+    return py::dict("cache_dir"_a = to_python(env.cache_dir), "cache_max_bytes"_a = env.cache_max_bytes,
+                    "prebuilt_dir"_a = to_python(env.prebuilt_dir), "disable"_a = env.disable, "use_nvcc"_a = env.use_nvcc,
+                    "nvcc"_a = to_python(env.nvcc), "dump"_a = env.dump, "lineinfo"_a = env.lineinfo, "print"_a = env.print,
+                    "log_level"_a = env.log_level, "cuda_home"_a = to_python(env.cuda_home),
+                    "cutlass_include"_a = to_python(env.cutlass_include), "prefill"_a = jit::name_of(env.prefill),
                     "tuned"_a = env.tuned);
 }
 
 py::dict to_dict(const jit::Finding& finding) {
-    return py::dict("what"_a = finding.what,
-                    "found"_a = finding.found ? py::object(py::str(finding.found->string())) : py::none(),
-                    "tried"_a = finding.tried, "fix"_a = finding.fix, "required"_a = finding.required);
+    return py::dict("what"_a = finding.what, "found"_a = finding.found ? py::object(to_python(*finding.found)) : py::none(),
+                    "tried"_a = to_python(finding.tried), "fix"_a = finding.fix, "required"_a = finding.required);
 }
 
 py::dict toolchain() {
     struct {
         const jit::Toolchain* tools;
-        std::optional<std::string> nvrtc, nvcc;
+        std::string nvrtc, nvcc;
         std::vector<std::string> include_dirs;
         std::string digest;
     } state = {};
@@ -134,8 +158,9 @@ py::dict toolchain() {
     });
     py::list findings;
     for (const auto& finding : state.tools->findings) findings.append(to_dict(finding));
-    return py::dict("findings"_a = findings, "nvrtc_identity"_a = state.nvrtc, "nvcc_identity"_a = state.nvcc,
-                    "include_dirs"_a = state.include_dirs, "library_digest"_a = state.digest);
+    const auto or_none = [](const std::string& text) { return text.empty() ? py::object(py::none()) : to_python(text); };
+    return py::dict("findings"_a = findings, "nvrtc_identity"_a = or_none(state.nvrtc), "nvcc_identity"_a = or_none(state.nvcc),
+                    "include_dirs"_a = to_python(state.include_dirs), "library_digest"_a = state.digest);
 }
 
 py::dict to_dict(const jit::DeviceTraits& traits) {
@@ -158,7 +183,7 @@ py::dict driver() {
     });
     py::list listed;
     for (const auto& traits : devices) listed.append(to_dict(traits));
-    return py::dict("available"_a = available, "why_not"_a = why_not, "version"_a = version, "devices"_a = listed);
+    return py::dict("available"_a = available, "why_not"_a = to_python(why_not), "version"_a = version, "devices"_a = listed);
 }
 
 py::list kernels() {
@@ -189,13 +214,15 @@ const RegisteredConfiguration& registered(const std::string& kernel_id, const st
                            : "no kernel is called " + kernel_id + "; kernels() lists them");
 }
 
-py::dict compile_source(const jit::KernelSource& source, const std::string& arch, const std::string& out_dir, bool force,
-                        int dynamic_shared_bytes) {
+py::dict compile_source(const jit::KernelSource& source, const std::string& arch, const std::filesystem::path& out_dir,
+                        bool force, int dynamic_shared_bytes, const std::atomic<bool>* cancellation = nullptr) {
     jit::Obtained obtained;
     std::string code_key;
     std::optional<std::string> full_key;
     without_gil([&] {
-        obtained = out_dir.empty() ? jit::obtain(source, arch, force) : jit::export_prebuilt(source, arch, out_dir, force);
+        const jit::CancelledBy cancelled(cancellation);
+        obtained =
+            out_dir.empty() ? jit::obtain(source, arch, force) : jit::export_prebuilt(source, arch, out_dir.string(), force);
         code_key = jit::code_key(source, arch);
         try {
             full_key = jit::full_key(source, arch);
@@ -214,9 +241,9 @@ py::dict compile_source(const jit::KernelSource& source, const std::string& arch
 }
 
 py::dict compile(const std::string& kernel_id, const std::string& configuration, const std::string& arch,
-                 const std::string& out_dir, bool force) {
+                 const std::filesystem::path& out_dir, bool force, const std::shared_ptr<std::atomic<bool>>& cancellation) {
     const RegisteredConfiguration& entry = registered(kernel_id, configuration);
-    return compile_source(entry.source, arch, out_dir, force, entry.shared_bytes);
+    return compile_source(entry.source, arch, out_dir, force, entry.shared_bytes, cancellation.get());
 }
 
 py::dict compile_text(const std::string& family, const std::string& name, const std::string& code, const std::string& arch,
@@ -236,19 +263,19 @@ py::list load_events() {
     return result;
 }
 
-std::string cache_directory() {
-    return without_gil([] { return jit::Store::instance().directory().string(); });
+py::str cache_directory() {
+    return to_python(without_gil([] { return jit::Store::instance().directory().string(); }));
 }
 
-std::vector<std::string> cache_refusals() {
-    return without_gil([] { return jit::Store::instance().refusals(); });
+py::list cache_refusals() {
+    return to_python(without_gil([] { return jit::Store::instance().refusals(); }));
 }
 
 py::list cache_list(bool verify) {
     py::list result;
     for (const auto& entry : without_gil([&] { return jit::Store::instance().list(verify); }))
-        result.append(py::dict("file"_a = entry.file, "bytes"_a = entry.bytes, "age_seconds"_a = entry.age_seconds,
-                               "problem"_a = entry.problem));
+        result.append(py::dict("file"_a = to_python(entry.file), "bytes"_a = entry.bytes, "age_seconds"_a = entry.age_seconds,
+                               "problem"_a = to_python(entry.problem)));
     return result;
 }
 
@@ -264,15 +291,18 @@ std::size_t cache_clear() {
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "Runtime controls of gdn_cuda: where things are, what is compiled, what is cached, which devices there are.";
+    define_interrupts(module);
 
     module.def(
-        "set_path_hook", &set_path_hook, "hook"_a,
-        "Installs the callable that finds headers and compilers in wheels. It is called at most once, at the first need.");
+        "set_path_hook", &set_path_hook, "hook"_a, "inputs"_a = py::none(),
+        "Installs the callable that finds headers and compilers in wheels. It is called at the first need, again if it raised, "
+        "and "
+        "not at all where an earlier process with the same inputs() was answered: a text, and folders whose contents count.");
     module.def("set_log_sink", &set_log_sink, "sink"_a,
                "Sends messages to sink(level, text), with the levels of Python's logging. None: to standard error.");
     module.def(
         "init",
-        [](const std::string& library_root, const std::string& cuda_home) {
+        [](const std::filesystem::path& library_root, const std::filesystem::path& cuda_home) {
             without_gil([&] { jit::init(library_root, cuda_home); });
         },
         "library_root"_a, "cuda_home"_a,
@@ -294,6 +324,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("kernels", &kernels, "The registry: every kernel with every configuration its heuristic can choose.");
     module.def(
         "compile", &compile, "kernel_id"_a, "configuration"_a, "arch"_a, "out_dir"_a = "", "force"_a = false,
+        "cancellation"_a = py::none(),
         "Finds or compiles one registered configuration, into the cache or as a prebuilt entry in out_dir. Needs no GPU. "
         "registers, shared_bytes, spill_bytes and stack_bytes are None unless it compiled.");
     module.def("compile_text", &compile_text, "family"_a, "name"_a, "code"_a, "arch"_a, "uses_cutlass"_a = false,

@@ -1,6 +1,7 @@
 #include "python_tuning.hpp"
 
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include "jit/store.hpp"
 #include "jit/tuned_store.hpp"
 #include "jit_kernels/tunables.hpp"
+#include "python_text.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -62,7 +64,7 @@ py::dict store(const std::string& kernel, const std::string& problem, const py::
         if (why_not.empty()) file = place.path_of(entry).string();
         forget();
     }
-    return py::dict("file"_a = file, "why_not"_a = why_not);
+    return py::dict("file"_a = to_python(file), "why_not"_a = to_python(why_not));
 }
 
 py::dict list() {
@@ -77,7 +79,7 @@ py::dict list() {
     }
     py::list entries;
     for (const jit::TunedFile& found : files) {
-        py::dict one("file"_a = found.file, "problem"_a = found.problem, "entry"_a = py::none());
+        py::dict one("file"_a = to_python(found.file), "problem"_a = to_python(found.problem), "entry"_a = py::none());
         if (found.entry) {
             const jit::TunedEntry& entry = *found.entry;
             one["entry"] =
@@ -87,12 +89,12 @@ py::dict list() {
         }
         entries.append(one);
     }
-    return py::dict("folder"_a = folder, "version"_a = version, "files"_a = entries);
+    return py::dict("folder"_a = to_python(folder), "version"_a = version, "files"_a = entries);
 }
 
-bool remove(const std::string& file) {
+bool remove(const std::filesystem::path& file) {
     py::gil_scoped_release release;
-    const bool removed = jit::TunedStore::to_read().remove(file);
+    const bool removed = jit::TunedStore::to_read().remove(file.string());
     forget();
     return removed;
 }

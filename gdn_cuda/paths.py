@@ -1,12 +1,14 @@
 """Where kernel headers, CUDA headers and compilers lie: in wheels, conda environments and toolkits.
 
-cuda.pathfinder is imported only where the usual place holds nothing.
+cuda.pathfinder is imported only where the usual place holds nothing. The core keeps the answer from process to process, and
+asks again only when `search_inputs()` has changed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ logger = logging.getLogger("gdn_cuda")
 
 
 def find_paths() -> dict[str, str]:
-    """The path hook: what wheels, conda and toolkits hold. The core asks once, after init() arguments and the environment.
+    """The path hook: what wheels, conda and toolkits hold. The core looks there after init() arguments and the environment.
 
     It looks for nvcc itself, beside these: pathfinder would walk all of site-packages, which a first call would feel.
     """
@@ -31,6 +33,22 @@ def find_paths() -> dict[str, str]:
         "nvrtc": _nvrtc_in(beside.get("nvrtc")) or _nvrtc(),
     }
     return {name: str(path) for name, path in found.items() if path is not None}
+
+
+def search_inputs() -> tuple[str, list[str]]:
+    """What decides the answer of `find_paths`: a text of settings, and the folders in which a change may change it."""
+    torch: Any = sys.modules.get("torch")
+    variables = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")]
+    # Only the entries of the search path that hold something of interest: a script in another folder is asked nothing new.
+    entries = (Path(entry).absolute() for entry in sys.path)
+    roots = [entry for entry in entries if any((entry / name).exists() for name in _WANTED)]
+    settings = [PACKAGE, sys.prefix, torch and torch.__file__, torch and torch.version.cuda, *variables, *roots]
+    folders = [PACKAGE, PACKAGE.parent, Path("/usr/local"), Path("/usr/local/cuda"), *map(Path, filter(None, variables[:3]))]
+    folders += [*roots, *(root / "nvidia" for root in roots), *_wheels_beside_torch().values()]
+    return "\n".join(map(str, settings)), [str(folder) for folder in folders]
+
+
+_WANTED = ("cutlass_library", "nvidia", "cuda")  # top-level packages: CUTLASS, CUDA's wheels, cuda-pathfinder
 
 
 def _wheels_beside_torch() -> dict[str, Path]:

@@ -19,6 +19,8 @@ from . import paths
 if TYPE_CHECKING:
     import torch
 
+    from . import _C
+
 PACKAGE = Path(__file__).resolve().parent
 DEFAULT_ARCH = "sm_90a"  # what the tensor-core kernels are made for
 
@@ -50,7 +52,7 @@ def load_library() -> None:
             f"gdn_cuda: {library} does not load under torch {torch.__version__} (needed: torch >= 2.10): {error}. "
             "In a source checkout run ./develop.sh to rebuild it."
         ) from error
-    _C.set_path_hook(paths.find_paths)
+    _C.set_path_hook(paths.find_paths, paths.search_inputs)
     _C.set_log_sink(_log)
 
 
@@ -98,7 +100,8 @@ def _follow_log_level() -> None:
 def init(library_root: str | os.PathLike[str] | None = None, cuda_home: str | os.PathLike[str] | None = None) -> None:
     """States where the kernel headers (`library_root`) and a CUDA toolkit (`cuda_home`) are; None: find them.
 
-    Optional. Free when repeated with the same paths; an error with other paths once kernels are loaded.
+    Optional. Free when repeated with the same paths; an error for a folder that lacks what it should hold, and with other paths
+    once kernels are loaded.
     """
     from . import _C
 
@@ -287,21 +290,25 @@ def _work(choices: list[Choice], arches: list[str]) -> list[tuple[Choice, str]]:
 def _compile_all(work: list[tuple[Choice, str]], out: str, jobs: int, force: bool) -> Iterator[CompileResult]:
     from concurrent.futures import ThreadPoolExecutor, as_completed  # threads: the core releases the GIL while it compiles
 
+    from . import _C
+
+    cancellation = _C.Cancellation()
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        pending = [pool.submit(_compile_one, choice, arch, out, force) for choice, arch in work]
+        pending = [pool.submit(_compile_one, choice, arch, out, force, cancellation) for choice, arch in work]
         try:
             for future in as_completed(pending):
                 yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            cancellation.cancel()  # signals reach the main thread only, and the pool's would compile on
             raise
 
 
-def _compile_one(choice: Choice, arch: str, out: str, force: bool) -> CompileResult:
+def _compile_one(choice: Choice, arch: str, out: str, force: bool, cancellation: _C.Cancellation) -> CompileResult:
     from . import _C
 
     try:
-        done = _C.compile(choice.kernel, choice.configuration, arch, out, force)
+        done = _C.compile(choice.kernel, choice.configuration, arch, out, force, cancellation)
     except RuntimeError as error:
         return CompileResult(choice.kernel, choice.configuration, arch, error=str(error))
     return CompileResult(

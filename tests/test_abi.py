@@ -60,7 +60,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
             os.environ.get("CXX", "g++"),
             *("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-DFMT_HEADER_ONLY"),
             *(argument for include in includes for argument in ("-isystem", include)),
-            *map(str, (ROOT / "csrc").glob("python_*.cpp")),
+            *map(str, sorted((ROOT / "csrc").glob("python_*.cpp"))),
             *("-o", str(copy / f"_C{suffix}"), f"-L{library.parent}", "-lgdn_cuda", "-Wl,-rpath,$ORIGIN/lib"),
             "-Wl,--allow-shlib-undefined",
         ],

@@ -3,15 +3,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <deque>
-#include <mutex>
 #include <system_error>
 
 #include "draft.hpp"
 #include "env.hpp"
+#include "fork.hpp"
 #include "log.hpp"
 #include "text.hpp"
 #include "trust.hpp"
@@ -65,38 +64,33 @@ std::string refusal(const Place& place) {
 // The places of this process, of which one is written at a time.
 class CachePlaces {
   public:
-    CachePlaces() : places_(places()) {}
-
     // The first usable place from `first` on, or memory only.
     Store& open_from(std::size_t first) {
         std::vector<std::string> refusals;
-        for (std::size_t i = first; i < places_.size(); ++i) {
-            if (const std::string reason = refusal(places_[i]); !reason.empty()) {
-                refusals.push_back(fmt::format("{}: {}", places_[i].path.string(), reason));
+        const std::vector<Place>& all = known_places();
+        for (std::size_t i = first; i < all.size(); ++i) {
+            if (const std::string reason = refusal(all[i]); !reason.empty()) {
+                refusals.push_back(fmt::format("{}: {}", all[i].path.string(), reason));
                 continue;
             }
-            return add(Store(places_[i].path, env().cache_max_bytes), i, std::move(refusals));
+            return add(Store(all[i].path, env().cache_max_bytes), i, std::move(refusals));
         }
-        return add(Store(fs::path{}, 0), places_.size(), std::move(refusals));
+        return add(Store(fs::path{}, 0), all.size(), std::move(refusals));
     }
 
     Store& current() {
-        if (Store* store = current_.load()) return *store;
-        std::lock_guard lock(mutex_);
-        if (current_.load() == nullptr) {
-            Store& store = open_from(0);
-            current_.store(&store);
-            if (!store.refusals_.empty())
+        if (current_ == nullptr) {
+            current_ = &open_from(0);
+            if (!current_->refusals_.empty())
                 log_once(Level::warning,
                          fmt::format("compiled kernels are kept {} because of {}",
-                                     store.directory_.empty() ? "in memory only" : "in " + store.directory_.string(),
-                                     fmt::join(store.refusals_, "; ")));
+                                     current_->directory_.empty() ? "in memory only" : "in " + current_->directory_.string(),
+                                     fmt::join(current_->refusals_, "; ")));
         }
-        return *current_.load();
+        return *current_;
     }
 
     Store& after(const Store& store) {
-        std::lock_guard lock(mutex_);
         std::size_t i = 0;
         while (&opened_[i].store != &store) ++i;
         for (std::size_t later = i + 1; later < opened_.size(); ++later)
@@ -105,15 +99,14 @@ class CachePlaces {
     }
 
     void use(Store& store, const std::vector<std::string>& because_of) {
-        std::lock_guard lock(mutex_);
-        if (current_.load() == &store) return;  // another thread was faster
+        if (current_ == &store) return;  // another thread was faster
         store.refusals_.insert(store.refusals_.begin(), because_of.begin(), because_of.end());
-        current_.store(&store);
+        current_ = &store;
     }
 
     // Better places than the one that is written.
-    std::optional<Cubin> find_before(const Store& store, const std::string& name, const std::string& key) const {
-        for (const Place& place : places_) {
+    std::optional<Cubin> find_before(const Store& store, const std::string& name, const std::string& key) {
+        for (const Place& place : known_places()) {
             if (place.path == store.directory_) break;
             if (distrust(place).empty())
                 if (auto cubin = Store(place.path, 0, Store::Access::read_only).load(name, key)) return cubin;
@@ -134,19 +127,18 @@ class CachePlaces {
         return opened_.emplace_back(Opened{std::move(store), place}).store;
     }
 
-    const std::vector<Place> places_;
-    std::mutex mutex_;
+    const std::vector<Place>& known_places() {
+        if (places_.empty()) places_ = places();  // not before the first use: the environment is read then
+        return places_;
+    }
+
+    std::vector<Place> places_;
     std::deque<Opened> opened_;  // stable addresses: callers hold references
-    std::atomic<Store*> current_ = nullptr;
+    Store* current_ = nullptr;
 };
 
 namespace {
-
-CachePlaces& cache_places() {
-    static auto* kept = new CachePlaces;  // never destroyed: threads may compile while the process ends
-    return *kept;
-}
-
+Guarded<CachePlaces> cache_places;
 }  // namespace
 
 Store open_first_usable() {
@@ -154,22 +146,22 @@ Store open_first_usable() {
 }
 
 Store& Store::instance() {
-    return cache_places().current();
+    return cache_places.lock()->current();
 }
 
 std::optional<Cubin> find_cached(const std::string& name, const std::string& key) {
     const Store& store = Store::instance();
     if (auto cubin = store.load(name, key)) return cubin;
-    return store.refusals().empty() ? std::nullopt : cache_places().find_before(store, name, key);
+    return store.refusals().empty() ? std::nullopt : cache_places.lock()->find_before(store, name, key);
 }
 
 bool keep_cached(const std::string& name, const std::string& key, const Cubin& cubin) {
     std::vector<std::string> refusals;
-    for (Store* store = &Store::instance(); !store->directory().empty(); store = &cache_places().after(*store)) {
+    for (Store* store = &Store::instance(); !store->directory().empty(); store = &cache_places.lock()->after(*store)) {
         const auto refusal = store->publish(name, key, cubin);
         if (!refusal) {
             if (refusals.empty()) return true;
-            cache_places().use(*store, refusals);
+            cache_places.lock()->use(*store, refusals);
             log_once(Level::warning, fmt::format("compiled kernels cannot be kept in {}; from now on they are kept in {}",
                                                  fmt::join(refusals, "; nor in "), store->directory().string()));
             return true;

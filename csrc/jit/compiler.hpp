@@ -24,6 +24,7 @@ std::vector<std::string> code_options(const std::string& arch);
 // What one compiler needs beside them; part of the key too.
 std::vector<std::string> dialect_options(bool use_nvcc);
 
+// `tools` as toolchain() gives them: a compile that goes on after an interrupt reads them for as long as it takes.
 Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools);
 Compiled compile_nvcc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools);
 

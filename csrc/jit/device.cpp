@@ -4,16 +4,14 @@
 #include <atomic>
 #include <charconv>
 #include <memory>
-#include <mutex>
 
 #include "driver.hpp"
 #include "errors.hpp"
+#include "fork.hpp"
 #include "text.hpp"
 
 namespace gdn_cuda::jit {
 namespace {
-
-constexpr int kMostDevices = 64;
 
 struct Typical {
     int capability, multiprocessors, l2_megabytes, shared_kilobytes;
@@ -61,12 +59,7 @@ const DeviceTraits& device_traits(int ordinal) {
     if (ordinal < 0 || ordinal >= kMostDevices)
         throw Error(fmt::format("device: expected an ordinal below {}, got {}", kMostDevices, ordinal));
     std::atomic<const DeviceTraits*>& slot = known[static_cast<std::size_t>(ordinal)];
-    if (const DeviceTraits* traits = slot.load(std::memory_order_acquire)) return *traits;
-    static auto* mutex = new std::mutex;
-    std::lock_guard lock(*mutex);
-    if (slot.load(std::memory_order_relaxed) == nullptr)
-        slot.store(new DeviceTraits(read_traits(ordinal)), std::memory_order_release);
-    return *slot.load(std::memory_order_relaxed);
+    return made_once(slot, [ordinal] { return read_traits(ordinal); });
 }
 
 std::string arch_of(int capability) {

@@ -17,6 +17,8 @@ struct DeviceTraits {
     static DeviceTraits for_arch(const std::string& arch);  // typical traits, for ahead-of-time work with no GPU
 };
 
+constexpr int kMostDevices = 64;
+
 const DeviceTraits& device_traits(int ordinal);  // read once a device, through the driver; no lock when warm
 std::string arch_of(int capability);             // 90 -> "sm_90a", 89 -> "sm_89"
 int capability_of(const std::string& arch);      // "sm_90a" -> 90; an Error for what is no arch

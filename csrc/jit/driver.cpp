@@ -1,12 +1,11 @@
 #include "driver.hpp"
 
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include <atomic>
-#include <mutex>
 
 #include "errors.hpp"
+#include "fork.hpp"
 #include "text.hpp"
 
 namespace gdn_cuda::jit {
@@ -18,11 +17,11 @@ std::atomic<bool> used{false}, forked{false};
 // The table for driver() when nothing is in the way, else nullptr: one load on the warm path.
 std::atomic<const Driver*> ready{nullptr};
 
-void in_child_of_fork() {
-    if (!used.load(std::memory_order_relaxed)) return;
-    forked.store(true, std::memory_order_relaxed);
-    ready.store(nullptr, std::memory_order_relaxed);
-}
+const InForkedChild refuse_driver([] {
+    if (!used.load()) return;
+    forked.store(true);
+    ready.store(nullptr);
+});
 
 template <class Function>
 void bind(void* handle, Function*& function, const char* name) {
@@ -50,6 +49,8 @@ Driver open_driver() {
     bind(handle, table.ctx_get_current, "cuCtxGetCurrent");
     bind(handle, table.ctx_set_current, "cuCtxSetCurrent");
     bind(handle, table.primary_ctx_retain, "cuDevicePrimaryCtxRetain");
+    bind(handle, table.primary_ctx_release, "cuDevicePrimaryCtxRelease_v2");
+    bind(handle, table.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
     bind(handle, table.library_load_data, "cuLibraryLoadData");
     bind(handle, table.library_unload, "cuLibraryUnload");
     bind(handle, table.library_get_kernel, "cuLibraryGetKernel");
@@ -75,14 +76,14 @@ std::string describe(const Driver& table, CUresult result) {
 }
 
 const Driver& real_driver() {
-    static const Driver* table = [] {
+    static constinit std::atomic<const Driver*> opened_once{nullptr};
+    return made_once(opened_once, [] {  // a throw leaves it unset: a driver that comes later is found
         const Driver opened = open_driver();
         if (const CUresult result = opened.init(0); result != CUDA_SUCCESS)
             throw Error(
                 fmt::format("cuInit: {}; is a GPU visible (nvidia-smi, CUDA_VISIBLE_DEVICES)?", describe(opened, result)));
-        return new Driver(opened);
-    }();  // a throw leaves it unset: a driver that comes later is found
-    return *table;
+        return opened;
+    });
 }
 
 const Driver& make_ready() {
@@ -90,11 +91,14 @@ const Driver& make_ready() {
         throw Error(
             "this process was forked after its parent had used CUDA, which the driver does not survive; start workers with "
             "multiprocessing's \"spawn\" or \"forkserver\", or fork before the first CUDA call");
+    const bool before = used.exchange(true);  // at once: a child that is forked while another thread calls cuInit cannot use it
     const Driver* table = installed.load();
-    if (table == nullptr) table = &real_driver();
-    static const int registered = ::pthread_atfork(nullptr, nullptr, in_child_of_fork);
-    if (registered != 0) throw Error("pthread_atfork: out of memory");
-    used.store(true);
+    try {
+        if (table == nullptr) table = &real_driver();
+    } catch (...) {
+        used.store(before);
+        throw;
+    }
     ready.store(table, std::memory_order_release);
     return *table;
 }

@@ -19,6 +19,8 @@ struct Driver {
     CUresult (*ctx_get_current)(CUcontext*);
     CUresult (*ctx_set_current)(CUcontext);
     CUresult (*primary_ctx_retain)(CUcontext*, CUdevice);
+    CUresult (*primary_ctx_release)(CUdevice);
+    CUresult (*exchange_capture_mode)(CUstreamCaptureMode*);  // of the calling thread
     CUresult (*library_load_data)(CUlibrary*, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**, unsigned);
     CUresult (*library_unload)(CUlibrary);
     CUresult (*library_get_kernel)(CUkernel*, CUlibrary, const char*);

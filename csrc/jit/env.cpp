@@ -1,15 +1,21 @@
 #include "env.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "errors.hpp"
+#include "fork.hpp"
 #include "log.hpp"
 #include "text.hpp"
 
@@ -107,6 +113,37 @@ fs::path existing(const char* name, bool folder) {
     return path;
 }
 
+// How many letters to insert, remove or replace to make one of the other.
+std::size_t distance(std::string_view a, std::string_view b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        std::size_t diagonal = std::exchange(row[0], i + 1);
+        for (std::size_t j = 0; j < b.size(); ++j) {
+            const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+            diagonal = row[j + 1];
+            row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+        }
+    }
+    return row.back();
+}
+
+// GDN_JIT_CACHEDIR for GDN_JIT_CACHE_DIR would have no effect, and nobody would know. Names that tests and builds read are
+// theirs.
+void warn_of_unknown() {
+    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+        const std::string_view text = *entry, name = text.substr(0, text.find('='));
+        if (!name.starts_with("GDN_") || name.starts_with("GDN_TEST_") || name == "GDN_SANITIZE") continue;
+        const auto nearer = [name](const Variable& a, const Variable& b) {
+            return distance(name, a.name) < distance(name, b.name);
+        };
+        const Variable& nearest = *std::ranges::min_element(kVariables, nearer);
+        if (name == nearest.name) continue;
+        log_once(Level::warning,
+                 readable(fmt::format("{}: gdn_cuda has no such variable; the nearest is {}", name, nearest.name)));
+    }
+}
+
 }  // namespace
 
 const char* name_of(Prefill prefill) {
@@ -137,8 +174,11 @@ Env parse_env() {
 }
 
 const Env& env() {
-    static const auto* snapshot = new Env(parse_env());  // a throw leaves it unset: the next caller hears it too
-    return *snapshot;
+    static constinit std::atomic<const Env*> snapshot{nullptr};
+    if (const Env* known = snapshot.load(std::memory_order_acquire)) return *known;
+    const Env& parsed = made_once(snapshot, parse_env);  // a throw leaves it unset: the next caller hears it too
+    warn_of_unknown();                                   // once the log can ask for its level
+    return parsed;
 }
 
 }  // namespace gdn_cuda::jit

@@ -2,15 +2,16 @@
 
 #include <deque>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <system_error>
 
 #include "elf.hpp"
 #include "env.hpp"
 #include "errors.hpp"
+#include "fork.hpp"
 #include "key.hpp"
 #include "nvcc_environment.hpp"
+#include "path_memo.hpp"
 #include "process.hpp"
 #include "runtime.hpp"
 #include "store.hpp"
@@ -23,12 +24,22 @@ namespace {
 
 constexpr const char* kMissing = "missing";
 
-struct State {
-    std::recursive_mutex mutex;
+// What the host stated; guarded by fork_lock().
+struct Settings {
     PathHook hook;
+    std::function<HookInputs()> inputs;
     SearchPaths from_init;
+};
+auto& settings = *new Settings;  // never destroyed: the hook may belong to Python, which ends before us
+
+Settings current_settings() {
+    const auto lock = fork_lock();
+    return settings;
+}
+
+struct State {
     std::optional<SearchPaths> from_hook;
-    std::string hook_failure;
+    std::string hook_failure;          // why there is nothing from the hook, which is asked again then
     std::deque<Toolchain> discovered;  // the last one is in use; callers may hold references to those before
     std::string library;
     std::string compiler;
@@ -40,26 +51,30 @@ struct State {
         headers.clear();
     }
 };
+Guarded<State> state;
 
-State& state() {
-    static auto* kept = new State;  // never destroyed: the hook may belong to Python, which ends before us
-    return *kept;
+fs::path memo_for(const char* kind, const std::string& of) {
+    return Store::instance().memo_path(fmt::format("{}-{}", kind, sha256_hex(of).substr(0, 16)));
 }
 
-const SearchPaths& from_hook(State& s) {
+SearchPaths ask(const Settings& now) {
+    if (!now.hook) return {};
+    if (!now.inputs) return now.hook();
+    const HookInputs inputs = now.inputs();
+    return remembered_paths(inputs, memo_for("paths", inputs.identity), now.hook);
+}
+
+// Discovers with what the host stated now. What else than an Error ends the hook (an interrupt) ends this, and leaves no trace.
+Toolchain discover_with(State& s, const Settings& now) {
     if (!s.from_hook) {
-        s.from_hook.emplace();
+        s.hook_failure.clear();
         try {
-            if (s.hook) *s.from_hook = s.hook();
-        } catch (const std::exception& error) {
+            s.from_hook = ask(now);
+        } catch (const Error& error) {
             s.hook_failure = fmt::format("wheels: {}", error.what());
         }
     }
-    return *s.from_hook;
-}
-
-Toolchain discover_with(State& s, const SearchPaths& from_init) {
-    Toolchain tools = discover(from_init, from_hook(s));
+    Toolchain tools = discover(now.from_init, s.from_hook.value_or(SearchPaths{}));
     if (!s.hook_failure.empty())
         for (Finding& finding : tools.findings)
             if (!finding.found) finding.tried.push_back(s.hook_failure);
@@ -71,25 +86,24 @@ bool same_paths(const Toolchain& a, const Toolchain& b) {
            a.nvcc == b.nvcc;
 }
 
-fs::path folder_argument(const char* argument, const fs::path& path) {
+// What `missing` says a folder lacks would be looked for elsewhere, and the folder ignored without a word.
+fs::path folder_argument(const char* argument, const fs::path& path, std::string (*missing)(const fs::path&)) {
     std::error_code error;
     if (!fs::is_directory(path, error))
         throw Error(fmt::format("init: {}: expected a folder that {}, got {}", argument,
                                 error == std::errc::permission_denied ? "this user may reach (permission denied)" : "exists",
                                 path.string()));
+    if (const std::string what = missing(path); !what.empty())
+        throw Error(fmt::format("init: {}: expected a folder with {}, got {}", argument, what, path.string()));
     return fs::canonical(path);
 }
 
-fs::path memo_for(const char* kind, const fs::path& path) {
-    return Store::instance().memo_path(fmt::format("{}-{}", kind, sha256_hex(path.string()).substr(0, 16)));
-}
-
 std::string file_identity(const fs::path& path) {
-    return memoised(path, memo_for("build", path), [&] { return build_identity(path); });
+    return memoised(path, memo_for("build", path.string()), [&] { return build_identity(path); });
 }
 
 std::string nvcc_identity(const fs::path& nvcc) {
-    return memoised(nvcc, memo_for("nvcc", nvcc), [&] {
+    return memoised(nvcc, memo_for("nvcc", nvcc.string()), [&] {
         ProcessResult version = run_process({nvcc.string(), "--version"});
         if (!version.started || version.exit_code != 0)
             throw Error(fmt::format("{} --version: expected a working nvcc, got: {}", nvcc.string(), version.output));
@@ -107,42 +121,63 @@ std::string nvcc_environment() {
                        fs::is_regular_file(host_compiler, ignored) ? file_identity(host_compiler) : kMissing);
 }
 
+const Toolchain& toolchain_of(State& s) {
+    if (!s.discovered.empty() && s.from_hook) return s.discovered.back();
+    Toolchain tools = discover_with(s, current_settings());
+    if (s.discovered.empty() || !same_paths(tools, s.discovered.back())) {
+        s.discovered.push_back(std::move(tools));
+        s.forget_identities();
+    }
+    return s.discovered.back();
+}
+
+const std::string& library_digest_of(State& s) {
+    if (s.library.empty()) {
+        const Toolchain& tools = toolchain_of(s);
+        tools.require({Part::library});
+        // The tree may hold what is not ours (an install prefix's include/): only gdn_cuda/ counts.
+        s.library = tree_digest(tools.library_include / "gdn_cuda", memo_for("ours", tools.library_include.string()), {});
+    }
+    return s.library;
+}
+
 }  // namespace
 
-void set_path_hook(PathHook hook) {
-    std::lock_guard lock(state().mutex);
-    state().hook = std::move(hook);
-    state().from_hook.reset();
+void set_path_hook(PathHook hook, std::function<HookInputs()> inputs) {
+    const auto s = state.lock();
+    s->from_hook.reset();
+    const auto lock = fork_lock();
+    settings.hook.swap(hook);
+    settings.inputs.swap(inputs);
 }
 
 void init(const fs::path& library_root, const fs::path& cuda_home) {
-    State& s = state();
-    std::lock_guard lock(s.mutex);
-    SearchPaths wanted = s.from_init;
-    if (!library_root.empty()) wanted.library_root = folder_argument("library_root", library_root);
-    if (!cuda_home.empty()) wanted.cuda_home = folder_argument("cuda_home", cuda_home);
-    if (wanted == s.from_init) return;
-    if (!s.discovered.empty()) {
-        Toolchain tools = discover_with(s, wanted);
-        if (!same_paths(tools, s.discovered.back())) {
+    const auto s = state.lock();
+    Settings now = current_settings();
+    const SearchPaths before = now.from_init;
+    if (!library_root.empty())
+        now.from_init.library_root = folder_argument("library_root", library_root, missing_in_library_root);
+    if (!cuda_home.empty()) now.from_init.cuda_home = folder_argument("cuda_home", cuda_home, missing_in_cuda_home);
+    if (now.from_init == before) return;
+    if (!s->discovered.empty()) {
+        Toolchain tools = discover_with(*s, now);
+        if (!same_paths(tools, s->discovered.back())) {
             if (any_kernel_loaded())
                 throw Error(
                     fmt::format("init: expected the paths that the loaded kernels came from (headers in {}, CUDA in {}), got "
                                 "library_root={} cuda_home={}; call init() before the first operator runs",
-                                s.discovered.back().library_include.string(), s.discovered.back().cuda_include.string(),
+                                s->discovered.back().library_include.string(), s->discovered.back().cuda_include.string(),
                                 library_root.string(), cuda_home.string()));
-            s.discovered.push_back(std::move(tools));
-            s.forget_identities();
+            s->discovered.push_back(std::move(tools));
+            s->forget_identities();
         }
     }
-    s.from_init = wanted;
+    const auto lock = fork_lock();
+    settings.from_init = now.from_init;
 }
 
 const Toolchain& toolchain() {
-    State& s = state();
-    std::lock_guard lock(s.mutex);
-    if (s.discovered.empty()) s.discovered.push_back(discover_with(s, s.from_init));
-    return s.discovered.back();
+    return toolchain_of(*state.lock());
 }
 
 std::string Toolchain::compiler_identity(bool use_nvcc) const {
@@ -154,7 +189,7 @@ std::string Toolchain::compiler_identity(bool use_nvcc) const {
 std::string Toolchain::external_headers_identity(bool uses_cutlass) const {
     KeyBuilder key;
     const auto add = [&key](const char* label, const char* kind, const fs::path& root, const FolderFilter& enter) {
-        key.add(label, root.empty() ? kMissing : tree_digest(root, memo_for(kind, root), enter));
+        key.add(label, root.empty() ? kMissing : tree_digest(root, memo_for(kind, root.string()), enter));
     };
     // What a kernel can include of it: not the folders of CUDA's host libraries.
     add("cuda", "cuda", cuda_include, [](std::string_view folder) {
@@ -173,30 +208,20 @@ std::string Toolchain::external_headers_identity(bool uses_cutlass) const {
 }
 
 std::string library_digest() {
-    State& s = state();
-    std::lock_guard lock(s.mutex);
-    if (s.library.empty()) {
-        const fs::path root = toolchain().library_include;
-        toolchain().require({Part::library});
-        // The tree may hold what is not ours (an install prefix's include/): only gdn_cuda/ counts.
-        s.library = tree_digest(root / "gdn_cuda", memo_for("ours", root), {});
-    }
-    return s.library;
+    return library_digest_of(*state.lock());
 }
 
 Identities identities(bool uses_cutlass) {
-    State& s = state();
-    std::lock_guard lock(s.mutex);
-    if (s.compiler.empty())
-        s.compiler = toolchain().compiler_identity(env().use_nvcc) + (env().use_nvcc ? nvcc_environment() : "");
-    std::string& headers = s.headers[uses_cutlass];
-    if (headers.empty()) headers = toolchain().external_headers_identity(uses_cutlass);
-    return {library_digest(), s.compiler, headers};
+    const auto s = state.lock();
+    const Toolchain& tools = toolchain_of(*s);
+    if (s->compiler.empty()) s->compiler = tools.compiler_identity(env().use_nvcc) + (env().use_nvcc ? nvcc_environment() : "");
+    std::string& headers = s->headers[uses_cutlass];
+    if (headers.empty()) headers = tools.external_headers_identity(uses_cutlass);
+    return {library_digest_of(*s), s->compiler, headers};
 }
 
 void refresh_identities() {
-    std::lock_guard lock(state().mutex);
-    state().forget_identities();
+    state.lock()->forget_identities();
 }
 
 }  // namespace gdn_cuda::jit

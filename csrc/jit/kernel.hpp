@@ -7,37 +7,43 @@
 #pragma once
 
 #include <deque>
-#include <mutex>
 #include <vector>
 
+#include "fork.hpp"
 #include "runtime.hpp"
 
 namespace gdn_cuda::jit {
 
 template <class Spec>
-const LoadedKernel& kernel(const typename Spec::Config& config, int ordinal, CUstream stream) {
+struct KernelsOf {
     struct Slot {
         typename Spec::Config config;
         int ordinal;
         const LoadedKernel* kernel;
     };
+    std::vector<Slot> slots;
+    std::deque<LoadedKernel> kernels;  // stable addresses, never freed: the driver outlives us
+
+    static inline Guarded<KernelsOf> shared;  // by the threads; compiles of one Spec are serial, and other Specs go on
+};
+
+template <class Spec>
+const LoadedKernel& kernel(const typename Spec::Config& config, int ordinal, CUstream stream) {
+    using Slot = typename KernelsOf<Spec>::Slot;
     thread_local std::vector<Slot> warm;  // a handful of entries: a linear scan beats hashing
     for (const Slot& slot : warm)
         if (slot.ordinal == ordinal && slot.config == config) return *slot.kernel;
 
-    static std::mutex mutex;
-    static std::deque<Slot> all;              // shared by the threads
-    static std::deque<LoadedKernel> kernels;  // stable addresses, never freed: the driver outlives us
-    std::lock_guard lock(mutex);              // compiles of one Spec are serial; other Specs go on
-    for (const Slot& slot : all)
+    const auto all = KernelsOf<Spec>::shared.lock();
+    for (const Slot& slot : all->slots)
         if (slot.ordinal == ordinal && slot.config == config) {
             warm.push_back(slot);
             return *slot.kernel;
         }
-    kernels.push_back(load(Spec::source(config), ordinal, stream, Spec::shared_bytes(config)));
-    all.push_back({config, ordinal, &kernels.back()});
-    warm.push_back(all.back());
-    return kernels.back();
+    all->kernels.push_back(load(Spec::source(config), ordinal, stream, Spec::shared_bytes(config)));
+    all->slots.push_back({config, ordinal, &all->kernels.back()});
+    warm.push_back(all->slots.back());
+    return all->kernels.back();
 }
 
 }  // namespace gdn_cuda::jit

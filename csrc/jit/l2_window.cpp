@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <set>
 #include <utility>
 
+#include "context.hpp"
 #include "driver.hpp"
 #include "errors.hpp"
+#include "fork.hpp"
 #include "log.hpp"
 #include "text.hpp"
 
@@ -20,23 +21,16 @@ struct SetAside {
     int windows = 0;
 };
 struct Windows {
-    std::mutex mutex;
     std::set<std::pair<int, CUstream>> streams;
     std::map<int, SetAside> devices;
 };
-Windows& windows() {
-    static auto* kept = new Windows;  // never destroyed: a window may be released while the process ends
-    return *kept;
-}
+Guarded<Windows> windows;
 
 // The device's primary context, which torch works in, for the length of a call.
 class PrimaryContext {
   public:
     explicit PrimaryContext(int ordinal) {
-        CUdevice device = 0;
-        CUcontext primary = nullptr;
-        check(cuda_.device_get(&device, ordinal), "cuDeviceGet");
-        check(cuda_.primary_ctx_retain(&primary, device), "cuDevicePrimaryCtxRetain");
+        CUcontext primary = primary_context(cuda_, ordinal);
         check(cuda_.ctx_get_current(&before_), "cuCtxGetCurrent");
         if (before_ != primary) check(cuda_.ctx_set_current(primary), "cuCtxSetCurrent");
     }
@@ -46,6 +40,7 @@ class PrimaryContext {
 
   private:
     const Driver& cuda_ = driver();
+    const RelaxedCapture relaxed_{cuda_};
     CUcontext before_ = nullptr;
 };
 
@@ -82,13 +77,12 @@ L2Window::L2Window(int ordinal, CUstream stream, const void* base, std::size_t b
         throw Error("a window in L2: expected a stream that is not under CUDA graph capture, got one that is: open it before");
     check(asked, "cuStreamIsCapturing");
 
-    Windows& all = windows();
-    const std::lock_guard lock(all.mutex);
-    if (all.streams.contains({ordinal, stream}))
+    const auto all = windows.lock();
+    if (all->streams.contains({ordinal, stream}))
         throw Error("a window in L2: expected a stream without one, got one whose window is not released yet");
     check(cuda.stream_get_attribute(stream, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &before_),
           "cuStreamGetAttribute(access policy window)");
-    SetAside& room = all.devices[ordinal];
+    SetAside& room = all->devices[ordinal];
     if (room.windows == 0)
         check(cuda.ctx_get_limit(&room.before, CU_LIMIT_PERSISTING_L2_CACHE_SIZE), "cuCtxGetLimit(persisting L2)");
     set_aside(std::max(room.before, std::min(room.bytes + bytes, most)));
@@ -106,18 +100,18 @@ L2Window::L2Window(int ordinal, CUstream stream, const void* base, std::size_t b
     }
     room.bytes += bytes;
     ++room.windows;
-    all.streams.insert({ordinal, stream});
+    all->streams.insert({ordinal, stream});
     held_ = true;
 }
 
 void L2Window::release() {
-    if (!std::exchange(held_, false)) return;
+    if (!held_) return;
     const Driver& cuda = driver();
     const PrimaryContext context(ordinal_);
-    Windows& all = windows();
-    const std::lock_guard lock(all.mutex);
-    all.streams.erase({ordinal_, stream_});
-    SetAside& room = all.devices[ordinal_];
+    const auto all = windows.lock();
+    held_ = false;
+    all->streams.erase({ordinal_, stream_});
+    SetAside& room = all->devices[ordinal_];
     room.bytes -= bytes_;
     --room.windows;
     check(cuda.stream_set_attribute(stream_, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &before_),

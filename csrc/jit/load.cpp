@@ -4,10 +4,11 @@
 #include <chrono>
 #include <cstring>
 #include <map>
-#include <mutex>
 
+#include "context.hpp"
 #include "driver.hpp"
 #include "errors.hpp"
+#include "fork.hpp"
 #include "runtime.hpp"
 #include "text.hpp"
 
@@ -18,30 +19,11 @@ constexpr int kSharedWithoutOptIn = 48 << 10;
 constexpr unsigned kMostThreads = 1024, kMostBlocksX = 0x7fffffff, kMostBlocksYZ = 65535, kPortableCluster = 8;
 
 struct Loaded {
-    std::mutex mutex;
     std::map<std::string, CUkernel> kernels;  // by code key, which holds the arch
     std::vector<LoadEvent> events;
-    std::atomic<bool> any{false};
 };
-
-Loaded& loaded() {
-    static auto* kept = new Loaded;  // never destroyed: the driver ends before us
-    return *kept;
-}
-
-bool have_context(const Driver& cuda) {
-    CUcontext current = nullptr;
-    check(cuda.ctx_get_current(&current), "cuCtxGetCurrent");
-    return current != nullptr;
-}
-
-void use_primary_context(const Driver& cuda, int ordinal) {
-    CUdevice device = 0;
-    CUcontext context = nullptr;
-    check(cuda.device_get(&device, ordinal), "cuDeviceGet");
-    check(cuda.primary_ctx_retain(&context, device), "cuDevicePrimaryCtxRetain");
-    check(cuda.ctx_set_current(context), "cuCtxSetCurrent");
-}
+Guarded<Loaded> loaded;
+std::atomic<bool> any_loaded{false};
 
 void refuse_capture(const Driver& cuda, const KernelSource& source, CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -138,12 +120,11 @@ CUfunction function_of(const LoadedKernel& kernel) {
 }  // namespace
 
 std::vector<LoadEvent> load_events() {
-    std::lock_guard lock(loaded().mutex);
-    return loaded().events;
+    return loaded.lock()->events;
 }
 
 bool any_kernel_loaded() {
-    return loaded().any.load();
+    return any_loaded.load();
 }
 
 LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes) {
@@ -159,9 +140,9 @@ LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int 
 
     const Obtained obtained = obtain(source, traits.arch);
     const std::string key = code_key(source, traits.arch);
-    Loaded& all = loaded();
-    std::lock_guard lock(all.mutex);
-    CUkernel& kernel = all.kernels[key];
+    const auto all = loaded.lock();
+    const RelaxedCapture relaxed(cuda);
+    CUkernel& kernel = all->kernels[key];
     if (kernel == nullptr) kernel = load_library(cuda, source, traits, obtained.cubin);
     if (shared_bytes > kSharedWithoutOptIn) {
         CUdevice device = 0;
@@ -169,9 +150,9 @@ LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int 
         check(cuda.kernel_set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes, kernel, device),
               "cuKernelSetAttribute");
     }
-    all.any.store(true);
+    any_loaded.store(true);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    all.events.push_back({source.id(), source.configuration, traits.arch, to_string(obtained.origin), seconds});
+    all->events.push_back({source.id(), source.configuration, traits.arch, to_string(obtained.origin), seconds});
     return {kernel, source.id()};
 }
 
@@ -193,6 +174,7 @@ int most_clusters(const LoadedKernel& kernel, const LaunchShape& shape, int ordi
     const Driver& cuda = driver();
     check_shape(kernel, shape, ordinal);
     if (!have_context(cuda)) use_primary_context(cuda, ordinal);
+    const RelaxedCapture relaxed(cuda);
     if (shape.cluster > kPortableCluster) {
         CUdevice device = 0;
         check(cuda.device_get(&device, ordinal), "cuDeviceGet");

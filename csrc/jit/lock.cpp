@@ -6,9 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <map>
+#include <set>
 #include <string_view>
 #include <thread>
+#include <utility>
 
+#include "fork.hpp"
+#include "interrupt.hpp"
 #include "log.hpp"
 #include "store.hpp"
 #include "text.hpp"
@@ -61,41 +66,81 @@ void write_holder(int fd) {
         const auto written = ::pwrite(fd, holder.data(), holder.size(), 0);
 }
 
-}  // namespace
-
-KeyLock::KeyLock(const std::filesystem::path& directory, const std::string& key, std::chrono::milliseconds patience) {
+int acquire(int fd, const std::filesystem::path& path, std::chrono::milliseconds patience) {
     using clock = std::chrono::steady_clock;
-    if (directory.empty() || !make_own_folder(directory / "locks").empty()) return;
-    const std::filesystem::path path = directory / "locks" / (key + ".lock");
-    fd_ = open_lock(path);
-    if (fd_ < 0) return;
-
     const auto start = clock::now();
     auto pause = std::chrono::milliseconds(1);
+    bool said = false;
     int error;
-    while ((error = flock_retrying(fd_, LOCK_EX | LOCK_NB)) == EWOULDBLOCK) {
-        if (clock::now() - start >= patience) {
+    while ((error = flock_retrying(fd, LOCK_EX | LOCK_NB)) == EWOULDBLOCK) {
+        if (!said && clock::now() - start >= patience) {
             log(Level::warning,
-                fmt::format("waiting for {}, which compiles the same kernel ({})", read_holder(fd_), path.string()));
-            error = flock_retrying(fd_, LOCK_EX);
-            break;
+                fmt::format("waiting for {}, which compiles the same kernel ({})", read_holder(fd), path.string()));
+            said = true;
         }
         std::this_thread::sleep_for(pause);
         pause = std::min(pause * 2, std::chrono::milliseconds(20));
+        interruption_point();
     }
-    if (error != 0) {  // ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL: no locks here, so two may compile the same; the rename settles it
-        ::close(fd_);
-        fd_ = -1;
-        return;
+    return error;
+}
+
+// What a child must close, since a lock lives as long as any copy of its descriptor; guarded by fork_lock().
+struct Descriptors {
+    std::map<int, std::string> keys;
+    std::set<std::string> of_parent;  // what threads of the parent were compiling when it forked
+
+    Descriptors() {
+        in_forked_child([this] {
+            for (auto& [fd, key] : keys) {
+                ::close(fd);
+                of_parent.insert(std::move(key));
+            }
+            keys.clear();
+        });
     }
-    write_holder(fd_);
+};
+auto& descriptors = *new Descriptors;
+
+}  // namespace
+
+KeyLock::KeyLock(const std::filesystem::path& directory, const std::string& key, std::chrono::milliseconds patience)
+    : generation_(fork_generation()) {
+    if (directory.empty() || !make_own_folder(directory / "locks").empty()) return;
+    const std::filesystem::path path = directory / "locks" / (key + ".lock");
+    {
+        const auto lock = fork_lock();
+        if (descriptors.of_parent.contains(key)) return;  // who knows when the parent is done
+        fd_ = open_lock(path);
+        if (fd_ < 0) return;
+        descriptors.keys.emplace(fd_, key);
+    }
+    try {
+        // ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL: no locks here, so two may compile the same; the rename settles it
+        if (acquire(fd_, path, patience) == 0)
+            write_holder(fd_);
+        else
+            close();
+    } catch (...) {
+        close();
+        throw;
+    }
+}
+
+void KeyLock::close() {
+    const auto lock = fork_lock();
+    const int fd = std::exchange(fd_, -1);
+    if (fd < 0 || generation_ != fork_generation()) return;  // in a child it is closed, and the number may be another file's
+    descriptors.keys.erase(fd);
+    ::close(fd);
 }
 
 KeyLock::~KeyLock() {
-    if (fd_ < 0) return;
-    [[maybe_unused]] const int emptied = ::ftruncate(fd_, 0);
-    ::flock(fd_, LOCK_UN);  // a child forked meanwhile holds the descriptor too, so closing alone would not free it
-    ::close(fd_);
+    if (fd_ >= 0 && generation_ == fork_generation()) {
+        [[maybe_unused]] const int emptied = ::ftruncate(fd_, 0);
+        ::flock(fd_, LOCK_UN);  // closing would not free it while a child that was just forked still has its copy
+    }
+    close();
 }
 
 }  // namespace gdn_cuda::jit

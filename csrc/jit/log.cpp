@@ -3,25 +3,20 @@
 #include <unistd.h>
 
 #include <memory>
-#include <mutex>
 #include <set>
 
 #include "env.hpp"
+#include "fork.hpp"
 
 namespace gdn_cuda::jit {
 namespace {
 
+// Guarded by fork_lock(). Never destroyed: threads may log while the process ends, and the sink may belong to Python.
 struct State {
-    std::mutex mutex;
     std::shared_ptr<const LogSink> sink;
     std::set<std::string> said;
 };
-
-State& state() {
-    // Never destroyed: threads may log while the process ends, and the sink may belong to Python.
-    static auto* kept = new State;
-    return *kept;
-}
+auto& state = *new State;
 
 int threshold() {
     try {
@@ -48,15 +43,15 @@ const char* name(Level level) {
 
 void set_log_sink(LogSink sink) {
     auto shared = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
-    std::lock_guard lock(state().mutex);
-    state().sink.swap(shared);
+    const auto lock = fork_lock();
+    state.sink.swap(shared);
 }
 
 void log(Level level, const std::string& message) {
     std::shared_ptr<const LogSink> sink;
     {
-        std::lock_guard lock(state().mutex);
-        sink = state().sink;
+        const auto lock = fork_lock();
+        sink = state.sink;
     }
     if (sink) return (*sink)(level, message);  // outside the lock: it may wait for Python's
     if (static_cast<int>(level) < threshold()) return;
@@ -66,8 +61,8 @@ void log(Level level, const std::string& message) {
 
 void log_once(Level level, const std::string& message) {
     {
-        std::lock_guard lock(state().mutex);
-        if (!state().said.insert(message).second) return;
+        const auto lock = fork_lock();
+        if (!state.said.insert(message).second) return;
     }
     log(level, message);
 }

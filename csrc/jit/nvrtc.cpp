@@ -1,15 +1,20 @@
+#include "nvrtc.hpp"
+
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
-#include <mutex>
+#include <memory>
 #include <utility>
 
 #include "compiler.hpp"
 #include "device.hpp"
 #include "env.hpp"
 #include "errors.hpp"
+#include "fork.hpp"
+#include "interrupt.hpp"
 #include "text.hpp"
 
 namespace gdn_cuda::jit {
@@ -84,14 +89,37 @@ Nvrtc open_nvrtc(const Toolchain& tools) {
     return nvrtc;
 }
 
+Guarded<std::map<std::filesystem::path, Nvrtc>> libraries;  // never closed: its threads and tables outlive us
+
 const Nvrtc& nvrtc_of(const Toolchain& tools) {
-    static auto* mutex = new std::mutex;
-    static auto* opened = new std::map<std::filesystem::path, Nvrtc>;  // never closed: its threads and tables outlive us
-    std::lock_guard lock(*mutex);
+    const auto opened = libraries.lock();
     auto found = opened->find(tools.nvrtc);
     if (found == opened->end()) found = opened->emplace(tools.nvrtc, open_nvrtc(tools)).first;
     return found->second;
 }
+
+// How many threads are inside NVRTC. A child that is forked meanwhile inherits its locks as they are, and cannot use it.
+std::atomic<int> inside{0};
+std::atomic<bool> lost{false};
+const InForkedChild refuse_nvrtc([] {
+    if (inside.exchange(0) > 0) lost.store(true);
+});
+
+class Inside {
+  public:
+    Inside() {
+        if (lost.load())
+            throw Error(
+                "this process was forked while its parent compiled a kernel with NVRTC, which cannot be used here any more: "
+                "compile before the fork (gdn_cuda.compile, gdn_cuda.warmup), or start workers with multiprocessing's "
+                "\"spawn\" or "
+                "\"forkserver\"");
+        ++inside;
+    }
+    ~Inside() { --inside; }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+};
 
 void require_arch(const Nvrtc& nvrtc, const KernelSource& source, const std::string& arch) {
     int count = 0;
@@ -137,9 +165,8 @@ class Compilation {
     Program program_ = nullptr;
 };
 
-}  // namespace
-
-Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
+Compiled compile_here(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
+    const Inside counted;
     const auto start = std::chrono::steady_clock::now();
     const Nvrtc& nvrtc = nvrtc_of(tools);
     require_arch(nvrtc, source, arch);
@@ -165,6 +192,18 @@ Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, cons
     if (env().dump) compiled.ptx = compilation.text(nvrtc.ptx_size, nvrtc.ptx);
     compiled.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return compiled;
+}
+
+}  // namespace
+
+int inside_nvrtc() {
+    return inside.load();
+}
+
+Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
+    const auto compiled = std::make_shared<Compiled>();
+    run_interruptibly([=, &tools] { *compiled = compile_here(source, arch, key, tools); });  // a Toolchain lives for ever
+    return std::move(*compiled);
 }
 
 }  // namespace gdn_cuda::jit

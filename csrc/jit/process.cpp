@@ -1,16 +1,23 @@
 #include "process.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <chrono>
+#include <optional>
 #include <string_view>
+#include <thread>
 
 #include "files.hpp"
+#include "fork.hpp"
+#include "interrupt.hpp"
 
 extern char** environ;
 
@@ -51,51 +58,93 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
     return result;
 }
 
+// Until the end of the output; a grandchild may have it open for longer than the child lives.
+std::string read_all(int fd) {
+    std::string text;
+    std::array<char, 4096> part;
+    for (;;) {
+        interruption_point();
+        pollfd ready{fd, POLLIN, 0};
+        if (::poll(&ready, 1, static_cast<int>(kInterruptPoll.count())) <= 0) continue;
+        const ssize_t got = ::read(fd, part.data(), part.size());
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return text;
+        text.append(part.data(), static_cast<std::size_t>(got));
+    }
+}
+
+// What waitpid() says, 0 for a host process that reaps children itself.
+int wait_for(pid_t child) {
+    int status = 0;
+    auto pause = std::chrono::milliseconds(1);
+    for (;;) {
+        const pid_t waited = ::waitpid(child, &status, WNOHANG);
+        if (waited == child) return status;
+        if (waited < 0 && errno != EINTR) return 0;
+        std::this_thread::sleep_for(pause);
+        pause = std::min(pause * 2, std::chrono::milliseconds(20));
+        interruption_point();
+    }
+}
+
+// A compiler starts others: they are one process group.
+void kill_group(pid_t leader) {
+    ::kill(-leader, SIGKILL);
+    while (::waitpid(leader, nullptr, 0) < 0 && errno == EINTR) {
+    }
+}
+
 }  // namespace
 
 ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary,
                           std::span<const char* const> without) {
-    ProcessResult result;
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) {
-        result.output = errno_text(errno);
-        return result;
-    }
-    const Descriptor reader(ends[0]);
-    Descriptor writer(ends[1]);
-
     SpawnSettings settings;
-    posix_spawn_file_actions_addopen(&settings.actions, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&settings.actions, writer.get(), 1);
-    posix_spawn_file_actions_adddup2(&settings.actions, writer.get(), 2);
     sigset_t none, defaults;  // what the host blocked or ignored is not the compiler's business
     sigemptyset(&none);
     sigemptyset(&defaults);
     for (int signal : {SIGCHLD, SIGPIPE, SIGINT, SIGTERM}) sigaddset(&defaults, signal);
     posix_spawnattr_setsigmask(&settings.attributes, &none);
     posix_spawnattr_setsigdefault(&settings.attributes, &defaults);
-    posix_spawnattr_setflags(&settings.attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    // Of its own only where we end it ourselves: elsewhere the terminal's Ctrl-C must reach it.
+    const bool own_group = interruptible();
+    posix_spawnattr_setpgroup(&settings.attributes, 0);
+    posix_spawnattr_setflags(&settings.attributes, static_cast<short>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
+                                                                      (own_group ? POSIX_SPAWN_SETPGROUP : 0)));
 
-    std::vector<std::string> argument_copy = arguments, environment = child_environment(temporary, without);
+    ProcessResult result;
     pid_t child = -1;
-    const int error = ::posix_spawn(&child, arguments.front().c_str(), &settings.actions, &settings.attributes,
-                                    pointers(argument_copy).data(), pointers(environment).data());
-    if (error != 0) {
-        result.output = errno_text(error);
-        return result;
+    std::optional<Descriptor> reader;
+    {
+        const auto lock = fork_lock();  // a fork that inherited the end for writing would keep the output open
+        int ends[2];
+        if (::pipe2(ends, O_CLOEXEC) != 0) {
+            result.output = errno_text(errno);
+            return result;
+        }
+        reader.emplace(ends[0]);
+        const Descriptor writer(ends[1]);
+        posix_spawn_file_actions_addopen(&settings.actions, 0, "/dev/null", O_RDONLY, 0);
+        posix_spawn_file_actions_adddup2(&settings.actions, writer.get(), 1);
+        posix_spawn_file_actions_adddup2(&settings.actions, writer.get(), 2);
+        std::vector<std::string> argument_copy = arguments, environment = child_environment(temporary, without);
+        const int error = ::posix_spawn(&child, arguments.front().c_str(), &settings.actions, &settings.attributes,
+                                        pointers(argument_copy).data(), pointers(environment).data());
+        if (error != 0) {
+            result.output = errno_text(error);
+            return result;
+        }
     }
     result.started = true;
-    writer.close();
-    result.output = read_descriptor(reader.get()).value_or("");
-
+    const unsigned generation = fork_generation();
     int status = 0;
-    pid_t waited;
-    do waited = ::waitpid(child, &status, 0);
-    while (waited < 0 && errno == EINTR);
-    if (waited < 0 || WIFEXITED(status))
-        result.exit_code = waited < 0 ? 0 : WEXITSTATUS(status);  // ECHILD: the host ignores SIGCHLD
-    else
-        result.exit_code = 128 + WTERMSIG(status);
+    try {
+        result.output = read_all(reader->get());
+        status = wait_for(child);
+    } catch (...) {
+        if (own_group && fork_generation() == generation) kill_group(child);
+        throw;
+    }
+    result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return result;
 }
 

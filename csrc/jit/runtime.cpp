@@ -13,6 +13,7 @@
 #include "dump.hpp"
 #include "env.hpp"
 #include "errors.hpp"
+#include "fork.hpp"
 #include "key.hpp"
 #include "log.hpp"
 #include "nvcc_environment.hpp"
@@ -27,15 +28,28 @@ constexpr int kMostAttempts = 3;
 
 // Threads that want the same kernel wait for each other here; those of other processes at the lock file.
 struct Slot {
-    std::mutex mutex;
+    Mutex mutex;
     std::optional<Cubin> unpublished;  // compiled here, but the disk did not take it
 };
 
+// Never destroyed, since threads may compile while the process ends; guarded by fork_lock().
+struct Slots {
+    std::map<std::string, Slot*> by_key;
+
+    Slots() {
+        in_forked_child([this] {
+            for (auto& [key, slot] : by_key)
+                if (slot->mutex.lost()) slot = new Slot;
+        });
+    }
+};
+auto& slots = *new Slots;
+
 Slot& slot_of(const std::string& key) {
-    static auto* mutex = new std::mutex;
-    static auto* slots = new std::map<std::string, Slot>;
-    std::lock_guard lock(*mutex);
-    return (*slots)[key];
+    const auto lock = fork_lock();
+    Slot*& slot = slots.by_key[key];
+    if (slot == nullptr) slot = new Slot;
+    return *slot;
 }
 
 std::string add_to(const std::string& code, const Identities& known) {

@@ -77,17 +77,21 @@ class Store {
 // One compile a key a node. The lock file is never unlinked; the kernel frees it when its holder dies.
 class KeyLock {
   public:
-    // Blocks; after `patience` says for whom it waits.
+    // Blocks; after `patience` says for whom it waits. Throws what interrupts it. A child never waits for what its parent was
+    // compiling when it forked.
     KeyLock(const std::filesystem::path& directory, const std::string& key,
             std::chrono::milliseconds patience = std::chrono::seconds(5));
     ~KeyLock();
     KeyLock(const KeyLock&) = delete;
     KeyLock& operator=(const KeyLock&) = delete;
 
-    bool held() const { return fd_ >= 0; }  // false: this file system has no locks, work without
+    bool held() const { return fd_ >= 0; }  // false: there is no lock to be had, work without
 
   private:
+    void close();
+
     int fd_ = -1;
+    const unsigned generation_;  // of forks, at its construction
 };
 
 }  // namespace gdn_cuda::jit

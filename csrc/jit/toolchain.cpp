@@ -260,6 +260,19 @@ fs::path find_library(const Places& places, std::vector<Finding>& findings) {
 
 }  // namespace
 
+std::string missing_in_library_root(const fs::path& folder) {
+    const bool there = is_there(folder / "gdn_cuda/kernels") || is_there(folder / "include/gdn_cuda/kernels");
+    return there ? "" : "gdn_cuda/kernels or include/gdn_cuda/kernels";
+}
+
+std::string missing_in_cuda_home(const fs::path& folder) {
+    std::vector<Finding> found;
+    Search headers(Part::cuda_headers, "", "", false), nvrtc(Part::nvrtc, "", "", false), nvcc(Part::nvcc, "", "", false);
+    const bool any = !headers.folder("", folder, kIncludeFolders, "cuda_bf16.h").finish(found).empty() ||
+                     !nvrtc.nvrtc_below("", folder).finish(found).empty() || !nvcc.nvcc_below("", folder).finish(found).empty();
+    return any ? "" : "include/cuda_bf16.h, lib64/libnvrtc.so.* or bin/nvcc (of a toolkit, or of CUDA's wheels)";
+}
+
 Toolchain discover(const SearchPaths& from_init, const SearchPaths& from_hook) {
     const Places places(from_init, from_hook);
     Toolchain tools;

@@ -27,9 +27,17 @@ struct SearchPaths {
 
 using PathHook = std::function<SearchPaths()>;
 
-void set_path_hook(PathHook hook);  // Python's; called at most once, at the first need of a path
-// Optional; an empty path says nothing. Free when repeated with the same paths; an Error with other paths once a kernel was
-// loaded.
+// On what the hook's answer depends, so that it can be kept from process to process (path_memo.hpp).
+struct HookInputs {
+    std::string identity;                        // settings: versions, environment, search path
+    std::vector<std::filesystem::path> folders;  // whose contents it looks at
+};
+
+// Python's. Called at the first need of a path, and again only after it threw: an Error means that it found nothing this time,
+// and anything else ends the call that asked. Not called where the answer of an earlier process still holds.
+void set_path_hook(PathHook hook, std::function<HookInputs()> inputs = {});
+// Optional; an empty path says nothing. Free when repeated with the same paths; an Error for a folder that does not hold what
+// it should, and with other paths once a kernel was loaded.
 void init(const std::filesystem::path& library_root, const std::filesystem::path& cuda_home);
 
 // One thing that was looked for, for the error message and for `doctor`.
@@ -58,6 +66,10 @@ struct Toolchain {
     void require(bool use_nvcc, bool uses_cutlass) const;
     void require(const std::vector<Part>& parts) const;  // throws an Error listing each place tried for what is missing
 };
+
+// What a folder given to init() should hold and does not; empty when it does.
+std::string missing_in_library_root(const std::filesystem::path& folder);
+std::string missing_in_cuda_home(const std::filesystem::path& folder);
 
 Toolchain discover(const SearchPaths& from_init, const SearchPaths& from_hook);  // pure but for the file system and env()
 const Toolchain& toolchain();  // discovered once; never throws for what is merely missing

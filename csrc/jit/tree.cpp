@@ -18,6 +18,7 @@
 #include "draft.hpp"
 #include "errors.hpp"
 #include "files.hpp"
+#include "interrupt.hpp"
 #include "key.hpp"
 #include "sha256.hpp"
 #include "text.hpp"
@@ -178,6 +179,7 @@ void write_memo(const fs::path& path, const Memo& memo) {
 
 std::string file_digest(const fs::path& path) {
     std::string why_not;
+    interruption_point();  // a tree of thousands, perhaps on a slow file system
     const auto bytes = read_file(path, kMostBytes, &why_not);
     if (!bytes) throw Error(fmt::format("header {}: expected a readable file, got: {}", path.string(), why_not));
     return sha256_hex(*bytes);
@@ -186,7 +188,8 @@ std::string file_digest(const fs::path& path) {
 }  // namespace
 
 bool is_memo(std::string_view start) {
-    return start.substr(0, kHeader.size() + 1) == std::string(kHeader) + "\n";
+    return start.size() > kHeader.size() && start.starts_with(kHeader) &&
+           (start[kHeader.size()] == '\n' || start[kHeader.size()] == ' ');  // ' ' and of what, where it is not of a tree
 }
 
 std::string tree_digest(const fs::path& root, const fs::path& memo, const FolderFilter& enter) {

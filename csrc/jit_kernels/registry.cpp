@@ -39,32 +39,34 @@ RegisteredKernel entry() {
 }  // namespace
 
 const std::vector<RegisteredKernel>& registry() {
-    static const std::vector<RegisteredKernel> all = {
-        entry<gdn::Decode>(),
-        entry<gdn::Verify>(),
-        entry<gdn::Recurrent>(),
-        entry<gdn::Gating>(),
-        entry<gdn::ChunkCumsum>(),
-        entry<gdn::MnMajor>(),
-        entry<gdn::ComputeUW>(),
-        entry<gdn::SeqStateUpdate>(),
-        entry<gdn::ComputeO>(),
-        entry<gdn::Prefill>(),
-        entry<gdn::PrefillMma>(),
-        entry<structured::Cauchy>(),
-        entry<structured::CauchyBatch>(),
-        entry<structured::CauchyBackward>(),
-        entry<structured::Vandermonde>(),
-        entry<structured::VandermondeMoments>(),
-        entry<structured::ToeplitzSums>(),
-        entry<structured::ToeplitzMatvec>(),
-        entry<structured::ToeplitzGko>(),
-        entry<structured::ToeplitzGenerators>(),
-        entry<structured::ToeplitzEliminate>(),
-        entry<structured::ToeplitzSchur>(),
-        entry<structured::ToeplitzPcg>(),
-    };
-    return all;
+    static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
+    return jit::made_once(all, [] {
+        return std::vector<RegisteredKernel>{
+            entry<gdn::Decode>(),
+            entry<gdn::Verify>(),
+            entry<gdn::Recurrent>(),
+            entry<gdn::Gating>(),
+            entry<gdn::ChunkCumsum>(),
+            entry<gdn::MnMajor>(),
+            entry<gdn::ComputeUW>(),
+            entry<gdn::SeqStateUpdate>(),
+            entry<gdn::ComputeO>(),
+            entry<gdn::Prefill>(),
+            entry<gdn::PrefillMma>(),
+            entry<structured::Cauchy>(),
+            entry<structured::CauchyBatch>(),
+            entry<structured::CauchyBackward>(),
+            entry<structured::Vandermonde>(),
+            entry<structured::VandermondeMoments>(),
+            entry<structured::ToeplitzSums>(),
+            entry<structured::ToeplitzMatvec>(),
+            entry<structured::ToeplitzGko>(),
+            entry<structured::ToeplitzGenerators>(),
+            entry<structured::ToeplitzEliminate>(),
+            entry<structured::ToeplitzSchur>(),
+            entry<structured::ToeplitzPcg>(),
+        };
+    });
 }
 
 }  // namespace gdn_cuda

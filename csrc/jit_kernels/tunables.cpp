@@ -46,11 +46,13 @@ Tunable entry() {
 }  // namespace
 
 const std::vector<Tunable>& tunables() {
-    static const std::vector<Tunable> all = {
-        entry<structured::CauchyTuning>(),
-        entry<structured::VandermondeTuning>(),
-    };
-    return all;
+    static constinit std::atomic<const std::vector<Tunable>*> all{nullptr};
+    return jit::made_once(all, [] {
+        return std::vector<Tunable>{
+            entry<structured::CauchyTuning>(),
+            entry<structured::VandermondeTuning>(),
+        };
+    });
 }
 
 const Tunable& tunable(const std::string& kernel) {

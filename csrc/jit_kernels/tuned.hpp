@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <mutex>
 #include <optional>
 
 #include "../jit/errors.hpp"
+#include "../jit/fork.hpp"
 #include "../jit/log.hpp"
 #include "../jit/tuned_store.hpp"
 #include "heuristics/winners.hpp"
@@ -38,8 +38,8 @@ class TunedTables {
 
     // From now on, only this decides on the device, until forget(). For tuning, which no call of another thread may meet.
     static void attempt(const Problem& problem, const Choice& choice, int ordinal) {
-        std::lock_guard lock(mutex());
-        slot(ordinal).store(keep({{problem, choice, 0, 0}}), std::memory_order_release);
+        const auto kept = kept_.lock();
+        slot(ordinal).store(keep(*kept, {{problem, choice, 0, 0}}), std::memory_order_release);
     }
     static bool attempted(int ordinal) {
         const Table* table = slot(ordinal).load(std::memory_order_acquire);
@@ -47,7 +47,7 @@ class TunedTables {
     }
     // The next call reads the files again.
     static void forget() {
-        std::lock_guard lock(mutex());
+        const auto kept = kept_.lock();
         for (auto& one : slots_) one.store(nullptr, std::memory_order_release);
     }
 
@@ -58,31 +58,27 @@ class TunedTables {
     }
 
   private:
-    static constexpr std::size_t kMostDevices = 64;  // as device_traits has them
     static inline const Table kNone{};
-    static inline std::array<std::atomic<const Table*>, kMostDevices> slots_{};  // null: not read yet
+    static inline std::array<std::atomic<const Table*>, jit::kMostDevices> slots_{};  // null: not read yet
 
     static std::atomic<const Table*>& slot(int ordinal) {
-        if (ordinal < 0 || ordinal >= static_cast<int>(kMostDevices)) [[unlikely]]
-            throw jit::Error(fmt::format("device: expected an ordinal below {}, got {}", kMostDevices, ordinal));
+        if (ordinal < 0 || ordinal >= jit::kMostDevices) [[unlikely]]
+            throw jit::Error(fmt::format("device: expected an ordinal below {}, got {}", jit::kMostDevices, ordinal));
         return slots_[static_cast<std::size_t>(ordinal)];
     }
-    static std::mutex& mutex() {
-        static auto* mutex = new std::mutex;
-        return *mutex;
-    }
     // Never freed: another thread may be looking into one that was replaced.
-    static const Table* keep(std::vector<Winner<Problem, Choice>> all) {
-        static auto* kept = new std::deque<Table>;
-        kept->emplace_back().all = std::move(all);
-        return &kept->back();
+    static inline jit::Guarded<std::deque<Table>> kept_;
+
+    static const Table* keep(std::deque<Table>& kept, std::vector<Winner<Problem, Choice>> all) {
+        kept.emplace_back().all = std::move(all);
+        return &kept.back();
     }
     static const Table* read(const jit::DeviceTraits& device) {
-        std::lock_guard lock(mutex());
+        const auto kept = kept_.lock();
         std::atomic<const Table*>& mine = slot(device.ordinal);
         if (const Table* table = mine.load(std::memory_order_relaxed)) return table == &kNone ? nullptr : table;
         std::vector<Winner<Problem, Choice>> all = winners_for(device);
-        const Table* table = all.empty() ? &kNone : keep(std::move(all));
+        const Table* table = all.empty() ? &kNone : keep(*kept, std::move(all));
         mine.store(table, std::memory_order_release);
         return table == &kNone ? nullptr : table;
     }

@@ -35,6 +35,7 @@ const jit::Driver kTable = {
     .ctx_set_current = [](CUcontext) { return CUDA_SUCCESS; },
     .primary_ctx_retain = [](CUcontext* context,
                              CUdevice) { return *context = reinterpret_cast<CUcontext>(0x10), CUDA_SUCCESS; },
+    .exchange_capture_mode = [](CUstreamCaptureMode*) { return CUDA_SUCCESS; },
     .stream_is_capturing = [](CUstream, CUstreamCaptureStatus* status) { return *status = fake.capturing, CUDA_SUCCESS; },
     .stream_get_attribute = [](CUstream stream, CUstreamAttrID,
                                CUstreamAttrValue* value) { return *value = fake.windows[stream], CUDA_SUCCESS; },

@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 
+#include "jit/context.hpp"
 #include "jit/device.hpp"
 #include "jit/driver.hpp"
 #include "jit/errors.hpp"
@@ -47,7 +48,9 @@ struct Fake {
     CUresult capture_result = CUDA_SUCCESS, load_result = CUDA_SUCCESS, kernel_result = CUDA_SUCCESS,
              launch_result = CUDA_SUCCESS;
     bool launch_needs_context = false;
-    int loads = 0, unloads = 0, launches = 0, retains = 0, forced = 0;
+    int loads = 0, unloads = 0, launches = 0, retains = 0, releases = 0, forced = 0;
+    CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    int breaking_calls = 0;  // that would break another thread's capture in global mode
     std::string symbol;
     std::vector<std::pair<int, CUdevice>> shared_opt_in;
     CUlaunchConfig config{};
@@ -58,6 +61,7 @@ struct Fake {
     CUfunction function = nullptr;
     int argument = 0;
 
+    void may_allocate() { breaking_calls += capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED ? 0 : 1; }
     void keep(const CUlaunchConfig& given) {
         config = given;
         attributes.assign(given.attrs, given.attrs + given.numAttrs);
@@ -84,12 +88,16 @@ const jit::Driver kTable = {
     .primary_ctx_retain =
         [](CUcontext* context, CUdevice device) {
             ++fake.retains;
+            fake.may_allocate();
             *context = reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device));
             return CUDA_SUCCESS;
         },
+    .primary_ctx_release = [](CUdevice) { return ++fake.releases, CUDA_SUCCESS; },
+    .exchange_capture_mode = [](CUstreamCaptureMode* mode) { return std::swap(*mode, fake.capture_mode), CUDA_SUCCESS; },
     .library_load_data =
         [](CUlibrary* library, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**, unsigned) {
             ++fake.loads;
+            fake.may_allocate();
             *library = reinterpret_cast<CUlibrary>(0x20);
             return fake.load_result;
         },
@@ -100,9 +108,14 @@ const jit::Driver kTable = {
             *kernel = reinterpret_cast<CUkernel>(0x30);
             return fake.kernel_result;
         },
-    .kernel_get_function = [](CUfunction*, CUkernel) { return ++fake.forced, CUDA_SUCCESS; },
+    .kernel_get_function =
+        [](CUfunction*, CUkernel) {
+            fake.may_allocate();
+            return ++fake.forced, CUDA_SUCCESS;
+        },
     .kernel_set_attribute =
         [](CUfunction_attribute which, int value, CUkernel, CUdevice device) {
+            fake.may_allocate();
             if (which != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
                 EXPECT_EQ(value, 1);
                 return fake.cluster_opt_in.emplace_back(which, device), fake.cluster_result;
@@ -382,6 +395,70 @@ TEST_F(Launch, TheWarmPathAllocatesNothingAndLoadsNothing) {
                   return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
               }),
               "fine");
+}
+
+TEST_F(Launch, LoadingLeavesCapturesOfOtherThreadsAlone) {
+    EXPECT_EQ(run([&] {
+                  fake.context = nullptr;
+                  const LoadedKernel kernel = jit::load(source, 0, stream(), 100 << 10);
+                  jit::most_clusters(kernel, {.threads = 32, .cluster = 16}, 0);
+                  EXPECT_EQ(fake.breaking_calls, 0);
+                  EXPECT_EQ(fake.capture_mode, CU_STREAM_CAPTURE_MODE_GLOBAL) << "the thread's own mode is restored";
+                  fake.load_result = CUDA_ERROR_OUT_OF_MEMORY;
+                  message_of([&] { jit::load(Toy::source({2}), 0, stream(), 0); });
+                  EXPECT_EQ(fake.capture_mode, CU_STREAM_CAPTURE_MODE_GLOBAL) << "after an error, too";
+                  return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
+              }),
+              "fine");
+}
+
+TEST_F(Launch, ThePrimaryContextIsRetainedOnceADeviceAndReleased) {
+    EXPECT_EQ(run([&] {
+                  for (int device : {0, 1, 0, 1}) {
+                      fake.context = nullptr;
+                      const LoadedKernel kernel = jit::load(source, device, stream(), 0);
+                      fake.launch_needs_context = true;
+                      fake.context = nullptr;  // as in a thread that has not used CUDA yet
+                      const int argument = 0;
+                      jit::launch(kernel, {.threads = 32}, device, stream(), &argument);
+                  }
+                  EXPECT_EQ(fake.retains, 2);
+                  EXPECT_EQ(fake.releases, 0);
+                  jit::release_primary_contexts();
+                  jit::release_primary_contexts();
+                  EXPECT_EQ(fake.releases, 2);
+                  return std::string(::testing::Test::HasFailure() ? "failed" : "fine");
+              }),
+              "fine");
+}
+
+// What a child must not wait for is held by a thread that it does not have.
+TEST_F(Launch, AChildForkedWhileAKernelIsLoadedRaisesAtOnce) {
+    EXPECT_EQ(run([&] {
+                  std::atomic<bool> loading{false}, go_on{false};
+                  static std::atomic<bool>*is_loading, *may_go_on;
+                  is_loading = &loading, may_go_on = &go_on;
+                  jit::Driver slow = kTable;
+                  slow.library_load_data = [](CUlibrary* library, const void*, CUjit_option*, void**, unsigned,
+                                              CUlibraryOption*, void**, unsigned) {
+                      is_loading->store(true);
+                      while (!may_go_on->load()) std::this_thread::yield();
+                      return *library = reinterpret_cast<CUlibrary>(0x20), CUDA_SUCCESS;
+                  };
+                  jit::install_driver(&slow);
+                  std::thread loader([&] { jit::kernel<Toy>({1}, 0, stream()); });
+                  while (!loading.load()) std::this_thread::yield();
+                  const pid_t child = start_child([&] {
+                      ::alarm(20);
+                      const std::string why = message_of([&] { jit::kernel<Toy>({1}, 0, stream()); });
+                      return contains(why, "forked after its parent had used CUDA") && jit::load_events().empty() ? 0 : 1;
+                  });
+                  const int exit_code = wait_for(child);
+                  go_on.store(true);
+                  loader.join();
+                  return std::to_string(exit_code);
+              }),
+              "0");
 }
 
 TEST_F(Launch, InitWithOtherPathsAfterALoadIsRefused) {

@@ -1,7 +1,9 @@
 // Finding compilers and headers, in trees made up for it.
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "jit/errors.hpp"
 #include "jit/nvrtc.hpp"
@@ -226,19 +228,89 @@ TEST_F(Layouts, InitIsCheckedAndMayBeRepeated) {
                                 "\n" + (library / "include").string() + "\n" + (wheels13 / "include").string());
 }
 
-TEST_F(Layouts, TheHookIsCalledOnceAndItsFailureIsTold) {
+TEST_F(Layouts, AHookThatFailedIsToldAndAskedAgain) {
     const auto result = in_child({}, [&] {
+        bool fails = true;
         int calls = 0;
         jit::set_path_hook([&]() -> SearchPaths {
             ++calls;
-            throw std::runtime_error("no pathfinder");
+            if (fails) throw jit::Error("no pathfinder");
+            SearchPaths found;
+            found.library_root = library;
+            return found;
         });
-        jit::toolchain();
-        jit::toolchain();
-        return std::to_string(calls) + message_of([] { jit::library_digest(); });
+        std::string text = message_of([] { jit::library_digest(); });
+        fails = false;
+        calls = 0;
+        for (int i = 0; i < 3; ++i) jit::toolchain();
+        return text + std::to_string(calls) + jit::toolchain().library_include.string();
     });
-    EXPECT_TRUE(result.value.starts_with("1compiling a kernel needs")) << result.value;
+    EXPECT_TRUE(result.value.starts_with("compiling a kernel needs")) << result.value;
     EXPECT_CONTAINS(result.value, "tried wheels: no pathfinder");
+    EXPECT_TRUE(result.value.ends_with("1" + (library / "include").string())) << result.value;
+}
+
+TEST_F(Layouts, WhatInterruptsTheHookIsForTheCallerAndIsNotRemembered) {
+    const auto result = in_child({}, [&] {
+        int calls = 0;
+        jit::set_path_hook([&]() -> SearchPaths {
+            if (++calls == 1) throw std::runtime_error("interrupted");
+            return {};
+        });
+        std::string text = message_of([] { jit::toolchain(); });
+        jit::toolchain();
+        return text + std::to_string(calls);
+    });
+    EXPECT_EQ(result.value, "interrupted2");
+}
+
+TEST_F(Layouts, AnAnswerOfTheHookServesLaterProcessesUntilItsFoldersChange) {
+    const TemporaryFolder cache;
+    fs::create_directories(folder / "site");
+    const auto calls_in_a_process = [&](const std::string& identity) {
+        return in_child({{"GDN_JIT_CACHE_DIR", cache / "cache"}},
+                        [&] {
+                            int calls = 0;
+                            const auto hook = [&] {
+                                ++calls;
+                                SearchPaths found;
+                                found.library_root = library;
+                                found.nvrtc = toolkit / "lib64/libnvrtc.so.13";
+                                return found;
+                            };
+                            jit::set_path_hook(hook, [&] { return jit::HookInputs{identity, {folder / "site"}}; });
+                            const std::string library_include = jit::toolchain().library_include.string();
+                            return library_include + " " + std::to_string(calls);
+                        })
+            .value;
+    };
+    const std::string found = (library / "include").string();
+    EXPECT_EQ(calls_in_a_process("a"), found + " 1");
+    EXPECT_EQ(calls_in_a_process("a"), found + " 1") << "folders this young may change without their times showing it";
+    std::this_thread::sleep_for(std::chrono::milliseconds(3100));
+    EXPECT_EQ(calls_in_a_process("a"), found + " 1");
+    EXPECT_EQ(calls_in_a_process("a"), found + " 0");
+    EXPECT_EQ(calls_in_a_process("b"), found + " 1") << "other settings";
+    write(folder / "site/cutlass_library/x", "");
+    EXPECT_EQ(calls_in_a_process("a"), found + " 1") << "something was installed";
+    for (const auto& memo : fs::directory_iterator(cache / "cache/memo")) write(memo.path(), read(memo.path()) + "x");
+    EXPECT_EQ(calls_in_a_process("b"), found + " 1") << "a memo that is not as it was written";
+}
+
+TEST_F(Layouts, InitRefusesFoldersThatDoNotHoldWhatTheyShould) {
+    fs::create_directories(folder / "empty");
+    const auto result = in_child({}, [&] {
+        jit::init(library, wheels13);
+        const std::string text =
+            message_of([&] { jit::init(folder / "empty", {}); }) + "\n" + message_of([&] { jit::init({}, folder / "empty"); });
+        return text + "\n" + jit::toolchain().library_include.string();
+    });
+    EXPECT_EQ(result.value,
+              "init: library_root: expected a folder with gdn_cuda/kernels or include/gdn_cuda/kernels, got " +
+                  (folder / "empty").string() +
+                  "\ninit: cuda_home: expected a folder with include/cuda_bf16.h, lib64/libnvrtc.so.* or bin/nvcc (of "
+                  "a toolkit, or of CUDA's wheels), got " +
+                  (folder / "empty").string() + "\n" + (library / "include").string());
 }
 
 }  // namespace

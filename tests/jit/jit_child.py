@@ -53,7 +53,7 @@ def outcome(call: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any
     start = time.perf_counter()
     try:
         result = {"value": function(*args, **kwargs)}
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         result = {"error": str(error), "type": type(error).__name__}
     return result | {"seconds": time.perf_counter() - start}
 
@@ -107,6 +107,31 @@ def found_in_wheels() -> dict[str, str]:
     return paths.find_paths()
 
 
+def use_hook_that_first(action: str) -> None:
+    """A hook whose first call sleeps for a minute, or raises; later ones find the wheels."""
+
+    def hook() -> dict[str, str]:
+        hook_calls.append(action)
+        if len(hook_calls) == 1 and action == "sleeps":
+            print("in the hook", file=sys.stderr, flush=True)
+            time.sleep(60)
+        elif len(hook_calls) == 1:
+            raise RuntimeError("the hook failed")
+        return found_in_wheels()
+
+    core.set_path_hook(hook)
+
+
+def use_the_packages_hook() -> None:
+    from gdn_cuda import paths
+
+    def hook() -> dict[str, str]:
+        hook_calls.append("searched")
+        return paths.find_paths()
+
+    core.set_path_hook(hook, paths.search_inputs)
+
+
 def leave_fork(seconds: float) -> int:
     """A fork that does nothing but live on, with every descriptor it inherited."""
     child = os.fork()
@@ -128,6 +153,10 @@ def limit_file_size(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, lambda *_: None)
+
+
 def ignore_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
@@ -142,6 +171,7 @@ def compile_forever(*args: Any) -> None:
         core.compile_text(*args, force=True)
 
 
+hook_calls: list[str] = []
 background: list[threading.Thread] = []
 finished: list[dict[str, Any]] = []
 mapped_before: set[str] = set()
@@ -153,10 +183,14 @@ extra: dict[str, Callable[..., Any]] = {
     "in_fork": in_fork,
     "leave_fork": leave_fork,
     "found_in_wheels": found_in_wheels,
+    "use_hook_that_first": use_hook_that_first,
+    "use_the_packages_hook": use_the_packages_hook,
+    "hook_calls": lambda: len(hook_calls),
     "umask": os.umask,
     "limit_file_size": limit_file_size,
     "setenv": setenv,
     "ignore_children": ignore_children,
+    "ignore_interrupts": ignore_interrupts,
     "lose_working_folder": lose_working_folder,
     "compile_forever": compile_forever,
     "pid": os.getpid,
@@ -165,6 +199,7 @@ extra: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     global core
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is not an answer
     setting = json.loads(sys.stdin.readline())

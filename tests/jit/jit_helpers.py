@@ -29,6 +29,12 @@ def kernel(number: int = 0, entry: str = "scale", before: str = "") -> str:
     return f'{before}extern "C" __global__ void {entry}(float* x) {{ x[threadIdx.x] += {number}.5f; }}\n'
 
 
+def slow_kernel(number: int = 0) -> str:
+    """One that NVRTC compiles for tens of seconds."""
+    steps = "\n".join(f"x[{i}] = sinf(x[{i}] * {number}.25f + x[{i + 1}]) / cosf(x[{i + 2}]);" for i in range(4000))
+    return f'extern "C" __global__ void scale(float* x) {{ {steps} }}\n'
+
+
 class CallFailed(RuntimeError):
     """The child's call raised; the text is the message."""
 
@@ -127,6 +133,10 @@ class Child:
     def warnings(self) -> list[str]:
         return [line for line in self.messages().splitlines() if "gdn_cuda: warning:" in line]
 
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -212,6 +222,9 @@ exec {nvcc()} "$@"
     def started(self) -> int:
         """How many compiles have come to the gate so far."""
         return len(list(self._started.iterdir()))
+
+    def processes(self) -> list[int]:
+        return [int(path.name) for path in self._started.iterdir()]
 
     def wait_for(self, count: int) -> None:
         wait_for(lambda: self.started() >= count, f"{count} compiles at the gate")

@@ -274,6 +274,38 @@ def test_forms_that_a_variable_may_have(start: Start) -> None:
     assert [found["0"][field] for field in fields] == [False] * 5
 
 
+def test_a_misspelt_variable_is_told_once_with_the_nearest_name(start: Start) -> None:
+    child = start(GDN_JIT_CACHEDIR="/x", GDN_JIT_DISABLED="1", GDN_TEST_SOMETHING="1", GDN_JIT_PRINT="0")
+    child.compile(kernel())
+    child.call("env")
+    assert sorted(line.partition("warning: ")[2] for line in child.warnings()) == [
+        "GDN_JIT_CACHEDIR: gdn_cuda has no such variable; the nearest is GDN_JIT_CACHE_DIR",
+        "GDN_JIT_DISABLED: gdn_cuda has no such variable; the nearest is GDN_JIT_DISABLE",
+    ]
+
+
+def test_text_that_is_not_utf8(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9 \xff")
+    shutil.copytree(wheels["library_root"] / "gdn_cuda", Path(odd) / "library" / "gdn_cuda")
+    child = start(GDN_JIT_CACHE_DIR=f"{odd}/cache", GDN_CUTLASS_INCLUDE=odd)
+    child.call("init", f"{odd}/library", "")
+    assert child.origin(kernel()) == "compiled"
+    assert child.call("cache_directory") == child.call("env")["cache_dir"] == f"{odd}/cache"
+    assert [entry["problem"] for entry in child.call("cache_list", True)] == [""]
+    assert f"{odd}/library" in child.call("toolchain")["include_dirs"]
+    [smallest] = sorted((len(each["configurations"]), each["family"], each["name"]) for each in child.call("kernels"))[:1]
+    entry = next(each for each in child.call("kernels") if each["name"] == smallest[2])
+    configuration = entry["configurations"][0]["configuration"]
+    child.call("compile", f"{smallest[1]}/{smallest[2]}", configuration, "sm_90a", f"{odd}/out")
+    assert list(Path(f"{odd}/out").glob("*.cubin"))
+    assert "library_root: expected a folder that exists, got " in child.failure("init", f"{odd}/nowhere", "")
+    assert "caf\\xe9 \\xff" in child.failure("init", f"{odd}/nowhere", "")
+    for name in ("GDN_CUDA_HOME", "GDN_LOG_LEVEL"):
+        message = start(**{name: os.fsdecode(b"/no\xffwhere")}).compile_failure(kernel())
+        assert message.startswith(f"{name}: expected ")
+        assert message.endswith('got "/no\\xffwhere"')
+
+
 def test_doctor_tells_of_a_malformed_variable(tmp_path: Path) -> None:
     variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GDN_CUDA_HOME": "/nowhere/at/all"}
     done = subprocess.run(

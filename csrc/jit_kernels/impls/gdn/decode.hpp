@@ -15,8 +15,8 @@ struct Decode {
     static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() {
-        static const std::vector<Config> all = decode_configurations();
-        return all;
+        static constinit std::atomic<const std::vector<Config>*> all{nullptr};
+        return jit::made_once(all, decode_configurations);
     }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) { return config.shared_bytes(); }

@@ -15,13 +15,13 @@ struct Gating {
     static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() {
-        static const std::vector<Config> all = [] {
+        static constinit std::atomic<const std::vector<Config>*> all{nullptr};
+        return jit::made_once(all, [] {
             std::vector<Config> configs;
             for (DType io : {DType::bf16, DType::f16, DType::f32})
                 for (bool aligned : {true, false}) configs.push_back(gating_config({1, 8, io, aligned}));
             return configs;
-        }();
-        return all;
+        });
     }
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config&) { return 0; }

@@ -17,8 +17,8 @@ struct Recurrent {
     static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() {
-        static const std::vector<Config> all = recurrent_configurations();
-        return all;
+        static constinit std::atomic<const std::vector<Config>*> all{nullptr};
+        return jit::made_once(all, recurrent_configurations);
     }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }

@@ -1,7 +1,6 @@
 // structured/toeplitz_eliminate on the host.
 #pragma once
 
-#include <mutex>
 #include <vector>
 
 #include "../../heuristics/structured_toeplitz.hpp"
@@ -18,6 +17,13 @@ struct ToeplitzEliminate {
     static constexpr int min_capability = 90;
     static constexpr bool uses_cutlass = false;
 
+    struct Known {
+        Config config;
+        int ordinal;
+        bool fits;
+    };
+    static inline jit::Guarded<std::vector<Known>> known_fits;
+
     static std::span<const Config> configurations() { return kToeplitzEliminateConfigurations; }
     static int threads(const Config& config) { return 2 * config.threads; }
     static int shared_bytes(const Config& config) {
@@ -29,21 +35,14 @@ struct ToeplitzEliminate {
     // Whether the device has clusters of this size, which loads the kernel at the first call. A partition of a GPU, or one with
     // multiprocessors that are off, may not.
     static bool fits(const Config& config, const Target& target) {
-        struct Known {
-            Config config;
-            int ordinal;
-            bool fits;
-        };
-        static std::mutex mutex;
-        static std::vector<Known> all;
         if (!runs_on<ToeplitzEliminate>(jit::device_traits(target.ordinal))) return false;
-        std::lock_guard lock(mutex);
-        for (const Known& known : all)
+        const auto all = known_fits.lock();
+        for (const Known& known : *all)
             if (known.ordinal == target.ordinal && known.config == config) return known.fits;
         const auto& kernel = jit::kernel<JitSpec<ToeplitzEliminate>>(config, target.ordinal, target.stream);
         const auto shape = shape_of<ToeplitzEliminate>(config, {config.blocks, 1, 1});
-        all.push_back({config, target.ordinal, jit::most_clusters(kernel, shape, target.ordinal) > 0});
-        return all.back().fits;
+        all->push_back({config, target.ordinal, jit::most_clusters(kernel, shape, target.ordinal) > 0});
+        return all->back().fits;
     }
 
     static void run(const Config& config, const ToeplitzEliminateProblem& problem, const Args& args, const Target& target) {

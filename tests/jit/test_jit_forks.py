@@ -1,0 +1,65 @@
+"""A child that is forked while a thread of its parent is at work has neither that thread nor what it would have let go of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from jit_helpers import Gate, Start, kernel, slow_kernel, wait_for
+
+SOON = 5.0  # seconds
+
+
+def test_a_child_compiles_what_its_parent_is_compiling_for_itself(start: Start, gate: Gate) -> None:
+    child = start(**gate.variables)
+    child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    gate.wait_for(1)
+    child.send("in_fork", "compile_text", "test", "scale", kernel(), "sm_90a")
+    gate.wait_for(2)
+    gate.open()
+    assert child.receive()["value"]["origin"] == "compiled"
+    assert child.call("join")["value"]["origin"] == "compiled"
+    assert child.origin(kernel()) == "disk"
+
+
+def test_a_child_forked_while_nvrtc_compiles_raises_at_once(start: Start) -> None:
+    child = start()
+    assert child.origin(kernel()) == "compiled"
+    child.call("in_background", "compile_text", "test", "scale", slow_kernel(), "sm_90a")
+    time.sleep(1.0)  # NVRTC tells nobody that it compiles
+    for code in (slow_kernel(), kernel(1)):
+        started = time.monotonic()
+        outcome = child.call("in_fork", "compile_text", "test", "scale", code, "sm_90a")
+        assert time.monotonic() - started < SOON
+        assert "forked while its parent compiled a kernel with NVRTC" in outcome["error"]
+        assert "spawn" in outcome["error"]
+    assert child.call("in_fork", "compile_text", "test", "scale", kernel(), "sm_90a")["value"]["origin"] == "disk"
+    assert child.origin(kernel(2)) == "compiled", "the parent goes on"
+
+
+def test_a_child_forked_during_the_search_for_headers_searches_itself(start: Start) -> None:
+    child = start(hook=None)
+    child.call("use_hook_that_first", "sleeps")
+    child.call("in_background", "toolchain")
+    wait_for(lambda: "in the hook" in child.messages(), "the hook")
+    started = time.monotonic()
+    assert child.call("in_fork", "compile_text", "test", "scale", kernel(), "sm_90a")["value"]["origin"] == "compiled"
+    assert time.monotonic() - started < SOON
+
+
+def test_a_child_does_not_keep_the_lock_of_a_parent_that_died(start: Start, gate: Gate) -> None:
+    parent = start(**gate.variables)
+    parent.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    gate.wait_for(1)
+    fork = parent.call("leave_fork", 60.0)
+    parent.kill()
+    other = start(**gate.variables)
+    other.send_compile(kernel())
+    gate.wait_for(2)
+    gate.open()
+    assert other.receive()["origin"] == "compiled"
+    assert other.warnings() == []
+    assert Path(f"/proc/{fork}").exists(), "it lives on, and has no lock"
+    os.kill(fork, signal.SIGKILL)

@@ -1,0 +1,233 @@
+"""Ctrl-C ends whatever a call waits for, as KeyboardInterrupt, and nothing of it is remembered: the next call works."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from jit_helpers import Child, Gate, Start, kernel, leftovers, locks, slow_kernel, wait_for
+
+from gdn_cuda import runtime
+
+SOON = 3.0  # seconds; a tenth of one on a quiet machine
+NVRTC_STARTED = 1.0  # seconds after which a compile is surely inside NVRTC, which tells nobody
+
+
+def assert_interrupted(child: Child) -> None:
+    """Sends the signal to a child that is in a call."""
+    sent = time.monotonic()
+    child.interrupt()
+    outcome = child.outcome()
+    assert time.monotonic() - sent < SOON
+    assert outcome.get("type") == "KeyboardInterrupt", outcome
+
+
+def test_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
+    child = start()
+    assert child.origin(kernel()) == "compiled"  # NVRTC is open
+    child.send_compile(slow_kernel())
+    time.sleep(NVRTC_STARTED)
+    assert_interrupted(child)
+    assert child.origin(kernel(1)) == "compiled"
+    assert locks(cache)[0].read_text() == "", "the lock is free"
+    child.send_compile(slow_kernel())  # nothing was kept of it
+    time.sleep(NVRTC_STARTED)
+    assert_interrupted(child)
+
+
+def test_a_compile_by_nvcc_whose_processes_end_with_it(start: Start, cache: Path, gate: Gate) -> None:
+    child = start(**gate.variables)
+    child.send_compile(kernel())
+    gate.wait_for(1)
+    [nvcc] = gate.processes()
+    assert_interrupted(child)
+    wait_for(lambda: not Path(f"/proc/{nvcc}").exists(), "nvcc's end")
+    assert leftovers(cache) == []
+    gate.open()
+    assert child.origin(kernel()) == "compiled"
+
+
+def test_a_wait_for_another_process(start: Start, gate: Gate, cache: Path) -> None:
+    holder, waiter = start(**gate.variables), start(**gate.variables)
+    holder.send_compile(kernel())
+    gate.wait_for(1)
+    waiter.send_compile(kernel())
+    time.sleep(0.5)
+    assert_interrupted(waiter)
+    gate.open()
+    assert holder.receive()["origin"] == "compiled"
+    assert waiter.origin(kernel()) == "disk"
+
+
+def test_a_wait_for_another_thread(start: Start, gate: Gate) -> None:
+    child = start(**gate.variables)
+    child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    gate.wait_for(1)
+    child.send_compile(kernel())
+    time.sleep(0.2)
+    assert_interrupted(child)
+    gate.open()
+    assert child.call("join")["value"]["origin"] == "compiled", "the other thread hears nothing of it"
+    assert child.origin(kernel()) == "disk"
+
+
+def test_the_search_for_headers(start: Start) -> None:
+    child = start(hook=None)
+    child.call("use_hook_that_first", "sleeps")
+    child.send_compile(kernel())
+    wait_for(lambda: "in the hook" in child.messages(), "the hook")
+    assert_interrupted(child)
+    assert child.origin(kernel()) == "compiled"
+
+
+def test_a_search_that_failed_is_repeated(start: Start) -> None:
+    child = start(hook=None, GDN_CUDA_HOME=None)
+    child.call("use_hook_that_first", "raises")
+    child.send_compile(kernel())
+    outcome = child.outcome()
+    if "error" in outcome:  # a machine without a toolkit has nothing else to look in
+        assert "the hook failed" in outcome["error"]
+    assert child.origin(kernel(1)) == "compiled"
+    assert child.call("hook_calls") >= 2
+
+
+def test_a_handler_that_does_not_raise_changes_nothing(start: Start, gate: Gate) -> None:
+    child = start(**gate.variables)
+    child.call("ignore_interrupts")
+    child.send_compile(kernel())
+    gate.wait_for(1)
+    child.interrupt()
+    time.sleep(0.2)
+    gate.open()
+    assert child.receive()["origin"] == "compiled"
+
+
+POOL = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import gdn_cuda
+try:
+    gdn_cuda.compile(kernel="gating", arch="sm_90a", jobs=2)
+except KeyboardInterrupt:
+    sys.exit(77)
+"""
+
+
+def test_all_threads_of_an_ahead_of_time_compile(gate: Gate, cache: Path) -> None:
+    variables = gate.variables | {"GDN_JIT_CACHE_DIR": str(cache)}
+    child = subprocess.Popen([sys.executable, "-c", POOL], env=os.environ | variables)
+    gate.wait_for(2)
+    sent = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    assert child.wait() == 77
+    assert time.monotonic() - sent < 2 * SOON  # with the interpreter's end
+    assert leftovers(cache) == []
+
+
+EXIT = """
+import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from gdn_cuda import _C
+[kernel] = [each for each in _C.kernels() if each["name"] == "prefill"]
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    _C.compile("gdn/prefill", kernel["configurations"][0]["configuration"], "sm_90a")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_process_that_exits_after_an_interrupt_ends_well(cache: Path) -> None:
+    """exit() destroys what NVRTC, which still compiles, works with: the process waits for it."""
+    environment = os.environ | {"GDN_JIT_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, "-c", EXIT], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
+# ---- Through torch's dispatcher, which knows nothing of interrupts
+
+OPERATOR = """
+#include <torch/csrc/stable/library.h>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+namespace gdn_cuda::jit {
+void interruption_point();
+}
+void wait_for_ever() {
+    std::puts("waiting");
+    std::fflush(stdout);
+    for (;;) {
+        gdn_cuda::jit::interruption_point();
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+}
+STABLE_TORCH_LIBRARY(gdn_cuda_interrupts, library) {
+    library.def("wait_for_ever() -> ()");
+}
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_interrupts, CompositeExplicitAutograd, library) {
+    library.impl("wait_for_ever", TORCH_BOX(&wait_for_ever));
+}
+"""
+
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import torch, gdn_cuda
+torch.ops.load_library(sys.argv[1])
+for call in (torch.ops.gdn_cuda_interrupts.wait_for_ever, torch.ops.gdn_cuda_interrupts.wait_for_ever.default):
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        print("interrupted", flush=True)
+
+class Timeout(Exception):
+    pass
+
+def expire(*_):
+    raise Timeout("too late")
+
+signal.signal(signal.SIGALRM, expire)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    call()
+except Timeout as error:
+    print("timeout:", error, flush=True)
+"""
+
+
+def test_an_operator_raises_what_the_signal_handler_raised(tmp_path: Path) -> None:
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"no C++ compiler: {compiler[0]} is not on PATH; install g++ or set CXX")
+    library, torch_folder = runtime.library_path(), Path(torch.__file__).parent
+    assert library is not None
+    (tmp_path / "operator.cpp").write_text(OPERATOR)
+    built = tmp_path / "liboperator.so"
+    subprocess.run(
+        [
+            *(*compiler, "-std=c++20", "-shared", "-fPIC", "-DTORCH_TARGET_VERSION=0x020a000000000000"),
+            *("-isystem", str(torch_folder / "include"), str(tmp_path / "operator.cpp"), "-o", str(built)),
+            *(f"-L{library.parent}", f"-L{torch_folder / 'lib'}", "-lgdn_cuda", "-ltorch_cpu", "-lc10"),
+            f"-Wl,-rpath,{library.parent}",
+        ],
+        check=True,
+    )
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(built)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for _ in range(2):
+        assert child.stdout.readline() == "waiting\n"
+        sent = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - sent < SOON
+    assert child.communicate()[0] == "waiting\ntimeout: too late\n"
+    assert child.returncode == 0
