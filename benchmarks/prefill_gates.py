@@ -1,10 +1,10 @@
-"""Prefill under three kinds of gates: the default split beside none at all (`deterministic=True`), graph replays.
+"""Prefill under four kinds of gates: the default split beside none at all (`deterministic=True`), graph replays.
 
-    python benchmarks/prefill_gates.py [--only 1x8192] [--heads 16/32] [--kinds fast init mixed slow] [--json FILE]
+    python benchmarks/prefill_gates.py [--only 1x8192] [--kinds fast init mixed slow] [--json FILE]
 
-Kinds, a row of `gate` a head: *fast* is uniform in (-1, 0). *init* is how FLA and Mamba-2 initialise a model, -A softplus(dt) with A
-uniform in 1 ... 16 and dt log-uniform in 0.001 ... 0.1, both of a head. *mixed* has every second head fast, and the others keep 0.999 to 0.99999
-of the state at each token. *slow* keeps 0.99999 everywhere: nothing is ever forgotten.
+*fast* gates are uniform in (-1, 0). *init* is how FLA and Mamba-2 initialise a model: -A dt, A uniform in 1 ... 16 and dt log-uniform in
+0.001 ... 0.1, both of a head. *mixed* has every second head fast, and the others keep 0.999 to 0.99999 of the state at each token. *slow*
+keeps 0.99999 everywhere: nothing is ever forgotten.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import sys
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 
@@ -82,7 +83,7 @@ def main() -> int:
     parser.add_argument("--json")
     arguments = parser.parse_args()
     timer, results = Timer(200), []
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, gdn_cuda {gdn_cuda.__version__}; ms, default / unsplit (ratio)")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ms, default / unsplit (ratio)")
     print(f"{'':18}" + "".join(f"{kind:>24}" for kind in arguments.kinds))
     for shape in ROWS:
         name, cells = row_name(*shape), []
@@ -98,8 +99,7 @@ def main() -> int:
             cells.append(f"{times[0]:8.4f} /{times[1]:8.4f} ({times[0] / times[1]:.2f})")
         print(f"{name:18}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(results, file, indent=1)
+        Path(arguments.json).write_text(json.dumps(results, indent=1))
     return 0
 
 

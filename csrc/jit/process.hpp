@@ -14,8 +14,8 @@ struct ProcessResult {
     std::string output;  // standard output and error together; the reason when not started
 };
 
-// `temporary` (when not empty) becomes the child's TMPDIR. The child does not get the variables of `without`. An interrupt kills the
-// child and the processes that it started.
+// `temporary` (when not empty) becomes the child's TMPDIR. The child does not get the variables of `without`. An interrupt
+// kills the child and the processes that it started.
 ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary = {},
                           std::span<const char* const> without = {});
 

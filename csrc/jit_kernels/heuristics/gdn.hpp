@@ -233,9 +233,9 @@ inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSp
     return {problem.dv > kValueRows && ns(2) <= ns(1) ? 2 : 1, 1};
 }
 
-// Heads that remember, split and linked (prefill_segments.cuh). The first two segments take turns while the others make summaries
-// (chunks without outputs take as long); then all at once. Somebody has to set the links' counts to zero, which short sequences do
-// not make up for.
+// Heads that remember, split and linked (prefill_segments.cuh). The first two segments take turns while the others make
+// summaries (chunks without outputs take as long); then all at once. Somebody has to set the links' counts to zero, which short
+// sequences do not make up for.
 inline double prefill_linked_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr double kOfLink = 5000;
     if (split.segments <= 3 || problem.tokens < kShortestLinked) return std::numeric_limits<double>::infinity();
@@ -263,8 +263,8 @@ inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSpli
     return {prefill_walk_ns(problem, split, share + kForgetting, device), std::min(whole, linked), linked < whole};
 }
 
-// How many chunks a segment may begin early before the head is sooner done as one that remembers. To look for where to begin takes
-// time, too: about that of two chunks, and of a sixth of each that is looked at.
+// How many chunks a segment may begin early before the head is sooner done as one that remembers. To look for where to begin
+// takes time, too: about that of two chunks, and of a sixth of each that is looked at.
 inline int prefill_reach(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     constexpr double kWorthIt = 0.9, kToLook = 4000, kToLookAtChunk = 350;
     const PrefillCost cost = prefill_cost(problem, split, device);
@@ -301,7 +301,10 @@ inline std::string explain_prefill(const PrefillProblem& problem, const jit::Dev
         const PrefillCost cost = prefill_cost(problem, way, device);
         return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with heads that remember {:.0f}{}",
                            way.value_groups * kValueRows, way.segments, way.segments == 1 ? "" : "s", cost.forgetting / 1000,
-                           cost.remembering / 1000, way.segments == 1 ? "" : cost.linked ? ", linked" : ", whole");
+                           cost.remembering / 1000,
+                           way.segments == 1 ? ""
+                           : cost.linked     ? ", linked"
+                                             : ", whole");
     };
     return fmt::format("{}; against {}; {} multiprocessors", text(split), text(other), device.multiprocessors);
 }

@@ -18,9 +18,9 @@ struct PrefillTensors {
 struct PrefillChoice {
     PrefillConfig config, whole;  // for sequences that are split, and for those that are not
     int segments, reach;
-    int links_of_head;            // from segments to the next; 0: heads that remember are not split
-    i64 links;                    // of all heads
-    i64 blocks;                   // of a segment
+    int links_of_head;  // from segments to the next; 0: heads that remember are not split
+    i64 links;          // of all heads
+    i64 blocks;         // of a segment
     i64 link_states, link_transfers;
 
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }

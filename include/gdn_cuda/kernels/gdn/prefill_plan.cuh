@@ -139,8 +139,8 @@ struct PrefillSharedPlan {
     unsigned long long linked;                          // M is there
 };
 
-// Which calls a launch takes. A head *remembers* if its state is still needed far behind a border between segments, else it *forgets*
-// (prefill_segments.cuh).
+// Which calls a launch takes. A head *remembers* if its state is still needed far behind a border between segments, else it
+// *forgets* (prefill_segments.cuh).
 enum class PrefillTakes {
     every_call,
     if_all_forget,     // each sequence in segments

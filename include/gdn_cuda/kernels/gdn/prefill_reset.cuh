@@ -1,6 +1,7 @@
-// Chunks of gdn/prefill with a gate whose exponential is 0, which resets the state, and with something so large that products of
-// matrices may overflow, or not finite at all: in the state, a key, a value, a beta or another gate. There, 0 times an infinity would
-// spread NaN past the reset, so a value warpgroup takes such a chunk token by token. Some 30 us a chunk, and rare.
+// Chunks of gdn/prefill with a gate whose exponential is 0, which resets the state, and with something so large that products
+// of matrices may overflow, or not finite at all: in the state, a key, a value, a beta or another gate. There, 0 times an
+// infinity would spread NaN past the reset, so a value warpgroup takes such a chunk token by token. Some 30 us a chunk, and
+// rare.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_state.cuh>
@@ -11,8 +12,8 @@ template <PrefillConfig kConfig>
 struct PrefillReset : PrefillState<kConfig> {
     using Base = PrefillState<kConfig>;
     using Base::args, Base::shared, Base::work, Base::state, Base::any_of_group, Base::index;
-    using Base::thread, Base::warp, Base::g, Base::t;
     using Base::kIo;
+    using Base::thread, Base::warp, Base::g, Base::t;
     using Plan = typename Base::Plan;
     using Io = Storage<kIo>;
     static constexpr int kPieces = kConfig.head_k / 8;  // of a key: a thread has two numbers of each

@@ -7,8 +7,8 @@
 namespace gdn_cuda::gdn {
 
 // Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2. A gate below kVanished counts
-// as that: its exponential is 0 all the same, and the sum keeps digits for the differences of later gates. `resets`: whether the
-// exponential of some gate is 0.
+// as that: its exponential is 0 all the same, and the sum keeps digits for the differences of later gates. `resets`: whether
+// the exponential of some gate is 0.
 __device__ __forceinline__ float2 cumulate(float2 gate, bool& resets) {
     constexpr float kLog2e = 1.4426950408889634f, kVanished = -160.f, kSmallestExponent = -126.f;
     const int lane = threadIdx.x % 32;

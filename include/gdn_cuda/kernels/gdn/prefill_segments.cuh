@@ -2,17 +2,19 @@
 //
 //     apart   a block begins as far before its segment as the state still matters, with a state of zero, and stores no outputs
 //             until its segment begins;
-//     linked  a segment begins with the state that the one before leaves. If that one has to wait for its own, it computes first
+//     linked  a segment begins with the state that the one before leaves. If that one has to wait for its own, it computes
+//     first
 //             what it will make of it, S M + L: L from a state of zero, M from the identity with values of zero;
 //     whole   one block walks the sequence.
 //
 // A head forgets if `reach` chunks make nothing of a state, at the pace of the gates near the borders between segments; else it
-// remembers. A head that forgets is taken apart, another one linked or whole, whichever the host expects to be faster. All blocks of a
-// head come to the same answer by themselves (`one_remembers`).
+// remembers. A head that forgets is taken apart, another one linked or whole, whichever the host expects to be faster. All
+// blocks of a head come to the same answer by themselves (`one_remembers`).
 //
-// Where another configuration walks whole sequences faster, the host launches both, and all blocks of a call come to one answer: the
-// configuration that splits takes the call if all heads forget, the other one if one remembers. (They could share the heads, but two
-// kernels side by side took twice as long: probably, neighbouring multiprocessors share a cache for instructions.)
+// Where another configuration walks whole sequences faster, the host launches both, and all blocks of a call come to one
+// answer: the configuration that splits takes the call if all heads forget, the other one if one remembers. (They could share
+// the heads, but two kernels side by side took twice as long: probably, neighbouring multiprocessors share a cache for
+// instructions.)
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), whose norm is exp(g) max(1, |1 - beta |k|^2|). Where the product of
 // these over the tokens before a segment is below 2^-80, what the state was before them cannot change a bit of what follows but
@@ -109,11 +111,11 @@ __device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int ch
     return max((chunks + args.segments - 1) / args.segments, kShortestSegment);
 }
 
-// Whether a head remembers: whether, from some border between segments, 2^-80 is more than `reach` chunks back at the pace of every
-// fourth gate of the chunk before that border. Keys are left out, for they seldom let a state grow, and who is wrong is only slower.
-// Sums are of integers, so that blocks of another configuration come to the same answer. Called by the whole block, for one head
-// of a sequence or for all: then neighbouring threads have neighbouring heads, whose gates are in one line. Short code, for the first
-// block of a multiprocessor waits for it to be fetched.
+// Whether a head remembers: whether, from some border between segments, 2^-80 is more than `reach` chunks back at the pace of
+// every fourth gate of the chunk before that border. Keys are left out, for they seldom let a state grow, and who is wrong is
+// only slower. Sums are of integers, so that blocks of another configuration come to the same answer. Called by the whole
+// block, for one head of a sequence or for all: then neighbouring threads have neighbouring heads, whose gates are in one line.
+// Short code, for the first block of a multiprocessor waits for it to be fetched.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_all, int sequence, int head) {
     constexpr float kLog2e = 1.4426950408889634f, kUnit = 1 << 14, kVanished = -160.f;

@@ -143,8 +143,8 @@ struct PrefillValues : PrefillReset<kConfig> {
         if (thread == 0) wait_stores_read();
     }
 
-    // Chunks from `first` on, up to the last or to one that resets the state: products of matrices may not do for that, unless it is
-    // known to be `harmless`.
+    // Chunks from `first` on, up to the last or to one that resets the state: products of matrices may not do for that, unless
+    // it is known to be `harmless`.
     __device__ __forceinline__ int take_chunks(int first, int harmless) {
         const RecurrentArgs& all = args.recurrence;
         const int length = work.length;
