@@ -2,9 +2,9 @@
 
     python benchmarks/prefill_gates.py [--only 1x8192] [--kinds fast init mixed slow] [--json FILE]
 
-*fast* gates are uniform in (-1, 0). *init* is how FLA and Mamba-2 initialise a model: -A dt, A uniform in 1 ... 16 and dt log-uniform in
-0.001 ... 0.1, both of a head. *mixed* has every second head fast, and the others keep 0.999 to 0.99999 of the state at each token. *slow*
-keeps 0.99999 everywhere: nothing is ever forgotten.
+*fast* gates are uniform in (-1, 0). *init* is how FLA and Mamba-2 initialise a model: -A dt, A uniform in 1 ... 16 and dt
+log-uniform in 0.001 ... 0.1, both of a head. *mixed* has every second head fast, and the others keep 0.999 to 0.99999 of the
+state at each token. *slow* keeps 0.99999 everywhere: nothing is ever forgotten.
 """
 
 from __future__ import annotations

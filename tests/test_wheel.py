@@ -18,7 +18,9 @@ from gdn_cuda import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 API = ROOT / "include" / "gdn_cuda" / "api.hpp"
-FOR_PYTHON = {"gdn_cuda::registry", "gdn_cuda::tunable", "gdn_cuda::tunables"}  # and the runtime, gdn_cuda::jit
+FOR_PYTHON = {
+    f"gdn_cuda::{name}" for name in ("registry", "tunable", "tunables", "explain_toeplitz_solve")
+}  # and the runtime, gdn_cuda::jit
 
 pytestmark = pytest.mark.skipif(not shutil.which("readelf") or not shutil.which("nm"), reason="binutils is not installed")
 
@@ -49,7 +51,7 @@ def undefined(library: Path) -> set[str]:
 def exported(library: Path) -> set[str]:
     """The names of what it defines for others, without parameters."""
     lines = output("nm", "-DC", "--defined-only", library).splitlines()
-    return {re.sub(r"\[abi:\w+\]|\(.*", "", line.split(maxsplit=2)[2]) for line in lines}
+    return {re.sub(r"\[abi:\w+\]|\(.*|^(typeinfo|vtable)( name)? for ", "", line.split(maxsplit=2)[2]) for line in lines}
 
 
 @every_library

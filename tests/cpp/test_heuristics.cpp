@@ -127,18 +127,40 @@ TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
     const auto split = [&] { return prefill_split(problem, {}); };
     EXPECT_EQ(split().segments, jit::DeviceTraits{}.multiprocessors / 8);
     EXPECT_EQ(split().value_groups, 2);
-    EXPECT_EQ(prefill_links(problem, 16), 15);
+    EXPECT_TRUE(prefill_cost(problem, split(), {}).linked);
     problem.deterministic = true;
     EXPECT_EQ(split().segments, 1);
     EXPECT_EQ(split().value_groups, 1);
     problem.deterministic = false;
     problem.tokens = 4 * kShortestSegment * kChunk;
     EXPECT_GT(split().segments, 1);
-    EXPECT_EQ(prefill_links(problem, 4), 0);
+    EXPECT_FALSE(prefill_cost(problem, split(), {}).linked) << "somebody has to set counts to zero";
     problem.tokens = kShortestSegment * kChunk;
     EXPECT_EQ(split().segments, 1);
     problem = {.sequences = 8, .tokens = 32768, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
     EXPECT_EQ(split().segments, 1);
+}
+
+// What heads that remember cost is at most 3 % more than without a split, and a segment does not begin so early that it is
+// more.
+TEST(PrefillHeuristic, HeadsThatRememberLoseNothingBySplits) {
+    for (const int heads : {4, 8, 16, 32, 48, 64})
+        for (const i64 tokens : {1024, 2048, 4096, 8192, 32768, 131072}) {
+            PrefillProblem problem{
+                .sequences = 1, .tokens = tokens, .heads = heads, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+            const PrefillSplit split = prefill_split(problem, {});
+            const PrefillCost cost = prefill_cost(problem, split, {});
+            problem.deterministic = true;
+            const PrefillSplit unsplit = prefill_split(problem, {});
+            const double whole = prefill_cost(problem, unsplit, {}).remembering;
+            EXPECT_LE(cost.remembering, 1.03 * whole) << heads << " heads, " << tokens << " tokens";
+            if (split.segments == 1) continue;
+            const int reach = prefill_reach(problem, split, {});
+            ASSERT_GE(reach, 1);
+            const i64 share = ceil_div(prefill_chunks(problem), split.segments);
+            EXPECT_LE(prefill_walk_ns(problem, split, share + reach, {}), cost.remembering)
+                << heads << " heads, " << tokens << " tokens, " << reach << " chunks";
+        }
 }
 
 TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {

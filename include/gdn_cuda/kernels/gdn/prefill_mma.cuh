@@ -65,7 +65,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                        .sequence = sequence,
                        .head = head,
                        .first_row = static_cast<int>(blockIdx.x) * kConfig.rows_per_block(),
-                       .first_thread = 0};
+                       .first_thread = 0,
+                       .gate_type = all.gate.values.type,
+                       .beta_type = all.beta.values.type};
     }
     __syncthreads();
 

@@ -71,7 +71,8 @@ struct PrefillMmaSharedPlan {
         i64 checkpoints_before;       // those of the sequences packed before
         int length, chunks;           // of the sequence
         int sequence, head, first_row;
-        int first_thread;  // 0
+        int first_thread;            // 0
+        DType gate_type, beta_type;  // for a rare path: the compiler would keep them in registers from chunk to chunk
     };
 
     Tile key[kConfig.key_stages][kConfig.key_tiles()], query[kConfig.key_tiles()];

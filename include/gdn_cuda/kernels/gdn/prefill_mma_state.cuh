@@ -312,6 +312,11 @@ struct MmaState : MmaLane {
         x += __shfl_xor_sync(0xffffffffu, x, 1);
         return x + __shfl_xor_sync(0xffffffffu, x, 2);
     }
+    // Of rows g and g + 8 of the warp's sixteen.
+    __device__ __forceinline__ Io* value_of(int token, int half) const {
+        const unsigned piece = row_piece(row_piece(tile_row(value_tile().bytes, token), value_piece()), half);
+        return reinterpret_cast<Io*>(__cvta_shared_to_generic(piece)) + g;
+    }
     // The recurrence itself, token by token: the output goes where the values are, as stage_output has it. Rare, and therefore
     // short: keys, queries and scalars come from global memory again, as their places in shared memory have others by now.
     __device__ __forceinline__ void advance_by_token(int chunk) {
@@ -322,8 +327,8 @@ struct MmaState : MmaLane {
             const i64 at = chunk * kChunk + token;
             const Io* key = static_cast<const Io*>(work.key) + at * args.key.token + 2 * t;
             const Io* query = static_cast<const Io*>(work.query) + at * args.query.token + 2 * t;
-            const float gate = load_number(args.gate.values, work.gate + at * args.gate.token);
-            const float beta = load_number(args.beta.values, work.beta + at * args.beta.token);
+            const float gate = load_number({args.gate.values.data, work.gate_type}, work.gate + at * args.gate.token);
+            const float beta = load_number({args.beta.values.data, work.beta_type}, work.beta + at * args.beta.token);
             const float decay = exp2_fast(kLog2e * gate);
             float predicted[2] = {}, square = 0.f;
 #pragma unroll
@@ -332,20 +337,16 @@ struct MmaState : MmaLane {
                 square = fmaf(k.x, k.x, fmaf(k.y, k.y, square));
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    float &x = state[n][2 * half], &y = state[n][2 * half + 1];
-                    x = decay == 0.f ? 0.f : decay * x;
-                    y = decay == 0.f ? 0.f : decay * y;
-                    predicted[half] = fmaf(x, k.x, fmaf(y, k.y, predicted[half]));
+                    predicted[half] = fmaf(state[n][2 * half], k.x, fmaf(state[n][2 * half + 1], k.y, predicted[half]));
                 }
             }
             const float key_scale = args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f;
-            // Rows g and g + 8 of the warp's sixteen, of this token.
-            const unsigned first = row_piece(tile_row(value_tile().bytes, token), value_piece());
-            auto* const value = reinterpret_cast<Io*>(__cvta_shared_to_generic(first)) + g;
-            auto* const value_8 = reinterpret_cast<Io*>(__cvta_shared_to_generic(row_piece(first, 1))) + g;
             float along_key[2], out[2] = {};
-            along_key[0] = key_scale * beta * (to_float(*value) - key_scale * row_sum(predicted[0]));
-            along_key[1] = key_scale * beta * (to_float(*value_8) - key_scale * row_sum(predicted[1]));
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float sum = decay == 0.f ? 0.f : decay * row_sum(predicted[half]);
+                along_key[half] = key_scale * beta * (to_float(*value_of(token, half)) - key_scale * sum);
+            }
             square = 0.f;
 #pragma unroll
             for (int n = 0; n < kPairs; ++n) {
@@ -354,17 +355,16 @@ struct MmaState : MmaLane {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     float &x = state[n][2 * half], &y = state[n][2 * half + 1];
-                    x = fmaf(along_key[half], k.x, x);
-                    y = fmaf(along_key[half], k.y, y);
+                    x = fmaf(along_key[half], k.x, decay == 0.f ? 0.f : decay * x);
+                    y = fmaf(along_key[half], k.y, decay == 0.f ? 0.f : decay * y);
                     out[half] = fmaf(x, q.x, fmaf(y, q.y, out[half]));
                 }
             }
             const float query_scale = args.scale * (args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f);
-            out[0] = query_scale * row_sum(out[0]);
-            out[1] = query_scale * row_sum(out[1]);  // and by now every lane has its values
-            if (t == 0) {
-                *value = from_float<Io>(out[0]);
-                *value_8 = from_float<Io>(out[1]);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float number = query_scale * row_sum(out[half]);  // and by now every lane has its values
+                if (t == 0) *value_of(token, half) = from_float<Io>(number);
             }
         }
         __syncwarp();
@@ -378,7 +378,9 @@ struct MmaState : MmaLane {
         refresh();
         add_scores(v);
         refresh();
-        if (shared.factors.resets && !is_finite(v)) return advance_by_token(chunk);
+        // The shuffles tell the compiler that a warp goes one way: else the number of the chunk leaves the uniform registers.
+        if (__shfl_sync(0xffffffffu, shared.factors.resets, 0))
+            if (!__shfl_sync(0xffffffffu, is_finite(v), 0)) return advance_by_token(chunk);
         stage_output();
         const bool last = chunk + 1 == work.chunks && args.last.data == nullptr && args.steps.data == nullptr;
         if (!last) update(v, shared.key[chunk % kConfig.key_stages]);
