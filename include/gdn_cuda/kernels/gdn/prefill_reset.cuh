@@ -1,7 +1,7 @@
 // Chunks of gdn/prefill with a gate whose exponential is 0, which resets the state, and with something so large that products
 // of matrices may overflow, or not finite at all: in the state, a key, a value, a beta or another gate. There, 0 times an
-// infinity would spread NaN past the reset, so a value warpgroup takes such a chunk token by token. Some 30 us a chunk, and
-// rare.
+// infinity would spread NaN past the reset, so a value warpgroup takes such a chunk token by token. That takes many times
+// longer, and is rare.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_state.cuh>

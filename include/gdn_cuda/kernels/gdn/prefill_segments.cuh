@@ -1,20 +1,19 @@
 // Segments of a sequence for gdn/prefill, where its heads alone would leave multiprocessors idle. A head is taken
 //
-//     apart   a block begins as far before its segment as the state still matters, with a state of zero, and stores no outputs
-//             until its segment begins;
-//     linked  a segment begins with the state that the one before leaves. If that one has to wait for its own, it computes
-//     first
-//             what it will make of it, S M + L: L from a state of zero, M from the identity with values of zero;
+//     apart   a block begins as far before its segment as the state still matters, with a state of zero, and stores no
+//             outputs until its segment begins;
+//     linked  a segment begins with the state that the one before leaves. If that one has to wait for its own, it first
+//             computes what it will make of it, S M + L: L from a state of zero, M from the identity with values of zero;
 //     whole   one block walks the sequence.
 //
-// A head forgets if `reach` chunks make nothing of a state, at the pace of the gates near the borders between segments; else it
-// remembers. A head that forgets is taken apart, another one linked or whole, whichever the host expects to be faster. All
+// A head forgets if `reach` chunks make nothing of a state, at the pace of the gates near the borders between segments; else
+// it remembers. A head that forgets is taken apart, another one linked or whole, whichever the host expects to be faster. All
 // blocks of a head come to the same answer by themselves (`one_remembers`).
 //
 // Where another configuration walks whole sequences faster, the host launches both, and all blocks of a call come to one
-// answer: the configuration that splits takes the call if all heads forget, the other one if one remembers. (They could share
-// the heads, but two kernels side by side took twice as long: probably, neighbouring multiprocessors share a cache for
-// instructions.)
+// answer: the configuration that splits takes the call if all heads forget, the other one if one remembers. They could share
+// the heads, but two kernels side by side took twice as long for a chunk. (Probably neighbouring multiprocessors share a cache
+// for instructions.)
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), whose norm is exp(g) max(1, |1 - beta |k|^2|). Where the product of
 // these over the tokens before a segment is below 2^-80, what the state was before them cannot change a bit of what follows but
