@@ -143,6 +143,23 @@ def test_states_that_reach_across_segments(case: str, seed: int) -> None:
     assert rel_rms(fixed, expected) < bound and rel_rms(fixed_state, expected_state) < bound
 
 
+# Another configuration than the one that splits walks whole sequences faster: both are launched, and one takes the call.
+@pytest.mark.parametrize("remember", ["no head", "one head", "all heads"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_one_of_two_launches_takes_the_call(remember: str, in_place: bool, seed: int) -> None:
+    x = inputs(B=1, T=5300, Hk=16, Hv=32, seed=seed, gate_range=(-2.0, -1.0))
+    heads = {"no head": slice(0), "one head": slice(7, 8), "all heads": slice(None)}[remember]
+    x["gate"][..., heads] *= 1e-4
+    fixed, fixed_state = gdn_cuda.chunked_forward(**x, deterministic=True)
+    expected, expected_state = gdn_cuda.recurrent_forward(**x)
+    options = {"state_indices": torch.tensor([0], device="cuda")} if in_place else {}
+    given = {**x, "state": x["state"].clone()}
+    out, state = gdn_cuda.chunked_forward(**given, **options, out=poisoned(x["value"]))
+    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+    if remember != "no head":
+        assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
+
+
 def test_a_packed_pool_whose_states_reach_across_segments(seed: int) -> None:
     lengths = [6000, 9000, 70, 0, 12000]
     x = packed_inputs(lengths, Hk=1, Hv=2, seed=seed, gate_range=(-1e-3, 0.0))
