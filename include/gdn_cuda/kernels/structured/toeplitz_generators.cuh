@@ -1,7 +1,7 @@
 // structured/toeplitz_generators: what structured/toeplitz_eliminate takes, from a Toeplitz matrix and right-hand sides in the
 // caller's dtype: generators of C = F T (F D)^-1 (structured/toeplitz_gko says which), F times the right-hand sides, and behind
-// those F times random signs, the probe. T is scaled by a power of two, for squares of pivots must not leave the range,
-// as sums of its entries must not before.
+// those F times random signs, the probe. T is scaled by a power of two, for squares of pivots must not leave the range. In
+// fp64 T and the right-hand sides are scaled before they are summed, for sums must not leave it either.
 //
 // Transforms of any length are sums here, in fp64: n^2 terms are few beside the n steps that wait for each other in what
 // follows. A block has 64 indices of two right-hand sides, four threads an index: each turns every fourth stretch of terms by
@@ -46,7 +46,8 @@ struct ToeplitzGenerators {
         const int each_of = thread % kConfig.kRows, stretch = thread / kConfig.kRows * kStretch;
         const int i = min(first_index + each_of, n - 1);
         const Number step = unit_at(-2.0 * i / n);
-        const typename Terms::Rights rights{args.given, args.given_column_stride, first_column};
+        const double before = Terms::scale_before_sums(args, system, shared.reduced[0]);
+        const typename Terms::Rights rights{args.given, args.given_column_stride, first_column, before};
         Number left{}, right{}, numbers[kColumns]{};
         typename Terms::Size size;
 #pragma unroll 1

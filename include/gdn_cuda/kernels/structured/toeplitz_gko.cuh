@@ -73,7 +73,8 @@ struct ToeplitzGko {
     // Generators and right-hand sides, by transforms.
     __device__ __forceinline__ void bring() {
         const int n = args.n;
-        const typename Terms::Rights rights{args.right, args.right_column_stride, first_column};
+        const double before = Terms::scale_before_sums(args, system, shared.reduced[0]);
+        const typename Terms::Rights rights{args.right, args.right_column_stride, first_column, before};
         typename Terms::Size size;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {

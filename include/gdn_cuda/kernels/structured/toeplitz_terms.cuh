@@ -16,6 +16,11 @@ struct ToeplitzTerms {
     __device__ __forceinline__ static double part(const Number& x) {
         return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
     }
+    // A power of two that brings the largest of so many numbers near 1.
+    __device__ __forceinline__ static double scale_for(double largest) {
+        const bool known = largest > 0 && largest - largest == 0;
+        return known ? scalbn(1.0, max(-1000, min(1000, -ilogb(largest)))) : 1.0;
+    }
     // Of T: a thread's terms, then all of the block's.
     struct Size {
         double column_sum = 0, row_sum = 0, largest = 0;
@@ -28,16 +33,33 @@ struct ToeplitzTerms {
             row_sum = of_all(row_sum, reduced[2], sum);
         }
         // A power of two that T is multiplied by: squares of pivots must not leave the range.
-        __device__ __forceinline__ double scale() const {
-            const bool known = largest > 0 && largest - largest == 0;
-            return known ? scalbn(1.0, max(-1000, min(1000, -ilogb(largest)))) : 1.0;
-        }
+        __device__ __forceinline__ double scale() const { return scale_for(largest); }
         __device__ __forceinline__ double scaled_norm() const { return larger(column_sum * scale(), row_sum * scale()); }
     };
     struct Rights {
         const Lines& lines;
         i64 column_stride, first_column;
+        double scale;  // that T and they are multiplied by before they are summed
     };
+    // For that: in fp64 their sums could leave the range where they do not. By the whole block.
+    template <class Args, int kWarps>
+    __device__ __forceinline__ static double scale_before_sums(const Args& args, unsigned system, double (&reduced)[kWarps]) {
+        if constexpr (!Io::kWide) return 1.0;
+        double largest = 0;
+#pragma unroll 1
+        for (int j = threadIdx.x; j < args.n; j += 32 * kWarps) {
+            largest = larger(largest, part(number_at(args.column, line_of(args, args.column, system) + j * args.column.step)));
+            if (j > 0)
+                largest = larger(largest, part(number_at(args.row, line_of(args, args.row, system) + j * args.row.step)));
+        }
+        largest = of_all(largest, reduced, [](double x, double y) { return larger(x, y); });
+        __syncthreads();  // `reduced` is for others now
+        return scale_for(largest);
+    }
+    __device__ __forceinline__ static Number number_at(const Lines& from, i64 at) {
+        const auto x = Io::template load<double>(from.data, at);
+        return {x.re, x.im};
+    }
 
     // Term j, the probe behind the last right-hand side.
     template <class Args, class Term>
@@ -46,9 +68,9 @@ struct ToeplitzTerms {
         using Stored = decltype(to.left);
         const int n = args.n;
         const i64 column = line_of(args, args.column, system), row = line_of(args, args.row, system);
-        const auto load = [](const Lines& from, i64 at) {
-            const auto x = Io::template load<double>(from.data, at);
-            return Number{x.re, x.im};
+        const auto load = [&](const Lines& from, i64 at) {
+            const Number x = number_at(from, at);
+            return Io::kWide ? x * rights.scale : x;
         };
         const auto below = [&](int i) { return load(args.column, column + i * args.column.step); };
         const auto above = [&](int i) { return load(args.row, row + i * args.row.step); };
