@@ -62,7 +62,7 @@ print(json.dumps(seconds))
 
 
 def test_an_interrupted_first_call_raises_at_once_and_the_next_one_works(tmp_path: Path) -> None:
-    environment = os.environ | {"GDN_JIT_CACHE_DIR": str(tmp_path / "cache")}
+    environment = os.environ | {"GDN_JIT_CACHE_DIR": str(tmp_path / "cache"), "GDN_JIT_PREBUILT_DIR": ""}
     child = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout is not None
     assert child.stdout.readline() == "calling\n"
@@ -76,7 +76,7 @@ def test_an_interrupted_first_call_raises_at_once_and_the_next_one_works(tmp_pat
 
 
 def test_first_calls_from_a_warm_disk_cache_take_milliseconds(tmp_path: Path) -> None:
-    environment = os.environ | {"GDN_JIT_CACHE_DIR": str(tmp_path / "cache")}
+    environment = os.environ | {"GDN_JIT_CACHE_DIR": str(tmp_path / "cache"), "GDN_JIT_PREBUILT_DIR": ""}
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", FIRST_CALLS], capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
