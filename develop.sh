@@ -68,7 +68,7 @@ prepare_second_torch() {
         say "making $second_venv with torch $second_torch"
         rm -rf "$second_venv"
         "$(base_python)" -m venv "$second_venv"
-        "$second" -m pip install --disable-pip-version-check -qq "torch==$second_torch" numpy pytest
+        "$second" -m pip install --disable-pip-version-check -qq "torch==$second_torch" numpy scipy pytest hypothesis
         touch "$second_venv/.complete"
     fi
     export GDN_TEST_SECOND_TORCH=$PWD/$second
