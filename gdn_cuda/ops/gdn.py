@@ -257,9 +257,10 @@ def chunked_forward(
     """Prefill: `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
 
     Chunks of 64 tokens run on the tensor cores, from sm_80 on, where rows start on 16 bytes; anything else runs token by token.
-    Where heads leave multiprocessors idle, sequences are split into segments. How many depends on the batch, and where states
-    reach across segments the result depends on it within its rounding. `deterministic=True` splits none: a sequence has the
-    same bits whatever it is batched or packed with, and long sequences of few heads take longer (docs/numerics.md).
+    Where heads leave multiprocessors idle, sequences are split into segments. How many depends on the batch, and whether at all
+    on its gates: where states reach across segments the result depends on both within its rounding. `deterministic=True`
+    splits none: a sequence has the same bits whatever it is batched or packed with, and long sequences of few heads take
+    longer (docs/numerics.md).
 
     Inputs as in `recurrent_forward`. final_state (B, Hv, dv, dk) has `state_dtype`, else the state's dtype, else fp32; None
     with `output_final_state=False`. chunk_indices (sequence, chunk pairs) and cu_chunks (B+1) are hints that need not be given:

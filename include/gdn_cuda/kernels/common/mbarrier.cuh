@@ -61,7 +61,7 @@ __device__ __forceinline__ void publish_global() {
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-// The same; whether `found` holds for any of these threads.
+// A named barrier that returns whether `found` holds for any of its threads.
 __device__ __forceinline__ bool any_of_barrier(int name, int threads, bool found) {
     unsigned any;
     asm volatile(

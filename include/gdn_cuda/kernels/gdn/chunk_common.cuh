@@ -6,6 +6,11 @@
 namespace gdn_cuda::gdn {
 
 constexpr int kChunk = 64;
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Gates are cumulated in units of ln 2, none below this: the exponential is 0 in fp32 all the same, and the sum keeps the
+// digits of the gates behind. One below kResetGateLog2 is a reset: its own exponential is 0 already.
+constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
 
 // Padded (batch, token, head, d) or packed with cu_seqlens; gate is the cumulative sum inside each chunk, or absent.
 struct ChunkArgs {

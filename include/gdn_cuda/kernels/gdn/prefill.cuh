@@ -11,7 +11,8 @@
 // invert I + A. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
 //
 // Most blocks take their segment in one pass. Where states reach across segments, passes before it make and link summaries of
-// segments (prefill_segments.cuh).
+// segments (prefill_segments.cuh). A chunk whose gates reset the state, with infinities or NaN in it, is taken token by token
+// (prefill_reset.cuh).
 //
 // Bound: latency round the ring of roles, and instructions: the tensor cores are busy half of the time. On an H200, where
 // sequences fill it, 54 to 59 % of the roof (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
@@ -44,11 +45,11 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
     publish_barriers();
 }
 
-// Programmatic dependent launch (sm_90).
+// Programmatic dependent launch (sm_90): lets the next launch start, and waits for the end of the one before.
 __device__ __forceinline__ void launch_dependent_grids() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-__device__ __forceinline__ void wait_for_grid_before() {
+__device__ __forceinline__ void wait_on_dependent_grids() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     // follows in the stream waits for both.
     if (args.takes == PrefillTakes::if_all_forget) launch_dependent_grids();
     run_block<kConfig>(shared, args);
-    if (args.takes == PrefillTakes::if_one_remembers && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_for_grid_before();
+    if (args.takes == PrefillTakes::if_one_remembers && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_on_dependent_grids();
 }
 
 }  // namespace gdn_cuda::gdn

@@ -9,8 +9,6 @@
 
 namespace gdn_cuda::gdn {
 
-constexpr float kLog2e = 1.4426950408889634f;
-
 struct MmaLane {
     int thread, warp, lane, g, t;
 

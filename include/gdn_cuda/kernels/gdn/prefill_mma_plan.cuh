@@ -6,10 +6,6 @@
 
 namespace gdn_cuda::gdn {
 
-// Gates are cumulated in units of ln 2, none below this: the exponential is 0 in fp32 all the same, and the sum keeps the
-// digits of the gates behind. One below kResetGateLog2 is a reset: its own exponential is 0 already.
-constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
-
 struct PrefillMmaConfig {
     int head_k;      // 64, 96, 128, 192 or 256; shorter keys are filled with zeros
     int key_stages;  // chunks of keys in shared memory: with two, the next one comes while this one is used

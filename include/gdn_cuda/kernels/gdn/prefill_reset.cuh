@@ -51,7 +51,7 @@ struct PrefillReset : PrefillState<kConfig> {
         const int count = tokens_in(work, chunk);
 #pragma unroll 1
         for (int token = 0; token < count; ++token) {
-            const float decay = exp2_fast(scalar_at(args.recurrence.gate, chunk, token) * 1.4426950408889634f);
+            const float decay = exp2_fast(scalar_at(args.recurrence.gate, chunk, token) * kLog2e);
             const float beta = scalar_at(args.recurrence.beta, chunk, token);
             float of_key[2] = {}, of_query[2] = {}, key_square = 0.f, query_square = 0.f;
 #pragma unroll

@@ -6,14 +6,13 @@
 
 namespace gdn_cuda::gdn {
 
-// Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2. A gate below kVanished counts
-// as that: its exponential is 0 all the same, and the sum keeps digits for the differences of later gates. `resets`: whether
-// the exponential of some gate is 0.
+// Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2. A gate below kLowestGateLog2
+// counts as that: its exponential is 0 all the same, and the sum keeps digits for the differences of later gates. `resets`:
+// whether the exponential of some gate is 0.
 __device__ __forceinline__ float2 cumulate(float2 gate, bool& resets) {
-    constexpr float kLog2e = 1.4426950408889634f, kVanished = -160.f, kSmallestExponent = -126.f;
     const int lane = threadIdx.x % 32;
-    gate = {at_least(gate.x * kLog2e, kVanished), at_least(gate.y * kLog2e, kVanished)};
-    resets = __any_sync(0xffffffffu, gate.x < kSmallestExponent || gate.y < kSmallestExponent);
+    gate = {at_least(gate.x * kLog2e, kLowestGateLog2), at_least(gate.y * kLog2e, kLowestGateLog2)};
+    resets = __any_sync(0xffffffffu, gate.x < kResetGateLog2 || gate.y < kResetGateLog2);
     float sum = gate.x + gate.y;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {

@@ -68,7 +68,6 @@ __device__ __forceinline__ void prefetch_chunk(const RecurrentArgs& args, const 
 // log2 of the most that 32 tokens from `first` on can make of a state's norm; a warp's.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ float log_growth(const RecurrentArgs& args, int sequence, i64 first, int head) {
-    constexpr float kLog2e = 1.4426950408889634f;
     const int lane = threadIdx.x % 32;
     const float square = args.qk_norm ? 1.f : key_squares<kConfig>(args, sequence, first, head);
     const auto scalar = [&](const Scalars& of) {
@@ -117,7 +116,7 @@ __device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int ch
 // Short code, for the first block of a multiprocessor waits for it to be fetched.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_all, int sequence, int head) {
-    constexpr float kLog2e = 1.4426950408889634f, kUnit = 1 << 14, kVanished = -160.f;
+    constexpr float kUnit = 1 << 14;
     constexpr i64 kNeeded = static_cast<i64>(kForgotten * kUnit);
     constexpr int kApart = 4, kLoads = kChunk / kApart;  // tokens
     const RecurrentArgs& all = args.recurrence;
@@ -145,7 +144,7 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
 #pragma unroll
             for (const unsigned number : raw) {  // NaN is 0 as an integer: it is never forgotten
                 const float gate = number_of(number, all.gate.values.type) * (kLog2e * kUnit);
-                sum += __float2int_rn(at_least(gate, kVanished * kUnit));
+                sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kUnit));
             }
             found |= static_cast<i64>(sum) * kApart * args.reach > kNeeded;
         }
