@@ -22,7 +22,7 @@ logged() { # NAME COMMAND...: its log, its status and its last lines that matter
     grep -aE '^(FAILED|ERROR )|passed|failed|ERROR SUMMARY|RACECHECK SUMMARY' "$out/$name.log" | tail -n 20
 }
 
-suite() { logged suite "$python" -m pytest tests/gpu -q -p no:xdist -p no:cacheprovider --durations=10; }
+suite() { logged suite "$python" -m pytest tests/gpu -v --tb=short -p no:xdist -p no:cacheprovider --durations=10; }
 sanitize() {
     logged memcheck $sanitizer --tool memcheck "$python" tests/sanitize.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 logged memcheck_fuzz $sanitizer --tool memcheck \

@@ -67,7 +67,7 @@ def _no_gradient(function: str) -> str:
 
 
 def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> Any:
-    if _is_plain(args):
+    if _is_plain(signature, args):
         return _plain(signature, args)
     signature.check_tensors(args)
     given = list(signature.given(args))
@@ -93,11 +93,18 @@ def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> An
     return _Results.apply(signature.function, lambda: results, *(x for _, x in required))
 
 
-def _is_plain(args: tuple[Any, ...]) -> bool:
+def _is_plain(signature: Signature, args: tuple[Any, ...]) -> bool:
     """Whether autograd has nothing to do with the call; in few steps, as it is asked in grad mode for every call."""
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return not torch._C._any_requires_grad(*args)
+    try:
+        for i, _ in signature.tensors:
+            x = args[i]
+            if x is not None and x.requires_grad:
+                return False
+    except AttributeError:  # no tensor: refused where there is time
+        return False
+    return True
 
 
 def _plain(signature: Signature, args: tuple[Any, ...]) -> Any:
@@ -108,9 +115,11 @@ def _plain(signature: Signature, args: tuple[Any, ...]) -> Any:
         signature.check_tensors(args)
         raise
     if is_grad_enabled():
-        for i in signature.writes:
-            if args[i] is not None and not args[i].is_inference():
-                increment_version(args[i])
+        written = [x for i in signature.writes if (x := args[i]) is not None]
+        try:
+            increment_version(written)
+        except RuntimeError:  # tensors of inference mode count no versions
+            increment_version([x for x in written if not x.is_inference()])
     return results
 
 

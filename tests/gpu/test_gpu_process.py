@@ -33,12 +33,12 @@ INTERRUPTED = (
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("calling", flush=True)
 try:
-    gdn_cuda.chunked_forward(q, k, v, beta, gate)
+    gdn_cuda.chunked_forward(q, k, v, beta, gate, use_qk_l2norm=True)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-out = gdn_cuda.chunked_forward(q, k, v, beta, gate)
-out = out[0] if isinstance(out, tuple) else out
-print(bool(out.isfinite().all()), flush=True)
+out = gdn_cuda.chunked_forward(q, k, v, beta, gate, use_qk_l2norm=True)[0].double()
+expected = gdn_cuda.reference.chunked_forward(q, k, v, beta, gate, use_qk_l2norm=True)[0].double()
+print(bool((out - expected).norm() < 0.02 * expected.norm()), flush=True)
 """
 )
 
