@@ -5,10 +5,14 @@
 Without names, every kernel: ten seconds under memcheck, minutes under racecheck, most of them for toeplitz_schur and
 toeplitz_eliminate. It prints how many configurations ran; whether results are right is the tests' concern.
 
-racecheck reports pairs of three kernels that cannot meet. Where a barrier of some warps lies between barriers of all, it takes
-what is on the two sides of those for unordered: prefill_mma has no report once the other warps wait at that barrier, too.
-prefill has none once every thread of a warp arrives where one does, behind __syncwarp. seq_state_update loads a tile with
-ldmatrix, which a warp does as one, and the same warp's stores follow.
+racecheck reports pairs of accesses in three kernels that other means order:
+- prefill: one lane arrives at an mbarrier for its warp, behind __syncwarp. With an arrival of every lane, and every warp at the
+  named barrier that follows the clearing of a tail's tokens, 1 of 77 reports is left: that clearing and the reads of keys for
+  their norms (head dimension 96), which the same named barrier orders.
+- prefill_mma: a named barrier of the four warps that invert lies between barriers of all, and what is on the two sides of those
+  is taken for unordered. With every warp at that barrier there was no report (before chunks with resets were added). A chunk
+  taken token by token overwrites a value with its output: a warp's lanes read it, exchange sums by shuffles, and one stores.
+- seq_state_update: a warp's ldmatrix, which is one instruction, then the same warp's stores.
 """
 
 from __future__ import annotations
