@@ -22,7 +22,7 @@ set(gdn_harden
   -ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/= -ffile-prefix-map=${GDN_CUDA_INCLUDE}/= -ffile-prefix-map=${GDN_TORCH_DIR}/include/=
   -fstack-protector-strong -U_FORTIFY_SOURCE $<$<NOT:$<CONFIG:Debug>>:-D_FORTIFY_SOURCE=3>)  # which needs an optimizer
 
-file(GLOB gdn_api_sources CONFIGURE_DEPENDS csrc/apis/*.cpp)
+file(GLOB gdn_api_sources CONFIGURE_DEPENDS csrc/api.cpp csrc/operators/*.cpp csrc/families/*/*.cpp)
 add_library(gdn_cuda SHARED ${gdn_api_sources})
 target_compile_definitions(gdn_cuda PUBLIC TORCH_TARGET_VERSION=0x020a000000000000)  # the stable ABI as of torch 2.10
 target_link_libraries(gdn_cuda PUBLIC gdn_core)

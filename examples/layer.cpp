@@ -196,10 +196,12 @@ double bare_launch_microseconds() {
 bool prefill_is_right() {
     const Prompt prompt;
     const Expected expected = recurrence(prompt);
-    gdn_cuda::ChunkedOptions options;
-    options.use_qk_l2norm = true;
-    const auto result = gdn_cuda::chunked_forward(prompt.query.gpu, prompt.key.gpu, prompt.value.gpu, prompt.beta.gpu,
-                                                  prompt.gate.gpu, options);
+    const auto result = gdn_cuda::chunked_forward({.query = prompt.query.gpu,
+                                                   .key = prompt.key.gpu,
+                                                   .value = prompt.value.gpu,
+                                                   .beta = prompt.beta.gpu,
+                                                   .gate = prompt.gate.gpu,
+                                                   .use_qk_l2norm = true});
     constexpr double kChunked = 5e-3;  // what meets on the tensor cores is bf16
     bool right = agrees("prefill_output", result.output, expected.output, kChunked);
     right &= agrees("prefill_state", result.final_state.value(), expected.pool, kChunked);
@@ -210,13 +212,18 @@ int run() {
     bool right = prefill_is_right();
     const Batch x;
     const Expected expected = recurrence(x);
-    gdn_cuda::DecodeOptions options;
-    options.state_indices = x.slots.gpu;
-    const auto decode = [&] {
-        return gdn_cuda::fused_decode(x.query.gpu, x.key.gpu, x.value.gpu, x.a.gpu, x.b.gpu, x.A_log.gpu, x.dt_bias.gpu,
-                                      x.pool.gpu, options);
-    };
-    const auto [beta, gate] = gdn_cuda::fused_gdn_gating(x.A_log.gpu, x.dt_bias.gpu, x.a.gpu, x.b.gpu);
+    gdn_cuda::FusedDecode step{.query = x.query.gpu,
+                               .key = x.key.gpu,
+                               .value = x.value.gpu,
+                               .a = x.a.gpu,
+                               .b = x.b.gpu,
+                               .A_log = x.A_log.gpu,
+                               .dt_bias = x.dt_bias.gpu,
+                               .state_pool = x.pool.gpu,
+                               .state_indices = x.slots.gpu};
+    const auto decode = [&] { return gdn_cuda::fused_decode(step); };
+    const auto [beta, gate] =
+        gdn_cuda::fused_gdn_gating({.A_log = x.A_log.gpu, .dt_bias = x.dt_bias.gpu, .a = x.a.gpu, .b = x.b.gpu});
     const Tensor output = decode();
 
     constexpr double kBf16 = 2e-3, kFp32 = 1e-5;  // rounding to bf16 alone makes up to 1.7e-3
@@ -227,8 +234,8 @@ int run() {
 
     const double call = host_microseconds(decode), bare = bare_launch_microseconds();
     std::printf("host: fused_decode %.2f us, bare launch %.2f us, difference %.2f us\n", call, bare, call - bare);
-    options.out = output;  // a call that allocates nothing
-    std::printf("host: fused_decode into options.out %.2f us\n", host_microseconds(decode));
+    step.out = output;  // a call that allocates nothing
+    std::printf("host: fused_decode into a given output %.2f us\n", host_microseconds(decode));
     return right ? 0 : 1;
 }
 

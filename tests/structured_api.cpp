@@ -9,47 +9,47 @@ using gdn_cuda::OptionalTensor;
 using gdn_cuda::Tensor;
 
 Tensor cauchy_kernel(const Tensor& v, const Tensor& omega, const Tensor& lambd, const OptionalTensor& out) {
-    return gdn_cuda::cauchy_kernel(v, omega, lambd, out);
+    return gdn_cuda::cauchy_kernel({.v = v, .omega = omega, .lambd = lambd, .out = out});
 }
 Tensor cauchy_conj(const Tensor& v, const Tensor& z, const Tensor& w, const OptionalTensor& out) {
-    return gdn_cuda::cauchy_conj(v, z, w, out);
+    return gdn_cuda::cauchy_conj({.v = v, .z = z, .w = w, .out = out});
 }
 Tensor log_vandermonde(const Tensor& v, const Tensor& x, int64_t L, const OptionalTensor& out) {
-    return gdn_cuda::log_vandermonde(v, x, L, out);
+    return gdn_cuda::log_vandermonde({.v = v, .x = x, .L = L, .out = out});
 }
 Tensor log_vandermonde_transpose(const Tensor& u, const Tensor& v, const Tensor& x) {
-    return gdn_cuda::log_vandermonde_transpose(u, v, x);
+    return gdn_cuda::log_vandermonde_transpose({.u = u, .v = v, .x = x});
 }
 Tensor toeplitz_matvec(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out) {
-    return gdn_cuda::toeplitz_matvec(c, r, x, out);
+    return gdn_cuda::toeplitz_matvec({.c = c, .r = r, .x = x, .out = out});
 }
 Tensor toeplitz_matvec_transpose(const Tensor& c, const Tensor& r, const Tensor& x, const OptionalTensor& out) {
-    return gdn_cuda::toeplitz_matvec_transpose(c, r, x, out);
+    return gdn_cuda::toeplitz_matvec_transpose({.c = c, .r = r, .x = x, .out = out});
 }
 std::tuple<Tensor, Tensor> toeplitz_solve_ex(const Tensor& c, const Tensor& r, const Tensor& b) {
-    return gdn_cuda::toeplitz_solve_ex(c, r, b);
+    return gdn_cuda::toeplitz_solve_ex({.c = c, .r = r, .b = b});
 }
 std::tuple<Tensor, Tensor> toeplitz_solve_symmetric_ex(const Tensor& c, const Tensor& b, bool assume_positive) {
-    return gdn_cuda::toeplitz_solve_symmetric_ex(c, b, assume_positive);
+    return gdn_cuda::toeplitz_solve_symmetric_ex({.c = c, .b = b, .assume_positive = assume_positive});
 }
 
 Tensor toeplitz_solve(const Tensor& c, const Tensor& r, const Tensor& b) {
-    return gdn_cuda::toeplitz_solve(c, r, b);
+    return gdn_cuda::toeplitz_solve({.c = c, .r = r, .b = b});
 }
 Tensor toeplitz_solve_symmetric(const Tensor& c, const Tensor& b) {
-    return gdn_cuda::toeplitz_solve_symmetric(c, b);
+    return gdn_cuda::toeplitz_solve_symmetric({.c = c, .b = b});
 }
 std::tuple<Tensor, Tensor> gs_compute_generators(const Tensor& c, const Tensor& r) {
-    return gdn_cuda::gs_compute_generators(c, r);
+    return gdn_cuda::gs_compute_generators({.c = c, .r = r});
 }
 Tensor toeplitz_inverse_apply(const Tensor& gs_u, const Tensor& gs_v, const Tensor& x) {
-    return gdn_cuda::toeplitz_inverse_apply(gs_u, gs_v, x);
+    return gdn_cuda::toeplitz_inverse_apply({.gs_u = gs_u, .gs_v = gs_v, .x = x});
 }
 
 // A sum while its points and poles are pinned, and them.
 std::tuple<Tensor, Tensor, Tensor> pinned_cauchy_kernel(const Tensor& v, const Tensor& omega, const Tensor& lambd) {
-    gdn_cuda::CauchyPin pin = gdn_cuda::cauchy_pin_l2(omega, lambd);
-    const Tensor sum = gdn_cuda::cauchy_kernel(v, pin.omega, pin.lambd);
+    gdn_cuda::CauchyPin pin = gdn_cuda::cauchy_pin_l2({.omega = omega, .lambd = lambd});
+    const Tensor sum = gdn_cuda::cauchy_kernel({.v = v, .omega = pin.omega, .lambd = pin.lambd});
     gdn_cuda::CauchyPin moved = std::move(pin);
     pin.release();  // holds nothing by now
     moved.release();
@@ -59,7 +59,7 @@ std::tuple<Tensor, Tensor, Tensor> pinned_cauchy_kernel(const Tensor& v, const T
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY(gdn_cuda_api, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
     m.def("cauchy_kernel(Tensor v, Tensor omega, Tensor lambd, Tensor? out=None) -> Tensor");
     m.def("cauchy_conj(Tensor v, Tensor z, Tensor w, Tensor? out=None) -> Tensor");
     m.def("log_vandermonde(Tensor v, Tensor x, int L, Tensor? out=None) -> Tensor");

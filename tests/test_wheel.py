@@ -17,7 +17,7 @@ import pytest
 from gdn_cuda import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
-API = ROOT / "include" / "gdn_cuda" / "api.hpp"
+API = "\n".join(path.read_text() for path in (ROOT / "include" / "gdn_cuda").glob("*.hpp"))
 FOR_PYTHON = {
     f"gdn_cuda::{name}" for name in ("registry", "tunable", "tunables", "explain_toeplitz_solve")
 }  # and the runtime, gdn_cuda::jit
@@ -90,7 +90,7 @@ def test_it_holds_no_path_of_the_machine_that_built_it(library: Path) -> None:
 
 def test_it_exports_the_cpp_api_and_the_runtime_and_nothing_else() -> None:
     names = exported(LIBRARIES["libgdn_cuda"])
-    declared = {f"gdn_cuda::{name}" for name in re.findall(r"^\w[\w:<>, ]* (\w+)\(", API.read_text(), re.MULTILINE)}
+    declared = {f"gdn_cuda::{name}" for name in re.findall(r"^\w[\w:<>, ]* (\w+)\(", API, re.MULTILINE)}
     assert {"gdn_cuda::init", "gdn_cuda::fused_decode", "gdn_cuda::toeplitz_solve_ex"} <= declared
     assert {name for name in names if not name.startswith("gdn_cuda::jit::")} == declared | FOR_PYTHON
 

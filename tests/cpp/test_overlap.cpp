@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "apis/overlap.hpp"
+#include "operators/overlap.hpp"
 
 namespace gdn_cuda {
 namespace {

@@ -30,7 +30,7 @@ LinAlgError = torch.linalg.LinAlgError
 DOUBLES = (torch.float64, torch.complex128)
 _ops = torch.ops.gdn_cuda
 
-# The plan of a GPU (csrc/apis/toeplitz_solve.cpp) on CPU tensors, with the kernels' CPU implementations. Limits are rows: of
+# The plan of a GPU (toeplitz_solve.cpp) on CPU tensors, with the kernels' CPU implementations. Limits are rows: of
 # GKO and of Schur's recursion, the fewest and the most of conjugate gradients in one kernel.
 AS_IT_IS = (1024, 4096, 1025, 8192)
 WAYS = {"gko": AS_IT_IS, "dense LU": (0, 4096, 1025, 8192)}

@@ -104,7 +104,7 @@ struct LineBegin {
     const Lines& of;
     i64& at;
 };
-// Of several, which is one way through the leading dimensions. There are fewer than 2^31 lines (csrc/apis/structured.hpp), so
+// Of several, which is one way through the leading dimensions. There are fewer than 2^31 lines (lines.hpp of csrc), so
 // 32 bits do: a division of 64 bits is a call, and calls save registers in memory.
 template <class Args, class... Begins>
 __device__ __forceinline__ void begin_line(const Args& args, unsigned line, Begins... begins) {

@@ -1,0 +1,86 @@
+// Which kernel takes a call token by token: gdn/decode and gdn/verify where their shapes are met, else gdn/recurrent.
+#include "../../jit_kernels/impls/gdn/decode.hpp"
+#include "../../jit_kernels/impls/gdn/recurrent.hpp"
+#include "../../jit_kernels/impls/gdn/verify.hpp"
+#include "prepared.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+// What gdn/decode and gdn/verify ask of shapes.
+bool is_regular(const Prepared& prepared) {
+    const Sequences& sequences = prepared.sequences;
+    return !sequences.packed() && sequences.count <= kMaxGridYZ && prepared.aligned && has_exact_kernel(prepared.args.dk);
+}
+
+// One token a sequence, from one slot to one slot.
+bool is_decode(const Prepared& prepared) {
+    const RecurrentArgs& args = prepared.args;
+    return is_regular(prepared) && args.tokens == 1 && args.steps.data == nullptr && args.accepted.data == nullptr &&
+           args.last.data != nullptr;
+}
+
+DecodeArgs decode_args(const RecurrentArgs& args) {
+    const auto heads = [](const Rows& rows) { return DecodeArgs::Heads{rows.data, rows.batch, rows.head}; };
+    const auto gates = [](const Scalars& scalars) { return DecodeArgs::Gates{scalars.values, scalars.batch, scalars.head}; };
+    return {.query = heads(args.query),
+            .key = heads(args.key),
+            .value = heads(args.value),
+            .output = heads(args.output),
+            .beta = gates(args.beta),
+            .gate = gates(args.gate),
+            .A_log = args.A_log,
+            .dt_bias = args.dt_bias,
+            .heads_per_key = args.heads_per_key,
+            .dv = args.dv,
+            .steps = 1,
+            .scale = args.scale,
+            .qk_norm = args.qk_norm,
+            .slots = args.slots,
+            .slots_sequence = args.slots_sequence,
+            .slot_count = args.slot_count,
+            .null_slot = args.null_slot,
+            .state_in = args.initial.data,
+            .state_out = args.last.data,
+            .state_in_slot = args.initial.slot,
+            .state_out_slot = args.last.slot};
+}
+
+}  // namespace
+
+void run_by_token(const Prepared& prepared, const char* function) {
+    const Sequences& sequences = prepared.sequences;
+    const RecurrentArgs& args = prepared.args;
+    const DeviceScope scope(sequences.query.device_index);
+    const Target target = target_of(function, sequences.query);
+    if (is_decode(prepared)) {
+        const DecodeProblem problem{.sequences = sequences.count,
+                                    .heads = args.heads,
+                                    .dk = args.dk,
+                                    .dv = args.dv,
+                                    .io = sequences.io,
+                                    .state = prepared.state_type,
+                                    .fused_gates = args.A_log.data != nullptr};
+        return Decode::run(problem, decode_args(args), target);
+    }
+    const VerifyProblem verify{.sequences = sequences.count,
+                               .tokens = sequences.tokens,
+                               .heads = args.heads,
+                               .dk = args.dk,
+                               .dv = args.dv,
+                               .io = sequences.io,
+                               .state = prepared.state_type};
+    if (is_regular(prepared) && args.tokens > 0 && verify_applies(verify, jit::device_traits(target.ordinal)))
+        return Verify::run(verify, args, target);
+    const RecurrentProblem problem{.sequences = sequences.count,
+                                   .tokens = sequences.mean_tokens(),
+                                   .heads = args.heads,
+                                   .dk = args.dk,
+                                   .dv = args.dv,
+                                   .io = sequences.io,
+                                   .state = prepared.state_type,
+                                   .aligned = prepared.aligned};
+    Recurrent::run(problem, args, target);
+}
+
+}  // namespace gdn_cuda::gdn

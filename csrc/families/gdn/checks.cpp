@@ -1,0 +1,132 @@
+#include "checks.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+void check_head_dim(const Checks& check, const char* argument, int64_t dim) {
+    GDN_REQUIRE(check, dim >= 8 && dim <= kMaxHeadDim && dim % 8 == 0, argument,
+                fmt::format("a head dimension that is a multiple of 8 up to {}", kMaxHeadDim), fmt::format("{}", dim));
+}
+
+}  // namespace
+
+std::string stride_text(const View& view) {
+    std::string text;
+    for (int d = 0; d < view.rank; ++d) text += fmt::format("{}{}", d ? ", " : "(", view.strides[d]);
+    return text + ")";
+}
+
+void check_cu_seqlens(const Checks& check, const View& cu_seqlens, int64_t tokens, const View& as, const char* as_name) {
+    check.rank("cu_seqlens", cu_seqlens, 1, "(sequences + 1,)");
+    const DType type = check.dtype("cu_seqlens", cu_seqlens, {DType::i32, DType::i64});
+    check.device("cu_seqlens", cu_seqlens, as, as_name);
+    GDN_REQUIRE(check, cu_seqlens.size(0) >= 1, "cu_seqlens", "at least one element", "none");
+    check.last_contiguous("cu_seqlens", cu_seqlens);
+    if (!cu_seqlens.is_cpu()) return;
+    const auto offset = [&](int64_t i) {
+        return type == DType::i32 ? static_cast<const int32_t*>(cu_seqlens.data)[i]
+                                  : static_cast<const int64_t*>(cu_seqlens.data)[i];
+    };
+    for (int64_t i = 0; i < cu_seqlens.size(0); ++i) {
+        const bool follows = i == 0 ? offset(0) == 0 : offset(i) >= offset(i - 1);
+        GDN_REQUIRE(check, follows && offset(i) <= tokens, "cu_seqlens",
+                    fmt::format("offsets that start at 0, never decrease and end by {}", tokens),
+                    fmt::format("{} at position {}", offset(i), i));
+    }
+}
+
+Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
+                          const View& cu_seqlens, const RowNames& names) {
+    Sequences s{.query = View(query), .key = View(key), .value = View(value), .cu_seqlens = cu_seqlens, .names = names};
+    const View &q = s.query, &k = s.key, &v = s.value;
+    const auto as_query = [&] { return fmt::format("to match {} {}", names.query, shape_text(q)); };
+    GDN_REQUIRE(check, q.rank == 3 || q.rank == 4, names.query, "rank 4 (B, T, Hk, dk), or rank 3 (N, Hk, dk) with cu_seqlens",
+                shape_text(q));
+    GDN_REQUIRE(check, (q.rank == 3) == cu_seqlens.defined(), "cu_seqlens",
+                q.rank == 3 ? fmt::format("a tensor, as {} is packed (rank 3)", names.query)
+                            : fmt::format("None, as {} is padded (rank 4)", names.query),
+                q.rank == 3 ? "None" : "a tensor");
+    GDN_REQUIRE(check, k.rank == q.rank, names.key, fmt::format("rank {} {}", q.rank, as_query()), shape_text(k));
+    GDN_REQUIRE(check, v.rank == q.rank, names.value, fmt::format("rank {} {}", q.rank, as_query()), shape_text(v));
+    GDN_REQUIRE(check, std::equal(k.sizes, k.sizes + k.rank, q.sizes), names.key,
+                fmt::format("the shape of {} {}", names.query, shape_text(q)), shape_text(k));
+    if (!std::equal(v.sizes, v.sizes + v.rank - 2, q.sizes))
+        fail(check.function, names.value,
+             q.rank == 3 ? fmt::format("(N={}, Hv, dv) {}", q.size(0), as_query())
+                         : fmt::format("(B={}, T={}, Hv, dv) {}", q.size(0), q.size(1), as_query()),
+             shape_text(v));
+
+    s.io = check.dtype(names.query, q, {DType::bf16, DType::f16});
+    check.dtype(names.key, k, {s.io});
+    check.dtype(names.value, v, {s.io});
+    check.device(names.key, k, q, names.query);
+    check.device(names.value, v, q, names.query);
+    check.last_contiguous(names.query, q);
+    check.last_contiguous(names.key, k);
+    check.last_contiguous(names.value, v);
+
+    s.key_heads = q.size(-2);
+    s.value_heads = v.size(-2);
+    s.dk = q.size(-1);
+    s.dv = v.size(-1);
+    GDN_REQUIRE(check, s.key_heads >= 1, names.query, "at least one head", shape_text(q));
+    GDN_REQUIRE(check, s.value_heads >= 1 && s.value_heads % s.key_heads == 0, names.value,
+                fmt::format("a number of heads that is a multiple of {}'s {}", names.query, s.key_heads),
+                fmt::format("{}", s.value_heads));
+    GDN_REQUIRE(check, s.value_heads <= kMaxGridYZ, names.value, fmt::format("at most {} heads", kMaxGridYZ),
+                fmt::format("{}", s.value_heads));
+    check_head_dim(check, names.query, s.dk);
+    check_head_dim(check, names.value, s.dv);
+    if (cu_seqlens.defined()) {
+        check_cu_seqlens(check, cu_seqlens, q.size(0), q, names.query);
+        s.count = cu_seqlens.size(0) - 1;
+        s.tokens = q.size(0);
+    } else {
+        s.count = q.size(0);
+        s.tokens = q.size(1);
+    }
+    check.count(names.query, "tokens", s.tokens, kMaxTokens);
+    check.count(names.query, "sequences", s.count);
+    return s;
+}
+
+Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& s,
+                      std::initializer_list<DType> allowed) {
+    if (s.packed()) {
+        check.shape(argument, view, {s.tokens, s.value_heads}, "(N, Hv)");
+    } else {
+        check.shape(argument, view, {s.count, s.tokens, s.value_heads}, "(B, T, Hv)");
+    }
+    check.dtype(argument, view, allowed);
+    check.device(argument, view, s.query, s.names.query);
+    return scalars_of(view);
+}
+
+void check_gates(const Checks& check, const View& beta, const View& gate, const Sequences& sequences, Scalars& beta_out,
+                 Scalars& gate_out) {
+    beta_out = check_scalars(check, "beta", beta, sequences, {DType::bf16, DType::f16, DType::f32});
+    gate_out = check_scalars(check, "gate", gate, sequences, {DType::f32, DType::bf16});
+}
+
+Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& s) {
+    check.shape(argument, view, {s.value_heads}, "(Hv,)");
+    check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
+    check.device(argument, view, s.query, s.names.query);
+    check.last_contiguous(argument, view);
+    return tagged(view);
+}
+
+void check_chunk_hints(const Checks& check, const View& chunk_indices, const View& cu_chunks, const Sequences& s) {
+    for (const auto& [argument, view] : {std::pair{"chunk_indices", &chunk_indices}, std::pair{"cu_chunks", &cu_chunks}}) {
+        if (!view->defined()) continue;
+        GDN_REQUIRE(check, s.packed(), argument, "None without cu_seqlens", "a tensor");
+        check.dtype(argument, *view, {DType::i32, DType::i64});
+        check.device(argument, *view, s.query, s.names.query);
+    }
+    if (chunk_indices.defined())
+        GDN_REQUIRE(check, chunk_indices.numel() % 2 == 0, "chunk_indices", "pairs (sequence, chunk)",
+                    shape_text(chunk_indices));
+    if (cu_chunks.defined()) check.shape("cu_chunks", cu_chunks, {s.count + 1}, "(sequences + 1,)");
+}
+
+}  // namespace gdn_cuda::gdn

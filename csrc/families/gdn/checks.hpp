@@ -1,0 +1,49 @@
+// The inputs that every GDN operator has, checked.
+#pragma once
+
+#include <algorithm>
+
+#include "../../operators/tensor.hpp"
+
+namespace gdn_cuda::gdn {
+
+constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxGridYZ = 65535;                     // blocks in these directions: heads, sequences
+constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 256;  // kernels count them in int, rounded up to whole chunks
+
+// What a function calls its query, key and value.
+struct RowNames {
+    const char *query = "query", *key = "key", *value = "value";
+};
+
+// Padded (B, T, H, d), or packed (N, H, d) with cu_seqlens.
+struct Sequences {
+    View query, key, value, cu_seqlens;
+    RowNames names;
+    int64_t count = 0;   // sequences
+    int64_t tokens = 0;  // of each, or of all when packed
+    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    DType io = DType::bf16;
+
+    bool packed() const { return cu_seqlens.defined(); }
+    int64_t mean_tokens() const { return packed() ? tokens / std::max<int64_t>(count, 1) : tokens; }
+    int64_t state_numel() const { return value_heads * dv * dk; }
+    int64_t chunks_at_most(int64_t chunk) const { return packed() ? tokens / chunk + count : count * ceil_div(tokens, chunk); }
+};
+
+std::string stride_text(const View& view);
+
+Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
+                          const View& cu_seqlens, const RowNames& names = {});
+// (B, T, Hv) or (N, Hv), any strides
+Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& sequences,
+                      std::initializer_list<DType> allowed);
+void check_gates(const Checks& check, const View& beta, const View& gate, const Sequences& sequences, Scalars& beta_out,
+                 Scalars& gate_out);
+Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& sequences);
+// Offsets on the CPU are read too; on a GPU that would wait for the device.
+void check_cu_seqlens(const Checks& check, const View& cu_seqlens, int64_t tokens, const View& as, const char* as_name);
+// chunk_indices and cu_chunks are derived on the device anyway; given, they must at least be what they claim to be.
+void check_chunk_hints(const Checks& check, const View& chunk_indices, const View& cu_chunks, const Sequences& sequences);
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,104 @@
+// fused_decode: gates, l2 norm and recurrence from and to slots of a state pool.
+#include <gdn_cuda/gdn.hpp>
+
+#include "../../operators/operator.hpp"
+#include "prepared.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+Prepared prepare_decode(const FusedDecode& x) {
+    const Checks check{x.name};
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    Prepared prepared = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
+    RecurrentArgs& args = prepared.args;
+
+    const View a(x.a), b(x.b), rates(x.A_log), bias(x.dt_bias);
+    args.gate = check_scalars(check, "a", a, sequences, {DType::bf16, DType::f16, DType::f32});
+    args.beta = check_scalars(check, "b", b, sequences, {DType::bf16, DType::f16, DType::f32});
+    args.A_log = check_per_head(check, "A_log", rates, sequences);
+    args.dt_bias = check_per_head(check, "dt_bias", bias, sequences);
+
+    const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
+    const View steps = view_of(x.step_states), rows = view_of(x.step_slots);
+    prepared.state_type = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
+    args.initial = check_states(check, prepared, "state_pool", pool, 4);
+    check.distinct("state_pool", pool);
+    if (slots.defined()) {
+        check_indices(check, "state_indices", slots, sequences);
+        GDN_REQUIRE(check, (slots.rank == 1 || slots.rank == 2) && slots.size(0) == sequences.count, "state_indices",
+                    fmt::format("({0},) or ({0}, T), a row a sequence", sequences.count), shape_text(slots));
+        const bool wide_enough =
+            slots.rank == 1 || (slots.size(1) >= 1 && (sequences.packed() || slots.size(1) >= sequences.tokens));
+        GDN_REQUIRE(check, wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens),
+                    shape_text(slots));
+        set_slots(check, prepared, slots, "state_pool", pool.size(0));
+    } else {
+        GDN_REQUIRE(check, pool.size(0) >= sequences.count, "state_pool",
+                    fmt::format("a slot for each of {} sequences, as state_indices is None", sequences.count),
+                    shape_text(pool));
+    }
+    if (accepted.defined()) {
+        GDN_REQUIRE(check, slots.defined() && slots.rank == 2, "num_accepted_tokens", "rank-2 state_indices to choose from",
+                    slots.defined() ? "state_indices " + shape_text(slots) : "state_indices None");
+        check_per_sequence(check, "num_accepted_tokens", accepted, sequences);
+        args.accepted = tagged(accepted);
+    }
+    if (x.null_slot) {
+        GDN_REQUIRE(check, *x.null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *x.null_slot));
+        args.null_slot = *x.null_slot;
+    }
+
+    GDN_REQUIRE(check, steps.defined() == rows.defined(), steps.defined() ? "step_slots" : "step_states",
+                "both step_states and step_slots", "one of them");
+    if (steps.defined()) {
+        check.dtype("step_states", steps, {prepared.state_type});
+        args.steps = check_states(check, prepared, "step_states", steps, 5);
+        check.distinct("step_states", steps);
+        GDN_REQUIRE(check, sequences.packed() || steps.size(1) >= sequences.tokens, "step_states",
+                    fmt::format("room for {} tokens a row", sequences.tokens), shape_text(steps));
+        check_per_sequence(check, "step_slots", rows, sequences);
+        args.step_index = RecurrentArgs::by_step_slot;
+        args.step_slots = tagged(rows);
+        args.step_slot_count = check.count("step_states", "rows", steps.size(0));
+        args.step_limit = check.count("step_states", "tokens", steps.size(1));
+    } else if (slots.defined() && slots.rank == 2) {
+        args.steps = args.initial;
+        args.step_index = RecurrentArgs::by_slot_of_token;
+        args.step_limit = args.slot_steps;
+    } else {
+        args.last = args.initial;
+    }
+    check.apart({{"state_pool", pool}, {"step_states", steps}, {"out", prepared.output}}, {{"query", sequences.query},
+                                                                                           {"key", sequences.key},
+                                                                                           {"value", sequences.value},
+                                                                                           {"a", a},
+                                                                                           {"b", b},
+                                                                                           {"A_log", rates},
+                                                                                           {"dt_bias", bias},
+                                                                                           {"state_indices", slots},
+                                                                                           {"cu_seqlens", sequences.cu_seqlens},
+                                                                                           {"num_accepted_tokens", accepted},
+                                                                                           {"step_slots", rows}});
+    return prepared;
+}
+
+void run_decode(const FusedDecode& x) {
+    run_by_token(prepare_decode(x), x.name);
+}
+
+GDN_REGISTER(FusedDecode, prepare_decode, run_decode)
+
+}  // namespace
+}  // namespace gdn_cuda::gdn
+
+namespace gdn_cuda {
+
+Tensor fused_decode(const FusedDecode& x) {
+    require_given(x.name, x);
+    if (!x.out) return fused_decode(with_output_like(x.value, x));
+    call<FusedDecode, gdn::run_decode>(x);
+    return x.out;
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,221 @@
+// The pieces of the chunked form: u and w, the states between chunks, the output.
+
+#include <algorithm>
+#include <cmath>
+#include <gdn_cuda/gdn.hpp>
+
+#include "../../jit_kernels/impls/gdn/compute_o.hpp"
+#include "../../jit_kernels/impls/gdn/compute_u_w.hpp"
+#include "../../jit_kernels/impls/gdn/seq_state_update.hpp"
+#include "../../operators/operator.hpp"
+#include "checks.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+// bf16 (B, T, H, d) or (N, H, d), of the call's tokens.
+void check_rows(const Checks& check, const char* argument, const View& view, const Sequences& s, int64_t heads, int64_t dim) {
+    if (s.packed()) {
+        check.shape(argument, view, {s.tokens, heads, dim}, "(N, H, d)");
+    } else {
+        check.shape(argument, view, {s.count, s.tokens, heads, dim}, "(B, T, H, d)");
+    }
+    check.dtype(argument, view, {DType::bf16});
+    check.device(argument, view, s.key, s.names.key);
+    check.last_contiguous(argument, view);
+}
+
+Scalars check_mn_major(const Checks& check, const char* argument, const View& view, const Sequences& s,
+                       std::initializer_list<DType> allowed) {
+    const Scalars scalars = check_scalars(check, argument, view, s, allowed);
+    GDN_REQUIRE(check, view.size(-2) <= 1 || view.stride(-2) == 1, argument, "tokens contiguous (transpose_to_mn_major)",
+                fmt::format("strides {}", stride_text(view)));
+    return scalars;
+}
+
+void check_piece_options(const Checks& check, const std::string& compiled_dims, int64_t chunk_size, const View& chunk_indices,
+                         const View& cu_chunks, const Sequences& s) {
+    GDN_REQUIRE(check, compiled_dims.find_first_not_of("bthkvd") == std::string::npos, "compiled_dims",
+                "letters among b, t, h, k, v, d", "'" + compiled_dims + "'");
+    GDN_REQUIRE(check, chunk_size == kChunk, "chunk_size", fmt::format("{}", kChunk), fmt::format("{}", chunk_size));
+    check_chunk_hints(check, chunk_indices, cu_chunks, s);
+}
+
+struct PreparedPiece {
+    Sequences sequences;
+    View gate{};
+    PieceProblem problem{};
+    ChunkArgs args{};
+
+    // What is written, or read, in rows of 16 bytes.
+    void also_moves(const View& view) { problem.aligned = problem.aligned && view.aligned16(); }
+    // That have outputs: those that `state` has room for.
+    int64_t chunks() const { return std::min<int64_t>(sequences.chunks_at_most(kChunk), args.state_chunks); }
+};
+
+PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, const Tensor& k, const Tensor& v,
+                            const RowNames& names, const OptionalTensor& gate, const OptionalTensor& cu_seqlens) {
+    PreparedPiece piece{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens), names)};
+    const Sequences& s = piece.sequences;
+    ChunkArgs& args = piece.args;
+    check.dtype(names.query, s.query, {DType::bf16});
+    args.query = rows_of(s.query);
+    args.key = rows_of(s.key);
+    args.value = rows_of(s.value);
+    args.sequences = static_cast<int>(s.count);
+    args.tokens = static_cast<int>(s.tokens);
+    args.heads = static_cast<int>(s.value_heads);
+    args.heads_per_key = static_cast<int>(s.value_heads / s.key_heads);
+    args.dk = static_cast<int>(s.dk);
+    args.dv = static_cast<int>(s.dv);
+    args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.dk)));
+    args.cu_seqlens = tagged(s.cu_seqlens);
+    piece.problem = {.sequences = s.count,
+                     .heads = args.heads,
+                     .dk = args.dk,
+                     .dv = args.dv,
+                     .state = DType::f32,
+                     .aligned = s.query.aligned16() && s.key.aligned16() && s.value.aligned16()};
+    piece.gate = view_of(gate);
+    if (piece.gate.defined()) args.gate = check_mn_major(check, "gate", piece.gate, s, {DType::f32});
+    return piece;
+}
+
+// (B, chunks, Hv, dv, dk), or packed (chunks, Hv, dv, dk) with room for every chunk there can be.
+void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
+    const Sequences& s = piece.sequences;
+    if (s.packed()) {
+        check.rank("state", states, 4, "(chunks, Hv, dv, dk)");
+        check.shape("state", states, {states.size(0), s.value_heads, s.dv, s.dk}, "(chunks, Hv, dv, dk)");
+        const int64_t fewest = ceil_div(s.tokens, kChunk);
+        GDN_REQUIRE(check, states.size(0) >= fewest, "state", fmt::format("at least {} chunks", fewest), shape_text(states));
+    } else {
+        check.shape("state", states, {s.count, ceil_div(s.tokens, kChunk), s.value_heads, s.dv, s.dk},
+                    "(B, chunks, Hv, dv, dk)");
+    }
+    piece.args.states_type = check.dtype("state", states, {DType::f32, DType::bf16});
+    check.device("state", states, s.key, "k");
+    GDN_REQUIRE(check, states.contiguous_tail(states.rank), "state", "a contiguous tensor",
+                fmt::format("strides {}", stride_text(states)));
+    piece.args.states = states.data;
+    piece.problem.state = piece.args.states_type;
+    piece.also_moves(states);
+    piece.args.state_chunks = s.packed() ? states.size(0) : s.count * ceil_div(s.tokens, kChunk);
+}
+
+PreparedPiece prepare_u_w(const ComputeUAndW& x) {
+    const Checks check{x.name};
+    PreparedPiece piece = prepare_piece(check, x.k, x.k, x.v, {"k", "k", "v"}, x.gate, x.cu_seqlens);
+    const Sequences& s = piece.sequences;
+    const View u(x.u), w(x.w), beta(x.beta), hints = view_of(x.chunk_indices);
+    check_piece_options(check, x.compiled_dims, kChunk, hints, View(), s);
+    check_rows(check, "u", u, s, s.value_heads, s.dv);
+    check_rows(check, "w", w, s, s.value_heads, s.dk);
+    check.distinct("u", u);
+    check.distinct("w", w);
+    piece.args.output = rows_of(u);
+    piece.args.w = rows_of(w);
+    piece.also_moves(u);
+    piece.also_moves(w);
+    piece.args.beta = check_mn_major(check, "beta", beta, s, {DType::bf16, DType::f16, DType::f32});
+    check.apart({{"u", u}, {"w", w}}, {{"k", s.key},
+                                       {"v", s.value},
+                                       {"beta", beta},
+                                       {"gate", piece.gate},
+                                       {"cu_seqlens", s.cu_seqlens},
+                                       {"chunk_indices", hints}});
+    check.grid("v", ComputeUW::blocks(piece.problem, s.chunks_at_most(kChunk)));
+    return piece;
+}
+
+PreparedPiece prepare_state_update(const ChunkedSeqStateUpdate& x) {
+    const Checks check{x.name};
+    PreparedPiece piece = prepare_piece(check, x.k, x.k, x.u, {"k", "k", "u"}, x.gate, x.cu_seqlens);
+    const Sequences& s = piece.sequences;
+    check_piece_options(check, x.compiled_dims, x.chunk_size, View(), View(), s);
+    check.distinct("u", s.value);
+    const View w(x.w), states(x.state), last(x.final_state);
+    check_rows(check, "w", w, s, s.value_heads, s.dk);
+    piece.args.w = rows_of(w);
+    piece.also_moves(w);
+    set_states(check, piece, states);
+    check.shape("final_state", last, {s.count, s.value_heads, s.dv, s.dk}, "(B, Hv, dv, dk)");
+    piece.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
+    check.device("final_state", last, s.key, "k");
+    GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor",
+                fmt::format("strides {}", stride_text(last)));
+    piece.args.final_state = last.data;
+    piece.also_moves(last);
+    piece.args.has_initial = x.is_initial_state;
+    piece.args.has_final = x.output_final_state;
+    check.apart({{"u", s.value}, {"state", states}, {"final_state", last}},
+                {{"k", s.key}, {"w", w}, {"gate", piece.gate}, {"cu_seqlens", s.cu_seqlens}});
+    return piece;
+}
+
+PreparedPiece prepare_output(const ChunkedComputeO& x) {
+    const Checks check{x.name};
+    PreparedPiece piece = prepare_piece(check, x.q, x.k, x.u, {"q", "k", "u"}, x.gate, x.cu_seqlens);
+    const Sequences& s = piece.sequences;
+    const View out(x.o), states(x.state), hints = view_of(x.chunk_indices), counts = view_of(x.cu_chunks);
+    check_piece_options(check, x.compiled_dims, x.chunk_size, hints, counts, s);
+    check_rows(check, "o", out, s, s.value_heads, s.dv);
+    check.distinct("o", out);
+    piece.args.output = rows_of(out);
+    piece.also_moves(out);
+    set_states(check, piece, states);
+    check.apart({{"o", out}}, {{"q", s.query},
+                               {"state", states},
+                               {"k", s.key},
+                               {"u", s.value},
+                               {"gate", piece.gate},
+                               {"cu_seqlens", s.cu_seqlens},
+                               {"chunk_indices", hints},
+                               {"cu_chunks", counts}});
+    check.grid("u", ComputeO::blocks(piece.problem, piece.chunks()));
+    return piece;
+}
+
+void run_u_w(const ComputeUAndW& x) {
+    const PreparedPiece piece = prepare_u_w(x);
+    const DeviceScope scope(piece.sequences.key.device_index);
+    ComputeUW::run(piece.problem, piece.args, piece.sequences.chunks_at_most(kChunk), target_of(x.name, piece.sequences.key));
+}
+
+void run_state_update(const ChunkedSeqStateUpdate& x) {
+    const PreparedPiece piece = prepare_state_update(x);
+    const DeviceScope scope(piece.sequences.key.device_index);
+    SeqStateUpdate::run(piece.problem, piece.args, target_of(x.name, piece.sequences.key));
+}
+
+void run_output(const ChunkedComputeO& x) {
+    const PreparedPiece piece = prepare_output(x);
+    const DeviceScope scope(piece.sequences.key.device_index);
+    ComputeO::run(piece.problem, piece.args, piece.chunks(), target_of(x.name, piece.sequences.key));
+}
+
+GDN_REGISTER(ComputeUAndW, prepare_u_w, run_u_w)
+GDN_REGISTER(ChunkedSeqStateUpdate, prepare_state_update, run_state_update)
+GDN_REGISTER(ChunkedComputeO, prepare_output, run_output)
+
+}  // namespace
+}  // namespace gdn_cuda::gdn
+
+namespace gdn_cuda {
+
+void bf16_gdn_compute_u_w(const ComputeUAndW& x) {
+    require_given(x.name, x);
+    call<ComputeUAndW, gdn::run_u_w>(x);
+}
+
+void bf16_chunked_seq_state_update(const ChunkedSeqStateUpdate& x) {
+    require_given(x.name, x);
+    call<ChunkedSeqStateUpdate, gdn::run_state_update>(x);
+}
+
+void bf16_gdn_chunked_compute_O(const ChunkedComputeO& x) {
+    require_given(x.name, x);
+    call<ChunkedComputeO, gdn::run_output>(x);
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,84 @@
+// recurrent_forward: the recurrence with the last state, or the state after every token.
+#include <gdn_cuda/gdn.hpp>
+
+#include "../../operators/operator.hpp"
+#include "prepared.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+Prepared prepare_recurrent(const RecurrentForward& x) {
+    const Checks check{x.name};
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    Prepared prepared = prepare(check, sequences, x.out, x.scale, x.is_qk_norm);
+    RecurrentArgs& args = prepared.args;
+    GDN_REQUIRE(check, x.inference_mode >= InferenceMode::prefill && x.inference_mode <= InferenceMode::spec_verify,
+                "inference_mode", "InferenceMode PREFILL 0, DECODE 1 or SPEC_VERIFY 2",
+                fmt::format("{}", static_cast<int64_t>(x.inference_mode)));
+    const View beta(x.beta), gate(x.gate);
+    check_gates(check, beta, gate, sequences, args.beta, args.gate);
+
+    const View initial = view_of(x.state), accepted = view_of(x.num_accepted_tokens);
+    const bool verify = x.inference_mode == InferenceMode::spec_verify;
+    GDN_REQUIRE(check, verify || !accepted.defined(), "num_accepted_tokens", "None, unless inference_mode is SPEC_VERIFY",
+                "a tensor");
+    if (initial.defined()) {
+        prepared.state_type = check.dtype("state", initial, {DType::f32, DType::bf16});
+        const bool steps = verify && initial.rank == 5;
+        args.initial = check_states(check, prepared, "state", initial, steps ? 5 : 4);
+        GDN_REQUIRE(check, initial.size(0) == sequences.count, "state",
+                    fmt::format("a state for each of {} sequences", sequences.count), shape_text(initial));
+        GDN_REQUIRE(check, !steps || initial.size(1) >= 1, "state", "at least one step", shape_text(initial));
+        args.slot_steps = steps ? check.count("state", "steps", initial.size(1)) : 1;
+    }
+    if (accepted.defined()) {
+        GDN_REQUIRE(check, initial.defined(), "num_accepted_tokens", "a state to choose from", "state None");
+        check_per_sequence(check, "num_accepted_tokens", accepted, sequences);
+        args.accepted = tagged(accepted);
+    }
+    check.apart({{"out", prepared.output}}, {{"query", sequences.query},
+                                             {"key", sequences.key},
+                                             {"value", sequences.value},
+                                             {"beta", beta},
+                                             {"gate", gate},
+                                             {"state", initial},
+                                             {"cu_seqlens", sequences.cu_seqlens},
+                                             {"num_accepted_tokens", accepted}});
+    return prepared;
+}
+
+Tensor run_recurrent(const RecurrentForward& x) {
+    Prepared prepared = prepare_recurrent(x);
+    const Sequences& sequences = prepared.sequences;
+    RecurrentArgs& args = prepared.args;
+    if (x.inference_mode == InferenceMode::spec_verify) {
+        const Tensor states = sequences.packed()
+                                  ? new_states(x.out, {sequences.tokens}, sequences, prepared.state_type)
+                                  : new_states(x.out, {sequences.count, sequences.tokens}, sequences, prepared.state_type);
+        args.step_index = sequences.packed() ? RecurrentArgs::packed : RecurrentArgs::by_sequence;
+        args.steps = {states.data_ptr(), sequences.packed() ? 0 : sequences.tokens * sequences.state_numel(),
+                      sequences.state_numel()};
+        run_by_token(prepared, x.name);
+        return states;
+    }
+    const Tensor states = new_states(x.out, {sequences.count}, sequences, prepared.state_type);
+    args.last = {states.data_ptr(), sequences.state_numel(), 0};
+    run_by_token(prepared, x.name);
+    return states;
+}
+
+GDN_REGISTER(RecurrentForward, prepare_recurrent, run_recurrent)
+
+}  // namespace
+}  // namespace gdn_cuda::gdn
+
+namespace gdn_cuda {
+
+std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& x) {
+    require_given(x.name, x);
+    if (!x.out) return recurrent_forward(with_output_like(x.value, x));
+    const Tensor new_state = call<RecurrentForward, gdn::run_recurrent>(x);
+    return {x.out, new_state};
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,222 @@
+// What the Toeplitz operators share: the checks of their arguments, the kernels, and the plan that puts them together.
+#pragma once
+
+#include "../../jit_kernels/heuristics/structured_toeplitz.hpp"
+#include "../../operators/operator.hpp"
+#include "lines.hpp"
+
+namespace gdn_cuda::structured {
+
+// The words of an error.
+struct ToeplitzNames {
+    const char *function, *column = "c", *row = "r", *right = "b", *matrix = "matrix";
+};
+inline ToeplitzNames names_of_matvec(bool transpose) {
+    return {.function = transpose ? "toeplitz_matvec_transpose" : "toeplitz_matvec", .right = "x"};
+}
+inline ToeplitzNames names_of_solve(bool symmetric, bool wait) {
+    if (symmetric) return {.function = wait ? "toeplitz_solve_symmetric" : "toeplitz_solve_symmetric_ex"};
+    return {.function = wait ? "toeplitz_solve" : "toeplitz_solve_ex"};
+}
+
+enum class ToeplitzShape { square, rectangular, transposed };  // transposed: T^t is applied, and T may be rectangular
+
+struct PreparedToeplitz {
+    ToeplitzNames names;
+    View column, row, right;
+    View lines;  // the right-hand sides without their last dimension, where there are columns
+    DType type;
+    Broadcast shape;  // of the matrices and the right-hand sides
+    bool many;
+    int64_t from, to;  // length of a right-hand side, and of a result
+
+    Checks check() const { return {names.function}; }
+    int64_t n() const { return column.size(-1); }
+    int64_t columns() const { return many ? right.size(-1) : 1; }
+    int64_t systems() const {
+        int64_t count = 1;
+        for (const int64_t size : shape.leading) count *= size;
+        return count;
+    }
+    std::vector<int64_t> result() const {
+        std::vector<int64_t> sizes = shape.leading;
+        sizes.push_back(to);
+        if (many) sizes.push_back(columns());
+        return sizes;
+    }
+    // Leading dimensions of the matrices alone.
+    std::vector<int64_t> matrices() const {
+        Broadcast lines_alone;
+        lines_alone.add(check(), names.column, column, names.column);
+        lines_alone.add(check(), names.row, row, names.column);
+        return lines_alone.leading;
+    }
+};
+
+PreparedToeplitz prepare_toeplitz(const ToeplitzNames& names, const Tensor& c, const Tensor& r, const Tensor& right,
+                                  ToeplitzShape shape = ToeplitzShape::square);
+using Solution = std::tuple<Tensor, Tensor>;  // T^-1 b and info
+
+// ---- Operators
+
+struct ToeplitzMatvecCall {
+    static constexpr const char* name = "toeplitz_matvec";
+    Given c, r, x;
+    bool transpose = false;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("c", x.c);
+        visit("r", x.r);
+        visit("x", x.x);
+        visit("transpose", x.transpose);
+    }
+};
+Tensor toeplitz_matvec(const ToeplitzMatvecCall& call);
+PreparedToeplitz prepare_toeplitz_matvec(const ToeplitzMatvecCall& call);
+
+// (T^-1 b, info), info for every matrix. With `wait` it is on the CPU, and positive definite matrices are tried first.
+struct ToeplitzSolveCall {
+    static constexpr const char* name = "toeplitz_solve";
+    Given c, r, b;
+    bool symmetric = false, wait = false;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("c", x.c);
+        visit("r", x.r);
+        visit("b", x.b);
+        visit("symmetric", x.symmetric);
+        visit("wait", x.wait);
+    }
+};
+Solution toeplitz_solve(const ToeplitzSolveCall& call);
+PreparedToeplitz prepare_toeplitz_solve(const ToeplitzSolveCall& call);
+
+struct ToeplitzPositiveCall {
+    static constexpr const char* name = "toeplitz_solve_positive";
+    Given c, b;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("c", x.c);
+        visit("b", x.b);
+    }
+};
+Solution toeplitz_solve_positive(const ToeplitzPositiveCall& call);
+PreparedToeplitz prepare_toeplitz_positive(const ToeplitzPositiveCall& call);
+
+// First and last column of T^-1, and info on the CPU.
+struct ToeplitzEndsCall {
+    static constexpr const char* name = "gs_compute_generators";
+    Given c, r;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("c", x.c);
+        visit("r", x.r);
+    }
+};
+std::tuple<Tensor, Tensor, Tensor> toeplitz_ends(const ToeplitzEndsCall& call);
+PreparedToeplitz prepare_toeplitz_ends(const ToeplitzEndsCall& call);
+
+struct ToeplitzInverseCall {
+    static constexpr const char* name = "toeplitz_inverse_apply";
+    Given gs_u, gs_v, x;
+    double epsilon = 0;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("gs_u", x.gs_u);
+        visit("gs_v", x.gs_v);
+        visit("x", x.x);
+        visit("epsilon", x.epsilon);
+    }
+};
+Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call);
+PreparedToeplitz prepare_toeplitz_inverse_apply(const ToeplitzInverseCall& call);
+
+// ---- Kernels as operators; on CPU tensors, what Python registers, which computes the same. info has a number for every
+// leading index of the result.
+
+// For positive definite T, by the kernel that `name` says.
+struct ToeplitzSchurCall {
+    static constexpr const char* name = "toeplitz_schur";
+    Given c, b;
+    double epsilon = 0;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("c", x.c);
+        visit("b", x.b);
+        visit("epsilon", x.epsilon);
+    }
+};
+struct ToeplitzPcgCall {
+    static constexpr const char* name = "toeplitz_pcg";
+    Given c, b;
+    double epsilon = 0;
+
+    static void fields(auto& x, auto&& visit) { ToeplitzSchurCall::fields(x, visit); }
+};
+struct ToeplitzGkoCall {
+    static constexpr const char* name = "toeplitz_gko";
+    Given c, r, b;
+    double epsilon = 0;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("c", x.c);
+        visit("r", x.r);
+        visit("b", x.b);
+        visit("epsilon", x.epsilon);
+    }
+};
+// (left, right, numbers, scales) for systems in a row, a probe behind their right-hand sides.
+struct ToeplitzGeneratorsCall {
+    static constexpr const char* name = "toeplitz_generators";
+    Given c, r, b;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("c", x.c);
+        visit("r", x.r);
+        visit("b", x.b);
+    }
+};
+// (C^-1 numbers, info) for left and right generators; `configuration` of the kernel's, -1 for what is best.
+struct ToeplitzEliminateCall {
+    static constexpr const char* name = "toeplitz_eliminate";
+    Given left, right, numbers;
+    int64_t configuration = -1;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("left", x.left);
+        visit("right", x.right);
+        visit("numbers", x.numbers);
+        visit("configuration", x.configuration);
+    }
+};
+std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const ToeplitzGeneratorsCall& call);
+Solution toeplitz_eliminate(const ToeplitzEliminateCall& call);
+
+Tensor toeplitz_matvec_kernel(const PreparedToeplitz& prepared, bool transpose, const Tensor& like);
+Solution toeplitz_gko_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon);
+Solution toeplitz_schur_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon);
+Solution toeplitz_pcg_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon);
+// Whether `toeplitz_eliminate` is what to solve these with on their device.
+bool toeplitz_eliminate_pays_here(const PreparedToeplitz& prepared);
+
+// ---- In torch's operators, on any device
+
+// T x, or T^t x, for any number of rows.
+Tensor toeplitz_matvec_by_transforms(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose);
+// Column (S,n), numbers (S,n,k) in fp64; `residual` is what right-hand sides may leave, `of_probe` what the last one may, times
+// ‖T‖ ‖x‖. No tensor where T is not positive definite, as far as that shows, or the steps do not suffice. Waits.
+std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& numbers, double residual, double of_probe);
+
+// Torch records no gradients while this lives: those of these operators are Python's.
+class WithoutGradients {
+  public:
+    WithoutGradients() : were_recorded_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
+    ~WithoutGradients() { aoti_torch_grad_mode_set_enabled(were_recorded_); }
+    WithoutGradients(const WithoutGradients&) = delete;
+    WithoutGradients& operator=(const WithoutGradients&) = delete;
+
+  private:
+    bool were_recorded_;
+};
+
+}  // namespace gdn_cuda::structured

@@ -1,0 +1,220 @@
+// The kernels that solve Toeplitz systems, as operators: CUDA tensors launch them, CPU tensors run what Python registers, which
+// computes the same. toeplitz_solve.cpp says when which is taken.
+#include <torch/csrc/stable/ops.h>
+
+#include "../../jit_kernels/impls/structured/toeplitz_eliminate.hpp"
+#include "../../jit_kernels/impls/structured/toeplitz_generators.hpp"
+#include "../../jit_kernels/impls/structured/toeplitz_gko.hpp"
+#include "../../jit_kernels/impls/structured/toeplitz_pcg.hpp"
+#include "../../jit_kernels/impls/structured/toeplitz_schur.hpp"
+#include "toeplitz.hpp"
+
+namespace gdn_cuda::structured {
+
+PreparedToeplitz prepare_toeplitz_positive(const ToeplitzPositiveCall& x) {
+    PreparedToeplitz prepared = prepare_toeplitz(names_of_solve(true, false), x.c, x.c, x.b);
+    prepared.check().dtype("c", prepared.column, {DType::f32, DType::f64});
+    return prepared;
+}
+
+namespace {
+
+PreparedToeplitz prepare_toeplitz_schur(const ToeplitzSchurCall& x) {
+    return prepare_toeplitz_positive({x.c, x.b});
+}
+PreparedToeplitz prepare_toeplitz_pcg(const ToeplitzPcgCall& x) {
+    return prepare_toeplitz_positive({x.c, x.b});
+}
+PreparedToeplitz prepare_toeplitz_gko(const ToeplitzGkoCall& x) {
+    return prepare_toeplitz(names_of_solve(false, false), x.c, x.r, x.b);
+}
+PreparedToeplitz prepare_toeplitz_generators(const ToeplitzGeneratorsCall& x) {
+    PreparedToeplitz prepared = prepare_toeplitz(names_of_solve(false, false), x.c, x.r, x.b);
+    GDN_REQUIRE(prepared.check(), prepared.n() <= kToeplitzEliminateLongest, "c",
+                fmt::format("at most {} rows for this kernel", kToeplitzEliminateLongest), shape_text(prepared.column));
+    return prepared;
+}
+
+struct PreparedElimination {
+    View left, right, numbers;
+    ToeplitzEliminateProblem problem;
+};
+
+PreparedElimination prepare_toeplitz_eliminate(const ToeplitzEliminateCall& x) {
+    const Checks check{x.name};
+    const int64_t configuration = x.configuration;
+    PreparedElimination prepared{View(x.left), View(x.right), View(x.numbers), {}};
+    for (const auto& [name, view] :
+         {std::pair{"left", &prepared.left}, {"right", &prepared.right}, {"numbers", &prepared.numbers}}) {
+        check.dtype(name, *view, {DType::c128});
+        check.device(name, *view, prepared.left, "left");
+        check.rank(name, *view, 3, "(systems, 2 or columns, n)");
+        GDN_REQUIRE(check, view->contiguous_tail(3), name, "a contiguous tensor", "strides");
+    }
+    const int64_t systems = prepared.numbers.size(0), columns = prepared.numbers.size(1), n = prepared.numbers.size(2);
+    check.shape("left", prepared.left, {systems, 2, n}, "(systems, 2, n)");
+    check.shape("right", prepared.right, {systems, 2, n}, "(systems, 2, n)");
+    const auto all = static_cast<int64_t>(kToeplitzEliminateConfigurations.size());
+    GDN_REQUIRE(check, configuration >= -1 && configuration < all, "configuration", fmt::format("-1 to {}", all - 1),
+                fmt::format("{}", configuration));
+    const int64_t longest = configuration < 0 ? kToeplitzEliminateLongest
+                                              : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)].rows();
+    GDN_REQUIRE(check, n <= longest, "left", fmt::format("at most {} rows", longest), shape_text(prepared.left));
+    prepared.problem = {systems, columns, static_cast<int>(n)};
+    return prepared;
+}
+
+// What a kernel that solves systems takes, but for what is its own; `info` has a number for every leading index of the result.
+template <class Args>
+Args args_to_solve(const PreparedToeplitz& prepared, int longest, const Tensor& out, const Tensor& info, double epsilon) {
+    const Checks check = prepared.check();
+    GDN_REQUIRE(check, prepared.n() <= longest, "c", fmt::format("at most {} rows for this kernel", longest),
+                shape_text(prepared.column));
+    Args args;
+    args.column = operand(prepared.column);
+    args.right = operand(prepared.lines);
+    args.right_column_stride = prepared.many ? prepared.right.stride(-1) : 0;
+    args.out = out.data_ptr();
+    args.info = info.data_ptr();
+    args.n = static_cast<int>(prepared.n());
+    args.columns = prepared.columns();
+    args.epsilon = epsilon;
+    const auto& leading = prepared.shape.leading;
+    if constexpr (requires { args.row; }) {
+        args.row = operand(prepared.row);
+        set_leading(check, "c", leading,
+                    {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.right}}, args);
+    } else {
+        set_leading(check, "c", leading, {{&prepared.column, &args.column}, {&prepared.lines, &args.right}}, args);
+    }
+    return args;
+}
+
+}  // namespace
+
+Solution toeplitz_schur_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon) {
+    const Tensor out = torch::stable::new_empty(like, prepared.result());
+    const Tensor info = torch::stable::new_zeros(like, prepared.shape.leading, ScalarType::Int);
+    const auto args = args_to_solve<ToeplitzSchurArgs>(prepared, kToeplitzSchurLongest, out, info, epsilon);
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzSchur::run({args.rows, args.columns, args.n, prepared.type}, args,
+                       target_of(prepared.names.function, prepared.column));
+    return {out, info};
+}
+
+// The same by conjugate gradients: info is -1 where they do not converge.
+Solution toeplitz_pcg_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon) {
+    const Tensor out = torch::stable::new_empty(like, prepared.result());
+    const Tensor info = torch::stable::new_zeros(like, prepared.shape.leading, ScalarType::Int);
+    auto args = args_to_solve<ToeplitzPcgArgs>(prepared, kToeplitzPcgLongest, out, info, epsilon);
+    GDN_REQUIRE(prepared.check(), args.rows * (args.columns + 1) <= std::numeric_limits<int>::max(), "b",
+                "fewer than 2^31 right-hand sides", shape_text(prepared.right));
+    const DeviceScope scope(prepared.column.device_index);
+    const ToeplitzPcgProblem problem{args.rows, args.columns, args.n, prepared.type};
+    const Target target = target_of(prepared.names.function, prepared.column);
+    const Tensor scratch = torch::stable::new_empty(like, {ToeplitzPcg::scratch(problem, target.ordinal)}, ScalarType::Double);
+    args.scratch = static_cast<double*>(scratch.data_ptr());
+    ToeplitzPcg::run(problem, args, target);
+    return {out, info};
+}
+
+Solution toeplitz_gko_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon) {
+    const Tensor out = torch::stable::new_empty(like, prepared.result());
+    const Tensor info = torch::stable::new_zeros(like, prepared.shape.leading, ScalarType::Int);
+    const auto args = args_to_solve<ToeplitzGkoArgs>(prepared, kToeplitzGkoLongest, out, info, epsilon);
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzGko::run({args.rows, args.columns, args.n, prepared.type}, args,
+                     target_of(prepared.names.function, prepared.column));
+    return {out, info};
+}
+
+namespace {
+
+Solution toeplitz_schur(const ToeplitzSchurCall& x) {
+    return toeplitz_schur_kernel(prepare_toeplitz_schur(x), x.c, x.epsilon);
+}
+Solution toeplitz_pcg(const ToeplitzPcgCall& x) {
+    return toeplitz_pcg_kernel(prepare_toeplitz_pcg(x), x.c, x.epsilon);
+}
+Solution toeplitz_gko(const ToeplitzGkoCall& x) {
+    return toeplitz_gko_kernel(prepare_toeplitz_gko(x), x.c, x.epsilon);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const ToeplitzGeneratorsCall& x) {
+    const PreparedToeplitz prepared = prepare_toeplitz_generators(x);
+    const Tensor& c = x.c;
+    const Checks check = prepared.check();
+    ToeplitzGeneratorsArgs args{.column = operand(prepared.column),
+                                .row = operand(prepared.row),
+                                .given = operand(prepared.lines),
+                                .given_column_stride = prepared.many ? prepared.right.stride(-1) : 0,
+                                .n = static_cast<int>(prepared.n()),
+                                .columns = prepared.columns()};
+    set_leading(check, "c", prepared.shape.leading,
+                {{&prepared.column, &args.column}, {&prepared.row, &args.row}, {&prepared.lines, &args.given}}, args);
+    const int64_t systems = args.rows, n = prepared.n();
+    const Tensor left = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
+    const Tensor right = torch::stable::new_empty(c, {systems, 2, n}, ScalarType::ComplexDouble);
+    const Tensor numbers = torch::stable::new_empty(c, {systems, args.columns + 1, n}, ScalarType::ComplexDouble);
+    const Tensor scales = torch::stable::new_empty(c, {systems, 2}, ScalarType::Double);
+    args.left = left.data_ptr(), args.right = right.data_ptr(), args.numbers = numbers.data_ptr();
+    args.scales = scales.data_ptr();
+    const DeviceScope scope(prepared.column.device_index);
+    ToeplitzGenerators::run(prepared.type, args, target_of(check.function, prepared.column));
+    return {left, right, numbers, scales};
+}
+
+namespace {
+
+// The best that the device has.
+ToeplitzEliminateConfig elimination_here(const ToeplitzEliminateProblem& problem, const Target& target) {
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+    const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);
+    if (problem.n > kToeplitzEliminateLongestPortable || ToeplitzEliminate::fits(config, target)) return config;
+    return toeplitz_eliminate_config(problem, device, kToeplitzEliminatePortable);
+}
+
+}  // namespace
+
+Solution toeplitz_eliminate(const ToeplitzEliminateCall& x) {
+    const auto [of_rows, of_columns, given, problem] = prepare_toeplitz_eliminate(x);
+    const Checks check{x.name};
+    const int64_t configuration = x.configuration;
+    const DeviceScope scope(of_rows.device_index);
+    const Target target = target_of(check.function, of_rows);
+    const ToeplitzEliminateConfig config = configuration < 0
+                                               ? elimination_here(problem, target)
+                                               : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)];
+    GDN_REQUIRE(check, ToeplitzEliminate::fits(config, target), "left",
+                fmt::format("a GPU with clusters of {} blocks", config.blocks), "another");
+    const Tensor found = torch::stable::new_empty(x.numbers, {problem.systems, problem.columns, problem.n});
+    const Tensor info = torch::stable::new_zeros(x.numbers, {problem.systems}, ScalarType::Int);
+    const ToeplitzEliminateArgs args{.left = of_rows.data,
+                                     .right = of_columns.data,
+                                     .numbers = given.data,
+                                     .found = found.data_ptr(),
+                                     .info = info.data_ptr(),
+                                     .n = problem.n,
+                                     .columns = static_cast<int>(problem.columns)};
+    ToeplitzEliminate::run(config, problem, args, target);
+    return {found, info};
+}
+
+bool toeplitz_eliminate_pays_here(const PreparedToeplitz& prepared) {
+    if (prepared.n() > kToeplitzEliminateLongest) return false;
+    const DeviceScope scope(prepared.column.device_index);
+    const Target target = target_of(prepared.names.function, prepared.column);
+    const ToeplitzEliminateProblem problem{prepared.systems(), prepared.columns() + 1, static_cast<int>(prepared.n())};
+    return toeplitz_eliminate_pays(problem, jit::device_traits(target.ordinal)) &&
+           ToeplitzEliminate::fits(elimination_here(problem, target), target);
+}
+
+GDN_REGISTER(ToeplitzSchurCall, prepare_toeplitz_schur, toeplitz_schur)
+GDN_REGISTER(ToeplitzPcgCall, prepare_toeplitz_pcg, toeplitz_pcg)
+GDN_REGISTER(ToeplitzGkoCall, prepare_toeplitz_gko, toeplitz_gko)
+GDN_REGISTER(ToeplitzGeneratorsCall, prepare_toeplitz_generators, toeplitz_generators)
+GDN_REGISTER(ToeplitzEliminateCall, prepare_toeplitz_eliminate, toeplitz_eliminate)
+
+}  // namespace gdn_cuda::structured

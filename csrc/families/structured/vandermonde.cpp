@@ -1,0 +1,194 @@
+// log_vandermonde, and the moments that its transpose and the gradients of both are made of.
+#include "../../jit_kernels/impls/structured/vandermonde.hpp"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <gdn_cuda/structured.hpp>
+
+#include "../../jit_kernels/impls/structured/vandermonde_moments.hpp"
+#include "../../operators/operator.hpp"
+#include "lines.hpp"
+
+namespace gdn_cuda::structured {
+namespace {
+
+constexpr int64_t kMostSteps = int64_t{1} << 40, kMostPoles = int64_t{1} << 30;
+
+struct VandermondeCall {
+    static constexpr const char* name = "log_vandermonde";
+    Given v, x;
+    SymInt L;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("v", x.v);
+        visit("x", x.x);
+        visit("L", x.L);
+    }
+};
+struct VandermondeOutCall {
+    static constexpr const char* name = "log_vandermonde_out";
+    VandermondeCall sum;
+    Written out;
+
+    static void fields(auto& x, auto&& visit) {
+        VandermondeCall::fields(x.sum, visit);
+        visit("out", x.out);
+    }
+};
+struct MomentsCall {
+    static constexpr const char* name = "log_vandermonde_moments";
+    Given u, x;
+    int64_t orders = 1;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("u", x.u);
+        visit("x", x.x);
+        visit("orders", x.orders);
+    }
+};
+
+struct PreparedVandermonde {
+    View v, x;
+    DType type;
+    Broadcast shape;
+
+    std::vector<int64_t> shape_with(int64_t L) const {
+        std::vector<int64_t> sizes = shape.leading;
+        sizes.push_back(L);
+        return sizes;
+    }
+};
+
+PreparedVandermonde prepare_vandermonde(const VandermondeCall& call) {
+    const Checks check{"log_vandermonde"};
+    const int64_t L = call.L;
+    PreparedVandermonde prepared{View(call.v), View(call.x), DType::c64, {}};
+    prepared.type = check.dtype("v", prepared.v, {DType::c64, DType::c128});
+    check.dtype("x", prepared.x, {prepared.type});
+    check.device("x", prepared.x, prepared.v, "v");
+    for (const auto& [name, view] : {std::pair{"v", &prepared.v}, std::pair{"x", &prepared.x}}) {
+        GDN_REQUIRE(check, view->rank >= 1, name, "rank 1 or more", shape_text(*view));
+        prepared.shape.add(check, name, *view, "v");
+    }
+    GDN_REQUIRE(check, prepared.x.size(-1) == prepared.v.size(-1), "x", fmt::format("(…, {}) as v has", prepared.v.size(-1)),
+                shape_text(prepared.x));
+    GDN_REQUIRE(check, prepared.x.size(-1) <= kMostPoles, "x", fmt::format("at most {} poles", kMostPoles),
+                shape_text(prepared.x));
+    GDN_REQUIRE(check, L >= 0 && L <= kMostSteps, "L", fmt::format("0 to {}", kMostSteps), fmt::format("{}", L));
+    return prepared;
+}
+
+PreparedVandermonde prepare_vandermonde_out(const VandermondeOutCall& call) {
+    PreparedVandermonde prepared = prepare_vandermonde(call.sum);
+    const Checks check{"log_vandermonde"};
+    CheckedOutput(check, call.out, prepared.shape_with(call.sum.L), prepared.type == DType::c64 ? DType::f32 : DType::f64,
+                  prepared.v)
+        .apart_from("v", prepared.v)
+        .apart_from("x", prepared.x);
+    return prepared;
+}
+
+void launch_vandermonde(const PreparedVandermonde& prepared, int64_t L, const Tensor& out) {
+    const Checks check{"log_vandermonde"};
+    VandermondeArgs args{.residues = operand(prepared.v),
+                         .exponents = operand(prepared.x),
+                         .out = out.data_ptr(),
+                         .pole_count = static_cast<int>(prepared.x.size(-1)),
+                         .steps = L};
+    set_leading(check, "v", prepared.shape.leading, {{&prepared.v, &args.residues}, {&prepared.x, &args.exponents}}, args);
+    const DeviceScope scope(prepared.v.device_index);
+    Vandermonde::run({args.rows, L, prepared.type, args.pole_count}, args, target_of(check.function, prepared.v));
+}
+
+struct PreparedMoments {
+    View u, x;
+    DType type;
+    Broadcast shape;
+};
+
+PreparedMoments prepare_moments(const MomentsCall& call) {
+    const Checks check{"log_vandermonde_transpose"};
+    const int64_t orders = call.orders;
+    PreparedMoments prepared{View(call.u), View(call.x), DType::c64, {}};
+    prepared.type = check.dtype("x", prepared.x, {DType::c64, DType::c128});
+    check.dtype("u", prepared.u, {prepared.type == DType::c64 ? DType::f32 : DType::f64});
+    check.device("u", prepared.u, prepared.x, "x");
+    for (const auto& [name, view] : {std::pair{"u", &prepared.u}, std::pair{"x", &prepared.x}}) {
+        GDN_REQUIRE(check, view->rank >= 1, name, "rank 1 or more", shape_text(*view));
+        prepared.shape.add(check, name, *view, "u");
+    }
+    GDN_REQUIRE(check, prepared.x.size(-1) <= kMostPoles, "x", fmt::format("at most {} poles", kMostPoles),
+                shape_text(prepared.x));
+    GDN_REQUIRE(check, orders == 1 || orders == 2, "orders", "1 or 2", fmt::format("{}", orders));
+    return prepared;
+}
+
+Tensor run_vandermonde(const VandermondeCall& call) {
+    const PreparedVandermonde prepared = prepare_vandermonde(call);
+    const Tensor out = torch::stable::new_empty(call.v, prepared.shape_with(call.L),
+                                                prepared.type == DType::c64 ? ScalarType::Float : ScalarType::Double);
+    launch_vandermonde(prepared, call.L, out);
+    return out;
+}
+
+void run_vandermonde_out(const VandermondeOutCall& call) {
+    launch_vandermonde(prepare_vandermonde_out(call), call.sum.L, call.out);
+}
+
+// (orders, leading..., N)
+Tensor run_moments(const MomentsCall& call) {
+    const PreparedMoments prepared = prepare_moments(call);
+    const int64_t orders = call.orders;
+    const Checks check{"log_vandermonde_transpose"};
+    const VandermondeMomentsConfig config = vandermonde_moments_config(prepared.type, static_cast<int>(orders));
+    const i64 steps = prepared.u.size(-1), squares = VandermondeMoments::squares(config, steps);
+    std::vector<int64_t> shape{squares, orders};
+    shape.insert(shape.end(), prepared.shape.leading.begin(), prepared.shape.leading.end());
+    shape.push_back(prepared.x.size(-1));
+    const Tensor out = torch::stable::new_empty(call.x, shape);
+    VandermondeMomentsArgs args{.numbers = operand(prepared.u),
+                                .exponents = operand(prepared.x),
+                                .out = out.data_ptr(),
+                                .pole_count = static_cast<int>(prepared.x.size(-1)),
+                                .steps = steps};
+    set_leading(check, "u", prepared.shape.leading, {{&prepared.u, &args.numbers}, {&prepared.x, &args.exponents}}, args);
+    const DeviceScope scope(prepared.x.device_index);
+    VandermondeMoments::run(config, args, target_of(check.function, prepared.x));
+    const int64_t first = 0;
+    return torch::stable::sum(out, torch::headeronly::IntHeaderOnlyArrayRef(&first, 1));
+}
+
+GDN_REGISTER(VandermondeCall, prepare_vandermonde, run_vandermonde)
+GDN_REGISTER(VandermondeOutCall, prepare_vandermonde_out, run_vandermonde_out)
+GDN_REGISTER(MomentsCall, prepare_moments, run_moments)
+
+}  // namespace
+}  // namespace gdn_cuda::structured
+
+namespace gdn_cuda {
+
+Tensor log_vandermonde(const LogVandermonde& x) {
+    using namespace structured;
+    require_given("log_vandermonde", x);
+    const VandermondeCall sum{plain_on_cuda(x.v), plain_on_cuda(x.x), {x.L}};
+    if (!x.out) return call<VandermondeCall, run_vandermonde>(sum);
+    call<VandermondeOutCall, run_vandermonde_out>({.sum = sum, .out = *x.out});
+    return *x.out;
+}
+
+Tensor log_vandermonde_transpose(const LogVandermondeTranspose& x) {
+    using namespace structured;
+    require_given("log_vandermonde_transpose", x);
+    const View of_v(x.v), of_x(x.x);
+    const Checks check{"log_vandermonde_transpose"};
+    GDN_REQUIRE(check, of_x.rank >= 1, "x", "rank 1 or more", shape_text(of_x));
+    GDN_REQUIRE(check, of_v.rank >= 1 && of_v.size(-1) == of_x.size(-1), "v", fmt::format("(…, {}) as x has", of_x.size(-1)),
+                shape_text(of_v));
+    check.dtype("v", of_v, {check.dtype("x", of_x, {DType::c64, DType::c128})});
+    check.device("v", of_v, of_x, "x");
+    const Tensor moments = call<MomentsCall, run_moments>({.u = plain_on_cuda(x.u), .x = plain_on_cuda(x.x)});
+    const int64_t first = 0;
+    return of_torch("aten::mul", "Tensor", *x.v, torch::stable::select(moments, 0, first));
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,55 @@
+// Calls through torch's dispatcher.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "tensor.hpp"
+
+namespace gdn_cuda {
+
+// Calls torch.ops.gdn_cuda.<name>: arguments on the stack, then results.
+inline void call_dispatcher(const char* name, StableIValue* stack) {
+    if (torch_call_dispatcher((std::string("gdn_cuda::") + name).c_str(), "", stack, TORCH_ABI_VERSION) != TORCH_SUCCESS)
+        throw std::runtime_error(
+            std::string(name) +
+            ": the call failed for tensors that are not on CUDA; they run gdn_cuda.reference, so `import gdn_cuda` "
+            "in this process. torch printed the cause above");
+}
+
+inline Tensor tensor_of(StableIValue value) {
+    return torch::stable::detail::to<Tensor>(value);
+}
+
+// One of torch's own operators with one result.
+template <class... Args>
+Tensor of_torch(const char* name, const char* overload, const Args&... args) {
+    std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+    return tensor_of(stack[0]);
+}
+
+// With several.
+template <size_t kResults, class... Args>
+std::array<Tensor, kResults> results_of_torch(const char* name, const char* overload, const Args&... args) {
+    std::array<StableIValue, std::max(kResults, sizeof...(Args))> stack{torch::stable::detail::from(args)...};
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+    return [&]<size_t... kAt>(std::index_sequence<kAt...>) {
+        return std::array<Tensor, kResults>{tensor_of(stack[kAt])...};
+    }(std::make_index_sequence<kResults>());
+}
+
+// Torch only marks a tensor as conjugate or negative, which no kernel of ours would see; on other devices torch itself looks.
+inline Tensor plain(const Tensor& x) {
+    return of_torch("aten::resolve_neg", "", of_torch("aten::resolve_conj", "", x));
+}
+inline Tensor plain_on_cuda(const Tensor& x) {
+    return x.is_cuda() ? plain(x) : x;
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,246 @@
+// An operator in torch, derived from the struct of its arguments (include/gdn_cuda/arguments.hpp): its schema, its boxed kernel
+// for CUDA tensors, `validate_<name>`, which makes the same checks and nothing else, and calls through torch's dispatcher.
+//
+//     GDN_REGISTER(FusedDecode, prepare, run)
+//
+// registers `run(const FusedDecode&)`, whose result is the operator's, and `prepare(const FusedDecode&)` for the checks. CPU
+// tensors run what Python registers, which calls `validate_<name>` first: so validation is written once.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <gdn_cuda/arguments.hpp>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "dispatch.hpp"
+#include "tensor.hpp"
+
+namespace gdn_cuda {
+
+// A size that stays symbolic when torch traces a call.
+struct SymInt {
+    int64_t value = 0;
+    operator int64_t() const { return value; }
+};
+
+namespace detail {
+
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+
+// A type in a schema; "!" stands for the mark of what is written.
+template <class T>
+constexpr const char* kSchemaWord = nullptr;
+template <>
+constexpr const char* kSchemaWord<Tensor> = "Tensor";
+template <>
+constexpr const char* kSchemaWord<Given> = "Tensor";
+template <>
+constexpr const char* kSchemaWord<OptionalTensor> = "Tensor?";
+template <>
+constexpr const char* kSchemaWord<Written> = "Tensor!";
+template <>
+constexpr const char* kSchemaWord<Output> = "Tensor!";
+template <>
+constexpr const char* kSchemaWord<OptionalWritten> = "Tensor!?";
+template <>
+constexpr const char* kSchemaWord<bool> = "bool";
+template <>
+constexpr const char* kSchemaWord<int64_t> = "int";
+template <>
+constexpr const char* kSchemaWord<SymInt> = "SymInt";
+template <>
+constexpr const char* kSchemaWord<std::optional<int64_t>> = "int?";
+template <>
+constexpr const char* kSchemaWord<double> = "float";
+template <>
+constexpr const char* kSchemaWord<std::optional<double>> = "float?";
+template <>
+constexpr const char* kSchemaWord<std::optional<ScalarType>> = "ScalarType?";
+template <>
+constexpr const char* kSchemaWord<std::string> = "str";
+template <>
+constexpr const char* kSchemaWord<std::vector<int64_t>> = "int[]";
+template <class T>
+constexpr const char* schema_word() {
+    constexpr const char* kWord = std::is_enum_v<T> ? "int" : kSchemaWord<T>;
+    static_assert(kWord != nullptr, "no word for this type in a schema");
+    return kWord;
+}
+
+template <class T>
+struct Result {
+    static std::string words() { return schema_word<T>(); }
+    static void put(StableIValue* stack, T&& value) { stack[0] = from(value); }
+};
+template <>
+struct Result<void> {
+    static std::string words() { return "()"; }
+};
+template <class... T>
+struct Result<std::tuple<T...>> {
+    static std::string words() {
+        std::string words;
+        ((words += words.empty() ? "(" : ", ", words += Result<T>::words()), ...);
+        return words += ')';
+    }
+    static void put(StableIValue* stack, std::tuple<T...>&& values) {
+        std::apply([&](T&... value) { ((*stack++ = from(value)), ...); }, values);
+    }
+};
+
+template <class T>
+void take(T& member, StableIValue value) {
+    if constexpr (std::is_base_of_v<Given, T>) {
+        member.emplace(to<Tensor>(value));
+    } else if constexpr (std::is_same_v<T, OptionalWritten>) {
+        static_cast<OptionalTensor&>(member) = to<OptionalTensor>(value);
+    } else if constexpr (std::is_enum_v<T> || std::is_same_v<T, SymInt>) {
+        member = T{to<int64_t>(value)};
+    } else {
+        member = to<T>(value);
+    }
+}
+template <class T>
+StableIValue give(const T& member) {
+    if constexpr (std::is_base_of_v<Given, T>) {
+        return from(static_cast<const Tensor&>(member));
+    } else if constexpr (std::is_same_v<T, OptionalWritten>) {
+        return from(static_cast<const OptionalTensor&>(member));
+    } else if constexpr (std::is_enum_v<T> || std::is_same_v<T, SymInt>) {
+        return from(static_cast<int64_t>(member));
+    } else {
+        return from(member);
+    }
+}
+
+template <class Op>
+Op taken_from(const StableIValue* stack) {
+    Op arguments;
+    Op::fields(arguments, [&](const char*, auto& member) { take(member, *stack++); });
+    return arguments;
+}
+
+template <class Op, auto kRun>
+void run_boxed(StableIValue* stack, uint64_t, uint64_t) {
+    using Returned = std::invoke_result_t<decltype(kRun), const Op&>;
+    const Op arguments = taken_from<Op>(stack);
+    if constexpr (std::is_void_v<Returned>) {
+        kRun(arguments);
+    } else {
+        Result<Returned>::put(stack, kRun(arguments));
+    }
+}
+template <class Op, auto kPrepare>
+void check_boxed(StableIValue* stack, uint64_t, uint64_t) {
+    kPrepare(taken_from<Op>(stack));
+}
+
+// "Tensor query, Tensor(a!) state_pool, …"; without marks for `validate_<name>`, which writes nothing.
+template <class Op>
+std::string schema_arguments(bool marked) {
+    std::string text;
+    char mark = 'a';
+    Op none;
+    Op::fields(none, [&](const char* name, auto& member) {
+        if (!text.empty()) text += ", ";
+        for (const char* c = schema_word<std::remove_reference_t<decltype(member)>>(); *c != 0; ++c) {
+            if (*c != '!')
+                text += *c;
+            else if (marked)
+                text += {'(', mark++, '!', ')'};
+        }
+        text += ' ';
+        text += name;
+    });
+    return text;
+}
+
+}  // namespace detail
+
+template <class Op, auto kRun>
+void define(torch::stable::detail::StableLibrary& library) {
+    using Returned = std::invoke_result_t<decltype(kRun), const Op&>;
+    const std::string arguments = detail::schema_arguments<Op>(true), result = detail::Result<Returned>::words();
+    library.def(fmt::format("{}({}) -> {}", Op::name, arguments, result).c_str());
+}
+template <class Op>
+std::string check_name() {
+    return fmt::format("validate_{}", Op::name);
+}
+template <class Op>
+void define_check(torch::stable::detail::StableLibrary& library) {
+    library.def(fmt::format("{}({}) -> ()", check_name<Op>(), detail::schema_arguments<Op>(false)).c_str());
+}
+
+#define GDN_REGISTER(Op, prepare, run)                                       \
+    STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {                             \
+        define<Op, run>(m);                                                  \
+        define_check<Op>(m);                                                 \
+    }                                                                        \
+    STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CUDA, m) {                           \
+        m.impl(Op::name, &detail::run_boxed<Op, run>);                       \
+    }                                                                        \
+    STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {                            \
+        m.impl(check_name<Op>().c_str(), &detail::check_boxed<Op, prepare>); \
+    }
+
+// ---- Calls from C++
+
+// Refuses a call that leaves out what has to be given.
+template <class Arguments>
+void require_given(const char* function, const Arguments& arguments) {
+    Arguments::fields(arguments, [&](const char* name, const auto& member) {
+        using Member = std::remove_cvref_t<decltype(member)>;
+        if constexpr (std::is_base_of_v<Given, Member> && !std::is_same_v<Member, Output>)
+            if (!member) fail(function, name, "a tensor", "none");
+    });
+}
+
+template <class Op, class Returned>
+Returned call_through_torch(const Op& arguments) {
+    std::array<StableIValue, 32> stack;  // more than any operator has
+    size_t count = 0;
+    Op::fields(arguments, [&](const char*, const auto& member) { stack.at(count++) = detail::give(member); });
+    call_dispatcher(Op::name, stack.data());
+    if constexpr (std::is_same_v<Returned, Tensor>) {
+        return tensor_of(stack[0]);
+    } else if constexpr (!std::is_void_v<Returned>) {
+        return [&]<size_t... kAt>(std::index_sequence<kAt...>) {
+            return Returned{tensor_of(stack[kAt])...};
+        }(std::make_index_sequence<std::tuple_size_v<Returned>>());
+    }
+}
+
+// Whether the first of the tensors is on CUDA, as torch's dispatcher would ask.
+template <class Op>
+bool on_cuda(const Op& arguments) {
+    const Tensor* first = nullptr;
+    Op::fields(arguments, [&](const char*, const auto& member) {
+        if constexpr (std::is_base_of_v<Given, std::remove_cvref_t<decltype(member)>>)
+            if (first == nullptr) first = &static_cast<const Tensor&>(member);
+    });
+    return first->is_cuda();
+}
+
+// CUDA tensors go straight to `kRun`, others through torch's dispatcher to what Python registers for them.
+template <class Op, auto kRun>
+auto call(const Op& arguments) {
+    using Returned = std::invoke_result_t<decltype(kRun), const Op&>;
+    return on_cuda(arguments) ? kRun(arguments) : call_through_torch<Op, Returned>(arguments);
+}
+
+// The call with an output of that shape and dtype.
+template <class Op>
+Op with_output_like(const Tensor& like, Op arguments) {
+    arguments.out.emplace(torch::stable::new_empty(like, like.sizes()));
+    return arguments;
+}
+
+}  // namespace gdn_cuda

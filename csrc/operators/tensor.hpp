@@ -1,0 +1,142 @@
+// A torch tensor as the operators see it, read once through the stable ABI, and the checks they share. Every error is
+// `function: argument: expected X, got Y`, raised as ValueError in Python, before anything is launched.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <gdn_cuda/arguments.hpp>
+#include <gdn_cuda/kernels/common/types.cuh>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "../jit_kernels/impls/spec.hpp"
+#include "overlap.hpp"
+
+namespace gdn_cuda {
+
+// Torch's numbers, asked for once: each is a call through the shim.
+struct TorchNumbers {
+    int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
+    int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
+    int32_t f64 = aoti_torch_dtype_float64(), c64 = aoti_torch_dtype_complex64(), c128 = aoti_torch_dtype_complex128();
+    int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
+};
+inline const TorchNumbers torch_numbers;
+
+struct View {
+    void* data = nullptr;
+    int rank = 0;
+    const int64_t* sizes = nullptr;
+    const int64_t* strides = nullptr;
+    int32_t dtype = 0;  // torch's own number
+    int32_t device_type = 0, device_index = 0;
+
+    View() = default;
+    explicit View(const Tensor& tensor);  // throws for the undefined tensor that None becomes
+
+    bool defined() const { return sizes != nullptr; }
+    int64_t size(int dim) const { return sizes[dim < 0 ? rank + dim : dim]; }
+    // 0 for a dimension of one element: torch leaves any number there.
+    int64_t stride(int dim) const { return size(dim) <= 1 ? 0 : strides[dim < 0 ? rank + dim : dim]; }
+    int64_t numel() const;
+    bool is_cuda() const { return device_type == torch_numbers.cuda; }
+    bool is_cpu() const { return device_type == torch_numbers.cpu; }
+    // What a meta tensor gives as its address is none.
+    bool has_memory() const { return is_cuda() || is_cpu(); }
+    bool same_shape(std::initializer_list<int64_t> shape) const;
+    // The last `dims` dimensions lie without gaps.
+    bool contiguous_tail(int dims) const;
+    // Base and the strides of all but the last dimension are multiples of 16 bytes.
+    bool aligned16() const;
+};
+
+View view_of(const OptionalTensor& tensor);
+
+inline std::optional<DType> dtype_of(const View& view) {  // nullopt: none of ours
+    if (view.dtype == torch_numbers.bf16) return DType::bf16;
+    if (view.dtype == torch_numbers.f32) return DType::f32;
+    if (view.dtype == torch_numbers.f16) return DType::f16;
+    if (view.dtype == torch_numbers.i32) return DType::i32;
+    if (view.dtype == torch_numbers.i64) return DType::i64;
+    if (view.dtype == torch_numbers.f64) return DType::f64;
+    if (view.dtype == torch_numbers.c64) return DType::c64;
+    if (view.dtype == torch_numbers.c128) return DType::c128;
+    return std::nullopt;
+}
+std::string dtype_name(const View& view);
+std::string device_text(const View& view);
+std::string shape_text(const View& view);
+std::string shape_text(std::initializer_list<int64_t> shape);
+
+[[noreturn]] void fail(const char* function, const char* argument, const std::string& expected, const std::string& got);
+
+// The memory of an argument that a call reads or writes; of an undefined view, none.
+struct Memory : Strided {
+    const char* argument;
+
+    Memory(const char* argument, const View& view) : argument(argument) {
+        if (!view.defined() || !view.has_memory()) return;
+        const auto type = dtype_of(view);
+        static_cast<Strided&>(*this) = {view.data, view.sizes, view.strides, view.rank, type ? bytes_of(*type) : 1};
+    }
+};
+
+// Checks of one call; each throws or returns.
+struct Checks {
+    const char* function;
+
+    void rank(const char* argument, const View& view, int rank, const char* layout) const;
+    void shape(const char* argument, const View& view, std::initializer_list<int64_t> shape, const char* layout) const;
+    DType dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const;
+    void device(const char* argument, const View& view, const View& as, const char* as_name) const;
+    void last_contiguous(const char* argument, const View& view) const;
+    // What is written has a place of its own for every element.
+    void distinct(const char* argument, const View& view) const;
+    // What is written shares no byte with anything else of the call. Extents may interleave, as slices of packed rows do.
+    void apart(std::initializer_list<Memory> written, std::initializer_list<Memory> read) const;
+    // As an argument of a kernel.
+    int count(const char* argument, const char* of_what, int64_t value, int64_t most = std::numeric_limits<int>::max()) const;
+    // The launch can have as many blocks.
+    void grid(const char* argument, const Blocks& blocks) const;
+    [[noreturn]] void fail(const char* argument, const std::string& expected, const std::string& got) const {
+        gdn_cuda::fail(function, argument, expected, got);
+    }
+};
+
+// A macro, so that the words of an error cost nothing until there is one: a warm call has a few microseconds.
+#define GDN_REQUIRE(check, holds, ...)           \
+    do {                                         \
+        if (!(holds)) (check).fail(__VA_ARGS__); \
+    } while (false)
+
+// Where CUDA work for `view` runs: its device and torch's current stream there.
+Target target_of(const char* function, const View& view);
+
+// Makes a tensor's device current for the length of a call, when it is not.
+class DeviceScope {
+  public:
+    explicit DeviceScope(int ordinal);
+    ~DeviceScope();
+    DeviceScope(const DeviceScope&) = delete;
+    DeviceScope& operator=(const DeviceScope&) = delete;
+
+  private:
+    DeviceGuardHandle guard_ = nullptr;
+};
+
+inline Rows rows_of(const View& view) {  // (batch, token, head, d) or (token, head, d)
+    const int lead = view.rank - 3;
+    return {view.data, lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};
+}
+inline Tagged tagged(const View& view) {
+    return view.defined() ? Tagged{view.data, *dtype_of(view)} : Tagged{};
+}
+inline Scalars scalars_of(const View& view) {  // (batch, token, head) or (token, head)
+    const int lead = view.rank - 2;
+    return {tagged(view), lead ? view.stride(0) : 0, view.stride(lead), view.stride(lead + 1)};
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,91 @@
+// The C++ API of Gated Delta Net as torch operators of its own, so that Python can call it: torch.ops.gdn_cuda_api.
+#include <torch/csrc/stable/library.h>
+
+#include <gdn_cuda/gdn.hpp>
+
+namespace {
+
+using gdn_cuda::OptionalTensor;
+using gdn_cuda::Tensor;
+
+std::tuple<Tensor, Tensor> fused_gdn_gating(const Tensor& A_log, const Tensor& dt_bias, const Tensor& a, const Tensor& b) {
+    return gdn_cuda::fused_gdn_gating({.A_log = A_log, .dt_bias = dt_bias, .a = a, .b = b});
+}
+
+Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
+                    const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const OptionalTensor& state_indices,
+                    const OptionalTensor& out) {
+    gdn_cuda::FusedDecode step{.query = query,
+                               .key = key,
+                               .value = value,
+                               .a = a,
+                               .b = b,
+                               .A_log = A_log,
+                               .dt_bias = dt_bias,
+                               .state_pool = state_pool,
+                               .state_indices = state_indices};
+    if (out) step.out = *out;
+    return gdn_cuda::fused_decode(step);
+}
+
+std::tuple<Tensor, Tensor> recurrent_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
+                                             const Tensor& gate, bool every_state) {
+    using gdn_cuda::InferenceMode;
+    return gdn_cuda::recurrent_forward({.query = query,
+                                        .key = key,
+                                        .value = value,
+                                        .beta = beta,
+                                        .gate = gate,
+                                        .inference_mode = every_state ? InferenceMode::spec_verify : InferenceMode::prefill,
+                                        .is_qk_norm = true,
+                                        .scale = 0.5});
+}
+
+// (output, final state, checkpoints), empty where there are none.
+std::tuple<Tensor, Tensor, Tensor> chunked_forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                                   const Tensor& beta, const Tensor& gate, const OptionalTensor& state,
+                                                   const OptionalTensor& state_indices, int64_t checkpoint_every, bool last) {
+    const auto result = gdn_cuda::chunked_forward({.query = query,
+                                                   .key = key,
+                                                   .value = value,
+                                                   .beta = beta,
+                                                   .gate = gate,
+                                                   .state = state,
+                                                   .output_final_state = last,
+                                                   .checkpoint_every = checkpoint_every,
+                                                   .state_indices = state_indices});
+    const Tensor none;
+    return {result.output, result.final_state.value_or(none), result.checkpoints.value_or(none)};
+}
+
+// What a call has to be given, left out.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+Tensor decode_without_pool(const Tensor& x) {
+    return gdn_cuda::fused_decode({.query = x, .key = x, .value = x, .a = x, .b = x, .A_log = x, .dt_bias = x});
+}
+#pragma GCC diagnostic pop
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
+    m.def("fused_gdn_gating(Tensor A_log, Tensor dt_bias, Tensor a, Tensor b) -> (Tensor, Tensor)");
+    m.def(
+        "fused_decode(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
+        "Tensor state_pool, Tensor? state_indices=None, Tensor? out=None) -> Tensor");
+    m.def(
+        "recurrent_forward(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, bool every_state) "
+        "-> (Tensor, Tensor)");
+    m.def(
+        "chunked_forward(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, Tensor? state=None, "
+        "Tensor? state_indices=None, int checkpoint_every=0, bool last=True) -> (Tensor, Tensor, Tensor)");
+    m.def("decode_without_pool(Tensor x) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
+    m.impl("fused_gdn_gating", TORCH_BOX(&fused_gdn_gating));
+    m.impl("fused_decode", TORCH_BOX(&fused_decode));
+    m.impl("recurrent_forward", TORCH_BOX(&recurrent_forward));
+    m.impl("chunked_forward", TORCH_BOX(&chunked_forward));
+    m.impl("decode_without_pool", TORCH_BOX(&decode_without_pool));
+}
