@@ -4,7 +4,6 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <regex>
 #include <string>
 
 namespace gdn_cuda {
@@ -12,7 +11,8 @@ namespace gdn_cuda {
 inline void define_checked(torch::stable::detail::StableLibrary& library, const std::string& name, const std::string& arguments,
                            const std::string& result) {
     library.def((name + "(" + arguments + ") -> " + result).c_str());
-    const std::string read_only = std::regex_replace(arguments, std::regex("\\([a-z]!\\)"), "");
+    std::string read_only = arguments;
+    for (size_t at; (at = read_only.find("!)")) != std::string::npos;) read_only.erase(at - 2, 4);  // "(a!)"
     library.def(("validate_" + name + "(" + read_only + ") -> ()").c_str());
 }
 
