@@ -8,6 +8,7 @@
 #include "../jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_pcg.hpp"
 #include "../jit_kernels/impls/structured/toeplitz_schur.hpp"
+#include "../jit_kernels/impls/structured/toeplitz_ways.hpp"
 #include "register.hpp"
 #include "toeplitz.hpp"
 

@@ -10,6 +10,7 @@
 #include <limits>
 #include <numbers>
 
+#include "../jit_kernels/impls/structured/toeplitz_ways.hpp"
 #include "register.hpp"
 #include "toeplitz.hpp"
 #include "torch_math.hpp"
