@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ./develop.sh [demo | test [pytest arguments] | wheel]
 # Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for.
+# Downloads stay in pip's cache (PIP_CACHE_DIR, or ~/.cache/pip), so another clone or .venv downloads nothing again.
 # `wheel` makes dist/gdn_cuda-*.whl for this Python, with the manylinux tag that this machine's compiler and C library deserve.
 #   PYTHON                 the interpreter for a new .venv (default: python3; 3.10 or newer)
 #   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
@@ -49,7 +50,7 @@ install_dependencies() {
     local stamp=$venv/.requirements wanted
     wanted=$(sha256sum requirements-dev.txt)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
-    say "installing the dependencies of requirements-dev.txt (several gigabytes the first time)"
+    say "installing the dependencies of requirements-dev.txt (several gigabytes, downloaded the first time)"
     "$python" -m pip install --disable-pip-version-check -qq -r requirements-dev.txt
     printf '%s\n' "$wanted" >"$stamp"
 }
@@ -78,7 +79,7 @@ run_tests() {
     local python_tests=0 cpp_tests=0
     prepare_second_torch
     say "Python tests"
-    "$python" -m pytest -n 2 -rfEs "$@" || python_tests=$?
+    "$python" -m pytest -n 2 --dist worksteal -rfEs "$@" || python_tests=$?
     say "C++ tests, with address and undefined-behaviour sanitizers"
     PYTHON=$PWD/$python ./run_cmake.sh || cpp_tests=$?
     say "summary"

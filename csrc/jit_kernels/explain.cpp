@@ -1,6 +1,6 @@
 #include "explain.hpp"
 
-#include "heuristics/structured_toeplitz.hpp"
+#include "impls/structured/toeplitz_ways.hpp"
 
 namespace gdn_cuda {
 

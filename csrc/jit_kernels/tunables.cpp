@@ -1,6 +1,7 @@
 #include "tunables.hpp"
 
-#include "heuristics/structured.hpp"
+#include "impls/structured/cauchy.hpp"
+#include "impls/structured/vandermonde.hpp"
 #include "tuned.hpp"
 
 namespace gdn_cuda {

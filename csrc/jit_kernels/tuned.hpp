@@ -1,4 +1,4 @@
-// Stored winners in memory, a table a device. A Tuning (heuristics/<family>.hpp) states
+// Stored winners in memory, a table a device. A Tuning (impls/<family>/<kernel>.hpp) states
 //     using Problem, Choice;                               both with `fields`; Problem with `members` too
 //     static constexpr const char* kernel;                 what its winners are filed under
 //     candidates(problem, traits) -> std::vector<Choice>   the heuristic's own first
@@ -14,7 +14,7 @@
 #include "../jit/fork.hpp"
 #include "../jit/log.hpp"
 #include "../jit/tuned_store.hpp"
-#include "heuristics/winners.hpp"
+#include "winners.hpp"
 
 namespace gdn_cuda {
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -23,6 +22,7 @@ from gdn_cuda import _C
 from gdn_cuda.runtime import capability_of, configuration_fields
 
 CHILD = Path(__file__).with_name("compile_child.py")
+KEPT = Path(__file__).resolve().parents[2] / "build" / "compile-tests"
 JOBS = max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 HOPPER = "sm_90a"
 
@@ -90,9 +90,9 @@ class Child:
                 cwd=folder, text=True,
             )  # fmt: skip
 
-    def compile(self, work: list[Registered], arch: str) -> Compiled:
+    def compile(self, work: list[Registered], arch: str, force: bool = False) -> Compiled:
         assert self._process.stdin is not None and self._process.stdout is not None
-        request = {"jobs": JOBS, "work": [(each.kernel, each.configuration, arch) for each in work]}
+        request = {"jobs": JOBS, "force": force, "work": [(each.kernel, each.configuration, arch) for each in work]}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -108,34 +108,39 @@ class Child:
         self._process.communicate()  # ends with its input
 
 
-class Compiler:
-    """NVRTC as it is found here. What one test had compiled, the next has too: by this process or, under xdist, by another."""
+class KeepingChild(Child):
+    """Compiles a kernel again, in this session or a later one, only when its key has changed: the cache is in the build folder,
+    with what the compiler reported of each cubin. Where the library refuses that folder, the cache is in `folder`."""
 
-    def __init__(self, child: Child, records: Path):
-        self._child, self._records = child, records
+    def __init__(self, folder: Path, **variables: str | Path):
+        super().__init__(folder, GDN_JIT_CACHE_DIR=KEPT, XDG_CACHE_HOME=folder, **variables)
 
-    def _record(self, each: Registered, arch: str) -> Path:
-        text = json.dumps([each.kernel, each.configuration, arch])
-        return self._records / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    def compile(self, work: list[Registered], arch: str, force: bool = False) -> Compiled:
+        made = super().compile(work, arch, force)
+        reports = made.cache / "reports"
+        reports.mkdir(exist_ok=True)
+        unreported = []
+        for i, result in enumerate(made.results):
+            report = reports / f"{result.get('full_key')}.json"
+            if result.get("origin") == "compiled":
+                draft = report.with_suffix(f".{os.getpid()}")
+                draft.write_text(json.dumps(result))
+                draft.rename(report)
+            elif report.exists():
+                made.results[i] = json.loads(report.read_text())
+            elif "error" not in result:
+                unreported.append(i)
+        if unreported:
+            again = self.compile([work[i] for i in unreported], arch, force=True)
+            for i, result in zip(unreported, again.results, strict=True):
+                made.results[i] = result
+        return made
 
-    def compile(self, work: list[Registered], arch: str) -> list[dict[str, Any]]:
-        """Results of _C.compile in the order of the work, with the path of each cubin."""
-        missing = [each for each in work if not self._record(each, arch).exists()]
-        made = self._child.compile(missing, arch) if missing else None
-        for i, each in enumerate(missing):
-            assert made is not None
-            result = made.results[i] | ({} if "error" in made.results[i] else {"cubin": str(made.cubin(i))})
-            record = self._record(each, arch)
-            whole = record.with_suffix(f".{os.getpid()}")
-            whole.write_text(json.dumps(result))
-            whole.rename(record)
-        return [json.loads(self._record(each, arch).read_text()) for each in work]
 
-
-def check_compiled(work: list[Registered], results: list[dict[str, Any]]) -> None:
-    """Compiled, by this call, with everything in registers."""
+def check_compiled(work: list[Registered], made: Compiled) -> None:
+    """Compiled, with everything in registers."""
     wrong = []
-    for each, result in zip(work, results, strict=True):
+    for each, result in zip(work, made.results, strict=True):
         what = f"{each.kernel} {each.configuration}"
         if "error" in result:
             wrong.append(f"{what}: {result['error']}")
@@ -148,8 +153,8 @@ def check_compiled(work: list[Registered], results: list[dict[str, Any]]) -> Non
     assert not wrong, "\n".join(wrong)
 
 
-def median_seconds(results: list[dict[str, Any]]) -> float:
-    return median(result["seconds"] for result in results)
+def median_seconds(made: Compiled) -> float:
+    return median(result["seconds"] for result in made.results)
 
 
 # ---- machine code

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_helpers import HOPPER, Compiler, Registered, check_compiled, instructions, registered
+from compile_helpers import HOPPER, Child, Registered, check_compiled, instructions, registered
 
 
 def chosen(kernel: str, wanted: Callable[[dict[str, Any]], bool]) -> list[Registered]:
@@ -16,10 +15,10 @@ def chosen(kernel: str, wanted: Callable[[dict[str, Any]], bool]) -> list[Regist
     return found
 
 
-def code_of(work: list[Registered], compiler: Compiler, arch: str = HOPPER) -> list[list[str]]:
+def code_of(work: list[Registered], compiler: Child, arch: str = HOPPER) -> list[list[str]]:
     made = compiler.compile(work, arch)
     check_compiled(work, made)
-    return [instructions(Path(each["cubin"])) for each in made]
+    return [instructions(made.cubin(i)) for i in range(len(work))]
 
 
 def has(code: list[str], name: str) -> bool:
@@ -33,7 +32,7 @@ def local_accesses(code: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("state", ["f32", "bf16"])
-def test_the_aligned_recurrent_kernel_moves_16_bytes_at_a_time(state: str, compiler: Compiler) -> None:
+def test_the_aligned_recurrent_kernel_moves_16_bytes_at_a_time(state: str, compiler: Child) -> None:
     work = chosen(
         "gdn/recurrent",
         lambda x: x["head_k"] == 128 and x["exact_k"] and x["aligned"] and x["io"] == "bf16" and x["state"] == state,
@@ -43,14 +42,14 @@ def test_the_aligned_recurrent_kernel_moves_16_bytes_at_a_time(state: str, compi
         assert not local_accesses(code), each
 
 
-def test_decode_moves_16_bytes_at_a_time(compiler: Compiler) -> None:
+def test_decode_moves_16_bytes_at_a_time(compiler: Child) -> None:
     work = chosen("gdn/decode", lambda x: x["head_k"] == 128 and x["io"] == "bf16")
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert has(code, "LDGSTS.128" if each.fields["stages"] else "LDG.128") and has(code, "STG.128"), each
         assert not local_accesses(code), each
 
 
-def test_the_unaligned_one_does_not(compiler: Compiler) -> None:
+def test_the_unaligned_one_does_not(compiler: Child) -> None:
     """Wide accesses to rows that do not start on 16 bytes would fault."""
     work = chosen("gdn/recurrent", lambda x: x["head_k"] == 128 and not x["aligned"] and x["io"] == "bf16")
     for each, code in zip(work, code_of(work, compiler), strict=True):
@@ -58,7 +57,7 @@ def test_the_unaligned_one_does_not(compiler: Compiler) -> None:
         assert not local_accesses(code), each
 
 
-def test_gating_moves_16_bytes_at_a_time_when_it_can(compiler: Compiler) -> None:
+def test_gating_moves_16_bytes_at_a_time_when_it_can(compiler: Child) -> None:
     work = chosen("gdn/gating", lambda x: x["vector"] == 8)
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert has(code, "LDG.128") and has(code, "STG.128"), each
@@ -66,7 +65,7 @@ def test_gating_moves_16_bytes_at_a_time_when_it_can(compiler: Compiler) -> None
 
 
 @pytest.mark.parametrize("piece", ["compute_u_w", "seq_state_update", "compute_o"])
-def test_the_pieces_use_the_tensor_cores(piece: str, compiler: Compiler) -> None:
+def test_the_pieces_use_the_tensor_cores(piece: str, compiler: Child) -> None:
     work = chosen(f"gdn/{piece}", lambda x: x["head_k"] == 128)
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert has(code, "HMMA.16816") and has(code, "LDSM.16"), each
@@ -76,7 +75,7 @@ def test_the_pieces_use_the_tensor_cores(piece: str, compiler: Compiler) -> None
 
 
 @pytest.mark.parametrize("arch", ["sm_80", HOPPER])
-def test_prefill_on_any_tensor_cores(arch: str, compiler: Compiler) -> None:
+def test_prefill_on_any_tensor_cores(arch: str, compiler: Child) -> None:
     """The state in registers, and every tile through asynchronous copies of 16 bytes."""
     work = chosen("gdn/prefill_mma", lambda x: x["io"] == "bf16" and x["head_k"] == 128)
     for each, code in zip(work, code_of(work, compiler, arch), strict=True):
@@ -86,7 +85,7 @@ def test_prefill_on_any_tensor_cores(arch: str, compiler: Compiler) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", HOPPER])
 @pytest.mark.parametrize("kernel", ["vandermonde", "cauchy_batch"])
-def test_sums_in_fp32_are_products_of_tensor_cores(kernel: str, arch: str, compiler: Compiler) -> None:
+def test_sums_in_fp32_are_products_of_tensor_cores(kernel: str, arch: str, compiler: Child) -> None:
     work = chosen(f"structured/{kernel}", lambda x: x["io"] in ("c64", "f32", "bf16", "f16"))
     for each, code in zip(work, code_of(work, compiler, arch), strict=True):
         assert has(code, "HMMA.1688") and has(code, "LDS.128"), each

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from compile_helpers import HOPPER, Child, check_compiled, representatives
+from compile_helpers import HOPPER, KeepingChild, check_compiled, representatives
 
 from gdn_cuda import _C
 
@@ -21,8 +21,8 @@ def test_nvcc(tmp_path: Path) -> None:
     if _C.toolchain()["nvcc_identity"] is None:
         pytest.skip("no nvcc: not on PATH, in GDN_JIT_NVCC, or in /usr/local/cuda")
     work = list({each.kernel: each for each in representatives(HOPPER)}.values())  # one each: nvcc takes its time
-    with Child(tmp_path, GDN_JIT_USE_NVCC="1") as child:
-        check_compiled(work, child.compile(work, HOPPER).results)
+    with KeepingChild(tmp_path, GDN_JIT_USE_NVCC="1") as child:
+        check_compiled(work, child.compile(work, HOPPER))
 
 
 def is_cuda12(nvidia: Path) -> bool:
@@ -71,10 +71,10 @@ def cuda12(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_cuda_12(cuda12: Path, tmp_path: Path) -> None:
-    with Child(tmp_path, GDN_CUDA_HOME=cuda12) as child:
+    with KeepingChild(tmp_path, GDN_CUDA_HOME=cuda12) as child:
         for arch in (HOPPER, "sm_120a"):  # one test, so that one process fetches the wheels
             work = list({each.kernel: each for each in representatives(arch)}.values())
             made = child.compile(work, arch)
-            check_compiled(work, made.results)
+            check_compiled(work, made)
             used = [found for what, found in made.findings.items() if found and ("NVRTC" in what or "CUDA headers" in what)]
             assert len(used) >= 2 and all(Path(found).is_relative_to(cuda12) for found in used), made.findings

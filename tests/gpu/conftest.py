@@ -1,4 +1,4 @@
-"""Everything here runs kernels: skipped, saying so, without a GPU."""
+"""Everything here runs kernels. Without a GPU these tests are collected only where the command line names them, and skipped."""
 
 from pathlib import Path
 

@@ -1,7 +1,6 @@
 // What the Toeplitz operators share: the checks of their arguments, the kernels, and the plan that puts them together.
 #pragma once
 
-#include "../../jit_kernels/heuristics/structured_toeplitz.hpp"
 #include "../../operators/operator.hpp"
 #include "lines.hpp"
 

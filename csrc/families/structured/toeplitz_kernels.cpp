@@ -7,6 +7,7 @@
 #include "../../jit_kernels/impls/structured/toeplitz_gko.hpp"
 #include "../../jit_kernels/impls/structured/toeplitz_pcg.hpp"
 #include "../../jit_kernels/impls/structured/toeplitz_schur.hpp"
+#include "../../jit_kernels/impls/structured/toeplitz_ways.hpp"
 #include "toeplitz.hpp"
 
 namespace gdn_cuda::structured {

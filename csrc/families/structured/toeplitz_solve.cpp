@@ -9,6 +9,7 @@
 #include <limits>
 #include <numbers>
 
+#include "../../jit_kernels/impls/structured/toeplitz_ways.hpp"
 #include "../../operators/torch_math.hpp"
 #include "toeplitz.hpp"
 

@@ -1,10 +1,17 @@
-// gdn/chunk_cumsum on the host.
+// gdn/chunk_cumsum on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <array>
+#include <gdn_cuda/kernels/gdn/chunk_common.cuh>
+#include <gdn_cuda/kernels/gdn/chunk_cumsum_plan.cuh>
+
 #include "../spec.hpp"
 
 namespace gdn_cuda::gdn {
+
+constexpr ChunkCumsumConfig chunk_cumsum_config(DType io) {
+    return {.io = io, .chunk = kChunk, .heads_per_block = 32};
+}
 
 struct ChunkCumsum {
     using Config = ChunkCumsumConfig;

@@ -1,10 +1,25 @@
-// gdn/compute_o on the host.
+// gdn/compute_o on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <array>
+#include <gdn_cuda/kernels/gdn/compute_o_plan.cuh>
+
 #include "../spec.hpp"
+#include "piece_problem.hpp"
 
 namespace gdn_cuda::gdn {
+
+constexpr ComputeOConfig compute_o_config(int dk, DType state, bool aligned) {
+    return {.head_k = piece_head_k(dk), .state = state, .aligned = aligned};
+}
+inline constexpr std::array kComputeOConfigurations = [] {
+    std::array<ComputeOConfig, 4 * kPieceHeadK.size()> all{};
+    size_t n = 0;
+    for (const bool aligned : {true, false})
+        for (const DType state : {DType::f32, DType::bf16})
+            for (const int head_k : kPieceHeadK) all[n++] = compute_o_config(head_k, state, aligned);
+    return all;
+}();
 
 struct ComputeO {
     using Config = ComputeOConfig;

@@ -1,10 +1,24 @@
-// gdn/compute_u_w on the host.
+// gdn/compute_u_w on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <array>
+#include <gdn_cuda/kernels/gdn/compute_u_w_plan.cuh>
+
 #include "../spec.hpp"
+#include "piece_problem.hpp"
 
 namespace gdn_cuda::gdn {
+
+constexpr ComputeUWConfig compute_u_w_config(int dk, bool aligned) {
+    return {.head_k = piece_head_k(dk), .aligned = aligned};
+}
+inline constexpr std::array kComputeUWConfigurations = [] {
+    std::array<ComputeUWConfig, 2 * kPieceHeadK.size()> all{};
+    size_t n = 0;
+    for (const bool aligned : {true, false})
+        for (const int head_k : kPieceHeadK) all[n++] = compute_u_w_config(head_k, aligned);
+    return all;
+}();
 
 struct ComputeUW {
     using Config = ComputeUWConfig;

@@ -1,10 +1,71 @@
-// gdn/decode on the host.
+// gdn/decode on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <algorithm>
+#include <gdn_cuda/kernels/gdn/decode_plan.cuh>
+#include <string>
+#include <vector>
+
 #include "../spec.hpp"
+#include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {
+
+// One token a sequence, whole 16-byte rows, head dimensions with a kernel of their own, one slot a sequence: gdn/decode.
+struct DecodeProblem {
+    i64 sequences;
+    int heads, dk, dv;
+    DType io, state;
+    bool fused_gates;
+};
+
+struct DecodeChoice {
+    DecodeConfig config;
+    int steps;  // of rows a block takes
+};
+
+// More rows a block share their prologue and keep more bytes on the way, as long as every multiprocessor still has a few
+// blocks. Measured on an H200: four stages are enough to keep its memory busy, and three blocks a multiprocessor to keep them
+// even.
+inline constexpr int kDecodeStages = 4;
+inline constexpr i64 kDecodeBlocksPerMultiprocessor = 3;
+
+inline DecodeChoice decode_choice(const DecodeProblem& problem, const jit::DeviceTraits& device) {
+    DecodeConfig config{.head_k = problem.dk,
+                        .io = problem.io,
+                        .state = problem.state,
+                        .warps = 4,
+                        .stages = kDecodeStages,
+                        .fused_gates = problem.fused_gates};
+    for (int steps = std::min(8, config.layout().lanes); steps > 1; steps /= 2) {
+        const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_step() * steps);
+        if (blocks >= kDecodeBlocksPerMultiprocessor * device.multiprocessors) return {config, steps};
+    }
+    config.stages = 0;
+    return {config, 1};
+}
+
+inline std::string explain_decode(const DecodeProblem& problem, const jit::DeviceTraits& device) {
+    const auto [config, steps] = decode_choice(problem, device);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_step() * steps);
+    return steps == 1 ? fmt::format("{} blocks of one step each: latency counts, rows go straight to registers", blocks)
+                      : fmt::format("{} blocks of {} steps for {} multiprocessors: bytes count, rows pass through {} stages",
+                                    blocks, steps, device.multiprocessors, config.stages);
+}
+
+// Every configuration decode_choice can return.
+inline std::vector<DecodeConfig> decode_configurations() {
+    std::vector<DecodeConfig> all;
+    for (DType io : {DType::bf16, DType::f16})
+        for (DType state : {DType::f32, DType::bf16})
+            for (int dk : kExactHeadK)
+                for (bool fused_gates : {true, false})
+                    for (i64 sequences : {1, 4096}) {
+                        const DecodeConfig config = decode_choice({sequences, 1, dk, 128, io, state, fused_gates}, {}).config;
+                        if (std::ranges::find(all, config) == all.end()) all.push_back(config);
+                    }
+    return all;
+}
 
 struct Decode {
     using Config = DecodeConfig;

@@ -1,10 +1,32 @@
-// gdn/gating on the host.
+// gdn/gating on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <algorithm>
+#include <gdn_cuda/kernels/gdn/gating_plan.cuh>
+#include <vector>
+
 #include "../spec.hpp"
 
 namespace gdn_cuda::gdn {
+
+struct GatingProblem {
+    i64 rows;
+    int heads;
+    DType io;
+    bool aligned;
+};
+
+inline GatingConfig gating_config(const GatingProblem& problem) {
+    const bool wide = problem.aligned && problem.heads % 8 == 0;
+    return {.io = problem.io, .vector = wide ? 8 : 1, .threads = 256};
+}
+
+// One wave: rates and biases are read once a thread.
+inline unsigned gating_blocks(const GatingProblem& problem, const GatingConfig& config, const jit::DeviceTraits& device) {
+    const i64 threads = problem.rows * (problem.heads / config.vector);
+    return static_cast<unsigned>(std::clamp<i64>(ceil_div(threads, config.threads), 1,
+                                                 config.blocks_per_multiprocessor(device.capability) * device.multiprocessors));
+}
 
 struct Gating {
     using Config = GatingConfig;

@@ -1,10 +1,17 @@
-// gdn/mn_major on the host.
+// gdn/mn_major on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
+
 #include "../spec.hpp"
 
 namespace gdn_cuda::gdn {
+
+constexpr MnMajorConfig mn_major_config(int element_bytes) {
+    return {.element_bytes = element_bytes, .tile = 32, .threads = 256};
+}
 
 struct MnMajor {
     using Config = MnMajorConfig;

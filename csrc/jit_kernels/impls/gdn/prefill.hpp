@@ -1,11 +1,145 @@
-// gdn/prefill on the host.
+// gdn/prefill on the host: which configuration runs a problem, and its launch.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
+#include <limits>
+#include <string>
+
 #include "../../../jit/tensor_map.hpp"
-#include "../../heuristics/gdn.hpp"
 #include "../spec.hpp"
+#include "prefill_problem.hpp"
 
 namespace gdn_cuda::gdn {
+
+constexpr int prefill_head_k(int dk) {
+    return dk <= 64 ? 64 : dk <= 96 ? 96 : 128;
+}
+constexpr PrefillConfig prefill_config(int head_k, int value_groups, DType io) {
+    return {.head_k = head_k, .value_groups = value_groups, .inverse_groups = value_groups == 1 ? 2 : 1, .stages = 3, .io = io};
+}
+
+inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
+    return problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
+}
+
+// How a problem is taken: rows of the state a block, and segments a sequence, for heads that forget between them.
+struct PrefillSplit {
+    int value_groups, segments;
+};
+inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
+
+// Nanoseconds on the device that blocks take to walk `chunks` each, from what an H200 takes for a chunk: a block with one value
+// group is sooner done, one with two shares the helpers' work between them.
+inline constexpr double kPrefillNsOfChunk[] = {0, 1950, 2950};
+inline double prefill_walk_ns(const PrefillProblem& problem, const PrefillSplit& split, i64 chunks,
+                              const jit::DeviceTraits& device) {
+    constexpr double kAlone = 2300;
+    const i64 waves = ceil_div(prefill_blocks(problem, split.value_groups) * split.segments, device.multiprocessors);
+    // Where the last block of a head has rows for one of two groups only, that one runs alone: of several waves, some are
+    // shorter.
+    const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
+    const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1 && (tiles == 1 || waves > 1);
+    const double saved = alone ? (kPrefillNsOfChunk[2] - kAlone) / static_cast<double>(tiles) : 0;
+    return static_cast<double>(waves * chunks) * (kPrefillNsOfChunk[split.value_groups] - saved);
+}
+inline i64 prefill_chunks(const PrefillProblem& problem) {
+    return std::max<i64>(ceil_div(problem.tokens, kChunk), 1);
+}
+
+// How sequences are walked whole where heads remember: by the configuration that is best at it, unless they are so short that
+// another launch takes longer than it saves.
+inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    const auto ns = [&](int groups) { return prefill_walk_ns(problem, {groups, 1}, prefill_chunks(problem), device); };
+    if (problem.tokens < kShortestLinked) return {split.value_groups, 1};
+    return {problem.dv > kValueRows && ns(2) <= ns(1) ? 2 : 1, 1};
+}
+
+// Heads that remember, split and linked (prefill_segments.cuh). The first two segments take turns while the others make
+// summaries (chunks without outputs take as long); then all at once. Somebody has to set the links' counts to zero, which short
+// sequences do not make up for.
+inline double prefill_linked_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    constexpr double kOfLink = 5000;
+    if (split.segments <= 3 || problem.tokens < kShortestLinked) return std::numeric_limits<double>::infinity();
+    const i64 rows = split.value_groups * kValueRows, share = ceil_div(prefill_chunks(problem), split.segments);
+    const i64 summary = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
+    return prefill_walk_ns(problem, split, (std::max<i64>(summary, 2) + 1) * share, device) + (split.segments - 3) * kOfLink;
+}
+
+struct PrefillCost {
+    double forgetting, remembering;  // ns, where all heads are of one kind
+    bool linked;                     // rather than whole, where they remember
+
+    // Heads of both kinds come together, forgetful ones more often.
+    double weighed() const { return 2.5 * forgetting + remembering; }
+};
+inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    constexpr i64 kForgetting = 2;  // chunks
+    const i64 chunks = prefill_chunks(problem), share = ceil_div(chunks, split.segments);
+    if (split.segments == 1) {
+        const double ns = prefill_walk_ns(problem, split, chunks, device);
+        return {ns, ns, false};
+    }
+    const double whole = prefill_walk_ns(problem, prefill_whole(problem, split, device), chunks, device),
+                 linked = prefill_linked_ns(problem, split, device);
+    return {prefill_walk_ns(problem, split, share + kForgetting, device), std::min(whole, linked), linked < whole};
+}
+
+// How many chunks a segment may begin early before the head is sooner done as one that remembers. To look for where to begin
+// takes time, too: about that of two chunks, and of a sixth of each that is looked at.
+inline int prefill_reach(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
+    constexpr double kWorthIt = 0.9, kToLook = 4000, kToLookAtChunk = 350;
+    const PrefillCost cost = prefill_cost(problem, split, device);
+    const double share = static_cast<double>(ceil_div(prefill_chunks(problem), split.segments)),
+                 of_chunk = kPrefillNsOfChunk[split.value_groups];
+    const double reach = (kWorthIt * cost.remembering - kToLook - share * of_chunk) / (of_chunk + kToLookAtChunk);
+    return static_cast<int>(std::clamp(reach, 1.0, 1e6));
+}
+
+// Segments take multiprocessors that would have nothing to do.
+inline PrefillSplit prefill_split(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
+    const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, value_groups), 1);
+    const int most =
+        static_cast<int>(std::clamp<i64>(std::min(idle, problem.tokens / (kShortestSegment * kChunk)), 1, kMostSegments));
+    PrefillSplit best{value_groups, 1};
+    for (int segments = 2; segments <= most && !problem.deterministic; ++segments) {
+        const PrefillSplit split{value_groups, segments};
+        if (prefill_cost(problem, split, device).weighed() < prefill_cost(problem, best, device).weighed()) best = split;
+    }
+    return best;
+}
+inline PrefillSplit prefill_split(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    const PrefillSplit one = prefill_split(problem, 1, device), two = prefill_split(problem, 2, device);
+    const bool wide = problem.dv > kValueRows;
+    return wide && prefill_cost(problem, two, device).weighed() <= prefill_cost(problem, one, device).weighed() ? two : one;
+}
+inline PrefillConfig prefill_config(const PrefillProblem& problem, const PrefillSplit& split) {
+    return prefill_config(prefill_head_k(problem.dk), split.value_groups, problem.io);
+}
+
+inline std::string explain_prefill(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    const PrefillSplit split = prefill_split(problem, device), other = prefill_split(problem, 3 - split.value_groups, device);
+    const auto text = [&](const PrefillSplit& way) {
+        const PrefillCost cost = prefill_cost(problem, way, device);
+        return fmt::format("{} value rows a block, {} segment{} a sequence: {:.0f} us, with heads that remember {:.0f}{}",
+                           way.value_groups * kValueRows, way.segments, way.segments == 1 ? "" : "s", cost.forgetting / 1000,
+                           cost.remembering / 1000,
+                           way.segments == 1 ? ""
+                           : cost.linked     ? ", linked"
+                                             : ", whole");
+    };
+    return fmt::format("{}; against {}; {} multiprocessors", text(split), text(other), device.multiprocessors);
+}
+
+inline constexpr std::array kPrefillConfigurations = [] {
+    std::array<PrefillConfig, 12> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const int head_k : {128, 96, 64})
+            for (const int value_groups : {2, 1}) all[n++] = prefill_config(head_k, value_groups, io);
+    return all;
+}();
 
 struct PrefillTensors {
     jit::TiledTensor query, key, value, output;

@@ -1,10 +1,48 @@
-// gdn/prefill_mma on the host.
+// gdn/prefill_mma on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/gdn/prefill_mma_plan.cuh>
+#include <string>
+
 #include "../spec.hpp"
+#include "head_dimensions.hpp"
+#include "prefill_problem.hpp"
 
 namespace gdn_cuda::gdn {
+
+// The same on any GPU from sm_80 on: gdn/prefill_mma. Blocks of 128 value rows make T and P half as often as two of 64; keys of
+// 256 leave no room for that, nor keys above 128 for the next chunk's beside them.
+inline constexpr int kPrefillMmaLongestTwice = 128, kPrefillMmaLongestWide = 192;
+constexpr PrefillMmaConfig prefill_mma_config(int head_k, bool wide, DType io) {
+    return {.head_k = head_k,
+            .key_stages = head_k <= kPrefillMmaLongestTwice ? 2 : 1,
+            .warps = wide && head_k <= kPrefillMmaLongestWide ? 8 : 4,
+            .io = io};
+}
+constexpr PrefillMmaConfig prefill_mma_config(const PrefillProblem& problem) {
+    const PrefillMmaConfig narrow = prefill_mma_config(*std::ranges::lower_bound(kExactHeadK, problem.dk), false, problem.io);
+    return problem.dv > narrow.rows_per_block() ? prefill_mma_config(narrow.head_k, true, problem.io) : narrow;
+}
+
+inline std::string explain_prefill_mma(const PrefillProblem& problem, const jit::DeviceTraits& device) {
+    const PrefillMmaConfig config = prefill_mma_config(problem);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
+    return fmt::format("dk {} in {}: room for {} of keys; {} blocks of {} value rows for {} multiprocessors", problem.dk,
+                       config.head_k, config.key_stages == 1 ? "one chunk" : "two chunks", blocks, config.rows_per_block(),
+                       device.multiprocessors);
+}
+
+inline constexpr std::array kPrefillMmaConfigurations = [] {
+    std::array<PrefillMmaConfig, 2 * (2 * kExactHeadK.size() - 1)> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const int head_k : kExactHeadK)
+            for (const bool wide : {true, false})
+                if (!wide || head_k <= kPrefillMmaLongestWide) all[n++] = prefill_mma_config(head_k, wide, io);
+    return all;
+}();
 
 struct PrefillMma {
     using Config = PrefillMmaConfig;

@@ -1,10 +1,75 @@
-// gdn/recurrent on the host.
+// gdn/recurrent on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <algorithm>
+#include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
+#include <string>
+#include <vector>
+
 #include "../spec.hpp"
+#include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {
+
+struct RecurrentProblem {
+    i64 sequences, tokens;  // tokens: of the longest sequence, or the mean of a packed batch
+    int heads, dk, dv;
+    DType io, state;
+    bool aligned;
+};
+// Rows of a thread share what it reads of a token, as long as every multiprocessor still has a few blocks.
+inline constexpr i64 kRecurrentBlocksPerMultiprocessor = 4;
+
+inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const jit::DeviceTraits& device) {
+    RecurrentConfig config{.head_k = problem.dk,
+                           .exact_k = true,
+                           .io = problem.io,
+                           .state = problem.state,
+                           .rows_per_thread = 1,
+                           .warps = 4,
+                           .aligned = problem.aligned};
+    if (!problem.aligned || !has_exact_kernel(problem.dk)) {
+        config.exact_k = false;
+        config.head_k = masked_head_k(problem.dk);
+        return config;
+    }
+    const i64 rows = problem.sequences * problem.heads * problem.dv;
+    RecurrentConfig wide = config;
+    wide.rows_per_thread = 2;
+    return rows / wide.rows_per_block() >= kRecurrentBlocksPerMultiprocessor * device.multiprocessors ? wide : config;
+}
+
+inline std::string explain_recurrent(const RecurrentProblem& problem, const jit::DeviceTraits& device) {
+    const RecurrentConfig config = recurrent_config(problem, device);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
+    std::string why;
+    if (!problem.aligned) why += "rows do not start on 16 bytes: element-wise loads; ";
+    if (!config.exact_k) why += fmt::format("dk {} runs masked in {}; ", problem.dk, config.head_k);
+    why += fmt::format("{} rows a thread give {} blocks for {} multiprocessors", config.rows_per_thread, blocks,
+                       device.multiprocessors);
+    return why;
+}
+
+// Every configuration recurrent_config can return.
+inline std::vector<RecurrentConfig> recurrent_configurations() {
+    std::vector<RecurrentConfig> all;
+    const auto add = [&](RecurrentConfig config) {
+        if (std::ranges::find(all, config) == all.end()) all.push_back(config);
+    };
+    for (DType io : {DType::bf16, DType::f16})
+        for (DType state : {DType::f32, DType::bf16}) {
+            const auto choose = [&](i64 sequences, i64 tokens, int dk, bool aligned) {
+                add(recurrent_config({sequences, tokens, 32, dk, 128, io, state, aligned}, {}));
+            };
+            for (int dk : kExactHeadK) {
+                choose(1, 1, dk, true);
+                choose(4096, 1, dk, true);
+            }
+            for (int head_k : kMaskedHeadK)
+                for (bool aligned : {true, false}) choose(1, 1, head_k - 8, aligned);
+        }
+    return all;
+}
 
 struct Recurrent {
     using Config = RecurrentConfig;

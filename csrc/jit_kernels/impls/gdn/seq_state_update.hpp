@@ -1,10 +1,41 @@
-// gdn/seq_state_update on the host.
+// gdn/seq_state_update on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <array>
+#include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
+#include <string>
+
 #include "../spec.hpp"
+#include "piece_problem.hpp"
 
 namespace gdn_cuda::gdn {
+
+constexpr SeqStateUpdateConfig seq_state_update_config(int dk, int teams, bool aligned) {
+    const int head_k = piece_head_k(dk);
+    return {.head_k = head_k, .teams = teams, .stages = head_k <= 128 ? 2 : 1, .aligned = aligned};
+}
+// Teams of a block share what it brings of w and k; with fewer of them more multiprocessors work.
+inline SeqStateUpdateConfig seq_state_update_config(const PieceProblem& problem, const jit::DeviceTraits& device) {
+    const SeqStateUpdateConfig four = seq_state_update_config(problem.dk, 4, problem.aligned);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, four.rows_per_block());
+    return problem.aligned && blocks < device.multiprocessors ? seq_state_update_config(problem.dk, 2, true) : four;
+}
+inline constexpr std::array kSeqStateUpdateConfigurations = [] {
+    std::array<SeqStateUpdateConfig, 3 * kPieceHeadK.size()> all{};
+    size_t n = 0;
+    for (const int head_k : kPieceHeadK)
+        for (const int teams : {4, 2}) all[n++] = seq_state_update_config(head_k, teams, true);
+    for (const int head_k : kPieceHeadK) all[n++] = seq_state_update_config(head_k, 4, false);
+    return all;
+}();
+
+inline std::string explain_seq_state_update(const PieceProblem& problem, const jit::DeviceTraits& device) {
+    const SeqStateUpdateConfig config = seq_state_update_config(problem, device);
+    return fmt::format("{}{} value dimensions a block give {} blocks for {} multiprocessors",
+                       problem.aligned ? "" : "rows do not start on 16 bytes: element-wise loads; ", config.rows_per_block(),
+                       problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block()),
+                       device.multiprocessors);
+}
 
 struct SeqStateUpdate {
     using Config = SeqStateUpdateConfig;

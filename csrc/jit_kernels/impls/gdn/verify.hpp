@@ -1,10 +1,41 @@
-// gdn/verify on the host.
+// gdn/verify on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/gdn.hpp"
+#include <array>
+#include <gdn_cuda/kernels/gdn/verify_plan.cuh>
+
 #include "../spec.hpp"
+#include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {
+
+// A few tokens for every sequence of a padded batch, under decode's conditions on shapes: gdn/verify.
+struct VerifyProblem {
+    i64 sequences, tokens;
+    int heads, dk, dv;
+    DType io, state;
+};
+
+constexpr VerifyConfig verify_config(int dk, DType io, DType state) {
+    return {.head_k = dk, .io = io, .state = state, .rows_per_thread = 2, .steps = 4, .warps = 4};
+}
+
+// It takes many rows a block: with fewer blocks than two a multiprocessor, gdn/recurrent spreads them better.
+inline bool verify_applies(const VerifyProblem& problem, const jit::DeviceTraits& device) {
+    const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state);
+    const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
+    return problem.tokens <= TokenBatch<verify_config(128, DType::bf16, DType::f32)>::kTokens &&
+           blocks >= 2 * device.multiprocessors;
+}
+
+inline constexpr std::array kVerifyConfigurations = [] {
+    std::array<VerifyConfig, 4 * kExactHeadK.size()> all{};
+    size_t n = 0;
+    for (const DType io : {DType::bf16, DType::f16})
+        for (const DType state : {DType::f32, DType::bf16})
+            for (const int dk : kExactHeadK) all[n++] = verify_config(dk, io, state);
+    return all;
+}();
 
 struct Verify {
     using Config = VerifyConfig;

@@ -1,10 +1,171 @@
-// structured/cauchy on the host.
+// structured/cauchy on the host: which configuration runs a problem, or whether structured/cauchy_batch does, and its launch.
 #pragma once
 
-#include "../../heuristics/structured.hpp"
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
+#include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
+#include <string>
+#include <vector>
+
+#include "../../winners.hpp"
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
+
+struct CauchyProblem {
+    i64 rows, shared_rows, points;
+    DType io;
+    bool conj;
+    i64 poles;
+
+    constexpr bool operator==(const CauchyProblem&) const = default;
+
+    template <class Self, class Visitor>
+    static constexpr void members(Self& self, Visitor&& visit) {
+        visit("rows", self.rows);
+        visit("shared_rows", self.shared_rows);
+        visit("points", self.points);
+        visit("poles", self.poles);
+        visit("io", self.io);
+        visit("conj", self.conj);
+    }
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        members(*this, visit);
+    }
+};
+
+inline constexpr int kCauchyRows = 4, kCauchyThreads = 128, kCauchyTile = 64;
+
+// What registers hold of sums without spilling, where there are points for it.
+constexpr int cauchy_points(DType io, int rows) {
+    return io == DType::c128 && rows == kCauchyRows ? 2 : 4;
+}
+
+constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points, bool one_tile = false) {
+    return {.io = io,
+            .conj = conj,
+            .rows = rows,
+            .points = points,
+            .threads = kCauchyThreads,
+            .tile = kCauchyTile,
+            .one_tile = one_tile};
+}
+// Where one tile holds all poles, as S4's, a kernel without sums over tiles: a sixth block fits.
+inline CauchyConfig cauchy_config(const CauchyProblem& problem, int rows, int points) {
+    const bool one_tile = problem.conj && problem.io == DType::c64 && problem.poles <= kCauchyTile;
+    return cauchy_config(problem.io, problem.conj, rows, points, one_tile);
+}
+inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& config) {
+    return problem.rows / config.rows * ceil_div(problem.points, config.points_per_block());
+}
+// Rows over the same poles share reciprocals. More points a thread read poles less often, if that leaves blocks for everyone.
+inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::DeviceTraits& device) {
+    const int rows = problem.shared_rows % kCauchyRows == 0 ? kCauchyRows : 1;
+    const CauchyConfig many = cauchy_config(problem, rows, cauchy_points(problem.io, rows));
+    return cauchy_blocks(problem, many) >= 2 * device.multiprocessors ? many : cauchy_config(problem, rows, 1);
+}
+
+inline constexpr int kMostCauchyTurns = 8;
+
+// A block begins with a row's poles: with few of them, it takes several turns at its points, if that leaves blocks for
+// everyone.
+inline int cauchy_turns(const CauchyProblem& problem, const CauchyConfig& config, const jit::DeviceTraits& device) {
+    return static_cast<int>(
+        std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, kMostCauchyTurns));
+}
+
+// Many rows of real residues over the same poles: structured/cauchy_batch.
+inline bool cauchy_in_batches(const CauchyProblem& problem) {
+    const bool narrow = problem.io == DType::f32 || problem.io == DType::bf16 || problem.io == DType::f16;
+    return narrow && problem.shared_rows % CauchyBatchConfig::kRows == 0;
+}
+
+// Which kernel runs a problem, and how.
+struct CauchyChoice {
+    bool in_batches;          // structured/cauchy_batch, which leaves nothing else to choose
+    int rows, points, turns;  // of a block, a thread, and a block at its points
+
+    constexpr bool operator==(const CauchyChoice&) const = default;
+
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        visit("in_batches", in_batches);
+        visit("rows", rows);
+        visit("points", points);
+        visit("turns", turns);
+    }
+};
+using CauchyWinners = Winners<CauchyProblem, CauchyChoice>;
+
+inline constexpr CauchyChoice kCauchyInBatches{.in_batches = true, .rows = CauchyBatchConfig::kRows, .points = 1, .turns = 1};
+
+inline CauchyChoice cauchy_choice(const CauchyProblem& problem, const jit::DeviceTraits& device,
+                                  const CauchyWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
+    if (cauchy_in_batches(problem)) return kCauchyInBatches;
+    const CauchyConfig config = cauchy_config(problem, device);
+    return {false, config.rows, config.points, cauchy_turns(problem, config, device)};
+}
+
+// All that is right for a problem and may be the fastest: the heuristic's own choice, then the others.
+inline std::vector<CauchyChoice> cauchy_candidates(const CauchyProblem& problem, const jit::DeviceTraits& device) {
+    std::vector<CauchyChoice> all{cauchy_choice(problem, device)};
+    const auto add = [&](const CauchyChoice& choice) {
+        if (std::ranges::find(all, choice) == all.end()) all.push_back(choice);
+    };
+    if (cauchy_in_batches(problem)) add(kCauchyInBatches);
+    for (const int rows : {1, kCauchyRows})
+        for (const int points : {1, cauchy_points(problem.io, rows)}) {
+            if (problem.shared_rows % rows != 0) continue;
+            const i64 a_turn = cauchy_config(problem, rows, points).points_per_block();
+            for (int turns = 1; turns <= kMostCauchyTurns; turns *= 2)
+                if (turns == 1 || a_turn * turns / 2 < problem.points) add({false, rows, points, turns});  // else some are idle
+        }
+    return all;
+}
+
+inline std::string explain_cauchy(const CauchyProblem& problem, const jit::DeviceTraits& device,
+                                  const CauchyWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
+    if (cauchy_in_batches(problem))
+        return fmt::format(
+            "{} rows of {} over the same poles at a time: structured/cauchy_batch, {} blocks for {} multiprocessors",
+            CauchyBatchConfig::kRows, problem.shared_rows,
+            problem.rows / CauchyBatchConfig::kRows * ceil_div(problem.points, CauchyBatchConfig::kPoints),
+            device.multiprocessors);
+    const CauchyConfig config = cauchy_config(problem, device);
+    return fmt::format(
+        "{} row{} of {} over the same poles and {} point{} a thread give {} blocks for {} multiprocessors, or as many turns of "
+        "blocks that take {}{}",
+        config.rows, config.rows == 1 ? "" : "s", problem.shared_rows, config.points, config.points == 1 ? "" : "s",
+        cauchy_blocks(problem, config), device.multiprocessors, cauchy_turns(problem, config, device),
+        config.one_tile ? "; all poles fit one tile" : "");
+}
+
+inline constexpr std::array kCauchyConfigurations = [] {
+    std::array<CauchyConfig, 36> all{};
+    size_t n = 0;
+    for (const int rows : {1, kCauchyRows})
+        for (const bool many : {false, true}) {
+            const auto points = [&](DType io) { return many ? cauchy_points(io, rows) : 1; };
+            for (const DType io : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::c64, DType::c128})
+                all[n++] = cauchy_config(io, false, rows, points(io));
+            for (const DType io : {DType::c64, DType::c128}) all[n++] = cauchy_config(io, true, rows, points(io));
+            all[n++] = cauchy_config(DType::c64, true, rows, points(DType::c64), true);
+        }
+    return all;
+}();
+
+// How the command `tune` and ../tuned.hpp see it.
+struct CauchyTuning {
+    using Problem = CauchyProblem;
+    using Choice = CauchyChoice;
+    static constexpr const char* kernel = "structured/cauchy";
+    static constexpr auto& candidates = cauchy_candidates;
+    static constexpr auto& explain = explain_cauchy;
+};
 
 struct Cauchy {
     using Config = CauchyConfig;

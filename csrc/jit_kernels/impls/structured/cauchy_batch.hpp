@@ -1,10 +1,16 @@
-// structured/cauchy_batch on the host.
+// structured/cauchy_batch on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/structured.hpp"
+#include <array>
+#include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
+
 #include "../spec.hpp"
+#include "cauchy.hpp"
 
 namespace gdn_cuda::structured {
+
+inline constexpr std::array kCauchyBatchConfigurations = {CauchyBatchConfig{DType::f32}, CauchyBatchConfig{DType::bf16},
+                                                          CauchyBatchConfig{DType::f16}};
 
 struct CauchyBatch {
     using Config = CauchyBatchConfig;

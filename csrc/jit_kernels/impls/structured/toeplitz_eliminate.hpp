@@ -1,12 +1,66 @@
-// structured/toeplitz_eliminate on the host.
+// structured/toeplitz_eliminate on the host: which configuration runs a problem, and its launch.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/structured/toeplitz_eliminate_plan.cuh>
+#include <string>
 #include <vector>
 
-#include "../../heuristics/structured_toeplitz.hpp"
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
+
+struct ToeplitzEliminateProblem {
+    i64 systems, columns;  // columns: with the probe
+    int n;
+};
+
+// More threads, with fewer slots each, lose: a step waits for arithmetic of one thread after the other, not for its sum.
+// Smaller clusters are for many systems, more right-hand sides for many of those.
+inline constexpr std::array kToeplitzEliminateConfigurations{
+    ToeplitzEliminateConfig{8, 128, 1, 2}, ToeplitzEliminateConfig{4, 128, 2, 2},  ToeplitzEliminateConfig{2, 128, 4, 2},
+    ToeplitzEliminateConfig{2, 128, 4, 4}, ToeplitzEliminateConfig{8, 128, 2, 2},  ToeplitzEliminateConfig{4, 128, 4, 2},
+    ToeplitzEliminateConfig{4, 128, 4, 4}, ToeplitzEliminateConfig{16, 128, 2, 2}, ToeplitzEliminateConfig{8, 128, 4, 2},
+    ToeplitzEliminateConfig{8, 128, 4, 4}, ToeplitzEliminateConfig{16, 128, 4, 2}, ToeplitzEliminateConfig{16, 128, 4, 4}};
+inline constexpr int kToeplitzEliminateLongest = kToeplitzEliminateConfigurations.back().rows();
+
+// What was measured on an H200, in ns a step: without rows, of a row a thread, of two more right-hand sides, and of stores to
+// the other half of a group of multiprocessors.
+inline constexpr int kToeplitzEliminateStep = 580, kToeplitzEliminateSlot = 95, kToeplitzEliminateColumns = 90,
+                     kToeplitzEliminateFar = 60;
+
+// Clusters lie within groups of multiprocessors, whose rests stay idle. Two blocks with few rows share a multiprocessor.
+inline i64 toeplitz_eliminate_at_once(const ToeplitzEliminateConfig& config, const jit::DeviceTraits& device) {
+    const i64 clusters = std::max(1, (device.multiprocessors - config.blocks) / config.blocks);
+    return config.slots == 1 ? 2 * clusters : clusters;
+}
+inline i64 toeplitz_eliminate_cost(const ToeplitzEliminateProblem& problem, const ToeplitzEliminateConfig& config,
+                                   const jit::DeviceTraits& device) {
+    const i64 clusters = problem.systems * ceil_div(problem.columns, config.columns);
+    const i64 step = kToeplitzEliminateStep + config.slots * kToeplitzEliminateSlot +
+                     (config.columns > 2 ? kToeplitzEliminateColumns : 0) + (config.blocks > 8 ? kToeplitzEliminateFar : 0);
+    return ceil_div(clusters, toeplitz_eliminate_at_once(config, device)) * step;
+}
+// Clusters of 8 blocks are on every GPU that has clusters, larger ones on some.
+inline constexpr int kToeplitzEliminatePortable = 8, kToeplitzEliminateLongestPortable = 4096;
+// Of equally good ones the first.
+inline ToeplitzEliminateConfig toeplitz_eliminate_config(const ToeplitzEliminateProblem& problem,
+                                                         const jit::DeviceTraits& device, int most_blocks = 16) {
+    const ToeplitzEliminateConfig* best = nullptr;
+    for (const auto& config : kToeplitzEliminateConfigurations)
+        if (config.rows() >= problem.n && config.blocks <= most_blocks &&
+            (best == nullptr ||
+             toeplitz_eliminate_cost(problem, config, device) < toeplitz_eliminate_cost(problem, *best, device)))
+            best = &config;
+    return *best;
+}
+inline std::string explain_toeplitz_eliminate(const ToeplitzEliminateProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);
+    return fmt::format("{} rows on {} blocks of {} threads, {} each; {} clusters of {} right-hand sides, {} at once", problem.n,
+                       config.blocks, config.threads, config.slots, problem.systems * ceil_div(problem.columns, config.columns),
+                       config.columns, toeplitz_eliminate_at_once(config, device));
+}
 
 struct ToeplitzEliminate {
     using Config = ToeplitzEliminateConfig;

@@ -1,10 +1,16 @@
-// structured/toeplitz_generators on the host.
+// structured/toeplitz_generators on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/structured_toeplitz.hpp"
+#include <array>
+#include <gdn_cuda/kernels/structured/toeplitz_generators_plan.cuh>
+
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
+
+inline constexpr std::array kToeplitzGeneratorsConfigurations{
+    ToeplitzGeneratorsConfig{DType::f32}, ToeplitzGeneratorsConfig{DType::f64}, ToeplitzGeneratorsConfig{DType::c64},
+    ToeplitzGeneratorsConfig{DType::c128}};
 
 struct ToeplitzGenerators {
     using Config = ToeplitzGeneratorsConfig;

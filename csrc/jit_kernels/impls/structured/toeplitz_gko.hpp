@@ -1,10 +1,47 @@
-// structured/toeplitz_gko on the host.
+// structured/toeplitz_gko on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/structured_toeplitz.hpp"
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
+#include <string>
+
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
+
+struct ToeplitzGkoProblem {
+    i64 systems, columns;  // columns: without the probe
+    int n;
+    DType io;
+};
+
+// A row and a column a thread while latency decides; two of each in the largest, where three right-hand sides would spill.
+inline constexpr std::array kToeplitzGkoConfigurations = [] {
+    std::array<ToeplitzGkoConfig, 20> all{};
+    size_t at = 0;
+    for (const DType io : {DType::f32, DType::f64, DType::c64, DType::c128}) {
+        for (const int threads : {64, 256})
+            for (const int columns : {2, 3}) all[at++] = {.io = io, .threads = threads, .slots = 1, .columns = columns};
+        all[at++] = {.io = io, .threads = 512, .slots = 2, .columns = 2};
+    }
+    return all;
+}();
+inline constexpr int kToeplitzGkoLongest = kToeplitzGkoConfigurations.back().rows();
+
+// Every block eliminates anew, so few blocks with more right-hand sides each.
+inline ToeplitzGkoConfig toeplitz_gko_config(const ToeplitzGkoProblem& problem) {
+    const auto fits = [&](const ToeplitzGkoConfig& config) { return config.io == problem.io && config.rows() >= problem.n; };
+    const auto* smallest = std::ranges::find_if(kToeplitzGkoConfigurations, fits);
+    const auto* wider = smallest + 1;
+    const bool wide = problem.columns > 1 && wider != kToeplitzGkoConfigurations.end() && wider->rows() == smallest->rows();
+    return wide ? *wider : *smallest;
+}
+inline std::string explain_toeplitz_gko(const ToeplitzGkoProblem& problem) {
+    const ToeplitzGkoConfig config = toeplitz_gko_config(problem);
+    return fmt::format("{} rows on {} threads, {} each; {} blocks of {} right-hand sides, a probe among them", problem.n,
+                       config.threads, config.slots, problem.systems * (problem.columns / config.columns + 1), config.columns);
+}
 
 struct ToeplitzGko {
     using Config = ToeplitzGkoConfig;

@@ -1,10 +1,82 @@
-// structured/toeplitz_matvec on the host, and how operands become the arguments of both ways to multiply.
+// structured/toeplitz_matvec on the host: which configuration runs a product, or whether structured/toeplitz_sums does, and its
+// launch.
 #pragma once
 
-#include "../../heuristics/structured_toeplitz.hpp"
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <gdn_cuda/kernels/structured/toeplitz_matvec_plan.cuh>
+#include <string>
+
 #include "../spec.hpp"
+#include "toeplitz_sums.hpp"
 
 namespace gdn_cuda::structured {
+
+// The longest with eight numbers a thread, which registers and shared memory decide, and with sixteen.
+constexpr int toeplitz_eight_each(DType io) {
+    return io == DType::f32 || io == DType::c64 ? 4096 : 2048;
+}
+constexpr int toeplitz_sixteen_each(DType io) {
+    return is_complex(io) ? 0 : 2 * toeplitz_eight_each(io);
+}
+constexpr ToeplitzMatvecConfig toeplitz_matvec_config(DType io, int transform) {
+    const int each = transform > toeplitz_eight_each(io) ? 2 * kFftEach : kFftEach;
+    return {.io = io, .transform = transform, .threads = transform / each};
+}
+// Capacities: a block takes the smallest that holds its transform.
+inline constexpr std::array kToeplitzMatvecConfigurations = [] {
+    std::array<ToeplitzMatvecConfig, 14> all{};
+    size_t at = 0;
+    for (const DType io : {DType::f32, DType::f64, DType::c64, DType::c128})
+        for (const int transform : {256, 1024, toeplitz_eight_each(io), toeplitz_sixteen_each(io)})
+            if (transform > 0) all[at++] = toeplitz_matvec_config(io, transform);
+    return all;
+}();
+// The longest system a block can multiply with; beyond it the caller has other ways.
+constexpr int toeplitz_matvec_longest(DType io) {
+    int longest = 0;
+    for (const ToeplitzMatvecConfig& config : kToeplitzMatvecConfigurations)
+        if (config.io == io) longest = std::max(longest, config.longest());
+    return longest;
+}
+constexpr int toeplitz_transform_of(DType io, int n) {
+    const auto least = static_cast<int>(std::bit_ceil(static_cast<unsigned>(n)));
+    return std::max(2 * kFftEach, is_complex(io) ? 2 * least : least);
+}
+inline ToeplitzMatvecConfig toeplitz_matvec_config(const ToeplitzMatvecProblem& problem) {
+    const int needed = toeplitz_transform_of(problem.io, problem.n);
+    return *std::ranges::find_if(kToeplitzMatvecConfigurations, [&](const ToeplitzMatvecConfig& config) {
+        return config.io == problem.io && config.transform >= needed;
+    });
+}
+
+// As toeplitz_sums_us: one block is latency, many are work.
+inline double toeplitz_matvec_us(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzMatvecConfig config = toeplitz_matvec_config(problem);
+    const double numbers = toeplitz_transform_of(problem.io, problem.n) * config.groups(),
+                 blocks = static_cast<double>(problem.systems * problem.columns) / device.multiprocessors;
+    return std::max(1.6 + 1.8e-3 * numbers, blocks * (0.25 + 1.6e-3 * numbers));
+}
+
+// Sums have the smaller error as well: short ones in any case.
+inline bool toeplitz_by_sums(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    return problem.n <= kToeplitzAlwaysSums ||
+           toeplitz_sums_us(problem, toeplitz_sums_config(problem, device), device) <= toeplitz_matvec_us(problem, device);
+}
+inline i64 toeplitz_matvec_columns_per_block(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    return toeplitz_columns_per_block(problem.columns, problem.systems, device.multiprocessors);
+}
+inline std::string explain_toeplitz_matvec(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    if (toeplitz_by_sums(problem, device)) {
+        const ToeplitzSumsConfig config = toeplitz_sums_config(problem, device);
+        return fmt::format("sums: {} tiles of {} rows, {} right-hand sides a block", ceil_div(problem.n, config.rows()),
+                           config.rows(), toeplitz_sums_columns_per_block(problem, config, device));
+    }
+    return fmt::format("transforms of {} complex numbers for {} rows, {} right-hand sides a block behind one of the matrix",
+                       toeplitz_transform_of(problem.io, problem.n), problem.n,
+                       toeplitz_matvec_columns_per_block(problem, device));
+}
 
 // As callers have them, with leading dimensions as the other kernels have theirs.
 struct ToeplitzMatvecOperands {

@@ -1,10 +1,42 @@
-// structured/toeplitz_pcg on the host.
+// structured/toeplitz_pcg on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/structured_toeplitz.hpp"
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/structured/toeplitz_pcg_plan.cuh>
+#include <string>
+
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
+
+struct ToeplitzPcgProblem {
+    i64 systems, columns;
+    int n;
+    DType io;
+};
+
+inline constexpr std::array kToeplitzPcgConfigurations = [] {
+    std::array<ToeplitzPcgConfig, 2> all{};
+    size_t at = 0;
+    for (const DType io : {DType::f32, DType::f64}) all[at++] = {.io = io, .transform = 4096, .threads = 512};
+    return all;
+}();
+inline constexpr int kToeplitzPcgLongest = kToeplitzPcgConfigurations.back().rows();
+
+inline ToeplitzPcgConfig toeplitz_pcg_config(const ToeplitzPcgProblem& problem) {
+    return *std::ranges::find(kToeplitzPcgConfigurations, problem.io, &ToeplitzPcgConfig::io);
+}
+// Blocks are as many as run at once, and take one right-hand side after the other: each has memory of its own.
+inline i64 toeplitz_pcg_blocks(const ToeplitzPcgProblem& problem, const jit::DeviceTraits& device) {
+    return std::min<i64>(problem.systems * (problem.columns + 1), device.multiprocessors);
+}
+inline std::string explain_toeplitz_pcg(const ToeplitzPcgProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzPcgConfig config = toeplitz_pcg_config(problem);
+    return fmt::format(
+        "transforms of {} numbers for {} rows on {} threads; {} right-hand sides and a probe each of {} systems, in {} blocks",
+        config.transform, problem.n, config.threads, problem.columns, problem.systems, toeplitz_pcg_blocks(problem, device));
+}
 
 struct ToeplitzPcg {
     using Config = ToeplitzPcgConfig;

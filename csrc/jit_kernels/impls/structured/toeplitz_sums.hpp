@@ -1,10 +1,61 @@
-// structured/toeplitz_sums on the host.
+// structured/toeplitz_sums on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/structured_toeplitz.hpp"
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/structured/toeplitz_sums_plan.cuh>
+
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
+
+struct ToeplitzMatvecProblem {
+    i64 systems, columns;
+    int n;
+    DType io;
+};
+
+inline constexpr int kToeplitzAlwaysSums = 64;
+
+// Complex numbers in short strips only: where long ones would win, transforms do.
+inline constexpr std::array kToeplitzSumsConfigurations = [] {
+    std::array<ToeplitzSumsConfig, 6> all{};
+    size_t at = 0;
+    for (const DType io : {DType::f32, DType::f64, DType::c64, DType::c128})
+        for (const int strip : {4, 8})
+            if (strip == 4 || !is_complex(io)) all[at++] = {.io = io, .strip = strip, .threads = 256};
+    return all;
+}();
+inline i64 toeplitz_sums_blocks(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config) {
+    return problem.systems * ceil_div(problem.n, config.rows());  // with all right-hand sides of a system
+}
+// What sums take on an H200 beyond a launch and a wait for memory, in microseconds: blocks that share a multiprocessor queue.
+inline double toeplitz_sums_us(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config,
+                               const jit::DeviceTraits& device) {
+    constexpr double kBlock = 0.57, kFmaEach = 1 / 160e3;
+    const double blocks = static_cast<double>(toeplitz_sums_blocks(problem, config) * problem.columns) / device.multiprocessors;
+    const int fmas = (is_complex(problem.io) ? 4 : 1) * (config.wide() ? 2 : 1);  // fp64's count twice
+    return std::max(1.0, blocks) * (kBlock + kFmaEach * fmas * config.rows() * problem.n);
+}
+// Short strips make more blocks of less work.
+inline ToeplitzSumsConfig toeplitz_sums_config(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzSumsConfig* best = nullptr;
+    for (const ToeplitzSumsConfig& config : kToeplitzSumsConfigurations)
+        if (config.io == problem.io &&
+            (best == nullptr || toeplitz_sums_us(problem, config, device) < toeplitz_sums_us(problem, *best, device)))
+            best = &config;
+    return *best;
+}
+// As many right-hand sides a block as leave so many blocks to every multiprocessor: T is brought, or transformed, once a block.
+inline i64 toeplitz_columns_per_block(i64 columns, i64 blocks, i64 wanted) {
+    return std::max<i64>(1, ceil_div(columns, std::max<i64>(1, wanted / std::max<i64>(1, blocks))));
+}
+inline i64 toeplitz_sums_columns_per_block(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config,
+                                           const jit::DeviceTraits& device) {
+    constexpr i64 kResident = 4;  // hide each other's waiting
+    return toeplitz_columns_per_block(problem.columns, toeplitz_sums_blocks(problem, config),
+                                      kResident * device.multiprocessors);
+}
 
 struct ToeplitzSums {
     using Config = ToeplitzSumsConfig;

@@ -1,11 +1,85 @@
-// structured/vandermonde on the host.
+// structured/vandermonde on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/structured.hpp"
+#include <array>
+#include <gdn_cuda/kernels/structured/vandermonde_plan.cuh>
+#include <string>
+#include <vector>
+
 #include "../../tuned.hpp"
+#include "../../winners.hpp"
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
+
+struct VandermondeProblem {
+    i64 rows, steps;
+    DType io;  // of poles and residues: c64 or c128
+    i64 poles;
+
+    constexpr bool operator==(const VandermondeProblem&) const = default;
+
+    template <class Self, class Visitor>
+    static constexpr void members(Self& self, Visitor&& visit) {
+        visit("rows", self.rows);
+        visit("steps", self.steps);
+        visit("poles", self.poles);
+        visit("io", self.io);
+    }
+    template <class Visitor>
+    constexpr void fields(Visitor&& visit) const {
+        members(*this, visit);
+    }
+};
+using VandermondeWinners = Winners<VandermondeProblem, VandermondeConfig>;
+
+// Of each dtype, the largest square first.
+inline constexpr std::array kVandermondeConfigurations = [] {
+    constexpr auto of = [](DType io, int side) {
+        return VandermondeConfig{.io = io, .side = side, .grid = 16, .poles = io == DType::c128 ? 16 : 32};
+    };
+    return std::array{of(DType::c64, 128), of(DType::c64, 64), of(DType::c64, 32), of(DType::c128, 64), of(DType::c128, 32)};
+}();
+inline i64 vandermonde_blocks(const VandermondeProblem& problem, const VandermondeConfig& config) {
+    return problem.rows * ceil_div(problem.steps, config.square());
+}
+// A large square makes more outputs of the same tables; a small one wastes less of the last, and spreads few rows.
+inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, const jit::DeviceTraits& device,
+                                            const VandermondeWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
+    VandermondeConfig chosen{};
+    for (const VandermondeConfig& config : kVandermondeConfigurations) {
+        if (config.io != problem.io) continue;
+        chosen = config;
+        if (problem.steps > config.square() / 2 && vandermonde_blocks(problem, config) >= device.multiprocessors) break;
+    }
+    return chosen;
+}
+
+// The heuristic's own choice, then the others.
+inline std::vector<VandermondeConfig> vandermonde_candidates(const VandermondeProblem& problem,
+                                                             const jit::DeviceTraits& device) {
+    std::vector<VandermondeConfig> all{vandermonde_config(problem, device)};
+    for (const VandermondeConfig& config : kVandermondeConfigurations)
+        if (config.io == problem.io && config != all.front()) all.push_back(config);
+    return all;
+}
+
+inline std::string explain_vandermonde(const VandermondeProblem& problem, const jit::DeviceTraits& device,
+                                       const VandermondeWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
+    const VandermondeConfig config = vandermonde_config(problem, device);
+    return fmt::format("tables of {0} by {0} powers give {1} steps a block: {2} blocks for {3} multiprocessors", config.side,
+                       config.square(), vandermonde_blocks(problem, config), device.multiprocessors);
+}
+
+struct VandermondeTuning {
+    using Problem = VandermondeProblem;
+    using Choice = VandermondeConfig;
+    static constexpr const char* kernel = "structured/vandermonde";
+    static constexpr auto& candidates = vandermonde_candidates;
+    static constexpr auto& explain = explain_vandermonde;
+};
 
 struct Vandermonde {
     using Config = VandermondeConfig;

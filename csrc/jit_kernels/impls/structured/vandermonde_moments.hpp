@@ -1,10 +1,25 @@
-// structured/vandermonde_moments on the host.
+// structured/vandermonde_moments on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include "../../heuristics/structured.hpp"
+#include <array>
+#include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
+#include <string>
+
 #include "../spec.hpp"
 
 namespace gdn_cuda::structured {
+
+constexpr VandermondeMomentsConfig vandermonde_moments_config(DType io, int orders) {
+    return {.io = io, .orders = orders, .side = io == DType::c128 ? 64 : 128, .tile = 16};
+}
+inline std::string explain_vandermonde_moments(DType io, int orders) {
+    const VandermondeMomentsConfig config = vandermonde_moments_config(io, orders);
+    return fmt::format("{} moment{} of {} steps a block, which its shared memory holds in {}", orders, orders == 1 ? "" : "s",
+                       config.side * config.side, io == DType::c128 ? "fp64" : "fp32");
+}
+inline constexpr std::array kVandermondeMomentsConfigurations = {
+    vandermonde_moments_config(DType::c64, 1), vandermonde_moments_config(DType::c64, 2),
+    vandermonde_moments_config(DType::c128, 1), vandermonde_moments_config(DType::c128, 2)};
 
 struct VandermondeMoments {
     using Config = VandermondeMomentsConfig;

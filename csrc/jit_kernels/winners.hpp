@@ -1,12 +1,12 @@
 // What was measured to be the fastest choice on a device, for some problems: heuristics look here first. Who reads the
-// measurements is ../tuned.hpp; to heuristics they are an argument, so that they stay pure functions.
+// measurements is tuned.hpp; to heuristics they are an argument, so that they stay pure functions.
 #pragma once
 
 #include <atomic>
 #include <string>
 #include <vector>
 
-#include "../fields.hpp"
+#include "fields.hpp"
 
 namespace gdn_cuda {
 

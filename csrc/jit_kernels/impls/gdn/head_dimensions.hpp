@@ -1,0 +1,21 @@
+// Key dimensions that kernels are compiled for.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+namespace gdn_cuda::gdn {
+
+// Key dimensions with a kernel of their own; others run masked in the next of kMaskedHeadK.
+inline constexpr std::array kExactHeadK = {64, 96, 128, 192, 256};
+inline constexpr std::array kMaskedHeadK = {64, 128, 256};
+constexpr bool has_exact_kernel(int dk) {
+    return std::ranges::find(kExactHeadK, dk) != kExactHeadK.end();
+}
+constexpr int masked_head_k(int dk) {
+    for (const int head_k : kMaskedHeadK)
+        if (dk <= head_k) return head_k;
+    return 0;  // the operators take no dk above 256
+}
+
+}  // namespace gdn_cuda::gdn

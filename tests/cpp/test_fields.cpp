@@ -1,0 +1,42 @@
+// A configuration as text.
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "jit_kernels/impls/gdn/recurrent.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+// "{.a = 1, .b = DType::f32}" -> {"a", "1"}, {"b", "DType::f32"}
+std::vector<std::pair<std::string, std::string>> fields_of(const std::string& text) {
+    static const std::regex field(R"(\.(\w+) = ([\w:]+))");
+    std::vector<std::pair<std::string, std::string>> found;
+    for (std::sregex_iterator it(text.begin(), text.end(), field), end; it != end; ++it) found.emplace_back((*it)[1], (*it)[2]);
+    return found;
+}
+
+TEST(ConfigurationText, NamesEveryFieldOnceInOrder) {
+    for (const RecurrentConfig& config : recurrent_configurations()) {
+        const auto fields = fields_of(to_text(config));
+        size_t i = 0;
+        config.fields([&](const char* name, auto value) {
+            ASSERT_LT(i, fields.size());
+            EXPECT_EQ(fields[i].first, name);
+            if constexpr (std::is_same_v<decltype(value), DType>) {
+                EXPECT_EQ(fields[i].second, std::string("DType::") + name_of(value));
+            } else {
+                EXPECT_EQ(fields[i].second, fmt::format("{}", value));
+            }
+            ++i;
+        });
+        EXPECT_EQ(i, fields.size());
+    }
+}
+
+}  // namespace
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,113 @@
+// How gdn/prefill splits sequences, what it is configured with, and which kernel takes a prefill.
+#include <gtest/gtest.h>
+
+#include "gdn_problems.hpp"
+#include "heuristics_tools.hpp"
+#include "jit_kernels/impls/gdn/prefill.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+TEST(PrefillHeuristic, ChoosesWhatIsRegisteredAndFits) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const RandomShape like = random_shape(random);
+        const PrefillProblem problem{.sequences = like.sequences,
+                                     .tokens = like.tokens,
+                                     .heads = like.heads,
+                                     .dk = random.one_of({8, 40, 64, 96, 104, 128}),
+                                     .dv = like.dv,
+                                     .io = like.io,
+                                     .state = like.state};
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const PrefillSplit split = prefill_split(problem, device);
+        const PrefillConfig config = prefill_config(problem, split);
+        ASSERT_NE(std::ranges::find(kPrefillConfigurations, config), kPrefillConfigurations.end()) << to_text(config);
+        ASSERT_GE(config.head_k, problem.dk);
+        ASSERT_EQ(config.io, problem.io);
+        if (problem.dv > kValueRows)
+            for (const int segments : {1, 2, 3})
+                if (segments == 1 || prefill_blocks(problem, 1) * segments <= device.multiprocessors)
+                    if (segments == 1 || problem.tokens >= segments * kShortestSegment * kChunk)
+                        for (const int groups : {1, 2})
+                            ASSERT_LE(prefill_cost(problem, split, device).weighed(),
+                                      prefill_cost(problem, {groups, segments}, device).weighed());
+        ASSERT_NE(explain_prefill(problem, device), "");
+        const int segments = split.segments;
+        ASSERT_GE(segments, 1);
+        ASSERT_LE(segments, kMostSegments);
+        if (segments > 1) {
+            ASSERT_LE(segments * prefill_blocks(problem, config.value_groups), device.multiprocessors);
+            ASSERT_GE(problem.tokens, segments * kShortestSegment * kChunk);
+        }
+    }
+}
+
+TEST(PrefillHeuristic, SequencesAreSplitWhereHeadsLeaveRoom) {
+    PrefillProblem problem{
+        .sequences = 1, .tokens = 32768, .heads = 8, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    const auto split = [&] { return prefill_split(problem, {}); };
+    EXPECT_EQ(split().segments, jit::DeviceTraits{}.multiprocessors / 8);
+    EXPECT_EQ(split().value_groups, 2);
+    EXPECT_TRUE(prefill_cost(problem, split(), {}).linked);
+    problem.deterministic = true;
+    EXPECT_EQ(split().segments, 1);
+    EXPECT_EQ(split().value_groups, 1);
+    problem.deterministic = false;
+    problem.tokens = 4 * kShortestSegment * kChunk;
+    EXPECT_GT(split().segments, 1);
+    EXPECT_FALSE(prefill_cost(problem, split(), {}).linked) << "somebody has to set counts to zero";
+    problem.tokens = kShortestSegment * kChunk;
+    EXPECT_EQ(split().segments, 1);
+    problem = {.sequences = 8, .tokens = 32768, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    EXPECT_EQ(split().segments, 1);
+}
+
+// What heads that remember cost is at most 3 % more than without a split, and a segment does not begin so early that it is
+// more.
+TEST(PrefillHeuristic, HeadsThatRememberLoseNothingBySplits) {
+    for (const int heads : {4, 8, 16, 32, 48, 64})
+        for (const i64 tokens : {1024, 2048, 4096, 8192, 32768, 131072}) {
+            PrefillProblem problem{
+                .sequences = 1, .tokens = tokens, .heads = heads, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+            const PrefillSplit split = prefill_split(problem, {});
+            const PrefillCost cost = prefill_cost(problem, split, {});
+            problem.deterministic = true;
+            const PrefillSplit unsplit = prefill_split(problem, {});
+            const double whole = prefill_cost(problem, unsplit, {}).remembering;
+            EXPECT_LE(cost.remembering, 1.03 * whole) << heads << " heads, " << tokens << " tokens";
+            if (split.segments == 1) continue;
+            const int reach = prefill_reach(problem, split, {});
+            ASSERT_GE(reach, 1);
+            const i64 share = ceil_div(prefill_chunks(problem), split.segments);
+            EXPECT_LE(prefill_walk_ns(problem, split, share + reach, {}), cost.remembering)
+                << heads << " heads, " << tokens << " tokens, " << reach << " chunks";
+        }
+}
+
+TEST(PrefillHeuristic, FewHeadsAreSpreadAndManyShareTheirHelpers) {
+    const PrefillProblem one{
+        .sequences = 1, .tokens = 4096, .heads = 32, .dk = 128, .dv = 128, .io = DType::bf16, .state = DType::f32};
+    EXPECT_EQ(prefill_split(one, {}).value_groups, 1);
+    PrefillProblem eight = one;
+    eight.sequences = 8;
+    EXPECT_EQ(prefill_split(eight, {}).value_groups, 2);
+}
+
+TEST(PrefillKernel, HopperHasItsOwnAndTheRestShareOne) {
+    using jit::Prefill;
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::automatic), PrefillKernel::wgmma);
+    EXPECT_EQ(prefill_kernel(true, true, 136, 90, Prefill::automatic), PrefillKernel::mma);
+    EXPECT_EQ(prefill_kernel(true, false, 128, 90, Prefill::automatic), PrefillKernel::mma) << "gates far apart";
+    for (const int capability : {80, 86, 89, 100, 120})
+        EXPECT_EQ(prefill_kernel(true, true, 128, capability, Prefill::automatic), PrefillKernel::mma) << capability;
+    EXPECT_EQ(prefill_kernel(true, true, 128, 75, Prefill::mma), PrefillKernel::recurrent);
+    for (const Prefill wanted : {Prefill::automatic, Prefill::mma, Prefill::recurrent})
+        EXPECT_EQ(prefill_kernel(false, true, 128, 90, wanted), PrefillKernel::recurrent)
+            << "rows that do not start on 16 bytes";
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::mma), PrefillKernel::mma);
+    EXPECT_EQ(prefill_kernel(true, true, 128, 90, Prefill::recurrent), PrefillKernel::recurrent);
+}
+
+}  // namespace
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,28 @@
+// What gdn/prefill_mma is configured with: registered, and fit for every GPU.
+#include <gtest/gtest.h>
+
+#include "gdn_problems.hpp"
+#include "heuristics_tools.hpp"
+#include "jit_kernels/impls/gdn/prefill_mma.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+TEST(PrefillMmaHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const RandomShape like = random_shape(random);
+        const PrefillProblem problem{
+            .sequences = like.sequences, .heads = like.heads, .dk = like.dk, .dv = like.dv, .io = like.io, .state = like.state};
+        const PrefillMmaConfig config = prefill_mma_config(problem);
+        ASSERT_NE(std::ranges::find(kPrefillMmaConfigurations, config), kPrefillMmaConfigurations.end()) << to_text(config);
+        ASSERT_GE(config.head_k, problem.dk);
+        ASSERT_EQ(config.io, problem.io);
+        ASSERT_LE(PrefillMma::shared_bytes(config), kSharedBytesEverywhere) << to_text(config);
+        ASSERT_TRUE(config.warps == 4 || problem.dv > config.rows_per_block() / 2) << "half of the block would have no rows";
+        ASSERT_NE(explain_prefill_mma(problem, {}), "");
+    }
+}
+
+}  // namespace
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,62 @@
+// Every registered configuration: named once, and within the means of a block.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "jit/device.hpp"
+#include "jit_kernels/registry.hpp"
+
+namespace gdn_cuda {
+namespace {
+
+TEST(Registry, TextsAndSourcesAreDistinct) {
+    for (const RegisteredKernel& kernel : registry()) {
+        std::set<std::string> texts, codes;
+        for (const RegisteredConfiguration& each : kernel.configurations) {
+            EXPECT_TRUE(texts.insert(each.source.configuration).second) << each.source.configuration;
+            EXPECT_TRUE(codes.insert(each.source.code).second) << each.source.code;
+            EXPECT_NE(each.source.code.find(each.source.configuration), std::string::npos);
+            EXPECT_NE(each.source.code.find("<gdn_cuda/kernels/" + kernel.family + "/" + kernel.name + ".cuh>"),
+                      std::string::npos);
+        }
+        EXPECT_FALSE(texts.empty()) << kernel.name;
+    }
+}
+
+TEST(Registry, EveryConfigurationFitsABlock) {
+    const jit::DeviceTraits hopper;
+    for (const RegisteredKernel& kernel : registry()) {
+        for (const RegisteredConfiguration& each : kernel.configurations) {
+            EXPECT_GE(each.shared_bytes, 0) << kernel.name << " " << each.source.configuration << ": a plan with no size";
+            EXPECT_LE(each.shared_bytes, hopper.shared_bytes_per_block) << kernel.name << " " << each.source.configuration;
+            EXPECT_GT(each.threads, 0);
+            EXPECT_LE(each.threads, 1024);
+            EXPECT_EQ(each.threads % 32, 0) << kernel.name;
+        }
+    }
+}
+
+TEST(Registry, WhatAnArchitectureRunsFitsIt) {
+    for (const char* arch : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}) {
+        const auto device = jit::DeviceTraits::for_arch(arch);
+        for (const RegisteredKernel& kernel : registry()) {
+            if (device.capability < kernel.min_capability || device.capability > kernel.max_capability) continue;
+            for (const RegisteredConfiguration& each : kernel.configurations)
+                EXPECT_LE(each.shared_bytes, device.shared_bytes_per_block)
+                    << arch << ": " << kernel.name << " " << each.source.configuration;
+        }
+    }
+}
+
+TEST(Registry, KernelsAreNamedOnce) {
+    std::set<std::string> names;
+    for (const RegisteredKernel& kernel : registry()) {
+        EXPECT_TRUE(names.insert(kernel.family + "/" + kernel.name).second);
+        EXPECT_FALSE(kernel.summary.empty());
+        EXPECT_GE(kernel.min_capability, 80);
+    }
+}
+
+}  // namespace
+}  // namespace gdn_cuda
