@@ -168,7 +168,7 @@ inline constexpr std::array kCauchyBatchConfigurations = {CauchyBatchConfig{DTyp
 struct CauchyTuning {
     using Problem = CauchyProblem;
     using Choice = CauchyChoice;
-    static constexpr const char* kernel = "structured/cauchy";
+    static constexpr std::array kernels = {"structured/cauchy", "structured/cauchy_batch"};
     static constexpr auto& candidates = cauchy_candidates;
     static constexpr auto& explain = explain_cauchy;
 };
@@ -275,7 +275,7 @@ inline std::string explain_vandermonde(const VandermondeProblem& problem, const 
 struct VandermondeTuning {
     using Problem = VandermondeProblem;
     using Choice = VandermondeConfig;
-    static constexpr const char* kernel = "structured/vandermonde";
+    static constexpr std::array kernels = {"structured/vandermonde"};
     static constexpr auto& candidates = vandermonde_candidates;
     static constexpr auto& explain = explain_vandermonde;
 };
