@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <map>
 #include <optional>
 #include <string>
 
@@ -57,8 +58,15 @@ py::dict store(const std::string& kernel, const std::string& problem, const py::
     std::string file, why_not;
     {
         py::gil_scoped_release release;
-        const jit::TunedEntry entry{
-            kernel, problem, choice, heuristic, us, heuristic_us, traits.name, traits.multiprocessors, jit::tuned_version()};
+        const jit::TunedEntry entry{kernel,
+                                    problem,
+                                    choice,
+                                    heuristic,
+                                    us,
+                                    heuristic_us,
+                                    traits.name,
+                                    traits.multiprocessors,
+                                    tunable(kernel).version()};
         const jit::TunedStore place = jit::TunedStore::to_write();
         why_not = place.write(entry);
         if (why_not.empty()) file = place.path_of(entry).string();
@@ -69,13 +77,14 @@ py::dict store(const std::string& kernel, const std::string& problem, const py::
 
 py::dict list() {
     std::vector<jit::TunedFile> files;
-    std::string folder, version;
+    std::string folder;
+    std::map<std::string, std::string> versions;
     {
         py::gil_scoped_release release;
         const jit::TunedStore place = jit::TunedStore::to_read();
         folder = place.folder().string();
         files = place.list();
-        version = jit::tuned_version();
+        for (const Tunable& one : tunables()) versions[one.kernel] = one.version();
     }
     py::list entries;
     for (const jit::TunedFile& found : files) {
@@ -89,7 +98,7 @@ py::dict list() {
         }
         entries.append(one);
     }
-    return py::dict("folder"_a = to_python(folder), "version"_a = version, "files"_a = entries);
+    return py::dict("folder"_a = to_python(folder), "versions"_a = versions, "files"_a = entries);
 }
 
 bool remove(const std::filesystem::path& file) {
@@ -115,7 +124,8 @@ void define_tuning(py::module_& module) {
                "Ends attempts; the next call reads what is stored.");
     module.def("tuned_store", &store, "kernel"_a, "problem"_a, "device"_a, "choice"_a, "us"_a, "heuristic"_a, "heuristic_us"_a,
                "Stores a winner beside the kernel cache: the file, or why it could not be kept.");
-    module.def("tuned_list", &list, "What is stored: the folder, this library's version, and every file.");
+    module.def("tuned_list", &list,
+               "What is stored: the folder, every file, and by kernel the version whose winners decide now.");
     module.def("tuned_remove", &remove, "file"_a, "Removes one file of tuned_list(); whether it was there.");
 }
 

@@ -107,7 +107,7 @@ class TunedFile(TypedDict):
 
 class TunedList(TypedDict):
     folder: str
-    version: str
+    versions: dict[str, str]  # kernel -> what of its winners decides now
     files: list[TunedFile]
 
 class TunedStored(TypedDict):

@@ -8,15 +8,18 @@
 #include "elf.hpp"
 #include "env.hpp"
 #include "errors.hpp"
+#include "file_memo.hpp"
 #include "fork.hpp"
 #include "key.hpp"
 #include "nvcc_environment.hpp"
+#include "own_headers.hpp"
 #include "path_memo.hpp"
 #include "process.hpp"
 #include "runtime.hpp"
 #include "store.hpp"
 #include "text.hpp"
 #include "toolchain.hpp"
+#include "tree.hpp"
 
 namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
@@ -42,11 +45,15 @@ struct State {
     std::string hook_failure;          // why there is nothing from the hook, which is asked again then
     std::deque<Toolchain> discovered;  // the last one is in use; callers may hold references to those before
     std::string library;
+    std::optional<OwnHeaders> own_headers;
+    std::map<std::string, std::string> included;  // digests of headers of ours, by the code that includes them
     std::string compiler;
     std::map<bool, std::string> headers;  // by uses_cutlass
 
     void forget_identities() {
         library.clear();
+        own_headers.reset();
+        included.clear();
         compiler.clear();
         headers.clear();
     }
@@ -131,14 +138,30 @@ const Toolchain& toolchain_of(State& s) {
     return s.discovered.back();
 }
 
+const fs::path& library_include(State& s) {
+    const Toolchain& tools = toolchain_of(s);
+    tools.require({Part::library});
+    return tools.library_include;
+}
+
 const std::string& library_digest_of(State& s) {
     if (s.library.empty()) {
-        const Toolchain& tools = toolchain_of(s);
-        tools.require({Part::library});
-        // The tree may hold what is not ours (an install prefix's include/): only gdn_cuda/ counts.
-        s.library = tree_digest(tools.library_include / "gdn_cuda", memo_for("ours", tools.library_include.string()), {});
+        const fs::path& folder = library_include(s);
+        // It may hold what is not ours (an install prefix's include/): only gdn_cuda/ counts.
+        s.library = tree_digest(folder / "gdn_cuda", memo_for("ours", folder.string()), {});
     }
     return s.library;
+}
+
+std::string included_digest_of(State& s, const std::string& code) {
+    const fs::path& folder = library_include(s);
+    if (const auto known = s.included.find(code); known != s.included.end()) return known->second;
+    if (!s.own_headers) s.own_headers.emplace(folder, memo_for("included", folder.string()));
+    const HeaderSet found = s.own_headers->of(code);
+    KeyBuilder key;
+    for (const Header& header : found.headers) key.add(header.name, header.digest);
+    if (found.unclear) key.add("all of ours", library_digest_of(s));
+    return s.included[code] = key.hex();
 }
 
 }  // namespace
@@ -211,13 +234,18 @@ std::string library_digest() {
     return library_digest_of(*state.lock());
 }
 
-Identities identities(bool uses_cutlass) {
+std::string included_digest(const std::string& code) {
+    return included_digest_of(*state.lock(), code);
+}
+
+Identities identities(const std::string& code, bool uses_cutlass) {
     const auto s = state.lock();
+    const std::string included = included_digest_of(*s, code);
     const Toolchain& tools = toolchain_of(*s);
     if (s->compiler.empty()) s->compiler = tools.compiler_identity(env().use_nvcc) + (env().use_nvcc ? nvcc_environment() : "");
     std::string& headers = s->headers[uses_cutlass];
     if (headers.empty()) headers = tools.external_headers_identity(uses_cutlass);
-    return {library_digest_of(*s), s->compiler, headers};
+    return {included, s->compiler, headers};
 }
 
 void refresh_identities() {

@@ -59,11 +59,11 @@ std::string add_to(const std::string& code, const Identities& known) {
     return key.hex();
 }
 
-std::string key_with(const KernelSource& source, const std::string& arch, const std::string& library) {
+std::string key_with(const KernelSource& source, const std::string& arch, const std::string& included) {
     KeyBuilder key;
     key.add("format", kFormat).add("kernel", source.id()).add("source", source.code).add("arch", arch);
     for (const std::string& option : code_options(arch)) key.add("option", option);
-    key.add("uses cutlass", source.uses_cutlass ? "1" : "0").add("library headers", library);
+    key.add("uses cutlass", source.uses_cutlass ? "1" : "0").add("included headers", included);
     return key.hex();
 }
 
@@ -181,13 +181,13 @@ class Request {
 
 std::string code_key(const KernelSource& source, const std::string& arch) {
     capability_of(arch);
-    return key_with(source, arch, library_digest());
+    return key_with(source, arch, included_digest(source.code));
 }
 
 std::string full_key(const KernelSource& source, const std::string& arch) {
     toolchain().require(env().use_nvcc, source.uses_cutlass);
-    const Identities known = identities(source.uses_cutlass);
-    return add_to(key_with(source, arch, known.library), known);
+    const Identities known = identities(source.code, source.uses_cutlass);
+    return add_to(key_with(source, arch, known.included), known);
 }
 
 const char* to_string(Origin origin) {

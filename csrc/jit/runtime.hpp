@@ -13,8 +13,9 @@
 
 namespace gdn_cuda::jit {
 
-// Names of what a compile depends on. `code` needs no toolchain (our sources, arch, flags) and names prebuilt entries;
-// `full` adds the exact compiler and the external headers and names cache entries; an Error when there is no compiler.
+// Names of what a compile depends on. `code` needs no toolchain (the source, the headers of ours that it includes, arch, flags)
+// and names prebuilt entries; `full` adds the exact compiler and the external headers and names cache entries; an Error when
+// there is no compiler.
 std::string code_key(const KernelSource& source, const std::string& arch);
 std::string full_key(const KernelSource& source, const std::string& arch);
 

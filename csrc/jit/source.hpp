@@ -16,6 +16,11 @@ struct KernelSource {
     std::string id() const { return family + "/" + name; }
 };
 
+// The line of a translation unit that includes a kernel, by its id.
+inline std::string include_of(const std::string& id) {
+    return "#include <gdn_cuda/kernels/" + id + ".cuh>\n";
+}
+
 // A compiled kernel, as the store keeps it and the driver loads it.
 struct Cubin {
     std::string bytes;

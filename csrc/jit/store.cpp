@@ -13,9 +13,9 @@
 #include "compiler.hpp"
 #include "draft.hpp"
 #include "errors.hpp"
+#include "file_memo.hpp"
 #include "log.hpp"
 #include "text.hpp"
-#include "tree.hpp"
 
 namespace gdn_cuda::jit {
 namespace fs = std::filesystem;

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "tree.hpp"
-
 namespace gdn_cuda::jit {
 
 // Places to look, in the order of trust: init() arguments, environment, what the hook found (wheels, through cuda-pathfinder),
@@ -77,12 +75,14 @@ const Toolchain& toolchain();  // discovered once; never throws for what is mere
 // What of the toolchain in use goes into a key. Computed once a process; refresh_identities() has the files looked at again, as
 // a compile must: in a long-lived process they may have been edited since.
 struct Identities {
-    std::string library;  // digest of our own include tree
+    std::string included;  // as included_digest()
     std::string compiler;
-    std::string headers;
+    std::string headers;  // CUDA's, and CUTLASS's where they are used
 };
-Identities identities(bool uses_cutlass);
-std::string library_digest();
+Identities identities(const std::string& code, bool uses_cutlass);
+// Of the headers of ours that the code can include, by name and contents; where that cannot be told, of all of them.
+std::string included_digest(const std::string& code);
+std::string library_digest();  // of all headers of ours, to tell installations apart
 void refresh_identities();
 
 }  // namespace gdn_cuda::jit

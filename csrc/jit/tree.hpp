@@ -1,4 +1,4 @@
-// Digests of what lies on disk, memoised by file status, so that a warm process only asks for the status of files.
+// Digests of headers on disk, memoised by file status (file_memo.hpp).
 #pragma once
 
 #include <filesystem>
@@ -15,12 +15,7 @@ using FolderFilter = std::function<bool(std::string_view)>;
 // since `memo` (a file; empty: none) was written. Names that start with a dot or end in ~ (editors' files) do not count.
 std::string tree_digest(const std::filesystem::path& root, const std::filesystem::path& memo, const FolderFilter& enter = {});
 
-// Whether a file with these first bytes is such a memo. `kMostMemoHeader` of them decide.
-bool is_memo(std::string_view start);
-constexpr std::size_t kMostMemoHeader = 16;
-
-// `compute()`, or what it gave when `file` last had the size, times and inode it has now.
-std::string memoised(const std::filesystem::path& file, const std::filesystem::path& memo,
-                     const std::function<std::string()>& compute);
+// The bytes of a header, which must be a regular file.
+std::string read_header(const std::filesystem::path& path);
 
 }  // namespace gdn_cuda::jit

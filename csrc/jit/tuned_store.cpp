@@ -13,6 +13,7 @@
 #include "files.hpp"
 #include "key.hpp"
 #include "log.hpp"
+#include "source.hpp"
 #include "store.hpp"
 #include "text.hpp"
 #include "toolchain.hpp"
@@ -169,27 +170,31 @@ std::vector<TunedEntry> TunedStore::entries(const std::string& kernel, const Dev
         const std::string path = (folder_ / found.file).string();
         if (!found.entry)
             log_once(Level::warning, fmt::format("{}: {}; it is ignored", path, found.problem));
+        else if (found.entry->kernel != kernel)
+            continue;
         else if (!found.entry->is_of(traits))
             log_once(Level::info, fmt::format("{}: tuned on {}, this is {} ({} multiprocessors); it is ignored", path,
                                               summary(*found.entry), traits.name, traits.multiprocessors));
         else if (found.entry->version != version)
             log_once(Level::info,
                      fmt::format("{}: tuned on {}, this is version {}; it is ignored", path, summary(*found.entry), version));
-        else if (found.entry->kernel == kernel)
+        else
             result.push_back(*found.entry);
     }
     return result;
 }
 
-std::string tuned_version() {
-    return fmt::format("{}-{}", GDN_VERSION, library_digest().substr(0, kDigestOfVersion));
+std::string tuned_version(KernelIds kernels) {
+    std::string code;
+    for (const char* kernel : kernels) code += include_of(kernel);
+    return fmt::format("{}-{}", GDN_VERSION, included_digest(code).substr(0, kDigestOfVersion));
 }
 
-std::vector<TunedEntry> tuned_entries(const std::string& kernel, const DeviceTraits& traits) {
+std::vector<TunedEntry> tuned_entries(KernelIds kernels, const DeviceTraits& traits) {
     if (!env().tuned) return {};
     const TunedStore store = TunedStore::to_read();
     if (store.folder().empty()) return {};
-    return store.entries(kernel, traits, tuned_version());
+    return store.entries(kernels.front(), traits, tuned_version(kernels));
 }
 
 }  // namespace gdn_cuda::jit

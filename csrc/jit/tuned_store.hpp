@@ -1,10 +1,10 @@
 // Winners of tuning on disk, in the folder tuned/ beside the compiled kernels: a small text a winner, with a digest. Named by
-// device, library version, kernel and problem, so that writers of different ones never meet; of the same, the last rename
-// stays.
+// device, version, kernel and problem, so that writers of different ones never meet; of the same, the last rename stays.
 #pragma once
 
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,7 +17,7 @@ struct TunedEntry {
     double us = 0, heuristic_us = 0;                 // measured: of `choice`, and of what is chosen without it
     std::string device;
     int multiprocessors = 0;
-    std::string version;  // of the library
+    std::string version;  // tuned_version() of the kernels that the choices run
 
     bool is_of(const DeviceTraits& traits) const { return device == traits.name && multiprocessors == traits.multiprocessors; }
 };
@@ -54,9 +54,10 @@ class TunedStore {
     std::filesystem::path folder_;
 };
 
-// The package's version and a digest of the kernels, so that a development tree does not trust figures of other code.
-std::string tuned_version();
-// The entries that this process may use: none with GDN_TUNED=0.
-std::vector<TunedEntry> tuned_entries(const std::string& kernel, const DeviceTraits& traits);
+// The package's version and a digest of all headers that these kernels (ids) include: figures of other code are not trusted.
+using KernelIds = std::span<const char* const>;
+std::string tuned_version(KernelIds kernels);
+// The entries filed under the first of `kernels` that this process may use: none with GDN_TUNED=0.
+std::vector<TunedEntry> tuned_entries(KernelIds kernels, const DeviceTraits& traits);
 
 }  // namespace gdn_cuda::jit

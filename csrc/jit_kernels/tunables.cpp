@@ -14,7 +14,8 @@ struct AsText {
 
     static Problem problem_of(const std::string& text) {
         if (const auto problem = from_text<Problem>(text)) return *problem;
-        throw jit::Error(fmt::format("{}: problem: expected a form like {}, got {}", Tuning::kernel, to_text(Problem{}), text));
+        throw jit::Error(
+            fmt::format("{}: problem: expected a form like {}, got {}", Tuning::kernels.front(), to_text(Problem{}), text));
     }
     static std::vector<std::string> candidates(const std::string& problem, const jit::DeviceTraits& device) {
         std::vector<std::string> texts;
@@ -28,7 +29,7 @@ struct AsText {
         const Problem asked = problem_of(problem);
         const auto listed = Tables::candidate(choice, asked, device);
         if (!listed)
-            throw jit::Error(fmt::format("{}: choice: expected one of {}, got {}", Tuning::kernel,
+            throw jit::Error(fmt::format("{}: choice: expected one of {}, got {}", Tuning::kernels.front(),
                                          fmt::join(candidates(problem, device), ", "), choice));
         Tables::attempt(asked, *listed, device.ordinal);
     }
@@ -38,10 +39,14 @@ template <class Tuning>
 Tunable entry() {
     using Text = AsText<Tuning>;
     using Tables = TunedTables<Tuning>;
-    return {Tuning::kernel,    to_text(typename Tuning::Problem{}),
-            &Text::candidates, &Text::explain,
-            &Text::attempt,    &Tables::attempted,
-            &Tables::forget};
+    return {.kernel = Tuning::kernels.front(),
+            .problem = to_text(typename Tuning::Problem{}),
+            .version = [] { return jit::tuned_version(Tuning::kernels); },
+            .candidates = &Text::candidates,
+            .explain = &Text::explain,
+            .attempt = &Text::attempt,
+            .attempted = &Tables::attempted,
+            .forget = &Tables::forget};
 }
 
 }  // namespace

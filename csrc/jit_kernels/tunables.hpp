@@ -11,7 +11,8 @@ namespace gdn_cuda {
 
 // Problems and choices are texts here, as fields.hpp writes them; an Error names one that is not.
 struct Tunable {
-    std::string kernel, problem;  // `problem`: one as it is written, to show the form
+    std::string kernel, problem;           // `problem`: one as it is written, to show the form
+    std::function<std::string()> version;  // of what is stored now; what is stored under another one is ignored
     std::function<std::vector<std::string>(const std::string& problem, const jit::DeviceTraits&)> candidates;
     std::function<std::string(const std::string& problem, const jit::DeviceTraits&)> explain;
     std::function<void(const std::string& problem, const std::string& choice, const jit::DeviceTraits&)> attempt;

@@ -1,6 +1,7 @@
 // Stored winners in memory, a table a device. A Tuning (impls/<family>/<kernel>.hpp) states
 //     using Problem, Choice;                               both with `fields`; Problem with `members` too
-//     static constexpr const char* kernel;                 what its winners are filed under
+//     static constexpr std::array kernels;                 ids of those that its choices run, which winners are of;
+//                                                          what they are filed under is the first
 //     candidates(problem, traits) -> std::vector<Choice>   the heuristic's own first
 //     explain(problem, traits, winners) -> std::string
 #pragma once
@@ -84,7 +85,7 @@ class TunedTables {
     }
     static std::vector<Winner<Problem, Choice>> winners_for(const jit::DeviceTraits& device) {
         std::vector<Winner<Problem, Choice>> all;
-        for (const jit::TunedEntry& entry : jit::tuned_entries(Tuning::kernel, device)) {
+        for (const jit::TunedEntry& entry : jit::tuned_entries(Tuning::kernels, device)) {
             const auto problem = from_text<Problem>(entry.problem);
             const auto choice = problem ? candidate(entry.choice, *problem, device) : std::nullopt;
             if (choice)

@@ -184,7 +184,7 @@ def _list(operator: str | None, as_json: bool) -> int:
     listed = _C.tuned_list()
     found = _files(listed, operator)
     if as_json:
-        print_json({"folder": listed["folder"] or None, "version": listed["version"], "files": found})
+        print_json({"folder": listed["folder"] or None, "versions": listed["versions"], "files": found})
         return 0
     terminal = console()
     devices = [(traits["name"], traits["multiprocessors"]) for traits in _C.driver()["devices"]]
@@ -197,16 +197,16 @@ def _list(operator: str | None, as_json: bool) -> int:
                 continue
             times = (f"{entry['us']:.2f}", f"{entry['heuristic_us']:.2f}")
             device = f"{entry['device']} ({entry['multiprocessors']})"
-            remark = _remark(entry, listed["version"], devices)
+            remark = _remark(entry, listed["versions"], devices)
             rows.add_row(_operator(entry), entry["problem"], entry["choice"], *times, device, remark)
         show(terminal, rows)
     terminal.print(f"{len(found)} tuned {'problem' if len(found) == 1 else 'problems'} in {_where(listed)}", soft_wrap=True)
     return 0
 
 
-def _remark(entry: TunedEntry, version: str, devices: list[tuple[str, int]]) -> str:
-    if entry["version"] != version:
-        return f"ignored: of version {entry['version']}, this is {version}"
+def _remark(entry: TunedEntry, versions: dict[str, str], devices: list[tuple[str, int]]) -> str:
+    if entry["version"] != (now := versions.get(entry["kernel"])):
+        return f"ignored: of version {entry['version']}, {f'this is {now}' if now else 'and its kernel is not tuned now'}"
     if devices and (entry["device"], entry["multiprocessors"]) not in devices:
         return "for another device"
     return ""

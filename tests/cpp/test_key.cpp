@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "jit/errors.hpp"
+#include "jit/file_memo.hpp"
 #include "jit/key.hpp"
 #include "jit/runtime.hpp"
 #include "jit/tree.hpp"

@@ -28,14 +28,15 @@ using structured::CauchyWinners;
 using structured::VandermondeProblem;
 using structured::VandermondeTuning;
 
+const char* const kCauchy = CauchyTuning::kernels.front();
 const CauchyProblem kS4{.rows = 1024, .shared_rows = 1, .points = 16384, .io = DType::c64, .conj = true, .poles = 32};
 const VandermondeProblem kS4d{.rows = 1024, .steps = 16384, .io = DType::c64, .poles = 32};
 
 // A winner that the heuristic would not have taken.
 TunedEntry entry_of(const std::string& version = "1-a", const DeviceTraits& device = {}) {
     const auto all = structured::cauchy_candidates(kS4, device);
-    return {CauchyTuning::kernel,   to_text(kS4), to_text(all.back()), to_text(all.front()), 12.5, 20.25, device.name,
-            device.multiprocessors, version};
+    return {kCauchy, to_text(kS4), to_text(all.back()), to_text(all.front()), 12.5, 20.25, device.name, device.multiprocessors,
+            version};
 }
 
 TEST(Fields, TextAndBack) {
@@ -73,7 +74,7 @@ struct TunedStoreTest : ::testing::Test {
     TunedStore store{folder / "tuned"};
     CapturedLog log;
 
-    std::vector<TunedEntry> found() const { return store.entries(CauchyTuning::kernel, {}, "1-a"); }
+    std::vector<TunedEntry> found() const { return store.entries(kCauchy, {}, "1-a"); }
 };
 
 TEST_F(TunedStoreTest, WrittenIsFoundPrivateAndRemoved) {
@@ -89,7 +90,7 @@ TEST_F(TunedStoreTest, WrittenIsFoundPrivateAndRemoved) {
     ASSERT_EQ(store.write(again), "");
     ASSERT_EQ(found().size(), 1u) << "of one problem, the last one stays";
     EXPECT_EQ(found()[0].us, 11);
-    EXPECT_TRUE(store.entries(VandermondeTuning::kernel, {}, "1-a").empty());
+    EXPECT_TRUE(store.entries(VandermondeTuning::kernels.front(), {}, "1-a").empty());
     EXPECT_TRUE(log.at_least(Level::info).empty());
 
     const std::string file = store.list().at(0).file;
@@ -115,7 +116,7 @@ TEST_F(TunedStoreTest, WhatIsForeignOrBrokenIsIgnoredWithOneLine) {
     EXPECT_EQ(log.count("version 1-b, this is version 1-a"), 1u);
     EXPECT_EQ(log.count(broken + ": it is cut off; it is ignored"), 1u);
     EXPECT_EQ(log.count(renamed + ": its name is another entry's"), 1u);
-    EXPECT_EQ(store.entries(CauchyTuning::kernel, half, "1-a").size(), 1u);
+    EXPECT_EQ(store.entries(kCauchy, half, "1-a").size(), 1u);
 }
 
 TEST_F(TunedStoreTest, WhatTuneDidNotWriteIsNeitherReadNorRemoved) {
@@ -172,17 +173,18 @@ TEST_F(TunedStoreTest, NoFolderIsSaid) {
 }
 
 // In a process of its own, whose cache is in `cache` and whose library is this tree's.
-std::string with_cache(const fs::path& cache, Environment more, const std::function<std::string()>& body) {
+std::string with_cache(const fs::path& cache, Environment more, const std::function<std::string()>& body,
+                       const fs::path& library = GDN_TEST_LIBRARY_INCLUDE) {
     more.emplace_back("GDN_JIT_CACHE_DIR", cache.string());
     const ChildResult result = in_child(more, [&] {
-        jit::init(GDN_TEST_LIBRARY_INCLUDE, {});
+        jit::init(library, {});
         return body();
     });
     return result.value + result.stderr_text;
 }
 
 std::string store_here() {
-    return TunedStore::to_write().write(entry_of(jit::tuned_version()));
+    return TunedStore::to_write().write(entry_of(tunable(kCauchy).version()));
 }
 std::string explained() {
     return explain_cauchy(kS4, {}, tuned<CauchyTuning>({}));
@@ -214,8 +216,26 @@ TEST(Tuned, TheSwitchAndTheDeviceAndTheVersion) {
                                }),
                     "it is ignored");
     CapturedLog log;
-    EXPECT_TRUE(TunedStore(cache / "tuned").entries(CauchyTuning::kernel, {}, "0.0.1-old").empty());
+    EXPECT_TRUE(TunedStore(cache / "tuned").entries(kCauchy, {}, "0.0.1-old").empty());
     EXPECT_EQ(log.count("this is version 0.0.1-old; it is ignored"), 1u);
+}
+
+TEST(Tuned, AWinnerIsOfTheKernelsThatItsChoicesRun) {
+    const TemporaryFolder folder;
+    const fs::path cache = folder / "cache", library = folder / "include", kernels = library / "gdn_cuda/kernels";
+    fs::copy(GDN_TEST_LIBRARY_INCLUDE, library, fs::copy_options::recursive);
+    ASSERT_EQ(with_cache(cache, {}, store_here, library), "");
+    const auto edit = [](const fs::path& header) { write(header, read(header) + "// edited\n"); };
+    for (const char* other : {"gdn/decode.cuh", "structured/vandermonde.cuh", "structured/cauchy_backward.cuh"})
+        edit(kernels / other);
+    EXPECT_CONTAINS(with_cache(cache, {}, explained, library), "tuned on this device");
+    for (const char* own : {"structured/cauchy_plan.cuh", "structured/cauchy_batch.cuh"}) {
+        const std::string before = read(kernels / own);
+        edit(kernels / own);
+        EXPECT_CONTAINS(with_cache(cache, {}, explained, library), kOwn) << own;
+        write(kernels / own, before);
+        EXPECT_CONTAINS(with_cache(cache, {}, explained, library), "tuned on this device") << own;
+    }
 }
 
 TEST(Tuned, FilesAreReadOnceAProcess) {
@@ -236,7 +256,7 @@ TEST(Tuned, FilesAreReadOnceAProcess) {
 TEST(Tuned, AChoiceThatIsNoneOfTheCandidatesIsIgnored) {
     const TemporaryFolder folder;
     const std::string seen = with_cache(folder / "cache", {}, [&] {
-        TunedEntry entry = entry_of(jit::tuned_version());
+        TunedEntry entry = entry_of(tunable(kCauchy).version());
         entry.choice = "{.in_batches = false, .rows = 3, .points = 1, .turns = 1}";
         const TunedStore store = TunedStore::to_write();
         std::string text = store.write(entry);
@@ -252,7 +272,7 @@ TEST(Tuned, AChoiceThatIsNoneOfTheCandidatesIsIgnored) {
 TEST(Tuned, AnAttemptDecidesUntilItIsForgotten) {
     const TemporaryFolder folder;
     const std::string seen = with_cache(folder / "cache", {}, [&]() -> std::string {
-        const Tunable& cauchy = tunable(CauchyTuning::kernel);
+        const Tunable& cauchy = tunable(kCauchy);
         const std::string problem = to_text(kS4), last = cauchy.candidates(problem, {}).back();
         cauchy.attempt(problem, last, {});
         std::string text = cauchy.attempted(0) ? "too early" : "";
@@ -277,7 +297,7 @@ TEST(Tuned, EveryTunableSaysWhatIsWrong) {
     }
     EXPECT_CONTAINS(message_of([] { tunable("gdn/decode"); }),
                     "expected a kernel among structured/cauchy, structured/vandermonde, got gdn/decode");
-    const Tunable& cauchy = tunable(CauchyTuning::kernel);
+    const Tunable& cauchy = tunable(kCauchy);
     EXPECT_CONTAINS(message_of([&] { cauchy.attempt(to_text(kS4), "{}", {}); }), "choice: expected one of {.in_batches = ");
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jit_helpers import Child, Gate, Start, choose, copy_cuda_home, edit, entries, entry_of, kernel, nvcc
 
-SETTLED = 2.2  # seconds after which csrc/jit/tree.cpp trusts a file's status
+SETTLED = 2.2  # seconds after which csrc/jit/file_memo.cpp trusts a file's status
 
 
 @pytest.fixture
@@ -28,8 +28,22 @@ def started_with(start: Start, library: Path, **options: Any) -> Child:
     return child
 
 
+def header(library: Path, name: str, text: str = "") -> Path:
+    """A new header of ours."""
+    path = library / "gdn_cuda" / "kernels" / name
+    path.write_text(text)
+    return path
+
+
+def including(*names: str) -> str:
+    """A kernel that includes these headers of ours."""
+    return kernel(before="".join(f"#include <gdn_cuda/kernels/{name}>\n" for name in names))
+
+
+@pytest.fixture
 def a_header(library: Path) -> Path:
-    return min((library / "gdn_cuda" / "kernels").rglob("*.cuh"))
+    """What including(a_header.name) includes."""
+    return header(library, "a.cuh")
 
 
 def test_source_arch_name_and_options_each_change_the_key(start: Start) -> None:
@@ -114,55 +128,100 @@ def test_the_host_compiler_of_nvcc_counts(start: Start, tmp_path: Path) -> None:
     assert (named["origin"], named["full_key"]) == ("disk", other["full_key"])
 
 
-def test_touching_changes_nothing_and_editing_does(start: Start, library: Path) -> None:
-    compiled = started_with(start, library).compile(kernel())
+def test_touching_changes_nothing_and_editing_does(start: Start, library: Path, a_header: Path) -> None:
+    compiled = started_with(start, library).compile(including(a_header.name))
     for path in library.rglob("*"):
         os.utime(path, (1, 1))
     (library / "gdn_cuda" / "kernels" / ".header.cuh.swp").write_text("an editor's")
     (library / "gdn_cuda" / "kernels" / "header.cuh~").write_text("an editor's")
     (library / "not_ours.h").write_text("beside gdn_cuda/, as in an install prefix")
-    assert started_with(start, library).compile(kernel())["origin"] == "disk"
+    assert started_with(start, library).compile(including(a_header.name))["origin"] == "disk"
 
-    edit(a_header(library), "// edited\n")
-    edited = started_with(start, library).compile(kernel())
+    edit(a_header, "// edited\n")
+    edited = started_with(start, library).compile(including(a_header.name))
     assert edited["origin"] == "compiled"
     assert edited["code_key"] != compiled["code_key"]
 
 
+@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
+def test_an_edited_header_is_compiled_again_for_the_kernels_that_include_it_alone(
+    start: Start, library: Path, compiler: str
+) -> None:
+    headers = {
+        "shared": header(library, "shared.cuh"),
+        "one": header(library, "one.cuh", '#pragma once\n#ifdef NEVER\n#include "shared.cuh"\n#endif\n'),
+        "two": header(library, "two.cuh", '#pragma once\n// #include "shared.cuh"\n'),
+        "nobody": header(library, "nobody.cuh"),
+    }
+    kernels = {"one": including("one.cuh"), "two": including("two.cuh"), "neither": kernel()}
+
+    def compiled() -> set[str]:
+        child = started_with(start, library, **choose(compiler))
+        return {name for name, code in kernels.items() if child.origin(code) == "compiled"}
+
+    assert compiled() == {"one", "two", "neither"}
+    for edited, expected in {"shared": {"one"}, "one": {"one"}, "two": {"two"}, "nobody": set()}.items():
+        edit(headers[edited], "// edited\n")
+        assert compiled() == expected, edited
+    assert compiled() == set()
+
+
+def test_what_a_macro_includes_may_be_any_header(start: Start, library: Path, a_header: Path) -> None:
+    (used, unused), code = (header(library, "used.cuh"), header(library, "unused.cuh")), including(a_header.name)
+    a_header.write_text("#define USED <gdn_cuda/kernels/used.cuh>\n#include USED\n")
+    keys = [started_with(start, library).compile(code)["code_key"]]
+    for path in (used, unused):
+        edit(path, "// edited\n")
+        keys.append(started_with(start, library).compile(code)["code_key"])
+    assert len(set(keys)) == 3
+
+
 def test_names_and_places_of_headers_count(start: Start, library: Path) -> None:
-    keys = [started_with(start, library).compile(kernel())["code_key"]]
-    header = a_header(library)
-    moved = header.with_name("renamed.cuh")
-    header.rename(moved)
-    keys.append(started_with(start, library).compile(kernel())["code_key"])
-    shutil.copyfile(moved, header)
-    keys.append(started_with(start, library).compile(kernel())["code_key"])
-    moved.unlink()
-    keys.append(started_with(start, library).compile(kernel())["code_key"])
-    assert len(set(keys[:3])) == 3
-    assert keys[3] == keys[0]
+    code = (
+        "#if __has_include(<gdn_cuda/kernels/extra.cuh>)\n#include <gdn_cuda/kernels/extra.cuh>\n"
+        '#else\nextern "C" __global__ void scale(float* x) { *x += 1; }\n#endif\n'
+    )
+    keys = [started_with(start, library).compile(code)["code_key"]]
+    added = header(library, "extra.cuh", 'extern "C" __global__ void scale(float* x) { *x += 2; }\n')
+    keys.append(started_with(start, library).compile(code)["code_key"])
+    added.write_text('#include "../extra.cuh"\n')
+    (library / "gdn_cuda" / "extra.cuh").write_text('extern "C" __global__ void scale(float* x) { *x += 3; }\n')
+    keys.append(started_with(start, library).compile(code)["code_key"])
+    (library / "gdn_cuda" / "extra.cuh").write_text('extern "C" __global__ void scale(float* x) { *x += 4; }\n')
+    keys.append(started_with(start, library).compile(code)["code_key"])
+    assert len(set(keys)) == 4
+    added.unlink()
+    assert started_with(start, library).compile(code)["code_key"] == keys[0]
 
 
-def test_an_edit_that_restores_size_and_time_is_seen(start: Start, library: Path, cache: Path) -> None:
-    header = a_header(library)
-    edit(header, "// 1\n")
+def test_a_fifo_in_place_of_a_header_is_named_and_not_waited_for(start: Start, library: Path, a_header: Path) -> None:
+    a_header.unlink()
+    os.mkfifo(a_header)
+    child = started_with(start, library)
+    assert f"header {a_header}: expected a readable file, got: it is not a regular file" in child.compile_failure(
+        including(a_header.name)
+    )
+    assert child.origin(kernel()) == "compiled", "another kernel's"
+
+
+def test_an_edit_that_restores_size_and_time_is_seen(start: Start, library: Path, cache: Path, a_header: Path) -> None:
+    a_header.write_text("// 1\n")
     time.sleep(SETTLED)
-    first = started_with(start, library).compile(kernel())
-    assert any(str(header.relative_to(library / "gdn_cuda")) in memo.read_text() for memo in (cache / "memo").iterdir())
-    before = header.stat()
-    header.write_text(header.read_text().replace("// 1\n", "// 2\n"))
-    os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert header.stat().st_size == before.st_size
-    assert started_with(start, library).compile(kernel())["code_key"] != first["code_key"]
+    first = started_with(start, library).compile(including(a_header.name))
+    assert any(str(a_header.relative_to(library / "gdn_cuda")) in memo.read_text() for memo in (cache / "memo").iterdir())
+    before = a_header.stat()
+    a_header.write_text("// 2\n")
+    os.utime(a_header, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert a_header.stat().st_size == before.st_size
+    assert started_with(start, library).compile(including(a_header.name))["code_key"] != first["code_key"]
 
 
 def test_an_edit_during_the_process_is_seen_by_its_next_compile(start: Start, library: Path, cache: Path) -> None:
-    header = library / "gdn_cuda" / "kernels" / "increment.cuh"
-    header.write_text("constexpr float increment = 1;\n")
+    increment = header(library, "increment.cuh", "constexpr float increment = 1;\n")
     code = '#include <gdn_cuda/kernels/increment.cuh>\nextern "C" __global__ void scale(float* x) { *x += increment; }\n'
     child = started_with(start, library)
     old = child.compile(code)
-    header.write_text("constexpr float increment = 2;\n")
+    increment.write_text("constexpr float increment = 2;\n")
     new = child.compile(code, force=True)
     assert new["code_key"] != old["code_key"]
     assert entry_of(cache, new).read_bytes() != entry_of(cache, old).read_bytes()
@@ -171,17 +230,17 @@ def test_an_edit_during_the_process_is_seen_by_its_next_compile(start: Start, li
 
 
 def test_an_edit_during_the_compile_is_not_published_under_the_old_key(
-    start: Start, library: Path, gate: Gate, cache: Path
+    start: Start, library: Path, gate: Gate, cache: Path, a_header: Path
 ) -> None:
     child = started_with(start, library, **gate.variables)
-    child.send_compile(kernel())
+    child.send_compile(including(a_header.name))
     gate.wait_for(1)
-    edit(a_header(library), "// edited while nvcc runs\n")
+    edit(a_header, "// edited while nvcc runs\n")
     gate.open()
     result = child.receive()
     assert gate.started() == 2
     assert entries(cache) == [entry_of(cache, result)]
-    fresh = started_with(start, library, **gate.variables).compile(kernel())
+    fresh = started_with(start, library, **gate.variables).compile(including(a_header.name))
     assert (fresh["origin"], fresh["full_key"]) == ("disk", result["full_key"])
 
 

@@ -130,7 +130,15 @@ def test_an_image_of_other_sources_is_not_used(
     child = start(GDN_JIT_PREBUILT_DIR=image)
     child.call("init", str(library), "")
     assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"  # the same sources elsewhere
-    edit(library / "gdn_cuda" / "kernels" / "common" / "types.cuh", "// edited\n")
+    kernels = library / "gdn_cuda" / "kernels"
+    for plan in kernels.glob("*/*_plan.cuh"):
+        kernel = plan.with_name(plan.name.replace("_plan", ""))
+        if kernel != kernels / f"{registered[0]}.cuh":
+            edit(kernel, "// another kernel's\n")
+    unrelated = start(GDN_JIT_PREBUILT_DIR=image)
+    unrelated.call("init", str(library), "")
+    assert unrelated.call("compile", *registered, ARCH)["origin"] == "prebuilt"
+    edit(kernels / "common" / "types.cuh", "// edited\n")
     edited = start(GDN_JIT_PREBUILT_DIR=image)
     edited.call("init", str(library), "")
     assert edited.call("compile", *registered, ARCH)["origin"] == "compiled"

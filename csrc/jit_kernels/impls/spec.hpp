@@ -28,13 +28,13 @@ namespace gdn_cuda {
 
 template <class Spec>
 jit::KernelSource source_of(const typename Spec::Config& config) {
-    const std::string text = to_text(config);
-    const std::string code = fmt::format(
-        "#include <gdn_cuda/kernels/{0}/{1}.cuh>\n"
-        "using namespace gdn_cuda;\n"
-        "template __global__ void gdn_cuda::{0}::{1}<{0}::{2}{4}>(const __grid_constant__ {0}::{3});\n",
-        Spec::family, Spec::name, Spec::config_type, Spec::args_type, text);
-    return {Spec::family, Spec::name, text, code, Spec::uses_cutlass};
+    jit::KernelSource source{Spec::family, Spec::name, to_text(config), {}, Spec::uses_cutlass};
+    source.code = jit::include_of(source.id()) +
+                  fmt::format(
+                      "using namespace gdn_cuda;\n"
+                      "template __global__ void gdn_cuda::{0}::{1}<{0}::{2}{4}>(const __grid_constant__ {0}::{3});\n",
+                      Spec::family, Spec::name, Spec::config_type, Spec::args_type, source.configuration);
+    return source;
 }
 
 // sizeof(Plan<config>) for a configuration known at run time: the layout stays stated once, in the plan.

@@ -162,7 +162,7 @@ inline constexpr std::array kCauchyConfigurations = [] {
 struct CauchyTuning {
     using Problem = CauchyProblem;
     using Choice = CauchyChoice;
-    static constexpr const char* kernel = "structured/cauchy";
+    static constexpr std::array kernels = {"structured/cauchy", "structured/cauchy_batch"};
     static constexpr auto& candidates = cauchy_candidates;
     static constexpr auto& explain = explain_cauchy;
 };

@@ -76,7 +76,7 @@ inline std::string explain_vandermonde(const VandermondeProblem& problem, const 
 struct VandermondeTuning {
     using Problem = VandermondeProblem;
     using Choice = VandermondeConfig;
-    static constexpr const char* kernel = "structured/vandermonde";
+    static constexpr std::array kernels = {"structured/vandermonde"};
     static constexpr auto& candidates = vandermonde_candidates;
     static constexpr auto& explain = explain_vandermonde;
 };

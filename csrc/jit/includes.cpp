@@ -1,0 +1,232 @@
+#include "includes.hpp"
+
+#include <algorithm>
+#include <array>
+#include <unordered_set>
+#include <utility>
+
+namespace gdn_cuda::jit {
+namespace {
+
+constexpr int kEnd = -1;
+constexpr std::array<std::string_view, 3> kDirectives = {"include", "include_next", "import"};
+constexpr std::array<std::string_view, 2> kQuestions = {"__has_include", "__has_include_next"};
+constexpr std::array<std::string_view, 5> kRawPrefixes = {"R", "LR", "uR", "UR", "u8R"};
+constexpr std::size_t kMostDelimiter = 16;
+
+bool is_one_of(const auto& words, std::string_view word) {
+    return std::ranges::find(words, word) != words.end();
+}
+
+bool is_digit(int c) {
+    return c >= '0' && c <= '9';
+}
+// Of identifiers and numbers; bytes of UTF-8 among them.
+bool is_word(int c) {
+    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '$' || c >= 0x80;
+}
+
+bool is_blank(int c) {
+    return c == ' ' || c == '\t' || c == '\v' || c == '\f' || c == '\r';
+}
+
+// The first phases of translation: continued lines are joined, comments and literals are told from code.
+class Scanner {
+  public:
+    explicit Scanner(std::string_view text) : text_(text) {
+        if (text_.starts_with("\xef\xbb\xbf")) text_.remove_prefix(3);  // a byte order mark
+    }
+
+    Includes scan() {
+        bool line_start = true;
+        while (peek() != kEnd) {
+            if (peek() == '\n') {
+                take();
+                line_start = true;
+                in_directive_ = false;
+            } else if (!skip_blank()) {
+                line_start = token(line_start);
+            }
+        }
+        return std::move(found_);
+    }
+
+  private:
+    // The next character after joining continued lines.
+    int peek() {
+        while (at_ < text_.size() && text_[at_] == '\\') {
+            const std::size_t next = text_.find_first_not_of(" \t\v\f\r", at_ + 1);
+            if (next == text_.npos || text_[next] != '\n') break;
+            const std::string_view between = text_.substr(at_ + 1, next - at_ - 1);
+            if (!between.empty() && between != "\r") {  // a continuation for gcc, not for NVRTC
+                found_.unclear = true;
+                break;
+            }
+            at_ = next + 1;
+        }
+        if (at_ >= text_.size()) return kEnd;
+        if (text_[at_] == '\r' && text_.substr(at_ + 1, 1) != "\n") found_.unclear = true;  // ends a line for gcc
+        return static_cast<unsigned char>(text_[at_]);
+    }
+    int take() {
+        const int c = peek();
+        if (c != kEnd) ++at_;
+        return c;
+    }
+    bool take_if(int c) {
+        if (peek() != c) return false;
+        ++at_;
+        return true;
+    }
+
+    // Spaces and comments in front, if there are any; not the end of a line outside a comment.
+    bool skip_blank() {
+        bool skipped = false;
+        for (;; skipped = true) {
+            if (is_blank(peek())) {
+                ++at_;
+                continue;
+            }
+            const std::size_t before = at_;
+            if (!take_if('/')) return skipped;
+            if (take_if('/')) {
+                while (peek() != '\n' && peek() != kEnd) ++at_;
+            } else if (take_if('*')) {
+                skip_block_comment();
+            } else {
+                at_ = before;
+                return skipped;
+            }
+        }
+    }
+    void skip_block_comment() {
+        for (int c = take(); c != kEnd; c = take())
+            if (c == '*' && take_if('/')) return;
+        found_.unclear = true;
+    }
+
+    // Whether the next token is still the first of its line.
+    bool token(bool line_start) {
+        const int c = peek();
+        if (is_word(c)) {
+            const std::string word = take_word();
+            if (is_one_of(kQuestions, word) && skip_blank_and_take('(')) take_name();
+            if (is_one_of(kRawPrefixes, word) && peek() == '"') skip_raw_string();
+        } else if (c == '"' || c == '\'') {
+            skip_literal();
+        } else if (take(); line_start && (c == '#' || (c == '%' && take_if(':')))) {
+            in_directive_ = true;
+            skip_blank();
+            const std::size_t before = at_;
+            if (is_one_of(kDirectives, take_word()))
+                take_name();
+            else
+                at_ = before;
+        }
+        return false;
+    }
+
+    std::string take_word() {
+        std::string word;
+        const bool number = is_digit(peek());
+        while (is_word(peek()) || (number && is_separator())) word += static_cast<char>(take());
+        return word;
+    }
+    // The ' of 1'000, which begins no literal.
+    bool is_separator() {
+        if (peek() != '\'') return false;
+        const std::size_t before = at_++;
+        const bool inside = is_word(peek());
+        at_ = before;
+        return inside;
+    }
+
+    // Ends with its line at the latest, as in what compilers skip: #if 0 \n don't \n #endif.
+    void skip_literal() {
+        const int quote = take();
+        while (peek() != '\n' && peek() != kEnd) {
+            const int c = take();
+            if (c == quote) return skip_suffix();
+            if (c == '\\' && peek() != '\n') take();
+        }
+    }
+    // What follows at once is the literal's suffix, or the name of a macro, or begins the next literal.
+    void skip_suffix() {
+        if (is_one_of(kRawPrefixes, take_word()) && peek() == '"') found_.unclear = true;
+    }
+
+    // Nothing is joined or escaped in R"delimiter( ... )delimiter".
+    void skip_raw_string() {
+        take();
+        const std::size_t open = text_.find('(', at_);
+        const std::string_view delimiter = open == text_.npos ? text_.substr(at_) : text_.substr(at_, open - at_);
+        const std::string close = ")" + std::string(delimiter.substr(0, kMostDelimiter + 1)) + "\"";
+        const std::size_t end = open == text_.npos ? open : text_.find(close, open);
+        if (delimiter.size() > kMostDelimiter || delimiter.find_first_of(" \t\v\f\r\n\\)\"") != text_.npos || end == text_.npos)
+            found_.unclear = true;  // no string
+        else if (in_directive_ && text_.substr(open, end - open).find('\n') != text_.npos)
+            found_.unclear = true;  // gcc ends it with the line
+        else
+            at_ = end + close.size();
+    }
+
+    bool skip_blank_and_take(int c) {
+        skip_blank();
+        return take_if(c);
+    }
+
+    // <name> or "name", in which nothing is a comment or an escape.
+    void take_name() {
+        skip_blank();
+        const int open = peek(), close = open == '<' ? '>' : '"';
+        if (open != '<' && open != '"') {
+            found_.unclear = true;
+            return;
+        }
+        take();
+        Include include{{}, open == '"'};
+        while (peek() != '\n' && peek() != kEnd) {
+            const int c = take();
+            if (c == close) return list(std::move(include));
+            include.name += static_cast<char>(c);
+        }
+        found_.unclear = true;
+    }
+    void list(Include include) {
+        if (seen_.insert((include.quoted ? '"' : '<') + include.name).second) found_.listed.push_back(std::move(include));
+    }
+
+    std::string_view text_;
+    std::size_t at_ = 0;
+    bool in_directive_ = false;
+    Includes found_;
+    std::unordered_set<std::string> seen_;
+};
+
+}  // namespace
+
+Includes includes_of(std::string_view text) {
+    return Scanner(text).scan();
+}
+
+// A line each, which begins as the directive's name does; a name has no line ends.
+std::string to_memo(const Includes& includes) {
+    std::string text = includes.unclear ? "?\n" : "";
+    for (const Include& include : includes.listed) text += (include.quoted ? '"' : '<') + include.name + '\n';
+    return text;
+}
+
+Includes from_memo(std::string_view text) {
+    Includes includes;
+    while (!text.empty()) {
+        const std::string_view line = text.substr(0, text.find('\n'));
+        if (line == "?")
+            includes.unclear = true;
+        else if (!line.empty())
+            includes.listed.push_back({std::string(line.substr(1)), line.front() == '"'});
+        text.remove_prefix(std::min(line.size() + 1, text.size()));
+    }
+    return includes;
+}
+
+}  // namespace gdn_cuda::jit
