@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reference.gdn import CHUNK
+from ..gdn.reference import CHUNK
 from .bench_cases import Case, Inputs, Work, projections, size
 
 KEY_HEADS, VALUE_HEADS, HEAD = 16, 32, 128

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import torch
 
-from ..reference.gdn import CHUNK
+from ..gdn.reference import CHUNK
 from .bench_cases import Case, Inputs, Outcome, Work, normal, projections, size
 
 # 24 sequences of 50 to 4000 tokens, 51721 in all

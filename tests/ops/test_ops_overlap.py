@@ -11,7 +11,7 @@ from test_ops_bad_input import arguments_of, refuses
 from torch import Tensor
 
 import gdn_cuda
-from gdn_cuda.ops.signature import Signature
+from gdn_cuda.operators.schema import Schema
 
 # Calls that between them write every argument that is ever written.
 WRITING = [
@@ -31,7 +31,7 @@ WRITING = [
 
 
 def written_by(name: str) -> list[str]:
-    signature = Signature.of(CASES[name].function.__name__ + ("_pool" if name == "chunked-pool" else ""))
+    signature = Schema.of(CASES[name].function.__name__ + ("_pool" if name == "chunked-pool" else ""))
     return [signature.arguments[i] for i in signature.writes]
 
 

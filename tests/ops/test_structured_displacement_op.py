@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import rel_rms
 
-from gdn_cuda.ops.structured_displacement import DisplacementType, displacement_matvec
+from gdn_cuda.structured.displacement import DisplacementType, displacement_matvec
 from gdn_cuda.reference import structured_displacement as oracle
 from gdn_cuda.reference.structured_toeplitz import toeplitz
 

@@ -13,7 +13,7 @@ from helpers import rel_rms
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from gdn_cuda.ops.structured_toeplitz import (
+from gdn_cuda.structured.toeplitz import (
     explain_toeplitz_solve,
     gs_compute_generators,
     toeplitz_inverse_apply,

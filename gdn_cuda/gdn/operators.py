@@ -22,25 +22,14 @@ anything may be written. Compiled code leaves pools without that history. Forwar
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from . import gdn_registration  # noqa: F401  (fake and CPU implementations)
-from .autograd import inference_only
-from .signature import not_a_tensor
-
-_fused_gdn_gating = inference_only("fused_gdn_gating")
-_recurrent_forward = inference_only("recurrent_forward")
-_fused_decode = inference_only("fused_decode")
-_chunked_forward = inference_only("chunked_forward")
-_chunked_forward_pool = inference_only("chunked_forward_pool")
-_transpose_to_mn_major = inference_only("transpose_to_mn_major")
-_chunk_local_cumsum_bf16 = inference_only("chunk_local_cumsum_bf16")
-_bf16_gdn_compute_u_w = inference_only("bf16_gdn_compute_u_w")
-_bf16_chunked_seq_state_update = inference_only("bf16_chunked_seq_state_update")
-_bf16_gdn_chunked_compute_O = inference_only("bf16_gdn_chunked_compute_O")
+from ..operators import operator
+from ..operators.schema import not_a_tensor
+from . import reference_operators as reference
 
 
 class InferenceMode(IntEnum):
@@ -51,21 +40,26 @@ class InferenceMode(IntEnum):
     SPEC_VERIFY = 2
 
 
-def _output_like(function: str, value: Tensor) -> Tensor:
-    try:
-        return torch.empty_like(value, memory_format=torch.contiguous_format)
-    except TypeError:
-        raise ValueError(not_a_tensor(function, "value", value)) from None
+# ---- Shapes of results, of what runs on CPU tensors, and what is checked or returned around an operator
 
 
-def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
-    """The gates of a layer: `(beta, gate)`.
+def _state(x: Any, *leading: Any, dtype: torch.dtype) -> Tensor:
+    return x.out.new_empty((*leading, x.value.shape[-2], x.value.shape[-1], x.query.shape[-1]), dtype=dtype)
 
-    beta = sigmoid(b) in b's dtype; gate = −exp(A_log) · softplus(a + dt_bias) in fp32, with softplus(x) = x above 20; where one
-    factor leaves fp32's range, the product's limit.
 
-    A_log, dt_bias: (Hv,) fp32, bf16 or fp16. a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32.
-    """
+def _sequences(x: Any) -> Any:
+    return x.query.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+
+
+def _dtype_of(state: Tensor | None) -> torch.dtype:
+    return torch.float32 if state is None else state.dtype
+
+
+def _gate_shapes(x: Any) -> tuple[Tensor, Tensor]:
+    return x.b.new_empty(x.b.shape), x.a.new_empty(x.a.shape, dtype=torch.float32)
+
+
+def _check_gate_rank(a: Tensor, is_var_len: bool) -> None:
     if not isinstance(a, Tensor):
         raise ValueError(not_a_tensor("fused_gdn_gating", "a", a))
     rank = 2 if is_var_len else 3
@@ -74,9 +68,81 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
         raise ValueError(
             f"fused_gdn_gating: a: expected rank {rank} {layout} with is_var_len={is_var_len}, got {tuple(a.shape)}"
         )
-    return _fused_gdn_gating(A_log, dt_bias, a, b)
 
 
+def _recurrent_shapes(x: Any) -> Tensor:
+    leading = tuple(x.query.shape[:-2]) if x.inference_mode == InferenceMode.SPEC_VERIFY else (_sequences(x),)
+    return _state(x, *leading, dtype=_dtype_of(x.state))
+
+
+def _checkpoint_rows(x: Any) -> Any:
+    if x.checkpoint_every == 0:
+        return 0
+    if x.cu_seqlens is not None:
+        return x.query.shape[0] // x.checkpoint_every
+    return x.query.shape[0] * (x.query.shape[1] // x.checkpoint_every)
+
+
+def _chunked_shapes(x: Any) -> Any:
+    """Of the final state and checkpoints; with a pool of the checkpoints alone."""
+    dtype = x.state_dtype or _dtype_of(x.state)
+    checkpoints = _state(x, _checkpoint_rows(x), dtype=dtype)
+    if x.state_indices is not None:
+        return checkpoints
+    return _state(x, _sequences(x) if x.output_final_state else 0, dtype=dtype), checkpoints
+
+
+def _chunked_on_cpu(x: Any) -> Any:
+    output, final_state, found = reference.chunked_forward(x)
+    x.out.copy_(output)
+    # As many rows as a GPU, which cannot count them ahead, would return.
+    checkpoints = found.new_zeros((_checkpoint_rows(x), *found.shape[1:]))
+    checkpoints[: found.shape[0]] = found
+    if x.state_indices is not None:
+        return checkpoints
+    return final_state.clone() if x.output_final_state else final_state.new_empty((0, *final_state.shape[1:])), checkpoints
+
+
+def _check_pool(state: Tensor | None, state_indices: Tensor | None, state_dtype: torch.dtype | None) -> None:
+    if state_indices is None:
+        return
+    if state is None:
+        raise ValueError("chunked_forward: state: expected a pool (slots, Hv, dv, dk) with state_indices, got None")
+    if state_dtype is not None and state_dtype != state.dtype:
+        raise ValueError(
+            f"chunked_forward: state_dtype: expected None or the pool's {state.dtype} with state_indices, got {state_dtype}"
+        )
+
+
+def _chunked_results(
+    found: Any,
+    out: Tensor,
+    state: Tensor | None,
+    state_indices: Tensor | None,
+    output_final_state: bool,
+    checkpoint_every: int,
+) -> Any:
+    final_state, checkpoints = found if state_indices is None else (state, found)
+    if not output_final_state:
+        final_state = None
+    return (out, final_state, checkpoints) if checkpoint_every else (out, final_state)
+
+
+# ---- The operators
+
+
+@operator(reference=reference.fused_gdn_gating, shapes=_gate_shapes, before=_check_gate_rank)
+def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
+    """The gates of a layer: `(beta, gate)`.
+
+    beta = sigmoid(b) in b's dtype; gate = −exp(A_log) · softplus(a + dt_bias) in fp32, with softplus(x) = x above 20; where one
+    factor leaves fp32's range, the product's limit.
+
+    A_log, dt_bias: (Hv,) fp32, bf16 or fp16. a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32.
+    """
+
+
+@operator(reference=reference.recurrent_forward, shapes=_recurrent_shapes, out="value")
 def recurrent_forward(
     query: Tensor,
     key: Tensor,
@@ -103,14 +169,9 @@ def recurrent_forward(
     `num_accepted_tokens` (B,) then picks where sequence b starts: step max(num_accepted_tokens[b], 1) − 1, at most S − 1. With
     one state a sequence there is nothing to pick.
     """
-    if out is None:
-        out = _output_like("recurrent_forward", value)
-    new_state = _recurrent_forward(
-        query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, out
-    )
-    return out, new_state
 
 
+@operator(reference=reference.fused_decode, out="value")
 def fused_decode(
     query: Tensor,
     key: Tensor,
@@ -147,28 +208,6 @@ def fused_decode(
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay sees the indices' current values.
     """
-    if out is None:
-        out = _output_like("fused_decode", value)
-    _fused_decode(
-        query,
-        key,
-        value,
-        a,
-        b,
-        A_log,
-        dt_bias,
-        state_pool,
-        state_indices,
-        cu_seqlens,
-        num_accepted_tokens,
-        null_slot,
-        step_states,
-        step_slots,
-        scale,
-        use_qk_l2norm,
-        out,
-    )
-    return out
 
 
 @overload
@@ -234,6 +273,15 @@ def chunked_forward(
     deterministic: bool = ...,
     out: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor | None, Tensor]: ...
+@operator(
+    reference=reference.chunked_forward,
+    shapes=_chunked_shapes,
+    cpu=_chunked_on_cpu,
+    out="value",
+    variant=("state_indices", "chunked_forward_pool"),
+    before=_check_pool,
+    results=_chunked_results,
+)
 def chunked_forward(
     query: Tensor,
     key: Tensor,
@@ -271,120 +319,3 @@ def chunked_forward(
     (rows, Hv, dv, dk): T // n rows a padded sequence; N // n rows packed, of which sequence i fills the next length_i // n and
     the rest are zero.
     """
-    if out is None:
-        out = _output_like("chunked_forward", value)
-    tokens = query, key, value, beta, gate
-    common = cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm
-    final_state: Tensor | None
-    if state_indices is None:
-        final_state, checkpoints = _chunked_forward(
-            *tokens, state, *common, output_final_state, state_dtype, checkpoint_every, deterministic, out
-        )
-        if not output_final_state:
-            final_state = None
-    else:
-        if state is None:
-            raise ValueError("chunked_forward: state: expected a pool (slots, Hv, dv, dk) with state_indices, got None")
-        if state_dtype is not None and state_dtype != state.dtype:
-            raise ValueError(
-                f"chunked_forward: state_dtype: expected None or the pool's {state.dtype} with state_indices, got {state_dtype}"
-            )
-        checkpoints = _chunked_forward_pool(*tokens, state, state_indices, *common, checkpoint_every, deterministic, out)
-        final_state = state if output_final_state else None
-    return (out, final_state, checkpoints) if checkpoint_every else (out, final_state)
-
-
-def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
-    """The same values (…, M, N), rank 2 to 6, fp32 or bf16, with M contiguous in memory.
-
-    A column takes M elements rounded up to a multiple of `alignment` bytes; the padding behind each column is zero.
-    """
-    return _transpose_to_mn_major(input, alignment)
-
-
-def chunk_local_cumsum_bf16(
-    input: Tensor,
-    output: Tensor,
-    batch_size: int,
-    seq_len: int,
-    num_heads: int,
-    head_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-) -> None:
-    """Writes the inclusive sum of `input` (bf16 or fp32) along the tokens of each chunk of 64 to `output` (fp32).
-
-    An element below −128 counts as −128, so that the sum keeps the digits of those behind a reset: exp(−128) is 0 in fp32.
-
-    (batch_size, seq_len, num_heads), with `head_first` (batch_size, num_heads, seq_len); packed (N, num_heads) or
-    (num_heads, N) with cu_seqlens, chunks starting anew with every sequence. Any strides.
-    """
-    _chunk_local_cumsum_bf16(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices)
-
-
-def bf16_gdn_compute_u_w(
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    w: Tensor,
-    beta: Tensor,
-    gate: Tensor | None = None,
-    compiled_dims: str = "t",
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-) -> None:
-    """Writes u = T (β v) and w = T (β exp(G) k) of every chunk of 64.
-
-    T = (I + A)⁻¹, with A_ij = β_i (k_i·k_j) exp(G_i − G_j) below the diagonal and 0 elsewhere.
-
-    k (…, Hk, dk), v and u (…, Hv, dv), w (…, Hv, dk): bf16. gate (…, Hv) fp32 is G, the sum inside each chunk
-    (`chunk_local_cumsum_bf16`), None for no decay; beta and gate MN-major (`transpose_to_mn_major`). For research, and as a
-    check of the fused path. G may be −inf: exp(G) is 0 then, and tokens that both have it do not decay from one to the other.
-    `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head dimensions are always compiled in, sequence
-    lengths never.
-    """
-    _bf16_gdn_compute_u_w(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices)
-
-
-def bf16_chunked_seq_state_update(
-    k: Tensor,
-    u: Tensor,
-    w: Tensor,
-    state: Tensor,
-    final_state: Tensor,
-    gate: Tensor | None = None,
-    is_initial_state: bool = False,
-    output_final_state: bool = True,
-    compiled_dims: str = "t",
-    cu_seqlens: Tensor | None = None,
-    chunk_size: int = 64,
-) -> None:
-    """Runs the state over the chunks: the state before each goes to `state`, v' = u − w Sᵀ over u, the last to `final_state`.
-
-    state (B, chunks, Hv, dv, dk), packed (chunks, Hv, dv, dk); final_state (B, Hv, dv, dk); each fp32 or bf16. With
-    `is_initial_state`, state[:, 0] (packed: a sequence's first chunk) holds the state to start from. The rest as in
-    `bf16_gdn_compute_u_w`.
-    """
-    _bf16_chunked_seq_state_update(
-        k, u, w, state, final_state, gate, is_initial_state, output_final_state, compiled_dims, cu_seqlens, chunk_size
-    )
-
-
-def bf16_gdn_chunked_compute_O(
-    q: Tensor,
-    state: Tensor,
-    k: Tensor,
-    u: Tensor,
-    o: Tensor,
-    gate: Tensor | None = None,
-    compiled_dims: str = "t",
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-    cu_chunks: Tensor | None = None,
-    chunk_size: int = 64,
-) -> None:
-    """Writes o = dk^-0.5 (exp(G) q Sᵀ + [(q_i·k_j) exp(G_i − G_j)] v') from the states before each chunk and u = v'.
-
-    q (…, Hk, dk), o (…, Hv, dv): bf16. `state` and `u` as `bf16_chunked_seq_state_update` left them.
-    """
-    _bf16_gdn_chunked_compute_O(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size)

@@ -1,7 +1,7 @@
-"""Operators that compute no gradients, as public functions call them: backward and forward mode say so.
+"""Operators that compute no gradients, as public functions call them in grad mode: backward and forward mode say so.
 
-Outside grad mode a call goes straight to the operator. In grad mode, with an input that requires a gradient, it computes the
-same, and whatever it returns or writes gets a history whose backward raises.
+With an input that requires a gradient a call computes the same, and whatever it returns or writes gets a history whose backward
+raises.
 """
 
 from __future__ import annotations
@@ -15,28 +15,15 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from .registration import check, library
-from .signature import Signature
+from .schema import Schema
 
 _POOLS = ("state_pool", "step_states")  # too large to be copied for compiled code's sake
 
 
-def inference_only(name: str) -> Callable[..., Any]:
-    """The operator, positional arguments as in its schema."""
-    signature = Signature.of(name)
-    overload = signature.overload
-    if not overload._schema.returns:  # torch's fallback gives results a history that warns, and takes time where there are none
-        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-
-    def call(*args: Any) -> Any:
-        if is_grad_enabled() or forward_ad._current_level >= 0:
-            return _with_autograd(name, signature, args)
-        try:
-            return overload(*args)
-        except Exception:
-            signature.check_tensors(args)  # in its own words, where torch's are a page
-            raise
-
-    return call
+def keep_autograd_out(schema: Schema) -> None:
+    """Torch's fallback gives results a history that warns, and takes time where there are none."""
+    if not schema.returns:
+        library.impl(schema.name, torch.library.fallthrough_kernel, "Autograd")
 
 
 def refuse_forward_mode(function: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -66,39 +53,39 @@ def _no_gradient(function: str) -> str:
     return f"{function}: no gradient is computed; use gdn_cuda.reference, which is differentiable"
 
 
-def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> Any:
-    if _is_plain(signature, args):
-        return _plain(signature, args)
-    signature.check_tensors(args)
-    given = list(signature.given(args))
+def with_autograd(schema: Schema, args: tuple[Any, ...]) -> Any:
+    if _is_plain(schema, args):
+        return _plain(schema, args)
+    schema.check_tensors(args)
+    given = list(schema.given(args))
     required = [(argument, x) for argument, x in given if x.requires_grad] if is_grad_enabled() else []
     if torch.compiler.is_compiling():
-        return _traced(signature, args, [x for _, x in required]) if required else signature.overload(*args)
-    refuse_forward_mode(signature.function, given)
+        return _traced(schema, args, [x for _, x in required]) if required else schema.overload(*args)
+    refuse_forward_mode(schema.function, given)
     if not required:
-        return _plain(signature, args)
-    written = list(signature.written(args))
-    signature.check_devices(args)
-    check(name, args)
+        return _plain(schema, args)
+    written = list(schema.written(args))
+    schema.check_devices(args)
+    check(schema.name, args)
     for argument, x in written:
-        _check_writable(signature.function, argument, x)
+        _check_writable(schema.function, argument, x)
     # The history comes first: where torch refuses it, nothing has been written.
     read = [x for _, x in required if not any(x is other for _, other in written)]
     for argument, x in written:
-        _mark_written(signature.function, argument, x, read, required[0][0])
+        _mark_written(schema.function, argument, x, read, required[0][0])
     with torch.no_grad():
-        results = signature.overload(*args)
+        results = schema.overload(*args)
     if results is None:
         return None
-    return _Results.apply(signature.function, lambda: results, *(x for _, x in required))
+    return _Results.apply(schema.function, lambda: results, *(x for _, x in required))
 
 
-def _is_plain(signature: Signature, args: tuple[Any, ...]) -> bool:
+def _is_plain(schema: Schema, args: tuple[Any, ...]) -> bool:
     """Whether autograd has nothing to do with the call; in few steps, as it is asked in grad mode for every call."""
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     try:
-        for i, _ in signature.tensors:
+        for i, _ in schema.tensors:
             x = args[i]
             if x is not None and x.requires_grad:
                 return False
@@ -107,15 +94,15 @@ def _is_plain(signature: Signature, args: tuple[Any, ...]) -> bool:
     return True
 
 
-def _plain(signature: Signature, args: tuple[Any, ...]) -> Any:
+def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
     """Torch is told what was written, so that it notices where autograd had saved it."""
     try:
-        results = signature.overload(*args)
+        results = schema.overload(*args)
     except Exception:
-        signature.check_tensors(args)
+        schema.check_tensors(args)
         raise
     if is_grad_enabled():
-        written = [x for i in signature.writes if (x := args[i]) is not None]
+        written = [x for i in schema.writes if (x := args[i]) is not None]
         try:
             increment_version(written)
         except RuntimeError:  # tensors of inference mode count no versions
@@ -214,19 +201,19 @@ def _refusals(ctx: Any, grad: Tensor) -> Any:
 torch.library.register_autograd("gdn_cuda::without_gradient", _refusals, setup_context=_keep_function, lib=library)
 
 
-def _traced(signature: Signature, args: tuple[Any, ...], inputs: list[Tensor]) -> Any:
+def _traced(schema: Schema, args: tuple[Any, ...], inputs: list[Tensor]) -> Any:
     """Gives copies a history: in place, compiled code has no operator that leaves elements alone. Pools stay without one."""
-    for argument, x in signature.written(args):
+    for argument, x in schema.written(args):
         if x.requires_grad:
             raise ValueError(
-                f"{signature.function}: {argument}: expected memory that requires no gradient in compiled code, got some"
+                f"{schema.function}: {argument}: expected memory that requires no gradient in compiled code, got some"
             )
     with torch.no_grad():
-        results = signature.overload(*args)
+        results = schema.overload(*args)
     link = torch.ops.gdn_cuda.without_gradient.default
-    for argument, x in signature.written(args):
+    for argument, x in schema.written(args):
         if argument not in _POOLS:
-            x.copy_(link(x, inputs, signature.function))
+            x.copy_(link(x, inputs, schema.function))
     if isinstance(results, tuple):
-        return tuple(link(x, inputs, signature.function) for x in results)
-    return results if results is None else link(results, inputs, signature.function)
+        return tuple(link(x, inputs, schema.function) for x in results)
+    return results if results is None else link(results, inputs, schema.function)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .structured_common import check_last, fail, product_error, widened
+from .reference_common import check_last, fail, product_error, widened
 
 
 def log_vandermonde(v: Tensor, x: Tensor, L: int) -> Tensor:

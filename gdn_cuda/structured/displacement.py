@@ -7,11 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from ..reference.structured_common import zeros_of
-from ..reference.structured_displacement import DisplacementType as DisplacementType
-from .call import broadcast_leading, call, check_out, finished
-from .gradients import require_no_transforms
-from .structured_toeplitz import computed
+from ..operators.gradients import require_no_transforms
+from .call import broadcast_leading, call, check_out, computed, finished
+from .reference_common import zeros_of
+from .reference_displacement import DisplacementType as DisplacementType
 
 _TYPES = tuple(int(each) for each in DisplacementType)
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from .structured_common import check_last, fail, roots_of_unity, same_dtype, widened
+from .reference_common import check_last, fail, roots_of_unity, same_dtype, widened
 
 
 class DisplacementType(IntEnum):

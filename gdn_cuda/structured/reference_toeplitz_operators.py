@@ -1,17 +1,19 @@
 """The Toeplitz operators on CPU tensors: what the public functions mean, in the dtype they promise.
 
-Shapes and dtypes were checked by the C++ operators. Everything is computed in fp64 and rounded once.
+Operators' arguments are attributes of x; shapes and dtypes were checked in C++. Everything is computed in fp64 and rounded
+once.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import structured_toeplitz as oracle
-from .structured_common import broadcast_shapes, exponents_of, roots_of_unity, zeros_of
+from . import reference_toeplitz as oracle
+from .reference_common import broadcast_shapes, exponents_of, roots_of_unity, zeros_of
 
 _LARGEST_DENSE = 1024  # beyond, a product by transforms: as many digits, up to a few of the last, without n² numbers
 
@@ -49,33 +51,38 @@ def transposed(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([c[..., :1], r[..., 1:]], -1), c
 
 
-def toeplitz_matvec(c: Tensor, r: Tensor, x: Tensor, transpose: bool) -> Tensor:
+def toeplitz_matvec(x: Any) -> Tensor:
     """In x's dtype."""
+    c, r, right, transpose = x.c, x.r, x.x, x.transpose
     if max(c.shape[-1], r.shape[-1]) <= _LARGEST_DENSE:
         function = oracle.toeplitz_matvec_transpose if transpose else oracle.toeplitz_matvec
-        return function(c, r, x).to(x.dtype)
-    many = x.dim() > max(c.dim(), r.dim())
+        return function(c, r, right).to(right.dtype)
+    many = right.dim() > max(c.dim(), r.dim())
     column, row = transposed(c, r) if transpose and c.shape[-1] and r.shape[-1] else (r, c) if transpose else (c, r)
-    out = matvec_by_transforms(widened(column), widened(row), widened(x if many else x[..., None])).to(x.dtype)
+    out = matvec_by_transforms(widened(column), widened(row), widened(right if many else right[..., None])).to(right.dtype)
     return out if many else out.squeeze(-1)
 
 
-def toeplitz_solve(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """x in b's dtype, and info."""
-    x, info = oracle.toeplitz_solve_ex(c, r, b)
-    return x.to(b.dtype), info
+def toeplitz_solve(x: Any) -> tuple[Tensor, Tensor]:
+    return solved(x.c, x.r, x.b)
 
 
-def toeplitz_schur(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """x in b's dtype and, for every leading index of it, info: as ever, or −k where the leading minor of order k is not
-    positive, and NaN for x."""
-    x, info = oracle.toeplitz_solve_ex(c, c, b)
-    failed = torch.linalg.cholesky_ex(oracle.toeplitz(c, c)).info
-    many = b.dim() > c.dim()
-    batch = broadcast_shapes(c.shape[:-1], b.shape[: -2 if many else -1])
+def solved(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """T⁻¹ b in b's dtype, and info."""
+    solution, info = oracle.toeplitz_solve_ex(c, r, b)
+    return solution.to(b.dtype), info
+
+
+def toeplitz_schur(x: Any) -> tuple[Tensor, Tensor]:
+    """T⁻¹ b in b's dtype and, for every leading index of it, info: as ever, or −k where the leading minor of order k is not
+    positive, and NaN for the solution."""
+    solution, info = oracle.toeplitz_solve_ex(x.c, x.c, x.b)
+    failed = torch.linalg.cholesky_ex(oracle.toeplitz(x.c, x.c)).info
+    many = x.b.dim() > x.c.dim()
+    batch = broadcast_shapes(x.c.shape[:-1], x.b.shape[: -2 if many else -1])
     told = torch.where(failed > 0, -failed, info).expand(batch)
     fails = (told < 0)[..., None]
-    return torch.where(fails[..., None] if many else fails, torch.nan, x).to(b.dtype), told
+    return torch.where(fails[..., None] if many else fails, torch.nan, solution).to(x.b.dtype), told
 
 
 def of_matrices(info: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -95,10 +102,11 @@ def _half_turns(n: int, device: torch.device) -> Tensor:
     return torch.complex(angles.cos(), angles.sin())
 
 
-def toeplitz_generators(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def toeplitz_generators(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the kernel structured/toeplitz_generators does: Z_1 T − T Z_{−1} has rank 2, its first row and last column; with F
     the unitary DFT and D = diag(e^{−πi k/n}), F Z_1 F⁻¹ and F D Z_{−1} (F D)⁻¹ are diagonal, so C = F T (F D)⁻¹ is what is
     eliminated."""
+    c, r, b = x.c, x.r, x.b
     n, many = c.shape[-1], b.dim() > max(c.dim(), r.dim())
     right = b if many else b[..., None]
     systems = math.prod(broadcast_shapes(c.shape[:-1], r.shape[:-1], right.shape[:-2]))
@@ -114,7 +122,7 @@ def toeplitz_generators(c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, Tensor
     of_columns = torch.stack([torch.cat([column[:, 1:].flip(-1) - row[:, 1:], column[:, :1]], -1), last], 1)
     sides = of_rows, of_columns * _half_turns(n, c.device), numbers.mT
     transforms = torch.fft.fft, torch.fft.ifft, torch.fft.fft
-    found = (f(x.to(torch.complex128), norm="ortho").contiguous() for f, x in zip(transforms, sides, strict=True))
+    found = (f(y.to(torch.complex128), norm="ortho") for f, y in zip(transforms, sides, strict=True))
     return *found, torch.stack([scale[:, 0], norm], -1)
 
 
@@ -139,14 +147,14 @@ def _probe(column: Tensor) -> Tensor:
     return signs.to(column.dtype).expand_as(column)[..., None]
 
 
-def toeplitz_eliminate(left: Tensor, right: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+def toeplitz_eliminate(x: Any) -> tuple[Tensor, Tensor]:
     """The elimination of the kernels toeplitz_gko and toeplitz_eliminate, a row of torch operations a step.
 
     C has (l_i − m_j) C_ij = Σ_s left_si right_sj with l_i = e^{−2πi i/n}, m_j = e^{−πi (2j+1)/n}; left and right (S,2,n),
     numbers (S,R,n). C⁻¹ numbers and, for every system, 0 or the 1-based step that found a column of zeros.
     """
-    systems, _, n = left.shape
-    left, right, numbers = left.clone(), right.clone(), numbers.clone()
+    systems, _, n = x.left.shape
+    left, right, numbers = x.left.clone(), x.right.clone(), x.numbers.clone()
     nodes = torch.arange(0, 2 * n, 2, device=left.device).expand(systems, n).clone()  # of rows; odd ones are the solution's
     info = torch.zeros(systems, dtype=torch.int32, device=left.device)
     every, places = torch.arange(systems, device=left.device), torch.arange(n, device=left.device)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .s4 import System
-from .structured_common import fail
-from .structured_vandermonde import log_vandermonde, log_vandermonde_transpose, powers
+from .reference_common import fail
+from .reference_s4 import System
+from .reference_vandermonde import log_vandermonde, log_vandermonde_transpose, powers
 
 DISCRETIZATIONS = ("zoh", "bilinear")
 

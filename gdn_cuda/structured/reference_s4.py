@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .structured_common import fail, roots_of_unity
+from .reference_common import fail, roots_of_unity
 
 STEP_MODES = ("dense", "linear", "diagonal")
 TRANSFORMS = ("none", "exp", "relu", "sigmoid", "softplus")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .structured_common import (
+from .reference_common import (
     broadcast_shapes,
     check_last,
     fail,

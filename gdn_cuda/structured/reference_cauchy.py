@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .structured_common import check_last, same_dtype, widened
+from .reference_common import check_last, same_dtype, widened
 
 
 def cauchy_kernel(v: Tensor, omega: Tensor, lambd: Tensor) -> Tensor:

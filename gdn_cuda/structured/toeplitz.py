@@ -5,7 +5,7 @@ vectors under one matrix give c[None]. Leading dimensions broadcast. Dtypes meet
 are torch's default dtype; bfloat16 and float16 are computed in fp32, and results have them again. Complex matrices are not
 conjugated. Gradients flow to every input; forward mode, torch.func and torch.vmap work.
 
-`stream` and `out` as in ops/structured.py; what `out` gets is copied there, so it may be memory of an input.
+`stream` and `out` as in gdn_cuda/structured/__init__.py; what `out` gets is copied there, so it may be memory of an input.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..reference.structured_common import working_epsilon, zeros_of
-from .call import as_one, broadcast_leading, call, check_out, finished
-from .gradients import needs_derivatives, require_no_transforms, under_transforms
-from .structured_toeplitz_registration import (
+from ..operators.gradients import needs_derivatives, require_no_transforms, under_transforms
+from .call import as_they_are, broadcast_leading, call, check_out, computed, finished
+from .reference_common import working_epsilon, zeros_of
+from .toeplitz_operators import (
     check_lengths,
     ends,
+    generators,
+    inverse_apply,
     inverse_product,
     is_regular,
     matvec,
@@ -33,41 +35,6 @@ from .structured_toeplitz_registration import (
 
 explain_toeplitz_solve = _C.explain_toeplitz_solve  # (n, symmetric=False): which way systems take on a GPU, and why
 
-_ops = torch.ops.gdn_cuda
-_generators, _inverse_apply = _ops.gs_compute_generators.default, _ops.toeplitz_inverse_apply.default
-_COMPUTED = {torch.float32, torch.float64, torch.complex64, torch.complex128}
-
-
-def _as_they_are(*tensors: object) -> bool:
-    """Whether these are tensors of one dtype that is computed with."""
-    dtype = getattr(tensors[0], "dtype", None)
-    if dtype not in _COMPUTED:
-        return False
-    for x in tensors:  # noqa: SIM110  (a generator takes its time)
-        if not isinstance(x, Tensor) or x.dtype != dtype:
-            return False
-    return True
-
-
-def computed(function: str, tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, tuple[Tensor, ...]]:
-    """The dtype they meet in, and each in the one that is computed with."""
-    if _as_they_are(*tensors.values()):
-        return next(iter(tensors.values())).dtype, tuple(tensors.values())
-    same = as_one(function, {argument: _floating(x, tensors) for argument, x in tensors.items()})
-    dtype = same[0].dtype
-    return dtype, tuple(x.float() for x in same) if dtype in (torch.bfloat16, torch.float16) else same
-
-
-def _floating(x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Integers and booleans in the dtype of the others, the default one where there are none, as torch's division has it."""
-    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex():
-        return x
-    given = [y.dtype for y in tensors.values() if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex())]
-    dtype = torch.get_default_dtype()
-    for number, other in enumerate(given):
-        dtype = torch.promote_types(dtype, other) if number else other
-    return x.to(dtype)
-
 
 def toeplitz_matvec(
     c: Tensor, r: Tensor, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
@@ -77,7 +44,7 @@ def toeplitz_matvec(
     Where n ≠ m, the kernels of a GPU multiply with a square matrix of max(n, m) rows: zeros complete what is shorter, which
     takes a copy of it and of x or the result.
     """
-    if stream is None and out is None and _as_they_are(c, r, x):
+    if stream is None and out is None and as_they_are(c, r, x):
         return matvec(c, r, x, False)
     return _multiply("toeplitz_matvec", {"c": c, "r": r, "x": x}, False, stream, out)
 
@@ -86,7 +53,7 @@ def toeplitz_matvec_transpose(
     c: Tensor, r: Tensor, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Tᵀ x; c (…,n), r (…,m), x (…,n) or (…,n,k), the result (…,m) or (…,m,k); otherwise as `toeplitz_matvec`."""
-    if stream is None and out is None and _as_they_are(c, r, x):
+    if stream is None and out is None and as_they_are(c, r, x):
         return matvec(c, r, x, True)
     return _multiply("toeplitz_matvec_transpose", {"c": c, "r": r, "x": x}, True, stream, out)
 
@@ -115,7 +82,7 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Str
     info has an int32 for every matrix, as LAPACK's xGESVX: 0; or k, 1 ≤ k ≤ n: pivot k is zero and the solution is NaN; or
     n + 1: 1 / (‖T‖₁ ‖T⁻¹‖) is below the epsilon of what is computed with, so no digit of the solution need be right.
     """
-    if stream is None and _as_they_are(c, r, b):
+    if stream is None and as_they_are(c, r, b):
         return solve(c, r, b, False, False)
     return _call_for_two("toeplitz_solve_ex", stream, {"c": c, "r": r, "b": b}, lambda c, r, b: solve(c, r, b, False, False))
 
@@ -133,7 +100,7 @@ def toeplitz_solve_symmetric_ex(
     def run(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return solve_positive(c, b) if assume_positive else solve(c, c, b, True, False)
 
-    if stream is None and _as_they_are(c, b):
+    if stream is None and as_they_are(c, b):
         return run(c, b)
     return _call_for_two("toeplitz_solve_symmetric_ex", stream, {"c": c, "b": b}, run)
 
@@ -172,7 +139,7 @@ def toeplitz_solve(
 ) -> Tensor:
     """T⁻¹ b for any T; LinAlgError where one is singular to working precision. Waits for a GPU to know it: under graph capture
     and in compiled code, `toeplitz_solve_ex`."""
-    if stream is None and out is None and _as_they_are(c, r, b):
+    if stream is None and out is None and as_they_are(c, r, b):
         x, info = solve(c, r, b, False, True)
         _require_regular("toeplitz_solve", "c, r", info)
         return x
@@ -213,7 +180,7 @@ def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | N
             x, info = solve(c, r, ends(c, r), False, True)
             u, v = x[..., 0], x[..., 1]
         else:
-            u, v, info = _generators(c, r)
+            u, v, info = generators.overload(c, r)
         _require_regular("gs_compute_generators", "c, r", info)
         return u, v
 
@@ -248,7 +215,7 @@ def toeplitz_inverse_apply(
         )  # x makes them no better
         if right.device.type == "cpu":
             _require_first_entry(u, v, epsilon)
-        apply = inverse_product if needs_derivatives(u, v, right) else _inverse_apply
+        apply = inverse_product if needs_derivatives(u, v, right) else inverse_apply.overload
         return finished(apply(u, v, right, epsilon), dtype, out)
 
     return call(function, run, stream, out, tensors)

@@ -1,18 +1,20 @@
 """The Gated Delta Net operators on CPU tensors: what the public functions mean, on top of `gdn.recurrent` and `gdn.chunked`.
 
-Shapes and dtypes were checked by the C++ operators; what depends on values (slots, accepted counts) is checked here, before
-anything is written. Results have the documented dtypes, except that fp64 inputs stay fp64 (gradcheck, oracles).
+Those that take one argument x read the public function's arguments from it, by name. Shapes and dtypes were checked by the C++
+operators; what depends on values (slots, accepted counts) is checked here, before anything is written. Results have the
+documented dtypes, except that fp64 inputs stay fp64 (gradcheck, oracles).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import gdn
+from . import reference as gdn
 
 SPEC_VERIFY = 2
 SOFTPLUS_THRESHOLD = 20.0
@@ -39,39 +41,26 @@ def _sigmoid(b: Tensor) -> Tensor:
     return torch.sigmoid(b.to(gdn.promoted_dtype(b)))
 
 
-def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def fused_gdn_gating(x: Any) -> tuple[Tensor, Tensor]:
     """beta = sigmoid(b) in b's dtype and gate = −exp(A_log) · softplus(a + dt_bias) in fp32; a, b (…,Hv)."""
-    return _sigmoid(b).to(b.dtype), _log_decay(A_log, dt_bias, a)
+    return _sigmoid(x.b).to(x.b.dtype), _log_decay(x.A_log, x.dt_bias, x.a)
 
 
-def recurrent_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    state: Tensor | None,
-    beta: Tensor,
-    gate: Tensor,
-    cu_seqlens: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    inference_mode: int = 0,
-    is_qk_norm: bool = False,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
+def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     """(output, new_state): the final state, or under SPEC_VERIFY the state after every token ((B,T,…), packed (N,…)).
 
     Under SPEC_VERIFY a rank-5 state (B,S,Hv,dv,dk) holds the states of a previous verify, and sequence b starts from
     state[b, max(num_accepted_tokens[b], 1) − 1]; without num_accepted_tokens from state[b, 0].
     """
-    start = state
-    if state is not None and state.dim() == 5:
-        chosen = _accepted_column("recurrent_forward", num_accepted_tokens, state.shape[0], state.shape[1], state.device)
-        start = state[torch.arange(state.shape[0], device=state.device), chosen]
-    verify = inference_mode == SPEC_VERIFY
-    output, final_state, steps = gdn.recurrent(
-        query, key, value, beta, gate, start, cu_seqlens, scale=scale, use_qk_l2norm=is_qk_norm, keep_steps=verify
-    )
+    start = x.state
+    if start is not None and start.dim() == 5:
+        chosen = _accepted_column("recurrent_forward", x.num_accepted_tokens, start.shape[0], start.shape[1], start.device)
+        start = start[torch.arange(start.shape[0], device=start.device), chosen]
+    inputs = (x.query, x.key, x.value, x.beta, x.gate, start, x.cu_seqlens)
+    verify = x.inference_mode == SPEC_VERIFY
+    output, final_state, steps = gdn.recurrent(*inputs, scale=x.scale, use_qk_l2norm=x.is_qk_norm, keep_steps=verify)
     new_state = final_state if steps is None else steps
-    return output.to(value.dtype), new_state if state is None else new_state.to(state.dtype)
+    return output.to(x.value.dtype), new_state if x.state is None else new_state.to(x.state.dtype)
 
 
 def _accepted_column(function: str, accepted: Tensor | None, sequences: int, columns: int, device: torch.device) -> Tensor:
@@ -112,20 +101,7 @@ def _zero_inactive(output: Tensor, active: Tensor, cu_seqlens: Tensor | None) ->
     return torch.where(of_token[:, None, None], output, 0)
 
 
-def chunked_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    gate: Tensor,
-    state: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    use_qk_l2norm: bool = False,
-    state_dtype: torch.dtype | None = None,
-    state_indices: Tensor | None = None,
-    checkpoint_every: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
+def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(output, final_state, checkpoints); the last as in `gdn.chunked`, empty without checkpoint_every.
 
     The states have dtype `state_dtype`, else that of state, else fp32. With state_indices (N,), state is a pool
@@ -134,45 +110,29 @@ def chunked_forward(
     """
 
     def run(start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = (query, key, value, beta, gate, start, cu_seqlens)
-        return gdn.chunked(*inputs, scale=scale, use_qk_l2norm=use_qk_l2norm, checkpoint_every=checkpoint_every)
+        inputs = (x.query, x.key, x.value, x.beta, x.gate, start, x.cu_seqlens)
+        options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "checkpoint_every": x.checkpoint_every}
+        return gdn.chunked(*inputs, **options)
 
-    if state is None or state_indices is None:
-        output, final_state, checkpoints = run(state)
-        stored = state_dtype or (final_state.dtype if state is None else state.dtype)
-        return output.to(value.dtype), final_state.to(stored), checkpoints.to(stored)
+    if x.state is None or x.state_indices is None:
+        output, final_state, checkpoints = run(x.state)
+        stored = x.state_dtype or (final_state.dtype if x.state is None else x.state.dtype)
+        return output.to(x.value.dtype), final_state.to(stored), checkpoints.to(stored)
 
-    indices = state_indices.to(torch.int64)
-    _check_slots("chunked_forward", "state_indices", indices, state.shape[0])
-    active, lengths = indices >= 0, _lengths(value, cu_seqlens)
-    output, final_state, checkpoints = run(_gather_states(state, indices, active))
+    pool, indices = x.state, x.state_indices.to(torch.int64)
+    _check_slots("chunked_forward", "state_indices", indices, pool.shape[0])
+    active, lengths = indices >= 0, _lengths(x.value, x.cu_seqlens)
+    output, final_state, checkpoints = run(_gather_states(pool, indices, active))
     written = active & (lengths > 0)
     with torch.no_grad():
-        state[indices[written]] = final_state[written].to(state.dtype)
-    counts = lengths // checkpoint_every if checkpoint_every else torch.zeros_like(lengths)
+        pool[indices[written]] = final_state[written].to(pool.dtype)
+    counts = lengths // x.checkpoint_every if x.checkpoint_every else torch.zeros_like(lengths)
     checkpoints = torch.where(active.repeat_interleave(counts)[:, None, None, None], checkpoints, 0)
-    return _zero_inactive(output.to(value.dtype), active, cu_seqlens), state, checkpoints.to(state.dtype)
+    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens), pool, checkpoints.to(pool.dtype)
 
 
 @torch.no_grad()
-def fused_decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state_pool: Tensor,
-    state_indices: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    null_slot: int | None = None,
-    step_states: Tensor | None = None,
-    step_slots: Tensor | None = None,
-    scale: float | None = None,
-    use_qk_l2norm: bool = True,
-) -> Tensor:
+def fused_decode(x: Any) -> Tensor:
     """The serving step: gating, then the recurrence from and to slots of state_pool (slots,Hv,dv,dk), in place.
 
     Sequence n reads slot indices[n] (n itself without indices) and writes its last state there. With indices (N,T) it reads
@@ -181,51 +141,47 @@ def fused_decode(
     the pool stays as it was. A slot to read that is negative or null_slot skips its sequence, with zero output; a slot to write
     that is so is not written. States are rounded when stored, never between the tokens of one call.
     """
-    lengths = _lengths(value, cu_seqlens)
-    sequences, device = lengths.shape[0], value.device
-    indices = torch.arange(sequences, device=device) if state_indices is None else state_indices.to(torch.int64)
-    _check_slots("fused_decode", "state_indices", indices, state_pool.shape[0], null_slot)
+    lengths, pool = _lengths(x.value, x.cu_seqlens), x.state_pool
+    sequences, device = lengths.shape[0], x.value.device
+    indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
+    _check_slots("fused_decode", "state_indices", indices, pool.shape[0], x.null_slot)
     per_token = indices.dim() == 2
     if per_token:
-        column = _accepted_column("fused_decode", num_accepted_tokens, sequences, indices.shape[1], device)
+        column = _accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
         slots = indices[torch.arange(sequences, device=device), column]
     else:
         slots = indices
-    active = (slots >= 0) & (True if null_slot is None else slots != null_slot)
-    if step_states is not None and step_slots is not None:
-        _check_slots("fused_decode", "step_slots", step_slots, step_states.shape[0])
-        _check_width("fused_decode", "step_states", lengths, step_states.shape[1])
+    active = _is_slot(slots, x.null_slot)
+    to_steps = x.step_states is not None and x.step_slots is not None
+    if to_steps:
+        _check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
+        _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
     elif per_token:
         _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
 
-    keep_steps = per_token or step_states is not None
-    output, final_state, steps = gdn.recurrent(
-        query,
-        key,
-        value,
-        _sigmoid(b),
-        _log_decay(A_log, dt_bias, a),
-        _gather_states(state_pool, slots, active),
-        cu_seqlens,
-        scale=scale,
-        use_qk_l2norm=use_qk_l2norm,
-        keep_steps=keep_steps,
-    )
+    beta, gate, start = _sigmoid(x.b), _log_decay(x.A_log, x.dt_bias, x.a), _gather_states(pool, slots, active)
+    inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
+    options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
+    output, final_state, steps = gdn.recurrent(*inputs, **options)
     if steps is None:
         written = active & (lengths > 0)
-        state_pool[slots[written]] = final_state[written].to(state_pool.dtype)
+        pool[slots[written]] = final_state[written].to(pool.dtype)
     else:
         sequence, token, row = _tokens_of(lengths, active)
-        after = steps.flatten(0, 1)[row] if cu_seqlens is None else steps[row]
-        if step_states is not None and step_slots is not None:
-            rows = step_slots[sequence]
+        after = steps.flatten(0, 1)[row] if x.cu_seqlens is None else steps[row]
+        if to_steps:
+            rows = x.step_slots[sequence]
             kept = rows >= 0
-            step_states[rows[kept], token[kept]] = after[kept].to(step_states.dtype)
+            x.step_states[rows[kept], token[kept]] = after[kept].to(x.step_states.dtype)
         else:
             targets = indices[sequence, token]
-            kept = (targets >= 0) & (True if null_slot is None else targets != null_slot)
-            state_pool[targets[kept]] = after[kept].to(state_pool.dtype)
-    return _zero_inactive(output.to(value.dtype), active, cu_seqlens)
+            kept = _is_slot(targets, x.null_slot)
+            pool[targets[kept]] = after[kept].to(pool.dtype)
+    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens)
+
+
+def _is_slot(indices: Tensor, null_slot: int | None) -> Tensor:
+    return (indices >= 0) & (True if null_slot is None else indices != null_slot)
 
 
 def _check_width(function: str, argument: str, lengths: Tensor, width: int) -> None:
@@ -263,12 +219,12 @@ def _cumsum_in_chunks(x: Tensor) -> Tensor:
     return gdn.from_chunks(gdn.to_chunks(x, gdn.CHUNK).cumsum(-1), x.shape[1])
 
 
-def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
+def transpose_to_mn_major(x: Any) -> Tensor:
     """The same values (…,M,K) with M contiguous; a column of M takes a multiple of `alignment` bytes, the padding is zero."""
-    *batch, m, k = input.shape
-    unit = alignment // input.element_size()
-    columns = input.new_zeros(*batch, k, -(-m // unit) * unit)
-    return columns[..., :m].copy_(input.mT).mT
+    *batch, m, k = x.input.shape
+    unit = x.alignment // x.input.element_size()
+    columns = x.input.new_zeros(*batch, k, -(-m // unit) * unit)
+    return columns[..., :m].copy_(x.input.mT).mT
 
 
 def _chunks(x: Tensor, cu_seqlens: Tensor | None, repeat_last: bool = False) -> Tensor:

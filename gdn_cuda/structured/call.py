@@ -8,7 +8,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from ..reference.structured_common import broadcast_shapes
+from .reference_common import broadcast_shapes
+
+_COMPUTED = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
 def as_one(function: str, tensors: Mapping[str, Tensor], at_least: torch.dtype | None = None) -> tuple[Tensor, ...]:
@@ -30,6 +32,37 @@ def _check_numbers(function: str, tensors: Mapping[str, Tensor]) -> None:
         if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{function}: {argument}: expected a real or complex floating-point tensor, got {got}")
+
+
+def as_they_are(*tensors: object) -> bool:
+    """Whether these are tensors of one dtype that is computed with."""
+    dtype = getattr(tensors[0], "dtype", None)
+    if dtype not in _COMPUTED:
+        return False
+    for x in tensors:  # noqa: SIM110  (a generator takes its time)
+        if not isinstance(x, Tensor) or x.dtype != dtype:
+            return False
+    return True
+
+
+def computed(function: str, tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, tuple[Tensor, ...]]:
+    """The dtype they meet in, and each in the one that is computed with."""
+    if as_they_are(*tensors.values()):
+        return next(iter(tensors.values())).dtype, tuple(tensors.values())
+    same = as_one(function, {argument: _floating(x, tensors) for argument, x in tensors.items()})
+    dtype = same[0].dtype
+    return dtype, tuple(x.float() for x in same) if dtype in (torch.bfloat16, torch.float16) else same
+
+
+def _floating(x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Integers and booleans in the dtype of the others, the default one where there are none, as torch's division has it."""
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex():
+        return x
+    given = [y.dtype for y in tensors.values() if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex())]
+    dtype = torch.get_default_dtype()
+    for number, other in enumerate(given):
+        dtype = torch.promote_types(dtype, other) if number else other
+    return x.to(dtype)
 
 
 def broadcast_leading(function: str, tensors: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
