@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .bench_cases import Case, Inputs, Outcome, Work, size
-from .bench_timing import Call
+from ..operators.measure import Call, Case, Inputs, Outcome, Peer, Work, bench, size
 
 Function = Callable[..., Tensor]
 
@@ -23,18 +21,6 @@ GPU_PAIRS = ((1024, 32, 16384), (1024, 64, 4096))
 GPU_POWERS = ((1024, 32, 16384),)
 GPU_REAL = ((16, 4096, 4096),)
 CPU_SHAPES = ((8, 16, 256),)
-
-
-def cauchy_conj(device: str) -> Iterator[Case]:
-    return _cases(device, GPU_PAIRS, _pairs_work)
-
-
-def cauchy_kernel(device: str) -> Iterator[Case]:
-    return _cases(device, GPU_REAL, _real_work)
-
-
-def log_vandermonde(device: str) -> Iterator[Case]:
-    return _cases(device, GPU_POWERS, _powers_work)
 
 
 def _cases(device: str, shapes: tuple[tuple[int, int, int], ...], work: Callable[..., Work]) -> Iterator[Case]:
@@ -142,6 +128,30 @@ def formed_cauchy_kernel(v: Tensor, omega: Tensor, lambd: Tensor) -> Tensor:
     return v @ (1 / (omega[:, None] - lambd)).mT
 
 
-def peer(function: Function, x: Inputs) -> tuple[Call, Callable[[Any], Outcome]]:
+def in_torch(function: Function, x: Inputs) -> Peer:
     """A call to time, and the outcome, whatever that call returned."""
-    return timed(function, x), lambda returned: outcome(function, x)
+    return Peer(timed(function, x), lambda returned: outcome(function, x))
+
+
+# ---- The rows
+
+
+@bench({"naive torch": partial(in_torch, naive_cauchy_conj)}, "gradients")
+def cauchy_conj(device: str) -> Iterator[Case]:
+    return _cases(device, GPU_PAIRS, _pairs_work)
+
+
+@bench(
+    {
+        "naive torch": partial(in_torch, naive_cauchy_kernel),
+        "torch product": partial(in_torch, formed_cauchy_kernel),
+    },
+    "gradients",
+)
+def cauchy_kernel(device: str) -> Iterator[Case]:
+    return _cases(device, GPU_REAL, _real_work)
+
+
+@bench({"naive torch": partial(in_torch, naive_log_vandermonde)}, "gradients")
+def log_vandermonde(device: str) -> Iterator[Case]:
+    return _cases(device, GPU_POWERS, _powers_work)

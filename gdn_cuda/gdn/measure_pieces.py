@@ -9,22 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gdn.reference import CHUNK
-from .bench_cases import Case, Inputs, Work, projections, size
+from ..operators.measure import Case, Inputs, Work, bench, size
+from .inputs import projections
+from .reference import CHUNK
 
 KEY_HEADS, VALUE_HEADS, HEAD = 16, 32, 128
 GPU_EXTENTS = ((1, 8192), (8, 4096))
 CPU_EXTENTS = ((1, 256),)
 
 
+@bench()
 def bf16_gdn_compute_u_w(device: str) -> Iterator[Case]:
     return _cases(device, _u_w_work)
 
 
+@bench()
 def bf16_chunked_seq_state_update(device: str) -> Iterator[Case]:
     return _cases(device, _state_update_work)
 
 
+@bench()
 def bf16_gdn_chunked_compute_O(device: str) -> Iterator[Case]:
     return _cases(device, _output_work)
 

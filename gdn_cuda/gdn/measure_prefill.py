@@ -9,8 +9,10 @@ from itertools import accumulate
 
 import torch
 
-from ..gdn.reference import CHUNK
-from .bench_cases import Case, Inputs, Outcome, Work, normal, projections, size
+from ..operators.measure import Case, Inputs, Outcome, Work, bench, normal, size
+from . import measure_peers as peers
+from .inputs import projections
+from .reference import CHUNK
 
 # 24 sequences of 50 to 4000 tokens, 51721 in all
 PACKED_LENGTHS = (
@@ -86,6 +88,7 @@ GPU_SHAPES = (
 CPU_SHAPES = (Shape(4, 8, (256,)), Shape(2, 4, (50, 7, 100), packed=True))
 
 
+@bench({"FlashQLA": peers.flashqla_chunked, "FlashInfer": peers.flashinfer_chunked, "FLA": peers.fla_chunked})
 def chunked_forward(device: str) -> Iterator[Case]:
     for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
         # Call by call: engines capture decode, not prefill, and the peers' published figures were taken so.

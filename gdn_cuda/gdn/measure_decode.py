@@ -1,59 +1,15 @@
-"""What is measured: shapes, their inputs, and the bytes and FLOPs that a call is measured against."""
+"""Decode and gating: shapes, their inputs, and the bytes that a call is measured against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from .bench_timing import Call
-
-Inputs = dict[str, Any]
-Outcome = tuple[Tensor, Tensor]  # the output, and the last state of every sequence in the batch's order
-
-
-@dataclass
-class Work:
-    """A call on inputs that exist."""
-
-    call: Call
-    bytes: int
-    flops: int
-    inputs: Inputs = field(repr=False)  # for the peers
-    outcome: Callable[[Inputs], Outcome]  # of a fresh call, which leaves the inputs as they were
-    checked: Inputs = field(repr=False)  # the inputs to compare outcomes on
-
-
-@dataclass
-class Case:
-    shape: str
-    prepare: Callable[[], Work]
-    captured: bool = True  # measured as a CUDA graph's replay; otherwise call by call
-    curve: tuple[str, int] | None = None  # the plotted curve that this is a point of, and its place on it
-
-
-def normal(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(*shape, device=device, dtype=torch.float32).to(dtype)
-
-
-def projections(
-    device: str, *leading: int, key_heads: int, value_heads: int, key_dim: int = 128, value_dim: int = 128
-) -> Inputs:
-    """Query, key (both of unit length) and value."""
-
-    def unit() -> Tensor:
-        drawn = torch.randn(*leading, key_heads, key_dim, device=device)
-        return torch.nn.functional.normalize(drawn, dim=-1).bfloat16()
-
-    return {"query": unit(), "key": unit(), "value": normal(*leading, value_heads, value_dim, device=device)}
-
-
-def size(*tensors: Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+from ..operators.measure import Case, Inputs, Outcome, Work, bench, normal, size
+from . import measure_peers as peers
+from .inputs import projections
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -65,6 +21,7 @@ def _name(dtype: torch.dtype) -> str:
 HEAD = 128
 
 
+@bench({"FlashInfer": peers.flashinfer_decode, "FLA": peers.fla_decode})
 def fused_decode(device: str) -> Iterator[Case]:
     batches = {(16, 32): (1, 4, 16, 64, 256), (4, 8): (1, 64)} if device == "cuda" else {(16, 32): (1, 4)}
     for heads, sizes in batches.items():
@@ -97,6 +54,7 @@ def _decode_work(device: str, batch: int, key_heads: int, value_heads: int, stat
     return Work(partial(gdn_cuda.fused_decode, **x), moved, 0, x, outcome, x)
 
 
+@bench({"FLA": peers.fla_recurrent})
 def recurrent_forward(device: str) -> Iterator[Case]:
     for batch in (1, 16, 64) if device == "cuda" else (1,):
         for tokens in (1, 2, 4, 8):
@@ -121,6 +79,7 @@ def _recurrent_work(device: str, batch: int, tokens: int) -> Work:
 # ---- Gating
 
 
+@bench()
 def fused_gdn_gating(device: str) -> Iterator[Case]:
     shapes = ((1, 1), (256, 1), (1, 8192), (1, 131072), (8, 131072)) if device == "cuda" else ((1, 1), (1, 8192))
     for batch, tokens in shapes:
