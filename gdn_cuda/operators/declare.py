@@ -65,11 +65,10 @@ def operator(
         defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
         schemas = []
         for each in [name] if variant is None else [name, variant[1]]:
-            schema = register(each, shapes=shapes, reference=reference, cpu=cpu, function=name, defaults=defaults)
-            if lacking := set(schema.arguments) - set(parameters):
+            if lacking := set(Schema.of(each).arguments) - set(parameters):
                 raise TypeError(f"{name}: expected parameters {', '.join(sorted(lacking))}, which its operator {each} has")
-            keep_autograd_out(schema)
-            schemas.append(schema)
+            schemas.append(register(each, shapes=shapes, reference=reference, cpu=cpu, function=name, defaults=defaults))
+            keep_autograd_out(schemas[-1])
         public = _compiled(function, schemas, out, variant and variant[0], before, results)
         DECLARATIONS[name] = Declaration(public, tuple(schemas), reference)
         return cast(Function, public)

@@ -102,14 +102,19 @@ def sanitizes(*kernels: str) -> Callable[[Run], Run]:
     return declare
 
 
-@functools.cache
-def load() -> Measures:
-    """Of every family: every folder of gdn_cuda with a module `measure` that declares something."""
+def families(module: str) -> list[str]:
+    """The names of that module of every family: of every folder of gdn_cuda that has it."""
     package = __name__.split(".")[0]
     root = Path(importlib.import_module(package).__path__[0])
-    for found in pkgutil.iter_modules([str(root)]):
-        if found.ispkg and found.name != "operators" and (root / found.name / "measure.py").exists():
-            importlib.import_module(f"{package}.{found.name}.measure")
+    folders = (found.name for found in pkgutil.iter_modules([str(root)]) if found.ispkg and found.name != "operators")
+    return [f"{package}.{folder}.{module}" for folder in folders if (root / folder / f"{module}.py").exists()]
+
+
+@functools.cache
+def load() -> Measures:
+    """Of every family."""
+    for family in families("measure"):
+        importlib.import_module(family)
     return _MEASURES
 
 

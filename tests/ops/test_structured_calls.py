@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import Case
-from structured_cases import CASES
 from torch import Tensor
 
 import gdn_cuda
+from gdn_cuda.operators.examples import Case
+from gdn_cuda.structured import examples_sums
 
+CASES = {case.name: case for case in examples_sums.cases()}
 PUBLIC = {name: case for name, case in CASES.items() if hasattr(gdn_cuda, case.function.__name__)}
 EVERY_CASE = pytest.mark.parametrize("case", PUBLIC.values(), ids=PUBLIC.keys())
 inf, nan = float("inf"), float("nan")

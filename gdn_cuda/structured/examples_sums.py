@@ -1,23 +1,17 @@
-"""Small valid calls of the structured operators on CPU tensors. B and T are leading dimensions and points."""
+"""Examples of Cauchy sums and sums of powers. T is the number of points."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
-from ops_cases import Arguments, Case
-from torch import Tensor
 
 import gdn_cuda
 
+from ..operators.examples import Arguments, Case, draw, of_operator
+
 N = 5
 Make = Callable[[int, int, int], Arguments]
-
-
-def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(dtype)
 
 
 def cauchy(dtype: torch.dtype, points: str, poles: str, out: bool = False) -> Make:
@@ -30,10 +24,6 @@ def cauchy(dtype: torch.dtype, points: str, poles: str, out: bool = False) -> Ma
         return x | ({"out": torch.full((2, B, T), torch.nan, dtype=dtype)} if out else {})
 
     return make
-
-
-def cauchy_gradients(**x: Any) -> tuple[Tensor, ...]:
-    return torch.ops.gdn_cuda.cauchy_backward(*x.values())
 
 
 def backward(conj: bool) -> Make:
@@ -61,18 +51,15 @@ def transposed(B: int, T: int, seed: int) -> Arguments:
     return {"u": draw(B, T, seed=seed + 2, dtype=torch.float32)} | x
 
 
-def _cases() -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     for dtype in (torch.float64, torch.bfloat16, torch.complex64):
         name = str(dtype).removeprefix("torch.")
         yield Case(f"cauchy-{name}", gdn_cuda.cauchy_kernel, cauchy(dtype, "omega", "lambd"))
     yield Case("cauchy-out", gdn_cuda.cauchy_kernel, cauchy(torch.float32, "omega", "lambd", out=True))
     yield Case("cauchy-conj", gdn_cuda.cauchy_conj, cauchy(torch.complex64, "z", "w"))
     yield Case("cauchy-conj-out", gdn_cuda.cauchy_conj, cauchy(torch.complex128, "z", "w", out=True))
-    yield Case("cauchy-backward", cauchy_gradients, backward(False))
-    yield Case("cauchy-conj-backward", cauchy_gradients, backward(True))
+    yield Case("cauchy-backward", of_operator("cauchy_backward"), backward(False))
+    yield Case("cauchy-conj-backward", of_operator("cauchy_backward"), backward(True))
     yield Case("vandermonde", gdn_cuda.log_vandermonde, powers(torch.complex64))
     yield Case("vandermonde-out", gdn_cuda.log_vandermonde, powers(torch.complex128, out=True))
     yield Case("vandermonde-transpose", gdn_cuda.log_vandermonde_transpose, transposed)
-
-
-CASES = {case.name: case for case in _cases()}

@@ -1,4 +1,4 @@
-"""Small valid calls of the Toeplitz operators on CPU tensors. B is a leading dimension, T the number of rows."""
+"""Examples of Toeplitz matrices. T is the number of rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from ops_cases import Arguments, Case
-from structured_cases import Make, draw
 
 import gdn_cuda
 
-_ops = torch.ops.gdn_cuda
+from ..operators.examples import Arguments, Case, draw, of_operator
+from .examples_sums import Make
 
 
 def lines(dtype: torch.dtype, right: str, columns: int | None) -> Make:
@@ -54,54 +53,18 @@ def sides(B: int, T: int, seed: int) -> Arguments:
     return drawn | {"configuration": -1}
 
 
-# Named, as the tests of declared mutation name them.
-def toeplitz_schur(**x: Any) -> Any:
-    return _ops.toeplitz_schur(*x.values())
-
-
-def toeplitz_pcg(**x: Any) -> Any:
-    return _ops.toeplitz_pcg(*x.values())
-
-
-def toeplitz_solve_positive(**x: Any) -> Any:
-    return _ops.toeplitz_solve_positive(*x.values())
-
-
-def toeplitz_inverse_apply(**x: Any) -> Any:
-    return _ops.toeplitz_inverse_apply(*x.values())
-
-
-def gs_compute_generators(**x: Any) -> Any:
-    return _ops.gs_compute_generators(*x.values())
-
-
-def toeplitz_gko(**x: Any) -> Any:
-    return _ops.toeplitz_gko(*x.values())
-
-
-def toeplitz_generators(**x: Any) -> Any:
-    return _ops.toeplitz_generators(*x.values())
-
-
-def toeplitz_eliminate(**x: Any) -> Any:
-    return _ops.toeplitz_eliminate(*x.values())
-
-
-def _cases() -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     for dtype, columns in ((torch.float64, 3), (torch.bfloat16, None), (torch.complex64, None)):
         name = str(dtype).removeprefix("torch.")
         yield Case(f"toeplitz-{name}", gdn_cuda.toeplitz_matvec, lines(dtype, "x", columns))
         yield Case(f"toeplitz-transpose-{name}", gdn_cuda.toeplitz_matvec_transpose, lines(dtype, "x", columns))
         yield Case(f"toeplitz-solve-{name}", gdn_cuda.toeplitz_solve_ex, lines(dtype, "b", columns))
-    yield Case("toeplitz-inverse", toeplitz_inverse_apply, columns_of_inverse)
+    yield Case("toeplitz-inverse", of_operator("toeplitz_inverse_apply"), columns_of_inverse)
     yield Case("toeplitz-symmetric", gdn_cuda.toeplitz_solve_symmetric_ex, symmetric(torch.float32))
-    yield Case("toeplitz-schur", toeplitz_schur, symmetric(torch.float32, epsilon=1e-7))
-    yield Case("toeplitz-pcg", toeplitz_pcg, symmetric(torch.float64, epsilon=1e-15))
-    yield Case("toeplitz-positive", toeplitz_solve_positive, symmetric(torch.float64))
-    yield Case("toeplitz-ends", gs_compute_generators, regular)
-    yield Case("toeplitz-gko", toeplitz_gko, general)
-    yield Case("toeplitz-generators", toeplitz_generators, lines(torch.complex64, "b", 2))
-    yield Case("toeplitz-eliminate", toeplitz_eliminate, sides)
-
-
-CASES = {case.name: case for case in _cases()}
+    yield Case("toeplitz-schur", of_operator("toeplitz_schur"), symmetric(torch.float32, epsilon=1e-7))
+    yield Case("toeplitz-pcg", of_operator("toeplitz_pcg"), symmetric(torch.float64, epsilon=1e-15))
+    yield Case("toeplitz-positive", of_operator("toeplitz_solve_positive"), symmetric(torch.float64))
+    yield Case("toeplitz-ends", of_operator("gs_compute_generators"), regular)
+    yield Case("toeplitz-gko", of_operator("toeplitz_gko"), general)
+    yield Case("toeplitz-generators", of_operator("toeplitz_generators"), lines(torch.complex64, "b", 2))
+    yield Case("toeplitz-eliminate", of_operator("toeplitz_eliminate"), sides)
