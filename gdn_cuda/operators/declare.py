@@ -77,7 +77,7 @@ def operator(
 
 
 def reference_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference of a declared function, with its signature. Differentiable; hints and `out` are not looked at."""
+    """The reference of a declared function, with its signature. Differentiable: its results are new. Hints change nothing."""
     reference, signature = DECLARATIONS[function.__name__].reference, inspect.signature(function)
     assert reference is not None, function.__name__
 
@@ -85,6 +85,8 @@ def reference_of(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        if bound.arguments.get("out") is not None:
+            raise ValueError(f"{function.__name__}: out: expected None, as the reference returns new tensors, got a tensor")
         return reference(SimpleNamespace(**bound.arguments))
 
     return call

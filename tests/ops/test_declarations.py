@@ -31,6 +31,12 @@ def test_the_reference_has_the_same_signature(name: str) -> None:
     assert inspect.signature(getattr(gdn_cuda.reference, name)) == inspect.signature(getattr(gdn_cuda, name))
 
 
+def test_the_reference_writes_into_no_output() -> None:
+    x = torch.ones(1, 1, 1, 8)
+    with pytest.raises(ValueError, match=r"^recurrent_forward: out: expected None, as the reference returns new tensors, got"):
+        gdn_cuda.reference.recurrent_forward(x, x, x, None, x[..., 0], x[..., 0], out=x)
+
+
 def test_a_parameter_that_is_missing_is_named() -> None:
     def fused_gdn_gating(A_log: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         """One too few."""
