@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 import gdn_cuda
-from gdn_cuda.cli.bench_prefill import PACKED_LENGTHS
 from gdn_cuda.cli.bench_timing import Timer
+from gdn_cuda.gdn.measure_prefill import PACKED_LENGTHS
 
 ROWS = (
     *((16, 32, (tokens,)) for tokens in (1024, 2048, 4096, 8192, 32768, 131072)),

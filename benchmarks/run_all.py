@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gdn_cuda.cli.bench import OPERATORS
+from gdn_cuda.cli.bench import benches
 
 
 def main() -> int:
@@ -17,7 +17,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     status = 0
-    for operator in OPERATORS:
+    for operator in benches():
         target = arguments.out / operator
         command = [sys.executable, "-m", "gdn_cuda", "bench", operator, "--json", f"{target}.json", "--plot", f"{target}.png"]
         status |= subprocess.run(command + ["--quick"] * arguments.quick).returncode

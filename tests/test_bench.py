@@ -12,8 +12,11 @@ import bench_fakes
 import pytest
 import torch
 
-from gdn_cuda.cli import bench, bench_cases, bench_peers, bench_plot, bench_prefill, bench_table, bench_timing
-from gdn_cuda.cli.bench_prefill import GPU_SHAPES, Shape
+import gdn_cuda
+from gdn_cuda.cli import bench, bench_peers, bench_plot, bench_table, bench_timing
+from gdn_cuda.gdn import measure_prefill
+from gdn_cuda.gdn.measure_prefill import GPU_SHAPES, Shape
+from gdn_cuda.operators import measure as measures
 
 # B×T, Hk/Hv and the roof in ms, from a table that was made without this code
 ROOFS_MS = {
@@ -32,12 +35,13 @@ ROOFS_MS = {
     "8×2048 16/16": 0.063,
     "packed 24, 51721 16/32": 0.38,
 }
+BENCHES = bench.benches()
 H200 = bench.NOMINAL_CEILINGS["NVIDIA H200"]
 
 
 def roof_ms(shape: Shape) -> float:
     tokens = Shape(shape.key_heads, shape.value_heads, (1,), shape.key_dim, shape.value_dim)
-    moved = bench_prefill.prefill_work(tokens, "cpu").bytes * shape.tokens
+    moved = measure_prefill.prefill_work(tokens, "cpu").bytes * shape.tokens
     return max(moved / H200["copy_bytes_per_s"], shape.flops / H200["bf16_flop_per_s"]) * 1e3
 
 
@@ -69,13 +73,11 @@ def test_only_takes_the_shapes_that_contain_the_text() -> None:
 # ---- Peers
 
 
-def work_of(operator: str, number: int) -> bench_cases.Work:
+def work_of(operator: str, number: int) -> measures.Work:
     return bench.chosen(operator, "cpu", None)[number].prepare()
 
 
-IN_TORCH = [("cauchy_conj", "naive torch"), ("cauchy_kernel", "naive torch"), ("cauchy_kernel", "torch product"),
-            ("log_vandermonde", "naive torch"), ("toeplitz_matvec", "torch FFT"),
-            ("toeplitz_solve_symmetric", "torch Cholesky"), ("toeplitz_solve", "torch LU")]  # fmt: skip
+IN_TORCH = [(operator, peer) for operator, declared in BENCHES.items() for peer in declared.peers if "torch" in peer]
 MEASURED = [
     ("fused_decode", "FlashInfer", 2),
     ("fused_decode", "FlashInfer", 3),
@@ -89,7 +91,7 @@ MEASURED = [
 def test_an_adapter_speaks_its_peers_layout(operator: str, peer: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench_fakes.install(monkeypatch)
     work = work_of(operator, number)
-    adapted = bench_peers.PEERS[operator][peer](work.checked)
+    adapted = BENCHES[operator].peers[peer](work.checked)
     expected = work.outcome(work.checked)
     assert max(bench_peers.errors(expected, adapted.read(adapted.call()))) < 5e-3
 
@@ -99,21 +101,31 @@ def test_an_adapter_speaks_its_peers_layout(operator: str, peer: str, number: in
 def test_torch_computes_the_same_outputs_and_gradients(operator: str, peer: str, number: int) -> None:
     cases = bench.chosen(operator, "cpu", None)
     work = cases[number % len(cases)].prepare()
-    adapted = bench_peers.PEERS[operator][peer](work.checked)
+    adapted = BENCHES[operator].peers[peer](work.checked)
     assert max(bench_peers.errors(work.outcome(work.checked), adapted.read(adapted.call()))) < 1e-5
 
 
-@pytest.mark.parametrize("operator", bench.TOEPLITZ)
+WITH_SCIPY = [name for name, declared in BENCHES.items() if "SciPy" in declared.peers]
+
+
+@pytest.mark.parametrize("operator", WITH_SCIPY)
 def test_scipy_computes_the_same_outputs(operator: str) -> None:
     pytest.importorskip("scipy", reason="SciPy is not installed")
     work = bench.chosen(operator, "cpu", None)[0].prepare()
-    adapted = bench_peers.PEERS[operator]["SciPy"](work.checked)
+    adapted = BENCHES[operator].peers["SciPy"](work.checked)
     (error,) = bench_peers.errors(work.outcome(work.checked), adapted.read(adapted.call()))
     assert error < 1e-5
 
 
+SUMS = ("cauchy_conj", "cauchy_kernel", "log_vandermonde")
+
+
+def test_what_is_measured_are_public_operators() -> None:
+    assert not {name for name in BENCHES if not inspect.isfunction(getattr(gdn_cuda, name, None))}
+
+
 def test_structured_rows_are_those_of_the_targets() -> None:
-    shapes = {operator: [case.shape for case in bench.chosen(operator, "cuda", "forward")] for operator in bench.STRUCTURED}
+    shapes = {operator: [case.shape for case in bench.chosen(operator, "cuda", "forward")] for operator in SUMS}
     assert shapes == {
         "cauchy_conj": ["1024×32×16384 forward", "1024×64×4096 forward"],
         "cauchy_kernel": ["16×4096×4096 forward"],
@@ -146,18 +158,18 @@ REAL = [
 @pytest.mark.parametrize(("module", "name", "fake"), REAL)
 def test_the_stand_ins_have_the_peers_parameters(module: str, name: str, fake: Callable[..., Any]) -> None:
     try:
-        real = bench_peers._import(module, name)
-    except bench_peers.Absent as why:
+        real = measures.import_peer(module, name)
+    except measures.Absent as why:
         pytest.skip(str(why))
     assert parameter_names(fake) <= parameter_names(real)
 
 
 def test_a_peer_of_other_head_dimensions_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     bench_fakes.install(monkeypatch)
-    work = bench_prefill.prefill_work(Shape(2, 2, (8,), key_dim=96, value_dim=192), "cpu")
+    work = measure_prefill.prefill_work(Shape(2, 2, (8,), key_dim=96, value_dim=192), "cpu")
     for peer in ("FlashInfer", "FlashQLA"):
-        with pytest.raises(bench_peers.Absent, match="head dimensions are 128"):
-            bench_peers.PEERS["chunked_forward"][peer](work.inputs)
+        with pytest.raises(measures.Absent, match="head dimensions are 128"):
+            BENCHES["chunked_forward"].peers[peer](work.inputs)
 
 
 @pytest.mark.parametrize("found", [(0.1, 0.0), (0.0, 0.1), (float("nan"), 0.0), (0.0, float("nan"))])
@@ -259,7 +271,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     monkeypatch.setattr("gdn_cuda.cli.bench_timing.Timer", Stopped)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
 
-    def run(operator: str, cases: list[bench_cases.Case] | None = None, check_peers: bool = True) -> dict[str, Any]:
+    def run(operator: str, cases: list[measures.Case] | None = None, check_peers: bool = True) -> dict[str, Any]:
         made_on = {
             "operator": operator,
             "device": "a CPU",
@@ -274,15 +286,15 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     return run
 
 
-def curve_cases() -> list[bench_cases.Case]:
+def curve_cases() -> list[measures.Case]:
     shapes = (Shape(16, 32, (64,)), Shape(16, 32, (128,)))
     return [
-        bench_cases.Case(shape.name, partial(bench_prefill.prefill_work, shape, "cpu"), captured=False, curve=shape.curve)
+        measures.Case(shape.name, partial(measure_prefill.prefill_work, shape, "cpu"), captured=False, curve=shape.curve)
         for shape in shapes
     ]
 
 
-@pytest.mark.parametrize("operator", bench.OPERATORS)
+@pytest.mark.parametrize("operator", BENCHES)
 def test_a_report_without_peers(
     operator: str, measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,7 +304,7 @@ def test_a_report_without_peers(
     printed = capsys.readouterr().out
     assert "roof: copy 4.30 TB/s, bf16 product 790 TFLOP/s" in printed
     assert "in this run: copy 4.00 TB/s, bf16 product 700 TFLOP/s" in printed
-    for peer in bench_peers.PEERS[operator]:
+    for peer in BENCHES[operator].peers:
         assert (f"{peer} was not measured" in printed) == ("torch" not in peer)
     assert not report["peers_disagree"]
 

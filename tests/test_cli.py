@@ -14,7 +14,7 @@ import torch
 
 import gdn_cuda
 from gdn_cuda import _C, cli
-from gdn_cuda.cli.bench import TOEPLITZ
+from gdn_cuda.cli.bench import benches
 from gdn_cuda.cli.cache import kernel_of
 
 SMALLEST = min(_C.kernels(), key=lambda entry: len(entry["configurations"]))
@@ -229,8 +229,9 @@ def test_bench_of_all_operators(cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "all.json"
     done = gdn("bench", "all", "--cpu", "--quick", "--only", "2x64", "--json", file, cache=cache)
     assert done.returncode == 0, done.stderr
-    assert [report["operator"] for report in json.loads(file.read_text(encoding="utf-8"))] == list(TOEPLITZ)
-    assert all(f"{operator}: device" in done.stdout for operator in TOEPLITZ)
+    toeplitz = [operator for operator in benches() if operator.startswith("toeplitz")]
+    assert [report["operator"] for report in json.loads(file.read_text(encoding="utf-8"))] == toeplitz
+    assert all(f"{operator}: device" in done.stdout for operator in toeplitz)
 
 
 @pytest.mark.parametrize(

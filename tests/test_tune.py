@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from gdn_cuda import _C, cli
-from gdn_cuda.cli.tune_cases import OPERATORS, TORCH_DTYPES, Shape, operator_of
 from gdn_cuda.cli.tune_measure import difference
+from gdn_cuda.operators import measure
+from gdn_cuda.operators.tunable import TORCH_DTYPES, Shape, operator_of
 
 CHILD = Path(__file__).with_name("tune_child.py")
+TUNABLES = measure.load().tunables
 H200 = _C.device_traits_for_arch("sm_90a")
 TUNE = ("tune", "cauchy_conj", "8x4x3000")  # enough points for four turns of a block
 
@@ -60,7 +62,7 @@ def unwritable(folder: Path) -> Iterator[None]:
 
 
 def problem(operator: str, shape: Shape, dtype: str | None = None, shared: bool = False) -> str:
-    return OPERATORS[operator].case(operator, shape, dtype, shared).problem
+    return TUNABLES[operator].case(operator, shape, dtype, shared).problem
 
 
 # ---- Wrong arguments
@@ -131,16 +133,16 @@ def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
 
 def explain(cache: Path, **variables: str) -> str:
     code = "import sys; from gdn_cuda import _C; print(_C.tuned_explain(*sys.argv[1:], _C.device_traits_for_arch('sm_90a')))"
-    kernel = OPERATORS["cauchy_conj"].kernel
+    kernel = TUNABLES["cauchy_conj"].kernel
     case = problem("cauchy_conj", Shape(8, 4, 3000))
     done = processes.run("-c", code, kernel, case, GDN_JIT_CACHE_DIR=str(cache), **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", TUNABLES)
 def test_every_operator(operator: str, cache: Path) -> None:
-    dtype = list(OPERATORS[operator].tolerance)[-1]
+    dtype = list(TUNABLES[operator].tolerance)[-1]
     done = faked("sound", "tune", operator, "16x4x700", "--dtype", dtype, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     (report,) = json.loads(done.stdout)
@@ -228,11 +230,11 @@ def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
 # ---- Cases
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", TUNABLES)
 def test_cases_are_what_the_operator_takes(operator: str) -> None:
     import gdn_cuda
 
-    one = OPERATORS[operator]
+    one = TUNABLES[operator]
     for dtype in one.tolerance:
         for shared in {False, one.shares_poles}:
             case = one.case(operator, Shape(3, 5, 7), dtype, shared)

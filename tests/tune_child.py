@@ -16,7 +16,7 @@ from torch import Tensor
 import gdn_cuda
 from gdn_cuda import _C, cli
 from gdn_cuda.cli import tune
-from gdn_cuda.cli.tune_cases import Case
+from gdn_cuda.operators.tunable import Case
 
 if TYPE_CHECKING:
     from gdn_cuda._C import DeviceTraits

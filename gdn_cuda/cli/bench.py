@@ -6,30 +6,33 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .output import print_json
 
 if TYPE_CHECKING:
-    from .bench_cases import Case, Work
-    from .bench_timing import Call, Timer
+    from ..operators.measure import Bench, Call, Case, Work
+    from .bench_timing import Timer
 
-PIECES = ("bf16_gdn_compute_u_w", "bf16_chunked_seq_state_update", "bf16_gdn_chunked_compute_O")
-STRUCTURED = ("cauchy_conj", "cauchy_kernel", "log_vandermonde")
-TOEPLITZ = ("toeplitz_matvec", "toeplitz_solve_symmetric", "toeplitz_solve")
 ALL = "all"
-OPERATORS = ("fused_decode", "recurrent_forward", "fused_gdn_gating", "chunked_forward", *PIECES, *STRUCTURED, *TOEPLITZ)
 
 # The ceilings that a roof is made of, per device, so that shares compare from run to run: a product's speed follows the
 # temperature. A device that is not here is held against what the run itself measures.
 NOMINAL_CEILINGS = {"NVIDIA H200": {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 790e12}}
 
 
+def benches() -> dict[str, Bench]:
+    """Of every operator that is measured."""
+    from ..operators.measure import load
+
+    return load().benches
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure an operator: time, GB/s or TFLOP/s, share of the roof, peers")
-    parser.add_argument("operator", choices=(*OPERATORS, ALL), metavar="OP", help=f"{ALL}, or one of {', '.join(OPERATORS)}")
+    parser.add_argument("operator", choices=(*benches(), ALL), metavar="OP", help=f"{ALL}, or one of {', '.join(benches())}")
     parser.add_argument("--only", metavar="TEXT", help="only the shapes that contain TEXT (x stands for ×)")
     parser.add_argument(
         "--json",
@@ -90,14 +93,14 @@ def _check_options(arguments: argparse.Namespace) -> None:
 def _selected(operator: str, device: str, only: str | None) -> dict[str, list[Case]]:
     if operator != ALL:
         return {operator: chosen(operator, device, only)}
-    found = {name: _matching(_cases(name, device), only) for name in OPERATORS}
+    found = {name: _matching(bench.cases(device), only) for name, bench in benches().items()}
     if not any(found.values()):
         raise ValueError(f"--only: expected a part of some operator's shape, got {only}")
     return {name: cases for name, cases in found.items() if cases}
 
 
 def chosen(operator: str, device: str, only: str | None) -> list[Case]:
-    cases = list(_cases(operator, device))
+    cases = list(benches()[operator].cases(device))
     found = _matching(cases, only)
     if not found:
         raise ValueError(f"--only: expected a part of one of {'; '.join(case.shape for case in cases)}; got {only}")
@@ -129,23 +132,6 @@ def _print_and_write(report: dict[str, Any], written: Any, file: str | None) -> 
     if file:
         text = json.dumps(written, indent=2, ensure_ascii=False)
         Path(file).write_text(text + "\n", encoding="utf-8")
-
-
-def _cases(operator: str, device: str) -> Iterator[Case]:
-    from . import bench_pieces, bench_structured, bench_toeplitz
-    from .bench_cases import fused_decode, fused_gdn_gating, recurrent_forward
-    from .bench_prefill import chunked_forward
-
-    of_operator = {
-        "fused_decode": fused_decode,
-        "recurrent_forward": recurrent_forward,
-        "fused_gdn_gating": fused_gdn_gating,
-        "chunked_forward": chunked_forward,
-        **{name: getattr(bench_pieces, name) for name in PIECES},
-        **{name: getattr(bench_structured, name) for name in STRUCTURED},
-        **{name: getattr(bench_toeplitz, name) for name in TOEPLITZ},
-    }
-    return of_operator[operator](device)
 
 
 # ---- Measuring
@@ -206,20 +192,22 @@ def _device_us(captured: bool, timer: Timer, call: Call) -> float:
 
 
 def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, absent: Absences) -> dict[str, Any]:
-    from .bench_peers import PEERS, Absent, Disagreement, errors, outcome_names
+    from ..operators.measure import Absent
+    from .bench_peers import Disagreement, errors
     from .bench_timing import LEAST_REPEATS, cpu_us
 
     times: dict[str, float | None] = {}
     found: dict[str, tuple[float, ...]] = {}
     disagree = []
-    expected = work.outcome(work.checked) if check and PEERS[operator] else None
-    for name, adapter in PEERS[operator].items():
+    bench = benches()[operator]
+    expected = work.outcome(work.checked) if check and bench.peers else None
+    for name, adapter in bench.peers.items():
         times[name] = None
         try:
             if expected is not None:
                 peer = adapter(work.checked)
                 found[name] = errors(expected, peer.read(peer.call()))
-                Disagreement.unless_small(found[name], outcome_names(operator))
+                Disagreement.unless_small(found[name], bench.parts)
             peer = adapter(work.inputs)
             captured = case.captured and peer.captured
             times[name] = cpu_us(peer.call, LEAST_REPEATS) if peer.on_host else _device_us(captured, timer, peer.call)

@@ -75,13 +75,13 @@ def _print_rows(terminal: Console, rows: list[Row]) -> None:
 
 
 def _print_peers(terminal: Console, report: dict[str, Any]) -> None:
-    from .bench_peers import outcome_names
+    from ..operators.measure import load
 
     rows = report["rows"]
     for peer in rows[0]["peers_us"]:
         found = [row["peers_errors"][peer] for row in rows if peer in row["peers_errors"]]
         if found:
-            largest = zip(outcome_names(report["operator"]), zip(*found, strict=True), strict=False)
+            largest = zip(load().benches[report["operator"]].parts, zip(*found, strict=True), strict=False)
             said = ", ".join(f"{name} {max(errors):.1e}" for name, errors in largest)
             terminal.print(f"{peer} against ours, the largest relative RMS: {said}")
     for gap in report["peers_absent"]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
 
-Call = Callable[[], object]
+from ..operators.measure import Call
 
 FLUSH_BYTES = 256 << 20  # several times any L2
 COPY_BYTES = 2 << 30

@@ -14,13 +14,15 @@ from .output import console, print_json, show, table
 
 if TYPE_CHECKING:
     from .._C import DeviceTraits, TunedEntry, TunedFile, TunedList
-    from .tune_cases import Case
+    from ..operators.tunable import Case
     from .tune_measure import Measured, Outcome, Progress, Runner
 
 
 def add_parser(commands: Any) -> None:
+    from ..operators.measure import load
+
     parser = commands.add_parser("tune", help="measure an operator's configurations on this GPU and store the fastest")
-    parser.add_argument("operator", nargs="?", metavar="OP", help="cauchy_kernel, cauchy_conj or log_vandermonde")
+    parser.add_argument("operator", nargs="?", metavar="OP", help=", ".join(load().tunables))
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="ROWSxPOLESxPOINTS; points are steps for log_vandermonde")
     parser.add_argument("--dtype", help="f32, f64, bf16, f16, c64 or c128, if the operator has it; default: its usual one")
     parser.add_argument("--shared-poles", action="store_true", help="all rows have the same poles (Cauchy sums)")
@@ -33,10 +35,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .tune_cases import OPERATORS
+    from ..operators.measure import load
 
-    if arguments.operator is not None and arguments.operator not in OPERATORS:
-        raise ValueError(f"OP: expected one of {', '.join(OPERATORS)}, got {arguments.operator}")
+    tunables = load().tunables
+    if arguments.operator is not None and arguments.operator not in tunables:
+        raise ValueError(f"OP: expected one of {', '.join(tunables)}, got {arguments.operator}")
     if arguments.list or arguments.clear:
         for option, given in (
             ("SHAPE", arguments.shapes),
@@ -50,13 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
-    from .tune_cases import OPERATORS, parse_shape
+    from ..operators.measure import load
+    from ..operators.tunable import parse_shape
 
+    tunables = load().tunables
     if arguments.operator is None:
-        raise ValueError(f"OP: expected one of {', '.join(OPERATORS)}, or --list or --clear, got none")
+        raise ValueError(f"OP: expected one of {', '.join(tunables)}, or --list or --clear, got none")
     if not arguments.shapes:
         raise ValueError(f"SHAPE: expected at least one for {arguments.operator}, such as 1024x32x16384, got none")
-    one = OPERATORS[arguments.operator]
+    one = tunables[arguments.operator]
     shapes = [parse_shape(text) for text in arguments.shapes]
     return [one.case(arguments.operator, shape, arguments.dtype, arguments.shared_poles) for shape in shapes]
 
@@ -167,7 +172,7 @@ def _files(listed: TunedList, operator: str | None) -> list[TunedFile]:
 
 
 def _operator(entry: TunedEntry | None) -> str | None:
-    from .tune_cases import operator_of
+    from ..operators.tunable import operator_of
 
     return entry and operator_of(entry["kernel"], entry["problem"])
 

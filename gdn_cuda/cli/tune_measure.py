@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from .tune_cases import Case
+from ..operators.tunable import Case
 
 if TYPE_CHECKING:
     from .._C import DeviceTraits

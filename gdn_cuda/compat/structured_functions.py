@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..ops.structured import cauchy_conj, cauchy_kernel
-from ..ops.structured import log_vandermonde as _sums
-from ..ops.structured import log_vandermonde_transpose as log_vandermonde_transpose
+from ..structured import cauchy_conj, cauchy_kernel
+from ..structured import log_vandermonde as _sums
+from ..structured import log_vandermonde_transpose as log_vandermonde_transpose
 
 
 def cauchy_naive(v: Tensor, z: Tensor, w: Tensor, conj: bool = True) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..ops.structured import cauchy_conj, cauchy_kernel
+from ..structured import cauchy_conj, cauchy_kernel
 from .tensors import keep_numbers
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reference import s4
-from ..reference.s4 import System, full_state
+from ..structured import reference_s4 as s4
+from ..structured.reference_s4 import System, full_state
 from . import s4_step
 from .s4_base import SSMKernel, rows_of
 from .s4_length import KnowsLength

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..reference.s4 import TRANSFORMS, System, system_of
+from ..structured.reference_s4 import TRANSFORMS, System, system_of
 from .tensors import keep
 
 PARAMETERS = ("A_real", "A_imag", "B", "C", "P", "inv_dt")

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..ops.structured import cauchy_conj
-from ..reference.s4 import System
+from ..structured import cauchy_conj
+from ..structured.reference_s4 import System
 
 
 def kernel_by_cauchy(system: System, B: Tensor, length: int, dtype: torch.dtype) -> Tensor:

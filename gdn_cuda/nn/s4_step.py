@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..reference.s4 import Discrete, System
+from ..structured.reference_s4 import Discrete, System
 
 
 class LinearStep(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.structured import log_vandermonde, log_vandermonde_transpose
-from ..reference import s4d
-from ..reference.structured_common import product_error
+from ..structured import log_vandermonde, log_vandermonde_transpose
+from ..structured import reference_s4d as s4d
+from ..structured.reference_common import product_error
 from .s4_base import SSMKernel, rows_of
 
 

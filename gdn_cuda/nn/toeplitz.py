@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..ops.structured_displacement import DisplacementType, check_generators, displacement_matvec
-from ..ops.structured_toeplitz import (
+from ..structured.displacement import DisplacementType, check_generators, displacement_matvec
+from ..structured.toeplitz import (
     gs_compute_generators,
     toeplitz_inverse_apply,
     toeplitz_matvec,

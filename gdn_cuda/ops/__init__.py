@@ -1,1 +1,13 @@
-"""The operators, a module a family."""
+"""The operators, a module a family, under the names that these modules had before families had folders."""
+
+import sys
+
+from .. import gdn, structured
+from ..structured import displacement as structured_displacement
+from ..structured import l2
+from ..structured import toeplitz as structured_toeplitz
+
+__all__ = ["gdn", "l2", "structured", "structured_displacement", "structured_toeplitz"]
+
+for _name in __all__:
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name]

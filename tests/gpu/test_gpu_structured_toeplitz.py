@@ -12,10 +12,10 @@ from literal import toeplitz_matvec as exact
 from torch import Tensor
 
 from gdn_cuda.nn import DisplacementMV, ToeplitzMV
-from gdn_cuda.ops.structured_displacement import DisplacementType, displacement_matvec
-from gdn_cuda.ops.structured_toeplitz import toeplitz_matvec, toeplitz_matvec_transpose
 from gdn_cuda.reference import structured_displacement as displacement_oracle
-from gdn_cuda.reference.structured_toeplitz_ops import widened
+from gdn_cuda.structured.displacement import DisplacementType, displacement_matvec
+from gdn_cuda.structured.reference_toeplitz_operators import widened
+from gdn_cuda.structured.toeplitz import toeplitz_matvec, toeplitz_matvec_transpose
 
 BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-14, torch.complex128: 1e-14,
           torch.bfloat16: 4e-3, torch.float16: 5e-4}  # fmt: skip

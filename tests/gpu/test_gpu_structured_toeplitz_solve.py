@@ -10,7 +10,9 @@ from torch import Tensor
 
 from gdn_cuda import _C
 from gdn_cuda.nn import ToeplitzInverse, ToeplitzSolve
-from gdn_cuda.ops.structured_toeplitz import (
+from gdn_cuda.reference import structured_toeplitz as oracle
+from gdn_cuda.structured.reference_toeplitz_operators import widened
+from gdn_cuda.structured.toeplitz import (
     gs_compute_generators,
     toeplitz_inverse_apply,
     toeplitz_solve,
@@ -19,8 +21,6 @@ from gdn_cuda.ops.structured_toeplitz import (
     toeplitz_solve_symmetric_ex,
     toeplitz_to_cauchy,
 )
-from gdn_cuda.reference import structured_toeplitz as oracle
-from gdn_cuda.reference.structured_toeplitz_ops import widened
 
 BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-11, torch.complex128: 1e-11,
           torch.bfloat16: 4e-3, torch.float16: 5e-4}  # fmt: skip

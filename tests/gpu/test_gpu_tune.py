@@ -13,16 +13,18 @@ import torch
 
 import gdn_cuda
 from gdn_cuda import _C
-from gdn_cuda.cli.tune_cases import OPERATORS, Shape
 from gdn_cuda.cli.tune_measure import GpuRunner, tune
+from gdn_cuda.operators import measure
+from gdn_cuda.operators.tunable import Shape
 
+TUNABLES = measure.load().tunables
 SHAPES = (Shape(1, 3, 5), Shape(4, 64, 5000), Shape(48, 33, 2049))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", TUNABLES)
 def test_every_candidate_is_right_and_is_what_runs(operator: str, shape: Shape) -> None:
-    one, device = OPERATORS[operator], _C.driver()["devices"][torch.cuda.current_device()]
+    one, device = TUNABLES[operator], _C.driver()["devices"][torch.cuda.current_device()]
     for dtype in one.tolerance:
         for shared in {False, one.shares_poles}:
             case = one.case(operator, shape, dtype, shared)
@@ -35,7 +37,7 @@ def test_every_candidate_is_right_and_is_what_runs(operator: str, shape: Shape) 
 def test_a_call_that_lies_otherwise_in_memory_is_the_same_problem() -> None:
     """Leading dimensions merge; what the command calls rows is what a model's call has."""
     device = _C.driver()["devices"][torch.cuda.current_device()]
-    case = OPERATORS["cauchy_conj"].case("cauchy_conj", Shape(12, 8, 600), None, False)
+    case = TUNABLES["cauchy_conj"].case("cauchy_conj", Shape(12, 8, 600), None, False)
     x = case.arguments("cuda")
     choice = _C.tuned_candidates(case.kernel, case.problem, device)[-1]
     expected = gdn_cuda.cauchy_conj(**x)

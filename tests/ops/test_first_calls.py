@@ -8,11 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ops_cases import CASES as GDN_CASES
-from structured_cases import CASES as STRUCTURED_CASES
-from toeplitz_cases import CASES as TOEPLITZ_CASES
-
 import gdn_cuda
+from gdn_cuda.operators import examples
 
 TESTS = Path(__file__).resolve().parents[1]
 # One process for each function would cost seconds; forked children of one that has imported torch cost nothing.
@@ -30,15 +27,13 @@ def new():
 import gdn_cuda
 
 assert not new(), new()
-from ops_cases import CASES as gdn
-from structured_cases import CASES as structured
-from toeplitz_cases import CASES as toeplitz
+from gdn_cuda.operators import examples
 
 torch.set_num_threads(1)
 before = set(sys.modules)
 failed = False
 first_of = {{}}
-for name, case in (gdn | structured | toeplitz).items():
+for name, case in examples.load().items():
     first_of.setdefault(case.function, (name, case))
 for name, case in first_of.values():
     if (child := os.fork()) == 0:
@@ -72,7 +67,7 @@ def test_neither_the_import_nor_a_first_call_imports_the_tracer() -> None:
 
 
 def test_every_public_operator_is_among_the_cases() -> None:
-    called = {case.function for case in (GDN_CASES | STRUCTURED_CASES | TOEPLITZ_CASES).values()}
+    called = {case.function for case in examples.load().values()}
     elsewhere = {"toeplitz_solve", "toeplitz_solve_symmetric", "gs_compute_generators", "toeplitz_inverse_apply",
                  "toeplitz_to_cauchy", "displacement_matvec", "cauchy_pin_l2", "init", "compile", "warmup"}  # fmt: skip
     functions = {getattr(gdn_cuda, name) for name in gdn_cuda.__all__ if name not in elsewhere}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import CASES, Arguments, Case, copied
+from ops_cases import CASES, Arguments, Case, copied, one_of_each, written_by
 from test_ops_bad_input import arguments_of
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -15,48 +15,25 @@ from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
 
-# One of every function, and those that write something else.
-NAMES = [
-    "gating",
-    "recurrent-PREFILL",
-    "decode",
-    "decode-step-states",
-    "chunked",
-    "chunked-pool",
-    "mn-major-fp32",
-    "cumsum",
-    "u-w",
-    "state-update",
-    "compute-o",
-]
-READ = {
-    "gating": "A_log",
-    "decode": "A_log",
-    "decode-step-states": "dt_bias",
-    "mn-major-fp32": "input",
-    "cumsum": "input",
-    "u-w": "beta",
-    "state-update": "w",
-    "compute-o": "state",
-}
-WRITTEN = {
-    "recurrent-PREFILL": ["out"],
-    "decode": ["state_pool", "out"],
-    "decode-step-states": ["state_pool", "step_states", "out"],
-    "chunked": ["out"],
-    "chunked-pool": ["state", "out"],
-    "cumsum": ["output"],
-    "u-w": ["u", "w"],
-    "state-update": ["u", "state", "final_state"],
-    "compute-o": ["o"],
-}
+EACH = one_of_each()
+NAMES = list(EACH)
+WRITTEN = {name: written for name, case in EACH.items() if (written := written_by(case))}
 WRITES = [(name, argument) for name, arguments in WRITTEN.items() for argument in arguments]
+
+
+def read_of(name: str) -> str:
+    """The first tensor that a call reads."""
+    given = CASES[name].make(2, 3, 0).items()
+    return next(argument for argument, x in given if isinstance(x, Tensor) and argument not in WRITTEN.get(name, []))
+
+
+READ = {name: read_of(name) for name in NAMES}
 
 
 def with_gradient(name: str, seed: int) -> tuple[Case, Arguments]:
     case = CASES[name]
     arguments = {argument: copied(x) for argument, x in arguments_of(case, seed).items()}
-    arguments[READ.get(name, "query")].requires_grad_()
+    arguments[READ[name]].requires_grad_()
     return case, arguments
 
 
@@ -189,7 +166,7 @@ def test_overwriting_what_autograd_saved_is_noticed(name: str, seed: int) -> Non
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transform", ["grad", "jvp", "jacrev", "jacfwd", "vjp", "dual"])
 def test_transforms_are_refused(name: str, transform: str, seed: int) -> None:
-    case, argument = CASES[name], READ.get(name, "query")
+    case, argument = CASES[name], READ[name]
     arguments = arguments_of(case, seed)
     x = arguments[argument]
 

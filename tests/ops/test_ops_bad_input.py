@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import CASES, DK, DV, HV, Arguments, Case, copied, operator_call, poisoned
+from ops_cases import CASES, DK, DV, HV, Arguments, Case, copied, one_of_each, operator_call, poisoned, written_by
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
+from gdn_cuda.operators.declare import DECLARATIONS
 
 MESSAGE = re.compile(r"(?P<function>\w+): (?P<argument>\w+): expected .+, got .+", re.DOTALL)
 
@@ -161,6 +162,19 @@ def test_wrong_tensor(name: str) -> None:
         if named != argument and argument not in (anchor, "value", "v", "u", "q", "cu_seqlens"):
             failures.append(f"{where}: the error names {named}")
     assert not failures
+
+
+def test_every_tensor_is_broken_somewhere() -> None:
+    """Of every declared operator, every argument that is a tensor or None."""
+    broken = {(CASES[name].function.__name__, argument) for name in TENSOR_CASES for argument in arguments_of(CASES[name])}
+    declared = {
+        (function, schema.arguments[i])
+        for function, declaration in DECLARATIONS.items()
+        for schema in declaration.schemas
+        for i, _ in schema.tensors
+    }
+    hints = {"chunk_indices", "cu_chunks"}  # those of chunked_forward stand for all
+    assert not {(function, argument) for function, argument in declared - broken if argument not in hints}
 
 
 @pytest.mark.parametrize("name", TENSOR_CASES)
@@ -365,11 +379,10 @@ def test_more_tokens_than_an_int_counts_in_whole_chunks() -> None:
 
 NO_TENSORS = [
     (name, argument.name, str(argument.type) != "Tensor")
-    for name in ("gating", "recurrent-accepted", "decode-step-states", "chunked-packed-hints", "mn-major-fp32", "cumsum-packed",
-                 "u-w-packed", "state-update-packed", "compute-o-packed")
+    for name in {case.function: name for name, case in reversed(one_of_each().items())}.values()
     for argument in operator_call(CASES[name])[0]._schema.arguments
     if "Tensor" in str(argument.type)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -395,18 +408,7 @@ def test_an_undefined_tensor_given_to_the_operator_itself(capfd: pytest.CaptureF
     assert capfd.readouterr() == ("", "")
 
 
-WRITTEN = [
-    ("recurrent-PREFILL", "out"),
-    ("decode", "out"),
-    ("decode", "state_pool"),
-    (STEPS, "step_states"),
-    ("chunked", "out"),
-    ("chunked-pool", "state"),
-    ("cumsum", "output"),
-    ("u-w", "w"),
-    ("state-update", "state"),
-    ("compute-o", "o"),
-]
+WRITTEN = [(name, argument) for name, case in one_of_each().items() for argument in written_by(case)]
 
 
 @pytest.mark.parametrize("name, argument", WRITTEN)

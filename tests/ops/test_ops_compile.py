@@ -57,6 +57,10 @@ def check_same(function: Any, compiled: Any, arguments: Arguments) -> None:
         assert a.stride() == b.stride()
 
 
+def test_every_function_is_compiled() -> None:
+    assert {CASES[name].function for name in COMPILED} == {case.function for case in CASES.values()}
+
+
 @pytest.mark.parametrize("name", COMPILED)
 def test_fullgraph_with_changing_sizes(name: str, seed: int) -> None:
     """One graph for all of them: sizes are symbols in the fake implementations."""

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
-from gdn_cuda.ops.registration import check
+from gdn_cuda.operators.registration import check
 
 
 def drawn(examples: int) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gdn_cuda
-from gdn_cuda.ops.registration import check
+from gdn_cuda.operators.registration import check
 
 WRAPS = 2**32 + 1  # 1 in 32 bits
 BF16, FP32, INT = torch.bfloat16, torch.float32, torch.int32

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import Case
-from structured_cases import CASES
 from torch import Tensor
 
 import gdn_cuda
+from gdn_cuda.operators.examples import Case
+from gdn_cuda.structured import examples_sums
 
+CASES = {case.name: case for case in examples_sums.cases()}
 PUBLIC = {name: case for name, case in CASES.items() if hasattr(gdn_cuda, case.function.__name__)}
 EVERY_CASE = pytest.mark.parametrize("case", PUBLIC.values(), ids=PUBLIC.keys())
 inf, nan = float("inf"), float("nan")
@@ -133,7 +134,7 @@ def test_a_few_points_at_a_time(case: Case, seed: int, monkeypatch: pytest.Monke
         return [out, *torch.autograd.grad(out.abs().sum(), leaves)]
 
     expected = everything()
-    monkeypatch.setattr("gdn_cuda.reference.structured_ops.BYTES", 16 * 90)  # 3 × 2 rows of 5 poles: three points
+    monkeypatch.setattr("gdn_cuda.structured.reference_sums.BYTES", 16 * 90)  # 3 × 2 rows of 5 poles: three points
     for ours, theirs in zip(everything(), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=4e-3 if ours.dtype == torch.bfloat16 else 1e-6, atol=0)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from gdn_cuda.reference.structured_toeplitz import toeplitz
 from helpers import rel_rms
 
-from gdn_cuda.ops.structured_displacement import DisplacementType, displacement_matvec
 from gdn_cuda.reference import structured_displacement as oracle
-from gdn_cuda.reference.structured_toeplitz import toeplitz
+from gdn_cuda.structured.displacement import DisplacementType, displacement_matvec
 
 SHAPES = [
     ((5, 2), (5, 2), (5,)),

@@ -13,9 +13,9 @@ from helpers import rel_rms
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from gdn_cuda.ops.structured_toeplitz import toeplitz_matvec, toeplitz_matvec_transpose
 from gdn_cuda.reference import structured_toeplitz as oracle
-from gdn_cuda.reference.structured_toeplitz_ops import matvec_by_transforms
+from gdn_cuda.structured.reference_toeplitz_operators import matvec_by_transforms
+from gdn_cuda.structured.toeplitz import toeplitz_matvec, toeplitz_matvec_transpose
 
 PRODUCTS = (toeplitz_matvec, toeplitz_matvec_transpose)
 # of c, r and x

@@ -13,7 +13,8 @@ from helpers import rel_rms
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from gdn_cuda.ops.structured_toeplitz import (
+from gdn_cuda.reference import structured_toeplitz as oracle
+from gdn_cuda.structured.toeplitz import (
     explain_toeplitz_solve,
     gs_compute_generators,
     toeplitz_inverse_apply,
@@ -24,7 +25,6 @@ from gdn_cuda.ops.structured_toeplitz import (
     toeplitz_solve_symmetric_ex,
     toeplitz_to_cauchy,
 )
-from gdn_cuda.reference import structured_toeplitz as oracle
 
 LinAlgError = torch.linalg.LinAlgError
 DOUBLES = (torch.float64, torch.complex128)

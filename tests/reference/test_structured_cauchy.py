@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from helpers import rel_rms
-
 from gdn_cuda.reference.structured_cauchy import cauchy_conj, cauchy_kernel
+from helpers import rel_rms
 
 mpmath = pytest.importorskip("mpmath", reason="mpmath is not installed (it comes with torch's sympy)")
 EPSILON = 2.0**-52

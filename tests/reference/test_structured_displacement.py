@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from helpers import rel_rms
-
 from gdn_cuda.reference.structured_displacement import DisplacementType, displacement_matrix, displacement_matvec
 from gdn_cuda.reference.structured_toeplitz import toeplitz
+from helpers import rel_rms
 
 TYPES = tuple(DisplacementType)
 SIZES = (1, 2, 3, 4, 7, 11)

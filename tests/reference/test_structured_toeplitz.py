@@ -4,8 +4,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from helpers import rel_rms
-
 from gdn_cuda.reference.structured_toeplitz import (
     gs_compute_generators,
     toeplitz,
@@ -17,6 +15,7 @@ from gdn_cuda.reference.structured_toeplitz import (
     toeplitz_solve_symmetric,
     toeplitz_to_cauchy,
 )
+from helpers import rel_rms
 
 SIZES = (1, 2, 3, 5, 8, 31)
 DTYPES = (torch.float64, torch.complex128)

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from helpers import rel_rms
-
 from gdn_cuda.reference.structured_vandermonde import log_vandermonde, log_vandermonde_transpose
+from helpers import rel_rms
 
 EPSILON = 2.0**-52
 

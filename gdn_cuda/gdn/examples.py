@@ -1,0 +1,283 @@
+"""Examples of the Gated Delta Net's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gdn_cuda
+from gdn_cuda import InferenceMode
+
+from ..operators.examples import Arguments, Case, poisoned, random
+from .inputs import make_gdn_inputs, make_packed_gdn_inputs
+
+HK, HV, DK, DV = 2, 4, 16, 8
+HEADS: Arguments = {"Hk": HK, "Hv": HV, "dk": DK, "dv": DV, "gate_range": (-8.0, 0.0)}
+LENGTHS = (70, 0, 3)  # of packed sequences: more than a chunk, none, a few
+
+
+def gdn(B: int, T: int, seed: int, packed: bool = False, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Arguments:
+    if packed:
+        return make_packed_gdn_inputs(list(LENGTHS), dtype=dtype, seed=seed, **HEADS, **options)
+    return make_gdn_inputs(B, T, dtype=dtype, seed=seed, **HEADS, **options)
+
+
+# ---- fused_gdn_gating
+
+
+def gating(dtype: torch.dtype, packed: bool = False, permuted: bool = False) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        shape = (B * T,) if packed else (T, B) if permuted else (B, T)
+        both = random(*shape, 2 * HV, seed=seed, dtype=dtype)  # one projection for a and b, as layers have it
+        both = both.transpose(0, 1) if permuted else both
+        heads = {"A_log": random(HV, seed=seed + 1), "dt_bias": random(HV, seed=seed + 2, dtype=dtype)}
+        return heads | {"a": both[..., :HV], "b": both[..., HV:], "is_var_len": packed}
+
+    return make
+
+
+def dense_gates(B: int, T: int, seed: int) -> Arguments:
+    """Without gaps, tokens before sequences: what a careless implementation gives back with the same strides."""
+    inputs = gating(torch.float32)(T, B, seed)
+    return inputs | {name: inputs[name].contiguous().transpose(0, 1) for name in ("a", "b")}
+
+
+# ---- recurrent_forward
+
+
+def recurrent(
+    mode: InferenceMode, packed: bool = False, state: torch.dtype | None = torch.float32, steps: int = 0, **more: Any
+) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        inputs = gdn(B, T, seed, packed)
+        if state is None:
+            inputs["state"] = None
+        else:
+            inputs["state"] = inputs["state"].to(state)
+        if steps:
+            sequences = inputs["state"].shape[0]
+            inputs["state"] = random(sequences, steps, HV, DV, DK, seed=seed, dtype=state or torch.float32)
+            inputs["num_accepted_tokens"] = torch.arange(sequences, dtype=torch.int32) % (steps + 1)  # 0 counts as 1
+        return inputs | {"inference_mode": mode} | more
+
+    return make
+
+
+# ---- fused_decode
+
+
+def decode(
+    indices: str = "slot",
+    packed: bool = False,
+    pool: torch.dtype = torch.float32,
+    index: torch.dtype = torch.int32,
+    gaps: bool = False,
+    steps: bool = False,
+    **more: Any,
+) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        tokens, sequences, longest = ((sum(LENGTHS),), len(LENGTHS), max(LENGTHS)) if packed else ((B, T), B, T)
+        # One projection for all of them: every tensor is a strided view.
+        rows = random(*tokens, 2 * HK * DK + HV * DV + 2 * HV, seed=seed, dtype=torch.bfloat16)
+        query, key, value, a, b = rows.split([HK * DK, HK * DK, HV * DV, HV, HV], dim=-1)
+        width = max(longest, 1)
+        slots = sequences * width + 2
+        memory = random(slots, (2 if gaps else 1) * HV * DV * DK, seed=seed + 1, dtype=pool)
+        inputs: Arguments = {
+            "query": query.unflatten(-1, (HK, DK)),
+            "key": key.unflatten(-1, (HK, DK)),
+            "value": value.unflatten(-1, (HV, DV)),
+            "a": a,
+            "b": b,
+            "A_log": random(HV, seed=seed + 2),
+            "dt_bias": random(HV, seed=seed + 3, dtype=torch.bfloat16),
+            "state_pool": memory[:, : HV * DV * DK].unflatten(-1, (HV, DV, DK)),
+        }
+        if packed:
+            inputs["cu_seqlens"] = torch.tensor([0, *LENGTHS]).cumsum(0).to(index)
+        if indices == "slot":
+            chosen = torch.arange(sequences, dtype=index).flip(0) + 1
+            chosen[2:3] = -1  # a padding row
+            inputs["state_indices"] = chosen
+        elif indices == "token":
+            inputs["state_indices"] = torch.arange(sequences * width, dtype=index).view(sequences, width) + 1
+            inputs["num_accepted_tokens"] = torch.arange(sequences, dtype=index) % (width + 1)
+        if steps:
+            inputs["step_states"] = random(sequences + 1, longest + 1, HV, DV, DK, seed=seed + 4, dtype=pool)
+            inputs["step_slots"] = torch.arange(sequences, dtype=index).flip(0)
+        return inputs | more
+
+    return make
+
+
+# ---- chunked_forward
+
+
+def chunked(
+    packed: bool = False, state: torch.dtype | None = torch.float32, **more: Any
+) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        inputs = gdn(B, T, seed, packed)
+        inputs["state"] = None if state is None else inputs["state"].to(state)
+        return inputs | more
+
+    return make
+
+
+def chunked_hints(B: int, T: int, seed: int) -> Arguments:
+    pairs = [(n, chunk) for n, length in enumerate(LENGTHS) for chunk in range(-(-length // 64))]
+    counts = [sum(first == n for first, _ in pairs) for n in range(len(LENGTHS))]
+    hints = {
+        "chunk_indices": torch.tensor(pairs, dtype=torch.int32),
+        "cu_chunks": torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
+    }
+    return gdn(B, T, seed, packed=True) | hints
+
+
+def chunked_pool(packed: bool = False, pool: torch.dtype = torch.float32, **more: Any) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        inputs = gdn(B, T, seed, packed)
+        sequences = inputs["state"].shape[0]
+        inputs["state"] = random(sequences + 2, 2, HV, DV, DK, seed=seed, dtype=pool)[:, 0]
+        inputs["state_indices"] = torch.arange(sequences).flip(0)
+        inputs["state_indices"][:1] = -1
+        return inputs | more
+
+    return make
+
+
+# ---- layout, cumsum, and the pieces of the chunked form
+
+
+def mn_major(dtype: torch.dtype, leading: bool = True, **more: Any) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        x = random(B, T, 2 * HV, seed=seed, dtype=dtype)[..., ::2]
+        return {"input": x if leading else x.flatten(0, 1)} | more
+
+    return make
+
+
+def cumsum(dtype: torch.dtype, head_first: bool, packed: bool) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        batch, tokens = (len(LENGTHS), sum(LENGTHS)) if packed else (B, T)
+        x = random(*(() if packed else (B,)), tokens, HV, seed=seed, dtype=dtype)
+        x = x.mT.contiguous() if head_first else x
+        inputs = {"input": x, "output": poisoned(x.float()), "batch_size": batch, "seq_len": tokens, "num_heads": HV}
+        if packed:
+            inputs["cu_seqlens"] = torch.tensor([0, *LENGTHS]).cumsum(0)
+        return inputs | {"head_first": head_first}
+
+    return make
+
+
+def _piece_inputs(B: int, T: int, seed: int, packed: bool, gated: bool) -> Arguments:
+    x = gdn(B, T, seed, packed)
+    summed = gdn_cuda.reference.chunk_local_cumsum(x["gate"], cu_seqlens=x.get("cu_seqlens"))
+    x["gate"] = gdn_cuda.transpose_to_mn_major(summed) if gated else None
+    x["beta"] = gdn_cuda.transpose_to_mn_major(x["beta"])
+    return x
+
+
+def _offsets(x: Arguments) -> Arguments:
+    return {name: x[name] for name in ("cu_seqlens",) if name in x}
+
+
+def compute_u_w(packed: bool = False, gated: bool = True) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        x = _piece_inputs(B, T, seed, packed, gated)
+        w = x["value"].new_empty((*x["value"].shape[:-1], DK))
+        results = {"u": poisoned(x["value"]), "w": poisoned(w)}
+        return {"k": x["key"], "v": x["value"], "beta": x["beta"], "gate": x["gate"]} | results | _offsets(x)
+
+    return make
+
+
+def _states(x: Arguments, packed: bool) -> Tensor:
+    chunks = sum(-(-length // 64) for length in LENGTHS) + 1 if packed else -(-x["value"].shape[1] // 64)
+    shape = (chunks,) if packed else (x["value"].shape[0], chunks)
+    return torch.full((*shape, HV, DV, DK), 7.0)
+
+
+def state_update(packed: bool = False, initial: bool = False, gated: bool = True) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        x = _piece_inputs(B, T, seed, packed, gated)
+        u, w = gdn_cuda.reference.compute_u_w(x["key"], x["value"], x["beta"], x["gate"], x.get("cu_seqlens"))
+        states = {"state": _states(x, packed), "final_state": poisoned(x["state"]), "is_initial_state": initial}
+        return (
+            {"k": x["key"], "u": u.bfloat16().contiguous(), "w": w.bfloat16().contiguous(), "gate": x["gate"]}
+            | states
+            | _offsets(x)
+        )
+
+    return make
+
+
+def compute_o(packed: bool = False, gated: bool = True) -> Callable[[int, int, int], Arguments]:
+    def make(B: int, T: int, seed: int) -> Arguments:
+        x = _piece_inputs(B, T, seed, packed, gated)
+        states = random(*_states(x, packed).shape, seed=seed)
+        tensors = {"q": x["query"], "k": x["key"], "u": x["value"], "o": poisoned(x["value"]), "gate": x["gate"]}
+        return tensors | {"state": states} | _offsets(x)
+
+    return make
+
+
+def _cases() -> Iterator[Case]:
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    yield Case("gating", gdn_cuda.fused_gdn_gating, gating(bf16))
+    yield Case("gating-fp32-dense", gdn_cuda.fused_gdn_gating, dense_gates)
+    yield Case("gating-fp32-permuted", gdn_cuda.fused_gdn_gating, gating(fp32, permuted=True))
+    yield Case("gating-packed-fp16", gdn_cuda.fused_gdn_gating, gating(fp16, packed=True))
+
+    for mode in InferenceMode:
+        yield Case(f"recurrent-{mode.name}", gdn_cuda.recurrent_forward, recurrent(mode))
+        yield Case(f"recurrent-{mode.name}-packed", gdn_cuda.recurrent_forward, recurrent(mode, packed=True), packed=True)
+    verify = InferenceMode.SPEC_VERIFY
+    yield Case("recurrent-no-state", gdn_cuda.recurrent_forward, recurrent(InferenceMode.PREFILL, state=None, is_qk_norm=True))
+    yield Case("recurrent-bf16-state", gdn_cuda.recurrent_forward, recurrent(InferenceMode.DECODE, state=bf16, scale=0.5))
+    yield Case("recurrent-accepted", gdn_cuda.recurrent_forward, recurrent(verify, steps=3))
+    packed_verify = recurrent(verify, packed=True, state=bf16, steps=4)
+    yield Case("recurrent-accepted-packed", gdn_cuda.recurrent_forward, packed_verify, packed=True)
+
+    yield Case("decode", gdn_cuda.fused_decode, decode())
+    yield Case("decode-no-indices", gdn_cuda.fused_decode, decode("none", pool=bf16, use_qk_l2norm=False, scale=0.1))
+    yield Case("decode-null-slot", gdn_cuda.fused_decode, decode(index=torch.int64, gaps=True, null_slot=1))
+    yield Case("decode-packed", gdn_cuda.fused_decode, decode(packed=True, pool=bf16), packed=True)
+    yield Case("decode-verify", gdn_cuda.fused_decode, decode("token", gaps=True))
+    yield Case("decode-verify-packed", gdn_cuda.fused_decode, decode("token", packed=True, index=torch.int64), packed=True)
+    yield Case("decode-step-states", gdn_cuda.fused_decode, decode(steps=True))
+    yield Case("decode-step-states-packed", gdn_cuda.fused_decode, decode(packed=True, steps=True, pool=bf16), packed=True)
+
+    yield Case("chunked", gdn_cuda.chunked_forward, chunked())
+    yield Case("chunked-no-state", gdn_cuda.chunked_forward, chunked(state=None, use_qk_l2norm=True))
+    yield Case("chunked-to-bf16", gdn_cuda.chunked_forward, chunked(state_dtype=bf16, checkpoint_every=64))
+    yield Case("chunked-to-fp32", gdn_cuda.chunked_forward, chunked(state=bf16, state_dtype=fp32, scale=0.3))
+    yield Case("chunked-no-final-state", gdn_cuda.chunked_forward, chunked(output_final_state=False))
+    yield Case("chunked-packed", gdn_cuda.chunked_forward, chunked(packed=True, checkpoint_every=64), packed=True)
+    yield Case("chunked-packed-hints", gdn_cuda.chunked_forward, chunked_hints, packed=True)
+    yield Case("chunked-pool", gdn_cuda.chunked_forward, chunked_pool(checkpoint_every=64))
+    pool_packed = chunked_pool(packed=True, pool=bf16, checkpoint_every=64)
+    yield Case("chunked-pool-packed", gdn_cuda.chunked_forward, pool_packed, packed=True)
+
+    yield Case("mn-major-fp32", gdn_cuda.transpose_to_mn_major, mn_major(fp32))
+    yield Case("mn-major-bf16", gdn_cuda.transpose_to_mn_major, mn_major(bf16, leading=False, alignment=128))
+    for head_first in (False, True):
+        name = "-head-first" if head_first else ""
+        yield Case(f"cumsum{name}", gdn_cuda.chunk_local_cumsum_bf16, cumsum(bf16, head_first, False))
+        yield Case(f"cumsum{name}-packed", gdn_cuda.chunk_local_cumsum_bf16, cumsum(fp32, head_first, True), packed=True)
+
+    for packed in (False, True):
+        name = "-packed" if packed else ""
+        yield Case(f"u-w{name}", gdn_cuda.bf16_gdn_compute_u_w, compute_u_w(packed), packed=packed)
+        update = state_update(packed, initial=True)
+        yield Case(f"state-update{name}", gdn_cuda.bf16_chunked_seq_state_update, update, packed=packed)
+        yield Case(f"compute-o{name}", gdn_cuda.bf16_gdn_chunked_compute_O, compute_o(packed), packed=packed)
+    yield Case("u-w-no-gate", gdn_cuda.bf16_gdn_compute_u_w, compute_u_w(gated=False))
+    yield Case("state-update-no-gate", gdn_cuda.bf16_chunked_seq_state_update, state_update(gated=False))
+    yield Case("compute-o-no-gate", gdn_cuda.bf16_gdn_chunked_compute_O, compute_o(gated=False))
+
+
+CASES = {case.name: case for case in _cases()}

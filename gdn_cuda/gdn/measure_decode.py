@@ -1,0 +1,100 @@
+"""Decode and gating: shapes, their inputs, and the bytes that a call is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from ..operators.measure import Case, Inputs, Outcome, Work, bench, normal, size
+from . import measure_peers as peers
+from .inputs import projections
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+
+
+# ---- Decode
+
+HEAD = 128
+
+
+@bench({"FlashInfer": peers.flashinfer_decode, "FLA": peers.fla_decode})
+def fused_decode(device: str) -> Iterator[Case]:
+    batches = {(16, 32): (1, 4, 16, 64, 256), (4, 8): (1, 64)} if device == "cuda" else {(16, 32): (1, 4)}
+    for heads, sizes in batches.items():
+        for batch in sizes:
+            for dtype in (torch.float32, torch.bfloat16):
+                shape = f"{heads[0]}/{heads[1]} B={batch} {_name(dtype)} state"
+                yield Case(shape, partial(_decode_work, device, batch, *heads, dtype))
+
+
+def _decode_work(device: str, batch: int, key_heads: int, value_heads: int, state_dtype: torch.dtype) -> Work:
+    import gdn_cuda
+
+    x = projections(device, batch, 1, key_heads=key_heads, value_heads=value_heads)
+    x |= {
+        "a": normal(batch, 1, value_heads, device=device),
+        "b": normal(batch, 1, value_heads, device=device),
+        "A_log": normal(value_heads, device=device, dtype=torch.float32),
+        "dt_bias": normal(value_heads, device=device, dtype=torch.float32),
+        "state_pool": normal(batch, value_heads, HEAD, HEAD, device=device, dtype=state_dtype),
+        "state_indices": torch.randperm(batch, device=device, dtype=torch.int32),
+        "out": torch.empty(batch, 1, value_heads, HEAD, device=device, dtype=torch.bfloat16),
+    }
+
+    def outcome(inputs: Inputs) -> Outcome:
+        pool = inputs["state_pool"].clone()
+        out = gdn_cuda.fused_decode(**inputs | {"state_pool": pool, "out": None})
+        return out, pool[inputs["state_indices"]]
+
+    moved = 2 * size(x["state_pool"]) + size(x["query"], x["key"], x["value"], x["a"], x["b"], x["out"])
+    return Work(partial(gdn_cuda.fused_decode, **x), moved, 0, x, outcome, x)
+
+
+@bench({"FLA": peers.fla_recurrent})
+def recurrent_forward(device: str) -> Iterator[Case]:
+    for batch in (1, 16, 64) if device == "cuda" else (1,):
+        for tokens in (1, 2, 4, 8):
+            yield Case(f"16/32 B={batch} T={tokens} fp32 state", partial(_recurrent_work, device, batch, tokens))
+
+
+def _recurrent_work(device: str, batch: int, tokens: int) -> Work:
+    import gdn_cuda
+
+    x = projections(device, batch, tokens, key_heads=16, value_heads=32)
+    x |= {
+        "state": normal(batch, 32, HEAD, HEAD, device=device, dtype=torch.float32),
+        "beta": torch.rand(batch, tokens, 32, device=device).bfloat16(),
+        "gate": -torch.rand(batch, tokens, 32, device=device),
+    }
+
+    step = partial(gdn_cuda.recurrent_forward, inference_mode=gdn_cuda.InferenceMode.DECODE)
+    moved = 2 * size(x["state"], x["value"]) + size(x["query"], x["key"], x["beta"], x["gate"])
+    return Work(partial(step, **x), moved, 0, x, lambda inputs: step(**inputs), x)
+
+
+# ---- Gating
+
+
+@bench()
+def fused_gdn_gating(device: str) -> Iterator[Case]:
+    shapes = ((1, 1), (256, 1), (1, 8192), (1, 131072), (8, 131072)) if device == "cuda" else ((1, 1), (1, 8192))
+    for batch, tokens in shapes:
+        yield Case(f"{batch}×{tokens}×32", partial(_gating_work, device, batch, tokens))
+
+
+def _gating_work(device: str, batch: int, tokens: int) -> Work:
+    import gdn_cuda
+
+    x = {
+        "A_log": normal(32, device=device, dtype=torch.float32),
+        "dt_bias": normal(32, device=device, dtype=torch.float32),
+        "a": normal(batch, tokens, 32, device=device),
+        "b": normal(batch, tokens, 32, device=device),
+    }
+    gate_bytes = 4 * x["a"].numel()
+    moved = size(x["a"], x["b"], x["b"]) + gate_bytes
+    return Work(partial(gdn_cuda.fused_gdn_gating, **x), moved, 0, x, lambda inputs: gdn_cuda.fused_gdn_gating(**inputs), x)

@@ -1,0 +1,152 @@
+"""Other libraries' Gated Delta Net: FLA, FlashInfer and FlashQLA, each where it can be imported.
+
+An adapter gives a call and the reading of what it returns, or raises with the reason why there is none. Casts, transposes and
+whatever else a library wants around its call happen in the adapter, so that only the library's own work is timed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators.measure import Absent, Inputs, Outcome, Peer, import_peer
+
+
+def _require_heads_of_128(x: Inputs) -> None:
+    if x["query"].shape[-1] != 128 or x["value"].shape[-1] != 128:
+        raise Absent("its head dimensions are 128")
+
+
+def _transposed(state: Tensor) -> Tensor:
+    return state.transpose(-1, -2).contiguous()
+
+
+# ---- FLA 0.6: Triton. States are (dk, dv)
+
+
+def _fla(name: str) -> Any:
+    # Otherwise FLA hands chunk_gated_delta_rule to FlashQLA where that is installed, and the columns show one library twice.
+    os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
+    return import_peer("fla.ops.gated_delta_rule", name)
+
+
+def fla_decode(x: Inputs) -> Peer:
+    """With l2 norm, gates and sigmoid in its kernel; every call writes a new state."""
+    if x["state_pool"].dtype != torch.float32:
+        raise Absent("the states it writes are fp32")
+    recurrent = _fla("fused_recurrent_gated_delta_rule")
+    state = _transposed(x["state_pool"][x["state_indices"]])  # it has no slots
+
+    def call() -> Any:
+        return recurrent(
+            q=x["query"],
+            k=x["key"],
+            v=x["value"],
+            g=x["a"],
+            beta=x["b"],
+            A_log=x["A_log"],
+            dt_bias=x["dt_bias"],
+            initial_state=state,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+            use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+        )
+
+    return Peer(call, lambda returned: (returned[0], _transposed(returned[1])))
+
+
+def fla_recurrent(x: Inputs) -> Peer:
+    return _chunked_or_recurrent(_fla("fused_recurrent_gated_delta_rule"), x)
+
+
+def fla_chunked(x: Inputs) -> Peer:
+    return _chunked_or_recurrent(_fla("chunk_gated_delta_rule"), x)
+
+
+def _chunked_or_recurrent(forward: Any, x: Inputs) -> Peer:
+    """The signature that FLA gave these operators, and FlashQLA kept. Packed sequences are a batch of one."""
+    packed = x.get("cu_seqlens") is not None
+    inputs = {
+        name: x[ours].unsqueeze(0) if packed else x[ours]
+        for name, ours in {"q": "query", "k": "key", "v": "value", "g": "gate", "beta": "beta"}.items()
+    }
+    if packed:
+        inputs["cu_seqlens"] = x["cu_seqlens"].long()
+    state = _transposed(x["state"])
+
+    def read(returned: Any) -> Outcome:
+        out, final_state = returned
+        return out.squeeze(0) if packed else out, _transposed(final_state)
+
+    return Peer(lambda: forward(**inputs, initial_state=state, output_final_state=True), read)
+
+
+# ---- FlashQLA 0.1: TileLang. States are (dk, dv)
+
+
+def flashqla_chunked(x: Inputs) -> Peer:
+    _require_heads_of_128(x)
+    return _chunked_or_recurrent(import_peer("flash_qla", "chunk_gated_delta_rule"), x)
+
+
+# ---- FlashInfer 0.7: CuTe DSL. States are (dv, dk), as ours
+
+
+def flashinfer_decode(x: Inputs) -> Peer:
+    decode = import_peer("flashinfer.gdn_decode", "gated_delta_rule_decode_pretranspose")
+    pool, slots = x["state_pool"].clone(), x["state_indices"]
+    output = torch.empty_like(x["value"])  # without one it clears a new one
+
+    def call() -> Any:
+        return decode(
+            q=x["query"],
+            k=x["key"],
+            v=x["value"],
+            state=None,
+            A_log=x["A_log"],
+            a=x["a"],
+            dt_bias=x["dt_bias"],
+            b=x["b"],
+            output=output,
+            use_qk_l2norm=True,
+            initial_state=pool,
+            initial_state_indices=slots,
+        )
+
+    return Peer(call, lambda returned: (returned[0], returned[1][slots]))
+
+
+def flashinfer_chunked(x: Inputs) -> Peer:
+    """Packed sequences only, the decay itself instead of its logarithm, and outputs that the caller allocates."""
+    _require_heads_of_128(x)
+    forward = import_peer("flashinfer.gdn_prefill", "chunk_gated_delta_rule")
+    leading = x["value"].shape[:-2]
+    tokens = {name: x[name].flatten(0, -3) for name in ("query", "key", "value")}
+    decay, beta = (values.float().flatten(0, -2).contiguous() for values in (x["gate"].exp(), x["beta"]))
+    offsets = x.get("cu_seqlens")
+    if offsets is None:
+        batch, length = leading
+        offsets = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=decay.device)
+    longest = int(offsets.diff().max())  # it launches smaller grids when told
+    output, final_state = torch.empty_like(tokens["value"]), torch.empty_like(x["state"])
+
+    def call() -> Any:
+        return forward(
+            tokens["query"],
+            tokens["key"],
+            tokens["value"],
+            g=decay,
+            beta=beta,
+            initial_state=x["state"],
+            output_final_state=True,
+            cu_seqlens=offsets,
+            output=output,
+            output_state=final_state,
+            max_seqlen=longest,
+        )
+
+    return Peer(call, lambda returned: (returned[0].unflatten(0, leading), returned[1]))

@@ -1,0 +1,319 @@
+"""The Gated Delta Net operators on CPU tensors: what the public functions mean, on top of `gdn.recurrent` and `gdn.chunked`.
+
+Those that take one argument x read the public function's arguments from it, by name. Shapes and dtypes were checked by the C++
+operators; what depends on values (slots, accepted counts) is checked here, before anything is written. Results have the
+documented dtypes, except that fp64 inputs stay fp64 (gradcheck, oracles).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import reference as gdn
+
+SPEC_VERIFY = 2
+SOFTPLUS_THRESHOLD = 20.0
+
+
+def _log_decay(A_log: Tensor, dt_bias: Tensor, a: Tensor) -> Tensor:
+    """−exp(A_log) · softplus(a + dt_bias), softplus(x) = x above 20.
+
+    Where exp(A_log) is infinite or softplus is lost below the smallest number, −exp(A_log + ln softplus(x)), which is
+    −exp(A_log + x) for such x: infinity times 0 would be NaN.
+    """
+    dtype = gdn.promoted_dtype(A_log, dt_bias, a)
+    limits = torch.finfo(dtype)
+    largest, lowest = math.log(limits.max) - 1, math.log(limits.tiny) + 8
+    rate_log, x = torch.broadcast_tensors(A_log.to(dtype), a.to(dtype) + dt_bias.to(dtype))
+    by_logarithm, tiny = (rate_log > largest) | (x < lowest), x < lowest
+    # Both forms are evaluated everywhere: where one does not apply it is given zeros, so that its gradients stay finite.
+    soft = F.softplus(x.masked_fill(tiny, 0), threshold=SOFTPLUS_THRESHOLD)
+    logarithm = (rate_log + torch.where(tiny, x, soft.log())).masked_fill(~by_logarithm, 0)
+    return -torch.where(by_logarithm, logarithm.exp(), rate_log.masked_fill(by_logarithm, 0).exp() * soft)
+
+
+def _sigmoid(b: Tensor) -> Tensor:
+    return torch.sigmoid(b.to(gdn.promoted_dtype(b)))
+
+
+def fused_gdn_gating(x: Any) -> tuple[Tensor, Tensor]:
+    """beta = sigmoid(b) in b's dtype and gate = −exp(A_log) · softplus(a + dt_bias) in fp32; a, b (…,Hv)."""
+    return _sigmoid(x.b).to(x.b.dtype), _log_decay(x.A_log, x.dt_bias, x.a)
+
+
+def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
+    """(output, new_state): the final state, or under SPEC_VERIFY the state after every token ((B,T,…), packed (N,…)).
+
+    Under SPEC_VERIFY a rank-5 state (B,S,Hv,dv,dk) holds the states of a previous verify, and sequence b starts from
+    state[b, max(num_accepted_tokens[b], 1) − 1]; without num_accepted_tokens from state[b, 0].
+    """
+    start = x.state
+    if start is not None and start.dim() == 5:
+        chosen = _accepted_column("recurrent_forward", x.num_accepted_tokens, start.shape[0], start.shape[1], start.device)
+        start = start[torch.arange(start.shape[0], device=start.device), chosen]
+    inputs = (x.query, x.key, x.value, x.beta, x.gate, start, x.cu_seqlens)
+    verify = x.inference_mode == SPEC_VERIFY
+    output, final_state, steps = gdn.recurrent(*inputs, scale=x.scale, use_qk_l2norm=x.is_qk_norm, keep_steps=verify)
+    new_state = final_state if steps is None else steps
+    return output.to(x.value.dtype), new_state if x.state is None else new_state.to(x.state.dtype)
+
+
+def _accepted_column(function: str, accepted: Tensor | None, sequences: int, columns: int, device: torch.device) -> Tensor:
+    """max(accepted, 1) − 1 as int64 (sequences,): the column where a verify left the state after the accepted tokens."""
+    if accepted is None:
+        return torch.zeros(sequences, dtype=torch.int64, device=device)
+    most = int(accepted.max()) if accepted.numel() else 0
+    if most > columns:
+        raise IndexError(f"{function}: num_accepted_tokens: expected <= {columns}, got {most}")
+    return accepted.to(torch.int64).clamp(min=1) - 1
+
+
+def _check_slots(function: str, argument: str, indices: Tensor, slots: int, null_slot: int | None = None) -> None:
+    beyond = indices[(indices >= slots) & (True if null_slot is None else indices != null_slot)]
+    if beyond.numel():
+        raise IndexError(f"{function}: {argument}: expected < {slots}, got {int(beyond[0])}")
+
+
+def _gather_states(pool: Tensor, slots: Tensor, active: Tensor) -> Tensor:
+    """(N,Hv,dv,dk): the pool's states of the active sequences, zero for the others."""
+    states = pool.new_zeros(slots.shape[0], *pool.shape[1:])
+    states[active] = pool[slots[active]]
+    return states
+
+
+def _lengths(value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    if cu_seqlens is None:
+        return torch.full((value.shape[0],), value.shape[1], device=value.device)
+    return cu_seqlens.diff().to(value.device)
+
+
+def _zero_inactive(output: Tensor, active: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Zeros the output of the inactive sequences, whatever is in it."""
+    if cu_seqlens is None:
+        return torch.where(active[:, None, None, None], output, 0)
+    of_token = active.repeat_interleave(cu_seqlens.diff().to(active.device))
+    of_token = F.pad(of_token, (0, output.shape[0] - of_token.shape[0]))
+    return torch.where(of_token[:, None, None], output, 0)
+
+
+def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(output, final_state, checkpoints); the last as in `gdn.chunked`, empty without checkpoint_every.
+
+    The states have dtype `state_dtype`, else that of state, else fp32. With state_indices (N,), state is a pool
+    (slots,Hv,dv,dk), updated in place and returned as final_state; a negative index skips its sequence: output and checkpoints
+    are zero and no slot is touched.
+    """
+
+    def run(start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = (x.query, x.key, x.value, x.beta, x.gate, start, x.cu_seqlens)
+        options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "checkpoint_every": x.checkpoint_every}
+        return gdn.chunked(*inputs, **options)
+
+    if x.state is None or x.state_indices is None:
+        output, final_state, checkpoints = run(x.state)
+        stored = x.state_dtype or (final_state.dtype if x.state is None else x.state.dtype)
+        return output.to(x.value.dtype), final_state.to(stored), checkpoints.to(stored)
+
+    pool, indices = x.state, x.state_indices.to(torch.int64)
+    _check_slots("chunked_forward", "state_indices", indices, pool.shape[0])
+    active, lengths = indices >= 0, _lengths(x.value, x.cu_seqlens)
+    output, final_state, checkpoints = run(_gather_states(pool, indices, active))
+    written = active & (lengths > 0)
+    with torch.no_grad():
+        pool[indices[written]] = final_state[written].to(pool.dtype)
+    counts = lengths // x.checkpoint_every if x.checkpoint_every else torch.zeros_like(lengths)
+    checkpoints = torch.where(active.repeat_interleave(counts)[:, None, None, None], checkpoints, 0)
+    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens), pool, checkpoints.to(pool.dtype)
+
+
+@torch.no_grad()
+def fused_decode(x: Any) -> Tensor:
+    """The serving step: gating, then the recurrence from and to slots of state_pool (slots,Hv,dv,dk), in place.
+
+    Sequence n reads slot indices[n] (n itself without indices) and writes its last state there. With indices (N,T) it reads
+    indices[n, max(num_accepted_tokens[n], 1) − 1] (column 0 without counts) and writes the state after token t to
+    indices[n, t]. With step_states (rows,S,Hv,dv,dk) the state after token t goes to step_states[step_slots[n], t] instead and
+    the pool stays as it was. A slot to read that is negative or null_slot skips its sequence, with zero output; a slot to write
+    that is so is not written. States are rounded when stored, never between the tokens of one call.
+    """
+    lengths, pool = _lengths(x.value, x.cu_seqlens), x.state_pool
+    sequences, device = lengths.shape[0], x.value.device
+    indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
+    _check_slots("fused_decode", "state_indices", indices, pool.shape[0], x.null_slot)
+    per_token = indices.dim() == 2
+    if per_token:
+        column = _accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
+        slots = indices[torch.arange(sequences, device=device), column]
+    else:
+        slots = indices
+    active = _is_slot(slots, x.null_slot)
+    to_steps = x.step_states is not None and x.step_slots is not None
+    if to_steps:
+        _check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
+        _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
+    elif per_token:
+        _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
+
+    beta, gate, start = _sigmoid(x.b), _log_decay(x.A_log, x.dt_bias, x.a), _gather_states(pool, slots, active)
+    inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
+    options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
+    output, final_state, steps = gdn.recurrent(*inputs, **options)
+    if steps is None:
+        written = active & (lengths > 0)
+        pool[slots[written]] = final_state[written].to(pool.dtype)
+    else:
+        sequence, token, row = _tokens_of(lengths, active)
+        after = steps.flatten(0, 1)[row] if x.cu_seqlens is None else steps[row]
+        if to_steps:
+            rows = x.step_slots[sequence]
+            kept = rows >= 0
+            x.step_states[rows[kept], token[kept]] = after[kept].to(x.step_states.dtype)
+        else:
+            targets = indices[sequence, token]
+            kept = _is_slot(targets, x.null_slot)
+            pool[targets[kept]] = after[kept].to(pool.dtype)
+    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens)
+
+
+def _is_slot(indices: Tensor, null_slot: int | None) -> Tensor:
+    return (indices >= 0) & (True if null_slot is None else indices != null_slot)
+
+
+def _check_width(function: str, argument: str, lengths: Tensor, width: int) -> None:
+    longest = int(lengths.max()) if lengths.numel() else 0
+    if longest > width:
+        raise IndexError(f"{function}: {argument}: expected room for {longest} tokens, got {width}")
+
+
+def _tokens_of(lengths: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every token of an active sequence: its sequence, its place in it, its row among all tokens of the batch."""
+    sequence = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths)
+    row = torch.arange(sequence.shape[0], device=lengths.device)
+    token = row - (lengths.cumsum(0) - lengths)[sequence]
+    chosen = active[sequence]
+    return sequence[chosen], token[chosen], row[chosen]
+
+
+def chunk_local_cumsum(input: Tensor, head_first: bool = False, cu_seqlens: Tensor | None = None) -> Tensor:
+    """Inclusive cumsum in fp32 over time inside each chunk of 64 tokens, starting anew with every sequence. What is below
+    `gdn.LOWEST_GATE` counts as that.
+
+    (B,T,H), with head_first (B,H,T), or packed (N,H) with cu_seqlens, head_first (H,N).
+    """
+    x = input.to(gdn.promoted_dtype(input))
+    x = x.clamp(min=gdn.LOWEST_GATE[x.dtype])
+    x = x if not head_first else x.transpose(-1, -2)
+    x = x if x.dim() == 3 else x[None]
+    spans = [(0, x.shape[1])] if cu_seqlens is None else gdn.sequence_spans(cu_seqlens, x.shape[1])
+    summed = torch.cat([_cumsum_in_chunks(x[:, first:last]) for first, last in spans] + [x[:, :0]], dim=1)
+    summed = F.pad(summed, (0, 0, 0, x.shape[1] - summed.shape[1])).view(*x.shape[1 if input.dim() == 2 else 0 :])
+    return summed.transpose(-1, -2).contiguous() if head_first else summed
+
+
+def _cumsum_in_chunks(x: Tensor) -> Tensor:
+    return gdn.from_chunks(gdn.to_chunks(x, gdn.CHUNK).cumsum(-1), x.shape[1])
+
+
+def transpose_to_mn_major(x: Any) -> Tensor:
+    """The same values (…,M,K) with M contiguous; a column of M takes a multiple of `alignment` bytes, the padding is zero."""
+    *batch, m, k = x.input.shape
+    unit = x.alignment // x.input.element_size()
+    columns = x.input.new_zeros(*batch, k, -(-m // unit) * unit)
+    return columns[..., :m].copy_(x.input.mT).mT
+
+
+def _chunks(x: Tensor, cu_seqlens: Tensor | None, repeat_last: bool = False) -> Tensor:
+    """(B,T,H,…) or packed (N,H,…) → (B,chunks,H,64,…), packed sequences one after the other with B = 1."""
+    if cu_seqlens is None:
+        return gdn.to_chunks(x, gdn.CHUNK, repeat_last)
+    spans = gdn.sequence_spans(cu_seqlens, x.shape[0])
+    return torch.cat([gdn.to_chunks(x[None, i:j], gdn.CHUNK, repeat_last) for i, j in [*spans, (0, 0)]], dim=1)
+
+
+def _tokens(x: Tensor, cu_seqlens: Tensor | None, like: Tensor) -> Tensor:
+    """Back from `_chunks`; the number of tokens is that of `like`."""
+    if cu_seqlens is None:
+        return gdn.from_chunks(x, like.shape[1])
+    pieces, chunk = [], 0
+    for first, last in gdn.sequence_spans(cu_seqlens, like.shape[0]):
+        count = -(-(last - first) // gdn.CHUNK)
+        pieces.append(gdn.from_chunks(x[:, chunk : chunk + count], last - first))
+        chunk += count
+    return gdn.pack(pieces, like.shape[0], gdn.from_chunks(x, 0)[0])
+
+
+def _promote(*tensors: Tensor) -> list[Tensor]:
+    dtype = gdn.promoted_dtype(*tensors)
+    return [x.to(dtype) for x in tensors]
+
+
+def _cumulated(gate: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like[..., 0]) if gate is None else gate
+
+
+# The three pieces of the chunked form, on token layout. They return the dtype of the arithmetic: the caller's tensors round.
+# The gate is cumulated already (chunk_local_cumsum); None means no decay.
+
+
+def compute_u_w(
+    k: Tensor, v: Tensor, beta: Tensor, gate_cumsum: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """u (…,Hv,dv) and w (…,Hv,dk) of `gdn.chunk_u_w`."""
+    k, v, beta, gate = _promote(k, v, beta, _cumulated(gate_cumsum, v))
+    k = gdn.repeat_heads(k, v.shape[-2])
+    kc, vc, bc = (_chunks(x, cu_seqlens) for x in (k, v, beta))
+    u, w = gdn.chunk_u_w(kc, vc, bc, _chunks(gate, cu_seqlens, repeat_last=True))
+    return _tokens(u, cu_seqlens, v), _tokens(w, cu_seqlens, v)
+
+
+def seq_state_update(
+    k: Tensor,
+    u: Tensor,
+    w: Tensor,
+    gate: Tensor | None = None,
+    initial: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of `gdn.chunk_states`: the states before each chunk ((B,chunks,Hv,dv,dk), packed (chunks,Hv,dv,dk)), the final state
+    (B,Hv,dv,dk) and v' (like u), from the state `initial` (B,Hv,dv,dk) or zero."""
+    k, u, w, gate = _promote(k, u, w, _cumulated(gate, u))
+    k = gdn.repeat_heads(k, u.shape[-2])
+    sequences = u.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    state = u.new_zeros(sequences, *u.shape[-2:], k.shape[-1]) if initial is None else initial.to(u.dtype)
+
+    def one(k: Tensor, u: Tensor, w: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        kc, uc, wc = (gdn.to_chunks(x, gdn.CHUNK) for x in (k, u, w))
+        before, final_state, v_new = gdn.chunk_states(kc, uc, wc, gdn.to_chunks(gate, gdn.CHUNK, repeat_last=True), state)
+        return before, final_state, gdn.from_chunks(v_new, u.shape[1])
+
+    if cu_seqlens is None:
+        return one(k, u, w, gate, state)
+    spans = gdn.sequence_spans(cu_seqlens, u.shape[0])
+    runs = [one(k[None, i:j], u[None, i:j], w[None, i:j], gate[None, i:j], state[n : n + 1]) for n, (i, j) in enumerate(spans)]
+    before = torch.cat([state[:0], *(run[0][0] for run in runs)])
+    final_state = torch.cat([state[:0], *(run[1] for run in runs)])
+    return before, final_state, gdn.pack([run[2] for run in runs], u.shape[0], u)
+
+
+def compute_o(
+    q: Tensor,
+    states: Tensor,
+    k: Tensor,
+    v_new: Tensor,
+    gate: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """o (…,Hv,dv) of `gdn.chunk_outputs`, from the states before each chunk and v'."""
+    q, states, k, v_new, gate = _promote(q, states, k, v_new, _cumulated(gate, v_new))
+    q, k = gdn.repeat_heads(q, v_new.shape[-2]), gdn.repeat_heads(k, v_new.shape[-2])
+    qc, kc, vc = (_chunks(x, cu_seqlens) for x in (q, k, v_new))
+    gc = _chunks(gate, cu_seqlens, repeat_last=True)
+    states = states if cu_seqlens is None else states[None]
+    o = gdn.chunk_outputs(qc, states, kc, vc, gc, q.shape[-1] ** -0.5 if scale is None else scale)
+    return _tokens(o, cu_seqlens, v_new)

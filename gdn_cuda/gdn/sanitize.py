@@ -1,0 +1,132 @@
+"""Calls of every kernel of the Gated Delta Net at small sizes, for compute-sanitizer (tests/sanitize.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gdn_cuda
+
+from ..operators.measure import draw, sanitizes
+from .inputs import make_gdn_inputs, make_packed_gdn_inputs
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@sanitizes()
+def decode(tokens: int = 1, sequences: int = 3) -> None:
+    for (dk, dv), io, state in product(((128, 128), (96, 40)), HALVES, (torch.float32, torch.bfloat16)):
+        heads = {
+            name: draw(sequences, tokens, n, d, dtype=io)
+            for name, n, d in (("query", 8, dk), ("key", 8, dk), ("value", 16, dv))
+        }
+        a, b = draw(sequences, tokens, 16, dtype=io), draw(sequences, tokens, 16, dtype=io)
+        slots = torch.tensor([2, -1, *range(3, sequences + 1)], device="cuda")
+        pool = draw(sequences + 2, 16, dv, dk, dtype=state)
+        gdn_cuda.fused_decode(**heads, a=a, b=b, A_log=draw(16), dt_bias=draw(16), state_pool=pool, state_indices=slots)
+
+        if tokens > 1:  # more sequences than good indices
+            slots = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences, tokens)[:, :tokens]
+            accepted = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences)[:sequences]
+            gates = {"a": a, "b": b, "A_log": draw(16), "dt_bias": draw(16)}
+            gdn_cuda.fused_decode(**heads, **gates, state_pool=pool, state_indices=slots, num_accepted_tokens=accepted)
+
+
+@sanitizes()
+def verify() -> None:
+    decode(tokens=5, sequences=40)
+
+
+def padded(dk: int, dv: int, T: int, **options: Any) -> dict[str, Tensor]:
+    return make_gdn_inputs(T=T, dk=dk, dv=dv, dtype=torch.bfloat16, device="cuda", gate_range=(-2.0, 0.0), **options)
+
+
+def packed(dk: int, dv: int, **options: Any) -> dict[str, Tensor]:
+    lengths = [70, 0, 1, 200]
+    return make_packed_gdn_inputs(lengths, dk=dk, dv=dv, dtype=torch.bfloat16, device="cuda", gate_range=(-2.0, 0.0), **options)
+
+
+# What device memory may say that makes no sense, for 271 tokens and 4 sequences; tests/gpu/test_gpu_fuzz.py has more of it.
+HOSTILE_OFFSETS = (
+    [0, 271, 0, 271, 0],
+    [300, 200, 100, 0, -100],
+    [-(2**63), 2**63 - 1, 5, -(2**63), 2**62],
+    [0, 70, 70, 71, 2**32],
+)
+HOSTILE_INDICES = [2**63 - 1, -(2**63), 2**32, 1]
+
+
+def hostile(dk: int, dv: int) -> Iterator[dict[str, Tensor]]:
+    for offsets in HOSTILE_OFFSETS:
+        yield packed(dk, dv) | {"cu_seqlens": torch.tensor(offsets, device="cuda")}
+
+
+def spoilt_gates(x: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Resets, and a state that is not finite before them: the ways that kernels take rarely."""
+    x["gate"][..., 40, :] = -torch.inf
+    x["state"][:, 0] = torch.nan
+    return x
+
+
+@sanitizes()
+def recurrent() -> None:
+    for dk, dv in ((128, 128), (96, 192), (40, 72)):
+        gdn_cuda.recurrent_forward(**packed(dk, dv), is_qk_norm=True)
+    gdn_cuda.recurrent_forward(**padded(64, 64, 9), inference_mode=gdn_cuda.InferenceMode.SPEC_VERIFY)
+    for x in hostile(64, 64):
+        gdn_cuda.recurrent_forward(**x, inference_mode=gdn_cuda.InferenceMode.SPEC_VERIFY)
+
+
+@sanitizes()
+def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72))) -> None:
+    for dk, dv in dims:
+        gdn_cuda.chunked_forward(**packed(dk, dv), use_qk_l2norm=True)
+        gdn_cuda.chunked_forward(**padded(dk, dv, 150), checkpoint_every=64)
+        for x in hostile(dk, dv):
+            gdn_cuda.chunked_forward(**x, checkpoint_every=64)
+            gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"))
+        gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 150)))
+    # Split: with two heads, which remember, their segments are linked; with 32, one of two launches takes the call.
+    for heads, pace in ((2, 1e-4), (32, 1.0), (32, 1e-4)):
+        split = padded(*dims[0], 5200, B=1, Hk=heads // 2, Hv=heads)
+        split["gate"] *= pace
+        gdn_cuda.chunked_forward(**split)
+
+
+@sanitizes()
+def prefill_mma() -> None:
+    prefill(((192, 128), (256, 256)))
+
+
+@sanitizes()
+def gating() -> None:
+    for dtype in (*HALVES, torch.float32):
+        gdn_cuda.fused_gdn_gating(draw(7), draw(7), draw(300, 7, dtype=dtype), draw(300, 7, dtype=dtype), is_var_len=True)
+
+
+@sanitizes("chunk_cumsum", "mn_major", "compute_u_w", "seq_state_update", "compute_o")
+def pieces() -> None:
+    for dk, dv in ((128, 128), (96, 192)):
+        run_pieces(padded(dk, dv, 150), states=(2, 3))
+        run_pieces(spoilt_gates(padded(dk, dv, 150)), states=(2, 3))
+        for x in hostile(dk, dv):
+            run_pieces(x, states=(5,))
+
+
+def run_pieces(x: dict[str, Tensor], states: tuple[int, ...]) -> None:
+    k, v, q, offsets = x["key"], x["value"], x["query"], x.get("cu_seqlens")
+    (heads, dv), dk, batch, tokens = v.shape[-2:], k.shape[-1], x["state"].shape[0], v.shape[-3]
+    gate, beta = (gdn_cuda.transpose_to_mn_major(x[name]) for name in ("gate", "beta"))
+    summed = gdn_cuda.transpose_to_mn_major(torch.zeros_like(x["gate"]))
+    gdn_cuda.chunk_local_cumsum_bf16(gate, summed, batch, tokens, heads, cu_seqlens=offsets)
+    u, w, o = torch.zeros_like(v), torch.zeros(*v.shape[:-1], dk, dtype=v.dtype, device="cuda"), torch.zeros_like(v)
+    gdn_cuda.bf16_gdn_compute_u_w(k, v, u, w, beta, summed, cu_seqlens=offsets)
+    before, last = (torch.zeros(*lead, heads, dv, dk, device="cuda") for lead in (states, (batch,)))
+    if offsets is None:
+        before[:, 0] = x["state"]
+    gdn_cuda.bf16_chunked_seq_state_update(k, u, w, before, last, summed, True, cu_seqlens=offsets)
+    gdn_cuda.bf16_gdn_chunked_compute_O(q, before, k, u, o, summed, cu_seqlens=offsets)

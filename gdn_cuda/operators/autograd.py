@@ -1,0 +1,219 @@
+"""Operators that compute no gradients, as public functions call them in grad mode: backward and forward mode say so.
+
+With an input that requires a gradient a call computes the same, and whatever it returns or writes gets a history whose backward
+raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from .registration import check, library
+from .schema import Schema
+
+_POOLS = ("state_pool", "step_states")  # too large to be copied for compiled code's sake
+
+
+def keep_autograd_out(schema: Schema) -> None:
+    """Torch's fallback gives results a history that warns, and takes time where there are none."""
+    if not schema.returns:
+        library.impl(schema.name, torch.library.fallthrough_kernel, "Autograd")
+
+
+def refuse_forward_mode(function: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises for tensors with tangents, and for those that a transform of torch.func follows."""
+    transforms = torch._C._are_functorch_transforms_active()
+    if not transforms and forward_ad._current_level < 0:
+        return
+    for argument, x in tensors:
+        if transforms and _followed(x):
+            what = "a tensor that no torch.func transform follows (grad, vjp, jvp, jacrev, jacfwd)"
+            raise ValueError(f"{function}: {argument}: expected {what}; use gdn_cuda.reference there, got one")
+        if not transforms and forward_ad.unpack_dual(x).tangent is not None:
+            what = "a tensor without a tangent, as there is no forward mode; use gdn_cuda.reference for it"
+            raise ValueError(f"{function}: {argument}: expected {what}, got one with a tangent")
+
+
+def _followed(x: Tensor) -> bool:
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_gradtrackingtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
+def _no_gradient(function: str) -> str:
+    return f"{function}: no gradient is computed; use gdn_cuda.reference, which is differentiable"
+
+
+def with_autograd(schema: Schema, args: tuple[Any, ...]) -> Any:
+    if _is_plain(schema, args):
+        return _plain(schema, args)
+    schema.check_tensors(args)
+    given = list(schema.given(args))
+    required = [(argument, x) for argument, x in given if x.requires_grad] if is_grad_enabled() else []
+    if torch.compiler.is_compiling():
+        return _traced(schema, args, [x for _, x in required]) if required else schema.overload(*args)
+    refuse_forward_mode(schema.function, given)
+    if not required:
+        return _plain(schema, args)
+    written = list(schema.written(args))
+    schema.check_devices(args)
+    check(schema.name, args)
+    for argument, x in written:
+        _check_writable(schema.function, argument, x)
+    # The history comes first: where torch refuses it, nothing has been written.
+    read = [x for _, x in required if not any(x is other for _, other in written)]
+    for argument, x in written:
+        _mark_written(schema.function, argument, x, read, required[0][0])
+    with torch.no_grad():
+        results = schema.overload(*args)
+    if results is None:
+        return None
+    return _Results.apply(schema.function, lambda: results, *(x for _, x in required))
+
+
+def _is_plain(schema: Schema, args: tuple[Any, ...]) -> bool:
+    """Whether autograd has nothing to do with the call; in few steps, as it is asked in grad mode for every call."""
+    if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    try:
+        for i, _ in schema.tensors:
+            x = args[i]
+            if x is not None and x.requires_grad:
+                return False
+    except AttributeError:  # no tensor: refused where there is time
+        return False
+    return True
+
+
+def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
+    """Torch is told what was written, so that it notices where autograd had saved it."""
+    try:
+        results = schema.overload(*args)
+    except Exception:
+        schema.check_tensors(args)
+        raise
+    if is_grad_enabled():
+        written = [x for i in schema.writes if (x := args[i]) is not None]
+        try:
+            increment_version(written)
+        except RuntimeError:  # tensors of inference mode count no versions
+            increment_version([x for x in written if not x.is_inference()])
+    return results
+
+
+def _check_writable(function: str, argument: str, x: Tensor) -> None:
+    root = x if x._base is None else x._base
+    if root.is_leaf and root.requires_grad:
+        got = "a leaf that requires one" if root is x else "a view of a leaf that requires one"
+        raise ValueError(f"{function}: {argument}: expected memory that requires no gradient, as it is written, got {got}")
+
+
+def _mark_written(function: str, argument: str, x: Tensor, read: list[Tensor], why: str) -> None:
+    before = (x if x._base is None else x._base).grad_fn
+    if before is not None and any(getattr(edge, "variable", None) is _MARK for edge, _ in before.next_functions):
+        increment_version([x])  # a history like this one, and a pool's would grow with every step
+        return
+    try:
+        _Written.apply(function, x, _MARK, *read)
+    except RuntimeError as error:
+        expected = f"memory that autograd can follow, as {why} requires a gradient (or a call under torch.no_grad())"
+        raise ValueError(f"{function}: {argument}: expected {expected}, got this: {error}") from error
+
+
+_MARK = torch.empty(0, requires_grad=True)  # by which a history of `_Written` is known
+
+
+class _Written(torch.autograd.Function):
+    """Gives its first tensor a history without touching its elements."""
+
+    @staticmethod
+    def forward(ctx: Any, function: str, written: Tensor, *others: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.mark_dirty(written)
+        return written
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(_no_gradient(ctx.function))
+
+
+class _Results(torch.autograd.Function):
+    """Gives new tensors a history. They come from a function, or torch would take a single one for an input."""
+
+    @staticmethod
+    def forward(ctx: Any, function: str, results: Callable[[], Any], *inputs: Tensor) -> Any:
+        ctx.function = function
+        return results()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(_no_gradient(ctx.function))
+
+
+# ---- the same in compiled code, which follows operators only
+
+
+library.define("without_gradient(Tensor x, Tensor[] inputs, str function) -> Tensor")
+library.define("refuse_backward(Tensor grad, str function) -> Tensor")
+
+
+@torch.library.register_fake("gdn_cuda::without_gradient", lib=library)
+def _(x: Tensor, inputs: list[Tensor], function: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("gdn_cuda::refuse_backward", lib=library)
+def _(grad: Tensor, function: str) -> Tensor:
+    return grad.new_empty(())
+
+
+def _copy(x: Tensor, inputs: list[Tensor], function: str) -> Tensor:
+    return x.clone()
+
+
+def _refuse_backward(grad: Tensor, function: str) -> Tensor:
+    raise RuntimeError(_no_gradient(function))
+
+
+library.impl("without_gradient", _copy, "CompositeExplicitAutograd")
+library.impl("refuse_backward", _refuse_backward, "CompositeExplicitAutograd")
+
+
+def _keep_function(ctx: Any, inputs: Any, output: Tensor) -> None:
+    _, tensors, ctx.function = inputs
+    ctx.like = [(x.shape, x.dtype) for x in tensors]
+
+
+def _refusals(ctx: Any, grad: Tensor) -> Any:
+    zero = torch.ops.gdn_cuda.refuse_backward(grad, ctx.function)
+    return None, [zero.to(dtype).expand(shape) for shape, dtype in ctx.like], None
+
+
+torch.library.register_autograd("gdn_cuda::without_gradient", _refusals, setup_context=_keep_function, lib=library)
+
+
+def _traced(schema: Schema, args: tuple[Any, ...], inputs: list[Tensor]) -> Any:
+    """Gives copies a history: in place, compiled code has no operator that leaves elements alone. Pools stay without one."""
+    for argument, x in schema.written(args):
+        if x.requires_grad:
+            raise ValueError(
+                f"{schema.function}: {argument}: expected memory that requires no gradient in compiled code, got some"
+            )
+    with torch.no_grad():
+        results = schema.overload(*args)
+    link = torch.ops.gdn_cuda.without_gradient.default
+    for argument, x in schema.written(args):
+        if argument not in _POOLS:
+            x.copy_(link(x, inputs, schema.function))
+    if isinstance(results, tuple):
+        return tuple(link(x, inputs, schema.function) for x in results)
+    return results if results is None else link(results, inputs, schema.function)

@@ -1,0 +1,187 @@
+"""A public function with one declaration: its signature and docstring are written once, and the call of its operator, what runs
+on CPU tensors, shapes for tracing and the function of the same name in `gdn_cuda.reference` follow.
+
+    @operator(reference=reference.scale_rows, shapes=lambda x: x.input.new_empty(x.input.shape))
+    def scale_rows(input: Tensor, factor: Tensor, *, power: int = 1) -> Tensor:
+        \"\"\"What it computes.\"\"\"
+
+Parameters are the arguments of torch.ops.gdn_cuda.scale_rows, by name: their order is the function's own, and a parameter that
+the operator lacks is not handed on (`before` may check it). The function has no body; one is generated from the schema and
+compiled once, with every argument at its place, as this is all the Python that a warm call runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
+
+from .autograd import keep_autograd_out, with_autograd
+from .registration import register
+from .schema import Schema, not_a_tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Declaration:
+    function: Callable[..., Any]  # the public one
+    schemas: tuple[Schema, ...]  # of the operators that it calls: one of them
+    reference: Callable[[Any], Any] | None
+
+
+DECLARATIONS: dict[str, Declaration] = {}
+
+
+def operator(
+    *,
+    reference: Callable[[Any], Any] | None = None,
+    shapes: Callable[[Any], Any] | None = None,
+    cpu: Callable[[Any], Any] | None = None,
+    out: str | None = None,
+    variant: tuple[str, str] | None = None,
+    before: Callable[..., None] | None = None,
+    results: Callable[..., Any] | None = None,
+) -> Callable[[Function], Function]:
+    """Declares a function whose operator computes no gradients; `reference`, `shapes` and `cpu` are those of `register`.
+
+    `out`: the argument that the result's memory is made like where the caller gives none; such a function returns its `out`,
+    and behind it what the operator returns. `variant`: (parameter, operator), what is called instead where that parameter is
+    given. `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other
+    parameters that they read, and `results` says what the function returns.
+    """
+
+    def declare(function: Function) -> Function:
+        name = function.__name__
+        parameters = inspect.signature(function).parameters
+        defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+        schemas = []
+        for each in [name] if variant is None else [name, variant[1]]:
+            if lacking := set(Schema.of(each).arguments) - set(parameters):
+                raise TypeError(f"{name}: expected parameters {', '.join(sorted(lacking))}, which its operator {each} has")
+            schemas.append(register(each, shapes=shapes, reference=reference, cpu=cpu, function=name, defaults=defaults))
+            keep_autograd_out(schemas[-1])
+        public = _compiled(function, schemas, out, variant and variant[0], before, results)
+        DECLARATIONS[name] = Declaration(public, tuple(schemas), reference)
+        return cast(Function, public)
+
+    return declare
+
+
+def reference_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The reference of a declared function, with its signature. Differentiable: its results are new. Hints change nothing."""
+    reference, signature = DECLARATIONS[function.__name__].reference, inspect.signature(function)
+    assert reference is not None, function.__name__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.arguments.get("out") is not None:
+            raise ValueError(f"{function.__name__}: out: expected None, as the reference returns new tensors, got a tensor")
+        return reference(SimpleNamespace(**bound.arguments))
+
+    return call
+
+
+# ---- The body of a public function
+
+
+def _compiled(
+    function: Callable[..., Any],
+    schemas: list[Schema],
+    out: str | None,
+    chosen_by: str | None,
+    before: Callable[..., None] | None,
+    results: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    closure: dict[str, Any] = {
+        "is_grad_enabled": is_grad_enabled,
+        "forward_ad": forward_ad,
+        "with_autograd": with_autograd,
+        "output_like": _output_like,
+    }
+    body = []
+    if out:
+        body += ["if out is None:", f"    out = output_like({function.__name__!r}, {out!r}, {out})"]
+    if before:
+        closure["before"] = before
+        body.append(f"before({', '.join(inspect.signature(before).parameters)})")
+    first, *others = (_call(schema, number, closure) for number, schema in enumerate(schemas))
+    if chosen_by:
+        body += [f"if {chosen_by} is None:", *_indented(first), "else:", *_indented(others[0])]
+    else:
+        body += first
+    if results:
+        closure["results"] = results
+        _, *named = inspect.signature(results).parameters
+        body.append(f"return results(found, {', '.join(named)})")
+    elif out:
+        body.append("return out, found" if schemas[0].returns else "return out")
+    elif schemas[0].returns:
+        body.append("return found")
+    lines = [
+        f"def make({', '.join(closure)}):",
+        f"    def {function.__name__}({_parameters(function)}):",
+        *_indented(_indented(body)),
+        f"    return {function.__name__}",
+    ]
+    made = _executed("\n".join(lines) + "\n", function)(**closure)
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return functools.update_wrapper(made, function)
+
+
+def _call(schema: Schema, number: int, closure: dict[str, Any]) -> list[str]:
+    """The operator itself where autograd cannot have anything to do with it. Types are looked at where it raises: in words of
+    ours, where torch's are a page."""
+    closure |= {f"overload_{number}": schema.overload, f"schema_{number}": schema}
+    args = ", ".join(schema.arguments)
+    return [
+        "if is_grad_enabled() or forward_ad._current_level >= 0:",
+        f"    found = with_autograd(schema_{number}, ({args},))",
+        "else:",
+        "    try:",
+        f"        found = overload_{number}({args})",
+        "    except Exception:",
+        f"        schema_{number}.check_tensors(({args},))",
+        "        raise",
+    ]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _parameters(function: Callable[..., Any]) -> str:
+    """As the function has them; what their defaults are is set afterwards."""
+    names, keywords_began = [], False
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not keywords_began:
+            names.append("*")
+            keywords_began = True
+        names.append(p.name if p.default is p.empty else f"{p.name}=None")
+    return ", ".join(names)
+
+
+def _executed(source: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """In the function's own module. Tracebacks and debuggers show the source."""
+    file = f"<gdn_cuda.{function.__name__}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    names: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), function.__globals__, names)
+    return cast(Callable[..., Any], names["make"])
+
+
+def _output_like(function: str, argument: str, given: Tensor) -> Tensor:
+    try:
+        return torch.empty_like(given, memory_format=torch.contiguous_format)
+    except TypeError:
+        raise ValueError(not_a_tensor(function, argument, given)) from None

@@ -1,0 +1,63 @@
+"""What an example of an operator is: a small valid call on CPU tensors, one a way it can be called. Families list theirs in a
+module `examples`; tests trace, compare and break each."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .measure import families
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`function(**make(B, T, seed))`: B is a leading dimension, T the tokens, points or rows. Packed calls have sizes of their
+    own."""
+
+    name: str
+    function: Callable[..., Any]
+    make: Callable[[int, int, int], Arguments]
+    packed: bool = False
+
+    @property
+    def out_argument(self) -> bool:
+        return "out" in inspect.signature(self.function).parameters
+
+
+def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def poisoned(like: Tensor) -> Tensor:
+    return torch.full_like(like, torch.nan, memory_format=torch.contiguous_format)
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(dtype)
+
+
+def of_operator(name: str) -> Callable[..., Any]:
+    """An operator that no public function has for itself, called with its arguments by name."""
+
+    def call(**x: Any) -> Any:
+        return getattr(torch.ops.gdn_cuda, name).default(**x)
+
+    call.__name__ = name
+    return call
+
+
+def load() -> dict[str, Case]:
+    """Those of every family, by name."""
+    found: dict[str, Case] = {}
+    for family in families("examples"):
+        found |= importlib.import_module(family).CASES
+    return found

@@ -1,0 +1,129 @@
+"""Operators with derivatives of every kind: backward, forward mode, torch.func and torch.vmap.
+
+What torch.library.register_autograd registers serves `backward()` and traced code alone: under forward mode it would drop
+tangents without a word, torch.func refuses it, and it costs every call 5 µs, with or without gradients. So a call takes the way
+that it needs: the operator itself where no derivative is asked for, its registered backward where one is, and under forward
+mode and torch.func a torch.autograd.Function with the same backward and a `jvp`.
+"""
+
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .registration import library, register
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_transforms_are_active = torch._C._are_functorch_transforms_active
+
+
+def under_transforms() -> bool:
+    """Whether torch.func, torch.vmap or forward mode may ask for more than a backward."""
+    return _transforms_are_active() or forward_ad._current_level >= 0
+
+
+def needs_derivatives(*tensors: Any) -> bool:
+    """Whether anything but the numbers may be asked for; True in compiled code, where that is not known yet."""
+    if torch.compiler.is_compiling() or under_transforms():
+        return True
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+
+
+def require_no_transforms(function: str) -> None:
+    """For calls with `out`: what is written there has no derivatives, which forward mode and torch.func would not notice."""
+    if not torch.compiler.is_compiling() and under_transforms():
+        raise ValueError(f"{function}: out: expected None under torch.func, torch.vmap and forward mode, got a tensor")
+
+
+class Differentiable:
+    """torch.ops.gdn_cuda.<name> with derivatives, called with positional arguments; all of these functions call operators of
+    this class, and so have derivatives in turn.
+
+    `shapes`, `reference` and `cpu` as in `register`. The others take x, the operator's arguments as attributes:
+    `backward(x, needs, *grads)` returns the gradients by argument, of those at least that `needs` has as true;
+    `tangent(x, of)` returns those of the results, where `of` has the tangents of the arguments, None for those without one.
+    x.results are the operator's, if `uses_results`. `batched(x, dims)` returns (outputs, out_dims) for torch.vmap.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        shapes: Callable[[Any], Any],
+        backward: Callable[..., dict[str, Any]],
+        tangent: Callable[[Any, Any], Any],
+        batched: Callable[[Any, Any], Any],
+        reference: Callable[[Any], Any] | None = None,
+        cpu: Callable[[Any], Any] | None = None,
+        uses_results: bool = False,
+    ):
+        self.schema = schema = register(name, shapes=shapes, reference=reference, cpu=cpu)
+        self.operator = operator = schema.overload
+        places = [i for i, _ in schema.tensors]
+
+        def keep(ctx, inputs, output):
+            """What is to be saved: every tensor, and results where formulas use them. The rest stays with ctx."""
+            outputs = output if isinstance(output, tuple) else (output,)
+            ctx.mark_non_differentiable(*(y for y in outputs if not (y.is_floating_point() or y.is_complex())))
+            ctx.rest = tuple(None if i in places else given for i, given in enumerate(inputs))
+            return (*(inputs[i] for i in places), *(outputs if uses_results else ()))
+
+        def kept(ctx):
+            saved, inputs = ctx.saved_tensors, list(ctx.rest)  # once: activation checkpointing gives them once
+            for i, x in zip(places, saved, strict=False):
+                inputs[i] = x
+            return SimpleNamespace(**vars(schema.named(tuple(inputs))), results=saved[len(places) :])
+
+        def keep_for_backward(ctx, inputs, output):
+            ctx.save_for_backward(*keep(ctx, inputs, output))
+
+        def keep_for_both(ctx, inputs, output):
+            saved = keep(ctx, inputs, output)
+            ctx.save_for_backward(*saved)
+            ctx.save_for_forward(*saved)
+
+        def run_backward(ctx, *grads):
+            found = backward(kept(ctx), schema.named(ctx.needs_input_grad), *grads)
+            return tuple(found.get(argument) for argument in schema.arguments)
+
+        members = {
+            "forward": staticmethod(lambda *args: operator(*args)),
+            "setup_context": staticmethod(keep_for_both),
+            "backward": staticmethod(run_backward),
+            "jvp": staticmethod(lambda ctx, *tangents: tangent(kept(ctx), schema.named(tangents))),
+            "vmap": staticmethod(lambda info, in_dims, *args: batched(schema.named(args), schema.named(in_dims))),
+        }
+        self.function = type(name, (torch.autograd.Function,), members)
+        torch.library.register_autograd(f"gdn_cuda::{name}", run_backward, setup_context=keep_for_backward, lib=library)
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.operator(*args)
+        if under_transforms():
+            return self.function.apply(*args)  # type: ignore[attr-defined]
+        if torch.is_grad_enabled():
+            for x in args:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return self.operator(*args)
+        with _below_autograd():
+            return self.operator(*args)
+
+
+def leading_first(x: Any, dims: Any, last: dict[str, int]) -> list[Tensor]:
+    """Every tensor that `last` names with the dimension that is mapped over in front, or one of size 1 in its place, and as
+    many leading dimensions behind it as the tensor with the most has; `last` has the numbers of dimensions that are not
+    leading."""
+    given = [(getattr(x, name), getattr(dims, name)) for name in last]
+    moved = [y[None] if d is None else y.movedim(d, 0) for y, d in given]
+    most = max(y.dim() - own for y, own in zip(moved, last.values(), strict=True))
+    return [
+        y.reshape((y.shape[0],) + (1,) * (most - y.dim() + own) + y.shape[1:])
+        for y, own in zip(moved, last.values(), strict=True)
+    ]

@@ -1,0 +1,140 @@
+"""What the C++ library leaves to Python is registered here: shapes for tracing (fake implementations), and what runs on CPU
+tensors, which is the checks `validate_<op>` of the C++ library, and nothing else of it, then the reference.
+
+Shape functions and references take one object with the operator's arguments as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import increment_version
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .schema import Schema
+
+_ops = torch.ops.gdn_cuda
+library = torch.library.Library("gdn_cuda", "FRAGMENT")  # its life is the registrations'
+SCHEMAS: dict[str, Schema] = {}  # of every operator that is registered here, by its name in torch.ops.gdn_cuda
+
+
+def register(
+    name: str,
+    *,
+    shapes: Callable[[Any], Any] | None = None,
+    reference: Callable[[Any], Any] | None = None,
+    cpu: Callable[[Any], Any] | None = None,
+    function: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Schema:
+    """Registers what runs where no kernel does.
+
+    `shapes(x)` returns new tensors like the operator's results; an operator that returns nothing needs none. `reference(x)`
+    returns the result for `out`, if the operator has it, and those that it returns. `cpu(x)` is given instead where an operator
+    writes more than `out`, or returns something other than contiguous tensors: it writes and returns what the operator does.
+    Neither is needed where C++ serves CPU tensors. `function` and `defaults` are the public function's: its name, and the
+    defaults of parameters that the operator lacks.
+    """
+    schema = SCHEMAS[name] = Schema.of(name, function, defaults or {})
+    _register_shapes(schema, shapes or (lambda x: None))
+    run = cpu or (reference and _storing(schema, reference))
+    if run:
+        _register_cpu(schema, run)
+    if schema.writes:
+        for key in ("Conjugate", "Negative"):
+            library.impl(name, _for_marked_views(schema), key)
+    return schema
+
+
+def _hint(x: Any) -> Any:
+    """What a traced size is in this trace; None where nobody knows."""
+    return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
+
+
+def _on_meta(x: Any) -> Any:
+    """A meta tensor of the size, strides and dtype that x has in this trace; None where nobody knows them."""
+    if not isinstance(x, Tensor):
+        return _hint(x)
+    sizes, strides = [_hint(n) for n in x.shape], [_hint(n) for n in x.stride()]
+    if None in sizes or None in strides:
+        return None
+    return torch.empty_strided(sizes, strides, dtype=x.dtype, device="meta")
+
+
+def check(name: str, args: tuple[Any, ...]) -> None:
+    """The checks of the C++ library, on any device; of traced tensors, as far as this trace knows their shapes and strides."""
+    validate = getattr(_ops, name if name.startswith("validate_") else f"validate_{name}").default
+    with _disable_current_modes():
+        known = [_on_meta(x) for x in args] if any(isinstance(x, FakeTensor) for x in args) else args
+        if not any(x is None and given is not None for x, given in zip(known, args, strict=True)):
+            validate.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *known)
+
+
+def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
+    """For tracing and for meta tensors: where a call with one of those among CPU tensors goes, too."""
+
+    def checked(*args: Any) -> Any:
+        schema.check_tensors(args)
+        schema.check_devices(args)
+        check(schema.name, args)
+        return shapes(schema.named(args))
+
+    torch.library.register_fake(f"gdn_cuda::{schema.name}", checked, lib=library)
+
+
+def _register_cpu(schema: Schema, run: Callable[[Any], Any]) -> None:
+    """Behind the operator's own checks, below autograd, as kernels run: nothing that it computes is recorded, and nothing that
+    it writes is refused halfway."""
+    validate = getattr(_ops, f"validate_{schema.name}").default
+
+    def checked(*args: Any) -> Any:
+        validate(*args)
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            results = run(schema.named(args))
+        for _, x in schema.written(args):
+            if not x.is_inference():
+                increment_version(x)
+        return results
+
+    library.impl(schema.name, checked, "CPU")
+
+
+def _storing(schema: Schema, reference: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The reference with its first result in `out`, if there is one, and the others as operators return them."""
+    has_out = "out" in schema.arguments
+
+    def run(x: Any) -> Any:
+        results = reference(x)
+        found = list(results) if isinstance(results, tuple) else [results]
+        if has_out:
+            x.out.copy_(found.pop(0))
+        given = [y for y in vars(x).values() if isinstance(y, Tensor)]
+        returned = tuple(_contiguous_and_new(y, given) for y in found)
+        return None if not returned else returned if schema.returns > 1 else returned[0]
+
+    return run
+
+
+def _contiguous_and_new(result: Tensor, given: list[Tensor]) -> Tensor:
+    """A reference may return an input, such as a state where there are no tokens."""
+    if any(torch._C._is_alias_of(result, x) for x in given):
+        return result.clone(memory_format=torch.contiguous_format)
+    return result.contiguous()
+
+
+def _for_marked_views(schema: Schema) -> Callable[..., Any]:
+    """Torch only marks a tensor as conjugate or negative, which no kernel would see."""
+
+    def call(*args: Any) -> Any:
+        for argument, x in schema.written(args):
+            if x.is_conj() or x.is_neg():
+                view = "conjugate" if x.is_conj() else "negative"
+                expected = "memory that holds the numbers themselves, as it is written"
+                raise ValueError(f"{schema.function}: {argument}: expected {expected}, got a {view} view")
+        return schema.overload(*(x.resolve_conj().resolve_neg() if isinstance(x, Tensor) else x for x in args))
+
+    return call

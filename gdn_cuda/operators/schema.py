@@ -1,0 +1,68 @@
+"""An operator's arguments by name, from its C++ schema, and the checks that need no more than names and types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Schema:
+    name: str
+    function: str  # what users call it
+    overload: Any
+    arguments: tuple[str, ...]
+    tensors: tuple[tuple[int, bool], ...]  # places of tensors, and whether they may be None
+    writes: tuple[int, ...]
+    returns: int  # how many
+    defaults: Mapping[str, Any]  # of what the public function takes and this schema lacks
+
+    @staticmethod
+    def of(name: str, function: str | None = None, defaults: Mapping[str, Any] = _NOTHING) -> Schema:
+        overload = getattr(torch.ops.gdn_cuda, name).default
+        arguments = overload._schema.arguments
+        names = tuple(x.name for x in arguments)
+        kinds = [str(x.type) for x in arguments]
+        return Schema(
+            name,
+            function or name,
+            overload,
+            names,
+            tuple((i, kind != "Tensor") for i, kind in enumerate(kinds) if kind in ("Tensor", "Optional[Tensor]")),
+            tuple(i for i, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write),
+            len(overload._schema.returns),
+            {argument: value for argument, value in defaults.items() if argument not in names},
+        )
+
+    def named(self, args: tuple[Any, ...]) -> Any:
+        """The arguments as attributes; with the defaults of those that only the public function has."""
+        return SimpleNamespace(**self.defaults, **dict(zip(self.arguments, args, strict=True)))
+
+    def given(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
+        return ((self.arguments[i], args[i]) for i, _ in self.tensors if isinstance(args[i], Tensor))
+
+    def written(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
+        return ((self.arguments[i], args[i]) for i in self.writes if isinstance(args[i], Tensor))
+
+    def check_tensors(self, args: tuple[Any, ...]) -> None:
+        for i, optional in self.tensors:
+            if not (isinstance(args[i], Tensor) or (optional and args[i] is None)):
+                raise ValueError(not_a_tensor(self.function, self.arguments[i], args[i], optional))
+
+    def check_devices(self, args: tuple[Any, ...]) -> None:
+        (first, like), *others = self.given(args)
+        for argument, x in others:
+            if x.device != like.device:
+                raise ValueError(f"{self.function}: {argument}: expected {like.device}, the device of {first}, got {x.device}")
+
+
+def not_a_tensor(function: str, argument: str, given: object, optional: bool = False) -> str:
+    got = "None" if given is None else type(given).__name__
+    return f"{function}: {argument}: expected a tensor{' or None' if optional else ''}, got {got}"

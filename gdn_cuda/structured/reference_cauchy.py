@@ -1,0 +1,67 @@
+"""Cauchy sums in fp64, as they are defined: every quotient is formed. Differentiable in every input, real and complex.
+
+A pole on an evaluation point has the limit of ω = λ + ε for ε ↓ 0 as its answer: the residues that meet there are added up,
+and each part (real, imaginary) of their sum which is not zero is infinite with its own sign. Gradients of v_n, λ_n and ω_l
+that meet are NaN; all others are as ever.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .reference_common import check_last, same_dtype, widened
+
+
+def cauchy_kernel(v: Tensor, omega: Tensor, lambd: Tensor) -> Tensor:
+    """out[…,l] = Σ_n v[…,n] / (ω[l] − λ[n]); v and λ (…,N), ω (…,L)."""
+    v, omega, lambd = same_dtype(*widened("cauchy_kernel", v=v, omega=omega, lambd=lambd))
+    check_last("cauchy_kernel", "lambd", lambd, v.shape[-1], "v")
+    return _sum_over_poles(v, omega, lambd)
+
+
+def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """out[…,l] = Σ_n [ v_n / (z_l − w_n) + v̄_n / (z_l − w̄_n) ]; v and w (…,N), z (…,L); complex whatever comes in."""
+    v, z, w = (x.to(torch.complex128) for x in widened("cauchy_conj", v=v, z=z, w=w))
+    check_last("cauchy_conj", "w", w, v.shape[-1], "v")
+    return _sum_over_poles(_with_conjugates(v), z, _with_conjugates(w))
+
+
+def cauchy_gradients(grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, conj: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What `grad` passes back to each input of `cauchy_kernel`, or with `conj` of `cauchy_conj`; one dtype, formulas.
+
+    In grad's leading dimensions: where an input was broadcast, it is to be summed over.
+    """
+    wide = torch.complex128 if v.is_complex() else torch.float64
+    grad, v, points, poles = (x.to(wide) for x in (grad, v, points, poles))
+    if conj:
+        v, poles = _with_conjugates(v), _with_conjugates(poles)
+    difference = points[..., :, None] - poles[..., None, :]
+    inverse = torch.where(difference == 0, torch.nan, 1 / difference)
+    by_v = grad[..., :, None] * torch.conj_physical(inverse)
+    by_poles = by_v * torch.conj_physical(v[..., None, :] * inverse)
+    of_v, of_poles = by_v.sum(-2), by_poles.sum(-2)
+    if conj:
+        of_v, of_poles = (a + torch.conj_physical(b) for a, b in (x.chunk(2, -1) for x in (of_v, of_poles)))
+    return of_v, -by_poles.sum(-1), of_poles
+
+
+def _with_conjugates(x: Tensor) -> Tensor:
+    # Not x.conj(): where torch traces operators, what only marks a tensor as conjugate is lost on the way to their insides.
+    return torch.cat([x, torch.conj_physical(x)], -1)
+
+
+def _sum_over_poles(v: Tensor, points: Tensor, poles: Tensor) -> Tensor:
+    v, difference = v[..., None, :], points[..., :, None] - poles[..., None, :]
+    meets = difference == 0
+    # The quotient 0 / 0 behind `where` is what makes the gradients NaN.
+    regular = torch.where(meets, 0.0, v / difference).sum(-1)
+    return _plus_quotient_by_zero(regular, torch.where(meets, v.detach(), 0.0).sum(-1))
+
+
+def _plus_quotient_by_zero(regular: Tensor, residue: Tensor) -> Tensor:
+    """regular + residue / ε for ε ↓ 0, part by part: torch's complex sum makes NaN of infinities."""
+    if residue.is_complex():
+        parts = (_plus_quotient_by_zero(a, b) for a, b in ((regular.real, residue.real), (regular.imag, residue.imag)))
+        return torch.complex(*parts)
+    return regular + torch.where(residue == 0, 0.0, residue * torch.inf)

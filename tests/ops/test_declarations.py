@@ -1,0 +1,61 @@
+"""What follows from the declaration of an operator: the function's own signature and text, and the reference's."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import gdn_cuda
+from gdn_cuda.operators import operator
+from gdn_cuda.operators.declare import DECLARATIONS
+
+EVERY = pytest.mark.parametrize("name", DECLARATIONS)
+
+
+@EVERY
+def test_the_generated_function_takes_what_was_declared(name: str) -> None:
+    function = getattr(gdn_cuda, name)
+    declared = inspect.unwrap(function)
+    parameters = inspect.signature(function, follow_wrapped=False).parameters
+    assert [(p.name, p.kind, p.default) for p in parameters.values()] == [
+        (p.name, p.kind, p.default) for p in inspect.signature(declared).parameters.values()
+    ]
+    assert (function.__doc__, function.__module__, function.__qualname__) == (declared.__doc__, declared.__module__, name)
+    assert function.__annotations__ == declared.__annotations__
+
+
+@pytest.mark.parametrize("name", [name for name, declared in DECLARATIONS.items() if declared.reference])
+def test_the_reference_has_the_same_signature(name: str) -> None:
+    assert inspect.signature(getattr(gdn_cuda.reference, name)) == inspect.signature(getattr(gdn_cuda, name))
+
+
+def test_the_reference_writes_into_no_output() -> None:
+    x = torch.ones(1, 1, 1, 8)
+    with pytest.raises(ValueError, match=r"^recurrent_forward: out: expected None, as the reference returns new tensors, got"):
+        gdn_cuda.reference.recurrent_forward(x, x, x, None, x[..., 0], x[..., 0], out=x)
+
+
+def test_a_parameter_that_is_missing_is_named() -> None:
+    def fused_gdn_gating(A_log: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        """One too few."""
+
+    with pytest.raises(TypeError, match=r"^fused_gdn_gating: expected parameters dt_bias, which its operator"):
+        operator()(fused_gdn_gating)
+
+
+def test_a_parameter_that_the_operator_lacks_is_not_handed_on() -> None:
+    (gating,) = DECLARATIONS["fused_gdn_gating"].schemas
+    assert "is_var_len" not in gating.arguments
+    assert gating.named((1, 2, 3, 4)).is_var_len is False
+
+
+def test_modules_are_found_under_their_earlier_names() -> None:
+    from gdn_cuda.ops.gdn import fused_decode
+    from gdn_cuda.ops.structured_toeplitz import explain_toeplitz_solve
+    from gdn_cuda.reference.structured_toeplitz import toeplitz
+
+    assert fused_decode is gdn_cuda.fused_decode
+    assert explain_toeplitz_solve(64).startswith("toeplitz_gko")
+    assert toeplitz is gdn_cuda.reference.structured_toeplitz.toeplitz
