@@ -37,7 +37,7 @@ set_target_properties(gdn_cuda PROPERTIES
 # What is visible: the functions of api.hpp, which says so itself, and the runtime (csrc/jit), which gdn_cuda._C controls.
 set_target_properties(gdn_cuda PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 set_target_properties(gdn_core PROPERTIES VISIBILITY_INLINES_HIDDEN ON)
-file(GLOB gdn_kernel_sources csrc/jit_kernels/*.cpp)
+file(GLOB gdn_kernel_sources csrc/kernels/*.cpp)
 set_property(SOURCE ${gdn_kernel_sources} APPEND PROPERTY COMPILE_OPTIONS -fvisibility=hidden)
 
 pybind11_add_module(_C MODULE csrc/python_api.cpp csrc/python_interrupt.cpp csrc/python_tuning.cpp)

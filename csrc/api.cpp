@@ -4,7 +4,7 @@
 
 #include "jit/device.hpp"
 #include "jit/toolchain.hpp"
-#include "jit_kernels/registry.hpp"
+#include "kernels/registry.hpp"
 
 namespace gdn_cuda {
 void init(const std::filesystem::path& library_root, const std::filesystem::path& cuda_home) {

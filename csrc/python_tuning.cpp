@@ -10,7 +10,7 @@
 #include "jit/device.hpp"
 #include "jit/store.hpp"
 #include "jit/tuned_store.hpp"
-#include "jit_kernels/tunables.hpp"
+#include "kernels/tunables.hpp"
 #include "python_text.hpp"
 
 namespace py = pybind11;

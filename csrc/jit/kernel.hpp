@@ -1,6 +1,6 @@
 // The warm path: a struct-keyed map from (Spec, device) to a loaded kernel. No string, no getenv, no lock, no file.
 //
-// A Spec is a kernel's host-side description (csrc/jit_kernels/impls):
+// A Spec is a kernel's host-side description (csrc/families):
 //     using Config = ...;                       equality-comparable, trivially copyable
 //     static KernelSource source(const Config&);
 //     static int shared_bytes(const Config&);

@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-#include "../jit_kernels/impls/spec.hpp"
+#include "../kernels/spec.hpp"
 #include "overlap.hpp"
 
 namespace gdn_cuda {

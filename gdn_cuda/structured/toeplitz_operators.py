@@ -1,4 +1,4 @@
-"""Shapes for tracing, CPU implementations and derivatives of the Toeplitz operators; csrc/apis has what CUDA tensors run."""
+"""Shapes for tracing, CPU implementations and derivatives of the Toeplitz operators; csrc/families has what CUDA tensors run."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ inverse_apply = register(
 )
 
 
-# ---- The kernels that solve: CPU implementations, with which tests run the plan of csrc/apis/toeplitz_solve.cpp
+# ---- The kernels that solve: CPU implementations, with which tests run the plan of toeplitz_solve.cpp
 
 
 def _info_of_result(shape: tuple[Any, ...], right: Tensor, *lines: Tensor) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "jit_kernels/impls/gdn/recurrent.hpp"
+#include "families/gdn/recurrent.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

@@ -4,9 +4,9 @@
 #include <set>
 #include <string>
 
+#include "families/gdn/decode.hpp"
 #include "gdn_problems.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/gdn/decode.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

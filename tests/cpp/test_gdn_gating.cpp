@@ -1,8 +1,8 @@
 // What gdn/gating is configured with.
 #include <gtest/gtest.h>
 
+#include "families/gdn/gating.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/gdn/gating.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

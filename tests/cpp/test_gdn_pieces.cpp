@@ -4,11 +4,11 @@
 #include <string>
 #include <utility>
 
+#include "families/gdn/compute_o.hpp"
+#include "families/gdn/compute_u_w.hpp"
+#include "families/gdn/seq_state_update.hpp"
 #include "gdn_problems.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/gdn/compute_o.hpp"
-#include "jit_kernels/impls/gdn/compute_u_w.hpp"
-#include "jit_kernels/impls/gdn/seq_state_update.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

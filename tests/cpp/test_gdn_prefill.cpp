@@ -1,9 +1,9 @@
 // How gdn/prefill splits sequences, what it is configured with, and which kernel takes a prefill.
 #include <gtest/gtest.h>
 
+#include "families/gdn/prefill.hpp"
 #include "gdn_problems.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/gdn/prefill.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

@@ -1,9 +1,9 @@
 // What gdn/prefill_mma is configured with: registered, and fit for every GPU.
 #include <gtest/gtest.h>
 
+#include "families/gdn/prefill_mma.hpp"
 #include "gdn_problems.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/gdn/prefill_mma.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

@@ -4,9 +4,9 @@
 #include <set>
 #include <string>
 
+#include "families/gdn/recurrent.hpp"
 #include "gdn_problems.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/gdn/recurrent.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

@@ -1,7 +1,7 @@
 // Grids from sizes that are counted in 64 bits.
 #include <gtest/gtest.h>
 
-#include "jit_kernels/impls/grid.hpp"
+#include "kernels/grid.hpp"
 
 namespace gdn_cuda {
 namespace {

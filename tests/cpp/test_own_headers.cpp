@@ -12,8 +12,8 @@
 #include "jit/own_headers.hpp"
 #include "jit/process.hpp"
 #include "jit/runtime.hpp"
-#include "jit_kernels/registry.hpp"
-#include "jit_kernels/tunables.hpp"
+#include "kernels/registry.hpp"
+#include "kernels/tunables.hpp"
 #include "support.hpp"
 
 namespace gdn_cuda::test {

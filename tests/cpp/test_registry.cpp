@@ -5,7 +5,7 @@
 #include <string>
 
 #include "jit/device.hpp"
-#include "jit_kernels/registry.hpp"
+#include "kernels/registry.hpp"
 
 namespace gdn_cuda {
 namespace {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "families/structured/cauchy.hpp"
+#include "families/structured/cauchy_backward.hpp"
+#include "families/structured/cauchy_batch.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/structured/cauchy.hpp"
-#include "jit_kernels/impls/structured/cauchy_backward.hpp"
-#include "jit_kernels/impls/structured/cauchy_batch.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

@@ -6,9 +6,9 @@
 #include <tuple>
 #include <vector>
 
+#include "families/structured/vandermonde.hpp"
+#include "families/structured/vandermonde_moments.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/structured/vandermonde.hpp"
-#include "jit_kernels/impls/structured/vandermonde_moments.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

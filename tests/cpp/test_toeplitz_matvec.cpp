@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <string>
 
+#include "families/structured/toeplitz_matvec.hpp"
+#include "families/structured/toeplitz_sums.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/structured/toeplitz_matvec.hpp"
-#include "jit_kernels/impls/structured/toeplitz_sums.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "families/structured/toeplitz_ways.hpp"
 #include "heuristics_tools.hpp"
-#include "jit_kernels/impls/structured/toeplitz_ways.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

@@ -3,15 +3,15 @@
 
 #include <algorithm>
 
+#include "families/structured/cauchy.hpp"
+#include "families/structured/vandermonde.hpp"
 #include "jit/cache_place.hpp"
 #include "jit/env.hpp"
 #include "jit/errors.hpp"
 #include "jit/toolchain.hpp"
 #include "jit/tuned_store.hpp"
-#include "jit_kernels/impls/structured/cauchy.hpp"
-#include "jit_kernels/impls/structured/vandermonde.hpp"
-#include "jit_kernels/tunables.hpp"
-#include "jit_kernels/tuned.hpp"
+#include "kernels/tunables.hpp"
+#include "kernels/tuned.hpp"
 #include "support.hpp"
 
 namespace gdn_cuda::test {

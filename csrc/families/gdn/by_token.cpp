@@ -1,8 +1,8 @@
 // Which kernel takes a call token by token: gdn/decode and gdn/verify where their shapes are met, else gdn/recurrent.
-#include "../../jit_kernels/impls/gdn/decode.hpp"
-#include "../../jit_kernels/impls/gdn/recurrent.hpp"
-#include "../../jit_kernels/impls/gdn/verify.hpp"
+#include "decode.hpp"
 #include "prepared.hpp"
+#include "recurrent.hpp"
+#include "verify.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

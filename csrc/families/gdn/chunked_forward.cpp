@@ -5,9 +5,9 @@
 #include <gdn_cuda/gdn.hpp>
 #include <limits>
 
-#include "../../jit_kernels/impls/gdn/prefill.hpp"
-#include "../../jit_kernels/impls/gdn/prefill_mma.hpp"
 #include "../../operators/operator.hpp"
+#include "prefill.hpp"
+#include "prefill_mma.hpp"
 #include "prepared.hpp"
 
 namespace gdn_cuda::gdn {

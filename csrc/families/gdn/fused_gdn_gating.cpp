@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <gdn_cuda/gdn.hpp>
 
-#include "../../jit_kernels/impls/gdn/gating.hpp"
 #include "../../operators/operator.hpp"
+#include "gating.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <gdn_cuda/gdn.hpp>
 
-#include "../../jit_kernels/impls/gdn/chunk_cumsum.hpp"
-#include "../../jit_kernels/impls/gdn/mn_major.hpp"
 #include "../../operators/operator.hpp"
 #include "checks.hpp"
+#include "chunk_cumsum.hpp"
+#include "mn_major.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <gdn_cuda/gdn.hpp>
 
-#include "../../jit_kernels/impls/gdn/compute_o.hpp"
-#include "../../jit_kernels/impls/gdn/compute_u_w.hpp"
-#include "../../jit_kernels/impls/gdn/seq_state_update.hpp"
 #include "../../operators/operator.hpp"
 #include "checks.hpp"
+#include "compute_o.hpp"
+#include "compute_u_w.hpp"
+#include "seq_state_update.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {

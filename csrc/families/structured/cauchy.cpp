@@ -1,15 +1,15 @@
 // cauchy_kernel, cauchy_conj and their gradients.
-#include "../../jit_kernels/impls/structured/cauchy.hpp"
+#include "cauchy.hpp"
 
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
 #include <gdn_cuda/structured.hpp>
 
-#include "../../jit_kernels/impls/structured/cauchy_backward.hpp"
-#include "../../jit_kernels/impls/structured/cauchy_batch.hpp"
-#include "../../jit_kernels/tuned.hpp"
+#include "../../kernels/tuned.hpp"
 #include "../../operators/operator.hpp"
+#include "cauchy_backward.hpp"
+#include "cauchy_batch.hpp"
 #include "lines.hpp"
 
 namespace gdn_cuda::structured {

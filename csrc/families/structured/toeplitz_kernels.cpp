@@ -2,13 +2,13 @@
 // computes the same. toeplitz_solve.cpp says when which is taken.
 #include <torch/csrc/stable/ops.h>
 
-#include "../../jit_kernels/impls/structured/toeplitz_eliminate.hpp"
-#include "../../jit_kernels/impls/structured/toeplitz_generators.hpp"
-#include "../../jit_kernels/impls/structured/toeplitz_gko.hpp"
-#include "../../jit_kernels/impls/structured/toeplitz_pcg.hpp"
-#include "../../jit_kernels/impls/structured/toeplitz_schur.hpp"
-#include "../../jit_kernels/impls/structured/toeplitz_ways.hpp"
 #include "toeplitz.hpp"
+#include "toeplitz_eliminate.hpp"
+#include "toeplitz_generators.hpp"
+#include "toeplitz_gko.hpp"
+#include "toeplitz_pcg.hpp"
+#include "toeplitz_schur.hpp"
+#include "toeplitz_ways.hpp"
 
 namespace gdn_cuda::structured {
 

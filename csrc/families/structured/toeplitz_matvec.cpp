@@ -1,13 +1,13 @@
 // Toeplitz matrices: what every operator checks, and products.
-#include "../../jit_kernels/impls/structured/toeplitz_matvec.hpp"
+#include "toeplitz_matvec.hpp"
 
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/structured.hpp>
 
-#include "../../jit_kernels/impls/structured/toeplitz_sums.hpp"
 #include "../../operators/torch_math.hpp"
 #include "toeplitz.hpp"
+#include "toeplitz_sums.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

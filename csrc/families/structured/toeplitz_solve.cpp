@@ -9,9 +9,9 @@
 #include <limits>
 #include <numbers>
 
-#include "../../jit_kernels/impls/structured/toeplitz_ways.hpp"
 #include "../../operators/torch_math.hpp"
 #include "toeplitz.hpp"
+#include "toeplitz_ways.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

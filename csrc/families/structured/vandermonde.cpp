@@ -1,13 +1,13 @@
 // log_vandermonde, and the moments that its transpose and the gradients of both are made of.
-#include "../../jit_kernels/impls/structured/vandermonde.hpp"
+#include "vandermonde.hpp"
 
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/structured.hpp>
 
-#include "../../jit_kernels/impls/structured/vandermonde_moments.hpp"
 #include "../../operators/operator.hpp"
 #include "lines.hpp"
+#include "vandermonde_moments.hpp"
 
 namespace gdn_cuda::structured {
 namespace {

@@ -5,7 +5,7 @@
 #include <array>
 #include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
 
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
 
 namespace gdn_cuda::gdn {
 

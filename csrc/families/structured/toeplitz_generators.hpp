@@ -4,7 +4,7 @@
 #include <array>
 #include <gdn_cuda/kernels/structured/toeplitz_generators_plan.cuh>
 
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -5,7 +5,7 @@
 #include <gdn_cuda/kernels/gdn/gating_plan.cuh>
 #include <vector>
 
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
 
 namespace gdn_cuda::gdn {
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../../jit/text.hpp"
+#include "../jit/text.hpp"
 
 namespace gdn_cuda {
 

@@ -17,11 +17,11 @@
 #include <span>
 #include <string>
 
-#include "../../jit/device.hpp"
-#include "../../jit/errors.hpp"
-#include "../../jit/kernel.hpp"
-#include "../../jit/text.hpp"
-#include "../fields.hpp"
+#include "../jit/device.hpp"
+#include "../jit/errors.hpp"
+#include "../jit/kernel.hpp"
+#include "../jit/text.hpp"
+#include "fields.hpp"
 #include "grid.hpp"
 
 namespace gdn_cuda {

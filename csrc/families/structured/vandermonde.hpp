@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "../../tuned.hpp"
-#include "../../winners.hpp"
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
+#include "../../kernels/tuned.hpp"
+#include "../../kernels/winners.hpp"
 
 namespace gdn_cuda::structured {
 

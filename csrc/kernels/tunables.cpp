@@ -1,7 +1,7 @@
 #include "tunables.hpp"
 
-#include "impls/structured/cauchy.hpp"
-#include "impls/structured/vandermonde.hpp"
+#include "../families/structured/cauchy.hpp"
+#include "../families/structured/vandermonde.hpp"
 #include "tuned.hpp"
 
 namespace gdn_cuda {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "../../winners.hpp"
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
+#include "../../kernels/winners.hpp"
 
 namespace gdn_cuda::structured {
 

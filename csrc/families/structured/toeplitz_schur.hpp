@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <gdn_cuda/kernels/structured/toeplitz_sums_plan.cuh>
 
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
 
 namespace gdn_cuda::structured {
 

@@ -7,8 +7,8 @@
 #include <limits>
 #include <string>
 
-#include "../../../jit/tensor_map.hpp"
-#include "../spec.hpp"
+#include "../../jit/tensor_map.hpp"
+#include "../../kernels/spec.hpp"
 #include "prefill_problem.hpp"
 
 namespace gdn_cuda::gdn {

@@ -4,7 +4,7 @@
 #include <array>
 #include <gdn_cuda/kernels/gdn/verify_plan.cuh>
 
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
 #include "head_dimensions.hpp"
 
 namespace gdn_cuda::gdn {

@@ -6,7 +6,7 @@
 #include <gdn_cuda/kernels/structured/toeplitz_pcg_plan.cuh>
 #include <string>
 
-#include "../spec.hpp"
+#include "../../kernels/spec.hpp"
 
 namespace gdn_cuda::structured {
 

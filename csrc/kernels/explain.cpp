@@ -1,6 +1,6 @@
 #include "explain.hpp"
 
-#include "impls/structured/toeplitz_ways.hpp"
+#include "../families/structured/toeplitz_ways.hpp"
 
 namespace gdn_cuda {
 

@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/common/types.cuh>
 
-#include "../../../jit/env.hpp"
+#include "../../jit/env.hpp"
 
 namespace gdn_cuda::gdn {
 
