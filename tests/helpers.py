@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gdn_cuda.gdn.inputs import KEY_MODES as KEY_MODES
 from gdn_cuda.gdn.inputs import make_gdn_inputs as make_gdn_inputs
 from gdn_cuda.gdn.inputs import make_packed_gdn_inputs as make_packed_gdn_inputs
 
