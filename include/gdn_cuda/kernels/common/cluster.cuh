@@ -1,7 +1,6 @@
 // Clusters of blocks (sm_90): stores into each other's shared memory, which an mbarrier there counts as bytes that came.
 #pragma once
 
-#include <cute/arch/cluster_sm90.hpp>
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
 
 namespace gdn_cuda {

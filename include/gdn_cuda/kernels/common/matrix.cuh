@@ -1,6 +1,6 @@
-// ldmatrix and mma.sync, and numbers in pairs of 16 bits. CUTLASS has both instructions (cute/arch/copy_sm75.hpp,
-// mma_sm80.hpp), but the libcu++ that these headers include costs every compile of a kernel 0.4 s on a quiet core, as much as
-// some of the kernels themselves; so kernels that need nothing else of CUTLASS do without it.
+// ldmatrix and mma.sync, and numbers in pairs of 16 bits. CUTLASS has both instructions, but its mma.sync (mma_sm80.hpp) is
+// volatile, so that products keep the order of the source: gdn/compute_o, compute_u_w and seq_state_update get another
+// schedule. Its ldmatrix (copy_sm75.hpp) changes nothing but the compile, by as much as some of these kernels take: 0.3 s.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>

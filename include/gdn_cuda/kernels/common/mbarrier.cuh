@@ -1,8 +1,7 @@
 // mbarriers (sm_90): CUTLASS's, laid over words of a shared-memory plan.
 #pragma once
 
-#include <cutlass/arch/barrier.h>
-
+#include <gdn_cuda/kernels/common/cutlass.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {

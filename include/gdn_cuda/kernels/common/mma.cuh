@@ -27,7 +27,7 @@ struct PieceOfLane {
     static __device__ __forceinline__ PieceOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
 };
 
-// An 8 x 8 matrix that lies over a warp, (g, 2 t) and (g, 2 t + 1) a lane, transposed.
+// An 8 x 8 matrix that lies over a warp, (g, 2 t) and (g, 2 t + 1) a lane, transposed. CUTLASS's is beside its ldmatrix.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
     return x;

@@ -2,7 +2,7 @@
 // giving the address of row r of matrix i.
 #pragma once
 
-#include <cute/arch/copy_sm90.hpp>
+#include <gdn_cuda/kernels/common/cutlass.cuh>
 
 namespace gdn_cuda {
 

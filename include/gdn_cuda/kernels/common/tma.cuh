@@ -2,7 +2,6 @@
 // them.
 #pragma once
 
-#include <cute/arch/copy_sm90_tma.hpp>
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
 

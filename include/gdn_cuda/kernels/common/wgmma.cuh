@@ -3,8 +3,7 @@
 // + 1, in the order [n][row][column]. Two such pairs, rounded, are a register of the left operand for the next product.
 #pragma once
 
-#include <cute/arch/mma_sm90_gmma.hpp>
-#include <cute/numeric/integer_sequence.hpp>
+#include <gdn_cuda/kernels/common/cutlass.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {

@@ -1,8 +1,6 @@
 // What the roles of gdn/prefill share: where they are, and how they wait for each other.
 #pragma once
 
-#include <cutlass/arch/reg_reconfig.h>
-
 #include <gdn_cuda/kernels/common/matrix.cuh>
 #include <gdn_cuda/kernels/common/named_barrier.cuh>
 #include <gdn_cuda/kernels/common/stmatrix.cuh>

@@ -152,13 +152,14 @@ struct PrefillState : Lane {
     __device__ __forceinline__ void tell_of_first() const {
         if (args.readers == nullptr || work.makes != PrefillMakes::outputs) return;
         warpgroup_sync();
-        if (thread == 0) tell(readers_of(args, work));
+        if (thread == 0) red_release(readers_of(args, work));
     }
     __device__ __forceinline__ void tell_of_last() const {
         if (work.to < 0) return;
         warpgroup_sync();
         if (thread > 0) return;
-        tell(work.makes == PrefillMakes::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
+        red_release(work.makes == PrefillMakes::summary ? args.links.have_summary + work.link
+                                                        : have_state(args.links, work.to));
     }
 
     // By one thread: rows of M in place of keys, and what rounding left of them in place of queries.
@@ -249,7 +250,7 @@ struct PrefillState : Lane {
     __device__ __forceinline__ void end() {
         find_place();
         if (work.makes == PrefillMakes::outputs && work.ends && args.readers != nullptr) {
-            if (thread == 0) await(readers_of(args, work), work.readers);
+            if (thread == 0) wait_for_count(readers_of(args, work), work.readers);
             warpgroup_sync();
         }
         if (work.makes == PrefillMakes::transfer)
