@@ -133,8 +133,8 @@ py::dict env() {
                     "prebuilt_dir"_a = to_python(env.prebuilt_dir), "disable"_a = env.disable, "use_nvcc"_a = env.use_nvcc,
                     "nvcc"_a = to_python(env.nvcc), "dump"_a = env.dump, "lineinfo"_a = env.lineinfo, "print"_a = env.print,
                     "log_level"_a = env.log_level, "cuda_home"_a = to_python(env.cuda_home),
-                    "cutlass_include"_a = to_python(env.cutlass_include), "prefill"_a = jit::name_of(env.prefill),
-                    "tuned"_a = env.tuned);
+                    "cutlass_include"_a = to_python(env.cutlass_include), "cccl_include"_a = to_python(env.cccl_include),
+                    "prefill"_a = jit::name_of(env.prefill), "tuned"_a = env.tuned);
 }
 
 py::dict to_dict(const jit::Finding& finding) {
@@ -197,7 +197,7 @@ py::list kernels() {
         result.append(py::dict("family"_a = kernel.family, "name"_a = kernel.name, "summary"_a = kernel.summary,
                                "min_capability"_a = kernel.min_capability,
                                "max_capability"_a = limited ? std::optional(kernel.max_capability) : std::nullopt,
-                               "configurations"_a = configurations));
+                               "uses_cutlass"_a = kernel.uses_cutlass, "configurations"_a = configurations));
     }
     return result;
 }

@@ -21,6 +21,7 @@ class Env(TypedDict):
     log_level: int
     cuda_home: str
     cutlass_include: str
+    cccl_include: str
     prefill: str
     tuned: bool
 
@@ -64,6 +65,7 @@ class Kernel(TypedDict):
     summary: str
     min_capability: int
     max_capability: int | None  # of a kernel made of one architecture's own instructions
+    uses_cutlass: bool  # compiles with the headers of CUTLASS and libcu++
     configurations: list[Configuration]
 
 class Compiled(TypedDict):

@@ -61,6 +61,14 @@ def test_doctor_as_json(cache: Path) -> None:
     assert all(check["status"] in ("ok", "note", "problem") for check in report["checks"])
 
 
+def test_doctor_says_which_kernels_need_cutlass(cache: Path, tmp_path: Path) -> None:
+    users = [f"{kernel['family']}/{kernel['name']}" for kernel in _C.kernels() if kernel["uses_cutlass"]]
+    report = json.loads(gdn("doctor", "--json", cache=cache).stdout)
+    [check] = [check for check in report["checks"] if check["what"] == "need CUTLASS and libcu++"]
+    assert check["status"] == "ok"
+    assert check["found"].startswith(f"{', '.join(users)}; the other {len(_C.kernels()) - len(users)} kernels compile without")
+
+
 def test_doctor_reports_a_malformed_variable_once_and_does_not_crash(cache: Path) -> None:
     done = gdn("doctor", "--json", cache=cache, GDN_JIT_CACHE_MAX_BYTES="lots")
     assert done.returncode == 1

@@ -38,6 +38,7 @@ constexpr std::array kVariables = std::to_array<Variable>({
     {"GDN_LOG_LEVEL", "warning", "debug, info, warning, error or off"},
     {"GDN_CUDA_HOME", "", "CUDA to use first: a folder with include/ and lib/ or lib64/"},
     {"GDN_CUTLASS_INCLUDE", "", "CUTLASS headers to use first: the folder that holds cutlass/ and cute/"},
+    {"GDN_CCCL_INCLUDE", "", "libcu++ headers for CUTLASS to use first: the folder that holds cccl/ or cuda/std/"},
 });
 
 std::string_view get(const char* name) {
@@ -170,6 +171,7 @@ Env parse_env() {
         .log_level = level("GDN_LOG_LEVEL"),
         .cuda_home = existing("GDN_CUDA_HOME", true),
         .cutlass_include = existing("GDN_CUTLASS_INCLUDE", true),
+        .cccl_include = existing("GDN_CCCL_INCLUDE", true),
     };
 }
 

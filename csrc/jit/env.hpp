@@ -35,6 +35,7 @@ struct Env {
     int log_level;                          // GDN_LOG_LEVEL, as in log.hpp
     std::filesystem::path cuda_home;        // GDN_CUDA_HOME
     std::filesystem::path cutlass_include;  // GDN_CUTLASS_INCLUDE
+    std::filesystem::path cccl_include;     // GDN_CCCL_INCLUDE
 };
 
 Env parse_env();   // reads the process environment now

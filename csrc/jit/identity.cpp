@@ -215,10 +215,12 @@ std::string Toolchain::external_headers_identity(bool uses_cutlass) const {
         key.add(label, root.empty() ? kMissing : tree_digest(root, memo_for(kind, root.string()), enter));
     };
     // What a kernel can include of it: not the folders of CUDA's host libraries.
-    add("cuda", "cuda", cuda_include, [](std::string_view folder) {
+    const FolderFilter of_kernels = [](std::string_view folder) {
         return folder == "crt" || folder == "cooperative_groups" || folder.starts_with("cooperative_groups/");
-    });
+    };
+    add("cuda", "cuda", cuda_include, of_kernels);
     if (uses_cutlass) {
+        if (!cccl_parent().empty()) add("beside cccl", "cuda", cccl_parent(), of_kernels);
         add("cutlass", "tree", cutlass_include, {});
         if (cccl_include != cuda_include)
             add("cccl", "tree", cccl_include, {});

@@ -1,4 +1,4 @@
-// Descriptions of tensors for Hopper's copy engine.
+// Descriptions of tensors for TMA.
 #pragma once
 
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
@@ -12,7 +12,7 @@ struct TiledTensor {
     i64 batches, tokens, heads, d;
 };
 
-// Whether the copy engine can take it: base and strides multiples of 16 bytes, no dimension expanded.
+// Whether TMA can take it: base and strides multiples of 16 bytes, no dimension expanded.
 bool can_tile(const TiledTensor& tensor);
 
 // Tiles of `tokens` tokens and 64 elements (128 bytes, swizzled); zeros come from outside the tensor, nothing is written there.

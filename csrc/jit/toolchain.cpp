@@ -13,6 +13,7 @@
 
 #include "env.hpp"
 #include "errors.hpp"
+#include "files.hpp"
 #include "nvrtc.hpp"
 #include "text.hpp"
 
@@ -66,21 +67,32 @@ class Search {
         finding_.required = required;
     }
 
+    // Folders that hold what is looked for are passed over all the same where `why_not` gives a reason.
+    Search& unless(std::string (*why_not)(const fs::path&)) {
+        refusal_ = why_not;
+        return *this;
+    }
     // `root` itself or a folder below it that holds `marker`.
     template <class Folders>
     Search& folder(const std::string& label, const fs::path& root, const Folders& below, const char* marker) {
         if (root.empty() || finding_.found) return *this;
         std::string looked_for;
+        bool refused = false;
         for (const char* name : below) {
             const fs::path candidate = *name == '\0' ? root : root / name;
-            if (look(candidate / marker)) return found(candidate);
+            if (look(candidate / marker)) {
+                const std::string reason = refusal_ == nullptr ? "" : refusal_(candidate);
+                if (reason.empty()) return found(candidate);
+                missed(label, candidate, reason);
+                refused = true;
+            }
             looked_for += (looked_for.empty() ? "" : " or ") + (fs::path(name) / marker).string();
         }
-        return missed(label, root, fmt::format("no {}", looked_for));
+        return refused ? *this : missed(label, root, fmt::format("no {}", looked_for));
     }
     Search& folder(const std::string& label, const fs::path& root, const char* marker) {
-        if (root.empty() || finding_.found) return *this;
-        return look(root / marker) ? found(root) : missed(label, root, fmt::format("no {}", marker));
+        constexpr const char* itself[] = {""};
+        return folder(label, root, itself, marker);
     }
     Search& file(const std::string& label, const fs::path& path) {
         if (path.empty() || finding_.found) return *this;
@@ -132,6 +144,7 @@ class Search {
     }
 
     Finding finding_;
+    std::string (*refusal_)(const fs::path&) = nullptr;
     fs::path closed_;  // why the present place cannot be looked into
 };
 
@@ -234,11 +247,28 @@ fs::path find_cutlass(const Places& places, std::vector<Finding>& findings) {
     return search.finish(findings);
 }
 
+// The libcu++ that CUTLASS 4.2 compiles with: from the CCCL of CUDA 12.9 to that of CUDA 13.1. From 3.2 on, its tuple_size
+// has template parameters that cute/container/array.hpp declares otherwise.
+constexpr int kOldestCccl = 2008, kNewestCccl = 3001;  // 1000 * major + minor
+
+std::string why_cutlass_refuses(const fs::path& cccl) {
+    const auto text = read_file(cccl / "cuda/std/__cccl/version.h", std::uint64_t{1} << 20);
+    constexpr std::string_view define = "#define CCCL_VERSION ";
+    const std::size_t at = text ? text->find(define) : std::string::npos;
+    const int version = at == std::string::npos ? 0 : std::atoi(text->c_str() + at + define.size()) / 1000;
+    if (kOldestCccl <= version && version <= kNewestCccl) return "";
+    const auto number = [](int of) { return fmt::format("{}.{}", of / 1000, of % 1000); };
+    return fmt::format("expected CCCL {} to {}, which CUTLASS 4.2 compiles with, got {}", number(kOldestCccl),
+                       number(kNewestCccl), version == 0 ? "one without a version" : number(version));
+}
+
 fs::path find_cccl(const Places& places, const fs::path& cuda_include, std::vector<Finding>& findings) {
     constexpr const char* marker = "cuda/std/type_traits";
     constexpr const char* below[] = {"cccl", ""};
     Search search(Part::cccl, "libcu++ headers (cuda/std)",
-                  "pip install nvidia-cuda-cccl (CUDA 12: nvidia-cuda-cccl-cu12), or set GDN_CUDA_HOME", true);
+                  "pip install 'nvidia-cuda-cccl>=13.0,<13.2' (for CUDA 12 too), or set GDN_CCCL_INCLUDE", true);
+    search.unless(why_cutlass_refuses);
+    search.folder("GDN_CCCL_INCLUDE", env().cccl_include, below, marker);
     search.folder("beside the CUDA headers", cuda_include, below, marker);  // the same release as the compiler's
     places.visit(
         &SearchPaths::cccl_include, [&](const auto& label, const fs::path& path) { search.folder(label, path, marker); },
@@ -294,8 +324,18 @@ std::vector<fs::path> Toolchain::include_dirs(bool uses_cutlass) const {
     add(library_include);
     if (uses_cutlass) add(cutlass_include);
     if (uses_cutlass && cccl_include != cuda_include) add(cccl_include);
+    const fs::path parent = uses_cutlass ? cccl_parent() : fs::path();
+    // Before the CUDA headers only where those bring another libcu++, which <cccl/...> would find.
+    const bool other_cccl = is_folder(cuda_include / "cccl");
+    if (other_cccl) add(parent);
     add(cuda_include);
+    if (!other_cccl) add(parent);
     return result;
+}
+
+fs::path Toolchain::cccl_parent() const {
+    const fs::path parent = cccl_include.parent_path();
+    return cccl_include.filename() == "cccl" && parent != cuda_include ? parent : fs::path();
 }
 
 void Toolchain::require(bool use_nvcc, bool uses_cutlass) const {

@@ -61,6 +61,8 @@ struct Toolchain {
     std::string compiler_identity(bool use_nvcc) const;  // exact build, no path; "missing" when there is none
     std::string external_headers_identity(bool uses_cutlass) const;
     std::vector<std::filesystem::path> include_dirs(bool uses_cutlass) const;
+    std::filesystem::path cccl_parent() const;  // where <cccl/cuda/std/...> is found, which CUTLASS includes under CUDA 13;
+                                                // empty where that is the CUDA headers' folder
     void require(bool use_nvcc, bool uses_cutlass) const;
     void require(const std::vector<Part>& parts) const;  // throws an Error listing each place tried for what is missing
 };

@@ -29,7 +29,8 @@ namespace {
 
 template <class Spec>
 RegisteredKernel entry() {
-    RegisteredKernel kernel{Spec::family, Spec::name, Spec::summary, Spec::min_capability, max_capability_of<Spec>(), {}};
+    RegisteredKernel kernel{Spec::family,       Spec::name, Spec::summary, Spec::min_capability, max_capability_of<Spec>(),
+                            Spec::uses_cutlass, {}};
     for (const auto& config : Spec::configurations())
         kernel.configurations.push_back({source_of<Spec>(config), Spec::threads(config), Spec::shared_bytes(config),
                                          [config](int ordinal) { jit::kernel<JitSpec<Spec>>(config, ordinal, nullptr); }});

@@ -20,6 +20,7 @@ struct RegisteredConfiguration {
 struct RegisteredKernel {
     std::string family, name, summary;
     int min_capability = 80, max_capability = 0;
+    bool uses_cutlass = false;
     std::vector<RegisteredConfiguration> configurations;  // everything the heuristic can choose
 };
 

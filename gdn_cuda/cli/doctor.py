@@ -9,10 +9,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .cache import memory_only
 from .output import console, human_bytes, print_json, show, table
+
+if TYPE_CHECKING:
+    from .._C import Finding
 
 
 @dataclass
@@ -152,6 +155,7 @@ def _toolchain() -> Iterator[Check]:
         tried = "; ".join(finding["tried"]) or "looked nowhere"
         optional = "" if finding["required"] else " (optional)"
         yield Check(finding["what"], "problem" if needed else "note", f"missing{optional}. Tried: {tried}", finding["fix"])
+    yield _cutlass_users([finding for finding in tools["findings"] if not finding["found"]], compiles_here)
     if tools["nvrtc_identity"]:
         yield Check("NVRTC build", "ok", tools["nvrtc_identity"])
     if tools["nvcc_identity"]:
@@ -159,6 +163,18 @@ def _toolchain() -> Iterator[Check]:
         yield Check("nvcc build", "ok", release[0] if release else tools["nvcc_identity"])
     if tools["library_digest"]:
         yield Check("kernel headers' digest", "ok", tools["library_digest"][:16])
+
+
+def _cutlass_users(missing: list[Finding], compiles_here: bool) -> Check:
+    from .. import _C
+
+    kernels = {f"{kernel['family']}/{kernel['name']}": kernel["uses_cutlass"] for kernel in _C.kernels()}
+    users = [name for name, uses_cutlass in kernels.items() if uses_cutlass]
+    lacking = [finding["what"] for finding in missing if finding["what"].startswith(("CUTLASS", "libcu++"))]
+    found = f"{', '.join(users) or 'none'}; the other {len(kernels) - len(users)} kernels compile without"
+    if not (lacking and users):
+        return Check("need CUTLASS and libcu++", "ok", found)
+    return Check("need CUTLASS and libcu++", "problem" if compiles_here else "note", f"{found}; missing: {', '.join(lacking)}")
 
 
 def _cache() -> Iterator[Check]:

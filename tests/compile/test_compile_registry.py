@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from compile_helpers import HOPPER, Child, Registered, check_compiled, median_seconds, registered, representatives
+
+from gdn_cuda import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 SLICE = 8  # configurations a test: few enough to share the work between processes
@@ -25,6 +29,26 @@ def slices() -> list[tuple[str, list[Registered]]]:
 def test_every_kernel_file_is_registered() -> None:
     plans = (ROOT / "include/gdn_cuda/kernels").glob("*/*_plan.cuh")
     assert {each.kernel for each in registered()} == {f"{plan.parent.name}/{plan.stem.removesuffix('_plan')}" for plan in plans}
+
+
+def included_by(header: Path, seen: set[Path]) -> Iterator[str]:
+    """What a header and those of ours that it includes ask for."""
+    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', header.read_text(), re.MULTILINE):
+        yield name
+        ours = ROOT / "include" / name
+        if ours.is_file() and ours not in seen:
+            seen.add(ours)
+            yield from included_by(ours, seen)
+
+
+def test_kernels_say_whether_they_include_cutlass() -> None:
+    """The others get no include folder of CUTLASS or libcu++: that they compile shows that they need neither package."""
+    said = {f"{entry['family']}/{entry['name']}": entry["uses_cutlass"] for entry in _C.kernels()}
+    kernels = ROOT / "include/gdn_cuda/kernels"
+    found = {kernel: list(included_by(kernels / f"{kernel}.cuh", set())) for kernel in said}
+    assert said == {
+        kernel: any(name.startswith(("cute/", "cutlass/", "cuda/std/")) for name in names) for kernel, names in found.items()
+    }
 
 
 @pytest.mark.parametrize("name, work", slices(), ids=[name for name, _ in slices()])

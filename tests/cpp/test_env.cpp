@@ -70,7 +70,7 @@ TEST(Env, ThePrefillKernel) {
 TEST(Env, PathsThatMustExist) {
     const TemporaryFolder folder;
     write(folder / "file", "");
-    for (const char* name : {"GDN_JIT_PREBUILT_DIR", "GDN_CUDA_HOME", "GDN_CUTLASS_INCLUDE"}) {
+    for (const char* name : {"GDN_JIT_PREBUILT_DIR", "GDN_CUDA_HOME", "GDN_CUTLASS_INCLUDE", "GDN_CCCL_INCLUDE"}) {
         const auto nothing = [](const jit::Env&) { return "fine"; };
         EXPECT_EQ(parsed(name, folder.path().string(), nothing), "fine");
         EXPECT_CONTAINS(parsed(name, "/no/such/folder", nothing),

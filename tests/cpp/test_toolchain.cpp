@@ -25,7 +25,7 @@ struct Layouts : ::testing::Test {
     Layouts() {
         for (const fs::path& home : {toolkit, wheels13}) {
             write(home / "include/cuda_bf16.h", "// 13");
-            write(home / "include/cccl/cuda/std/type_traits", "");
+            write_cccl(home / "include/cccl", 3000001);
         }
         for (const char* name :
              {"lib64/libnvrtc.so", "lib64/libnvrtc.so.13", "lib64/libnvrtc.so.13.0.88", "lib64/libnvrtc.alt.so.13",
@@ -33,11 +33,17 @@ struct Layouts : ::testing::Test {
             write(toolkit / name, "x");
         for (const char* name : {"lib/libnvrtc.so.13", "lib/libnvrtc-builtins.so.13.0", "lib/libnvrtc-builtins.alt.so.13.0"})
             write(wheels13 / name, "x");
-        for (const char* name : {"cuda_runtime/include/cuda_bf16.h", "cuda_nvrtc/lib/libnvrtc.so.12",
-                                 "cuda_nvrtc/lib/libnvrtc-builtins.so.12.9", "cuda_cccl/include/cuda/std/type_traits"})
+        for (const char* name :
+             {"cuda_runtime/include/cuda_bf16.h", "cuda_nvrtc/lib/libnvrtc.so.12", "cuda_nvrtc/lib/libnvrtc-builtins.so.12.9"})
             write(wheels12 / name, "x");
+        write_cccl(wheels12 / "cuda_cccl/include", 2008002);
         write(library / "include/gdn_cuda/kernels/gdn/toy.cuh", "// toy");
         write(cutlass / "cutlass/cutlass.h", "");
+    }
+
+    static void write_cccl(const fs::path& where, int version) {
+        write(where / "cuda/std/type_traits", "");
+        write(where / "cuda/std/__cccl/version.h", "#define CCCL_VERSION " + std::to_string(version) + "\n");
     }
 
     // Runs in a process of its own, with the environment set.
@@ -97,6 +103,32 @@ TEST_F(Layouts, ToolkitAndTheOrderOfTrust) {
     EXPECT_EQ(find({{"GDN_CUDA_HOME", toolkit}, {"GDN_CUTLASS_INCLUDE", cutlass}}, {}, hook, all), from_toolkit);
     init.cuda_home = toolkit;
     EXPECT_EQ(find({{"GDN_CUDA_HOME", wheels13}, {"GDN_CUTLASS_INCLUDE", cutlass}}, init, hook, all), from_toolkit);
+}
+
+TEST_F(Layouts, OnlyALibcuppThatCutlassCompilesWith) {
+    SearchPaths hook;
+    hook.cuda_include = toolkit / "include";
+    hook.cccl_include = wheels13 / "include/cccl";
+    const auto folders = [](const Toolchain& tools) {
+        std::string text;
+        for (const fs::path& path : tools.include_dirs(true)) text += path.string() + "\n";
+        return text;
+    };
+    const auto digest = [](const Toolchain& tools) { return tools.external_headers_identity(true); };
+    EXPECT_EQ(find({}, {}, hook, folders), lines({toolkit / "include/cccl", toolkit / "include"}));
+    for (const int version : {2007000, 3002000, 4000000}) {
+        write_cccl(toolkit / "include/cccl", version);
+        // <cccl/...> is looked for in the parent, which therefore comes before the toolkit's headers.
+        EXPECT_EQ(find({}, {}, hook, folders), lines({wheels13 / "include/cccl", wheels13 / "include", toolkit / "include"}));
+    }
+    const std::string before = find({}, {}, hook, digest);
+    write(wheels13 / "include/cuda_fp16.h", "// found before the toolkit's");
+    EXPECT_NE(find({}, {}, hook, digest), before);
+    fs::remove_all(toolkit / "include/cccl");
+    EXPECT_EQ(find({}, {}, hook, folders), lines({wheels13 / "include/cccl", toolkit / "include", wheels13 / "include"}));
+    write_cccl(toolkit / "include/cccl", 3001004);
+    EXPECT_EQ(find({{"GDN_CCCL_INCLUDE", wheels12 / "cuda_cccl/include"}}, {}, hook, folders),
+              lines({wheels12 / "cuda_cccl/include", toolkit / "include"}));
 }
 
 TEST_F(Layouts, NvccAndItsOwnHeaders) {

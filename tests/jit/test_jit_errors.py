@@ -169,6 +169,47 @@ def test_missing_cutlass_does_not_stop_what_does_not_use_it(start: Start, wheels
     assert child.origin(kernel()) == "compiled"
 
 
+def set_cccl_version(cccl: Path, version: int) -> None:
+    header = cccl / "cuda/std/__cccl/version.h"
+    header.write_text(re.sub(r"(#define CCCL_VERSION) \d+", rf"\1 {version}", header.read_text()))
+
+
+def test_a_libcupp_that_cutlass_does_not_compile_with_is_passed_over(
+    start: Start, tmp_path: Path, wheels: dict[str, Path]
+) -> None:
+    """Beside the CUDA headers lies a newer one, as with a newer toolkit: the wheel's is taken."""
+    cuda = tmp_path / "cuda" / "include"
+    shutil.copytree(wheels["cuda_include"], cuda)
+    set_cccl_version(cuda / "cccl", 3002000)
+    hook = {name: str(path) for name, path in wheels.items()} | {"cuda_include": str(cuda)}
+    code = kernel(before="#include <cute/arch/copy_sm80.hpp>\n")
+    child = start(hook=hook)
+    assert child.origin(code, uses_cutlass=True) == "compiled"
+    folders = child.call("toolchain")["include_dirs"]
+    assert folders.index(str(wheels["cccl_include"])) < folders.index(str(cuda))
+    assert folders.index(str(wheels["cccl_include"].parent)) < folders.index(str(cuda))
+    [libcupp] = [finding for finding in child.call("toolchain")["findings"] if finding["what"].startswith("libcu++")]
+    newer = f"{cuda / 'cccl'}: expected CCCL 2.8 to 3.1, which CUTLASS 4.2 compiles with, got 3.2"
+    assert libcupp["tried"] == [f"beside the CUDA headers {newer}"]
+
+
+def test_where_every_libcupp_is_too_new_kernels_without_cutlass_compile(
+    start: Start, tmp_path: Path, wheels: dict[str, Path]
+) -> None:
+    need_mounts()
+    cuda = tmp_path / "cuda" / "include"
+    shutil.copytree(wheels["cuda_include"], cuda)
+    set_cccl_version(cuda / "cccl", 3003005)
+    hide = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
+    hook = {name: str(path) for name, path in wheels.items() if name != "cccl_include"} | {"cuda_include": str(cuda)}
+    child = start(hook=hook, before=hide, GDN_CCCL_INCLUDE=tmp_path)
+    message = child.compile_failure(kernel(), uses_cutlass=True)
+    assert f"GDN_CCCL_INCLUDE {tmp_path}: no cccl/cuda/std/type_traits or cuda/std/type_traits" in message
+    assert f"{cuda / 'cccl'}: expected CCCL 2.8 to 3.1, which CUTLASS 4.2 compiles with, got 3.3" in message
+    assert "to fix: pip install 'nvidia-cuda-cccl>=13.0,<13.2' (for CUDA 12 too), or set GDN_CCCL_INCLUDE" in message
+    assert child.origin(kernel()) == "compiled"
+
+
 def test_init_refuses_folders_that_do_not_exist(start: Start, tmp_path: Path) -> None:
     child = start()
     assert f"init: library_root: expected a folder that exists, got {tmp_path}/gone" in child.failure(
@@ -221,7 +262,7 @@ def test_an_nvcc_that_may_not_run_is_named(start: Start, cache: Path, tmp_path: 
 # ---- variables
 
 SWITCHES = ("GDN_JIT_DISABLE", "GDN_JIT_USE_NVCC", "GDN_JIT_DUMP", "GDN_JIT_LINEINFO", "GDN_JIT_PRINT")
-FOLDERS = ("GDN_JIT_PREBUILT_DIR", "GDN_CUDA_HOME", "GDN_CUTLASS_INCLUDE")
+FOLDERS = ("GDN_JIT_PREBUILT_DIR", "GDN_CUDA_HOME", "GDN_CUTLASS_INCLUDE", "GDN_CCCL_INCLUDE")
 SIZES = ("lots", "-1", "1.5G", "1T", "G", " 5", "5 ", "0x10", "5KB", "99999999999999999999", "18446744073709551615K")
 
 

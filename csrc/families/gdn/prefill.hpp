@@ -169,7 +169,7 @@ struct Prefill {
     static constexpr const char *family = "gdn", *name = "prefill", *config_type = "PrefillConfig", *args_type = "PrefillArgs";
     static constexpr const char* summary = "the chunked form on Hopper's tensor cores: prefill";
     static constexpr int min_capability = 90, max_capability = 90;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = true;
 
     static std::span<const Config> configurations() { return kPrefillConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

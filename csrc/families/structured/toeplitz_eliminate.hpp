@@ -69,7 +69,7 @@ struct ToeplitzEliminate {
                                 *args_type = "ToeplitzEliminateArgs";
     static constexpr const char* summary = "long Toeplitz systems: the elimination of toeplitz_gko by a cluster of blocks";
     static constexpr int min_capability = 90;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = true;
 
     struct Known {
         Config config;

@@ -12,7 +12,7 @@
 
 #include <gdn_cuda/kernels/common/complex.cuh>
 #include <gdn_cuda/kernels/common/fft_layout.cuh>
-#include <gdn_cuda/kernels/common/mbarrier.cuh>
+#include <gdn_cuda/kernels/common/named_barrier.cuh>
 
 namespace gdn_cuda {
 
@@ -178,7 +178,7 @@ struct BlockFft {
         else if (threads <= 32)
             __syncwarp();
         else
-            meet(1 + static_cast<int>(threadIdx.x) / threads, threads);
+            named_barrier_sync(threads, 1 + static_cast<int>(threadIdx.x) / threads);
     }
     template <class Do>
     __device__ __forceinline__ void for_groups(const Do& run) const {

@@ -1,4 +1,6 @@
-// 8 x 8 matrices of 16-bit elements between shared memory and registers, and small products of a warp.
+// ldmatrix and mma.sync, and numbers in pairs of 16 bits. CUTLASS has both instructions, but its mma.sync (mma_sm80.hpp) is
+// volatile, so that products keep the order of the source: gdn/compute_o, compute_u_w and seq_state_update get another
+// schedule. Its ldmatrix (copy_sm75.hpp) changes nothing but the compile, by as much as some of these kernels take: 0.3 s.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -7,26 +9,17 @@
 namespace gdn_cuda {
 
 // Four 8 x 8 matrices; lane 8 i + r gives the address of row r of matrix i.
-__device__ __forceinline__ void load_matrices(unsigned (&x)[4], unsigned row) {
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&x)[4], unsigned row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(row)
                  : "memory");
 }
 // The same, transposed on the way.
-__device__ __forceinline__ void load_transposed(unsigned (&x)[4], unsigned row) {
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&x)[4], unsigned row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(row)
-                 : "memory");
-}
-__device__ __forceinline__ void store_transposed(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
-                 "r"(d)
-                 : "memory");
-}
-__device__ __forceinline__ void store_matrices(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 
@@ -79,7 +72,7 @@ __device__ __forceinline__ float round_tf32(float x) {
 // d (16 x 8) += a (16 x 8) b (8 x 8). With (g, t) = (lane / 4, lane % 4): a is (g, k0) (g + 8, k0) (g, k1) (g + 8, k1), b is
 // (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1), where k0 and k1 may name any two columns of a that
 // are the same rows of b.
-__device__ __forceinline__ void add_product_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -9,10 +9,10 @@
 // One ldmatrix brings a left operand, or two neighbouring right operands (columns 0..7 and 8..15), from a tile with 16-byte
 // pieces of eight elements. Each lane names one piece; which, depends on how the operand lies in memory (m, n: its rows or
 // columns outside the sum; k: inside):
-//     left, rows of k (m x k)         load_matrices      PieceOfLane::straight, row m, piece along k
-//     left, rows of m (k x m)         load_transposed    PieceOfLane::crossed,  row k, piece along m
-//     right, rows of k (n x k)        load_matrices      PieceOfLane::crossed,  row n, piece along k
-//     right, rows of n (k x n)        load_transposed    PieceOfLane::straight, row k, piece along n
+//     left, rows of k (m x k)         ldmatrix_x4        PieceOfLane::straight, row m, piece along k
+//     left, rows of m (k x m)         ldmatrix_x4_trans  PieceOfLane::crossed,  row k, piece along m
+//     right, rows of k (n x k)        ldmatrix_x4        PieceOfLane::crossed,  row n, piece along k
+//     right, rows of n (k x n)        ldmatrix_x4_trans  PieceOfLane::straight, row k, piece along n
 #pragma once
 
 #include <gdn_cuda/kernels/common/matrix.cuh>
@@ -27,7 +27,7 @@ struct PieceOfLane {
     static __device__ __forceinline__ PieceOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
 };
 
-// An 8 x 8 matrix that lies over a warp, (g, 2 t) and (g, 2 t + 1) a lane, transposed.
+// An 8 x 8 matrix that lies over a warp, (g, 2 t) and (g, 2 t + 1) a lane, transposed. CUTLASS's is beside its ldmatrix.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
     return x;
@@ -35,7 +35,7 @@ __device__ __forceinline__ unsigned transposed(unsigned x) {
 
 // sums += a b
 template <DType kType>
-__device__ __forceinline__ void add_product(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+__device__ __forceinline__ void mma_m16n8k16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     static_assert(kType == DType::bf16 || kType == DType::f16);
     if constexpr (kType == DType::bf16) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
@@ -76,13 +76,13 @@ struct TwoParts {
     }
 };
 
-// sums (16 x 8) += a (16 x 8) b (8 x 8), laid out as add_product_tf32 has them (matrix.cuh). The small products come first.
+// sums (16 x 8) += a (16 x 8) b (8 x 8), laid out as mma_m16n8k8_tf32 has them (matrix.cuh). The small products come first.
 __device__ __forceinline__ void add_product_fp32(float (&sums)[4], const TwoParts (&a)[4], TwoParts b0, TwoParts b1) {
     const unsigned high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
     const unsigned rest[4] = {a[0].rest, a[1].rest, a[2].rest, a[3].rest};
-    add_product_tf32(sums, rest, b0.high, b1.high);
-    add_product_tf32(sums, high, b0.rest, b1.rest);
-    add_product_tf32(sums, high, b0.high, b1.high);
+    mma_m16n8k8_tf32(sums, rest, b0.high, b1.high);
+    mma_m16n8k8_tf32(sums, high, b0.rest, b1.rest);
+    mma_m16n8k8_tf32(sums, high, b0.high, b1.high);
 }
 
 }  // namespace gdn_cuda

@@ -31,7 +31,7 @@ __device__ __forceinline__ uint4 load_shared(unsigned address) {
     return x;
 }
 
-// A row of a swizzled tile, and one of its pieces: tiles start on 128 bytes (for the copy engine and wgmma, on 1024), so the
+// A row of a swizzled tile, and one of its pieces: tiles start on 128 bytes (for TMA and wgmma, on 1024), so the
 // swizzle is an exclusive or with bits of the address.
 __device__ __forceinline__ unsigned tile_row(const void* tile, int row) {
     return shared_address(tile) + row * 128 + ((row & 7) << 4);

@@ -18,7 +18,7 @@ struct alignas(128) ChunkTile {
 
 #ifdef __CUDACC__
 
-#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/mma.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
 
@@ -58,14 +58,14 @@ __device__ __forceinline__ void add_token_products(RowOfBlocks& products, const 
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
         unsigned left[4];
-        load_matrices(left, own.at(0, 2 * step));
+        ldmatrix_x4(left, own.at(0, 2 * step));
 #pragma unroll
         for (int column = 0; column < kChunk / 16; ++column) {
             if (column > row_block) break;
             unsigned right[4];
-            load_matrices(right, others.at(16 * column, 2 * step));
-            add_product<DType::bf16>(products[column][0], left, right[0], right[1]);
-            add_product<DType::bf16>(products[column][1], left, right[2], right[3]);
+            ldmatrix_x4(right, others.at(16 * column, 2 * step));
+            mma_m16n8k16<DType::bf16>(products[column][0], left, right[0], right[1]);
+            mma_m16n8k16<DType::bf16>(products[column][1], left, right[2], right[3]);
         }
     }
 }
@@ -101,7 +101,7 @@ __device__ __forceinline__ void bring_tile(ChunkTile<kColumns>& tile, const __nv
     for (int i = 0; i < kChunk / kRowsAtOnce; ++i, row += kRowsAtOnce, from += kRowsAtOnce * stride) {
         const bool present = inside && row < count;
         if constexpr (kAligned) {
-            async_copy_16_or_zero(piece_at(tile, row, piece), from, present);
+            cp_async_16_zfill(piece_at(tile, row, piece), from, present);
         } else {
             Row8 eight;
             eight.clear();

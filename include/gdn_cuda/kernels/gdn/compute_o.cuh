@@ -96,8 +96,8 @@ struct ComputeOBlock {
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
                 if (column_of(tile) >= columns) break;
-                add_product<DType::bf16>(sums[block][tile], first, right[tile][0], right[tile][1]);
-                add_product<DType::bf16>(sums[block][tile], second, right[tile][2], right[tile][3]);
+                mma_m16n8k16<DType::bf16>(sums[block][tile], first, right[tile][0], right[tile][1]);
+                mma_m16n8k16<DType::bf16>(sums[block][tile], second, right[tile][2], right[tile][3]);
             }
         }
     }
@@ -178,16 +178,16 @@ struct ComputeOBlock {
             unsigned right[kTiles / 2][4];
 #pragma unroll
             for (int pair = 0; pair < kTiles / 2; ++pair)
-                load_transposed(right[pair], values.at(16 * step, 8 * pair));  // 64 columns on
+                ldmatrix_x4_trans(right[pair], values.at(16 * step, 8 * pair));  // 64 columns on
 #pragma unroll
             for (int block = step; block < kRowBlocks; ++block) {
                 unsigned scores[4];
-                load_matrices(scores, rows.at(16 * block, 2 * step));
+                ldmatrix_x4(scores, rows.at(16 * block, 2 * step));
 #pragma unroll
                 for (int tile = 0; tile < kTiles; ++tile) {
                     if (column_of(tile) >= columns) break;
                     const auto& pair = right[tile / 2];
-                    add_product<DType::bf16>(sums[block][tile], scores, pair[tile % 2 * 2], pair[tile % 2 * 2 + 1]);
+                    mma_m16n8k16<DType::bf16>(sums[block][tile], scores, pair[tile % 2 * 2], pair[tile % 2 * 2 + 1]);
                 }
             }
         }
@@ -231,9 +231,9 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
     };
     bring(shared.query, args.query, rows_at(args.query, place, key_head), args.dk);
     bring(shared.key, args.key, rows_at(args.key, place, key_head), args.dk);
-    async_copy_commit();
+    cp_async_fence();
     bring(shared.value, args.value, rows_at(args.value, place, head) + first, args.dv - first);
-    async_copy_commit();
+    cp_async_fence();
     const auto* state = static_cast<const typename Block::Number*>(args.states) +
                         ((static_cast<i64>(chunk) * args.heads + head) * args.dv + first) * args.dk;
     typename Block::Part part, next;
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
     if (const int token = threadIdx.x; token < kChunk)
         block.share_gate(token, gate_of(args.gate, place, head, count, token),
                          token == 0 ? 0.f : gate_of(args.gate, place, head, count, token - 1));
-    async_copy_wait<1>();
+    cp_async_wait<1>();
     __syncthreads();
 
     block.form_scores();
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
         block.add_from_state(sums, part, key);
         part = next;
     }
-    async_copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();
     if (block.has_resets()) block.part_at_resets();
     block.decay(sums);

@@ -103,13 +103,13 @@ struct ComputeUWBlock {
                 if (step > row_block) break;
                 unsigned right[2][4];
 #pragma unroll
-                for (int pair = 0; pair < 2; ++pair) load_transposed(right[pair], from.at(16 * step, first / 8 + 2 * pair));
+                for (int pair = 0; pair < 2; ++pair) ldmatrix_x4_trans(right[pair], from.at(16 * step, first / 8 + 2 * pair));
 #pragma unroll
                 for (int part = 0; part < 2; ++part)  // of all tiles: sums that follow upon themselves wait
 #pragma unroll
                     for (int n = 0; n < 4; ++n)
-                        add_product<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
-                                                 right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
+                        mma_m16n8k16<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
+                                                  right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -138,15 +138,15 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
     const auto bring_values = [&](int first) {
         bring_tile<kConfig.aligned, kConfig.kThreads>(shared.value, rows_at(args.value, place, head) + first, args.value.token,
                                                       block.count, args.dv - first);
-        async_copy_commit();
+        cp_async_fence();
     };
 
     bring_tile<kConfig.aligned, kConfig.kThreads>(shared.key, rows_at(args.key, place, head / args.heads_per_key),
                                                   args.key.token, block.count, args.dk);
-    async_copy_commit();
+    cp_async_fence();
     bring_values(0);
     block.bring_scalars(args, head);
-    async_copy_wait<1>();
+    cp_async_wait<1>();
     __syncthreads();
 
     block.form_row();
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
             __syncthreads();
             bring_values(first);
         }
-        async_copy_wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
         block.multiply(inverse, shared.value, rows_at(args.output, place, head) + first, args.output.token, args.dv - first);
     }

@@ -13,7 +13,7 @@
 // Bound: memory. docs/benchmarks/decode.md has the share reached.
 #pragma once
 
-#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
 
@@ -71,9 +71,9 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
         if (in_range(step))
 #pragma unroll
             for (int i = 0; i < kVectors; ++i)
-                async_copy_16(shared.state[step % kRing][i][threadIdx.x].bytes,
-                              state_in + row_at(step) + StateSlice::column(i, lane));
-        async_copy_commit();
+                cp_async_16(shared.state[step % kRing][i][threadIdx.x].bytes,
+                            state_in + row_at(step) + StateSlice::column(i, lane));
+        cp_async_fence();
     };
     StateSlice loaded;
     const bool from_memory = args.state_in != nullptr;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         if constexpr (kStages > 0) {
-            async_copy_wait<kStages - 1>();
+            cp_async_wait<kStages - 1>();
             if (kept) {
 #pragma unroll
                 for (int i = 0; i < kVectors; ++i)

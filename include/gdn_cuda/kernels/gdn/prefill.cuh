@@ -42,10 +42,11 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
 #pragma unroll
     for (auto& word : shared.walked) set(word, kWarpgroup);
     set(shared.linked, 1);
-    publish_barriers();
+    cutlass::arch::fence_barrier_init();
 }
 
-// Programmatic dependent launch (sm_90): lets the next launch start, and waits for the end of the one before.
+// Programmatic dependent launch (sm_90): lets the next launch start, and waits for the end of the one before. CUTLASS's are
+// empty unless the whole build defines CUTLASS_ENABLE_GDC_FOR_SM90, and come with the dispatch policies of its GEMMs.
 __device__ __forceinline__ void launch_dependent_grids() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -60,12 +61,12 @@ __device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, c
     while (true) {
         Role(shared, args).run();
         if (shared.passes_to_come == 0) break;
-        meet(kBlockMeets, kConfig.threads());
+        NamedBarrier::sync(kConfig.threads(), kBlockBarrier);
         if (kPrepares && threadIdx.x == 0) {
             shared.work = shared.passes[--shared.passes_to_come];
             set_barriers<false>(shared);
         }
-        meet(kBlockMeets, kConfig.threads());
+        NamedBarrier::sync(kConfig.threads(), kBlockBarrier);
     }
 }
 
@@ -79,18 +80,18 @@ __device__ __forceinline__ void run_block(PrefillSharedPlan<kConfig>& shared, co
     }
     constexpr int kPieces = sizeof(shared.matrices) / sizeof(uint4);
     for (int i = threadIdx.x; i < kPieces; i += kConfig.threads()) reinterpret_cast<uint4*>(shared.matrices)[i] = {};
-    publish_shared();
+    cutlass::arch::fence_view_async_shared();
     __syncthreads();
 
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
     if (group == 0) {
-        leave_registers<kConfig.scores_registers()>();
+        cutlass::arch::warpgroup_reg_dealloc<kConfig.scores_registers()>();
         run_passes<PrefillScores<kConfig>, true>(shared, args);
     } else if (group < kConfig.first_value_group()) {
-        leave_registers<kConfig.inverse_registers()>();
+        cutlass::arch::warpgroup_reg_dealloc<kConfig.inverse_registers()>();
         run_passes<PrefillInverse<kConfig>, false>(shared, args);
     } else {
-        take_registers<kConfig.value_registers()>();
+        cutlass::arch::warpgroup_reg_alloc<kConfig.value_registers()>();
         run_passes<PrefillValues<kConfig>, false>(shared, args);
     }
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/matrix.cuh>
+#include <gdn_cuda/kernels/common/named_barrier.cuh>
+#include <gdn_cuda/kernels/common/stmatrix.cuh>
 #include <gdn_cuda/kernels/common/tma.cuh>
 #include <gdn_cuda/kernels/common/wgmma.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_plan.cuh>
@@ -14,11 +16,12 @@ __device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
     return min(kChunk, work.length - chunk * kChunk);
 }
 
-// Named barriers. A warpgroup has one of its own, the scores' and an inverting one share another.
-enum Meeting : int {
-    kBlockMeets = 0,  // __syncthreads() too
-    kKeysMeet = 1,
-    kGroupMeets = 2,
+// Named barriers, as CUTLASS numbers those of its users.
+using cutlass::arch::NamedBarrier;
+enum NamedBarriers : int {
+    kBlockBarrier,
+    kKeysBarrier,       // the scores' warpgroup, and the one that inverts the chunk
+    kWarpgroupBarrier,  // and one more for each further warpgroup
 };
 
 // Where a thread is in its warpgroup.
@@ -37,7 +40,7 @@ struct Lane {
         g = static_cast<int>(i % 32 / 4);
         t = static_cast<int>(i % 4);
     }
-    __device__ __forceinline__ void gather() const { meet(kGroupMeets + group, kWarpgroup); }
+    __device__ __forceinline__ void warpgroup_sync() const { NamedBarrier::sync(kWarpgroup, kWarpgroupBarrier + group); }
 
     // Which row of the 8 x 8 matrices of a tile's first 16 rows and this warp's 16 columns this lane names, to be transposed.
     __device__ __forceinline__ unsigned matrix_row(const PrefillTile& tile) const {
@@ -61,19 +64,6 @@ struct Turn {
     __device__ __forceinline__ explicit Turn(int chunk)
         : stage(static_cast<int>(static_cast<unsigned>(chunk) % kStages)), parity(static_cast<unsigned>(chunk) / kStages & 1) {}
 };
-
-__device__ __forceinline__ Barrier& barrier(unsigned long long& word) {
-    return reinterpret_cast<Barrier&>(word);
-}
-
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ __forceinline__ void leave_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
 
 // From 16 of the 64 elements to the next, for operands that lie along k; from 16 of the 64 tokens, for those that do not.
 constexpr int kStepAlong = 32, kStepAcross = 16 * 128;
@@ -118,11 +108,11 @@ __device__ __forceinline__ float log_inverse_norm(const PrefillTile* tiles, int 
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void start_token_products(float (&products)[32], const PrefillTile* left, const PrefillTile* right) {
     const auto left_operand = tile_operand(left, 0), right_operand = tile_operand(right, 0);
-    products_begin();
+    cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kConfig.head_k / 16; ++step)
         Product<kConfig.io, 64, true>::run(products, left_operand + along(step), right_operand + along(step), step > 0);
-    products_commit();
+    cute::warpgroup_commit_batch();
 }
 
 // In place, products of tokens times exp(row - column), for 16 x 16 blocks up to the diagonal; above it, anything.
@@ -156,7 +146,7 @@ __device__ __forceinline__ void store_scores(const float (&products)[32], const 
             const unsigned rounded = pack<kIo>(x, next);
             return (kRest ? pack_rest<kIo>(x, next, rounded) : rounded) ^ sign;
         };
-        store_matrices(row_piece(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
+        stmatrix_x4(row_piece(to, n + lane.lane / 16), pair(0) & keep, pair(1) & all, pair(2) & right, pair(3) & keep);
     }
 }
 

@@ -87,9 +87,9 @@ struct PrefillInverse : Lane {
         const unsigned upper[4] = {__float_as_uint(diagonal[Block::at(2 * t, g)]), 0,
                                    __float_as_uint(diagonal[Block::at(2 * t + 1, g)]), 0};
         float product[4] = {}, corner[4] = {};  // transposed, in the first eight rows
-        add_product_tf32(product, upper, to_tf32(below.x), to_tf32(below.y));
+        mma_m16n8k8_tf32(product, upper, to_tf32(below.x), to_tf32(below.y));
         const unsigned left[4] = {to_tf32(product[0]), 0, to_tf32(product[1]), 0};
-        add_product_tf32(corner, left, __float_as_uint(lower.x), __float_as_uint(lower.y));
+        mma_m16n8k8_tf32(corner, left, __float_as_uint(lower.x), __float_as_uint(lower.y));
         diagonal[Block::at(8 + 2 * t, g)] = round_tf32(corner[0]);
         diagonal[Block::at(8 + 2 * t + 1, g)] = round_tf32(corner[1]);
         *reinterpret_cast<float2*>(&diagonal[Block::at(g, 8 + 2 * t)]) = {};
@@ -117,7 +117,7 @@ struct PrefillInverse : Lane {
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const float2 pair = pair_at(&b.numbers[halves[step] + n * Block::kEightRows]);
-                add_product_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
+                mma_m16n8k8_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
             }
     }
     // This warp's column of blocks, downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, all transposed, so that what was
@@ -174,7 +174,7 @@ struct PrefillInverse : Lane {
                 near[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
                 largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? near[i] & off_diagonal() : near[i]);
             }
-            store_transposed(to + below * kStepAcross, near[0], near[1], near[2], near[3]);
+            stmatrix_x4_trans(to + below * kStepAcross, near[0], near[1], near[2], near[3]);
         });
         const float2 both = unpack<kConfig.io>(largest);
         return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancels);
@@ -189,7 +189,7 @@ struct PrefillInverse : Lane {
                 const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
                 rest[i] = pack_rest<kConfig.io>(low, high, pack<kConfig.io>(low, high));
             }
-            store_transposed(to + below * kStepAcross, rest[0], rest[1], rest[2], rest[3]);
+            stmatrix_x4_trans(to + below * kStepAcross, rest[0], rest[1], rest[2], rest[3]);
         });
     }
 
@@ -204,21 +204,21 @@ struct PrefillInverse : Lane {
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             if (tokens_in(work, chunk) < kChunk) [[unlikely]] {
                 clear_tokens_from(stage, tokens_in(work, chunk));
-                publish_shared();
-                meet(kKeysMeet, 2 * kWarpgroup);
+                cutlass::arch::fence_view_async_shared();
+                NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);
             }
             float products[32];
             start_token_products<kConfig>(products, stage.key, stage.key);
             barrier(shared.factored[turn.stage]).wait(turn.parity);
-            products_wait<0>();
-            pin(products);
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(products);
             decay(products, *this, factors.key_row, factors.column);  // |A|, to the sign of a product
             // Other warps have read the blocks of the chunk before.
             barrier(shared.walked[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
             store_blocks(products, factors.beta);
             __syncwarp();
             invert_diagonal();
-            gather();
+            warpgroup_sync();
             const Turn<kConfig.stages> coming(not_before_here(chunk + 1));
             barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
             const int slot = chunk % (kConfig.stages - 1);
@@ -230,7 +230,7 @@ struct PrefillInverse : Lane {
             }
             if (lane == 0) shared.cancels[slot].column[warp] = cancels;
             barrier(shared.walked[index()]).arrive();
-            publish_shared();
+            cutlass::arch::fence_view_async_shared();
             barrier(shared.ready[turn.stage]).arrive();
         }
     }

@@ -75,27 +75,27 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     MmaState<kConfig> state(shared, args);
     tokens.bring_keys(0);
     tokens.bring_queries(0);
-    async_copy_commit();
+    cp_async_fence();
     state.bring_values(state.pieces(), 0);
-    async_copy_commit();
+    cp_async_fence();
     tokens.ask_for_scalars(0);
     state.load();
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
-        async_copy_wait<1>();  // for all but the values
-        __syncthreads();       // the chunk has come, and the last one is done with
+        cp_async_wait<1>();  // for all but the values
+        __syncthreads();     // the chunk has come, and the last one is done with
         tokens.prepare(chunk);
-        async_copy_commit();
-        async_copy_wait<1>();  // for all but the next keys
+        cp_async_fence();
+        cp_async_wait<1>();  // for all but the next keys
         state.meet(chunk);
         tokens.finish();
         __syncthreads();  // T and P are there
         tokens.bring_as_met(chunk);
         state.advance(chunk);
         tokens.bring_as_left(chunk);
-        async_copy_commit();
+        cp_async_fence();
         state.exchange(chunk);
-        async_copy_commit();
+        cp_async_fence();
         state.store_checkpoint(chunk);
     }
     state.store_last();

@@ -1,9 +1,9 @@
 // What both halves of gdn/prefill_mma share: where a lane is, and where its operands lie.
 #pragma once
 
-#include <gdn_cuda/kernels/common/async_copy.cuh>
-#include <gdn_cuda/kernels/common/mbarrier.cuh>
+#include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/mma.cuh>
+#include <gdn_cuda/kernels/common/named_barrier.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_mma_plan.cuh>
 #include <gdn_cuda/kernels/gdn/tokens.cuh>
 
@@ -56,9 +56,9 @@ struct MmaLane {
 #pragma unroll
         for (int block = 0; block < kChunk / 16; ++block) {
             unsigned right[4];
-            load_matrices(right, crossed_piece(tiles, step) + block * kBlockOfRows);
-            add_product<kIo>(sums[2 * block], left, right[0], right[1]);
-            add_product<kIo>(sums[2 * block + 1], left, right[2], right[3]);
+            ldmatrix_x4(right, crossed_piece(tiles, step) + block * kBlockOfRows);
+            mma_m16n8k16<kIo>(sums[2 * block], left, right[0], right[1]);
+            mma_m16n8k16<kIo>(sums[2 * block + 1], left, right[2], right[3]);
         }
     }
 
@@ -78,7 +78,7 @@ struct MmaLane {
     // One part of a block as two right operands, its rows their columns.
     __device__ __forceinline__ void load_part(unsigned (&right)[4], const unsigned char* part) const {
         const PieceOfLane place = PieceOfLane::crossed(lane);
-        load_matrices(right, shared_address(part) + place.row * 32 + ((place.piece ^ place.row / 4 % 2) << 4));
+        ldmatrix_x4(right, shared_address(part) + place.row * 32 + ((place.piece ^ place.row / 4 % 2) << 4));
     }
 };
 

@@ -115,8 +115,7 @@ struct MmaState : MmaLane {
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
             const bool exists = 16 * i < count;
-            async_copy_16_or_zero(mine.shared + i * kBlockOfRows, exists ? from + 16 * i * args.value.token : work.value,
-                                  exists);
+            cp_async_16_zfill(mine.shared + i * kBlockOfRows, exists ? from + 16 * i * args.value.token : work.value, exists);
         }
     }
     // In the place of the values, before the state's update needs the registers.
@@ -181,7 +180,7 @@ struct MmaState : MmaLane {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
             unsigned values[4];
-            load_transposed(values, crossed_piece(value_tile().bytes, warp % 4) + step * kBlockOfRows);
+            ldmatrix_x4_trans(values, crossed_piece(value_tile().bytes, warp % 4) + step * kBlockOfRows);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int n = 2 * step + i / 2;
@@ -216,8 +215,8 @@ struct MmaState : MmaLane {
                 for (int block = step; block < kTokenSteps; ++block) {
                     unsigned right[4];
                     load_part(right, as_two_parts(shared.inverse.block(block, step)).parts[part]);
-                    add_product<kIo>(v[2 * block], x[step], right[0], right[1]);
-                    add_product<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
+                    mma_m16n8k16<kIo>(v[2 * block], x[step], right[0], right[1]);
+                    mma_m16n8k16<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
                 }
     }
     // output += V'^T P^T, but for the product of both rests
@@ -235,8 +234,8 @@ struct MmaState : MmaLane {
                 for (int left = 0; left + part < 2; ++left)
 #pragma unroll
                     for (int block = step; block < kTokenSteps; ++block) {
-                        add_product<kIo>(output[2 * block], parts[left], right[block][0], right[block][1]);
-                        add_product<kIo>(output[2 * block + 1], parts[left], right[block][2], right[block][3]);
+                        mma_m16n8k16<kIo>(output[2 * block], parts[left], right[block][0], right[block][1]);
+                        mma_m16n8k16<kIo>(output[2 * block + 1], parts[left], right[block][2], right[block][3]);
                     }
             }
         }
@@ -263,13 +262,13 @@ struct MmaState : MmaLane {
             for (int k = 0; k < kStateSteps; k += 2) {
                 unsigned right[2][4];
 #pragma unroll
-                for (int i = 0; i < 2; ++i) load_transposed(right[i], straight_piece(keys, k + i) + step * kBlockOfRows);
+                for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(right[i], straight_piece(keys, k + i) + step * kBlockOfRows);
 #pragma unroll
                 for (int part = 0; part < 2; ++part)
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        add_product<kIo>(state[2 * (k + i)], parts[part], right[i][0], right[i][1]);
-                        add_product<kIo>(state[2 * (k + i) + 1], parts[part], right[i][2], right[i][3]);
+                        mma_m16n8k16<kIo>(state[2 * (k + i)], parts[part], right[i][0], right[i][1]);
+                        mma_m16n8k16<kIo>(state[2 * (k + i) + 1], parts[part], right[i][2], right[i][3]);
                     }
             }
         }

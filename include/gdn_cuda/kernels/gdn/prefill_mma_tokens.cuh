@@ -13,12 +13,7 @@ struct MmaTokens : MmaLane {
     using Plan = PrefillMmaSharedPlan<kConfig>;
     using Tile = typename Plan::Tile;
     static constexpr int kScorers = kConfig.threads() - kInverseWarps * 32;
-    enum Meeting : int {
-        kInvertersMeet = 1,
-        kScorersMeet,
-        kFactorsReady,
-        kInverseReady
-    };  // named barriers; 0 is the whole block's
+    enum NamedBarriers : int { kInverters = 1, kFactorsReady, kInverseReady };
 
     Plan& shared;
     const RecurrentArgs& args;
@@ -47,7 +42,7 @@ struct MmaTokens : MmaLane {
                 if (element >= kConfig.head_k) continue;
                 const bool exists = first + i * kRows < count && element < args.dk;
                 const void* at = from + i * kRows * stride + tile * PrefillMmaConfig::kTileElements;
-                async_copy_16_or_zero(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
+                cp_async_16_zfill(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
             }
     }
     // Tokens past the end have zeros: they neither decay nor change the state. So has a chunk past the end, so that nothing is
@@ -149,7 +144,7 @@ struct MmaTokens : MmaLane {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             unsigned left[4];
-            load_matrices(left, straight_piece(rows, step) + row_block * kBlockOfRows);
+            ldmatrix_x4(left, straight_piece(rows, step) + row_block * kBlockOfRows);
             add_token_products<kIo>(products, left, keys, step);
         }
     }
@@ -246,14 +241,14 @@ struct MmaTokens : MmaLane {
             round_inverse(warp);
         } else if (warp < kInverseWarps) {
             multiply(products, keys, warp, keys);
-            meet(kFactorsReady, kConfig.threads());
+            named_barrier_sync(kConfig.threads(), kFactorsReady);
             begin_inverse(products);
             refresh();
-            invert_chunk(shared.inverse, warp, [] { meet(kInvertersMeet, kInverseWarps * 32); }, lane);
-            meet(kInverseReady, kConfig.threads());
+            invert_chunk(shared.inverse, warp, [] { named_barrier_sync(kInverseWarps * 32, kInverters); }, lane);
+            named_barrier_sync(kConfig.threads(), kInverseReady);
         } else {  // the shorter task, and what both need
             share_factors(keys);
-            meet(kFactorsReady, kConfig.threads());
+            named_barrier_sync(kConfig.threads(), kFactorsReady);
             ask_early();
             multiply(products, shared.query, row_of_scores, keys);
             store_scores(products, row_of_scores);
@@ -263,7 +258,7 @@ struct MmaTokens : MmaLane {
     // Scorers have met the state by the time the inverse is there; who made it does that now.
     __device__ __forceinline__ void finish() {
         if (kConfig.warps == kInverseWarps || warp < kInverseWarps) return;
-        meet(kInverseReady, kConfig.threads());
+        named_barrier_sync(kConfig.threads(), kInverseReady);
         refresh();
         round_inverse(warp - kInverseWarps);
     }

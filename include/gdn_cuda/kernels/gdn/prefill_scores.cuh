@@ -48,9 +48,9 @@ struct PrefillScores : Lane {
         const int token = static_cast<int>(work.start) + chunk * kChunk;
         const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
         const int count = value ? kConfig.value_groups : kConfig.key_tiles();
-        loaded.expect(count * static_cast<int>(sizeof(PrefillTile)));
-        load_tile(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
-        if (count == 2) load_tile(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
+        loaded.arrive_and_expect_tx(count * static_cast<int>(sizeof(PrefillTile)));
+        tma_load(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
+        if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
     }
     // One warp's: gates and betas of tokens 2 lane and 2 lane + 1, asked for long before they are used.
     struct ScalarStream {
@@ -127,7 +127,7 @@ struct PrefillScores : Lane {
             auto& factors = shared.factors[turn.stage];
             barrier(shared.loaded[turn.stage]).wait(turn.parity);
             if (tokens_in(work, chunk) < kChunk) [[unlikely]]
-                meet(kKeysMeet, 2 * kWarpgroup);  // that others clear
+                NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // that others clear
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
             share_factors(stage, factors);
@@ -136,14 +136,14 @@ struct PrefillScores : Lane {
             if (chunk + 1 >= kConfig.stages) bring_tiles(chunk + 1, coming);
             bring_scalars(chunk + 1, coming, gates, betas);
             ask(chunk + 2, gates, betas);
-            products_wait<0>();
-            pin(products);
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(products);
             if (chunk >= work.silent) {
                 barrier(shared.factored[turn.stage]).wait(turn.parity);
                 decay(products, *this, factors.query_row, factors.column);
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
                                                 args.recurrence.scale);
-                publish_shared();
+                cutlass::arch::fence_view_async_shared();
             }
             barrier(shared.ready[turn.stage]).arrive();
         }

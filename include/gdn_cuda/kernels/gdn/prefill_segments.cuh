@@ -62,7 +62,7 @@ __device__ __forceinline__ void prefetch_chunk(const RecurrentArgs& args, const 
     if (which > 2 || token >= span.length || element >= (which == 2 ? args.dv : args.dk)) return;
     const auto* row = static_cast<const Storage<kConfig.io>*>(rows.data) + sequence * rows.batch +
                       (span.start + token) * rows.token + (which == 2 ? head : key_head) * rows.head + element;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(row));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row));  // CUTLASS prefetches through TMA only
 }
 
 // log2 of the most that 32 tokens from `first` on can make of a state's norm; a warp's.
@@ -152,12 +152,12 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
     return __syncthreads_or(found) != 0;
 }
 
-// Counts that blocks leave for others: what a thread did before `tell`, and its barriers made it know of, is there after
-// `await`.
-__device__ __forceinline__ void tell(unsigned* count) {
+// Counters in global memory between blocks: what a thread did or had synchronised with before `red_release` is visible after
+// `wait_for_count`. CUTLASS's (cutlass/barrier.h) release by a fence and a relaxed reduction, one instruction more.
+__device__ __forceinline__ void red_release(unsigned* count) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
 }
-__device__ __forceinline__ void await(const unsigned* count, unsigned wanted) {
+__device__ __forceinline__ void wait_for_count(const unsigned* count, unsigned wanted) {
     unsigned now;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
     while (now < wanted);
@@ -168,11 +168,11 @@ __device__ __forceinline__ unsigned* have_state(const PrefillLinks& links, i64 l
 }
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void await_state(const PrefillLinks& links, i64 link) {
-    await(have_state(links, link), kConfig.value_groups);
+    wait_for_count(have_state(links, link), kConfig.value_groups);
 }
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void await_summary(const PrefillLinks& links, i64 link) {
-    await(links.have_summary + link, gridDim.x * kConfig.value_groups);
+    wait_for_count(links.have_summary + link, gridDim.x * kConfig.value_groups);
 }
 
 // Where states are updated in place, the last segment writes what others may have started from: it waits until they have read

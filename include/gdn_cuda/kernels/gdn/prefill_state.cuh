@@ -28,8 +28,9 @@ struct PrefillState : Lane {
 
     // Whether `found` holds for any thread of this warpgroup.
     __device__ __forceinline__ bool any_of_group(bool found) const {
+        const int number = NamedBarrier::ReservedNamedBarrierCount + kWarpgroupBarrier + group;
         // The shuffle tells the compiler that a warp goes one way.
-        return __shfl_sync(0xffffffffu, any_of_barrier(kGroupMeets + group, kWarpgroup, found), 0);
+        return __shfl_sync(0xffffffffu, named_barrier_or(kWarpgroup, number, found), 0);
     }
 
     // And the one 8 further.
@@ -150,29 +151,30 @@ struct PrefillState : Lane {
 
     __device__ __forceinline__ void tell_of_first() const {
         if (args.readers == nullptr || work.makes != PrefillMakes::outputs) return;
-        gather();
-        if (thread == 0) tell(readers_of(args, work));
+        warpgroup_sync();
+        if (thread == 0) red_release(readers_of(args, work));
     }
     __device__ __forceinline__ void tell_of_last() const {
         if (work.to < 0) return;
-        gather();
+        warpgroup_sync();
         if (thread > 0) return;
-        tell(work.makes == PrefillMakes::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
+        red_release(work.makes == PrefillMakes::summary ? args.links.have_summary + work.link
+                                                        : have_state(args.links, work.to));
     }
 
     // By one thread: rows of M in place of keys, and what rounding left of them in place of queries.
     __device__ __forceinline__ void bring_transfer() {
         constexpr int kTiles = kConfig.key_tiles() * kConfig.key_tiles();
         Barrier& linked = barrier(shared.linked);
-        publish_global();
-        linked.expect(2 * kTiles * static_cast<int>(sizeof(PrefillTile)));
+        fence_proxy_async_global();
+        linked.arrive_and_expect_tx(2 * kTiles * static_cast<int>(sizeof(PrefillTile)));
 #pragma unroll 1
         for (int i = 0; i < kTiles; ++i) {
             const int rows = i % kConfig.key_tiles(), columns = i / kConfig.key_tiles();
             const TileAt at{columns * kTileElements, 0, rows * kChunk, static_cast<int>(work.link - 1)};
             auto& stage = shared.stages[rows];
-            load_tile(stage.key[columns].bytes, args.transfers, at, linked);
-            load_tile(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
+            tma_load(stage.key[columns].bytes, args.transfers, at, linked);
+            tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
         }
     }
     // After a reset M is 0, and S M has to be, also where S holds what is not finite.
@@ -210,7 +212,7 @@ struct PrefillState : Lane {
             }
         load_linked(work.link - 1);
         barrier(shared.linked).wait(0);
-        products_begin();
+        cute::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
             const auto& stage = shared.stages[step / kTokenSteps];
@@ -220,9 +222,9 @@ struct PrefillState : Lane {
             Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m_rest, true);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m, true);
         }
-        products_commit();
-        products_wait<0>();
-        pin(state);
+        cute::warpgroup_commit_batch();
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(state);
     }
     __device__ __forceinline__ void begin() {
         const bool links = work.makes == PrefillMakes::link;
@@ -232,7 +234,7 @@ struct PrefillState : Lane {
                 if (links && index() == 0) bring_transfer();
                 await_state<kConfig>(args.links, work.from);
             }
-            gather();
+            warpgroup_sync();
             load_linked(work.from);
             if (links) link();
         } else if (work.makes == PrefillMakes::transfer) {
@@ -241,15 +243,15 @@ struct PrefillState : Lane {
             load_state(first());
         }
         tell_of_first();
-        pin(state);  // or its registers would be others from each of these on, and spilled
+        warpgroup_fence_operand(state);  // or its registers would be others from each of these on, and spilled
         round_state();
     }
     // The last state, wherever it goes.
     __device__ __forceinline__ void end() {
         find_place();
         if (work.makes == PrefillMakes::outputs && work.ends && args.readers != nullptr) {
-            if (thread == 0) await(readers_of(args, work), work.readers);
-            gather();
+            if (thread == 0) wait_for_count(readers_of(args, work), work.readers);
+            warpgroup_sync();
         }
         if (work.makes == PrefillMakes::transfer)
             store_transfer();

@@ -10,7 +10,7 @@ template <PrefillConfig kConfig>
 struct PrefillValues : PrefillReset<kConfig> {
     using Base = PrefillReset<kConfig>;
     using Base::args, Base::shared, Base::work, Base::state, Base::rounded_state;
-    using Base::begin, Base::checkpoint, Base::end, Base::find_place, Base::gather, Base::index, Base::matrix_row,
+    using Base::begin, Base::checkpoint, Base::end, Base::find_place, Base::warpgroup_sync, Base::index, Base::matrix_row,
         Base::products_would_spoil, Base::round_state, Base::store_state, Base::take_tokens, Base::tell_of_first,
         Base::tell_of_last;
     using Base::group, Base::thread, Base::warp, Base::lane, Base::t;
@@ -28,35 +28,35 @@ struct PrefillValues : PrefillReset<kConfig> {
     // d = S x^T for the tokens of a chunk of keys or queries.
     __device__ __forceinline__ void start_with_state(float (&d)[32], const PrefillTile* tokens) {
         const auto right = tile_operand(tokens, 0);
-        products_begin();
+        cute::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)
             Product<kIo, 64, true>::run(d, rounded_state[step], right + along(step), step > 0);
-        products_commit();
+        cute::warpgroup_commit_batch();
     }
     // d (+)= x m^T, x in registers, m one of the helpers' matrices.
     __device__ __forceinline__ void start_with_tokens(float (&d)[32], const unsigned (&x)[kTokenSteps][4],
                                                       const PrefillTile& matrix, bool add) {
         const auto right = tile_operand(&matrix, 0);
-        products_begin();
+        cute::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
             Product<kIo, 64, true>::run(d, x[step], right + along(step), add || step > 0);
-        products_commit();
+        cute::warpgroup_commit_batch();
     }
     __device__ __forceinline__ void start_update(const unsigned (&x)[kTokenSteps][4], const PrefillTile* keys) {
         const auto right = tile_operand(keys, sizeof(PrefillTile));
-        products_begin();
+        cute::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
             Product<kIo, kConfig.head_k, false>::run(state, x[step], right + across(step), true);
-        products_commit();
+        cute::warpgroup_commit_batch();
     }
 
     // This group's values of a chunk as a left operand, transposed on the way.
     __device__ __forceinline__ void load_values(unsigned (&x)[kTokenSteps][4], const PrefillTile& values) {
 #pragma unroll
-        for (int step = 0; step < kTokenSteps; ++step) load_transposed(x[step], matrix_row(values) + step * kStepAcross);
+        for (int step = 0; step < kTokenSteps; ++step) ldmatrix_x4_trans(x[step], matrix_row(values) + step * kStepAcross);
     }
 
     // Calls visit(step, i, x, y) for each pair of numbers that makes register i of a left operand of tokens.
@@ -74,28 +74,28 @@ struct PrefillValues : PrefillReset<kConfig> {
         for (int i = 0; i < 2 * kTokenSteps; ++i) own[i] = pair_at(&factors[8 * i + 2 * t]);
     }
 
-    // By the copy engine, unless it would write over the next sequence.
+    // By TMA, unless it would write over the next sequence.
     __device__ __forceinline__ void store_output(const float (&output)[32], int chunk, bool by_copies) {
         PrefillTile& tile = shared.output[index()];
-        if (thread == 0) wait_stores_read();
-        gather();
+        if (thread == 0) cute::tma_store_wait<0>();
+        warpgroup_sync();
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step)
-            store_transposed(matrix_row(tile) + step * kStepAcross, pack<kIo>(output[8 * step], output[8 * step + 1]),
-                             pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
-                             pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
-                             pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
+            stmatrix_x4_trans(matrix_row(tile) + step * kStepAcross, pack<kIo>(output[8 * step], output[8 * step + 1]),
+                              pack<kIo>(output[8 * step + 2], output[8 * step + 3]),
+                              pack<kIo>(output[8 * step + 4], output[8 * step + 5]),
+                              pack<kIo>(output[8 * step + 6], output[8 * step + 7]));
         send_output(chunk, by_copies);
     }
     __device__ __forceinline__ void send_output(int chunk, bool by_copies) {
         PrefillTile& tile = shared.output[index()];
-        publish_shared();
-        gather();
+        cutlass::arch::fence_view_async_shared();
+        warpgroup_sync();
         if (thread == 0 && by_copies) {
             const int token = static_cast<int>(work.start) + chunk * kChunk;
             const int batch = args.recurrence.cu_seqlens.data != nullptr ? 0 : work.sequence;
-            store_tile(args.output, {work.first_row + index() * kValueRows, work.head, token, batch}, tile.bytes);
-            commit_stores();
+            tma_store(args.output, {work.first_row + index() * kValueRows, work.head, token, batch}, tile.bytes);
+            cute::tma_store_arrive();
         }
     }
     __device__ __forceinline__ void store_output_by_hand(int chunk) {
@@ -140,7 +140,7 @@ struct PrefillValues : PrefillReset<kConfig> {
             }
         }
         end();
-        if (thread == 0) wait_stores_read();
+        if (thread == 0) cute::tma_store_wait<0>();
     }
 
     // Chunks from `first` on, up to the last or to one that resets the state: products of matrices may not do for that, unless
@@ -168,15 +168,15 @@ struct PrefillValues : PrefillReset<kConfig> {
             const float decay = shared.decay[turn.stage];
             const bool resets = __shfl_sync(0xffffffffu, __float_as_uint(decay), 0) == __float_as_uint(kResets);
             if constexpr (!kQueriesFirst) read_factors(own, factors.of_key);
-            products_wait<kQueriesFirst>();
-            pin(d);
+            cute::warpgroup_wait<kQueriesFirst>();
+            warpgroup_fence_operand(d);
             if constexpr (kQueriesFirst) read_factors(own, factors.of_key);  // registers are short before
             const bool silent = chunk < work.silent;
             form_x(x, d, own);
             if (resets && chunk != harmless) [[unlikely]] {
                 if constexpr (kQueriesFirst) {  // ptxas serialises all products of a loop that is left with some under way
-                    products_wait<0>();
-                    pin(output);
+                    cute::warpgroup_wait<0>();
+                    warpgroup_fence_operand(output);
                 }
                 break;
             }
@@ -184,15 +184,15 @@ struct PrefillValues : PrefillReset<kConfig> {
             const bool careful = __shfl_sync(0xffffffffu, reinterpret_cast<const unsigned&>(cancels), 0) != 0;
             if constexpr (kQueriesFirst) {
                 read_factors(own, factors.of_query);
-                products_wait<1>();
-                pin(output);
+                cute::warpgroup_wait<1>();
+                warpgroup_fence_operand(output);
                 scale_tokens(output, own);
             }
 #pragma unroll
             for (float& s : state) s *= decay;
             read_factors(own, factors.of_update);
-            products_wait<0>();
-            pin(d);
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(d);
             const bool by_hand = all.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > length;
             if (careful) [[unlikely]] {
                 add_inverse_rest(d, x, cancels, matrices);
@@ -213,8 +213,8 @@ struct PrefillValues : PrefillReset<kConfig> {
         const bool stores = chunk >= work.silent;
         const bool by_hand = args.recurrence.cu_seqlens.data != nullptr && (chunk + 1) * kChunk > work.length;
         find_place();
-        if (thread == 0) wait_stores_read();
-        gather();
+        if (thread == 0) cute::tma_store_wait<0>();
+        warpgroup_sync();
         take_tokens(chunk);
         send_output(chunk, stores && !by_hand);
         if (stores && by_hand) store_output_by_hand(chunk);
@@ -229,8 +229,8 @@ struct PrefillValues : PrefillReset<kConfig> {
         unsigned update[kTokenSteps][4];
         take_update(update, d, of_update);
         start_update(update, shared.stages[turn.stage].key);
-        products_wait<0>();
-        pin(state);
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(state);
         round_state();
         release(turn.stage);
     }
@@ -255,34 +255,34 @@ struct PrefillValues : PrefillReset<kConfig> {
             }
             start_with_tokens(output, x, matrices.scores, true);
             start_update(update, stage.key);
-            products_wait<1>();
-            pin(output);
+            cute::warpgroup_wait<1>();
+            warpgroup_fence_operand(output);
             store_output(output, chunk, by_copies);
-            products_wait<0>();
-            pin(state);
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(state);
             round_state();
             release(turn.stage);
         } else {
             start_update(update, stage.key);
             if constexpr (kCareful) {
-                products_wait<0>();
-                pin(state);
-                pin(d);
+                cute::warpgroup_wait<0>();
+                warpgroup_fence_operand(state);
+                warpgroup_fence_operand(d);
                 exchange_for_output(d, x, stage, matrices, factors);
                 add_scores_rest(d, x, stage, factors);
             } else {
                 start_with_state(d, stage.query);
                 TokenFactors own;
                 read_factors(own, factors.of_query);
-                products_wait<0>();
-                pin(state);
-                pin(d);
+                cute::warpgroup_wait<0>();
+                warpgroup_fence_operand(state);
+                warpgroup_fence_operand(d);
                 scale_tokens(d, own);
             }
             round_state();
             start_with_tokens(d, x, matrices.scores, true);
-            products_wait<0>();
-            pin(d);
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(d);
             release(turn.stage);
             store_output(d, chunk, by_copies);
         }
@@ -293,11 +293,11 @@ struct PrefillValues : PrefillReset<kConfig> {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
             if (!__shfl_sync(0xffffffffu, cancels.column[step], 0)) continue;  // and its columns are from an earlier chunk
-            products_begin();
+            cute::warpgroup_arrive();
             Product<kIo, 64, true>::run(d, x[step], right + along(step), true);
-            products_commit();
-            products_wait<0>();
-            pin(d);
+            cute::warpgroup_commit_batch();
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(d);
         }
     }
     // V' as a left operand, and V' exp(G_end - G) r.
@@ -324,12 +324,12 @@ struct PrefillValues : PrefillReset<kConfig> {
                 const float x = d[8 * step + 2 * i] * scale.x, next = d[8 * step + 2 * i + 1] * scale.y;
                 rest[i] = pack_rest<kIo>(x, next, pack<kIo>(x, next));
             }
-            products_begin();
+            cute::warpgroup_arrive();
             Product<kIo, kConfig.head_k, false>::run(state, rest, right + across(step), true);
-            products_commit();
-            products_wait<0>();
-            pin(state);
-            pin(d);  // or what is computed of it again would be kept, and spilled
+            cute::warpgroup_commit_batch();
+            cute::warpgroup_wait<0>();
+            warpgroup_fence_operand(state);
+            warpgroup_fence_operand(d);  // or what is computed of it again would be kept, and spilled
         }
     }
     __device__ __forceinline__ void take_rest(unsigned (&rest)[kTokenSteps][4], float (&d)[32],
@@ -342,47 +342,47 @@ struct PrefillValues : PrefillReset<kConfig> {
         unsigned rest[kTokenSteps][4];
         take_rest(rest, d, x);
         start_with_tokens(output, rest, matrices.scores, true);
-        products_wait<0>();
-        pin(output);
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(output);
     }
     __device__ __forceinline__ void exchange_for_output(float (&d)[32], const unsigned (&x)[kTokenSteps][4], const Stage& stage,
                                                         const Matrices& matrices, const Factors& factors) {
         unsigned rest[kTokenSteps][4];
         take_rest(rest, d, x);
-        if (thread == 0) wait_stores_read();
-        gather();
+        if (thread == 0) cute::tma_store_wait<0>();
+        warpgroup_sync();
         auto* kept = reinterpret_cast<volatile unsigned*>(shared.output[index()].bytes) + thread;  // for want of registers
 #pragma unroll
         for (int i = 0; i < 4 * kTokenSteps; ++i) kept[i * kWarpgroup] = rest[i / 4][i % 4];
         start_with_state(d, stage.query);
-        products_wait<0>();
-        pin(d);
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(d);
         TokenFactors own;
         read_factors(own, factors.of_query);
         scale_tokens(d, own);
 #pragma unroll
         for (int i = 0; i < 4 * kTokenSteps; ++i) rest[i / 4][i % 4] = kept[i * kWarpgroup];
         start_with_tokens(d, rest, matrices.scores, true);
-        products_wait<0>();
-        pin(d);
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(d);
     }
     // What rounding the scores left of them, times V': rarely needed, and computed anew.
     __device__ __forceinline__ void add_scores_rest(float (&output)[32], const unsigned (&x)[kTokenSteps][4],
                                                     const Stage& stage, const Factors& factors) {
         float products[32];
         start_token_products<kConfig>(products, stage.query, stage.key);
-        if (thread == 0) wait_stores_read();
-        gather();
-        products_wait<0>();
-        pin(products);
+        if (thread == 0) cute::tma_store_wait<0>();
+        warpgroup_sync();
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(products);
         decay(products, *this, factors.query_row, factors.column);
         PrefillTile& tile = shared.output[index()];
         store_scores<kIo, true>(products, *this, tile, args.recurrence.scale);
-        publish_shared();
-        gather();
+        cutlass::arch::fence_view_async_shared();
+        warpgroup_sync();
         start_with_tokens(output, x, tile, true);
-        products_wait<0>();
-        pin(output);
+        cute::warpgroup_wait<0>();
+        warpgroup_fence_operand(output);
     }
     __device__ __forceinline__ void release(int stage) {
         __syncwarp();

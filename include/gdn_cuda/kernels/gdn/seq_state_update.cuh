@@ -13,7 +13,7 @@
 // of a copy's speed at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
 #pragma once
 
-#include <gdn_cuda/kernels/common/mbarrier.cuh>
+#include <gdn_cuda/kernels/common/named_barrier.cuh>
 #include <gdn_cuda/kernels/gdn/seq_state_update_plan.cuh>
 
 namespace gdn_cuda::gdn {
@@ -63,14 +63,14 @@ struct SeqStateUpdateBlock {
             bring(shared.value[stage], work.value, args.value.token, chunk, args.dv - work.first_row);
             if (work.gate != nullptr && thread < kChunk) {
                 const i64 token = chunk * kChunk + min(thread, tokens_in(chunk) - 1);  // the last one's is repeated
-                async_copy_4(shared_address(&shared.gate[stage][thread]), work.gate + token * args.gate.token);
+                cp_async_4(shared_address(&shared.gate[stage][thread]), work.gate + token * args.gate.token);
             }
         }
-        async_copy_commit();
+        cp_async_fence();
     }
     __device__ __forceinline__ void bring_k(int chunk) {
         if (chunk < work.chunks) bring(shared.key[chunk % kConfig.stages], work.key, args.key.token, chunk, args.dk);
-        async_copy_commit();
+        cp_async_fence();
     }
     __device__ __forceinline__ void clear_gates() {
         for (int i = threadIdx.x; i < kConfig.stages * kChunk; i += kThreads) shared.gate[i / kChunk][i % kChunk] = 0.f;
@@ -176,9 +176,9 @@ struct SeqStateUpdateBlock {
 #pragma unroll
             for (int pair = 0; pair < kOwnPairs; ++pair) {
                 unsigned w[4];
-                load_matrices(w, pieces.at(16 * pair, 2 * step));
-                add_product<DType::bf16>(products[2 * pair], rows, w[0], w[1]);
-                add_product<DType::bf16>(products[2 * pair + 1], rows, w[2], w[3]);
+                ldmatrix_x4(w, pieces.at(16 * pair, 2 * step));
+                mma_m16n8k16<DType::bf16>(products[2 * pair], rows, w[0], w[1]);
+                mma_m16n8k16<DType::bf16>(products[2 * pair + 1], rows, w[2], w[3]);
             }
         }
     }
@@ -190,7 +190,7 @@ struct SeqStateUpdateBlock {
         for (int tile = 0; tile < 2 * kOwnPairs; ++tile)
             exchange(1 - side, tile) = reinterpret_cast<const uint4&>(for_other[tile]);
         multiply(predicted, stage, 0);
-        meet(1 + team, 64);
+        named_barrier_sync(64, 1 + team);
 #pragma unroll
         for (int tile = 0; tile < 2 * kOwnPairs; ++tile) {
             const uint4 other = exchange(side, tile);
@@ -231,7 +231,7 @@ struct SeqStateUpdateBlock {
         for (int pair = 0; pair < kOwnPairs; ++pair) {
             unsigned u[4];  // of two tiles of tokens, each: value dimensions g and g + 8, tokens 2 t and 2 t + 1
             unsigned high[4], rest[4];
-            load_transposed(u, given.at(16 * pair, 0));
+            ldmatrix_x4_trans(u, given.at(16 * pair, 0));
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int token = 16 * pair + 8 * n;
@@ -292,13 +292,13 @@ struct SeqStateUpdateBlock {
                 unsigned key[kTilesAtOnce / 2][4];
 #pragma unroll
                 for (int pair = 0; pair < kTilesAtOnce / 2; ++pair)
-                    load_transposed(key[pair], keys.at(16 * step, first + 2 * pair));
+                    ldmatrix_x4_trans(key[pair], keys.at(16 * step, first + 2 * pair));
 #pragma unroll
                 for (const uint4& part : parts) {  // of all tiles: sums that follow upon themselves wait
                     const unsigned left[4] = {part.x, part.y, part.z, part.w};
 #pragma unroll
                     for (int n = 0; n < kTilesAtOnce; ++n)
-                        add_product<DType::bf16>(state[first + n], left, key[n / 2][n % 2 * 2], key[n / 2][n % 2 * 2 + 1]);
+                        mma_m16n8k16<DType::bf16>(state[first + n], left, key[n / 2][n % 2 * 2], key[n / 2][n % 2 * 2 + 1]);
                 }
             }
         }
@@ -316,7 +316,7 @@ struct SeqStateUpdateBlock {
         for (int chunk = 0;; ++chunk) {
             const int stage = chunk % kConfig.stages;
             find_lane();
-            async_copy_wait<kLaterCopies>();
+            cp_async_wait<kLaterCopies>();
             __syncthreads();  // w and u are there, and the k before is used up
             bring_k(chunk + kConfig.stages - 1);
             store_state(chunk);
@@ -325,7 +325,7 @@ struct SeqStateUpdateBlock {
             const float kept = exp_fast(shared.gate[stage][kChunk - 1]);
             __syncwarp();
             store_values(chunk);
-            async_copy_wait<kLaterCopies>();
+            cp_async_wait<kLaterCopies>();
             __syncthreads();  // k is there, and w and u are used up
             bring_w_and_u(chunk + kConfig.stages);
             update(stage, kept);

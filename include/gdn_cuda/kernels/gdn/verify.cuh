@@ -10,7 +10,7 @@
 // eight tokens on, the arithmetic of the rows. docs/benchmarks/decode.md has the shares reached.
 #pragma once
 
-#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/gdn/tokens.cuh>
 #include <gdn_cuda/kernels/gdn/verify_plan.cuh>
 
@@ -50,16 +50,16 @@ __global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constan
             if (args.initial.data != nullptr && in_range(step, r))
 #pragma unroll
                 for (int i = 0; i < kLayout.vectors(); ++i)
-                    async_copy_16(shared.state[step][r][i][threadIdx.x].bytes,
-                                  initial + row_offset(step, r) + StateSlice::column(i, lane));
-        async_copy_commit();
+                    cp_async_16(shared.state[step][r][i][threadIdx.x].bytes,
+                                initial + row_offset(step, r) + StateSlice::column(i, lane));
+        cp_async_fence();
     }
     load_tokens<kConfig>(shared.tokens, args, sequence, 0, args.tokens, head, first_row);
 
 #pragma unroll 1
     for (int step = 0; step < kConfig.steps; ++step) {
-        async_copy_wait<kConfig.steps - 1>();
-        async_copy_commit();  // an empty group a step keeps the count of those behind it
+        cp_async_wait<kConfig.steps - 1>();
+        cp_async_fence();  // an empty group a step keeps the count of those behind it
         float rows[kRows][kLayout.per_lane];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {

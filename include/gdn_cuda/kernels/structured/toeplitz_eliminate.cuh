@@ -34,8 +34,9 @@ struct ToeplitzEliminate {
     using Shared = ToeplitzEliminateSharedPlan<kConfig>;
     using Stored = typename Shared::Number;
     using Number = ComplexNumber<double>;
+    using NamedBarrier = cutlass::arch::NamedBarrier;
     static constexpr int kColumns = kConfig.columns, kNoNode = -1;
-    static constexpr int kProposed = 1;  // a named barrier
+    static constexpr int kProposed = 0;  // a named barrier
     static constexpr unsigned kAll = ~0u;
     static constexpr int kSenders = 32 / kConfig.blocks;  // lanes of a warp that send to one block
     static_assert(32 % kConfig.blocks == 0 && kConfig.warps() <= 32);
@@ -65,7 +66,7 @@ struct ToeplitzEliminate {
     __device__ __forceinline__ Number back_from(int node) const { return unit_at(static_cast<double>(node) / args.n); }
     __device__ __forceinline__ int thread() const { return 32 * warp + lane; }
     __device__ __forceinline__ int index_at(int s) const { return (s * kConfig.blocks + rank) * kConfig.threads + thread(); }
-    __device__ __forceinline__ Barrier& arrived(int k) const { return reinterpret_cast<Barrier&>(shared.arrived[k % 2]); }
+    __device__ __forceinline__ Barrier& arrived(int k) const { return barrier(shared.arrived[k % 2]); }
     __device__ __forceinline__ Number generator(const void* of, int g, int i) const {
         return number(static_cast<const Stored*>(of)[(2LL * system + g) * args.n + i]);
     }
@@ -95,14 +96,16 @@ struct ToeplitzEliminate {
         for (int begin = 0; begin < kPieces; begin += kSenders) {
             const int piece = begin + lane / kConfig.blocks;
             if (piece < kPieces)
-                send(reinterpret_cast<const Piece*>(&from)[piece], there(&into) + piece * sizeof(Piece), there(&arrived(k)));
+                st_async(reinterpret_cast<const Piece*>(&from)[piece], there(&into) + piece * sizeof(Piece),
+                         there(&arrived(k)));
         }
         __syncwarp();
     }
     __device__ __forceinline__ void expect(int k) const {
         constexpr int kProposals = kConfig.blocks * sizeof(typename Shared::Proposal);
         if (k < args.n)
-            arrived(k).expect(kProposals + (k + 1 < args.n ? static_cast<int>(sizeof(typename Shared::Column)) : 0));
+            arrived(k).arrive_and_expect_tx(kProposals +
+                                            (k + 1 < args.n ? static_cast<int>(sizeof(typename Shared::Column)) : 0));
     }
 
     // The key of a row is the upper half of the larger part of its entry, which orders them well enough, and in its last bits
@@ -141,7 +144,7 @@ struct ToeplitzEliminate {
         if (lane == 0) shared.keys[k % 2][warp] = best;
         const double square = entry.square();
         const Number inverse = entry.conjugate() * reciprocal(square);
-        meet(kProposed, 2 * kConfig.threads);
+        NamedBarrier::sync(2 * kConfig.threads, kProposed);
         unsigned of_block = 0;
 #pragma unroll
         for (int w = 0; w < kConfig.warps(); ++w)
@@ -282,7 +285,7 @@ struct ToeplitzEliminate {
 #pragma unroll
             for (int g = 0; g < 2; ++g) columns[s].right[g] = generator(args.right, g, j) * 0.5;
         }
-        meet(kProposed, 2 * kConfig.threads);
+        NamedBarrier::sync(2 * kConfig.threads, kProposed);
         tell(columns[0], index_at(0), 1);
         int first = 0;  // slot with a column that is still needed
 #pragma unroll 1
@@ -290,7 +293,8 @@ struct ToeplitzEliminate {
             const Pivot pivot = chosen(k);
             const auto& column = shared.inboxes[k % 2].column;
             Number next[2]{number(column.right[0]), number(column.right[1])};
-            meet(kProposed, 2 * kConfig.threads);  // rows first: they share the units, and the next step waits for them
+            NamedBarrier::sync(2 * kConfig.threads,
+                               kProposed);  // rows first: they share the units, and the next step waits for them
             while (first + 1 < kConfig.slots && ((first * kConfig.blocks + rank) * kConfig.warps() + warp) * 32 + 31 <= k + 1)
                 ++first;
             update_columns<0>(columns, pivot, first, k);
@@ -310,14 +314,14 @@ struct ToeplitzEliminate {
                 arrived(k).init(1);
                 expect(k);
             }
-            publish_barriers();
+            cutlass::arch::fence_barrier_init();
         }
-        meet_cluster();
+        cute::cluster_sync();
         if (static_cast<int>(threadIdx.x) < kConfig.threads)
             eliminate_rows();
         else
             eliminate_columns();
-        meet_cluster();  // nobody stores into a block that is gone
+        cute::cluster_sync();  // nobody stores into a block that is gone
     }
 };
 
@@ -328,14 +332,15 @@ __global__ void __launch_bounds__(2 * kConfig.threads, 1)
     const int thread = static_cast<int>(threadIdx.x) % kConfig.threads;
     const int cluster = static_cast<int>(blockIdx.x) / kConfig.blocks;
     const int parts = (args.columns + kConfig.columns - 1) / kConfig.columns;
-    ToeplitzEliminate<kConfig> kernel{args,
-                                      *reinterpret_cast<ToeplitzEliminateSharedPlan<kConfig>*>(memory),
-                                      cluster / parts,
-                                      cluster % parts * kConfig.columns,
-                                      static_cast<int>(cluster_rank()),
-                                      thread % 32,
-                                      thread / 32,
-                                      address_in(memory, static_cast<unsigned>(thread) % kConfig.blocks)};
+    ToeplitzEliminate<kConfig> kernel{
+        args,
+        *reinterpret_cast<ToeplitzEliminateSharedPlan<kConfig>*>(memory),
+        cluster / parts,
+        cluster % parts * kConfig.columns,
+        static_cast<int>(cute::block_rank_in_cluster()),
+        thread % 32,
+        thread / 32,
+        cute::set_block_rank(shared_address(memory), static_cast<unsigned>(thread) % kConfig.blocks)};
     kernel.run();
 }
 

@@ -117,7 +117,7 @@ struct VandermondeProducts<kConfig> {
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
                             const auto& right = product == 1 ? near_rest[b] : near_high[b];
-                            add_product_tf32(parts[half], product == 0 ? rest.at : high.at, right.at[2 * half],
+                            mma_m16n8k8_tf32(parts[half], product == 0 ? rest.at : high.at, right.at[2 * half],
                                              right.at[2 * half + 1]);
                         }
 #pragma unroll

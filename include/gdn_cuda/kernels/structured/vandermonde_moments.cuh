@@ -11,7 +11,7 @@
 // 45 % of the products' rate, with the operations behind it (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/common/async_copy.cuh>
+#include <gdn_cuda/kernels/common/cp_async.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>
@@ -57,8 +57,8 @@ struct VandermondeMoments {
             const unsigned address = shared_address(to);
 #pragma unroll
             for (int i = 0; i < kConfig.side; i += kLeaps)
-                async_copy_16_or_zero(address + i * kConfig.tile * int(sizeof(Real)), from + i * kConfig.side,
-                                      first + i * kConfig.side < count);
+                cp_async_16_zfill(address + i * kConfig.tile * int(sizeof(Real)), from + i * kConfig.side,
+                                  first + i * kConfig.side < count);
         } else {
 #pragma unroll 1
             for (int i = 0; i < kConfig.side; i += kLeaps)
@@ -68,7 +68,7 @@ struct VandermondeMoments {
                     to[i * kConfig.tile + j] = number < count ? numbers[number * args.numbers.step] : Real{};
                 }
         }
-        async_copy_commit();
+        cp_async_fence();
     }
     // Past the last step a power may be infinite, and no number: there u is 0.
     __device__ __forceinline__ void make_table(i64 steps) {
@@ -167,7 +167,7 @@ struct VandermondeMoments {
         Number sums[kMyLeaps][kMySums]{};
 #pragma unroll 1
         for (int tile = 0; tile < kTiles; ++tile) {
-            async_copy_wait<0>();
+            cp_async_wait<0>();
             __syncthreads();
             if (tile + 1 < kTiles) bring(tile + 1, numbers, count, whole_pieces);
             multiply(sums, tile);

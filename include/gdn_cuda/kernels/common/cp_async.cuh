@@ -1,31 +1,32 @@
-// cp.async (sm_80): from global to shared memory without passing through registers.
+// cp.async (sm_80): from global to shared memory without passing through registers. CUTLASS's (cute/arch/copy_sm80.hpp) ask the
+// L2 for 128 bytes whatever is copied, and wait for everything in another way (wait_all).
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
 
 namespace gdn_cuda {
 
-__device__ __forceinline__ void async_copy_16(void* shared, const void* global) {
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
     const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
 // Zeros instead of what does not exist, whose address is not looked at; `shared` is an address of the shared window.
-__device__ __forceinline__ void async_copy_16_or_zero(unsigned shared, const void* global, bool exists) {
+__device__ __forceinline__ void cp_async_16_zfill(unsigned shared, const void* global, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0) : "memory");
 }
 
-__device__ __forceinline__ void async_copy_4(unsigned shared, const void* global) {
+__device__ __forceinline__ void cp_async_4(unsigned shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
 
-__device__ __forceinline__ void async_copy_commit() {
+__device__ __forceinline__ void cp_async_fence() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 // Until at most kPending of this thread's groups are still under way.
 template <int kPending>
-__device__ __forceinline__ void async_copy_wait() {
+__device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 

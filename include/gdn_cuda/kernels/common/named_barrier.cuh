@@ -1,0 +1,29 @@
+// Named barriers of a block, for every architecture: CUTLASS's NamedBarrier is a breakpoint below sm_90, and has no reduction.
+// Number 0 is __syncthreads().
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda {
+
+// `threads`: a multiple of 32.
+__device__ __forceinline__ void named_barrier_sync(int threads, int number) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+// The same, and whether `found` holds for any of its threads.
+__device__ __forceinline__ bool named_barrier_or(int threads, int number, bool found) {
+    unsigned any;
+    asm volatile(
+        "{\n"
+        ".reg .pred mine, any;\n"
+        "setp.ne.u32 mine, %3, 0;\n"
+        "bar.red.or.pred any, %1, %2, mine;\n"
+        "selp.u32 %0, 1, 0, any;\n"
+        "}"
+        : "=r"(any)
+        : "r"(number), "r"(threads), "r"(static_cast<unsigned>(found))
+        : "memory");
+    return any != 0;
+}
+
+}  // namespace gdn_cuda
