@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "sha256.hpp"
-#include "text.hpp"
 #include "tree.hpp"
 
 namespace gdn_cuda::jit {
