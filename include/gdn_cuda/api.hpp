@@ -1,5 +1,5 @@
 // gdn_cuda for C++ programs. The functions of the Python package under the same names, each with a struct of its arguments
-// (arguments.hpp); gdn_cuda/ops says what each computes and takes. One libgdn_cuda.so serves every torch from 2.10 on.
+// (arguments.hpp); gdn_cuda/<family> says what each computes and takes. One libgdn_cuda.so serves every torch from 2.10 on.
 //
 // CUDA tensors run on torch's current stream; libtorch_cuda.so must be loaded (link it, or dlopen it as examples/layer.cpp
 // does). CPU tensors run the reference, which is Python: they need `import gdn_cuda` in this process. Wrong input throws

@@ -1,4 +1,4 @@
-// Gated Delta Net: the operators of gdn_cuda/ops/gdn.py, which says what each computes and takes.
+// Gated Delta Net: the operators of gdn_cuda/gdn, which says what each computes and takes.
 #pragma once
 
 #include <gdn_cuda/arguments.hpp>

@@ -30,7 +30,7 @@ TEST(ToeplitzMatvecHeuristic, EverySizeIsHeldByARegisteredBlock) {
                 ASSERT_EQ(sums.io, io);
             }
         }
-    EXPECT_EQ(toeplitz_matvec_longest(DType::f32), 8192) << "gdn_cuda/ops/structured_toeplitz_registration.py says so too";
+    EXPECT_EQ(toeplitz_matvec_longest(DType::f32), 8192) << "gdn_cuda/structured/toeplitz_operators.py says so too";
     EXPECT_EQ(toeplitz_matvec_longest(DType::f64), 4096);
     EXPECT_EQ(toeplitz_matvec_longest(DType::c64), 2048);
     EXPECT_EQ(toeplitz_matvec_longest(DType::c128), 1024);

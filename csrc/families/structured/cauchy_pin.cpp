@@ -1,4 +1,4 @@
-// The public C++ API: points and poles of Cauchy sums that stay in L2. gdn_cuda/ops/l2.py is the same in Python.
+// The public C++ API: points and poles of Cauchy sums that stay in L2. gdn_cuda/structured/l2.py is the same in Python.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 
 namespace gdn_cuda::structured {
 
-// Random signs, the same as in gdn_cuda/ops/structured_toeplitz_solve.py.
+// Random signs, the same as gdn_cuda/structured/reference_toeplitz_operators.py has.
 __device__ __forceinline__ double probe_at(int i) {
     const auto mixed = static_cast<unsigned>(i) * 2654435761u + 1013904223u;
     return static_cast<unsigned long long>(mixed) * mixed >> 16 & 1 ? -1 : 1;
