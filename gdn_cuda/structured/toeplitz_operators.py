@@ -1,4 +1,4 @@
-"""Shapes for tracing, CPU implementations and derivatives of the Toeplitz operators; csrc/families has what CUDA tensors run."""
+"""Shapes for tracing, CPU implementations and derivatives of the Toeplitz operators; CUDA tensors run csrc/families."""
 
 from __future__ import annotations
 
