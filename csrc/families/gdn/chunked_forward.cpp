@@ -212,6 +212,9 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
     OptionalTensor checkpoints = {};
     if (x.state_indices) {
         if (!x.state) fail(x.name, "state", "a pool (slots, Hv, dv, dk) with state_indices", "none");
+        if (x.state_dtype && *x.state_dtype != x.state->scalar_type())
+            fail(x.name, "state_dtype", "none, or the pool's dtype, with state_indices",
+                 torch::headeronly::toString(*x.state_dtype));
         checkpoints = call<gdn::ChunkedForwardPool, gdn::run_pool>({.query = x.query,
                                                                     .key = x.key,
                                                                     .value = x.value,
