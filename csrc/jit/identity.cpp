@@ -120,7 +120,7 @@ std::string nvcc_identity(const fs::path& nvcc) {
     });
 }
 
-// The settings in the environment that change nvcc's output and are not removed for it.
+// The environment settings that change nvcc's output and that nvcc is run with.
 std::string nvcc_environment() {
     const fs::path host_compiler = nvcc_host_compiler();
     std::error_code ignored;

@@ -17,7 +17,8 @@
 namespace gdn_cuda::jit {
 namespace {
 
-auto& installed = *new std::shared_ptr<const InterruptHook>;  // by fork_lock(); never destroyed: threads may run during exit
+auto& installed =
+    *new std::shared_ptr<const InterruptHook>;  // guarded by fork_lock(); never destroyed: threads may run at exit
 std::atomic<bool> have_hook{false};
 thread_local const std::atomic<bool>* cancelled = nullptr;
 

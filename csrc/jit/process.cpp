@@ -105,7 +105,7 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
     for (int signal : {SIGCHLD, SIGPIPE, SIGINT, SIGTERM}) sigaddset(&defaults, signal);
     posix_spawnattr_setsigmask(&settings.attributes, &none);
     posix_spawnattr_setsigdefault(&settings.attributes, &defaults);
-    // An own process group only if we kill it ourselves: otherwise the terminal's Ctrl-C must reach it.
+    // A process group of its own only if we kill it ourselves: otherwise the terminal's Ctrl-C must reach it.
     const bool own_group = interruptible();
     posix_spawnattr_setpgroup(&settings.attributes, 0);
     posix_spawnattr_setflags(&settings.attributes, static_cast<short>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |

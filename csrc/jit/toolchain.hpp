@@ -60,8 +60,8 @@ struct Toolchain {
     std::string compiler_identity(bool use_nvcc) const;  // exact build without paths; "missing" if there is none
     std::string external_headers_identity(bool uses_cutlass) const;
     std::vector<std::filesystem::path> include_dirs(bool uses_cutlass) const;
-    std::filesystem::path cccl_parent()
-        const;  // where <cccl/cuda/std/...> is found, which CUTLASS uses under CUDA 13; empty if it is cuda_include
+    // Where <cccl/cuda/std/...> is found, which CUTLASS includes under CUDA 13; empty if it is cuda_include.
+    std::filesystem::path cccl_parent() const;
     void require(bool use_nvcc, bool uses_cutlass) const;
     void require(const std::vector<Part>& parts) const;  // throws an Error with every place searched for a missing part
 };

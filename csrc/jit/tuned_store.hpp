@@ -1,5 +1,5 @@
-// Tuning results on disk, in tuned/ beside the compiled kernels: one small text file per result, with a digest. File names
-// encode device, version, kernel and problem, so only writers of the same result collide; the last rename wins.
+// Tuning winners on disk, in tuned/ beside the compiled kernels: one small text file per winner, with a digest. File names
+// encode device, version, kernel and problem, so only writers of the same winner collide; the last rename stays.
 #pragma once
 
 #include <filesystem>
@@ -35,7 +35,7 @@ class TunedStore {
   public:
     // An empty path means memory only: nothing is stored.
     explicit TunedStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
-    // to_write(): the folder beside the compiled kernels. to_read(): the first cache folder with tuning results that others
+    // to_write(): the folder beside the compiled kernels. to_read(): the first cache folder with winners that others
     // cannot have written; it creates and logs nothing, since most machines have none.
     static TunedStore to_write();
     static TunedStore to_read();
