@@ -17,8 +17,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
-auto& installed =
-    *new std::shared_ptr<const InterruptHook>;  // guarded by fork_lock(); never destroyed: threads may run at exit
+auto& installed = *new std::shared_ptr<const InterruptHook>;  // guarded by fork_lock(); never destroyed: threads may use it
 std::atomic<bool> have_hook{false};
 thread_local const std::atomic<bool>* cancelled = nullptr;
 

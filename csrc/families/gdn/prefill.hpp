@@ -35,13 +35,13 @@ inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
 inline constexpr double kPrefillNsOfChunk[] = {0, 1950, 2950};
 inline double prefill_walk_ns(const PrefillProblem& problem, const PrefillSplit& split, i64 chunks,
                               const jit::DeviceTraits& device) {
-    constexpr double kAlone = 2300;
+    constexpr double kAloneNsOfChunk = 2300;
     const i64 waves = ceil_div(prefill_blocks(problem, split.value_groups) * split.segments, device.multiprocessors);
     // If a head's last block has rows for only one of two value warpgroups, that one runs alone and faster; of several waves,
     // some are then shorter.
     const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
     const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1 && (tiles == 1 || waves > 1);
-    const double saved = alone ? (kPrefillNsOfChunk[2] - kAlone) / static_cast<double>(tiles) : 0;
+    const double saved = alone ? (kPrefillNsOfChunk[2] - kAloneNsOfChunk) / static_cast<double>(tiles) : 0;
     return static_cast<double>(waves * chunks) * (kPrefillNsOfChunk[split.value_groups] - saved);
 }
 inline i64 prefill_chunks(const PrefillProblem& problem) {
@@ -60,11 +60,11 @@ inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSp
 // others compute summaries (chunks without outputs take as long); then these all run at once. The links' counters must be
 // zeroed first, which does not pay off for short sequences.
 inline double prefill_linked_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kOfLink = 5000;
+    constexpr double kLinkNs = 5000;
     if (split.segments <= 3 || problem.tokens < kShortestLinked) return std::numeric_limits<double>::infinity();
     const i64 rows = split.value_groups * kValueRows, share = ceil_div(prefill_chunks(problem), split.segments);
     const i64 summary = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
-    return prefill_walk_ns(problem, split, (std::max<i64>(summary, 2) + 1) * share, device) + (split.segments - 3) * kOfLink;
+    return prefill_walk_ns(problem, split, (std::max<i64>(summary, 2) + 1) * share, device) + (split.segments - 3) * kLinkNs;
 }
 
 struct PrefillCost {
@@ -75,7 +75,7 @@ struct PrefillCost {
     double weighed() const { return 2.5 * forgetting + remembering; }
 };
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr i64 kForgetting = 2;  // chunks
+    constexpr i64 kWarmUpChunks = 2;
     const i64 chunks = prefill_chunks(problem), share = ceil_div(chunks, split.segments);
     if (split.segments == 1) {
         const double ns = prefill_walk_ns(problem, split, chunks, device);
@@ -83,17 +83,17 @@ inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSpli
     }
     const double whole = prefill_walk_ns(problem, prefill_whole(problem, split, device), chunks, device),
                  linked = prefill_linked_ns(problem, split, device);
-    return {prefill_walk_ns(problem, split, share + kForgetting, device), std::min(whole, linked), linked < whole};
+    return {prefill_walk_ns(problem, split, share + kWarmUpChunks, device), std::min(whole, linked), linked < whole};
 }
 
 // The most chunks that a block may start before its segment and still beat treating the head as one that remembers. Searching
 // for the start costs about two chunks, plus a sixth of a chunk for each chunk examined.
 inline int prefill_reach(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kWorthIt = 0.9, kToLook = 4000, kToLookAtChunk = 350;
+    constexpr double kWorthIt = 0.9, kSearchNs = 4000, kSearchNsOfChunk = 350;
     const PrefillCost cost = prefill_cost(problem, split, device);
     const double share = static_cast<double>(ceil_div(prefill_chunks(problem), split.segments)),
                  of_chunk = kPrefillNsOfChunk[split.value_groups];
-    const double reach = (kWorthIt * cost.remembering - kToLook - share * of_chunk) / (of_chunk + kToLookAtChunk);
+    const double reach = (kWorthIt * cost.remembering - kSearchNs - share * of_chunk) / (of_chunk + kSearchNsOfChunk);
     return static_cast<int>(std::clamp(reach, 1.0, 1e6));
 }
 
