@@ -1,5 +1,5 @@
-// gdn_cuda._C: runtime controls for Python (paths, compile, load, cache, devices). Operators are torch ops and are not here; no
-// torch header is.
+// gdn_cuda._C: runtime controls for Python (paths, compile, load, cache, devices). Includes no torch header: operators are
+// registered as torch ops elsewhere.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -38,14 +38,14 @@ using namespace py::literals;
 namespace gdn_cuda {
 namespace {
 
-// The core may wait on its own locks and call back into Python, so no call into it holds the GIL.
+// Runs `call` without the GIL, since the core may wait on its own locks and call back into Python.
 template <class Call>
 decltype(auto) without_gil(Call&& call) {
     py::gil_scoped_release release;
     return std::forward<Call>(call)();
 }
 
-// A Python callable that C++ keeps beyond the interpreter's life: never destroyed, because by then there is no GIL to take.
+// A Python callable that C++ may keep beyond the interpreter's life; never destroyed, as the GIL is gone by then.
 using Callable = std::shared_ptr<py::function>;
 Callable keep(py::function function) {
     return {new py::function(std::move(function)), [](py::function*) {}};
@@ -74,7 +74,8 @@ jit::SearchPaths to_search_paths(const py::dict& found) {
     return paths;
 }
 
-// Calls what the core may take for a failure: an exception, but not KeyboardInterrupt and its like, which are for the caller.
+// Converts a hook's Python exceptions into jit::Error, which the core handles; KeyboardInterrupt and the like go through to the
+// caller.
 template <class Call>
 auto call_hook(Call&& call) {
     py::gil_scoped_acquire gil;
@@ -226,7 +227,7 @@ py::dict compile_source(const jit::KernelSource& source, const std::string& arch
         code_key = jit::code_key(source, arch);
         try {
             full_key = jit::full_key(source, arch);
-        } catch (const jit::Error&) {  // a prebuilt entry needs no compiler, and without one there is no full key
+        } catch (const jit::Error&) {  // no compiler, thus no full key; prebuilt entries need neither
         }
     });
     const auto measured = [&](int value) {
@@ -362,7 +363,7 @@ PYBIND11_MODULE(_C, module) {
 
     define_tuning(module);
 
-    // A thread of the core that logs while the interpreter goes down would wait for a GIL that is gone.
+    // A core thread that logs during interpreter shutdown would wait for the GIL for ever.
     py::module_::import("atexit").attr("register")(py::cpp_function([] { set_log_sink(std::nullopt); }));
 }
 

@@ -16,8 +16,8 @@ namespace py = pybind11;
 namespace gdn_cuda {
 namespace {
 
-// builtin_exception is exported by every module that pybind11 made, and set_error() is virtual: whoever catches it calls ours.
-// py::error_already_set has another layout in each release.
+// Every module built with pybind11 exports builtin_exception, and set_error() is virtual, so any of them that catches this
+// calls our override. py::error_already_set has a different layout in each release.
 class PythonError : public py::builtin_exception {
   public:
     explicit PythonError(py::error_already_set error)
@@ -28,10 +28,10 @@ class PythonError : public py::builtin_exception {
     }
 
   private:
-    std::shared_ptr<py::error_already_set> error_;  // takes the GIL to be destroyed
+    std::shared_ptr<py::error_already_set> error_;  // its destructor takes the GIL
 };
 
-bool ends() {
+bool is_finalizing() {
 #if PY_VERSION_HEX >= 0x030d0000
     return Py_IsFinalizing() != 0;
 #else
@@ -39,19 +39,19 @@ bool ends() {
 #endif
 }
 
-// Runs the handlers of signals that came; only Python's main thread has any.
+// Runs handlers of pending signals; only Python's main thread has any.
 void check_signals() {
-    if (!Py_IsInitialized() || ends() || PyGILState_GetThisThreadState() == nullptr) return;
-    if (PyGILState_Check() != 0) {  // a C++ extension called us with the GIL, for which the one that we wait for may wait
+    if (!Py_IsInitialized() || is_finalizing() || PyGILState_GetThisThreadState() == nullptr) return;
+    if (PyGILState_Check() != 0) {  // called with the GIL held: give way, since the thread we wait for may need it
         py::gil_scoped_release others_first;
     }
     py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw_python_error();
 }
 
-// Before exit() runs: NVRTC does not survive that while it compiles for a caller that was interrupted. Another Ctrl-C ends the
+// Waits until no compile of an interrupted caller is inside NVRTC, which does not survive exit(). Another Ctrl-C ends the
 // process without exit().
-void end() {
+void before_exit() {
     {
         py::gil_scoped_release others_go_on;
         try {
@@ -60,7 +60,7 @@ void end() {
                 jit::interruption_point();
             }
         } catch (...) {
-            constexpr int kInterrupted = 130;  // as a shell has it
+            constexpr int kInterrupted = 130;  // the shells' code for SIGINT
             ::_exit(kInterrupted);
         }
     }
@@ -75,7 +75,7 @@ void throw_python_error() {
 
 void define_interrupts(py::module_& module) {
     jit::set_interrupt_hook(check_signals);
-    py::module_::import("atexit").attr("register")(py::cpp_function(end));
+    py::module_::import("atexit").attr("register")(py::cpp_function(before_exit));
 
     py::class_<std::atomic<bool>, std::shared_ptr<std::atomic<bool>>>(module, "Cancellation",
                                                                       "Ends the compiles that were given it, soon.")

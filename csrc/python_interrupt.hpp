@@ -1,12 +1,12 @@
-// Python's signals and exceptions in calls that C++ waits in.
+// Python signals and exceptions during long C++ calls.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace gdn_cuda {
 
-// Throws the Python exception that is set as a C++ one that every module made with pybind11 turns back into it, torch's
-// dispatcher included, whichever release of pybind11 each was made with. Needs the GIL; whoever catches it does not.
+// Throws the current Python exception as a C++ exception that every pybind11 module, of any release, torch's dispatcher
+// included, converts back. Needs the GIL; catching it does not.
 [[noreturn]] void throw_python_error();
 
 void define_interrupts(pybind11::module_& module);

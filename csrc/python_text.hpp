@@ -1,5 +1,4 @@
-// Text that may hold paths or a compiler's output, which need not be UTF-8: bytes that are not become surrogates, as in
-// os.fsdecode.
+// Converts text with paths or compiler output to Python: bytes that are not UTF-8 become surrogates, as in os.fsdecode.
 #pragma once
 
 #include <pybind11/pybind11.h>

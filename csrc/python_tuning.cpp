@@ -19,7 +19,7 @@ using namespace py::literals;
 namespace gdn_cuda {
 namespace {
 
-// What driver() and device_traits_for_arch() gave to Python.
+// Inverse of what driver() and device_traits_for_arch() return to Python.
 jit::DeviceTraits to_traits(const py::dict& from) {
     jit::DeviceTraits traits;
     traits.ordinal = from["ordinal"].cast<int>();
@@ -44,7 +44,7 @@ std::string explain(const std::string& kernel, const std::string& problem, const
 
 void attempt(const std::string& kernel, const std::string& problem, const std::string& choice, const py::dict& device) {
     const jit::DeviceTraits traits = to_traits(device);
-    py::gil_scoped_release release;  // a thread that reads winners may hold the lock, and wait for the GIL to log
+    py::gil_scoped_release release;  // a thread that reads winners may hold the lock and wait for the GIL to log
     tunable(kernel).attempt(problem, choice, traits);
 }
 

@@ -23,13 +23,13 @@ constexpr std::size_t kRoomForAnEntry = 64 << 10;
 
 struct Place {
     fs::path path;
-    bool shared = false;  // in a folder where others may have prepared something for us
+    bool shared = false;  // in a world-writable folder, where others may have put something
 };
 
 fs::path absolute_from(const char* variable) {
     const char* value = std::getenv(variable);
     const fs::path path = value == nullptr ? "" : value;
-    return path.is_absolute() ? path : fs::path{};  // the XDG specification ignores relative ones
+    return path.is_absolute() ? path : fs::path{};  // the XDG specification says to ignore relative paths
 }
 
 std::vector<Place> places() {
@@ -43,14 +43,14 @@ std::vector<Place> places() {
     return result;
 }
 
-// Empty when what is there is ours alone.
+// Empty if the folder is ours alone.
 std::string distrust(const Place& place) {
     struct stat status {};
     if (place.shared && ::lstat(place.path.c_str(), &status) == 0 && !S_ISDIR(status.st_mode)) return "not a folder";
     return distrust_of_folder(place.path, Owner::us);
 }
 
-// Empty when the place can be used; it is made when missing.
+// Empty if the folder is usable; creates it if missing.
 std::string refusal(const Place& place) {
     std::string reason = distrust_of_parents(place.path);
     if (reason.empty()) reason = make_directories(place.path, 0700);
@@ -61,10 +61,10 @@ std::string refusal(const Place& place) {
 
 }  // namespace
 
-// The places of this process, of which one is written at a time.
+// This process's cache folders, one of which is in use (written).
 class CachePlaces {
   public:
-    // The first usable place from `first` on, or memory only.
+    // The first usable folder from index `first` on, or memory only.
     Store& open_from(std::size_t first) {
         std::vector<std::string> refusals;
         const std::vector<Place>& all = known_places();
@@ -99,12 +99,12 @@ class CachePlaces {
     }
 
     void use(Store& store, const std::vector<std::string>& because_of) {
-        if (current_ == &store) return;  // another thread was faster
+        if (current_ == &store) return;  // another thread has switched already
         store.refusals_.insert(store.refusals_.begin(), because_of.begin(), because_of.end());
         current_ = &store;
     }
 
-    // Better places than the one that is written.
+    // Searches the folders preferred to that of `store`.
     std::optional<Cubin> find_before(const Store& store, const std::string& name, const std::string& key) {
         for (const Place& place : known_places()) {
             if (place.path == store.directory_) break;
@@ -128,7 +128,7 @@ class CachePlaces {
     }
 
     const std::vector<Place>& known_places() {
-        if (places_.empty()) places_ = places();  // not before the first use: the environment is read then
+        if (places_.empty()) places_ = places();  // at first use, since this reads the environment
         return places_;
     }
 

@@ -1,6 +1,6 @@
-// Which folders the cache lives in: the first usable of GDN_JIT_CACHE_DIR, XDG_CACHE_HOME/gdn_cuda, HOME/.cache/gdn_cuda and
-// <tmp>/gdn_cuda-<uid>. A place that others could replace is never used. None usable: memory only. One warning says why a
-// better place was passed over.
+// The cache's folders: the first usable of GDN_JIT_CACHE_DIR, XDG_CACHE_HOME/gdn_cuda, HOME/.cache/gdn_cuda and
+// <tmp>/gdn_cuda-<uid>. A folder that other users could replace is never used. If none is usable, the cache is memory only. One
+// warning says why a better folder was skipped.
 #pragma once
 
 #include <filesystem>
@@ -11,17 +11,17 @@
 
 namespace gdn_cuda::jit {
 
-// The chain of places above, told apart so that it can be tested: nothing is remembered, nothing is logged.
+// Opens the first usable of the folders above. It keeps and logs nothing, so tests can call it.
 Store open_first_usable();
 
-// An entry of the place that is written, else of a better one that can be read but not written.
+// Looks in the folder in use, then in the preferred ones that can be read but not written.
 std::optional<Cubin> find_cached(const std::string& name, const std::string& key);
-// Publishes in the place that is written. When its disk is full or read-only, in the next usable one, which is written from
-// then on. False: in none, so the caller keeps it in memory. One warning either way.
+// Publishes in the folder in use. If its disk is full or read-only, switches to the next usable folder for the rest of the
+// process. False: none took it, and the caller keeps the cubin in memory. Logs one warning either way.
 bool keep_cached(const std::string& name, const std::string& key, const Cubin& cubin);
 
-// The first of the cache's places that has this folder and that others can neither own nor write; empty when none has. Unlike
-// opening the cache, it makes nothing and needs no permission to write.
+// The first cache folder that contains the subfolder `folder`, which no other user may own or write; empty if none does. Unlike
+// opening the cache, this creates nothing and needs no write permission.
 std::filesystem::path first_place_with(const std::string& folder);
 
 // Why GDN_JIT_PREBUILT_DIR is not read; empty when it is, or is not set.

@@ -43,7 +43,7 @@ std::string reproduction(const KernelSource& source, const std::string& arch, co
     return fmt::format("{} <<'GDN_SOURCE'\n{}{}GDN_SOURCE\n", fmt::join(words, " "), source.code, newline);
 }
 
-// The number in "Used 24 registers" and the like: the one just before `unit`.
+// The number directly before `unit`, as in "Used 24 registers".
 std::optional<int> number_before(std::string_view line, std::string_view unit) {
     const std::size_t end = line.find(unit);
     if (end == std::string_view::npos) return std::nullopt;

@@ -1,5 +1,5 @@
-// Source to cubin, by NVRTC or by nvcc. Both give one entry function, checked, or an Error with everything needed to reproduce
-// it.
+// Compiles a source to a cubin with NVRTC or nvcc. Either yields one verified kernel, or an Error with all that is needed to
+// reproduce it.
 #pragma once
 
 #include <string>
@@ -16,25 +16,26 @@ struct Compiled {
     Resources resources;
     double seconds = 0;
     std::string log;
-    std::string ptx;  // only when env().dump
+    std::string ptx;  // only if env().dump
 };
 
-// Flags that change the code, the same for both compilers; part of the key. No path among them.
+// Flags that change the code, common to both compilers. They are part of the key, so they hold no path.
 std::vector<std::string> code_options(const std::string& arch);
-// What one compiler needs beside them; part of the key too.
+// Additional flags of one compiler; part of the key too.
 std::vector<std::string> dialect_options(bool use_nvcc);
 
-// `tools` as toolchain() gives them: a compile that goes on after an interrupt reads them for as long as it takes.
+// `tools` must come from toolchain(), which never frees it: after an interrupt the compile continues in the background and
+// reads it.
 Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools);
 Compiled compile_nvcc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools);
 
-// The text of a failed compile: numbered source, options, log, and a shell command that reproduces it.
+// The error text of a failed compile: numbered source, options, log, and a shell command that reproduces it.
 std::string compile_failure(const KernelSource& source, const std::string& arch, const std::string& compiler,
                             const std::vector<std::string>& options, const std::string& log, const Toolchain& tools);
 Resources parse_ptxas(std::string_view log);
 
-// The one entry function of what a compiler gave; an Error that starts with `from` when it is no cubin or holds another number
-// of them.
+// The symbol of the only kernel in `cubin`. Throws an Error that starts with `from` if it is no cubin or does not hold exactly
+// one kernel.
 std::string entry_symbol(std::string_view cubin, const std::string& from);
 
 }  // namespace gdn_cuda::jit

@@ -35,7 +35,7 @@ CUcontext primary_context(const Driver& cuda, int ordinal) {
     if (CUcontext context = kept.load()) return context;
     if (!released_at_exit.test_and_set()) std::atexit(release_primary_contexts);
     const CUdevice device = device_of(cuda, ordinal);
-    const RelaxedCapture relaxed(cuda);  // the first to retain it makes it
+    const RelaxedCapture relaxed(cuda);  // the first retain creates the context
     CUcontext context = nullptr, first = nullptr;
     check(cuda.primary_ctx_retain(&context, device), "cuDevicePrimaryCtxRetain");
     if (kept.compare_exchange_strong(first, context)) return context;
@@ -48,12 +48,12 @@ void use_primary_context(const Driver& cuda, int ordinal) {
 }
 
 void release_primary_contexts() {
-    if (!driver_available()) return;  // a forked child, whose parent has them
+    if (!driver_available()) return;  // in a forked child: the contexts belong to the parent
     const Driver& cuda = driver();
     for (std::size_t ordinal = 0; ordinal < retained.size(); ++ordinal) {
         CUdevice device = 0;
         if (retained[ordinal].exchange(nullptr) == nullptr) continue;
-        // The driver may have ended before us: then there is nothing left to release.
+        // The driver may have shut down before us; then there is nothing to release.
         if (cuda.device_get(&device, static_cast<int>(ordinal)) == CUDA_SUCCESS) cuda.primary_ctx_release(device);
     }
 }

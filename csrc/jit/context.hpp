@@ -1,19 +1,20 @@
-// The context that kernels are loaded into, and how loading leaves CUDA graph captures of other threads alone.
+// The CUDA context that kernels are loaded into, and how loading avoids breaking graph captures of other threads.
 #pragma once
 
 #include "driver.hpp"
 
 namespace gdn_cuda::jit {
 
-bool have_context(const Driver& cuda);  // whether this thread has one
+bool have_context(const Driver& cuda);  // whether this thread has a current context
 
-// The device's primary context, which torch works in too: retained once a device, and released when the process ends.
+// The device's primary context, which torch uses too: retained once per device and released at exit.
 CUcontext primary_context(const Driver& cuda, int ordinal);
-void use_primary_context(const Driver& cuda, int ordinal);  // in this thread, from now on
+void use_primary_context(const Driver& cuda, int ordinal);  // makes it current in this thread
 void release_primary_contexts();
 
-// While a thread captures a CUDA graph in global mode, a call that may synchronize or allocate (loading a kernel does) fails in
-// every other thread, and breaks the capture. In relaxed mode, for which this thread asks while this lives, it does neither.
+// Puts this thread into relaxed capture mode for its lifetime. While any thread captures a CUDA graph in global mode, calls
+// that may synchronize or allocate (such as loading a kernel) fail in all other threads and break the capture; not so in
+// relaxed mode.
 class RelaxedCapture {
   public:
     explicit RelaxedCapture(const Driver& cuda);
@@ -23,7 +24,7 @@ class RelaxedCapture {
 
   private:
     const Driver& cuda_;
-    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // after the exchange: the mode before
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // after the exchange: the previous mode
 };
 
 }  // namespace gdn_cuda::jit

@@ -1,4 +1,4 @@
-// What heuristics may know of a device.
+// The device properties that heuristics may use.
 #pragma once
 
 #include <string>
@@ -14,13 +14,13 @@ struct DeviceTraits {
     std::string name = "NVIDIA H200";
     std::string arch = "sm_90a";  // what kernels are compiled for
 
-    static DeviceTraits for_arch(const std::string& arch);  // typical traits, for ahead-of-time work with no GPU
+    static DeviceTraits for_arch(const std::string& arch);  // typical traits, for ahead-of-time compiles without a GPU
 };
 
 constexpr int kMostDevices = 64;
 
-const DeviceTraits& device_traits(int ordinal);  // read once a device, through the driver; no lock when warm
+const DeviceTraits& device_traits(int ordinal);  // read through the driver once per device; lock-free when warm
 std::string arch_of(int capability);             // 90 -> "sm_90a", 89 -> "sm_89"
-int capability_of(const std::string& arch);      // "sm_90a" -> 90; an Error for what is no arch
+int capability_of(const std::string& arch);      // "sm_90a" -> 90; throws if it is no arch
 
 }  // namespace gdn_cuda::jit

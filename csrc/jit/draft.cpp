@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::string_view kPrefix = ".gdn_cuda-draft-";
 constexpr std::size_t kHostDigits = 16, kRandomDigits = 16;
-constexpr int kTries = 100;  // each loss means that a sweeper was faster, or that a name was taken
+constexpr int kTries = 100;  // each failure: a sweeper took the draft, or the name exists
 
 std::string failure(const char* what, const fs::path& path, int error) {
     return fmt::format("{} {}: {}", what, path.string(), errno_text(error));
@@ -40,30 +40,30 @@ std::string new_name() {
     return fmt::format("{}{}-{}-{:08x}{:08x}", kPrefix, this_host(), ::getpid(), random(), random());
 }
 
-bool only(std::string_view text, std::string_view characters) {
+bool has_only(std::string_view text, std::string_view characters) {
     return !text.empty() && text.find_first_not_of(characters) == std::string_view::npos;
 }
 
-// The host in the name of a draft; empty for every other name.
+// The host in a draft's name; empty for other names.
 std::string_view host_of(std::string_view name) {
     constexpr std::string_view hex = "0123456789abcdef", digits = hex.substr(0, 10);
     if (!name.starts_with(kPrefix) || name.size() < kPrefix.size() + kHostDigits + kRandomDigits + 3) return {};
     name.remove_prefix(kPrefix.size());
     const std::string_view host = name.substr(0, kHostDigits), random = name.substr(name.size() - kRandomDigits);
     const std::string_view between = name.substr(kHostDigits, name.size() - kHostDigits - kRandomDigits);
-    const bool is_draft = only(host, hex) && only(random, hex) && between.starts_with('-') && between.ends_with('-') &&
-                          only(between.substr(1, between.size() - 2), digits);
+    const bool is_draft = has_only(host, hex) && has_only(random, hex) && between.starts_with('-') && between.ends_with('-') &&
+                          has_only(between.substr(1, between.size() - 2), digits);
     return is_draft ? host : std::string_view{};
 }
 
-// False when a sweeper has found the new draft before it was locked. Where there are no locks nobody sweeps.
+// False if a sweeper removed the new draft before it was locked. Without lock support nobody sweeps.
 bool lock_new(int fd) {
     if (::flock(fd, LOCK_EX | LOCK_NB) != 0) return errno != EWOULDBLOCK;
     struct stat status {};
     return ::fstat(fd, &status) == 0 && status.st_nlink != 0;
 }
 
-// A draft that is open for writing, and unlinked unless it was renamed.
+// A draft open for writing; the destructor unlinks it unless it was renamed.
 class DraftFile {
   public:
     DraftFile(const fs::path& folder, unsigned mode) {
@@ -88,7 +88,7 @@ class DraftFile {
 
     int error() const { return error_; }
     int get() const { return file_.get(); }
-    // What close() would say, of a duplicate: the draft stays open, and with it its lock.
+    // Closes a duplicate to get close()'s error: the draft stays open and locked.
     int flush() const { return Descriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)).close(); }
     int rename_to(const fs::path& target) {
         if (::rename(path_.c_str(), target.c_str()) != 0) return errno;
@@ -117,7 +117,7 @@ void sweep(const fs::path& path) {
     if (::lstat(path.c_str(), &status) != 0 || status.st_uid != ::geteuid()) return;
     const bool folder = S_ISDIR(status.st_mode);
     if (!folder && (!S_ISREG(status.st_mode) || status.st_nlink != 1)) return;
-    // For writing, because NFS gives no exclusive lock on a file that is open for reading only.
+    // Opened for writing, because NFS grants exclusive locks only on files open for writing.
     const Descriptor draft(
         ::open(path.c_str(), (folder ? O_RDONLY | O_DIRECTORY : O_RDWR | O_NONBLOCK) | O_NOFOLLOW | O_CLOEXEC));
     if (!draft.valid() || ::flock(draft.get(), LOCK_EX | LOCK_NB) != 0) return;
@@ -133,7 +133,7 @@ void sweep(const fs::path& path) {
 std::string write_atomically(const fs::path& target, std::string_view bytes, unsigned mode, int* error) {
     int ignored = 0;
     int& failed = error != nullptr ? *error : ignored;
-    // Reasons name the folder, not the draft, whose name is another each time: callers say the same thing only once.
+    // Reasons name the folder rather than the draft, whose name is random: log_once() suppresses only equal messages.
     const fs::path folder = target.parent_path();
     struct stat there {};
     if (::lstat(target.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
@@ -146,7 +146,7 @@ std::string write_atomically(const fs::path& target, std::string_view bytes, uns
     if (::fsync(draft.get()) != 0) return failure("cannot sync a file in", folder, failed = errno);
     if ((failed = draft.flush()) != 0) return failure("cannot close a file in", folder, failed);
     if ((failed = draft.rename_to(target)) != 0) return failure("cannot rename to", target, failed);
-    // The rename is visible already; should the folder not sync, a crash may at worst lose the entry.
+    // The rename is visible already; if this fsync fails, a crash can at worst lose the entry.
     const Descriptor synced(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (synced.valid()) ::fsync(synced.get());
     return {};
@@ -156,7 +156,7 @@ std::string trial_of_writing(const fs::path& folder, std::size_t bytes) {
     const DraftFile draft(folder, 0600);
     int error = draft.error();
     if (error != 0) return failure("cannot create a file in", folder, error);
-    // To reserve is quicker than to write, where the file system can.
+    // fallocate is faster than writing, where supported.
     if (::fallocate(draft.get(), 0, 0, static_cast<off_t>(bytes)) != 0) error = errno;
     if (error == EOPNOTSUPP || error == ENOSYS || error == EINTR) error = write_all(draft.get(), std::string(bytes, '\0'));
     return error == 0 ? std::string{} : failure("cannot write a file in", folder, error);

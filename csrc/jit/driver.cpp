@@ -14,7 +14,7 @@ namespace {
 std::atomic<const Driver*> installed{nullptr};
 std::atomic<bool> used{false}, forked{false};
 
-// The table for driver() when nothing is in the way, else nullptr: one load on the warm path.
+// What driver() returns when nothing prevents it, else nullptr: one load on the warm path.
 std::atomic<const Driver*> ready{nullptr};
 
 const InForkedChild refuse_driver([] {
@@ -77,7 +77,7 @@ std::string describe(const Driver& table, CUresult result) {
 
 const Driver& real_driver() {
     static constinit std::atomic<const Driver*> opened_once{nullptr};
-    return made_once(opened_once, [] {  // a throw leaves it unset: a driver that comes later is found
+    return made_once(opened_once, [] {  // a throw leaves it unset, so a driver installed later is found
         const Driver opened = open_driver();
         if (const CUresult result = opened.init(0); result != CUDA_SUCCESS)
             throw Error(
@@ -91,7 +91,7 @@ const Driver& make_ready() {
         throw Error(
             "this process was forked after its parent had used CUDA, which the driver does not survive; start workers with "
             "multiprocessing's \"spawn\" or \"forkserver\", or fork before the first CUDA call");
-    const bool before = used.exchange(true);  // at once: a child that is forked while another thread calls cuInit cannot use it
+    const bool before = used.exchange(true);  // set before cuInit: a child forked during it cannot use the driver
     const Driver* table = installed.load();
     try {
         if (table == nullptr) table = &real_driver();

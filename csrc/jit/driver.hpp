@@ -1,4 +1,4 @@
-// libcuda, opened at first use. Tests install a table of their own.
+// libcuda, opened at first use. Tests install their own table.
 #pragma once
 
 #include <cuda.h>
@@ -39,9 +39,9 @@ struct Driver {
     CUresult (*ctx_reset_persisting_l2)();
 };
 
-const Driver& driver();  // throws an Error saying what to install when there is none
+const Driver& driver();  // throws an Error that says what to install if there is no driver
 bool driver_available(std::string* why_not = nullptr);
-void install_driver(const Driver* table);  // tests; nullptr: the real one again
+void install_driver(const Driver* table);  // for tests; nullptr restores the real driver
 void check(CUresult result, const char* call);
 
 }  // namespace gdn_cuda::jit

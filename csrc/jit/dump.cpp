@@ -18,7 +18,7 @@ fs::path find_nvdisasm(const Toolchain& tools) {
     std::vector<fs::path> folders;
     if (!env().cuda_home.empty()) folders.push_back(env().cuda_home / "bin");
     if (!tools.nvcc.empty()) folders.push_back(tools.nvcc.parent_path());
-    // A toolkit, and the wheels' nvidia/cu13; headers and NVRTC may come from one of each.
+    // The toolkit or the wheels' nvidia/cu13; headers and NVRTC may come from different ones.
     folders.push_back(tools.cuda_include.parent_path() / "bin");
     folders.push_back(tools.nvrtc.parent_path().parent_path() / "bin");
     std::istringstream on_path(std::getenv("PATH") == nullptr ? "" : std::getenv("PATH"));

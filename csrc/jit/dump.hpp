@@ -1,4 +1,4 @@
-// GDN_JIT_DUMP: source, PTX and SASS beside a cache entry.
+// GDN_JIT_DUMP: writes source, PTX and SASS beside a cache entry.
 #pragma once
 
 #include <string>

@@ -15,16 +15,16 @@ namespace gdn_cuda::jit {
 namespace {
 
 constexpr std::uint16_t kMachineCuda = 190;      // EM_CUDA
-constexpr unsigned char kOtherCudaEntry = 0x10;  // STO_CUDA_ENTRY in st_other: a __global__ function, not a called one
+constexpr unsigned char kOtherCudaEntry = 0x10;  // STO_CUDA_ENTRY in st_other: marks a __global__ function
 constexpr std::size_t kLargestNote = 1 << 20;
-constexpr std::uint64_t kMostBytes = std::uint64_t{4} << 30;  // NVRTC has a tenth of a gigabyte
+constexpr std::uint64_t kMostBytes = std::uint64_t{4} << 30;  // NVRTC has about 0.1 GB
 
 bool is_elf64(std::string_view bytes) {
     return bytes.size() >= sizeof(Elf64_Ehdr) && std::memcmp(bytes.data(), ELFMAG, SELFMAG) == 0 &&
            bytes[EI_CLASS] == ELFCLASS64 && bytes[EI_DATA] == ELFDATA2LSB;
 }
 
-// Copies, because nothing says that the bytes are aligned.
+// Copies, since the bytes may be unaligned.
 template <class T>
 std::optional<T> at(std::string_view bytes, std::uint64_t offset) {
     if (offset > bytes.size() || bytes.size() - offset < sizeof(T)) return std::nullopt;

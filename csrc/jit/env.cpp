@@ -114,8 +114,7 @@ fs::path existing(const char* name, bool folder) {
     return path;
 }
 
-// How many letters to insert, remove or replace to make one of the other.
-std::size_t distance(std::string_view a, std::string_view b) {
+std::size_t edit_distance(std::string_view a, std::string_view b) {
     std::vector<std::size_t> row(b.size() + 1);
     std::iota(row.begin(), row.end(), std::size_t{0});
     for (std::size_t i = 0; i < a.size(); ++i) {
@@ -129,14 +128,13 @@ std::size_t distance(std::string_view a, std::string_view b) {
     return row.back();
 }
 
-// GDN_JIT_CACHEDIR for GDN_JIT_CACHE_DIR would have no effect, and nobody would know. Names that tests and builds read are
-// theirs.
+// A misspelt name (GDN_JIT_CACHEDIR for GDN_JIT_CACHE_DIR) would be ignored silently. Variables of tests and builds are exempt.
 void warn_of_unknown() {
     for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
         const std::string_view text = *entry, name = text.substr(0, text.find('='));
         if (!name.starts_with("GDN_") || name.starts_with("GDN_TEST_") || name == "GDN_SANITIZE") continue;
         const auto nearer = [name](const Variable& a, const Variable& b) {
-            return distance(name, a.name) < distance(name, b.name);
+            return edit_distance(name, a.name) < edit_distance(name, b.name);
         };
         const Variable& nearest = *std::ranges::min_element(kVariables, nearer);
         if (name == nearest.name) continue;
@@ -178,8 +176,8 @@ Env parse_env() {
 const Env& env() {
     static constinit std::atomic<const Env*> snapshot{nullptr};
     if (const Env* known = snapshot.load(std::memory_order_acquire)) return *known;
-    const Env& parsed = made_once(snapshot, parse_env);  // a throw leaves it unset: the next caller hears it too
-    warn_of_unknown();                                   // once the log can ask for its level
+    const Env& parsed = made_once(snapshot, parse_env);  // a throw leaves it unset, so the next caller gets the error too
+    warn_of_unknown();                                   // after that, since log() reads its level from env()
     return parsed;
 }
 

@@ -1,4 +1,4 @@
-// Every environment variable the library reads, stated once. `.example_env` and `docs/jit.md` are checked against this table.
+// The table of all environment variables that the library reads. `.example_env` and `docs/jit.md` are checked against it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace gdn_cuda::jit {
 
 struct Variable {
     const char* name;
-    const char* default_text;  // as a user would write it; empty: not set
+    const char* default_text;  // as a user would write it; empty if unset
     const char* meaning;
 };
 
@@ -19,7 +19,7 @@ std::span<const Variable> variables();
 enum class Prefill { automatic, mma, recurrent };
 const char* name_of(Prefill prefill);
 
-// Values as they stood at first use; a malformed one throws an Error that names variable, expected and got.
+// The values at first use. A malformed one throws an Error with the variable, what was expected, and what was given.
 struct Env {
     std::filesystem::path cache_dir;        // GDN_JIT_CACHE_DIR
     std::uint64_t cache_max_bytes;          // GDN_JIT_CACHE_MAX_BYTES: bytes, or with a suffix K, M or G

@@ -1,4 +1,4 @@
-// What the JIT layer throws. One type: callers read the message, they do not branch on the kind.
+// The JIT layer's only exception type: callers show the message and never branch on the kind.
 #pragma once
 
 #include <stdexcept>
@@ -6,8 +6,7 @@
 
 namespace gdn_cuda::jit {
 
-// The text as UTF-8: bytes that are none (of a path, a variable, a compiler's output) as \xNN. Python's exceptions take no
-// others.
+// Valid UTF-8, as Python's exceptions require: invalid bytes (in a path, a variable, a compiler's output) become \xNN.
 std::string readable(const std::string& text);
 
 struct Error : std::runtime_error {

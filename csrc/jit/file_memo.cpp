@@ -17,13 +17,13 @@ constexpr std::string_view kEveryHeader = "gdn_cuda memo ", kHeader = "gdn_cuda 
 static_assert(kHeader.size() == kMostMemoHeader);
 constexpr std::uint64_t kMostBytes = 256 << 20;
 constexpr std::size_t kDigestLength = 64;
-constexpr std::int64_t kSettled = 2'000'000'000;  // times come from a clock that ticks every few milliseconds
+constexpr std::int64_t kSettled = 2'000'000'000;  // file times have a resolution of a few milliseconds
 
 std::int64_t nanoseconds(const timespec& time) {
     return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// "12 " off the front of `text`.
+// Removes "12 " from the front of `text`.
 template <class Number>
 bool take_number(std::string_view& text, Number& number) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -84,7 +84,7 @@ bool FileMemo::parse_entry(std::string_view& rest) {
 
 void FileMemo::write(const fs::path& path) const {
     if (path.empty()) return;
-    // Without it the next process reads the files again: slower, never wrong.
+    // On failure the next process reads the files again: slower, never wrong.
     if (make_own_folder(path.parent_path()).empty()) write_atomically(path, text(), 0600);
 }
 
@@ -96,7 +96,7 @@ const std::string* FileMemo::find(std::string_view name, const FileStamp& stamp)
 bool is_memo(std::string_view start) {
     if (start.size() < kMostMemoHeader || !start.starts_with(kEveryHeader)) return false;
     const char format = start[kEveryHeader.size()], end = start[kEveryHeader.size() + 1];
-    return (format == '1' || format == '2') && (end == '\n' || end == ' ');  // ' ' and of what, where it is not of files
+    return (format == '1' || format == '2') && (end == '\n' || end == ' ');  // ' ' if the memo is of something else than files
 }
 
 std::string memoised(const fs::path& file, const fs::path& memo, const std::function<std::string()>& compute) {

@@ -1,4 +1,4 @@
-// What was computed of files, kept by their status from process to process, so that a warm one reads none that did not change.
+// Results computed from files, stored on disk with each file's stat() data so that a warm process reads only changed files.
 #pragma once
 
 #include <sys/stat.h>
@@ -12,13 +12,13 @@
 
 namespace gdn_cuda::jit {
 
-// The change time cannot be set back by anyone, so an edit that restores size and modification time shows all the same.
+// Includes ctime, which nobody can set back: an edit that restores size and mtime is still noticed.
 struct FileStamp {
     std::uint64_t size = 0, inode = 0;
     std::int64_t modified = 0, changed = 0;  // nanoseconds since 1970
 
     static FileStamp of(const struct stat& status);
-    bool settled(std::int64_t at) const;  // false: the file is so young that it may change again without its status showing it
+    bool settled(std::int64_t at) const;  // false: so recent that another change may leave the same times
     bool operator==(const FileStamp&) const = default;
 };
 
@@ -31,12 +31,12 @@ class FileMemo {
         std::string value;
         bool operator==(const Entry&) const = default;
     };
-    std::map<std::string, Entry, std::less<>> entries;  // by the files' names
+    std::map<std::string, Entry, std::less<>> entries;  // by file name
 
-    static FileMemo read(const std::filesystem::path& path);  // empty for one that is not wholly as it was written
+    static FileMemo read(const std::filesystem::path& path);  // empty if it is damaged
     void write(const std::filesystem::path& path) const;
 
-    // What is remembered of a file that looks like this; null when it is another one now.
+    // The value stored for this name with the same stamp, else null.
     const std::string* find(std::string_view name, const FileStamp& stamp) const;
 
   private:
@@ -44,11 +44,11 @@ class FileMemo {
     bool parse_entry(std::string_view& rest);
 };
 
-// Whether a file with these first bytes is such a memo, of this format or an older one. `kMostMemoHeader` of them decide.
+// Whether a file that starts with these bytes is such a memo, of this format or an older one; `kMostMemoHeader` bytes suffice.
 bool is_memo(std::string_view start);
 constexpr std::size_t kMostMemoHeader = 16;
 
-// `compute()`, or what it gave when `file` last had the size, times and inode it has now.
+// The result of `compute()`, from the memo if `file` still has the recorded size, times and inode.
 std::string memoised(const std::filesystem::path& file, const std::filesystem::path& memo,
                      const std::function<std::string()>& compute);
 

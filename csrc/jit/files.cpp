@@ -15,8 +15,8 @@ namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
-// Empty for a regular file of plausible size.
-std::string odd(const struct stat& status, std::uint64_t most_bytes) {
+// Empty for a regular file within the size limit.
+std::string status_problem(const struct stat& status, std::uint64_t most_bytes) {
     if (S_ISLNK(status.st_mode)) return "it is a link";
     if (!S_ISREG(status.st_mode)) return "it is not a regular file";
     const auto size = static_cast<std::uint64_t>(status.st_size);
@@ -33,14 +33,14 @@ Descriptor open_checked(const fs::path& path, bool own, std::uint64_t most_bytes
         if (!own) return refuse(errno_text(error));
         return error == ENOENT ? Descriptor() : refuse(fmt::format("cannot be read: {}", errno_text(error)));
     };
-    // Asked before opening as well: to open the read end of a fifo lets a writer go on, whose data would then be lost.
+    // Checked before opening too: opening a FIFO's read end unblocks its writer, whose data would be lost.
     struct stat status {};
     if ((own ? ::lstat(path.c_str(), &status) : ::stat(path.c_str(), &status)) != 0) return refuse_error(errno);
-    if (std::string reason = odd(status, most_bytes); !reason.empty()) return refuse(std::move(reason));
+    if (std::string reason = status_problem(status, most_bytes); !reason.empty()) return refuse(std::move(reason));
     Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (own ? O_NOFOLLOW : 0)));
     if (!file.valid()) return refuse_error(errno);
     if (::fstat(file.get(), &status) != 0) return refuse_error(errno);
-    if (std::string reason = odd(status, most_bytes); !reason.empty()) return refuse(std::move(reason));
+    if (std::string reason = status_problem(status, most_bytes); !reason.empty()) return refuse(std::move(reason));
     if (std::string reason = own ? distrust_of(status) : ""; !reason.empty()) return refuse(std::move(reason));
     return file;
 }

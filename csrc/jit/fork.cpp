@@ -20,7 +20,7 @@ struct Forks {
     }
 
     std::mutex mutex;
-    std::vector<std::function<void()>> resets;  // guarded by the mutex
+    std::vector<std::function<void()>> resets;  // guarded by `mutex`
     std::atomic<unsigned> generation{0};
 };
 

@@ -1,5 +1,5 @@
-// What a forked child inherits. Only the thread that forked exists there: locks of the others would stay locked for ever, work
-// of theirs half done, and their lock files' descriptors would outlive the parent.
+// Safety after fork(). Only the forking thread exists in the child: mutexes held by other threads would stay locked, their work
+// would stay half done, and inherited descriptors of lock files would keep those locked after the parent exits.
 #pragma once
 
 #include <atomic>
@@ -11,35 +11,35 @@
 
 namespace gdn_cuda::jit {
 
-// Held, no thread of this process forks. For a few instructions at a time; the rest of the core's short critical sections share
-// it, so that a child finds what they guard whole.
+// While this lock is held, no thread forks. Hold it for a few instructions only. It also guards the core's short critical
+// sections, so that a child finds their data consistent.
 [[nodiscard]] std::unique_lock<std::mutex> fork_lock();
 
-// How many forks lie between this process and the one that loaded the library.
+// The number of forks between this process and the one that loaded the library.
 unsigned fork_generation();
 
-// Calls `reset` in every child, before fork() returns there. It must not wait for anything.
+// Calls `reset` in every child before fork() returns there. It must not block.
 void in_forked_child(std::function<void()> reset);
 
-struct InForkedChild {  // the same from static storage
+struct InForkedChild {  // the same, for static objects
     explicit InForkedChild(std::function<void()> reset) { in_forked_child(std::move(reset)); }
 };
 
-// A mutex for work that takes long. A waiter notices interrupts, and a thread that already holds it (a signal handler that an
-// interruption point ran) hears an Error in place of a deadlock.
+// A mutex for long work. Waiters notice interrupts; a thread that already owns it (in a signal handler run by an interruption
+// point) gets an Error instead of a deadlock.
 class Mutex {
   public:
     void lock();
     void unlock();
-    bool lost();  // in a forked child: a thread that only its parent has holds it
+    bool lost();  // in a forked child: the owner was another thread of the parent
 
   private:
     std::timed_mutex mutex_;
     std::atomic<std::thread::id> owner_{};
 };
 
-// A value and the mutex of those who work on it, in static storage. Never destroyed, since threads may run while the process
-// ends. A child gets a new value in place of one that a thread of its parent was working on.
+// A value with its mutex, for static storage. Never destroyed, since threads may run during exit. If another thread of the
+// parent held it at the fork, the child gets a fresh value.
 template <class Value>
 class Guarded {
     struct Node {
@@ -78,8 +78,8 @@ class Guarded {
     std::atomic<Node*> current_{new Node};
 };
 
-// What `make` gives, kept in `kept` for the rest of the process. Threads that race may each make one, and the first is kept: a
-// function's static variable would be locked while it is made, and in a child for ever.
+// Stores the result of `make` in `kept` for the rest of the process. Racing threads may each call it; the first result wins. A
+// function-local static is no alternative: its guard, locked during the call, would stay locked in a child.
 template <class Value, class Make>
 Value& made_once(std::atomic<Value*>& kept, Make&& make) {
     if (Value* value = kept.load(std::memory_order_acquire)) return *value;

@@ -1,4 +1,4 @@
-// Which toolchain this process uses, and the part of it that goes into keys.
+// The toolchain of this process, and the part of it that enters keys.
 
 #include <deque>
 #include <map>
@@ -27,13 +27,13 @@ namespace {
 
 constexpr const char* kMissing = "missing";
 
-// What the host stated; guarded by fork_lock().
+// What the host program set; guarded by fork_lock().
 struct Settings {
     PathHook hook;
     std::function<HookInputs()> inputs;
     SearchPaths from_init;
 };
-auto& settings = *new Settings;  // never destroyed: the hook may belong to Python, which ends before us
+auto& settings = *new Settings;  // never destroyed: the hook may belong to Python, which ends first
 
 Settings current_settings() {
     const auto lock = fork_lock();
@@ -42,11 +42,11 @@ Settings current_settings() {
 
 struct State {
     std::optional<SearchPaths> from_hook;
-    std::string hook_failure;          // why there is nothing from the hook, which is asked again then
-    std::deque<Toolchain> discovered;  // the last one is in use; callers may hold references to those before
+    std::string hook_failure;          // why from_hook is empty; the hook is then called again
+    std::deque<Toolchain> discovered;  // the last one is in use; callers may hold references to older ones
     std::string library;
     std::optional<OwnHeaders> own_headers;
-    std::map<std::string, std::string> included;  // digests of headers of ours, by the code that includes them
+    std::map<std::string, std::string> included;  // digests of our headers, by the including code
     std::string compiler;
     std::map<bool, std::string> headers;  // by uses_cutlass
 
@@ -71,7 +71,7 @@ SearchPaths ask(const Settings& now) {
     return remembered_paths(inputs, memo_for("paths", inputs.identity), now.hook);
 }
 
-// Discovers with what the host stated now. What else than an Error ends the hook (an interrupt) ends this, and leaves no trace.
+// Discovers with the host's current settings. Exceptions other than Error (an interrupt) propagate and change no state.
 Toolchain discover_with(State& s, const Settings& now) {
     if (!s.from_hook) {
         s.hook_failure.clear();
@@ -93,7 +93,7 @@ bool same_paths(const Toolchain& a, const Toolchain& b) {
            a.nvcc == b.nvcc;
 }
 
-// What `missing` says a folder lacks would be looked for elsewhere, and the folder ignored without a word.
+// Rejects a folder without the expected contents, which discovery would skip silently.
 fs::path folder_argument(const char* argument, const fs::path& path, std::string (*missing)(const fs::path&)) {
     std::error_code error;
     if (!fs::is_directory(path, error))
@@ -120,7 +120,7 @@ std::string nvcc_identity(const fs::path& nvcc) {
     });
 }
 
-// What of the environment changes nvcc's output and is not taken away from it.
+// The environment settings that change nvcc's output and that nvcc is run with.
 std::string nvcc_environment() {
     const fs::path host_compiler = nvcc_host_compiler();
     std::error_code ignored;
@@ -147,7 +147,7 @@ const fs::path& library_include(State& s) {
 const std::string& library_digest_of(State& s) {
     if (s.library.empty()) {
         const fs::path& folder = library_include(s);
-        // It may hold what is not ours (an install prefix's include/): only gdn_cuda/ counts.
+        // The folder may be shared (an install prefix's include/): only gdn_cuda/ counts.
         s.library = tree_digest(folder / "gdn_cuda", memo_for("ours", folder.string()), {});
     }
     return s.library;
@@ -214,7 +214,7 @@ std::string Toolchain::external_headers_identity(bool uses_cutlass) const {
     const auto add = [&key](const char* label, const char* kind, const fs::path& root, const FolderFilter& enter) {
         key.add(label, root.empty() ? kMissing : tree_digest(root, memo_for(kind, root.string()), enter));
     };
-    // What a kernel can include of it: not the folders of CUDA's host libraries.
+    // The subfolders that kernels can include; CUDA's host libraries have others.
     const FolderFilter of_kernels = [](std::string_view folder) {
         return folder == "crt" || folder == "cooperative_groups" || folder.starts_with("cooperative_groups/");
     };
@@ -224,7 +224,7 @@ std::string Toolchain::external_headers_identity(bool uses_cutlass) const {
         add("cutlass", "tree", cutlass_include, {});
         if (cccl_include != cuda_include)
             add("cccl", "tree", cccl_include, {});
-        else  // CUDA 12 toolkits keep libcu++ among their other headers
+        else  // CUDA 12 toolkits mix libcu++ with their other headers
             add("cccl", "cccl", cccl_include, [](std::string_view folder) {
                 return folder == "cuda" || folder == "nv" || folder.starts_with("cuda/") || folder.starts_with("nv/");
             });

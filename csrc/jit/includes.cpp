@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kEnd = -1;
 constexpr std::array<std::string_view, 3> kDirectives = {"include", "include_next", "import"};
-constexpr std::array<std::string_view, 2> kQuestions = {"__has_include", "__has_include_next"};
+constexpr std::array<std::string_view, 2> kIncludeQueries = {"__has_include", "__has_include_next"};
 constexpr std::array<std::string_view, 5> kRawPrefixes = {"R", "LR", "uR", "UR", "u8R"};
 constexpr std::size_t kMostDelimiter = 16;
 
@@ -21,7 +21,7 @@ bool is_one_of(const auto& words, std::string_view word) {
 bool is_digit(int c) {
     return c >= '0' && c <= '9';
 }
-// Of identifiers and numbers; bytes of UTF-8 among them.
+// Characters of identifiers and numbers, including UTF-8 bytes.
 bool is_word(int c) {
     return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '$' || c >= 0x80;
 }
@@ -30,11 +30,11 @@ bool is_blank(int c) {
     return c == ' ' || c == '\t' || c == '\v' || c == '\f' || c == '\r';
 }
 
-// The first phases of translation: continued lines are joined, comments and literals are told from code.
+// The first translation phases: joins continued lines, and separates comments and literals from code.
 class Scanner {
   public:
     explicit Scanner(std::string_view text) : text_(text) {
-        if (text_.starts_with("\xef\xbb\xbf")) text_.remove_prefix(3);  // a byte order mark
+        if (text_.starts_with("\xef\xbb\xbf")) text_.remove_prefix(3);  // byte order mark
     }
 
     Includes scan() {
@@ -52,13 +52,13 @@ class Scanner {
     }
 
   private:
-    // The next character after joining continued lines.
+    // The next character, with continued lines joined.
     int peek() {
         while (at_ < text_.size() && text_[at_] == '\\') {
             const std::size_t next = text_.find_first_not_of(" \t\v\f\r", at_ + 1);
             if (next == text_.npos || text_[next] != '\n') break;
             const std::string_view between = text_.substr(at_ + 1, next - at_ - 1);
-            if (!between.empty() && between != "\r") {  // a continuation for gcc, not for NVRTC
+            if (!between.empty() && between != "\r") {  // a continuation to gcc but not to NVRTC
                 found_.unclear = true;
                 break;
             }
@@ -79,7 +79,7 @@ class Scanner {
         return true;
     }
 
-    // Spaces and comments in front, if there are any; not the end of a line outside a comment.
+    // Skips blanks and comments, but no line end outside a comment; false if there were none.
     bool skip_blank() {
         bool skipped = false;
         for (;; skipped = true) {
@@ -105,12 +105,12 @@ class Scanner {
         found_.unclear = true;
     }
 
-    // Whether the next token is still the first of its line.
+    // Takes a token; whether the next is still the first of its line.
     bool token(bool line_start) {
         const int c = peek();
         if (is_word(c)) {
             const std::string word = take_word();
-            if (is_one_of(kQuestions, word) && skip_blank_and_take('(')) take_name();
+            if (is_one_of(kIncludeQueries, word) && skip_blank_and_take('(')) take_name();
             if (is_one_of(kRawPrefixes, word) && peek() == '"') skip_raw_string();
         } else if (c == '"' || c == '\'') {
             skip_literal();
@@ -132,7 +132,7 @@ class Scanner {
         while (is_word(peek()) || (number && is_separator())) word += static_cast<char>(take());
         return word;
     }
-    // The ' of 1'000, which begins no literal.
+    // Whether this ' is a digit separator (1'000).
     bool is_separator() {
         if (peek() != '\'') return false;
         const std::size_t before = at_++;
@@ -141,7 +141,7 @@ class Scanner {
         return inside;
     }
 
-    // Ends with its line at the latest, as in what compilers skip: #if 0 \n don't \n #endif.
+    // A literal ends at the line end at the latest, since compilers skip text such as #if 0 \n don't \n #endif.
     void skip_literal() {
         const int quote = take();
         while (peek() != '\n' && peek() != kEnd) {
@@ -150,12 +150,12 @@ class Scanner {
             if (c == '\\' && peek() != '\n') take();
         }
     }
-    // What follows at once is the literal's suffix, or the name of a macro, or begins the next literal.
+    // What follows directly is a literal suffix, a macro name, or the prefix of the next literal.
     void skip_suffix() {
         if (is_one_of(kRawPrefixes, take_word()) && peek() == '"') found_.unclear = true;
     }
 
-    // Nothing is joined or escaped in R"delimiter( ... )delimiter".
+    // R"delimiter( ... )delimiter" has no line joining and no escapes.
     void skip_raw_string() {
         take();
         const std::size_t open = text_.find('(', at_);
@@ -163,9 +163,9 @@ class Scanner {
         const std::string close = ")" + std::string(delimiter.substr(0, kMostDelimiter + 1)) + "\"";
         const std::size_t end = open == text_.npos ? open : text_.find(close, open);
         if (delimiter.size() > kMostDelimiter || delimiter.find_first_of(" \t\v\f\r\n\\)\"") != text_.npos || end == text_.npos)
-            found_.unclear = true;  // no string
+            found_.unclear = true;  // not a valid raw string
         else if (in_directive_ && text_.substr(open, end - open).find('\n') != text_.npos)
-            found_.unclear = true;  // gcc ends it with the line
+            found_.unclear = true;  // gcc ends it at the line end
         else
             at_ = end + close.size();
     }
@@ -175,7 +175,7 @@ class Scanner {
         return take_if(c);
     }
 
-    // <name> or "name", in which nothing is a comment or an escape.
+    // Takes <name> or "name", which contain neither comments nor escapes.
     void take_name() {
         skip_blank();
         const int open = peek(), close = open == '<' ? '>' : '"';
@@ -209,7 +209,7 @@ Includes includes_of(std::string_view text) {
     return Scanner(text).scan();
 }
 
-// A line each, which begins as the directive's name does; a name has no line ends.
+// One line per include: its opening delimiter and the name, which holds no line end.
 std::string to_memo(const Includes& includes) {
     std::string text = includes.unclear ? "?\n" : "";
     for (const Include& include : includes.listed) text += (include.quoted ? '"' : '<') + include.name + '\n';

@@ -17,7 +17,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
-auto& installed = *new std::shared_ptr<const InterruptHook>;  // guarded by fork_lock(); threads may ask while the process ends
+auto& installed = *new std::shared_ptr<const InterruptHook>;  // guarded by fork_lock(); never destroyed: threads may use it
 std::atomic<bool> have_hook{false};
 thread_local const std::atomic<bool>* cancelled = nullptr;
 
@@ -56,12 +56,12 @@ void* thread_main(void* argument) {
 }
 
 void start_thread(const std::shared_ptr<Task>& task) {
-    constexpr std::size_t kStack = std::size_t{16} << 20;  // compilers recurse; a main thread has 8 MiB or more
+    constexpr std::size_t kStack = std::size_t{16} << 20;  // compilers recurse; main threads have 8 MiB or more
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, kStack);
-    sigset_t all, before;  // signals are for the host's threads
+    sigset_t all, before;  // the host's threads handle signals
     sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
     auto argument = std::make_unique<std::shared_ptr<Task>>(task);
@@ -90,7 +90,7 @@ void interruption_point() {
     if (cancelled != nullptr && cancelled->load()) throw Error("cancelled");
     if (!have_hook.load(std::memory_order_relaxed)) return;
     using clock = std::chrono::steady_clock;
-    thread_local clock::time_point asked{};  // the hook takes Python's lock, which a loop over many files must not do each time
+    thread_local clock::time_point asked{};  // the hook takes the GIL: too slow for each file of a long loop
     const auto now = clock::now();
     if (now - asked < kInterruptPoll / 2) return;
     asked = now;

@@ -1,5 +1,5 @@
-// Ctrl-C. A long wait of the core calls interruption_point(), which asks the hook that Python installs whether to go on.
-// Without a hook (C++ programs) the signal's own action stands, and nothing here does anything.
+// Ctrl-C. Long waits of the core call interruption_point(), which calls the hook that Python installs. Without a hook (C++
+// programs) nothing here has an effect, and SIGINT keeps its own action.
 #pragma once
 
 #include <atomic>
@@ -8,17 +8,17 @@
 
 namespace gdn_cuda::jit {
 
-constexpr std::chrono::milliseconds kInterruptPoll{50};  // how long a wait may last between two interruption points
+constexpr std::chrono::milliseconds kInterruptPoll{50};  // longest time between two interruption points
 
-using InterruptHook = std::function<void()>;  // throws to end the wait; called without any lock that the hook could want
+using InterruptHook = std::function<void()>;  // throws to end the wait; called without locks that it may need
 
 void set_interrupt_hook(InterruptHook hook);
 bool interruptible();
 
-// Throws what the hook throws; an Error when this thread was cancelled, or when it now runs in a child that the hook forked.
+// Rethrows from the hook; throws an Error if this thread was cancelled, or is now in a child that the hook forked.
 void interruption_point();
 
-// While it lives, a true `*flag` ends the waits of this thread: for pools, whose threads hear no signal.
+// During its lifetime, setting `*flag` ends the waits of this thread: for pool threads, which no signal reaches.
 class CancelledBy {
   public:
     explicit CancelledBy(const std::atomic<bool>* flag);
@@ -30,8 +30,9 @@ class CancelledBy {
     const std::atomic<bool>* before_;
 };
 
-// Runs `work`, which cannot be stopped, on a thread of its own while the caller waits; what it throws is thrown here. After an
-// interrupt `work` goes on without its caller, so it owns all that it uses. Where nothing can interrupt, the caller runs it.
+// Runs `work`, which cannot be stopped, on its own thread while the caller waits, and rethrows its exception. After an
+// interrupt `work` continues without its caller, so it must own all that it uses. If nothing can interrupt, it runs on the
+// caller's thread.
 void run_interruptibly(std::function<void()> work);
 
 }  // namespace gdn_cuda::jit

@@ -22,15 +22,15 @@ struct KernelsOf {
         const LoadedKernel* kernel;
     };
     std::vector<Slot> slots;
-    std::deque<LoadedKernel> kernels;  // stable addresses, never freed: the driver outlives us
+    std::deque<LoadedKernel> kernels;  // stable addresses; never freed, as the driver outlives us
 
-    static inline Guarded<KernelsOf> shared;  // by the threads; compiles of one Spec are serial, and other Specs go on
+    static inline Guarded<KernelsOf> shared;  // by all threads; serializes compiles of this Spec only
 };
 
 template <class Spec>
 const LoadedKernel& kernel(const typename Spec::Config& config, int ordinal, CUstream stream) {
     using Slot = typename KernelsOf<Spec>::Slot;
-    thread_local std::vector<Slot> warm;  // a handful of entries: a linear scan beats hashing
+    thread_local std::vector<Slot> warm;  // few entries: a linear scan beats hashing
     for (const Slot& slot : warm)
         if (slot.ordinal == ordinal && slot.config == config) return *slot.kernel;
 

@@ -15,7 +15,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
-// What is set aside belongs to the device, windows to streams: so windows are counted.
+// The L2 set-aside belongs to the device, windows to streams; so windows are counted per device.
 struct SetAside {
     std::size_t bytes = 0, before = 0;
     int windows = 0;
@@ -26,7 +26,7 @@ struct Windows {
 };
 Guarded<Windows> windows;
 
-// The device's primary context, which torch works in, for the length of a call.
+// Makes the device's primary context, which torch uses too, current for its lifetime.
 class PrimaryContext {
   public:
     explicit PrimaryContext(int ordinal) {
@@ -117,7 +117,7 @@ void L2Window::release() {
     check(cuda.stream_set_attribute(stream_, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &before_),
           "cuStreamSetAttribute(access policy window)");
     if (room.windows > 0) return;
-    // Lines stay marked beyond their window otherwise, in memory that may be another tensor's by then.
+    // Otherwise lines stay persisting after their window, in memory that may by then belong to another tensor.
     check(cuda.ctx_reset_persisting_l2(), "cuCtxResetPersistingL2Cache");
     set_aside(room.before);
 }

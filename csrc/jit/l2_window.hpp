@@ -1,4 +1,4 @@
-// Memory that the kernels of a stream shall find in L2: an access-policy window, and room set aside for it.
+// Keeps a memory range resident in L2 for a stream's kernels: an access-policy window, and L2 set aside for it.
 #pragma once
 
 #include <cuda.h>
@@ -7,20 +7,20 @@
 
 namespace gdn_cuda::jit {
 
-// What a window may cover on a device: 0 where it cannot set L2 aside.
+// The largest window on a device, in bytes; 0 if it cannot set L2 aside.
 std::size_t most_l2_window_bytes(int ordinal);
 
-// From construction to release(). One a stream; the attribute that the stream had comes back.
+// Active from construction to release(), which restores the stream's previous attribute. One per stream.
 class L2Window {
   public:
-    // Throws an Error where the device has no such thing, the range is too large, the stream has a window of ours, or it is
-    // capturing: a graph would keep the window without its release.
+    // Throws an Error if the device lacks access-policy windows, the range is too large, the stream already has a window of
+    // ours, or it is capturing, since the graph would keep the window after release().
     L2Window(int ordinal, CUstream stream, const void* base, std::size_t bytes);
     ~L2Window();
     L2Window(const L2Window&) = delete;
     L2Window& operator=(const L2Window&) = delete;
 
-    void release();  // once; then nothing
+    void release();  // later calls do nothing
 
   private:
     int ordinal_;

@@ -1,4 +1,4 @@
-// From a cubin to the driver, and launching.
+// Loads cubins into the driver and launches kernels.
 
 #include <atomic>
 #include <chrono>
@@ -19,7 +19,7 @@ constexpr int kSharedWithoutOptIn = 48 << 10;
 constexpr unsigned kMostThreads = 1024, kMostBlocksX = 0x7fffffff, kMostBlocksYZ = 65535, kPortableCluster = 8;
 
 struct Loaded {
-    std::map<std::string, CUkernel> kernels;  // by code key, which holds the arch
+    std::map<std::string, CUkernel> kernels;  // by code key, which includes the arch
     std::vector<LoadEvent> events;
 };
 Guarded<Loaded> loaded;
@@ -28,7 +28,7 @@ std::atomic<bool> any_loaded{false};
 void refuse_capture(const Driver& cuda, const KernelSource& source, CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     const CUresult result = cuda.stream_is_capturing(stream, &status);
-    // "Implicit": the default stream, asked about while another stream captures.
+    // "Implicit": the legacy default stream, queried while another stream captures.
     if (result != CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) check(result, "cuStreamIsCapturing");
     if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) return;
     throw Error(fmt::format(
@@ -52,7 +52,7 @@ CUkernel load_library(const Driver& cuda, const KernelSource& source, const Devi
     CUkernel kernel = nullptr;
     CUfunction function = nullptr;
     CUresult result = cuda.library_get_kernel(&kernel, library, cubin.symbol.c_str());
-    // The driver loads lazily: without this, the first launch would load, perhaps under graph capture.
+    // The driver loads lazily: without this the first launch would load, possibly during graph capture.
     if (result == CUDA_SUCCESS) result = cuda.kernel_get_function(&function, kernel);
     if (result != CUDA_SUCCESS) {
         cuda.library_unload(library);
@@ -114,7 +114,7 @@ struct Packed {
 };
 
 CUfunction function_of(const LoadedKernel& kernel) {
-    return reinterpret_cast<CUfunction>(kernel.handle);  // the driver takes either
+    return reinterpret_cast<CUfunction>(kernel.handle);  // the driver accepts a CUkernel as well
 }
 
 }  // namespace
@@ -130,7 +130,7 @@ bool any_kernel_loaded() {
 LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes) {
     const auto start = std::chrono::steady_clock::now();
     const Driver& cuda = driver();
-    if (have_context(cuda))  // without one nothing can be capturing
+    if (have_context(cuda))  // without a context nothing can be capturing
         refuse_capture(cuda, source, stream);
     const DeviceTraits& traits = device_traits(ordinal);
     if (shared_bytes > traits.shared_bytes_per_block)
@@ -162,7 +162,7 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, C
     Packed packed(shape, stream);
     void* parameters[] = {const_cast<void*>(arguments)};
     CUresult result = cuda.launch(&packed.config, function_of(kernel), parameters, nullptr);
-    if (result == CUDA_ERROR_INVALID_CONTEXT) [[unlikely]] {  // a thread that has not used CUDA yet
+    if (result == CUDA_ERROR_INVALID_CONTEXT) [[unlikely]] {  // this thread has no context yet
         use_primary_context(cuda, ordinal);
         result = cuda.launch(&packed.config, function_of(kernel), parameters, nullptr);
     }

@@ -22,7 +22,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
-constexpr std::string_view kHolder = "process ";  // what the text in a held lock file begins with
+constexpr std::string_view kHolder = "process ";  // a held lock file starts with this
 
 int flock_retrying(int fd, int operation) {
     int result;
@@ -37,17 +37,18 @@ std::string read_holder(int fd) {
     return got > 0 ? std::string(text.data()) : std::string("a process that did not say its name");
 }
 
-// The file is written to, so it must be one that was made to be locked: no link to another file, by any name, and of ours.
+// We write to this file, so it must be a lock file: a regular file of ours or root's without hard links, empty or with a
+// holder's text.
 bool is_lock(int fd) {
     struct stat status {};
     if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_nlink != 1 || !distrust_of(status).empty())
         return false;
     std::array<char, kHolder.size()> start;
-    const ssize_t got = ::pread(fd, start.data(), start.size(), 0);  // nothing while nobody holds it
+    const ssize_t got = ::pread(fd, start.data(), start.size(), 0);  // empty while not held
     return got == 0 || (got == ssize_t{start.size()} && std::string_view(start.data(), start.size()) == kHolder);
 }
 
-// Less than 0 when there is no such file to be had, and when something else has its name.
+// Negative if the file cannot be opened or is no lock file.
 int open_lock(const std::filesystem::path& path) {
     struct stat status {};
     if (::lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) return -1;
@@ -61,7 +62,7 @@ void write_holder(int fd) {
     std::array<char, 128> host{};
     ::gethostname(host.data(), host.size() - 1);
     const std::string holder = fmt::format("{}{} on {}", kHolder, ::getpid(), host.data());
-    // Only for people who wait; on a full disk they learn less.
+    // Only informs users who wait; a full disk may drop it.
     if (::ftruncate(fd, 0) == 0) [[maybe_unused]]
         const auto written = ::pwrite(fd, holder.data(), holder.size(), 0);
 }
@@ -85,10 +86,10 @@ int acquire(int fd, const std::filesystem::path& path, std::chrono::milliseconds
     return error;
 }
 
-// What a child must close, since a lock lives as long as any copy of its descriptor; guarded by fork_lock().
+// Descriptors that a forked child must close, since any copy keeps the lock; guarded by fork_lock().
 struct Descriptors {
     std::map<int, std::string> keys;
-    std::set<std::string> of_parent;  // what threads of the parent were compiling when it forked
+    std::set<std::string> of_parent;  // compiles in progress in the parent at the fork
 
     Descriptors() {
         in_forked_child([this] {
@@ -110,13 +111,13 @@ KeyLock::KeyLock(const std::filesystem::path& directory, const std::string& key,
     const std::filesystem::path path = directory / "locks" / (key + ".lock");
     {
         const auto lock = fork_lock();
-        if (descriptors.of_parent.contains(key)) return;  // who knows when the parent is done
+        if (descriptors.of_parent.contains(key)) return;  // the parent's compile may take arbitrarily long
         fd_ = open_lock(path);
         if (fd_ < 0) return;
         descriptors.keys.emplace(fd_, key);
     }
     try {
-        // ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL: no locks here, so two may compile the same; the rename settles it
+        // ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL: no lock support. Two processes may compile the same; the rename settles it.
         if (acquire(fd_, path, patience) == 0)
             write_holder(fd_);
         else
@@ -130,7 +131,7 @@ KeyLock::KeyLock(const std::filesystem::path& directory, const std::string& key,
 void KeyLock::close() {
     const auto lock = fork_lock();
     const int fd = std::exchange(fd_, -1);
-    if (fd < 0 || generation_ != fork_generation()) return;  // in a child it is closed, and the number may be another file's
+    if (fd < 0 || generation_ != fork_generation()) return;  // already closed in a child, where the number may be reused
     descriptors.keys.erase(fd);
     ::close(fd);
 }
@@ -138,7 +139,7 @@ void KeyLock::close() {
 KeyLock::~KeyLock() {
     if (fd_ >= 0 && generation_ == fork_generation()) {
         [[maybe_unused]] const int emptied = ::ftruncate(fd_, 0);
-        ::flock(fd_, LOCK_UN);  // closing would not free it while a child that was just forked still has its copy
+        ::flock(fd_, LOCK_UN);  // close() alone does not unlock while a child just forked has a copy
     }
     close();
 }

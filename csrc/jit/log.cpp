@@ -11,7 +11,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
-// Guarded by fork_lock(). Never destroyed: threads may log while the process ends, and the sink may belong to Python.
+// Guarded by fork_lock(). Never destroyed: threads may log during exit, and the sink may belong to Python.
 struct State {
     std::shared_ptr<const LogSink> sink;
     std::set<std::string> said;
@@ -22,7 +22,7 @@ int threshold() {
     try {
         return env().log_level;
     } catch (const std::exception&) {
-        return static_cast<int>(Level::warning);  // whoever asks env() next hears what is wrong with it
+        return static_cast<int>(Level::warning);  // the next env() call reports the error
     }
 }
 
@@ -53,7 +53,7 @@ void log(Level level, const std::string& message) {
         const auto lock = fork_lock();
         sink = state.sink;
     }
-    if (sink) return (*sink)(level, message);  // outside the lock: it may wait for Python's
+    if (sink) return (*sink)(level, message);  // without the lock, since it may wait for the GIL
     if (static_cast<int>(level) < threshold()) return;
     const std::string line = std::string("gdn_cuda: ") + name(level) + ": " + message + "\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());

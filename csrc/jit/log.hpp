@@ -1,5 +1,5 @@
-// Messages for people. Python installs a sink that feeds logging.getLogger("gdn_cuda"), which filters by its own level and
-// hears every message; without a sink they go to standard error from GDN_LOG_LEVEL up.
+// Log messages. Python installs a sink that feeds logging.getLogger("gdn_cuda"), which receives every message and filters by
+// its own level; without a sink, messages from GDN_LOG_LEVEL up go to standard error.
 #pragma once
 
 #include <functional>
@@ -14,6 +14,6 @@ using LogSink = std::function<void(Level, const std::string&)>;
 
 void set_log_sink(LogSink sink);
 void log(Level level, const std::string& message);
-void log_once(Level level, const std::string& message);  // the same message once a process
+void log_once(Level level, const std::string& message);  // each distinct message once per process
 
 }  // namespace gdn_cuda::jit

@@ -20,7 +20,7 @@
 namespace gdn_cuda::jit {
 namespace {
 
-// NVRTC's C interface; its header need not be there when this is built.
+// NVRTC's C interface, declared here because its header may be missing at build time.
 using Result = int;
 using Program = struct NvrtcProgram*;
 
@@ -63,7 +63,7 @@ void look_up(void* handle, const std::string& path, Function*& function, const c
 
 Nvrtc open_nvrtc(const Toolchain& tools) {
     constexpr const char* fix = "pip install --force-reinstall nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12)";
-    // NVRTC asks the loader for its builtins by bare name, which finds them only if they are open already.
+    // NVRTC dlopens its builtins by bare name, which succeeds only if they are already loaded.
     open_library(tools.nvrtc_builtins, fix);
     void* handle = open_library(tools.nvrtc, fix);
     Nvrtc nvrtc{};
@@ -89,7 +89,7 @@ Nvrtc open_nvrtc(const Toolchain& tools) {
     return nvrtc;
 }
 
-Guarded<std::map<std::filesystem::path, Nvrtc>> libraries;  // never closed: its threads and tables outlive us
+Guarded<std::map<std::filesystem::path, Nvrtc>> libraries;  // never closed: its threads and data outlive us
 
 const Nvrtc& nvrtc_of(const Toolchain& tools) {
     const auto opened = libraries.lock();
@@ -98,7 +98,7 @@ const Nvrtc& nvrtc_of(const Toolchain& tools) {
     return found->second;
 }
 
-// How many threads are inside NVRTC. A child that is forked meanwhile inherits its locks as they are, and cannot use it.
+// The number of threads inside NVRTC. A child forked meanwhile inherits its locked mutexes and cannot use it.
 std::atomic<int> inside{0};
 std::atomic<bool> lost{false};
 const InForkedChild refuse_nvrtc([] {
@@ -147,7 +147,7 @@ class Compilation {
         return nvrtc_.compile(program_, static_cast<int>(pointers.size()), pointers.data());
     }
 
-    // Empty when there is none: after a failed compile NVRTC reports success and size 0.
+    // Empty if there is no output: after a failed compile NVRTC reports success and size 0.
     std::string get(Result (*size_of)(Program, std::size_t*), Result (*copy)(Program, char*)) const {
         std::size_t size = 0;
         if (size_of(program_, &size) != 0 || size == 0) return {};
@@ -174,7 +174,7 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
     std::vector<std::string> options = code_options(arch);
     for (const std::string& option : dialect_options(false)) options.push_back(option);
     options.push_back("--ptxas-options=-v");
-    // NVRTC 12.9 and later keep what they compiled beside the driver's cache, and then say nothing of registers and spills.
+    // NVRTC 12.9 and later cache results beside the driver's cache; a cached result reports no registers or spills.
     if (std::pair(nvrtc.major, nvrtc.minor) >= std::pair(12, 9)) options.push_back("--no-cache");
     options.push_back("--frandom-seed=" + key);
     for (const auto& folder : tools.include_dirs(source.uses_cutlass)) options.push_back("-I" + folder.string());
@@ -202,7 +202,7 @@ int inside_nvrtc() {
 
 Compiled compile_nvrtc(const KernelSource& source, const std::string& arch, const std::string& key, const Toolchain& tools) {
     const auto compiled = std::make_shared<Compiled>();
-    run_interruptibly([=, &tools] { *compiled = compile_here(source, arch, key, tools); });  // a Toolchain lives for ever
+    run_interruptibly([=, &tools] { *compiled = compile_here(source, arch, key, tools); });  // toolchains are never freed
     return std::move(*compiled);
 }
 

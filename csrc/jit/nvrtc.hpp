@@ -1,4 +1,4 @@
-// Which NVRTC a folder holds, told from its files: opening the library costs 85 ms, which a cache hit does not pay.
+// Finds NVRTC in a folder by file names alone: opening the library costs 85 ms, which a cache hit must not pay.
 #pragma once
 
 #include <filesystem>
@@ -6,13 +6,13 @@
 
 namespace gdn_cuda::jit {
 
-std::filesystem::path newest_nvrtc(const std::filesystem::path& folder);  // libnvrtc.so.NN; empty when there is none
+std::filesystem::path newest_nvrtc(const std::filesystem::path& folder);  // libnvrtc.so.NN; empty if none
 std::filesystem::path builtins_beside(
-    const std::filesystem::path& nvrtc);                            // libnvrtc-builtins.so.NN.M of the same major; or empty
-std::string expected_builtins(const std::filesystem::path& nvrtc);  // "libnvrtc-builtins.so.13.*", for people
+    const std::filesystem::path& nvrtc);  // libnvrtc-builtins.so.NN.M of the same major version; empty if none
+std::string expected_builtins(const std::filesystem::path& nvrtc);  // "libnvrtc-builtins.so.13.*", for messages
 
-// How many threads compile with it now, those whose callers were interrupted among them. exit() takes NVRTC apart, which they
-// would not survive, so it must not be called before this is 0.
+// The number of threads inside NVRTC, including those whose callers were interrupted. Do not call exit() before it is 0: exit()
+// destroys NVRTC's state under them.
 int inside_nvrtc();
 
 }  // namespace gdn_cuda::jit

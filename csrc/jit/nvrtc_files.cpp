@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kLibrary = "libnvrtc.so";
 constexpr std::string_view kBuiltins = "libnvrtc-builtins.so";
 
-// "13.0.88" -> {13, 0, 88}; empty for anything else.
+// "libnvrtc.so.13.0.88" -> {13, 0, 88}; empty otherwise.
 std::vector<int> version_after(std::string_view name, std::string_view stem) {
     std::vector<int> numbers;
     if (!name.starts_with(stem)) return numbers;
@@ -29,7 +29,7 @@ std::vector<int> version_after(std::string_view name, std::string_view stem) {
     return numbers;
 }
 
-// The version in the name, of the file behind the links when the name has none.
+// The version in the file name, or in that of the symlink's target if longer.
 std::vector<int> nvrtc_version(const fs::path& nvrtc) {
     std::error_code ignored;
     auto version = version_after(nvrtc.filename().string(), kLibrary);
@@ -45,7 +45,7 @@ fs::path newest(const fs::path& folder, std::string_view stem, const std::vector
         const auto version = version_after(entry.path().filename().string(), stem);
         const std::size_t common = std::min({version.size(), of_version.size(), std::size_t{2}});
         if (version.empty() || !std::equal(version.begin(), version.begin() + common, of_version.begin())) continue;
-        // libnvrtc.so.13, which survives an update, rather than libnvrtc.so.13.0.88 behind it
+        // prefer libnvrtc.so.13, which survives an update, to its target libnvrtc.so.13.0.88
         const bool better = found.empty() || version[0] > best[0] || (version[0] == best[0] && version.size() < best.size()) ||
                             (version.size() == best.size() && version > best);
         if (better) best = version, found = entry.path();

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kMissing = "missing";
 constexpr std::size_t kDigestLength = 64;
 
-// Where an include may be found, the first place first: where it is spelled from the include folder, and as a path.
+// Where an include may resolve to, in search order: the name relative to the include folder, and the path.
 struct Candidate {
     std::string name;
     fs::path path;
@@ -27,7 +27,7 @@ std::string normal(const fs::path& name) {
     return name.lexically_normal().string();
 }
 
-// Of an include without quotes: ours by its name, or said to be in one place of the file system.
+// Whether to look from the include folder: ours by name, or a relative or absolute path.
 bool is_ours(std::string_view name) {
     return name.starts_with("gdn_cuda/") || name.starts_with("../") || name.starts_with('/');
 }
@@ -41,13 +41,13 @@ OwnHeaders::OwnHeaders(fs::path include_folder, fs::path memo)
       memo_(FileMemo::read(memo_path_)) {}
 
 HeaderSet OwnHeaders::of(std::string_view code) {
-    // A file on the way from the code, whose own includes are still to be followed.
+    // A file whose includes are still to be followed.
     struct Visit {
-        fs::path name_folder, folder;  // empty: the code's, which has none
+        fs::path name_folder, folder;  // empty for the code itself, which is in no folder
         const Includes* includes;
     };
     HeaderSet found;
-    std::set<std::string> seen;  // paths, and the names of what is missing
+    std::set<std::string> seen;  // paths, and names of missing files
     const Includes of_code = includes_of(code);
     std::deque<Visit> visits{{{}, {}, &of_code}};
     while (!visits.empty()) {
@@ -93,7 +93,7 @@ const OwnHeaders::File& OwnHeaders::file(const fs::path& path) {
 
 void OwnHeaders::read(File& file) {
     struct stat status {};
-    if (::stat(file.path.c_str(), &status) != 0 || S_ISDIR(status.st_mode)) {  // compilers pass over folders
+    if (::stat(file.path.c_str(), &status) != 0 || S_ISDIR(status.st_mode)) {  // compilers skip folders
         learned_ |= memo_.entries.erase(file.path) > 0;
         return;
     }

@@ -1,4 +1,4 @@
-// Which headers of ours a translation unit can include, directly and through each other, and what they hold.
+// The headers of this library that a translation unit can include, directly or transitively, and digests of their contents.
 #pragma once
 
 #include <filesystem>
@@ -14,26 +14,26 @@ namespace gdn_cuda::jit {
 
 struct Header {
     std::string name;    // relative to the include folder
-    std::string digest;  // of its contents; "missing" of a file that would be included if it were there
+    std::string digest;  // of its contents; "missing" if no such file exists yet
 };
 
 struct HeaderSet {
-    std::vector<Header> headers;  // in the order of their first mention
-    bool unclear = false;         // there may be others (includes.hpp)
+    std::vector<Header> headers;  // in order of first mention
+    bool unclear = false;         // the list may be incomplete (includes.hpp)
 };
 
-// Looks at each file once while it lives, and reads only those that changed since `memo` (a file; empty: none) was written.
+// Examines each file once in its lifetime, and reads only those changed since `memo` (a file; empty: none) was written.
 class OwnHeaders {
   public:
     OwnHeaders(std::filesystem::path include_folder, std::filesystem::path memo);
 
-    // Of <gdn_cuda/...> and of "..." beside the including header. CUDA's and CUTLASS's count as a whole, elsewhere.
+    // Follows <gdn_cuda/...>, and "..." beside the including header. identity.cpp digests CUDA's and CUTLASS's headers whole.
     HeaderSet of(std::string_view code);
 
   private:
     struct File {
-        std::string path, folder;  // `folder`: of `path`, without links, as the compilers go up from it
-        std::string digest;        // empty: no file is there
+        std::string path, folder;  // `folder`: that of `path`, symlinks resolved, since compilers resolve ".." from there
+        std::string digest;        // empty: no such file
         Includes includes;
     };
     const File& file(const std::filesystem::path& path);
@@ -44,7 +44,7 @@ class OwnHeaders {
     const std::filesystem::path include_folder_, memo_path_;
     const std::int64_t started_;
     FileMemo memo_;
-    bool learned_ = false;  // what the memo on disk does not have
+    bool learned_ = false;  // memo_ has changes to write
     std::map<std::string, std::string> folders_;
     std::map<std::string, File> files_;
 };

@@ -18,14 +18,14 @@ namespace {
 constexpr std::string_view kHeader = "gdn_cuda memo 1 of paths";
 constexpr std::size_t kDigestLength = 64;
 constexpr std::uint64_t kMostBytes = 64 << 10;
-constexpr std::time_t kSettled = 2;  // seconds: a folder that changed this lately may change again without its times showing it
+constexpr std::time_t kSettled = 2;  // seconds: a folder that changed more recently may change again with the same times
 
-// In the order of the file.
+// In file order.
 constexpr fs::path SearchPaths::*kParts[] = {
     &SearchPaths::library_root, &SearchPaths::cuda_home, &SearchPaths::cuda_include, &SearchPaths::cutlass_include,
     &SearchPaths::cccl_include, &SearchPaths::nvrtc,     &SearchPaths::nvcc};
 
-// Times of a folder change when something in it comes or goes; of a file, when it is replaced.
+// A folder's times change when an entry is added or removed; a file's, when it is replaced.
 class Stamps {
   public:
     void add(const fs::path& path) {
@@ -74,7 +74,7 @@ std::optional<SearchPaths> parse(std::string_view text) {
         return first;
     };
     if (line() != kHeader) return std::nullopt;
-    line();  // the identity and the stamps, which the caller compares
+    line();  // identity and stamps; the caller compares them
     line();
     SearchPaths paths;
     for (const auto part : kParts) paths.*part = line();
@@ -95,7 +95,7 @@ SearchPaths remembered_paths(const HookInputs& inputs, const fs::path& memo, con
     for (const auto part : kParts) one_line_each = one_line_each && (found.*part).string().find('\n') == std::string::npos;
     if (stamps.settled() && one_line_each && stamps_of(inputs, {}).digest() == before) {
         const std::string body = body_of(inputs, found, stamps);
-        // Without it the next process asks again: slower, never wrong.
+        // On failure the next process calls the hook again: slower, never wrong.
         if (make_own_folder(memo.parent_path()).empty()) write_atomically(memo, body + sha256_hex(body) + "\n", 0600);
     }
     return found;

@@ -1,5 +1,5 @@
-// What the path hook answered, kept beside the cache for later processes: asking Python costs a first call tens of milliseconds
-// where it has to import cuda-pathfinder, and a few calls of stat() tell that the answer is the same.
+// The path hook's answer, stored beside the cache for later processes: calling Python adds tens of milliseconds to a first call
+// if it must import cuda-pathfinder; a few stat() calls show that the answer still holds.
 #pragma once
 
 #include <filesystem>
@@ -8,8 +8,8 @@
 
 namespace gdn_cuda::jit {
 
-// `hook()`, or what it gave an earlier process with the same identity, when nothing was added to or removed from the folders
-// that it looks at and those that it named since. `memo`: a file; empty: none.
+// The result of `hook()`, from the memo if an earlier process with the same identity wrote it and nothing was since added to or
+// removed from the folders that the hook examines and those it returned. `memo`: a file; empty: none.
 SearchPaths remembered_paths(const HookInputs& inputs, const std::filesystem::path& memo, const PathHook& hook);
 
 }  // namespace gdn_cuda::jit

@@ -58,7 +58,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
     return result;
 }
 
-// Until the end of the output; a grandchild may have it open for longer than the child lives.
+// Reads until end of file; a grandchild may keep the pipe open after the child exits.
 std::string read_all(int fd) {
     std::string text;
     std::array<char, 4096> part;
@@ -73,7 +73,7 @@ std::string read_all(int fd) {
     }
 }
 
-// What waitpid() says, 0 for a host process that reaps children itself.
+// The status from waitpid(); 0 if the host process reaps children itself.
 int wait_for(pid_t child) {
     int status = 0;
     auto pause = std::chrono::milliseconds(1);
@@ -87,7 +87,7 @@ int wait_for(pid_t child) {
     }
 }
 
-// A compiler starts others: they are one process group.
+// Compilers start subprocesses, all in one process group.
 void kill_group(pid_t leader) {
     ::kill(-leader, SIGKILL);
     while (::waitpid(leader, nullptr, 0) < 0 && errno == EINTR) {
@@ -99,13 +99,13 @@ void kill_group(pid_t leader) {
 ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary,
                           std::span<const char* const> without) {
     SpawnSettings settings;
-    sigset_t none, defaults;  // what the host blocked or ignored is not the compiler's business
+    sigset_t none, defaults;  // do not inherit the host's signal mask and ignored signals
     sigemptyset(&none);
     sigemptyset(&defaults);
     for (int signal : {SIGCHLD, SIGPIPE, SIGINT, SIGTERM}) sigaddset(&defaults, signal);
     posix_spawnattr_setsigmask(&settings.attributes, &none);
     posix_spawnattr_setsigdefault(&settings.attributes, &defaults);
-    // Of its own only where we end it ourselves: elsewhere the terminal's Ctrl-C must reach it.
+    // A process group of its own only if we kill it ourselves: otherwise the terminal's Ctrl-C must reach it.
     const bool own_group = interruptible();
     posix_spawnattr_setpgroup(&settings.attributes, 0);
     posix_spawnattr_setflags(&settings.attributes, static_cast<short>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
@@ -115,7 +115,7 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
     pid_t child = -1;
     std::optional<Descriptor> reader;
     {
-        const auto lock = fork_lock();  // a fork that inherited the end for writing would keep the output open
+        const auto lock = fork_lock();  // a concurrent fork would inherit the write end and keep the pipe open
         int ends[2];
         if (::pipe2(ends, O_CLOEXEC) != 0) {
             result.output = errno_text(errno);

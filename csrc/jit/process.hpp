@@ -1,4 +1,4 @@
-// A child process without a shell: an argument vector in, exit status and output back.
+// Runs a child process without a shell: argument vector in, exit status and output back.
 #pragma once
 
 #include <filesystem>
@@ -10,12 +10,12 @@ namespace gdn_cuda::jit {
 
 struct ProcessResult {
     bool started = false;
-    int exit_code = -1;  // 128 + signal when killed; 0 when the host process reaps children itself, so check what was produced
-    std::string output;  // standard output and error together; the reason when not started
+    int exit_code = -1;  // 128 + signal if killed; 0 if the host process reaps children: check the output files
+    std::string output;  // stdout and stderr combined; the reason if not started
 };
 
-// `temporary` (when not empty) becomes the child's TMPDIR. The child does not get the variables of `without`. An interrupt
-// kills the child and the processes that it started.
+// `temporary`, if not empty, becomes the child's TMPDIR. The variables in `without` are removed from its environment. An
+// interrupt kills the child and its descendants.
 ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& temporary = {},
                           std::span<const char* const> without = {});
 

@@ -1,4 +1,4 @@
-// Keys, and the way from a source to a cubin.
+// Computes keys, and gets the cubin of a source.
 #include "runtime.hpp"
 
 #include <unistd.h>
@@ -23,16 +23,16 @@
 namespace gdn_cuda::jit {
 namespace {
 
-constexpr const char* kFormat = "1";  // changes when what is compiled from the same fields changes
+constexpr const char* kFormat = "1";  // increment when the same fields compile to something else
 constexpr int kMostAttempts = 3;
 
-// Threads that want the same kernel wait for each other here; those of other processes at the lock file.
+// Threads that need the same kernel wait for each other here; processes, at the lock file.
 struct Slot {
     Mutex mutex;
-    std::optional<Cubin> unpublished;  // compiled here, but the disk did not take it
+    std::optional<Cubin> unpublished;  // compiled here, but could not be written to disk
 };
 
-// Never destroyed, since threads may compile while the process ends; guarded by fork_lock().
+// Never destroyed, since threads may compile during exit; guarded by fork_lock().
 struct Slots {
     std::map<std::string, Slot*> by_key;
 
@@ -85,7 +85,7 @@ class Request {
     }
 
   private:
-    // Nothing when a header or the compiler was found changed: the keys are then another's.
+    // Empty if a header or the compiler changed meanwhile, and thus the keys.
     std::optional<Obtained> attempt_once() {
         const std::string code = code_key(source_, arch_);
         Slot& slot = slot_of(code);
@@ -117,7 +117,7 @@ class Request {
     }
 
     std::optional<Cubin> on_disk(const std::string& key) const {
-        // Compile it again for the sake of the dumps.
+        // Recompile if only the dumps are missing.
         if (env().dump && !dumped(Store::instance(), source_, key)) return std::nullopt;
         return find_cached(source_.id(), key);
     }
@@ -126,7 +126,7 @@ class Request {
         try {
             return full_key(source_, arch_);
         } catch (const Error&) {
-            if (env().disable) throw Error(disabled());  // not: install a compiler
+            if (env().disable) throw Error(disabled());  // instead of asking for a compiler
             throw;
         }
     }
@@ -208,7 +208,7 @@ Obtained obtain(const KernelSource& source, const std::string& arch, bool force)
 }
 
 Obtained export_prebuilt(const KernelSource& source, const std::string& arch, const std::string& directory, bool force) {
-    // An image's entries are named without the compiler, so none may be made with flags that the name does not hold.
+    // Prebuilt entries are named without the compiler, so flags that the name does not cover are refused.
     if (const std::string settings = nvcc_settings_of_environment(); env().use_nvcc && !settings.empty())
         throw Error(
             fmt::format("{}: expected no settings of nvcc in the environment when compiling for {}, got {}; unset them "

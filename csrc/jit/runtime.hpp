@@ -1,5 +1,4 @@
-// From a KernelSource to something that can be launched: prebuilt directory, disk cache, compiler, driver; each key once a
-// process.
+// From a KernelSource to a loaded kernel: prebuilt folder, disk cache, compiler, driver; once per key and process.
 #pragma once
 
 #include <cuda.h>
@@ -13,9 +12,9 @@
 
 namespace gdn_cuda::jit {
 
-// Names of what a compile depends on. `code` needs no toolchain (the source, the headers of ours that it includes, arch, flags)
-// and names prebuilt entries; `full` adds the exact compiler and the external headers and names cache entries; an Error when
-// there is no compiler.
+// Two keys. code_key names prebuilt entries and needs no toolchain: it covers the source, our headers that it includes, arch
+// and flags. full_key names cache entries and adds the exact compiler and the external headers; throws an Error if there is no
+// compiler.
 std::string code_key(const KernelSource& source, const std::string& arch);
 std::string full_key(const KernelSource& source, const std::string& arch);
 
@@ -26,28 +25,27 @@ struct Obtained {
     Cubin cubin;
     Origin origin = Origin::memory;
     double seconds = 0;
-    Resources resources;  // only when compiled
+    Resources resources;  // only if compiled
 };
 
-// Finds or compiles; needs no GPU. `force` compiles even when there is an entry.
+// Finds the cubin or compiles it; needs no GPU. `force` compiles even if there is an entry.
 Obtained obtain(const KernelSource& source, const std::string& arch, bool force = false);
-// Compiles if need be and writes the sealed entry, named by code_key, into `directory`.
+// Compiles if needed, and writes the sealed entry, named by code_key, into `directory`.
 Obtained export_prebuilt(const KernelSource& source, const std::string& arch, const std::string& directory, bool force = false);
 
-// A kernel in the driver. Context-free, so one handle serves every device of its arch.
+// A kernel loaded into the driver. Not tied to a context, so one handle serves every device of its arch.
 struct LoadedKernel {
     CUkernel handle = nullptr;
     std::string id;
 };
 
-struct LoadEvent {  // what the demo, doctor and tests read back
+struct LoadEvent {  // read by the demo, doctor and tests
     std::string kernel, configuration, arch, origin;
     double seconds;
 };
 std::vector<LoadEvent> load_events();
 
-// Cold path: throws when `stream` is capturing, before anything is loaded. `shared_bytes` above 48 KB is opted into for
-// `ordinal`.
+// Cold path: throws if `stream` is capturing, before anything is loaded. Opts in to `shared_bytes` above 48 KB on `ordinal`.
 LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes);
 
 struct LaunchShape {
@@ -55,15 +53,15 @@ struct LaunchShape {
     unsigned threads = 1;
     unsigned shared_bytes = 0;
     unsigned cluster = 1;      // blocks, along x
-    bool early_start = false;  // programmatic dependent launch: may begin before the kernel ahead of it in the stream has ended
+    bool early_start = false;  // programmatic dependent launch: may start before the previous kernel of the stream ends
 };
 
-// One by-value argument struct. Throws before the driver is called for an empty grid, a fork since the driver was first used,
-// or a bad size.
+// Passes one argument struct by value. Before calling the driver it throws for an empty grid, a bad size, or a fork since the
+// driver's first use.
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal, CUstream stream, const void* arguments);
 
-// How many clusters of this shape the device can run at once, 0 where it has none of this size. Before their first launch: it
-// opts into sizes that not every GPU has.
+// The number of clusters of this shape that the device can run at once; 0 if it does not support the size. Call it before the
+// first launch: it opts in to non-portable cluster sizes.
 int most_clusters(const LoadedKernel& kernel, const LaunchShape& shape, int ordinal);
 
 bool any_kernel_loaded();

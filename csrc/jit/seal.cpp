@@ -13,11 +13,11 @@ namespace {
 
 constexpr std::string_view kMagic = "gdn_cuda cubin 1";
 
-// Last in the file, after the cubin and its symbol.
+// At the end of the file, after cubin and symbol.
 struct Footer {
     std::array<char, kKeyLength> key;
     std::array<unsigned char, 8> cubin_bytes, symbol_bytes;  // little endian
-    std::array<std::uint8_t, 32> digest;                     // of all before it
+    std::array<std::uint8_t, 32> digest;                     // of all preceding bytes
     std::array<char, kMagic.size()> magic;
 };
 static_assert(sizeof(Footer) == kTrailerBytes && alignof(Footer) == 1);
@@ -34,7 +34,7 @@ std::uint64_t decode(const std::array<unsigned char, 8>& bytes) {
     return value;
 }
 
-// Of all but the bytes that the digest is of.
+// Checks the footer's fields, but not the digest.
 std::string problem_of(const Footer& footer, std::uint64_t file_bytes) {
     if (std::string_view(footer.magic.data(), footer.magic.size()) != kMagic)
         return "it does not end as an entry does: truncated, or not ours";

@@ -13,7 +13,7 @@ class Sha256 {
   public:
     Sha256();
     Sha256& update(std::string_view bytes);
-    std::array<std::uint8_t, 32> digest();  // finishes; the object is spent
+    std::array<std::uint8_t, 32> digest();  // call once, last
 
   private:
     void block(const std::uint8_t* bytes);

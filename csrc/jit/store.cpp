@@ -23,12 +23,12 @@ namespace {
 
 constexpr const char *kEntrySuffix = ".cubin", *kMemoFolder = "memo", *kMemoSuffix = ".memo", *kTunedFolder = "tuned";
 constexpr std::array kDumpSuffixes = {".cu", ".ptx", ".sass"};
-constexpr std::uint64_t kMostEntryBytes = 256 << 20;  // a cubin has some hundred kilobytes, with line numbers some megabytes
+constexpr std::uint64_t kMostEntryBytes = 256 << 20;  // typical: 100s of KB, with line info several MB
 constexpr std::array kErrorsOfOneEntry = {EEXIST, EISDIR, ENOTDIR, ENOTEMPTY, EBUSY, ETXTBSY};
 
 struct Entry {
     fs::path path;
-    std::uint64_t bytes = 0;  // with its dumps
+    std::uint64_t bytes = 0;  // including its dumps
     double used = 0;          // seconds since 1970
     bool regular = false;
 };
@@ -37,7 +37,7 @@ double now() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Of <kernel>-<key>.<suffix>; empty for other names.
+// The key in <kernel>-<key>.<suffix>; empty for other names.
 std::string key_in(const fs::path& path) {
     const std::string stem = path.stem().string();
     if (stem.size() <= kKeyLength + 1 || stem[stem.size() - kKeyLength - 1] != '-') return {};
@@ -57,7 +57,7 @@ std::string last_line_of_dump(std::string_view key) {
     return fmt::format("// gdn_cuda dump {}\n", key);
 }
 
-// Calls `visit` with the path of everything in a folder, which others may change meanwhile.
+// Calls `visit` with each path in a folder, which may change concurrently.
 template <class Visitor>
 void visit_folder(const fs::path& folder, Visitor&& visit) {
     std::error_code error;
@@ -65,7 +65,7 @@ void visit_folder(const fs::path& folder, Visitor&& visit) {
         visit(it->path());
 }
 
-// Some bytes of a file of ours from the start, or from the end where `from` is negative; empty for every other file.
+// `count` bytes of a file that we own, from `from`, counted from the end if negative; empty for any other file.
 std::string bytes_of(const fs::path& path, off_t from, std::size_t count, std::uint64_t* file_bytes = nullptr) {
     const Descriptor file = open_own(path, kNoLimit);
     struct stat status {};
@@ -111,14 +111,14 @@ std::vector<Entry> entries_in(const fs::path& directory) {
     return result;
 }
 
-// The caller knows that the entry is ours.
+// The caller has checked that the entry is ours.
 bool remove_with_dumps(const fs::path& entry) {
     for (const char* suffix : kDumpSuffixes)
         if (const fs::path dump = fs::path(entry).replace_extension(suffix); is_our_dump(dump)) ::unlink(dump.c_str());
     return ::unlink(entry.c_str()) == 0;
 }
 
-// Bytes that are sealed were written by somebody, not necessarily by a compiler.
+// A valid seal does not prove that a compiler wrote the bytes, so checks the kernel too.
 std::optional<Cubin> unseal_kernel(const std::string& file, const std::string& key, std::string* why_not) {
     auto cubin = unseal(file, key, why_not);
     if (!cubin) return std::nullopt;
@@ -160,7 +160,7 @@ std::optional<Cubin> Store::load(const std::string& name, const std::string& key
         log_once(Level::warning, fmt::format("{}: {}; it is {}", path.string(), problem,
                                              access_ == Access::cache ? "compiled again" : "passed over"));
     else if (access_ == Access::cache)
-        ::futimens(file.get(), nullptr);  // last used now; should it fail, eviction only guesses worse
+        ::futimens(file.get(), nullptr);  // marks it as used now; on failure eviction is only less accurate
     return cubin;
 }
 
@@ -223,7 +223,7 @@ std::vector<EntryInfo> Store::list(bool verify) const {
         if (verify) {
             const auto bytes = read_own(entry.path, kMostEntryBytes, &info.problem);
             if (bytes) unseal_kernel(*bytes, key_in(entry.path), &info.problem);
-            if (!bytes && info.problem.empty()) continue;  // another process has removed it
+            if (!bytes && info.problem.empty()) continue;  // removed by another process
         }
         result.push_back(std::move(info));
     }

@@ -11,7 +11,7 @@ namespace {
 constexpr i64 kElementBytes = 2, kTileElements = 64, kAlignment = 16;
 constexpr i64 kLongestStride = i64{1} << 40;  // in bytes, exclusive
 
-// A dimension of one element has any stride; the driver wants a legal one.
+// The stride of a dimension of size 1 is arbitrary, but the driver requires a legal one.
 i64 stride_bytes(i64 stride, i64 size) {
     return size <= 1 ? kAlignment : stride * kElementBytes;
 }

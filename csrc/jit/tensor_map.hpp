@@ -1,4 +1,4 @@
-// Descriptions of tensors for TMA.
+// TMA descriptors (tensor maps).
 #pragma once
 
 #include <gdn_cuda/kernels/common/tensor_map.cuh>
@@ -12,10 +12,10 @@ struct TiledTensor {
     i64 batches, tokens, heads, d;
 };
 
-// Whether TMA can take it: base and strides multiples of 16 bytes, no dimension expanded.
+// Whether TMA supports it: base and strides are multiples of 16 bytes, no dimension is expanded.
 bool can_tile(const TiledTensor& tensor);
 
-// Tiles of `tokens` tokens and 64 elements (128 bytes, swizzled); zeros come from outside the tensor, nothing is written there.
+// Tiles of `tokens` x 64 elements (128-byte rows, 128B swizzle). Out-of-bounds reads give zeros; such writes are dropped.
 TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens);
 
 }  // namespace gdn_cuda::jit

@@ -1,4 +1,4 @@
-// The one object that holds fmt's code: compiled into every file that formats, it takes longer than all else in the file.
+// The only object with fmt's code: instantiated in every file that formats, it would dominate compile time.
 #include "text.hpp"
 
 #include <fmt/format-inl.h>
@@ -6,7 +6,7 @@
 FMT_BEGIN_NAMESPACE
 namespace detail {
 
-// What format.h declares and leaves to one file to instantiate.
+// Declared in format.h, to be instantiated in one file.
 template FMT_API auto thousands_sep_impl(locale_ref) -> thousands_sep_result<char>;
 template FMT_API auto decimal_point_impl(locale_ref) -> char;
 template FMT_API auto dragonbox::to_decimal(float) noexcept -> dragonbox::decimal_fp<float>;

@@ -1,5 +1,5 @@
-// fmt, as torch bundles it; text.cpp compiles it. Torch guards all its headers outside the stable ABI by this macro; fmt has no
-// ABI to guard.
+// fmt from torch's bundled headers; compiled in text.cpp. While this macro is defined, torch's headers outside the stable ABI
+// do not compile; fmt has no ABI to protect.
 #pragma once
 
 #pragma push_macro("TORCH_TARGET_VERSION")

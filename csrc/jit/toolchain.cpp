@@ -21,7 +21,7 @@ namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
-// Where a CUDA home of any layout (toolkit, conda, CUDA 13 wheels, CUDA 12 wheels, distribution) keeps things.
+// Subfolders of a CUDA home, for all layouts: toolkit, conda, CUDA 13 wheels, CUDA 12 wheels, distribution.
 constexpr const char* kIncludeFolders[] = {"include", "cuda_runtime/include", "targets/x86_64-linux/include"};
 constexpr const char* kCcclFolders[] = {"include/cccl", "cuda_cccl/include", "targets/x86_64-linux/include/cccl", "include"};
 constexpr const char* kLibraryFolders[] = {"lib64", "lib", "cuda_nvrtc/lib", "targets/x86_64-linux/lib",
@@ -38,7 +38,7 @@ bool is_folder(const fs::path& path) {
     return fs::is_directory(path, ignored);
 }
 
-// The first folder on the way to `path`, itself included, that this user may not search; empty if there is none.
+// The first folder in `path`, inclusive, that this user may not search; empty if none.
 fs::path closed_folder(const fs::path& path) {
     fs::path folder;
     for (const fs::path& part : path) {
@@ -49,7 +49,7 @@ fs::path closed_folder(const fs::path& path) {
     return {};
 }
 
-// libgdn_cuda.so, or the program it was linked into.
+// libgdn_cuda.so, or the program it is linked into.
 fs::path this_library() {
     Dl_info info{};
     std::error_code ignored;
@@ -57,7 +57,7 @@ fs::path this_library() {
     return fs::canonical(info.dli_fname, ignored);
 }
 
-// Looks in one place after the other until the thing is found, and remembers where it was not.
+// Searches places in order until the part is found, and records where it was not.
 class Search {
   public:
     Search(Part part, std::string what, std::string fix, bool required) {
@@ -67,12 +67,12 @@ class Search {
         finding_.required = required;
     }
 
-    // Folders that hold what is looked for are passed over all the same where `why_not` gives a reason.
+    // Skips folders that contain the part if `why_not` returns a reason.
     Search& unless(std::string (*why_not)(const fs::path&)) {
         refusal_ = why_not;
         return *this;
     }
-    // `root` itself or a folder below it that holds `marker`.
+    // Searches the folders `below` `root` ("" is `root` itself) for `marker`.
     template <class Folders>
     Search& folder(const std::string& label, const fs::path& root, const Folders& below, const char* marker) {
         if (root.empty() || finding_.found) return *this;
@@ -145,7 +145,7 @@ class Search {
 
     Finding finding_;
     std::string (*refusal_)(const fs::path&) = nullptr;
-    fs::path closed_;  // why the present place cannot be looked into
+    fs::path closed_;  // a folder without search permission in the current place
 };
 
 struct Home {
@@ -168,8 +168,8 @@ struct Places {
         installed.push_back({"beside the headers", parent.parent_path()});
     }
 
-    // `exact` is given what was named itself, `within` the homes it may lie in; both ignore an empty path and all after the
-    // first find.
+    // Calls `exact` with explicitly named paths and `within` with CUDA homes, in search order; both ignore empty paths and
+    // every call after a match.
     template <class Exact, class Within>
     void visit(fs::path SearchPaths::*part, Exact exact, Within within) const {
         exact("init()", from_init.*part);
@@ -200,7 +200,7 @@ fs::path find_cuda_headers(const Places& places, const fs::path& nvcc, std::vect
     constexpr const char* marker = "cuda_bf16.h";
     Search search(Part::cuda_headers, "CUDA headers (cuda_bf16.h)",
                   "pip install nvidia-cuda-runtime (CUDA 12: nvidia-cuda-runtime-cu12), or set GDN_CUDA_HOME", true);
-    // nvcc reads its own headers in any case: another version's beside them would be a mixture.
+    // nvcc always reads its own headers; adding another version's would mix versions.
     if (env().use_nvcc && !nvcc.empty()) {
         std::error_code ignored;
         const fs::path real = fs::canonical(nvcc, ignored);
@@ -247,8 +247,8 @@ fs::path find_cutlass(const Places& places, std::vector<Finding>& findings) {
     return search.finish(findings);
 }
 
-// The libcu++ that CUTLASS 4.2 compiles with: from the CCCL of CUDA 12.9 to that of CUDA 13.1. From 3.2 on, its tuple_size
-// has template parameters that cute/container/array.hpp declares otherwise.
+// CUTLASS 4.2 compiles with libcu++ from CUDA 12.9's CCCL to CUDA 13.1's. From CCCL 3.2 on, tuple_size has template parameters
+// that conflict with cute/container/array.hpp.
 constexpr int kOldestCccl = 2008, kNewestCccl = 3001;  // 1000 * major + minor
 
 std::string why_cutlass_refuses(const fs::path& cccl) {
@@ -269,7 +269,7 @@ fs::path find_cccl(const Places& places, const fs::path& cuda_include, std::vect
                   "pip install 'nvidia-cuda-cccl>=13.0,<13.2' (for CUDA 12 too), or set GDN_CCCL_INCLUDE", true);
     search.unless(why_cutlass_refuses);
     search.folder("GDN_CCCL_INCLUDE", env().cccl_include, below, marker);
-    search.folder("beside the CUDA headers", cuda_include, below, marker);  // the same release as the compiler's
+    search.folder("beside the CUDA headers", cuda_include, below, marker);  // same release as the compiler
     places.visit(
         &SearchPaths::cccl_include, [&](const auto& label, const fs::path& path) { search.folder(label, path, marker); },
         [&](const auto& label, const fs::path& home) { search.folder(label, home, kCcclFolders, marker); });
@@ -325,7 +325,7 @@ std::vector<fs::path> Toolchain::include_dirs(bool uses_cutlass) const {
     if (uses_cutlass) add(cutlass_include);
     if (uses_cutlass && cccl_include != cuda_include) add(cccl_include);
     const fs::path parent = uses_cutlass ? cccl_parent() : fs::path();
-    // Before the CUDA headers only where those bring another libcu++, which <cccl/...> would find.
+    // Before the CUDA headers only if those bring another libcu++, which would shadow <cccl/...>.
     const bool other_cccl = is_folder(cuda_include / "cccl");
     if (other_cccl) add(parent);
     add(cuda_include);

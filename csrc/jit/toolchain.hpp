@@ -1,4 +1,4 @@
-// Where the compiler and the headers are, and exactly which ones they are.
+// Locates the compiler and the headers, and identifies their exact versions.
 #pragma once
 
 #include <filesystem>
@@ -9,12 +9,11 @@
 
 namespace gdn_cuda::jit {
 
-// Places to look, in the order of trust: init() arguments, environment, what the hook found (wheels, through cuda-pathfinder),
-// /usr/local/cuda.
+// Search order: init() arguments, environment, the hook's answer (wheels, through cuda-pathfinder), /usr/local/cuda.
 struct SearchPaths {
     std::filesystem::path library_root;  // the folder that holds gdn_cuda/kernels/, or include/gdn_cuda/kernels/
-    std::filesystem::path cuda_home;  // a toolkit, or a wheel's folder (nvidia/cu13; nvidia with cuda_runtime/, cuda_nvrtc/ …)
-    std::filesystem::path cuda_include;     // holds cuda_bf16.h
+    std::filesystem::path cuda_home;     // a toolkit or wheel folder (nvidia/cu13; nvidia with cuda_runtime/, cuda_nvrtc/ …)
+    std::filesystem::path cuda_include;  // holds cuda_bf16.h
     std::filesystem::path cutlass_include;  // holds cute/ and cutlass/
     std::filesystem::path cccl_include;     // holds cuda/std/
     std::filesystem::path nvrtc;            // libnvrtc.so.NN
@@ -25,20 +24,20 @@ struct SearchPaths {
 
 using PathHook = std::function<SearchPaths()>;
 
-// On what the hook's answer depends, so that it can be kept from process to process (path_memo.hpp).
+// What the hook's answer depends on, so that it can be stored across processes (path_memo.hpp).
 struct HookInputs {
-    std::string identity;                        // settings: versions, environment, search path
-    std::vector<std::filesystem::path> folders;  // whose contents it looks at
+    std::string identity;                        // versions, environment, search path
+    std::vector<std::filesystem::path> folders;  // whose contents the hook reads
 };
 
-// Python's. Called at the first need of a path, and again only after it threw: an Error means that it found nothing this time,
-// and anything else ends the call that asked. Not called where the answer of an earlier process still holds.
+// Installed by Python. Called when a path is first needed, unless an earlier process's answer still holds, and again only after
+// it threw. An Error means that it found nothing this time; any other exception ends the calling operation.
 void set_path_hook(PathHook hook, std::function<HookInputs()> inputs = {});
-// Optional; an empty path says nothing. Free when repeated with the same paths; an Error for a folder that does not hold what
-// it should, and with other paths once a kernel was loaded.
+// Optional; empty paths are ignored. Repeating the same paths has no cost. Throws an Error for a folder without the expected
+// contents, and for different paths after a kernel was loaded.
 void init(const std::filesystem::path& library_root, const std::filesystem::path& cuda_home);
 
-// One thing that was looked for, for the error message and for `doctor`.
+// The result of one search, for error messages and `doctor`.
 enum class Part { library, nvrtc, builtins, nvcc, cuda_headers, cccl, cutlass };
 struct Finding {
     Part part;
@@ -56,35 +55,35 @@ struct Toolchain {
     std::filesystem::path cccl_include;
     std::filesystem::path nvrtc, nvrtc_builtins;
     std::filesystem::path nvcc;
-    std::vector<Finding> findings;  // all of them, found or not
+    std::vector<Finding> findings;  // found or not
 
-    std::string compiler_identity(bool use_nvcc) const;  // exact build, no path; "missing" when there is none
+    std::string compiler_identity(bool use_nvcc) const;  // exact build without paths; "missing" if there is none
     std::string external_headers_identity(bool uses_cutlass) const;
     std::vector<std::filesystem::path> include_dirs(bool uses_cutlass) const;
-    std::filesystem::path cccl_parent() const;  // where <cccl/cuda/std/...> is found, which CUTLASS includes under CUDA 13;
-                                                // empty where that is the CUDA headers' folder
+    // Where <cccl/cuda/std/...> is found, which CUTLASS includes under CUDA 13; empty if it is cuda_include.
+    std::filesystem::path cccl_parent() const;
     void require(bool use_nvcc, bool uses_cutlass) const;
-    void require(const std::vector<Part>& parts) const;  // throws an Error listing each place tried for what is missing
+    void require(const std::vector<Part>& parts) const;  // throws an Error with every place searched for a missing part
 };
 
-// What a folder given to init() should hold and does not; empty when it does.
+// What the folder lacks as an argument of init(); empty if nothing.
 std::string missing_in_library_root(const std::filesystem::path& folder);
 std::string missing_in_cuda_home(const std::filesystem::path& folder);
 
-Toolchain discover(const SearchPaths& from_init, const SearchPaths& from_hook);  // pure but for the file system and env()
-const Toolchain& toolchain();  // discovered once; never throws for what is merely missing
+Toolchain discover(const SearchPaths& from_init, const SearchPaths& from_hook);  // depends only on the file system and env()
+const Toolchain& toolchain();  // discovered once; does not throw for missing parts
 
-// What of the toolchain in use goes into a key. Computed once a process; refresh_identities() has the files looked at again, as
-// a compile must: in a long-lived process they may have been edited since.
+// The toolchain's part of a key, computed once per process. refresh_identities() discards it: every compile must look at the
+// files again, which may have been edited during a long-lived process.
 struct Identities {
-    std::string included;  // as included_digest()
+    std::string included;  // see included_digest()
     std::string compiler;
-    std::string headers;  // CUDA's, and CUTLASS's where they are used
+    std::string headers;  // CUDA's, and CUTLASS's if used
 };
 Identities identities(const std::string& code, bool uses_cutlass);
-// Of the headers of ours that the code can include, by name and contents; where that cannot be told, of all of them.
+// Digest of names and contents of our headers that the code can include; of all our headers if that cannot be determined.
 std::string included_digest(const std::string& code);
-std::string library_digest();  // of all headers of ours, to tell installations apart
+std::string library_digest();  // of all our headers; distinguishes installations
 void refresh_identities();
 
 }  // namespace gdn_cuda::jit

@@ -23,7 +23,7 @@ namespace gdn_cuda::jit {
 namespace fs = std::filesystem;
 namespace {
 
-// Of CUDA's and CUTLASS's headers the largest has some megabytes.
+// The largest of CUDA's and CUTLASS's headers have a few MB.
 constexpr std::uint64_t kMostBytes = 256 << 20;
 
 struct FileFound {
@@ -56,7 +56,7 @@ class Walk {
         }
         ::fstat(fd, &self);
         const Identity identity{self.st_dev, self.st_ino};
-        if (std::find(above_.begin(), above_.end(), identity) != above_.end()) return;  // a link to a folder around it
+        if (std::find(above_.begin(), above_.end(), identity) != above_.end()) return;  // a symlink to a parent folder
         above_.push_back(identity);
         while (const dirent* entry = ::readdir(entries.get())) visit(fd, prefix, entry->d_name);
         above_.pop_back();
@@ -66,7 +66,7 @@ class Walk {
         if (name.front() == '.' || name.back() == '~') return;
         struct stat status {};
         if (::fstatat(fd, name.data(), &status, 0) != 0)
-            return;  // gone meanwhile, or a link to nothing: it cannot be included either
+            return;  // removed meanwhile, or a dangling symlink: not includable either
         std::string relative = prefix + std::string(name);
         if (S_ISREG(status.st_mode)) {
             files.push_back({std::move(relative), FileStamp::of(status)});
@@ -86,7 +86,7 @@ class Walk {
 
 std::string read_header(const fs::path& path) {
     std::string why_not;
-    interruption_point();  // a tree of thousands, perhaps on a slow file system
+    interruption_point();  // thousands of files, perhaps on a slow file system
     auto bytes = read_file(path, kMostBytes, &why_not);
     if (!bytes) throw Error(fmt::format("header {}: expected a readable file, got: {}", path.string(), why_not));
     return std::move(*bytes);

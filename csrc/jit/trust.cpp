@@ -14,14 +14,14 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr mode_t kOthersMayWrite = S_IWGRP | S_IWOTH;
-constexpr int kMostLinks = 40;  // the kernel's own limit
+constexpr int kMostLinks = 40;  // the Linux limit
 
 bool is_us_or_root(uid_t owner) {
     struct stat top {};
     return owner == ::geteuid() || owner == 0 || (::stat("/", &top) == 0 && owner == top.st_uid);
 }
 
-// Of a folder with something of ours in it. In a sticky folder (such as /tmp) only owners may rename.
+// For a folder that contains one of ours. In a sticky folder (such as /tmp) only owners may rename.
 std::string distrust_of_parent(const fs::path& folder) {
     struct stat status {};
     if (::stat(folder.c_str(), &status) != 0) return fmt::format("{}: {}", folder.string(), errno_text(errno));
@@ -33,14 +33,14 @@ std::string distrust_of_parent(const fs::path& folder) {
     return {};
 }
 
-// Follows a path from "/" on, one name at a time, as the kernel does.
+// Resolves a path from "/", one name at a time, as Linux does.
 class Walk {
   public:
     explicit Walk(const fs::path& path) : rest_(path.begin(), path.end()) { reason_ = follow(); }
 
     const std::string& reason() const { return reason_; }
-    bool complete() const { return rest_.empty(); }    // false: the rest of it does not exist
-    const fs::path& reached() const { return here_; }  // holds no link
+    bool complete() const { return rest_.empty(); }    // false: the rest does not exist
+    const fs::path& reached() const { return here_; }  // has no symlinks
 
   private:
     std::string follow() {

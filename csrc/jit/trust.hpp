@@ -1,5 +1,4 @@
-// Who, beside us and root, could replace what lies at a path. Root's rights are those of whoever owns "/", too: they can
-// replace every path there is.
+// Whether anyone but us and root could replace what is at a path. The owner of "/" counts as root: they can replace any path.
 #pragma once
 
 #include <sys/stat.h>
@@ -11,13 +10,13 @@ namespace gdn_cuda::jit {
 
 enum class Owner { us, us_or_root };
 
-// Empty when nobody else can write into the folder, nor rename it or a folder above it; else the reason. A link on the way
-// counts as well: whoever can replace it chooses the folder. `folder` is absolute.
+// Empty if nobody else can write into the folder, or rename it or one of its parents; else the reason. Symlinks on the way are
+// checked too, since whoever can replace one chooses the folder. `folder` is absolute.
 std::string distrust_of_folder(const std::filesystem::path& folder, Owner owner);
-// The same for the folders above `path` as far as they exist, so that it can be asked before `path` is made.
+// The same for the existing parents of `path`, so it can be called before `path` is created.
 std::string distrust_of_parents(const std::filesystem::path& path);
 
-// Of what fstat or lstat said: empty for a folder, or a file, of ours or root's that nobody else can write.
+// For a result of fstat or lstat: empty if we or root own it and nobody else can write it.
 std::string distrust_of(const struct stat& status);
 
 }  // namespace gdn_cuda::jit

@@ -26,7 +26,7 @@ constexpr const char *kFolder = "tuned", *kSuffix = ".tuned", *kFirstLine = "gdn
 constexpr std::size_t kDigestOfVersion = 16, kKeyDigits = 64;
 constexpr std::uint64_t kMostBytes = 64 << 10;
 
-// Every field with its label, in the order of a file.
+// All fields with their labels, in file order.
 template <class Entry, class Visitor>
 void visit_fields(Entry& entry, Visitor&& visit) {
     visit("kernel", entry.kernel);
@@ -40,7 +40,7 @@ void visit_fields(Entry& entry, Visitor&& visit) {
     visit("heuristic_us", entry.heuristic_us);
 }
 
-// "label: value\n" off the front of `text`.
+// Removes "label: value\n" from the front of `text`.
 std::optional<std::string_view> take_line(std::string_view& text, const std::string& label) {
     const std::string head = label + ": ";
     const std::size_t end = text.find('\n');

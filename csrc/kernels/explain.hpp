@@ -1,4 +1,4 @@
-// Choices in words, where no kernel makes them; Python shows them.
+// Explanations, for Python to show, of choices that no kernel's heuristic makes.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace gdn_cuda {
 
 #pragma GCC visibility push(default)  // gdn_cuda._C calls it
-// Which way Toeplitz systems of n rows take on a GPU, and why; symmetric ones where the caller waits to know how it went.
+// Which algorithm solves Toeplitz systems of n rows on a GPU, and why; `symmetric` ones where the caller waits for the status.
 std::string explain_toeplitz_solve(int64_t n, bool symmetric);
 #pragma GCC visibility pop
 

@@ -1,5 +1,5 @@
-// Structs as text and back: what configurations, problems and choices are called in generated sources, in files and to people.
-// A struct has `fields(visit)`, which calls visit("name", value) for each member; to be read back, `members(self, visit)` too.
+// Converts structs to text and back: the form of configurations, problems and choices in generated sources, files and messages.
+// A struct has `fields(visit)`, which calls visit("name", value) per member; to be parsed, also `members(self, visit)`.
 #pragma once
 
 #include <charconv>
@@ -35,7 +35,7 @@ inline const char* name_of(DType type) {
     return "?";
 }
 
-// The designated initialiser that names a struct's value.
+// The designated initialiser of a struct's value.
 template <class Struct>
 std::string to_text(const Struct& value) {
     std::string text;
@@ -50,7 +50,7 @@ std::string to_text(const Struct& value) {
     return "{" + text + "}";
 }
 
-// What to_text made; nothing for any other text, because only what gives the same text again is taken.
+// Parses the output of to_text; empty for any other text, since the result must convert back to the same text.
 template <class Struct>
 std::optional<Struct> from_text(std::string_view text) {
     Struct value{};

@@ -1,4 +1,4 @@
-// Grids of launches from sizes that are counted in 64 bits.
+// Launch grids from 64-bit sizes.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 namespace gdn_cuda {
 
 using Blocks = std::array<i64, 3>;
-inline constexpr Blocks kMostBlocks = {std::numeric_limits<int>::max(), 65535, 65535};  // CUDA's, of every capability
+inline constexpr Blocks kMostBlocks = {std::numeric_limits<int>::max(), 65535, 65535};  // on every GPU
 
 constexpr bool fits_grid(const Blocks& blocks) {
     for (int i = 0; i < 3; ++i)

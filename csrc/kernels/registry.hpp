@@ -1,5 +1,5 @@
-// Every kernel of the library, one line each in registry.cpp. Ahead-of-time compilation, the compile tests, the docs table,
-// warmup() and the benchmarks read this list; nothing else names all kernels.
+// All kernels of the library, one line each in registry.cpp. Ahead-of-time compilation, the compile tests, the docs table,
+// warmup() and the benchmarks read this list; no other code lists all kernels.
 #pragma once
 
 #include <functional>
@@ -14,14 +14,14 @@ struct RegisteredConfiguration {
     jit::KernelSource source;
     int threads = 0;
     int shared_bytes = 0;
-    std::function<void(int ordinal)> load;  // into this process, as a first call would
+    std::function<void(int ordinal)> load;  // loads it into this process, as a first call would
 };
 
 struct RegisteredKernel {
     std::string family, name, summary;
     int min_capability = 80, max_capability = 0;
     bool uses_cutlass = false;
-    std::vector<RegisteredConfiguration> configurations;  // everything the heuristic can choose
+    std::vector<RegisteredConfiguration> configurations;  // all that the heuristic can choose
 };
 
 #pragma GCC visibility push(default)  // gdn_cuda._C calls it

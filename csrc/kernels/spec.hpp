@@ -1,13 +1,13 @@
-// What every kernel's Spec is made from. A Spec (impls/<family>/<kernel>.hpp) states
+// The shared part of all kernel Specs. A Spec (families/<family>/<kernel>.hpp) defines
 //     using Config, Args;                                    the plan's structs; Config has `fields(visit)`, which calls
 //                                                            visit("name", value) for each member
 //     static constexpr const char *family, *name, *config_type, *args_type, *summary;
-//     static constexpr int min_capability;                   what it needs of a device; max_capability besides, for a kernel
-//                                                            made of one architecture's own instructions
+//     static constexpr int min_capability;                   of the device; also max_capability, for a kernel with
+//                                                            architecture-specific instructions
 //     static constexpr bool uses_cutlass;
-//     static std::span<const Config> configurations();       everything its heuristic can choose
+//     static std::span<const Config> configurations();       all that its heuristic can choose
 //     static int threads(const Config&), shared_bytes(const Config&);
-//     static int cluster(const Config&);                     blocks, for a kernel whose blocks work together
+//     static int cluster(const Config&);                     blocks, for a kernel that uses clusters
 // and gets its source, its registry entry and its launch from here.
 #pragma once
 
@@ -37,7 +37,7 @@ jit::KernelSource source_of(const typename Spec::Config& config) {
     return source;
 }
 
-// sizeof(Plan<config>) for a configuration known at run time: the layout stays stated once, in the plan.
+// sizeof(Plan<config>) for a configuration known only at run time, so that the plan alone defines the layout.
 template <const auto& kConfigurations, template <auto> class Plan, std::size_t... kIndex>
 int plan_bytes(const auto& config, std::index_sequence<kIndex...>) {
     int bytes = -1;
@@ -45,7 +45,7 @@ int plan_bytes(const auto& config, std::index_sequence<kIndex...>) {
     return bytes;
 }
 
-// How jit::kernel sees a Spec.
+// A Spec as jit::kernel sees it.
 template <class Spec>
 struct JitSpec {
     using Config = typename Spec::Config;
@@ -53,7 +53,7 @@ struct JitSpec {
     static int shared_bytes(const Config& config) { return Spec::shared_bytes(config); }
 };
 
-// Where a call runs.
+// The device and stream of a call.
 struct Target {
     int ordinal;
     CUstream stream;

@@ -1,8 +1,8 @@
-// Stored winners in memory, a table a device. A Tuning (impls/<family>/<kernel>.hpp) states
+// Stored winners in memory, one table per device. A Tuning (families/<family>/<kernel>.hpp) defines
 //     using Problem, Choice;                               both with `fields`; Problem with `members` too
-//     static constexpr std::array kernels;                 ids of those that its choices run, which winners are of;
-//                                                          what they are filed under is the first
-//     candidates(problem, traits) -> std::vector<Choice>   the heuristic's own first
+//     static constexpr std::array kernels;                 ids of the kernels that its choices run; winners are stored
+//                                                          under the first
+//     candidates(problem, traits) -> std::vector<Choice>   the heuristic's choice first
 //     explain(problem, traits, winners) -> std::string
 #pragma once
 
@@ -29,7 +29,7 @@ class TunedTables {
     using Problem = typename Tuning::Problem;
     using Choice = typename Tuning::Choice;
 
-    // Null when there are none. Files are read once a device, at first use; after that, without winners, this is one branch.
+    // Null if there are no winners. Files are read at first use, once per device; without winners, later calls take one branch.
     static const Table* of(const jit::DeviceTraits& device) {
         const Table* table = slot(device.ordinal).load(std::memory_order_acquire);
         if (table == &kNone) [[likely]]
@@ -37,7 +37,7 @@ class TunedTables {
         return table != nullptr ? table : read(device);
     }
 
-    // From now on, only this decides on the device, until forget(). For tuning, which no call of another thread may meet.
+    // Until forget(), only this winner applies on the device. For tuning: no other thread may call concurrently.
     static void attempt(const Problem& problem, const Choice& choice, int ordinal) {
         const auto kept = kept_.lock();
         slot(ordinal).store(keep(*kept, {{problem, choice, 0, 0}}), std::memory_order_release);
@@ -46,7 +46,7 @@ class TunedTables {
         const Table* table = slot(ordinal).load(std::memory_order_acquire);
         return table != nullptr && table->used.load(std::memory_order_relaxed);
     }
-    // The next call reads the files again.
+    // Makes the next call read the files again.
     static void forget() {
         const auto kept = kept_.lock();
         for (auto& one : slots_) one.store(nullptr, std::memory_order_release);
@@ -67,7 +67,7 @@ class TunedTables {
             throw jit::Error(fmt::format("device: expected an ordinal below {}, got {}", jit::kMostDevices, ordinal));
         return slots_[static_cast<std::size_t>(ordinal)];
     }
-    // Never freed: another thread may be looking into one that was replaced.
+    // Never freed: another thread may still be reading a replaced table.
     static inline jit::Guarded<std::deque<Table>> kept_;
 
     static const Table* keep(std::deque<Table>& kept, std::vector<Winner<Problem, Choice>> all) {

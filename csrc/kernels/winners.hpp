@@ -1,5 +1,5 @@
-// What was measured to be the fastest choice on a device, for some problems: heuristics look here first. Who reads the
-// measurements is tuned.hpp; to heuristics they are an argument, so that they stay pure functions.
+// Winners: the choices measured fastest on a device, for some problems; heuristics consult them first. tuned.hpp reads them
+// from disk and passes them as an argument, so that heuristics stay pure functions.
 #pragma once
 
 #include <atomic>
@@ -14,16 +14,16 @@ template <class Problem, class Choice>
 struct Winner {
     Problem problem;
     Choice choice;
-    double us, heuristic_us;  // measured: of this choice, and of the one that the heuristic makes without it
+    double us, heuristic_us;  // measured times of this choice and of the heuristic's
 };
 
 template <class Problem, class Choice>
 struct Winners {
-    std::vector<Winner<Problem, Choice>> all;  // a handful: a linear scan beats hashing
-    mutable std::atomic<bool> used{false};     // whether one ever decided; how tuning knows that its trial was what ran
+    std::vector<Winner<Problem, Choice>> all;  // few: a linear scan beats hashing
+    mutable std::atomic<bool> used{false};     // whether one ever decided; tells tuning that its trial ran
 };
 
-// `winners` is null on every machine where nothing was tuned: then this is one branch.
+// Null `winners`, as on every machine without tuning, costs one branch.
 template <class Problem, class Choice>
 const Winner<Problem, Choice>* find(const Winners<Problem, Choice>* winners, const Problem& problem) {
     if (winners == nullptr) [[likely]]

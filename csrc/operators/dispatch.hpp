@@ -13,7 +13,7 @@
 
 namespace gdn_cuda {
 
-// Calls torch.ops.gdn_cuda.<name>: arguments on the stack, then results.
+// Calls torch.ops.gdn_cuda.<name>: takes arguments from the stack and leaves results on it.
 inline void call_dispatcher(const char* name, StableIValue* stack) {
     if (torch_call_dispatcher((std::string("gdn_cuda::") + name).c_str(), "", stack, TORCH_ABI_VERSION) != TORCH_SUCCESS)
         throw std::runtime_error(
@@ -26,7 +26,7 @@ inline Tensor tensor_of(StableIValue value) {
     return torch::stable::detail::to<Tensor>(value);
 }
 
-// One of torch's own operators with one result.
+// Calls one of torch's operators that has one result.
 template <class... Args>
 Tensor of_torch(const char* name, const char* overload, const Args&... args) {
     std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
@@ -34,7 +34,7 @@ Tensor of_torch(const char* name, const char* overload, const Args&... args) {
     return tensor_of(stack[0]);
 }
 
-// With several.
+// With several results.
 template <size_t kResults, class... Args>
 std::array<Tensor, kResults> results_of_torch(const char* name, const char* overload, const Args&... args) {
     std::array<StableIValue, std::max(kResults, sizeof...(Args))> stack{torch::stable::detail::from(args)...};
@@ -44,7 +44,7 @@ std::array<Tensor, kResults> results_of_torch(const char* name, const char* over
     }(std::make_index_sequence<kResults>());
 }
 
-// Torch only marks a tensor as conjugate or negative, which no kernel of ours would see; on other devices torch itself looks.
+// Materializes torch's lazy conjugate and negative flags, which our kernels do not see; on other devices torch handles them.
 inline Tensor plain(const Tensor& x) {
     return of_torch("aten::resolve_neg", "", of_torch("aten::resolve_conj", "", x));
 }

@@ -1,10 +1,10 @@
-// An operator in torch, derived from the struct of its arguments (include/gdn_cuda/arguments.hpp): its schema, its boxed kernel
-// for CUDA tensors, `validate_<name>`, which makes the same checks and nothing else, and calls through torch's dispatcher.
+// Derives a torch operator from the struct of its arguments (include/gdn_cuda/arguments.hpp): schema, boxed kernel for CUDA
+// tensors, `validate_<name>`, which runs only the checks, and calls through torch's dispatcher.
 //
 //     GDN_REGISTER(FusedDecode, prepare, run)
 //
-// registers `run(const FusedDecode&)`, whose result is the operator's, and `prepare(const FusedDecode&)` for the checks. CPU
-// tensors run what Python registers, which calls `validate_<name>` first: so validation is written once.
+// registers `run(const FusedDecode&)`, which returns the operator's result, and `prepare(const FusedDecode&)` for the checks.
+// CPU tensors run the Python implementation, which calls `validate_<name>` first, so that validation is written once.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -34,7 +34,7 @@ namespace detail {
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-// A type in a schema; "!" stands for the mark of what is written.
+// A type's name in a schema; "!" is replaced by a mutation mark.
 template <class T>
 constexpr const char* kSchemaWord = nullptr;
 template <>
@@ -142,7 +142,7 @@ void check_boxed(StableIValue* stack, uint64_t, uint64_t) {
     kPrepare(taken_from<Op>(stack));
 }
 
-// "Tensor query, Tensor(a!) state_pool, …"; without marks for `validate_<name>`, which writes nothing.
+// "Tensor query, Tensor(a!) state_pool, …"; without mutation marks for `validate_<name>`, which writes nothing.
 template <class Op>
 std::string schema_arguments(bool marked) {
     std::string text;
@@ -193,7 +193,7 @@ void define_check(torch::stable::detail::StableLibrary& library) {
 
 // ---- Calls from C++
 
-// Refuses a call that leaves out what has to be given.
+// Throws if a required tensor is missing.
 template <class Arguments>
 void require_given(const char* function, const Arguments& arguments) {
     Arguments::fields(arguments, [&](const char* name, const auto& member) {
@@ -205,7 +205,7 @@ void require_given(const char* function, const Arguments& arguments) {
 
 template <class Op, class Returned>
 Returned call_through_torch(const Op& arguments) {
-    std::array<StableIValue, 32> stack;  // more than any operator has
+    std::array<StableIValue, 32> stack;  // more than any operator needs
     size_t count = 0;
     Op::fields(arguments, [&](const char*, const auto& member) { stack.at(count++) = detail::give(member); });
     call_dispatcher(Op::name, stack.data());
@@ -218,7 +218,7 @@ Returned call_through_torch(const Op& arguments) {
     }
 }
 
-// Whether the first of the tensors is on CUDA, as torch's dispatcher would ask.
+// Whether the first tensor is on CUDA, which decides the dispatch in torch too.
 template <class Op>
 bool on_cuda(const Op& arguments) {
     const Tensor* first = nullptr;
@@ -229,14 +229,14 @@ bool on_cuda(const Op& arguments) {
     return first->is_cuda();
 }
 
-// CUDA tensors go straight to `kRun`, others through torch's dispatcher to what Python registers for them.
+// CUDA tensors go directly to `kRun`, others through torch's dispatcher to the Python implementation.
 template <class Op, auto kRun>
 auto call(const Op& arguments) {
     using Returned = std::invoke_result_t<decltype(kRun), const Op&>;
     return on_cuda(arguments) ? kRun(arguments) : call_through_torch<Op, Returned>(arguments);
 }
 
-// The call with an output of that shape and dtype.
+// `arguments` with a new `out`, of the shape and dtype of `like`.
 template <class Op>
 Op with_output_like(const Tensor& like, Op arguments) {
     arguments.out.emplace(torch::stable::new_empty(like, like.sizes()));

@@ -1,6 +1,6 @@
-// Whether strided tensors share memory, decided exactly. An element of a strided tensor lies at Σ stride·index, so two share
-// a byte where a sum of bounded multiples reaches a value: a bounded linear Diophantine equation. Strides of real tensors nest,
-// and then each step of the search has one or two candidates.
+// Decides exactly whether strided tensors share memory. An element of a strided tensor is at Σ stride·index, so two tensors
+// share a byte if a sum of bounded multiples reaches a value: a bounded linear Diophantine equation. Strides of real tensors
+// nest, so each step of the search has one or two candidates.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@ namespace gdn_cuda {
 // Sums Σ stride·x of terms with 0 <= x <= most.
 class Sums {
   public:
-    static constexpr int kMostTerms = 128;  // two tensors of 64 dimensions, torch's most
+    static constexpr int kMostTerms = 128;  // two tensors of 64 dimensions, torch's maximum
 
     void add(int64_t stride, int64_t most) {
         if (stride != 0 && most != 0) terms_[count_++] = {stride, most};
     }
-    // Whether a sum lies in [low, high]. A search that takes too long answers yes.
+    // Whether a sum lies in [low, high]. After kMostSteps steps it assumes yes.
     bool reach(int64_t low, int64_t high) {
         merge();
         for (int i = count_ - 1; i >= 0; --i) {
@@ -29,16 +29,16 @@ class Sums {
         return search(0, low, high);
     }
 
-    int steps() const { return steps_; }  // that the search took
+    int steps() const { return steps_; }  // taken by the search
 
   private:
     static constexpr int kMostSteps = 1 << 16;  // a fraction of a millisecond
     struct Term {
         int64_t stride, most;
-        int64_t rest = 0;     // the largest sum of the terms behind it
-        int64_t divisor = 0;  // of its stride and theirs
+        int64_t rest = 0;     // the largest sum of the terms after it
+        int64_t divisor = 0;  // gcd of its stride and of theirs
     };
-    // Sorts by stride, the longest first. Terms that reach every multiple of one stride become one: dimensions without gaps,
+    // Sorts by descending stride, and merges terms that together reach every multiple of one stride: dimensions without gaps,
     // and the same dimension of two slices of a tensor.
     void merge() {
         std::sort(terms_.begin(), terms_.begin() + count_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
@@ -76,10 +76,10 @@ class Sums {
     int count_ = 0, steps_ = 0;
 };
 
-// Whether two elements of a tensor lie at one place.
+// Whether two elements of a tensor have the same address.
 inline bool overlaps_itself(const int64_t* sizes, const int64_t* strides, int rank) {
     int64_t reach = 0;
-    bool nested = true;  // each stride steps over everything that the dimensions behind it reach
+    bool nested = true;  // each stride exceeds the extent of the dimensions after it
     for (int d = rank - 1; d >= 0; --d) {
         if (sizes[d] == 0) return false;
         if (sizes[d] == 1) continue;
@@ -87,11 +87,11 @@ inline bool overlaps_itself(const int64_t* sizes, const int64_t* strides, int ra
         reach += (sizes[d] - 1) * strides[d];
     }
     if (nested) return false;
-    // Two indices of one place differ first in some dimension, by 1 or more, and in the dimensions behind it by anything.
+    // Two indices with the same address first differ in some dimension, by at least 1, and arbitrarily in those after it.
     for (int first = 0; first < rank; ++first) {
         if (sizes[first] == 1) continue;
         Sums differences;
-        int64_t zero = -strides[first];  // where the difference in `first` is 1 and the others are least
+        int64_t zero = -strides[first];  // difference in `first` is 1, the others minimal
         differences.add(strides[first], sizes[first] - 2);
         for (int d = first + 1; d < rank; ++d) {
             differences.add(strides[d], 2 * (sizes[d] - 1));
@@ -102,15 +102,15 @@ inline bool overlaps_itself(const int64_t* sizes, const int64_t* strides, int ra
     return false;
 }
 
-// A tensor's memory, in bytes.
+// The memory of a tensor, in bytes.
 struct Strided {
-    uintptr_t begin = 0, end = 0;  // from its first byte to behind its last
+    uintptr_t begin = 0, end = 0;  // first byte to one past the last
     const int64_t *sizes = nullptr, *strides = nullptr;
     int rank = 0;
     int64_t element_bytes = 1;
 
     Strided() = default;
-    // Strides are never negative in torch.
+    // Torch's strides are never negative.
     Strided(const void* data, const int64_t* sizes, const int64_t* strides, int rank, int64_t element_bytes)
         : sizes(sizes), strides(strides), rank(rank), element_bytes(element_bytes) {
         int64_t last = 0;
@@ -123,11 +123,11 @@ struct Strided {
     }
 };
 
-// Whether elements of two tensors share a byte; that one lies in the gaps of the other is no sharing.
+// Whether elements of two tensors share a byte; one may lie in the other's gaps.
 inline bool share_memory(const Strided& a, const Strided& b) {
     if (a.end <= b.begin || b.end <= a.begin) [[likely]]
         return false;
-    Sums sums;  // of a's index, and of b's counted from its end
+    Sums sums;  // over a's indices, and b's counted from the end
     int64_t apart = static_cast<int64_t>(b.begin - a.begin);
     for (int d = 0; d < a.rank; ++d) sums.add(a.strides[d] * a.element_bytes, a.sizes[d] - 1);
     for (int d = 0; d < b.rank; ++d) {

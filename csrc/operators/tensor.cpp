@@ -17,7 +17,7 @@ std::string join(std::span<const int64_t> sizes) {
     return fmt::format("({}{})", text, sizes.size() == 1 ? "," : "");
 }
 
-// Only CUDA builds of torch have this symbol, and torch loads that library without exporting its symbols.
+// Only CUDA builds of torch have this symbol, in a library that torch loads with local visibility.
 using CurrentStream = AOTITorchError (*)(int32_t, void**);
 CurrentStream find_current_stream() {
     void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_NOW);
@@ -66,7 +66,7 @@ View::View(const Tensor& tensor) {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &dtype));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device_type));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &device_index));
-    static const int64_t scalar = 0;  // torch may give a null pointer for rank 0
+    static const int64_t scalar = 0;  // torch may return null pointers for rank 0
     rank = static_cast<int>(dims);
     sizes = size_pointer != nullptr ? size_pointer : &scalar;
     strides = stride_pointer != nullptr ? stride_pointer : &scalar;

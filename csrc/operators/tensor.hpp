@@ -1,5 +1,5 @@
-// A torch tensor as the operators see it, read once through the stable ABI, and the checks they share. Every error is
-// `function: argument: expected X, got Y`, raised as ValueError in Python, before anything is launched.
+// A view of a torch tensor, read once through the stable ABI, and the checks that operators share. Every error reads `function:
+// argument: expected X, got Y` and is raised as ValueError in Python before anything is launched.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -17,7 +17,7 @@
 
 namespace gdn_cuda {
 
-// Torch's numbers, asked for once: each is a call through the shim.
+// Torch's enum values, read once, since each read is a call through the shim.
 struct TorchNumbers {
     int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
     int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
@@ -31,31 +31,31 @@ struct View {
     int rank = 0;
     const int64_t* sizes = nullptr;
     const int64_t* strides = nullptr;
-    int32_t dtype = 0;  // torch's own number
+    int32_t dtype = 0;  // torch's enum value
     int32_t device_type = 0, device_index = 0;
 
     View() = default;
-    explicit View(const Tensor& tensor);  // throws for the undefined tensor that None becomes
+    explicit View(const Tensor& tensor);  // throws for an undefined tensor (None)
 
     bool defined() const { return sizes != nullptr; }
     int64_t size(int dim) const { return sizes[dim < 0 ? rank + dim : dim]; }
-    // 0 for a dimension of one element: torch leaves any number there.
+    // 0 for a dimension of size 1, whose stride in torch is arbitrary.
     int64_t stride(int dim) const { return size(dim) <= 1 ? 0 : strides[dim < 0 ? rank + dim : dim]; }
     int64_t numel() const;
     bool is_cuda() const { return device_type == torch_numbers.cuda; }
     bool is_cpu() const { return device_type == torch_numbers.cpu; }
-    // What a meta tensor gives as its address is none.
+    // The data pointer of a meta tensor is not an address.
     bool has_memory() const { return is_cuda() || is_cpu(); }
     bool same_shape(std::initializer_list<int64_t> shape) const;
-    // The last `dims` dimensions lie without gaps.
+    // Whether the last `dims` dimensions are contiguous.
     bool contiguous_tail(int dims) const;
-    // Base and the strides of all but the last dimension are multiples of 16 bytes.
+    // Whether the base and all strides but the last are multiples of 16 bytes.
     bool aligned16() const;
 };
 
 View view_of(const OptionalTensor& tensor);
 
-inline std::optional<DType> dtype_of(const View& view) {  // nullopt: none of ours
+inline std::optional<DType> dtype_of(const View& view) {  // nullopt: unsupported
     if (view.dtype == torch_numbers.bf16) return DType::bf16;
     if (view.dtype == torch_numbers.f32) return DType::f32;
     if (view.dtype == torch_numbers.f16) return DType::f16;
@@ -73,7 +73,7 @@ std::string shape_text(std::initializer_list<int64_t> shape);
 
 [[noreturn]] void fail(const char* function, const char* argument, const std::string& expected, const std::string& got);
 
-// The memory of an argument that a call reads or writes; of an undefined view, none.
+// The memory that a call accesses through an argument; empty for an undefined view.
 struct Memory : Strided {
     const char* argument;
 
@@ -84,7 +84,7 @@ struct Memory : Strided {
     }
 };
 
-// Checks of one call; each throws or returns.
+// The checks of one call; each throws or returns.
 struct Checks {
     const char* function;
 
@@ -93,29 +93,29 @@ struct Checks {
     DType dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const;
     void device(const char* argument, const View& view, const View& as, const char* as_name) const;
     void last_contiguous(const char* argument, const View& view) const;
-    // What is written has a place of its own for every element.
+    // Every element of an output has its own address.
     void distinct(const char* argument, const View& view) const;
-    // What is written shares no byte with anything else of the call. Extents may interleave, as slices of packed rows do.
+    // Outputs share no byte with any other argument. Extents may interleave, as slices of packed rows do.
     void apart(std::initializer_list<Memory> written, std::initializer_list<Memory> read) const;
-    // As an argument of a kernel.
+    // Converts to int, for a kernel argument.
     int count(const char* argument, const char* of_what, int64_t value, int64_t most = std::numeric_limits<int>::max()) const;
-    // The launch can have as many blocks.
+    // The grid is within CUDA's limits.
     void grid(const char* argument, const Blocks& blocks) const;
     [[noreturn]] void fail(const char* argument, const std::string& expected, const std::string& got) const {
         gdn_cuda::fail(function, argument, expected, got);
     }
 };
 
-// A macro, so that the words of an error cost nothing until there is one: a warm call has a few microseconds.
+// A macro, so that error text is formatted only on failure: a warm call takes a few microseconds.
 #define GDN_REQUIRE(check, holds, ...)           \
     do {                                         \
         if (!(holds)) (check).fail(__VA_ARGS__); \
     } while (false)
 
-// Where CUDA work for `view` runs: its device and torch's current stream there.
+// The device of `view`, and torch's current stream there.
 Target target_of(const char* function, const View& view);
 
-// Makes a tensor's device current for the length of a call, when it is not.
+// Makes a device current for its lifetime, if it is not.
 class DeviceScope {
   public:
     explicit DeviceScope(int ordinal);

@@ -1,6 +1,6 @@
-// Torch's own operators as C++ functions, by the dispatcher of the stable ABI: those that its ops.h lacks. What torch calls a
-// Scalar cannot cross that ABI, so numbers are 0-dimensional CPU tensors, which torch reads as it reads a Scalar: nothing is
-// copied to the device of the other operand, and nothing waits.
+// C++ wrappers of torch operators that the stable ABI's ops.h lacks, called through its dispatcher. A torch Scalar cannot cross
+// that ABI, so numbers are 0-dimensional CPU tensors, which torch treats like Scalars: nothing is copied to the other operand's
+// device, and nothing synchronizes.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -24,7 +24,7 @@ inline Tensor counts(int64_t n, const Tensor& like) {
     return of_torch("aten::cumsum", "", ones, int64_t{-1}, std::optional<ScalarType>());
 }
 
-// ---- One tensor
+// ---- Unary
 
 inline Tensor abs(const Tensor& x) {
     return of_torch("aten::abs", "", x);
@@ -65,7 +65,7 @@ inline Tensor amin(const Tensor& x, const std::vector<int64_t>& dims, bool keep 
 inline Tensor sum(const Tensor& x, int64_t dim, bool keep = false) {
     return torch::stable::sum(x, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), keep);
 }
-// The exponents of frexp.
+// The exponents from frexp.
 inline Tensor exponents(const Tensor& x) {
     return results_of_torch<2>("aten::frexp", "Tensor", x)[1];
 }
@@ -74,7 +74,7 @@ inline Tensor turns(const Tensor& angle) {
     return of_torch("aten::complex", "", of_torch("aten::cos", "", angle), of_torch("aten::sin", "", angle));
 }
 
-// ---- Two
+// ---- Binary
 
 inline Tensor add(const Tensor& x, const Tensor& y) {
     return torch::stable::subtract(x, y, -1.0);
@@ -142,9 +142,9 @@ inline Tensor zeros(const Tensor& like, const std::vector<int64_t>& shape) {
     return torch::stable::new_zeros(like, shape);
 }
 
-// ---- Transforms. `length`: x is cut or padded to it; of an inverse real one, the length of the result.
+// ---- Transforms. `length`: x is cropped or padded to it; for an inverse real transform, the length of the result.
 
-enum class Scaled { inverse_only, both };  // by 1 / n, by 1 / √n
+enum class Scaled { inverse_only, both };  // the inverse by 1 / n; both by 1 / √n
 inline Tensor transform(const char* name, const Tensor& x, std::optional<int64_t> length = {}, int64_t dim = -1,
                         Scaled scaled = Scaled::inverse_only) {
     const auto norm = scaled == Scaled::both ? std::optional<std::string>("ortho") : std::nullopt;

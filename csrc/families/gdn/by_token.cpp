@@ -1,4 +1,4 @@
-// Which kernel takes a call token by token: gdn/decode and gdn/verify where their shapes are met, else gdn/recurrent.
+// Chooses the kernel for token-by-token calls: gdn/decode or gdn/verify where shapes allow, else gdn/recurrent.
 #include "decode.hpp"
 #include "prepared.hpp"
 #include "recurrent.hpp"
@@ -7,13 +7,13 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-// What gdn/decode and gdn/verify ask of shapes.
+// The shapes that gdn/decode and gdn/verify require.
 bool is_regular(const Prepared& prepared) {
     const Sequences& sequences = prepared.sequences;
     return !sequences.packed() && sequences.count <= kMaxGridYZ && prepared.aligned && has_exact_kernel(prepared.args.dk);
 }
 
-// One token a sequence, from one slot to one slot.
+// One token per sequence, one input slot and one output slot.
 bool is_decode(const Prepared& prepared) {
     const RecurrentArgs& args = prepared.args;
     return is_regular(prepared) && args.tokens == 1 && args.steps.data == nullptr && args.accepted.data == nullptr &&

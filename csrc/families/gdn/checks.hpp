@@ -1,4 +1,4 @@
-// The inputs that every GDN operator has, checked.
+// Checks of the inputs that all GDN operators have.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 namespace gdn_cuda::gdn {
 
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kMaxGridYZ = 65535;                     // blocks in these directions: heads, sequences
-constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 256;  // kernels count them in int, rounded up to whole chunks
+constexpr int64_t kMaxGridYZ = 65535;                     // grid limit in y and z, for heads and sequences
+constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 256;  // kernels use int, rounded up to whole chunks
 
-// What a function calls its query, key and value.
+// The names of query, key and value in an operator.
 struct RowNames {
     const char *query = "query", *key = "key", *value = "value";
 };
@@ -21,7 +21,7 @@ struct Sequences {
     View query, key, value, cu_seqlens;
     RowNames names;
     int64_t count = 0;   // sequences
-    int64_t tokens = 0;  // of each, or of all when packed
+    int64_t tokens = 0;  // per sequence; in total if packed
     int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
     DType io = DType::bf16;
 
@@ -41,9 +41,9 @@ Scalars check_scalars(const Checks& check, const char* argument, const View& vie
 void check_gates(const Checks& check, const View& beta, const View& gate, const Sequences& sequences, Scalars& beta_out,
                  Scalars& gate_out);
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& sequences);
-// Offsets on the CPU are read too; on a GPU that would wait for the device.
+// Also checks the values if they are on the CPU; on a GPU that would synchronize.
 void check_cu_seqlens(const Checks& check, const View& cu_seqlens, int64_t tokens, const View& as, const char* as_name);
-// chunk_indices and cu_chunks are derived on the device anyway; given, they must at least be what they claim to be.
+// Kernels derive chunk_indices and cu_chunks themselves; if given, only their dtype, device and shape are checked.
 void check_chunk_hints(const Checks& check, const View& chunk_indices, const View& cu_chunks, const Sequences& sequences);
 
 }  // namespace gdn_cuda::gdn

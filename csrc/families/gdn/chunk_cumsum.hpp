@@ -1,4 +1,4 @@
-// gdn/chunk_cumsum on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/chunk_cumsum: configuration and launch.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct ChunkCumsum {
     static constexpr std::array kConfigurations = {chunk_cumsum_config(DType::bf16), chunk_cumsum_config(DType::f32)};
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config&) { return 0; }  // static in the kernel
+    static int shared_bytes(const Config&) { return 0; }  // statically allocated
 
     static Blocks blocks(const Config& config, i64 heads, i64 chunks) {
         return {chunks, ceil_div(heads, config.heads_per_block), 1};

@@ -1,4 +1,4 @@
-// chunked_forward: prefill, with dense states or a pool, and the choice of its kernel.
+// chunked_forward: prefill with dense states or a state pool, and the choice of its kernel.
 #include <torch/csrc/stable/ops.h>
 
 #include <cstdlib>
@@ -13,7 +13,7 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-// chunked_forward from and to slots of a pool.
+// chunked_forward that reads and writes slots of a state pool.
 struct ChunkedForwardPool {
     static constexpr const char* name = "chunked_forward_pool";
     Given query, key, value, beta, gate;
@@ -45,8 +45,8 @@ struct ChunkedForwardPool {
     }
 };
 
-// Whole chunks on the tensor cores where the device and the tensors allow; else token by token. The choice looks at nothing
-// that what a sequence is packed with could change. `out`: any tensor of the call.
+// Runs whole chunks on tensor cores where device and tensors allow, else token by token. The choice must not depend on what a
+// sequence is batched with. `out`: any tensor of the call; workspace is allocated like it.
 void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out) {
     const Sequences& sequences = prepared.sequences;
     const RecurrentArgs& args = prepared.args;
@@ -97,7 +97,7 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
     }
 }
 
-// What both have; `indices` of slots, or none.
+// For both operators; `indices`: of slots, or none.
 Prepared prepare_chunked(const auto& x, const OptionalTensor& indices) {
     const Checks check{ChunkedForward::name};
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
@@ -151,8 +151,8 @@ Prepared prepare_pool(const ChunkedForwardPool& x) {
     return prepare_chunked(x, x.state_indices);
 }
 
-// States after every checkpoint_every tokens, packed in sequence order. Packed batches get as many as their tokens could make,
-// because counting them would wait for cu_seqlens on the device; those past the last are zero.
+// Allocates the states after every checkpoint_every tokens, packed in sequence order. Packed batches get the most that their
+// tokens allow, since the exact count would need cu_seqlens from the device; unused ones are zero.
 Tensor add_checkpoints(Prepared& prepared, const Tensor& like, int64_t checkpoint_every) {
     const Sequences& sequences = prepared.sequences;
     RecurrentArgs& args = prepared.args;
@@ -173,7 +173,7 @@ std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
     RecurrentArgs& args = prepared.args;
     const ScalarType computed = prepared.state_type == DType::f32 ? ScalarType::Float : ScalarType::BFloat16;
     const ScalarType wanted = x.state_dtype.value_or(computed);
-    OptionalTensor widened = {};  // a bf16 state with fp32 results: exact, and the kernel has one state type
+    OptionalTensor widened = {};  // a bf16 state with fp32 results: widening is exact, and the kernel has one state type
     if (wanted == ScalarType::Float && computed == ScalarType::BFloat16) {
         widened = torch::stable::to(torch::stable::contiguous(*x.state), ScalarType::Float);
         prepared.state_type = DType::f32;
@@ -189,7 +189,7 @@ std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
     return {torch::stable::to(final_state, wanted), torch::stable::to(checkpoints, wanted)};
 }
 
-// The checkpoints.
+// Returns the checkpoints.
 Tensor run_pool(const ChunkedForwardPool& x) {
     Prepared prepared = prepare_pool(x);
     const Tensor checkpoints = add_checkpoints(prepared, x.out, x.checkpoint_every);

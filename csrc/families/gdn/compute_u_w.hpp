@@ -1,4 +1,4 @@
-// gdn/compute_u_w on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/compute_u_w: configuration and launch.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// gdn/decode on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/decode: configuration and launch.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace gdn_cuda::gdn {
 
-// One token a sequence, whole 16-byte rows, head dimensions with a kernel of their own, one slot a sequence: gdn/decode.
+// gdn/decode: one token and one slot per sequence, rows of whole 16-byte units, dk in kExactHeadK.
 struct DecodeProblem {
     i64 sequences;
     int heads, dk, dv;
@@ -21,12 +21,11 @@ struct DecodeProblem {
 
 struct DecodeChoice {
     DecodeConfig config;
-    int steps;  // of rows a block takes
+    int steps;  // of rows, per block
 };
 
-// More rows a block share their prologue and keep more bytes on the way, as long as every multiprocessor still has a few
-// blocks. Measured on an H200: four stages are enough to keep its memory busy, and three blocks a multiprocessor to keep them
-// even.
+// More rows per block share its prologue and keep more bytes in flight, as long as every SM has a few blocks. Measured on an
+// H200: four stages saturate memory, and three blocks per SM balance the load.
 inline constexpr int kDecodeStages = 4;
 inline constexpr i64 kDecodeBlocksPerMultiprocessor = 3;
 
@@ -53,7 +52,7 @@ inline std::string explain_decode(const DecodeProblem& problem, const jit::Devic
                                     blocks, steps, device.multiprocessors, config.stages);
 }
 
-// Every configuration decode_choice can return.
+// All configurations that decode_choice can return.
 inline std::vector<DecodeConfig> decode_configurations() {
     std::vector<DecodeConfig> all;
     for (DType io : {DType::bf16, DType::f16})

@@ -1,4 +1,4 @@
-// fused_decode: gates, l2 norm and recurrence from and to slots of a state pool.
+// fused_decode: gates, l2 norm and recurrence, from and to slots of a state pool.
 #include <gdn_cuda/gdn.hpp>
 
 #include "../../operators/operator.hpp"

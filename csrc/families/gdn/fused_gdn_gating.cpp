@@ -1,4 +1,4 @@
-// fused_gdn_gating: beta and the gate from the projections.
+// fused_gdn_gating: computes beta and the gate from the projections.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>

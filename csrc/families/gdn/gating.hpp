@@ -1,4 +1,4 @@
-// gdn/gating on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/gating: configuration and launch.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline GatingConfig gating_config(const GatingProblem& problem) {
     return {.io = problem.io, .vector = wide ? 8 : 1, .threads = 256};
 }
 
-// One wave: rates and biases are read once a thread.
+// One wave of blocks at most: each thread reads rates and biases once.
 inline unsigned gating_blocks(const GatingProblem& problem, const GatingConfig& config, const jit::DeviceTraits& device) {
     const i64 threads = problem.rows * (problem.heads / config.vector);
     return static_cast<unsigned>(std::clamp<i64>(ceil_div(threads, config.threads), 1,

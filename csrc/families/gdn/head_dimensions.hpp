@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::gdn {
 
-// Key dimensions with a kernel of their own; others run masked in the next of kMaskedHeadK.
+// Key dimensions with an exact kernel; others run masked in the next larger of kMaskedHeadK.
 inline constexpr std::array kExactHeadK = {64, 96, 128, 192, 256};
 inline constexpr std::array kMaskedHeadK = {64, 128, 256};
 constexpr bool has_exact_kernel(int dk) {
@@ -15,7 +15,7 @@ constexpr bool has_exact_kernel(int dk) {
 constexpr int masked_head_k(int dk) {
     for (const int head_k : kMaskedHeadK)
         if (dk <= head_k) return head_k;
-    return 0;  // the operators take no dk above 256
+    return 0;  // operators reject dk above 256
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,4 +1,4 @@
-// transpose_to_mn_major and chunk_local_cumsum_bf16: gates as the pieces of the chunked form take them.
+// transpose_to_mn_major and chunk_local_cumsum_bf16: prepare gates for the pieces of the chunked form (pieces.cpp).
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/gdn.hpp>

@@ -1,4 +1,4 @@
-// gdn/mn_major on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/mn_major: configuration and launch.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct MnMajor {
     static constexpr std::array kConfigurations = {mn_major_config(2), mn_major_config(4)};
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config& config) { return config.threads; }
-    static int shared_bytes(const Config&) { return 0; }  // static in the kernel
+    static int shared_bytes(const Config&) { return 0; }  // statically allocated
 
     static Blocks blocks(const Config& config, const Args& args, i64 matrices) {
         const auto tiles = [&](i64 length, i64 most) { return std::min<i64>(ceil_div(length, config.tile), most); };

@@ -1,4 +1,4 @@
-// What the pieces of the chunked form are asked for.
+// The problem that the pieces of the chunked form solve.
 #pragma once
 
 #include <array>
@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::gdn {
 
-// The pieces of the chunked form. Rows that do not start on 16 bytes have a configuration of their own.
+// `aligned`: all rows start at multiples of 16 bytes; other rows have their own configurations.
 struct PieceProblem {
     i64 sequences;
     int heads, dk, dv;

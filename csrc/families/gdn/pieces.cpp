@@ -1,4 +1,4 @@
-// The pieces of the chunked form: u and w, the states between chunks, the output.
+// The chunked form in pieces, one kernel each: u and w, the states between chunks, the output.
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-// bf16 (B, T, H, d) or (N, H, d), of the call's tokens.
+// bf16 (B, T, H, d) or (N, H, d), for the tokens of the call.
 void check_rows(const Checks& check, const char* argument, const View& view, const Sequences& s, int64_t heads, int64_t dim) {
     if (s.packed()) {
         check.shape(argument, view, {s.tokens, heads, dim}, "(N, H, d)");
@@ -47,9 +47,9 @@ struct PreparedPiece {
     PieceProblem problem{};
     ChunkArgs args{};
 
-    // What is written, or read, in rows of 16 bytes.
-    void also_moves(const View& view) { problem.aligned = problem.aligned && view.aligned16(); }
-    // That have outputs: those that `state` has room for.
+    // Call it for every tensor accessed in 16-byte units.
+    void track_alignment(const View& view) { problem.aligned = problem.aligned && view.aligned16(); }
+    // The chunks with outputs: those that `state` has room for.
     int64_t chunks() const { return std::min<int64_t>(sequences.chunks_at_most(kChunk), args.state_chunks); }
 };
 
@@ -81,7 +81,7 @@ PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, con
     return piece;
 }
 
-// (B, chunks, Hv, dv, dk), or packed (chunks, Hv, dv, dk) with room for every chunk there can be.
+// (B, chunks, Hv, dv, dk), or packed (chunks, Hv, dv, dk) with room for the maximum number of chunks.
 void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
     const Sequences& s = piece.sequences;
     if (s.packed()) {
@@ -99,7 +99,7 @@ void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
                 fmt::format("strides {}", stride_text(states)));
     piece.args.states = states.data;
     piece.problem.state = piece.args.states_type;
-    piece.also_moves(states);
+    piece.track_alignment(states);
     piece.args.state_chunks = s.packed() ? states.size(0) : s.count * ceil_div(s.tokens, kChunk);
 }
 
@@ -115,8 +115,8 @@ PreparedPiece prepare_u_w(const ComputeUAndW& x) {
     check.distinct("w", w);
     piece.args.output = rows_of(u);
     piece.args.w = rows_of(w);
-    piece.also_moves(u);
-    piece.also_moves(w);
+    piece.track_alignment(u);
+    piece.track_alignment(w);
     piece.args.beta = check_mn_major(check, "beta", beta, s, {DType::bf16, DType::f16, DType::f32});
     check.apart({{"u", u}, {"w", w}}, {{"k", s.key},
                                        {"v", s.value},
@@ -137,7 +137,7 @@ PreparedPiece prepare_state_update(const ChunkedSeqStateUpdate& x) {
     const View w(x.w), states(x.state), last(x.final_state);
     check_rows(check, "w", w, s, s.value_heads, s.dk);
     piece.args.w = rows_of(w);
-    piece.also_moves(w);
+    piece.track_alignment(w);
     set_states(check, piece, states);
     check.shape("final_state", last, {s.count, s.value_heads, s.dv, s.dk}, "(B, Hv, dv, dk)");
     piece.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
@@ -145,7 +145,7 @@ PreparedPiece prepare_state_update(const ChunkedSeqStateUpdate& x) {
     GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor",
                 fmt::format("strides {}", stride_text(last)));
     piece.args.final_state = last.data;
-    piece.also_moves(last);
+    piece.track_alignment(last);
     piece.args.has_initial = x.is_initial_state;
     piece.args.has_final = x.output_final_state;
     check.apart({{"u", s.value}, {"state", states}, {"final_state", last}},
@@ -162,7 +162,7 @@ PreparedPiece prepare_output(const ChunkedComputeO& x) {
     check_rows(check, "o", out, s, s.value_heads, s.dv);
     check.distinct("o", out);
     piece.args.output = rows_of(out);
-    piece.also_moves(out);
+    piece.track_alignment(out);
     set_states(check, piece, states);
     check.apart({{"o", out}}, {{"q", s.query},
                                {"state", states},

@@ -1,4 +1,4 @@
-// gdn/prefill on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/prefill: configuration and launch.
 #pragma once
 
 #include <algorithm>
@@ -24,58 +24,58 @@ inline i64 prefill_blocks(const PrefillProblem& problem, int value_groups) {
     return problem.sequences * problem.heads * ceil_div(problem.dv, value_groups * kValueRows);
 }
 
-// How a problem is taken: rows of the state a block, and segments a sequence, for heads that forget between them.
+// The split: value warpgroups per block, of kValueRows state rows each, and segments per sequence (prefill_segments.cuh).
 struct PrefillSplit {
     int value_groups, segments;
 };
 inline constexpr int kMostSegments = 32, kShortestLinked = 80 * kChunk;
 
-// Nanoseconds on the device that blocks take to walk `chunks` each, from what an H200 takes for a chunk: a block with one value
-// group is sooner done, one with two shares the helpers' work between them.
+// Estimated ns for all blocks to walk `chunks` chunks each, from times per chunk on an H200: a block with one value warpgroup
+// is faster, a block with two shares the helper warpgroups' work.
 inline constexpr double kPrefillNsOfChunk[] = {0, 1950, 2950};
 inline double prefill_walk_ns(const PrefillProblem& problem, const PrefillSplit& split, i64 chunks,
                               const jit::DeviceTraits& device) {
-    constexpr double kAlone = 2300;
+    constexpr double kAloneNsOfChunk = 2300;
     const i64 waves = ceil_div(prefill_blocks(problem, split.value_groups) * split.segments, device.multiprocessors);
-    // Where the last block of a head has rows for one of two groups only, that one runs alone: of several waves, some are
-    // shorter.
+    // If a head's last block has rows for only one of two value warpgroups, that one runs alone and faster; of several waves,
+    // some are then shorter.
     const i64 tiles = ceil_div(problem.dv, split.value_groups * kValueRows);
     const bool alone = split.value_groups == 2 && ceil_div(problem.dv, kValueRows) % 2 == 1 && (tiles == 1 || waves > 1);
-    const double saved = alone ? (kPrefillNsOfChunk[2] - kAlone) / static_cast<double>(tiles) : 0;
+    const double saved = alone ? (kPrefillNsOfChunk[2] - kAloneNsOfChunk) / static_cast<double>(tiles) : 0;
     return static_cast<double>(waves * chunks) * (kPrefillNsOfChunk[split.value_groups] - saved);
 }
 inline i64 prefill_chunks(const PrefillProblem& problem) {
     return std::max<i64>(ceil_div(problem.tokens, kChunk), 1);
 }
 
-// How sequences are walked whole where heads remember: by the configuration that is best at it, unless they are so short that
-// another launch takes longer than it saves.
+// How heads that remember are walked whole: in the fastest configuration, unless sequences are so short that the extra launch
+// costs more than it saves.
 inline PrefillSplit prefill_whole(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
     const auto ns = [&](int groups) { return prefill_walk_ns(problem, {groups, 1}, prefill_chunks(problem), device); };
     if (problem.tokens < kShortestLinked) return {split.value_groups, 1};
     return {problem.dv > kValueRows && ns(2) <= ns(1) ? 2 : 1, 1};
 }
 
-// Heads that remember, split and linked (prefill_segments.cuh). The first two segments take turns while the others make
-// summaries (chunks without outputs take as long); then all at once. Somebody has to set the links' counts to zero, which short
-// sequences do not make up for.
+// Estimated ns for heads that remember, split and linked (prefill_segments.cuh). The first two segments run in turn while the
+// others compute summaries (chunks without outputs take as long); then these all run at once. The links' counters must be
+// zeroed first, which does not pay off for short sequences.
 inline double prefill_linked_ns(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kOfLink = 5000;
+    constexpr double kLinkNs = 5000;
     if (split.segments <= 3 || problem.tokens < kShortestLinked) return std::numeric_limits<double>::infinity();
     const i64 rows = split.value_groups * kValueRows, share = ceil_div(prefill_chunks(problem), split.segments);
     const i64 summary = ceil_div(ceil_div(problem.dk, rows), ceil_div(problem.dv, rows)) + 1;  // M's rows, then L's
-    return prefill_walk_ns(problem, split, (std::max<i64>(summary, 2) + 1) * share, device) + (split.segments - 3) * kOfLink;
+    return prefill_walk_ns(problem, split, (std::max<i64>(summary, 2) + 1) * share, device) + (split.segments - 3) * kLinkNs;
 }
 
 struct PrefillCost {
-    double forgetting, remembering;  // ns, where all heads are of one kind
-    bool linked;                     // rather than whole, where they remember
+    double forgetting, remembering;  // ns, if all heads are of that kind
+    bool linked;                     // linked rather than whole, if they remember
 
-    // Heads of both kinds come together, forgetful ones more often.
+    // Calls mix both kinds of heads; those that forget are more frequent.
     double weighed() const { return 2.5 * forgetting + remembering; }
 };
 inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr i64 kForgetting = 2;  // chunks
+    constexpr i64 kWarmUpChunks = 2;
     const i64 chunks = prefill_chunks(problem), share = ceil_div(chunks, split.segments);
     if (split.segments == 1) {
         const double ns = prefill_walk_ns(problem, split, chunks, device);
@@ -83,21 +83,21 @@ inline PrefillCost prefill_cost(const PrefillProblem& problem, const PrefillSpli
     }
     const double whole = prefill_walk_ns(problem, prefill_whole(problem, split, device), chunks, device),
                  linked = prefill_linked_ns(problem, split, device);
-    return {prefill_walk_ns(problem, split, share + kForgetting, device), std::min(whole, linked), linked < whole};
+    return {prefill_walk_ns(problem, split, share + kWarmUpChunks, device), std::min(whole, linked), linked < whole};
 }
 
-// How many chunks a segment may begin early before the head is sooner done as one that remembers. To look for where to begin
-// takes time, too: about that of two chunks, and of a sixth of each that is looked at.
+// The most chunks that a block may start before its segment and still beat treating the head as one that remembers. Searching
+// for the start costs about two chunks, plus a sixth of a chunk for each chunk examined.
 inline int prefill_reach(const PrefillProblem& problem, const PrefillSplit& split, const jit::DeviceTraits& device) {
-    constexpr double kWorthIt = 0.9, kToLook = 4000, kToLookAtChunk = 350;
+    constexpr double kWorthIt = 0.9, kSearchNs = 4000, kSearchNsOfChunk = 350;
     const PrefillCost cost = prefill_cost(problem, split, device);
     const double share = static_cast<double>(ceil_div(prefill_chunks(problem), split.segments)),
                  of_chunk = kPrefillNsOfChunk[split.value_groups];
-    const double reach = (kWorthIt * cost.remembering - kToLook - share * of_chunk) / (of_chunk + kToLookAtChunk);
+    const double reach = (kWorthIt * cost.remembering - kSearchNs - share * of_chunk) / (of_chunk + kSearchNsOfChunk);
     return static_cast<int>(std::clamp(reach, 1.0, 1e6));
 }
 
-// Segments take multiprocessors that would have nothing to do.
+// Splits into segments only to use SMs that would be idle.
 inline PrefillSplit prefill_split(const PrefillProblem& problem, int value_groups, const jit::DeviceTraits& device) {
     const i64 idle = device.multiprocessors / std::max<i64>(prefill_blocks(problem, value_groups), 1);
     const int most =
@@ -143,18 +143,18 @@ inline constexpr std::array kPrefillConfigurations = [] {
 
 struct PrefillTensors {
     jit::TiledTensor query, key, value, output;
-    bool in_place;     // the last states are written where the first are read
+    bool in_place;     // final states overwrite the initial states
     unsigned* counts;  // zeros
     float* workspace;
 };
 
-// How a problem is taken, and the 32-bit words that it needs for that.
+// How a problem is split, and its workspace in 32-bit words.
 struct PrefillChoice {
-    PrefillConfig config, whole;  // for sequences that are split, and for those that are not
+    PrefillConfig config, whole;  // for split and for unsplit sequences
     int segments, reach;
-    int links_of_head;  // from segments to the next; 0: heads that remember are not split
+    int links_of_head;  // from each segment to the next; 0: heads that remember are not split
     i64 links;          // of all heads
-    i64 blocks;         // of a segment
+    i64 blocks;         // per segment
     i64 link_states, link_transfers;
 
     i64 readers(bool in_place) const { return in_place && segments > 1 ? blocks : 0; }
@@ -193,7 +193,7 @@ struct Prefill {
                 .links = links,
                 .blocks = prefill_blocks(problem, split.value_groups),
                 .link_states = links * value_rows * config.head_k,
-                .link_transfers = links * config.key_tiles() * kChunk * config.head_k};  // two parts of 16 bits
+                .link_transfers = links * config.key_tiles() * kChunk * config.head_k};  // two 16-bit parts
     }
 
     static void run(const PrefillProblem& problem, const PrefillChoice& choice, const RecurrentArgs& recurrence,
@@ -230,7 +230,7 @@ struct Prefill {
         launch_blocks(config, choice.segments, false);
         if (!two) return;
         args.takes = PrefillTakes::if_one_remembers;
-        args.readers = nullptr;  // one block reads a state and writes it
+        args.readers = nullptr;  // a single block reads and writes each state
         launch_blocks(choice.whole, 1, true);
     }
 };

@@ -1,4 +1,4 @@
-// gdn/prefill_mma on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/prefill_mma: configuration and launch.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 
 namespace gdn_cuda::gdn {
 
-// The same on any GPU from sm_80 on: gdn/prefill_mma. Blocks of 128 value rows make T and P half as often as two of 64; keys of
-// 256 leave no room for that, nor keys above 128 for the next chunk's beside them.
-inline constexpr int kPrefillMmaLongestTwice = 128, kPrefillMmaLongestWide = 192;
+// gdn/prefill_mma: prefill on any GPU from sm_80 on. A block of 128 value rows computes T and P once where two of 64 compute
+// them twice; 256-wide keys leave no room for that, and keys above 128 none for a second key stage.
+inline constexpr int kPrefillMmaLongestTwoStages = 128, kPrefillMmaLongestWide = 192;
 constexpr PrefillMmaConfig prefill_mma_config(int head_k, bool wide, DType io) {
     return {.head_k = head_k,
-            .key_stages = head_k <= kPrefillMmaLongestTwice ? 2 : 1,
+            .key_stages = head_k <= kPrefillMmaLongestTwoStages ? 2 : 1,
             .warps = wide && head_k <= kPrefillMmaLongestWide ? 8 : 4,
             .io = io};
 }

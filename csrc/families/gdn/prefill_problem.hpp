@@ -1,4 +1,4 @@
-// What prefill is asked for, and which of its kernels takes it.
+// The prefill problem, and the choice among its kernels.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -7,18 +7,18 @@
 
 namespace gdn_cuda::gdn {
 
-// Chunks of tokens on the tensor cores: gdn/prefill.
+// For gdn/prefill and gdn/prefill_mma.
 struct PrefillProblem {
-    i64 sequences, tokens;  // tokens: of a sequence, on average
+    i64 sequences, tokens;  // tokens: mean per sequence
     int heads, dk, dv;
     DType io, state;
-    bool deterministic = false;  // a sequence is one segment, whatever it is batched with
+    bool deterministic = false;  // one segment per sequence, independent of its batch
 };
 
 inline constexpr int kPrefillLongestKey = 128;
 
-// Which kernel runs chunked_forward. `rows_fit`: the rows of all tensors start on 16 bytes and are whole multiples of them.
-// `scalars_near`: kMostBetweenScalars. Nothing here knows lengths: what a sequence is packed with must not choose its kernel.
+// Chooses the kernel of chunked_forward. `rows_fit`: all rows start at and span multiples of 16 bytes. `scalars_near`: gate and
+// beta strides are within kMostBetweenScalars. Lengths are no input: what a sequence is packed with must not choose its kernel.
 enum class PrefillKernel { wgmma, mma, recurrent };
 
 inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, jit::Prefill wanted) {

@@ -1,4 +1,4 @@
-// What fused_decode, recurrent_forward and chunked_forward share: a call, checked and described to the kernels.
+// The part common to fused_decode, recurrent_forward and chunked_forward: a checked call, described for the kernels.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
@@ -8,7 +8,7 @@
 
 namespace gdn_cuda::gdn {
 
-// gdn/recurrent serves every call, so its arguments describe one; other kernels take theirs from them.
+// gdn/recurrent can run every call, so its arguments describe one; other kernels derive theirs from them.
 struct Prepared {
     Sequences sequences;
     View output{};
@@ -18,7 +18,7 @@ struct Prepared {
 };
 
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale, bool qk_norm);
-// States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk): each state contiguous.
+// States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk), each state contiguous.
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
 void check_indices(const Checks& check, const char* argument, const View& indices, const Sequences& sequences);
 void check_per_sequence(const Checks& check, const char* argument, const View& numbers, const Sequences& sequences);

@@ -1,4 +1,4 @@
-// gdn/recurrent on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/recurrent: configuration and launch.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 namespace gdn_cuda::gdn {
 
 struct RecurrentProblem {
-    i64 sequences, tokens;  // tokens: of the longest sequence, or the mean of a packed batch
+    i64 sequences, tokens;  // tokens: of the longest sequence; of a packed batch, the mean
     int heads, dk, dv;
     DType io, state;
     bool aligned;
 };
-// Rows of a thread share what it reads of a token, as long as every multiprocessor still has a few blocks.
+// Several rows per thread share its reads of a token; used as long as every SM still has a few blocks.
 inline constexpr i64 kRecurrentBlocksPerMultiprocessor = 4;
 
 inline RecurrentConfig recurrent_config(const RecurrentProblem& problem, const jit::DeviceTraits& device) {
@@ -50,7 +50,7 @@ inline std::string explain_recurrent(const RecurrentProblem& problem, const jit:
     return why;
 }
 
-// Every configuration recurrent_config can return.
+// All configurations that recurrent_config can return.
 inline std::vector<RecurrentConfig> recurrent_configurations() {
     std::vector<RecurrentConfig> all;
     const auto add = [&](RecurrentConfig config) {

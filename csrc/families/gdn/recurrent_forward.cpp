@@ -1,4 +1,4 @@
-// recurrent_forward: the recurrence with the last state, or the state after every token.
+// recurrent_forward: the recurrence with the final state, or the state after every token.
 #include <gdn_cuda/gdn.hpp>
 
 #include "../../operators/operator.hpp"

@@ -1,4 +1,4 @@
-// gdn/seq_state_update on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/seq_state_update: configuration and launch.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ constexpr SeqStateUpdateConfig seq_state_update_config(int dk, int teams, bool a
     const int head_k = piece_head_k(dk);
     return {.head_k = head_k, .teams = teams, .stages = head_k <= 128 ? 2 : 1, .aligned = aligned};
 }
-// Teams of a block share what it brings of w and k; with fewer of them more multiprocessors work.
+// The teams of a block share its loads of w and k; fewer teams per block occupy more SMs.
 inline SeqStateUpdateConfig seq_state_update_config(const PieceProblem& problem, const jit::DeviceTraits& device) {
     const SeqStateUpdateConfig four = seq_state_update_config(problem.dk, 4, problem.aligned);
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, four.rows_per_block());

@@ -1,4 +1,4 @@
-// gdn/verify on the host: which configuration runs a problem, and its launch.
+// Host side of gdn/verify: configuration and launch.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace gdn_cuda::gdn {
 
-// A few tokens for every sequence of a padded batch, under decode's conditions on shapes: gdn/verify.
+// gdn/verify: a few tokens for every sequence of a padded batch, with gdn/decode's conditions on shapes.
 struct VerifyProblem {
     i64 sequences, tokens;
     int heads, dk, dv;
@@ -20,7 +20,7 @@ constexpr VerifyConfig verify_config(int dk, DType io, DType state) {
     return {.head_k = dk, .io = io, .state = state, .rows_per_thread = 2, .steps = 4, .warps = 4};
 }
 
-// It takes many rows a block: with fewer blocks than two a multiprocessor, gdn/recurrent spreads them better.
+// A block covers many rows: with fewer than two blocks per SM, gdn/recurrent spreads the work better.
 inline bool verify_applies(const VerifyProblem& problem, const jit::DeviceTraits& device) {
     const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state);
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
