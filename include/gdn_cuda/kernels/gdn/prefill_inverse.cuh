@@ -95,8 +95,7 @@ struct PrefillInverse : Lane {
         *reinterpret_cast<float2*>(&diagonal[Block::at(g, 8 + 2 * t)]) = {};
     }
 
-    // A 16 x 16 block as transposed accumulator fragments: rows are its columns g and g + 8, columns its rows 8 n + 2 t and +
-    // 1.
+    // A 16 x 16 block as transposed accumulators: rows are its columns g and g + 8, columns its rows 8 n + 2 t and + 1.
     using Transposed = float[2][4];
     using Operand = unsigned[2][4];
 
@@ -163,7 +162,7 @@ struct PrefillInverse : Lane {
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
-    // Returns whether an entry is beyond kCancels.
+    // Returns whether an entry is beyond kCancelThreshold.
     __device__ __forceinline__ bool store_column(const Factors& factors, PrefillTile& inverse) {
         const unsigned to = matrix_row(inverse) + warp * kMnMajorStep;
         unsigned largest = 0;

@@ -12,7 +12,7 @@ constexpr int kValueRows = 64;       // rows of the state per value warpgroup
 constexpr int kTileElements = 64;    // elements in a 128-byte row
 constexpr int kShortestSegment = 8;  // chunks
 
-// Largest token stride of gates and betas, in elements: the kernel computes the byte offset in 32 bits.
+// Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
 constexpr i64 kMostBetweenScalars = (i64{1} << 31) / 8;
 
 struct PrefillConfig {
@@ -63,7 +63,7 @@ enum class PrefillPass {
     link,      // the state before this segment: S M + L of the segment before
     outputs,
 };
-constexpr int kMaxPasses = 5;  // M may take two
+constexpr int kMaxPasses = 5;  // the rows of M may take two
 
 // One pass of a block: a segment and the warm-up before it, a value head, some rows of the state. Tokens and chunks are counted
 // from the pass's first. A link loads M instead: 64 rows of M are stored like one chunk's keys.
@@ -127,7 +127,7 @@ struct PrefillSharedPlan {
     Matrices matrices[kConfig.stages - 1];
     PrefillTile output[kConfig.value_groups];
     InverseScratch inverse[kConfig.inverse_groups];
-    // Per column of blocks, whether the inverse has entries beyond kCancels; then it, V' and P are used in two parts.
+    // Per column of blocks, whether the inverse has entries beyond kCancelThreshold; then it, V' and P are used in two parts.
     CancelFlags cancels[kConfig.stages - 1];
     Factors factors[kConfig.stages];
     float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets

@@ -111,7 +111,7 @@ struct PrefillValues : PrefillReset<kConfig> {
                     load_shared(row_piece(tile_row(shared.output[index()].bytes, i / 8), i % 8));
     }
 
-    // For a warpgroup whose rows are all past the end: it only keeps the barriers going, and frees issue slots.
+    // For a warpgroup whose rows are all past the end: it only arrives at the barriers, and leaves the SM to the others.
     __device__ __forceinline__ void skip_chunks() {
         signal_initial_state_read();
 #pragma unroll 1
@@ -291,7 +291,7 @@ struct PrefillValues : PrefillReset<kConfig> {
         const auto right = tile_operand(&matrices.inverse_rest, 0);
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
-            if (!__shfl_sync(0xffffffffu, cancels.column[step], 0)) continue;  // its columns are stale
+            if (!__shfl_sync(0xffffffffu, cancels.column[step], 0)) continue;  // inverse_rest has an earlier chunk's
             cute::warpgroup_arrive();
             Product<kIo, 64, true>::run(d, x[step], right + k_major_step(step), true);
             cute::warpgroup_commit_batch();
@@ -310,8 +310,8 @@ struct PrefillValues : PrefillReset<kConfig> {
             update[step][i] = pack<kIo>(v * of_update.x, v_next * of_update.y);
         });
     }
-    // Products with the rounding residual of V': added to the state, added to the output (add_value_rest), or to an output that
-    // replaces V' where registers do not hold both (replace_by_output).
+    // Products with the rounding residual of V': added to the state, added to the output (add_values_rest), or to an output
+    // that replaces V' where registers do not hold both (replace_by_output).
     __device__ __forceinline__ void add_values_rest_to_state(float (&d)[32], const TokenFactors& factors, const Stage& stage) {
         const auto right = tile_operand(stage.key, sizeof(PrefillTile));
 #pragma unroll
