@@ -28,7 +28,7 @@ namespace gdn_cuda::gdn {
 
 constexpr float kForgottenLog2 = -80.f;
 
-// k|^2 of the 32 tokens from `first` on, one per lane; half a warp reads a key.
+// |k|^2 of the 32 tokens from `first` on, one per lane; half a warp reads a key.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ float key_squares(const RecurrentArgs& args, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32, piece = lane % 16;
