@@ -17,7 +17,7 @@ struct PrefillBlock {
     Place place;
     int chunks, share;
     Split split = Split::whole;
-    int begin = 0, segment_begins = 0, end;  // in chunks
+    int begin = 0, segment_begins = 0, end;  // in chunks; outputs are stored from segment_begins on
 
     __device__ __forceinline__ explicit PrefillBlock(const PrefillArgs& args) : args(args) {
         const int segments = whole_sequences() ? 1 : args.segments;

@@ -79,8 +79,8 @@ struct PrefillScores : Lane {
         gates.issue_loads(count);
         betas.issue_loads(count);
     }
-    // Publishes the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
-    __device__ __forceinline__ void publish_scalars(int chunk, const ChunkStage<kConfig.stages>& current, ScalarStream& gates,
+    // Stores the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
+    __device__ __forceinline__ void store_scalars(int chunk, const ChunkStage<kConfig.stages>& current, ScalarStream& gates,
                                                     ScalarStream& betas) {
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         auto& factors = shared.factors[current.stage];
@@ -115,7 +115,7 @@ struct PrefillScores : Lane {
         issue_loads(0, gates, betas);
 #pragma unroll 1
         for (int chunk = 0; chunk < kConfig.stages; ++chunk) load_tiles(chunk, ChunkStage<kConfig.stages>(chunk));
-        publish_scalars(0, ChunkStage<kConfig.stages>(0), gates, betas);
+        store_scalars(0, ChunkStage<kConfig.stages>(0), gates, betas);
         issue_loads(1, gates, betas);
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
@@ -132,7 +132,7 @@ struct PrefillScores : Lane {
             barrier(shared.factored[current.stage]).arrive();
             barrier(shared.done[next.stage]).wait(next.parity ^ 1);
             if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, next);
-            publish_scalars(chunk + 1, next, gates, betas);
+            store_scalars(chunk + 1, next, gates, betas);
             issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
