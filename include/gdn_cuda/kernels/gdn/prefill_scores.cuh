@@ -81,7 +81,7 @@ struct PrefillScores : Lane {
     }
     // Stores the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
     __device__ __forceinline__ void store_scalars(int chunk, const ChunkStage<kConfig.stages>& current, ScalarStream& gates,
-                                                    ScalarStream& betas) {
+                                                  ScalarStream& betas) {
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         auto& factors = shared.factors[current.stage];
         bool resets;
