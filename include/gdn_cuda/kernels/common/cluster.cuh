@@ -1,4 +1,4 @@
-// Clusters of blocks (sm_90): stores into each other's shared memory, which an mbarrier there counts as bytes that came.
+// Thread block clusters (sm_90): stores into another block's shared memory, counted in bytes by an mbarrier there.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
@@ -9,7 +9,7 @@ struct alignas(16) Piece {
     unsigned long long low, high;
 };
 
-// To addresses in one block: a place, and the mbarrier that counts its bytes. CUTLASS has it for 4 bytes (store_shared_remote).
+// Destination and mbarrier must be in the same block. Inline PTX: CUTLASS has only the 4-byte form (store_shared_remote).
 __device__ __forceinline__ void st_async(const Piece& piece, unsigned into, unsigned barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%2, %3}, [%1];" ::"r"(into), "r"(barrier),
                  "l"(piece.low), "l"(piece.high)

@@ -1,4 +1,4 @@
-// Complex numbers in either precision.
+// Complex numbers in fp32 or fp64.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -18,7 +18,7 @@ struct ComplexNumber {
     __device__ __forceinline__ ComplexNumber conjugate() const { return {re, -im}; }
     __device__ __forceinline__ Real square() const { return re * re + im * im; }
 
-    // This and x y, less x y: four fused operations each, where operators make six.
+    // *this + x y and *this - x y: four FMAs each, where the operators take six operations.
     __device__ __forceinline__ ComplexNumber plus(const ComplexNumber& x, const ComplexNumber& y) const {
         return {fma(x.re, y.re, fma(-x.im, y.im, re)), fma(x.re, y.im, fma(x.im, y.re, im))};
     }
@@ -27,7 +27,7 @@ struct ComplexNumber {
     }
 };
 
-// e^(i pi x); exact fractions of a turn give it to the last place.
+// e^(i pi x), accurate to the last place for exact fractions of a turn.
 __device__ __forceinline__ ComplexNumber<float> unit_at(float half_turns) {
     float sine, cosine;
     sincospif(half_turns, &sine, &cosine);

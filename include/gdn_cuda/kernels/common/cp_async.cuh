@@ -1,5 +1,5 @@
-// cp.async (sm_80): from global to shared memory without passing through registers. CUTLASS's (cute/arch/copy_sm80.hpp) ask the
-// L2 for 128 bytes whatever is copied, and wait for everything in another way (wait_all).
+// cp.async (sm_80): global to shared memory, bypassing registers. Inline PTX: CUTLASS's (cute/arch/copy_sm80.hpp) always ask L2
+// for 128 bytes, and wait for all groups by another instruction (wait_all).
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -11,7 +11,7 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
-// Zeros instead of what does not exist, whose address is not looked at; `shared` is an address of the shared window.
+// If !exists, writes zeros and does not read `global`; `shared` is a shared-window address.
 __device__ __forceinline__ void cp_async_16_zfill(unsigned shared, const void* global, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0) : "memory");
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ void cp_async_fence() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until at most kPending of this thread's groups are still under way.
+// Waits until at most kPending of this thread's groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

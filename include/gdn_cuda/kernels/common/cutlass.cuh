@@ -1,8 +1,8 @@
-// What Hopper kernels use of CUTLASS: narrow headers, each an instruction's wrapper or a few.
+// The CUTLASS headers of the Hopper kernels: narrow ones, each wrapping one or a few instructions.
 #pragma once
 
-// libcu++ has type lists, which nothing here needs, unrolled ten deep for nvcc and sixteen for NVRTC, which it does not know:
-// parsing those would be half of the time that all of these headers take.
+// libcu++'s type lists, unused here, are unrolled ten deep for nvcc but sixteen for NVRTC, which it does not know; parsing them
+// would be half of the parse time of all these headers.
 #if defined(__CUDACC_RTC__) && !defined(_CCCL_META_UNROLL_LIMIT)
 #define _CCCL_META_UNROLL_LIMIT 10
 #endif

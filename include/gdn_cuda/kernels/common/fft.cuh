@@ -1,13 +1,13 @@
-// Fourier transforms of 2^a numbers by one block, eight numbers a thread in registers, or sixteen.
+// FFTs of 2^a numbers by one block, eight or sixteen numbers per thread in registers.
 //
-// Passes of radix 8, and a last one of 2, 4 or 8. Forward transforms leave their numbers in the order of the last pass and
-// inverse ones begin there, so a convolution never sorts: it multiplies registers. Between passes numbers change threads
-// through shared memory; each thread writes where it has just read, so a pass costs one barrier, and an inverse transform may
-// follow a forward one at once, and the other way round. Between two of the same kind there has to be a barrier. Forward
-// transforms of several arrays run side by side: they share barriers and twiddles.
+// Radix-8 passes, and a last one of radix 2, 4 or 8. Forward transforms leave their numbers in the order of the last pass and
+// inverse ones start from it, so a convolution multiplies registers and never reorders. Between passes numbers are exchanged
+// through shared memory; each thread writes only where it has just read, so a pass costs one barrier, and an inverse transform
+// may follow a forward one, or the reverse, without another. Two of the same kind need a barrier between them. Forward
+// transforms of several arrays run side by side, sharing barriers and twiddles.
 //
-// Twiddles are e^(i pi x) of exact x for the powers 1, 2 and 4, made where they are needed or kept in a table, and one product
-// each for the others.
+// Twiddles are e^(i pi x) of exact x for powers 1, 2 and 4, computed in place or read from a table; one product each gives the
+// others.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
@@ -16,7 +16,7 @@
 
 namespace gdn_cuda {
 
-// 2^-log, from its bits: a division is a call.
+// 2^-log, built from its bits: a division would be a call.
 template <class Real>
 __device__ __forceinline__ Real half_to_the(int log) {
     if constexpr (sizeof(Real) == sizeof(float))
@@ -68,7 +68,7 @@ __device__ __forceinline__ void transform8(ComplexNumber<Real> (&x)[kFftEach]) {
     x[6] = six;
 }
 
-// e^(-2 pi i place / 2^log) and its second and fourth power.
+// e^(-2 pi i place / 2^log) and its second and fourth powers.
 template <class Real>
 struct TwiddlePowers {
     ComplexNumber<Real> one, two, four;
@@ -80,14 +80,14 @@ struct ExactTwiddles {
         return {unit_at(half_turns), unit_at(2 * half_turns), unit_at(4 * half_turns)};
     }
 };
-// In shared memory, made while numbers are on their way: those of all passes, or of all but the first.
+// A table in shared memory, made while loads are in flight; kFirst: it includes the first pass's.
 template <class Real, bool kFirst>
 struct KeptTwiddles {
-    TwiddlePowers<Real>* table;  // fft_twiddles(size), or of an eighth of it
-    int log_most;                // of the size, or of an eighth of it
+    TwiddlePowers<Real>* table;  // fft_twiddles(size), or of size / 8
+    int log_most;                // log2 of size, or of size / 8
 
     __device__ __forceinline__ TwiddlePowers<Real>& of(int log, int place) const { return table[(1 << (log - 3)) + place]; }
-    // By as many threads as have numbers. The first forward pass reads what its own thread has made, and has a barrier.
+    // By as many threads as hold numbers. The first forward pass reads its own thread's entries, and ends in a barrier.
     __device__ __forceinline__ void make() const {
         for (int log = log_most; log > 3; log -= 3)
             if (const int place = threadIdx.x; place < 1 << (log - 3)) of(log, place) = ExactTwiddles<Real>::at(log, place);
@@ -98,25 +98,25 @@ struct KeptTwiddles {
     }
 };
 
-// A thread has kGroups times eight numbers: those of as many threads that it stands for, kThreads apart.
+// A thread holds kGroups groups of eight numbers: its own, and those of virtual threads kThreads apart.
 //
-// With kApart only the first pass has a barrier of the block. Behind it parts are independent: each has a barrier for its own
-// threads, those of 64 numbers and less have none but a warp's, and some calculate while others wait for shared memory.
+// With kApart only the first pass uses a block barrier. The parts after it are independent: each synchronises its own threads
+// by a named barrier, or within a warp (at most 256 numbers), so that some compute while others wait for shared memory.
 template <class Real, int kThreads, int kGroups, class Twiddles = ExactTwiddles<Real>, bool kApart = false>
 struct BlockFft {
     using Number = ComplexNumber<Real>;
     using Group = Number[kFftEach];
     using Numbers = Group[kGroups];
 
-    Number* exchange;  // shared: fft_padded(size) numbers for each of the arrays that are transformed at once
+    Number* exchange;  // shared memory: fft_padded(size) numbers per array transformed at once
     int log_size;      // above 3
     Twiddles twiddles{};
 
     __device__ __forceinline__ int size() const { return 1 << log_size; }
     __device__ __forceinline__ static int stands_for(int group) { return static_cast<int>(threadIdx.x) + group * kThreads; }
-    // A group past the last number takes part in barriers only.
+    // Groups past the last number only take part in barriers.
     __device__ __forceinline__ bool active(int group) const { return stands_for(group) < size() / kFftEach; }
-    // Which of the numbers in their natural order x[group][i] is, before forward transforms and behind inverse ones.
+    // Natural-order index of x[group][i], before forward and after inverse transforms.
     __device__ __forceinline__ int natural(int group, int i) const { return at(log_size, group, i); }
 
     template <class... Others>
@@ -152,7 +152,7 @@ struct BlockFft {
             (last<false>(log, others[group]), ...);
         });
     }
-    // Times size().
+    // Unnormalised: the result is size() times the inverse.
     __device__ __forceinline__ void inverse(Numbers& x) const {
         int log = (log_size - 1) % 3 + 1;
         for_groups([&](int group) { last<true>(log, x[group]); });
@@ -169,7 +169,7 @@ struct BlockFft {
     }
 
   private:
-    // Of the threads that have a part of 2^log numbers.
+    // Barrier of the threads that share a part of 2^log numbers.
     __device__ __forceinline__ static void synchronize(int log) {
         static_assert(!kApart || kThreads <= 64 * 15, "as many named barriers as there are");
         const int threads = 1 << (log - 3);
@@ -186,7 +186,7 @@ struct BlockFft {
         for (int group = 0; group < kGroups; ++group)
             if (active(group)) run(group);
     }
-    // In the pass over parts of 2^log numbers; in the last one a thread has neighbours.
+    // Index in the pass over parts of 2^log numbers; in the last pass a thread holds eight consecutive numbers.
     __device__ __forceinline__ static int at(int log, int group, int i) {
         const int thread = stands_for(group);
         if (log <= 3) return thread * kFftEach + i;

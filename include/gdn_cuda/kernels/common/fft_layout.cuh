@@ -1,19 +1,19 @@
-// Where fft.cuh keeps numbers in shared memory, for host and device.
+// Shared-memory layout of fft.cuh, for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
 
 namespace gdn_cuda {
 
-inline constexpr int kFftEach = 8;  // numbers a thread
+inline constexpr int kFftEach = 8;  // numbers per thread
 
-// Where number `at` is, and what as many numbers take. Passes read and write 16 numbers side by side, or eight apart, or in
-// between: all meet different banks, and no memory is lost from 2^7 numbers on.
+// XOR-swizzled index of number `at`; also the room that many numbers take, no more than unswizzled from 2^7 on. Passes access
+// 16 numbers at strides 1 to 8, all in different banks.
 GDN_HOST_DEVICE constexpr int fft_padded(int at) {
     return at ^ (at / kFftEach & 15);
 }
 
-// Entries of a table of twiddles for passes over at most so many numbers.
+// Twiddle table entries for passes over at most this many numbers.
 GDN_HOST_DEVICE constexpr int fft_twiddles(int size) {
     return size / 4;
 }

@@ -1,6 +1,6 @@
-// ldmatrix and mma.sync, and numbers in pairs of 16 bits. CUTLASS has both instructions, but its mma.sync (mma_sm80.hpp) is
-// volatile, so that products keep the order of the source: gdn/compute_o, compute_u_w and seq_state_update get another
-// schedule. Its ldmatrix (copy_sm75.hpp) changes nothing but the compile, by as much as some of these kernels take: 0.3 s.
+// ldmatrix, mma.sync and packed 16-bit pairs. Inline PTX: CUTLASS's mma.sync (mma_sm80.hpp) is volatile, which keeps source
+// order and changes the schedule of gdn/compute_o, compute_u_w and seq_state_update. Its ldmatrix (copy_sm75.hpp) only adds 0.3
+// s of compile time, as long as some of these kernels take.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -15,7 +15,7 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&x)[4], unsigned row) {
                  : "r"(row)
                  : "memory");
 }
-// The same, transposed on the way.
+// Each matrix transposed.
 __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&x)[4], unsigned row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -23,7 +23,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&x)[4], unsigned row
                  : "memory");
 }
 
-// Two numbers as a pair of 16-bit ones, the first in the low half.
+// Rounds two floats to a packed pair, the first in the low half.
 template <DType kType>
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned pair;
@@ -42,7 +42,7 @@ __device__ __forceinline__ float2 unpack(unsigned pair) {
         return __half22float2(*reinterpret_cast<const __half2*>(&pair));
     }
 }
-// The larger of a pair of absolute values and those of another pair.
+// Per half, the maximum of `absolute` and |b|.
 template <DType kType>
 __device__ __forceinline__ unsigned larger(unsigned absolute, unsigned b) {
     unsigned pair;
@@ -54,14 +54,14 @@ __device__ __forceinline__ unsigned larger(unsigned absolute, unsigned b) {
     return pair;
 }
 
-// What rounding to `near` left of two numbers.
+// The rounding residual of two floats whose rounded pair is `near`.
 template <DType kType>
 __device__ __forceinline__ unsigned pack_rest(float low, float high, unsigned near) {
     const float2 rounded = unpack<kType>(near);
     return pack<kType>(low - rounded.x, high - rounded.y);
 }
 
-// The tensor cores drop what tf32 has no room for; this makes that rounding to nearest.
+// Tensor cores truncate to tf32; adding half an ulp makes that round to nearest.
 constexpr unsigned kToTf32 = 0x1000;
 __device__ __forceinline__ unsigned to_tf32(float x) {
     return __float_as_uint(x) + kToTf32;
@@ -70,8 +70,8 @@ __device__ __forceinline__ float round_tf32(float x) {
     return __uint_as_float(to_tf32(x) & 0xffffe000u);
 }
 // d (16 x 8) += a (16 x 8) b (8 x 8). With (g, t) = (lane / 4, lane % 4): a is (g, k0) (g + 8, k0) (g, k1) (g + 8, k1), b is
-// (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1), where k0 and k1 may name any two columns of a that
-// are the same rows of b.
+// (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1). k0 and k1 may be any two columns of a, if they are
+// the same rows of b.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

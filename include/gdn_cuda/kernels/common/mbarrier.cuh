@@ -1,4 +1,4 @@
-// mbarriers (sm_90): CUTLASS's, laid over words of a shared-memory plan.
+// mbarriers (sm_90): CUTLASS's, placed on words of a shared-memory plan.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass.cuh>
@@ -7,12 +7,12 @@
 namespace gdn_cuda {
 
 struct Barrier : cutlass::arch::ClusterTransactionBarrier {
-    // CUTLASS's gives try_wait a time limit, for which ptxas makes a second loop with NANOSLEEP.
+    // CUTLASS's wait has a try_wait time limit, for which ptxas adds a second loop with NANOSLEEP.
     __device__ __forceinline__ void wait(unsigned parity) const {
         while (!try_wait(parity)) {
         }
     }
-    // Before it is initialised anew; nobody is at it.
+    // Before reinitialisation, while no thread uses it.
     __device__ __forceinline__ void invalidate() const { ClusterBarrier::invalidate(&barrier_); }
 };
 
@@ -20,8 +20,8 @@ __device__ __forceinline__ Barrier& barrier(unsigned long long& word) {
     return reinterpret_cast<Barrier&>(word);
 }
 
-// What other blocks stored to global memory and this thread has acquired, for TMA to see. CUTLASS has the fence for shared
-// memory only (fence_view_async_shared).
+// Makes global stores of other blocks that this thread has acquired visible to TMA. Inline PTX: CUTLASS's
+// fence_view_async_shared covers shared memory only.
 __device__ __forceinline__ void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }

@@ -1,14 +1,14 @@
-// A warp's products of 16-bit elements with fp32 sums (mma.sync, sm_80), and how ldmatrix (matrix.cuh) feeds them.
+// Warp MMAs of 16-bit elements with fp32 accumulators (mma.sync, sm_80), and how ldmatrix (matrix.cuh) loads their fragments.
 //
-// With (g, t) = (lane / 4, lane % 4), a lane's register i holds of
-//     a left operand, 16 x 16     row g + 8 (i % 2), columns 8 (i / 2) + 2 t and the next      unsigned[4]
-//     a right operand, 16 x 8     rows 8 i + 2 t and the next, column g                        unsigned[2]
-//     the sums, 16 x 8            row g + 8 (i / 2), column 2 t + i % 2                        float[4]
-// Two neighbouring sums, packed in order, are therefore a left operand (`as_left`).
+// With (g, t) = (lane / 4, lane % 4), register i of a lane holds, of
+//     a left operand, 16 x 16     row g + 8 (i % 2), columns 8 (i / 2) + 2 t and + 1          unsigned[4]
+//     a right operand, 16 x 8     rows 8 i + 2 t and + 1, column g                            unsigned[2]
+//     the accumulator, 16 x 8     row g + 8 (i / 2), column 2 t + i % 2                       float[4]
+// Two neighbouring accumulators, packed in order, are therefore a left operand (`as_left`).
 //
-// One ldmatrix brings a left operand, or two neighbouring right operands (columns 0..7 and 8..15), from a tile with 16-byte
-// pieces of eight elements. Each lane names one piece; which, depends on how the operand lies in memory (m, n: its rows or
-// columns outside the sum; k: inside):
+// One ldmatrix loads a left operand, or two neighbouring right operands (columns 0..7 and 8..15), from a tile of 16-byte pieces
+// of eight elements. Each lane addresses one piece, depending on the operand's layout in memory (m, n: its outer dimension; k:
+// the summed one):
 //     left, rows of k (m x k)         ldmatrix_x4        PieceOfLane::straight, row m, piece along k
 //     left, rows of m (k x m)         ldmatrix_x4_trans  PieceOfLane::crossed,  row k, piece along m
 //     right, rows of k (n x k)        ldmatrix_x4        PieceOfLane::crossed,  row n, piece along k
@@ -19,7 +19,7 @@
 
 namespace gdn_cuda {
 
-// The row (0..15) and the piece (0, 1) of a 16 x 16 matrix that a lane names.
+// The row (0..15) and piece (0, 1) of a 16 x 16 matrix that a lane addresses.
 struct PieceOfLane {
     int row, piece;
 
@@ -27,7 +27,7 @@ struct PieceOfLane {
     static __device__ __forceinline__ PieceOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
 };
 
-// An 8 x 8 matrix that lies over a warp, (g, 2 t) and (g, 2 t + 1) a lane, transposed. CUTLASS's is beside its ldmatrix.
+// Transposes an 8 x 8 matrix held as (g, 2 t), (g, 2 t + 1) per lane. CUTLASS's is in the header of its ldmatrix.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
     return x;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&sums)[4], const unsigned (&
     }
 }
 
-// 16 x 16 sums, rounded, as a left operand.
+// A 16 x 16 accumulator, rounded, as a left operand.
 template <DType kType>
 __device__ __forceinline__ void as_left(unsigned (&a)[4], const float (&left_half)[4], const float (&right_half)[4]) {
     a[0] = pack<kType>(left_half[0], left_half[1]);
@@ -59,8 +59,8 @@ __device__ __forceinline__ void as_left(unsigned (&a)[4], const float (&left_hal
     a[3] = pack<kType>(right_half[2], right_half[3]);
 }
 
-// A factor of products in tf32 that shall be nearly as good as fp32: what tf32 has room for, and the rest, of which the tensor
-// cores take as much again. Three products of such parts (all but rest times rest) lose some 2^-20.
+// A tf32 operand of nearly fp32 accuracy: what tf32 holds, and the rest, which the tensor cores truncate to tf32 in turn. Three
+// products of such parts (all but rest times rest) lose some 2^-20.
 struct TwoParts {
     unsigned high, rest;
 
@@ -68,15 +68,15 @@ struct TwoParts {
         const unsigned high = __float_as_uint(x) & 0xffffe000u;
         return {high, __float_as_uint(x - __uint_as_float(high))};
     }
-    // For four instructions, not two: both parts rounded to nearest, which leaves some 2^-23 and no bias. The rest is made a
-    // little larger, so that cutting it off is rounding on average: adding to its bits could make a number of NaN.
+    // In four instructions, not two: both parts rounded to nearest, which loses some 2^-23 without bias. Scaling the rest up
+    // makes its truncation round on average; adding to its bits, as to_tf32 does, could turn NaN into a number.
     static __device__ __forceinline__ TwoParts nearest(float x) {
         const float high = round_tf32(x);
         return {__float_as_uint(high), __float_as_uint((x - high) * 0x1.0016p+0f)};
     }
 };
 
-// sums (16 x 8) += a (16 x 8) b (8 x 8), laid out as mma_m16n8k8_tf32 has them (matrix.cuh). The small products come first.
+// sums (16 x 8) += a (16 x 8) b (8 x 8), fragments as in mma_m16n8k8_tf32 (matrix.cuh); small products first.
 __device__ __forceinline__ void add_product_fp32(float (&sums)[4], const TwoParts (&a)[4], TwoParts b0, TwoParts b1) {
     const unsigned high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
     const unsigned rest[4] = {a[0].rest, a[1].rest, a[2].rest, a[3].rest};

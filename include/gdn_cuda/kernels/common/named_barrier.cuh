@@ -1,5 +1,5 @@
-// Named barriers of a block, for every architecture: CUTLASS's NamedBarrier is a breakpoint below sm_90, and has no reduction.
-// Number 0 is __syncthreads().
+// Named barriers for every architecture, in inline PTX: CUTLASS's NamedBarrier is a breakpoint below sm_90, and has no
+// reduction. Number 0 is __syncthreads().
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -10,7 +10,7 @@ namespace gdn_cuda {
 __device__ __forceinline__ void named_barrier_sync(int threads, int number) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-// The same, and whether `found` holds for any of its threads.
+// Also returns whether `found` holds for any of the threads.
 __device__ __forceinline__ bool named_barrier_or(int threads, int number, bool found) {
     unsigned any;
     asm volatile(

@@ -1,4 +1,4 @@
-// Conversions and the scalar functions of the gates, all to within a few units of fp32's last place.
+// Conversions, and the scalar functions of the gates, accurate to a few fp32 ulps.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -54,7 +54,7 @@ __device__ __forceinline__ __half from_float<__half>(float x) {
     return __float2half(x);
 }
 
-// Loading and converting are two steps, and the load has no branch: several of them are under way at once.
+// Loads without converting and without a branch, so that several loads can be in flight.
 __device__ __forceinline__ unsigned load_raw(const Tagged& from, i64 at) {
     const bool wide = from.type == DType::f32;
     const char* address = static_cast<const char*>(from.data) + (at << (wide ? 2 : 1));
@@ -76,7 +76,7 @@ __device__ __forceinline__ float number_of(unsigned raw, DType type) {
     return type == DType::f16 ? half : __uint_as_float(type == DType::bf16 ? raw << 16 : raw);
 }
 
-// A number on its way. Wide and narrow loads have a register each: into one, the second would wait for the first.
+// A load in flight. Wide and narrow loads use separate registers: in one, the second would wait for the first.
 struct RawNumber {
     unsigned wide = 0, narrow = 0;
 
@@ -116,7 +116,7 @@ __device__ __forceinline__ i64 load_index(const Tagged& from, i64 at) {
     return index;
 }
 
-// 2^x to two units of the last place; 0 below 2^-126.
+// 2^x to 2 ulp; 0 below 2^-126.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -139,7 +139,7 @@ __device__ __forceinline__ float log1p_of_unit(float y) {
     return y * p;
 }
 
-// Extremes that let NaN through.
+// Max and min that propagate NaN.
 __device__ __forceinline__ float at_least(float x, float bound) {
     float y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(bound));
@@ -151,8 +151,8 @@ __device__ __forceinline__ float at_most(float x, float bound) {
     return y;
 }
 
-// e^x for x up to 88, 0 where that would be subnormal, to 3e-7 in fewer instructions than expf. What rounding x * log2(e) loses
-// is put back afterwards.
+// e^x for x up to 88, 0 where subnormal, to 3e-7 in fewer instructions than expf. The rounding error of x * log2(e) is added
+// back at the end.
 __device__ __forceinline__ float exp_fast(float x) {
     constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f, kRestTimesLn2 = 1.33497e-8f, kLowest = -100.f;
     x = at_least(x, kLowest);
@@ -165,10 +165,10 @@ __device__ __forceinline__ float softplus(float x) {
     return x > 20.f ? x : fmaxf(x, 0.f) + log1p_of_unit(exp_fast(-fabsf(x)));
 }
 
-// The gate -exp(A_log) softplus(x) is a product of fp32 numbers, unless exp(A_log) would be infinite or softplus(x) lose digits
-// below 2^-126: infinity times 0 would be NaN.
+// -exp(A_log) softplus(x) is computed as an fp32 product, unless exp(A_log) would overflow (infinity times 0 is NaN) or
+// softplus(x) lose digits below 2^-126.
 constexpr float kLargestRateLog = 88.f, kLowestOfSoftplus = -80.f;
-// There it is -exp(A_log + ln softplus(x)), good to the rounding of that sum: 1e-5. `soft` is softplus(x).
+// For those: -exp(A_log + ln softplus(x)), with the rounding error of that sum: 1e-5. `soft` is softplus(x).
 __device__ __forceinline__ float gate_by_logarithm(float A_log, float x, float soft) {
     return -expf(A_log + (x < kLowestOfSoftplus ? x : logf(soft)));
 }

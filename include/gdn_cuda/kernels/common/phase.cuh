@@ -1,7 +1,7 @@
-// Powers e^(x l) of complex numbers, l whole, with phases as exact as x itself: after a million radians, too.
+// Powers e^(x l) of complex numbers for integer l, with phases as exact as x itself, even after a million radians.
 //
-// A phase is kept in turns, its fraction as 64 bits: multiplying that by l drops whole turns by itself and rounds nothing. Once
-// a number it is divided by 2 pi in twice the precision of fp64, so that its last bit counts for less than l of 2^-64 turns.
+// A phase is stored in turns, its fraction as 64 bits: multiplying by l then drops whole turns by wrap-around, without
+// rounding. It is divided by 2 pi once, in twice fp64 precision, so that its last bit causes less than l 2^-64 turns.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -11,22 +11,22 @@ namespace gdn_cuda {
 struct Turns {
     unsigned long long fraction;  // of a turn, times 2^64
 
-    // Of phases up to 1e15 radians; beyond, an fp64 number says nothing of where in a turn it is.
+    // For phases up to 1e15 radians; beyond that, fp64 does not resolve a turn.
     __device__ __forceinline__ static Turns of(double radians) {
         constexpr double kInverse = 0x1.45f306dc9c883p-3, kRest = -0x1.6b01ec5417056p-57;  // 1 / (2 pi)
         const double product = radians * kInverse, rest = fma(radians, kRest, fma(radians, kInverse, -product));
         return {scaled(product - trunc(product)) + scaled(fmax(fmin(rest, 0.5), -0.5))};
     }
-    // Their sine and cosine after so many steps.
+    // Sine and cosine after `steps` steps.
     __device__ __forceinline__ void after(unsigned long long steps, double& sine, double& cosine) const {
         sincospi(static_cast<double>(static_cast<long long>(fraction * steps)) * 0x1p-63, &sine, &cosine);
     }
-    // The same to two units of the last place, by minimax polynomials over the quarter of a turn around a multiple of one.
+    // To 2 ulp, by minimax polynomials over the quarter turn around a multiple of one.
     __device__ __forceinline__ void after(unsigned long long steps, float& sine, float& cosine) const {
         constexpr float kHalfPi = 0x1.921fb6p+0f, kRest = -0x1.777a5cp-25f;
         const unsigned long long turns = fraction * steps, nearest = turns + 0x20000000u;
         const auto to_quarter = static_cast<unsigned>(nearest >> 32) + 0x20000000u;
-        const float rest = static_cast<float>(static_cast<int>(turns << 2));  // all that small angles have
+        const float rest = static_cast<float>(static_cast<int>(turns << 2));  // the only significant bits of small angles
         const float x = fmaf(static_cast<float>(static_cast<int>(nearest >> 30)), 0x1p-32f, rest * 0x1p-64f), square = x * x;
         float odd = fmaf(-0x1.2dc84cp-8f, square, 0x1.466004p-4f), even = fmaf(0x1.d9d57ep-11f, square, -0x1.55c5e0p-6f);
         odd = fmaf(fmaf(odd, square, -0x1.4abbbep-1f), square, kRest);
@@ -38,12 +38,12 @@ struct Turns {
     }
 
   private:
-    // Of its size, which may be small: added to one it would lose digits.
+    // By absolute value, which may be small: added to 1 it would lose digits.
     __device__ __forceinline__ static unsigned long long scaled(double turns) {
         const auto size = static_cast<unsigned long long>(fabs(turns) * 0x1p64);
         return turns < 0 ? -size : size;
     }
-    // Turned over where the first bit is set.
+    // Negated where the top bit is set.
     __device__ __forceinline__ static float with_sign(float x, unsigned bits) {
         return __uint_as_float(__float_as_uint(x) ^ (bits & 0x80000000u));
     }
@@ -53,12 +53,12 @@ struct Turns {
 template <class Real>
 struct Powers {
     Turns turns;
-    Real log2_size, rest;  // of a step, and what rounding left of that
+    Real log2_size, rest;  // per step; rounding residual
 
-    // A phase that is no number, or infinite, makes powers that are none: turns are whole numbers and cannot say it.
+    // NaN or infinite phases make the powers NaN through log2_size: integer turns cannot express them.
     __device__ __forceinline__ static Powers of(double log_size, double radians) {
         constexpr double kInverse = 0x1.71547652b82fep+0, kRest = 0x1.777d0ffda0d24p-56;     // 1 / ln 2
-        const double finite = log_size < -1e20 ? -1e20 : log_size > 1e20 ? 1e20 : log_size;  // 0 times infinity is no number
+        const double finite = log_size < -1e20 ? -1e20 : log_size > 1e20 ? 1e20 : log_size;  // 0 times infinity would be NaN
         const double log2_size = finite * kInverse + radians * 0;
         const auto rounded = static_cast<Real>(log2_size);
         return {Turns::of(radians), rounded,
@@ -73,7 +73,7 @@ struct Powers {
     }
 
   private:
-    // The exponent's product with what rounding left of it. Steps are less than 2^48; in fp32 their two halves are exact.
+    // The exponent's product, with its rounding residual. Steps are below 2^48; in fp32 both 24-bit halves are exact.
     __device__ __forceinline__ Real size_after(unsigned long long steps) const {
         constexpr Real kLn2 = static_cast<Real>(0x1.62e42fefa39efp-1);
         if constexpr (sizeof(Real) == sizeof(float)) {

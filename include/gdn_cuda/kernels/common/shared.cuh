@@ -1,5 +1,4 @@
-// Shared memory by address: single accesses, and tiles of 128-byte rows, swizzled: 16-byte piece p of row r lies at piece
-// p ^ (r % 8).
+// Shared-memory accesses by address, and swizzled tiles of 128-byte rows: 16-byte piece p of row r lies at p ^ (r % 8).
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -10,7 +9,7 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// For what only other threads or the tensor cores read: the compiler may move this thread's own loads past it.
+// No "memory" clobber: only for data read by other threads or tensor cores, as this thread's loads may be moved past it.
 __device__ __forceinline__ void store_shared(unsigned address, unsigned x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x));
 }
@@ -31,8 +30,8 @@ __device__ __forceinline__ uint4 load_shared(unsigned address) {
     return x;
 }
 
-// A row of a swizzled tile, and one of its pieces: tiles start on 128 bytes (for TMA and wgmma, on 1024), so the
-// swizzle is an exclusive or with bits of the address.
+// A row of a swizzled tile, and one of its pieces. Tiles are 128-byte aligned (1024 for TMA and wgmma), so the swizzle is an
+// XOR of address bits.
 __device__ __forceinline__ unsigned tile_row(const void* tile, int row) {
     return shared_address(tile) + row * 128 + ((row & 7) << 4);
 }

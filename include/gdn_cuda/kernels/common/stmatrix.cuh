@@ -1,5 +1,5 @@
-// stmatrix (sm_90) through CUTLASS, by addresses of the shared window: four 8 x 8 matrices of 16-bit elements, lane 8 i + r
-// giving the address of row r of matrix i.
+// stmatrix (sm_90) through CUTLASS, by shared-window addresses: four 8 x 8 matrices of 16-bit elements; lane 8 i + r gives the
+// address of row r of matrix i.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass.cuh>
@@ -12,7 +12,7 @@ __device__ __forceinline__ cute::uint128_t& shared_row(unsigned row) {
 __device__ __forceinline__ void stmatrix_x4(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
     cute::SM90_U32x4_STSM_N::copy(a, b, c, d, shared_row(row));
 }
-// Transposed on the way.
+// Each matrix transposed.
 __device__ __forceinline__ void stmatrix_x4_trans(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
     cute::SM90_U16x8_STSM_T::copy(a, b, c, d, shared_row(row));
 }

@@ -1,4 +1,4 @@
-// The driver's description of a tensor for TMA, as a kernel argument; for host and device.
+// The driver's TMA tensor map (CUtensorMap) as a kernel argument, for host and device.
 #pragma once
 
 namespace gdn_cuda {

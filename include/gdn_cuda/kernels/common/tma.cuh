@@ -1,5 +1,4 @@
-// Tiles of rank-4 tensors between global and shared memory through TMA (sm_90). Rows of 128 bytes, swizzled as shared.cuh has
-// them.
+// TMA loads and stores (sm_90) of rank-4 tiles with 128-byte rows, swizzled as in shared.cuh.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mbarrier.cuh>
@@ -11,7 +10,7 @@ struct TileAt {
     int element, head, token, batch;
 };
 
-// cute::SM90_TMA_LOAD_4D has a cache hint in any case, which is two uniform moves more for each load.
+// Inline PTX: cute::SM90_TMA_LOAD_4D always passes a cache hint, two more uniform moves per load.
 __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, const TileAt& at, Barrier& arrived) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
@@ -20,7 +19,7 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, con
         : "memory");
 }
 
-// Joins the thread's open bulk group; what lies outside the tensor is not written.
+// Joins the thread's open bulk group; elements outside the tensor are not written.
 __device__ __forceinline__ void tma_store(const TensorMap& map, const TileAt& at, const void* shared) {
     cute::SM90_TMA_STORE_4D::copy(&map, shared, at.element, at.head, at.token, at.batch);
 }

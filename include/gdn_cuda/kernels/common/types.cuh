@@ -1,4 +1,4 @@
-// Types that host and device share: compiled by g++, nvcc and NVRTC, so no standard library.
+// Types shared by host and device. Compiled by g++, nvcc and NVRTC: no standard library.
 #pragma once
 
 #ifdef __CUDACC__
@@ -9,7 +9,7 @@
 
 namespace gdn_cuda {
 
-// What is compiled for, as 10 * major + minor; 0 on the host.
+// Architecture compiled for, as 10 * major + minor; 0 on the host.
 #ifdef __CUDA_ARCH__
 inline constexpr int kCompiledCapability = __CUDA_ARCH__ / 10;
 #else
@@ -18,7 +18,7 @@ inline constexpr int kCompiledCapability = 0;
 
 using i64 = long long;
 
-// Shared memory that every GPU from sm_80 on lets a block have.
+// Dynamic shared memory that every GPU from sm_80 on allows a block.
 inline constexpr int kSharedBytesEverywhere = 99 * 1024;
 
 enum class DType : int { f32, bf16, f16, i32, i64, f64, c64, c128 };
@@ -49,7 +49,7 @@ GDN_HOST_DEVICE constexpr i64 ceil_div(i64 a, i64 b) {
     return (a + b - 1) / b;
 }
 
-// A few numbers or indices per head or sequence: the type is a run-time tag, so that it never multiplies the kernels.
+// A few scalars or indices per head or sequence: a run-time type tag saves a kernel instantiation per type.
 struct Tagged {
     const void* data = nullptr;
     DType type = DType::f32;
@@ -61,7 +61,7 @@ struct Rows {
     i64 batch = 0, token = 0, head = 0;
 };
 
-// (batch, token, head) of small numbers.
+// (batch, token, head) of scalars.
 struct Scalars {
     Tagged values;
     i64 batch = 0, token = 0, head = 0;

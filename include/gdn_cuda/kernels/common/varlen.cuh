@@ -1,4 +1,4 @@
-// Where a sequence lies in a packed (varlen) or padded batch.
+// Lookup of sequences and chunks in a packed (varlen) or padded batch.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -10,26 +10,26 @@ struct Span {
     int length;  // tokens
 };
 
-// cu_seqlens.data == nullptr: padded, every sequence has `tokens` and its own batch stride. Packed: `tokens` are all there are,
-// and whatever cu_seqlens says, no span leaves them: the host cannot check its values without waiting for the device. Spans
-// may overlap, though, so their lengths may add up to more than `tokens`: who counts over sequences bounds what it counts.
+// cu_seqlens.data == nullptr: padded, every sequence has `tokens` tokens and its own batch stride. Packed: spans are clamped to
+// the `tokens` of the batch, as the host cannot check cu_seqlens without a device synchronisation. Spans may overlap, so the
+// sum of lengths may exceed `tokens`: bound what is counted over sequences.
 __device__ __forceinline__ Span span_of(const Tagged& cu_seqlens, int sequence, int tokens) {
     if (cu_seqlens.data == nullptr) return {0, tokens};
     const i64 last = tokens;
     const i64 start = min(max(load_index(cu_seqlens, sequence), i64{0}), last);
-    const i64 end = min(max(load_index(cu_seqlens, sequence + 1), start), last);  // first the bound, then the difference
+    const i64 end = min(max(load_index(cu_seqlens, sequence + 1), start), last);  // clamp before subtracting
     return {start, static_cast<int>(end - start)};
 }
 
 struct ChunkPlace {
     int sequence;  // -1: past the last chunk
-    int first;     // first token of the chunk inside its sequence
+    int first;     // first token of the chunk, within its sequence
     i64 start;     // first token of the sequence
     int length;    // tokens of the sequence
 };
 
-// Chunks of all sequences are numbered in order, ceil(length / chunk) each. A walk over the lengths: batches are a few hundred
-// at most.
+// Chunks are numbered over all sequences in order, ceil(length / chunk) each. Linear search: batches have a few hundred
+// sequences at most.
 __device__ __forceinline__ ChunkPlace place_of_chunk(const Tagged& cu_seqlens, int sequences, int tokens, int chunk_size,
                                                      int chunk) {
     if (cu_seqlens.data == nullptr) {

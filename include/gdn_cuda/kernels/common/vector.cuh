@@ -1,11 +1,11 @@
-// Short vectors of storage type, moved in one access and computed with in fp32.
+// Short vectors of a storage type: one memory access, arithmetic in fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
 
 namespace gdn_cuda {
 
-// State streams through once a step: keeping it out of L1 leaves that to q and k, which every warp of a block reads.
+// load_streaming: state is read once per step; bypassing L1 leaves it to q and k, which every warp of a block reads.
 template <int kBytes>
 struct Raw;
 template <>
@@ -19,7 +19,7 @@ struct Raw<16> {
     }
     __device__ __forceinline__ void load(const void* from) { bits = *static_cast<const uint4*>(from); }
     __device__ __forceinline__ void store(void* to) const { *static_cast<uint4*>(to) = bits; }
-    // Spelt out: under a predicate the compiler takes a vector store to pieces.
+    // Inline PTX: under a predicate the compiler splits vector stores.
     __device__ __forceinline__ void store_global(void* to) const {
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w)
                      : "memory");
@@ -100,7 +100,7 @@ struct Vector {
     __device__ __forceinline__ void set(int i, float x) { items[i] = from_float<T>(x); }
 };
 
-// Sum over groups of kLanes neighbouring lanes; every lane gets the result, in the same order on each.
+// Sum over groups of kLanes neighbouring lanes; every lane gets it, in the same summation order.
 template <int kLanes>
 __device__ __forceinline__ float group_sum(float x) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// wgmma (sm_90a) through CUTLASS: products of a warpgroup, bf16 or fp16 in, fp32 out. The accumulator of a 64 x N product lies
-// as with mma.sync: warp w has rows 16 w ..., thread (g = lane / 4, t = lane % 4) of it rows g and g + 8, columns 8 n + 2 t and
-// + 1, in the order [n][row][column]. Two such pairs, rounded, are a register of the left operand for the next product.
+// wgmma (sm_90a) through CUTLASS: bf16 or fp16 operands, fp32 accumulators. Fragments are as with mma.sync: of a 64 x N
+// accumulator, warp w holds rows 16 w ..., its lane (g = lane / 4, t = lane % 4) rows g and g + 8, columns 8 n + 2 t and + 1,
+// in the order [n][row][column]. Two such elements, rounded, are a register of the next product's left operand.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass.cuh>
@@ -8,9 +8,9 @@
 
 namespace gdn_cuda {
 
-// Right operands, and left ones from shared memory, are tiles of 128-byte rows, swizzled as tma.cuh has them: (address, stride
-// between 64-element columns, stride between groups of 8 rows) in units of 16 bytes, and the swizzle. Bytes further on, it is
-// the same plus their sixteenth; in 32 bits, for the sum never leaves them, where cute::GmmaDescriptor would add 64.
+// Shared-memory operands: tiles of swizzled 128-byte rows (shared.cuh). The descriptor holds address, stride between 64-element
+// columns and stride between groups of 8 rows, in units of 16 bytes, and the swizzle. Advancing adds to the low 32 bits, which
+// never carry; cute::GmmaDescriptor would add 64 bits.
 constexpr int kSwizzledRowsStride = 1024, kDescriptorUnit = 16;
 struct TileOperand {
     unsigned low;
@@ -25,7 +25,7 @@ __device__ __forceinline__ TileOperand tile_operand(const void* shared, int colu
     return {(shared_address(shared) & 0x3ffff) / kDescriptorUnit | (column_stride / kDescriptorUnit) << 16};
 }
 
-// The compiler must not keep or move an accumulator across a wait.
+// Keeps the compiler from holding or moving an accumulator across a wait.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulator)[kCount]) {
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&accumulator)[kCo
 
 namespace gmma = cute::SM90::GMMA;
 
-// CUTLASS's instructions by element type, N and the layout of b: a from registers (RS), or from shared memory (SS).
+// CUTLASS's instructions by element type, N and major-ness of b; a from registers (RS) or shared memory (SS).
 template <DType kType, int kN, gmma::Major kMajor>
 struct Wgmma;
 #define GDN_WGMMA(type, n, inputs)                                                 \
@@ -51,7 +51,7 @@ GDN_WGMMA(f16, 96, F16F16);
 GDN_WGMMA(f16, 128, F16F16);
 #undef GDN_WGMMA
 
-// d (64 x kN) = or += a (64 x 16) b (16 x kN). kAlongK: rows of b's tile run along k (b is N x K in memory), else along n.
+// d (64 x kN) = or += a (64 x 16) b (16 x kN). kAlongK: b is K-major (N x K in memory), else MN-major.
 template <DType kType, int kN, bool kAlongK>
 struct Product {
     using Accumulator = float[kN / 2];
@@ -65,7 +65,7 @@ struct Product {
     }
 
   private:
-    // CUTLASS takes every register of the accumulator as an argument of its own.
+    // CUTLASS takes every accumulator register as a separate argument.
     template <class Mma, class... Inputs>
     __device__ __forceinline__ static void run(Accumulator& d, bool add, const Inputs&... inputs) {
         fma<Mma>(cute::make_index_sequence<kN / 2>(), d, add ? gmma::ScaleOut::One : gmma::ScaleOut::Zero, inputs...);

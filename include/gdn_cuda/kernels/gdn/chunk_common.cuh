@@ -1,4 +1,4 @@
-// What the three pieces of the chunked form share: arguments, and where a chunk lies.
+// Shared by the kernels of the chunked form: arguments, and lookup of a chunk's tokens and scalars.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -8,20 +8,20 @@ namespace gdn_cuda::gdn {
 constexpr int kChunk = 64;
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Gates are cumulated in units of ln 2, none below this: the exponential is 0 in fp32 all the same, and the sum keeps the
-// digits of the gates behind. One below kResetGateLog2 is a reset: its own exponential is 0 already.
+// Cumulative gates (log2) are clamped per gate at kLowestGateLog2: the exponential is 0 in fp32 in any case, and the sum keeps
+// precision for later gates. A gate below kResetGateLog2 resets the state: its own exponential is 0.
 constexpr float kLowestGateLog2 = -160.f, kResetGateLog2 = -126.f;
 
-// Padded (batch, token, head, d) or packed with cu_seqlens; gate is the cumulative sum inside each chunk, or absent.
+// Padded (batch, token, head, d), or packed with cu_seqlens. gate: cumulative sum within each chunk, or absent.
 struct ChunkArgs {
-    Rows query, key, value, w, output;  // each piece uses its own
+    Rows query, key, value, w, output;  // each kernel uses its own
     Scalars beta, gate;
     int sequences, tokens, heads, heads_per_key, dk, dv;
     float scale;
     Tagged cu_seqlens;
 
-    void* states;      // (batch, chunks, Hv, dv, dk), or (chunks, Hv, dv, dk) packed: before each chunk; contiguous
-    i64 state_chunks;  // how many there are; chunks past them are left alone
+    void* states;      // state before each chunk: (batch, chunks, Hv, dv, dk), or (chunks, Hv, dv, dk) packed; contiguous
+    i64 state_chunks;  // allocated; later chunks are not stored
     void* final_state;
     DType states_type, final_type;
     bool has_initial, has_final;
@@ -39,7 +39,7 @@ __device__ __forceinline__ int chunks_of(const Span& span) {
     return static_cast<int>(ceil_div(span.length, kChunk));
 }
 
-// place_of_chunk by a whole warp, 32 sequences at a time: every block of a batch of hundreds starts with it.
+// place_of_chunk by a whole warp, 32 sequences at a time: every block starts with it, over batches of hundreds.
 __device__ __forceinline__ ChunkPlace find_chunk(const ChunkArgs& args, int chunk) {
     if (args.cu_seqlens.data == nullptr) return place_of_chunk(args.cu_seqlens, args.sequences, args.tokens, kChunk, chunk);
     constexpr unsigned kAll = 0xffffffffu;
@@ -64,33 +64,33 @@ __device__ __forceinline__ ChunkPlace find_chunk(const ChunkArgs& args, int chun
     return {-1, 0, 0, 0};
 }
 
-// Index of a sequence's first chunk among the chunks of all, by a whole warp.
+// A sequence's first chunk, counted over all sequences; by a whole warp.
 __device__ __forceinline__ i64 first_chunk_of(const ChunkArgs& args, int sequence) {
     if (args.cu_seqlens.data == nullptr) return sequence * ceil_div(args.tokens, kChunk);
-    i64 chunks = 0;  // of spans that overlap, more than an int may hold
+    i64 chunks = 0;  // i64: overlapping spans can exceed an int
     for (int n = threadIdx.x % 32; n < sequence; n += 32) chunks += chunks_of(span_of(args.cu_seqlens, n, args.tokens));
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) chunks += __shfl_xor_sync(0xffffffffu, chunks, step);
     return chunks;
 }
 
-// The rows of a place's tokens, of one head.
+// First row of a chunk's tokens, for one head.
 __device__ __forceinline__ __nv_bfloat16* rows_at(const Rows& rows, const ChunkPlace& place, int head) {
     return static_cast<__nv_bfloat16*>(rows.data) + place.sequence * rows.batch + (place.start + place.first) * rows.token +
            head * rows.head;
 }
 
-// Where the number of a place's token is.
+// Index of a token's scalar.
 __device__ __forceinline__ i64 scalar_at(const Scalars& from, const ChunkPlace& place, int head, int token) {
     return place.sequence * from.batch + (place.start + place.first + token) * from.token + head * from.head;
 }
 
-// A caller's own sum may be -inf. As this it has differences: none from another -inf, and e^ of it is 0 from anything else.
+// A caller's cumulative gate may be -inf. As -FLT_MAX, its difference with another is 0 and e^(it - any other gate) is 0.
 __device__ __forceinline__ float finite_sum(float gate) {
     return at_least(gate, -3.402823466e38f);
 }
 
-// Tokens past `count` repeat the last gate, so that differences with them stay finite.
+// Tokens past `count` repeat the last gate, so that differences stay finite.
 __device__ __forceinline__ const float* gate_at(const Scalars& gates, const ChunkPlace& place, int head, int count, int token) {
     return static_cast<const float*>(gates.values.data) + scalar_at(gates, place, head, min(token, count - 1));
 }

@@ -1,11 +1,11 @@
-// gdn/chunk_cumsum: inclusive sum of the gates along the tokens of each chunk, in fp32, restarting at every chunk and sequence.
+// gdn/chunk_cumsum: inclusive fp32 sum of the gates over the tokens of each chunk, restarting at every chunk and sequence.
 // Gates below -128 count as -128.
 //
-// A block takes one chunk of a few heads through shared memory, so that it reads along whichever of tokens and heads is
-// contiguous in the input and writes along whichever is contiguous in the output. The sum itself is one thread a head, token
-// after token: the order is fixed, and a chunk sums the same wherever it lies.
+// A block stages one chunk of a few heads in shared memory, so that it reads and writes along whichever of tokens and heads is
+// contiguous. One thread per head sums token after token: the order is fixed, and a chunk's sum does not depend on its
+// position.
 //
-// Bound: memory, 6 bytes an element from bf16; at usual sizes (8192 tokens of 32 heads: 1.5 MB) the launch.
+// Bound: memory, 6 bytes per element for bf16; at usual sizes (8192 tokens of 32 heads: 1.5 MB) the launch.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -13,7 +13,7 @@
 
 namespace gdn_cuda::gdn {
 
-// Calls visit(token, head) for a tile, neighbouring threads along heads or along tokens.
+// Calls visit(token, head) over a tile, neighbouring threads along heads or along tokens.
 template <ChunkCumsumConfig kConfig, class Visitor>
 __device__ __forceinline__ void for_tile(bool along_heads, int tokens, int heads, Visitor&& visit) {
     for (int i = threadIdx.x; i < kConfig.chunk * kConfig.heads_per_block; i += kConfig.threads()) {

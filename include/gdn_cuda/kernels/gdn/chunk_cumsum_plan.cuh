@@ -5,8 +5,8 @@
 
 namespace gdn_cuda::gdn {
 
-// A gate below this counts as this: its exponential is 0 in fp32 all the same, and the sum keeps the digits of the gates behind
-// it. A power of two, so that sums of resets are exact.
+// Lower gates are clamped to this: the exponential is 0 in fp32 in any case, and the sum keeps precision for later gates. A
+// power of two, so that sums of resets are exact.
 constexpr float kLowestGate = -128.f;
 
 struct ChunkCumsumConfig {
@@ -27,7 +27,7 @@ struct ChunkCumsumConfig {
 
 template <ChunkCumsumConfig kConfig>
 struct ChunkCumsumSharedPlan {
-    float tile[kConfig.heads_per_block][kConfig.chunk + 1];  // + 1: a column read is free of bank conflicts
+    float tile[kConfig.heads_per_block][kConfig.chunk + 1];  // + 1: column reads are free of bank conflicts
 };
 
 struct ChunkCumsumArgs {

@@ -1,14 +1,13 @@
-// (I + A)^-1 for the strictly lower triangular A of a chunk of 64 tokens, in fp32: four warps of a block, nothing newer than
-// sm_80.
+// (I + A)^-1 for the strictly lower triangular A of a 64-token chunk, in fp32, by four warps; needs only sm_80.
 //
-// Diagonal 16 x 16 blocks by substitution, a warp each. Then rows of blocks, one after another:
+// Diagonal 16 x 16 blocks by substitution, one warp each. Then rows of blocks, in order:
 //     T_wj = -(T_ww A_wm) T_mj, summed over j <= m < w,
-// where the first factor is warp w's own and the second comes from the warps above. Products are as good as fp32's (tf32 in
-// three parts): with beta near 2 and keys that repeat, entries alternate and cancel, and what is lost here comes back larger.
+// where the first factor is warp w's own and the second comes from earlier warps. Products are about as accurate as fp32 (three
+// tf32 products): with beta near 2 and repeated keys, entries alternate in sign and cancel, which magnifies errors made here.
 //
-// Use: four warps call it together, `warp` 0..3, each having written row `warp` of blocks (A below the diagonal; above, in the
-// diagonal block, anything) and called __syncwarp or more. On return row `warp` holds the inverse and this warp may read it;
-// the others may after the next barrier. `gather` is a barrier of the four warps, or of more that call it as often (kGathers).
+// Use: warps 0..3 call it together, after each has written row `warp` of blocks (A below the diagonal; above it, in the
+// diagonal block, anything) and called __syncwarp or stronger. On return this warp may read row `warp` of the inverse; the
+// others may after the next barrier. `gather` is a barrier of the four warps, or of more that call it as often (kGathers).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
@@ -25,7 +24,7 @@ struct ChunkTriangle {
     static constexpr int kBlocks = kInverseWarps * (kInverseWarps + 1) / 2;
     Block blocks[kBlocks];
 
-    // Of the block in this row and column of blocks.
+    // Index of a block by its row and column of blocks.
     GDN_HOST_DEVICE static constexpr int number(int row, int column) { return row * (row + 1) / 2 + column; }
     GDN_HOST_DEVICE Block& block(int row, int column) { return blocks[number(row, column)]; }
     GDN_HOST_DEVICE float& at(int row, int column) {
@@ -51,7 +50,7 @@ struct ChunkInverse {
     __device__ __forceinline__ ChunkInverse(ChunkTriangle& triangle, int warp, int lane)
         : triangle(triangle), warp(warp), lane(lane) {}
 
-    // Lane c has column c.
+    // Lane c computes column c.
     __device__ __forceinline__ void invert_diagonal() const {
         Block& diagonal = triangle.block(warp, warp);
         const int column = lane % kInverseBlock;
@@ -76,8 +75,8 @@ struct ChunkInverse {
         __syncwarp();
     }
 
-    using Left = TwoParts[2][4];  // 16 x 16, two steps of k: columns 8 step + 2 t and the next
-    using Sums = float[2][4];     // 16 x 16, two halves
+    using Left = TwoParts[2][4];  // 16 x 16, two k steps: columns 8 step + 2 t and + 1
+    using Sums = float[2][4];     // 16 x 16, two halves of columns
 
     static __device__ __forceinline__ void as_factor(Left& left, const Sums& x, float sign) {
 #pragma unroll

@@ -1,12 +1,12 @@
-// A chunk's rows in shared memory as ldmatrix reads them, and on their way there and back.
+// A chunk's rows in shared memory, swizzled for ldmatrix, and their loads and stores.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/chunk_common.cuh>
 
 namespace gdn_cuda::gdn {
 
-// kChunk rows of bf16 in 16-byte pieces. Pieces are swapped within each 128 bytes, so that neither eight rows' pieces
-// (ldmatrix) nor two rows' halves (16 bytes a lane) share a bank.
+// kChunk rows of bf16 in 16-byte pieces, XOR-swizzled within 128 bytes: free of bank conflicts both for eight rows of one piece
+// (ldmatrix) and for half rows of two rows (16 bytes per lane).
 template <int kColumns>
 struct alignas(128) ChunkTile {
     static_assert(kColumns % 32 == 0);
@@ -24,7 +24,7 @@ struct alignas(128) ChunkTile {
 
 namespace gdn_cuda::gdn {
 
-// Where a piece of a tile lies, as a shared address.
+// Shared-memory address of a piece.
 template <int kColumns>
 __device__ __forceinline__ unsigned piece_at(const ChunkTile<kColumns>& tile, int row, int piece) {
     constexpr int kSwapped = ChunkTile<kColumns>::kPieces < 8 ? ChunkTile<kColumns>::kPieces - 1 : 7;
@@ -32,8 +32,8 @@ __device__ __forceinline__ unsigned piece_at(const ChunkTile<kColumns>& tile, in
     return shared_address(tile.bytes) + row * ChunkTile<kColumns>::kRowBytes + (piece ^ swap) * 16;
 }
 
-// The pieces that lie a constant number of rows (a multiple of 8) and of pieces (bits that the first one has not) from one of a
-// lane's: all of a lane's addresses in a tile are a few and constants.
+// Addresses at constant offsets from one piece: rows a multiple of 8, pieces in bits that are 0 in the first. All of a lane's
+// addresses in a tile are then one register plus constants.
 template <int kColumns>
 struct PiecesFrom {
     unsigned first;
@@ -48,7 +48,7 @@ struct PiecesFrom {
     }
 };
 
-// A warp's 16 rows of x y^T, for rows x and y of tokens, in blocks of 16 x 16 up to the diagonal's.
+// A warp's 16 rows of x y^T over tokens, in 16 x 16 blocks up to the diagonal.
 using RowOfBlocks = float[kChunk / 16][2][4];
 template <int kColumns>
 __device__ __forceinline__ void add_token_products(RowOfBlocks& products, const ChunkTile<kColumns>& x,
@@ -84,15 +84,15 @@ __device__ __forceinline__ Row8 load_piece(const __nv_bfloat16* from) {
     return piece;
 }
 
-// The block brings `count` rows of `columns` elements (a multiple of 8), `stride` apart; the rest of the tile becomes zero.
-// Asynchronously, if rows start on 16 bytes: the caller commits and waits.
+// The block loads `count` rows of `columns` elements (a multiple of 8) at `stride`, and zeroes the rest of the tile. With
+// 16-byte aligned rows by cp.async: the caller commits and waits.
 template <bool kAligned, int kThreads, int kColumns>
 __device__ __forceinline__ void bring_tile(ChunkTile<kColumns>& tile, const __nv_bfloat16* rows, i64 stride, int count,
                                            int columns) {
     constexpr int kPieces = ChunkTile<kColumns>::kPieces, kRowsAtOnce = kThreads / kPieces, kUnroll = kAligned ? 8 : 1;
     static_assert(kThreads % kPieces == 0 && kChunk % kRowsAtOnce == 0);
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // in a loop, every row's address would be kept
+    asm volatile("" : "+r"(thread));  // keeps row addresses from being hoisted out of loops
     const int piece = thread % kPieces;
     const bool inside = piece * 8 < columns;
     int row = thread / kPieces;
@@ -125,8 +125,8 @@ __device__ __forceinline__ void store_piece(__nv_bfloat16* to, const unsigned (&
     }
 }
 
-// Among four neighbouring lanes: the lane's x[i] becomes what lane i had in x[lane]. Pairs of four neighbouring products, two
-// columns a lane and product, become the eight columns of one product a lane: 16 bytes to store.
+// 4 x 4 transpose over four neighbouring lanes: x[i] of this lane becomes x[lane] of lane i. Turns four MMA tiles with two
+// columns per lane into eight columns of one tile per lane: a 16-byte store.
 __device__ __forceinline__ void transpose_quad(unsigned (&x)[4]) {
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {

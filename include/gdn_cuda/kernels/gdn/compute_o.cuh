@@ -2,13 +2,13 @@
 //
 //     o = scale (exp(G) q S^T + P v')      P_ij = (q_i.k_j) exp(G_i - G_j) for i >= j, else 0
 //
-// A block takes one chunk of one value head and up to 128 value dimensions. A warp forms 16 rows of P, which all share, and
-// then the outputs of a quarter of the value dimensions for all tokens: each row of S is wanted by one warp only, so S goes
-// from memory straight into operands, eight numbers a lane, the next ones asked for before the present ones are used. The order
-// of the key dimensions inside a product is free: lane t's eight neighbours are pairs 2 t, 2 t + 1 of two products, and queries
-// are read in the same order.
+// A block takes one chunk of one value head and up to 128 value dimensions. A warp computes 16 rows of P, shared through shared
+// memory, then the outputs of a quarter of the value dimensions for all tokens. Each row of S is used by one warp only, so S is
+// loaded from global memory straight into operand registers, eight elements per lane, the next ones before the present ones are
+// used. The order of key dimensions within a product is free: lane t's eight neighbours are pairs 2 t, 2 t + 1 of two MMAs, and
+// queries are read in the same order.
 //
-// Bound: memory, most of it the states; 81 % of a copy's speed at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
+// Bound: memory, mostly the states; 81 % of a copy's bandwidth at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/compute_o_plan.cuh>
@@ -20,22 +20,22 @@ struct ComputeOBlock {
     using Plan = ComputeOSharedPlan<kConfig>;
     using Number = Storage<kConfig.state>;
     static constexpr int kRowBlocks = kChunk / 16;
-    static constexpr int kTiles = kConfig.kValueColumns / 8 / 4;  // of eight value dimensions, this warp's
+    static constexpr int kTiles = kConfig.kValueColumns / 8 / 4;  // of eight value dimensions, per warp
     static constexpr int kKeysAtOnce = 32;
 
     Plan& shared;
-    const int columns;  // value dimensions there are
+    const int columns;  // value dimensions left
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
     __device__ __forceinline__ ComputeOBlock(Plan& shared, int columns) : shared(shared), columns(columns) {}
 
-    // Pairs of tiles go round the warps, so that few value dimensions are spread evenly.
+    // Pairs of tiles are dealt to the warps in turn, so that few value dimensions are spread evenly.
     __device__ __forceinline__ int column_of(int tile) const { return 16 * (warp + tile / 2 * 4) + tile % 2 * 8; }
 
     __device__ __forceinline__ void form_scores() const {
         RowOfBlocks products = {};
         add_token_products(products, shared.query, shared.key, warp, lane);
-        __syncthreads();  // keys are used up: scores take their place
+        __syncthreads();  // all warps are done with keys; scores alias them
         const PiecesFrom scores(shared.scores, 16 * warp + g, 0);
         const float gate[2] = {shared.gate[16 * warp + g], shared.gate[16 * warp + g + 8]};
 #pragma unroll
@@ -57,11 +57,12 @@ struct ComputeOBlock {
         }
     }
 
-    // Eight neighbouring numbers of a row of S for each of the warp's tiles.
-    struct Part {
+    // Eight neighbouring elements of a row of S for each of the warp's tiles.
+    struct StatePart {
         Vector<Number, 8, kConfig.aligned> of_tile[kTiles];
     };
-    __device__ __forceinline__ void ask(Part& part, const Number* state, int rows_left, int dk, int first_key) const {
+    __device__ __forceinline__ void load_state_part(StatePart& part, const Number* state, int rows_left, int dk,
+                                                    int first_key) const {
         const int key = first_key + 8 * t;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
@@ -83,7 +84,7 @@ struct ComputeOBlock {
 
     using Sums = float[kRowBlocks][kTiles][4];
 
-    __device__ __forceinline__ void add_from_state(Sums& sums, const Part& part, int first_key) const {
+    __device__ __forceinline__ void add_from_state(Sums& sums, const StatePart& part, int first_key) const {
         unsigned right[kTiles][4];
         const PiecesFrom queries(shared.query, g, t);
 #pragma unroll
@@ -102,7 +103,7 @@ struct ComputeOBlock {
         }
     }
 
-    // Where exp(G) is 0 a token sees nothing of the state; 0 times infinity would be NaN.
+    // Where exp(G) is 0 the state's contribution is 0; 0 times infinity would be NaN.
     __device__ __forceinline__ void decay(Sums& sums) const {
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block)
@@ -117,16 +118,16 @@ struct ComputeOBlock {
             }
     }
 
-    // ---- Gates, and chunks with resets among them
+    // ---- Gates, and chunks that hold resets
 
-    // One thread a token, before the barrier that `gate` needs.
-    __device__ __forceinline__ void share_gate(int token, float gate, float gate_before) const {
+    // One thread per token; the barrier before reads of `gate` is the caller's.
+    __device__ __forceinline__ void store_gate(int token, float gate, float gate_before) const {
         shared.gate[token] = gate;
         shared.kept[token] = exp_fast(gate);
         const unsigned resets = __ballot_sync(0xffffffffu, exp_fast(gate - gate_before) == 0.f);
         if (token % 32 == 0) {
             shared.resets[token / 32] = resets;
-            shared.wrong[token / 32] = 0;
+            shared.nonfinite[token / 32] = 0;
         }
     }
     __device__ __forceinline__ bool has_resets() const { return (shared.resets[0] | shared.resets[1]) != 0; }
@@ -135,10 +136,10 @@ struct ComputeOBlock {
         return static_cast<unsigned long long>(words[1]) << 32 | words[0];
     }
 
-    // Zeros in the place of v' that are not finite, and a note of their tokens.
-    __device__ __forceinline__ void clear_wrong_values() const {
+    // Replaces non-finite v' by zeros, and marks their tokens.
+    __device__ __forceinline__ void clear_nonfinite_values() const {
         constexpr int kPieces = ChunkTile<kConfig.kValueColumns>::kPieces;
-        constexpr unsigned kExponent = 0x7f80u;  // of bf16: all ones in what is not finite
+        constexpr unsigned kExponent = 0x7f80u;  // bf16 exponent: all ones if not finite
 #pragma unroll 1
         for (int i = threadIdx.x; i < kChunk * kPieces; i += kConfig.kThreads) {
             const int token = i / kPieces;
@@ -152,20 +153,20 @@ struct ComputeOBlock {
             }
             if (kept[0] == eight.x && kept[1] == eight.y && kept[2] == eight.z && kept[3] == eight.w) continue;
             store_shared(at, uint4{kept[0], kept[1], kept[2], kept[3]});
-            atomicOr(&shared.wrong[token / 32], 1u << token % 32);
+            atomicOr(&shared.nonfinite[token / 32], 1u << token % 32);
         }
     }
 
-    // What came before a reset must not reach what comes after it, but from a wrong token to the next reset all is NaN: the
-    // sums from the state take that from exp(G). By the whole block.
-    __device__ __forceinline__ void part_at_resets() const {
-        clear_wrong_values();
+    // Nothing before a reset may reach what follows it; but from a non-finite token to the next reset all is NaN: exp(G), by
+    // which the sums from the state are scaled, becomes NaN. By the whole block.
+    __device__ __forceinline__ void apply_resets() const {
+        clear_nonfinite_values();
         __syncthreads();
         if (const int token = threadIdx.x; token < kChunk) {
-            const unsigned long long wrong = bits_of(shared.wrong), until = (2ull << token) - 1;
+            const unsigned long long nonfinite = bits_of(shared.nonfinite), until = (2ull << token) - 1;
             const unsigned long long resets = bits_of(shared.resets) & until;
             const unsigned long long since = resets == 0 ? until : until & -(1ull << (63 - __clzll(resets)));
-            if ((wrong & since) != 0) shared.kept[token] = quiet_nan();
+            if ((nonfinite & since) != 0) shared.kept[token] = quiet_nan();
         }
         __syncthreads();
     }
@@ -178,7 +179,7 @@ struct ComputeOBlock {
             unsigned right[kTiles / 2][4];
 #pragma unroll
             for (int pair = 0; pair < kTiles / 2; ++pair)
-                ldmatrix_x4_trans(right[pair], values.at(16 * step, 8 * pair));  // 64 columns on
+                ldmatrix_x4_trans(right[pair], values.at(16 * step, 8 * pair));  // 64 columns apart
 #pragma unroll
             for (int block = step; block < kRowBlocks; ++block) {
                 unsigned scores[4];
@@ -194,7 +195,7 @@ struct ComputeOBlock {
     }
 
     __device__ __forceinline__ void store(const Sums& sums, float scale, __nv_bfloat16* rows, i64 stride, int count) const {
-        static_assert(kTiles == 4);  // a lane's tile: its eight columns
+        static_assert(kTiles == 4);  // transpose_quad: eight columns of one tile per lane
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block)
 #pragma unroll
@@ -226,20 +227,20 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
     const int count = min(kChunk, place.length - place.first), first = static_cast<int>(blockIdx.y) * kConfig.kValueColumns;
     const Block block(shared, args.dv - first);
 
-    const auto bring = [&](auto& tile, const Rows& rows, const __nv_bfloat16* from, int columns) {
+    const auto load_rows = [&](auto& tile, const Rows& rows, const __nv_bfloat16* from, int columns) {
         bring_tile<kConfig.aligned, kConfig.kThreads>(tile, from, rows.token, count, columns);
     };
-    bring(shared.query, args.query, rows_at(args.query, place, key_head), args.dk);
-    bring(shared.key, args.key, rows_at(args.key, place, key_head), args.dk);
+    load_rows(shared.query, args.query, rows_at(args.query, place, key_head), args.dk);
+    load_rows(shared.key, args.key, rows_at(args.key, place, key_head), args.dk);
     cp_async_fence();
-    bring(shared.value, args.value, rows_at(args.value, place, head) + first, args.dv - first);
+    load_rows(shared.value, args.value, rows_at(args.value, place, head) + first, args.dv - first);
     cp_async_fence();
     const auto* state = static_cast<const typename Block::Number*>(args.states) +
                         ((static_cast<i64>(chunk) * args.heads + head) * args.dv + first) * args.dk;
-    typename Block::Part part, next;
-    block.ask(part, state, args.dv - first, args.dk, 0);
+    typename Block::StatePart part, next;
+    block.load_state_part(part, state, args.dv - first, args.dk, 0);
     if (const int token = threadIdx.x; token < kChunk)
-        block.share_gate(token, gate_of(args.gate, place, head, count, token),
+        block.store_gate(token, gate_of(args.gate, place, head, count, token),
                          token == 0 ? 0.f : gate_of(args.gate, place, head, count, token - 1));
     cp_async_wait<1>();
     __syncthreads();
@@ -249,13 +250,13 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.blocks_per_multiproc
 #pragma unroll
     for (int key = 0; key < kConfig.head_k; key += Block::kKeysAtOnce) {
         const int following = key + Block::kKeysAtOnce;
-        if (following < kConfig.head_k) block.ask(next, state, args.dv - first, args.dk, following);
+        if (following < kConfig.head_k) block.load_state_part(next, state, args.dv - first, args.dk, following);
         block.add_from_state(sums, part, key);
         part = next;
     }
     cp_async_wait<0>();
     __syncthreads();
-    if (block.has_resets()) block.part_at_resets();
+    if (block.has_resets()) block.apply_resets();
     block.decay(sums);
     block.add_from_values(sums);
     block.store(sums, args.scale, rows_at(args.output, place, head) + first, args.output.token, count);

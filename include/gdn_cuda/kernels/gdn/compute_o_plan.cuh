@@ -7,11 +7,11 @@ namespace gdn_cuda::gdn {
 
 struct ComputeOConfig {
     static constexpr int kThreads = 128;
-    static constexpr int kValueColumns = 128;  // value dimensions a block
+    static constexpr int kValueColumns = 128;  // value dimensions per block
 
-    int head_k;  // the largest key dimension the tiles hold: 64, 128 or 256
+    int head_k;  // largest key dimension the tiles hold: 64, 128 or 256
     DType state;
-    bool aligned;  // rows start on 16 bytes
+    bool aligned;  // rows are 16-byte aligned
 
     constexpr bool operator==(const ComputeOConfig&) const = default;
 
@@ -22,7 +22,7 @@ struct ComputeOConfig {
         visit("aligned", aligned);
     }
 
-    // As many as registers allow: states of fp32 need more of them on their way, and so do numbers that come one by one.
+    // As many as registers allow: fp32 states, and elements loaded one by one, keep more registers in flight.
     constexpr int blocks_per_multiprocessor() const {
         if (head_k > 128) return 1;
         if (!aligned) return head_k > 64 ? 2 : 3;
@@ -39,8 +39,8 @@ struct ComputeOSharedPlan {
     };
     ChunkTile<kConfig.kValueColumns> value;  // v'
     float gate[kChunk], kept[kChunk];        // G, exp(G)
-    // A bit a token: whether its own gate is a reset; whether some of its v' are not finite, where that is asked.
-    unsigned resets[kChunk / 32], wrong[kChunk / 32];
+    // One bit per token: its own gate is a reset; some of its v' are not finite (set only for chunks with resets).
+    unsigned resets[kChunk / 32], nonfinite[kChunk / 32];
 };
 
 }  // namespace gdn_cuda::gdn

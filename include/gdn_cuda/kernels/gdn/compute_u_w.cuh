@@ -4,14 +4,14 @@
 //
 // G may be -inf (finite_sum).
 //
-// A block takes one chunk of one value head, a warp 16 of its tokens: their rows of A on the tensor cores, their rows of T with
-// the other warps (chunk_inverse.cuh), then their rows of u and w. beta and exp(G) are factors of T's columns, so k and v are
-// multiplied as they came. T goes in as two bf16 matrices, high and rest: keys that repeat cancel in w, and one rounding of T
-// would be ten times the rounding of w. Rows further down are longer, so warps and rows of blocks are paired anew in every
-// block: no quarter of the multiprocessor has all the long ones.
+// A block takes one chunk of one value head, each warp 16 of its tokens: their rows of A on tensor cores, their rows of T
+// together with the other warps (chunk_inverse.cuh), then their rows of u and w. beta and exp(G) scale T's columns, so k and v
+// are multiplied unscaled. T is split into two bf16 matrices, high and rest: repeated keys cancel in w, and rounding T once
+// would cost ten times the rounding of w. Later rows are longer, so row blocks rotate over the warps from block to block: no
+// SM sub-partition gets all the long ones.
 //
-// Bound: memory, which sees k, v, u and w once, as value heads that share keys lie side by side in the grid; 54 % of a copy's
-// speed at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md), for the inversion is long for what a block moves.
+// Bound: memory, with k, v, u and w read or written once, as value heads that share keys are neighbours in the grid; 54 % of a
+// copy's bandwidth at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md): the inversion takes long.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/compute_u_w_plan.cuh>
@@ -36,8 +36,8 @@ struct ComputeUWBlock {
           count(min(kChunk, place.length - place.first)),
           row_block((threadIdx.x / 32 + blockIdx.x) % kRowBlocks) {}
 
-    // Tokens past the end have beta 0: their rows of A are zero, and nothing of them reaches the others.
-    __device__ __forceinline__ void bring_scalars(const ChunkArgs& args, int head) {
+    // Tokens past the end get beta 0: their rows of A are zero, and they do not affect other tokens.
+    __device__ __forceinline__ void load_scalars(const ChunkArgs& args, int head) {
         const int token = threadIdx.x;
         if (token >= kChunk) return;
         const float gate = gate_of(args.gate, place, head, count, token);
@@ -47,7 +47,7 @@ struct ComputeUWBlock {
         shared.of_key[token] = beta * exp_fast(gate);
     }
 
-    // This warp's row of blocks of A.
+    // Computes this warp's row of blocks of A.
     __device__ __forceinline__ void form_row() {
         RowOfBlocks products = {};
         add_token_products(products, shared.key, shared.key, row_block, lane);
@@ -74,7 +74,7 @@ struct ComputeUWBlock {
     struct Inverse {
         unsigned high[kRowBlocks][4], rest[kRowBlocks][4];
     };
-    __device__ __forceinline__ void take_inverse(Inverse& inverse, const float (&factors)[kChunk]) const {
+    __device__ __forceinline__ void load_inverse(Inverse& inverse, const float (&factors)[kChunk]) const {
 #pragma unroll
         for (int column = 0; column < kRowBlocks; ++column) {
             if (column > row_block) break;
@@ -90,7 +90,7 @@ struct ComputeUWBlock {
         }
     }
 
-    // This warp's rows of T times a tile, to `rows`.
+    // Stores this warp's rows of T times a tile to `rows`.
     template <int kColumns>
     __device__ __forceinline__ void multiply(const Inverse& inverse, const ChunkTile<kColumns>& tile, __nv_bfloat16* rows,
                                              i64 stride, int columns) const {
@@ -105,7 +105,7 @@ struct ComputeUWBlock {
 #pragma unroll
                 for (int pair = 0; pair < 2; ++pair) ldmatrix_x4_trans(right[pair], from.at(16 * step, first / 8 + 2 * pair));
 #pragma unroll
-                for (int part = 0; part < 2; ++part)  // of all tiles: sums that follow upon themselves wait
+                for (int part = 0; part < 2; ++part)  // all tiles per part: back-to-back MMAs on one accumulator stall
 #pragma unroll
                     for (int n = 0; n < 4; ++n)
                         mma_m16n8k16<DType::bf16>(sums[n], part == 0 ? inverse.rest[step] : inverse.high[step],
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
     const ChunkPlace place = find_chunk(args, static_cast<int>(blockIdx.x / args.heads));
     if (place.sequence < 0) return;
     ComputeUWBlock<kConfig> block(shared, place);
-    const auto bring_values = [&](int first) {
+    const auto load_values = [&](int first) {
         bring_tile<kConfig.aligned, kConfig.kThreads>(shared.value, rows_at(args.value, place, head) + first, args.value.token,
                                                       block.count, args.dv - first);
         cp_async_fence();
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
     bring_tile<kConfig.aligned, kConfig.kThreads>(shared.key, rows_at(args.key, place, head / args.heads_per_key),
                                                   args.key.token, block.count, args.dk);
     cp_async_fence();
-    bring_values(0);
-    block.bring_scalars(args, head);
+    load_values(0);
+    block.load_scalars(args, head);
     cp_async_wait<1>();
     __syncthreads();
 
@@ -153,14 +153,14 @@ __global__ void __launch_bounds__(kConfig.kThreads, kConfig.head_k <= 128 ? 4 : 
     __syncwarp();
     invert_chunk(shared.triangle, block.row_block, [] { __syncthreads(); });
     typename ComputeUWBlock<kConfig>::Inverse inverse;
-    block.take_inverse(inverse, shared.of_key);
+    block.load_inverse(inverse, shared.of_key);
     block.multiply(inverse, shared.key, rows_at(args.w, place, head), args.w.token, args.dk);
 
-    block.take_inverse(inverse, shared.of_value);
+    block.load_inverse(inverse, shared.of_value);
     for (int first = 0; first < args.dv; first += kConfig.kValueColumns) {
         if (first > 0) {
             __syncthreads();
-            bring_values(first);
+            load_values(first);
         }
         cp_async_wait<0>();
         __syncthreads();

@@ -7,11 +7,11 @@
 namespace gdn_cuda::gdn {
 
 struct ComputeUWConfig {
-    static constexpr int kThreads = 128;       // a warp for every 16 tokens
+    static constexpr int kThreads = 128;       // one warp per 16 tokens
     static constexpr int kValueColumns = 128;  // value dimensions at a time
 
-    int head_k;    // the largest key dimension the tile holds: 64, 128 or 256
-    bool aligned;  // rows start on 16 bytes
+    int head_k;    // largest key dimension the tile holds: 64, 128 or 256
+    bool aligned;  // rows are 16-byte aligned
 
     constexpr bool operator==(const ComputeUWConfig&) const = default;
 

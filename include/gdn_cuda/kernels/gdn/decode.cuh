@@ -1,14 +1,14 @@
-// gdn/decode: one token for every sequence, states of a pool updated in place. The serving step.
+// gdn/decode: one token of every sequence, with states of a pool updated in place. The serving step.
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// Rows of S never meet, so a group of lanes owns a row: reads it, takes one round of shuffles (row.cuh), writes it. A block
-// takes some steps of rows of one head; with more than one step, their rows are fetched ahead into shared memory by the threads
-// that will use them, so a multiprocessor has up to 190 KB on the way and nobody waits at a barrier.
+// Rows of S are independent, so a group of lanes owns a row: loads it, does one round of shuffles (row.cuh), stores it. A block
+// takes some steps of rows of one head; with more than one step, rows are prefetched by cp.async into shared memory by the
+// threads that will use them, so an SM has up to 190 KB in flight and needs no barrier.
 //
-// Small batches are latency: slot index, state, arithmetic, each once round; q, k, v and the gates arrive while the state is
-// under way, and the code is kept short because cold instructions come from memory too. Large batches are the state's bytes,
-// read and written once.
+// Small batches are latency-bound: slot index, state and arithmetic, one after another; q, k, v and the gates arrive while the
+// state loads are in flight, and the code is kept short because cold instructions come from memory too. Large batches are bound
+// by the state's bytes, read and written once.
 //
 // Bound: memory. docs/benchmarks/decode.md has the share reached.
 #pragma once
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     const auto at = [&](const DecodeArgs::Heads& heads, int h) {
         return static_cast<Io*>(heads.data) + sequence * heads.sequence + h * heads.head;
     };
-    // Lane j of a row's group brings in the value and takes out the output of step j.
+    // Lane j of a row's group loads the value and stores the output of step j.
     const bool mine = in_range(lane);
     float value = mine ? to_float(at(args.value, head)[row_of(lane)]) : 0.f;
     Io* output = at(args.output, head) + row_of(lane);
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     gates.load(args, sequence * args.gate.sequence + head * args.gate.head,
                sequence * args.beta.sequence + head * args.beta.head, head, kConfig.fused_gates);
 
-    // Padding, or an index that only the device could see is wrong.
+    // Padding, or an invalid index, which only the device can see.
     if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) {
         if (mine) *output = from_float<Io>(slot >= args.slot_count ? quiet_nan() : 0.f);
         return;

@@ -6,11 +6,11 @@
 namespace gdn_cuda::gdn {
 
 struct DecodeConfig {
-    int head_k;   // the tensors' own: 64, 96, 128, 192 or 256
+    int head_k;   // exactly the tensors': 64, 96, 128, 192 or 256
     DType io;     // query, key, value, output
     DType state;  // the state in memory; registers hold fp32
     int warps;
-    int stages;        // steps of rows on their way through shared memory; 0: one step a block, straight to registers
+    int stages;        // row steps in flight in shared memory; 0: one step per block, straight to registers
     bool fused_gates;  // gates from a, b, A_log and dt_bias; else beta and the log decay are given
 
     constexpr bool operator==(const DecodeConfig&) const = default;
@@ -31,7 +31,7 @@ struct DecodeConfig {
     GDN_HOST_DEVICE constexpr int shared_bytes() const { return stages * threads() * layout().per_lane * bytes_of(state); }
 };
 
-// A thread reads back what it fetched itself, so no thread ever waits for another.
+// Each thread reads back only what it copied itself: no barriers.
 template <DecodeConfig kConfig>
 struct DecodeSharedPlan {
     struct alignas(16) Vector {
@@ -54,11 +54,11 @@ struct DecodeArgs {
     Gates beta, gate;  // with fused gates: b and a
     Tagged A_log, dt_bias;
     int heads_per_key, dv;
-    int steps;  // of rows a block takes, at most one a lane of a row
+    int steps;  // of rows per block; at most the lanes of a row
     float scale;
     bool qk_norm;
 
-    Tagged slots;  // (sequences,); without it sequence n has slot n
+    Tagged slots;  // (sequences,); if absent, sequence n has slot n
     i64 slots_sequence;
     i64 slot_count, null_slot;
     const void* state_in;  // (slots, Hv, dv, dk); nullptr: zeros

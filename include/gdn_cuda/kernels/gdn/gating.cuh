@@ -1,8 +1,8 @@
 // gdn/gating: beta = sigmoid(b), gate = -exp(A_log) softplus(a + dt_bias), elementwise over (tokens, heads).
 //
-// A thread keeps its heads' rate and bias in registers and walks over tokens. Nothing is in shared memory.
+// A thread keeps its heads' rate and bias in registers and loops over tokens. No shared memory.
 //
-// Bound: memory, 10 bytes an element in bf16 (a, b and beta 2 each, gate 4); docs/benchmarks/decode.md has the share reached.
+// Bound: memory, 10 bytes per element for bf16 (a, b and beta 2 each, gate 4); docs/benchmarks/decode.md has the share reached.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
     const int head = static_cast<int>(thread % columns) * kVector;
 
     float rate[kVector], bias[kVector];
-    float lowest = kLowestOfSoftplus;  // with an `a + dt_bias` below it, there are gates to be made by their logarithm
+    float lowest = kLowestOfSoftplus;  // a lower `a + dt_bias` needs gate_by_logarithm
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
         const float rate_log = load_number(args.A_log, head + i);
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
     load(row, a, b);
     for (; row < args.rows; row += row_step) {
         Vector<T, kVector, kAligned> next_a, next_b, beta;
-        if (row + row_step < args.rows) load(row + row_step, next_a, next_b);  // on the way while this row is computed
+        if (row + row_step < args.rows) load(row + row_step, next_a, next_b);  // in flight while this row is computed
         Vector<float, kVector, kAligned> gate;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
         b = next_b;
     }
     if (!by_logarithm) return;
-        // Rare, and a second pass: in the loop it would cost registers.
+        // Rare, hence a second pass: in the loop it would cost registers.
 #pragma unroll 1
     for (row = first_row; row < args.rows; row += row_step) {
         const i64 batch = args.one_batch ? 0 : row / args.tokens, token = row - batch * args.tokens;

@@ -7,7 +7,7 @@ namespace gdn_cuda::gdn {
 
 struct GatingConfig {
     DType io;    // a, b and beta
-    int vector;  // heads a thread takes at once: 8 where rows allow 16-byte accesses, else 1
+    int vector;  // heads per thread: 8 where rows allow 16-byte accesses, else 1
     int threads;
 
     constexpr bool operator==(const GatingConfig&) const = default;
@@ -19,7 +19,7 @@ struct GatingConfig {
         visit("threads", threads);
     }
 
-    // All blocks run at once, in as many as registers allow: a second, partial wave would leave multiprocessors idle.
+    // All blocks are resident at once, as many as registers allow: a second, partial wave would leave SMs idle.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor(int capability) const {
         return io == DType::f32 || capability >= 100 ? 3 : 4;
     }
@@ -33,7 +33,7 @@ struct GatingArgs {
     float* gate;                             // contiguous
     i64 rows;                                // batch * tokens
     int tokens, heads;
-    bool one_batch;  // rows follow each other at the token stride: no division
+    bool one_batch;  // rows are contiguous at the token stride: no division
 };
 
 }  // namespace gdn_cuda::gdn

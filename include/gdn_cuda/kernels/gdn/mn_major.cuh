@@ -1,8 +1,8 @@
-// gdn/mn_major: the last two dimensions transposed in memory, columns padded with zeros to a whole number of alignment units.
+// gdn/mn_major: transposes the last two dimensions in memory, columns zero-padded to a multiple of the alignment.
 //
-// The usual tile through shared memory: read along the columns of the input, written along its rows.
+// A tile in shared memory: read along the input's columns, written along its rows.
 //
-// Bound: memory, every element read once and written once; at usual sizes (gates of a few thousand tokens) the launch.
+// Bound: memory, each element read and written once; at usual sizes (gates of a few thousand tokens) the launch.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>

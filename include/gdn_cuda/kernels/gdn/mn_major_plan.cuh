@@ -6,8 +6,8 @@
 namespace gdn_cuda::gdn {
 
 struct MnMajorConfig {
-    int element_bytes;  // 2 or 4: values are moved, never read
-    int tile;           // a tile x tile square a step
+    int element_bytes;  // 2 or 4: elements are copied as bits
+    int tile;           // side of the square a block takes per step
     int threads;
 
     constexpr bool operator==(const MnMajorConfig&) const = default;
@@ -22,14 +22,14 @@ struct MnMajorConfig {
 
 template <MnMajorConfig kConfig>
 struct MnMajorSharedPlan {
-    unsigned tile[kConfig.tile][kConfig.tile + 1];  // + 1: columns without bank conflicts
+    unsigned tile[kConfig.tile][kConfig.tile + 1];  // + 1: column reads are free of bank conflicts
 };
 
 struct MnMajorArgs {
     static constexpr int kMaxLeading = 4;
     const void* input;
     void* output;      // (leading..., columns, padded_rows), contiguous
-    int leading_dims;  // leading dimensions may have any strides
+    int leading_dims;  // of any strides
     i64 leading_size[kMaxLeading], leading_stride[kMaxLeading];
     i64 rows, columns, padded_rows, row_stride, column_stride;
 };

@@ -4,18 +4,18 @@
 //     V' = T (v - exp(G) k S^T)                             P_ij = scale (q_i.k_j) exp(G_i - G_j) for i >= j
 //     o = scale exp(G) q S^T + P V'                         S <- exp(G_C) S + V'^T exp(G_C - G) k
 //
-// A block takes a segment of a sequence, a value head and 64 rows of the state for each of its value warpgroups. Rows of S
-// never meet, so a value warpgroup keeps its rows in registers from the first chunk to the last and computes everything
-// transposed: S k^T, S q^T, X^T T^T, V'^T P^T and V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P
-// on the right, in shared memory as they came. Helper warpgroups run ahead: one has chunks brought (TMA) and forms P, others
-// invert I + A. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
+// A block takes one segment of a sequence, one value head and 64 rows of the state S per value warpgroup. Rows of S are
+// independent, so a value warpgroup keeps its rows in registers for the whole segment and computes everything transposed: S
+// k^T, S q^T, X^T T^T, V'^T P^T and V'^T k have S, X or V' as the left operand, in registers, and keys, queries, T or P as the
+// right one, in shared memory as TMA left them. Two helper roles run ahead: one warpgroup issues the TMA loads and forms P,
+// others invert I + A. Norms, gates and scale are applied as row and column factors; q, k and v are never rewritten.
 //
-// Most blocks take their segment in one pass. Where states reach across segments, passes before it make and link summaries of
-// segments (prefill_segments.cuh). A chunk whose gates reset the state, with infinities or NaN in it, is taken token by token
+// Most blocks take one pass. Where states cross segment borders, earlier passes compute and link segment summaries
+// (prefill_segments.cuh). A chunk whose gates reset the state and that holds infinities or NaN is taken token by token
 // (prefill_reset.cuh).
 //
-// Bound: latency round the ring of roles, and instructions: the tensor cores are busy half of the time. On an H200, where
-// sequences fill it, 54 to 59 % of the roof (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
+// Bound: latency around the cycle of roles, and instruction issue; tensor cores are busy half of the time. On an H200 filled
+// with sequences, 54 to 59 % of the roofline (docs/benchmarks/prefill.md; why: docs/kernels/gdn_prefill.md).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_block.cuh>
@@ -25,7 +25,7 @@
 
 namespace gdn_cuda::gdn {
 
-// By one thread; nobody else is at the barriers.
+// Called by one thread, while no other thread uses the mbarriers.
 template <bool kFirst, PrefillConfig kConfig>
 __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared) {
     const auto set = [](unsigned long long& word, int arrivals) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
     };
 #pragma unroll
     for (int i = 0; i < kConfig.stages; ++i) {
-        set(shared.loaded[i], 3 + 32);  // keys, queries and values, and a warp's scalars
+        set(shared.loaded[i], 3 + 32);  // key, query and value producers, and the scalar warp's lanes
         set(shared.factored[i], kWarpgroup);
         set(shared.ready[i], 2 * kWarpgroup);
         set(shared.done[i], kConfig.value_groups * 4);
@@ -45,8 +45,8 @@ __device__ __forceinline__ void set_barriers(PrefillSharedPlan<kConfig>& shared)
     cutlass::arch::fence_barrier_init();
 }
 
-// Programmatic dependent launch (sm_90): lets the next launch start, and waits for the end of the one before. CUTLASS's are
-// empty unless the whole build defines CUTLASS_ENABLE_GDC_FOR_SM90, and come with the dispatch policies of its GEMMs.
+// Programmatic dependent launch (sm_90): lets the next grid start; waits for the grid before to end. Inline PTX: CUTLASS's are
+// empty unless the whole build defines CUTLASS_ENABLE_GDC_FOR_SM90, and come with its GEMM dispatch policies.
 __device__ __forceinline__ void launch_dependent_grids() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -54,16 +54,16 @@ __device__ __forceinline__ void wait_on_dependent_grids() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// A role's part of every pass; one role prepares the next for all.
+// One role's loop over the block's passes; the kPrepares role sets up each next pass for all.
 template <class Role, bool kPrepares, PrefillConfig kConfig>
 __device__ __forceinline__ void run_passes(PrefillSharedPlan<kConfig>& shared, const PrefillArgs& args) {
 #pragma unroll 1
     while (true) {
         Role(shared, args).run();
-        if (shared.passes_to_come == 0) break;
+        if (shared.passes_left == 0) break;
         NamedBarrier::sync(kConfig.threads(), kBlockBarrier);
         if (kPrepares && threadIdx.x == 0) {
-            shared.work = shared.passes[--shared.passes_to_come];
+            shared.work = shared.passes[--shared.passes_left];
             set_barriers<false>(shared);
         }
         NamedBarrier::sync(kConfig.threads(), kBlockBarrier);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void run_block(PrefillSharedPlan<kConfig>& shared, co
     cutlass::arch::fence_view_async_shared();
     __syncthreads();
 
-    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be the same for a whole warp
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // warp-uniform for the compiler
     if (group == 0) {
         cutlass::arch::warpgroup_reg_dealloc<kConfig.scores_registers()>();
         run_passes<PrefillScores<kConfig>, true>(shared, args);
@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
 
-    // Of two launches one takes the call, and they start side by side. A block of the second ends after the first, so that what
-    // follows in the stream waits for both.
+    // Two launches run concurrently and one of them takes the call. One block of the second waits for the first to end, so that
+    // later work in the stream waits for both.
     if (args.takes == PrefillTakes::if_all_forget) launch_dependent_grids();
     run_block<kConfig>(shared, args);
     if (args.takes == PrefillTakes::if_one_remembers && blockIdx.x + blockIdx.y + blockIdx.z == 0) wait_on_dependent_grids();

@@ -1,4 +1,4 @@
-// Which work a block of gdn/prefill takes: its place in the grid, where it begins, and what others wait for it to make.
+// The work of one block of gdn/prefill: its segment, where it starts, and its passes.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
@@ -17,7 +17,7 @@ struct PrefillBlock {
     Place place;
     int chunks, share;
     Split split = Split::whole;
-    int begin = 0, segment_begins = 0, end;  // chunks: where this block begins, stores outputs, and ends
+    int begin = 0, segment_begins = 0, end;  // in chunks; outputs are stored from segment_begins on
 
     __device__ __forceinline__ explicit PrefillBlock(const PrefillArgs& args) : args(args) {
         const int segments = whole_sequences() ? 1 : args.segments;
@@ -32,24 +32,24 @@ struct PrefillBlock {
         end = chunks;
         share = chunks_of_segment(args, chunks);
     }
-    // Asked for again where it is needed: registers count.
+    // Recomputed where needed, to save registers.
     __device__ __forceinline__ Place find_slot(i64& slot) const {
         int first_step;
         return starting_slot(all, sequence, slot, first_step);
     }
     __device__ __forceinline__ bool whole_sequences() const { return args.takes == PrefillTakes::if_one_remembers; }
 
-    // Whether there is something to do; called by the whole block. `growths` has room for its warps.
+    // Whether the block has work. Called by the whole block; `growths`: one float per warp.
     __device__ __forceinline__ bool find_start(float* growths) {
         const bool for_all = args.takes != PrefillTakes::every_call;
-        // A segment probably begins a chunk or two early.
+        // The warm-up is typically a chunk or two.
         if (args.segments > 1 && segment * share < chunks)
             prefetch_chunk<kConfig>(all, span, sequence, head, max(segment * share - 1, 0));
         const bool remembers = args.segments > 1 && one_remembers<kConfig>(args, for_all, sequence, head);
         if (for_all && remembers != whole_sequences()) return false;
         if (segment == 0) {
-            fill_what_nobody_computes();
-            if (place == Place::run && chunks == 0) hand_state_on();
+            fill_uncomputed_outputs();
+            if (place == Place::run && chunks == 0) copy_state();
         }
         if (place != Place::run || chunks == 0 || segment * share >= chunks) return false;
         if (whole_sequences() || share >= chunks) return true;
@@ -64,14 +64,14 @@ struct PrefillBlock {
         return true;
     }
     __device__ __forceinline__ bool resumes() const { return split == Split::linked && segment > 0; }
-    // Others wait for what this segment makes of a state; not of the first segment's, which comes as soon as a summary would.
+    // Later segments wait for M and L of this one; not of the first, whose state is ready as soon as a summary would be.
     __device__ __forceinline__ bool summarizes() const { return split == Split::linked && segment > 1 && end < chunks; }
     __device__ __forceinline__ bool link_before() const { return split == Split::linked && segment > 2; }
-    // With its outputs: of a segment after these, the state comes with the link.
+    // Stored by the outputs pass; after later segments, the next one's link pass computes it.
     __device__ __forceinline__ bool leaves_state() const { return split == Split::linked && segment <= 1 && end < chunks; }
 
-    // Outputs of sequences that do not run, and of tokens that belong to none.
-    __device__ __forceinline__ void fill_what_nobody_computes() {
+    // Sequences that are skipped or poisoned, and tokens past the last sequence.
+    __device__ __forceinline__ void fill_uncomputed_outputs() {
         if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)
             fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
         if (place != Place::run)
@@ -79,8 +79,8 @@ struct PrefillBlock {
                                   place == Place::skip ? 0.f : quiet_nan());
     }
 
-    // Of a sequence without tokens, these rows of the state, zero where there was none.
-    __device__ __forceinline__ void hand_state_on() {
+    // Copies these rows of the state of an empty sequence, or writes zeros without an initial state.
+    __device__ __forceinline__ void copy_state() {
         char* to = static_cast<char*>(all.last.data);
         if (to == nullptr || to == all.initial.data) return;
         const int bytes = bytes_of(args.state), rows = min(kRows, all.dv - first_row);
@@ -94,7 +94,7 @@ struct PrefillBlock {
             *reinterpret_cast<uint4*>(to + at) = from == nullptr ? uint4{} : *reinterpret_cast<const uint4*>(from + at);
     }
 
-    // By one thread: the first pass is the block's work, and those after it wait, the last one first.
+    // By one thread: the first pass goes to shared.work, the others to shared.passes, last first.
     __device__ __forceinline__ void plan_passes(PrefillSharedPlan<kConfig>& shared) const {
         const int step = static_cast<int>(gridDim.x) * kRows;  // to this block's next rows of M
         const int links = link_before(), summaries = summarizes(),
@@ -103,42 +103,42 @@ struct PrefillBlock {
         const i64 checkpoints_before = packed_steps_before(all, sequence);
         i64 slot;
         find_slot(slot);
-        shared.passes_to_come = last;
+        shared.passes_left = last;
 #pragma unroll 1
         for (int i = last; i >= 0; --i) {
             const int transfer = i - links - summaries - 1;
-            const PrefillMakes makes = i == 0         ? PrefillMakes::outputs
-                                       : i <= links   ? PrefillMakes::link
-                                       : transfer < 0 ? PrefillMakes::summary
-                                                      : PrefillMakes::transfer;
+            const PrefillPass pass = i == 0         ? PrefillPass::outputs
+                                     : i <= links   ? PrefillPass::link
+                                     : transfer < 0 ? PrefillPass::summary
+                                                    : PrefillPass::transfer;
             PrefillWork& work = i == last ? shared.work : shared.passes[i];
-            plan_pass(work, makes, first_row + max(transfer, 0) * step);
+            plan_pass(work, pass, first_row + max(transfer, 0) * step);
             work.initial_slot = slot * all.initial.slot;
             work.last_slot = slot * all.last.slot;
             work.checkpoints_before = checkpoints_before;
         }
     }
-    __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillMakes makes, int row) const {
-        const bool outputs = makes == PrefillMakes::outputs, links = makes == PrefillMakes::link;
+    __device__ __forceinline__ void plan_pass(PrefillWork& work, PrefillPass pass, int row) const {
+        const bool outputs = pass == PrefillPass::outputs, links = pass == PrefillPass::link;
         const i64 link = (static_cast<i64>(sequence) * all.heads + head) * args.links.count + segment;
-        work.makes = makes;
+        work.pass = pass;
         work.start = span.start + begin * kChunk;
         work.length = min(span.length, end * kChunk) - begin * kChunk;
         work.chunks = links ? 0 : end - begin;
-        work.silent = (outputs ? segment_begins : end) - begin;
+        work.first_output = (outputs ? segment_begins : end) - begin;
         work.tokens_before = begin * kChunk;
         work.begins = begin == 0;
         work.ends = end == chunks;
         work.link = link;
         work.from = links ? link - 2 : outputs && resumes() ? link - 1 : -1;
-        work.to = links ? link - 1 : makes == PrefillMakes::summary || (outputs && leaves_state()) ? link : -1;
+        work.to = links ? link - 1 : pass == PrefillPass::summary || (outputs && leaves_state()) ? link : -1;
         work.readers = (split == Split::whole ? 1 : segment + 1) * kConfig.value_groups;
         work.sequence = sequence;
         work.head = head;
         work.key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(all.heads_per_key));
         work.first_row = row;
-        work.first_value = makes == PrefillMakes::transfer ? all.dv : row;
-        work.rows = makes == PrefillMakes::transfer ? all.dk : all.dv;
+        work.first_value = pass == PrefillPass::transfer ? all.dv : row;
+        work.rows = pass == PrefillPass::transfer ? all.dk : all.dv;
     }
 };
 

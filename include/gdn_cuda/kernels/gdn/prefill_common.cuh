@@ -1,4 +1,4 @@
-// What the roles of gdn/prefill share: where they are, and how they wait for each other.
+// Shared by the roles of gdn/prefill: thread indices, barriers, and the products two roles compute.
 #pragma once
 
 #include <gdn_cuda/kernels/common/matrix.cuh>
@@ -11,28 +11,27 @@
 
 namespace gdn_cuda::gdn {
 
-// Read anew each time: other roles than the reader's are what registers are for.
+// Read from shared memory each time, to save registers.
 __device__ __forceinline__ int tokens_in(const PrefillWork& work, int chunk) {
     return min(kChunk, work.length - chunk * kChunk);
 }
 
-// Named barriers, as CUTLASS numbers those of its users.
+// Named barriers; CUTLASS adds its reserved ones to these numbers.
 using cutlass::arch::NamedBarrier;
 enum NamedBarriers : int {
     kBlockBarrier,
-    kKeysBarrier,       // the scores' warpgroup, and the one that inverts the chunk
-    kWarpgroupBarrier,  // and one more for each further warpgroup
+    kKeysBarrier,       // scores warpgroup and the inverse warpgroup of the chunk
+    kWarpgroupBarrier,  // plus the warpgroup's index
 };
 
-// Where a thread is in its warpgroup.
 struct Lane {
-    int group, thread, warp, lane, g, t;  // the first among the block's warpgroups, the others in this one
+    int group, thread, warp, lane, g, t;  // group in the block; thread and warp in the group; lane, g, t in the warp
 
-    // Computed anew for every chunk: the compiler would keep dozens of addresses and masks over the loop, and spill them.
-    __device__ __forceinline__ void find_place() {
+    // Recomputed for every chunk: hoisted out of the loop, dozens of addresses and masks would spill.
+    __device__ __forceinline__ void find_lane() {
         unsigned i = threadIdx.x;
         asm volatile("" : "+r"(i));
-        const unsigned whole_warps = __shfl_sync(0xffffffffu, i / 32, 0);  // known to be the same for a whole warp
+        const unsigned whole_warps = __shfl_sync(0xffffffffu, i / 32, 0);  // warp-uniform for the compiler
         group = static_cast<int>(whole_warps / 4);
         warp = static_cast<int>(whole_warps % 4);
         thread = static_cast<int>(i % kWarpgroup);
@@ -42,36 +41,36 @@ struct Lane {
     }
     __device__ __forceinline__ void warpgroup_sync() const { NamedBarrier::sync(kWarpgroup, kWarpgroupBarrier + group); }
 
-    // Which row of the 8 x 8 matrices of a tile's first 16 rows and this warp's 16 columns this lane names, to be transposed.
+    // This lane's row address for a transposing ldmatrix or stmatrix x4: the tile's first 16 rows, this warp's 16 columns.
     __device__ __forceinline__ unsigned matrix_row(const PrefillTile& tile) const {
         const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
         return shared_address(tile.bytes) + (row * 128 | (piece ^ row % 8) << 4);  // one register for every tile
     }
 };
 
-// Keeps the compiler from computing ahead what hangs on a number, and holding it in registers.
-__device__ __forceinline__ int not_before_here(int x) {
+// Optimisation barrier: keeps the compiler from hoisting what depends on x, and holding it in registers.
+__device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// The place of a chunk among the stages, and how often they have gone round. Not carried along: registers count.
+// Stage and mbarrier parity of a chunk; recomputed rather than carried, to save registers.
 template <int kStages>
-struct Turn {
+struct ChunkStage {
     int stage;
     unsigned parity;
 
-    __device__ __forceinline__ explicit Turn(int chunk)
+    __device__ __forceinline__ explicit ChunkStage(int chunk)
         : stage(static_cast<int>(static_cast<unsigned>(chunk) % kStages)), parity(static_cast<unsigned>(chunk) / kStages & 1) {}
 };
 
-// From 16 of the 64 elements to the next, for operands that lie along k; from 16 of the 64 tokens, for those that do not.
-constexpr int kStepAlong = 32, kStepAcross = 16 * 128;
-__device__ __forceinline__ constexpr int along(int step) {  // in units of a descriptor, over tiles one after another
-    return (step / 4 * static_cast<int>(sizeof(PrefillTile)) + step % 4 * kStepAlong) / kDescriptorUnit;
+// 16 elements along k in a K-major operand; 16 tokens along k in an MN-major one; in bytes.
+constexpr int kKMajorStep = 32, kMnMajorStep = 16 * 128;
+__device__ __forceinline__ constexpr int k_major_step(int step) {  // in descriptor units; tiles are contiguous
+    return (step / 4 * static_cast<int>(sizeof(PrefillTile)) + step % 4 * kKMajorStep) / kDescriptorUnit;
 }
-__device__ __forceinline__ constexpr int across(int step) {
-    return step * kStepAcross / kDescriptorUnit;
+__device__ __forceinline__ constexpr int mn_major_step(int step) {
+    return step * kMnMajorStep / kDescriptorUnit;
 }
 
 __device__ __forceinline__ float2 pair_at(const float* numbers) {
@@ -88,7 +87,7 @@ __device__ __forceinline__ void add_squares(float& sum, const uint4& eight) {
     }
 }
 
-// log2(1 / sqrt(x.x + epsilon)) of a row of swizzled tiles.
+// log2(rsqrt(|x|^2 + epsilon)) of a row of swizzled tiles.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ float log_inverse_norm(const PrefillTile* tiles, int row) {
     float square = 0.f;
@@ -104,18 +103,19 @@ __device__ __forceinline__ float log_inverse_norm(const PrefillTile* tiles, int 
     return -0.5f * __log2f(square + kNormEpsilon);
 }
 
-// left (64 x k) right^T (k x 64): both chunks of tokens.
+// left (64 x k) right^T (k x 64), both tokens of a chunk.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void start_token_products(float (&products)[32], const PrefillTile* left, const PrefillTile* right) {
     const auto left_operand = tile_operand(left, 0), right_operand = tile_operand(right, 0);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kConfig.head_k / 16; ++step)
-        Product<kConfig.io, 64, true>::run(products, left_operand + along(step), right_operand + along(step), step > 0);
+        Product<kConfig.io, 64, true>::run(products, left_operand + k_major_step(step), right_operand + k_major_step(step),
+                                           step > 0);
     cute::warpgroup_commit_batch();
 }
 
-// In place, products of tokens times exp(row - column), for 16 x 16 blocks up to the diagonal; above it, anything.
+// In place, token products times 2^(row - column), for 16 x 16 blocks up to the diagonal; undefined above it.
 __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, const float (&rows)[kChunk],
                                       const float (&columns)[kChunk]) {
     const float row[2] = {rows[16 * lane.warp + lane.g], rows[16 * lane.warp + lane.g + 8]};
@@ -128,19 +128,18 @@ __device__ __forceinline__ void decay(float (&products)[32], const Lane& lane, c
     }
 }
 
-// P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal; or, for a tile that is not zero above it, what rounding left of
-// it.
+// P = scale r_i r_j exp(G_i - G_j) q_i.k_j up to the diagonal; kRest: its rounding residual, with zeros written above.
 template <DType kIo, bool kRest>
 __device__ __forceinline__ void store_scores(const float (&products)[32], const Lane& lane, PrefillTile& scores, float scale) {
     const unsigned to = tile_row(scores.bytes, 16 * lane.warp + lane.lane % 16);
-    const int ahead = lane.g - 2 * lane.t;                                     // of the row, before the first of two columns
-    const unsigned near = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
+    const int ahead = lane.g - 2 * lane.t;                                              // row minus the first of two columns
+    const unsigned diagonal_mask = ahead > 0 ? 0xffffffffu : ahead == 0 ? 0xffffu : 0;  // in 8 x 8 blocks on the diagonal
     const unsigned sign = scale < 0.f ? 0x80008000u : 0;
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
         const bool above = n / 2 > lane.warp, diagonal = n / 2 == lane.warp;
         if (!kRest && above) break;
-        const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? near : all, right = diagonal ? 0 : all;
+        const unsigned all = above ? 0 : 0xffffffffu, keep = diagonal ? diagonal_mask : all, right = diagonal ? 0 : all;
         const auto pair = [&](int i) {
             const float x = products[4 * n + 2 * i], next = products[4 * n + 2 * i + 1];
             const unsigned rounded = pack<kIo>(x, next);

@@ -1,4 +1,4 @@
-// The role of gdn/prefill that inverts: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and products of blocks.
+// The inverse role of gdn/prefill: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and block products (tf32).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_common.cuh>
@@ -16,16 +16,16 @@ struct PrefillInverse : Lane {
     const PrefillWork& work = shared.work;
 
     __device__ __forceinline__ PrefillInverse(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
-        find_place();
+        find_lane();
     }
 
-    __device__ __forceinline__ int index() const {  // among the inverting groups
+    __device__ __forceinline__ int index() const {  // among the inverse warpgroups
         return kConfig.inverse_groups == 1 ? 0 : group - 1;
     }
     __device__ __forceinline__ auto& scratch() const { return shared.inverse[index()]; }
     __device__ __forceinline__ Block* row_of_blocks(int row) const { return &scratch().blocks[row * (row + 1) / 2]; }
 
-    // Keys and values past the end of a packed sequence are the next one's: not ours to multiply, even by zero.
+    // Zeroes keys and values past the end of a packed sequence: they are the next sequence's, and may be infinite or NaN.
     __device__ __forceinline__ void clear_tokens_from(typename Plan::Stage& stage, int count) {
         constexpr int kTiles = kConfig.key_tiles() + kConfig.value_groups;
 #pragma unroll 1
@@ -36,9 +36,9 @@ struct PrefillInverse : Lane {
         }
     }
 
-    // This warp's row of blocks of -A; those off the diagonal rounded for the tensor cores.
+    // This warp's row of blocks of -A; off-diagonal blocks rounded to tf32.
     __device__ __forceinline__ void store_blocks(const float (&products)[32], const float (&beta)[kChunk]) {
-        unsigned sign[2];  // to be added, as rounding is
+        unsigned sign[2];  // added, like the rounding constant
 #pragma unroll
         for (int i = 0; i < 2; ++i) sign[i] = ~__float_as_uint(beta[16 * warp + g + 8 * i]) & 0x80000000u;
         Block* blocks = row_of_blocks(warp);
@@ -56,13 +56,13 @@ struct PrefillInverse : Lane {
         }
     }
 
-    // (I + A)^-1 of this warp's diagonal block, in place: its 8 x 8 halves by substitution, a column of one half a lane, and
-    // what lies below them by products.
+    // (I + A)^-1 of this warp's diagonal block, in place: the two 8 x 8 diagonal blocks by substitution, one column per lane;
+    // the one below by two products.
     __device__ __forceinline__ void invert_diagonal() {
         float* diagonal = row_of_blocks(warp)[warp].numbers;
         const int column = lane % 8;
         float* half = diagonal + (lane & 8) * 16;
-        float* const halves[2] = {half + (lane & 8), half + (8 - (lane & 8))};  // of two rows, then of the next two
+        float* const halves[2] = {half + (lane & 8), half + (8 - (lane & 8))};  // for row pairs with even and odd index i / 2
         float x[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -86,7 +86,7 @@ struct PrefillInverse : Lane {
         const float2 lower = pair_at(&diagonal[Block::at(8 + g, 8 + 2 * t)]);
         const unsigned upper[4] = {__float_as_uint(diagonal[Block::at(2 * t, g)]), 0,
                                    __float_as_uint(diagonal[Block::at(2 * t + 1, g)]), 0};
-        float product[4] = {}, corner[4] = {};  // transposed, in the first eight rows
+        float product[4] = {}, corner[4] = {};  // transposed, in rows 0 to 7
         mma_m16n8k8_tf32(product, upper, to_tf32(below.x), to_tf32(below.y));
         const unsigned left[4] = {to_tf32(product[0]), 0, to_tf32(product[1]), 0};
         mma_m16n8k8_tf32(corner, left, __float_as_uint(lower.x), __float_as_uint(lower.y));
@@ -95,8 +95,7 @@ struct PrefillInverse : Lane {
         *reinterpret_cast<float2*>(&diagonal[Block::at(g, 8 + 2 * t)]) = {};
     }
 
-    // A 16 x 16 block as an accumulator has it, transposed: rows are its columns g and g + 8, columns its rows 8 n + 2 t and
-    // the next.
+    // A 16 x 16 block as transposed accumulators: rows are its columns g and g + 8, columns its rows 8 n + 2 t and + 1.
     using Transposed = float[2][4];
     using Operand = unsigned[2][4];
 
@@ -120,10 +119,10 @@ struct PrefillInverse : Lane {
                 mma_m16n8k8_tf32(d[n], a[step], __float_as_uint(pair.x), __float_as_uint(pair.y));
             }
     }
-    // This warp's column of blocks, downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, all transposed, so that what was
-    // computed is the next left operand. Calls visit(block of T diag(beta), how far below the diagonal).
+    // Computes this warp's column of blocks downwards: T_wj = T_ww sum over j <= m < w of -A_wm T_mj, transposed, so that each
+    // result is the next left operand. Calls visit(block of T diag(beta), blocks below the diagonal).
     template <class Visit>
-    __device__ __forceinline__ void each_block_below(const Factors& factors, Visit&& visit) {
+    __device__ __forceinline__ void for_each_block_below(const Factors& factors, Visit&& visit) {
         Transposed x;
         const float* diagonal = row_of_blocks(warp)[warp].numbers;
         const float* const halves[2] = {diagonal + Block::at(2 * t, g), diagonal + Block::at(2 * t, g + 8)};
@@ -134,10 +133,10 @@ struct PrefillInverse : Lane {
         Operand column[3];
         const float beta[2] = {factors.beta[16 * warp + g], factors.beta[16 * warp + g + 8]};
         visit_scaled<0>(x, beta, visit);
-        go_down<1>(column, x, beta, visit);
+        multiply_down<1>(column, x, beta, visit);
     }
     template <int kBelow, class Visit>
-    __device__ __forceinline__ void go_down(Operand (&column)[3], Transposed& x, const float (&beta)[2], Visit& visit) {
+    __device__ __forceinline__ void multiply_down(Operand (&column)[3], Transposed& x, const float (&beta)[2], Visit& visit) {
         if (warp + kBelow > 3) return;
         make_operand(column[kBelow - 1], x);
         const Block* blocks = row_of_blocks(warp + kBelow) + warp;
@@ -148,7 +147,7 @@ struct PrefillInverse : Lane {
         make_operand(left, sum);
         add_block_product(next, left, blocks[kBelow]);
         visit_scaled<kBelow>(next, beta, visit);
-        if constexpr (kBelow < 3) go_down<kBelow + 1>(column, next, beta, visit);
+        if constexpr (kBelow < 3) multiply_down<kBelow + 1>(column, next, beta, visit);
     }
     template <int kBelow, class Visit>
     __device__ __forceinline__ static void visit_scaled(const Transposed& x, const float (&beta)[2], Visit& visit) {
@@ -159,37 +158,37 @@ struct PrefillInverse : Lane {
             for (int i = 0; i < 4; ++i) scaled[n][i] = x[n][i] * beta[i / 2];
         visit(scaled, kBelow);
     }
-    // All but the diagonal of a block on the diagonal, of four such pairs.
+    // Mask that clears the diagonal elements in this thread's packed pair of a diagonal block.
     __device__ __forceinline__ unsigned off_diagonal() const {
         return t != g / 2 ? 0xffffffffu : g % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
     }
-    // Returns whether entries cancel.
+    // Returns whether an entry is beyond kCancelThreshold.
     __device__ __forceinline__ bool store_column(const Factors& factors, PrefillTile& inverse) {
-        const unsigned to = matrix_row(inverse) + warp * kStepAcross;
+        const unsigned to = matrix_row(inverse) + warp * kMnMajorStep;
         unsigned largest = 0;
-        each_block_below(factors, [&](const Transposed& x, int below) {
-            unsigned near[4];
+        for_each_block_below(factors, [&](const Transposed& x, int below) {
+            unsigned rounded[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                near[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
-                largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? near[i] & off_diagonal() : near[i]);
+                rounded[i] = pack<kConfig.io>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+                largest = larger<kConfig.io>(largest, below == 0 && i % 3 == 0 ? rounded[i] & off_diagonal() : rounded[i]);
             }
-            stmatrix_x4_trans(to + below * kStepAcross, near[0], near[1], near[2], near[3]);
+            stmatrix_x4_trans(to + below * kMnMajorStep, rounded[0], rounded[1], rounded[2], rounded[3]);
         });
         const float2 both = unpack<kConfig.io>(largest);
-        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancels);
+        return __any_sync(0xffffffffu, fmaxf(both.x, both.y) > kCancelThreshold);
     }
-    // What rounding left of the column: rarely needed, and computed anew.
+    // The rounding residual of the column; rarely needed, so recomputed.
     __device__ __forceinline__ void store_rest(const Factors& factors, PrefillTile& inverse_rest) {
-        const unsigned to = matrix_row(inverse_rest) + warp * kStepAcross;
-        each_block_below(factors, [&](const Transposed& x, int below) {
+        const unsigned to = matrix_row(inverse_rest) + warp * kMnMajorStep;
+        for_each_block_below(factors, [&](const Transposed& x, int below) {
             unsigned rest[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float low = x[i / 2][i % 2 * 2], high = x[i / 2][i % 2 * 2 + 1];
                 rest[i] = pack_rest<kConfig.io>(low, high, pack<kConfig.io>(low, high));
             }
-            stmatrix_x4_trans(to + below * kStepAcross, rest[0], rest[1], rest[2], rest[3]);
+            stmatrix_x4_trans(to + below * kMnMajorStep, rest[0], rest[1], rest[2], rest[3]);
         });
     }
 
@@ -197,11 +196,11 @@ struct PrefillInverse : Lane {
         const int first = index();
 #pragma unroll 1
         for (int chunk = first; chunk < work.chunks; chunk += kConfig.inverse_groups) {
-            const Turn<kConfig.stages> turn(chunk);
-            find_place();
-            auto& stage = shared.stages[turn.stage];
-            auto& factors = shared.factors[turn.stage];
-            barrier(shared.loaded[turn.stage]).wait(turn.parity);
+            const ChunkStage<kConfig.stages> current(chunk);
+            find_lane();
+            auto& stage = shared.stages[current.stage];
+            auto& factors = shared.factors[current.stage];
+            barrier(shared.loaded[current.stage]).wait(current.parity);
             if (tokens_in(work, chunk) < kChunk) [[unlikely]] {
                 clear_tokens_from(stage, tokens_in(work, chunk));
                 cutlass::arch::fence_view_async_shared();
@@ -209,29 +208,29 @@ struct PrefillInverse : Lane {
             }
             float products[32];
             start_token_products<kConfig>(products, stage.key, stage.key);
-            barrier(shared.factored[turn.stage]).wait(turn.parity);
+            barrier(shared.factored[current.stage]).wait(current.parity);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
-            decay(products, *this, factors.key_row, factors.column);  // |A|, to the sign of a product
-            // Other warps have read the blocks of the chunk before.
+            decay(products, *this, factors.key_row, factors.column);  // |A|, up to the sign of the product
+            // The other warps have read the previous chunk's blocks.
             barrier(shared.walked[index()]).wait(static_cast<unsigned>(chunk) / kConfig.inverse_groups & 1 ^ 1);
             store_blocks(products, factors.beta);
             __syncwarp();
             invert_diagonal();
             warpgroup_sync();
-            const Turn<kConfig.stages> coming(not_before_here(chunk + 1));
-            barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
+            const ChunkStage<kConfig.stages> next(opaque(chunk + 1));
+            barrier(shared.done[next.stage]).wait(next.parity ^ 1);
             const int slot = chunk % (kConfig.stages - 1);
             auto& matrices = shared.matrices[slot];
             const bool cancels = store_column(factors, matrices.inverse);
             if (cancels) [[unlikely]] {
-                find_place();
+                find_lane();
                 store_rest(factors, matrices.inverse_rest);
             }
             if (lane == 0) shared.cancels[slot].column[warp] = cancels;
             barrier(shared.walked[index()]).arrive();
             cutlass::arch::fence_view_async_shared();
-            barrier(shared.ready[turn.stage]).arrive();
+            barrier(shared.ready[current.stage]).arrive();
         }
     }
 };

@@ -4,20 +4,20 @@
 //     P_ij = scale (q_i.k_j) exp(G_i - G_j), i >= j      V' = T (v - exp(G) k S^T)
 //     o = scale exp(G) q S^T + P V'                      S <- exp(G_C) S + V'^T exp(G_C - G) k
 //
-// A block takes a sequence, a value head and 64 or 128 rows of the state, 16 a warp. Rows of S never meet, so a warp keeps its
-// rows in registers from the first chunk to the last and computes everything transposed: S k^T, S q^T, X^T T^T, V'^T P^T and
-// V'^T k have S, X or V' on the left, in registers, and keys, queries, T or P on the right, in shared memory
-// (prefill_mma_state.cuh). What needs no state, T and P, the warps make together (prefill_mma_tokens.cuh). The next chunk is
-// copied meanwhile. Norms, gates and scale are factors of rows and columns, so q, k and v are never rewritten.
+// A block takes a sequence, a value head and 64 or 128 rows of the state S, 16 per warp. Rows of S are independent, so a warp
+// keeps its rows in registers from the first chunk to the last and computes everything transposed: S k^T, S q^T, X^T T^T, V'^T
+// P^T and V'^T k have S, X or V' as the left operand, in registers, and keys, queries, T or P as the right one, in shared
+// memory (prefill_mma_state.cuh). T and P, which need no state, are computed by the warps together (prefill_mma_tokens.cuh).
+// cp.async loads the next chunk meanwhile. Norms, gates and scale are row and column factors; q, k and v are not rewritten.
 //
-// T, P and V' are each a sum of two 16-bit parts: rounded to one, V' alternates and cancels with beta near 2 and keys that
-// repeat, and its roundings with it.
+// T, P and V' are sums of two 16-bit parts each: rounded once, they would be most of the error with beta near 2 and repeated
+// keys, where V' alternates in sign and cancels.
 //
-// Gates are cumulated from -160 ln 2 up (prefill_mma_plan.cuh). A chunk with a reset whose results are not finite is taken
-// again token by token.
+// Gates are clamped at -160 ln 2 before the cumulative sum (chunk_common.cuh). A chunk with a reset and non-finite results is
+// redone token by token.
 //
-// Bound: the latency of one phase after another; registers leave a multiprocessor one block of 128 rows, or two of 64.
-// docs/kernels/gdn_prefill_mma.md has what was measured.
+// Bound: latency of one phase after another; registers allow an SM one block of 128 rows, or two of 64.
+// docs/kernels/gdn_prefill_mma.md has the measurements.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_mma_state.cuh>
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     i64 slot;
     int first_step;
     const Place place = starting_slot(all, sequence, slot, first_step);
-    if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens that belong to no sequence
+    if (all.cu_seqlens.data != nullptr && sequence == all.sequences - 1)  // tokens of no sequence
         fill_outputs<kConfig>(all, sequence, span.start + span.length, all.tokens, head, 0.f);
     if (place != Place::run) {
         fill_outputs<kConfig>(all, sequence, span.start, span.start + span.length, head,
@@ -73,28 +73,28 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
 
     MmaTokens<kConfig> tokens(shared, args);
     MmaState<kConfig> state(shared, args);
-    tokens.bring_keys(0);
-    tokens.bring_queries(0);
+    tokens.load_keys(0);
+    tokens.load_queries(0);
     cp_async_fence();
-    state.bring_values(state.pieces(), 0);
+    state.load_values(state.pieces(), 0);
     cp_async_fence();
-    tokens.ask_for_scalars(0);
+    tokens.issue_scalar_loads(0);
     state.load();
 #pragma unroll 1
     for (int chunk = 0; chunk < shared.work.chunks; ++chunk) {
         cp_async_wait<1>();  // for all but the values
-        __syncthreads();     // the chunk has come, and the last one is done with
+        __syncthreads();     // the chunk has arrived, and all are done with the last one
         tokens.prepare(chunk);
         cp_async_fence();
         cp_async_wait<1>();  // for all but the next keys
-        state.meet(chunk);
+        state.apply_state(chunk);
         tokens.finish();
-        __syncthreads();  // T and P are there
-        tokens.bring_as_met(chunk);
+        __syncthreads();  // T and P are complete
+        tokens.load_next_queries(chunk);
         state.advance(chunk);
-        tokens.bring_as_left(chunk);
+        tokens.load_next_keys(chunk);
         cp_async_fence();
-        state.exchange(chunk);
+        state.store_output_and_load_values(chunk);
         cp_async_fence();
         state.store_checkpoint(chunk);
     }

@@ -1,6 +1,6 @@
-// What gdn/prefill_mma does with the state: a warp keeps 16 rows of it in registers and takes them from chunk to chunk.
-// Everything is transposed (value rows x tokens), so that the state, X and V' are left operands straight from registers. A warp
-// needs nobody for its columns of the values' tile: it brings them, reads them, and puts the output in their place.
+// The state half of gdn/prefill_mma: a warp keeps 16 rows of the state in registers and updates them chunk by chunk. Products
+// are transposed (value rows x tokens), so that the state, X and V' are left operands in registers. A warp's columns of the
+// value tile are its own: it loads them, reads them and overwrites them with the output without synchronising with others.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -30,16 +30,16 @@ struct MmaState : MmaLane {
 
     __device__ __forceinline__ int first_row() const { return work.first_row + PrefillMmaConfig::kWarpRows * warp; }
     __device__ __forceinline__ bool has_rows() const { return first_row() < args.dv; }
-    // Its columns of the values' tiles begin at this piece of this tile.
+    // First tile and piece of the warp's columns of the values.
     __device__ __forceinline__ auto& value_tile() const { return shared.value[warp / 4]; }
     __device__ __forceinline__ int value_piece() const { return warp % 4 * 2; }
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
     // ---- the state in memory
 
-    // Calls visit(pair of numbers, where they are in the head's state, whether they exist) for what this lane has.
+    // Calls visit(pair of elements, their offset in the slot, whether in range) for this lane's elements.
     template <class Visit>
-    __device__ __forceinline__ void each_pair(Visit&& visit) {
+    __device__ __forceinline__ void for_each_pair(Visit&& visit) {
         refresh();
         const int dk = args.dk, dv = args.dv;
 #pragma unroll
@@ -51,20 +51,20 @@ struct MmaState : MmaLane {
                 visit(state[n][2 * half], state[n][2 * half + 1], at + 8 * n, row < dv && 8 * n < dk);
         }
     }
-    // What does not exist is loaded from elsewhere and dropped: a load under a condition would need a second register.
+    // Out-of-range pairs are loaded from offset 0 and dropped: predicated loads would need second registers.
     __device__ __forceinline__ void load() {
         if (args.initial.data == nullptr) {
-            each_pair([](float& a, float& b, i64, bool) { a = b = 0.f; });
+            for_each_pair([](float& a, float& b, i64, bool) { a = b = 0.f; });
         } else if (state_type == DType::f32) {
             const float* slot = static_cast<const float*>(args.initial.data) + work.initial_slot;
-            each_pair([&](float& a, float& b, i64 at, bool exists) {
+            for_each_pair([&](float& a, float& b, i64 at, bool exists) {
                 const float2 pair = *reinterpret_cast<const float2*>(slot + (exists ? at : 0));
                 a = exists ? pair.x : 0.f;
                 b = exists ? pair.y : 0.f;
             });
         } else {
             const auto* slot = static_cast<const __nv_bfloat16*>(args.initial.data) + work.initial_slot;
-            each_pair([&](float& a, float& b, i64 at, bool exists) {
+            for_each_pair([&](float& a, float& b, i64 at, bool exists) {
                 const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(slot + (exists ? at : 0)));
                 a = exists ? pair.x : 0.f;
                 b = exists ? pair.y : 0.f;
@@ -74,11 +74,11 @@ struct MmaState : MmaLane {
     __device__ __forceinline__ void store(void* slot) {
         if (slot == nullptr) return;
         if (state_type == DType::f32) {
-            each_pair([&](float a, float b, i64 at, bool exists) {
+            for_each_pair([&](float a, float b, i64 at, bool exists) {
                 if (exists) *reinterpret_cast<float2*>(static_cast<float*>(slot) + at) = {a, b};
             });
         } else {
-            each_pair([&](float a, float b, i64 at, bool exists) {
+            for_each_pair([&](float a, float b, i64 at, bool exists) {
                 if (exists) *reinterpret_cast<unsigned*>(static_cast<__nv_bfloat16*>(slot) + at) = pack<DType::bf16>(a, b);
             });
         }
@@ -97,7 +97,7 @@ struct MmaState : MmaLane {
 
     // ---- values and outputs in memory
 
-    // Of the 16-byte pieces of this warp's columns, a lane has one of every 16 tokens, from token lane / 2 on.
+    // A lane's 16-byte pieces of the warp's columns: one of every 16 tokens, from token lane / 2 on.
     struct Pieces {
         unsigned shared;
         int token, row;
@@ -108,36 +108,36 @@ struct MmaState : MmaLane {
         const int piece = lane % 2, token = lane / 2, row = first_row() + 8 * piece;
         return {row_piece(tile_row(value_tile().bytes, token), value_piece() + piece), token, row, row < args.dv};
     }
-    __device__ __forceinline__ void bring_values(const Pieces& mine, int chunk) {
+    __device__ __forceinline__ void load_values(const Pieces& mine, int chunk) {
         if (chunk >= work.chunks) return;
         const int count = mine.exist ? tokens_in(chunk) - mine.token : 0;
         const Io* from = static_cast<const Io*>(work.value) + (chunk * kChunk + mine.token) * args.value.token + mine.row;
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i) {
             const bool exists = 16 * i < count;
-            cp_async_16_zfill(mine.shared + i * kBlockOfRows, exists ? from + 16 * i * args.value.token : work.value, exists);
+            cp_async_16_zfill(mine.shared + i * kRowBlockBytes, exists ? from + 16 * i * args.value.token : work.value, exists);
         }
     }
-    // In the place of the values, before the state's update needs the registers.
+    // Overwrites the values with the output, before the state update needs the registers.
     __device__ __forceinline__ void stage_output() const {
         const unsigned first = row_piece(tile_row(value_tile().bytes, g), value_piece()) + 4 * t;
 #pragma unroll
         for (int n = 0; n < 2 * kTokenSteps; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_shared(row_piece(first, half) + n * (kBlockOfRows / 2),
+                store_shared(row_piece(first, half) + n * (kRowBlockBytes / 2),
                              transposed(pack<kIo>(output[n][2 * half], output[n][2 * half + 1])));
         __syncwarp();
     }
-    // The chunk's outputs go, the next one's values come.
-    __device__ __forceinline__ void exchange(int chunk) {
+    // Stores the chunk's outputs and starts loading the next chunk's values into their place.
+    __device__ __forceinline__ void store_output_and_load_values(int chunk) {
         const Pieces mine = pieces();
         const int count = mine.exist ? tokens_in(chunk) - mine.token : 0;
         Io* to = static_cast<Io*>(work.output) + (chunk * kChunk + mine.token) * args.output.token + mine.row;
         Raw<16> eight[kTokenSteps];
 #pragma unroll
-        for (int i = 0; i < kTokenSteps; ++i) eight[i].bits = load_shared(mine.shared + i * kBlockOfRows);
-        bring_values(mine, chunk + 1);
+        for (int i = 0; i < kTokenSteps; ++i) eight[i].bits = load_shared(mine.shared + i * kRowBlockBytes);
+        load_values(mine, chunk + 1);
 #pragma unroll
         for (int i = 0; i < kTokenSteps; ++i)
             if (16 * i < count) eight[i].store_global(to + 16 * i * args.output.token);
@@ -145,26 +145,26 @@ struct MmaState : MmaLane {
 
     // ---- the chunk
 
-    static __device__ __forceinline__ void clear(OfTokens& numbers_of_tokens) {
+    static __device__ __forceinline__ void clear(OfTokens& accumulators) {
 #pragma unroll
-        for (auto& numbers : numbers_of_tokens)
+        for (auto& numbers : accumulators)
 #pragma unroll
             for (float& number : numbers) number = 0.f;
     }
-    // Else the compiler would carry these from chunk to chunk.
-    __device__ __forceinline__ void forget() {
+    // Otherwise the compiler would carry these across chunks.
+    __device__ __forceinline__ void clear_results() {
         clear(output);
 #pragma unroll
         for (auto& registers : x)
 #pragma unroll
             for (unsigned& pair : registers) pair = 0;
     }
-    // X = v - exp(G) k S^T, and what the state has of the queries. The rounded state serves both: kept, it would cost registers
-    // that are not there.
-    __device__ __forceinline__ void meet(int chunk) {
+    // X = v - exp(G) k S^T, and output = scale exp(G) q S^T: one rounding of the state serves both, as there are no registers
+    // to keep it.
+    __device__ __forceinline__ void apply_state(int chunk) {
         refresh();
-        __syncwarp();  // the values have come, for every lane
-        if (!has_rows()) return forget();
+        __syncwarp();  // every lane's values have arrived
+        if (!has_rows()) return clear_results();
         const auto& factors = shared.factors;
         OfTokens predicted;
         clear(predicted);
@@ -180,7 +180,7 @@ struct MmaState : MmaLane {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
             unsigned values[4];
-            ldmatrix_x4_trans(values, crossed_piece(value_tile().bytes, warp % 4) + step * kBlockOfRows);
+            ldmatrix_x4_trans(values, crossed_piece(value_tile().bytes, warp % 4) + step * kRowBlockBytes);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int n = 2 * step + i / 2;
@@ -202,7 +202,7 @@ struct MmaState : MmaLane {
         for (int i = 0; i < 4; ++i)
             parts[1][i] = pack_rest<kIo>(v[2 * step + i / 2][i % 2 * 2], v[2 * step + i / 2][i % 2 * 2 + 1], parts[0][i]);
     }
-    // Products into one sum wait for each other: those into others come between.
+    // MMAs on one accumulator depend on each other, so those on others are placed between them.
 
     // V' = X^T T^T
     __device__ __forceinline__ void multiply_inverse(OfTokens& v) {
@@ -219,7 +219,7 @@ struct MmaState : MmaLane {
                     mma_m16n8k16<kIo>(v[2 * block + 1], x[step], right[2], right[3]);
                 }
     }
-    // output += V'^T P^T, but for the product of both rests
+    // output += V'^T P^T, without the product of both residuals
     __device__ __forceinline__ void add_scores(const OfTokens& v) {
 #pragma unroll
         for (int step = 0; step < kTokenSteps; ++step) {
@@ -262,7 +262,7 @@ struct MmaState : MmaLane {
             for (int k = 0; k < kStateSteps; k += 2) {
                 unsigned right[2][4];
 #pragma unroll
-                for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(right[i], straight_piece(keys, k + i) + step * kBlockOfRows);
+                for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(right[i], straight_piece(keys, k + i) + step * kRowBlockBytes);
 #pragma unroll
                 for (int part = 0; part < 2; ++part)
 #pragma unroll
@@ -274,10 +274,10 @@ struct MmaState : MmaLane {
         }
     }
 
-    // ---- the chunk once more, where a reset does not hide what is not finite
+    // ---- redoing a chunk whose reset must discard non-finite values
 
-    // Products with the factors of a reset, zeros, are NaN where something before it is not finite: in the state, keys, values,
-    // gates, or because a product overflowed. Then V', the output or the state shows it.
+    // Products with a reset's zero factors are NaN where the state, keys, values or gates before it are not finite or a product
+    // overflowed; V', the output or the state then shows it.
     __device__ __forceinline__ bool is_finite(const OfTokens& v) const {
         float zero = 0.f;
         const auto add = [&](const auto& all) {
@@ -291,8 +291,8 @@ struct MmaState : MmaLane {
         add(state);
         return __all_sync(0xffffffffu, zero == 0.f);
     }
-    // A pair of a token's elements 8 n + 2 t and the next, from 2 t on; zeros past the end of the row. Volatile: keys that are
-    // read twice would be kept in registers, and the state spilled.
+    // Elements 8 n + 2 t and + 1 of a token's row, `row` starting at 2 t; zeros past its end. Volatile: otherwise keys read
+    // twice would stay in registers, and the state spill.
     __device__ __forceinline__ float2 pair_of_row(const Io* row, int n) const {
         unsigned pair;
         asm volatile(
@@ -306,18 +306,18 @@ struct MmaState : MmaLane {
             : "l"(row + 8 * n), "r"(static_cast<unsigned>(8 * n < args.dk)));
         return unpack<kIo>(pair);
     }
-    // Over the four lanes that share rows of the state.
+    // Sum over the four lanes that share rows of the state.
     static __device__ __forceinline__ float row_sum(float x) {
         x += __shfl_xor_sync(0xffffffffu, x, 1);
         return x + __shfl_xor_sync(0xffffffffu, x, 2);
     }
-    // Of rows g and g + 8 of the warp's sixteen.
+    // Value of row g + 8 half of the warp's 16.
     __device__ __forceinline__ Io* value_of(int token, int half) const {
         const unsigned piece = row_piece(row_piece(tile_row(value_tile().bytes, token), value_piece()), half);
         return reinterpret_cast<Io*>(__cvta_shared_to_generic(piece)) + g;
     }
-    // The recurrence itself, token by token: the output goes where the values are, as stage_output has it. Rare, and therefore
-    // short: keys, queries and scalars come from global memory again, as their places in shared memory have others by now.
+    // The recurrence token by token; outputs overwrite the values, laid out as in stage_output. Rare, hence short: keys,
+    // queries and scalars are reloaded from global memory, as their shared memory may hold the next chunk already.
     __device__ __forceinline__ void advance_by_token(int chunk) {
         constexpr int kPairs = 2 * kStateSteps;
 #pragma unroll 1
@@ -340,11 +340,11 @@ struct MmaState : MmaLane {
                 }
             }
             const float key_scale = args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f;
-            float along_key[2], out[2] = {};
+            float update_by_key[2], out[2] = {};
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float sum = decay == 0.f ? 0.f : decay * row_sum(predicted[half]);
-                along_key[half] = key_scale * beta * (to_float(*value_of(token, half)) - key_scale * sum);
+                update_by_key[half] = key_scale * beta * (to_float(*value_of(token, half)) - key_scale * sum);
             }
             square = 0.f;
 #pragma unroll
@@ -354,15 +354,15 @@ struct MmaState : MmaLane {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     float &x = state[n][2 * half], &y = state[n][2 * half + 1];
-                    x = fmaf(along_key[half], k.x, decay == 0.f ? 0.f : decay * x);
-                    y = fmaf(along_key[half], k.y, decay == 0.f ? 0.f : decay * y);
+                    x = fmaf(update_by_key[half], k.x, decay == 0.f ? 0.f : decay * x);
+                    y = fmaf(update_by_key[half], k.y, decay == 0.f ? 0.f : decay * y);
                     out[half] = fmaf(x, q.x, fmaf(y, q.y, out[half]));
                 }
             }
             const float query_scale = args.scale * (args.qk_norm ? rsqrtf(row_sum(square) + kNormEpsilon) : 1.f);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float number = query_scale * row_sum(out[half]);  // and by now every lane has its values
+                const float number = query_scale * row_sum(out[half]);  // every lane has read its values by now
                 if (t == 0) *value_of(token, half) = from_float<Io>(number);
             }
         }
@@ -377,7 +377,7 @@ struct MmaState : MmaLane {
         refresh();
         add_scores(v);
         refresh();
-        // The shuffles tell the compiler that a warp goes one way: else the number of the chunk leaves the uniform registers.
+        // The shuffles make the branches warp-uniform: otherwise `chunk` leaves the uniform registers.
         if (__shfl_sync(0xffffffffu, shared.factors.resets, 0))
             if (!__shfl_sync(0xffffffffu, is_finite(v), 0)) return advance_by_token(chunk);
         stage_output();

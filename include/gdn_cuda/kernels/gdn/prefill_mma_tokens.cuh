@@ -1,5 +1,5 @@
-// What gdn/prefill_mma makes of a chunk without the state: keys and queries in shared memory, the factors of gates and norms,
-// the inverse and the scores.
+// The stateless half of gdn/prefill_mma: loads keys and queries, and computes the factors of gates and norms, the inverse and
+// the scores.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_mma_common.cuh>
@@ -12,22 +12,22 @@ struct MmaTokens : MmaLane {
     static constexpr int kBlocks = kInverseWarps, kSteps = kConfig.head_k / 16;
     using Plan = PrefillMmaSharedPlan<kConfig>;
     using Tile = typename Plan::Tile;
-    static constexpr int kScorers = kConfig.threads() - kInverseWarps * 32;
-    enum NamedBarriers : int { kInverters = 1, kFactorsReady, kInverseReady };
+    static constexpr int kScoreThreads = kConfig.threads() - kInverseWarps * 32;
+    enum NamedBarriers : int { kInverseWarpsBarrier = 1, kFactorsReady, kInverseReady };
 
     Plan& shared;
     const RecurrentArgs& args;
     const typename Plan::Work& work = shared.work;
-    RawNumber raw_gates[2], raw_beta;  // of the chunk to come, asked for long before they are used
+    RawNumber raw_gates[2], raw_beta;  // of the next chunk, loaded long before use
 
     __device__ __forceinline__ MmaTokens(Plan& shared, const PrefillMmaArgs& args) : shared(shared), args(args.recurrence) {}
     __device__ __forceinline__ void refresh() { MmaLane::refresh<kConfig.head_k>(work.first_thread); }
 
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
 
-    // Zeros past the end of the sequence, whatever lies there, and past the end of a row.
+    // Zero-fills past the end of the sequence and past dk.
     template <int kThreads>
-    __device__ __forceinline__ void bring_rows(Tile* tiles, const void* head, i64 stride, int chunk) {
+    __device__ __forceinline__ void load_rows(Tile* tiles, const void* head, i64 stride, int chunk) {
         refresh();
         using Io = Storage<kIo>;
         constexpr int kPieces = 8, kRows = kThreads / kPieces, kRowBytes = 128;
@@ -45,37 +45,35 @@ struct MmaTokens : MmaLane {
                 cp_async_16_zfill(to + tile * kTileBytes + i * kRows * kRowBytes, exists ? at : head, exists);
             }
     }
-    // Tokens past the end have zeros: they neither decay nor change the state. So has a chunk past the end, so that nothing is
-    // kept for it.
-    __device__ __forceinline__ void ask_for_scalars(int chunk) {
+    // Tokens past the end get zeros: no decay, no update. So do those of a chunk past the end: no registers hold old values.
+    __device__ __forceinline__ void issue_scalar_loads(int chunk) {
         refresh();
         const int count = tokens_in(chunk);
-        const auto ask = [&](RawNumber& raw, const Scalars& of, i64 first, int token) {
+        const auto issue_load = [&](RawNumber& raw, const Scalars& of, i64 first, int token) {
             raw = {};
             if (token < count) raw.load(of.values, first + (chunk * kChunk + token) * of.token);
         };
-        ask(raw_gates[0], args.gate, work.gate, lane);
-        ask(raw_gates[1], args.gate, work.gate, lane + 32);
-        ask(raw_beta, args.beta, work.beta, thread % kChunk);
+        issue_load(raw_gates[0], args.gate, work.gate, lane);
+        issue_load(raw_gates[1], args.gate, work.gate, lane + 32);
+        issue_load(raw_beta, args.beta, work.beta, thread % kChunk);
     }
     template <int kThreads = kConfig.threads()>
-    __device__ __forceinline__ void bring_keys(int chunk) {
-        if (chunk < work.chunks) bring_rows<kThreads>(shared.key[chunk % kConfig.key_stages], work.key, args.key.token, chunk);
+    __device__ __forceinline__ void load_keys(int chunk) {
+        if (chunk < work.chunks) load_rows<kThreads>(shared.key[chunk % kConfig.key_stages], work.key, args.key.token, chunk);
     }
-    __device__ __forceinline__ void bring_queries(int chunk) {
-        if (chunk < work.chunks) bring_rows<kConfig.threads()>(shared.query, work.query, args.query.token, chunk);
+    __device__ __forceinline__ void load_queries(int chunk) {
+        if (chunk < work.chunks) load_rows<kConfig.threads()>(shared.query, work.query, args.query.token, chunk);
     }
-    // The next chunk's, as soon as there is room.
-    __device__ __forceinline__ void bring_as_met(int chunk) { bring_queries(chunk + 1); }
-    __device__ __forceinline__ void bring_as_left(int chunk) {
+    // The next chunk's, once its buffers are free.
+    __device__ __forceinline__ void load_next_queries(int chunk) { load_queries(chunk + 1); }
+    __device__ __forceinline__ void load_next_keys(int chunk) {
         if (kConfig.key_stages > 1) return;
         __syncthreads();
-        bring_keys(chunk + 1);
-        ask_for_scalars(chunk + 1);
+        load_keys(chunk + 1);
+        issue_scalar_loads(chunk + 1);
     }
 
-    // Gates of tokens lane and lane + 32, cumulated from the first of the chunk, in units of ln 2; and whether there is a
-    // reset.
+    // Cumulative gates (log2) of tokens lane and lane + 32, and whether one of the chunk is a reset.
     __device__ __forceinline__ float2 cumulated_gates(bool& resets) const {
         float sums[2];
 #pragma unroll
@@ -92,7 +90,7 @@ struct MmaTokens : MmaLane {
         }
         return {sums[0], sums[1] + __shfl_sync(0xffffffffu, sums[0], 31)};
     }
-    // log2(1 / sqrt(x.x + epsilon)) of a row.
+    // log2(rsqrt(|x|^2 + epsilon)) of a row.
     __device__ __forceinline__ float log_inverse_norm(const Tile* tiles, int row) const {
         const unsigned first = tile_row(tiles, row);
         float square = 0.f;
@@ -108,8 +106,8 @@ struct MmaTokens : MmaLane {
         }
         return -0.5f * __log2f(square + kNormEpsilon);
     }
-    // Four warps: a thread has a token's key (half of them) or query.
-    __device__ __forceinline__ void share_factors(const Tile* keys) {
+    // By four warps: half of the threads take one key each, the others one query.
+    __device__ __forceinline__ void compute_factors(const Tile* keys) {
         auto& factors = shared.factors;
         const int token = thread % kChunk;
         const bool of_key = warp % 4 < 2;
@@ -135,7 +133,7 @@ struct MmaTokens : MmaLane {
         }
     }
 
-    // Sixteen rows of tokens times the keys. Also past the diagonal: a branch would cost more, as nothing is moved across it.
+    // 16 token rows times all keys, past the diagonal too: branches cost more, as the compiler moves nothing across them.
     __device__ __forceinline__ void multiply(OfTokens& products, const Tile* rows, int row_block, const Tile* keys) const {
 #pragma unroll
         for (int n = 0; n < 2 * kBlocks; ++n)
@@ -144,11 +142,11 @@ struct MmaTokens : MmaLane {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             unsigned left[4];
-            ldmatrix_x4(left, straight_piece(rows, step) + row_block * kBlockOfRows);
+            ldmatrix_x4(left, straight_piece(rows, step) + row_block * kRowBlockBytes);
             add_token_products<kIo>(products, left, keys, step);
         }
     }
-    // Times row factors and exp(G_i - G_j) r_j, in place; above the diagonal, anything.
+    // In place, times row factors and exp(G_i - G_j) r_j; undefined above the diagonal.
     __device__ __forceinline__ void decay(OfTokens& products, int row_block, const float (&factors)[kChunk]) const {
         const auto& of = shared.factors;
         const int row = kInverseBlock * row_block + g;
@@ -184,7 +182,7 @@ struct MmaTokens : MmaLane {
                     products[n][2 * half], products[n][2 * half + 1]};
         }
     }
-    // A row of blocks from fp32 to two parts in the same place.
+    // Converts a row of blocks from fp32 to two parts, in place.
     __device__ __forceinline__ void round_inverse(int row) {
         float2 pairs[kBlocks][2][2];
 #pragma unroll
@@ -210,7 +208,7 @@ struct MmaTokens : MmaLane {
         }
     }
 
-    // T: four warps, a row of blocks each.
+    // Stores this warp's row of blocks of A; by four warps.
     __device__ __forceinline__ void begin_inverse(OfTokens& products) {
         decay(products, warp, shared.factors.row_of_key);
         store_to_invert(products);
@@ -219,24 +217,24 @@ struct MmaTokens : MmaLane {
     __device__ __forceinline__ void prepare(int chunk) {
         refresh();
         const Tile* keys = shared.key[chunk % kConfig.key_stages];
-        const auto ask_early = [&] {
-            if (kConfig.key_stages > 1) ask_for_scalars(chunk + 1);
+        const auto issue_early = [&] {
+            if (kConfig.key_stages > 1) issue_scalar_loads(chunk + 1);
         };
-        const int row_of_scores = kBlocks - 1 - warp % kInverseWarps;  // who has few blocks to invert has many scores
+        const int score_row_block = kBlocks - 1 - warp % kInverseWarps;  // few blocks to invert, many scores
         OfTokens products;
         if constexpr (kConfig.warps == kInverseWarps) {
-            share_factors(keys);
-            ask_early();
-            if (kConfig.key_stages > 1) bring_keys(chunk + 1);
+            compute_factors(keys);
+            issue_early();
+            if (kConfig.key_stages > 1) load_keys(chunk + 1);
             multiply(products, keys, warp, keys);
-            __syncthreads();  // factors are there
+            __syncthreads();  // factors are complete
             begin_inverse(products);
             refresh();
-            multiply(products, shared.query, row_of_scores, keys);
-            store_scores(products, row_of_scores);
+            multiply(products, shared.query, score_row_block, keys);
+            store_scores(products, score_row_block);
             refresh();
             invert_chunk(shared.inverse, warp, [] { __syncthreads(); }, lane);
-            __syncthreads();  // everybody has read the inverse
+            __syncthreads();  // all warps have read the inverse
             refresh();
             round_inverse(warp);
         } else if (warp < kInverseWarps) {
@@ -244,18 +242,18 @@ struct MmaTokens : MmaLane {
             named_barrier_sync(kConfig.threads(), kFactorsReady);
             begin_inverse(products);
             refresh();
-            invert_chunk(shared.inverse, warp, [] { named_barrier_sync(kInverseWarps * 32, kInverters); }, lane);
+            invert_chunk(shared.inverse, warp, [] { named_barrier_sync(kInverseWarps * 32, kInverseWarpsBarrier); }, lane);
             named_barrier_sync(kConfig.threads(), kInverseReady);
-        } else {  // the shorter task, and what both need
-            share_factors(keys);
+        } else {  // the shorter task, and the factors for both
+            compute_factors(keys);
             named_barrier_sync(kConfig.threads(), kFactorsReady);
-            ask_early();
-            multiply(products, shared.query, row_of_scores, keys);
-            store_scores(products, row_of_scores);
-            if (kConfig.key_stages > 1) bring_keys<kScorers>(chunk + 1);
+            issue_early();
+            multiply(products, shared.query, score_row_block, keys);
+            store_scores(products, score_row_block);
+            if (kConfig.key_stages > 1) load_keys<kScoreThreads>(chunk + 1);
         }
     }
-    // Scorers have met the state by the time the inverse is there; who made it does that now.
+    // The score warps have done apply_state before the inverse is complete; the inverse warps do it after.
     __device__ __forceinline__ void finish() {
         if (kConfig.warps == kInverseWarps || warp < kInverseWarps) return;
         named_barrier_sync(kConfig.threads(), kInverseReady);

@@ -8,18 +8,18 @@
 namespace gdn_cuda::gdn {
 
 constexpr int kWarpgroup = 128;      // threads
-constexpr int kValueRows = 64;       // of the state, a warpgroup
-constexpr int kTileElements = 64;    // of a 128-byte row
+constexpr int kValueRows = 64;       // rows of the state per value warpgroup
+constexpr int kTileElements = 64;    // elements in a 128-byte row
 constexpr int kShortestSegment = 8;  // chunks
 
-// Elements from a token's gate or beta to the next one's: the kernel counts their bytes in 32 bits.
+// Largest token stride of gates and betas, in elements: the kernel keeps the stride in bytes in 32 bits.
 constexpr i64 kMostBetweenScalars = (i64{1} << 31) / 8;
 
 struct PrefillConfig {
-    int head_k;          // 64, 96 or 128; shorter keys are filled with zeros
+    int head_k;          // 64, 96 or 128; shorter keys are zero-padded
     int value_groups;    // warpgroups with 64 rows of the state each
-    int inverse_groups;  // warpgroups that invert I + A, taking turns at chunks
-    int stages;          // chunks on their way through shared memory
+    int inverse_groups;  // warpgroups that invert I + A, in turn
+    int stages;          // chunks in flight in shared memory
     DType io;
 
     constexpr bool operator==(const PrefillConfig&) const = default;
@@ -33,61 +33,61 @@ struct PrefillConfig {
         visit("io", io);
     }
 
-    // Warpgroups in order: one that brings chunks and forms their scores, those that invert, those that own the state.
+    // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }
     GDN_HOST_DEVICE constexpr int threads() const { return (first_value_group() + value_groups) * kWarpgroup; }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return value_groups * kValueRows; }
     GDN_HOST_DEVICE constexpr int key_tiles() const { return (head_k + kTileElements - 1) / kTileElements; }
-    // What the threads of a block share is given out anew: the state's owners need most.
+    // setmaxnreg per role; value warpgroups hold the state and need the most registers.
     GDN_HOST_DEVICE constexpr int scores_registers() const { return value_groups == 2 ? 64 : 80; }
     GDN_HOST_DEVICE constexpr int inverse_registers() const { return value_groups == 2 ? 64 : 112; }
     GDN_HOST_DEVICE constexpr int value_registers() const { return value_groups == 2 ? 192 : 208; }
 };
 
-// Similar keys with large beta make entries of (I + A)^-1 that cancel: rounded to 16 bits once, they, V' and P would be most of
-// the error. Chunks with an entry beyond this off the diagonal take all three in two parts (docs/numerics.md).
-constexpr float kCancels = 0.5f;
+// Similar keys with large beta give (I + A)^-1 large entries that cancel: rounding them, V' and P to 16 bits once would be most
+// of the error. Chunks with an off-diagonal entry beyond this split all three into two 16-bit parts (docs/numerics.md).
+constexpr float kCancelThreshold = 0.5f;
 
-// The decay of a chunk with a gate whose exponential is 0: -0, told apart from a product that underflows.
+// Marks a chunk in which some exp(gate) is 0: -0, distinct from a decay product that underflows.
 constexpr float kResets = -0.f;
 
-// 64 tokens and 64 elements, 128-byte rows, swizzled (shared.cuh).
+// 64 tokens x 64 elements, 128-byte swizzled rows (shared.cuh).
 struct alignas(1024) PrefillTile {
     unsigned char bytes[kChunk * kTileElements * 2];
 };
 
-// What a pass makes. A segment makes S M + L of a state S.
-enum class PrefillMakes {
+// What a pass computes. A segment maps a state S to S M + L.
+enum class PrefillPass {
     transfer,  // rows of M
     summary,   // L
-    link,      // the state before the segment: S M + L of the segment before
+    link,      // the state before this segment: S M + L of the segment before
     outputs,
 };
-constexpr int kMostPasses = 5;  // M's rows may take two
+constexpr int kMaxPasses = 5;  // the rows of M may take two
 
-// One pass of a block: a segment of a sequence with what comes before it, a value head, some rows of its state. Tokens and
-// chunks are counted from the first that the pass takes. A link takes M instead, 64 rows of it as a chunk's keys.
+// One pass of a block: a segment and the warm-up before it, a value head, some rows of the state. Tokens and chunks are counted
+// from the pass's first. A link loads M instead: 64 rows of M are stored like one chunk's keys.
 struct PrefillWork {
-    PrefillMakes makes;
-    i64 start, initial_slot, last_slot;  // the first token; elements from the first slot to the sequence's
-    int length, chunks, silent;          // a link has no chunks; chunks before the segment, or of a summary, no outputs
-    int tokens_before;                   // of the sequence
-    bool begins, ends;                   // the sequence
-    i64 link;                            // this segment's among all
-    i64 from, to;                        // whose states are the first and the last; -1: the caller's
-    int readers;                         // of the caller's first state, blocks of this tile up to this one
+    PrefillPass pass;
+    i64 start, initial_slot, last_slot;  // first token; element offsets of the sequence's state slots
+    int length, chunks, first_output;    // chunks: 0 for a link; no outputs before chunk first_output
+    int tokens_before;                   // in the sequence
+    bool begins, ends;                   // starts or ends the sequence
+    i64 link;                            // index of this segment's link
+    i64 from, to;                        // links whose state is loaded and stored; -1: the caller's state
+    int readers;                         // of the caller's initial state: value groups of this row tile, up to this segment
     int sequence, head, key_head, first_row, rows;
-    int first_value;         // where rows of values begin: for M past the last, where zeros come from
-    i64 checkpoints_before;  // those of the sequences packed before
+    int first_value;         // first value row; for M past dv, where TMA fills with zeros
+    i64 checkpoints_before;  // of the sequences packed before
 };
 
-// From segments to the next ones: (sequence, head, segment but the last, ...), with room for whole blocks' rows and columns.
+// Data passed between segments: (sequence, head, segment except the last, ...), padded to whole blocks of rows and columns.
 struct PrefillLinks {
-    float* states;           // L (dv, dk), then the state after the segment
-    void* transfers;         // M (dk, 2, dk): rounded to bf16, and what rounding left of it
-    unsigned* have_summary;  // how many value groups have written their rows of M and L,
-    unsigned* have_state;    // and of each tile of rows, how many have written the state
-    int count;               // of a head; 0: a head that remembers is not split
+    float* states;           // L (dv, dk), later the state after the segment
+    void* transfers;         // M (dk, 2, dk): rounded to bf16, and the rounding residual
+    unsigned* have_summary;  // per link: value groups that have written their rows of M and L
+    unsigned* have_state;    // per link and row tile: value groups that have written the state
+    int count;               // per head; 0: a head that remembers is not split
 };
 
 template <PrefillConfig kConfig>
@@ -95,25 +95,25 @@ struct PrefillSharedPlan {
     struct Stage {
         PrefillTile key[kConfig.key_tiles()], query[kConfig.key_tiles()], value[kConfig.value_groups];
     };
-    // What helpers make of a chunk; zero above the diagonal.
+    // Results of the helper roles for a chunk; zero above the diagonal.
     struct Matrices {
-        PrefillTile inverse, inverse_rest;  // (I + A)^-1 diag(beta), and what its rounding left where that matters
+        PrefillTile inverse, inverse_rest;  // (I + A)^-1 diag(beta); its rounding residual, where needed
         PrefillTile scores;                 // q k^T, decayed and masked
     };
-    struct alignas(4) Cancelling {
+    struct alignas(4) CancelFlags {
         bool column[4];
     };
-    // Scalars of a chunk's tokens, G the cumulated gates (in units of ln 2), r the inverse norms of keys and queries.
+    // Per-token scalars; G: cumulative gates (log2), r: inverse norms of keys and queries.
     struct alignas(16) Factors {
         float gate[kChunk], beta[kChunk];
-        // Exponents: products of two keys are multiplied by 2^(row - column), those of a query and a key too.
+        // Exponents: key-key and query-key products are multiplied by 2^(row - column).
         float key_row[kChunk], query_row[kChunk], column[kChunk];
-        float of_key[kChunk];     // exp(G) r: what the state has of a key when its token comes
+        float of_key[kChunk];     // exp(G) r: scales S k^T
         float of_query[kChunk];   // scale exp(G) r
         float of_update[kChunk];  // exp(G_end - G) r
     };
-    // A 16 x 16 block of -A, then of the inverse on the diagonal: halves of rows 2 and 3 of every 4 change places, so that four
-    // rows at eight columns are in 32 banks.
+    // A 16 x 16 block of -A; on the diagonal, later of the inverse. The 8-column halves of rows 2 and 3 of every 4 are swapped,
+    // so that four rows of eight columns hit 32 different banks.
     struct alignas(16) Block {
         static constexpr int kEightRows = 8 * 16;
         float numbers[16 * 16];
@@ -121,30 +121,30 @@ struct PrefillSharedPlan {
         GDN_HOST_DEVICE static constexpr int at(int row, int column) { return row * 16 + (column ^ (row >> 1 & 1) * 8); }
     };
     struct InverseScratch {
-        Block blocks[10];  // of the lower triangle, row by row
+        Block blocks[10];  // lower triangle, row by row
     };
     Stage stages[kConfig.stages];
     Matrices matrices[kConfig.stages - 1];
     PrefillTile output[kConfig.value_groups];
     InverseScratch inverse[kConfig.inverse_groups];
-    // Whether an inverse has entries that cancel, by columns of blocks: two parts of them, and of V', then.
-    Cancelling cancels[kConfig.stages - 1];
+    // Per column of blocks, whether the inverse has entries beyond kCancelThreshold; then it, V' and P are used in two parts.
+    CancelFlags cancels[kConfig.stages - 1];
     Factors factors[kConfig.stages];
-    float decay[kConfig.stages];                // exp(G_end) of a chunk, or kResets
-    PrefillWork work, passes[kMostPasses - 1];  // not in registers: they are short; passes come last to first
-    int passes_to_come;
+    float decay[kConfig.stages];               // exp(G_end) of a chunk, or kResets
+    PrefillWork work, passes[kMaxPasses - 1];  // kept out of registers; passes run last to first
+    int passes_left;
     unsigned long long loaded[kConfig.stages], factored[kConfig.stages], ready[kConfig.stages];
-    unsigned long long done[kConfig.stages];            // by the state's owners: the stage is free, and so are the matrices
-    unsigned long long walked[kConfig.inverse_groups];  // by those who invert: blocks of a chunk have been read
-    unsigned long long linked;                          // M is there
+    unsigned long long done[kConfig.stages];            // by the value groups: stage and matrices are free
+    unsigned long long walked[kConfig.inverse_groups];  // by the inverse warps: the scratch blocks have been read
+    unsigned long long linked;                          // M has been loaded
 };
 
-// Which calls a launch takes. A head *remembers* if its state is still needed far behind a border between segments, else it
-// *forgets* (prefill_segments.cuh).
+// Which calls a launch takes. A head *remembers* if its state still matters far past a segment border, else it *forgets*
+// (prefill_segments.cuh).
 enum class PrefillTakes {
     every_call,
-    if_all_forget,     // each sequence in segments
-    if_one_remembers,  // each sequence whole
+    if_all_forget,     // sequences split into segments
+    if_one_remembers,  // sequences not split
 };
 
 struct PrefillArgs {
@@ -152,11 +152,11 @@ struct PrefillArgs {
     TensorMap transfers;                  // (column, part, row, link)
     RecurrentArgs recurrence;
     DType state;
-    int segments;  // that a head which forgets is split into
-    int reach;     // chunks before a segment that are sooner walked than the sequence is, unsplit or by links
+    int segments;  // into which a head that forgets is split
+    int reach;     // up to this many warm-up chunks cost less than an unsplit or linked sequence
     PrefillTakes takes;
     PrefillLinks links;
-    unsigned* readers;  // zeros, one a sequence, head and tile of rows, where states are updated in place; else nullptr
+    unsigned* readers;  // zeros, per sequence, head and row tile, if states are updated in place; else nullptr
 };
 
 }  // namespace gdn_cuda::gdn

@@ -1,7 +1,6 @@
-// Chunks of gdn/prefill with a gate whose exponential is 0, which resets the state, and with something so large that products
-// of matrices may overflow, or not finite at all: in the state, a key, a value, a beta or another gate. There, 0 times an
-// infinity would spread NaN past the reset, so a value warpgroup takes such a chunk token by token. That takes many times
-// longer, and is rare.
+// Chunks of gdn/prefill in which some gate's exponential is 0, which resets the state, while the state, a key, a value, a beta
+// or another gate is not finite or so large that matrix products may overflow. 0 times infinity would spread NaN past the
+// reset, so a value warpgroup takes such a chunk token by token: many times slower, and rare.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_state.cuh>
@@ -16,19 +15,19 @@ struct PrefillReset : PrefillState<kConfig> {
     using Base::thread, Base::warp, Base::g, Base::t;
     using Plan = typename Base::Plan;
     using Io = Storage<kIo>;
-    static constexpr int kPieces = kConfig.head_k / 8;  // of a key: a thread has two numbers of each
+    static constexpr int kPieces = kConfig.head_k / 8;  // of a key; a thread holds two elements of each
 
     __device__ __forceinline__ PrefillReset(Plan& shared, const PrefillArgs& args) : Base(shared, args) {}
 
-    // Whether the chunk, which resets the state, has to be taken token by token; the same answer for the whole warpgroup.
-    __device__ __forceinline__ bool products_would_spoil(int chunk) const {
-        constexpr float kMost = 1e18f;  // 128 products of two such numbers are finite
-        const int at = Turn<kConfig.stages>(chunk).stage;
+    // Whether a chunk that resets the state must be taken token by token; uniform over the warpgroup.
+    __device__ __forceinline__ bool products_may_overflow(int chunk) const {
+        constexpr float kLimit = 1e18f;  // 128 products of two smaller numbers sum to a finite one
+        const int at = ChunkStage<kConfig.stages>(chunk).stage;
         const auto& stage = shared.stages[at];
         float largest = 0.f;  // or NaN
 #pragma unroll
         for (const float s : state) largest = at_least(largest, fabsf(s));
-        const auto look_at = [&](const PrefillTile& tile) {
+        const auto scan = [&](const PrefillTile& tile) {
             constexpr int kPairs = sizeof(PrefillTile) / sizeof(unsigned);
 #pragma unroll 1
             for (int i = thread; i < kPairs; i += kWarpgroup) {
@@ -37,16 +36,16 @@ struct PrefillReset : PrefillState<kConfig> {
             }
         };
 #pragma unroll 1
-        for (int i = 0; i < kConfig.key_tiles(); ++i) look_at(stage.key[i]);
-        look_at(stage.value[index()]);
+        for (int i = 0; i < kConfig.key_tiles(); ++i) scan(stage.key[i]);
+        scan(stage.value[index()]);
         const auto& factors = shared.factors[at];
         const float beta = factors.beta[thread % kChunk], gate = factors.gate[thread % kChunk];
-        return any_of_group(!(at_least(largest, fabsf(beta)) < kMost) || isnan(gate));
+        return any_of_group(!(at_least(largest, fabsf(beta)) < kLimit) || isnan(gate));
     }
 
-    // The recurrence over a chunk's tokens, in fp32. Outputs go to the output tile, which no copy may still read.
-    __device__ __forceinline__ void take_tokens(int chunk) {
-        auto& stage = shared.stages[Turn<kConfig.stages>(chunk).stage];
+    // The recurrence over a chunk's tokens in fp32. Writes the output tile: no TMA store may still be reading it.
+    __device__ __forceinline__ void run_tokens(int chunk) {
+        auto& stage = shared.stages[ChunkStage<kConfig.stages>(chunk).stage];
         PrefillTile& outputs = shared.output[index()];
         const int count = tokens_in(work, chunk);
 #pragma unroll 1
@@ -100,15 +99,15 @@ struct PrefillReset : PrefillState<kConfig> {
         const i64 at = work.start + chunk * kChunk + token;
         return load_number(of.values, work.sequence * of.batch + at * of.token + work.head * of.head);
     }
-    // Columns 8 n + 2 t and the next of a key or query.
+    // Columns 8 n + 2 t and + 1 of a key or query.
     __device__ __forceinline__ float2 pair_of(const PrefillTile* tiles, int token, int n) const {
         return unpack<kIo>(load_shared_word(row_piece(tile_row(tiles[n / 8].bytes, token), n % 8) + 4 * t));
     }
-    // This thread's first or second row of the state, in a tile of values or outputs.
+    // Element of a value or output tile in this thread's first or second state row.
     __device__ __forceinline__ Io& element(PrefillTile& tile, int token, int half) const {
         return reinterpret_cast<Io*>(tile.bytes + token * 128 + (((2 * warp + half) ^ token % 8) << 4))[g];
     }
-    // Over the four threads that share a row.
+    // Sum over the four threads that share a row.
     __device__ __forceinline__ static float over_row(float x) {
         x += __shfl_xor_sync(0xffffffffu, x, 1);
         return x + __shfl_xor_sync(0xffffffffu, x, 2);

@@ -1,14 +1,13 @@
-// The role of gdn/prefill that runs ahead: it has chunks brought, spreads what their gates and norms say, and forms the scores
-// of queries against keys.
+// The scores role of gdn/prefill: it runs ahead, issues the TMA loads, derives the per-token factors from gates and norms, and
+// computes the scores q k^T.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_common.cuh>
 
 namespace gdn_cuda::gdn {
 
-// Gates of tokens 2 lane and 2 lane + 1, cumulated from the first of the chunk, in units of ln 2. A gate below kLowestGateLog2
-// counts as that: its exponential is 0 all the same, and the sum keeps digits for the differences of later gates. `resets`:
-// whether the exponential of some gate is 0.
+// Cumulative gates (log2) of tokens 2 lane and 2 lane + 1. Gates are clamped at kLowestGateLog2: their exponential is 0 in any
+// case, and the sum keeps precision for differences of later gates. `resets`: whether some gate's exponential is 0.
 __device__ __forceinline__ float2 cumulate(float2 gate, bool& resets) {
     const int lane = threadIdx.x % 32;
     gate = {at_least(gate.x * kLog2e, kLowestGateLog2), at_least(gate.y * kLog2e, kLowestGateLog2)};
@@ -26,21 +25,21 @@ __device__ __forceinline__ float2 cumulate(float2 gate, bool& resets) {
 template <PrefillConfig kConfig>
 struct PrefillScores : Lane {
     using Plan = PrefillSharedPlan<kConfig>;
-    static constexpr int kScalarWarp = 0;  // which has the fewest scores below the diagonal
+    static constexpr int kScalarWarp = 0;  // it has the fewest scores below the diagonal
 
     Plan& shared;
     const PrefillArgs& args;
     const PrefillWork& work = shared.work;
 
     __device__ __forceinline__ PrefillScores(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
-        find_place();
+        find_lane();
     }
 
-    // By one thread of each warp but the one that brings scalars.
-    __device__ __forceinline__ void bring_tiles(int chunk, const Turn<kConfig.stages>& turn) {
+    // By lane 0 of every warp but kScalarWarp.
+    __device__ __forceinline__ void load_tiles(int chunk, const ChunkStage<kConfig.stages>& current) {
         if (chunk >= work.chunks || lane != 0 || warp == kScalarWarp) return;
-        auto& stage = shared.stages[turn.stage];
-        Barrier& loaded = barrier(shared.loaded[turn.stage]);
+        auto& stage = shared.stages[current.stage];
+        Barrier& loaded = barrier(shared.loaded[current.stage]);
         const bool value = warp == 1, query = warp == 2;
         PrefillTile* tiles = value ? stage.value : query ? stage.query : stage.key;
         const TensorMap& map = value ? args.value : query ? args.query : args.key;
@@ -52,50 +51,49 @@ struct PrefillScores : Lane {
         tma_load(tiles[0].bytes, map, {first_element, head, token, batch}, loaded);
         if (count == 2) tma_load(tiles[1].bytes, map, {first_element + kTileElements, head, token, batch}, loaded);
     }
-    // One warp's: gates and betas of tokens 2 lane and 2 lane + 1, asked for long before they are used.
+    // Gates or betas of tokens 2 lane and 2 lane + 1, loaded by one warp long before use.
     struct ScalarStream {
         const DType type;
-        const int next;  // bytes from a token to the next
+        const int token_stride;  // in bytes
         const char* at;
         RawNumber raw[2];
 
         __device__ __forceinline__ ScalarStream(const Scalars& of, const PrefillWork& work)
-            : type(of.values.type), next(static_cast<int>(of.token) * bytes_of(type)) {
+            : type(of.values.type), token_stride(static_cast<int>(of.token) * bytes_of(type)) {
             at = static_cast<const char*>(of.values.data) + (work.sequence * of.batch + work.head * of.head) * bytes_of(type) +
-                 (work.start + 2 * (threadIdx.x % 32)) * next;
+                 (work.start + 2 * (threadIdx.x % 32)) * token_stride;
         }
-        __device__ __forceinline__ void ask(int count) {
+        __device__ __forceinline__ void issue_loads(int count) {
             const int first = 2 * (threadIdx.x % 32);
             if (first < count) raw[0].load({at, type}, 0);
-            if (first + 1 < count) raw[1].load({at + next, type}, 0);
-            at += static_cast<i64>(next) * kChunk;
+            if (first + 1 < count) raw[1].load({at + token_stride, type}, 0);
+            at += static_cast<i64>(token_stride) * kChunk;
         }
-        __device__ __forceinline__ float2 take() const { return {raw[0].number(type), raw[1].number(type)}; }
+        __device__ __forceinline__ float2 values() const { return {raw[0].number(type), raw[1].number(type)}; }
     };
-    __device__ __forceinline__ void ask(int chunk, ScalarStream& gates, ScalarStream& betas) const {
+    __device__ __forceinline__ void issue_loads(int chunk, ScalarStream& gates, ScalarStream& betas) const {
         for (RawNumber* raw : {gates.raw, betas.raw})
-            raw[0] = raw[1] = {};  // by all: a copy of what is loaded would wait for it
+            raw[0] = raw[1] = {};  // by all warps: else the compiler copies what is loaded, and waits for it
         if (warp != kScalarWarp || chunk >= work.chunks) return;
         const int count = tokens_in(work, chunk);
-        gates.ask(count);
-        betas.ask(count);
+        gates.issue_loads(count);
+        betas.issue_loads(count);
     }
-    // What was asked for, of this chunk. Tokens past the end have zeros: they neither decay nor change
-    // the state.
-    __device__ __forceinline__ void bring_scalars(int chunk, const Turn<kConfig.stages>& turn, ScalarStream& gates,
+    // Stores the scalars loaded for this chunk. Tokens past the end have zeros: no decay, no update.
+    __device__ __forceinline__ void store_scalars(int chunk, const ChunkStage<kConfig.stages>& current, ScalarStream& gates,
                                                   ScalarStream& betas) {
         if (warp != kScalarWarp || chunk >= work.chunks) return;
-        auto& factors = shared.factors[turn.stage];
+        auto& factors = shared.factors[current.stage];
         bool resets;
-        const float2 sums = cumulate(gates.take(), resets);
+        const float2 sums = cumulate(gates.values(), resets);
         reinterpret_cast<float2*>(factors.gate)[lane] = sums;
-        reinterpret_cast<float2*>(factors.beta)[lane] = betas.take();
-        if (lane == 31) shared.decay[turn.stage] = resets ? kResets : exp2_fast(sums.y);
-        barrier(shared.loaded[turn.stage]).arrive();
+        reinterpret_cast<float2*>(factors.beta)[lane] = betas.values();
+        if (lane == 31) shared.decay[current.stage] = resets ? kResets : exp2_fast(sums.y);
+        barrier(shared.loaded[current.stage]).arrive();
     }
 
-    // Factors of a token's key (half of the threads) or query, for everyone.
-    __device__ __forceinline__ void share_factors(const typename Plan::Stage& stage, typename Plan::Factors& factors) {
+    // Half of the threads: the factors of one key each; the others: of one query.
+    __device__ __forceinline__ void compute_factors(const typename Plan::Stage& stage, typename Plan::Factors& factors) {
         const int token = thread % kChunk;
         const bool of_key = thread < kChunk;
         const float log_norm =
@@ -114,38 +112,38 @@ struct PrefillScores : Lane {
 
     __device__ __forceinline__ void run() {
         ScalarStream gates(args.recurrence.gate, work), betas(args.recurrence.beta, work);
-        ask(0, gates, betas);
+        issue_loads(0, gates, betas);
 #pragma unroll 1
-        for (int chunk = 0; chunk < kConfig.stages; ++chunk) bring_tiles(chunk, Turn<kConfig.stages>(chunk));
-        bring_scalars(0, Turn<kConfig.stages>(0), gates, betas);
-        ask(1, gates, betas);
+        for (int chunk = 0; chunk < kConfig.stages; ++chunk) load_tiles(chunk, ChunkStage<kConfig.stages>(chunk));
+        store_scalars(0, ChunkStage<kConfig.stages>(0), gates, betas);
+        issue_loads(1, gates, betas);
 #pragma unroll 1
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
-            const Turn<kConfig.stages> turn(chunk), coming(chunk + 1);
-            find_place();
-            auto& stage = shared.stages[turn.stage];
-            auto& factors = shared.factors[turn.stage];
-            barrier(shared.loaded[turn.stage]).wait(turn.parity);
+            const ChunkStage<kConfig.stages> current(chunk), next(chunk + 1);
+            find_lane();
+            auto& stage = shared.stages[current.stage];
+            auto& factors = shared.factors[current.stage];
+            barrier(shared.loaded[current.stage]).wait(current.parity);
             if (tokens_in(work, chunk) < kChunk) [[unlikely]]
-                NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // that others clear
+                NamedBarrier::sync(2 * kWarpgroup, kKeysBarrier);  // the inverse warpgroup clears tokens past the end
             float products[32];
             start_token_products<kConfig>(products, stage.query, stage.key);
-            share_factors(stage, factors);
-            barrier(shared.factored[turn.stage]).arrive();
-            barrier(shared.done[coming.stage]).wait(coming.parity ^ 1);
-            if (chunk + 1 >= kConfig.stages) bring_tiles(chunk + 1, coming);
-            bring_scalars(chunk + 1, coming, gates, betas);
-            ask(chunk + 2, gates, betas);
+            compute_factors(stage, factors);
+            barrier(shared.factored[current.stage]).arrive();
+            barrier(shared.done[next.stage]).wait(next.parity ^ 1);
+            if (chunk + 1 >= kConfig.stages) load_tiles(chunk + 1, next);
+            store_scalars(chunk + 1, next, gates, betas);
+            issue_loads(chunk + 2, gates, betas);
             cute::warpgroup_wait<0>();
             warpgroup_fence_operand(products);
-            if (chunk >= work.silent) {
-                barrier(shared.factored[turn.stage]).wait(turn.parity);
+            if (chunk >= work.first_output) {
+                barrier(shared.factored[current.stage]).wait(current.parity);
                 decay(products, *this, factors.query_row, factors.column);
                 store_scores<kConfig.io, false>(products, *this, shared.matrices[chunk % (kConfig.stages - 1)].scores,
                                                 args.recurrence.scale);
                 cutlass::arch::fence_view_async_shared();
             }
-            barrier(shared.ready[turn.stage]).arrive();
+            barrier(shared.ready[current.stage]).arrive();
         }
     }
 };

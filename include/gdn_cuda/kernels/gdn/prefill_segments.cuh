@@ -1,35 +1,34 @@
-// Segments of a sequence for gdn/prefill, where its heads alone would leave multiprocessors idle. A head is taken
+// Splits sequences of gdn/prefill into segments, where whole heads would leave SMs idle. A head is
 //
-//     apart   a block begins as far before its segment as the state still matters, with a state of zero, and stores no
-//             outputs until its segment begins;
-//     linked  a segment begins with the state that the one before leaves. If that one has to wait for its own, it first
-//             computes what it will make of it, S M + L: L from a state of zero, M from the identity with values of zero;
-//     whole   one block walks the sequence.
+//     apart   a block starts with a zero state as many chunks before its segment as still matter, and stores no outputs
+//             before the segment (warm-up);
+//     linked  a segment starts from the final state of the one before. Where that one must itself wait for a state S, it first
+//             computes its map S M + L: L from a zero state, M from the identity with zero values;
+//     whole   one block takes the whole sequence.
 //
-// A head forgets if `reach` chunks make nothing of a state, at the pace of the gates near the borders between segments; else
-// it remembers. A head that forgets is taken apart, another one linked or whole, whichever the host expects to be faster. All
-// blocks of a head come to the same answer by themselves (`one_remembers`).
+// A head forgets if, at the rate of the gates near the segment borders, `reach` chunks make the state negligible; else it
+// remembers. A head that forgets is taken apart; another one linked or whole, whichever the host's cost model prefers. All
+// blocks of a head reach the same decision independently (`one_remembers`).
 //
-// Where another configuration walks whole sequences faster, the host launches both, and all blocks of a call come to one
-// answer: the configuration that splits takes the call if all heads forget, the other one if one remembers. They could share
-// the heads, but two kernels side by side took twice as long for a chunk. (Probably neighbouring multiprocessors share a cache
-// for instructions.)
+// Where another configuration is faster on whole sequences, the host launches both and all blocks of a call agree: the
+// splitting one takes the call if all heads forget, the other if one remembers. Sharing the heads instead doubled the time per
+// chunk: two kernels ran side by side (probably neighbouring SMs share an instruction cache).
 //
-// A token multiplies the state by exp(g) (I - beta k k^T), whose norm is exp(g) max(1, |1 - beta |k|^2|). Where the product of
-// these over the tokens before a segment is below 2^-80, what the state was before them cannot change a bit of what follows but
-// by a coincidence of roundings, or where all that follows is 2^-80 of what was before.
+// A token multiplies the state by exp(g) (I - beta k k^T), of norm exp(g) max(1, |1 - beta |k|^2|). Where the product over the
+// tokens before a segment is below 2^-80, the state before them changes no bit of the segment's results, except by a
+// coincidence of roundings or where all of them are 2^-80 of what came before.
 //
-// Blocks wait only for blocks before them in the grid. Those are dispatched first on every GPU seen so far, though CUDA does
-// not promise it: then blocks need not all run at the same time.
+// Blocks wait only for blocks before them in the grid, so that they need not all be resident. Every GPU seen so far dispatches
+// those first, though CUDA does not promise it.
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_common.cuh>
 
 namespace gdn_cuda::gdn {
 
-constexpr float kForgotten = -80.f;  // log2
+constexpr float kForgottenLog2 = -80.f;
 
-// |k|^2 of 32 tokens from `first` on, a lane each; half a warp reads a key.
+// |k|^2 of the 32 tokens from `first` on, one per lane; half a warp reads a key.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ float key_squares(const RecurrentArgs& args, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32, piece = lane % 16;
@@ -51,10 +50,10 @@ __device__ __forceinline__ float key_squares(const RecurrentArgs& args, int sequ
     return mine;
 }
 
-// Has keys, queries and values of a chunk brought to the L2 while something else is waited for; by the whole block.
+// Prefetches keys, queries and values of a chunk into L2 while the block waits; called by the whole block.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ void prefetch_chunk(const RecurrentArgs& args, const Span& span, int sequence, int head, int chunk) {
-    constexpr int kLine = 64, kLines = 2;  // elements, of a row
+    constexpr int kLine = 64, kLines = 2;  // elements per line; lines per row
     const int thread = static_cast<int>(threadIdx.x), token = chunk * kChunk + thread / kLines % kChunk,
               which = thread / (kLines * kChunk), element = thread % kLines * kLine;
     const int key_head = static_cast<int>(static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key));
@@ -65,7 +64,7 @@ __device__ __forceinline__ void prefetch_chunk(const RecurrentArgs& args, const 
     asm volatile("prefetch.global.L2 [%0];" ::"l"(row));  // CUTLASS prefetches through TMA only
 }
 
-// log2 of the most that 32 tokens from `first` on can make of a state's norm; a warp's.
+// log2 of the bound on the growth of a state's norm over the 32 tokens from `first` on; by a warp.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ float log_growth(const RecurrentArgs& args, int sequence, i64 first, int head) {
     const int lane = threadIdx.x % 32;
@@ -80,8 +79,8 @@ __device__ __forceinline__ float log_growth(const RecurrentArgs& args, int seque
     return growth;
 }
 
-// The chunk to begin with so that nothing before matters to what follows `chunk`; -1 where that is more than `most` chunks
-// before, or seems to be. Called by the whole block; `growths` has room for its warps.
+// The chunk to start from so that nothing earlier matters at `chunk`; -1 if the bound does not show one within `most` chunks.
+// Called by the whole block; `growths`: one float per warp.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, const Span& span, int sequence, int head,
                                                   int chunk, int most, float* growths) {
@@ -90,7 +89,7 @@ __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, con
     float growth = 0.f;
 #pragma unroll 1
     for (int back = 0; back < most;) {
-        const int token = (chunk - back) * kChunk - (warp + 1) * 32;  // warps go backwards
+        const int token = (chunk - back) * kChunk - (warp + 1) * 32;  // warps go backwards in time
         const float own = token >= 0 ? log_growth<kConfig>(args, sequence, span.start + token, head) : 0.f;
         __syncthreads();
         if (threadIdx.x % 32 == 0) growths[warp] = own;
@@ -98,29 +97,29 @@ __device__ __forceinline__ int first_that_matters(const RecurrentArgs& args, con
         for (int i = 0; i < kWarps && back < chunk; i += kWarpsAChunk) {
             growth += growths[i] + growths[i + 1];
             ++back;
-            if (growth <= kForgotten) return chunk - back;
+            if (growth <= kForgottenLog2) return chunk - back;
         }
     }
     return -1;
 }
 
-// Chunks of a segment, when a sequence of so many is split.
+// Chunks per segment of a sequence that is split.
 __device__ __forceinline__ int chunks_of_segment(const PrefillArgs& args, int chunks) {
     return max((chunks + args.segments - 1) / args.segments, kShortestSegment);
 }
 
-// Whether a head remembers: whether, from some border between segments, 2^-80 is more than `reach` chunks back at the pace of
-// every fourth gate of the chunk before that border. Keys are left out, for they seldom let a state grow, and who is wrong is
-// only slower. Sums are of integers, so that blocks of another configuration come to the same answer. Called by the whole
-// block, for one head of a sequence or for all: then neighbouring threads have neighbouring heads, whose gates are in one line.
-// Short code, for the first block of a multiprocessor waits for it to be fetched.
+// Whether a head remembers: whether, at some segment border, decay to 2^-80 takes more than `reach` chunks at the rate of every
+// fourth gate of the chunk before. Keys are ignored: they seldom let a state grow, and a wrong answer is only slower. Integer
+// sums give the same answer in every configuration. Called by the whole block, for one head of a sequence or for all; then
+// neighbouring threads read neighbouring heads, whose gates share cache lines. Kept short: an SM's first block waits for the
+// instruction fetch.
 template <PrefillConfig kConfig>
 __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_all, int sequence, int head) {
     constexpr float kUnit = 1 << 14;
-    constexpr i64 kNeeded = static_cast<i64>(kForgotten * kUnit);
-    constexpr int kApart = 4, kLoads = kChunk / kApart;  // tokens
+    constexpr i64 kNeeded = static_cast<i64>(kForgottenLog2 * kUnit);
+    constexpr int kGateStride = 4, kLoads = kChunk / kGateStride;  // in tokens
     const RecurrentArgs& all = args.recurrence;
-    // Threads side by side, a power of two, and what one of them takes: a head of a sequence.
+    // `wide` (a power of two) threads take consecutive (sequence, head) pairs.
     const int wide = for_all ? 128 : 1, heads = for_all ? all.sequences * all.heads : 1;
     bool found = false;
 #pragma unroll 1
@@ -138,22 +137,22 @@ __device__ __forceinline__ bool one_remembers(const PrefillArgs& args, bool for_
 #pragma unroll
             for (unsigned& number : raw) {
                 number = load_raw(all.gate.values, at);
-                at -= kApart * all.gate.token;
+                at -= kGateStride * all.gate.token;
             }
             int sum = 0;
 #pragma unroll
-            for (const unsigned number : raw) {  // NaN is 0 as an integer: it is never forgotten
+            for (const unsigned number : raw) {  // NaN converts to 0: never forgotten
                 const float gate = number_of(number, all.gate.values.type) * (kLog2e * kUnit);
                 sum += __float2int_rn(at_least(gate, kLowestGateLog2 * kUnit));
             }
-            found |= static_cast<i64>(sum) * kApart * args.reach > kNeeded;
+            found |= static_cast<i64>(sum) * kGateStride * args.reach > kNeeded;
         }
     }
     return __syncthreads_or(found) != 0;
 }
 
-// Counters in global memory between blocks: what a thread did or had synchronised with before `red_release` is visible after
-// `wait_for_count`. CUTLASS's (cutlass/barrier.h) release by a fence and a relaxed reduction, one instruction more.
+// Global-memory counters between blocks: writes ordered before `red_release` are visible after `wait_for_count`. Inline PTX:
+// CUTLASS's (cutlass/barrier.h) use a fence and a relaxed reduction, one instruction more.
 __device__ __forceinline__ void red_release(unsigned* count) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
 }
@@ -175,8 +174,7 @@ __device__ __forceinline__ void await_summary(const PrefillLinks& links, i64 lin
     wait_for_count(links.have_summary + link, gridDim.x * kConfig.value_groups);
 }
 
-// Where states are updated in place, the last segment writes what others may have started from: it waits until they have read
-// it.
+// Counts readers of the initial state; where states are updated in place, the last segment waits for them before it writes.
 __device__ __forceinline__ unsigned* readers_of(const PrefillArgs& args, const PrefillWork& work) {
     return args.readers + (static_cast<i64>(work.sequence) * args.recurrence.heads + work.head) * gridDim.x + blockIdx.x;
 }

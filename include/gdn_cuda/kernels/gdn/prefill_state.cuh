@@ -1,5 +1,5 @@
-// A value warpgroup's rows of the state in gdn/prefill: in registers, where they come from and where they go. From and to the
-// caller's tensors, or between the segments of a sequence (prefill_segments.cuh).
+// A value warpgroup's rows of the state in gdn/prefill, held in registers; loaded from and stored to the caller's tensors, or
+// passed between the segments of a sequence (prefill_segments.cuh).
 #pragma once
 
 #include <gdn_cuda/kernels/gdn/prefill_segments.cuh>
@@ -20,31 +20,29 @@ struct PrefillState : Lane {
     float state[kConfig.head_k / 2];
     unsigned rounded_state[kStateSteps][4];
 
-    __device__ __forceinline__ PrefillState(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) {
-        find_place();
-    }
+    __device__ __forceinline__ PrefillState(Plan& shared, const PrefillArgs& args) : shared(shared), args(args) { find_lane(); }
 
-    __device__ __forceinline__ int index() const { return group - kConfig.first_value_group(); }  // among the value groups
+    __device__ __forceinline__ int index() const { return group - kConfig.first_value_group(); }  // among the value warpgroups
 
     // Whether `found` holds for any thread of this warpgroup.
     __device__ __forceinline__ bool any_of_group(bool found) const {
         const int number = NamedBarrier::ReservedNamedBarrierCount + kWarpgroupBarrier + group;
-        // The shuffle tells the compiler that a warp goes one way.
+        // The shuffle makes the result warp-uniform for the compiler.
         return __shfl_sync(0xffffffffu, named_barrier_or(kWarpgroup, number, found), 0);
     }
 
-    // And the one 8 further.
+    // The thread's other row is 8 further.
     __device__ __forceinline__ int my_row() const { return work.first_row + index() * kValueRows + 16 * warp + g; }
 
-    // A head's state in memory.
+    // One head's state in memory.
     struct StatePlace {
         void* data = nullptr;
         DType type = DType::f32;  // or bf16
     };
-    // This thread has rows g and g + 8 of its warp's sixteen, columns 8 n + 2 t and the next. Calls visit(pair of numbers,
-    // where it lies) for those that exist.
+    // A thread holds rows g and g + 8 of its warp's 16, columns 8 n + 2 t and + 1. Calls visit(pair of elements, their address)
+    // for those in range.
     template <class T, class Visit>
-    __device__ __forceinline__ void each_pair(T* numbers, Visit&& visit) {
+    __device__ __forceinline__ void for_each_pair(T* numbers, Visit&& visit) {
         const int dk = args.recurrence.dk;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -68,9 +66,9 @@ struct PrefillState : Lane {
         const char* data = static_cast<const char*>(args.recurrence.last.data);
         return of_this_head(data == nullptr || !work.ends ? nullptr : data + work.last_slot * bytes_of(args.state));
     }
-    // Where the state after a chunk goes as a checkpoint.
+    // Where the state after a chunk is stored as a checkpoint, if it is.
     __device__ __forceinline__ StatePlace checkpoint(int chunk) const {
-        if (chunk < work.silent || (chunk + 1) * kChunk > work.length) return {};
+        if (chunk < work.first_output || (chunk + 1) * kChunk > work.length) return {};
         const int token = work.tokens_before + (chunk + 1) * kChunk - 1;
         const auto step = [&]<class T>(T) {
             return static_cast<const void*>(step_state<T>(args.recurrence, work.sequence, work.checkpoints_before, token));
@@ -82,13 +80,13 @@ struct PrefillState : Lane {
         for (float& x : state) x = 0.f;
         if (from.data == nullptr) return;
         if (from.type == DType::f32)
-            each_pair(static_cast<const float*>(from.data), [](float& x, float& y, const float* at) {
+            for_each_pair(static_cast<const float*>(from.data), [](float& x, float& y, const float* at) {
                 const float2 pair = pair_at(at);
                 x = pair.x;
                 y = pair.y;
             });
         else
-            each_pair(static_cast<const __nv_bfloat16*>(from.data), [](float& x, float& y, const __nv_bfloat16* at) {
+            for_each_pair(static_cast<const __nv_bfloat16*>(from.data), [](float& x, float& y, const __nv_bfloat16* at) {
                 const float2 pair = unpack<DType::bf16>(*reinterpret_cast<const unsigned*>(at));
                 x = pair.x;
                 y = pair.y;
@@ -97,20 +95,20 @@ struct PrefillState : Lane {
     __device__ __forceinline__ void store_state(const StatePlace& to) {
         if (to.data == nullptr) return;
         if (to.type == DType::f32)
-            each_pair(static_cast<float*>(to.data),
-                      [](float& x, float& y, float* at) { *reinterpret_cast<float2*>(at) = {x, y}; });
+            for_each_pair(static_cast<float*>(to.data),
+                          [](float& x, float& y, float* at) { *reinterpret_cast<float2*>(at) = {x, y}; });
         else
-            each_pair(static_cast<__nv_bfloat16*>(to.data), [](float& x, float& y, __nv_bfloat16* at) {
+            for_each_pair(static_cast<__nv_bfloat16*>(to.data), [](float& x, float& y, __nv_bfloat16* at) {
                 *reinterpret_cast<unsigned*>(at) = pack<DType::bf16>(x, y);
             });
     }
 
-    // States and rows of M between blocks have room for every row and column that a block has.
+    // Linked states and rows of M are padded to whole blocks of rows and columns: no bounds checks.
     __device__ __forceinline__ float2* linked_state(i64 link) const {
         const i64 rows = static_cast<i64>(gridDim.x) * kConfig.rows_per_block();
         return reinterpret_cast<float2*>(args.links.states + (link * rows + my_row()) * kConfig.head_k) + t;
     }
-    static constexpr int kToNextEight = 8 * kConfig.head_k / 2;  // rows
+    static constexpr int kToNextEight = 8 * kConfig.head_k / 2;  // 8 rows, in float2
     __device__ __forceinline__ void load_linked(i64 link) {
         const float2* from = linked_state(link);
 #pragma unroll
@@ -149,21 +147,20 @@ struct PrefillState : Lane {
                 rounded_state[step][i] = pack<kIo>(state[8 * step + 2 * i], state[8 * step + 2 * i + 1]);
     }
 
-    __device__ __forceinline__ void tell_of_first() const {
-        if (args.readers == nullptr || work.makes != PrefillMakes::outputs) return;
+    __device__ __forceinline__ void signal_initial_state_read() const {
+        if (args.readers == nullptr || work.pass != PrefillPass::outputs) return;
         warpgroup_sync();
         if (thread == 0) red_release(readers_of(args, work));
     }
-    __device__ __forceinline__ void tell_of_last() const {
+    __device__ __forceinline__ void signal_state_written() const {
         if (work.to < 0) return;
         warpgroup_sync();
         if (thread > 0) return;
-        red_release(work.makes == PrefillMakes::summary ? args.links.have_summary + work.link
-                                                        : have_state(args.links, work.to));
+        red_release(work.pass == PrefillPass::summary ? args.links.have_summary + work.link : have_state(args.links, work.to));
     }
 
-    // By one thread: rows of M in place of keys, and what rounding left of them in place of queries.
-    __device__ __forceinline__ void bring_transfer() {
+    // By one thread: loads M into the key tiles and its rounding residual into the query tiles.
+    __device__ __forceinline__ void load_transfer() {
         constexpr int kTiles = kConfig.key_tiles() * kConfig.key_tiles();
         Barrier& linked = barrier(shared.linked);
         fence_proxy_async_global();
@@ -177,9 +174,9 @@ struct PrefillState : Lane {
             tma_load(stage.query[columns].bytes, args.transfers, {at.element, 1, at.token, at.batch}, linked);
         }
     }
-    // After a reset M is 0, and S M has to be, also where S holds what is not finite.
-    __device__ __forceinline__ void forget_where_transfer_is_zero() {
-        float sum = 0.f;  // 0 times what is finite
+    // After a reset M is 0, and S M must be 0 even where S is not finite.
+    __device__ __forceinline__ void clear_state_if_transfer_is_zero() {
+        float sum = 0.f;  // NaN if an element is not finite
 #pragma unroll
         for (const float s : state) sum = fmaf(s, 0.f, sum);
         if (!any_of_group(isnan(sum))) return;
@@ -197,10 +194,10 @@ struct PrefillState : Lane {
 #pragma unroll
         for (float& s : state) s = 0.f;
     }
-    // S M + L in place of S, the state that the segment before began with. In bf16 whatever the inputs are: fp16 would lose
-    // what decays by 2^-25.
+    // Replaces S, the state before the previous segment, by S M + L. In bf16 for every input type: fp16 would flush a decay of
+    // 2^-25 to 0.
     __device__ __forceinline__ void link() {
-        forget_where_transfer_is_zero();
+        clear_state_if_transfer_is_zero();
         unsigned rounded[kStateSteps][4], rest[kStateSteps][4];
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step)
@@ -216,8 +213,8 @@ struct PrefillState : Lane {
 #pragma unroll
         for (int step = 0; step < kStateSteps; ++step) {
             const auto& stage = shared.stages[step / kTokenSteps];
-            const auto m = tile_operand(stage.key, sizeof(PrefillTile)) + across(step % kTokenSteps),
-                       m_rest = tile_operand(stage.query, sizeof(PrefillTile)) + across(step % kTokenSteps);
+            const auto m = tile_operand(stage.key, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps),
+                       m_rest = tile_operand(stage.query, sizeof(PrefillTile)) + mn_major_step(step % kTokenSteps);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rest[step], m, true);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m_rest, true);
             Product<DType::bf16, kConfig.head_k, false>::run(state, rounded[step], m, true);
@@ -227,39 +224,39 @@ struct PrefillState : Lane {
         warpgroup_fence_operand(state);
     }
     __device__ __forceinline__ void begin() {
-        const bool links = work.makes == PrefillMakes::link;
+        const bool links = work.pass == PrefillPass::link;
         if (work.from >= 0) {
             if (thread == 0) {
                 if (links) await_summary<kConfig>(args.links, work.link - 1);
-                if (links && index() == 0) bring_transfer();
+                if (links && index() == 0) load_transfer();
                 await_state<kConfig>(args.links, work.from);
             }
             warpgroup_sync();
             load_linked(work.from);
             if (links) link();
-        } else if (work.makes == PrefillMakes::transfer) {
+        } else if (work.pass == PrefillPass::transfer) {
             set_identity();
         } else {
             load_state(first());
         }
-        tell_of_first();
-        warpgroup_fence_operand(state);  // or its registers would be others from each of these on, and spilled
+        signal_initial_state_read();
+        warpgroup_fence_operand(state);  // otherwise each branch above gets registers of its own, and spills
         round_state();
     }
-    // The last state, wherever it goes.
+    // Stores the pass's result.
     __device__ __forceinline__ void end() {
-        find_place();
-        if (work.makes == PrefillMakes::outputs && work.ends && args.readers != nullptr) {
+        find_lane();
+        if (work.pass == PrefillPass::outputs && work.ends && args.readers != nullptr) {
             if (thread == 0) wait_for_count(readers_of(args, work), work.readers);
             warpgroup_sync();
         }
-        if (work.makes == PrefillMakes::transfer)
+        if (work.pass == PrefillPass::transfer)
             store_transfer();
         else if (work.to >= 0)
             store_linked(work.to);
         else
             store_state(last());
-        tell_of_last();
+        signal_state_written();
     }
 };
 

@@ -2,13 +2,13 @@
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// Rows of S (one value dimension each) never meet, so a group of lanes owns a few rows and keeps them from the first token to
-// the last: S is read once and written once however many tokens there are (row.cuh). A block brings a batch of tokens into
-// shared memory, where all its rows read them; the state arrives meanwhile.
+// Rows of S (one value dimension each) are independent, so a group of lanes owns a few rows and keeps them from the first token
+// to the last: S is read and written once however many tokens there are (row.cuh). A block loads a batch of tokens into shared
+// memory for all its rows; the state arrives meanwhile.
 //
-// Serves packed batches, odd shapes, and chunked_forward where rows do not start on 16 bytes.
+// Serves packed batches, odd shapes, and chunked_forward where rows are not 16-byte aligned.
 //
-// Bound: few tokens, the state's bytes, read and written once; many tokens, the latency of one token after another.
+// Bound: with few tokens, the state's bytes, read and written once; with many, the latency of one token after another.
 // docs/benchmarks/decode.md has the shares reached.
 #pragma once
 
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     const int lane = threadIdx.x % kLayout.lanes, group = threadIdx.x / kLayout.lanes;
     const int first_row = blockIdx.x * kConfig.rows_per_block();
     const int head = blockIdx.y;
-    const auto row_of = [&](int r) { return group + r * (kConfig.threads() / kLayout.lanes); };  // inside the block
+    const auto row_of = [&](int r) { return group + r * (kConfig.threads() / kLayout.lanes); };  // within the block
     const auto in_range = [&](int r) { return first_row + row_of(r) < args.dv; };
     const auto row_offset = [&](int r) { return (static_cast<i64>(head) * args.dv + first_row + row_of(r)) * args.dk; };
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         int first_step;
         const Place place = starting_slot(args, sequence, slot, first_step);
         const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens that belong to no sequence
+        if (args.cu_seqlens.data != nullptr && sequence == args.sequences - 1)  // tokens of no sequence
             fill_outputs<kConfig>(args, sequence, span.start + span.length, args.tokens, head, 0.f);
         if (place != Place::run) {
             fill_outputs<kConfig>(args, sequence, span.start, span.start + span.length, head,

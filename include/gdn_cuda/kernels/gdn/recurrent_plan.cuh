@@ -7,12 +7,12 @@ namespace gdn_cuda::gdn {
 
 struct RecurrentConfig {
     int head_k;           // key dimension held in registers: 64, 96, 128, 192 or 256
-    bool exact_k;         // it is the tensor's own; else the tail is masked
+    bool exact_k;         // head_k is exactly the tensors'; else the tail is masked
     DType io;             // query, key, value, output
     DType state;          // the state in memory; registers hold fp32
-    int rows_per_thread;  // value rows per group of lanes: they share what is read of a token
+    int rows_per_thread;  // rows per group of lanes; they share a token's loads
     int warps;
-    bool aligned;  // every row starts on 16 bytes
+    bool aligned;  // every row is 16-byte aligned
 
     constexpr bool operator==(const RecurrentConfig&) const = default;
 
@@ -28,8 +28,7 @@ struct RecurrentConfig {
     }
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
-    // Told that three blocks shall fit, the compiler gives one row a thread the registers it needs; left alone, it spills a
-    // few.
+    // Asking for three blocks per SM makes the compiler give one row per thread enough registers; otherwise it spills a few.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return rows_per_thread == 1 ? 3 : 1; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return threads() / layout().lanes * rows_per_thread; }
@@ -47,7 +46,7 @@ struct TokenBatch {
     float value[kTokens][kConfig.rows_per_block()];  // a row's value, then its output
 };
 
-// State slots: (slots, Hv, dv, dk), each slot contiguous, any strides between slots and between steps of a slot.
+// State slots: (slots, Hv, dv, dk), each contiguous; any strides between slots and between steps of a slot.
 struct RecurrentStates {
     void* data = nullptr;
     i64 slot = 0, step = 0;  // strides in elements
@@ -55,27 +54,27 @@ struct RecurrentStates {
 
 struct RecurrentArgs {
     Rows query, key, value, output;
-    Scalars beta, gate;  // as given; with A_log they are `b` and `a`, before sigmoid and softplus
+    Scalars beta, gate;  // with A_log: `b` and `a`, before sigmoid and softplus
     Tagged A_log, dt_bias;
     int sequences, tokens, heads, heads_per_key, dk, dv;
     float scale;
     bool qk_norm;
     Tagged cu_seqlens;
 
-    // Where a sequence starts from: slot slots[n, accepted - 1] (slot n without `slots`), at step accepted - 1.
+    // Start state: slot slots[n, accepted - 1] (slot n without `slots`), at step accepted - 1.
     RecurrentStates initial;  // data == nullptr: zeros
     Tagged slots;             // (sequences,) or (sequences, slot_steps)
     i64 slots_sequence, slots_token;
-    int slot_count, slot_steps;  // bounds: an index past the pool makes the output NaN and touches nothing
-    Tagged accepted;             // accepted tokens of the last verify; below 1 counts as 1
-    i64 null_slot;               // besides negatives, skips its sequence; -1: none
+    int slot_count, slot_steps;  // bounds: an index past the pool makes the output NaN and writes no state
+    Tagged accepted;             // tokens accepted in the last verify; below 1 counts as 1
+    i64 null_slot;               // like negatives, skips its sequence; -1: none
 
-    // Where states go. `last` is written after the last token, `steps` after every `step_interval` tokens.
+    // Stored states: `last` after the last token, `steps` after every `step_interval` tokens.
     RecurrentStates last;  // by slots[n], or n without `slots`
     RecurrentStates steps;
-    int step_interval, step_limit;  // tokens from step_limit on have no place
+    int step_interval, step_limit;  // no step is stored from token step_limit on
     enum StepIndex : int { by_sequence, by_slot_of_token, by_step_slot, packed } step_index;
-    Tagged step_slots;  // by_step_slot: the row of sequence n
+    Tagged step_slots;  // by_step_slot: row of sequence n
     int step_slot_count;
 };
 

@@ -1,4 +1,4 @@
-// One row of the state and one token: what the kernels of the recurrence share.
+// One row of the state and one token: shared by the kernels of the recurrence.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -8,8 +8,7 @@ namespace gdn_cuda::gdn {
 
 constexpr float kNormEpsilon = 1e-6f;
 
-// The part of a row of dk elements that one lane holds: vectors `lane`, `lane + lanes`, ... With kExact, dk is the layout's
-// own.
+// One lane's part of a row of dk elements: vectors `lane`, `lane + lanes`, ... kExact: dk is the layout's.
 template <class T, StateLayout kLayout, bool kAligned, bool kExact>
 struct RowSlice {
     Vector<T, kLayout.vector, kAligned> vectors[kLayout.vectors()];
@@ -41,7 +40,7 @@ struct RowSlice {
     __device__ __forceinline__ float operator[](int i) const { return vectors[i / kLayout.vector][i % kLayout.vector]; }
 };
 
-// The gates as they lie in memory: loaded early, made numbers of once the state is under way too.
+// Raw gates: loaded early, converted once the state loads are in flight too.
 struct RawGates {
     unsigned gate, beta, A_log, dt_bias;
 
@@ -89,12 +88,12 @@ __device__ __forceinline__ void set_products(TokenScalars& scalars, const Slice&
     scalars.query_key = group_sum<kLayout.lanes>(query_key) * scalars.key_scale * scalars.query_scale;
 }
 
-// A gate whose exponential is 0 in fp32 is an exact reset: nothing of the state is left, not even infinities or NaN.
+// A gate whose exponential is 0 in fp32 is an exact reset: it clears the state, infinities and NaN included.
 __device__ __forceinline__ bool resets(const TokenScalars& scalars) {
     return scalars.decay == 0.f;
 }
 
-// One token for one row s (this lane's part of it): updates the row and returns its output. With S the state before the decay,
+// One token for one row s (this lane's part): updates it and returns its output. With S the state before the decay,
 //     v' = beta (v - e^g S.k)        o = scale (e^g S.q + v' q.k)        S <- e^g S + v' k^T
 // so S.k and S.q share one round of shuffles. Where e^g is 0 the caller has cleared the row (`resets`): 0 times infinity is
 // NaN.

@@ -1,12 +1,12 @@
-// How a row of state (head_k elements) is spread over lanes, and what its head has for a token; for host and device.
+// How a row of the state (head_k elements) is split over lanes, and a head's scalars of a token; for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
 
 namespace gdn_cuda::gdn {
 
-// About 32 bytes a lane, lanes taking turns at vectors of at most 16. The order in which a row is summed follows from this
-// alone, so every kernel and configuration of the recurrence gives the same bits.
+// About 32 bytes per lane, in vectors of at most 16 bytes dealt to the lanes in turn. This alone fixes the summation order, so
+// every kernel and configuration of the recurrence gives the same bits.
 struct StateLayout {
     int lanes, per_lane, vector;
 
@@ -18,7 +18,7 @@ struct StateLayout {
     GDN_HOST_DEVICE constexpr int vectors() const { return per_lane / vector; }
 };
 
-// What all rows of a head share at one token: the l2 norms multiply scalars instead of vectors.
+// A head's scalars for one token; the l2 norms scale these instead of vectors.
 struct alignas(16) TokenScalars {
     float decay, beta, key_scale, query_scale, query_key;
 };

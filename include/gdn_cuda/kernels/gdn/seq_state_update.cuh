@@ -1,16 +1,16 @@
-// gdn/seq_state_update: the state before every chunk and after the last; v' = u - w S^T takes the place of u.
+// gdn/seq_state_update: the state before every chunk and after the last; v' = u - w S^T overwrites u.
 //
 //     S <- exp(G_C) S + v'^T (exp(G_C - G) k)
 //
-// Rows of S never meet, so a team of two warps keeps 16 of them in registers from the first chunk of a sequence to the last, as
-// sums of products, and computes everything transposed: S w^T and v'^T k have S or v' on the left, in registers, and w or k on
-// the right, in shared memory as they came. Each warp has half of the key dimensions: of S w^T it adds the other's half for
-// half of the tokens, and hands what these give to the state to the other. What is left of the block is loading: w and u of a
-// chunk as soon as those of an earlier one are used up, then its k. S and v' are rounded to bf16 as factors, v' in two parts,
-// since its errors stay in S.
+// Rows of S are independent, so a team of two warps keeps 16 of them in accumulators from the first chunk of a sequence to the
+// last, and computes everything transposed: S w^T and v'^T k have S or v' as the left operand, in registers, and w or k as the
+// right one, in shared memory. Each warp holds half of the key dimensions: it completes S w^T for half of the tokens with the
+// other warp's partial sums, and passes the resulting v' to the other for its half of the state update. The rest is loading by
+// cp.async: w and u of a chunk as soon as a stage is free, then its k. S and v' are rounded to bf16 as operands, v' in two
+// parts, since its errors stay in S.
 //
-// Bound: the chain of products from one chunk to the next; memory, most of it the states, where the blocks fill the card: 67 %
-// of a copy's speed at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
+// Bound: the chain of products from one chunk to the next; where blocks fill the GPU, memory, mostly the states: 67 % of a
+// copy's bandwidth at 8 x 4096 tokens on an H200 (docs/benchmarks/pieces.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/named_barrier.cuh>
@@ -22,10 +22,10 @@ template <SeqStateUpdateConfig kConfig>
 struct SeqStateUpdateBlock {
     using Plan = SeqStateUpdateSharedPlan<kConfig>;
     static constexpr int kThreads = kConfig.teams * 64;
-    static constexpr int kKeyTiles = kConfig.head_k / 8 / 2;  // a warp's tiles of eight key dimensions
+    static constexpr int kKeyTiles = kConfig.head_k / 8 / 2;  // of eight key dimensions, per warp
     static constexpr int kTilesAtOnce = kKeyTiles < 8 ? kKeyTiles : 8;
     static constexpr int kTokenPairs = kChunk / 16, kOwnPairs = kTokenPairs / 2;  // of tiles of eight tokens
-    // Copies that may still be under way when w, or k, of a chunk is wanted: those of later chunks.
+    // cp.async groups of later chunks, which may be in flight when w, or k, of a chunk is needed.
     static constexpr int kLaterCopies = 2 * (kConfig.stages - 1);
 
     Plan& shared;
@@ -39,7 +39,7 @@ struct SeqStateUpdateBlock {
         find_lane();
     }
 
-    // Computed anew for every chunk: the compiler would keep dozens of addresses over the loop, and spill them.
+    // Recomputed for every chunk: hoisted out of the loop, dozens of addresses would spill.
     __device__ __forceinline__ void find_lane() {
         int thread = threadIdx.x;
         asm volatile("" : "+r"(thread));
@@ -52,38 +52,39 @@ struct SeqStateUpdateBlock {
 
     __device__ __forceinline__ int tokens_in(int chunk) const { return min(kChunk, work.length - chunk * kChunk); }
     template <int kColumns>
-    __device__ __forceinline__ void bring(ChunkTile<kColumns>& tile, const void* rows, i64 stride, int chunk, int columns) {
+    __device__ __forceinline__ void load_chunk_tile(ChunkTile<kColumns>& tile, const void* rows, i64 stride, int chunk,
+                                                    int columns) {
         const auto* from = static_cast<const __nv_bfloat16*>(rows) + chunk * (kChunk * stride);
         bring_tile<kConfig.aligned, kThreads>(tile, from, stride, tokens_in(chunk), columns);
     }
-    __device__ __forceinline__ void bring_w_and_u(int chunk) {
+    __device__ __forceinline__ void load_w_and_u(int chunk) {
         if (chunk < work.chunks) {
             const int stage = chunk % kConfig.stages, thread = threadIdx.x;
-            bring(shared.w[stage], work.w, args.w.token, chunk, args.dk);
-            bring(shared.value[stage], work.value, args.value.token, chunk, args.dv - work.first_row);
+            load_chunk_tile(shared.w[stage], work.w, args.w.token, chunk, args.dk);
+            load_chunk_tile(shared.value[stage], work.value, args.value.token, chunk, args.dv - work.first_row);
             if (work.gate != nullptr && thread < kChunk) {
-                const i64 token = chunk * kChunk + min(thread, tokens_in(chunk) - 1);  // the last one's is repeated
+                const i64 token = chunk * kChunk + min(thread, tokens_in(chunk) - 1);  // repeats the last one
                 cp_async_4(shared_address(&shared.gate[stage][thread]), work.gate + token * args.gate.token);
             }
         }
         cp_async_fence();
     }
-    __device__ __forceinline__ void bring_k(int chunk) {
-        if (chunk < work.chunks) bring(shared.key[chunk % kConfig.stages], work.key, args.key.token, chunk, args.dk);
+    __device__ __forceinline__ void load_k(int chunk) {
+        if (chunk < work.chunks) load_chunk_tile(shared.key[chunk % kConfig.stages], work.key, args.key.token, chunk, args.dk);
         cp_async_fence();
     }
     __device__ __forceinline__ void clear_gates() {
         for (int i = threadIdx.x; i < kConfig.stages * kChunk; i += kThreads) shared.gate[i / kChunk][i % kChunk] = 0.f;
     }
 
-    // ---- The warp's part of S in memory
+    // ---- This warp's part of S in global memory
 
     __device__ __forceinline__ int row_of(int half) const { return work.first_row + 16 * team + g + 8 * half; }
     __device__ __forceinline__ i64 offset_of(i64 block, int half) const {
         return ((block * args.heads + work.head) * args.dv + row_of(half)) * args.dk + 8 * kKeyTiles * side;
     }
 
-    // There are so many of this row's columns.
+    // Columns of this row in the warp's half.
     __device__ __forceinline__ int columns_of(int half) const {
         return row_of(half) < args.dv ? args.dk - 8 * kKeyTiles * side : 0;
     }
@@ -110,19 +111,19 @@ struct SeqStateUpdateBlock {
             load_state(static_cast<const __nv_bfloat16*>(args.states), block);
     }
 
-    // Before a chunk, or after the last.
+    // Stores the state before a chunk, or after the last.
     __device__ __forceinline__ void store_state(int chunk) const {
         const bool after = chunk == work.chunks;
         if (after ? !args.has_final : work.first_chunk + chunk >= args.state_chunks) return;
         void* to = after ? args.final_state : args.states;
         const i64 block = after ? work.sequence : work.first_chunk + chunk;
         if ((after ? args.final_type : args.states_type) == DType::f32)
-            store_floats(static_cast<float*>(to), block);
+            store_fp32(static_cast<float*>(to), block);
         else
-            store_halves(static_cast<__nv_bfloat16*>(to), block);
+            store_bf16(static_cast<__nv_bfloat16*>(to), block);
     }
-    // Neighbouring lanes swap, so that each has four columns of one of two tiles: 64 bytes of a row side by side.
-    __device__ __forceinline__ void store_floats(float* to, i64 block) const {
+    // Neighbouring lanes swap, so that each holds four columns of one of two tiles: 64 contiguous bytes per row.
+    __device__ __forceinline__ void store_fp32(float* to, i64 block) const {
         const int odd = t % 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -141,7 +142,7 @@ struct SeqStateUpdateBlock {
             }
         }
     }
-    __device__ __forceinline__ void store_halves(__nv_bfloat16* to, i64 block) const {
+    __device__ __forceinline__ void store_bf16(__nv_bfloat16* to, i64 block) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -158,14 +159,14 @@ struct SeqStateUpdateBlock {
 
     // ---- One chunk
 
-    // A pair of tiles of tokens: the warp's own come first.
+    // First token of a pair of tiles; the warp's own pairs come first.
     __device__ __forceinline__ int tokens_of(int pair) const { return 16 * ((kOwnPairs * side + pair) % kTokenPairs); }
-    // Of every thread and the one beside it in the team.
+    // 16 bytes of this lane, shared with the same lane of the team's other warp.
     __device__ __forceinline__ uint4& exchange(int side, int at) {
         return *reinterpret_cast<uint4*>(shared.exchange[team][side][at][lane]);
     }
 
-    // S w^T of half of the tokens and half of the key dimensions.
+    // S w^T over half of the tokens and half of the key dimensions.
     using Products = float[2 * kOwnPairs][4];
     __device__ __forceinline__ void multiply(Products& products, int stage, int first_pair) const {
         const PiecesFrom pieces(shared.w[stage], PieceOfLane::crossed(lane), tokens_of(first_pair), kKeyTiles * side);
@@ -182,7 +183,7 @@ struct SeqStateUpdateBlock {
             }
         }
     }
-    // S w^T of the warp's tokens: first what the other waits for.
+    // S w^T of the warp's tokens; the partial sums that the other warp waits for come first.
     __device__ __forceinline__ void predict(Products& predicted, int stage) {
         Products for_other = {};
         multiply(for_other, stage, kOwnPairs);
@@ -201,8 +202,8 @@ struct SeqStateUpdateBlock {
         }
     }
 
-    // Where exp(G) is 0 a token sees nothing of the state; 0 times infinity would be NaN.
-    __device__ __forceinline__ void hide_state(Products& predicted, int stage) const {
+    // Where exp(G) is 0 the state's contribution is 0; 0 times infinity would be NaN.
+    __device__ __forceinline__ void clear_reset_products(Products& predicted, int stage) const {
 #pragma unroll
         for (int tile = 0; tile < 2 * kOwnPairs; ++tile) {
             const float2 gate = *reinterpret_cast<const float2*>(&shared.gate[stage][tokens_of(0) + 8 * tile + 2 * t]);
@@ -210,13 +211,13 @@ struct SeqStateUpdateBlock {
             if (exp_fast(gate.y) == 0.f) predicted[tile][1] = predicted[tile][3] = 0.f;
         }
     }
-    // Nor does the state see a token with exp(G_C - G) = 0, in the low or the high half of a pair.
-    static __device__ __forceinline__ unsigned seen_halves(float2 kept) {
+    // Clears the halves of a packed pair whose factor exp(G_C - G) is 0, for the same reason.
+    static __device__ __forceinline__ unsigned nonzero_mask(float2 kept) {
         return (kept.x == 0.f ? 0u : 0xffffu) | (kept.y == 0.f ? 0u : 0xffff0000u);
     }
 
-    // v' of the team's value dimensions and the warp's tokens: over u in shared memory; and exp(G_C - G) v', high and rest, as
-    // left operands, where the other's products were.
+    // v' of the team's value dimensions and the warp's tokens: overwrites u in shared memory; and exp(G_C - G) v', high and
+    // rest, as left operands in the exchange buffer.
     __device__ __forceinline__ void form_values(int stage) {
         const int token_of_lane = tokens_of(0) + lane;
         const float end = finite_sum(shared.gate[stage][kChunk - 1]);
@@ -224,12 +225,12 @@ struct SeqStateUpdateBlock {
         shared.kept[team][token_of_lane] = exp_fast(end - finite_sum(shared.gate[stage][token_of_lane]));
         Products predicted = {};
         predict(predicted, stage);
-        if (forgets) hide_state(predicted, stage);
+        if (forgets) clear_reset_products(predicted, stage);
         const PiecesFrom given(shared.value[stage], PieceOfLane::crossed(lane), tokens_of(0), 2 * team);
         const PiecesFrom formed(shared.value[stage], tokens_of(0) + g, 2 * team);
 #pragma unroll
         for (int pair = 0; pair < kOwnPairs; ++pair) {
-            unsigned u[4];  // of two tiles of tokens, each: value dimensions g and g + 8, tokens 2 t and 2 t + 1
+            unsigned u[4];  // two tiles of tokens, each: value dimensions g and g + 8, tokens 2 t and 2 t + 1
             unsigned high[4], rest[4];
             ldmatrix_x4_trans(u, given.at(16 * pair, 0));
 #pragma unroll
@@ -247,15 +248,15 @@ struct SeqStateUpdateBlock {
                     high[i] = pack<DType::bf16>(factor.x, factor.y);
                     rest[i] = pack_rest<DType::bf16>(factor.x, factor.y, high[i]);
                     if (!forgets) continue;
-                    high[i] &= seen_halves(kept);
-                    rest[i] &= seen_halves(kept);
+                    high[i] &= nonzero_mask(kept);
+                    rest[i] &= nonzero_mask(kept);
                 }
             }
             exchange(side, 2 * pair) = {high[0], high[1], high[2], high[3]};
             exchange(side, 2 * pair + 1) = {rest[0], rest[1], rest[2], rest[3]};
         }
     }
-    // 32 bytes a token, two lanes.
+    // 32 bytes per token, from two lanes.
     __device__ __forceinline__ void store_values(int chunk) const {
         const int column = work.first_row + 16 * team + lane % 2 * 8;
         if (column >= args.dv) return;
@@ -286,7 +287,7 @@ struct SeqStateUpdateBlock {
 #pragma unroll
         for (int step = 0; step < kTokenPairs; ++step) {
             const int of = step / kOwnPairs, at = 2 * (step % kOwnPairs);
-            const uint4 parts[2] = {exchange(of, at + 1), exchange(of, at)};  // the small products come first
+            const uint4 parts[2] = {exchange(of, at + 1), exchange(of, at)};  // small products first
 #pragma unroll
             for (int first = 0; first < kKeyTiles; first += kTilesAtOnce) {
                 unsigned key[kTilesAtOnce / 2][4];
@@ -294,7 +295,7 @@ struct SeqStateUpdateBlock {
                 for (int pair = 0; pair < kTilesAtOnce / 2; ++pair)
                     ldmatrix_x4_trans(key[pair], keys.at(16 * step, first + 2 * pair));
 #pragma unroll
-                for (const uint4& part : parts) {  // of all tiles: sums that follow upon themselves wait
+                for (const uint4& part : parts) {  // all tiles per part: back-to-back MMAs on one accumulator stall
                     const unsigned left[4] = {part.x, part.y, part.z, part.w};
 #pragma unroll
                     for (int n = 0; n < kTilesAtOnce; ++n)
@@ -307,8 +308,8 @@ struct SeqStateUpdateBlock {
     __device__ __forceinline__ void run() {
         if (work.gate == nullptr) clear_gates();
         for (int chunk = 0; chunk < kConfig.stages; ++chunk) {
-            if (chunk > 0) bring_k(chunk - 1);
-            bring_w_and_u(chunk);
+            if (chunk > 0) load_k(chunk - 1);
+            load_w_and_u(chunk);
         }
         if (args.has_initial && work.chunks > 0 && work.first_chunk < args.state_chunks) load_state(work.first_chunk);
 
@@ -317,8 +318,8 @@ struct SeqStateUpdateBlock {
             const int stage = chunk % kConfig.stages;
             find_lane();
             cp_async_wait<kLaterCopies>();
-            __syncthreads();  // w and u are there, and the k before is used up
-            bring_k(chunk + kConfig.stages - 1);
+            __syncthreads();  // w and u have arrived, and the k before is used up
+            load_k(chunk + kConfig.stages - 1);
             store_state(chunk);
             if (chunk == work.chunks) return;
             form_values(stage);
@@ -326,8 +327,8 @@ struct SeqStateUpdateBlock {
             __syncwarp();
             store_values(chunk);
             cp_async_wait<kLaterCopies>();
-            __syncthreads();  // k is there, and w and u are used up
-            bring_w_and_u(chunk + kConfig.stages);
+            __syncthreads();  // k has arrived, and w and u are used up
+            load_w_and_u(chunk + kConfig.stages);
             update(stage, kept);
         }
     }

@@ -6,10 +6,10 @@
 namespace gdn_cuda::gdn {
 
 struct SeqStateUpdateConfig {
-    int head_k;    // the largest key dimension the tiles hold: 64, 128 or 256
-    int teams;     // of two warps with 16 value dimensions
-    int stages;    // chunks on their way through shared memory
-    bool aligned;  // rows start on 16 bytes
+    int head_k;    // largest key dimension the tiles hold: 64, 128 or 256
+    int teams;     // two warps and 16 value dimensions each
+    int stages;    // chunks in flight in shared memory
+    bool aligned;  // rows are 16-byte aligned
 
     constexpr bool operator==(const SeqStateUpdateConfig&) const = default;
 
@@ -26,12 +26,12 @@ struct SeqStateUpdateConfig {
     constexpr int blocks_per_multiprocessor() const { return head_k <= 64 ? 3 : head_k <= 128 ? 2 : 1; }
 };
 
-// What a block does. In shared memory, read anew each time: registers are for the state.
+// A block's work, kept in shared memory: registers are for the state.
 struct SequenceWork {
-    const void *w, *key;  // of the first token
-    void* value;          // from the block's value dimensions on
+    const void *w, *key;  // at the first token
+    void* value;          // at the block's first value dimension
     const float* gate;    // or nullptr
-    i64 first_chunk;      // among the chunks of all sequences
+    i64 first_chunk;      // counted over all sequences
     int length, chunks;   // of the sequence
     int sequence, head;
     int first_row;  // of the state
@@ -41,7 +41,7 @@ template <SeqStateUpdateConfig kConfig>
 struct SeqStateUpdateSharedPlan {
     ChunkTile<kConfig.head_k> w[kConfig.stages], key[kConfig.stages];
     ChunkTile<kConfig.rows_per_block()> value[kConfig.stages];  // u, then v'
-    // Between the warps of a team: products for 16 bytes a lane, four times, then exp(G_C - G) v', for each side.
+    // Between the warps of a team: partial sums, four of 16 bytes per lane and warp, then exp(G_C - G) v'.
     alignas(16) unsigned exchange[kConfig.teams][2][4][32][4];
     float gate[kConfig.stages][kChunk];
     float kept[kConfig.teams][kChunk];  // exp(G_C - G)

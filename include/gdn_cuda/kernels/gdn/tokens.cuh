@@ -1,5 +1,4 @@
-// Sequences of tokens, for the kernels that take more than one: where a sequence starts and where its states go, and a batch of
-// tokens in shared memory, read by all rows of a block.
+// Multi-token kernels: where a sequence's states start and go, and a batch of tokens in shared memory for all rows of a block.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -10,7 +9,7 @@ namespace gdn_cuda::gdn {
 
 enum class Place { run, skip, poison };
 
-// The slot a sequence starts from, and whether it runs at all.
+// The slot a sequence starts from, and whether it runs.
 __device__ __forceinline__ Place starting_slot(const RecurrentArgs& args, int sequence, i64& slot, int& step) {
     step = 0;
     if (args.accepted.data != nullptr) {
@@ -24,8 +23,8 @@ __device__ __forceinline__ Place starting_slot(const RecurrentArgs& args, int se
     return slot < args.slot_count ? Place::run : Place::poison;
 }
 
-// The state after token `t` of a sequence goes here; nullptr: nowhere. Packed, there is a row for every `step_interval` of all
-// tokens, which sequences that overlap (varlen.cuh) would exceed: what has no row is not kept.
+// Where the state after token `t` is stored; nullptr: nowhere. Packed, there is one row per `step_interval` tokens of the whole
+// batch; overlapping sequences (varlen.cuh) could exceed that, and states without a row are dropped.
 template <class T>
 __device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
     if (args.steps.data == nullptr || (t + 1) % args.step_interval != 0 || t >= args.step_limit) return nullptr;
@@ -52,7 +51,7 @@ __device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence
     return static_cast<T*>(args.steps.data) + slot * args.steps.slot + step * args.steps.step;
 }
 
-// Step states written by the sequences packed before this one.
+// Step states of the sequences packed before this one.
 __device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, int sequence) {
     if (args.steps.data == nullptr || args.step_index != RecurrentArgs::packed) return 0;
     if (args.step_interval == 1) return span_of(args.cu_seqlens, sequence, args.tokens).start;
@@ -62,7 +61,7 @@ __device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, in
     return before;
 }
 
-// A block's rows of the outputs of tokens [first, last), all `x`.
+// Fills this block's rows of the outputs of tokens [first, last) with `x`.
 template <auto kConfig>
 __device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequence, i64 first, i64 last, int head, float x) {
     using Io = Storage<kConfig.io>;
@@ -77,8 +76,8 @@ __device__ __forceinline__ void fill_outputs(const RecurrentArgs& args, int sequ
     for (i64 token = first + mine; token < last; token += at_once) outputs[token * args.output.token + row] = from_float<Io>(x);
 }
 
-// Tokens [first, first + count) of a sequence into shared memory: keys and queries as they are (zero past dk), values of this
-// block's rows, and the scalars, one group of lanes a token.
+// Loads tokens [first, first + count) of a sequence: keys and queries unconverted (zero past dk), values of this block's rows,
+// and the scalars, one group of lanes per token.
 template <auto kConfig>
 __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence, i64 first,
                                             int count, int head, int first_row) {
@@ -106,7 +105,7 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const R
     }
     __syncthreads();
 #pragma unroll 1
-    for (int batch = 0; batch < count; batch += kGroups) {  // every lane of a warp takes part in the sums
+    for (int batch = 0; batch < count; batch += kGroups) {  // all lanes of a warp take part in the sums
         const int t = min(batch + static_cast<int>(threadIdx.x) / kLayout.lanes, count - 1);
         RawGates gates;
         const auto number_at = [&](const Scalars& of) { return sequence * of.batch + (first + t) * of.token + head * of.head; };
@@ -122,7 +121,7 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const R
     __syncthreads();
 }
 
-// The outputs that a batch's rows left in place of their values.
+// Stores the batch's outputs, which have overwritten its values.
 template <auto kConfig>
 __device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared, const RecurrentArgs& args, int sequence,
                                               i64 first, int count, int head, int first_row) {
@@ -136,7 +135,7 @@ __device__ __forceinline__ void store_outputs(const TokenBatch<kConfig>& shared,
     }
 }
 
-// One token for kRows rows of a group: the row's output takes the place of its value.
+// One token for a group's kRows rows: each row's output overwrites its value.
 template <auto kConfig, int kRows, class State, class StateSlice, class RowOf, class Offset, class InRange>
 __device__ __forceinline__ void advance_rows(TokenBatch<kConfig>& shared, int t,
                                              float (&rows)[kRows][kConfig.layout().per_lane], int lane, State* steps, int dk,

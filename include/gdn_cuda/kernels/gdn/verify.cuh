@@ -1,13 +1,12 @@
-// gdn/verify: a few tokens (up to 16) for every sequence of a padded batch, as speculative decoding verifies them.
+// gdn/verify: a few tokens (up to 16) of every sequence of a padded batch, as in speculative decoding.
 //
 //     S <- exp(g) S        v' = beta (v - S k)        S <- S + v' k^T        o = scale S q
 //
-// The state moves as in gdn/decode: steps of rows on their way through shared memory, fetched by the threads that will use
-// them. The tokens lie in shared memory for all rows of the block (tokens.cuh), so a step of rows goes through all tokens
-// before the next one.
+// The state moves as in gdn/decode: row steps in flight in shared memory, copied by the threads that will use them. Tokens are
+// in shared memory for all rows of the block (tokens.cuh), so each row step goes through all tokens before the next.
 //
-// Bound: few tokens, the state's bytes, read and written once (and written once a token where every state is kept); from about
-// eight tokens on, the arithmetic of the rows. docs/benchmarks/decode.md has the shares reached.
+// Bound: with few tokens, the state's bytes, read once and written once (once per token where every state is kept); from about
+// eight tokens on, arithmetic. docs/benchmarks/decode.md has the shares reached.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async.cuh>
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constan
 #pragma unroll 1
     for (int step = 0; step < kConfig.steps; ++step) {
         cp_async_wait<kConfig.steps - 1>();
-        cp_async_fence();  // an empty group a step keeps the count of those behind it
+        cp_async_fence();  // empty group: keeps the wait's count of later groups right
         float rows[kRows][kLayout.per_lane];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {

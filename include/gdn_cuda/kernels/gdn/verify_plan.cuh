@@ -6,11 +6,11 @@
 namespace gdn_cuda::gdn {
 
 struct VerifyConfig {
-    int head_k;  // the tensors' own: 64, 96, 128, 192 or 256
+    int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
     DType io;
     DType state;
-    int rows_per_thread;  // of a step: they share what is read of a token
-    int steps;            // of rows a block takes, all under way at once
+    int rows_per_thread;  // per step; they share a token's loads
+    int steps;            // of rows per block, all in flight at once
     int warps;
     static constexpr bool exact_k = true, aligned = true;
 
