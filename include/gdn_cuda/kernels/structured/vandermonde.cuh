@@ -31,7 +31,7 @@ struct Vandermonde {
         i64 residues, exponents;
         begin_line(args, place().row, LineBegin{args.residues, residues}, LineBegin{args.exponents, exponents});
         Table::bring(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
-        const unsigned mine = forgotten(threadIdx.x);
+        const unsigned mine = opaque(threadIdx.x);
         const int pole = first_pole + static_cast<int>(mine);
         Number v{};
         if (pole < args.pole_count) v = Io::load(args.residues.data, residues + pole * args.residues.step);
@@ -43,7 +43,7 @@ struct Vandermonde {
     };
     __device__ __forceinline__ Place place() const {
         const auto squares = static_cast<unsigned>((args.steps + kConfig.square() - 1) / kConfig.square()),
-                   block = forgotten(blockIdx.x), row = block / squares;
+                   block = opaque(blockIdx.x), row = block / squares;
         return {row, block - row * squares};
     }
     __device__ __forceinline__ void run() {

@@ -36,7 +36,7 @@ struct VandermondeProducts<kConfig> {
         int warp, lane;
 
         __device__ __forceinline__ Place() {
-            const unsigned thread = forgotten(threadIdx.x);
+            const unsigned thread = opaque(threadIdx.x);
             warp = static_cast<int>(thread / 32);
             lane = static_cast<int>(thread % 32);
         }

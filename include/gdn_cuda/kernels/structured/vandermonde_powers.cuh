@@ -34,7 +34,7 @@ struct VandermondePowers {
     // By the first threads of a block. Poles past the last are 0.
     __device__ __forceinline__ static void bring(Roots& roots, const Lines& exponents, i64 row, int first_pole,
                                                  int pole_count) {
-        const auto pole = static_cast<int>(forgotten(threadIdx.x));
+        const auto pole = static_cast<int>(opaque(threadIdx.x));
         Complex<double> x{};
         if (first_pole + pole < pole_count)
             x = Io::template load<double>(exponents.data, row + (first_pole + pole) * exponents.step);
@@ -46,7 +46,7 @@ struct VandermondePowers {
         const bool leaps = of_leaps();
         const unsigned long long step = leaps ? kConfig.side : 1, first = leaps ? first_leap : 0;
         constexpr int kAtOnce = sizeof(Real) == sizeof(float) ? 3 : 2;
-        const unsigned thread = forgotten(threadIdx.x);
+        const unsigned thread = opaque(threadIdx.x);
         const int lane = static_cast<int>(thread % kLanes);
 #pragma unroll 1
         for (int pole = static_cast<int>(thread % (kThreads / 2) / kLanes); pole < poles; pole += kGroups) {
