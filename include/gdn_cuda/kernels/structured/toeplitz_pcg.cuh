@@ -94,7 +94,7 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
     __device__ __forceinline__ static double largest_of(const Slots& x) {
         double largest = 0;
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) largest = larger(largest, fabs(x[s]));
+        for (int s = 0; s < kSlots; ++s) largest = max_or_nan(largest, fabs(x[s]));
         return largest;
     }
     // Of squared norms, the residual's and the solution's.
@@ -104,7 +104,7 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
     // Of |x|^2, |T| as its column has it at most.
     __device__ __forceinline__ double allowed(unsigned line, double column_size) const {
         constexpr double kOfType = kConfig.io == DType::f32 ? 0x1p-47 : 0x1p-51;
-        const double size = (is_probe(line) ? larger(kOfType, args.epsilon / 8) : kOfType) * 2 * column_size;
+        const double size = (is_probe(line) ? max_or_nan(kOfType, args.epsilon / 8) : kOfType) * 2 * column_size;
         return size * size;
     }
 
@@ -184,7 +184,7 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
         const bool positive = first > 0 && transform_matrix(matrix_scale * first);
 
         bring(line, 1, numbers);
-        const double largest = over_block(By::kSecond, largest_of(numbers), larger);
+        const double largest = over_block(By::kSecond, largest_of(numbers), max_or_nan);
         // Right-hand sides that are no numbers have solutions that are none, and tell nothing of the matrix.
         const bool finite = largest - largest == 0;
         const double right_scale = is_probe(line) || !(largest > 0) ? 1 : scale_of(largest);
@@ -208,7 +208,7 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
         load(solution(), numbers);
         if (is_probe(line)) {
             tell(system_at(line), solved,
-                 solved ? shared.line.column_size * over_block(By::kThird, largest_of(numbers), larger) : 0);
+                 solved ? shared.line.column_size * over_block(By::kThird, largest_of(numbers), max_or_nan) : 0);
             return;
         }
         tell(system_at(line), solved, 0);

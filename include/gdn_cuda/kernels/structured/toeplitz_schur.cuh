@@ -108,9 +108,9 @@ struct ToeplitzSchur {
         double largest = 0;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s)
-            if (row_at(s) < args.n) largest = larger(largest, fabs(numbers[s][kProbe]));
-        column_sum = of_all(column_sum, shared.sums, [](double x, double y) { return x + y; });
-        largest = of_all(largest, shared.largest, [](double x, double y) { return larger(x, y); });
+            if (row_at(s) < args.n) largest = max_or_nan(largest, fabs(numbers[s][kProbe]));
+        column_sum = block_reduce(column_sum, shared.sums, [](double x, double y) { return x + y; });
+        largest = block_reduce(largest, shared.largest, [](double x, double y) { return max_or_nan(x, y); });
         if (threadIdx.x > 0) return;
         const bool conditioned = column_sum * largest * args.epsilon <= 1;  // false for what is no number
         static_cast<int*>(args.info)[system] = conditioned ? 0 : args.n + 1;
