@@ -47,7 +47,7 @@ struct ToeplitzEliminate {
     Number right[2];                             // right generators of the step's column, before its update
 
     struct Row {  // of C or of the identity; left is multiplied by back, the node's conjugate
-        Number left[2], numbers[kColumns], back, entry;
+        Number left[2], numbers[kColumns], back, entry;  // entry: in the step's column
         int node;
     };
     struct Column {
