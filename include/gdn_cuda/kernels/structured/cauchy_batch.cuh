@@ -102,7 +102,7 @@ struct CauchyBatch {
         int first_point;
 
         __device__ __forceinline__ explicit Place(const CauchyArgs& args) {
-            const unsigned block = forgotten(blockIdx.x), blocks_of_points = (args.point_count + kPoints - 1) / kPoints,
+            const unsigned block = opaque(blockIdx.x), blocks_of_points = (args.point_count + kPoints - 1) / kPoints,
                            rows = block / blocks_of_points;
             first_row = rows * kRows;
             first_point = static_cast<int>(block - rows * blocks_of_points) * kPoints;
