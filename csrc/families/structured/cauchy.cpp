@@ -68,7 +68,7 @@ struct PreparedCauchy {
     }
 };
 
-// What the user called.
+// Errors name the public function that was called.
 Checks checks_of(bool conj) {
     return {conj ? "cauchy_conj" : "cauchy_kernel"};
 }

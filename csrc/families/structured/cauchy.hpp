@@ -38,7 +38,7 @@ struct CauchyProblem {
 
 inline constexpr int kCauchyRows = 4, kCauchyThreads = 128, kCauchyTile = 64;
 
-// What registers hold of sums without spilling, where there are points for it.
+// Points per thread, if there are enough: as many sums as registers hold without spilling.
 constexpr int cauchy_points(DType io, int rows) {
     return io == DType::c128 && rows == kCauchyRows ? 2 : 4;
 }
@@ -52,7 +52,7 @@ constexpr CauchyConfig cauchy_config(DType io, bool conj, int rows, int points, 
             .tile = kCauchyTile,
             .one_tile = one_tile};
 }
-// Where one tile holds all poles, as S4's, a kernel without sums over tiles: a sixth block fits.
+// If one tile holds all poles, as in S4, a kernel without sums over tiles: a sixth block fits on an SM.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, int rows, int points) {
     const bool one_tile = problem.conj && problem.io == DType::c64 && problem.poles <= kCauchyTile;
     return cauchy_config(problem.io, problem.conj, rows, points, one_tile);
@@ -60,7 +60,7 @@ inline CauchyConfig cauchy_config(const CauchyProblem& problem, int rows, int po
 inline i64 cauchy_blocks(const CauchyProblem& problem, const CauchyConfig& config) {
     return problem.rows / config.rows * ceil_div(problem.points, config.points_per_block());
 }
-// Rows over the same poles share reciprocals. More points a thread read poles less often, if that leaves blocks for everyone.
+// Rows over the same poles share reciprocals. More points per thread read poles less often, if that leaves blocks for every SM.
 inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     const int rows = problem.shared_rows % kCauchyRows == 0 ? kCauchyRows : 1;
     const CauchyConfig many = cauchy_config(problem, rows, cauchy_points(problem.io, rows));
@@ -69,14 +69,13 @@ inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::Devic
 
 inline constexpr int kMostCauchyTurns = 8;
 
-// A block begins with a row's poles: with few of them, it takes several turns at its points, if that leaves blocks for
-// everyone.
+// A block starts by loading a row's poles: it takes several tiles of points (turns), if that leaves blocks for every SM.
 inline int cauchy_turns(const CauchyProblem& problem, const CauchyConfig& config, const jit::DeviceTraits& device) {
     return static_cast<int>(
         std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, kMostCauchyTurns));
 }
 
-// Many rows of real residues over the same poles: structured/cauchy_batch.
+// structured/cauchy_batch runs multiples of sixteen rows of real residues over the same poles.
 inline bool cauchy_in_batches(const CauchyProblem& problem) {
     const bool narrow = problem.io == DType::f32 || problem.io == DType::bf16 || problem.io == DType::f16;
     return narrow && problem.shared_rows % CauchyBatchConfig::kRows == 0;
@@ -84,8 +83,8 @@ inline bool cauchy_in_batches(const CauchyProblem& problem) {
 
 // Which kernel runs a problem, and how.
 struct CauchyChoice {
-    bool in_batches;          // structured/cauchy_batch, which leaves nothing else to choose
-    int rows, points, turns;  // of a block, a thread, and a block at its points
+    bool in_batches;          // structured/cauchy_batch, which has no other choices
+    int rows, points, turns;  // rows per block, points per thread, tiles of points per block
 
     constexpr bool operator==(const CauchyChoice&) const = default;
 
@@ -109,7 +108,7 @@ inline CauchyChoice cauchy_choice(const CauchyProblem& problem, const jit::Devic
     return {false, config.rows, config.points, cauchy_turns(problem, config, device)};
 }
 
-// All that is right for a problem and may be the fastest: the heuristic's own choice, then the others.
+// Every valid choice that may be the fastest: the heuristic's own first.
 inline std::vector<CauchyChoice> cauchy_candidates(const CauchyProblem& problem, const jit::DeviceTraits& device) {
     std::vector<CauchyChoice> all{cauchy_choice(problem, device)};
     const auto add = [&](const CauchyChoice& choice) {
@@ -119,9 +118,10 @@ inline std::vector<CauchyChoice> cauchy_candidates(const CauchyProblem& problem,
     for (const int rows : {1, kCauchyRows})
         for (const int points : {1, cauchy_points(problem.io, rows)}) {
             if (problem.shared_rows % rows != 0) continue;
-            const i64 a_turn = cauchy_config(problem, rows, points).points_per_block();
+            const i64 points_per_turn = cauchy_config(problem, rows, points).points_per_block();
             for (int turns = 1; turns <= kMostCauchyTurns; turns *= 2)
-                if (turns == 1 || a_turn * turns / 2 < problem.points) add({false, rows, points, turns});  // else some are idle
+                if (turns == 1 || points_per_turn * turns / 2 < problem.points)  // no idle turns
+                    add({false, rows, points, turns});
         }
     return all;
 }
@@ -158,7 +158,7 @@ inline constexpr std::array kCauchyConfigurations = [] {
     return all;
 }();
 
-// How the command `tune` and ../tuned.hpp see it.
+// What the command `tune` and ../tuned.hpp need.
 struct CauchyTuning {
     using Problem = CauchyProblem;
     using Choice = CauchyChoice;
@@ -178,7 +178,7 @@ struct Cauchy {
 
     static std::span<const Config> configurations() { return kCauchyConfigurations; }
     static int threads(const Config& config) { return config.threads; }
-    static int shared_bytes(const Config&) { return 0; }  // it is static
+    static int shared_bytes(const Config&) { return 0; }  // static shared memory
 
     static void run(const CauchyProblem& problem, const CauchyChoice& choice, Args args, const Target& target) {
         if (problem.rows == 0 || problem.points == 0) return;

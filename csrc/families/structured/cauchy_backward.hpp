@@ -10,7 +10,7 @@
 namespace gdn_cuda::structured {
 
 struct CauchyBackwardProblem {
-    i64 rows, lines;  // of a row: poles, or points
+    i64 rows, lines;  // lines: poles or points per row
     DType io;
     bool conj, of_points;
 };
@@ -23,7 +23,7 @@ constexpr CauchyBackwardConfig cauchy_backward_config(DType io, bool conj, bool 
 inline i64 cauchy_backward_blocks(const CauchyBackwardProblem& problem, int lines) {
     return problem.rows * ceil_div(problem.lines, lines);
 }
-// More lines a block read what it walks over less often, if that leaves blocks for everyone.
+// More lines per block read the other operand less often, if that leaves blocks for every SM.
 inline CauchyBackwardConfig cauchy_backward_config(const CauchyBackwardProblem& problem, const jit::DeviceTraits& device) {
     const bool many = cauchy_backward_blocks(problem, kCauchyBackwardLines) >= 2 * device.multiprocessors;
     return cauchy_backward_config(problem.io, problem.conj, problem.of_points, many ? kCauchyBackwardLines : 1);
@@ -58,7 +58,7 @@ struct CauchyBackward {
 
     static std::span<const Config> configurations() { return kCauchyBackwardConfigurations; }
     static int threads(const Config& config) { return config.threads; }
-    static int shared_bytes(const Config&) { return 0; }  // it is static
+    static int shared_bytes(const Config&) { return 0; }  // static shared memory
 
     static void run(const CauchyBackwardProblem& problem, const Args& args, const Target& target) {
         if (problem.rows == 0 || problem.lines == 0) return;

@@ -1,4 +1,4 @@
-// The public C++ API: points and poles of Cauchy sums that stay in L2. gdn_cuda/structured/l2.py is the same in Python.
+// The public C++ API that keeps points and poles of Cauchy sums in L2. gdn_cuda/structured/l2.py is the same in Python.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace gdn_cuda {
 namespace {
 
-// What two dense tensors span, from the first byte to the last; empty ones are nowhere.
+// The byte range that two dense tensors span; empty tensors span nothing.
 std::pair<const char*, size_t> range_of(const Tensor& omega, const Tensor& lambd) {
     const char *first = nullptr, *last = nullptr;
     for (const Tensor* tensor : {&omega, &lambd}) {
@@ -24,7 +24,7 @@ std::pair<const char*, size_t> range_of(const Tensor& omega, const Tensor& lambd
     return {first, static_cast<size_t>(last - first)};
 }
 
-// A copy in `room` from element `start` on.
+// Copies x into `room` from element `start` on.
 Tensor copied(const Tensor& x, Tensor room, int64_t start) {
     const View view(x);
     Tensor part =

@@ -1,5 +1,5 @@
-// What the structured operators share: leading dimensions that broadcast, how kernels are told of them, and tensors to write
-// into.
+// Shared by the structured operators: broadcasting of leading dimensions, their description for kernels, and checks of output
+// tensors.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/lines.cuh>
@@ -11,7 +11,7 @@
 
 namespace gdn_cuda::structured {
 
-// Leading dimensions that broadcast against each other, and a last one each.
+// Broadcasts operands' leading dimensions; each operand has one more, its last.
 struct Broadcast {
     std::vector<int64_t> leading;
 
@@ -32,7 +32,7 @@ inline Lines operand(const View& view) {
     return {.data = view.data, .step = view.stride(-1)};
 }
 
-// Leading dimensions with those merged that lie like one for every operand.
+// Sets sizes and strides of leading dimensions, merging neighbours that are contiguous in every operand.
 template <class Args>
 void set_leading(const Checks& check, const char* first_name, const std::vector<int64_t>& leading,
                  std::initializer_list<std::pair<const View*, Lines*>> operands, Args& args) {
@@ -61,7 +61,7 @@ void set_leading(const Checks& check, const char* first_name, const std::vector<
                 shape_text(*operands.begin()->first));
 }
 
-// What a caller gives to be written: dense, of the result's shape, and apart from what is read.
+// A caller's output tensor: dense, of the result's shape, without overlap with the inputs.
 struct CheckedOutput {
     const Checks& check;
     View out;

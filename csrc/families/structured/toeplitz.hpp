@@ -1,4 +1,4 @@
-// What the Toeplitz operators share: the checks of their arguments, the kernels, and the plan that puts them together.
+// Shared by the Toeplitz operators: argument checks, kernels, and the plan that combines them.
 #pragma once
 
 #include "../../operators/operator.hpp"
@@ -6,7 +6,7 @@
 
 namespace gdn_cuda::structured {
 
-// The words of an error.
+// Names for error messages.
 struct ToeplitzNames {
     const char *function, *column = "c", *row = "r", *right = "b", *matrix = "matrix";
 };
@@ -18,14 +18,14 @@ inline ToeplitzNames names_of_solve(bool symmetric, bool wait) {
     return {.function = wait ? "toeplitz_solve" : "toeplitz_solve_ex"};
 }
 
-enum class ToeplitzShape { square, rectangular, transposed };  // transposed: T^t is applied, and T may be rectangular
+enum class ToeplitzShape { square, rectangular, transposed };  // transposed: applies T^t, where T may be rectangular
 
 struct PreparedToeplitz {
     ToeplitzNames names;
     View column, row, right;
-    View lines;  // the right-hand sides without their last dimension, where there are columns
+    View lines;  // right-hand sides, without their last dimension if that is columns
     DType type;
-    Broadcast shape;  // of the matrices and the right-hand sides
+    Broadcast shape;  // of matrices and right-hand sides
     bool many;
     int64_t from, to;  // length of a right-hand side, and of a result
 
@@ -43,7 +43,7 @@ struct PreparedToeplitz {
         if (many) sizes.push_back(columns());
         return sizes;
     }
-    // Leading dimensions of the matrices alone.
+    // Broadcast leading dimensions of the matrices alone.
     std::vector<int64_t> matrices() const {
         Broadcast lines_alone;
         lines_alone.add(check(), names.column, column, names.column);
@@ -73,7 +73,8 @@ struct ToeplitzMatvecCall {
 Tensor toeplitz_matvec(const ToeplitzMatvecCall& call);
 PreparedToeplitz prepare_toeplitz_matvec(const ToeplitzMatvecCall& call);
 
-// (T^-1 b, info), info for every matrix. With `wait` it is on the CPU, and positive definite matrices are tried first.
+// (T^-1 b, info), with an info per matrix. With `wait` info is on the CPU, and methods for positive definite matrices are tried
+// first.
 struct ToeplitzSolveCall {
     static constexpr const char* name = "toeplitz_solve";
     Given c, r, b;
@@ -130,10 +131,10 @@ struct ToeplitzInverseCall {
 Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call);
 PreparedToeplitz prepare_toeplitz_inverse_apply(const ToeplitzInverseCall& call);
 
-// ---- Kernels as operators; on CPU tensors, what Python registers, which computes the same. info has a number for every
-// leading index of the result.
+// ---- Kernels as operators; CPU tensors run the equivalent that Python registers. info has an entry for every leading index of
+// the result.
 
-// For positive definite T, by the kernel that `name` says.
+// For positive definite T, by the kernel called `name`.
 struct ToeplitzSchurCall {
     static constexpr const char* name = "toeplitz_schur";
     Given c, b;
@@ -164,7 +165,7 @@ struct ToeplitzGkoCall {
         visit("epsilon", x.epsilon);
     }
 };
-// (left, right, numbers, scales) for systems in a row, a probe behind their right-hand sides.
+// (left, right, numbers, scales) for flattened systems, with the probe behind their right-hand sides.
 struct ToeplitzGeneratorsCall {
     static constexpr const char* name = "toeplitz_generators";
     Given c, r, b;
@@ -175,7 +176,7 @@ struct ToeplitzGeneratorsCall {
         visit("b", x.b);
     }
 };
-// (C^-1 numbers, info) for left and right generators; `configuration` of the kernel's, -1 for what is best.
+// (C^-1 numbers, info) for left and right generators; `configuration` indexes the kernel's configurations, -1 chooses the best.
 struct ToeplitzEliminateCall {
     static constexpr const char* name = "toeplitz_eliminate";
     Given left, right, numbers;
@@ -195,18 +196,18 @@ Tensor toeplitz_matvec_kernel(const PreparedToeplitz& prepared, bool transpose, 
 Solution toeplitz_gko_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon);
 Solution toeplitz_schur_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon);
 Solution toeplitz_pcg_kernel(const PreparedToeplitz& prepared, const Tensor& like, double epsilon);
-// Whether `toeplitz_eliminate` is what to solve these with on their device.
+// Whether `toeplitz_eliminate` is the best kernel for these systems on their device.
 bool toeplitz_eliminate_pays_here(const PreparedToeplitz& prepared);
 
-// ---- In torch's operators, on any device
+// ---- Composed of torch operators, on any device
 
 // T x, or T^t x, for any number of rows.
 Tensor toeplitz_matvec_by_transforms(const Tensor& c, const Tensor& r, const Tensor& x, bool transpose);
-// Column (S,n), numbers (S,n,k) in fp64; `residual` is what right-hand sides may leave, `of_probe` what the last one may, times
-// ‖T‖ ‖x‖. No tensor where T is not positive definite, as far as that shows, or the steps do not suffice. Waits.
+// Column (S,n), numbers (S,n,k) in fp64; residuals may be `residual` ‖T‖ ‖x‖, the last one's (the probe's) `of_probe` ‖T‖ ‖x‖.
+// No tensor if T proves not positive definite, or the steps do not suffice. Synchronises with the device.
 std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& numbers, double residual, double of_probe);
 
-// Torch records no gradients while this lives: those of these operators are Python's.
+// Disables torch's gradient recording while alive: gradients of these operators are Python's.
 class WithoutGradients {
   public:
     WithoutGradients() : were_recorded_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }

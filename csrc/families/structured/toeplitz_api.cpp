@@ -1,5 +1,5 @@
 // The public C++ functions that solve Toeplitz systems. CUDA tensors go straight to the plan that Python's operators run,
-// others through torch's dispatcher to what Python registers for them, checked under the name of the function that was called.
+// others through torch's dispatcher to what Python registers for them, after checks under the name of the called function.
 #include <gdn_cuda/structured.hpp>
 #include <limits>
 #include <span>

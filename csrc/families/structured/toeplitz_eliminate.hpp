@@ -12,12 +12,12 @@
 namespace gdn_cuda::structured {
 
 struct ToeplitzEliminateProblem {
-    i64 systems, columns;  // columns: with the probe
+    i64 systems, columns;  // columns: including the probe
     int n;
 };
 
-// More threads, with fewer slots each, lose: a step waits for arithmetic of one thread after the other, not for its sum.
-// Smaller clusters are for many systems, more right-hand sides for many of those.
+// More threads with fewer slots each are slower: a step waits for chains of dependent arithmetic, not for its amount. Smaller
+// clusters are for many systems, more right-hand sides per cluster for many of those.
 inline constexpr std::array kToeplitzEliminateConfigurations{
     ToeplitzEliminateConfig{8, 128, 1, 2}, ToeplitzEliminateConfig{4, 128, 2, 2},  ToeplitzEliminateConfig{2, 128, 4, 2},
     ToeplitzEliminateConfig{2, 128, 4, 4}, ToeplitzEliminateConfig{8, 128, 2, 2},  ToeplitzEliminateConfig{4, 128, 4, 2},
@@ -25,12 +25,12 @@ inline constexpr std::array kToeplitzEliminateConfigurations{
     ToeplitzEliminateConfig{8, 128, 4, 4}, ToeplitzEliminateConfig{16, 128, 4, 2}, ToeplitzEliminateConfig{16, 128, 4, 4}};
 inline constexpr int kToeplitzEliminateLongest = kToeplitzEliminateConfigurations.back().rows();
 
-// What was measured on an H200, in ns a step: without rows, of a row a thread, of two more right-hand sides, and of stores to
-// the other half of a group of multiprocessors.
+// Measured on an H200, in ns per step: without rows, per row of a thread, for two more right-hand sides, and for stores to the
+// other half of a GPC.
 inline constexpr int kToeplitzEliminateStep = 580, kToeplitzEliminateSlot = 95, kToeplitzEliminateColumns = 90,
                      kToeplitzEliminateFar = 60;
 
-// Clusters lie within groups of multiprocessors, whose rests stay idle. Two blocks with few rows share a multiprocessor.
+// A cluster lies within one GPC, whose remaining SMs stay idle. Two blocks with few rows share an SM.
 inline i64 toeplitz_eliminate_at_once(const ToeplitzEliminateConfig& config, const jit::DeviceTraits& device) {
     const i64 clusters = std::max(1, (device.multiprocessors - config.blocks) / config.blocks);
     return config.slots == 1 ? 2 * clusters : clusters;
@@ -42,9 +42,9 @@ inline i64 toeplitz_eliminate_cost(const ToeplitzEliminateProblem& problem, cons
                      (config.columns > 2 ? kToeplitzEliminateColumns : 0) + (config.blocks > 8 ? kToeplitzEliminateFar : 0);
     return ceil_div(clusters, toeplitz_eliminate_at_once(config, device)) * step;
 }
-// Clusters of 8 blocks are on every GPU that has clusters, larger ones on some.
+// Every GPU with clusters has clusters of 8 blocks; some have larger ones.
 inline constexpr int kToeplitzEliminatePortable = 8, kToeplitzEliminateLongestPortable = 4096;
-// Of equally good ones the first.
+// The cheapest configuration; of equal ones the first.
 inline ToeplitzEliminateConfig toeplitz_eliminate_config(const ToeplitzEliminateProblem& problem,
                                                          const jit::DeviceTraits& device, int most_blocks = 16) {
     const ToeplitzEliminateConfig* best = nullptr;
@@ -86,8 +86,8 @@ struct ToeplitzEliminate {
     }
     static int cluster(const Config& config) { return config.blocks; }
 
-    // Whether the device has clusters of this size, which loads the kernel at the first call. A partition of a GPU, or one with
-    // multiprocessors that are off, may not.
+    // Whether the device can run clusters of this size, which loads the kernel at the first call. A MIG partition, or a GPU
+    // with disabled SMs, may not.
     static bool fits(const Config& config, const Target& target) {
         if (!runs_on<ToeplitzEliminate>(jit::device_traits(target.ordinal))) return false;
         const auto all = known_fits.lock();

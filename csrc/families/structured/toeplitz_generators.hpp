@@ -23,7 +23,7 @@ struct ToeplitzGenerators {
 
     static std::span<const Config> configurations() { return kToeplitzGeneratorsConfigurations; }
     static int threads(const Config& config) { return config.kThreads; }
-    static int shared_bytes(const Config&) { return 0; }  // it is static
+    static int shared_bytes(const Config&) { return 0; }  // static shared memory
 
     static void run(DType io, const Args& args, const Target& target) {
         if (args.rows == 0 || args.n == 0) return;

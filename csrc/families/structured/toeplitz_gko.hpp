@@ -16,7 +16,7 @@ struct ToeplitzGkoProblem {
     DType io;
 };
 
-// A row and a column a thread while latency decides; two of each in the largest, where three right-hand sides would spill.
+// A row and a column per thread while latency decides; two of each in the largest, where three right-hand sides would spill.
 inline constexpr std::array kToeplitzGkoConfigurations = [] {
     std::array<ToeplitzGkoConfig, 20> all{};
     size_t at = 0;
@@ -29,7 +29,7 @@ inline constexpr std::array kToeplitzGkoConfigurations = [] {
 }();
 inline constexpr int kToeplitzGkoLongest = kToeplitzGkoConfigurations.back().rows();
 
-// Every block eliminates anew, so few blocks with more right-hand sides each.
+// Every block repeats the elimination, so few blocks with more right-hand sides each are best.
 inline ToeplitzGkoConfig toeplitz_gko_config(const ToeplitzGkoProblem& problem) {
     const auto fits = [&](const ToeplitzGkoConfig& config) { return config.io == problem.io && config.rows() >= problem.n; };
     const auto* smallest = std::ranges::find_if(kToeplitzGkoConfigurations, fits);
@@ -54,7 +54,7 @@ struct ToeplitzGko {
 
     static std::span<const Config> configurations() { return kToeplitzGkoConfigurations; }
     static int threads(const Config& config) { return config.threads; }
-    static int shared_bytes(const Config&) { return 0; }  // it is static
+    static int shared_bytes(const Config&) { return 0; }  // static shared memory
 
     static void run(const ToeplitzGkoProblem& problem, const Args& args, const Target& target) {
         if (problem.systems == 0 || problem.n == 0) return;

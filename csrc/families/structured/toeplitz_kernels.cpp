@@ -1,5 +1,5 @@
-// The kernels that solve Toeplitz systems, as operators: CUDA tensors launch them, CPU tensors run what Python registers, which
-// computes the same. toeplitz_solve.cpp says when which is taken.
+// The kernels that solve Toeplitz systems, as operators: CUDA tensors launch them, CPU tensors run the equivalent that Python
+// registers. toeplitz_solve.cpp chooses between them.
 #include <torch/csrc/stable/ops.h>
 
 #include "toeplitz.hpp"
@@ -65,7 +65,7 @@ PreparedElimination prepare_toeplitz_eliminate(const ToeplitzEliminateCall& x) {
     return prepared;
 }
 
-// What a kernel that solves systems takes, but for what is its own; `info` has a number for every leading index of the result.
+// The arguments common to the kernels that solve systems; `info` has an entry for every leading index of the result.
 template <class Args>
 Args args_to_solve(const PreparedToeplitz& prepared, int longest, const Tensor& out, const Tensor& info, double epsilon) {
     const Checks check = prepared.check();
@@ -169,7 +169,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const ToeplitzGen
 
 namespace {
 
-// The best that the device has.
+// The best configuration that the device can run.
 ToeplitzEliminateConfig elimination_here(const ToeplitzEliminateProblem& problem, const Target& target) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);

@@ -1,4 +1,4 @@
-// Toeplitz matrices: what every operator checks, and products.
+// Argument checks of all Toeplitz operators, and products with Toeplitz matrices.
 #include "toeplitz_matvec.hpp"
 
 #include <torch/csrc/stable/ops.h>
@@ -16,7 +16,7 @@ constexpr int64_t kLongestToeplitz = int64_t{1} << 30;
 
 }  // namespace
 
-// Only ranks decide whether right-hand sides are (..., n) or (..., n, k).
+// Ranks alone decide whether right-hand sides are (..., n) or (..., n, k).
 PreparedToeplitz prepare_toeplitz(const ToeplitzNames& names, const Tensor& c, const Tensor& r, const Tensor& right,
                                   ToeplitzShape shape) {
     const Checks check{names.function};
@@ -46,7 +46,7 @@ PreparedToeplitz prepare_toeplitz(const ToeplitzNames& names, const Tensor& c, c
         shape_text(prepared.right));
     prepared.shape.add(check, names.column, prepared.column, names.column);
     prepared.shape.add(check, names.row, prepared.row, names.column);
-    if (prepared.lines.rank > 1) {  // what both are called is for an error alone
+    if (prepared.lines.rank > 1) {  // the combined name is for an error alone
         const std::string both = fmt::format("{} and {}", names.column, names.row);
         prepared.shape.add(check, names.right, prepared.lines, both.c_str());
     }
@@ -60,7 +60,7 @@ PreparedToeplitz prepare_toeplitz_matvec(const ToeplitzMatvecCall& x) {
 
 namespace {
 
-// Before anything is computed.
+// Runs before anything is computed.
 void check_out(const PreparedToeplitz& prepared, const Tensor& out) {
     CheckedOutput(prepared.check(), out, prepared.result(), prepared.type, prepared.column, "c")
         .apart_from("c", prepared.column)
@@ -68,7 +68,7 @@ void check_out(const PreparedToeplitz& prepared, const Tensor& out) {
         .apart_from("x", prepared.right);
 }
 
-// As many numbers as one block multiplies with.
+// Whether one block can multiply with the matrix.
 bool fits_kernel(const PreparedToeplitz& prepared) {
     return std::max(prepared.from, prepared.to) <= toeplitz_matvec_longest(prepared.type);
 }
@@ -95,7 +95,7 @@ void run_toeplitz_matvec(const PreparedToeplitz& prepared, bool transpose, const
         ToeplitzMatvec::run(problem, args, target);
 }
 
-// The kernels multiply with square matrices: zeros complete what is shorter, and their part of the result is cut off.
+// The kernels multiply with square matrices: the shorter dimension is padded with zeros, and the result cut to its length.
 Tensor multiply_rectangular(const Tensor& c, const Tensor& r, const Tensor& x, const PreparedToeplitz& prepared,
                             bool transpose) {
     const int64_t order = std::max(prepared.from, prepared.to);
@@ -111,12 +111,12 @@ Tensor multiply_rectangular(const Tensor& c, const Tensor& r, const Tensor& x, c
     return torch::stable::contiguous(math::narrow(square, prepared.many ? -2 : -1, 0, prepared.to));
 }
 
-int64_t fast_length(int64_t least) {  // the next 2^a or 3 2^a
+int64_t fast_length(int64_t least) {  // the next 2^a or 3 * 2^a
     const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(least, 1))));
     return power >= 4 && power * 3 / 4 >= least ? power * 3 / 4 : power;
 }
 
-// T is a corner of a circulant matrix.
+// Products by FFT: T is a corner of a circulant matrix.
 Tensor by_transforms(const PreparedToeplitz& prepared, const Tensor& c, const Tensor& r, const Tensor& x, bool transpose) {
     const WithoutGradients scope;
     if (prepared.systems() == 0 || prepared.columns() == 0 || prepared.to == 0 || prepared.from == 0)
@@ -168,7 +168,7 @@ Tensor toeplitz_matvec(const ToeplitzMatvecCall& x) {
 
 GDN_REGISTER(ToeplitzMatvecCall, prepare_toeplitz_matvec, toeplitz_matvec)
 
-// What takes over beyond the rows of one block; by name for tests, on any device.
+// Used beyond the rows of one block; tests call it by name on any device.
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     m.def("toeplitz_matvec_by_transforms(Tensor c, Tensor r, Tensor x, bool transpose) -> Tensor");
 }

@@ -13,7 +13,7 @@
 
 namespace gdn_cuda::structured {
 
-// The longest with eight numbers a thread, which registers and shared memory decide, and with sixteen.
+// The longest transforms with eight numbers per thread, limited by registers and shared memory, and with sixteen.
 constexpr int toeplitz_eight_each(DType io) {
     return io == DType::f32 || io == DType::c64 ? 4096 : 2048;
 }
@@ -24,7 +24,7 @@ constexpr ToeplitzMatvecConfig toeplitz_matvec_config(DType io, int transform) {
     const int each = transform > toeplitz_eight_each(io) ? 2 * kFftEach : kFftEach;
     return {.io = io, .transform = transform, .threads = transform / each};
 }
-// Capacities: a block takes the smallest that holds its transform.
+// Each configuration is a capacity: a block takes the smallest that holds its transform.
 inline constexpr std::array kToeplitzMatvecConfigurations = [] {
     std::array<ToeplitzMatvecConfig, 14> all{};
     size_t at = 0;
@@ -33,7 +33,7 @@ inline constexpr std::array kToeplitzMatvecConfigurations = [] {
             if (transform > 0) all[at++] = toeplitz_matvec_config(io, transform);
     return all;
 }();
-// The longest system a block can multiply with; beyond it the caller has other ways.
+// The longest system a block can multiply with; the caller handles longer ones.
 constexpr int toeplitz_matvec_longest(DType io) {
     int longest = 0;
     for (const ToeplitzMatvecConfig& config : kToeplitzMatvecConfigurations)
@@ -51,7 +51,7 @@ inline ToeplitzMatvecConfig toeplitz_matvec_config(const ToeplitzMatvecProblem& 
     });
 }
 
-// As toeplitz_sums_us: one block is latency, many are work.
+// Modelled like toeplitz_sums_us: latency for one block, throughput for many.
 inline double toeplitz_matvec_us(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
     const ToeplitzMatvecConfig config = toeplitz_matvec_config(problem);
     const double numbers = toeplitz_transform_of(problem.io, problem.n) * config.groups(),
@@ -59,7 +59,7 @@ inline double toeplitz_matvec_us(const ToeplitzMatvecProblem& problem, const jit
     return std::max(1.6 + 1.8e-3 * numbers, blocks * (0.25 + 1.6e-3 * numbers));
 }
 
-// Sums have the smaller error as well: short ones in any case.
+// Direct sums also have the smaller error, so short systems always take them.
 inline bool toeplitz_by_sums(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
     return problem.n <= kToeplitzAlwaysSums ||
            toeplitz_sums_us(problem, toeplitz_sums_config(problem, device), device) <= toeplitz_matvec_us(problem, device);
@@ -78,7 +78,7 @@ inline std::string explain_toeplitz_matvec(const ToeplitzMatvecProblem& problem,
                        toeplitz_matvec_columns_per_block(problem, device));
 }
 
-// As callers have them, with leading dimensions as the other kernels have theirs.
+// Operands as callers have them, with the same leading dimensions as the other kernels'.
 struct ToeplitzMatvecOperands {
     Lines column, row, x;
     i64 size[Lines::kMaxLeading] = {};

@@ -27,7 +27,7 @@ inline constexpr int kToeplitzPcgLongest = kToeplitzPcgConfigurations.back().row
 inline ToeplitzPcgConfig toeplitz_pcg_config(const ToeplitzPcgProblem& problem) {
     return *std::ranges::find(kToeplitzPcgConfigurations, problem.io, &ToeplitzPcgConfig::io);
 }
-// Blocks are as many as run at once, and take one right-hand side after the other: each has memory of its own.
+// As many blocks as run at once, each looping over right-hand sides: every block needs scratch memory.
 inline i64 toeplitz_pcg_blocks(const ToeplitzPcgProblem& problem, const jit::DeviceTraits& device) {
     return std::min<i64>(problem.systems * (problem.columns + 1), device.multiprocessors);
 }
@@ -54,7 +54,7 @@ struct ToeplitzPcg {
         return plan_bytes<kToeplitzPcgConfigurations, ToeplitzPcgSharedPlan>(
             config, std::make_index_sequence<kToeplitzPcgConfigurations.size()>());
     }
-    // Doubles that `args.scratch` has to hold.
+    // Size of `args.scratch` in doubles.
     static i64 scratch(const ToeplitzPcgProblem& problem, int ordinal) {
         return toeplitz_pcg_blocks(problem, jit::device_traits(ordinal)) * toeplitz_pcg_config(problem).scratch();
     }

@@ -1,8 +1,8 @@
-// Large symmetric positive definite Toeplitz systems: conjugate gradients, preconditioned, by torch's transforms; O(n) memory.
+// Large symmetric positive definite Toeplitz systems: preconditioned conjugate gradients with torch's FFTs, in O(n) memory.
 //
 // The preconditioner divides by the Fejér mean of T's generating function, sum over |d| < n of (1 - |d|/n) t_d e^{i w d} =
-// a^H T a / n with a_j = e^{i w j}, at the frequencies of a circulant matrix of order >= 2 n: positive wherever T is, and a
-// corner of that matrix.
+// a^H T a / n with a_j = e^{i w j}, at the frequencies of a circulant matrix of order >= 2 n: positive wherever T is. So it is
+// a corner of the inverse of that matrix.
 #include <bit>
 
 #include "../../operators/torch_math.hpp"
@@ -13,10 +13,10 @@ namespace {
 
 using math::number;
 
-constexpr int kMostSteps = 60, kStepsALook = 5;  // looking waits for the device
-constexpr double kLeast = 1e-300;                // what is divided by
+constexpr int kMostSteps = 60, kStepsPerCheck = 5;  // a check synchronises with the device
+constexpr double kMinDivisor = 1e-300;              // smallest divisor
 
-// A corner of a symmetric circulant matrix, and of the inverse of another.
+// Products with a corner of a symmetric circulant matrix, and with one of the inverse of another.
 class Corner {
   public:
     explicit Corner(const Tensor& column) : n_(column.size(-1)), order_(fast_order(n_)) {
@@ -55,7 +55,7 @@ Tensor squared_norm(const Tensor& x) {
 Tensor product_of(const Tensor& x, const Tensor& y) {
     return math::sum(math::mul(x, y), -1, true);
 }
-// Two at once: each look waits for the device.
+// Reads two flags in one synchronisation with the device.
 std::pair<bool, bool> read(const Tensor& first, const Tensor& second) {
     const Tensor both = math::cat({math::reshape(first, {1}), math::reshape(second, {1})}, 0);
     const Tensor here = torch::stable::to(both, torch::stable::Device(torch::headeronly::DeviceType::CPU));
@@ -65,7 +65,7 @@ std::pair<bool, bool> read(const Tensor& first, const Tensor& second) {
 
 }  // namespace
 
-// Both of a size whose squares have range. Residuals end below what is allowed, and are formed anew at the end.
+// The caller scales both so that squares are in range. Residuals end below what is allowed, and are recomputed at the end.
 std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& numbers, double residual_of_x,
                                             double residual_of_probe) {
     const Corner corner(column);
@@ -77,26 +77,26 @@ std::optional<Tensor> toeplitz_pcg_in_torch(const Tensor& column, const Tensor& 
         return torch::stable::full(shape, value, ScalarType::Double, std::nullopt, device);
     };
     const Tensor share = math::cat({filled(of_x, residual_of_x), filled(of_probe, residual_of_probe)}, -1);
-    const Tensor twice_size = math::mul(math::sum(math::abs(column), -1, true), number(2));        // ‖T‖ is not more
-    const Tensor allowed = math::mul(math::mul(twice_size, share), math::mul(twice_size, share));  // of squares
+    const Tensor twice_size = math::mul(math::sum(math::abs(column), -1, true), number(2));        // bounds ‖T‖
+    const Tensor allowed = math::mul(math::mul(twice_size, share), math::mul(twice_size, share));  // squared
     const Tensor right = torch::stable::contiguous(math::transposed(numbers));
 
     Tensor x = math::zeros(right, {right.size(0), right.size(1), right.size(2)}), residual = right;
     Tensor step = corner.preconditioned(residual), direction = step;
     Tensor energy = product_of(residual, step);
-    for (int looks = 0; looks < kMostSteps / kStepsALook; ++looks) {
-        for (int i = 0; i < kStepsALook; ++i) {
+    for (int checks = 0; checks < kMostSteps / kStepsPerCheck; ++checks) {
+        for (int i = 0; i < kStepsPerCheck; ++i) {
             const Tensor image = corner.times(direction);
             const Tensor curvature = product_of(direction, image);
-            // A right-hand side that is done, a zero for one, stays as it is; without curvature elsewhere, which is no definite
-            // matrix, numbers end their range.
-            const Tensor length = math::div(energy, math::maximum(curvature, number(kLeast)));
+            // A converged right-hand side, such as zero, stays as it is; if curvature vanishes elsewhere, T is not definite,
+            // and numbers overflow.
+            const Tensor length = math::div(energy, math::maximum(curvature, number(kMinDivisor)));
             x = math::add(x, math::mul(length, direction));
             residual = torch::stable::subtract(residual, math::mul(length, image));
             step = corner.preconditioned(residual);
             const Tensor before = energy;
             energy = product_of(residual, step);
-            direction = math::add(step, math::mul(math::div(energy, math::maximum(before, number(kLeast))), direction));
+            direction = math::add(step, math::mul(math::div(energy, math::maximum(before, number(kMinDivisor))), direction));
         }
         const Tensor bound = math::mul(allowed, squared_norm(x));
         const Tensor small = math::all(math::less_equal(squared_norm(residual), bound));

@@ -17,7 +17,7 @@ struct ToeplitzSchurProblem {
     DType io;
 };
 
-// A row a thread while latency decides. The longest have no registers for more than one right-hand side and the probe.
+// A row per thread while latency decides. The longest configurations have registers for only one right-hand side and the probe.
 inline constexpr std::array kToeplitzSchurConfigurations = [] {
     std::array<ToeplitzSchurConfig, 14> all{};
     size_t at = 0;

@@ -1,8 +1,8 @@
-// How Toeplitz systems are solved: which way, and what surrounds the kernels. The same for Python and C++ programs.
+// How Toeplitz systems are solved: the choice of method, and what surrounds the kernels. Shared by Python and C++.
 //
-// All of it is fp64 arithmetic, whatever the tensors have: a step of an elimination waits for barriers and not for arithmetic,
-// and the result is as good as one with refinement. Nothing waits for the device but where `wait` asks for it. On CPU tensors
-// the plan runs with what Python registers for the kernels, which is how tests run it without a GPU.
+// All arithmetic is fp64, whatever the tensors' dtype: a step of an elimination waits for barriers and not for arithmetic, and
+// the result is as good as one with refinement. Only `wait` synchronises with the device. On CPU tensors the plan runs with
+// what Python registers for the kernels, which is how tests run it without a GPU.
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>
@@ -23,7 +23,8 @@ const torch::stable::Device kCpu(torch::headeronly::DeviceType::CPU);
 bool in_fp64(DType type) {
     return type == DType::f64 || type == DType::c128;
 }
-// Of a matrix that is singular to working precision; in fp64 rounding alone keeps one a few digits from it.
+// The reciprocal condition number below which a matrix is singular to working precision; larger in fp64, where rounding alone
+// keeps singular ones a few digits away.
 double epsilon_of(DType type) {
     return in_fp64(type) ? 8 * std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
 }
@@ -34,7 +35,7 @@ Tensor no_info(const Tensor& like, const std::vector<int64_t>& shape) {
     return torch::stable::new_zeros(like, shape, ScalarType::Int);
 }
 
-// A checked system and how it is read.
+// A checked system and its layout.
 struct System {
     Tensor c, r;
     PreparedToeplitz prepared;
@@ -55,7 +56,7 @@ struct System {
 
 // ---- info
 
-// Right-hand sides may have leading dimensions that the matrices have not: a negative info of one is that of all, else the
+// info per matrix, where right-hand sides have leading dimensions that matrices lack: the smallest if any is negative, else the
 // largest.
 Tensor of_matrices(const Tensor& told, const System& system) {
     const std::vector<int64_t> wanted = system.prepared.matrices(), &all = system.prepared.shape.leading;
@@ -78,7 +79,7 @@ Tensor with_singular(const Tensor& info, const Tensor& conditioned, int64_t n) {
     return math::masked_fill(info, unknown, number(static_cast<double>(n + 1), ScalarType::Int));
 }
 
-// ---- Elimination by clusters of blocks, between transforms
+// ---- Elimination by thread block clusters, between FFTs
 
 // e^{pi i k / n}
 Tensor half_turns(int64_t n, const Tensor& like) {
@@ -86,7 +87,7 @@ Tensor half_turns(int64_t n, const Tensor& like) {
     return math::turns(math::mul(places, number(std::numbers::pi / static_cast<double>(n))));
 }
 
-// Generators have one system after the other and a probe behind their right-hand sides, which info comes from.
+// The generators kernel flattens systems and puts a probe behind their right-hand sides, from which info is computed.
 Solution by_clusters(const System& system, const Tensor& b) {
     const int64_t n = system.n(), columns = system.prepared.columns();
     if (system.empty()) return {math::zeros(b, system.prepared.result()), no_info(b, system.prepared.shape.leading)};
@@ -105,14 +106,14 @@ Solution by_clusters(const System& system, const Tensor& b) {
             math::reshape(info, system.prepared.shape.leading)};
 }
 
-// ---- What torch's operators solve
+// ---- Solved by torch's operators
 
 struct Widened {
-    Tensor column, row, numbers;  // (S,n) in fp64 times powers of two; (S,n,k+1) with the probe
-    Tensor scale;                 // those powers, (S,1): nothing is rounded, and squares of pivots do not leave the range
+    Tensor column, row, numbers;  // (S,n) in fp64, scaled by powers of two; (S,n,k+1) with the probe
+    Tensor scale;                 // those powers, (S,1): exact, and squares of pivots stay in range
 };
 
-// One more right-hand side (S,n,1): signs, the same at every call, without a pattern that a matrix might have.
+// The probe, one more right-hand side (S,n,1): fixed signs, without a pattern that a matrix might have.
 Tensor probe_of(const Tensor& column) {
     const std::vector<int64_t> line{column.size(-1)};
     Tensor steps = torch::stable::full(line, 2654435761.0, ScalarType::Long, std::nullopt, column.device());
@@ -151,13 +152,13 @@ Widened widened(const System& system, const Tensor& b) {
     return {math::mul(column, scale), math::mul(row, scale), math::cat({numbers, probe_of(column)}, -1), scale};
 }
 
-// n + 1 where 1 / (‖T‖_1 ‖T^-1 z‖_inf) is below epsilon, z random signs, as LAPACK's xGESVX with the last norm for ‖T^-1‖_1: a
-// bound from below, as ‖T^-1‖_inf = ‖T^-1‖_1 for Toeplitz matrices.
-Tensor told_by_probe(const Widened& given, const Tensor& probed, const Tensor& info, const System& system) {
+// n + 1 where 1 / (‖T‖_1 ‖T^-1 z‖_inf) is below epsilon, z random signs; like LAPACK's xGESVX, but with a lower bound of
+// ‖T^-1‖_1, since ‖T^-1‖_inf = ‖T^-1‖_1 for Toeplitz matrices.
+Tensor info_from_probe(const Widened& given, const Tensor& probed, const Tensor& info, const System& system) {
     const Tensor row = math::abs(given.row);
     const Tensor below = math::flip(math::cumsum(math::abs(given.column), -1));
     const Tensor above = torch::stable::subtract(math::cumsum(row, -1), math::narrow(row, -1, 0, 1));
-    const Tensor norm = math::amax(math::add(below, above), {-1});  // of the columns of |T|
+    const Tensor norm = math::amax(math::add(below, above), {-1});  // max column sum of |T|
     const Tensor size = math::mul(norm, math::amax(math::abs(probed), {-1, -2}));
     return with_singular(info, math::less_equal(size, number(1 / system.epsilon())), system.n());
 }
@@ -173,7 +174,7 @@ Solution by_dense_lu(const System& system, const Tensor& b) {
     const Tensor diagonals = math::cat({math::flip(math::without_first(given.row)), given.column}, -1);
     const Tensor matrix = math::flip(of_torch("aten::unfold", "", diagonals, int64_t{-1}, n, int64_t{1}));  // no n² indices
     const auto [lu, pivots, failed] = results_of_torch<3>("aten::linalg_lu_factor_ex", "", matrix, true, false);
-    // Some of the libraries behind it call a later pivot than the first zero, the last they saw: the first is looked for.
+    // Some backends report the last zero pivot instead of the first, so the first is searched for.
     const Tensor pivot = of_torch("aten::diagonal", "", lu, int64_t{0}, int64_t{-2}, int64_t{-1});
     const Tensor zero = math::logical_not(math::greater(math::abs(pivot), number(0)));
     const Tensor before = of_torch("aten::zeros_like", "", math::narrow(zero, -1, 0, 1), std::optional<ScalarType>(),
@@ -183,19 +184,19 @@ Solution by_dense_lu(const System& system, const Tensor& b) {
     const Tensor info = math::converted(at, ScalarType::Int);
     const Tensor found = of_torch("aten::linalg_lu_solve", "", lu, pivots, given.numbers, true, false);
 
-    const Tensor told = told_by_probe(given, math::narrow(found, -1, columns, 1), info, system);
+    const Tensor told = info_from_probe(given, math::narrow(found, -1, columns, 1), info, system);
     const Tensor x = math::mul(math::narrow(found, -1, 0, columns), torch::stable::unsqueeze(given.scale, -1));
     const Tensor broken = math::reshape(math::greater(info, number(0, ScalarType::Int)), {-1, 1, 1});
     return {rounded(math::masked_fill(x, broken, number(std::nan(""))), system),
             math::reshape(told, system.prepared.shape.leading)};
 }
 
-// Residuals, of ‖T‖ ‖x‖: for float32 no regular matrix makes an error of them, for float64 rounding decides.
+// Allowed residuals, relative to ‖T‖ ‖x‖: invisible in float32 solutions of any regular matrix; in float64 rounding decides.
 double allowed_residual(DType type) {
     return std::ldexp(1.0, type == DType::f32 ? -47 : -51);
 }
 
-// info is -1 where they do not converge. Waits.
+// info is -1 where conjugate gradients do not converge. Synchronises with the device.
 Solution by_pcg_in_torch(const System& system, const Tensor& b) {
     const Tensor none = no_info(b, system.prepared.shape.leading);
     if (system.empty()) return {math::zeros(b, system.prepared.result()), none};
@@ -212,12 +213,12 @@ Solution by_pcg_in_torch(const System& system, const Tensor& b) {
     }
     const int64_t columns = system.prepared.columns();
     const Tensor probed = math::div(math::narrow(*found, -1, columns, 1), math::narrow(scale, -1, columns, 1));
-    const Tensor info = told_by_probe(given, probed, math::reshape(none, {-1}), system);
+    const Tensor info = info_from_probe(given, probed, math::reshape(none, {-1}), system);
     const Tensor x = math::mul(*found, math::div(torch::stable::unsqueeze(given.scale, -1), scale));
     return {rounded(math::narrow(x, -1, 0, columns), system), math::reshape(info, system.prepared.shape.leading)};
 }
 
-// ---- Kernels, on CPU tensors their twins
+// ---- Kernels; CPU tensors run their equivalents
 
 Solution by_gko(const System& system, const Tensor& b) {
     if (system.empty()) return {math::zeros(b, system.prepared.result()), no_info(b, system.prepared.shape.leading)};
@@ -237,8 +238,8 @@ Tensor product(const System& system, const Tensor& x) {
     return call<ToeplitzMatvecCall, toeplitz_matvec>({system.c, system.r, x});
 }
 
-// Growing generators cost an elimination a digit or two: nothing where results are rounded to fp32. In fp64 one step of
-// refinement brings them back. Transforms overflow long before products of huge numbers do: no correction then.
+// Growth of generators costs an elimination a digit or two, invisible in results rounded to fp32. In fp64 one step of iterative
+// refinement recovers them. FFTs overflow long before products of huge numbers do: such corrections are dropped.
 template <class Solve>
 Solution refined(const System& system, const Tensor& b, const Solve& solve) {
     auto [x, info] = solve(system, b);
@@ -274,7 +275,7 @@ Solution by(ToeplitzPositiveWay way, const System& system, const Tensor& b) {
     return {x, of_matrices(info, system)};
 }
 
-// Ways for positive definite matrices first, and pivots if they must be. One copy of info is all that is waited for.
+// Tries methods for positive definite matrices first, then pivoting; each attempt waits for one copy of info.
 Solution waited(const System& system, const Tensor& b, bool symmetric, const ToeplitzLimits& limits) {
     if (symmetric && !is_complex(system.prepared.type) && !system.empty())
         for (const ToeplitzPositiveWay way : toeplitz_positive_ways(system.n(), limits)) {
@@ -351,7 +352,7 @@ Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call) {
     const PreparedToeplitz prepared = prepare_toeplitz_inverse_apply(call);
     const int64_t n = prepared.n();
     if (n == 0 || prepared.systems() == 0) return math::zeros(x, prepared.result());
-    const auto times = [&](const Tensor& first, const Tensor& y, bool transpose) {  // the matrix whose first column this is
+    const auto times = [&](const Tensor& first, const Tensor& y, bool transpose) {  // L(first) y or L(first)^T y
         const Tensor row = torch::stable::new_zeros(first, {n});
         return x.is_cuda() ? toeplitz_matvec({first, row, y, transpose})
                            : toeplitz_matvec_by_transforms(first, row, y, transpose);
@@ -374,7 +375,7 @@ Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call) {
 
 namespace {
 
-// The plan on any device, with other limits: rows of gko and schur, the fewest and most of pcg. For tests.
+// For tests: the plan on any device with other limits: rows of gko and schur, the fewest and most rows of pcg.
 Solution toeplitz_solve_within(const Tensor& c, const Tensor& r, const Tensor& b, bool symmetric, bool wait,
                                const std::vector<int64_t>& limits) {
     const WithoutGradients scope;
@@ -391,7 +392,7 @@ Solution toeplitz_pcg_long(const Tensor& c, const Tensor& b) {
     const System system{c, c, prepare_toeplitz_positive({c, b})};
     return by(ToeplitzPositiveWay::pcg_in_torch, system, b);
 }
-// What CPU tensors run in place of the kernel.
+// CPU tensors run this in place of the kernel.
 Solution gko_by_clusters(const ToeplitzGkoCall& x) {
     const WithoutGradients scope;
     return by_clusters(checked({x.c, x.r, x.b}), x.b);
@@ -411,7 +412,7 @@ STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl(ToeplitzGkoCall::name, &detail::run_boxed<ToeplitzGkoCall, gko_by_clusters>);
 }
 
-// Parts of the plan by name, for tests.
+// Registers parts of the plan by name, for tests.
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     m.def("toeplitz_solve_within(Tensor c, Tensor r, Tensor b, bool symmetric, bool wait, int[] limits) -> (Tensor, Tensor)");
     m.def("toeplitz_solve_positive_within(Tensor c, Tensor b, int[] limits) -> (Tensor, Tensor)");

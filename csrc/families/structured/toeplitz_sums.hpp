@@ -17,7 +17,7 @@ struct ToeplitzMatvecProblem {
 
 inline constexpr int kToeplitzAlwaysSums = 64;
 
-// Complex numbers in short strips only: where long ones would win, transforms do.
+// Complex numbers take short strips only: where long ones would win, transforms do.
 inline constexpr std::array kToeplitzSumsConfigurations = [] {
     std::array<ToeplitzSumsConfig, 6> all{};
     size_t at = 0;
@@ -27,17 +27,17 @@ inline constexpr std::array kToeplitzSumsConfigurations = [] {
     return all;
 }();
 inline i64 toeplitz_sums_blocks(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config) {
-    return problem.systems * ceil_div(problem.n, config.rows());  // with all right-hand sides of a system
+    return problem.systems * ceil_div(problem.n, config.rows());  // each with all right-hand sides of its system
 }
-// What sums take on an H200 beyond a launch and a wait for memory, in microseconds: blocks that share a multiprocessor queue.
+// Time of the sums on an H200 without launch and memory latency, in microseconds: blocks that share an SM queue.
 inline double toeplitz_sums_us(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config,
                                const jit::DeviceTraits& device) {
     constexpr double kBlock = 0.57, kFmaEach = 1 / 160e3;
     const double blocks = static_cast<double>(toeplitz_sums_blocks(problem, config) * problem.columns) / device.multiprocessors;
-    const int fmas = (is_complex(problem.io) ? 4 : 1) * (config.wide() ? 2 : 1);  // fp64's count twice
+    const int fmas = (is_complex(problem.io) ? 4 : 1) * (config.wide() ? 2 : 1);  // fp64 counts twice
     return std::max(1.0, blocks) * (kBlock + kFmaEach * fmas * config.rows() * problem.n);
 }
-// Short strips make more blocks of less work.
+// Short strips give more blocks with less work each.
 inline ToeplitzSumsConfig toeplitz_sums_config(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
     const ToeplitzSumsConfig* best = nullptr;
     for (const ToeplitzSumsConfig& config : kToeplitzSumsConfigurations)
@@ -46,13 +46,13 @@ inline ToeplitzSumsConfig toeplitz_sums_config(const ToeplitzMatvecProblem& prob
             best = &config;
     return *best;
 }
-// As many right-hand sides a block as leave so many blocks to every multiprocessor: T is brought, or transformed, once a block.
+// As many right-hand sides per block as leave `wanted` blocks: T is loaded, or transformed, once per block.
 inline i64 toeplitz_columns_per_block(i64 columns, i64 blocks, i64 wanted) {
     return std::max<i64>(1, ceil_div(columns, std::max<i64>(1, wanted / std::max<i64>(1, blocks))));
 }
 inline i64 toeplitz_sums_columns_per_block(const ToeplitzMatvecProblem& problem, const ToeplitzSumsConfig& config,
                                            const jit::DeviceTraits& device) {
-    constexpr i64 kResident = 4;  // hide each other's waiting
+    constexpr i64 kResident = 4;  // blocks per SM that hide each other's latency
     return toeplitz_columns_per_block(problem.columns, toeplitz_sums_blocks(problem, config),
                                       kResident * device.multiprocessors);
 }

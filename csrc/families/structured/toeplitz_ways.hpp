@@ -1,4 +1,4 @@
-// Which way a Toeplitz system takes, and why.
+// Which method solves a Toeplitz system, and why.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace gdn_cuda::structured {
 
-// Where one block could: while clusters do not queue, for they take more multiprocessors for a shorter step.
+// Systems that fit one block use clusters while those do not queue: clusters have shorter steps but take more SMs.
 inline constexpr int kToeplitzEliminateShortest = 513;
 inline bool toeplitz_eliminate_pays(const ToeplitzEliminateProblem& problem, const jit::DeviceTraits& device) {
     if (problem.n > kToeplitzGkoLongest) return true;
@@ -23,16 +23,16 @@ inline bool toeplitz_eliminate_pays(const ToeplitzEliminateProblem& problem, con
 // Conjugate gradients take few long steps, Schur's recursion n short ones: some 0.2 and 1.27 ms for 2048 rows on an H200.
 inline constexpr int kToeplitzPcgShortest = 1025;
 
-// Rows that each way takes; tests set others.
+// Row limits of each method; tests set others.
 struct ToeplitzLimits {
     i64 gko = kToeplitzGkoLongest, schur = kToeplitzSchurLongest;
     i64 pcg_from = kToeplitzPcgShortest, pcg_to = kToeplitzPcgLongest;
 };
 
-// For positive definite matrices: conjugate gradients in one kernel or in torch's operators, and Schur's recursion.
+// Methods for positive definite matrices: conjugate gradients in one kernel or in torch's operators, and Schur's recursion.
 enum class ToeplitzPositiveWay { pcg, schur, pcg_in_torch };
 
-// Those to try before pivots where the caller waits to know how it went, the quickest first.
+// Methods to try before pivoting if the caller waits for info, the quickest first.
 inline std::vector<ToeplitzPositiveWay> toeplitz_positive_ways(i64 n, const ToeplitzLimits& limits = {}) {
     std::vector<ToeplitzPositiveWay> ways;
     if (limits.pcg_from <= n && n <= limits.pcg_to) ways.push_back(ToeplitzPositiveWay::pcg);
@@ -58,7 +58,7 @@ inline std::string explain_toeplitz_general(i64 n) {
     return fmt::format("dense LU in fp64: {} rows are more than the {} of a cluster of blocks; n² numbers of memory a system",
                        n, kToeplitzEliminateLongest);
 }
-// Symmetric systems where the caller waits to know how it went.
+// `symmetric`: T is symmetric and the caller waits for info.
 inline std::string explain_toeplitz_solve(i64 n, bool symmetric) {
     std::string text;
     for (const ToeplitzPositiveWay way : symmetric ? toeplitz_positive_ways(n) : std::vector<ToeplitzPositiveWay>{}) {

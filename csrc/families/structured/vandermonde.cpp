@@ -1,4 +1,4 @@
-// log_vandermonde, and the moments that its transpose and the gradients of both are made of.
+// log_vandermonde, and the moments that make up its transpose and the gradients of both.
 #include "vandermonde.hpp"
 
 #include <torch/csrc/stable/ops.h>
@@ -135,7 +135,7 @@ void run_vandermonde_out(const VandermondeOutCall& call) {
     launch_vandermonde(prepare_vandermonde_out(call), call.sum.L, call.out);
 }
 
-// (orders, leading..., N)
+// Returns (orders, leading..., N).
 Tensor run_moments(const MomentsCall& call) {
     const PreparedMoments prepared = prepare_moments(call);
     const int64_t orders = call.orders;

@@ -33,7 +33,7 @@ struct VandermondeProblem {
 };
 using VandermondeWinners = Winners<VandermondeProblem, VandermondeConfig>;
 
-// Of each dtype, the largest square first.
+// Per dtype, the largest square first.
 inline constexpr std::array kVandermondeConfigurations = [] {
     constexpr auto of = [](DType io, int side) {
         return VandermondeConfig{.io = io, .side = side, .grid = 16, .poles = io == DType::c128 ? 16 : 32};
@@ -43,7 +43,8 @@ inline constexpr std::array kVandermondeConfigurations = [] {
 inline i64 vandermonde_blocks(const VandermondeProblem& problem, const VandermondeConfig& config) {
     return problem.rows * ceil_div(problem.steps, config.square());
 }
-// A large square makes more outputs of the same tables; a small one wastes less of the last, and spreads few rows.
+// A large square computes more outputs from the same tables; a small one wastes less of the last square, and spreads few rows
+// over more SMs.
 inline VandermondeConfig vandermonde_config(const VandermondeProblem& problem, const jit::DeviceTraits& device,
                                             const VandermondeWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;

@@ -1,24 +1,22 @@
-// structured/cauchy: sums of residues over distances to poles, out_l = sum over n of v_n / (z_l - w_n), and with conj of
-// v_n / (z_l - w_n) + conj(v_n) / (z_l - conj(w_n)).
+// structured/cauchy: Cauchy products, out_l = sum over n of v_n / (z_l - w_n), and with conj of v_n / (z_l - w_n) + conj(v_n) /
+// (z_l - conj(w_n)), for residues v, poles w and points z.
 //
-// A thread has a few points in registers; poles and residues pass through shared memory, read by broadcast. A reciprocal serves
-// all rows of residues over the same poles, and a conjugate pair, which is one fraction:
+// A thread holds a few points in registers; tiles of poles and residues are in shared memory, read by broadcast. One reciprocal
+// serves all rows of residues over the same poles, and both poles of a conjugate pair, which is one fraction:
 //
 //     a = Re z - Re w, b = Im z - Im w, c = Im z + Im w      den = (a + ib)(a + ic) = a^2 - bc + 2ia Im z
 //     num = v (a + ic) + conj(v) (a + ib) = 2 (Re v a - Im v Im w) + 2i Re v Im z
 //
-// b and c come from differences, so a pole close to its point keeps its digits. Sums of a tile of poles are added up with what
-// rounding leaves. Points where a square leaves the range, which lie on a pole, or whose sum is not finite are summed once more
-// in double precision.
+// b and c are differences, so a pole close to its point keeps its digits. Sums of tiles are added with Kahan compensation.
+// Points are recomputed in fp64 where a sum of squares leaves the range, the point lies on a pole, or the sum is not finite.
 //
-// Points on the imaginary axis, z = iy as S4 has them, take fewer: divided by i y, a pair's fraction is
-// (odd - i even / y) / (2a - iu), with u = (a^2 - t Im w) / y - t and t = y - Im w, and all that depends on the point alone is
-// multiplied by when a tile is done. How far points and poles lie apart tells a warp, a tile of poles at a time, whether all
-// squares stay in range.
+// Points on the imaginary axis, z = iy as in S4, take fewer operations: divided by iy, a pair's fraction is (odd - i even / y)
+// / (2a - iu), with u = (a^2 - t Im w) / y - t and t = y - Im w; factors that depend on the point alone are applied once per
+// tile. For each tile, a warp decides from the ranges of its points and poles whether it can skip the range checks.
 //
-// Bound: arithmetic, one reciprocal and 17 products or sums a pair of poles and a point, on the axis 9; fewer for a further
-// row. On an H200, at S4's points, 13 instructions a pair with all that goes before and after, at 82 % of the rate at which
-// instructions can be issued (docs/benchmarks/structured.md).
+// Bound: arithmetic, one reciprocal and 17 multiplies or adds per pair of poles and point, 9 on the axis; fewer for each
+// further row. On an H200, at S4's points, 13 instructions per pair including prologue and epilogue, at 82 % of the issue rate
+// (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/structured/cauchy_plan.cuh>
@@ -39,7 +37,7 @@ struct Cauchy {
     const CauchyArgs& args;
     i64 first_row;
 
-    // 1 / (z - w), or of a conjugate pair what num is to be multiplied by. False where squares leave the range.
+    // 1 / (z - w), with conj 1 / den. False where the sum of squares leaves the range.
     __device__ __forceinline__ static bool weigh(Number& weight, const Number& z, const Number& w) {
         const Real a = z.re - w.re;
         if constexpr (!kComplex) {
@@ -66,63 +64,63 @@ struct Cauchy {
         }
     }
 
-    // Of a warp's numbers. Sizes are ordered as their bits are, and what is no number is the most.
-    struct Extremes {
-        unsigned from = ~0u, to = 0;
+    // Min/max magnitude over a warp, compared as bit patterns; NaN sorts last.
+    struct WarpMinMax {
+        unsigned smallest = ~0u, largest = 0;
 
         __device__ __forceinline__ void add(float x) {
             const unsigned size = __float_as_uint(x) & 0x7fffffffu;
-            from = min(from, size);
-            to = max(to, size);
+            smallest = min(smallest, size);
+            largest = max(largest, size);
         }
-        __device__ __forceinline__ float least() const { return __uint_as_float(__reduce_min_sync(~0u, from)); }
-        __device__ __forceinline__ float most() const { return __uint_as_float(__reduce_max_sync(~0u, to)); }
+        __device__ __forceinline__ float min_over_warp() const { return __uint_as_float(__reduce_min_sync(~0u, smallest)); }
+        __device__ __forceinline__ float max_over_warp() const { return __uint_as_float(__reduce_max_sync(~0u, largest)); }
     };
-    // Of points on the imaginary axis and a tile's pairs. Closer to 0 than `floor`, sums do not change, but for their imaginary
-    // parts, which shrink with y; from `least` on, no square leaves the range, so that nobody need look.
+    // Whether points on the imaginary axis and a tile's pairs need no range checks. Replacing |y| < `floor` by floor changes no
+    // sum but its imaginary part, which scales with y; for |y| > `min_point` no sum of squares leaves the range.
     struct Range {
-        static constexpr float kFurthest = 1e16f;    // of a point: t, and t^2
-        static constexpr float kMostSquare = 1e20f;  // of a pole's size: a^2 / y, with y from 1e-16 of it on, and its square
-        static constexpr float kLeastASquared = 1e-24f;  // 4 a^2, and 2 a even with what is small of residues
+        static constexpr float kMaxPoint = 1e16f;       // |y|: bounds t and t^2
+        static constexpr float kMaxPoleSquare = 1e20f;  // |w|^2: bounds a^2 / y, for y from 1e-16 |w|^2 on, and its square
+        static constexpr float kMinASquared = 1e-24f;   // keeps 4 a^2, and 2 a even of small residues, normal
 
-        float floor, least;
+        float floor, min_point;
 
         __device__ __forceinline__ static Range of(const Shared& shared, int count) {
             constexpr float kNever = 1e38f;
             if constexpr (sizeof(Real) > sizeof(float)) return {0.f, kNever};
-            Extremes squares, a_squared;
+            WarpMinMax squares, a_squared;
 #pragma unroll 1
             for (int n = static_cast<int>(threadIdx.x) % 32; n < count; n += 32) {
                 const auto pair = shared.pairs[n];
                 squares.add(pair.a_squared + pair.im * pair.im);
                 a_squared.add(pair.a_squared);
             }
-            const float square = squares.least(), most = squares.most();
-            const bool holds_from = a_squared.least() > kLeastASquared && most < kMostSquare;
-            return {square * rsqrtf(square) * 0x1p-26f, holds_from ? most / kFurthest : kNever};
+            const float square = squares.min_over_warp(), most = squares.max_over_warp();
+            const bool holds_from = a_squared.min_over_warp() > kMinASquared && most < kMaxPoleSquare;
+            return {square * rsqrtf(square) * 0x1p-26f, holds_from ? most / kMaxPoint : kNever};
         }
         __device__ __forceinline__ bool holds(const Number (&z)[kConfig.points]) const {
-            Extremes sizes;
+            WarpMinMax sizes;
 #pragma unroll
             for (int p = 0; p < kConfig.points; ++p) sizes.add(static_cast<float>(z[p].im));
-            const float nearest = sizes.least(), furthest = sizes.most();
-            return (fmaxf(nearest, floor) > least) & (furthest < kFurthest);
+            const float nearest = sizes.min_over_warp(), furthest = sizes.max_over_warp();
+            return (fmaxf(nearest, floor) > min_point) & (furthest < kMaxPoint);
         }
     };
 
-    // What shared memory has of the only tile of poles: it stays there from turn to turn.
-    struct Brought {
-        enum { nothing, numbers, pairs } what = nothing;
+    // What shared memory holds. The only tile of poles is loaded once for all tiles of points.
+    struct Resident {
+        enum { nothing, numbers, pairs } kind = nothing;
         Range range;  // of pairs
     };
 
-    // Where a block's poles and residues begin. Its rows over the same poles follow each other in the last leading dimension.
+    // Offsets of a block's poles and residues. Its rows over the same poles are consecutive in the last leading dimension.
     struct Tiles {
         i64 poles, residues, row_stride;
     };
-    // Poles and residues of a tile, as they are; or, for points on the imaginary axis, the constants of their fractions.
+    // Loads a tile's poles and residues as they are; or, for points on the imaginary axis, the constants of their fractions.
     template <bool kAxis>
-    __device__ __forceinline__ void bring_tile(Shared& shared, const Tiles& tiles, int first, int count) const {
+    __device__ __forceinline__ void load_tile(Shared& shared, const Tiles& tiles, int first, int count) const {
         const auto load_from = [&](const Lines& from, i64 row, int n) {
             return Io::load(from.data, row + (first + n) * from.step);
         };
@@ -147,15 +145,15 @@ struct Cauchy {
             }
         }
     }
-    // With a pole and its conjugate as one fraction, (even + i y odd) / (den + 2i a y) for z = iy.
-    __device__ __forceinline__ static void add_pairs(Numbers2D& parts, unsigned& careful, const Shared& shared, int n,
-                                                     const Number (&z)[kConfig.points]) {
+    // A pole and its conjugate as one fraction, (even + i y odd) / (den + 2i a y) for z = iy, with range checks.
+    __device__ __forceinline__ static void add_axis_pair(Numbers2D& parts, unsigned& recompute, const Shared& shared, int n,
+                                                         const Number (&z)[kConfig.points]) {
         const auto pair = shared.pairs[n];
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
             const Real y = z[p].im, y_squared = y * y, den = pair.a_squared - (y - pair.im) * (y + pair.im),
                        square = den * den + pair.four_a_squared * y_squared, inverse = reciprocal_in_range(square);
-            if (!in_range(square)) careful |= 1u << p;
+            if (!in_range(square)) recompute |= 1u << p;
 #pragma unroll
             for (int row = 0; row < kConfig.rows; ++row) {
                 const auto v = shared.pair_residues[row][n];
@@ -164,12 +162,13 @@ struct Cauchy {
             }
         }
     }
-    // The same in range. What depends on the point alone is multiplied by last, if registers hold sums of both parts without.
-    __device__ __forceinline__ static void add_tile_in_range(Numbers2D& parts, const Shared& shared, int count, float floor,
-                                                             const Number (&z)[kConfig.points]) {
-        constexpr bool kApart = kConfig.rows == 1;
+    // The same for a tile without range checks. With one row, registers suffice to sum the even parts separately, and factors
+    // of the point alone are applied last.
+    __device__ __forceinline__ static void add_axis_tile_unchecked(Numbers2D& parts, const Shared& shared, int count,
+                                                                   float floor, const Number (&z)[kConfig.points]) {
+        constexpr bool kSeparate = kConfig.rows == 1;
         constexpr int kAtOnce = 2;
-        Number apart[kConfig.points]{};
+        Number even_sums[kConfig.points]{};
         Real y[kConfig.points], inverse[kConfig.points];
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
@@ -182,11 +181,11 @@ struct Cauchy {
             for (int p = 0; p < kConfig.points; ++p) {
                 const Real t = y[p] - pair.im, u = (pair.a_squared - t * pair.im) * inverse[p] - t,
                            one = reciprocal_in_range(u * u + pair.four_a_squared), of_u = u * one;
-                const Number of_even = kApart ? Number{of_u, one} : Number{of_u * inverse[p], one * inverse[p]};
+                const Number of_even = kSeparate ? Number{of_u, one} : Number{of_u * inverse[p], one * inverse[p]};
 #pragma unroll
                 for (int row = 0; row < kConfig.rows; ++row) {
                     const auto v = shared.pair_residues[row][n];
-                    Number& even = kApart ? apart[p] : parts[row][p];
+                    Number& even = kSeparate ? even_sums[p] : parts[row][p];
                     even.re += v.even * of_even.re;
                     even.im -= v.even_2a * of_even.im;
                     parts[row][p].re += v.odd_2a * one;
@@ -203,22 +202,22 @@ struct Cauchy {
         for (; n < count; ++n) add_one(n);
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
-            const Real part = z[p].im * inverse[p];  // 1 or -1, and less close to 0
+            const Real part = z[p].im * inverse[p];  // 1 or -1, smaller for |y| < floor
 #pragma unroll
             for (int row = 0; row < kConfig.rows; ++row) {
                 Number& sum = parts[row][p];
-                if constexpr (kApart) sum = {sum.re + apart[p].re * inverse[p], sum.im + apart[p].im * inverse[p]};
+                if constexpr (kSeparate) sum = {sum.re + even_sums[p].re * inverse[p], sum.im + even_sums[p].im * inverse[p]};
                 sum.im *= part;
             }
         }
     }
-    __device__ __forceinline__ static void add_each(Numbers2D& parts, unsigned& careful, const Shared& shared, int n,
+    __device__ __forceinline__ static void add_pole(Numbers2D& parts, unsigned& recompute, const Shared& shared, int n,
                                                     const Number (&z)[kConfig.points]) {
         const Number w{shared.poles[0][n], shared.poles[kParts - 1][n]};
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
             Number weight{};
-            if (!weigh(weight, z[p], w)) careful |= 1u << p;
+            if (!weigh(weight, z[p], w)) recompute |= 1u << p;
 #pragma unroll
             for (int row = 0; row < kConfig.rows; ++row)
                 add(parts[row][p], {shared.residues[row][0][n], shared.residues[row][kParts - 1][n]}, weight, z[p], w);
@@ -226,49 +225,49 @@ struct Cauchy {
     }
     template <bool kAxis>
     __device__ __forceinline__ unsigned sum_up(Shared& shared, const Tiles& tiles, const Number (&z)[kConfig.points],
-                                               Numbers2D& sums, Numbers2D& rests, Brought& brought) const {
-        constexpr auto kBrings = kAxis ? Brought::pairs : Brought::numbers;
+                                               Numbers2D& sums, Numbers2D& compensations, Resident& resident) const {
+        constexpr auto kKind = kAxis ? Resident::pairs : Resident::numbers;
         const int poles_end = kConfig.one_tile ? kConfig.tile : args.pole_count;
-        unsigned careful = 0;
+        unsigned recompute = 0;
 #pragma unroll 1
         for (int first = 0; first < poles_end; first += kConfig.tile) {
             const int count = min(kConfig.tile, args.pole_count - first);
-            if (brought.what != kBrings || poles_end > kConfig.tile) {
+            if (resident.kind != kKind || poles_end > kConfig.tile) {
                 __syncthreads();
-                bring_tile<kAxis>(shared, tiles, first, count);
+                load_tile<kAxis>(shared, tiles, first, count);
                 __syncthreads();
-                brought.what = kBrings;
-                if constexpr (kAxis) brought.range = Range::of(shared, count);
+                resident.kind = kKind;
+                if constexpr (kAxis) resident.range = Range::of(shared, count);
             }
             Numbers2D parts{};
-            if (kAxis && brought.range.holds(z)) {
-                add_tile_in_range(parts, shared, count, brought.range.floor, z);
+            if (kAxis && resident.range.holds(z)) {
+                add_axis_tile_unchecked(parts, shared, count, resident.range.floor, z);
             } else {
 #pragma unroll 2
                 for (int n = 0; n < count; ++n) {
                     if constexpr (kAxis)
-                        add_pairs(parts, careful, shared, n, z);
+                        add_axis_pair(parts, recompute, shared, n, z);
                     else
-                        add_each(parts, careful, shared, n, z);
+                        add_pole(parts, recompute, shared, n, z);
                 }
             }
             if (kConfig.one_tile || first == 0)
                 copy(sums, parts);
             else
-                add_with_rests(sums, rests, parts);
+                add_all_kahan(sums, compensations, parts);
         }
-        return careful;
+        return recompute;
     }
 
-    // A point once more, in double precision. Residues on the point itself are as if it lay a little to the right of them.
-    __device__ __forceinline__ Number sum_carefully(i64 row, int point) const {
+    // A pole exactly on the point contributes residue * infinity, as if the point lay slightly to its right.
+    __device__ __forceinline__ Number recompute_in_fp64(i64 row, int point) const {
         const i64 poles = line_of(args, args.poles, row), residues = line_of(args, args.residues, row);
         const auto z = Io::template load<double>(args.points.data, line_of(args, args.points, row) + point * args.points.step);
-        Complex<double> sum{}, met{};
+        Complex<double> sum{}, coincident{};
         const auto add_one = [&](const Complex<double>& v, const Complex<double>& w) {
             const Complex<double> d{z.re - w.re, z.im - w.im};
             if (d.re == 0 && d.im == 0) {
-                met = {met.re + v.re, met.im + v.im};
+                coincident = {coincident.re + v.re, coincident.im + v.im};
             } else if constexpr (kComplex) {
                 const auto one = quotient(v, d);
                 sum = {sum.re + one.re, sum.im + one.im};
@@ -282,28 +281,28 @@ struct Cauchy {
             add_one(v, w);
             if (kConfig.conj) add_one({v.re, -v.im}, {w.re, -w.im});
         }
-        const auto with_met = [](double x, double residue) {
+        const auto with_coincident = [](double x, double residue) {
             return static_cast<Real>(residue == 0 ? x : x + residue * __longlong_as_double(0x7ff0000000000000ll));
         };
-        return {with_met(sum.re, met.re), with_met(sum.im, met.im)};
+        return {with_coincident(sum.re, coincident.re), with_coincident(sum.im, coincident.im)};
     }
 
     __device__ __forceinline__ void run_points(Shared& shared, const Tiles& tiles, i64 points, int first_point,
-                                               Brought& brought) const {
+                                               Resident& resident) const {
         Number z[kConfig.points];
-        Numbers2D sums{}, rests{};
+        Numbers2D sums{}, compensations{};
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p)
             z[p] = Io::load(args.points.data,
                             points + min(first_point + p * kConfig.threads, args.point_count - 1) * args.points.step);
-        bool elsewhere = false;
+        bool off_axis = false;
 #pragma unroll
-        for (int p = 0; p < kConfig.points; ++p) elsewhere |= z[p].re != 0;
-        unsigned careful;  // a bit a point
-        if (kConfig.conj && !__syncthreads_or(elsewhere))
-            careful = sum_up<true>(shared, tiles, z, sums, rests, brought);
+        for (int p = 0; p < kConfig.points; ++p) off_axis |= z[p].re != 0;
+        unsigned recompute;  // one bit per point
+        if (kConfig.conj && !__syncthreads_or(off_axis))
+            recompute = sum_up<true>(shared, tiles, z, sums, compensations, resident);
         else
-            careful = sum_up<false>(shared, tiles, z, sums, rests, brought);
+            recompute = sum_up<false>(shared, tiles, z, sums, compensations, resident);
 #pragma unroll
         for (int p = 0; p < kConfig.points; ++p) {
             const int point = first_point + p * kConfig.threads;
@@ -311,17 +310,17 @@ struct Cauchy {
 #pragma unroll
             for (int row = 0; row < kConfig.rows; ++row) {
                 Io::store(args.out, (first_row + row) * args.point_count + point, sums[row][p]);
-                if (!isfinite(sums[row][p].re + sums[row][p].im)) careful |= 1u << p;
+                if (!isfinite(sums[row][p].re + sums[row][p].im)) recompute |= 1u << p;
             }
         }
-        // Last, and in one place, where no sums are in registers any more.
-        while (careful != 0) [[unlikely]] {
-            const int point = first_point + (__ffs(careful) - 1) * kConfig.threads;
-            careful &= careful - 1;
+        // Last and in one place, when no sums occupy registers any more.
+        while (recompute != 0) [[unlikely]] {
+            const int point = first_point + (__ffs(recompute) - 1) * kConfig.threads;
+            recompute &= recompute - 1;
             if (point >= args.point_count) break;
 #pragma unroll 1
             for (int row = 0; row < kConfig.rows; ++row)
-                Io::store(args.out, (first_row + row) * args.point_count + point, sum_carefully(first_row + row, point));
+                Io::store(args.out, (first_row + row) * args.point_count + point, recompute_in_fp64(first_row + row, point));
         }
     }
     __device__ __forceinline__ void run(Shared& shared) {
@@ -331,11 +330,11 @@ struct Cauchy {
         const Tiles tiles{line_of(args, args.poles, first_row), line_of(args, args.residues, first_row),
                           kConfig.rows > 1 ? args.residues.stride[args.leading - 1] : 0};
         const i64 points = line_of(args, args.points, first_row);
-        Brought brought{};
+        Resident resident{};
         int first_point = static_cast<int>(blockIdx.x % blocks_of_points * points_of_all);
 #pragma unroll 1
         for (int turn = 0; turn < args.turns && first_point < args.point_count; ++turn) {
-            run_points(shared, tiles, points, first_point + static_cast<int>(threadIdx.x), brought);
+            run_points(shared, tiles, points, first_point + static_cast<int>(threadIdx.x), resident);
             first_point += kConfig.points_per_block();
         }
     }
@@ -345,17 +344,17 @@ struct Cauchy {
 #pragma unroll
             for (int p = 0; p < kConfig.points; ++p) to[row][p] = from[row][p];
     }
-    __device__ __forceinline__ static void add_with_rests(Numbers2D& sums, Numbers2D& rests, const Numbers2D& parts) {
+    __device__ __forceinline__ static void add_all_kahan(Numbers2D& sums, Numbers2D& compensations, const Numbers2D& parts) {
 #pragma unroll
         for (int row = 0; row < kConfig.rows; ++row)
 #pragma unroll
             for (int p = 0; p < kConfig.points; ++p) {
-                add_with_rest(sums[row][p].re, rests[row][p].re, parts[row][p].re);
-                if constexpr (kComplex) add_with_rest(sums[row][p].im, rests[row][p].im, parts[row][p].im);
+                add_kahan(sums[row][p].re, compensations[row][p].re, parts[row][p].re);
+                if constexpr (kComplex) add_kahan(sums[row][p].im, compensations[row][p].im, parts[row][p].im);
             }
     }
-    // sum += x, and what that lost of the last one (Kahan).
-    __device__ __forceinline__ static void add_with_rest(Real& sum, Real& rest, Real x) {
+    // Kahan summation: sum += x, with the rounding error of the addition before in `rest`.
+    __device__ __forceinline__ static void add_kahan(Real& sum, Real& rest, Real x) {
         const Real y = x - rest, total = sum + y;
         rest = (total - sum) - y;
         sum = total;

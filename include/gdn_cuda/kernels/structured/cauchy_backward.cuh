@@ -1,19 +1,20 @@
-// structured/cauchy_backward: what sums over poles pass back. With D = 1 / (z_l - w_n), bars for conjugates,
+// structured/cauchy_backward: gradients of structured/cauchy. With D = 1 / (z_l - w_n), ~ for conjugates and g the gradient of
+// out:
 //
-//     of v_n: sum over l of g_l D~      of w_n: v_n~ times sum over l of g_l (D D)~      of z_l: -g_l times sum over n of (v_n
-//     D D)~
+//     of v_n: sum over l of g_l D~
+//     of w_n: v_n~ times sum over l of g_l (D D)~
+//     of z_l: -g_l times sum over n of (v_n D D)~
 //
 // and with conj, for the other pole of each pair, the conjugates of the same with w_n~ and v_n~ in place of w_n and v_n.
 //
-// A block has a few poles (or points), in registers of every thread; threads walk over points (or poles), and their sums meet
-// in a fixed order.
+// A block has a few poles (or points), in registers of every thread; threads loop over points (or poles), and their sums are
+// reduced in a fixed order.
 //
-// For pairs of poles, points on the imaginary axis, as S4 has them, go by themselves, by fewer operations. Points which are
-// elsewhere or far away are left to the walk as it is for all others; so are all points, where a square leaves the range or a
-// pole is on a point.
+// For conjugate pairs, points on the imaginary axis, as in S4, take a path of fewer operations. Points off the axis or far away
+// take the general loop; so do all points if a sum of squares leaves the range or a pole lies on a point.
 //
-// Bound: arithmetic, one reciprocal and some 15 products or sums a pole (or its conjugate) and a point; on the axis, a pair of
-// poles and a point. There, on an H200, 63 % of the rate of the 20 instructions that a pair takes
+// Bound: arithmetic, one reciprocal and some 15 multiplies or adds per pole (or its conjugate) and point; on the axis, per pair
+// of poles and point. There, on an H200, 63 % of the issue rate of the 20 instructions that a pair takes
 // (docs/benchmarks/structured.md).
 #pragma once
 
@@ -29,12 +30,12 @@ struct CauchyBackward {
     using Number = typename Io::Number;
     static constexpr bool kComplex = Io::kComplex;
 
-    static constexpr int kSums = (kComplex ? 2 : 1) * (kConfig.of_points ? 1 : 2);  // of a line
+    static constexpr int kSums = (kComplex ? 2 : 1) * (kConfig.of_points ? 1 : 2);  // per line
     using Shared = CauchyBackwardSharedPlan<kConfig, Real>;
 
     const CauchyBackwardArgs& args;
 
-    // Where they begin.
+    // Offsets of the operands' lines.
     struct Rows {
         i64 residues, points, poles, grad;
     };
@@ -56,7 +57,7 @@ struct CauchyBackward {
         const Number d{z.re - w.re, z.im - w.im};
         if constexpr (!kComplex) {
             const Real r = reciprocal(d.re);
-            return {d.re == Real{} ? r - r : r, Real{}};  // NaN where they meet, as complex ones have it
+            return {d.re == Real{} ? r - r : r, Real{}};  // NaN for a point on a pole, as for complex numbers
         }
         const Real square = d.re * d.re + d.im * d.im;
         if (!in_range(square)) [[unlikely]] {
@@ -69,7 +70,7 @@ struct CauchyBackward {
         return {d.re * scale, -d.im * scale};
     }
 
-    // What one pole and one point add to the sums of a line: for poles, of g D~ and g (D D)~; for points, of (v D D)~.
+    // Adds one pole and one point to the sums of a line: for poles, g D~ and g (D D)~; for points, (v D D)~.
     __device__ __forceinline__ static void add(Number& first, Number& second, const Number& z, const Number& w, const Number& v,
                                                const Number& g) {
         const Number d = inverse(z, w);
@@ -81,12 +82,12 @@ struct CauchyBackward {
         }
     }
 
-    // Every thread's sums in the first row of shared memory, always added up in the same order: within warps, where lanes
-    // exchange halves of what they have left, then over warps. Ends in a barrier.
+    // Reduces all threads' sums into the first row of shared memory, in a fixed order: within warps, where each shuffle
+    // exchanges half of the remaining sums, then over warps. Ends in a barrier.
     template <int kCount>
-    __device__ __forceinline__ static void gather(Shared& shared, Real (&sums)[kCount]) {
+    __device__ __forceinline__ static void block_reduce(Shared& shared, Real (&sums)[kCount]) {
         const int lane = threadIdx.x % 32;
-        fold<kCount, 16>(sums, lane);
+        warp_reduce<kCount, 16>(sums, lane);
         Real* mine = shared.sums[threadIdx.x / 32] + lane * kCount / 32;
         __syncthreads();
 #pragma unroll
@@ -102,7 +103,7 @@ struct CauchyBackward {
         __syncthreads();
     }
     template <int kCount, int kDistance>
-    __device__ __forceinline__ static void fold(Real* sums, int lane) {
+    __device__ __forceinline__ static void warp_reduce(Real* sums, int lane) {
         if constexpr (kDistance > 0) {
             constexpr int kLeft = kCount == 1 ? 1 : kCount / 2;
 #pragma unroll
@@ -111,24 +112,25 @@ struct CauchyBackward {
                 const Real other = sums[kCount == 1 ? 0 : kLeft + i], given = upper ? sums[i] : other;
                 sums[i] = (upper ? other : sums[i]) + __shfl_xor_sync(~0u, given, kDistance);
             }
-            fold<kLeft, kDistance / 2>(sums, lane);
+            warp_reduce<kLeft, kDistance / 2>(sums, lane);
         }
     }
 
-    // Points on the imaginary axis, z = iy, and conjugate pairs. With w = -a + im, den = a^2 + m^2 - y^2 and
-    // p = 1 / (den^2 + 4 a^2 y^2), which is |1 / ((z - w) (z - w~))|^2, what a pole is due is a combination of eight sums of
+    // Points on the imaginary axis, z = iy, and conjugate pairs. With w = -a + im, den = a^2 + m^2 - y^2 and p = 1 / (den^2 + 4
+    // a^2 y^2), which is |1 / ((z - w) (z - w~))|^2, a pole's gradients are combinations of eight sums of
     //
     //     Re g (h, h^2)     y^2 Re g (p, hp)     y Im g (p, h, h^2, hp)          h = den p
     //
-    // None of its terms is greater than a few times the greater of |g / (z - w)| and |g / (z - w~)|, or of their squares.
-    // den is the difference of y^2, exact, and a sum in two parts, so a pole close to its point keeps its digits.
+    // No term exceeds a few times the larger of |g / (z - w)| and |g / (z - w~)|, or of their squares. den is one fma of y and
+    // a sum kept in two parts, so a pole close to its point keeps its digits.
     //
-    // In fp32 sizes are limited so that hp, of sixth powers, does not vanish; what overflows leaves sums that are not finite.
+    // In fp32, magnitudes are limited so that hp, of sixth powers, does not underflow; overflow leaves sums that are not
+    // finite.
     static constexpr bool kAxis = kConfig.axis();
     static constexpr Real kLargest = 16384, kLeastSquare = 0x1p-40f, kUnitOfGrad = 0x1p-32f;
     __device__ __forceinline__ static bool on_axis(const Number& z) { return (z.re == 0) & (fabs(z.im) <= kLargest); }
     struct AxisPole {
-        Real square, rest, four_a_squared;  // a^2 + m^2, what rounding left of it, and 4 a^2
+        Real square, rest, four_a_squared;  // a^2 + m^2, its rounding error, and 4 a^2
     };
     __device__ __forceinline__ static AxisPole axis_pole(const Number& w) {
         const Real x = __fmul_rn(w.re, w.re), y = __fmul_rn(w.im, w.im), square = x + y, part = square - x;
@@ -158,7 +160,7 @@ struct CauchyBackward {
         sums[kImHH] += point.im_y * hh;
         sums[kImHP] += point.im_y * hp;
     }
-    // What run() calls first and second. hh = den^2 p^2 is (p + (den^2 - 4 a^2 y^2) p^2) / 2.
+    // The sums that run() calls first and second. hh = den^2 p^2 is (p + (den^2 - 4 a^2 y^2) p^2) / 2.
     __device__ __forceinline__ static void combine(Number& first, Number& second, const Real* sums, const Number& w) {
         const Real a = -w.re, m = w.im, re = 2 * sums[kReHH] - (sums[kReP] + sums[kReH]) / (a * a + m * m),
                    im = 2 * sums[kImHH] - sums[kImP], cross = 2 * (2 * a * sums[kImP] - sums[kReH]);
@@ -168,8 +170,8 @@ struct CauchyBackward {
         first = {first.re * kUnitOfGrad, first.im * kUnitOfGrad};
         second = {second.re * kUnitOfGrad, second.im * kUnitOfGrad};
     }
-    // First and second of its line in each of the first threads, over this block's points on the axis. The others of a thread
-    // are between begin and end. False if nothing can be said.
+    // Computes first and second of a line in each of the first `lines` threads, over the points on the axis. A thread's other
+    // points are between begin and end. False if a pole is out of range or a result is not finite.
     __device__ __forceinline__ bool sum_on_axis(Shared& shared, const Rows& rows, int first_line, Number& first, Number& second,
                                                 int& begin, int& end) const {
         Real sums[kConfig.lines * kAxisSums]{};
@@ -183,7 +185,7 @@ struct CauchyBackward {
                 poles[i] = axis_pole(line(rows, first_line + i));
                 fits &= poles[i].square >= kLeastSquare && poles[i].square <= kLargest * kLargest;
             }
-            if (!fits) return false;  // so in every thread
+            if (!fits) return false;  // uniform over the block
             const i64 point_step = kConfig.threads * args.points.step, grad_step = kConfig.threads * args.grad.step;
             auto* z_at = static_cast<const Number*>(args.points.data) + rows.points + threadIdx.x * args.points.step;
             auto* g_at = static_cast<const Number*>(args.grad.data) + rows.grad + threadIdx.x * args.grad.step;
@@ -211,7 +213,7 @@ struct CauchyBackward {
                 }
             }
         }
-        gather(shared, sums);
+        block_reduce(shared, sums);
         if (threadIdx.x < kConfig.lines)
             combine(first, second, shared.sums[0] + threadIdx.x * kAxisSums,
                     line(rows, first_line + static_cast<int>(threadIdx.x)));
@@ -242,8 +244,8 @@ struct CauchyBackward {
         const int first_line = static_cast<int>(blockIdx.x % groups) * kConfig.lines;
         const Rows rows = rows_at(row);
 
-        Number total_first{}, total_second{};  // of a line, in one of the first threads
-        bool done = false;                     // with points on the axis
+        Number total_first{}, total_second{};  // per line, in the first `lines` threads
+        bool done = false;                     // points on the axis are summed
         int begin = threadIdx.x, end = others;
         if constexpr (kAxis) {
             int left_begin, left_end;
@@ -258,7 +260,7 @@ struct CauchyBackward {
         if (!kAxis || __syncthreads_or(begin < end)) {
             Real sums[kConfig.lines * kSums];
             sum(rows, first_line, begin, end, done, sums);
-            gather(shared, sums);
+            block_reduce(shared, sums);
             if (threadIdx.x < kConfig.lines) {
                 const Real* mine = shared.sums[0] + threadIdx.x * kSums;
                 total_first.re += mine[0];
@@ -270,7 +272,7 @@ struct CauchyBackward {
         if (threadIdx.x < kConfig.lines && first_line + static_cast<int>(threadIdx.x) < count)
             finish(row, first_line + static_cast<int>(threadIdx.x), count, total_first, total_second, rows);
     }
-    // This thread's sums over poles or points from begin to end, but none on the axis if they are done.
+    // This thread's sums over poles or points in [begin, end), without points on the axis if `done`.
     __device__ __forceinline__ void sum(const Rows& rows, int first_line, int begin, int end, bool done,
                                         Real (&sums)[kConfig.lines * kSums]) const {
         Number lines[kConfig.lines], first[kConfig.lines]{}, second[kConfig.lines]{};
@@ -278,7 +280,7 @@ struct CauchyBackward {
         for (int i = 0; i < kConfig.lines; ++i) lines[i] = line(rows, first_line + i);
 #pragma unroll 1
         for (int other = begin; other < end; other += kConfig.threads) {
-            Number x, with;  // a pole and its residue, or a point and what comes back there
+            Number x, with;  // a pole and its residue, or a point and its gradient
             if constexpr (kConfig.of_points) {
                 x = pole(rows, other);
                 with = Io::load(args.residues.data, rows.residues + other * args.residues.step);
@@ -295,7 +297,7 @@ struct CauchyBackward {
                     if constexpr (kConfig.conj) add(first[i], second[i], lines[i], conjugate(x), conjugate(with), {});
                 } else {
                     add(first[i], second[i], x, lines[i], {}, with);
-                    // The other pole's sums come back conjugated: so do its distances and g.
+                    // Sums of the conjugate pole are conjugated: so are its distances and g.
                     if constexpr (kConfig.conj) add(first[i], second[i], conjugate(x), lines[i], {}, conjugate(with));
                 }
             }

@@ -8,8 +8,8 @@ namespace gdn_cuda::structured {
 struct CauchyBackwardConfig {
     DType io;
     bool conj;
-    bool of_points;  // gradients of points, by a walk over poles; else of poles and residues, by a walk over points
-    int lines;       // of what gradients are for, a block
+    bool of_points;  // gradients of points, summed over poles; else of poles and residues, summed over points
+    int lines;       // poles or points per block whose gradients it computes
     int threads;
 
     constexpr bool operator==(const CauchyBackwardConfig&) const = default;
@@ -23,14 +23,14 @@ struct CauchyBackwardConfig {
         visit("threads", threads);
     }
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
-    // Points on the imaginary axis go by themselves.
+    // Points on the imaginary axis take their own path.
     GDN_HOST_DEVICE constexpr bool axis() const { return conj && !of_points && io == DType::c64; }
-    // A multiprocessor; 0 leaves it to ptxas, which spills a little to fit one more, but not for complex numbers in fp32.
+    // Blocks per SM for __launch_bounds__; 0 leaves it to ptxas, which spills a little to fit one more, but not for c64.
     GDN_HOST_DEVICE constexpr int least_blocks() const { return io == DType::c64 ? 0 : 1; }
 };
 
-// A warp's sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each; on the axis, twice as
-// many.
+// Per warp, the sums of each line: of first and, for poles, second powers of 1 / (z - w), two parts each; twice as many on the
+// axis.
 template <CauchyBackwardConfig kConfig, class Real>
 struct CauchyBackwardSharedPlan {
     Real sums[kConfig.threads / 32][kConfig.lines * (kConfig.axis() ? 8 : 4)];
@@ -38,7 +38,7 @@ struct CauchyBackwardSharedPlan {
 
 struct CauchyBackwardArgs {
     Lines residues, points, poles, grad;
-    void *of_residues = nullptr, *of_points = nullptr, *of_poles = nullptr;  // (leading..., length), contiguous, or nowhere
+    void *of_residues = nullptr, *of_points = nullptr, *of_poles = nullptr;  // (leading..., length), contiguous, or null
     i64 size[Lines::kMaxLeading] = {};
     int leading = 0, pole_count = 0, point_count = 0;
     i64 rows = 0;

@@ -14,18 +14,18 @@ struct CauchyBatchConfig {
     constexpr void fields(Visitor&& visit) const {
         visit("io", io);
     }
-    static constexpr int kRows = 16;    // of residues
-    static constexpr int kWarps = 16;   // each has every sixteenth group of poles
-    static constexpr int kPoints = 32;  // of a block, and of every warp
-    static constexpr int kGroup = 32;   // poles, a lane each to bring
+    static constexpr int kRows = 16;    // rows of residues
+    static constexpr int kWarps = 16;   // each takes every sixteenth group of poles
+    static constexpr int kPoints = 32;  // per block; every warp has all of them
+    static constexpr int kGroup = 32;   // poles per group; each lane loads one
     GDN_HOST_DEVICE static constexpr int threads() { return kWarps * 32; }
 };
 
-// Eight poles' residues are an operand of tensor cores; of it, a lane has two poles', of two neighbouring rows.
+// A tf32 A fragment (mma.m16n8k8) of eight poles' residues: per lane, two poles of two neighbouring rows.
 struct CauchyBatchOperand {
     static constexpr int kPoles = 8;
     float of_lane[32][2][2];
-    float unused[16];  // stores of a warp's 32 poles meet different banks
+    float unused[16];  // padding: stores of a warp's 32 poles hit different banks
 };
 
 struct CauchyBatchSharedPlan {
@@ -36,10 +36,10 @@ struct CauchyBatchSharedPlan {
     };
     union {
         Group groups[Config::kWarps];
-        float sums[Config::kWarps][Config::kRows][Config::kPoints + 4];  // when the rest has been read
+        float sums[Config::kWarps][Config::kRows][Config::kPoints + 4];  // once groups has been read
     };
-    bool careful[Config::kPoints], all_careful;
-    float least_sum;
+    bool recompute[Config::kPoints], recompute_all;
+    float min_sum;
 };
 
 }  // namespace gdn_cuda::structured

@@ -6,13 +6,13 @@
 namespace gdn_cuda::structured {
 
 struct CauchyConfig {
-    DType io;    // of everything; bf16 and f16 are computed in fp32
-    bool conj;   // poles come with their conjugates, residues too
-    int rows;    // of residues over the same poles and points, a block
-    int points;  // a thread
+    DType io;    // of all operands; bf16 and f16 are computed in fp32
+    bool conj;   // every pole and residue also stands for its conjugate
+    int rows;    // rows of residues per block, over the same poles and points
+    int points;  // points per thread
     int threads;
-    int tile;       // poles in shared memory
-    bool one_tile;  // all poles are in it: no sums over tiles
+    int tile;       // poles per shared-memory tile
+    bool one_tile;  // all poles fit in one tile: no sums across tiles
 
     constexpr bool operator==(const CauchyConfig&) const = default;
 
@@ -28,8 +28,8 @@ struct CauchyConfig {
     }
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
-    // A multiprocessor. Told nothing, ptxas spills a little to fit one more; told 1, it takes what it likes. S4's
-    // configurations are complex numbers in fp32.
+    // Blocks per SM for __launch_bounds__. Without it ptxas spills a little to fit one more; with 1 it uses registers freely.
+    // S4's configurations are c64.
     GDN_HOST_DEVICE constexpr int least_blocks() const {
         if (io != DType::c64) return 1;
         return rows == 1 ? (one_tile ? 6 : 5) : points == 1 ? 4 : 3;
@@ -39,7 +39,7 @@ struct CauchyConfig {
 
 template <CauchyConfig kConfig, class Real>
 struct CauchySharedPlan {
-    // Of conjugate pairs and points on the imaginary axis: what their one fraction is made of, a the distance from the axis.
+    // Constants of a conjugate pair's fraction for points on the imaginary axis; a is the pole's distance from the axis.
     struct alignas(4 * sizeof(Real)) Pair {
         Real im, a_squared, four_a_squared;
     };
@@ -63,7 +63,7 @@ struct CauchyArgs {
     void* out = nullptr;  // (leading..., points), contiguous
     i64 size[Lines::kMaxLeading] = {};
     int leading = 0, pole_count = 0, point_count = 0;
-    int turns = 1;  // of a block, at its points
+    int turns = 1;  // tiles of points per block, one after another
     i64 rows = 0;
 };
 

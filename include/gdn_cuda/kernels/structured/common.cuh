@@ -1,4 +1,5 @@
-// What the structured kernels share: numbers of one or two parts in one precision, where lines of them begin, and quotients.
+// Shared by the structured kernels: real and complex arithmetic in fp32 or fp64, typed loads and stores, offsets of operand
+// lines.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -14,8 +15,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 __device__ __forceinline__ double reciprocal(double x) {
     return 1.0 / x;
 }
-// Of what is known to be in range, as its reciprocal is: no subnormal numbers, for which the other takes four instructions
-// more.
+// For x known to be normal, with a normal reciprocal: .ftz saves the four instructions that handle subnormals.
 __device__ __forceinline__ float reciprocal_in_range(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -24,14 +24,14 @@ __device__ __forceinline__ float reciprocal_in_range(float x) {
 __device__ __forceinline__ double reciprocal_in_range(double x) {
     return reciprocal(x);
 }
-// Whether the reciprocal of a distance is a number. Infinite and unknown distances have theirs.
+// False for zero and subnormal x, whose reciprocal may overflow; true for infinity and NaN.
 __device__ __forceinline__ bool has_reciprocal(float x) {
     return !(fabsf(x) < 0x1p-126f);
 }
 __device__ __forceinline__ bool has_reciprocal(double x) {
     return !(fabs(x) < 0x1p-1022);
 }
-// Whether the reciprocal of a sum of squares is good for something.
+// Whether the reciprocal of a sum of squares neither overflows nor underflows. False for NaN.
 __device__ __forceinline__ bool in_range(float square) {
     return square > 1e-36f && square < 1e36f;
 }
@@ -52,7 +52,7 @@ struct RealOf<true> {
     using type = double;
 };
 
-// (x.re + i x.im) / (y.re + i y.im), whatever their sizes: 0 where one part of y is infinite.
+// (x.re + i x.im) / (y.re + i y.im) without intermediate overflow (Smith); 0 where one part of y is infinite.
 __device__ __forceinline__ Complex<double> quotient(const Complex<double>& x, const Complex<double>& y) {
     const bool wide = fabs(y.re) >= fabs(y.im);
     const double big = wide ? y.re : y.im, small = wide ? y.im : y.re, ratio = small / big,
@@ -61,13 +61,13 @@ __device__ __forceinline__ Complex<double> quotient(const Complex<double>& x, co
     return {(x.re * ratio + x.im) * inverse, (x.im * ratio - x.re) * inverse};
 }
 
-// Numbers of a type in memory, computed with in fp32 or fp64. The second part of real ones is nothing.
+// Numbers of type kIo in memory, computed with in fp32 or fp64. Real numbers have im = 0.
 template <DType kIo>
 struct Numbers {
     static constexpr bool kComplex = is_complex(kIo), kWide = kIo == DType::f64 || kIo == DType::c128;
     using Real = typename RealOf<kWide>::type;
     using Number = Complex<Real>;
-    struct alignas(2 * sizeof(Real)) Pair {  // a complex number, in one access
+    struct alignas(2 * sizeof(Real)) Pair {  // one vector access
         Real re, im;
     };
 
@@ -92,20 +92,19 @@ struct Numbers {
     }
 };
 
-// x, of which the compiler then knows nothing: it makes what depends on x here, not before a loop, where that would take
-// registers all the time.
-__device__ __forceinline__ unsigned forgotten(unsigned x) {
+// x, opaque to the compiler: what depends on x is computed here, not hoisted out of a loop, where it would hold registers.
+__device__ __forceinline__ unsigned opaque(unsigned x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// Where a line of an operand begins.
+// Writes to `at` the offset of a line of operand `of`.
 struct LineBegin {
     const Lines& of;
     i64& at;
 };
-// Of several, which is one way through the leading dimensions. There are fewer than 2^31 lines (lines.hpp of csrc), so
-// 32 bits do: a division of 64 bits is a call, and calls save registers in memory.
+// One walk over the leading dimensions finds a line's offset in several operands. There are fewer than 2^31 lines (lines.hpp of
+// csrc), so 32 bits do: a 64-bit division is a function call, which spills registers.
 template <class Args, class... Begins>
 __device__ __forceinline__ void begin_line(const Args& args, unsigned line, Begins... begins) {
     ((begins.at = 0), ...);

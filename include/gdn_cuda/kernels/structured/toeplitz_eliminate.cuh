@@ -1,26 +1,25 @@
-// structured/toeplitz_eliminate: the elimination of structured/toeplitz_gko, whose first lines say what is eliminated, by a
-// cluster of blocks, for systems that are too long for one. structured/toeplitz_generators makes what it takes; the transform
-// of what it finds is the caller's.
+// structured/toeplitz_eliminate: the elimination that structured/toeplitz_gko describes, by a thread block cluster, for systems
+// too long for one block. structured/toeplitz_generators computes its input; the caller transforms its output.
 //
-// Half of a block's threads have rows, the other half columns; generators and right-hand sides are in registers. Step k:
+// Half of a block's threads hold rows, the other half columns; generators and right-hand sides are in registers. Step k:
 //
-//     rows     wait for the proposals of all blocks | choose the pivot | update | next column | best row of a warp |
-//              barrier of the block | its best row, divided by the pivot, is stored into every block's inbox
-//     columns  wait for the same | barrier of the block | column k + 2 is updated and stored into every block's inbox | others
+//     rows     wait for all blocks' candidates | choose the pivot | update | next column | best row per warp |
+//              named barrier | best row of the block, divided by the pivot, goes to every block's inbox
+//     columns  wait for the same | named barrier | column k + 2 is updated and goes to every block's inbox | other columns
 //
-// So a step has one way between blocks, and no barrier of the cluster: stores are counted by a barrier in the shared memory
-// they go to. A block that has all proposals of step k knows that every block has read those of step k - 1, so two inboxes do.
-// What step k needs of column k + 1, its right generators before that step, was stored in step k - 1 by who has them; every
-// thread updates these two numbers for itself.
+// So a step crosses between blocks once, without a cluster barrier: an mbarrier in the destination's shared memory counts the
+// bytes of st.async. A block that has all candidates of step k knows that every block has read those of step k - 1, so two
+// inboxes suffice. What step k needs of column k + 1, its right generators before that step, was sent in step k - 1 by the
+// threads that hold it; every thread updates these two numbers itself.
 //
-// Left generators are turned by the conjugate of their row's node, and right ones halved, so an entry is their product, and one
-// more fused operation a part; what that asks for in their update does not wait for the next column.
+// Left generators are premultiplied by the conjugate of their row's node and right ones halved, so an entry is their product
+// and one more fma per part; the extra work in their update is not on the way to the next column.
 //
-// info: 0, or k where pivot k is zero or not a number.
+// info: 0, or k where pivot k is zero or NaN.
 //
-// Bound: latency of a step, some twenty fp64 operations one after the other, two barriers and the way between blocks, which is
-// a quarter. On an H200 a step takes 0.68 us with 128 rows a block, 0.75 to 0.85 with 256 and 0.97 to 0.99 with 512, when fp64
-// units are busy for a third of it; 8192 rows take 8.1 ms.
+// Bound: latency of a step, some twenty dependent fp64 operations, two barriers and the transfer between blocks, which is a
+// quarter. On an H200 a step takes 0.68 us with 128 rows per block, 0.75 to 0.85 with 256 and 0.97 to 0.99 with 512, with the
+// fp64 units busy a third of the time; 8192 rows take 8.1 ms.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cluster.cuh>
@@ -36,28 +35,28 @@ struct ToeplitzEliminate {
     using Number = ComplexNumber<double>;
     using NamedBarrier = cutlass::arch::NamedBarrier;
     static constexpr int kColumns = kConfig.columns, kNoNode = -1;
-    static constexpr int kProposed = 0;  // a named barrier
+    static constexpr int kCandidateBarrier = 0;  // named barrier ID
     static constexpr unsigned kAll = ~0u;
-    static constexpr int kSenders = 32 / kConfig.blocks;  // lanes of a warp that send to one block
+    static constexpr int kSenders = 32 / kConfig.blocks;  // lanes per warp that store to the same block
     static_assert(32 % kConfig.blocks == 0 && kConfig.warps() <= 32);
 
     const ToeplitzEliminateArgs& args;
     Shared& shared;
-    int system, first_column, rank, lane, warp;  // warp: among those that have rows, or columns
-    unsigned peer;                               // shared memory of the block that this lane sends to
-    Number right[2];                             // of the step's column, before its update
+    int system, first_column, rank, lane, warp;  // warp: index among the warps that hold rows, or columns
+    unsigned peer;                               // cluster address of the shared memory this lane sends to
+    Number right[2];                             // right generators of the step's column, before its update
 
-    struct Row {  // of C or of the identity; left is turned by back, the conjugate of the node
+    struct Row {  // of C or of the identity; left is multiplied by back, the node's conjugate
         Number left[2], numbers[kColumns], back, entry;  // entry: in the step's column
         int node;
     };
     struct Column {
         Number right[2], back;
     };
-    // Of the pivot's row.
+    // The pivot's row.
     struct Pivot {
         Number left[2];
-        const typename Shared::Proposal* all;
+        const typename Shared::Candidate* all;
         int node;
     };
 
@@ -66,12 +65,12 @@ struct ToeplitzEliminate {
     __device__ __forceinline__ Number back_from(int node) const { return unit_at(static_cast<double>(node) / args.n); }
     __device__ __forceinline__ int thread() const { return 32 * warp + lane; }
     __device__ __forceinline__ int index_at(int s) const { return (s * kConfig.blocks + rank) * kConfig.threads + thread(); }
-    __device__ __forceinline__ Barrier& arrived(int k) const { return barrier(shared.arrived[k % 2]); }
+    __device__ __forceinline__ Barrier& inbox_mbarrier(int k) const { return barrier(shared.inbox_mbarriers[k % 2]); }
     __device__ __forceinline__ Number generator(const void* of, int g, int i) const {
         return number(static_cast<const Stored*>(of)[(2LL * system + g) * args.n + i]);
     }
 
-    // Of a row and a column, by their generators.
+    // Matrix entry from the generators of its row and column.
     __device__ __forceinline__ Number entry(const Number (&left)[2], int node, const Number (&right)[2], int column) const {
         int apart = 2 * column + 1 - node;
         if (apart < 0) apart += 2 * args.n;
@@ -86,7 +85,7 @@ struct ToeplitzEliminate {
         of[1] = of[1].minus(right[1], share);
     }
 
-    // What one thread of a warp has put into `sent`, by all of it to all blocks.
+    // Called by a whole warp: sends what one of its threads put into `outbox` to all blocks.
     template <class Sent>
     __device__ __forceinline__ void send_all(const Sent& from, const Sent& into, int k) const {
         constexpr int kPieces = sizeof(Sent) / sizeof(Piece);
@@ -97,25 +96,25 @@ struct ToeplitzEliminate {
             const int piece = begin + lane / kConfig.blocks;
             if (piece < kPieces)
                 st_async(reinterpret_cast<const Piece*>(&from)[piece], there(&into) + piece * sizeof(Piece),
-                         there(&arrived(k)));
+                         there(&inbox_mbarrier(k)));
         }
         __syncwarp();
     }
     __device__ __forceinline__ void expect(int k) const {
-        constexpr int kProposals = kConfig.blocks * sizeof(typename Shared::Proposal);
+        constexpr int kCandidateBytes = kConfig.blocks * sizeof(typename Shared::Candidate);
         if (k < args.n)
-            arrived(k).arrive_and_expect_tx(kProposals +
-                                            (k + 1 < args.n ? static_cast<int>(sizeof(typename Shared::Column)) : 0));
+            inbox_mbarrier(k).arrive_and_expect_tx(kCandidateBytes +
+                                                   (k + 1 < args.n ? static_cast<int>(sizeof(typename Shared::Column)) : 0));
     }
 
-    // The key of a row is the upper half of the larger part of its entry, which orders them well enough, and in its last bits
-    // whose it is: of about equal ones the first.
+    // A row's key is the upper half of the larger part of its entry, which orders well enough; the low five bits hold the
+    // owner, so the first of nearly equal rows wins.
     __device__ __forceinline__ static unsigned key_of(const Number& entry, int place) {
         const auto part = [](double x) { return static_cast<unsigned>(__double2hiint(x)) & 0x7fffffffu; };
         const unsigned size = part(entry.re) > part(entry.im) ? part(entry.re) : part(entry.im);
         return (size & ~31u) + 32 + static_cast<unsigned>(31 - place);
     }
-    // Straight code, unlike a division: it is done while others are waited for.
+    // Branch-free, unlike a division, so it overlaps with the wait for other warps.
     __device__ __forceinline__ static double reciprocal(double x) {
         double r;
         asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(x));
@@ -124,9 +123,9 @@ struct ToeplitzEliminate {
         return r;
     }
 
-    // `meanwhile`: what the proposal needs and the search for it does not.
+    // `meanwhile` is work that the candidate needs and the search for it does not.
     template <class Meanwhile>
-    __device__ __forceinline__ void propose(const Row (&rows)[kConfig.slots], int k, const Meanwhile& meanwhile) {
+    __device__ __forceinline__ void send_candidate(const Row (&rows)[kConfig.slots], int k, const Meanwhile& meanwhile) {
         unsigned key = 0;
         int mine = 0;
         Number entry = rows[0].entry;
@@ -144,41 +143,41 @@ struct ToeplitzEliminate {
         if (lane == 0) shared.keys[k % 2][warp] = best;
         const double square = entry.square();
         const Number inverse = entry.conjugate() * reciprocal(square);
-        NamedBarrier::sync(2 * kConfig.threads, kProposed);
+        NamedBarrier::sync(2 * kConfig.threads, kCandidateBarrier);
         unsigned of_block = 0;
 #pragma unroll
         for (int w = 0; w < kConfig.warps(); ++w)
             of_block = max(of_block, (shared.keys[k % 2][w] & ~31u) + static_cast<unsigned>(31 - w));
         if (static_cast<int>(31 - of_block % 32) != warp) return;
-        auto& sent = shared.sent.proposal;
+        auto& outbox = shared.outbox.candidate;
         if (best == 0 ? lane == 0 : key == best) {
-            sent.key = of_block & ~31u;
-            sent.fails = !(square > 0);
+            outbox.key = of_block & ~31u;
+            outbox.fails = !(square > 0);
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s) {
                 if (s != mine) continue;
                 const Row& row = rows[s];
-                sent.node = row.node;
-                sent.place = index_at(s);
+                outbox.node = row.node;
+                outbox.place = index_at(s);
 #pragma unroll
-                for (int g = 0; g < 2; ++g) sent.left[g] = stored(row.left[g] * inverse);
-                sent.back = stored(row.back);
+                for (int g = 0; g < 2; ++g) outbox.left[g] = stored(row.left[g] * inverse);
+                outbox.back = stored(row.back);
 #pragma unroll
-                for (int c = 0; c < kColumns; ++c) sent.numbers[c] = stored(row.numbers[c] * inverse);
+                for (int c = 0; c < kColumns; ++c) outbox.numbers[c] = stored(row.numbers[c] * inverse);
             }
         }
-        send_all(sent, shared.inboxes[k % 2].proposals[rank], k);
+        send_all(outbox, shared.inboxes[k % 2].candidates[rank], k);
     }
-    __device__ __forceinline__ Pivot chosen(int k) const {
-        arrived(k).wait(static_cast<unsigned>(k / 2 % 2));
+    __device__ __forceinline__ Pivot wait_for_pivot(int k) const {
+        inbox_mbarrier(k).wait(static_cast<unsigned>(k / 2 % 2));
         if (threadIdx.x == 0) expect(k + 2);
-        const auto& proposals = shared.inboxes[k % 2].proposals;
-        const unsigned key = lane < kConfig.blocks ? proposals[lane].key : 0;
+        const auto& candidates = shared.inboxes[k % 2].candidates;
+        const unsigned key = lane < kConfig.blocks ? candidates[lane].key : 0;
         const unsigned best = __reduce_max_sync(kAll, key + static_cast<unsigned>(31 - lane));
-        const auto& pivot = proposals[31 - best % 32];
+        const auto& pivot = candidates[31 - best % 32];
         return {{number(pivot.left[0]), number(pivot.left[1])}, &pivot, pivot.node};
     }
-    // The next step's column, after this step.
+    // Updates the next step's column by this step.
     __device__ __forceinline__ void advance(Number (&next)[2], const Pivot& pivot, int k) {
         update(next, k + 1, pivot);
         right[0] = next[0];
@@ -204,20 +203,21 @@ struct ToeplitzEliminate {
                         args.numbers)[(static_cast<i64>(system) * args.columns + first_column + c) * args.n + i]);
             row.entry = entry(row.left, row.node, right, 0);
         }
-        propose(rows, 0, [] {});
-        Number entering = back_from(1);  // the node of the row of the identity that the step is the first to touch
+        send_candidate(rows, 0, [] {});
+        Number entering = back_from(1);  // `back` of the identity's row that enters in this step
         int info = 0;
 #pragma unroll 1
         for (int k = 0; k < args.n; ++k) {
-            const Pivot pivot = chosen(k);
+            const Pivot pivot = wait_for_pivot(k);
             if (info == 0 && pivot.all->fails) info = k + 1;
             const auto& column = shared.inboxes[k % 2].column;
             Number next[2]{number(column.right[0]), number(column.right[1])};
             const int place = pivot.all->place;
-            if (place % (kConfig.blocks * kConfig.threads) / 32 == rank * kConfig.warps() + warp)  // is of this warp
+            if (place % (kConfig.blocks * kConfig.threads) / 32 == rank * kConfig.warps() + warp)  // held by this warp
 #pragma unroll
                 for (int s = 0; s < kConfig.slots; ++s)
-                    if (index_at(s) == place) rows[s] = {{}, {}, entering, {1, 0}, 2 * k + 1};  // takes its place
+                    if (index_at(s) == place)
+                        rows[s] = {{}, {}, entering, {1, 0}, 2 * k + 1};  // the identity's row replaces it
             const Number back = number(pivot.all->back).conjugate();
             Number before[kConfig.slots];
             const Number left[2]{pivot.left[0] * back, pivot.left[1] * back};
@@ -245,7 +245,7 @@ struct ToeplitzEliminate {
             advance(next, pivot, k);
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s) rows[s].entry = entry(rows[s].left, rows[s].node, right, k + 1);
-            propose(rows, k + 1, update_numbers);
+            send_candidate(rows, k + 1, update_numbers);
         }
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s)
@@ -257,14 +257,14 @@ struct ToeplitzEliminate {
         if (first_column == 0 && rank == 0 && thread() == 0) static_cast<int*>(args.info)[system] = info;
     }
 
-    // For step j - 1 of all blocks, if this warp has column j in this slot.
-    __device__ __forceinline__ void tell(const Column& column, int index, int j) const {
+    // Sends column j to all blocks for step j - 1, if this warp holds it in this slot.
+    __device__ __forceinline__ void send_column(const Column& column, int index, int j) const {
         if (j >= args.n || j / 32 != index / 32) return;
-        auto& sent = shared.sent.columns[warp];
-        if (j == index) sent = {{stored(column.right[0]), stored(column.right[1])}, stored(column.back)};
-        send_all(sent, shared.inboxes[(j - 1) % 2].column, j - 1);
+        auto& outbox = shared.outbox.columns[warp];
+        if (j == index) outbox = {{stored(column.right[0]), stored(column.right[1])}, stored(column.back)};
+        send_all(outbox, shared.inboxes[(j - 1) % 2].column, j - 1);
     }
-    // Columns of slots before `first` are done with, and column k + 2 is in this one.
+    // Slots before `first` are finished; column k + 2 is in slot `first`.
     template <int kFirst>
     __device__ __forceinline__ void update_columns(Column (&columns)[kConfig.slots], const Pivot& pivot, int first, int k) {
         if constexpr (kFirst + 1 < kConfig.slots)
@@ -272,7 +272,7 @@ struct ToeplitzEliminate {
 #pragma unroll
         for (int s = kFirst; s < kConfig.slots; ++s) {
             update(columns[s].right, min(index_at(s), args.n - 1), pivot);
-            if (s == kFirst) tell(columns[s], index_at(s), k + 2);
+            if (s == kFirst) send_column(columns[s], index_at(s), k + 2);
         }
     }
     __device__ __forceinline__ void eliminate_columns() {
@@ -285,16 +285,16 @@ struct ToeplitzEliminate {
 #pragma unroll
             for (int g = 0; g < 2; ++g) columns[s].right[g] = generator(args.right, g, j) * 0.5;
         }
-        NamedBarrier::sync(2 * kConfig.threads, kProposed);
-        tell(columns[0], index_at(0), 1);
-        int first = 0;  // slot with a column that is still needed
+        NamedBarrier::sync(2 * kConfig.threads, kCandidateBarrier);
+        send_column(columns[0], index_at(0), 1);
+        int first = 0;  // first slot with a column that is still needed
 #pragma unroll 1
         for (int k = 0; k + 1 < args.n; ++k) {
-            const Pivot pivot = chosen(k);
+            const Pivot pivot = wait_for_pivot(k);
             const auto& column = shared.inboxes[k % 2].column;
             Number next[2]{number(column.right[0]), number(column.right[1])};
             NamedBarrier::sync(2 * kConfig.threads,
-                               kProposed);  // rows first: they share the units, and the next step waits for them
+                               kCandidateBarrier);  // rows first: they share the fp64 units, and the next step waits for them
             while (first + 1 < kConfig.slots && ((first * kConfig.blocks + rank) * kConfig.warps() + warp) * 32 + 31 <= k + 1)
                 ++first;
             update_columns<0>(columns, pivot, first, k);
@@ -305,13 +305,13 @@ struct ToeplitzEliminate {
     __device__ __forceinline__ void run() {
         for (int t = static_cast<int>(threadIdx.x); t <= args.n; t += 2 * kConfig.threads) {
             const Number at = unit_at(static_cast<double>(t) / (2 * args.n));
-            shared.cotangents[t] = t == 0 ? 0 : at.re / at.im;  // no difference of nodes is zero
+            shared.cotangents[t] = t == 0 ? 0 : at.re / at.im;  // never read: nodes differ
         }
 #pragma unroll
         for (int g = 0; g < 2; ++g) right[g] = generator(args.right, g, 0) * 0.5;
         if (threadIdx.x == 0) {
             for (int k = 0; k < 2; ++k) {
-                arrived(k).init(1);
+                inbox_mbarrier(k).init(1);
                 expect(k);
             }
             cutlass::arch::fence_barrier_init();
@@ -321,7 +321,7 @@ struct ToeplitzEliminate {
             eliminate_rows();
         else
             eliminate_columns();
-        cute::cluster_sync();  // nobody stores into a block that is gone
+        cute::cluster_sync();  // no block exits while others store into its shared memory
     }
 };
 

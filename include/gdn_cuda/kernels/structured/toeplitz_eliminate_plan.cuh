@@ -6,10 +6,10 @@
 namespace gdn_cuda::structured {
 
 struct ToeplitzEliminateConfig {
-    int blocks;   // of a cluster
-    int threads;  // of a block that have rows; as many again have columns
-    int slots;    // rows or columns of a thread
-    int columns;  // right-hand sides of a cluster
+    int blocks;   // blocks per cluster
+    int threads;  // threads per block that hold rows; as many again hold columns
+    int slots;    // rows, or columns, per thread
+    int columns;  // right-hand sides per cluster
 
     constexpr bool operator==(const ToeplitzEliminateConfig&) const = default;
 
@@ -29,25 +29,25 @@ struct ToeplitzEliminateSharedPlan {
     struct Number {
         double re, im;
     };
-    struct alignas(16) Proposal {  // of a block: its best row to be the pivot's
-        unsigned key;              // 0 where it has none
+    struct alignas(16) Candidate {  // a block's pivot candidate
+        unsigned key;               // 0 if it has none
         int node, place, fails;
-        Number left[2], back, numbers[kConfig.columns];  // all but back divided by the pivot
+        Number left[2], back, numbers[kConfig.columns];  // all but `back` are divided by the pivot
     };
-    struct alignas(16) Column {  // the next step's, before this step's update
+    struct alignas(16) Column {  // the next step's column, before this step's update
         Number right[2], back;
     };
     struct Inbox {
-        Proposal proposals[kConfig.blocks];
+        Candidate candidates[kConfig.blocks];
         Column column;
     };
-    // Of even and of odd steps: one is written, by other blocks, while the other is read.
+    // Double-buffered by step parity: other blocks write one while this block reads the other.
     Inbox inboxes[2];
     struct {
-        Proposal proposal;
+        Candidate candidate;
         Column columns[kConfig.warps()];
-    } sent;
-    unsigned long long arrived[2];
+    } outbox;
+    unsigned long long inbox_mbarriers[2];
     unsigned keys[2][kConfig.warps()];
     double cotangents[kConfig.rows() + 1];  // cot(pi t / 2 n)
 };

@@ -1,14 +1,14 @@
-// structured/toeplitz_generators: what structured/toeplitz_eliminate takes, from a Toeplitz matrix and right-hand sides in the
-// caller's dtype: generators of C = F T (F D)^-1 (structured/toeplitz_gko says which), F times the right-hand sides, and behind
-// those F times random signs, the probe. T is scaled by a power of two, for squares of pivots must not leave the range. In
-// fp64 T and the right-hand sides are scaled before they are summed, for sums must not leave it either.
+// structured/toeplitz_generators: computes structured/toeplitz_eliminate's input from a Toeplitz matrix and right-hand sides in
+// the caller's dtype: generators of C = F T (F D)^-1 (see structured/toeplitz_gko), F times the right-hand sides and, behind
+// those, F times the probe's random signs. T is scaled by a power of two, to keep squares of pivots in range. For fp64 input, T
+// and the right-hand sides are also scaled before they are summed, to keep the sums in range.
 //
-// Transforms of any length are sums here, in fp64: n^2 terms are few beside the n steps that wait for each other in what
-// follows. A block has 64 indices of two right-hand sides, four threads an index: each turns every fourth stretch of terms by
-// an angle of its own, which it takes anew every few terms. Every block finds the scale for itself.
+// Transforms of any length are direct sums in fp64: n^2 terms are few beside the n dependent steps of the elimination. A block
+// has 64 indices of two right-hand sides, four threads per index: each multiplies every fourth stretch of terms by a twiddle of
+// its own, recomputed from the angle every few terms. Every block computes the scale itself.
 //
-// Bound: fp64 arithmetic, 14 operations a term of real numbers and 20 of complex ones. On an H200 0.2 ms for 8192 rows, a third
-// of that bound, beside 8.1 ms of elimination.
+// Bound: fp64 arithmetic, 14 operations per term of real numbers and 20 of complex ones. On an H200 0.2 ms for 8192 rows, a
+// third of that bound, beside 8.1 ms of elimination.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/toeplitz_generators_plan.cuh>
@@ -23,7 +23,7 @@ struct ToeplitzGenerators {
     using Stored = typename Shared::Number;
     using Number = ComplexNumber<double>;
     using Terms = ToeplitzTerms<kConfig.io, kConfig.kColumns>;
-    static constexpr int kThreads = kConfig.kThreads, kColumns = kConfig.kColumns, kTurns = 16;
+    static constexpr int kThreads = kConfig.kThreads, kColumns = kConfig.kColumns, kTwiddleRun = 16;
     static constexpr int kStretch = kThreads / kConfig.kParts;
 
     const ToeplitzGeneratorsArgs& args;
@@ -34,11 +34,11 @@ struct ToeplitzGenerators {
 
     __device__ __forceinline__ static Number number(const Stored& x) { return {x.re, x.im}; }
     __device__ __forceinline__ static Stored stored(const Number& x) { return {x.re, x.im}; }
-    // Without what is zero for real ones.
+    // sum + x * twiddle, without the zero products of real x.
     template <bool kComplex>
-    __device__ __forceinline__ static Number plus(const Number& sum, const Stored& x, const Number& turn) {
-        if constexpr (kComplex) return sum.plus(number(x), turn);
-        return {fma(x.re, turn.re, sum.re), fma(x.re, turn.im, sum.im)};
+    __device__ __forceinline__ static Number plus(const Number& sum, const Stored& x, const Number& twiddle) {
+        if constexpr (kComplex) return sum.plus(number(x), twiddle);
+        return {fma(x.re, twiddle.re, sum.re), fma(x.re, twiddle.im, sum.im)};
     }
 
     __device__ __forceinline__ void run() {
@@ -52,20 +52,20 @@ struct ToeplitzGenerators {
         typename Terms::Size size;
 #pragma unroll 1
         for (int begin = 0; begin < n; begin += kThreads) {
-            if (begin + thread < n) Terms::bring(shared.staged[thread], args, rights, system, begin + thread, size);
+            if (begin + thread < n) Terms::load_term(shared.staged[thread], args, rights, system, begin + thread, size);
             __syncthreads();
             const int end = min(stretch + kStretch, n - begin);
 #pragma unroll 1
-            for (int from = stretch; from < end; from += kTurns) {
-                Number turn = unit_at(-2.0 * (static_cast<i64>(i) * (begin + from) % n) / n);
+            for (int from = stretch; from < end; from += kTwiddleRun) {
+                Number twiddle = unit_at(-2.0 * (static_cast<i64>(i) * (begin + from) % n) / n);
 #pragma unroll 2
-                for (int t = from; t < min(from + kTurns, end); ++t) {
+                for (int t = from; t < min(from + kTwiddleRun, end); ++t) {
                     const auto& staged = shared.staged[t];
-                    left = plus<Io::kComplex>(left, staged.left, turn);
-                    right = plus<true>(right, staged.right, turn.conjugate());
+                    left = plus<Io::kComplex>(left, staged.left, twiddle);
+                    right = plus<true>(right, staged.right, twiddle.conjugate());
 #pragma unroll
-                    for (int c = 0; c < kColumns; ++c) numbers[c] = plus<Io::kComplex>(numbers[c], staged.numbers[c], turn);
-                    turn = turn * step;
+                    for (int c = 0; c < kColumns; ++c) numbers[c] = plus<Io::kComplex>(numbers[c], staged.numbers[c], twiddle);
+                    twiddle = twiddle * step;
                 }
             }
             __syncthreads();
@@ -110,13 +110,13 @@ struct ToeplitzGenerators {
     }
 };
 
-// Two blocks: left to itself ptxas has registers for four on sm_100a, and spills.
+// At least two blocks per SM: otherwise ptxas allocates registers for four on sm_100a, and spills.
 template <ToeplitzGeneratorsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.kThreads, 2)
     toeplitz_generators(const __grid_constant__ ToeplitzGeneratorsArgs args) {
     __shared__ ToeplitzGeneratorsSharedPlan<kConfig> shared;
     const auto tiles = static_cast<unsigned>((args.n + kConfig.kRows - 1) / kConfig.kRows);
-    const auto parts = static_cast<unsigned>(args.columns / kConfig.kColumns + 1);  // of the right-hand sides and the probe
+    const auto parts = static_cast<unsigned>(args.columns / kConfig.kColumns + 1);  // blocks per system and tile of indices
     const unsigned block = blockIdx.x / tiles;
     ToeplitzGenerators<kConfig> kernel{args, shared, block / parts, static_cast<i64>(block % parts) * kConfig.kColumns,
                                        static_cast<int>(blockIdx.x % tiles) * kConfig.kRows};

@@ -22,7 +22,7 @@ struct ToeplitzGeneratorsSharedPlan {
     struct Number {
         double re, im;
     };
-    struct Sums {  // what is summed, and sums
+    struct Sums {  // terms, or their sums
         Number left, right, numbers[kConfig.kColumns];
     };
     Sums staged[kConfig.kThreads], sums[kConfig.kParts][kConfig.kRows];
@@ -32,8 +32,8 @@ struct ToeplitzGeneratorsSharedPlan {
 struct ToeplitzGeneratorsArgs {
     Lines column, row, given;  // given: right-hand sides
     i64 given_column_stride = 0;
-    // (systems, 2, n) twice, (systems, columns + 1, n), all c128; (systems, 2) doubles: the power of two that T is scaled with,
-    // and a norm of what comes out.
+    // (systems, 2, n) twice, (systems, columns + 1, n), all c128; (systems, 2) doubles: the power of two that scales T, and a
+    // norm of T so scaled.
     void *left = nullptr, *right = nullptr, *numbers = nullptr, *scales = nullptr;
     i64 size[Lines::kMaxLeading] = {};
     int leading = 0, n = 0;

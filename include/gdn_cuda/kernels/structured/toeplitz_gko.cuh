@@ -1,31 +1,32 @@
-// structured/toeplitz_gko: solves T x = b, T[i, j] = column[i - j] below the diagonal and on it, row[j - i] above, in fp64
-// whatever the caller has. Z_1 T - T Z_(-1) has rank 2, its first row and its last column; with Fourier's F and
-// D = diag(e^(-i pi k / n)), F Z_1 F^-1 and F D Z_(-1) (F D)^-1 are diagonal, so for C = F T (F D)^-1
+// structured/toeplitz_gko: solves T x = b, T[i, j] = column[i - j] on and below the diagonal, row[j - i] above, in fp64 for
+// every dtype. Z_1 T - T Z_(-1) has rank 2, its first row and its last column; with the DFT matrix F and D = diag(e^(-i pi k /
+// n)), F Z_1 F^-1 and F D Z_(-1) (F D)^-1 are diagonal, so C = F T (F D)^-1 is Cauchy-like:
 //
 //     (l_i - m_j) C_ij = left_i . right_j,  l_i = e^(-2 pi i i / n),  m_j = e^(-i pi (2 j + 1) / n)
 //
-// and C is eliminated with partial pivoting on the two numbers a row and a column that stand for it (Gohberg, Kailath,
-// Olshevsky). The transforms, of any length, are sums: each thread turns a number by its own angle, and takes it anew from the
-// angle every few terms. T is scaled by a power of two, for squares of pivots must not leave the range.
+// C is eliminated with partial pivoting on its generators, two numbers for each row and column (Gohberg, Kailath, Olshevsky).
+// The transforms, of any length, are direct sums: each thread multiplies a twiddle by its own step, and recomputes it from the
+// angle every few terms. T is scaled by a power of two, to keep squares of pivots in range.
 //
-// No factor is stored. What is eliminated is [C b; I 0]: below C stands the identity, whose rows have generators of zero and
-// the nodes of columns, and after n steps -C^-1 b stands beside them. Step k is the first to touch row k of the identity, and
-// the last to touch its pivot's row, so that takes the other's place: there are n rows at any time, each with a node that is an
-// even (row of C) or an odd number of half steps along the circle, and differences of nodes come from one table:
+// No factor is stored: [C b; I 0] is eliminated. The identity stands below C; its rows have zero generators and the nodes of
+// columns, and after n steps -C^-1 b stands beside them. Step k is the first to touch row k of the identity and the last to
+// touch its pivot's row, so the one replaces the other: there are n rows at any time, each with a node that is an even (row of
+// C) or an odd number of half steps along the circle, and differences of nodes come from one table:
 //
 //     1 / (l - m) = conj(l) / 2 (1 - i cot(pi t / 2 n)), t half steps apart
 //
 // A block has a system and a few right-hand sides; generators and right-hand sides are in registers. A step has one barrier:
-// the best row of each warp is told whole, with its pivot's inverse | all threads choose one of those | updates. What is told
-// is there twice, for even and odd steps. The next column's generators are updated by every thread for itself, or there would
-// be a second barrier.
+// each warp writes its best row, with the inverse of its pivot, to shared memory | all threads choose one of those | updates.
+// Shared buffers are double, for even and odd steps. Every thread updates the next column's generators itself, which saves a
+// second barrier.
 //
-// info: 0; k where pivot k is zero or not a number, with no solution; n + 1 where 1 / (s |T^-1 z|_inf) is below epsilon, s the
-// larger sum of |T|'s first and last column, z random signs: the probe, one more right-hand side, behind the others. Both are
-// bounds from below of ‖T‖_1 and ‖T^-1‖_1, so no matrix is called singular that is not. Of a complex number the larger part.
+// info: 0; k where pivot k is zero or NaN, without a solution; n + 1 where 1 / (s |T^-1 z|_inf) is below epsilon, with s the
+// larger sum of |T|'s first and last column, and z random signs: the probe, one more right-hand side, behind the others. Both
+// are lower bounds of ‖T‖_1 and ‖T^-1‖_1, so no matrix is called singular that is not. The magnitude of a complex number is its
+// larger part here.
 //
-// Bound: latency of a step, and beyond 256 rows fp64 arithmetic, some 64 products and sums a row. On an H200 0.8 us a step at
-// 256 rows and 1.7 at 1024 (docs/benchmarks/structured.md).
+// Bound: latency of a step, and beyond 256 rows fp64 arithmetic, some 64 multiplies and adds per row. On an H200 0.8 us per
+// step at 256 rows and 1.7 at 1024 (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/structured/toeplitz_gko_plan.cuh>
@@ -40,16 +41,16 @@ struct ToeplitzGko {
     using Stored = typename Shared::Number;
     using Number = ComplexNumber<double>;
     using Terms = ToeplitzTerms<kConfig.io, kConfig.columns>;
-    static constexpr int kColumns = kConfig.columns, kNoNode = -1, kTurns = 16;
+    static constexpr int kColumns = kConfig.columns, kNoNode = -1, kTwiddleRun = 16;
     static constexpr unsigned kAll = ~0u;
 
     const ToeplitzGkoArgs& args;
     Shared& shared;
     unsigned system;
     i64 first_column;
-    double scale, norm;  // of T, and of scale T
+    double scale, norm;  // factor applied to T; norm of T so scaled
 
-    // Of a slot: a row of C or of the identity with its right-hand sides, and a column of C.
+    // A slot holds a row of C or of the identity with its right-hand sides, and a column of C.
     struct Slot {
         Number left[2], right[2], numbers[kColumns], back;  // back: the conjugate of the row's node
         int node;
@@ -61,17 +62,17 @@ struct ToeplitzGko {
     __device__ __forceinline__ static int slot_at(int s) { return static_cast<int>(threadIdx.x) + s * kConfig.threads; }
     __device__ __forceinline__ Number back_from(int node) const { return unit_at(static_cast<double>(node) / args.n); }
     __device__ __forceinline__ bool has_probe() const { return first_column + kColumns > args.columns; }
-    // sum += x turned by e^(i pi angle), without what is zero for real ones.
+    // sum += x * twiddle, without the zero products of real x.
     template <bool kComplex>
-    __device__ __forceinline__ static void add(Number& sum, const Stored& x, const Number& turn) {
+    __device__ __forceinline__ static void add(Number& sum, const Stored& x, const Number& twiddle) {
         if constexpr (kComplex)
-            sum = sum + number(x) * turn;
+            sum = sum + number(x) * twiddle;
         else
-            sum = {sum.re + x.re * turn.re, sum.im + x.re * turn.im};
+            sum = {sum.re + x.re * twiddle.re, sum.im + x.re * twiddle.im};
     }
 
-    // Generators and right-hand sides, by transforms.
-    __device__ __forceinline__ void bring() {
+    // Generators and right-hand sides, transformed.
+    __device__ __forceinline__ void load_and_transform() {
         const int n = args.n;
         const double before = Terms::scale_before_sums(args, system, shared.reduced[0]);
         const typename Terms::Rights rights{args.right, args.right_column_stride, first_column, before};
@@ -85,7 +86,7 @@ struct ToeplitzGko {
         for (int begin = 0; begin < n; begin += kConfig.staged()) {
             const int j = begin + static_cast<int>(threadIdx.x);
             if (static_cast<int>(threadIdx.x) < kConfig.staged() && j < n)
-                Terms::bring(shared.staged[threadIdx.x], args, rights, system, j, size);
+                Terms::load_term(shared.staged[threadIdx.x], args, rights, system, j, size);
             __syncthreads();
             const int end = min(kConfig.staged(), n - begin);
 #pragma unroll
@@ -95,16 +96,16 @@ struct ToeplitzGko {
                 if (i >= n) continue;
                 const Number step = unit_at(-2.0 * i / n);
 #pragma unroll 1
-                for (int from = 0; from < end; from += kTurns) {
-                    Number turn = unit_at(-2.0 * (i * (begin + from) % n) / n);
+                for (int from = 0; from < end; from += kTwiddleRun) {
+                    Number twiddle = unit_at(-2.0 * (i * (begin + from) % n) / n);
 #pragma unroll 2
-                    for (int t = from; t < min(from + kTurns, end); ++t) {
+                    for (int t = from; t < min(from + kTwiddleRun, end); ++t) {
                         const auto& staged = shared.staged[t];
-                        add<Io::kComplex>(slot.left[1], staged.left, turn);
-                        add<true>(slot.right[0], staged.right, turn.conjugate());
+                        add<Io::kComplex>(slot.left[1], staged.left, twiddle);
+                        add<true>(slot.right[0], staged.right, twiddle.conjugate());
 #pragma unroll
-                        for (int c = 0; c < kColumns; ++c) add<Io::kComplex>(slot.numbers[c], staged.numbers[c], turn);
-                        turn = turn * step;
+                        for (int c = 0; c < kColumns; ++c) add<Io::kComplex>(slot.numbers[c], staged.numbers[c], twiddle);
+                        twiddle = twiddle * step;
                     }
                 }
             }
@@ -130,12 +131,12 @@ struct ToeplitzGko {
         }
         for (int t = threadIdx.x; t < 2 * n; t += kConfig.threads) {
             const Number at = unit_at(static_cast<double>(t) / (2 * n));
-            shared.tables.cotangents[t] = t == 0 ? 0 : at.re / at.im;  // no difference of nodes is zero
+            shared.tables.cotangents[t] = t == 0 ? 0 : at.re / at.im;  // never read: nodes differ
         }
         for (int k = threadIdx.x; k < n; k += kConfig.threads) shared.tables.entering[k] = stored(back_from(2 * k + 1));
     }
 
-    // x from what the elimination found, by transforms again.
+    // The inverse transform of what the elimination found.
     __device__ __forceinline__ void finish(int info) {
         const int n = args.n;
         __syncthreads();
@@ -154,19 +155,19 @@ struct ToeplitzGko {
             const Number step = unit_at(2.0 * p / n);
             Number sums[kColumns]{};
 #pragma unroll 1
-            for (int from = 0; from < n; from += kTurns) {
-                Number turn = unit_at(static_cast<double>(p * (2 * from + 1) % (2 * n)) / n);
+            for (int from = 0; from < n; from += kTwiddleRun) {
+                Number twiddle = unit_at(static_cast<double>(p * (2 * from + 1) % (2 * n)) / n);
 #pragma unroll 2
-                for (int m = from; m < min(from + kTurns, n); ++m) {
+                for (int m = from; m < min(from + kTwiddleRun, n); ++m) {
 #pragma unroll
-                    for (int c = 0; c < kColumns; ++c) sums[c] = sums[c] + number(shared.found[c][m]) * turn;
-                    turn = turn * step;
+                    for (int c = 0; c < kColumns; ++c) sums[c] = sums[c] + number(shared.found[c][m]) * twiddle;
+                    twiddle = twiddle * step;
                 }
             }
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) {
                 const Number x = sums[c] * each;
-                if (first_column + c == args.columns) largest = larger(largest, Terms::part(x));
+                if (first_column + c == args.columns) largest = max_or_nan(largest, Terms::magnitude(x));
                 if (first_column + c >= args.columns) continue;
                 using Real = typename Io::Real;
                 const double factor = info > 0 ? __longlong_as_double(-1) : scale;
@@ -175,12 +176,12 @@ struct ToeplitzGko {
             }
         }
         if (!has_probe()) return;
-        largest = of_all(largest, shared.reduced[0], [](double x, double y) { return larger(x, y); });
-        const bool conditioned = norm * largest * args.epsilon <= 1;  // false for what is no number
+        largest = block_reduce(largest, shared.reduced[0], [](double x, double y) { return max_or_nan(x, y); });
+        const bool conditioned = norm * largest * args.epsilon <= 1;  // false for NaN
         if (threadIdx.x == 0) static_cast<int*>(args.info)[system] = info > 0 ? info : conditioned ? 0 : n + 1;
     }
 
-    // Of a row and a column, by their generators.
+    // Matrix entry from the generators of its row and column.
     __device__ __forceinline__ Number entry(const Number (&left)[2], const Number& back, int node, const Number (&right)[2],
                                             int column) const {
         int apart = 2 * column + 1 - node;
@@ -190,12 +191,12 @@ struct ToeplitzGko {
         return {0.5 * (sum.re + sum.im * cotangent), 0.5 * (sum.im - sum.re * cotangent)};
     }
 
-    // The best row of a warp to be the pivot's; rows of the identity are none. A key is the upper half of the square of a
-    // pivot's size, which orders them well enough, and in its last bits whose it is: of about equal ones the first.
+    // A warp's best candidate for the pivot; rows of the identity are none. The key is the upper half of the squared magnitude,
+    // which orders well enough; the low five bits hold the owner, so the first of nearly equal rows wins.
     __device__ __forceinline__ static unsigned key_of(unsigned size, int place) {
-        return (size & 0x7fffffe0u) + 32 + static_cast<unsigned>(31 - place);  // NaN has a sign
+        return (size & 0x7fffffe0u) + 32 + static_cast<unsigned>(31 - place);  // NaN may have its sign set
     }
-    __device__ __forceinline__ void propose(const Number (&column)[kConfig.slots], int k) {
+    __device__ __forceinline__ void store_candidate(const Number (&column)[kConfig.slots], int k) {
         const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
         unsigned key = 0;
         int mine = 0;
@@ -210,26 +211,26 @@ struct ToeplitzGko {
         const unsigned best = __reduce_max_sync(kAll, key);
         if (lane == 0) shared.keys[k % 2][warp] = best;
         if (key != best || best == 0) return;
-        auto& told = shared.pivots[k % 2][warp];
+        auto& candidate = shared.pivots[k % 2][warp];
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
             if (s != mine) continue;
             const Slot& slot = slots[s];
             const double square = column[s].square();
-            told.square = square;
-            told.inverse = stored(column[s].conjugate() * (1.0 / square));
-            told.back = stored(slot.back);
-            told.node = slot.node;
-            told.slot = slot_at(s);
+            candidate.square = square;
+            candidate.inverse = stored(column[s].conjugate() * (1.0 / square));
+            candidate.back = stored(slot.back);
+            candidate.node = slot.node;
+            candidate.slot = slot_at(s);
 #pragma unroll
-            for (int g = 0; g < 2; ++g) told.left[g] = stored(slot.left[g]);
+            for (int g = 0; g < 2; ++g) candidate.left[g] = stored(slot.left[g]);
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) told.numbers[c] = stored(slot.numbers[c]);
+            for (int c = 0; c < kColumns; ++c) candidate.numbers[c] = stored(slot.numbers[c]);
         }
     }
-    __device__ __forceinline__ const typename Shared::Pivot& chosen(int k) const {
+    __device__ __forceinline__ const typename Shared::Pivot& choose_pivot(int k) const {
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        const unsigned key = lane < kConfig.warps() ? shared.keys[k % 2][lane] : 0;  // below 32 where there is none
+        const unsigned key = lane < kConfig.warps() ? shared.keys[k % 2][lane] : 0;  // below 32 if the warp has no candidate
         const unsigned best = __reduce_max_sync(kAll, (key & ~31u) + static_cast<unsigned>(31 - lane));
         return shared.pivots[k % 2][31 - best % 32];
     }
@@ -248,7 +249,7 @@ struct ToeplitzGko {
         for (int s = 0; s < kConfig.slots; ++s) {
             Slot& slot = slots[s];
             if (slot.node == kNoNode) continue;
-            if (slot_at(s) == at) {  // the row of the identity takes the pivot's place
+            if (slot_at(s) == at) {  // the identity's row replaces the pivot's
                 column[s] = {1, 0};
                 slot.node = 2 * k + 1;
                 slot.back = number(shared.tables.entering[k]);
@@ -272,8 +273,8 @@ struct ToeplitzGko {
         }
     }
 
-    // For all threads: the right generators of column j, as they are now.
-    __device__ __forceinline__ void tell_column(int j) {
+    // Stores the right generators of column j, as they are now, for all threads.
+    __device__ __forceinline__ void store_column(int j) {
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s)
             if (slot_at(s) == j) {
@@ -283,8 +284,8 @@ struct ToeplitzGko {
     }
 
     __device__ __forceinline__ void run() {
-        bring();
-        tell_column(0);
+        load_and_transform();
+        store_column(0);
         __syncthreads();
         int info = 0;
         Number right_of_k[2]{number(shared.column[0][0]), number(shared.column[0][1])};
@@ -294,10 +295,10 @@ struct ToeplitzGko {
 #pragma unroll
             for (int s = 0; s < kConfig.slots; ++s)
                 if (slots[s].node != kNoNode) column[s] = entry(slots[s].left, slots[s].back, slots[s].node, right_of_k, k);
-            propose(column, k);
-            tell_column(k + 1);
+            store_candidate(column, k);
+            store_column(k + 1);
             __syncthreads();
-            const auto& pivot = chosen(k);
+            const auto& pivot = choose_pivot(k);
             if (info == 0 && !(pivot.square > 0)) info = k + 1;
             update(pivot, column, k, right_of_k);
         }
@@ -308,7 +309,7 @@ struct ToeplitzGko {
 template <ToeplitzGkoConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads, 1) toeplitz_gko(const __grid_constant__ ToeplitzGkoArgs args) {
     __shared__ ToeplitzGkoSharedPlan<kConfig> shared;
-    const auto parts = static_cast<unsigned>(args.columns / kConfig.columns + 1);  // of the right-hand sides and the probe
+    const auto parts = static_cast<unsigned>(args.columns / kConfig.columns + 1);  // blocks per system
     ToeplitzGko<kConfig> kernel{args, shared, blockIdx.x / parts, static_cast<i64>(blockIdx.x % parts) * kConfig.columns};
     kernel.run();
 }

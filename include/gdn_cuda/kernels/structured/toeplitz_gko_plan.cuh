@@ -6,10 +6,10 @@
 namespace gdn_cuda::structured {
 
 struct ToeplitzGkoConfig {
-    DType io;  // of everything: f32, f64, c64 or c128
+    DType io;  // of all operands: f32, f64, c64 or c128
     int threads;
-    int slots;    // rows of a thread, and columns of the matrix
-    int columns;  // right-hand sides of a block, the probe among them
+    int slots;    // rows per thread, and columns of the matrix
+    int columns;  // right-hand sides per block, including the probe
 
     constexpr bool operator==(const ToeplitzGkoConfig&) const = default;
 
@@ -30,24 +30,24 @@ struct ToeplitzGkoSharedPlan {
     struct Number {
         double re, im;
     };
-    struct Pivot {  // a warp's
+    struct Pivot {  // a warp's pivot candidate
         Number left[2], inverse, back, numbers[kConfig.columns];
         double square;
         int node, slot;
     };
-    struct Staged {  // numbers to be transformed
+    struct Staged {  // terms to be transformed
         Number left, right, numbers[kConfig.columns];
     };
     struct Tables {
-        Number entering[kConfig.rows()];        // the conjugates of the nodes of the identity's rows
+        Number entering[kConfig.rows()];        // conjugate nodes of the identity's rows
         double cotangents[2 * kConfig.rows()];  // cot(pi t / 2 n)
     };
-    // Of even and of odd steps: one is written while the other is read.
+    // Double-buffered by step parity: one is written while the other is read.
     Pivot pivots[2][kConfig.warps()];
     unsigned keys[2][kConfig.warps()];
     Number column[2][2];  // right generators of the next step's column before this step's update
     double reduced[3][kConfig.warps()];
-    union {  // one after the other
+    union {  // used one after the other
         Staged staged[kConfig.staged()];
         Tables tables;
         Number found[kConfig.columns][kConfig.rows()];

@@ -1,14 +1,14 @@
-// structured/toeplitz_matvec: T x or T^t x, T[i, j] = column[i - j] below the diagonal and on it, row[j - i] above, by
-// transforms in shared memory. toeplitz_sums does the same by sums.
+// structured/toeplitz_matvec: T x or T^t x, T[i, j] = column[i - j] on and below the diagonal, row[j - i] above, by Fourier
+// transforms in shared memory. toeplitz_sums does the same by direct sums.
 //
-// T is the corner of a circulant matrix of order N = 2^a >= 2 n for complex numbers, and for real ones of a skew-circulant one
-// of order 2 M, M = 2^a >= n: of the products of polynomials modulo X^(2 M) + 1 = (X^M - i)(X^M + i) one factor is enough, so M
-// complex numbers do, x_j + i x_(M + j), each turned by e^(i pi j / 2 M), which makes X^M - i cyclic. x has no upper half, and
+// T is a corner of a circulant matrix of order N = 2^a >= 2 n for complex numbers, and for real ones of a skew-circulant one of
+// order 2 M, M = 2^a >= n: of the products of polynomials modulo X^(2 M) + 1 = (X^M - i)(X^M + i) one factor is enough, so M
+// complex numbers do, x_j + i x_(M + j), each rotated by e^(i pi j / 2 M), which makes X^M - i cyclic. x has no upper half, and
 // the real part of the product is the result. The transform of T stays in registers for all right-hand sides of a block, in the
-// order in which the transform leaves it; where there are registers for it, the first right-hand side is transformed with T.
+// order in which the transform leaves it; where registers allow, the first right-hand side is transformed with T.
 //
 // Bound: for one right-hand side latency: T and x from memory, two transforms of up to 5 passes with a barrier each, the
-// result. Of 64 systems of 1024 on an H200, 8200 cycles, a third is the wait for T and x, a third the two forward transforms
+// result. For 64 systems of 1024 on an H200, 8200 cycles, a third is the wait for T and x, a third the two forward transforms
 // side by side. For many right-hand sides, shared memory.
 #pragma once
 
@@ -33,11 +33,11 @@ struct ToeplitzMatvec {
     const Fft fft;
     int n;
 
-    // e^(i pi j / 2 M) for the numbers of a group: one by the angle, the others by what lies between them.
-    struct Turns {
+    // e^(i pi j / 2 M) for the numbers of a group: the first from its angle, the others by constant factors.
+    struct Rotations {
         Number first;
-        Turns() = default;
-        __device__ __forceinline__ Turns(const Fft& fft, int group)
+        Rotations() = default;
+        __device__ __forceinline__ Rotations(const Fft& fft, int group)
             : first(unit_at(static_cast<Real>(Fft::stands_for(group)) * half_to_the<Real>(fft.log_size + 1))) {}
         __device__ __forceinline__ Number of(int i) const {
             constexpr Real kCosine[kFftEach] = {static_cast<Real>(1.0),
@@ -52,23 +52,23 @@ struct ToeplitzMatvec {
         }
     };
 
-    __device__ __forceinline__ int hop() const { return fft.size() / kFftEach; }  // between numbers of a thread
-    // Of T: the lower half from the diagonal down, the upper one, which for real numbers is imaginary, from the corner down.
-    __device__ __forceinline__ void bring_diagonals(int group, Group& spectrum) const {
+    __device__ __forceinline__ int hop() const { return fft.size() / kFftEach; }  // between a thread's numbers
+    // Loads T: the lower half from the diagonal down, the upper one, the imaginary part for real numbers, from the corner down.
+    __device__ __forceinline__ void load_diagonals(int group, Group& spectrum) const {
         const int first = fft.natural(group, 0);
         typename Operands::Number upper[kFftEach], lower[kFftEach];
-        operands.bring_diagonals(lower, first, hop());
-        operands.bring_diagonals(upper, first - fft.size(), hop());
+        operands.load_diagonals(lower, first, hop());
+        operands.load_diagonals(upper, first - fft.size(), hop());
 #pragma unroll
         for (int i = 0; i < kFftEach; ++i)
             if constexpr (kComplex)
-                spectrum[i] = lower[i] + upper[i];  // one of them is nothing: N >= 2 n
+                spectrum[i] = lower[i] + upper[i];  // one of them is 0: N >= 2 n
             else
                 spectrum[i] = {lower[i], -upper[i]};
     }
-    __device__ __forceinline__ void bring(int group, Group& numbers, int k) const {
+    __device__ __forceinline__ void load_x(int group, Group& numbers, int k) const {
         typename Operands::Number x[kFftEach];
-        operands.bring_right(x, fft.natural(group, 0), hop(), k);
+        operands.load_right(x, fft.natural(group, 0), hop(), k);
 #pragma unroll
         for (int i = 0; i < kFftEach; ++i)
             if constexpr (kComplex)
@@ -76,11 +76,11 @@ struct ToeplitzMatvec {
             else
                 numbers[i] = {x[i], Real{}};
     }
-    __device__ __forceinline__ static void turn(const Turns& turns, Group& numbers) {
+    __device__ __forceinline__ static void rotate(const Rotations& rotations, Group& numbers) {
 #pragma unroll
-        for (int i = 0; i < kFftEach; ++i) numbers[i] = numbers[i] * turns.of(i);
+        for (int i = 0; i < kFftEach; ++i) numbers[i] = numbers[i] * rotations.of(i);
     }
-    __device__ __forceinline__ void store(const Turns& turns, int group, const Group& numbers, int k) const {
+    __device__ __forceinline__ void store(const Rotations& rotations, int group, const Group& numbers, int k) const {
         const int first = fft.natural(group, 0);
         auto* const to = operands.result(first, k);
         const i64 step = hop() * operands.args.columns;
@@ -90,29 +90,29 @@ struct ToeplitzMatvec {
             if constexpr (kComplex)
                 to[i * step] = numbers[i];
             else
-                to[i * step] = (numbers[i] * turns.of(i).conjugate()).re;
+                to[i * step] = (numbers[i] * rotations.of(i).conjugate()).re;
         }
     }
 
     __device__ __forceinline__ void run(int count) const {
         typename Fft::Numbers spectrum, numbers;
-        Turns kept;
-        if constexpr (kTogether && !kComplex) kept = Turns(fft, 0);
-        const auto turns_of = [&](int group) {
-            if constexpr (kComplex) return Turns{};
-            return kTogether ? kept : Turns(fft, group);
+        Rotations kept;
+        if constexpr (kTogether && !kComplex) kept = Rotations(fft, 0);
+        const auto rotations_of = [&](int group) {
+            if constexpr (kComplex) return Rotations{};
+            return kTogether ? kept : Rotations(fft, group);
         };
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-            bring_diagonals(group, spectrum[group]);
-            if constexpr (kTogether) bring(group, numbers[group], 0);
+            load_diagonals(group, spectrum[group]);
+            if constexpr (kTogether) load_x(group, numbers[group], 0);
             if (group == 0) fft.twiddles.make();
             const Real scale = half_to_the<Real>(fft.log_size);
-            const Turns turns = turns_of(group);
-            if constexpr (!kComplex) turn(turns, spectrum[group]);
+            const Rotations rotations = rotations_of(group);
+            if constexpr (!kComplex) rotate(rotations, spectrum[group]);
 #pragma unroll
             for (int i = 0; i < kFftEach; ++i) spectrum[group][i] = spectrum[group][i] * scale;
-            if constexpr (kTogether && !kComplex) turn(turns, numbers[group]);
+            if constexpr (kTogether && !kComplex) rotate(rotations, numbers[group]);
         }
         if constexpr (kTogether) {
             fft.forward(spectrum, numbers);
@@ -125,8 +125,8 @@ struct ToeplitzMatvec {
             if (!kTogether || k > 0) {
 #pragma unroll
                 for (int group = 0; group < kGroups; ++group) {
-                    bring(group, numbers[group], k);
-                    if constexpr (!kComplex) turn(turns_of(group), numbers[group]);
+                    load_x(group, numbers[group], k);
+                    if constexpr (!kComplex) rotate(rotations_of(group), numbers[group]);
                 }
                 fft.forward(numbers);
             }
@@ -136,7 +136,7 @@ struct ToeplitzMatvec {
                 for (int i = 0; i < kFftEach; ++i) numbers[group][i] = numbers[group][i] * spectrum[group][i];
             fft.inverse(numbers);
 #pragma unroll
-            for (int group = 0; group < kGroups; ++group) store(turns_of(group), group, numbers[group], k);
+            for (int group = 0; group < kGroups; ++group) store(rotations_of(group), group, numbers[group], k);
         }
     }
 };

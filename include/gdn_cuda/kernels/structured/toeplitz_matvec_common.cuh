@@ -1,4 +1,4 @@
-// What the two ways of multiplying with a Toeplitz matrix share.
+// Shared by structured/toeplitz_matvec and structured/toeplitz_sums.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
@@ -16,7 +16,7 @@ struct NumberOf<true, Real> {
     using type = ComplexNumber<Real>;
 };
 
-// One system's operands, from a right-hand side on.
+// One system's operands, from right-hand side `first` on.
 template <DType kIo>
 struct ToeplitzOperands {
     static constexpr bool kComplex = is_complex(kIo);
@@ -31,7 +31,7 @@ struct ToeplitzOperands {
         out = static_cast<Number*>(args.out) + static_cast<i64>(system) * args.n * args.columns + first;
         i64 at_below = 0, at_above = 0, at_x = first * args.x_column_stride;
 #pragma unroll 1
-        for (int d = args.inner_count - 1; d >= 0; --d) {  // systems are fewer than blocks: a division of 64 bits is a call
+        for (int d = args.inner_count - 1; d >= 0; --d) {  // systems have 32 bits: a 64-bit division is a function call
             const auto& inner = args.inner[d];
             const auto size = static_cast<unsigned>(inner.size), place = system % size;
             at_below += place * inner.below;
@@ -44,11 +44,11 @@ struct ToeplitzOperands {
         x = static_cast<const Number*>(args.x.data) + at_x + system * args.x.stride;
     }
 
-    // What follows has no branches and multiplies once a line, not once a number: all loads of a thread are soon under way.
+    // These loads are branch-free and multiply once per line, not per number: all loads of a thread are soon in flight.
 
-    // The diagonals d = i - j from first on, hop apart, where they are those of a matrix; else nothing.
+    // Diagonals d = i - j from first on, hop apart; 0 outside the matrix.
     template <int kCount>
-    __device__ __forceinline__ void bring_diagonals(Number (&to)[kCount], int first, int hop) const {
+    __device__ __forceinline__ void load_diagonals(Number (&to)[kCount], int first, int hop) const {
         const Number *lower = below + first * args.below.step, *upper = above - first * args.above.step;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -60,9 +60,9 @@ struct ToeplitzOperands {
             upper -= hop * args.above.step;
         }
     }
-    // Numbers j of a right-hand side from first on, hop apart.
+    // Numbers of a right-hand side from first on, hop apart; 0 past its end.
     template <int kCount>
-    __device__ __forceinline__ void bring_right(Number (&to)[kCount], int first, int hop, int k) const {
+    __device__ __forceinline__ void load_right(Number (&to)[kCount], int first, int hop, int k) const {
         const Number* at = x + first * args.x.step + k * args.x_column_stride;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -74,7 +74,7 @@ struct ToeplitzOperands {
     __device__ __forceinline__ Number* result(int i, int k) const { return out + i * args.columns + k; }
 };
 
-// Of a block, of which there are args.columns_per_block right-hand sides, or what is left of them.
+// Right-hand sides of a block: args.columns_per_block, or what is left of them.
 __device__ __forceinline__ int columns_of(const ToeplitzMatvecArgs& args, i64 first) {
     return static_cast<int>(min(args.columns_per_block, args.columns - first));
 }

@@ -7,8 +7,8 @@
 namespace gdn_cuda::structured {
 
 struct ToeplitzMatvecConfig {
-    DType io;       // of everything: f32, f64, c64 or c128
-    int transform;  // numbers of the longest transform
+    DType io;       // of all operands: f32, f64, c64 or c128
+    int transform;  // complex numbers of the longest transform
     int threads;
 
     constexpr bool operator==(const ToeplitzMatvecConfig&) const = default;
@@ -19,8 +19,8 @@ struct ToeplitzMatvecConfig {
         visit("transform", transform);
         visit("threads", threads);
     }
-    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers a thread
-    // Whether there are registers and shared memory to transform T and a right-hand side at once, and to keep all twiddles.
+    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers per thread
+    // Whether registers and shared memory suffice to transform T and a right-hand side at once, and to keep all twiddles.
     GDN_HOST_DEVICE constexpr bool together() const { return groups() == 1; }
     // A real system of order n takes a transform of n complex numbers, a complex one of 2 n.
     GDN_HOST_DEVICE constexpr int longest() const { return is_complex(io) ? transform / 2 : transform; }
@@ -38,20 +38,20 @@ struct ToeplitzMatvecSharedPlan {
 // Strides in elements, 0 where a dimension is broadcast.
 struct ToeplitzLine {
     const void* data = nullptr;
-    i64 step = 0, stride = 0;  // of its numbers, and of the outermost leading dimension
+    i64 step = 0, stride = 0;  // between numbers, and of the outermost leading dimension
 };
-// First what every block reads: arguments come from memory, and every piece of 64 bytes takes as long as a number.
+// What every block reads comes first: arguments come from memory, and 64 bytes take as long as one number.
 struct ToeplitzMatvecArgs {
     static constexpr int kMostInner = Lines::kMaxLeading - 1;
     struct Inner {
         i64 size = 1, below = 0, above = 0, x = 0;  // strides
     };
-    ToeplitzLine below, above, x;  // of the diagonals i - j > 0 and < 0; of T^t row and column change places
+    ToeplitzLine below, above, x;  // diagonals i - j > 0 and i - j < 0; row and column are swapped for T^t
     void* out = nullptr;           // (leading..., n, columns), contiguous
-    int n = 0, first_below = 0,    // 0, where the diagonal itself is below's first number; 1 where it is above's
+    int n = 0, first_below = 0,    // 0 if the main diagonal is below's first number; 1 if it is above's
         log_transform = 0, inner_count = 0;
     i64 x_column_stride = 0, columns = 0, columns_per_block = 1;
-    Inner inner[kMostInner] = {};  // leading dimensions but the outermost
+    Inner inner[kMostInner] = {};  // all leading dimensions but the outermost
 };
 
 }  // namespace gdn_cuda::structured

@@ -1,17 +1,17 @@
 // structured/toeplitz_pcg: solves T x = b for large symmetric positive definite T, T[i, j] = column[|i - j|], by preconditioned
-// conjugate gradients in fp64 whatever the caller has. A block has a right-hand side, and all steps of it are in one launch.
+// conjugate gradients in fp64 for every dtype. A block has a right-hand side, and all steps of it are in one launch.
 //
 // A step has a product with T and one with the preconditioner (toeplitz_pcg_products.cuh). A thread has the same rows of every
-// vector, so vectors need no barrier: transforms and sums have them.
+// vector, so only transforms and reductions need barriers.
 //
-// info: 0; -1 where T shows not to be positive definite, or 60 steps are not enough for one right-hand side, which has no
-// solution then; n + 1 as toeplitz_schur.cuh says, the probe being one more right-hand side. Residuals end below 2^-47 |T| |x|
-// for fp32, which no regular matrix makes an error of, and 2^-51 |T| |x| for fp64, where rounding decides; the probe's where
-// epsilon does not see them. They are formed anew at the end. Matrices and right-hand sides are scaled by powers of two, so
-// that squares have range.
+// info: 0; -1 where T proves not positive definite, or 60 steps are not enough for one right-hand side, whose solution then is
+// NaN; n + 1 as in toeplitz_schur.cuh, the probe being one more right-hand side. Residuals end below 2^-47 |T| |x| for fp32,
+// invisible in the solution of any regular matrix, and 2^-51 |T| |x| for fp64, where rounding decides; the probe's where
+// epsilon does not see them. They are recomputed at the end. Matrices and right-hand sides are scaled by powers of two, to keep
+// squares in range.
 //
 // Bound: a step is six transforms of 4096 numbers, by count 11 us of fp64 arithmetic and 9 of shared memory, which overlap
-// little; on an H200 it takes 24 us, and what is before the first and behind the last 44.
+// little; on an H200 it takes 24 us, and what precedes the first and follows the last step 44.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/toeplitz_common.cuh>
@@ -31,16 +31,16 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
 
     using Products::Products;
 
-    // ---- numbers of the whole block, the same in all threads and at every call
+    // ---- reductions over the block; the result is the same in all threads and at every call
 
-    // Which of the buffers it takes: not the one of the call before.
-    enum class By { kFirst, kSecond, kThird };
+    // The reduction's shared buffer: not that of the call before.
+    enum class Buffer { kFirst, kSecond, kThird };
     template <class Combine>
-    __device__ __forceinline__ double over_block(By buffer, double x, const Combine& combine) const {
+    __device__ __forceinline__ double over_block(Buffer buffer, double x, const Combine& combine) const {
         return over_block(buffer, x, 0.0, combine).re;
     }
     template <class Combine>
-    __device__ __forceinline__ Number over_block(By buffer, double x, double y, const Combine& combine) const {
+    __device__ __forceinline__ Number over_block(Buffer buffer, double x, double y, const Combine& combine) const {
         const auto over_lanes = [&](double& z, int lanes) {
 #pragma unroll
             for (int apart = lanes / 2; apart > 0; apart /= 2) z = combine(z, __shfl_xor_sync(~0u, z, apart));
@@ -67,7 +67,7 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
         for (int s = 0; s < kSlots; ++s) sum += x[s] * y[s];
         return sum;
     }
-    // A power of two that brings x near to 1.
+    // A power of two that scales x to near 1.
     __device__ __forceinline__ static double scale_of(double x) {
         const int exponent = __double2hiint(x) >> 20 & 0x7ff;
         return __longlong_as_double(static_cast<long long>(max(1, 2046 - max(1, exponent))) << 52);
@@ -75,12 +75,12 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
 
     // ---- one right-hand side
 
-    // The probe is behind the last right-hand side of its system.
+    // The probe follows the last right-hand side of its system.
     __device__ __forceinline__ unsigned lines() const { return static_cast<unsigned>(args.columns) + 1; }
     __device__ __forceinline__ unsigned system_at(unsigned line) const { return line / lines(); }
     __device__ __forceinline__ unsigned column_at(unsigned line) const { return line % lines(); }
     __device__ __forceinline__ bool is_probe(unsigned line) const { return column_at(line) == args.columns; }
-    __device__ __forceinline__ void bring(unsigned line, double scale, Slots& to) const {
+    __device__ __forceinline__ void load_right(unsigned line, double scale, Slots& to) const {
         const Rows rows(args.n);
         if (is_probe(line)) {
 #pragma unroll
@@ -94,24 +94,24 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
     __device__ __forceinline__ static double largest_of(const Slots& x) {
         double largest = 0;
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) largest = larger(largest, fabs(x[s]));
+        for (int s = 0; s < kSlots; ++s) largest = max_or_nan(largest, fabs(x[s]));
         return largest;
     }
-    // Of squared norms, the residual's and the solution's.
-    __device__ __forceinline__ bool small(const Number& squares, double slack) const {
+    // Convergence test on squared norms, the residual's and the solution's.
+    __device__ __forceinline__ bool converged(const Number& squares, double slack) const {
         return squares.re <= slack * shared.line.allowed * squares.im;
     }
-    // Of |x|^2, |T| as its column has it at most.
+    // Allowed squared residual per |x|^2; 2 column_size bounds |T|.
     __device__ __forceinline__ double allowed(unsigned line, double column_size) const {
         constexpr double kOfType = kConfig.io == DType::f32 ? 0x1p-47 : 0x1p-51;
-        const double size = (is_probe(line) ? larger(kOfType, args.epsilon / 8) : kOfType) * 2 * column_size;
+        const double size = (is_probe(line) ? max_or_nan(kOfType, args.epsilon / 8) : kOfType) * 2 * column_size;
         return size * size;
     }
 
-    // T x = b for b in residual and 0 in solution; whether it was solved. All threads alike.
+    // Solves T x = b for b in residual and 0 in solution; false if it does not converge. Uniform over the block.
     __device__ __forceinline__ bool iterate(unsigned line) {
         double energy = 0;
-        bool ends = false;  // the residual seems to be small: now it is formed anew
+        bool ends = false;  // the updated residual has converged: now it is recomputed
 #pragma unroll 1
         for (int step = 0;; ++step) {
             Slots image, along;
@@ -120,7 +120,7 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
                 apply_preconditioner(residual(), image);
                 load(residual(), along);
                 const double before = energy;
-                energy = over_block(By::kFirst, product(image, along), sum_of);
+                energy = over_block(Buffer::kFirst, product(image, along), sum_of);
                 if (!(energy > 0)) return false;
                 if (step > 0) {
                     load(direction(), along);
@@ -134,14 +134,14 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
             Number squares{};
             if (ends) {
                 Slots right;
-                bring(line, shared.line.right_scale, right);
+                load_right(line, shared.line.right_scale, right);
                 load(solution(), along);
 #pragma unroll
                 for (int s = 0; s < kSlots; ++s) right[s] -= image[s];
-                return small(over_block(By::kFirst, product(right, right), product(along, along), sum_of), 4);
+                return converged(over_block(Buffer::kFirst, product(right, right), product(along, along), sum_of), 4);
             }
             load(direction(), along);
-            const double curvature = over_block(By::kSecond, product(image, along), sum_of);
+            const double curvature = over_block(Buffer::kSecond, product(image, along), sum_of);
             if (!(curvature > 0)) return false;
             const double length = energy / curvature;
 #pragma unroll
@@ -153,21 +153,21 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
                 squares.re += rest * rest;
                 squares.im += x * x;
             }
-            ends = small(over_block(By::kThird, squares.re, squares.im, sum_of), 1);
+            ends = converged(over_block(Buffer::kThird, squares.re, squares.im, sum_of), 1);
         }
     }
-    __device__ __forceinline__ void tell(unsigned system, bool solved, double condition) const {
+    __device__ __forceinline__ void write_info(unsigned system, bool solved, double condition) const {
         if (threadIdx.x > 0) return;
         int* info = static_cast<int*>(args.info) + system;
         if (!solved)
             atomicExch(info, -1);
-        else if (!(condition * args.epsilon <= 1))  // true for what is no number
+        else if (!(condition * args.epsilon <= 1))  // true for NaN
             atomicCAS(info, 0, args.n + 1);
     }
     struct Begun {
-        bool positive, iterates;  // whether T may be positive definite, and there is something to iterate for
+        bool positive, iterates;  // T may be positive definite; there is something to solve
     };
-    // Spectra, residual and solution to begin with, and what is to be known later.
+    // Computes spectra, the initial residual and solution, and shared.line.
     __device__ __forceinline__ Begun begin(unsigned line) {
         const i64 column = line_of(args, args.column, system_at(line));
         const double first = Io::template load<double>(args.column.data, column).re, matrix_scale = scale_of(first);
@@ -179,13 +179,13 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
             numbers[s] = matrix_scale * rows.load(args.column, column, s);
             column_size += fabs(numbers[s]);
         }
-        column_size = over_block(By::kFirst, column_size, sum_of);
+        column_size = over_block(Buffer::kFirst, column_size, sum_of);
         store(numbers, residual());
         const bool positive = first > 0 && transform_matrix(matrix_scale * first);
 
-        bring(line, 1, numbers);
-        const double largest = over_block(By::kSecond, largest_of(numbers), larger);
-        // Right-hand sides that are no numbers have solutions that are none, and tell nothing of the matrix.
+        load_right(line, 1, numbers);
+        const double largest = over_block(Buffer::kSecond, largest_of(numbers), max_or_nan);
+        // Right-hand sides with infinities or NaN have NaN solutions, and say nothing of the matrix.
         const bool finite = largest - largest == 0;
         const double right_scale = is_probe(line) || !(largest > 0) ? 1 : scale_of(largest);
 #pragma unroll
@@ -207,11 +207,11 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
         Slots numbers;
         load(solution(), numbers);
         if (is_probe(line)) {
-            tell(system_at(line), solved,
-                 solved ? shared.line.column_size * over_block(By::kThird, largest_of(numbers), larger) : 0);
+            write_info(system_at(line), solved,
+                       solved ? shared.line.column_size * over_block(Buffer::kThird, largest_of(numbers), max_or_nan) : 0);
             return;
         }
-        tell(system_at(line), solved, 0);
+        write_info(system_at(line), solved, 0);
         const double scale = solved ? shared.line.solution_scale : __longlong_as_double(-1);
         const Rows rows(args.n);
 #pragma unroll
@@ -224,7 +224,7 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
 
 template <ToeplitzPcgConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads, 1) toeplitz_pcg(const __grid_constant__ ToeplitzPcgArgs args) {
-    __builtin_assume(threadIdx.x < kConfig.threads);  // or every pass of a transform asks
+    __builtin_assume(threadIdx.x < kConfig.threads);  // else every pass of a transform checks it
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<ToeplitzPcgSharedPlan<kConfig>*>(memory);
     ToeplitzPcg<kConfig> kernel(args, shared);

@@ -8,7 +8,7 @@ namespace gdn_cuda::structured {
 
 struct ToeplitzPcgConfig {
     DType io;       // f32 or f64
-    int transform;  // numbers
+    int transform;  // complex numbers per transform
     int threads;
 
     constexpr bool operator==(const ToeplitzPcgConfig&) const = default;
@@ -19,9 +19,9 @@ struct ToeplitzPcgConfig {
         visit("transform", transform);
         visit("threads", threads);
     }
-    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers a thread
+    GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers per thread
     GDN_HOST_DEVICE constexpr int rows() const { return 2 * transform; }
-    // Doubles of memory a block: three spectra, solution, residual and direction.
+    // Scratch doubles per block: three spectra, solution, residual and direction.
     GDN_HOST_DEVICE constexpr int scratch() const { return 3 * transform + 3 * rows(); }
 };
 
@@ -34,14 +34,14 @@ struct ToeplitzPcgSharedPlan {
     Number exchange[fft_padded(kPoints)], twiddles[kPoints / 4], roots[kPoints / kFftEach];
     struct {
         double column_size, right_scale, solution_scale, allowed;
-    } line;                     // what is known of a right-hand side
-    double sums[3][2][kWarps];  // of warps, two at a time; more than once, so that a barrier does
+    } line;                     // of the current right-hand side
+    double sums[3][2][kWarps];  // per warp, two sums at a time; three buffers, so that one barrier per reduction does
 };
 
 struct ToeplitzPcgArgs {
     Lines column, right;
     i64 right_column_stride = 0;
-    void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int for each system, zeros before
+    void *out = nullptr, *info = nullptr;  // (leading..., n, columns), contiguous; an int per system, zero before the launch
     double* scratch = nullptr;
     i64 size[Lines::kMaxLeading] = {};
     int leading = 0, n = 0;

@@ -1,13 +1,13 @@
-// Products with T and with its preconditioner for structured/toeplitz_pcg, by transforms of the whole block.
+// Products with T and with its preconditioner for structured/toeplitz_pcg, by transforms over the whole block.
 //
-// They are those of polynomials at roots of X^M = e^(i theta), M half as many as the rows a block holds: v folds to M numbers
-// v_k + e^(i theta) v_(M + k), turned by e^(i theta k / M) they are cyclic, and a spectrum that is real and even in the angle
-// needs one of two conjugate thetas. T is a corner of a skew-circulant matrix of order 4 M, theta = pi/4 and -3 pi/4. The
-// preconditioner is a corner of the inverse of one of order 2 M, theta = pi/2, whose eigenvalues are the Fejer mean of T's
-// generating function, sum over |d| < n of (1 - |d|/n) t_d e^(i w d) = a^H T a / n with a_j = e^(i w j): positive wherever T
-// is.
+// They are products of polynomials at roots of X^M = e^(i theta), M half as many as the rows a block holds: v folds to M
+// numbers v_k + e^(i theta) v_(M + k), multiplying by e^(i theta k / M) makes them cyclic, and a spectrum that is real and even
+// in the angle needs one of two conjugate thetas. T is a corner of a skew-circulant matrix of order 4 M, theta = pi/4 and -3
+// pi/4. The preconditioner is a corner of the inverse of one of order 2 M, theta = pi/2, whose eigenvalues are the Fejer mean
+// of T's generating function, sum over |d| < n of (1 - |d|/n) t_d e^(i w d) = a^H T a / n with a_j = e^(i w j): positive
+// wherever T is.
 //
-// A thread has the same rows of every vector, so vectors need no barrier: transforms have them.
+// A thread has the same rows of every vector, so only transforms need barriers.
 #pragma once
 
 #include <gdn_cuda/kernels/common/fft.cuh>
@@ -16,12 +16,12 @@
 
 namespace gdn_cuda::structured {
 
-// The first powers of all passes in shared memory, and the others their squares: there are many transforms.
+// Keeps the first powers of all passes in shared memory and squares them for the others: many transforms use them.
 struct FirstTwiddles {
-    ComplexNumber<double>* table;  // a quarter as many numbers as are transformed
+    ComplexNumber<double>* table;  // a quarter of the transform's length
 
     __device__ __forceinline__ static int index(int log, int place) { return (1 << (log - 3)) + place; }
-    // By all threads of the block, with a barrier behind it.
+    // Called by the whole block; a barrier must follow.
     __device__ __forceinline__ void make(int log_size) const {
         for (int log = log_size; log > 3; log -= 3)
             for (int place = static_cast<int>(threadIdx.x); place < 1 << (log - 3); place += static_cast<int>(blockDim.x))
@@ -46,7 +46,7 @@ struct ToeplitzPcgProducts {
     const ToeplitzPcgArgs& args;
     Shared& shared;
     Fft fft;
-    double* spectra;  // three, and behind them vectors: memory that L2 holds, each thread's read and written by itself
+    double* spectra;  // three, followed by the vectors: scratch in L2, of which a thread reads and writes only its own elements
 
     __device__ __forceinline__ ToeplitzPcgProducts(const ToeplitzPcgArgs& args, Shared& shared)
         : args(args),
@@ -64,19 +64,19 @@ struct ToeplitzPcgProducts {
     __device__ __forceinline__ double* direction() const { return solution() + 2 * kConfig.rows(); }
     __device__ __forceinline__ static constexpr int log2(int x) { return x == 1 ? 0 : 1 + log2(x / 2); }
     __device__ __forceinline__ static unsigned row_at(int s) { return threadIdx.x + s * kConfig.threads; }
-    // Rows of the thread that are the system's.
+    // The thread's rows that exist in the system.
     struct Rows {
         unsigned first;
         int left;
 
-        // Told which thread it is, the compiler would make rows once for all, and has no registers to keep them.
+        // Hides threadIdx from the compiler, which would compute rows once for all, and has no registers to keep them.
         __device__ __forceinline__ explicit Rows(int n) : first(threadIdx.x) {
             asm volatile("" : "+r"(first));
             left = n - static_cast<int>(first);
         }
         __device__ __forceinline__ bool has(int s) const { return s * kConfig.threads < left; }
         __device__ __forceinline__ unsigned at(int s) const { return first + s * kConfig.threads; }
-        // 0 where there is none. Loads have no branches: all are under way at once.
+        // 0 past the last row. Loads are branch-free, so all are in flight at once.
         __device__ __forceinline__ double load(const Lines& operand, i64 from, int s) const {
             const double x = Io::template load<double>(operand.data, from + (has(s) ? at(s) : 0) * operand.step).re;
             return has(s) ? x : 0;
@@ -93,7 +93,7 @@ struct ToeplitzPcgProducts {
 
     // ---- transforms; theta = kQuarters pi / 4
 
-    // e^(i pi j / 32), j known to the compiler.
+    // e^(i pi j / 32) for j known at compile time.
     __device__ __forceinline__ static Number root(int j) {
         constexpr double kCosine[17] = {1.0,
                                         0.9951847266721969,
@@ -146,7 +146,7 @@ struct ToeplitzPcgProducts {
         });
         fft.forward(to);
     }
-    // Adds the product with a spectrum. Inverse transforms end where forward ones begin, so no barrier is between them.
+    // Adds the product with a spectrum. Inverse transforms end where forward ones begin, so no barrier is needed between them.
     template <int kQuarters>
     __device__ __forceinline__ void convolve(const double* from, const double* spectrum, Slots& to) const {
         typename Fft::Numbers numbers;
@@ -164,16 +164,16 @@ struct ToeplitzPcgProducts {
             to[high] += turned.re * upper.re + turned.im * upper.im;
         });
     }
-    // Of the symmetric matrix with this first column, at the points in the order of forward transforms.
+    // Eigenvalues of the symmetric matrix with this first column, in the order of forward transforms.
     template <int kQuarters>
-    __device__ __forceinline__ void find(const Slots& column, double first, Eigenvalues& to) const {
+    __device__ __forceinline__ void find_eigenvalues(const Slots& column, double first, Eigenvalues& to) const {
         typename Fft::Numbers numbers;
         forward<kQuarters>(column, numbers);
         for_numbers([&](int group, int i, int, int) { to[group][i] = 2 * numbers[group][i].re - first; });
         __syncthreads();
     }
-    // Those of T, whose column is where residuals will be, and the inverse ones of the mean, with what inverse transforms leave
-    // to divide by: false where the mean is not positive.
+    // Stores the eigenvalues of T, whose column is in residual(), and the mean's reciprocal ones, both scaled for the
+    // unnormalized inverse transforms. False if the mean is not positive.
     __device__ __forceinline__ bool transform_matrix(double first) const {
         Slots column;
         Eigenvalues found;
@@ -182,17 +182,17 @@ struct ToeplitzPcgProducts {
                 [&](int group, int i, int low, int) { spectra[part * kPoints + row_at(low)] = found[group][i] * scale; });
         };
         load(residual(), column);
-        find<1>(column, first, found);
+        find_eigenvalues<1>(column, first, found);
         keep(0, 0.5 / kPoints);
         load(residual(), column);
-        find<-3>(column, first, found);
+        find_eigenvalues<-3>(column, first, found);
         keep(1, 0.5 / kPoints);
         load(residual(), column);
         const double each = 1.0 / args.n;
         const Rows rows(args.n);
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) column[s] *= (rows.left - s * kConfig.threads) * each;
-        find<2>(column, first, found);
+        find_eigenvalues<2>(column, first, found);
         bool positive = true;
         for_numbers([&](int group, int i, int, int) {
             positive = positive && found[group][i] > 0;
@@ -201,7 +201,7 @@ struct ToeplitzPcgProducts {
         keep(2, 1.0 / kPoints);
         return !__syncthreads_or(!positive);
     }
-    __device__ __forceinline__ void only_rows(Slots& x) const {
+    __device__ __forceinline__ void clear_padding(Slots& x) const {
         const Rows rows(args.n);
 #pragma unroll
         for (int s = 0; s < kSlots; ++s)
@@ -212,13 +212,13 @@ struct ToeplitzPcgProducts {
         for (int s = 0; s < kSlots; ++s) to[s] = 0;
         convolve<1>(from, spectra, to);
         convolve<-3>(from, spectra + kPoints, to);
-        only_rows(to);
+        clear_padding(to);
     }
     __device__ __forceinline__ void apply_preconditioner(const double* from, Slots& to) const {
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) to[s] = 0;
         convolve<2>(from, spectra + 2 * kPoints, to);
-        only_rows(to);
+        clear_padding(to);
     }
 };
 

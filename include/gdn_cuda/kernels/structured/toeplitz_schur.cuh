@@ -1,21 +1,20 @@
-// structured/toeplitz_schur: solves T x = b for symmetric positive definite T, T[i, j] = column[|i - j|], in fp64 whatever the
-// caller has.
+// structured/toeplitz_schur: solves T x = b for symmetric positive definite T, T[i, j] = column[|i - j|], in fp64 for every
+// dtype.
 //
-// Schur's recursion makes the columns of L in T = L D L^t without an inner product, Levinson's makes those of L^-t; both are
+// Schur's recursion computes the columns of L in T = L D L^t without an inner product, Levinson's those of L^-t; both are
 //
 //     p_i <- p_(i-1) - rho q_i        q_i <- q_i - rho p_(i-1)
 //
-// and where one has ended the other begins: at step k rows behind k have Schur's numbers (p the column k of L D), rows before
-// it Levinson's (p the column k of L^-t), and row k changes over. So do right-hand sides: behind k what is left of b after the
-// columns of L, before it the sum of columns of L^-t that is x. Nothing is stored but that, and x is there when the last row
-// is.
+// and one begins where the other ends: at step k rows after k hold Schur's numbers (p is column k of L D), rows before it
+// Levinson's (p is column k of L^-t), and row k changes over. So do right-hand sides: after k what is left of b after the
+// columns of L, before it the sum of columns of L^-t that is x. Nothing else is stored, and x is complete after the last row.
 //
-// A block has a system and a few right-hand sides, a thread its rows' q and right-hand sides in registers; p moves on by a row
-// each step, through shared memory. The next step's rho and numbers come from one thread with it: a barrier a step.
+// A block has a system and a few right-hand sides; threads keep their rows' q and right-hand sides in registers. p moves on by
+// a row each step, through shared memory; with it one thread stores the next step's rho and numbers: one barrier per step.
 //
-// info: 0; -k where the leading minor of order k is not positive (or not a number), with no solution; n + 1 where
-// 1 / (|column|_1 |T^-1 z|_inf) is below epsilon, z random signs: the probe, one more right-hand side. Both norms are bounds
-// from below of those of T and T^-1, so no matrix is called singular that is not.
+// info: 0; -k where the leading minor of order k is not positive (or NaN), without a solution; n + 1 where 1 / (|column|_1
+// |T^-1 z|_inf) is below epsilon, z random signs: the probe, one more right-hand side. Both are lower bounds of the norms of T
+// and T^-1, so no matrix is called singular that is not.
 //
 // Bound: latency of a step, on an H200 0.21 us up to 256 rows and 0.34 at 1024 (docs/benchmarks/structured.md).
 #pragma once
@@ -41,7 +40,7 @@ struct ToeplitzSchur {
 
     __device__ __forceinline__ bool given(int c) const { return c < kConfig.columns && first_column + c < args.columns; }
 
-    // Step 0: the first column of T, and its row 0 changes over.
+    // Step 0: loads the first column of T; row 0 changes over.
     __device__ __forceinline__ double begin() {
         const i64 column = line_of(args, args.column, system), right = line_of(args, args.right, system);
         const auto entry = [&](int i) { return Io::template load<double>(args.column.data, column + i * args.column.step).re; };
@@ -66,28 +65,28 @@ struct ToeplitzSchur {
             shared.shifted[0][i + 1] = q[s];
 #pragma unroll
             for (int c = 0; c < kNumbers; ++c) numbers[s][c] = i == 0 ? first[c] : number(i, c) - t * first[c];
-            tell(0, s, i);
+            store_next_row(0, s, i);
         }
         return sum;
     }
-    // What step k + 1 needs of its row.
-    __device__ __forceinline__ void tell(int k, int s, int i) {
+    // Stores what step k + 1 needs of its row.
+    __device__ __forceinline__ void store_next_row(int k, int s, int i) {
         if (i != k + 1) return;
-        auto& told = shared.told[(k + 1) % 2];
-        told.reflection = q[s] * inverse_energy;
+        auto& next_row = shared.next_row[(k + 1) % 2];
+        next_row.reflection = q[s] * inverse_energy;
 #pragma unroll
-        for (int c = 0; c < kNumbers; ++c) told.numbers[c] = numbers[s][c];
+        for (int c = 0; c < kNumbers; ++c) next_row.numbers[c] = numbers[s][c];
     }
-    // False where T is not positive definite, for all threads alike.
+    // False if T is not positive definite; uniform over the block.
     __device__ __forceinline__ bool step(int k) {
-        const auto& told = shared.told[k % 2];
-        const double reflection = told.reflection;
+        const auto& next_row = shared.next_row[k % 2];
+        const double reflection = next_row.reflection;
         energy *= (1 - reflection) * (1 + reflection);
         if (!(energy > 0)) return false;
         inverse_energy = 1 / energy;
         double factor[kNumbers];
 #pragma unroll
-        for (int c = 0; c < kNumbers; ++c) factor[c] = told.numbers[c] * inverse_energy;
+        for (int c = 0; c < kNumbers; ++c) factor[c] = next_row.numbers[c] * inverse_energy;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s) {
             const int i = row_at(s);
@@ -99,20 +98,20 @@ struct ToeplitzSchur {
 #pragma unroll
             for (int c = 0; c < kNumbers; ++c)
                 numbers[s][c] = i == k ? factor[c] : numbers[s][c] + (i < k ? p : -p) * factor[c];
-            tell(k, s, i);
+            store_next_row(k, s, i);
         }
         return true;
     }
 
-    __device__ __forceinline__ void judge(double column_sum) {
+    __device__ __forceinline__ void write_info(double column_sum) {
         double largest = 0;
 #pragma unroll
         for (int s = 0; s < kConfig.slots; ++s)
-            if (row_at(s) < args.n) largest = larger(largest, fabs(numbers[s][kProbe]));
-        column_sum = of_all(column_sum, shared.sums, [](double x, double y) { return x + y; });
-        largest = of_all(largest, shared.largest, [](double x, double y) { return larger(x, y); });
+            if (row_at(s) < args.n) largest = max_or_nan(largest, fabs(numbers[s][kProbe]));
+        column_sum = block_reduce(column_sum, shared.sums, [](double x, double y) { return x + y; });
+        largest = block_reduce(largest, shared.largest, [](double x, double y) { return max_or_nan(x, y); });
         if (threadIdx.x > 0) return;
-        const bool conditioned = column_sum * largest * args.epsilon <= 1;  // false for what is no number
+        const bool conditioned = column_sum * largest * args.epsilon <= 1;  // false for NaN
         static_cast<int*>(args.info)[system] = conditioned ? 0 : args.n + 1;
     }
 
@@ -127,7 +126,7 @@ struct ToeplitzSchur {
         }
         if (first_column == 0) {
             if (positive)
-                judge(column_sum);
+                write_info(column_sum);
             else if (threadIdx.x == 0)
                 static_cast<int*>(args.info)[system] = -(k + 1);
         }

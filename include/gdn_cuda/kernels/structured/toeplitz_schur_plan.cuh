@@ -8,8 +8,8 @@ namespace gdn_cuda::structured {
 struct ToeplitzSchurConfig {
     DType io;  // f32 or f64
     int threads;
-    int slots;    // rows of a thread
-    int columns;  // right-hand sides of a block, beside the probe
+    int slots;    // rows per thread
+    int columns;  // right-hand sides per block, besides the probe
 
     constexpr bool operator==(const ToeplitzSchurConfig&) const = default;
 
@@ -26,13 +26,13 @@ struct ToeplitzSchurConfig {
 
 template <ToeplitzSchurConfig kConfig>
 struct ToeplitzSchurSharedPlan {
-    // What the thread of the next row tells. This and shifted are there twice: one is written while the other is read.
-    struct Told {
+    // Written by the thread of the next row. Double-buffered like `shifted`: one is written while the other is read.
+    struct NextRow {
         double reflection, numbers[kConfig.numbers()];
     };
-    double sums[kConfig.threads / 32], largest[kConfig.threads / 32];  // of warps, at the end
-    Told told[2];
-    double shifted[2][kConfig.rows() + 1];  // of row i at i + 1; 0 above the first
+    double sums[kConfig.threads / 32], largest[kConfig.threads / 32];  // per warp, for the final reductions
+    NextRow next_row[2];
+    double shifted[2][kConfig.rows() + 1];  // row i at index i + 1; 0 above the first
 };
 
 struct ToeplitzSchurArgs {

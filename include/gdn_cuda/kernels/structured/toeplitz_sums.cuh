@@ -1,12 +1,13 @@
-// structured/toeplitz_sums: T x or T^t x, T[i, j] = column[i - j] below the diagonal and on it, row[j - i] above, by sums.
+// structured/toeplitz_sums: T x or T^t x, T[i, j] = column[i - j] on and below the diagonal, row[j - i] above, by direct sums.
 //
-// A block has 32 strips of rows of a system, a lane each, and its warps share the columns of T, a panel of them at a time in
-// shared memory. Strips of 4 rows and 4 columns have 7 diagonals, of which the next 4 columns need 3 again: a thread slides
-// over them in registers, so it reads 4 diagonals, and 4 numbers of x which are those of all lanes, for 16 products; strips of
-// 8 read half as much for a product. The warps' sums are added in order.
+// A block has 32 strips of a system's rows, one per lane; its warps share the columns of T, a panel at a time in shared memory.
+// A strip of 4 rows and 4 columns has 7 diagonals, of which the next 4 columns reuse 3: a thread slides over them in registers,
+// so it reads 4 diagonals, and 4 numbers of x by broadcast, for 16 products; strips of 8 read half as much per product. The
+// warps' sums are added in a fixed order.
 //
-// Bound: for few systems latency. Of 4 systems of 256 on an H200, 3500 cycles, a quarter is the wait for the arguments, a third
-// the one for T and x, a quarter sums. For many, multiply-adds: 44 % of their rate for 256 systems of 1024 in strips of 8.
+// Bound: for few systems latency. For 4 systems of 256 on an H200, 3500 cycles, a quarter is the wait for the arguments, a
+// third the one for T and x, a quarter sums. For many, multiply-adds: 44 % of their rate for 256 systems of 1024 in strips of
+// 8.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/toeplitz_matvec_common.cuh>
@@ -34,16 +35,16 @@ struct ToeplitzSums {
     using Plan = ToeplitzSumsSharedPlan<kConfig>;
     static constexpr int kStrip = kConfig.strip, kPitch = Plan::kPitch, kThreads = kConfig.threads, kWarps = kConfig.warps(),
                          kRows = kConfig.rows(), kPanel = ToeplitzSumsConfig::kPanel, kStep = 2 * kStrip;
-    static constexpr int kOfX = kPanel / kThreads, kOfT = (kPanel + kRows + kThreads - 1) / kThreads;  // brought by a thread
+    static constexpr int kXPerThread = kPanel / kThreads, kTPerThread = (kPanel + kRows + kThreads - 1) / kThreads;
     using Strip = Number[kStrip];
-    struct alignas(16) Sixteen {
+    struct alignas(16) Vector16 {
         static constexpr int kCount = 16 / sizeof(Number);
         Number numbers[kCount];
     };
 
     const Operands& operands;
     Number *diagonals, *vector, *sums;
-    int first_row, n, share, columns;  // of a warp and of a panel
+    int first_row, n, share, columns;  // share: columns of a warp; columns: of a panel
 
     __device__ __forceinline__ ToeplitzSums(const Operands& operands, Plan& shared, int first_row)
         : operands(operands),
@@ -55,40 +56,42 @@ struct ToeplitzSums {
           share((min(n, kPanel) + kWarps * kStep - 1) / (kWarps * kStep) * kStep),
           columns(share * kWarps) {}
 
-    // ---- Between memories: number p of the window is the diagonal of its first row and column, and p - columns.
+    // ---- Between registers and shared memory: number p of the window is the diagonal of its first row and column plus p -
+    // columns.
 
     __device__ __forceinline__ static int place(int p) { return p / kStrip * kPitch + p % kStrip; }
-    __device__ __forceinline__ void put_t(const Number (&brought)[kOfT]) const {
+    __device__ __forceinline__ void store_t(const Number (&loaded)[kTPerThread]) const {
 #pragma unroll
-        for (int i = 0; i < kOfT; ++i)
-            if (const int p = threadIdx.x + i * kThreads; p < columns + kRows) diagonals[place(p)] = brought[i];
+        for (int i = 0; i < kTPerThread; ++i)
+            if (const int p = threadIdx.x + i * kThreads; p < columns + kRows) diagonals[place(p)] = loaded[i];
     }
-    __device__ __forceinline__ void put_x(const Number (&brought)[kOfX]) const {
+    __device__ __forceinline__ void store_x(const Number (&loaded)[kXPerThread]) const {
 #pragma unroll
-        for (int i = 0; i < kOfX; ++i)
-            if (const int j = threadIdx.x + i * kThreads; j < columns) vector[j] = brought[i];
+        for (int i = 0; i < kXPerThread; ++i)
+            if (const int j = threadIdx.x + i * kThreads; j < columns) vector[j] = loaded[i];
     }
     __device__ __forceinline__ static void load(Strip& to, const Number* from) {
 #pragma unroll
-        for (int i = 0; i < kStrip; i += Sixteen::kCount) {
-            const Sixteen got = *reinterpret_cast<const Sixteen*>(from + i);
+        for (int i = 0; i < kStrip; i += Vector16::kCount) {
+            const Vector16 got = *reinterpret_cast<const Vector16*>(from + i);
 #pragma unroll
-            for (int e = 0; e < Sixteen::kCount; ++e) to[i + e] = got.numbers[e];
+            for (int e = 0; e < Vector16::kCount; ++e) to[i + e] = got.numbers[e];
         }
     }
     __device__ __forceinline__ static void store(Number* to, const Strip& from) {
 #pragma unroll
-        for (int i = 0; i < kStrip; i += Sixteen::kCount) {
-            Sixteen put;
+        for (int i = 0; i < kStrip; i += Vector16::kCount) {
+            Vector16 put;
 #pragma unroll
-            for (int e = 0; e < Sixteen::kCount; ++e) put.numbers[e] = from[i + e];
-            *reinterpret_cast<Sixteen*>(to + i) = put;
+            for (int e = 0; e < Vector16::kCount; ++e) put.numbers[e] = from[i + e];
+            *reinterpret_cast<Vector16*>(to + i) = put;
         }
     }
 
     // ---- Sums
 
-    // By steps of two strips of columns. Of one long sum the error would grow, and its additions wait for each other.
+    // In steps of two strips of columns, with a sum each: one long sum has a larger error and a longer chain of dependent
+    // additions.
     __device__ __forceinline__ void add(Strip& total, int lane, int warp) const {
         Strip high, middle, low, left, right, even = {}, odd = {};
         const Number *window = diagonals + ((columns - warp * share) / kStrip + lane) * kPitch, *x = vector + warp * share;
@@ -123,26 +126,26 @@ struct ToeplitzSums {
             *operands.result(first_row + i, k) = all;
         }
     }
-    // Panel after panel, right-hand side after right-hand side; the next one is under way while this one is summed. T stays in
-    // shared memory where it is one panel.
+    // Loops over right-hand sides and their panels; the next panel is prefetched into registers while this one is summed. T
+    // stays in shared memory if it is one panel.
     __device__ __forceinline__ void run(int count) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = (n - 1) / kPanel;
-        Number of_t[kOfT], of_x[kOfX];
-        const auto bring = [&](int panel, int k, bool t) {
+        Number next_t[kTPerThread], next_x[kXPerThread];
+        const auto prefetch = [&](int panel, int k, bool t) {
             const int thread = threadIdx.x;
-            if (t) operands.bring_diagonals(of_t, first_row - panel * kPanel - columns + thread, kThreads);
-            operands.bring_right(of_x, panel * kPanel + thread, kThreads, k);
+            if (t) operands.load_diagonals(next_t, first_row - panel * kPanel - columns + thread, kThreads);
+            operands.load_right(next_x, panel * kPanel + thread, kThreads, k);
         };
-        bring(0, 0, true);
-        put_t(of_t);
+        prefetch(0, 0, true);
+        store_t(next_t);
         Strip total = {};
 #pragma unroll 1
         for (int k = 0, panel = 0;;) {
-            put_x(of_x);
+            store_x(next_x);
             __syncthreads();
             const bool whole = panel == last;
             const int next = whole ? 0 : panel + 1, next_k = k + whole;
-            if (next_k < count) bring(next, next_k, last > 0);
+            if (next_k < count) prefetch(next, next_k, last > 0);
             add(total, lane, warp);
             if (whole) {
                 store(sums + (warp * 32 + lane) * kPitch, total);
@@ -152,7 +155,7 @@ struct ToeplitzSums {
             __syncthreads();
             if (whole) finish(k);
             if (next_k == count) return;
-            if (last > 0) put_t(of_t);
+            if (last > 0) store_t(next_t);
             panel = next;
             k = next_k;
         }

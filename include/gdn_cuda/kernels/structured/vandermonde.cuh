@@ -2,12 +2,12 @@
 //
 // With l = a T + b this is a product of two small tables, (v_n e^(x_n a T)) and (e^(x_n b)), over twice as many columns as
 // there are poles: few exponentials, and a matrix product of real numbers. Tables are made from 16 + T / 16 powers each, with
-// phases that are exact (phase.cuh). fp32 goes to tensor cores, fp64 does not.
+// exact phases (phase.cuh). fp32 uses tensor cores, fp64 does not.
 //
-// Bound: tensor cores, three products in tf32 for two real ones a pole and an output: 8 clocks of a scheduler for 1024 products
-// as mma.sync has them. For 32 poles and T = 128, a warp's 2400 instructions are 384 of those, 512 sums of theirs, 560 that
-// make tables and 400 that make powers. On an H200 half of that rate: both blocks of a multiprocessor make their powers at
-// much the same time.
+// Bound: tensor cores, three tf32 products for each of two real ones per pole and output: 8 clocks of a scheduler for 1024
+// products with mma.sync. For 32 poles and T = 128, a warp's 2400 instructions are 384 of those, 512 additions of their
+// results, 560 for tables and 400 for powers. On an H200 half of that rate: both blocks of an SM make their powers at much the
+// same time.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/vandermonde_fp32.cuh>
@@ -25,25 +25,25 @@ struct Vandermonde {
     const VandermondeArgs& args;
     VandermondeSharedPlan<kConfig>& shared;
 
-    // Residues past the last are 0.
-    __device__ __forceinline__ void bring(int first_pole) {
+    // Loads exponents and residues. Residues past the last are 0.
+    __device__ __forceinline__ void load_poles(int first_pole) {
         if (threadIdx.x >= kConfig.poles) return;
         i64 residues, exponents;
         begin_line(args, place().row, LineBegin{args.residues, residues}, LineBegin{args.exponents, exponents});
-        Table::bring(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
-        const unsigned mine = forgotten(threadIdx.x);
+        Table::load_exponents(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
+        const unsigned mine = opaque(threadIdx.x);
         const int pole = first_pole + static_cast<int>(mine);
         Number v{};
         if (pole < args.pole_count) v = Io::load(args.residues.data, residues + pole * args.residues.step);
         Table::put(shared.residues[mine], {v.re, v.im});
     }
-    // Which row of outputs this is, and which square of it. Asked for where it is needed: registers are full.
+    // The block's row and square of outputs, recomputed where needed: registers are full.
     struct Place {
         unsigned row, square;
     };
     __device__ __forceinline__ Place place() const {
         const auto squares = static_cast<unsigned>((args.steps + kConfig.square() - 1) / kConfig.square()),
-                   block = forgotten(blockIdx.x), row = block / squares;
+                   block = opaque(blockIdx.x), row = block / squares;
         return {row, block - row * squares};
     }
     __device__ __forceinline__ void run() {
@@ -51,9 +51,10 @@ struct Vandermonde {
         Products products{shared};
 #pragma unroll 1
         for (int first = 0; first < Products::padded(args.pole_count); first += Products::kAtOnce) {
-            const int among = first % kConfig.poles, left = args.pole_count - first;  // among those whose powers are made
+            const int among = first % kConfig.poles,
+                      left = args.pole_count - first;  // among those with powers
             if (Products::kAtOnce == kConfig.poles || among == 0) {
-                bring(first);
+                load_poles(first);
                 __syncthreads();
                 Table::make_roots(shared.roots, min(Products::padded(left), kConfig.poles),
                                   static_cast<i64>(place().square) * kConfig.side);

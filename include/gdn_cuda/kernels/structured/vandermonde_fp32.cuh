@@ -1,11 +1,10 @@
-// structured/vandermonde's products in fp32, on tensor cores: three products in tf32 of two parts of each number (mma.cuh).
+// structured/vandermonde's products in fp32, on tensor cores, by 3xTF32 (mma.cuh).
 //
-// Eight rows of the sum's length are four poles, with real and imaginary parts: sums of that much begin at 0 and are added up
-// here, rounded to nearest, since tensor cores cut off. Which row of a square or which column an operand's row stands for is
-// such that tables are written and read a whole warp's 512 bytes at a time, two neighbouring powers a lane, and that a lane
-// ends up with four neighbouring outputs of a row.
+// A k of eight is four poles, with real and imaginary parts: accumulators of that much start at 0 and are added up here,
+// rounded to nearest, since tensor cores truncate. The fragments' rows and columns are permuted so that a warp writes and reads
+// tables 512 bytes at a time, two neighbouring powers per lane, and a lane ends up with four neighbouring outputs of a row.
 //
-// Tables of eight poles are made while those of the eight before are multiplied.
+// Tables of eight poles are made while those of the previous eight are multiplied.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mma.cuh>
@@ -22,7 +21,7 @@ struct VandermondeProducts<kConfig> {
     using Fragment = VandermondeFragment;
     static constexpr int kPoles = Tables::kPoles;
     static constexpr int kWarps = kConfig.threads() / 32, kSteps = Tables::kSteps, kFragments = Tables::kFragments;
-    // A square's warps: so many along its rows, and what each has.
+    // Warps along the leaps and along the steps of a square, and the fragments of each.
     static constexpr int kAlongLeaps = 2, kLeaps = kFragments / kAlongLeaps;
     static constexpr int kAlongSteps = kFragments < kWarps / kAlongLeaps ? kFragments : kWarps / kAlongLeaps,
                          kColumns = kFragments / kAlongSteps;
@@ -31,12 +30,12 @@ struct VandermondeProducts<kConfig> {
     VandermondeSharedPlan<kConfig>& shared;
     float sums[kLeaps][kColumns][2][4]{};
 
-    // Asked for where it is needed: registers are full.
+    // Recomputed where needed: registers are full.
     struct Place {
         int warp, lane;
 
         __device__ __forceinline__ Place() {
-            const unsigned thread = forgotten(threadIdx.x);
+            const unsigned thread = opaque(threadIdx.x);
             warp = static_cast<int>(thread / 32);
             lane = static_cast<int>(thread % 32);
         }
@@ -45,11 +44,11 @@ struct VandermondeProducts<kConfig> {
         __device__ __forceinline__ int first_column() const { return warp % kAlongSteps * kColumns; }
     };
 
-    // So many poles' roots are needed for `poles` of them.
+    // How many poles need roots if there are `poles`: all of a table.
     __device__ __forceinline__ static int padded(int poles) { return (poles + kPoles - 1) / kPoles * kPoles; }
 
-    // By everybody: for half of the next poles, of `left`, from `first` among those there are roots of. Half of the warps
-    // multiply first, so that each scheduler has one for its tensor core and one for the rest.
+    // Called by all warps, for half of the next poles: `left` are left, starting with number `first` among those with roots.
+    // Half of the warps multiply first, so that each scheduler has one for its tensor core and one for the rest.
     static constexpr int kAtOnce = kPoles / 2;
     __device__ __forceinline__ void add(int first, int left) {
         if (first == 0) make_tables(0);
@@ -60,15 +59,15 @@ struct VandermondeProducts<kConfig> {
         else if (first / kPoles * kPoles + kPoles < kConfig.poles && kPoles - half * kAtOnce < left)
             make_tables(first / kPoles * kPoles + kPoles);
     }
-    // A warp makes every second fragment, or so, of four poles' powers of steps or of leaps: as a product of a coarse root, the
-    // fragment's, and a fine one.
+    // A warp makes every kShare-th fragment of four poles' powers of steps or of leaps: products of the fragment's coarse root
+    // and fine ones.
     __device__ __forceinline__ void make_tables(int first_pole) {
         const Place me;
         constexpr int kShare = kWarps / (2 * kSteps);
         const int step = me.warp / kShare % kSteps, pole = first_pole + step * Fragment::kPoles + me.lane % 4;
         const bool leaps = me.warp / kShare / kSteps != 0;
         const Number v = Table::get(shared.residues[pole]);
-        Number fine[2], turned[2];  // the imaginary part of a product with `fine` is the real one with `turned`
+        Number fine[2], turned[2];  // Re(x turned) is Im(x fine), negated for steps
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             fine[i] = Table::fine(shared.roots, pole, leaps, me.lane / 4 * 2 + i);
@@ -113,7 +112,7 @@ struct VandermondeProducts<kConfig> {
                 for (int b = 0; b < kColumns; ++b) {
                     float parts[2][4]{};
 #pragma unroll
-                    for (int product = 0; product < 3; ++product)  // the small ones first
+                    for (int product = 0; product < 3; ++product)  // small products first
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
                             const auto& right = product == 1 ? near_rest[b] : near_high[b];
@@ -128,7 +127,7 @@ struct VandermondeProducts<kConfig> {
             }
         }
     }
-    // `out` is where the square begins, `rest` how much of the row does from there on.
+    // `out` is where the square begins; the row has `rest` outputs from there on.
     __device__ __forceinline__ void store(float* out, i64 rest) const {
         const Place me;
         if (!me.multiplies()) return;

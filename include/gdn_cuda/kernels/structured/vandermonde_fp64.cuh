@@ -1,5 +1,5 @@
-// structured/vandermonde's products in fp64. A thread reads its rows and columns of both tables 16 bytes at a time, a warp
-// without conflicts, and writes whole lines.
+// structured/vandermonde's products in fp64. A thread reads its rows and columns of both tables 16 bytes at a time, without
+// bank conflicts, and a warp writes whole lines.
 #pragma once
 
 #include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>
@@ -13,7 +13,7 @@ struct VandermondeProducts<kConfig> {
     using Real = typename Table::Real;
     using Number = typename Table::Number;
     static constexpr int kPoles = kConfig.poles;
-    static constexpr int kMine = kConfig.side / kConfig.grid;  // outputs of a thread, along each side
+    static constexpr int kMine = kConfig.side / kConfig.grid;  // outputs per thread along each side
     static constexpr int kWidth = 16 / int(sizeof(Real)), kVector = kMine < kWidth ? kMine : kWidth;
     using Vector = Pack<Real, kVector>;
     using Entries = Pack<Real, kWidth>;
@@ -21,15 +21,15 @@ struct VandermondeProducts<kConfig> {
     VandermondeSharedPlan<kConfig>& shared;
     Real sums[kMine][kMine]{};
 
-    // A thread's rows of a square follow each other, and its columns are so many vectors, a grid of them apart.
+    // A thread's rows of a square are consecutive; its columns are vectors, a grid of vectors apart.
     __device__ __forceinline__ static int first_row() { return static_cast<int>(threadIdx.x) / kConfig.grid * kMine; }
     __device__ __forceinline__ static int column(int i) {
         return i / kVector * kConfig.grid * kVector + static_cast<int>(threadIdx.x) % kConfig.grid * kVector;
     }
-    // So many poles' roots are needed for `poles` of them.
+    // How many poles need roots if there are `poles`.
     __device__ __forceinline__ static int padded(int poles) { return poles; }
 
-    // By everybody: for the next poles, of `left`, which are all that there are roots of.
+    // Called by all threads, for the next poles: `left` are left, and all that have roots are taken.
     static constexpr int kAtOnce = kPoles;
     __device__ __forceinline__ void add(int, int left) {
         const int poles = min(left, kPoles);
@@ -38,7 +38,7 @@ struct VandermondeProducts<kConfig> {
         multiply(poles);
     }
     __device__ __forceinline__ void make_tables(int poles) {
-        constexpr int kRound = Table::kLanes * kWidth, kRoots = Table::kRoots;  // entries a group of lanes makes at once
+        constexpr int kRound = Table::kLanes * kWidth, kRoots = Table::kRoots;  // entries per iteration of a group of lanes
         const bool leaps = Table::of_leaps();
         const int first = static_cast<int>(threadIdx.x) % Table::kLanes * kWidth;
 #pragma unroll 1
@@ -89,7 +89,7 @@ struct VandermondeProducts<kConfig> {
                     for (int b = 0; b < kMine; ++b) sums[a][b] += far[a] * near[b];
             }
     }
-    // `out` is where the square begins, `rest` how much of the row does from there on.
+    // `out` is where the square begins; the row has `rest` outputs from there on.
     __device__ __forceinline__ void store(Real* out, i64 rest) const {
         const int first = first_row() * kConfig.side + column(0);
         Real* const mine = out + first;

@@ -1,14 +1,14 @@
 // structured/vandermonde_moments: sums over l of u_l e^(x_n l), and of l u_l e^(x_n l), for real u: the transpose of
-// structured/vandermonde, and what its gradients are made of.
+// structured/vandermonde, from which its gradients are computed.
 //
-// With l = a T + b, first sums over b for every a: a product of u, as a matrix, and the table of e^(x_n b) (and b e^(x_n b));
-// then each times e^(x_n a T), summed over a. A block takes 32 complex sums, of 16 poles with both orders, and a square of u,
-// which is copied while the tile before is multiplied. A thread has 4 of the sums, of 8 leaps that are 16 apart: their powers
-// are one among the coarse roots times the fine one of the thread.
+// With l = a T + b, the first sums are over b for every a: a product of u, as a matrix, and the table of e^(x_n b) (and b
+// e^(x_n b)); then each is multiplied by e^(x_n a T) and summed over a. A block computes 32 complex sums, of 16 poles with both
+// orders, over a square of u; cp.async copies the next tile while this one is multiplied. A thread has 4 of the sums, of 8
+// leaps that are 16 apart: each leap's power is a coarse root times the thread's fine one.
 //
-// Bound: arithmetic, two (with both orders four) products and sums a pole and a number. For T = 128, of a thread's 11,000
-// instructions 8192 are those, 1000 read what they multiply and count, and 800 make tables. On an H200,
-// 45 % of the products' rate, with the operations behind it (docs/benchmarks/structured.md).
+// Bound: arithmetic, two (with both orders four) multiply-adds per pole and number. For T = 128, of a thread's 11,000
+// instructions 8192 are those, 1000 load operands and count, and 800 make tables. On an H200, 45 % of the multiply-add rate,
+// with the operations behind it (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async.cuh>
@@ -29,7 +29,7 @@ struct VandermondeMoments {
                          kMySums = Config::kSumsOfLane;
     static constexpr int kRows = Config::kRows, kMyLeaps = kConfig.side / kRows;
     static constexpr int kWidth = 16 / int(sizeof(Real)),
-                         kPieces = kConfig.tile / kWidth;  // numbers of a piece, pieces of a leap
+                         kPieces = kConfig.tile / kWidth;  // numbers per piece, pieces per leap
     static constexpr int kTiles = kConfig.side / kConfig.tile;
     using Piece = Pack<Real, kWidth>;
 
@@ -37,17 +37,17 @@ struct VandermondeMoments {
     Plan& shared;
 
     __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / Config::kLanes; }
-    // Of a thread's sums: which among those of its block, in pairs (fp32) 16 bytes wide.
+    // Index of a thread's sum among its block's, in pairs (fp32) 16 bytes wide.
     __device__ __forceinline__ static int sum_of(int i) {
         return (i / (kWidth / 2) * Config::kLanes + static_cast<int>(threadIdx.x) % Config::kLanes) * (kWidth / 2) +
                i % (kWidth / 2);
     }
-    // A warp's four leaps read the same piece from different banks.
+    // XOR swizzle: a warp's four leaps read the same piece from different banks.
     __device__ __forceinline__ static int piece(int leap, int at) { return (at ^ (leap & 3)) * kWidth; }
 
-    // `numbers` are those of the square, of which `count` exist.
-    __device__ __forceinline__ void bring(int tile, const Real* numbers, int count, bool whole_pieces) {
-        constexpr int kLeaps = kConfig.threads() / kPieces;  // at once
+    // Copies a tile by cp.async; `numbers` is the square, of which `count` exist.
+    __device__ __forceinline__ void copy_tile(int tile, const Real* numbers, int count, bool whole_pieces) {
+        constexpr int kLeaps = kConfig.threads() / kPieces;  // per iteration
         static_assert(kLeaps % 4 == 0 && kConfig.side % kLeaps == 0, "a thread's piece is in the same place of all its leaps");
         const int leap = static_cast<int>(threadIdx.x) / kPieces, at = static_cast<int>(threadIdx.x) % kPieces,
                   first = leap * kConfig.side + tile * kConfig.tile + at * kWidth;
@@ -70,9 +70,9 @@ struct VandermondeMoments {
         }
         cp_async_fence();
     }
-    // Past the last step a power may be infinite, and no number: there u is 0.
+    // Past the last step, where u is 0, a power may be infinite or NaN: it is set to 0.
     __device__ __forceinline__ void make_table(i64 steps) {
-        constexpr int kSteps = kConfig.threads() / kPoles;  // at once
+        constexpr int kSteps = kConfig.threads() / kPoles;  // per iteration
         static_assert(kRows % kSteps == 0);
         const int pole = static_cast<int>(threadIdx.x) % kPoles, first = static_cast<int>(threadIdx.x) / kPoles;
         const int rest = static_cast<int>(steps < kConfig.side ? steps : kConfig.side) - first;
@@ -114,8 +114,8 @@ struct VandermondeMoments {
             }
         }
     }
-    // Of this thread's leaps: times their powers, and added up. The second order's are of l, which is b and the leap's own
-    // steps.
+    // Multiplies this thread's leaps by their powers and adds them up. The second order's factor l is b plus the leap's first
+    // step.
     __device__ __forceinline__ void add_leaps(const Number (&sums)[kMyLeaps][kMySums], i64 first_leap) {
         constexpr int kMyPoles = kMySums / kOrders;
         const i64 steps = args.steps - (first_leap + row()) * kConfig.side;  // from this thread's first leap on
@@ -158,8 +158,8 @@ struct VandermondeMoments {
         const bool whole_pieces =
             args.numbers.step == 1 && count % kWidth == 0 && reinterpret_cast<unsigned long long>(numbers) % 16 == 0;
 
-        bring(0, numbers, count, whole_pieces);
-        if (threadIdx.x < kPoles) Table::bring(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
+        copy_tile(0, numbers, count, whole_pieces);
+        if (threadIdx.x < kPoles) Table::load_exponents(shared.roots, args.exponents, exponents, first_pole, args.pole_count);
         __syncthreads();
         Table::make_roots(shared.roots, kPoles, first_leap);
         __syncthreads();
@@ -169,7 +169,7 @@ struct VandermondeMoments {
         for (int tile = 0; tile < kTiles; ++tile) {
             cp_async_wait<0>();
             __syncthreads();
-            if (tile + 1 < kTiles) bring(tile + 1, numbers, count, whole_pieces);
+            if (tile + 1 < kTiles) copy_tile(tile + 1, numbers, count, whole_pieces);
             multiply(sums, tile);
         }
         __syncthreads();

@@ -6,10 +6,10 @@
 namespace gdn_cuda::structured {
 
 struct VandermondeMomentsConfig {
-    DType io;    // of exponents and moments, c64 or c128; sums are over real numbers
+    DType io;    // of exponents and moments: c64 or c128; the summed numbers are real
     int orders;  // 1 or 2
-    int side;    // of the square of numbers a block sums over
-    int tile;    // steps in shared memory at a time
+    int side;    // a block sums over a square of side x side numbers
+    int tile;    // steps per shared-memory tile
 
     constexpr bool operator==(const VandermondeMomentsConfig&) const = default;
 
@@ -20,14 +20,14 @@ struct VandermondeMomentsConfig {
         visit("side", side);
         visit("tile", tile);
     }
-    static constexpr int kSums = 32;                                // of a block, complex ones: poles times orders
-    static constexpr int kLanes = 8, kSumsOfLane = kSums / kLanes;  // a leap's sums, and what one thread makes of them
-    static constexpr int kRows = VandermondeConfig::kRoots;         // of threads: each has every so manieth leap
+    static constexpr int kSums = 32;                                // complex sums per block: poles times orders
+    static constexpr int kLanes = 8, kSumsOfLane = kSums / kLanes;  // lanes that share a leap's sums, and sums per lane
+    static constexpr int kRows = VandermondeConfig::kRoots;         // rows of threads; each takes every kRows-th leap
     GDN_HOST_DEVICE constexpr int threads() const { return kRows * kLanes; }
     GDN_HOST_DEVICE constexpr int square() const { return side * side; }
     GDN_HOST_DEVICE constexpr int poles() const { return kSums / orders; }
-    GDN_HOST_DEVICE constexpr int least_blocks() const { return 4; }  // a multiprocessor: 128 registers a thread
-    // The powers that a block needs are made as vandermonde makes its own.
+    GDN_HOST_DEVICE constexpr int least_blocks() const { return 4; }  // per SM: 128 registers per thread
+    // A block's powers are made as vandermonde makes its own.
     GDN_HOST_DEVICE constexpr VandermondeConfig powers() const {
         return {.io = io, .side = side, .grid = 16, .poles = poles()};
     }
@@ -37,10 +37,10 @@ template <VandermondeMomentsConfig kConfig>
 struct VandermondeMomentsSharedPlan {
     using Config = VandermondeMomentsConfig;
     using Real = typename VandermondeNumbers<kConfig.io>::Real;
-    alignas(16) Real powers[kConfig.side][Config::kSums][2];  // of each step b: e^(x b), then b e^(x b), of every pole
+    alignas(16) Real powers[kConfig.side][Config::kSums][2];  // per step b, of every pole: e^(x b), then b e^(x b)
     union {
-        alignas(16) Real numbers[2][kConfig.side][kConfig.tile];  // (leap, step), pieces of 16 bytes where piece() says
-        Real sums[Config::kRows][Config::kSums][2];               // when the rest has been read
+        alignas(16) Real numbers[2][kConfig.side][kConfig.tile];  // (leap, step), in pieces of 16 bytes, swizzled by piece()
+        Real sums[Config::kRows][Config::kSums][2];               // once numbers has been read
     };
     VandermondeRoots<kConfig.powers()> roots;
 };

@@ -7,9 +7,9 @@ namespace gdn_cuda::structured {
 
 struct VandermondeConfig {
     DType io;   // c64 or c128
-    int side;   // of the square of outputs a block makes: so many leaps of so many steps
-    int grid;   // of threads, a square too
-    int poles;  // whose powers are made at a time
+    int side;   // a block computes a square of outputs, side leaps of side steps
+    int grid;   // grid x grid threads
+    int poles;  // poles whose powers are made at a time
 
     constexpr bool operator==(const VandermondeConfig&) const = default;
 
@@ -20,15 +20,16 @@ struct VandermondeConfig {
         visit("grid", grid);
         visit("poles", poles);
     }
-    static constexpr int kRoots = 16;  // a power is the product of one among so many and one among side / kRoots
+    static constexpr int kRoots =
+        16;  // a power is the product of one of kRoots fine roots and one of side / kRoots coarse ones
     GDN_HOST_DEVICE constexpr int threads() const { return grid * grid; }
     GDN_HOST_DEVICE constexpr int roots() const { return kRoots + side / kRoots; }
     GDN_HOST_DEVICE constexpr int square() const { return side * side; }
-    // A multiprocessor: one makes its tables while the other multiplies.
+    // Blocks per SM: one makes its tables while the other multiplies.
     GDN_HOST_DEVICE constexpr int least_blocks() const { return 2; }
 };
 
-// What sums are made of, and a complex number of it.
+// The real type of sums.
 template <DType kIo>
 struct VandermondeNumbers {
     using Real = float;
@@ -38,15 +39,15 @@ struct VandermondeNumbers<DType::c128> {
     using Real = double;
 };
 
-// A pole: its exponent, as Powers holds it.
+// A pole's exponent, as Powers holds it.
 template <class Real>
 struct VandermondePole {
     unsigned long long turns;
     Real log2_size, rest;
 };
 
-// Of each pole: powers of single steps and of kRoots steps at once, then the same of leaps. One more, which nobody reads,
-// spreads the poles over the banks.
+// Per pole: powers of single steps and of kRoots steps at once, then the same of leaps. One unused entry spreads the poles over
+// the banks.
 template <VandermondeConfig kConfig>
 struct VandermondeRoots {
     using Real = typename VandermondeNumbers<kConfig.io>::Real;
@@ -54,15 +55,15 @@ struct VandermondeRoots {
     alignas(2 * sizeof(Real)) Real at[2][kConfig.poles][kConfig.roots() | 1][2];
 };
 
-// fp64: tables as they are.
+// fp64: plain tables.
 template <VandermondeConfig kConfig>
 struct VandermondeTables {
     alignas(16) double near[kConfig.poles][2][kConfig.side];  // e^(x b), negated imaginary parts
     alignas(16) double far[kConfig.poles][2][kConfig.side];   // v e^(x a side)
 };
 
-// fp32: of eight poles (or sixteen), and the next eight. Sixteen powers of four poles are an operand of tensor cores, or two;
-// of it, a lane has the real and imaginary parts of two neighbouring powers, in the order that the operand takes them.
+// fp32: tables of eight poles (or sixteen), double-buffered. Sixteen powers of four poles are an A fragment of mma.m16n8k8, or
+// two B fragments: per lane, the real and imaginary parts of two neighbouring powers, in the fragment's order.
 struct VandermondeFragment {
     static constexpr int kPoles = 4, kPowers = 16;
     struct alignas(16) OfLane {
@@ -76,7 +77,7 @@ struct VandermondeTables<kConfig> {
     using Fragment = VandermondeFragment;
     static constexpr int kPoles = kConfig.side > 32 ? 8 : 16, kSteps = kPoles / Fragment::kPoles,
                          kFragments = kConfig.side / Fragment::kPowers;
-    Fragment at[2][2][kSteps][kFragments];  // of these poles or those, of steps (conjugated) or of leaps (times v)
+    Fragment at[2][2][kSteps][kFragments];  // [buffer][steps, conjugated, or leaps, times v]
 };
 
 template <VandermondeConfig kConfig>

@@ -1,5 +1,5 @@
-// The powers that structured/vandermonde and its moments are made of: e^(x_n b) and e^(x_n a T), as products of a few exact
-// ones. Eight lanes make a pole's.
+// The powers of structured/vandermonde and structured/vandermonde_moments: e^(x_n b) and e^(x_n a T), as products of a few
+// exact ones. Eight lanes compute a pole's.
 #pragma once
 
 #include <gdn_cuda/kernels/common/phase.cuh>
@@ -8,7 +8,7 @@
 
 namespace gdn_cuda::structured {
 
-// Numbers of shared memory in one access.
+// Numbers for one vector access.
 template <class Real, int kCount>
 struct alignas(kCount * sizeof(Real)) Pack {
     Real at[kCount];
@@ -27,26 +27,26 @@ struct VandermondePowers {
     __device__ __forceinline__ static Number product(const Number& x, const Number& y) {
         return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
     }
-    // Whether this thread makes powers of leaps, for which poles from which one on, and as which lane.
+    // Whether this thread makes powers of leaps, and the first pole of its group of lanes.
     __device__ __forceinline__ static bool of_leaps() { return threadIdx.x >= kThreads / 2; }
     __device__ __forceinline__ static int first_of_group() { return static_cast<int>(threadIdx.x) % (kThreads / 2) / kLanes; }
 
-    // By the first threads of a block. Poles past the last are 0.
-    __device__ __forceinline__ static void bring(Roots& roots, const Lines& exponents, i64 row, int first_pole,
-                                                 int pole_count) {
-        const auto pole = static_cast<int>(forgotten(threadIdx.x));
+    // Loads exponents, by the first threads of a block. Poles past the last are 0.
+    __device__ __forceinline__ static void load_exponents(Roots& roots, const Lines& exponents, i64 row, int first_pole,
+                                                          int pole_count) {
+        const auto pole = static_cast<int>(opaque(threadIdx.x));
         Complex<double> x{};
         if (first_pole + pole < pole_count)
             x = Io::template load<double>(exponents.data, row + (first_pole + pole) * exponents.step);
         const auto powers = Powers<Real>::of(x.re, x.im);
         roots.exponents[pole] = {powers.turns.fraction, powers.log2_size, powers.rest};
     }
-    // Of the first `poles`; what bring() left must be there. Leaps count from `first_leap`.
+    // Makes the roots of the first `poles`, after load_exponents() and a barrier. Leaps count from `first_leap`.
     __device__ __forceinline__ static void make_roots(Roots& roots, int poles, i64 first_leap) {
         const bool leaps = of_leaps();
         const unsigned long long step = leaps ? kConfig.side : 1, first = leaps ? first_leap : 0;
         constexpr int kAtOnce = sizeof(Real) == sizeof(float) ? 3 : 2;
-        const unsigned thread = forgotten(threadIdx.x);
+        const unsigned thread = opaque(threadIdx.x);
         const int lane = static_cast<int>(thread % kLanes);
 #pragma unroll 1
         for (int pole = static_cast<int>(thread % (kThreads / 2) / kLanes); pole < poles; pole += kGroups) {
@@ -78,7 +78,7 @@ struct VandermondePowers {
     }
 };
 
-// The products of structured/vandermonde, in each precision its own.
+// The products of structured/vandermonde, one specialization per precision.
 template <VandermondeConfig kConfig>
 struct VandermondeProducts;
 
