@@ -1,4 +1,4 @@
-"""The C++ API without a GPU: the example compiles and links, and every function that the header declares can be linked."""
+"""The C++ API without a GPU: the example compiles, links, and says so."""
 
 from __future__ import annotations
 
