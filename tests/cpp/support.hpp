@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/types.h>
 
 #include <filesystem>
 #include <functional>
@@ -37,6 +38,8 @@ void set_age(const std::filesystem::path& path, std::chrono::seconds age);
 std::string tiny_cubin(const std::vector<std::string>& entries);
 jit::Cubin cubin_of(const std::string& symbol);
 std::string key_of(char digit);  // 64 times
+
+constexpr uid_t kNobody = 65534;
 
 using Environment = std::vector<std::pair<const char*, std::string>>;
 

@@ -17,8 +17,6 @@ namespace fs = std::filesystem;
 using jit::SearchPaths;
 using jit::Toolchain;
 
-constexpr uid_t kNobody = 65534;
-
 struct Layouts : ::testing::Test {
     TemporaryFolder folder;
     const fs::path toolkit = folder / "cuda-13", wheels13 = folder / "site/nvidia/cu13", wheels12 = folder / "site12/nvidia",
