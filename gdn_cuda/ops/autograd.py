@@ -94,7 +94,7 @@ def _with_autograd(name: str, signature: Signature, args: tuple[Any, ...]) -> An
 
 
 def _is_plain(signature: Signature, args: tuple[Any, ...]) -> bool:
-    """Whether autograd has nothing to do with the call; in few steps, as it is asked in grad mode for every call."""
+    """Whether no input requires a gradient or has a tangent. Every call in grad mode asks, so it takes few steps."""
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     try:
@@ -102,13 +102,13 @@ def _is_plain(signature: Signature, args: tuple[Any, ...]) -> bool:
             x = args[i]
             if x is not None and x.requires_grad:
                 return False
-    except AttributeError:  # no tensor: refused where there is time
+    except AttributeError:  # an argument that is no tensor: the slow path names it
         return False
     return True
 
 
 def _plain(signature: Signature, args: tuple[Any, ...]) -> Any:
-    """Torch is told what was written, so that it notices where autograd had saved it."""
+    """Increments the versions of what was written, so that torch notices if autograd had saved it."""
     try:
         results = signature.overload(*args)
     except Exception:
@@ -118,7 +118,7 @@ def _plain(signature: Signature, args: tuple[Any, ...]) -> Any:
         written = [x for i in signature.writes if (x := args[i]) is not None]
         try:
             increment_version(written)
-        except RuntimeError:  # tensors of inference mode count no versions
+        except RuntimeError:  # inference tensors have no version counter
             increment_version([x for x in written if not x.is_inference()])
     return results
 

@@ -312,7 +312,7 @@ struct MmaState : MmaLane {
         x += __shfl_xor_sync(0xffffffffu, x, 1);
         return x + __shfl_xor_sync(0xffffffffu, x, 2);
     }
-    // Of rows g and g + 8 of the warp's sixteen.
+    // A token's value in row g or g + 8 of the warp's sixteen.
     __device__ __forceinline__ Io* value_of(int token, int half) const {
         const unsigned piece = row_piece(row_piece(tile_row(value_tile().bytes, token), value_piece()), half);
         return reinterpret_cast<Io*>(__cvta_shared_to_generic(piece)) + g;
@@ -378,7 +378,7 @@ struct MmaState : MmaLane {
         refresh();
         add_scores(v);
         refresh();
-        // The shuffles tell the compiler that a warp goes one way: else the number of the chunk leaves the uniform registers.
+        // The shuffles make the branches warp-uniform for ptxas, which else moves the chunk's number out of a uniform register.
         if (__shfl_sync(0xffffffffu, shared.factors.resets, 0))
             if (!__shfl_sync(0xffffffffu, is_finite(v), 0)) return advance_by_token(chunk);
         stage_output();

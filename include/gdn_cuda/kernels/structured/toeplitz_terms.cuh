@@ -16,7 +16,7 @@ struct ToeplitzTerms {
     __device__ __forceinline__ static double part(const Number& x) {
         return Io::kComplex ? larger(fabs(x.re), fabs(x.im)) : fabs(x.re);
     }
-    // A power of two that brings the largest of so many numbers near 1.
+    // A power of two that scales numbers up to `largest` to near 1.
     __device__ __forceinline__ static double scale_for(double largest) {
         const bool known = largest > 0 && largest - largest == 0;
         return known ? scalbn(1.0, max(-1000, min(1000, -ilogb(largest)))) : 1.0;
@@ -39,9 +39,9 @@ struct ToeplitzTerms {
     struct Rights {
         const Lines& lines;
         i64 column_stride, first_column;
-        double scale;  // that T and they are multiplied by before they are summed
+        double scale;  // applied to T and right-hand sides before they are summed
     };
-    // For that: in fp64 their sums could leave the range where they do not. By the whole block.
+    // In fp64 sums could overflow or underflow where their terms do not. Called by the whole block.
     template <class Args, int kWarps>
     __device__ __forceinline__ static double scale_before_sums(const Args& args, unsigned system, double (&reduced)[kWarps]) {
         if constexpr (!Io::kWide) return 1.0;
@@ -53,7 +53,7 @@ struct ToeplitzTerms {
                 largest = larger(largest, part(number_at(args.row, line_of(args, args.row, system) + j * args.row.step)));
         }
         largest = of_all(largest, reduced, [](double x, double y) { return larger(x, y); });
-        __syncthreads();  // `reduced` is for others now
+        __syncthreads();  // `reduced` may be reused now
         return scale_for(largest);
     }
     __device__ __forceinline__ static Number number_at(const Lines& from, i64 at) {
