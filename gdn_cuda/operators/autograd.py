@@ -81,7 +81,7 @@ def with_autograd(schema: Schema, args: tuple[Any, ...]) -> Any:
 
 
 def _is_plain(schema: Schema, args: tuple[Any, ...]) -> bool:
-    """Whether autograd has nothing to do with the call; in few steps, as it is asked in grad mode for every call."""
+    """Whether no input requires a gradient or has a tangent. Every call in grad mode asks, so it takes few steps."""
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     try:
@@ -89,13 +89,13 @@ def _is_plain(schema: Schema, args: tuple[Any, ...]) -> bool:
             x = args[i]
             if x is not None and x.requires_grad:
                 return False
-    except AttributeError:  # no tensor: refused where there is time
+    except AttributeError:  # an argument that is no tensor: the slow path names it
         return False
     return True
 
 
 def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
-    """Torch is told what was written, so that it notices where autograd had saved it."""
+    """Increments the versions of what was written, so that torch notices if autograd had saved it."""
     try:
         results = schema.overload(*args)
     except Exception:
@@ -105,7 +105,7 @@ def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
         written = [x for i in schema.writes if (x := args[i]) is not None]
         try:
             increment_version(written)
-        except RuntimeError:  # tensors of inference mode count no versions
+        except RuntimeError:  # inference tensors have no version counter
             increment_version([x for x in written if not x.is_inference()])
     return results
 
