@@ -1,5 +1,5 @@
 // Converts structs to text and back: the form of configurations, problems and choices in generated sources, files and messages.
-// A struct has `fields(visit)`, which calls visit("name", value) per member; to be parsed, also `members(self, visit)`.
+// Structs name their members by GDN_FIELDS.
 #pragma once
 
 #include <charconv>
@@ -39,7 +39,7 @@ inline const char* name_of(DType type) {
 template <class Struct>
 std::string to_text(const Struct& value) {
     std::string text;
-    value.fields([&](const char* name, auto member) {
+    Struct::fields(value, [&](const char* name, auto member) {
         text += fmt::format("{}.{} = ", text.empty() ? "" : ", ", name);
         if constexpr (std::is_same_v<decltype(member), DType>) {
             text += fmt::format("DType::{}", name_of(member));
@@ -54,7 +54,7 @@ std::string to_text(const Struct& value) {
 template <class Struct>
 std::optional<Struct> from_text(std::string_view text) {
     Struct value{};
-    Struct::members(value, [&](const char* name, auto& member) {
+    Struct::fields(value, [&](const char* name, auto& member) {
         const std::string label = fmt::format(".{} = ", name);
         const std::size_t at = text.find(label);
         if (at == std::string_view::npos) return;

@@ -1,6 +1,5 @@
 // The shared part of all kernel Specs. A Spec (families/<family>/<kernel>.hpp) defines
-//     using Config, Args;                                    the plan's structs; Config has `fields(visit)`, which calls
-//                                                            visit("name", value) for each member
+//     using Config, Args;                                    the plan's structs; Config has GDN_FIELDS
 //     static constexpr const char *family, *name, *config_type, *args_type, *summary;
 //     static constexpr int min_capability;                   of the device; also max_capability, for a kernel with
 //                                                            architecture-specific instructions

@@ -1,5 +1,5 @@
 // Stored winners in memory, one table per device. A Tuning (families/<family>/<kernel>.hpp) defines
-//     using Problem, Choice;                               both with `fields`; Problem with `members` too
+//     using Problem, Choice;                               both with GDN_FIELDS
 //     static constexpr std::array kernels;                 ids of the kernels that its choices run; winners are stored
 //                                                          under the first
 //     candidates(problem, traits) -> std::vector<Choice>   the heuristic's choice first

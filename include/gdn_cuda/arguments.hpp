@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <gdn_cuda/fields.hpp>
 #include <optional>
 
 // torch's stable types are hidden, so structs that hold them are.

@@ -14,12 +14,7 @@ struct GDN_HOLDS_TENSORS FusedGdnGating {
     static constexpr const char* name = "fused_gdn_gating";
     Given A_log, dt_bias, a, b;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("A_log", x.A_log);
-        visit("dt_bias", x.dt_bias);
-        visit("a", x.a);
-        visit("b", x.b);
-    }
+    GDN_FIELDS(A_log, dt_bias, a, b)
 };
 // (beta, gate)
 std::tuple<Tensor, Tensor> fused_gdn_gating(const FusedGdnGating& arguments);
@@ -37,20 +32,7 @@ struct GDN_HOLDS_TENSORS RecurrentForward {
     std::optional<double> scale = {};
     Output out = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("query", x.query);
-        visit("key", x.key);
-        visit("value", x.value);
-        visit("state", x.state);
-        visit("beta", x.beta);
-        visit("gate", x.gate);
-        visit("cu_seqlens", x.cu_seqlens);
-        visit("num_accepted_tokens", x.num_accepted_tokens);
-        visit("inference_mode", x.inference_mode);
-        visit("is_qk_norm", x.is_qk_norm);
-        visit("scale", x.scale);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, out)
 };
 // (out, new state)
 std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& arguments);
@@ -67,25 +49,8 @@ struct GDN_HOLDS_TENSORS FusedDecode {
     bool use_qk_l2norm = true;
     Output out = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("query", x.query);
-        visit("key", x.key);
-        visit("value", x.value);
-        visit("a", x.a);
-        visit("b", x.b);
-        visit("A_log", x.A_log);
-        visit("dt_bias", x.dt_bias);
-        visit("state_pool", x.state_pool);
-        visit("state_indices", x.state_indices);
-        visit("cu_seqlens", x.cu_seqlens);
-        visit("num_accepted_tokens", x.num_accepted_tokens);
-        visit("null_slot", x.null_slot);
-        visit("step_states", x.step_states);
-        visit("step_slots", x.step_slots);
-        visit("scale", x.scale);
-        visit("use_qk_l2norm", x.use_qk_l2norm);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(query, key, value, a, b, A_log, dt_bias, state_pool, state_indices, cu_seqlens, num_accepted_tokens, null_slot,
+               step_states, step_slots, scale, use_qk_l2norm, out)
 };
 // out
 Tensor fused_decode(const FusedDecode& arguments);
@@ -103,24 +68,8 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     Output out = {};
     OptionalTensor state_indices = {};  // `state` is a pool, updated in place: torch knows that as chunked_forward_pool
 
-    static void fields(auto& x, auto&& visit) {
-        visit("query", x.query);
-        visit("key", x.key);
-        visit("value", x.value);
-        visit("beta", x.beta);
-        visit("gate", x.gate);
-        visit("state", x.state);
-        visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
-        visit("cu_chunks", x.cu_chunks);
-        visit("scale", x.scale);
-        visit("use_qk_l2norm", x.use_qk_l2norm);
-        visit("output_final_state", x.output_final_state);
-        visit("state_dtype", x.state_dtype);
-        visit("checkpoint_every", x.checkpoint_every);
-        visit("deterministic", x.deterministic);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm,
+               output_final_state, state_dtype, checkpoint_every, deterministic, out)
 };
 struct GDN_HOLDS_TENSORS ChunkedResult {
     Tensor output;
@@ -134,10 +83,7 @@ struct GDN_HOLDS_TENSORS TransposeToMnMajor {
     Given input;
     int64_t alignment = 16;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("input", x.input);
-        visit("alignment", x.alignment);
-    }
+    GDN_FIELDS(input, alignment)
 };
 Tensor transpose_to_mn_major(const TransposeToMnMajor& arguments);
 
@@ -149,16 +95,7 @@ struct GDN_HOLDS_TENSORS ChunkLocalCumsum {
     bool head_first = false;
     OptionalTensor cu_seqlens = {}, chunk_indices = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("input", x.input);
-        visit("output", x.output);
-        visit("batch_size", x.batch_size);
-        visit("seq_len", x.seq_len);
-        visit("num_heads", x.num_heads);
-        visit("head_first", x.head_first);
-        visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
-    }
+    GDN_FIELDS(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices)
 };
 void chunk_local_cumsum_bf16(const ChunkLocalCumsum& arguments);
 
@@ -171,17 +108,7 @@ struct GDN_HOLDS_TENSORS ComputeUAndW {
     std::string compiled_dims = "t";
     OptionalTensor cu_seqlens = {}, chunk_indices = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("k", x.k);
-        visit("v", x.v);
-        visit("u", x.u);
-        visit("w", x.w);
-        visit("beta", x.beta);
-        visit("gate", x.gate);
-        visit("compiled_dims", x.compiled_dims);
-        visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
-    }
+    GDN_FIELDS(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices)
 };
 void bf16_gdn_compute_u_w(const ComputeUAndW& arguments);
 
@@ -197,19 +124,7 @@ struct GDN_HOLDS_TENSORS ChunkedSeqStateUpdate {
     OptionalTensor cu_seqlens = {};
     int64_t chunk_size = 64;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("k", x.k);
-        visit("u", x.u);
-        visit("w", x.w);
-        visit("state", x.state);
-        visit("final_state", x.final_state);
-        visit("gate", x.gate);
-        visit("is_initial_state", x.is_initial_state);
-        visit("output_final_state", x.output_final_state);
-        visit("compiled_dims", x.compiled_dims);
-        visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_size", x.chunk_size);
-    }
+    GDN_FIELDS(k, u, w, state, final_state, gate, is_initial_state, output_final_state, compiled_dims, cu_seqlens, chunk_size)
 };
 void bf16_chunked_seq_state_update(const ChunkedSeqStateUpdate& arguments);
 
@@ -222,19 +137,7 @@ struct GDN_HOLDS_TENSORS ChunkedComputeO {
     OptionalTensor cu_seqlens = {}, chunk_indices = {}, cu_chunks = {};
     int64_t chunk_size = 64;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("q", x.q);
-        visit("state", x.state);
-        visit("k", x.k);
-        visit("u", x.u);
-        visit("o", x.o);
-        visit("gate", x.gate);
-        visit("compiled_dims", x.compiled_dims);
-        visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
-        visit("cu_chunks", x.cu_chunks);
-        visit("chunk_size", x.chunk_size);
-    }
+    GDN_FIELDS(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size)
 };
 void bf16_gdn_chunked_compute_O(const ChunkedComputeO& arguments);
 

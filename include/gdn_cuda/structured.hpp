@@ -16,12 +16,7 @@ struct GDN_HOLDS_TENSORS CauchyKernel {
     Given v, omega, lambd;
     OptionalWritten out = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("v", x.v);
-        visit("omega", x.omega);
-        visit("lambd", x.lambd);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(v, omega, lambd, out)
 };
 // (…,L): Σ_n v_n / (ω_l − λ_n); float32, float64, bfloat16, float16, complex64 or complex128.
 Tensor cauchy_kernel(const CauchyKernel& arguments);
@@ -30,12 +25,7 @@ struct GDN_HOLDS_TENSORS CauchyConj {
     Given v, z, w;
     OptionalWritten out = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("v", x.v);
-        visit("z", x.z);
-        visit("w", x.w);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(v, z, w, out)
 };
 // (…,L): the same with every v_n, w_n and its conjugate; complex64 or complex128, as the two below.
 Tensor cauchy_conj(const CauchyConj& arguments);
@@ -45,12 +35,7 @@ struct GDN_HOLDS_TENSORS LogVandermonde {
     int64_t L = 0;
     OptionalWritten out = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("v", x.v);
-        visit("x", x.x);
-        visit("L", x.L);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(v, x, L, out)
 };
 // (…,L) real: 2 Re Σ_n v_n e^{x_n l}.
 Tensor log_vandermonde(const LogVandermonde& arguments);
@@ -58,11 +43,7 @@ Tensor log_vandermonde(const LogVandermonde& arguments);
 struct GDN_HOLDS_TENSORS LogVandermondeTranspose {
     Given u, v, x;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("u", x.u);
-        visit("v", x.v);
-        visit("x", x.x);
-    }
+    GDN_FIELDS(u, v, x)
 };
 // (…,N): v_n Σ_l u_l e^{x_n l}; u (…,L) is real.
 Tensor log_vandermonde_transpose(const LogVandermondeTranspose& arguments);
@@ -70,10 +51,7 @@ Tensor log_vandermonde_transpose(const LogVandermondeTranspose& arguments);
 struct GDN_HOLDS_TENSORS CauchyPoints {
     Given omega, lambd;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("omega", x.omega);
-        visit("lambd", x.lambd);
-    }
+    GDN_FIELDS(omega, lambd)
 };
 // ω and λ in the L2 persistence window of the current stream until release(), or until this handle ends: call cauchy_kernel
 // with its tensors, which are the given ones or, where those lie far apart, copies side by side. CUDA tensors of one dtype.
@@ -93,12 +71,7 @@ struct GDN_HOLDS_TENSORS ToeplitzProduct {
     Given c, r, x;
     OptionalWritten out = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("r", x.r);
-        visit("x", x.x);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(c, r, x, out)
 };
 // T x, Tᵀ x: c (…,n), r (…,m), x (…,m), or (…,n) for Tᵀ. For n != m zeros complete c, r and x on CUDA up to the rows of one
 // block.
@@ -108,11 +81,7 @@ Tensor toeplitz_matvec_transpose(const ToeplitzProduct& arguments);
 struct GDN_HOLDS_TENSORS ToeplitzSystem {
     Given c, r, b;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("r", x.r);
-        visit("b", x.b);
-    }
+    GDN_FIELDS(c, r, b)
 };
 // (T⁻¹ b, info) with pivots, in fp64. Nothing waits. info is int32, one for every matrix: 0; k, 1 ≤ k ≤ n: pivot k is zero, the
 // solution NaN; n + 1: T is singular to working precision.
@@ -124,11 +93,7 @@ struct GDN_HOLDS_TENSORS SymmetricToeplitzSystem {
     Given c, b;
     bool assume_positive = false;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("b", x.b);
-        visit("assume_positive", x.assume_positive);
-    }
+    GDN_FIELDS(c, b, assume_positive)
 };
 // As toeplitz_solve_ex for r = c; with assume_positive (real; CUDA: at most 8192 rows) several times as fast for positive
 // definite T, and info −k, the solution NaN, where the leading minor of order k is not positive; on CUDA beyond 4096 rows −1,
@@ -140,10 +105,7 @@ Tensor toeplitz_solve_symmetric(const SymmetricToeplitzSystem& arguments);
 struct GDN_HOLDS_TENSORS ToeplitzMatrix {
     Given c, r;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("r", x.r);
-    }
+    GDN_FIELDS(c, r)
 };
 // First and last column of T⁻¹, (…,n) each; waits and throws as toeplitz_solve.
 std::tuple<Tensor, Tensor> gs_compute_generators(const ToeplitzMatrix& arguments);
@@ -151,11 +113,7 @@ std::tuple<Tensor, Tensor> gs_compute_generators(const ToeplitzMatrix& arguments
 struct GDN_HOLDS_TENSORS ToeplitzInverse {
     Given gs_u, gs_v, x;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("gs_u", x.gs_u);
-        visit("gs_v", x.gs_v);
-        visit("x", x.x);
-    }
+    GDN_FIELDS(gs_u, gs_v, x)
 };
 // T⁻¹ x from them; NaN on CUDA where u[0] is zero to working precision.
 Tensor toeplitz_inverse_apply(const ToeplitzInverse& arguments);

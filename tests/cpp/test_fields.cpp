@@ -24,7 +24,7 @@ TEST(ConfigurationText, NamesEveryFieldOnceInOrder) {
     for (const RecurrentConfig& config : recurrent_configurations()) {
         const auto fields = fields_of(to_text(config));
         size_t i = 0;
-        config.fields([&](const char* name, auto value) {
+        RecurrentConfig::fields(config, [&](const char* name, auto value) {
             ASSERT_LT(i, fields.size());
             EXPECT_EQ(fields[i].first, name);
             if constexpr (std::is_same_v<decltype(value), DType>) {

@@ -26,23 +26,8 @@ struct ChunkedForwardPool {
     bool deterministic = false;
     Output out = {};
 
-    static void fields(auto& x, auto&& visit) {
-        visit("query", x.query);
-        visit("key", x.key);
-        visit("value", x.value);
-        visit("beta", x.beta);
-        visit("gate", x.gate);
-        visit("state", x.state);
-        visit("state_indices", x.state_indices);
-        visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
-        visit("cu_chunks", x.cu_chunks);
-        visit("scale", x.scale);
-        visit("use_qk_l2norm", x.use_qk_l2norm);
-        visit("checkpoint_every", x.checkpoint_every);
-        visit("deterministic", x.deterministic);
-        visit("out", x.out);
-    }
+    GDN_FIELDS(query, key, value, beta, gate, state, state_indices, cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm,
+               checkpoint_every, deterministic, out)
 };
 
 // Runs whole chunks on tensor cores where device and tensors allow, else token by token. The choice must not depend on what a

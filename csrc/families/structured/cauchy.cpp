@@ -23,12 +23,7 @@ struct CauchyCall {
     Given v, points, poles;
     bool conj = false;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("v", x.v);
-        visit("points", x.points);
-        visit("poles", x.poles);
-        visit("conj", x.conj);
-    }
+    GDN_FIELDS(v, points, poles, conj)
 };
 struct CauchyOutCall {
     static constexpr const char* name = "cauchy_out";

@@ -21,19 +21,7 @@ struct CauchyProblem {
 
     constexpr bool operator==(const CauchyProblem&) const = default;
 
-    template <class Self, class Visitor>
-    static constexpr void members(Self& self, Visitor&& visit) {
-        visit("rows", self.rows);
-        visit("shared_rows", self.shared_rows);
-        visit("points", self.points);
-        visit("poles", self.poles);
-        visit("io", self.io);
-        visit("conj", self.conj);
-    }
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        members(*this, visit);
-    }
+    GDN_FIELDS(rows, shared_rows, points, poles, io, conj)
 };
 
 inline constexpr int kCauchyRows = 4, kCauchyThreads = 128, kCauchyTile = 64;
@@ -88,13 +76,7 @@ struct CauchyChoice {
 
     constexpr bool operator==(const CauchyChoice&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("in_batches", in_batches);
-        visit("rows", rows);
-        visit("points", points);
-        visit("turns", turns);
-    }
+    GDN_FIELDS(in_batches, rows, points, turns)
 };
 using CauchyWinners = Winners<CauchyProblem, CauchyChoice>;
 

@@ -63,12 +63,7 @@ struct ToeplitzMatvecCall {
     Given c, r, x;
     bool transpose = false;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("r", x.r);
-        visit("x", x.x);
-        visit("transpose", x.transpose);
-    }
+    GDN_FIELDS(c, r, x, transpose)
 };
 Tensor toeplitz_matvec(const ToeplitzMatvecCall& call);
 PreparedToeplitz prepare_toeplitz_matvec(const ToeplitzMatvecCall& call);
@@ -80,13 +75,7 @@ struct ToeplitzSolveCall {
     Given c, r, b;
     bool symmetric = false, wait = false;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("r", x.r);
-        visit("b", x.b);
-        visit("symmetric", x.symmetric);
-        visit("wait", x.wait);
-    }
+    GDN_FIELDS(c, r, b, symmetric, wait)
 };
 Solution toeplitz_solve(const ToeplitzSolveCall& call);
 PreparedToeplitz prepare_toeplitz_solve(const ToeplitzSolveCall& call);
@@ -95,10 +84,7 @@ struct ToeplitzPositiveCall {
     static constexpr const char* name = "toeplitz_solve_positive";
     Given c, b;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("b", x.b);
-    }
+    GDN_FIELDS(c, b)
 };
 Solution toeplitz_solve_positive(const ToeplitzPositiveCall& call);
 PreparedToeplitz prepare_toeplitz_positive(const ToeplitzPositiveCall& call);
@@ -108,10 +94,7 @@ struct ToeplitzEndsCall {
     static constexpr const char* name = "gs_compute_generators";
     Given c, r;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("r", x.r);
-    }
+    GDN_FIELDS(c, r)
 };
 std::tuple<Tensor, Tensor, Tensor> toeplitz_ends(const ToeplitzEndsCall& call);
 PreparedToeplitz prepare_toeplitz_ends(const ToeplitzEndsCall& call);
@@ -121,12 +104,7 @@ struct ToeplitzInverseCall {
     Given gs_u, gs_v, x;
     double epsilon = 0;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("gs_u", x.gs_u);
-        visit("gs_v", x.gs_v);
-        visit("x", x.x);
-        visit("epsilon", x.epsilon);
-    }
+    GDN_FIELDS(gs_u, gs_v, x, epsilon)
 };
 Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call);
 PreparedToeplitz prepare_toeplitz_inverse_apply(const ToeplitzInverseCall& call);
@@ -140,11 +118,7 @@ struct ToeplitzSchurCall {
     Given c, b;
     double epsilon = 0;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("b", x.b);
-        visit("epsilon", x.epsilon);
-    }
+    GDN_FIELDS(c, b, epsilon)
 };
 struct ToeplitzPcgCall {
     static constexpr const char* name = "toeplitz_pcg";
@@ -158,23 +132,14 @@ struct ToeplitzGkoCall {
     Given c, r, b;
     double epsilon = 0;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("r", x.r);
-        visit("b", x.b);
-        visit("epsilon", x.epsilon);
-    }
+    GDN_FIELDS(c, r, b, epsilon)
 };
 // (left, right, numbers, scales) for flattened systems, with the probe behind their right-hand sides.
 struct ToeplitzGeneratorsCall {
     static constexpr const char* name = "toeplitz_generators";
     Given c, r, b;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("c", x.c);
-        visit("r", x.r);
-        visit("b", x.b);
-    }
+    GDN_FIELDS(c, r, b)
 };
 // (C^-1 numbers, info) for left and right generators; `configuration` indexes the kernel's configurations, -1 chooses the best.
 struct ToeplitzEliminateCall {
@@ -182,12 +147,7 @@ struct ToeplitzEliminateCall {
     Given left, right, numbers;
     int64_t configuration = -1;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("left", x.left);
-        visit("right", x.right);
-        visit("numbers", x.numbers);
-        visit("configuration", x.configuration);
-    }
+    GDN_FIELDS(left, right, numbers, configuration)
 };
 std::tuple<Tensor, Tensor, Tensor, Tensor> toeplitz_generators(const ToeplitzGeneratorsCall& call);
 Solution toeplitz_eliminate(const ToeplitzEliminateCall& call);

@@ -19,11 +19,7 @@ struct VandermondeCall {
     Given v, x;
     SymInt L;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("v", x.v);
-        visit("x", x.x);
-        visit("L", x.L);
-    }
+    GDN_FIELDS(v, x, L)
 };
 struct VandermondeOutCall {
     static constexpr const char* name = "log_vandermonde_out";
@@ -40,11 +36,7 @@ struct MomentsCall {
     Given u, x;
     int64_t orders = 1;
 
-    static void fields(auto& x, auto&& visit) {
-        visit("u", x.u);
-        visit("x", x.x);
-        visit("orders", x.orders);
-    }
+    GDN_FIELDS(u, x, orders)
 };
 
 struct PreparedVandermonde {

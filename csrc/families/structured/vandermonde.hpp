@@ -19,17 +19,7 @@ struct VandermondeProblem {
 
     constexpr bool operator==(const VandermondeProblem&) const = default;
 
-    template <class Self, class Visitor>
-    static constexpr void members(Self& self, Visitor&& visit) {
-        visit("rows", self.rows);
-        visit("steps", self.steps);
-        visit("poles", self.poles);
-        visit("io", self.io);
-    }
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        members(*this, visit);
-    }
+    GDN_FIELDS(rows, steps, poles, io)
 };
 using VandermondeWinners = Winners<VandermondeProblem, VandermondeConfig>;
 

@@ -1,6 +1,8 @@
 // Types shared by host and device. Compiled by g++, nvcc and NVRTC: no standard library.
 #pragma once
 
+#include <gdn_cuda/fields.hpp>
+
 #ifdef __CUDACC__
 #define GDN_HOST_DEVICE __host__ __device__ __forceinline__
 #else

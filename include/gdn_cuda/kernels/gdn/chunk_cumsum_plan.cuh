@@ -17,12 +17,7 @@ struct ChunkCumsumConfig {
     constexpr bool operator==(const ChunkCumsumConfig&) const = default;
     GDN_HOST_DEVICE constexpr int threads() const { return heads_per_block * 8; }
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("chunk", chunk);
-        visit("heads_per_block", heads_per_block);
-    }
+    GDN_FIELDS(io, chunk, heads_per_block)
 };
 
 template <ChunkCumsumConfig kConfig>

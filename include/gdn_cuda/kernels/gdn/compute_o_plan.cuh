@@ -15,12 +15,7 @@ struct ComputeOConfig {
 
     constexpr bool operator==(const ComputeOConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("head_k", head_k);
-        visit("state", state);
-        visit("aligned", aligned);
-    }
+    GDN_FIELDS(head_k, state, aligned)
 
     // As many as registers allow: fp32 states, and elements loaded one by one, keep more registers in flight.
     constexpr int blocks_per_multiprocessor() const {

@@ -15,11 +15,7 @@ struct ComputeUWConfig {
 
     constexpr bool operator==(const ComputeUWConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("head_k", head_k);
-        visit("aligned", aligned);
-    }
+    GDN_FIELDS(head_k, aligned)
 };
 
 template <ComputeUWConfig kConfig>

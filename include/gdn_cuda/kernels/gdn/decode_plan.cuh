@@ -15,15 +15,7 @@ struct DecodeConfig {
 
     constexpr bool operator==(const DecodeConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("head_k", head_k);
-        visit("io", io);
-        visit("state", state);
-        visit("warps", warps);
-        visit("stages", stages);
-        visit("fused_gates", fused_gates);
-    }
+    GDN_FIELDS(head_k, io, state, warps, stages, fused_gates)
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }

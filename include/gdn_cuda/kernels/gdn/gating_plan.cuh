@@ -12,12 +12,7 @@ struct GatingConfig {
 
     constexpr bool operator==(const GatingConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("vector", vector);
-        visit("threads", threads);
-    }
+    GDN_FIELDS(io, vector, threads)
 
     // All blocks are resident at once, as many as registers allow: a second, partial wave would leave SMs idle.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor(int capability) const {

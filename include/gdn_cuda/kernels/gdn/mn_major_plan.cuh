@@ -12,12 +12,7 @@ struct MnMajorConfig {
 
     constexpr bool operator==(const MnMajorConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("element_bytes", element_bytes);
-        visit("tile", tile);
-        visit("threads", threads);
-    }
+    GDN_FIELDS(element_bytes, tile, threads)
 };
 
 template <MnMajorConfig kConfig>

@@ -14,13 +14,7 @@ struct PrefillMmaConfig {
 
     constexpr bool operator==(const PrefillMmaConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("head_k", head_k);
-        visit("key_stages", key_stages);
-        visit("warps", warps);
-        visit("io", io);
-    }
+    GDN_FIELDS(head_k, key_stages, warps, io)
 
     static constexpr int kWarpRows = 16;      // of the state: the M of an MMA
     static constexpr int kTileElements = 64;  // elements in a 128-byte row

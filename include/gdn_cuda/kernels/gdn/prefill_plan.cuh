@@ -24,14 +24,7 @@ struct PrefillConfig {
 
     constexpr bool operator==(const PrefillConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("head_k", head_k);
-        visit("value_groups", value_groups);
-        visit("inverse_groups", inverse_groups);
-        visit("stages", stages);
-        visit("io", io);
-    }
+    GDN_FIELDS(head_k, value_groups, inverse_groups, stages, io)
 
     // Warpgroup order: one that loads chunks and forms scores, those that invert, those that own the state.
     GDN_HOST_DEVICE constexpr int first_value_group() const { return 1 + inverse_groups; }

@@ -16,16 +16,7 @@ struct RecurrentConfig {
 
     constexpr bool operator==(const RecurrentConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("head_k", head_k);
-        visit("exact_k", exact_k);
-        visit("io", io);
-        visit("state", state);
-        visit("rows_per_thread", rows_per_thread);
-        visit("warps", warps);
-        visit("aligned", aligned);
-    }
+    GDN_FIELDS(head_k, exact_k, io, state, rows_per_thread, warps, aligned)
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
     // Asking for three blocks per SM makes the compiler give one row per thread enough registers; otherwise it spills a few.

@@ -13,13 +13,7 @@ struct SeqStateUpdateConfig {
 
     constexpr bool operator==(const SeqStateUpdateConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("head_k", head_k);
-        visit("teams", teams);
-        visit("stages", stages);
-        visit("aligned", aligned);
-    }
+    GDN_FIELDS(head_k, teams, stages, aligned)
 
     constexpr int threads() const { return teams * 64; }
     constexpr int rows_per_block() const { return teams * 16; }  // of the state

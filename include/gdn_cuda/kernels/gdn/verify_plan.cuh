@@ -16,15 +16,7 @@ struct VerifyConfig {
 
     constexpr bool operator==(const VerifyConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("head_k", head_k);
-        visit("io", io);
-        visit("state", state);
-        visit("rows_per_thread", rows_per_thread);
-        visit("steps", steps);
-        visit("warps", warps);
-    }
+    GDN_FIELDS(head_k, io, state, rows_per_thread, steps, warps)
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }

@@ -14,14 +14,7 @@ struct CauchyBackwardConfig {
 
     constexpr bool operator==(const CauchyBackwardConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("conj", conj);
-        visit("of_points", of_points);
-        visit("lines", lines);
-        visit("threads", threads);
-    }
+    GDN_FIELDS(io, conj, of_points, lines, threads)
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
     // Points on the imaginary axis take their own path.
     GDN_HOST_DEVICE constexpr bool axis() const { return conj && !of_points && io == DType::c64; }

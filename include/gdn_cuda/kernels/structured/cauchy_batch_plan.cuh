@@ -10,10 +10,7 @@ struct CauchyBatchConfig {
 
     constexpr bool operator==(const CauchyBatchConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-    }
+    GDN_FIELDS(io)
     static constexpr int kRows = 16;    // rows of residues
     static constexpr int kWarps = 16;   // each takes every sixteenth group of poles
     static constexpr int kPoints = 32;  // per block; every warp has all of them

@@ -16,16 +16,7 @@ struct CauchyConfig {
 
     constexpr bool operator==(const CauchyConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("conj", conj);
-        visit("rows", rows);
-        visit("points", points);
-        visit("threads", threads);
-        visit("tile", tile);
-        visit("one_tile", one_tile);
-    }
+    GDN_FIELDS(io, conj, rows, points, threads, tile, one_tile)
     GDN_HOST_DEVICE constexpr bool wide() const { return io == DType::f64 || io == DType::c128; }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(io) ? 2 : 1; }
     // Blocks per SM for __launch_bounds__. Without it ptxas spills a little to fit one more; with 1 it uses registers freely.

@@ -13,13 +13,7 @@ struct ToeplitzEliminateConfig {
 
     constexpr bool operator==(const ToeplitzEliminateConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("blocks", blocks);
-        visit("threads", threads);
-        visit("slots", slots);
-        visit("columns", columns);
-    }
+    GDN_FIELDS(blocks, threads, slots, columns)
     GDN_HOST_DEVICE constexpr int rows() const { return blocks * threads * slots; }
     GDN_HOST_DEVICE constexpr int warps() const { return threads / 32; }
 };

@@ -11,10 +11,7 @@ struct ToeplitzGeneratorsConfig {
 
     constexpr bool operator==(const ToeplitzGeneratorsConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-    }
+    GDN_FIELDS(io)
 };
 
 template <ToeplitzGeneratorsConfig kConfig>

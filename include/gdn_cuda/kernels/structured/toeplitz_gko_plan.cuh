@@ -13,13 +13,7 @@ struct ToeplitzGkoConfig {
 
     constexpr bool operator==(const ToeplitzGkoConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("threads", threads);
-        visit("slots", slots);
-        visit("columns", columns);
-    }
+    GDN_FIELDS(io, threads, slots, columns)
     GDN_HOST_DEVICE constexpr int rows() const { return threads * slots; }
     GDN_HOST_DEVICE constexpr int warps() const { return threads / 32; }
     GDN_HOST_DEVICE constexpr int staged() const { return threads < 256 ? threads : 256; }

@@ -13,12 +13,7 @@ struct ToeplitzMatvecConfig {
 
     constexpr bool operator==(const ToeplitzMatvecConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("transform", transform);
-        visit("threads", threads);
-    }
+    GDN_FIELDS(io, transform, threads)
     GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers per thread
     // Whether registers and shared memory suffice to transform T and a right-hand side at once, and to keep all twiddles.
     GDN_HOST_DEVICE constexpr bool together() const { return groups() == 1; }

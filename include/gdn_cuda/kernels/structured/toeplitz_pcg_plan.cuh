@@ -13,12 +13,7 @@ struct ToeplitzPcgConfig {
 
     constexpr bool operator==(const ToeplitzPcgConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("transform", transform);
-        visit("threads", threads);
-    }
+    GDN_FIELDS(io, transform, threads)
     GDN_HOST_DEVICE constexpr int groups() const { return transform / kFftEach / threads; }  // of eight numbers per thread
     GDN_HOST_DEVICE constexpr int rows() const { return 2 * transform; }
     // Scratch doubles per block: three spectra, solution, residual and direction.

@@ -13,13 +13,7 @@ struct ToeplitzSchurConfig {
 
     constexpr bool operator==(const ToeplitzSchurConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("threads", threads);
-        visit("slots", slots);
-        visit("columns", columns);
-    }
+    GDN_FIELDS(io, threads, slots, columns)
     GDN_HOST_DEVICE constexpr int rows() const { return threads * slots; }
     GDN_HOST_DEVICE constexpr int numbers() const { return columns + 1; }
 };

@@ -12,12 +12,7 @@ struct ToeplitzSumsConfig {
 
     constexpr bool operator==(const ToeplitzSumsConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("strip", strip);
-        visit("threads", threads);
-    }
+    GDN_FIELDS(io, strip, threads)
     static constexpr int kPanel = 1024;  // columns of T in shared memory at a time
     GDN_HOST_DEVICE constexpr int warps() const { return threads / 32; }
     GDN_HOST_DEVICE constexpr int rows() const { return 32 * strip; }  // per block

@@ -13,13 +13,7 @@ struct VandermondeMomentsConfig {
 
     constexpr bool operator==(const VandermondeMomentsConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("orders", orders);
-        visit("side", side);
-        visit("tile", tile);
-    }
+    GDN_FIELDS(io, orders, side, tile)
     static constexpr int kSums = 32;                                // complex sums per block: poles times orders
     static constexpr int kLanes = 8, kSumsOfLane = kSums / kLanes;  // lanes that share a leap's sums, and sums per lane
     static constexpr int kRows = VandermondeConfig::kRoots;         // rows of threads; each takes every kRows-th leap

@@ -13,13 +13,7 @@ struct VandermondeConfig {
 
     constexpr bool operator==(const VandermondeConfig&) const = default;
 
-    template <class Visitor>
-    constexpr void fields(Visitor&& visit) const {
-        visit("io", io);
-        visit("side", side);
-        visit("grid", grid);
-        visit("poles", poles);
-    }
+    GDN_FIELDS(io, side, grid, poles)
     static constexpr int kRoots =
         16;  // a power is the product of one of kRoots fine roots and one of side / kRoots coarse ones
     GDN_HOST_DEVICE constexpr int threads() const { return grid * grid; }
