@@ -125,7 +125,7 @@ struct ToeplitzPcgCall {
     Given c, b;
     double epsilon = 0;
 
-    static void fields(auto& x, auto&& visit) { ToeplitzSchurCall::fields(x, visit); }
+    GDN_FIELDS(c, b, epsilon)
 };
 struct ToeplitzGkoCall {
     static constexpr const char* name = "toeplitz_gko";
