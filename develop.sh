@@ -88,7 +88,7 @@ run_tests() {
     [ -n "${GDN_TEST_SECOND_TORCH:-}" ] ||
         echo "skipped: the operators under torch $second_torch (GDN_TEST_SECOND_TORCH=make ./develop.sh test)"
     "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
-        echo "skipped: tests/gpu, which need an NVIDIA GPU; there is none here"
+        echo "skipped: tests/gpu and tests/*/gpu, which need an NVIDIA GPU; there is none here"
     [ "$python_tests" -eq 0 ] && [ "$cpp_tests" -eq 0 ]
 }
 

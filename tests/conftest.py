@@ -1,5 +1,5 @@
-"""For all tests: `helpers` can be imported, gdn_cuda comes from this tree where it is not installed, seeds differ per test, and
-tests/gpu is left out where there is no GPU."""
+"""For all tests: gdn_cuda comes from this tree where it is not installed, seeds differ per test, and folders named gpu are left
+out where there is no GPU. The GPU suite is `pytest tests/gpu tests/*/gpu`."""
 
 import importlib.util
 import sys
@@ -10,22 +10,32 @@ import pytest
 import torch
 
 TESTS = Path(__file__).resolve().parent
-GPU_TESTS = TESTS / "gpu"
-sys.path.insert(0, str(TESTS))
 if importlib.util.find_spec("gdn_cuda") is None:
     sys.path.insert(0, str(TESTS.parent))
 
 
+def needs_gpu(path: Path) -> bool:
+    return path.is_relative_to(TESTS) and "gpu" in path.relative_to(TESTS).parts
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Not asked about what the command line names, so `pytest tests/gpu` collects, and skips with the reason."""
-    return True if collection_path == GPU_TESTS and not torch.cuda.is_available() else None
+    """pytest does not ask about paths named on the command line: `pytest tests/gpu` collects, and skips with the reason."""
+    return True if collection_path.name == "gpu" and needs_gpu(collection_path) and not torch.cuda.is_available() else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if needs_gpu(item.path):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     asked = [(config.invocation_params.dir / argument.split("::")[0]).resolve() for argument in config.args]
-    named = any(GPU_TESTS in (path, *path.parents) for path in asked)
-    if not named and any(path in GPU_TESTS.parents for path in asked) and not torch.cuda.is_available():
-        terminalreporter.write_line("tests/gpu: not collected, because they need an NVIDIA GPU and there is none here")
+    named = any(needs_gpu(path) for path in asked)
+    left_out = any(folder.is_relative_to(path) for path in asked for folder in TESTS.rglob("gpu"))
+    if left_out and not named and not torch.cuda.is_available():
+        terminalreporter.write_line("tests/gpu and tests/*/gpu: not collected: they need an NVIDIA GPU, and there is none here")
 
 
 @pytest.fixture

@@ -28,11 +28,11 @@ logged() { # NAME COMMAND...: its exit status, and the lines of its log that sum
     grep -aE '^(FAILED|ERROR )|passed|failed|ERROR SUMMARY|RACECHECK SUMMARY' "$out/$name.log" | tail -n 20
 }
 
-suite() { logged suite "$python" -m pytest tests/gpu -v --tb=short -p no:xdist -p no:cacheprovider --durations=10; }
+suite() { logged suite "$python" -m pytest tests/gpu tests/*/gpu -v --tb=short -p no:xdist -p no:cacheprovider --durations=10; }
 sanitize() {
     logged memcheck $sanitizer --tool memcheck --error-exitcode 1 "$python" tests/sanitize.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 logged memcheck_fuzz $sanitizer --tool memcheck --error-exitcode 1 \
-        "$python" -m pytest -q -p no:xdist -p no:cacheprovider tests/gpu/test_gpu_fuzz.py
+        "$python" -m pytest -q -p no:xdist -p no:cacheprovider tests/gdn/gpu/test_fuzz.py
     # Its reports have to be read: tests/sanitize.py says which are none.
     logged racecheck $sanitizer --tool racecheck "$python" tests/sanitize.py
 }

@@ -83,7 +83,12 @@ def test_operators_on_the_second_torch(package: Path) -> None:
     done = subprocess.run(
         [
             *(SECOND, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"),
-            *(f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests" / "ops")),
+            *(
+                f"--rootdir={ROOT}",
+                "-c",
+                str(ROOT / "pyproject.toml"),
+                *map(str, sorted((ROOT / "tests").glob("**/operators"))),
+            ),
         ],
         cwd=package,
         env=os.environ | {"PYTHONPATH": str(package)},

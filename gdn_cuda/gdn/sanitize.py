@@ -50,7 +50,7 @@ def packed(dk: int, dv: int, **options: Any) -> dict[str, Tensor]:
     return make_packed_gdn_inputs(lengths, dk=dk, dv=dv, dtype=torch.bfloat16, device="cuda", gate_range=(-2.0, 0.0), **options)
 
 
-# What device memory may say that makes no sense, for 271 tokens and 4 sequences; tests/gpu/test_gpu_fuzz.py has more of it.
+# What device memory may say that makes no sense, for 271 tokens and 4 sequences; tests/gdn/gpu/test_fuzz.py has more of it.
 HOSTILE_OFFSETS = (
     [0, 271, 0, 271, 0],
     [300, 200, 100, 0, -100],

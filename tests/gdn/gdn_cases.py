@@ -1,0 +1,46 @@
+"""Calls of the Gated Delta Net's operators on CPU tensors, and what a refusal of them looks like."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from operator_cases import operator_call, written_by
+from torch import Tensor
+
+from gdn_cuda.gdn.examples import CASES
+from gdn_cuda.operators.examples import Arguments, Case
+
+MESSAGE = re.compile(r"(?P<function>\w+): (?P<argument>\w+): expected .+, got .+", re.DOTALL)
+
+
+def arguments_of(case: Case, seed: int = 0) -> Arguments:
+    """Valid ones, where the results would go included."""
+    arguments = case.make(2, 3, seed)
+    if "accepted" in case.name:  # so that one step less still has all the accepted ones
+        arguments["num_accepted_tokens"].clamp_(max=2)
+    return arguments | ({"out": torch.full_like(arguments["value"], 7.0)} if case.out_argument else {})
+
+
+def refuses(case: Case, arguments: Arguments, error: type[Exception] = ValueError) -> str:
+    """The argument that the error names."""
+    before = {name: x.clone() for name, x in arguments.items() if isinstance(x, Tensor) and x.device.type == "cpu"}
+    with pytest.raises(error) as caught:
+        case.function(**arguments)
+    found = MESSAGE.fullmatch(str(caught.value))
+    assert found, str(caught.value)
+    assert found["function"] == case.function.__name__
+    for name, old in before.items():
+        assert torch.equal(old.nan_to_num(), arguments[name].nan_to_num()), f"{name} was written"
+    return found["argument"]
+
+
+def one_of_each() -> dict[str, Case]:
+    """Of the Gated Delta Net's operators, one example of every operator and set of arguments that it writes."""
+    found: dict[Any, str] = {}
+    for name, case in CASES.items():
+        if not case.packed:
+            found.setdefault((operator_call(case)[0].name(), *written_by(case)), name)
+    return {name: CASES[name] for name in found.values()}

@@ -1,0 +1,336 @@
+"""chunked_forward on the GPU against the recurrence in fp64: hostile gates and keys, every head dimension, any packing."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gdn_inputs import to_double
+from helpers import rel_rms
+from torch import Tensor
+
+import gdn_cuda
+from gdn_cuda.gdn.inputs import KEY_MODES, make_gdn_inputs, make_packed_gdn_inputs
+from gdn_cuda.reference import recurrent
+
+# Of output and state: V', the scores and the state are each rounded to bf16 for the tensor cores.
+BOUND = 5e-3
+PATH = os.environ.get("GDN_PREFILL", "auto")
+
+
+def oracle(inputs: dict[str, Tensor], **options: object) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, final state and states after every token, in fp64 on the GPU."""
+    given = {name: x for name, x in inputs.items() if x is not None}
+    output, final_state, steps = recurrent(**to_double(given), keep_steps=True, **options)  # type: ignore[arg-type]
+    assert steps is not None
+    return output, final_state, steps
+
+
+def poisoned(value: Tensor) -> Tensor:
+    return torch.full(value.shape, float("nan"), dtype=value.dtype, device=value.device)
+
+
+def inputs(**options: object) -> dict[str, Tensor]:
+    return make_gdn_inputs(**{"dk": 128, "dv": 128, "dtype": torch.bfloat16, "device": "cuda", **options})  # type: ignore[arg-type]
+
+
+def packed_inputs(lengths: list[int], **options: object) -> dict[str, Tensor]:
+    return make_packed_gdn_inputs(lengths, **{"dk": 128, "dv": 128, "dtype": torch.bfloat16, "device": "cuda", **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key_mode", KEY_MODES)
+@pytest.mark.parametrize("gates", [(-100.0, 0.0), (-5.0, 0.0), (-0.2, 0.0), (0.0, 0.0)])
+@pytest.mark.parametrize("T", [64, 300])
+def test_hostile_inputs(key_mode: str, gates: tuple[float, float], T: int, seed: int) -> None:
+    norm = key_mode == "unnormalized"
+    x = inputs(T=T, seed=seed, gate_range=gates, beta_max=2.0, key_mode=key_mode)
+    expected, expected_state, _ = oracle(x, use_qk_l2norm=norm)
+    out, state = gdn_cuda.chunked_forward(**x, use_qk_l2norm=norm, out=poisoned(x["value"]))
+    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+
+
+@pytest.mark.parametrize(
+    "dk,dv", [(128, 128), (64, 64), (96, 192), (64, 256), (128, 40), (40, 72), (8, 8), (192, 128), (256, 256)]
+)
+@pytest.mark.parametrize("T", [1, 63, 65, 200])
+def test_dimensions_and_lengths(dk: int, dv: int, T: int, seed: int) -> None:
+    x = inputs(T=T, Hk=2, Hv=6, dk=dk, dv=dv, seed=seed, gate_range=(-2, 0))
+    expected, expected_state, _ = oracle(x)
+    out, state = gdn_cuda.chunked_forward(**x, out=poisoned(x["value"]))
+    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+
+
+@pytest.mark.parametrize("B,Hk,Hv", [(1, 1, 1), (3, 2, 16), (9, 16, 32)])  # few blocks, and more than the card holds
+def test_batches_give_the_bits_of_their_sequences(B: int, Hk: int, Hv: int, seed: int) -> None:
+    x = inputs(B=B, T=150, Hk=Hk, Hv=Hv, seed=seed, gate_range=(-1, 0))
+    expected, expected_state, _ = oracle(x)
+    out, state = gdn_cuda.chunked_forward(**x)
+    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+    again = gdn_cuda.chunked_forward(**x)
+    assert torch.equal(out, again[0]) and torch.equal(state, again[1])
+    alone = gdn_cuda.chunked_forward(**{name: t[-1:] for name, t in x.items()})
+    assert torch.equal(alone[0], out[-1:]) and torch.equal(alone[1], state[-1:])
+
+
+# Few heads: a sequence is split into segments, which begin where the state before them is forgotten, or at its start.
+@pytest.mark.parametrize("gates", [(-100.0, 0.0), (-2.0, 0.0), (-0.1, 0.0), (-0.001, 0.0)])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("lengths", [None, [1100, 0, 70, 1500]])
+def test_segments_give_the_bits_of_whole_sequences(
+    gates: tuple[float, float], norm: bool, lengths: list[int] | None, seed: int
+) -> None:
+    options = {"Hk": 1, "Hv": 2, "seed": seed, "gate_range": gates, "beta_max": 2.0}
+    x = packed_inputs(lengths, **options) if lengths else inputs(B=1, T=1500, **options)
+    out, state = gdn_cuda.chunked_forward(**x, use_qk_l2norm=norm, out=poisoned(x["value"]))
+    expected, expected_state, _ = oracle(x, use_qk_l2norm=norm)
+    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+    whole = {name: t.repeat_interleave(48, dim=t.ndim - 2 if name in ("query", "key", "value") else -1)
+             for name, t in x.items() if name not in ("state", "cu_seqlens")}  # fmt: skip
+    whole["state"] = x["state"].repeat_interleave(48, dim=1)
+    if lengths:
+        whole["cu_seqlens"] = x["cu_seqlens"]
+    many, many_states = gdn_cuda.chunked_forward(**whole, use_qk_l2norm=norm)
+    assert torch.equal(many[..., ::48, :], out) and torch.equal(many_states[:, ::48], state)
+    unsplit, unsplit_state = gdn_cuda.chunked_forward(**x, use_qk_l2norm=norm, deterministic=True)
+    assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
+
+
+# Long enough for segments that resume with each other's states: these reach across in all heads, in some, or in part of the
+# sequence. Heads choose the rows a block: one group or two, with rows for both or for one, and with rows of M or none.
+REACHING = ("slow", "some heads", "then fast", "then slow", "packed", "pool", "bf16 pool", "none", "fp16")
+HEADS_OF_DIMS = {"96/192": 2, "40/72": 2, "128/64": 2, "64/128": 16, "64/192": 12, "128/256": 8}
+
+
+@pytest.mark.parametrize("case", [*REACHING, "repeated", "parallel", *HEADS_OF_DIMS])
+def test_states_that_reach_across_segments(case: str, seed: int) -> None:
+    T = 5700
+    dk, dv = map(int, case.split("/")) if case in HEADS_OF_DIMS else (128, 128)
+    heads = HEADS_OF_DIMS.get(case, 2)
+    options = {"Hk": heads // 2, "Hv": heads, "dk": dk, "dv": dv, "seed": seed, "gate_range": (-1e-3, 0.0), "beta_max": 2.0}
+    options["key_mode"] = case if case in KEY_MODES else "random"
+    options["dtype"] = torch.float16 if case == "fp16" else torch.bfloat16
+    bound = 1e-3 if case == "fp16" else BOUND
+    lengths = [T, 0, 70, 2 * T, 3 * T, 4 * T] if case == "packed" else None
+    x = packed_inputs(lengths, **options) if lengths else inputs(B=1, T=T, **options)
+    if case == "some heads":
+        x["gate"][..., 0] *= 2000
+    elif case.startswith("then"):
+        half = (slice(None), slice(T // 2, None) if case == "then fast" else slice(T // 2))
+        x["gate"][half] *= 2000
+    elif case == "none":
+        del x["state"]
+    norm = case == "slow"
+    fixed, fixed_state = gdn_cuda.chunked_forward(**x, use_qk_l2norm=norm, deterministic=True)
+    start = x.pop("state", None)
+    expected, expected_state = gdn_cuda.recurrent_forward(**x, state=start, is_qk_norm=norm)
+    if "pool" in case:
+        pool = torch.randn(3, *start.shape[1:], device="cuda").to(torch.bfloat16 if "bf16" in case else torch.float32)
+        pool[1] = start[0]
+        slots = torch.tensor([1], device="cuda")
+        out, _, checkpoints = gdn_cuda.chunked_forward(**x, state=pool, state_indices=slots, checkpoint_every=128)
+        state = pool[1:2]
+        for n in range(7, len(checkpoints), 8):
+            before = {name: t[:, : 128 * (n + 1)] for name, t in x.items()}
+            assert rel_rms(checkpoints[n], gdn_cuda.recurrent_forward(**before, state=start)[1][0]) < BOUND
+    else:
+        out, state = gdn_cuda.chunked_forward(**x, state=start, use_qk_l2norm=norm, out=poisoned(x["value"]))
+        again, again_state = gdn_cuda.chunked_forward(**x, state=start, use_qk_l2norm=norm)
+        assert torch.equal(out, again) and torch.equal(state, again_state)
+    assert rel_rms(out, expected) < bound and rel_rms(state, expected_state) < bound
+    assert rel_rms(fixed, expected) < bound and rel_rms(fixed_state, expected_state) < bound
+
+
+# Another configuration than the one that splits walks whole sequences faster: both are launched, and one takes the call.
+@pytest.mark.parametrize("remember", ["no head", "one head", "all heads"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_one_of_two_launches_takes_the_call(remember: str, in_place: bool, seed: int) -> None:
+    x = inputs(B=1, T=5300, Hk=16, Hv=32, seed=seed, gate_range=(-2.0, -1.0))
+    heads = {"no head": slice(0), "one head": slice(7, 8), "all heads": slice(None)}[remember]
+    x["gate"][..., heads] *= 1e-4
+    fixed, fixed_state = gdn_cuda.chunked_forward(**x, deterministic=True)
+    expected, expected_state = gdn_cuda.recurrent_forward(**x)
+    options = {"state_indices": torch.tensor([0], device="cuda")} if in_place else {}
+    given = {**x, "state": x["state"].clone()}
+    out, state = gdn_cuda.chunked_forward(**given, **options, out=poisoned(x["value"]))
+    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+    if remember != "no head":
+        assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
+
+
+def test_a_packed_pool_whose_states_reach_across_segments(seed: int) -> None:
+    lengths = [6000, 9000, 70, 0, 12000]
+    x = packed_inputs(lengths, Hk=1, Hv=2, seed=seed, gate_range=(-1e-3, 0.0))
+    pool = torch.randn(7, *x["state"].shape[1:], device="cuda")
+    slots = torch.tensor([3, -1, 2, 5, 6], dtype=torch.int32, device="cuda")
+    given = {**x, "state": pool.clone()}
+    out, state = gdn_cuda.chunked_forward(**given, state_indices=slots, out=poisoned(x["value"]))
+    kept = [0, 1, 4, 5]
+    assert torch.equal(state[kept], pool[kept]) and not out[6000:15000].any()
+    for i, slot in ((0, 3), (2, 2), (4, 6)):
+        mine = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
+        alone = {name: x[name][None, mine] for name in ("query", "key", "value", "beta", "gate")}
+        expected, expected_state = gdn_cuda.recurrent_forward(**alone, state=pool[slot : slot + 1])
+        assert rel_rms(out[mine], expected[0]) < BOUND and rel_rms(state[slot], expected_state[0]) < BOUND
+
+
+def test_fp16_links_keep_what_fp16_cannot_hold(seed: int) -> None:
+    """A state of which 2^-30 is left, and which nothing is added to, has its own last digits in fp32."""
+    T = 6400
+    x = inputs(B=1, T=T, Hk=1, Hv=2, seed=seed, dtype=torch.float16, gate_range=(-1e-9, 0.0))
+    x["value"].zero_()
+    x["beta"].zero_()
+    x["gate"].fill_(-30 * math.log(2) / T)
+    _, state = gdn_cuda.chunked_forward(**x)
+    assert rel_rms(state, x["state"] * 2.0**-30) < 1e-3
+
+
+def test_a_short_sequence_beside_a_long_one_is_not_split(seed: int) -> None:
+    x = packed_inputs([40000, 300, 1500], Hk=1, Hv=2, seed=seed, gate_range=(-2.0, -1.0))
+    out, state = gdn_cuda.chunked_forward(**x)
+    fixed, fixed_state = gdn_cuda.chunked_forward(**x, deterministic=True)
+    assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
+
+
+@pytest.mark.parametrize("gates", [(-2.0, 0.0), (-0.001, 0.0)])
+def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float], seed: int) -> None:
+    x = inputs(B=1, T=1500, Hk=1, Hv=2, seed=seed, gate_range=gates)
+    expected, expected_state, steps = oracle(x)
+    pool = torch.randn(3, *x["state"].shape[1:], device="cuda")
+    for _ in range(5):
+        pool[1] = x["state"][0]
+        kept = pool.clone()
+        slots = torch.tensor([1], device="cuda")
+        out, _, checkpoints = gdn_cuda.chunked_forward(**x | {"state": pool}, state_indices=slots, checkpoint_every=128)
+        assert rel_rms(out, expected) < BOUND and rel_rms(pool[1], expected_state[0]) < BOUND
+        assert torch.equal(pool[::2], kept[::2])
+        assert rel_rms(checkpoints, steps[0, 127::128]) < BOUND
+
+
+def test_what_lies_beside_a_packed_sequence_does_not_matter(seed: int) -> None:
+    lengths = [70, 1, 0, 128, 65]
+    x = packed_inputs(lengths, seed=seed, gate_range=(-1, 0))
+    out, state = gdn_cuda.chunked_forward(**x, out=poisoned(x["value"]))
+    for i, length in enumerate(lengths):
+        start = sum(lengths[:i])
+        mine = slice(start, start + length)
+        beside = {name: x[name].clone() for name in ("query", "key", "value")}
+        for rows in beside.values():
+            rows[:start] = rows[start + length :] = float("nan")
+        among, states = gdn_cuda.chunked_forward(**{**x, **beside})
+        assert torch.equal(among[mine], out[mine]) and torch.equal(states[i], state[i])
+        alone = {name: x[name][None, mine] for name in ("query", "key", "value", "beta", "gate")}
+        padded = gdn_cuda.chunked_forward(**alone, state=x["state"][i : i + 1])
+        assert torch.equal(padded[0][0], out[mine]) and torch.equal(padded[1][0], state[i])
+    assert not out.isnan().any()
+
+
+def test_slices_of_one_projection(seed: int) -> None:
+    x = inputs(T=130, Hk=4, Hv=8, seed=seed, gate_range=(-1, 0))
+    B, T = x["value"].shape[:2]
+    both = torch.cat([x["query"].flatten(2), x["key"].flatten(2), x["value"].flatten(2)], -1)
+    query, key, value = (part.unflatten(-1, (-1, 128)) for part in both.split([4 * 128, 4 * 128, 8 * 128], -1))
+    wide = torch.full((B, T, 8, 256), float("nan"), dtype=torch.bfloat16, device="cuda")
+    out, state = gdn_cuda.chunked_forward(**{**x, "query": query, "key": key, "value": value}, out=wide[..., 128:])
+    expected, expected_state = gdn_cuda.chunked_forward(**x)
+    assert torch.equal(out, expected) and torch.equal(state, expected_state) and bool(wide[..., :128].isnan().all())
+
+
+def test_unaligned_slices_take_the_slower_kernel(seed: int) -> None:
+    x = inputs(T=70, seed=seed, gate_range=(-1, 0))
+    shifted = torch.empty(x["key"].numel() + 1, dtype=torch.bfloat16, device="cuda")[1:].view(x["key"].shape)
+    shifted.copy_(x["key"])
+    expected, expected_state, _ = oracle(x)
+    out, state = gdn_cuda.chunked_forward(**{**x, "key": shifted})
+    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+
+
+def test_half_precision_and_other_gate_types(seed: int) -> None:
+    x = inputs(T=200, dtype=torch.float16, seed=seed, gate_range=(-1, 0))
+    x["gate"], x["beta"] = x["gate"].bfloat16(), x["beta"].half()
+    expected, expected_state, _ = oracle(x)
+    out, state = gdn_cuda.chunked_forward(**x, out=poisoned(x["value"]))
+    assert rel_rms(out, expected) < 1e-3 and rel_rms(state, expected_state) < 1e-3
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.0, -2.0])
+def test_scale(scale: float, seed: int) -> None:
+    x = inputs(T=100, seed=seed, gate_range=(-1, 0))
+    expected, _, _ = oracle(x, scale=scale)
+    out, _ = gdn_cuda.chunked_forward(**x, scale=scale, out=poisoned(x["value"]))
+    assert rel_rms(out, expected) < BOUND
+
+
+def test_no_tokens(seed: int) -> None:
+    x = inputs(T=0, seed=seed)
+    out, state = gdn_cuda.chunked_forward(**x)
+    assert out.numel() == 0 and torch.equal(state, x["state"])
+    x = packed_inputs([0, 0], seed=seed)
+    _, state = gdn_cuda.chunked_forward(**x)
+    assert torch.equal(state, x["state"])
+
+
+@pytest.mark.parametrize("T", [8192, 131072])
+def test_long_sequences_against_the_recurrent_kernel(T: int, seed: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    query, key, value = (torch.randn(1, T, 2, 128, device="cuda", generator=generator).bfloat16() for _ in range(3))
+    beta, gate = (
+        torch.rand(1, T, 2, device="cuda", generator=generator),
+        -torch.rand(1, T, 2, device="cuda", generator=generator) / 50,
+    )
+    expected, expected_state = gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, is_qk_norm=True)
+    out, state = gdn_cuda.chunked_forward(query, key, value, beta, gate, use_qk_l2norm=True)
+    assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
+
+
+def test_checkpoints(seed: int) -> None:
+    x = inputs(B=2, T=1000, seed=seed, gate_range=(-1, 0))
+    _, expected_state, steps = oracle(x)
+    _, state, checkpoints = gdn_cuda.chunked_forward(**x, checkpoint_every=192)
+    assert rel_rms(state, expected_state) < BOUND
+    assert rel_rms(checkpoints, steps[:, 191::192].flatten(0, 1)) < BOUND
+
+
+@pytest.mark.parametrize("given,wanted", [(None, None), (None, torch.bfloat16), (torch.bfloat16, torch.float32),
+                                          (torch.float32, torch.bfloat16), (torch.bfloat16, None)])  # fmt: skip
+def test_chunked_forward_state_dtypes(given: torch.dtype | None, wanted: torch.dtype | None, seed: int) -> None:
+    x = inputs(T=70, dv=64, seed=seed, gate_range=(-1, 0))
+    x["state"] = None if given is None else x["state"].to(given)  # type: ignore[assignment]
+    _, expected, _ = oracle(x)
+    _, state = gdn_cuda.chunked_forward(**x, state_dtype=wanted)
+    assert state is not None and state.dtype == (wanted or given or torch.float32)
+    assert rel_rms(state, expected) < BOUND
+
+
+def test_chunked_forward_in_a_pool_with_checkpoints(seed: int) -> None:
+    lengths = [130, 0, 64, 20]
+    x = packed_inputs(lengths, seed=seed, gate_range=(-1, 0))
+    pool = torch.randn(9, 4, 128, 128, device="cuda")
+    slots = torch.tensor([4, 0, -1, 7], dtype=torch.int32, device="cuda")
+    pool[[4, 0, 7]] = x["state"][[0, 1, 3]]
+    before = pool.clone()
+    alone = gdn_cuda.chunked_forward(**x, checkpoint_every=64)
+    given = {**x, "state": pool}
+    out, state, checkpoints = gdn_cuda.chunked_forward(
+        **given, state_indices=slots, checkpoint_every=64, out=poisoned(x["value"])
+    )
+    assert state is pool
+    assert torch.equal(out[:130], alone[0][:130]) and torch.equal(out[194:], alone[0][194:]) and not out[130:194].any()
+    assert torch.equal(pool[[4, 7]], alone[1][[0, 3]]) and torch.equal(pool[0], before[0])
+    others = [1, 2, 3, 5, 6, 8]
+    assert torch.equal(pool[others], before[others])
+    assert checkpoints.shape[0] == 214 // 64
+    assert torch.equal(checkpoints[:2], alone[2][:2]) and not checkpoints[2].any()
+
+
+@pytest.mark.skipif(PATH != "auto", reason="this is the child")
+@pytest.mark.parametrize("path", ["mma", "recurrent"])
+def test_all_of_this_through_another_kernel(path: str) -> None:
+    """The variable is read once a process, so another one runs this file: gdn/prefill would be chosen for most of it here."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(__file__).resolve())]
+    done = subprocess.run(command, env={**os.environ, "GDN_PREFILL": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

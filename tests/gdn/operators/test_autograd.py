@@ -1,0 +1,232 @@
+"""Gradients of the GDN operators: none, and no call under autograd says otherwise or leaves something half written."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from gdn_cases import arguments_of, one_of_each
+from operator_cases import copied, written_by
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
+
+import gdn_cuda
+from gdn_cuda.gdn.examples import CASES
+from gdn_cuda.operators.examples import Arguments, Case
+
+EACH = one_of_each()
+NAMES = list(EACH)
+WRITTEN = {name: written for name, case in EACH.items() if (written := written_by(case))}
+WRITES = [(name, argument) for name, arguments in WRITTEN.items() for argument in arguments]
+
+
+def read_of(name: str) -> str:
+    """The first tensor that a call reads."""
+    given = CASES[name].make(2, 3, 0).items()
+    return next(argument for argument, x in given if isinstance(x, Tensor) and argument not in WRITTEN.get(name, []))
+
+
+READ = {name: read_of(name) for name in NAMES}
+
+
+def with_gradient(name: str, seed: int) -> tuple[Case, Arguments]:
+    case = CASES[name]
+    arguments = {argument: copied(x) for argument, x in arguments_of(case, seed).items()}
+    arguments[READ[name]].requires_grad_()
+    return case, arguments
+
+
+def tensors(*values: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_call_works_and_backward_raises(name: str, seed: int) -> None:
+    case, arguments = with_gradient(name, seed)
+    plain = {argument: x.detach().clone() if isinstance(x, Tensor) else x for argument, x in arguments.items()}
+    plain |= {argument: copied(x.detach()) for argument, x in arguments.items() if isinstance(x, Tensor)}
+    expected = case.function(**plain)
+    results = case.function(**arguments)
+    for one, other in zip(tensors(expected, plain), tensors(results, arguments), strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=0, atol=0, equal_nan=True)
+    followed = tensors(results) + [arguments[argument] for argument in WRITTEN.get(name, [])]
+    for x in followed:
+        assert x.requires_grad
+        with pytest.raises(RuntimeError, match=f"{case.function.__name__}: no gradient .*gdn_cuda.reference"):
+            x.float().sum().backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_history_outside_grad_mode(name: str, mode: Any, seed: int) -> None:
+    case, arguments = with_gradient(name, seed)
+    with mode():
+        results = case.function(**arguments)
+    assert not any(x.requires_grad for x in tensors(results) + [arguments[argument] for argument in WRITTEN.get(name, [])])
+
+
+@pytest.mark.parametrize("name, argument", WRITES)
+@pytest.mark.parametrize("kind", ["leaf", "view of a leaf", "inference tensor", "one of several views", "view made in no_grad"])
+def test_what_autograd_refuses_is_refused_before_anything_is_written(name: str, argument: str, kind: str, seed: int) -> None:
+    case, arguments = with_gradient(name, seed)
+    given = arguments[argument]
+    if kind == "leaf":
+        arguments[argument] = given.requires_grad_()
+    elif kind == "view of a leaf":
+        arguments[argument] = torch.stack([given, given]).requires_grad_()[0]
+    elif kind == "inference tensor":
+        with torch.inference_mode():
+            arguments[argument] = given.clone()
+    elif kind == "one of several views":
+        arguments[argument] = torch.stack([given, given]).unbind(0)[0]
+    else:
+        with torch.no_grad():
+            arguments[argument] = torch.stack([given, given])[0]
+    before = {n: x.detach().clone() for n, x in arguments.items() if isinstance(x, Tensor)}
+    with pytest.raises(ValueError, match=f"{case.function.__name__}: {argument}: expected memory that "):
+        case.function(**arguments)
+    for n, x in before.items():
+        torch.testing.assert_close(x, arguments[n].detach(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name, argument", WRITES)
+@pytest.mark.parametrize("kind", ["leaf", "inference tensor", "view made in no_grad"])
+def test_outside_grad_mode_any_memory_is_written(name: str, argument: str, kind: str, seed: int) -> None:
+    """Whole, as kernels write it: not half, because a copy behind the others is refused."""
+    case, arguments = with_gradient(name, seed)
+    expected = {n: copied(x.detach()) if isinstance(x, Tensor) else x for n, x in arguments.items()}
+    case.function(**expected)
+    with torch.inference_mode() if kind == "inference tensor" else torch.no_grad():
+        arguments[argument] = copied(arguments[argument])
+    if kind == "leaf":
+        arguments[argument].requires_grad_()
+    with torch.no_grad():
+        case.function(**arguments)
+    for n in WRITTEN[name]:
+        torch.testing.assert_close(expected[n], arguments[n].detach(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_refused_decode_may_be_tried_again(seed: int) -> None:
+    """The pool of issue 15, number 5: it had moved on when `out` was refused, and the next try stepped twice."""
+    arguments = arguments_of(CASES["decode"], seed)
+    pool = arguments["state_pool"].clone()
+    once = {n: copied(x) for n, x in arguments.items()}
+    gdn_cuda.fused_decode(**once)
+    with pytest.raises(ValueError, match="fused_decode: out: expected memory that requires no gradient"):
+        gdn_cuda.fused_decode(**arguments | {"out": arguments["out"].clone().requires_grad_()})
+    assert torch.equal(arguments["state_pool"], pool)
+    gdn_cuda.fused_decode(**arguments)
+    assert torch.equal(arguments["state_pool"], once["state_pool"])
+
+
+def test_histories_of_a_pool_do_not_pile_up(seed: int) -> None:
+    _, arguments = with_gradient("decode", seed)
+    block = torch.zeros(2, *arguments["state_pool"].shape)
+    block[0] = arguments["state_pool"]
+
+    def nodes() -> int:
+        gc.collect()
+        return sum("_WrittenBackward" in type(x).__name__ for x in gc.get_objects())
+
+    for pool in (arguments["state_pool"], block[0]):
+        arguments["state_pool"] = pool
+        gdn_cuda.fused_decode(**arguments)
+        before = nodes()
+        for _ in range(10):
+            gdn_cuda.fused_decode(**arguments)
+        assert nodes() <= before + 1
+
+
+def test_a_buffer_around_out_keeps_refusing(seed: int) -> None:
+    """What was computed before is not reached through the part that a call has written."""
+    _, arguments = with_gradient("decode", seed)
+    weight = torch.ones((), requires_grad=True)
+    buffer = weight * torch.ones(2, *arguments["out"].shape)
+    arguments["out"] = buffer.to(arguments["out"].dtype)[1]
+    gdn_cuda.fused_decode(**arguments)
+    with pytest.raises(RuntimeError, match="fused_decode: no gradient"):
+        arguments["out"].float().sum().backward()
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_overwriting_what_autograd_saved_is_noticed(name: str, seed: int) -> None:
+    arguments = arguments_of(CASES[name], seed)
+    weight = torch.ones((), requires_grad=True)
+    losses = [(weight * arguments[argument].float().mul(1) * arguments[argument]).sum() for argument in WRITTEN[name]]
+    CASES[name].function(**arguments)
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+# ---- forward mode and torch.func
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("transform", ["grad", "jvp", "jacrev", "jacfwd", "vjp", "dual"])
+def test_transforms_are_refused(name: str, transform: str, seed: int) -> None:
+    case, argument = CASES[name], READ[name]
+    arguments = arguments_of(case, seed)
+    x = arguments[argument]
+
+    def function(x: Tensor) -> Tensor:
+        return tensors(case.function(**arguments | {argument: x}), x)[0].sum()
+
+    with pytest.raises(
+        ValueError, match=f"{CASES[name].function.__name__}: {argument}: expected a tensor .*gdn_cuda.reference"
+    ):
+        if transform == "dual":
+            with forward_ad.dual_level():
+                function(forward_ad.make_dual(x, torch.ones_like(x)))
+        elif transform == "jvp":
+            torch.func.jvp(function, (x,), (torch.ones_like(x),))
+        elif transform == "vjp":
+            torch.func.vjp(function, x)
+        else:
+            getattr(torch.func, transform)(function)(x)
+
+
+def test_forward_mode_is_refused_in_no_grad_too(seed: int) -> None:
+    x = CASES["gating"].make(2, 3, seed)
+    with torch.no_grad(), forward_ad.dual_level():
+        x["a"] = forward_ad.make_dual(x["a"], torch.ones_like(x["a"]))
+        with pytest.raises(ValueError, match="fused_gdn_gating: a: expected a tensor without a tangent"):
+            gdn_cuda.fused_gdn_gating(**x)
+
+
+def test_a_transform_over_something_else_is_none(seed: int) -> None:
+    x = CASES["gating"].make(2, 3, seed)
+
+    def scaled(weight: Tensor) -> Tensor:
+        return (weight * gdn_cuda.fused_gdn_gating(**x)[1]).sum()
+
+    expected = gdn_cuda.fused_gdn_gating(**x)[1].sum()
+    torch.testing.assert_close(torch.func.grad(scaled)(torch.ones(())), expected)
+    torch.testing.assert_close(torch.func.jvp(scaled, (torch.ones(()),), (torch.ones(()),))[1], expected)
+
+
+# ---- compiled
+
+
+@pytest.mark.parametrize("name", ["gating", "recurrent-PREFILL", "decode", "chunked", "u-w"])
+def test_compiled_calls_work_and_their_backward_raises(name: str, seed: int) -> None:
+    torch._dynamo.reset()
+    case, arguments = with_gradient(name, seed)
+    if name != "u-w":
+        arguments.pop("out", None)
+    expected = tensors(case.function(**{n: copied(x.detach()) if isinstance(x, Tensor) else x for n, x in arguments.items()}))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def function(arguments: Arguments) -> Any:
+        return case.function(**arguments)
+
+    results = tensors(function(arguments))
+    for one, other in zip(expected, results, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=0, atol=0)
+    for x in results:
+        with pytest.raises(RuntimeError, match=f"{case.function.__name__}: no gradient"):
+            x.float().sum().backward(retain_graph=True)
+    torch._dynamo.reset()

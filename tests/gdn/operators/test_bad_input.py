@@ -1,0 +1,407 @@
+"""Wrong input: an error that names function, argument, expected and got, and nothing written.
+
+Two tables. `test_wrong_tensor` changes each tensor of a valid call in each way that can be wrong; `test_wrong_value` lists what
+has to be said by hand: ranges, partners, options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from gdn_cases import MESSAGE, arguments_of, one_of_each, refuses
+from operator_cases import copied, operator_call, written_by
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
+from torch.utils._pytree import tree_leaves
+
+import gdn_cuda
+from gdn_cuda.gdn.examples import CASES, DK, DV, HV
+from gdn_cuda.operators.declare import DECLARATIONS
+from gdn_cuda.operators.examples import Arguments, Case, poisoned
+
+# Calls that between them have every tensor argument.
+TENSOR_CASES = [
+    "gating",
+    "gating-packed-fp16",
+    "recurrent-PREFILL",
+    "recurrent-accepted",
+    "recurrent-accepted-packed",
+    "decode",
+    "decode-verify",
+    "decode-packed",
+    "decode-step-states",
+    "chunked",
+    "chunked-packed-hints",
+    "chunked-pool",
+    "mn-major-fp32",
+    "mn-major-bf16",
+    "cumsum",
+    "cumsum-head-first-packed",
+    "u-w",
+    "u-w-packed",
+    "state-update",
+    "state-update-packed",
+    "compute-o",
+    "compute-o-packed",
+]
+# Any strides will do.
+ANY_STRIDE = {
+    "recurrent_forward": "beta gate num_accepted_tokens",
+    "fused_decode": "a b state_indices",
+    "chunked_forward": "beta gate chunk_indices cu_chunks",
+    "transpose_to_mn_major": "input",
+    "chunk_local_cumsum_bf16": "input output chunk_indices",
+    "bf16_gdn_compute_u_w": "chunk_indices",
+}
+# Of the sizes one more or less, those that are legal: more room than needed.
+LEGAL_SIZES = {
+    ("u-w", "k", 2, -1),  # one key head for all value heads
+    ("u-w-packed", "k", 1, -1),
+    ("state-update", "k", 2, -1),
+    ("state-update-packed", "k", 1, -1),
+    ("u-w-packed", "cu_seqlens", 0, +1),  # nothing else has a row a sequence
+    ("u-w-packed", "cu_seqlens", 0, -1),
+    ("compute-o-packed", "cu_seqlens", 0, +1),
+    ("compute-o-packed", "cu_seqlens", 0, -1),
+    ("decode", "state_pool", 0, +1),
+    ("decode", "state_pool", 0, -1),
+    ("decode-packed", "state_pool", 0, +1),
+    ("decode-packed", "state_pool", 0, -1),
+    ("decode-verify", "state_pool", 0, +1),
+    ("decode-verify", "state_pool", 0, -1),
+    ("decode-verify", "state_indices", 1, +1),
+    ("decode-step-states", "state_pool", 0, +1),
+    ("decode-step-states", "state_pool", 0, -1),
+    ("decode-step-states", "step_states", 0, +1),
+    ("decode-step-states", "step_states", 0, -1),
+    ("decode-step-states", "step_states", 1, +1),
+    ("decode-step-states", "step_states", 1, -1),
+    ("recurrent-accepted", "state", 1, +1),
+    ("recurrent-accepted", "state", 1, -1),
+    ("recurrent-accepted-packed", "state", 1, +1),
+    ("recurrent-accepted-packed", "state", 1, -1),
+    ("chunked-pool", "state", 0, +1),
+    ("chunked-pool", "state", 0, -1),
+    ("chunked-packed-hints", "chunk_indices", 0, +1),
+    ("chunked-packed-hints", "chunk_indices", 0, -1),
+    ("state-update-packed", "state", 0, +1),
+    ("state-update-packed", "state", 0, -1),
+    ("compute-o-packed", "state", 0, +1),
+    ("compute-o-packed", "state", 0, -1),
+}
+
+
+def resized(x: Tensor, dim: int, by: int) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] += by
+    return x.new_zeros(shape)
+
+
+def wrong_tensors(case: Case, arguments: Arguments) -> Iterator[tuple[str, str, Tensor]]:
+    """(what is wrong, argument, the wrong tensor)"""
+    for name, x in arguments.items():
+        if not isinstance(x, Tensor):
+            continue
+        yield "rank+1", name, x[None]
+        yield "rank-1", name, x[0]
+        for dim in range(x.dim()):
+            for by in (-1, 1):
+                if (case.name, name, dim, by) not in LEGAL_SIZES and case.function is not gdn_cuda.transpose_to_mn_major:
+                    yield f"size[{dim}]{by:+}", name, resized(x, dim, by)
+        for dtype in (torch.float64, torch.complex64, torch.int16):
+            yield str(dtype), name, x.to(dtype)
+        if name not in ANY_STRIDE.get(case.function.__name__, "").split() and x.shape[-1] > 1:
+            yield "stride", name, torch.stack([x, x], dim=-1)[..., 0]
+
+
+# Hints have no rank, and leading dimensions of what is transposed are free.
+LEGAL_RANKS = {("chunk_indices", "rank+1"), ("chunk_indices", "rank-1"), ("input", "rank+1")}
+
+
+@pytest.mark.parametrize("name", TENSOR_CASES)
+def test_wrong_tensor(name: str) -> None:
+    case = CASES[name]
+    arguments = arguments_of(case)  # refused calls leave them as they are
+    anchor = next(argument for argument in ("query", "a", "input", "k") if argument in arguments)
+    failures = []
+    for wrong, argument, x in wrong_tensors(case, arguments):
+        legal = (argument, wrong) in LEGAL_RANKS and not (argument == "input" and "cumsum" in name)
+        if legal or (case.function is gdn_cuda.transpose_to_mn_major and wrong == "rank-1" and x.dim() >= 2):
+            continue
+        where = f"{argument}: {wrong}"
+        try:
+            named = refuses(case, arguments | {argument: x})
+        except (AssertionError, pytest.fail.Exception) as failure:
+            failures.append(f"{where}: {failure}")
+            continue
+        # The others are compared with the anchor, and heads with those of value: then it is one of them that is named.
+        if named != argument and argument not in (anchor, "value", "v", "u", "q", "cu_seqlens"):
+            failures.append(f"{where}: the error names {named}")
+    assert not failures
+
+
+def test_every_tensor_is_broken_somewhere() -> None:
+    """Of every declared operator, every argument that is a tensor or None."""
+    broken = {(CASES[name].function.__name__, argument) for name in TENSOR_CASES for argument in arguments_of(CASES[name])}
+    declared = {
+        (function, schema.arguments[i])
+        for function, declaration in DECLARATIONS.items()
+        for schema in declaration.schemas
+        for i, _ in schema.tensors
+    }
+    hints = {"chunk_indices", "cu_chunks"}  # those of chunked_forward stand for all
+    assert not {(function, argument) for function, argument in declared - broken if argument not in hints}
+
+
+@pytest.mark.parametrize("name", TENSOR_CASES)
+def test_wrong_device(name: str) -> None:
+    """A meta tensor among CPU tensors: the call, and the C++ checks alone."""
+    case = CASES[name]
+    operator, values = operator_call(case)
+    declared = [x.name for x in operator._schema.arguments]
+    validate = getattr(torch.ops.gdn_cuda, "validate_" + operator.name().split("::")[1]).default
+    tensors = [i for i, x in enumerate(values) if isinstance(x, Tensor)]
+    public = arguments_of(case)
+    for i in tensors if len(tensors) > 1 else []:
+        elsewhere = [x.to("meta") if i == j else copied(x) for j, x in enumerate(values)]
+        for call in (operator, lambda *args: validate.redispatch(DispatchKeySet(DispatchKey.CPU), *args)):
+            with pytest.raises(ValueError) as caught:
+                call(*elsewhere)
+            found = MESSAGE.fullmatch(str(caught.value))
+            assert found and found["function"] == case.function.__name__, str(caught.value)
+            assert "the device of" in str(caught.value) or "a CUDA or CPU tensor" in str(caught.value)
+        if declared[i] in public:
+            refuses(case, public | {declared[i]: public[declared[i]].to("meta")})
+
+
+def wide(**changes: Any) -> Callable[[Arguments], Arguments]:
+    return lambda arguments: arguments | changes
+
+
+def dims(dk: int = DK, dv: int = DV, hv: int = HV) -> Callable[[Arguments], Arguments]:
+    """Tensors of recurrent_forward that agree with one another."""
+
+    def change(arguments: Arguments) -> Arguments:
+        B, T, Hk = arguments["query"].shape[:3]
+        query, value = torch.zeros(B, T, Hk, dk).bfloat16(), torch.zeros(B, T, hv, dv).bfloat16()
+        gates = torch.zeros(B, T, hv)
+        given = {"query": query, "key": query, "value": value, "out": value.clone(), "beta": gates, "gate": gates}
+        return arguments | given | {"state": torch.zeros(B, hv, dv, dk)}
+
+    return change
+
+
+def expanded(name: str) -> Callable[[Arguments], Arguments]:
+    return lambda arguments: arguments | {name: arguments[name][:1].clone().expand(arguments[name].shape)}
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def without(*names: str) -> Callable[[Arguments], Arguments]:
+    return lambda arguments: {name: x for name, x in arguments.items() if name not in names}
+
+
+def slot_gaps(name: str) -> Callable[[Arguments], Arguments]:
+    """Each state with gaps inside."""
+    return lambda arguments: arguments | {name: arguments[name].mT.contiguous().mT}
+
+
+STEPS = "decode-step-states"
+WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
+    # head dimensions and heads
+    ("recurrent-PREFILL", "query", dims(dk=12)),
+    ("recurrent-PREFILL", "query", dims(dk=264)),
+    ("recurrent-PREFILL", "query", dims(dk=0)),
+    ("recurrent-PREFILL", "value", dims(dv=12)),
+    ("recurrent-PREFILL", "value", dims(dv=264)),
+    ("recurrent-PREFILL", "value", dims(hv=3)),
+    ("recurrent-PREFILL", "value", dims(hv=0)),
+    # partners
+    ("gating", "a", wide(is_var_len=True)),
+    ("gating-packed-fp16", "a", wide(is_var_len=False)),
+    ("recurrent-PREFILL", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    ("recurrent-PREFILL-packed", "cu_seqlens", without("cu_seqlens")),
+    ("recurrent-PREFILL", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
+    ("recurrent-accepted", "num_accepted_tokens", wide(state=None)),
+    ("recurrent-accepted", "num_accepted_tokens", wide(num_accepted_tokens=ints(1))),
+    ("recurrent-accepted", "state", wide(inference_mode=0, num_accepted_tokens=None)),
+    ("decode", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    ("decode-packed", "cu_seqlens", without("cu_seqlens")),
+    ("decode", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
+    ("decode-no-indices", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
+    (STEPS, "step_slots", without("step_slots")),
+    (STEPS, "step_states", without("step_states")),
+    ("chunked", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    ("chunked-packed", "cu_seqlens", without("cu_seqlens")),
+    ("chunked", "chunk_indices", wide(chunk_indices=ints(0, 0))),
+    ("chunked", "cu_chunks", wide(cu_chunks=ints(0, 1, 2))),
+    ("chunked-pool", "state", without("state")),
+    ("cumsum", "chunk_indices", wide(chunk_indices=ints(0, 0))),
+    ("u-w", "chunk_indices", wide(chunk_indices=ints(0, 0))),
+    ("compute-o", "cu_chunks", wide(cu_chunks=ints(0, 1, 2))),
+    # ranges
+    ("recurrent-PREFILL", "inference_mode", wide(inference_mode=3)),
+    ("recurrent-PREFILL", "inference_mode", wide(inference_mode=-1)),
+    ("recurrent-PREFILL", "scale", wide(scale=float("nan"))),
+    ("decode", "scale", wide(scale=float("inf"))),
+    ("decode", "null_slot", wide(null_slot=-1)),
+    ("decode-no-indices", "state_pool", wide(state_pool=torch.zeros(1, HV, DV, DK))),
+    ("decode-verify", "state_indices", wide(state_indices=ints(1, 2)[:, None])),
+    (STEPS, "step_states", wide(step_states=torch.zeros(3, 2, HV, DV, DK))),
+    (STEPS, "step_states", wide(step_states=torch.zeros(3, 4, HV, DV, DK).bfloat16())),
+    ("chunked", "checkpoint_every", wide(checkpoint_every=32)),
+    ("chunked", "checkpoint_every", wide(checkpoint_every=-64)),
+    ("chunked", "state_dtype", wide(state_dtype=torch.float16)),
+    ("chunked-pool", "state_dtype", wide(state_dtype=torch.bfloat16)),
+    ("chunked-packed", "chunk_indices", wide(chunk_indices=ints(0, 0, 1))),
+    ("chunked-packed", "cu_chunks", wide(cu_chunks=ints(0, 1))),
+    ("mn-major-fp32", "alignment", wide(alignment=0)),
+    ("mn-major-fp32", "alignment", wide(alignment=-16)),
+    ("mn-major-fp32", "alignment", wide(alignment=6)),
+    ("cumsum", "input", wide(batch_size=3)),
+    ("cumsum", "input", wide(seq_len=4)),
+    ("cumsum", "input", wide(num_heads=HV + 1)),
+    ("cumsum-packed", "cu_seqlens", wide(batch_size=2)),
+    ("u-w", "compiled_dims", wide(compiled_dims="x")),
+    ("state-update", "compiled_dims", wide(compiled_dims="T")),
+    ("state-update", "chunk_size", wide(chunk_size=32)),
+    ("compute-o", "chunk_size", wide(chunk_size=128)),
+    ("state-update-packed", "state", wide(state=torch.zeros(1, HV, DV, DK))),
+    # dtypes and strides that go with others
+    ("recurrent-PREFILL", "key", lambda x: x | {"key": x["key"].half()}),
+    ("recurrent-PREFILL", "value", lambda x: x | {"value": x["value"].half()}),
+    ("recurrent-PREFILL", "out", lambda x: x | {"out": x["out"].float()}),
+    ("gating", "b", lambda x: x | {"b": x["b"].float()}),
+    ("u-w", "gate", lambda x: x | {"gate": x["gate"].contiguous()}),
+    ("u-w", "beta", lambda x: x | {"beta": x["beta"].contiguous()}),
+    ("u-w", "k", lambda x: x | {name: x[name].half() for name in ("k", "v", "u", "w")}),
+    ("recurrent-PREFILL", "state", slot_gaps("state")),
+    ("decode", "state_pool", slot_gaps("state_pool")),
+    (STEPS, "step_states", slot_gaps("step_states")),
+    ("state-update", "state", slot_gaps("state")),
+    ("state-update", "final_state", slot_gaps("final_state")),
+    # one place in memory for two results
+    ("recurrent-PREFILL", "out", expanded("out")),
+    ("decode", "out", expanded("out")),
+    ("decode", "state_pool", expanded("state_pool")),
+    (STEPS, "step_states", expanded("step_states")),
+    ("chunked-pool", "state", expanded("state")),
+    ("cumsum", "output", expanded("output")),
+    ("u-w", "u", expanded("u")),
+    ("u-w", "w", expanded("w")),
+    ("state-update", "u", expanded("u")),
+    ("compute-o", "o", expanded("o")),
+]
+for _packed in ("recurrent-PREFILL-packed", "decode-packed", "chunked-packed", "cumsum-packed", "u-w-packed"):
+    for _offsets in ((1, 70, 70, 73), (0, 70, 69, 73), (0, 70, 70, 74), (0, -1, 70, 73)):
+        WRONG_VALUES.append((_packed, "cu_seqlens", wide(cu_seqlens=ints(*_offsets))))
+        WRONG_VALUES.append((_packed, "cu_seqlens", wide(cu_seqlens=ints(*_offsets).long())))
+
+
+@pytest.mark.parametrize("i", range(len(WRONG_VALUES)), ids=[f"{i}-{row[0]}-{row[1]}" for i, row in enumerate(WRONG_VALUES)])
+def test_wrong_value(i: int) -> None:
+    name, argument, change = WRONG_VALUES[i]
+    assert refuses(CASES[name], change(arguments_of(CASES[name]))) == argument
+
+
+WRONG_SLOTS: list[tuple[str, str, Arguments]] = [
+    ("decode", "state_indices", {"state_indices": ints(0, 8)}),
+    ("decode", "state_indices", {"state_indices": ints(2**31 - 1, 0).long() * 2}),
+    ("decode", "state_indices", {"state_indices": ints(0, 9), "null_slot": 8}),
+    ("decode-verify", "state_indices", {"state_indices": ints(0, 1, 2, 3, 4, 8).view(2, 3)}),
+    ("decode-verify", "num_accepted_tokens", {"num_accepted_tokens": ints(1, 4)}),
+    (STEPS, "step_slots", {"step_slots": ints(0, 3)}),
+    ("decode-step-states-packed", "step_states", {"step_states": torch.zeros(4, 69, HV, DV, DK).bfloat16()}),
+    ("decode-verify-packed", "state_indices", {"state_indices": torch.zeros(3, 69, dtype=torch.int32)}),
+    ("chunked-pool", "state_indices", {"state_indices": ints(0, 4)}),
+    ("recurrent-accepted", "num_accepted_tokens", {"num_accepted_tokens": ints(1, 4)}),
+]
+
+
+@pytest.mark.parametrize("i", range(len(WRONG_SLOTS)), ids=[f"{i}-{row[0]}-{row[1]}" for i, row in enumerate(WRONG_SLOTS)])
+def test_slots_past_the_pool(i: int) -> None:
+    """Read on the CPU; on a GPU that would wait for the device, and tests/gdn/gpu has what happens instead."""
+    name, argument, changes = WRONG_SLOTS[i]
+    assert refuses(CASES[name], arguments_of(CASES[name]) | changes, IndexError) == argument
+
+
+def test_a_wrong_step_of_a_good_call_leaves_its_outputs_poisoned() -> None:
+    """Results are written last: nothing of a refused call is in `out`."""
+    case = CASES["decode"]
+    arguments = arguments_of(case)
+    arguments["out"] = poisoned(arguments["out"])
+    refuses(case, arguments | {"state_indices": ints(0, 8)}, IndexError)
+    assert arguments["out"].isnan().all()
+
+
+def test_the_texts_say_what_came() -> None:
+    arguments = arguments_of(CASES["recurrent-PREFILL"])
+    with pytest.raises(ValueError) as caught:
+        gdn_cuda.recurrent_forward(**arguments | {"value": arguments["value"][:, :2]})
+    assert str(caught.value) == (
+        "recurrent_forward: value: expected (B=2, T=3, Hv, dv) to match query (2, 3, 2, 16), got (2, 2, 4, 8)"
+    )
+
+
+def test_more_tokens_than_an_int_counts_in_whole_chunks() -> None:
+    """Kernels round the number of tokens up to chunks in 32 bits."""
+    T = 2**31 - 255
+    rows, gates = torch.zeros(8, dtype=torch.bfloat16).expand(1, T, 1, 8), torch.zeros(1).expand(1, T, 1)
+    with pytest.raises(ValueError, match=r"chunked_forward: query: expected at most 2147483392 tokens"):
+        gdn_cuda.chunked_forward(rows, rows, rows, gates, gates, out=rows)
+
+
+NO_TENSORS = [
+    (name, argument.name, str(argument.type) != "Tensor")
+    for name in {case.function: name for name, case in reversed(one_of_each().items())}.values()
+    for argument in operator_call(CASES[name])[0]._schema.arguments
+    if "Tensor" in str(argument.type)
+]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name, argument, optional", NO_TENSORS)
+def test_what_is_no_tensor(name: str, argument: str, optional: bool, grad: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """In one line, where torch prints its stack or its own declaration of the operator."""
+    case = CASES[name]
+    arguments = arguments_of(case)
+    wrong = [3, 1.5, [1, 2], "x"] if optional or argument == "out" else [3, 1.5, [1, 2], "x", None]
+    for x in wrong:
+        with torch.set_grad_enabled(grad), pytest.raises(ValueError) as caught:
+            case.function(**arguments | {argument: x})
+        got = "None" if x is None else type(x).__name__
+        expected = "a tensor or None" if optional else "a tensor"
+        assert str(caught.value) == f"{case.function.__name__}: {argument}: expected {expected}, got {got}"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_undefined_tensor_given_to_the_operator_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    operator, arguments = operator_call(CASES["decode"])
+    with pytest.raises(ValueError, match="expected a tensor, got None"):
+        operator(*arguments[:4], None, *arguments[5:])
+    assert capfd.readouterr() == ("", "")
+
+
+WRITTEN = [(name, argument) for name, case in one_of_each().items() for argument in written_by(case)]
+
+
+@pytest.mark.parametrize("name, argument", WRITTEN)
+def test_a_negative_view_is_not_written(name: str, argument: str) -> None:
+    arguments = arguments_of(CASES[name])
+    assert refuses(CASES[name], arguments | {argument: torch._neg_view(arguments[argument])}) == argument
+
+
+@pytest.mark.parametrize("name", ["gating", "recurrent-PREFILL", "decode", "chunked", "cumsum"])
+def test_a_negative_view_is_read_as_its_numbers(name: str) -> None:
+    read = {"gating": "a", "cumsum": "input"}.get(name, "value")
+    arguments, plain = arguments_of(CASES[name]), arguments_of(CASES[name])
+    arguments[read] = torch._neg_view(arguments[read])
+    plain[read] = -plain[read]
+    results = [[x for x in tree_leaves((CASES[name].function(**y), y)) if isinstance(x, Tensor)] for y in (arguments, plain)]
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

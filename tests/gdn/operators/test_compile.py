@@ -1,0 +1,124 @@
+"""torch.compile(fullgraph=True) and torch.export of the public functions: the results of eager mode, states in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from operator_cases import copied
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._pytree import tree_leaves
+
+import gdn_cuda
+from gdn_cuda.gdn.examples import CASES
+from gdn_cuda.operators.examples import Arguments, Case
+
+# One of every function, two where a variant mutates or returns something else. opcheck traces the others.
+COMPILED = [
+    "gating",
+    "recurrent-PREFILL",
+    "recurrent-accepted",
+    "decode",
+    "decode-verify",
+    "decode-step-states-packed",
+    "chunked-packed",
+    "chunked-pool",
+    "chunked-no-final-state",
+    "mn-major-fp32",
+    "cumsum",
+    "u-w",
+    "state-update",
+    "compute-o",
+]
+
+SIZES = [(5, 131), (6, 200)]  # no size is another by chance, or the tracer would take it for a rule
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tensors_after(function: Any, arguments: Arguments) -> list[Tensor]:
+    """What comes back and what is left in the arguments."""
+    mine = {name: copied(x) for name, x in arguments.items()}
+    results = function(mine)
+    return [x for x in tree_leaves((results, mine)) if isinstance(x, Tensor)]
+
+
+def check_same(function: Any, compiled: Any, arguments: Arguments) -> None:
+    eager, traced = tensors_after(function, arguments), tensors_after(compiled, arguments)
+    assert len(eager) == len(traced)
+    for a, b in zip(eager, traced, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        assert a.stride() == b.stride()
+
+
+def test_every_function_is_compiled() -> None:
+    assert {CASES[name].function for name in COMPILED} == {case.function for case in CASES.values()}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_fullgraph_with_changing_sizes(name: str, seed: int) -> None:
+    """One graph for all of them: sizes are symbols in the fake implementations."""
+    case: Case = CASES[name]
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def function(arguments: Arguments) -> Any:
+        return case.function(**arguments)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
+    for B, T in SIZES:
+        check_same(function, compiled, case.make(B, T, seed))
+    assert counter.frame_count == (len(SIZES) if name == "cumsum" else 1)  # whose sizes are arguments, plain integers
+
+
+def layer(x: Arguments) -> Tensor:
+    """A decode step among ordinary operations, as a model has it: fused_decode with gates, norm and a residual around it."""
+    query = torch.nn.functional.silu(x["query"].float()).to(x["query"].dtype)
+    output = gdn_cuda.fused_decode(**x | {"query": query})
+    return output.float().sum(-1) + x["a"]
+
+
+def test_inductor(seed: int) -> None:
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False)
+    arguments = CASES["decode-null-slot"].make(3, 1, seed)
+    eager, traced = tensors_after(layer, arguments), tensors_after(compiled, arguments)
+    for a, b in zip(eager, traced, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
+
+
+def test_the_pool_is_updated_in_place(seed: int) -> None:
+    arguments = CASES["decode"].make(3, 1, seed)
+    before, address = copied(arguments["state_pool"]), arguments["state_pool"].data_ptr()
+    expected = tensors_after(layer, arguments)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled(arguments)
+    assert arguments["state_pool"].data_ptr() == address
+    assert not torch.equal(arguments["state_pool"], before)
+    assert any(torch.equal(arguments["state_pool"], x) for x in expected if x.shape == before.shape)
+
+
+def test_export(seed: int) -> None:
+    class Step(torch.nn.Module):
+        def forward(self, x: Arguments) -> Tensor:
+            return layer(x)
+
+    arguments = CASES["decode"].make(3, 2, seed)
+    batch = torch.export.Dim.AUTO
+    shapes = {"x": {name: {0: batch} if name in ("query", "key", "value", "a", "b") else None for name in arguments}}
+    program = torch.export.export(Step(), ({name: copied(x) for name, x in arguments.items()},), dynamic_shapes=shapes)
+    assert any("gdn_cuda.fused_decode" in str(node.target) for node in program.graph.nodes)
+    check_same(layer, program.module(), arguments)
+
+
+def test_errors_pass_through_a_compiled_function(seed: int) -> None:
+    arguments = CASES["decode"].make(2, 1, seed)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with pytest.raises(IndexError, match="fused_decode: state_indices: expected < 4, got 9"):
+        compiled(arguments | {"state_indices": torch.tensor([0, 9], dtype=torch.int32)})

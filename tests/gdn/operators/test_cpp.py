@@ -1,0 +1,84 @@
+"""The C++ API of Gated Delta Net on CPU tensors, which takes them to the implementations that Python registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cpp_api
+import pytest
+import torch
+from torch import Tensor
+
+import gdn_cuda
+
+SOURCE = Path(__file__).resolve().parents[1] / "gdn_api.cpp"
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return cpp_api.load(SOURCE, tmp_path_factory.mktemp("gdn_api"))
+
+
+@pytest.fixture
+def rows(seed: int) -> tuple[Tensor, ...]:
+    """query, key, value, beta, gate of two sequences of 130 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(2, 130, *shape, generator=generator)
+
+    query, key = (torch.nn.functional.normalize(draw(2, 16), dim=-1).bfloat16() for _ in range(2))
+    return query, key, draw(4, 24).bfloat16(), draw(4).sigmoid(), -draw(4).abs()
+
+
+def test_gating(api: Any) -> None:
+    rates, x = torch.randn(4), torch.randn(2, 3, 4)
+    for ours, expected in zip(
+        api.fused_gdn_gating(rates, rates, x, x), gdn_cuda.fused_gdn_gating(rates, rates, x, x), strict=True
+    ):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_decode(api: Any, rows: tuple[Tensor, ...], given: bool) -> None:
+    query, key, value, a, b = (x[:, :1] for x in rows)
+    pools = [torch.ones(3, 4, 24, 16) for _ in range(2)]
+    slots = torch.tensor([2, 0], dtype=torch.int32)
+    out = torch.full_like(value.contiguous(), torch.nan) if given else None
+    ours = api.fused_decode(query, key, value, a, b, a[0, 0], b[0, 0], pools[0], slots, out)
+    expected = gdn_cuda.fused_decode(query, key, value, a, b, a[0, 0], b[0, 0], pools[1], slots)
+    assert torch.equal(ours, expected)
+    assert torch.equal(*pools)
+    assert not given or ours.data_ptr() == out.data_ptr()
+
+
+@pytest.mark.parametrize("every_state", [False, True])
+def test_recurrence(api: Any, rows: tuple[Tensor, ...], every_state: bool) -> None:
+    query, key, value, beta, gate = (x[:, :3] for x in rows)
+    mode = gdn_cuda.InferenceMode.SPEC_VERIFY if every_state else gdn_cuda.InferenceMode.PREFILL
+    expected = gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, inference_mode=mode, is_qk_norm=True, scale=0.5)
+    for ours, each in zip(api.recurrent_forward(query, key, value, beta, gate, every_state), expected, strict=True):
+        assert torch.equal(ours, each)
+
+
+def test_prefill(api: Any, rows: tuple[Tensor, ...]) -> None:
+    state = torch.randn(2, 4, 24, 16)
+    ours = api.chunked_forward(*rows, state, None, 64)
+    for each, expected in zip(ours, gdn_cuda.chunked_forward(*rows, state, checkpoint_every=64), strict=True):
+        assert torch.equal(each, expected)
+
+
+def test_prefill_from_a_pool(api: Any, rows: tuple[Tensor, ...]) -> None:
+    pools = [torch.ones(3, 4, 24, 16) for _ in range(2)]
+    slots = torch.tensor([2, 0], dtype=torch.int32)
+    output, final_state, _ = api.chunked_forward(*rows, pools[0], slots)
+    expected, _ = gdn_cuda.chunked_forward(*rows, pools[1], state_indices=slots)
+    assert torch.equal(output, expected)
+    assert torch.equal(*pools)
+    assert final_state.data_ptr() == pools[0].data_ptr()
+
+
+def test_what_has_to_be_given_is_refused_by_name(api: Any) -> None:
+    with pytest.raises(ValueError, match=r"^fused_decode: state_pool: expected a tensor, got none$"):
+        api.decode_without_pool(torch.zeros(1))

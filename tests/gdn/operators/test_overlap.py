@@ -1,0 +1,161 @@
+"""What a call writes shares no memory with anything else of the call, nor with itself; slices that interleave are legal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from gdn_cases import arguments_of, refuses
+from operator_cases import copied, written_by
+from torch import Tensor
+
+import gdn_cuda
+from gdn_cuda.gdn.examples import CASES, DK, DV, HK, HV
+from gdn_cuda.operators.examples import Arguments, Case, random
+
+# Calls that between them write every argument that is ever written.
+WRITING = [
+    "recurrent-PREFILL",
+    "recurrent-accepted-packed",
+    "decode",
+    "decode-verify-packed",
+    "decode-step-states",
+    "chunked",
+    "chunked-packed-hints",
+    "chunked-pool",
+    "cumsum-packed",
+    "u-w-packed",
+    "state-update-packed",
+    "compute-o-packed",
+]
+
+
+def test_every_argument_that_is_written_is_among_these() -> None:
+    def written(cases: Iterable[Case]) -> set[tuple[str, str]]:
+        return {(case.function.__name__, argument) for case in cases for argument in written_by(case)}
+
+    assert written(CASES[name] for name in WRITING) == written(CASES.values())
+
+
+def pairs() -> list[tuple[str, str, str]]:
+    found = []
+    for name in WRITING:
+        arguments = arguments_of(CASES[name])
+        for written in written_by(CASES[name]):
+            others = (other for other, x in arguments.items() if isinstance(x, Tensor) and x.numel() and other != written)
+            found += [(name, written, other) for other in others if written in arguments]
+    return sorted(found)
+
+
+def over(memory: Tensor, x: Tensor) -> Tensor:
+    """x with the same values and strides in `memory`'s storage."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    storage = memory.untyped_storage()
+    storage.resize_(max(storage.nbytes(), (last + 1) * x.element_size()))
+    moved = torch.empty(0, dtype=x.dtype).set_(storage, 0, x.shape, x.stride())
+    return moved.copy_(x)
+
+
+@pytest.mark.parametrize("name, written, other", pairs())
+def test_the_memory_of_another_argument_is_refused(name: str, written: str, other: str) -> None:
+    arguments = {argument: copied(x) for argument, x in arguments_of(CASES[name]).items()}
+    arguments[other] = over(arguments[written], copied(arguments[other]))
+    assert refuses(CASES[name], arguments) in {written, other}
+
+
+def test_the_error_says_whose_memory_it_is() -> None:
+    x = arguments_of(CASES["recurrent-PREFILL"])
+    x["out"] = over(x["query"], x["out"])
+    with pytest.raises(ValueError) as caught:
+        gdn_cuda.recurrent_forward(**x)
+    assert str(caught.value) == "recurrent_forward: out: expected memory apart from that of query, got the same memory"
+
+
+def over_itself(x: Tensor, dim: int) -> Tensor:
+    """Its elements in `dim` half a step too close."""
+    strides = list(x.contiguous().stride())
+    strides[dim] //= 2
+    return torch.empty(x.numel(), dtype=x.dtype).as_strided(x.shape, strides)
+
+
+@pytest.mark.parametrize(
+    "name, argument, dim",
+    [
+        ("recurrent-PREFILL", "out", 0),
+        ("recurrent-PREFILL", "out", 1),
+        ("decode", "out", 2),
+        ("decode", "state_pool", 0),
+        ("decode-step-states", "step_states", 0),
+        ("decode-step-states", "step_states", 1),
+        ("chunked", "out", 1),
+        ("chunked-pool", "state", 0),
+        ("cumsum", "output", 1),
+        ("u-w", "u", 1),
+        ("u-w", "w", 2),
+        ("state-update", "u", 1),
+        ("compute-o", "o", 1),
+    ],
+)
+def test_memory_that_overlaps_itself_is_refused(name: str, argument: str, dim: int) -> None:
+    arguments = arguments_of(CASES[name])
+    arguments[argument] = over_itself(arguments[argument], dim)
+    assert refuses(CASES[name], arguments) == argument
+
+
+def interleaved(*tensors: Tensor) -> list[Tensor]:
+    """Twins whose rows lie behind one another in one buffer: slices of a packed projection."""
+    rows = [x.reshape(*x.shape[:2], -1) for x in tensors]
+    packed = torch.cat(rows, dim=-1)
+    parts = packed.split([x.shape[-1] for x in rows], dim=-1)
+    return [part.unflatten(-1, x.shape[2:]) if x.dim() > 3 else part for part, x in zip(parts, tensors, strict=True)]
+
+
+def results(function: Any, x: Arguments) -> list[Tensor]:
+    kept = function(**x)
+    written = [x[name] for name in ("out", "state_pool", "step_states") if name in x]
+    return [y.clone() for y in [*(kept if isinstance(kept, tuple) else (kept,)), *written] if y is not None]
+
+
+@pytest.mark.parametrize("name", ["recurrent-PREFILL", "decode", "chunked"])
+def test_out_may_be_a_slice_of_the_buffer_that_holds_the_inputs(name: str, seed: int) -> None:
+    case = CASES[name]
+    apart = arguments_of(case, seed)
+    beside = {argument: copied(x) for argument, x in apart.items()}
+    names = [argument for argument in ("query", "key", "value", "out") if argument in apart]
+    beside |= dict(zip(names, interleaved(*(apart[argument] for argument in names)), strict=True))
+    assert beside["out"].data_ptr() < beside["query"].data_ptr() + beside["query"].stride(0) * 2  # inside its extent
+    for expected, got in zip(results(case.function, apart), results(case.function, beside), strict=True):
+        assert torch.equal(expected, got)
+
+
+def test_slots_may_interleave_with_other_caches(seed: int) -> None:
+    """One block of a paged cache holds a slot of the pool, a row of step states, and memory of others."""
+    apart = CASES["decode-step-states"].make(2, 3, seed)
+    beside = {argument: copied(x) for argument, x in apart.items()}
+    slots, (rows, steps) = apart["state_pool"].shape[0], apart["step_states"].shape[:2]
+    slot = HV * DV * DK
+    blocks = random(max(slots, rows), slot + 7 + steps * slot, seed=seed)
+    beside["state_pool"] = blocks[:slots, :slot].unflatten(-1, (HV, DV, DK)).copy_(apart["state_pool"])
+    beside["step_states"] = blocks[:rows, slot + 7 :].unflatten(-1, (steps, HV, DV, DK)).copy_(apart["step_states"])
+    gap = blocks[:, slot : slot + 7].clone()
+    function = gdn_cuda.fused_decode
+    for expected, got in zip(results(function, apart), results(function, beside), strict=True):
+        assert torch.equal(expected, got)
+    assert torch.equal(blocks[:, slot : slot + 7], gap)
+
+
+def test_inputs_may_be_one_tensor(seed: int) -> None:
+    """Only what is written has to be apart: query as key, a as b, one vector for the heads."""
+    x = CASES["decode"].make(2, 1, seed)
+    x |= {"key": x["query"], "b": x["a"], "dt_bias": x["A_log"]}
+    assert gdn_cuda.fused_decode(**x).isfinite().all()
+    assert HK < HV
+
+
+def test_chunked_forward_updates_its_pool_in_place(seed: int) -> None:
+    x = CASES["chunked-pool"].make(2, 70, seed)
+    before = x["state"].clone()
+    _, final_state, _ = gdn_cuda.chunked_forward(**x)
+    assert final_state is x["state"] and not torch.equal(final_state, before)

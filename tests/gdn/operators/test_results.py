@@ -1,0 +1,242 @@
+"""Results on CPU tensors: every public function against the reference in fp64, with outputs poisoned first.
+
+The reference itself is tested in tests/gdn/reference; here it is arguments, dtypes, layouts, and who writes what where.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gdn_inputs import take_sequence, to_double
+from helpers import rel_rms
+from operator_cases import copied
+from torch import Tensor
+
+import gdn_cuda
+from gdn_cuda import InferenceMode, reference
+from gdn_cuda.gdn.examples import CASES, LENGTHS
+from gdn_cuda.operators.examples import Arguments, Case, poisoned
+
+ROUNDING = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5}  # of a result stored once; fp32: of its sums
+SIZES = [(2, 5), (1, 1), (3, 130), (0, 3), (2, 0)]
+WITH_OUT = {name: case for name, case in CASES.items() if case.out_argument}
+
+
+def doubled(arguments: Arguments) -> Arguments:
+    tensors = {name: copied(x) for name, x in arguments.items() if isinstance(x, Tensor)}
+    return arguments | to_double(tensors)
+
+
+def expected_results(case: Case, arguments: Arguments) -> tuple[list[Tensor], Arguments]:
+    """What the call returns, and what it leaves in the arguments it writes, from the reference in fp64."""
+    x = doubled(arguments)
+    function = case.function
+    if function is gdn_cuda.fused_gdn_gating:
+        return list(reference.fused_gdn_gating(x["A_log"], x["dt_bias"], x["a"], x["b"])), {}
+    if function is gdn_cuda.recurrent_forward:
+        return list(reference.recurrent_forward(**x)), {}
+    if function is gdn_cuda.fused_decode:
+        output = reference.fused_decode(**x)
+        return [output], {name: x[name] for name in ("state_pool", "step_states") if name in x}
+    if function is gdn_cuda.chunked_forward:
+        return expected_chunked(x)
+    if function is gdn_cuda.transpose_to_mn_major:
+        return [x["input"]], {}
+    if function is gdn_cuda.chunk_local_cumsum_bf16:
+        return [], {"output": reference.chunk_local_cumsum(x["input"], x["head_first"], x.get("cu_seqlens"))}
+    offsets = x.get("cu_seqlens")
+    if function is gdn_cuda.bf16_gdn_compute_u_w:
+        u, w = reference.compute_u_w(x["k"], x["v"], x["beta"], x["gate"], offsets)
+        return [], {"u": u, "w": w}
+    if function is gdn_cuda.bf16_chunked_seq_state_update:
+        return [], expected_state_update(x)
+    states = x["state"] if offsets is None else x["state"][: chunk_count(offsets)]
+    return [], {"o": reference.compute_o(x["q"], states, x["k"], x["u"], x["gate"], offsets)}
+
+
+def expected_chunked(x: Arguments) -> tuple[list[Tensor], Arguments]:
+    with_final = x.pop("output_final_state", True)
+    for hint in ("chunk_indices", "cu_chunks", "state_dtype"):
+        x.pop(hint, None)
+    pooled = "state_indices" in x
+    output, final_state, checkpoints = reference.chunked_forward(**x)
+    results = [output, final_state if with_final else None]
+    if every := x.get("checkpoint_every", 0):
+        tokens, packed = x["value"].shape[0 if "cu_seqlens" in x else 1], "cu_seqlens" in x
+        rows = tokens // every * (1 if packed else x["value"].shape[0])
+        filled = checkpoints.new_zeros(rows, *checkpoints.shape[1:])  # packed: as many as there could be, zero behind the last
+        filled[: checkpoints.shape[0]] = checkpoints
+        results.append(filled)
+    return results, {"state": x["state"]} if pooled else {}
+
+
+def chunk_count(offsets: Tensor) -> int:
+    return int(((offsets.diff() + 63) // 64).sum())
+
+
+def expected_state_update(x: Arguments) -> Arguments:
+    offsets, initial = x.get("cu_seqlens"), None
+    if x["is_initial_state"] and offsets is None:
+        initial = x["state"][:, 0] if x["state"].shape[1] else torch.zeros_like(x["final_state"])
+    elif x["is_initial_state"]:
+        firsts = torch.tensor([0, 2, 2])  # of LENGTHS: two chunks, none, one
+        initial = x["state"][firsts]
+        initial[1] = 0
+    before, final_state, v_new = reference.seq_state_update(x["k"], x["u"], x["w"], x["gate"], initial, offsets)
+    states = x["state"].clone()
+    if offsets is None:
+        states = before
+    else:
+        states[: before.shape[0]] = before
+    return {"state": states, "final_state": final_state, "u": v_new}
+
+
+def check_close(got: Tensor, expected: Tensor, stored: torch.dtype, what: str) -> None:
+    tolerance = ROUNDING[stored]
+    assert got.dtype == stored, what
+    assert rel_rms(got, expected) <= tolerance, what
+
+
+def check_call(case: Case, arguments: Arguments, out: Tensor | None) -> None:
+    expected, left = expected_results(case, arguments)
+    kept = {name: copied(x) for name, x in arguments.items() if isinstance(x, Tensor)}
+    results = case.function(**arguments, **({} if out is None else {"out": out}))
+    results = [] if results is None else [results] if isinstance(results, Tensor) else list(results)
+    if out is not None:
+        assert results[0] is out
+    assert len(results) == len(expected)
+    for i, (got, wanted) in enumerate(zip(results, expected, strict=True)):
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            check_close(got, wanted, dtype_of_result(case, arguments, i), f"result {i}")
+    for name, old in kept.items():
+        if name in left:
+            check_close(arguments[name], left[name], old.dtype, name)
+        else:
+            assert torch.equal(arguments[name], old), name
+
+
+def dtype_of_result(case: Case, arguments: Arguments, i: int) -> torch.dtype:
+    if case.function is gdn_cuda.fused_gdn_gating:
+        return arguments["b"].dtype if i == 0 else torch.float32
+    if case.function is gdn_cuda.transpose_to_mn_major:
+        return arguments["input"].dtype
+    if i == 0:
+        return arguments["value"].dtype
+    state = arguments.get("state")
+    return arguments.get("state_dtype") or (torch.float32 if state is None else state.dtype)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_results(case: Case, seed: int) -> None:
+    for B, T in SIZES[:1] if case.packed else SIZES:
+        check_call(case, case.make(B, T, seed), None)
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("case", WITH_OUT.values(), ids=WITH_OUT.keys())
+def test_results_into_out(case: Case, strided: bool, seed: int) -> None:
+    arguments = case.make(2, 5, seed)
+    value = arguments["value"]
+    around = poisoned(value.new_empty((*value.shape[:-1], 3 * value.shape[-1])))
+    out = around[..., : value.shape[-1]] if strided else poisoned(value)
+    check_call(case, arguments, out)
+    if strided:
+        assert around[..., value.shape[-1] :].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["decode", "decode-null-slot", "decode-verify", "decode-step-states", "decode-packed"])
+def test_decode_touches_only_the_slots_it_is_told(name: str, seed: int) -> None:
+    arguments = CASES[name].make(3, 2, seed)
+    pool, slots = arguments["state_pool"], arguments["state_indices"]
+    before = copied(pool)
+    gdn_cuda.fused_decode(**arguments)
+    changed = {slot for slot in range(pool.shape[0]) if not torch.equal(pool[slot], before[slot])}
+    if name == "decode-step-states":
+        assert changed == set()
+    elif name == "decode-packed":
+        assert changed == {int(slot) for n, slot in enumerate(slots) if slot >= 0 and LENGTHS[n]}
+    else:
+        assert changed == {int(slot) for slot in slots.flatten() if slot >= 0 and slot != arguments.get("null_slot")}
+
+
+@pytest.mark.parametrize("null_slot", [None, 2])
+def test_skipped_sequences_give_zero(null_slot: int | None, seed: int) -> None:
+    arguments = CASES["decode"].make(3, 1, seed) | {"state_indices": torch.tensor([1, -1, 2]), "null_slot": null_slot}
+    output = gdn_cuda.fused_decode(**arguments, out=poisoned(arguments["value"]))
+    assert [bool(row.any()) for row in output] == [True, False, null_slot is None]
+
+
+def test_two_steps_equal_one_call_of_two_tokens(seed: int) -> None:
+    arguments = CASES["decode"].make(2, 2, seed)
+    one_by_one = arguments | {"state_pool": copied(arguments["state_pool"])}
+    per_token = ("query", "key", "value", "a", "b")
+    together = gdn_cuda.fused_decode(**arguments)
+    apart = [gdn_cuda.fused_decode(**one_by_one | {name: arguments[name][:, t : t + 1] for name in per_token}) for t in (0, 1)]
+    assert rel_rms(torch.cat(apart, dim=1), together) <= ROUNDING[torch.float32]
+    assert rel_rms(one_by_one["state_pool"], arguments["state_pool"]) <= ROUNDING[torch.float32]
+
+
+@pytest.mark.parametrize("mode", list(InferenceMode))
+def test_packed_recurrence_equals_each_sequence_alone(mode: InferenceMode, seed: int) -> None:
+    packed = CASES[f"recurrent-{mode.name}-packed"].make(0, 0, seed)
+    output, states = gdn_cuda.recurrent_forward(**packed)
+    tensors = {name: x for name, x in packed.items() if isinstance(x, Tensor)}
+    for n, (first, last) in enumerate(zip(packed["cu_seqlens"][:-1], packed["cu_seqlens"][1:], strict=True)):
+        alone, alone_states = gdn_cuda.recurrent_forward(**take_sequence(tensors, n), inference_mode=mode)
+        assert torch.equal(output[first:last], alone[0])
+        verify = mode == InferenceMode.SPEC_VERIFY
+        assert torch.equal(states[first:last] if verify else states[n : n + 1], alone_states[0] if verify else alone_states)
+
+
+@pytest.mark.parametrize("pool", [False, True], ids=["dense", "pool"])
+def test_packed_checkpoints_fill_the_first_rows(pool: bool, seed: int) -> None:
+    """N // n rows, of which those of the sequences come first and the rest are zero."""
+    packed = CASES["chunked-packed"].make(0, 0, seed)
+    if pool:
+        packed["state_indices"] = torch.arange(len(LENGTHS))
+    tensors = {name: x for name, x in packed.items() if isinstance(x, Tensor) and name != "state_indices"}
+    alone = take_sequence(tensors, 0) | {"state": packed["state"][:1].clone()}
+    *_, expected = gdn_cuda.chunked_forward(**alone, checkpoint_every=64)
+    # 57 more tokens behind the sequences: room for two checkpoints, of which there is one
+    longer = {
+        name: torch.cat([x, x[:57]]) if name in ("query", "key", "value", "beta", "gate") else x for name, x in packed.items()
+    }
+    *_, checkpoints = gdn_cuda.chunked_forward(**longer)
+    assert checkpoints.shape[0] == longer["value"].shape[0] // 64 == 2
+    assert torch.equal(checkpoints[:1], expected) and not checkpoints[1].any()
+
+
+def test_the_pool_is_the_final_state(seed: int) -> None:
+    arguments = CASES["chunked-pool"].make(2, 3, seed) | {"checkpoint_every": 0}
+    assert gdn_cuda.chunked_forward(**arguments)[1] is arguments["state"]
+    assert gdn_cuda.chunked_forward(**arguments, output_final_state=False)[1] is None
+
+
+@pytest.mark.parametrize("T", [0, 1])
+def test_states_given_back_are_new(T: int, seed: int) -> None:
+    for name in ("recurrent-DECODE", "recurrent-PREFILL", "chunked"):
+        arguments = CASES[name].make(2, T, seed)
+        before = arguments["state"].clone()
+        CASES[name].function(**arguments)[1].fill_(torch.nan)
+        assert torch.equal(arguments["state"], before), name
+
+
+def test_mn_major_pads_with_zeros(seed: int) -> None:
+    arguments = CASES["mn-major-bf16"].make(3, 7, seed)
+    result = gdn_cuda.transpose_to_mn_major(**arguments)
+    columns, padded = result.shape[1], 64  # 21 rows of 2 bytes: one unit of 128 bytes
+    assert result.stride() == (1, padded)
+    storage = result.as_strided((columns, padded), (padded, 1))
+    assert torch.equal(storage[:, :21], arguments["input"].mT) and not storage[:, 21:].any()
+
+
+def test_gates_at_their_ends() -> None:
+    wide = torch.tensor([[-200.0, 0.0, 20.5, 1e4]])
+    heads: dict[str, Any] = {"A_log": torch.zeros(4), "dt_bias": torch.zeros(4)}
+    beta, gate = gdn_cuda.fused_gdn_gating(**heads, a=wide, b=wide, is_var_len=True)
+    assert torch.allclose(beta, torch.tensor([[0.0, 0.5, 1.0, 1.0]]), atol=1e-8)
+    assert torch.equal(gate[0, 2:], -wide[0, 2:]) and gate[0, 0] == 0
+    assert gate[0, 1].item() == pytest.approx(-(torch.tensor(2.0).log().item()))

@@ -1,0 +1,101 @@
+"""Registration: schema and declared mutation, and fake implementations that say what the real call gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from operator_cases import copied, operator_call
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from gdn_cuda.operators import examples
+from gdn_cuda.operators.examples import Case
+
+CASES = examples.load()
+EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+PADDED_CASES = {name: case for name, case in CASES.items() if not case.packed}
+
+
+@EVERY_CASE
+def test_opcheck(case: Case, seed: int) -> None:
+    """Undeclared mutation and aliasing, autograd registration, fake tensors, AOT dispatch with dynamic shapes."""
+    operator, arguments = operator_call(case, seed=seed)
+    torch.library.opcheck(operator, arguments)
+
+
+def test_every_operator_has_an_example() -> None:
+    called = {operator_call(case)[0].name() for case in CASES.values()}
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gdn_cuda::")}
+    about_gradients = {"gdn_cuda::without_gradient", "gdn_cuda::refuse_backward"}  # added by compiled code (ops/autograd.py)
+    # Parts of the C++ plan of the Toeplitz solvers under names of their own, which tests call and no graph has.
+    of_the_plan = {f"gdn_cuda::toeplitz_{name}" for name in ("matvec_by_transforms", "solve_within", "solve_positive_within",
+                                                             "pcg_long", "inverse_apply_in_torch")}  # fmt: skip
+    assert {name for name in registered if "::validate_" not in name} - about_gradients - of_the_plan == called
+    for name in called:
+        assert name.replace("::", "::validate_") in registered
+
+
+def geometry(result: Any) -> list[tuple[Any, ...]]:
+    return [
+        (x.dtype, tuple(x.shape), x.stride() if x.numel() else None, x.device)
+        for x in tree_leaves(result)
+        if isinstance(x, Tensor)
+    ]
+
+
+def check_fake(case: Case, B: int, T: int, seed: int) -> None:
+    arguments = case.make(B, T, seed)
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        faked = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, arguments)
+        expected = geometry(case.function(**faked))
+    assert geometry(case.function(**arguments)) == expected
+
+
+@EVERY_CASE
+def test_fake_equals_real(case: Case, seed: int) -> None:
+    check_fake(case, 2, 5, seed)
+
+
+@pytest.mark.parametrize("case", PADDED_CASES.values(), ids=PADDED_CASES.keys())
+@pytest.mark.parametrize("B, T", [(0, 3), (2, 0), (1, 1), (3, 130)])
+def test_fake_equals_real_at_odd_sizes(case: Case, B: int, T: int, seed: int) -> None:
+    check_fake(case, B, T, seed)
+
+
+@EVERY_CASE
+def test_meta_tensors_give_meta_results(case: Case, seed: int) -> None:
+    arguments = case.make(2, 3, seed)
+    on_meta = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in arguments.items()}
+    for result in tree_leaves(case.function(**on_meta)):
+        assert result is None or result.device.type == "meta"
+
+
+@EVERY_CASE
+def test_only_declared_arguments_change(case: Case, seed: int) -> None:
+    operator, arguments = operator_call(case, seed=seed)
+    before = [copied(x) for x in arguments]
+    results = [x for x in tree_leaves(operator(*arguments)) if isinstance(x, Tensor)]
+    for declared, old, new in zip(operator._schema.arguments, before, arguments, strict=True):
+        if not isinstance(new, Tensor):
+            continue
+        assert declared.alias_info is not None or torch.equal(old, new), declared.name
+        for result in results:
+            assert result.untyped_storage().data_ptr() != new.untyped_storage().data_ptr() or not result.numel()
+
+
+def test_every_declared_mutation_is_one() -> None:
+    """What an operator says it writes, it writes in some example."""
+    declared, changed = set(), set()
+    for case in CASES.values():
+        operator, arguments = operator_call(case)
+        before = [copied(x) for x in arguments]
+        operator(*arguments)
+        for argument, old, new in zip(operator._schema.arguments, before, arguments, strict=True):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                declared.add((operator.name(), argument.name))
+                if isinstance(new, Tensor) and not torch.equal(old.nan_to_num(7), new.nan_to_num(7)):
+                    changed.add((operator.name(), argument.name))
+    assert not declared - changed
