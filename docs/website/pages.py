@@ -21,7 +21,7 @@ from typing import Any
 
 import docstrings
 
-import gdn_cuda
+import gdn_cuda._C
 import gdn_cuda.compat
 import gdn_cuda.nn
 
@@ -197,6 +197,7 @@ class Site:
             parts.append(f"- {'' if inspect.isfunction(found) else 'module '}`gdn_cuda.reference.{name}`: {summary}")
         self.write("api/reference.md", "\n".join(parts) + "\n")
         self.write("api/commands.md", commands_page())
+        self.write("api/kernels.md", kernels_page())
 
 
 def type_page(name: str, enumeration: Any) -> str:
@@ -251,6 +252,17 @@ def commands_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def kernels_page() -> str:
+    rows = [
+        f"| `{each['family']}/{each['name']}` | {each['summary']} | {len(each['configurations'])} | "
+        f"{gdn_cuda.runtime.architectures(each['min_capability'], each['max_capability'])} | "
+        f"{'yes' if each['uses_cutlass'] else ''} |"
+        for each in gdn_cuda._C.kernels()
+    ]
+    head = ["| kernel | what it does | configurations | architectures | needs CUTLASS |", "|---|---|---|---|---|"]
+    return "# Kernels\n\nWhat `python -m gdn_cuda kernels` lists.\n\n" + "\n".join([*head, *rows]) + "\n"
+
+
 def code(text: str, language: str = "python") -> str:
     return f"```{language}\n{text.rstrip()}\n```"
 
@@ -275,7 +287,7 @@ def write_site(folder: Path) -> None:
     site.operators()
     site.api()
     families = [f"operators/{family.__name__.rpartition('.')[2]}" for family in docstrings.FAMILIES]
-    api = [f"api/{name}" for name in ("nn", "compat", "runtime", "commands", "reference")]
+    api = [f"api/{name}" for name in ("nn", "compat", "runtime", "commands", "kernels", "reference")]
     guides = [f"docs/{name}" for name in (*guides, "kernels/index", "benchmarks/index")]
     sections = {"Operators": families, "Python": api, "Guides": guides, "Project": project}
     site.copy("README.md", "index.md", "\n" + "\n".join(contents(pages, name, True) for name, pages in sections.items()))
