@@ -14,7 +14,15 @@ from typing import Any
 import gdn_cuda
 import gdn_cuda.nn
 
-FAMILIES = (gdn_cuda.gdn, gdn_cuda.structured)
+
+def _families() -> list[ModuleType]:
+    """The packages whose public names are all public names of gdn_cuda, in its order."""
+    modules = [each for each in vars(gdn_cuda).values() if inspect.ismodule(each) and getattr(each, "__all__", None)]
+    found = [each for each in modules if set(each.__all__) <= set(gdn_cuda.__all__)]
+    return sorted(found, key=lambda family: gdn_cuda.__all__.index(family.__all__[0]))
+
+
+FAMILIES = _families()
 SECTIONS_OF_OPERATORS = ("Formula", "Shapes", "Edge cases", "Example")
 SECTIONS_OF_MODULES = ("Shapes", "Example")
 _HEADING = re.compile(r"(Formula|Shapes|Edge cases|Example):$")
