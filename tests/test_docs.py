@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import gdn_cuda
 from gdn_cuda import _C
 from gdn_cuda.operators import measure
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs/website"))
+
+import docstrings  # noqa: E402
+import pages  # noqa: E402
+
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*.md")
+    for path in ROOT.glob(pattern)
+)
+SOURCES = ("benchmarks", "cmake", "csrc", "docs", "examples", "gdn_cuda", "include", "tests")
 
 EXAMPLE_HEAD = """\
 # Every environment variable that gdn_cuda reads, with its default. Read once, at first use; a malformed value is an error.
@@ -43,11 +58,15 @@ def test_jit_guide_names_every_variable_and_no_other() -> None:
     assert not {name for name in named - read if name.startswith(("GDN_JIT_", "GDN_LOG_"))}, "nothing reads these"
 
 
-def test_readme_names_every_operator_in_its_table() -> None:
-    rows = "\n".join(line for line in document("README.md").splitlines() if line.startswith("|"))
-    public = (*gdn_cuda.gdn.__all__, *gdn_cuda.structured.__all__)
-    operators = {name for name in public if inspect.isfunction(getattr(gdn_cuda, name))}
-    assert not {name for name in operators if f"`{name}`" not in rows and f"`{name}(" not in rows}
+def test_tables_name_operators_and_kernels_that_exist() -> None:
+    """Complete lists are generated: the website's, `python -m gdn_cuda kernels`."""
+    operators = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`.*?) \|", document("README.md"), re.MULTILINE)))
+    assert operators
+    assert not [name for name in operators if name not in gdn_cuda.__all__]
+    kernels = re.findall(r"`((?:gdn|structured)/\w+)`", document("docs/architecture.md"))
+    registered = {f"{entry['family']}/{entry['name']}" for entry in _C.kernels()}
+    assert kernels
+    assert not set(kernels) - registered
 
 
 def test_every_public_name_is_documented() -> None:
@@ -55,23 +74,71 @@ def test_every_public_name_is_documented() -> None:
     assert not undocumented
 
 
-def test_docs_name_every_registered_kernel() -> None:
-    text = document("docs/architecture.md")
-    assert not [entry["name"] for entry in _C.kernels() if f"`{entry['family']}/{entry['name']}`" not in text]
-
-
 def test_every_registered_kernel_can_be_sanitized() -> None:
     assert set(measure.load().sanitized) == {entry["name"] for entry in _C.kernels()}
 
 
-def test_commands_in_the_documents_exist() -> None:
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_commands_in_the_documents_exist(name: str) -> None:
     from gdn_cuda.cli import parser
 
     known = set(parser()._subparsers._group_actions[0].choices)
-    for name in ("README.md", "docs/jit.md", "docs/architecture.md"):
-        path = ROOT / name
-        used = set(re.findall(r"python3? -m gdn_cuda ([a-z]+)", path.read_text() if path.exists() else ""))
-        assert not used - known, name
+    assert not set(re.findall(r"(?:python3? -m gdn_cuda|gdn-cuda) ([a-z]+)", document(name))) - known
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
+def test_files_that_the_documents_name_exist(name: str) -> None:
+    """A path in backticks may be shortened from the left: `common/tma.cuh`."""
+    named = re.findall(r"`([\w./-]+\.(?:py|cpp|hpp|cu|cuh|md|sh|txt|toml|cmake|json))`", document(name))
+    files = [f"/{path.relative_to(ROOT)}" for folder in SOURCES for path in (ROOT / folder).rglob("*.*")]
+    files += [f"/{path.name}" for path in ROOT.iterdir()]
+    assert not [each for each in named if not any(path.endswith(f"/{each.removeprefix('./')}") for path in files)]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_in_the_documents_lead_to_files(name: str) -> None:
+    links = [target for target, _ in pages.LINK.findall(document(name)) if "://" not in target]
+    assert not [target for target in links if not ((ROOT / name).parent / target).exists()]
+
+
+# ---- Public docstrings: their sections make the pages of `./develop.sh docs`
+
+
+def test_docstrings_of_operators_and_modules_have_every_section() -> None:
+    assert not list(docstrings.missing_sections())
+
+
+def test_a_docstring_without_an_example_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = inspect.getdoc(gdn_cuda.fused_decode).split("Example:")[0]
+    monkeypatch.setattr(gdn_cuda.gdn.fused_decode, "__doc__", text)
+    assert list(docstrings.missing_sections()) == ["fused_decode: its docstring lacks the section 'Example:'"]
+
+
+DOCUMENTED = {
+    name: documented
+    for found in (*map(docstrings.operators, docstrings.FAMILIES), docstrings.modules())
+    for name, documented in found.items()
+} | {name: getattr(gdn_cuda, name) for name in pages.runtime_functions()}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_examples_in_docstrings_run(name: str) -> None:
+    names: dict[str, Any] = {"torch": torch, "gdn_cuda": gdn_cuda}
+    example = doctest.DocTestParser().get_doctest(inspect.getdoc(DOCUMENTED[name]), names, name, None, 0)
+    said: list[str] = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        failed = doctest.DocTestRunner().run(example, out=said.append).failed
+    assert not failed, "".join(said)
+
+
+def test_every_benchmark_table_is_on_the_page_of_an_operator() -> None:
+    """A table whose heading and rows name no operator in backticks would be on none."""
+    on_pages = {line for name in DOCUMENTED for *_, table in pages.benchmark_tables(name) for line in table.splitlines()}
+    rows = {
+        line for path in (ROOT / "docs/benchmarks").glob("*.md") for line in path.read_text().splitlines() if "|" in line[:1]
+    }
+    assert not [row for row in rows - on_pages if not row.startswith("| torch.add")]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The functions of state-spaces/s4 and of lrnnx, which took them from there, under their names and with their arguments.
 
-Any number of poles and points, any float dtype, CPU and CUDA, gradients for everything: what those fall back on when an
-extension is missing, and what the extension does where it is not.
+Any number of poles and points, any float dtype, CPU and CUDA, gradients for every input: they replace both the extension and
+what those libraries fall back on where the extension is missing.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..structured import log_vandermonde_transpose as log_vandermonde_transpose
 
 
 def cauchy_naive(v: Tensor, z: Tensor, w: Tensor, conj: bool = True) -> Tensor:
-    """Σ v/(z−w) over poles w (…,N) and, with conj, over their conjugates; points z (…,L)."""
+    """Σ v / (z − w) over poles w (…, N) and, with `conj`, over their conjugates; points z (…, L)."""
     return cauchy_conj(v, z, w) if conj else cauchy_kernel(v, z, w)
 
 
 def cauchy_mult(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
-    """The extension's entry: halves of conjugate pairs v, w (…,N) and points z (L)."""
+    """The extension's entry point: one half of each conjugate pair, v and w (…, N), and points z (L)."""
     return cauchy_conj(v, z, w)
 
 
 def cauchy_mult_torch(v: Tensor, z: Tensor, w: Tensor, symmetric: bool = True) -> Tensor:
-    """v, w (B,N) and z (L); with `symmetric` they hold [half, conjugates of it], N even."""
+    """v and w (B, N), and z (L); with `symmetric`, v and w hold one half of each pair and then the conjugates, N even."""
     if not symmetric:
         return cauchy_kernel(v, z, w)
     if v.shape[-1] % 2:
@@ -37,12 +37,12 @@ def cauchy_mult_torch(v: Tensor, z: Tensor, w: Tensor, symmetric: bool = True) -
 
 
 def cauchy_mult_keops(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
-    """v, w (B,N), all poles and no conjugates of them, and z (L)."""
+    """v and w (B, N), all poles without conjugates, and z (L)."""
     return cauchy_kernel(v, z, w)
 
 
 def log_vandermonde(v: Tensor, x: Tensor, L: int, conj: bool = True) -> Tensor:
-    """2 Re Σ v e^{xl}, (…,L); without conj the complex sum itself."""
+    """2 Re Σ v e^{xl}, (…, L); without `conj` the complex sum itself."""
     if conj:
         return _sums(v, x, L)
     v = v.to(torch.promote_types(v.dtype, torch.complex64))
@@ -50,25 +50,27 @@ def log_vandermonde(v: Tensor, x: Tensor, L: int, conj: bool = True) -> Tensor:
 
 
 def log_vandermonde_cuda(v: Tensor, z: Tensor, L: int) -> Tensor:
-    """The extension's entry, 2 Re Σ v e^{zl}."""
+    """The extension's entry point: 2 Re Σ v e^{zl}."""
     return _sums(v, z, L)
 
 
 def log_vandermonde_fast(v: Tensor, x: Tensor, L: int) -> Tensor:
-    """The same as the extension's autograd function has it."""
+    """2 Re Σ v e^{xl}, as the extension's autograd function has it."""
     return _sums(v, x, L)
 
 
 def get_cauchy_kernel() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The best available: always `cauchy_mult`."""
+    """The fastest implementation that is available: always `cauchy_mult`."""
     return cauchy_mult
 
 
 def get_vandermonde_kernel() -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Always `log_vandermonde_cuda`."""
     return log_vandermonde_cuda
 
 
 def get_vandermonde_transpose_kernel() -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
+    """Always `log_vandermonde_transpose`."""
     return log_vandermonde_transpose
 
 

@@ -1,4 +1,26 @@
-"""Gated Delta Net."""
+"""Gated Delta Net: decode, verify, prefill, and the pieces of the chunked form.
+
+The recurrence, for each token and value head h (which reads key head h // (Hv / Hk)):
+
+    S ← exp(g)·S        v' = β·(v − S k)        S ← S + v' kᵀ        o = scale · S q
+
+Padded tensors are rank 4, (B, T, H, d); packed ones rank 3, (N, H, d), with `cu_seqlens` (B+1, int32 or int64). Any strided
+view whose last dimension is contiguous is accepted, and nothing is copied. Head dimensions are multiples of 8 up to 256. CUDA
+tensors run kernels compiled at first use, CPU tensors run `gdn_cuda.reference`.
+
+Wrong input raises ValueError, which names function, argument, expected and got, before anything is launched or written.
+`cu_seqlens` and slot indices on a GPU cannot be read without waiting for it: values out of range read and write nothing there,
+and each function says what it returns instead.
+
+What a call writes (`out`, a pool, the results of the pieces) must not share memory with its other arguments or overlap itself.
+Interleaved slices share no memory: slots of a pool between other caches, or `out` beside the inputs in one buffer, are fine.
+
+Inference only; `gdn_cuda.reference` is differentiable. In grad mode, with an input that requires a gradient, a call computes
+the same, and backward through what it returns or writes raises an error that names the function. What autograd does not allow
+a call to write then (a leaf that requires a gradient, an inference tensor, a view that it does not track) is refused; under
+`torch.no_grad()` anything may be written. Compiled code leaves pools without that history. Forward mode and torch.func's
+gradients are refused.
+"""
 
 from .operators import InferenceMode, chunked_forward, fused_decode, fused_gdn_gating, recurrent_forward
 from .pieces import (

@@ -1,23 +1,4 @@
-"""Gated Delta Net: decode, verify, prefill, and the pieces of the chunked form.
-
-The recurrence, for each token and value head h (which reads key head h // (Hv / Hk)):
-
-    S ← exp(g)·S        v' = β·(v − S k)        S ← S + v' kᵀ        o = scale · S q
-
-Padded tensors are rank 4, (B, T, H, d); packed ones rank 3, (N, H, d), with `cu_seqlens` (B+1, int32 or int64). Any strided
-view whose last dimension is contiguous will do; nothing is copied. Head dimensions are multiples of 8 up to 256. CUDA tensors
-run kernels compiled at first use, CPU tensors run `gdn_cuda.reference`. Wrong input raises ValueError naming function,
-argument, expected and got, before anything is launched or written; `cu_seqlens` and slot indices on a GPU cannot be read
-without waiting for it, so what they say out of range reads and writes nothing there (each function says what it does instead).
-
-What a call writes (`out`, a pool, the results of the pieces) shares no memory with its other arguments and does not overlap
-itself. Slices that interleave share nothing: slots of a pool between other caches, `out` beside the inputs in one buffer.
-
-Inference only; `gdn_cuda.reference` is differentiable. In grad mode, with an input that requires a gradient, a call computes
-the same, and backward through what it returns or writes raises an error that names it. What autograd does not let a call write
-then (a leaf that requires a gradient, an inference tensor, a view that it does not follow) is refused; under `torch.no_grad()`
-anything may be written. Compiled code leaves pools without that history. Forward mode and torch.func's gradients are refused.
-"""
+"""The public functions of Gated Delta Net, declared; `gdn_cuda.gdn` says what they have in common."""
 
 from __future__ import annotations
 
@@ -33,7 +14,7 @@ from . import reference_operators as reference
 
 
 class InferenceMode(IntEnum):
-    """What `recurrent_forward` is called for."""
+    """Which states `recurrent_forward` returns: PREFILL and DECODE the last one, SPEC_VERIFY the state after every token."""
 
     PREFILL = 0
     DECODE = 1
@@ -133,12 +114,26 @@ def _chunked_results(
 
 @operator(reference=reference.fused_gdn_gating, shapes=_gate_shapes, before=_check_gate_rank)
 def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_var_len: bool = False) -> tuple[Tensor, Tensor]:
-    """The gates of a layer: `(beta, gate)`.
+    """The gates of a layer: returns `(beta, gate)`.
 
-    beta = sigmoid(b) in b's dtype; gate = −exp(A_log) · softplus(a + dt_bias) in fp32, with softplus(x) = x above 20; where one
-    factor leaves fp32's range, the product's limit.
+    Formula:
+        beta = sigmoid(b)
+        gate = −exp(A_log) · softplus(a + dt_bias),  with softplus(x) = x above 20
 
-    A_log, dt_bias: (Hv,) fp32, bf16 or fp16. a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32.
+    Shapes:
+        A_log, dt_bias: (Hv,), fp32, bf16 or fp16
+        a, b: (B, T, Hv), or (N, Hv) with `is_var_len`; bf16, fp16 or fp32
+        beta: as b, in b's dtype
+        gate: as a, fp32
+
+    Edge cases:
+        Where one factor of the gate leaves fp32's range, the gate is the limit of the product.
+
+    Example:
+        >>> a, b = torch.zeros(2, 1, 3, 4)  # one sequence, 3 tokens, 4 heads
+        >>> beta, gate = gdn_cuda.fused_gdn_gating(torch.zeros(4), torch.zeros(4), a, b)
+        >>> beta[0, 0, 0], gate[0, 0, 0]
+        (tensor(0.5000), tensor(-0.6931))
     """
 
 
@@ -158,16 +153,34 @@ def recurrent_forward(
     scale: float | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence token by token, the state in registers from the first token to the last: `(output, new_state)`.
+    """The recurrence token by token, with the state in registers from the first token to the last: `(output, new_state)`.
 
-    query, key (B, T, Hk, dk) or (N, Hk, dk), value (…, Hv, dv): bf16 or fp16. beta (…, Hv) bf16, fp16 or fp32; gate (…, Hv)
-    fp32 or bf16, the log decay of each token, down to −inf, which is an exact reset (docs/numerics.md). state (B, Hv, dv, dk)
-    fp32 or bf16, or None for zeros; it is not changed. new_state has its dtype (fp32 without one).
+    Formula:
+        S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
 
-    PREFILL and DECODE return the state after the last token. SPEC_VERIFY returns the state after every token, (B, T, Hv, dv,
-    dk) or packed (N, Hv, dv, dk); its `state` may be what an earlier verify returned, (B, S, Hv, dv, dk), and
-    `num_accepted_tokens` (B,) then picks where sequence b starts: step max(num_accepted_tokens[b], 1) − 1, at most S − 1. With
-    one state a sequence there is nothing to pick.
+    Shapes:
+        query, key: (B, T, Hk, dk), or packed (N, Hk, dk) with `cu_seqlens`; bf16 or fp16; normalised first with `is_qk_norm`
+        value, output: (…, Hv, dv), the dtype of query
+        beta: (…, Hv), bf16, fp16 or fp32
+        gate: (…, Hv), fp32 or bf16: the logarithm of each token's decay
+        state: (B, Hv, dv, dk), fp32 or bf16, not changed; None for zeros
+        new_state: (B, Hv, dv, dk), after every token (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, else fp32
+        scale: dk^-0.5 if None
+
+    PREFILL and DECODE return the state after the last token, SPEC_VERIFY the state after every token. `state` may then be
+    what an earlier verify returned, (B, S, Hv, dv, dk), and `num_accepted_tokens` (B,) picks where sequence b starts: step
+    max(num_accepted_tokens[b], 1) − 1, at most S − 1. With one state per sequence there is nothing to pick.
+
+    Edge cases:
+        A gate of −∞ is an exact reset (docs/numerics.md).
+        A sequence of no tokens returns the state it starts from.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 1, 5, 2, 16).bfloat16()  # one sequence, 5 tokens, 2 heads
+        >>> beta, gate = torch.rand(1, 5, 2), -torch.rand(1, 5, 2)
+        >>> output, state = gdn_cuda.recurrent_forward(query, key, value, None, beta, gate)
+        >>> output.shape, state.shape
+        (torch.Size([1, 5, 2, 16]), torch.Size([1, 2, 16, 16]))
     """
 
 
@@ -194,19 +207,39 @@ def fused_decode(
 ) -> Tensor:
     """The serving step in one launch: l2 norm, gates, recurrence, states of a pool updated in place. Returns the output.
 
-    query, key, value as in `recurrent_forward`; a, b (…, Hv), A_log, dt_bias (Hv,) as in `fused_gdn_gating`. state_pool
-    (slots, Hv, dv, dk) fp32 or bf16: each slot contiguous, any stride between slots.
+    Formula:
+        beta, gate = fused_gdn_gating(A_log, dt_bias, a, b);  q, k = query, key, each divided by √(Σ x² + 1e-6)
+        S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
 
-    Sequence n reads slot `state_indices[n]` (n without indices) and writes it back. For speculative verify, give
-    `state_indices` (B, T) and `num_accepted_tokens` (B,): it reads slot state_indices[n, max(accepted, 1) − 1] and writes the
-    state after token t to slot state_indices[n, t]. Or give `step_states` (rows, S, Hv, dv, dk) and `step_slots` (B,): the
-    state after token t goes to step_states[step_slots[n], t] and the pool stays as it was.
+    Shapes:
+        query, key, value: as in `recurrent_forward`
+        a, b: (…, Hv); A_log, dt_bias: (Hv,); as in `fused_gdn_gating`
+        state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
+        state_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has slot n
+        num_accepted_tokens, step_slots: (B,), int32 or int64
+        step_states: (rows, S, Hv, dv, dk), the pool's dtype
 
-    A slot to read that is negative or equal to `null_slot` skips its sequence: zero output, no slot touched; a slot to write
-    that is so is not written. A slot past the pool touches nothing either: on CPU tensors it raises IndexError; on a GPU the
-    index cannot be read without waiting for it, so the sequence's output is NaN. Two sequences on one slot race.
+    Sequence n reads slot `state_indices[n]` and writes it back. For speculative verify, give `state_indices` (B, T) and
+    `num_accepted_tokens`: it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot
+    state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t]
+    and the pool is not written.
 
-    Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay sees the indices' current values.
+    Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
+
+    Edge cases:
+        Reading a slot that is negative or equal to `null_slot` skips the sequence: zero output, no slot touched. Such a slot is
+        not written either.
+        A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the index cannot be read without
+        waiting for it, so the output of the sequence is NaN.
+        Two sequences on one slot race.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 2, 1, 4, 16).bfloat16()  # two sequences, one token, 4 heads
+        >>> a, b = torch.randn(2, 2, 1, 4).bfloat16()
+        >>> pool, slots = torch.zeros(8, 4, 16, 16), torch.tensor([5, -1])  # the second is a padding row
+        >>> output = gdn_cuda.fused_decode(query, key, value, a, b, torch.zeros(4), torch.zeros(4), pool, slots)
+        >>> output.shape, bool(output[1].any()), bool(pool[5].any()), bool(pool[0].any())
+        (torch.Size([2, 1, 4, 16]), False, True, False)
     """
 
 
@@ -302,20 +335,37 @@ def chunked_forward(
     deterministic: bool = False,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
-    """Prefill: `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
+    """Prefill: returns `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
 
-    Chunks of 64 tokens run on the tensor cores, from sm_80 on, where rows start on 16 bytes; anything else runs token by token.
-    Where heads leave multiprocessors idle, sequences are split into segments. How many depends on the batch, and whether at all
-    on its gates: where states reach across segments the result depends on both within its rounding. `deterministic=True`
-    splits none: a sequence has the same bits whatever it is batched or packed with, and long sequences of few heads take
-    longer (docs/numerics.md).
+    Formula:
+        S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
+        for 64 tokens at once: with T = (I + A)⁻¹, A_ij = beta_i (k_i·k_j) exp(G_i − G_j) below the diagonal, G the sum of gates
 
-    Inputs as in `recurrent_forward`. final_state (B, Hv, dv, dk) has `state_dtype`, else the state's dtype, else fp32; None
-    with `output_final_state=False`. chunk_indices (sequence, chunk pairs) and cu_chunks (B+1) are hints that need not be given:
-    the device derives them.
+    Shapes:
+        query, key, value, beta, gate, state, scale: as in `recurrent_forward`; q and k are normalised with `use_qk_l2norm`
+        final_state: (B, Hv, dv, dk), of `state_dtype`, else the state's dtype, else fp32; None with `output_final_state=False`
+        state_indices: (B,): `state` is then a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, and
+          returned as final_state
+        checkpoints: (rows, Hv, dv, dk): the states after every `checkpoint_every` tokens (a multiple of 64), in sequence order.
+          T // n rows per padded sequence; N // n rows packed, of which sequence i fills the next length_i // n, and the rest
+          are 0
+        chunk_indices (sequence, chunk pairs), cu_chunks (B+1,): accepted; the device derives them
 
-    With `state_indices` (B,), `state` is a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, and
-    returned as final_state. `checkpoint_every=n` (a multiple of 64) returns the states after every n tokens in sequence order,
-    (rows, Hv, dv, dk): T // n rows a padded sequence; N // n rows packed, of which sequence i fills the next length_i // n and
-    the rest are zero.
+    Chunks run on the tensor cores, from sm_80 on, where rows start on 16 bytes; other calls run token by token. Where heads
+    leave multiprocessors idle, sequences are split into segments. How many depends on the batch, and whether at all on its
+    gates: where states reach across segments, the result depends on both within its rounding. `deterministic=True` splits
+    none: a sequence then has the same bits whatever it is batched or packed with, and long sequences of few heads take longer
+    (docs/numerics.md).
+
+    Edge cases:
+        A gate of −∞ is an exact reset (docs/numerics.md).
+        A sequence of no tokens returns the state it starts from.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 1, 130, 2, 16).bfloat16()  # one sequence, 130 tokens, 2 heads
+        >>> beta, gate = torch.rand(1, 130, 2), -torch.rand(1, 130, 2)
+        >>> inputs = query, key, value, beta, gate
+        >>> output, state, checkpoints = gdn_cuda.chunked_forward(*inputs, use_qk_l2norm=True, checkpoint_every=64)
+        >>> output.shape, state.shape, checkpoints.shape
+        (torch.Size([1, 130, 2, 16]), torch.Size([1, 2, 16, 16]), torch.Size([2, 2, 16, 16]))
     """

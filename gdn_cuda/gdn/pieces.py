@@ -61,9 +61,21 @@ def _write_o(x: Any) -> None:
 
 @operator(reference=reference.transpose_to_mn_major, cpu=reference.transpose_to_mn_major, shapes=_mn_major_shape)
 def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
-    """The same values (…, M, N), rank 2 to 6, fp32 or bf16, with M contiguous in memory.
+    """The same values with M, the dimension before the last, contiguous in memory.
 
-    A column takes M elements rounded up to a multiple of `alignment` bytes; the padding behind each column is zero.
+    Formula:
+        result[…, m, n] = input[…, m, n],  with strides (…, 1, M rounded up)
+
+    Shapes:
+        input: (…, M, N), rank 2 to 6, fp32 or bf16
+        result: (…, M, N), the same dtype. A column takes M elements rounded up to a multiple of `alignment` bytes
+
+    Edge cases:
+        The padding behind each column is zero.
+
+    Example:
+        >>> gdn_cuda.transpose_to_mn_major(torch.zeros(3, 6, 4)).stride()  # 6 fp32 take 24 bytes, so a column takes 32
+        (32, 1, 8)
     """
 
 
@@ -78,12 +90,25 @@ def chunk_local_cumsum_bf16(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
 ) -> None:
-    """Writes the inclusive sum of `input` (bf16 or fp32) along the tokens of each chunk of 64 to `output` (fp32).
+    """Writes the sum of gates from the start of each chunk of 64 tokens to `output`.
 
-    An element below −128 counts as −128, so that the sum keeps the digits of those behind a reset: exp(−128) is 0 in fp32.
+    Formula:
+        output_t = Σ max(input_s, −128) over the tokens s ≤ t of t's chunk
 
-    (batch_size, seq_len, num_heads), with `head_first` (batch_size, num_heads, seq_len); packed (N, num_heads) or
-    (num_heads, N) with cu_seqlens, chunks starting anew with every sequence. Any strides.
+    Shapes:
+        input: (batch_size, seq_len, num_heads), with `head_first` (batch_size, num_heads, seq_len); packed (N, num_heads) or
+          (num_heads, N) with `cu_seqlens`; bf16 or fp32, any strides
+        output: as input, fp32
+
+    Edge cases:
+        An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps the digits of the elements behind it.
+        Chunks start anew with every packed sequence.
+
+    Example:
+        >>> gate, output = torch.full((1, 66, 2), -0.5), torch.empty(1, 66, 2)
+        >>> gdn_cuda.chunk_local_cumsum_bf16(gate, output, 1, 66, 2)
+        >>> output[0, 62:, 0]
+        tensor([-31.5000, -32.0000,  -0.5000,  -1.0000])
     """
 
 
@@ -99,15 +124,27 @@ def bf16_gdn_compute_u_w(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
 ) -> None:
-    """Writes u = T (β v) and w = T (β exp(G) k) of every chunk of 64.
+    """Writes u and w of every chunk of 64 tokens.
 
-    T = (I + A)⁻¹, with A_ij = β_i (k_i·k_j) exp(G_i − G_j) below the diagonal and 0 elsewhere.
+    Formula:
+        u = T (β v)        w = T (β exp(G) k)
+        T = (I + A)⁻¹,  A_ij = β_i (k_i·k_j) exp(G_i − G_j) below the diagonal and 0 elsewhere
 
-    k (…, Hk, dk), v and u (…, Hv, dv), w (…, Hv, dk): bf16. gate (…, Hv) fp32 is G, the sum inside each chunk
-    (`chunk_local_cumsum_bf16`), None for no decay; beta and gate MN-major (`transpose_to_mn_major`). For research, and as a
-    check of the fused path. G may be −inf: exp(G) is 0 then, and tokens that both have it do not decay from one to the other.
-    `compiled_dims` (letters among bthkvd) is accepted and changes nothing: head dimensions are always compiled in, sequence
-    lengths never.
+    Shapes:
+        k: (…, Hk, dk); v, u: (…, Hv, dv); w: (…, Hv, dk); all bf16
+        beta: (…, Hv), MN-major (`transpose_to_mn_major`)
+        gate: (…, Hv), fp32, MN-major: G, the sum inside each chunk (`chunk_local_cumsum_bf16`); None for no decay
+        compiled_dims: accepted, and changes nothing: head dimensions are always compiled in, sequence lengths never
+
+    Edge cases:
+        G may be −∞: exp(G) is then 0, and between two tokens that both have G = −∞ there is no decay.
+
+    Example:
+        >>> k, v, u, w = torch.randn(4, 1, 64, 2, 16).bfloat16()
+        >>> beta = gdn_cuda.transpose_to_mn_major(torch.rand(1, 64, 2))
+        >>> gdn_cuda.bf16_gdn_compute_u_w(k, v, u, w, beta)
+        >>> torch.allclose(u[0, 0].float(), (beta[0, 0, :, None] * v[0, 0]), rtol=1e-2)  # the first token sees no other
+        True
     """
 
 
@@ -125,11 +162,26 @@ def bf16_chunked_seq_state_update(
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
 ) -> None:
-    """Runs the state over the chunks: the state before each goes to `state`, v' = u − w Sᵀ over u, the last to `final_state`.
+    """Runs the state over the chunks: writes the state before each to `state`, v' over u, and the last state to `final_state`.
 
-    state (B, chunks, Hv, dv, dk), packed (chunks, Hv, dv, dk); final_state (B, Hv, dv, dk); each fp32 or bf16. With
-    `is_initial_state`, state[:, 0] (packed: a sequence's first chunk) holds the state to start from. The rest as in
-    `bf16_gdn_compute_u_w`.
+    Formula:
+        v' = u − w Sᵀ        S ← exp(G_C) S + Σ_t exp(G_C − G_t) v'_t k_tᵀ,  with G_C the sum of a whole chunk
+
+    Shapes:
+        k, u, w, gate, compiled_dims: as in `bf16_gdn_compute_u_w`
+        state: (B, chunks, Hv, dv, dk), packed (chunks, Hv, dv, dk); fp32 or bf16
+        final_state: (B, Hv, dv, dk), fp32 or bf16
+
+    Edge cases:
+        With `is_initial_state`, state[:, 0] (packed: the first chunk of each sequence) holds the state to start from, else 0.
+        Without `output_final_state`, `final_state` is not written.
+
+    Example:
+        >>> k, u, w = torch.randn(3, 1, 64, 2, 16).bfloat16()
+        >>> state, final_state = torch.empty(1, 1, 2, 16, 16), torch.empty(1, 2, 16, 16)
+        >>> gdn_cuda.bf16_chunked_seq_state_update(k, u, w, state, final_state)
+        >>> bool(state.any()), bool(final_state.any())
+        (False, True)
     """
 
 
@@ -147,7 +199,23 @@ def bf16_gdn_chunked_compute_O(
     cu_chunks: Tensor | None = None,
     chunk_size: int = 64,
 ) -> None:
-    """Writes o = dk^-0.5 (exp(G) q Sᵀ + [(q_i·k_j) exp(G_i − G_j)] v') from the states before each chunk and u = v'.
+    """Writes the outputs of every chunk, from the states before the chunks and u = v'.
 
-    q (…, Hk, dk), o (…, Hv, dv): bf16. `state` and `u` as `bf16_chunked_seq_state_update` left them.
+    Formula:
+        o_i = dk^-0.5 (exp(G_i) S q_i + Σ_{j ≤ i} (q_i·k_j) exp(G_i − G_j) v'_j)
+
+    Shapes:
+        q, k: (…, Hk, dk); o: (…, Hv, dv); bf16
+        state, u: as `bf16_chunked_seq_state_update` left them
+        gate, compiled_dims: as in `bf16_gdn_compute_u_w`
+
+    Edge cases:
+        G may be −∞, as in `bf16_gdn_compute_u_w`.
+
+    Example:
+        >>> q, k, u, o = torch.randn(4, 1, 64, 2, 16).bfloat16()
+        >>> gdn_cuda.bf16_gdn_chunked_compute_O(q, torch.zeros(1, 1, 2, 16, 16), k, u, o)
+        >>> expected = (q[0, 0] * k[0, 0]).float().sum(-1, keepdim=True) / 4 * u[0, 0]
+        >>> torch.allclose(o[0, 0].float(), expected, rtol=2e-2, atol=1e-2)
+        True
     """

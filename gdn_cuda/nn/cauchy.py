@@ -10,9 +10,17 @@ from .tensors import keep_numbers
 
 
 class CauchyKernel(nn.Module):
-    """Holds points ω (…,L) and poles λ (…,N); `forward(v)` is `cauchy_kernel(v, ω, λ)`, or with `conj` `cauchy_conj`.
+    """Holds points and poles; `forward(v)` is `cauchy_kernel(v, omega, lambd)`, or `cauchy_conj` with `conj`.
 
     Each is a parameter if it is given as an `nn.Parameter`, else a buffer.
+
+    Shapes:
+        omega: (…, L); lambd, v: (…, N); the result: (…, L)
+
+    Example:
+        >>> layer = gdn_cuda.nn.CauchyKernel(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0, 4.0]))
+        >>> layer(torch.ones(3))
+        tensor([ 0.1667, -1.0000])
     """
 
     def __init__(self, omega: Tensor, lambd: Tensor, *, conj: bool = False):

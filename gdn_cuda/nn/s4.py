@@ -21,15 +21,30 @@ logger = logging.getLogger("gdn_cuda")
 
 
 class S4Kernel(KnowsLength, SSMKernel):
-    """k_l = Re(C Ā^l B̄), discretized bilinearly, of x' = dt (Λ − P Pᴴ) x + dt B u.
+    """S4's convolution kernel k_l = Re(C Ā^l B̄), of x' = dt (Λ − P Pᴴ) x + dt B u, discretized bilinearly.
 
-    param_config: A_real, A_imag (n_ssm,N), B (1,n_ssm,N,2), C (channels,H,N,2), P (rank,n_ssm,N,2), inv_dt (H,1) or (H,N);
-    numbers N (half of each conjugate pair), H, channels, rank, repeat = H / n_ssm; real_, imag_ and dt_transform among none,
-    exp, relu, sigmoid, softplus; dt_fast (sinh), is_real, deterministic, verbose. A = −tr(A_real) − i tr(A_imag),
-    dt = tr(inv_dt).
+    A = −tr(A_real) − i tr(A_imag), dt = tr(inv_dt). The first call turns C, in place, into C̃ = C (I − Ā^L) for L = l_max or
+    what it is called for; a longer call doubles L until it suffices. `l_kernel`, in the state_dict beside C, says which C̃ it
+    is; kernels over one C share that.
 
-    The first call turns C, in place, into C̃ = C (I − Ā^L) for L = l_max or what it is called for; a longer call doubles L until
-    it suffices. `l_kernel`, in the state_dict beside C, says which C̃ it is; kernels over one C share that.
+    Shapes:
+        param_config: A_real, A_imag (n_ssm, N), B (1, n_ssm, N, 2), C (channels, H, N, 2), P (rank, n_ssm, N, 2), inv_dt (H, 1)
+          or (H, N); numbers N (half of each conjugate pair), H, channels, rank, repeat = H / n_ssm; real_transform,
+          imag_transform and dt_transform among none, exp, relu, sigmoid, softplus; dt_fast (sinh), is_real, deterministic,
+          verbose
+        the kernel: (channels, H, L)
+
+    Example:
+        >>> H, N = 2, 4
+        >>> config = {"N": N, "H": H, "channels": 1, "rank": 1, "repeat": 1}
+        >>> config |= {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
+        >>> config |= {name: torch.nn.Parameter(torch.randn(1, H, N, 2)) for name in ("B", "C", "P")}
+        >>> config |= {"A_real": torch.zeros(H, N), "A_imag": torch.randn(H, N), "inv_dt": torch.full((H, 1), -3.0)}
+        >>> kernel = gdn_cuda.nn.S4Kernel(H, 64, 1, config)
+        >>> k, _ = kernel(L=64)
+        >>> y, state = kernel.step(torch.randn(3, H), kernel.default_state(3))
+        >>> k.shape, y.shape, state.shape
+        (torch.Size([1, 2, 64]), torch.Size([3, 1, 2]), torch.Size([3, 2, 8]))
     """
 
     def __init__(self, d_model: int, l_max: int | None, channels: int, param_config: Mapping[str, Any]):
@@ -44,7 +59,8 @@ class S4Kernel(KnowsLength, SSMKernel):
     def forward(self, state: Tensor | None = None, rate: float = 1.0, L: int | None = None) -> tuple[Tensor, Tensor | None]:
         """(k (channels,H,L), k_state (…,channels,H,L) or None for a state (…,H,N) or (…,H,2N)).
 
-        L is l_max / rate by default, or what C̃ reaches. C̃ belongs to rate 1: at another it is the kernel of nearly the same C.
+        L is l_max / rate by default, or what C̃ reaches. C̃ belongs to rate 1: at another it is the kernel of nearly the same
+        C.
         """
         self._check_rate(rate)
         if state is not None:

@@ -15,11 +15,27 @@ from .s4_base import SSMKernel, rows_of
 
 
 class S4DKernel(SSMKernel):
-    """K_l = 2 Re Σ C B̄ Ā^l, discretized by `param_config["disc"]`, "zoh" or "bilinear".
+    """S4D's convolution kernel K_l = 2 Re Σ C B̄ Ā^l, discretized by `param_config["disc"]`, "zoh" or "bilinear".
 
-    param_config: A_real, A_imag (n_ssm,N), B (1,n_ssm,N,2), C (channels,H,N,2), inv_dt (H,1) or (H,N); numbers N, H, channels,
-    rank, repeat = H / n_ssm; real_, imag_ and dt_transform among none, exp, relu, sigmoid, softplus; dt_fast (sinh), is_real,
-    deterministic, verbose. A = −tr(A_real) − i tr(A_imag), dt = tr(inv_dt).
+    A = −tr(A_real) − i tr(A_imag), dt = tr(inv_dt).
+
+    Shapes:
+        param_config: A_real, A_imag (n_ssm, N), B (1, n_ssm, N, 2), C (channels, H, N, 2), inv_dt (H, 1) or (H, N); numbers
+          N, H, channels, rank, repeat = H / n_ssm; real_transform, imag_transform and dt_transform among none, exp, relu,
+          sigmoid, softplus; dt_fast (sinh), is_real, deterministic, verbose
+        the kernel: (channels, H, L)
+
+    Example:
+        >>> H, N = 2, 4
+        >>> config = {"N": N, "H": H, "channels": 1, "rank": 1, "repeat": 1, "disc": "zoh"}
+        >>> config |= {"real_transform": "exp", "imag_transform": "none", "dt_transform": "exp"}
+        >>> config |= {name: torch.nn.Parameter(torch.randn(1, H, N, 2)) for name in ("B", "C")}
+        >>> config |= {"A_real": torch.zeros(H, N), "A_imag": torch.randn(H, N), "inv_dt": torch.full((H, 1), -3.0)}
+        >>> kernel = gdn_cuda.nn.S4DKernel(H, 64, 1, config)
+        >>> k, _ = kernel()
+        >>> y, state = kernel.step(torch.randn(3, H), kernel.default_state(3))
+        >>> k.shape, y.shape, state.shape
+        (torch.Size([1, 2, 64]), torch.Size([3, 1, 2]), torch.Size([3, 2, 4]))
     """
 
     def __init__(self, d_model: int, l_max: int | None, channels: int, param_config: Mapping[str, Any]):

@@ -1,6 +1,6 @@
 """Toeplitz matrices, their inverses, and matrices given by their displacement as modules.
 
-A tensor that is given as an `nn.Parameter` is one of the module's; any other is a buffer.
+A tensor that is given as an `nn.Parameter` becomes a parameter of the module; any other becomes a buffer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ def _keep_lines(module: nn.Module, c: Tensor, r: Tensor) -> None:
 
 
 class ToeplitzMV(nn.Module):
-    """Holds c (…,n) and r (…,m), first column and row of T; `forward(x)` is T x, or with `transpose` Tᵀ x."""
+    """Holds first column and first row of T; `forward(x)` is T x, or Tᵀ x with `transpose`.
+
+    Shapes:
+        c: (…, n); r: (…, m); x and the result as in `toeplitz_matvec`
+
+    Example:
+        >>> gdn_cuda.nn.ToeplitzMV(torch.tensor([4.0, 1, 0]), torch.tensor([4.0, 2, 1]))(torch.ones(3))
+        tensor([7., 7., 5.])
+    """
 
     def __init__(self, c: Tensor, r: Tensor, *, transpose: bool = False):
         super().__init__()
@@ -47,7 +55,15 @@ class ToeplitzMV(nn.Module):
 
 
 class ToeplitzSolve(nn.Module):
-    """Holds c and r (…,n), or c alone for a symmetric T; `forward(b)` is T⁻¹ b, `solve_ex(b)` has info and does not wait."""
+    """Holds c and r, or c alone for a symmetric T; `forward(b)` is T⁻¹ b, and raises LinAlgError for a singular T.
+
+    Shapes:
+        c, r: (…, n); b and the result: (…, n) or (…, n, k)
+
+    Example:
+        >>> gdn_cuda.nn.ToeplitzSolve(torch.tensor([2.0, 1, 0]))(torch.tensor([3.0, 4, 3]))
+        tensor([1., 1., 1.])
+    """
 
     def __init__(self, c: Tensor, r: Tensor | None = None):
         super().__init__()
@@ -63,6 +79,7 @@ class ToeplitzSolve(nn.Module):
         return toeplitz_solve(self.c, self.r, b, stream=stream, out=out)
 
     def solve_ex(self, b: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
+        """`(T⁻¹ b, info)`: raises nothing for singular matrices and does not wait, as `toeplitz_solve_ex`."""
         if self.symmetric:
             return toeplitz_solve_symmetric_ex(self.c, b, stream=stream)
         return toeplitz_solve_ex(self.c, self.r, b, stream=stream)
@@ -72,10 +89,17 @@ class ToeplitzSolve(nn.Module):
 
 
 class ToeplitzInverse(nn.Module):
-    """`forward(x)` is T⁻¹ x by Gohberg and Semencul's formula, four products a call.
+    """`forward(x)` is T⁻¹ x by Gohberg and Semencul's formula, four products per call.
 
-    Holds first and last column of T⁻¹, `gs_u` and `gs_v`, which are solved for once, here. If c or r is a parameter it holds
-    those instead and solves at every call, so that gradients reach them.
+    Holds the first and the last column of T⁻¹, `gs_u` and `gs_v`, which the constructor solves for. If c or r is a parameter,
+    it holds c and r instead and solves at every call, so that gradients reach them.
+
+    Shapes:
+        c, r: (…, n); x and the result: (…, n) or (…, n, k)
+
+    Example:
+        >>> gdn_cuda.nn.ToeplitzInverse(torch.tensor([2.0, 0]), torch.tensor([2.0, 1]))(torch.tensor([3.0, 2]))
+        tensor([1., 1.])
     """
 
     def __init__(self, c: Tensor, r: Tensor):
@@ -100,7 +124,15 @@ class ToeplitzInverse(nn.Module):
 
 
 class DisplacementMV(nn.Module):
-    """Holds G and H (…,n,r); `forward(x)` is `displacement_matvec(G, H, x, disp_type)`."""
+    """Holds G and H; `forward(x)` is `displacement_matvec(G, H, x, disp_type)`.
+
+    Shapes:
+        G, H: (…, n, r); x and the result: (…, n)
+
+    Example:
+        >>> gdn_cuda.nn.DisplacementMV(torch.randn(5, 2), torch.randn(5, 2))(torch.randn(5)).shape
+        torch.Size([5])
+    """
 
     def __init__(self, G: Tensor, H: Tensor, disp_type: int = DisplacementType.CYCLIC_TRANSPOSED):
         super().__init__()

@@ -1,5 +1,5 @@
-"""What an example of an operator is: a small valid call on CPU tensors, one a way it can be called. Families list theirs in a
-module `examples`; tests trace, compare and break each."""
+"""What an example of an operator is: a small valid call on CPU tensors, one for each way it can be called. Families list theirs
+in a module `examples`, or an operator's own module has them under `@example`; tests trace, compare and break each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,9 +55,24 @@ def of_operator(name: str) -> Callable[..., Any]:
     return call
 
 
+_DECLARED: dict[str, Case] = {}
+Make = TypeVar("Make", bound=Callable[[int, int, int], Arguments])
+
+
+def example(function: Callable[..., Any], name: str | None = None, packed: bool = False) -> Callable[[Make], Make]:
+    """Declares the arguments of an example of `function`, which it is named after by default."""
+
+    def declare(make: Make) -> Make:
+        case = Case(name or function.__name__, function, make, packed)
+        _DECLARED[case.name] = case
+        return make
+
+    return declare
+
+
 def load() -> dict[str, Case]:
     """Those of every family, by name."""
-    found: dict[str, Case] = {}
+    found = dict(_DECLARED)
     for family in families("examples"):
         found |= importlib.import_module(family).CASES
     return found

@@ -77,11 +77,14 @@ Cases = TypeVar("Cases", bound=Callable[[str], Iterator[Case]])
 Run = TypeVar("Run", bound=Call)
 
 
-def bench(peers: dict[str, Callable[[Inputs], Peer]] | None = None, second: str = "state") -> Callable[[Cases], Cases]:
-    """The cases of the operator whose name the function has. `second` says what outcomes have beside the output."""
+def bench(
+    peers: dict[str, Callable[[Inputs], Peer]] | None = None, second: str = "state", operator: str | None = None
+) -> Callable[[Cases], Cases]:
+    """The cases of `operator`, or of the operator that has the function's name. `second` says what outcomes have beside the
+    output."""
 
     def declare(cases: Cases) -> Cases:
-        _MEASURES.benches[cases.__name__] = Bench(cases, peers or {}, ("output", second))
+        _MEASURES.benches[operator or cases.__name__] = Bench(cases, peers or {}, ("output", second))
         return cases
 
     return declare

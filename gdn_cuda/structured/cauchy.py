@@ -84,10 +84,23 @@ _cauchy_out = register("cauchy_out", reference=reference.cauchy)
 def cauchy_kernel(
     v: Tensor, omega: Tensor, lambd: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """out[…,l] = Σ_n v[…,n] / (ω[…,l] − λ[…,n]); v and λ (…,N), ω (…,L), real or complex.
+    """Sums of residues over distances to poles: the product with a Cauchy matrix.
 
-    Where a pole lies on a point, the limit of ω = λ + ε for ε ↓ 0: the residues there are added up, and each part of the sum
-    that is not zero is infinite with its sign. Gradients of what meets there are NaN.
+    Formula:
+        out[…, l] = Σ_n v[…, n] / (omega[…, l] − lambd[…, n])
+
+    Shapes:
+        v, lambd: (…, N), real or complex
+        omega: (…, L), real or complex
+        out: (…, L), complex if an input is
+
+    Edge cases:
+        Where a pole lies on a point, the limit of omega = lambd + ε for ε ↓ 0: the residues there are added up, and each part
+        of the sum that is not zero is infinite with its sign. The gradients of those residues, poles and points are NaN.
+
+    Example:
+        >>> gdn_cuda.cauchy_kernel(torch.ones(3), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0, 4.0]))
+        tensor([ 0.1667, -1.0000])
     """
     return _cauchy_sum("cauchy_kernel", False, stream, out, {"v": v, "omega": omega, "lambd": lambd})
 
@@ -95,9 +108,23 @@ def cauchy_kernel(
 def cauchy_conj(
     v: Tensor, z: Tensor, w: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """out[…,l] = Σ_n [ v_n / (z_l − w_n) + v̄_n / (z_l − w̄_n) ]; v and w (…,N), z (…,L); complex whatever comes in.
+    """Cauchy sums over conjugate pairs of poles, one half of each pair given: S4's kernel.
 
-    Poles on points as in `cauchy_kernel`.
+    Formula:
+        out[…, l] = Σ_n [ v_n / (z_l − w_n) + v̄_n / (z_l − w̄_n) ]
+
+    Shapes:
+        v, w: (…, N), real or complex
+        z: (…, L), real or complex
+        out: (…, L), always complex
+
+    Edge cases:
+        Poles on points as in `cauchy_kernel`; a real pole counts there together with its conjugate.
+
+    Example:
+        >>> i = torch.tensor([1j])
+        >>> gdn_cuda.cauchy_conj(torch.ones(1), 2 * i, i)  # 1 / (2i − i) + 1 / (2i + i)
+        tensor([0.-1.3333j])
     """
     return _cauchy_sum("cauchy_conj", True, stream, out, {"v": v, "z": z, "w": w})
 

@@ -38,12 +38,27 @@ def displacement_matvec(
     stream: torch.cuda.Stream | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = A x where L A − A M = G Hᵀ; G and H (…,n,r), x (…,n), leading dimensions broadcast. `DisplacementType` names (L, M).
+    """The product with a matrix given by its displacement, without forming the matrix.
 
-    In the bases that make L and M diagonal A has the entries (ĝ_i·ĥ_j) / (l_i − m_j); where l_i = m_j (n places for each of the
-    first two types) they are 0, the least norm among the nearest solutions. 4 r + 2 transforms of length n, memory O(B r n).
-    Real if G, H and x are; bfloat16 and float16 are computed in fp32. Gradients flow to G, H and x.
-    `stream` and `out` as elsewhere.
+    Formula:
+        y = A x,  where L A − A M = G Hᵀ; `DisplacementType` names (L, M)
+        In the bases that make L and M diagonal, A has the entries (ĝ_i·ĥ_j) / (l_i − m_j).
+
+    Shapes:
+        G, H: (…, n, r)
+        x, y: (…, n), real if G, H and x are
+
+    Takes 4 r + 2 Fourier transforms of length n and O(B r n) memory.
+
+    Edge cases:
+        Where l_i = m_j (n places for each of the first two types), the entries are 0: the least norm among the nearest
+        solutions. r = 0 gives zeros.
+
+    Example:
+        >>> first, last = torch.eye(3)[:, :1], torch.eye(3)[:, 2:]
+        >>> kind = gdn_cuda.DisplacementType.CYCLIC_ANTICYCLIC  # the identity has Z_1 − Z_{−1} = 2 e_0 e_{n−1}ᵀ
+        >>> gdn_cuda.displacement_matvec(2 * first, last, torch.tensor([1.0, 2, 3]), kind).round(decimals=4)
+        tensor([1., 2., 3.])
     """
     function, tensors = "displacement_matvec", {"G": G, "H": H, "x": x}
 

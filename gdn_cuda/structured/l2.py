@@ -11,7 +11,7 @@ from torch import Tensor
 class CauchyPin:
     """What `cauchy_pin_l2` returns: the tensors to call with, in L2 until `release()` or the end of a `with`.
 
-    A window is gone with its handle, so keep the handle.
+    The window ends with its handle, so keep the handle.
     """
 
     def __init__(self, omega: Tensor, lambd: Tensor, base: int, size: int):
@@ -33,16 +33,28 @@ class CauchyPin:
 
 
 def cauchy_pin_l2(omega: Tensor, lambd: Tensor) -> CauchyPin:
-    """Keeps ω and λ in the L2 persistence window of the current stream, for calls of `cauchy_kernel` on that stream:
+    """Keeps points and poles in the L2 persistence window of the current stream, for calls of `cauchy_kernel` on that stream.
 
-        with gdn_cuda.cauchy_pin_l2(omega, lambd) as pinned:
-            for v in batches:
-                gdn_cuda.cauchy_kernel(v, pinned.omega, pinned.lambd)
+    Formula:
+        Computes nothing: `pinned.omega` and `pinned.lambd` are the same numbers, for `cauchy_kernel`.
+
+    Shapes:
+        omega: (…, L); lambd: (…, N): CUDA tensors of one dtype, which is not converted
 
     A stream has one window, over one range of memory. Where both tensors lie without gaps and the range from the first to the
-    last byte fits, `pinned.omega` and `pinned.lambd` are the tensors themselves; otherwise copies that lie side by side,
-    through which gradients flow. CUDA tensors of one dtype, which is not converted. Raises RuntimeError where the device
-    cannot set that much of its L2 aside, where the stream has such a window already, and under graph capture.
+    last byte fits, `pinned.omega` and `pinned.lambd` are the tensors themselves; otherwise they are copies side by side,
+    through which gradients flow.
+
+    Edge cases:
+        Raises RuntimeError where the device cannot set that much of its L2 aside, where the stream has such a window already,
+        and under graph capture.
+
+    Example:
+        >>> if torch.cuda.is_available():
+        ...     omega, lambd = torch.randn(2, 4096, device="cuda")
+        ...     with gdn_cuda.cauchy_pin_l2(omega, lambd) as pinned:
+        ...         for v in torch.randn(10, 16, 4096, device="cuda"):
+        ...             out = gdn_cuda.cauchy_kernel(v, pinned.omega, pinned.lambd)
     """
     from .. import _C
 

@@ -16,11 +16,16 @@ from .reference_common import check_last, fail, roots_of_unity, same_dtype, wide
 
 
 class DisplacementType(IntEnum):
-    """The equation in which G and H stand on the right."""
+    """Which equation G and H are the right-hand side of; Z is the cyclic shift down, Z_φ the shift with φ in its corner.
 
-    CYCLIC_TRANSPOSED = 0  # Z A − A Zᵀ = G Hᵀ. Hankel matrices have rank 2; those constant on cyclic antidiagonals have 0
-    CYCLIC = 1  # Z A − A Z = G Hᵀ. Toeplitz matrices have rank 2; circulant ones have 0
-    CYCLIC_ANTICYCLIC = 2  # Z_1 A − A Z_{−1} = G Hᵀ. Toeplitz matrices have rank 2; every G and H has exactly one A
+    CYCLIC_TRANSPOSED: Z A − A Zᵀ = G Hᵀ. Hankel matrices have rank 2, those constant on cyclic antidiagonals 0.
+    CYCLIC: Z A − A Z = G Hᵀ. Toeplitz matrices have rank 2, circulant ones 0.
+    CYCLIC_ANTICYCLIC: Z_1 A − A Z_{−1} = G Hᵀ. Toeplitz matrices have rank 2; every G and H has exactly one A.
+    """
+
+    CYCLIC_TRANSPOSED = 0
+    CYCLIC = 1
+    CYCLIC_ANTICYCLIC = 2
 
 
 def displacement_matvec(G: Tensor, H: Tensor, x: Tensor, disp_type: int = DisplacementType.CYCLIC_TRANSPOSED) -> Tensor:

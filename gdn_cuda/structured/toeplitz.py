@@ -1,11 +1,7 @@
-"""Toeplitz matrices: c is the first column, r the first row; c[0] wins, and r[0] is not read.
+"""The public functions of Toeplitz matrices; `gdn_cuda.structured` says what c, r and right-hand sides are.
 
-A right-hand side with more dimensions than c and r is (…,n,k), k of them; any other is (…,n). Only ranks decide: for a batch of
-vectors under one matrix give c[None]. Leading dimensions broadcast. Dtypes meet as torch's promotion says, and integers alone
-are torch's default dtype; bfloat16 and float16 are computed in fp32, and results have them again. Complex matrices are not
-conjugated. Gradients flow to every input; forward mode, torch.func and torch.vmap work.
-
-`stream` and `out` as in gdn_cuda/structured/__init__.py; what `out` gets is copied there, so it may be memory of an input.
+Integers alone become torch's default dtype; results of bfloat16 and float16 have that dtype again. Complex matrices are not
+conjugated. What `out` gets is copied there, so it may be memory of an input.
 """
 
 from __future__ import annotations
@@ -39,10 +35,26 @@ explain_toeplitz_solve = _C.explain_toeplitz_solve  # (n, symmetric=False): whic
 def toeplitz_matvec(
     c: Tensor, r: Tensor, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """T x; c (…,n), r (…,m), x (…,m) or (…,m,k), the result (…,n) or (…,n,k). As scipy.linalg.matmul_toeplitz.
+    """The product with a Toeplitz matrix, as scipy.linalg.matmul_toeplitz.
 
-    Where n ≠ m, the kernels of a GPU multiply with a square matrix of max(n, m) rows: zeros complete what is shorter, which
-    takes a copy of it and of x or the result.
+    Formula:
+        T x,  with T[i, j] = c[i − j] for i ≥ j, else r[j − i]
+
+    Shapes:
+        c: (…, n); r: (…, m); T is n × m
+        x: (…, m) or (…, m, k)
+        result: (…, n) or (…, n, k)
+
+    Where n ≠ m, a GPU multiplies with a square matrix of max(n, m) rows: zeros complete the shorter of c and r, which takes a
+    copy of it and of x or the result.
+
+    Edge cases:
+        r[0] is not read; empty sums are 0.
+
+    Example:
+        >>> c, r = torch.tensor([4.0, 1, 0]), torch.tensor([4.0, 2, 1])
+        >>> gdn_cuda.toeplitz_matvec(c, r, torch.ones(3))
+        tensor([7., 7., 5.])
     """
     if stream is None and out is None and as_they_are(c, r, x):
         return matvec(c, r, x, False)
@@ -52,7 +64,24 @@ def toeplitz_matvec(
 def toeplitz_matvec_transpose(
     c: Tensor, r: Tensor, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Tᵀ x; c (…,n), r (…,m), x (…,n) or (…,n,k), the result (…,m) or (…,m,k); otherwise as `toeplitz_matvec`."""
+    """The product with the transpose of a Toeplitz matrix.
+
+    Formula:
+        Tᵀ x,  with T[i, j] = c[i − j] for i ≥ j, else r[j − i]
+
+    Shapes:
+        c: (…, n); r: (…, m); T is n × m
+        x: (…, n) or (…, n, k)
+        result: (…, m) or (…, m, k)
+
+    Edge cases:
+        As in `toeplitz_matvec`. A complex T is transposed, not conjugated.
+
+    Example:
+        >>> c, r = torch.tensor([4.0, 1, 0]), torch.tensor([4.0, 2, 1])
+        >>> gdn_cuda.toeplitz_matvec_transpose(c, r, torch.ones(3))
+        tensor([5., 7., 7.])
+    """
     if stream is None and out is None and as_they_are(c, r, x):
         return matvec(c, r, x, True)
     return _multiply("toeplitz_matvec_transpose", {"c": c, "r": r, "x": x}, True, stream, out)
@@ -77,10 +106,24 @@ def _check_out(function: str, out: Tensor | None, shape: tuple[int, ...], dtype:
 
 
 def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
-    """(T⁻¹ b, info) for any T, c and r (…,n), with pivoting; nothing is raised, and nothing waits for a GPU.
+    """Solves Toeplitz systems with pivoting: `(x, info)`; raises nothing for singular matrices and never waits for a GPU.
 
-    info has an int32 for every matrix, as LAPACK's xGESVX: 0; or k, 1 ≤ k ≤ n: pivot k is zero and the solution is NaN; or
-    n + 1: 1 / (‖T‖₁ ‖T⁻¹‖) is below the epsilon of what is computed with, so no digit of the solution need be right.
+    Formula:
+        x = T⁻¹ b,  with T[i, j] = c[i − j] for i ≥ j, else r[j − i]
+
+    Shapes:
+        c, r: (…, n)
+        b, x: (…, n) or (…, n, k)
+        info: (…), int32, one per matrix
+
+    Edge cases:
+        info, as of LAPACK's xGESVX, is 0; or k, 1 ≤ k ≤ n: pivot k is zero and the solution is NaN; or n + 1:
+        1 / (‖T‖₁ ‖T⁻¹‖) is below the epsilon of the precision computed with, so no digit of the solution need be right.
+
+    Example:
+        >>> c, r = torch.tensor([4.0, 1, 0]), torch.tensor([4.0, 2, 1])
+        >>> gdn_cuda.toeplitz_solve_ex(c, r, torch.tensor([7.0, 7, 5]))
+        (tensor([1., 1., 1.]), tensor(0, dtype=torch.int32))
     """
     if stream is None and as_they_are(c, r, b):
         return solve(c, r, b, False, False)
@@ -90,11 +133,27 @@ def toeplitz_solve_ex(c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Str
 def toeplitz_solve_symmetric_ex(
     c: Tensor, b: Tensor, *, assume_positive: bool = False, stream: torch.cuda.Stream | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(T⁻¹ b, info) for r = c, as `toeplitz_solve_ex`.
+    """Solves symmetric Toeplitz systems, r = c: returns `(x, info)` as `toeplitz_solve_ex` does.
 
-    With `assume_positive` (real, at most 8192 rows on a GPU) by one kernel for positive definite matrices, several times as
-    fast; where one is not, info is −k, its leading minor of order k is not positive, and the solution NaN. Beyond 4096 rows
-    info is −1 there, and where 60 steps of conjugate gradients are not enough.
+    Formula:
+        x = T⁻¹ b,  with T[i, j] = c[|i − j|]
+
+    Shapes:
+        c: (…, n)
+        b, x: (…, n) or (…, n, k)
+        info: (…), int32, one per matrix
+
+    With `assume_positive` (real, at most 8192 rows on a GPU), one kernel for positive definite matrices solves the system,
+    several times as fast.
+
+    Edge cases:
+        info as in `toeplitz_solve_ex`. With `assume_positive`, it is −k where the leading minor of order k is not positive, and
+        the solution is NaN. Beyond 4096 rows it is −1 there, and where 60 steps of conjugate gradients are too few.
+
+    Example:
+        >>> x, info = gdn_cuda.toeplitz_solve_symmetric_ex(torch.tensor([2.0, 1, 0]), torch.tensor([3.0, 4, 3]))
+        >>> x, info
+        (tensor([1., 1., 1.]), tensor(0, dtype=torch.int32))
     """
 
     def run(c: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,8 +196,24 @@ def _require_regular(function: str, arguments: str, info: Tensor) -> None:
 def toeplitz_solve(
     c: Tensor, r: Tensor, b: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """T⁻¹ b for any T; LinAlgError where one is singular to working precision. Waits for a GPU to know it: under graph capture
-    and in compiled code, `toeplitz_solve_ex`."""
+    """Solves Toeplitz systems with pivoting.
+
+    Formula:
+        x = T⁻¹ b,  with T[i, j] = c[i − j] for i ≥ j, else r[j − i]
+
+    Shapes:
+        c, r: (…, n)
+        b, x: (…, n) or (…, n, k)
+
+    Edge cases:
+        Raises LinAlgError where a matrix is singular to working precision, and waits for a GPU to know it: under graph
+        capture and in compiled code call `toeplitz_solve_ex`.
+
+    Example:
+        >>> c, r = torch.tensor([4.0, 1, 0]), torch.tensor([4.0, 2, 1])
+        >>> gdn_cuda.toeplitz_solve(c, r, torch.tensor([7.0, 7, 5]))
+        tensor([1., 1., 1.])
+    """
     if stream is None and out is None and as_they_are(c, r, b):
         x, info = solve(c, r, b, False, True)
         _require_regular("toeplitz_solve", "c, r", info)
@@ -149,7 +224,22 @@ def toeplitz_solve(
 def toeplitz_solve_symmetric(
     c: Tensor, b: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """T⁻¹ b for r = c, so T = Tᵀ, as `toeplitz_solve`. A Hermitian matrix is `toeplitz_solve(c, c.conj(), b)`."""
+    """Solves symmetric Toeplitz systems, r = c. For a Hermitian matrix call `toeplitz_solve(c, c.conj(), b)`.
+
+    Formula:
+        x = T⁻¹ b,  with T[i, j] = c[|i − j|]
+
+    Shapes:
+        c: (…, n)
+        b, x: (…, n) or (…, n, k)
+
+    Edge cases:
+        Singular matrices as in `toeplitz_solve`; `toeplitz_solve_symmetric_ex` does not wait.
+
+    Example:
+        >>> gdn_cuda.toeplitz_solve_symmetric(torch.tensor([2.0, 1, 0]), torch.tensor([3.0, 4, 3]))
+        tensor([1., 1., 1.])
+    """
     return _solve_or_raise("toeplitz_solve_symmetric", "c", {"c": c, "b": b}, stream, out)
 
 
@@ -171,8 +261,23 @@ def _solve_or_raise(
 
 
 def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:
-    """(u, v): the first and last column of T⁻¹, (…,n) each; LinAlgError for singular matrices, so it waits. They exist whenever
-    T⁻¹ does, also where u[0] is zero."""
+    """The first and the last column of the inverse of a Toeplitz matrix: `(u, v)`, for `toeplitz_inverse_apply`.
+
+    Formula:
+        u = T⁻¹ e_0,  v = T⁻¹ e_{n−1}
+
+    Shapes:
+        c, r, u, v: (…, n)
+
+    Edge cases:
+        Raises LinAlgError for singular matrices, so it waits for a GPU. u and v exist whenever T⁻¹ does, also where u[0] is
+        zero.
+
+    Example:
+        >>> u, v = gdn_cuda.gs_compute_generators(torch.tensor([2.0, 0]), torch.tensor([2.0, 1]))
+        >>> u, v  # the inverse is [[0.5, -0.25], [0, 0.5]]
+        (tensor([0.5000, 0.0000]), tensor([-0.2500,  0.5000]))
+    """
 
     def both(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         if needs_derivatives(c, r):
@@ -198,11 +303,24 @@ def check_lines(function: str, lines: Mapping[str, Tensor]) -> torch.Size:
 def toeplitz_inverse_apply(
     gs_u: Tensor, gs_v: Tensor, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """T⁻¹ x = (1/u_0) [ L(u) L(Jv)ᵀ − L(Sv) L(SJu)ᵀ ] x from the first and last column of T⁻¹ (Gohberg, Semencul); L(·) lower
-    triangular Toeplitz, J reversal, S shift down.
+    """The product with the inverse of a Toeplitz matrix, from the first and the last column of the inverse (Gohberg, Semencul).
 
-    Where u_0 is zero to working precision, |u_0| ≤ n ε max(|u|, |v|), the formula does not exist, though T⁻¹ may: LinAlgError
-    for CPU tensors, NaN on a GPU, in compiled code and under torch.func, torch.vmap and forward mode.
+    Formula:
+        T⁻¹ x = (1/u_0) [ L(u) L(Jv)ᵀ − L(Sv) L(SJu)ᵀ ] x,  u = gs_u, v = gs_v
+        L(·) is lower triangular Toeplitz, J reverses, S shifts down
+
+    Shapes:
+        gs_u, gs_v: (…, n), of `gs_compute_generators`
+        x, result: (…, n) or (…, n, k)
+
+    Edge cases:
+        Where u_0 is zero to working precision, |u_0| ≤ n ε max(|u|, |v|), the formula does not exist, though T⁻¹ may:
+        LinAlgError for CPU tensors; NaN on a GPU, in compiled code and under torch.func, torch.vmap and forward mode.
+
+    Example:
+        >>> u, v = gdn_cuda.gs_compute_generators(torch.tensor([2.0, 0]), torch.tensor([2.0, 1]))
+        >>> gdn_cuda.toeplitz_inverse_apply(u, v, torch.tensor([3.0, 2]))
+        tensor([1., 1.])
     """
     function, tensors = "toeplitz_inverse_apply", {"gs_u": gs_u, "gs_v": gs_v, "x": x}
 
@@ -232,8 +350,24 @@ def _require_first_entry(u: Tensor, v: Tensor, epsilon: float) -> None:
 
 
 def toeplitz_to_cauchy(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None) -> Tensor:
-    """F T F⁻¹ (…,n,n), complex; F[j,k] = e^{−2πi jk/n} / √n. Off the diagonal its entries are (ĝ_i·ĥ_j) / (ω_i − ω_j) with
-    ω_i = e^{−2πi i/n} and generators of rank 2, those of Z T − T Z."""
+    """A Toeplitz matrix in the basis in which it is Cauchy-like.
+
+    Formula:
+        F T F⁻¹,  F[j, k] = e^{−2πi jk/n} / √n
+        Off the diagonal its entries are (ĝ_i·ĥ_j) / (ω_i − ω_j), ω_i = e^{−2πi i/n}, with the rank 2 generators of Z T − T Z.
+
+    Shapes:
+        c, r: (…, n)
+        result: (…, n, n), complex
+
+    Edge cases:
+        n = 0 gives an empty matrix. r[0] is not read.
+
+    Example:
+        >>> gdn_cuda.toeplitz_to_cauchy(torch.tensor([2.0, 1]), torch.tensor([2.0, 1])).real  # circulant: diagonal
+        tensor([[3., 0.],
+                [0., 1.]])
+    """
     tensors = {"c": c, "r": r}
 
     def run(out: Tensor | None) -> Tensor:

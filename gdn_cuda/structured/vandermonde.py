@@ -93,10 +93,24 @@ _vandermonde_out = register("log_vandermonde_out", reference=reference.log_vande
 def log_vandermonde(
     v: Tensor, x: Tensor, L: int, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """2·Re Σ_n v_n e^{x_n l}, real (…,L), l = 0 … L−1; v and x (…,N). Phases are exact: x·l is never rounded.
+    """Sums of powers given by their logarithms: the product with a Vandermonde matrix, S4D's kernel.
 
-    The power 0 is 1 whatever x is, so an x of −∞ stands for the logarithm of 0. An entry with a power or term
-    that overflows is infinite or NaN; underflow is 0.
+    Formula:
+        out[…, l] = 2·Re Σ_n v_n e^{x_n l},  l = 0 … L − 1
+
+    Shapes:
+        v, x: (…, N), real or complex
+        out: (…, L), real
+
+    Phases are exact: x·l is never rounded.
+
+    Edge cases:
+        The power 0 is 1 whatever x is, so x = −∞ stands for the logarithm of 0.
+        An entry with a power or term that overflows is infinite or NaN; underflow is 0.
+
+    Example:
+        >>> gdn_cuda.log_vandermonde(torch.ones(1), torch.tensor([-1.0]), 3)
+        tensor([2.0000, 0.7358, 0.2707])
     """
     tensors = {"v": v, "x": x}
 
@@ -115,7 +129,23 @@ def log_vandermonde(
 def log_vandermonde_transpose(
     u: Tensor, v: Tensor, x: Tensor, L: int, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """v_n Σ_l u_l e^{x_n l}, complex (…,N); u (…,L) real or complex, v and x (…,N)."""
+    """The product with the transposed Vandermonde matrix, times v: what an input adds to the state of S4D.
+
+    Formula:
+        out[…, n] = v_n Σ_l u_l e^{x_n l},  l = 0 … L − 1
+
+    Shapes:
+        u: (…, L), real or complex
+        v, x: (…, N), real or complex
+        out: (…, N), complex
+
+    Edge cases:
+        Powers as in `log_vandermonde`. L must be the length of u.
+
+    Example:
+        >>> gdn_cuda.log_vandermonde_transpose(torch.ones(3), torch.ones(1), torch.tensor([-1.0]), 3)
+        tensor([1.5032+0.j])
+    """
     function, tensors = "log_vandermonde_transpose", {"u": u, "v": v, "x": x}
 
     def run(out: Tensor | None) -> Tensor:

@@ -1,0 +1,108 @@
+"""Public docstrings and their sections: a summary, then `Formula:`, `Shapes:`, `Edge cases:` and `Example:`, each with an
+indented body. The pages of the operators are made of them, and tests/test_docs.py asks for them."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import gdn_cuda
+import gdn_cuda.nn
+
+
+def _families() -> list[ModuleType]:
+    """The packages whose public names are all public names of gdn_cuda, in its order."""
+    modules = [each for each in vars(gdn_cuda).values() if inspect.ismodule(each) and getattr(each, "__all__", None)]
+    found = [each for each in modules if set(each.__all__) <= set(gdn_cuda.__all__)]
+    return sorted(found, key=lambda family: gdn_cuda.__all__.index(family.__all__[0]))
+
+
+FAMILIES = _families()
+SECTIONS_OF_OPERATORS = ("Formula", "Shapes", "Edge cases", "Example")
+SECTIONS_OF_MODULES = ("Shapes", "Example")
+_HEADING = re.compile(r"(Formula|Shapes|Edge cases|Example):$")
+
+
+def operators(family: ModuleType) -> dict[str, Callable[..., Any]]:
+    public = {name: getattr(family, name) for name in family.__all__}
+    return {name: function for name, function in public.items() if inspect.isfunction(function)}
+
+
+def types(family: ModuleType) -> dict[str, type]:
+    return {name: getattr(family, name) for name in family.__all__ if inspect.isclass(getattr(family, name))}
+
+
+def modules() -> dict[str, type]:
+    return {name: getattr(gdn_cuda.nn, name) for name in gdn_cuda.nn.__all__}
+
+
+def sections(documented: Any) -> dict[str, str]:
+    """By name; "" is the summary, and "Notes" is the text that belongs to no section."""
+    found: dict[str, list[str]] = {"": []}
+    current = ""
+    for line in (inspect.getdoc(documented) or "").splitlines():
+        if heading := _HEADING.match(line):
+            current = heading[1]
+        elif current and line and not line.startswith(" "):
+            current = "Notes"
+        found.setdefault(current, []).append("" if heading else line)
+    return {name: textwrap.dedent("\n".join(lines)).strip() for name, lines in found.items()}
+
+
+def missing_sections() -> Iterator[str]:
+    """What the docstrings of operators and modules lack."""
+    wanted = [(operators(family), SECTIONS_OF_OPERATORS) for family in FAMILIES] + [(modules(), SECTIONS_OF_MODULES)]
+    for documented, needed in wanted:
+        for name, each in documented.items():
+            found = sections(each)
+            for section in needed:
+                if not found.get(section):
+                    yield f"{name}: its docstring lacks the section '{section}:'"
+                elif section == "Example" and ">>> " not in found[section]:
+                    yield f"{name}: the example in its docstring lacks a line with >>>"
+
+
+def signature(name: str, documented: Any) -> str:
+    """On one line, or a parameter a line where it is long; enumerators by name."""
+    found = inspect.signature(documented)
+    parameters = [each for each in found.parameters.values() if each.name != "self"]
+    shown = [_parameter(each) for each in parameters]
+    kinds = [each.kind for each in parameters]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        shown.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    result = "" if found.return_annotation in (found.empty, None, "None") else f" -> {found.return_annotation}"
+    line = f"{name}({', '.join(shown)}){result}"
+    if len(line) <= 100:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in shown), f"){result}"])
+
+
+def _parameter(each: inspect.Parameter) -> str:
+    stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+    annotation = "" if each.annotation is each.empty else f": {each.annotation}"
+    if each.default is each.empty:
+        return f"{stars}{each.name}{annotation}"
+    default = (
+        f"{type(each.default).__name__}.{each.default.name}" if isinstance(each.default, enum.Enum) else repr(each.default)
+    )
+    return f"{each.name}{annotation} = {default}"
+
+
+def markdown(documented: Any, heading: str) -> str:
+    """`heading` is the Markdown prefix of the sections' headings, such as "##"."""
+    found = sections(documented)
+    parts = [found.pop("")]
+    for name, text in found.items():
+        if name == "Formula":
+            text = f"```text\n{text}\n```"
+        elif name == "Example":
+            text = f"```pycon\n{text}\n```"
+        elif name == "Shapes":
+            text = re.sub(r"^(?=\S)", "- ", text, flags=re.MULTILINE)
+        parts.append(f"{heading} {name}\n\n{text}")
+    return "\n\n".join(parts) + "\n"
