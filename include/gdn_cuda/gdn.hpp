@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gdn_cuda/arguments.hpp>
-#include <string>
 #include <tuple>
 
 // Functions that take tensors would be hidden too.
@@ -93,7 +92,7 @@ Tensor fused_decode(const FusedDecode& arguments);
 struct GDN_HOLDS_TENSORS ChunkedForward {
     static constexpr const char* name = "chunked_forward";
     Given query, key, value, beta, gate;
-    OptionalTensor state = {}, cu_seqlens = {}, chunk_indices = {}, cu_chunks = {};
+    OptionalTensor state = {}, cu_seqlens = {};
     std::optional<double> scale = {};
     bool use_qk_l2norm = false;
     bool output_final_state = true;
@@ -111,8 +110,6 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
         visit("gate", x.gate);
         visit("state", x.state);
         visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
-        visit("cu_chunks", x.cu_chunks);
         visit("scale", x.scale);
         visit("use_qk_l2norm", x.use_qk_l2norm);
         visit("output_final_state", x.output_final_state);
@@ -145,19 +142,14 @@ struct GDN_HOLDS_TENSORS ChunkLocalCumsum {
     static constexpr const char* name = "chunk_local_cumsum_bf16";
     Given input;
     Written output;
-    int64_t batch_size = 0, seq_len = 0, num_heads = 0;
     bool head_first = false;
-    OptionalTensor cu_seqlens = {}, chunk_indices = {};
+    OptionalTensor cu_seqlens = {};
 
     static void fields(auto& x, auto&& visit) {
         visit("input", x.input);
         visit("output", x.output);
-        visit("batch_size", x.batch_size);
-        visit("seq_len", x.seq_len);
-        visit("num_heads", x.num_heads);
         visit("head_first", x.head_first);
         visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
     }
 };
 void chunk_local_cumsum_bf16(const ChunkLocalCumsum& arguments);
@@ -167,9 +159,7 @@ struct GDN_HOLDS_TENSORS ComputeUAndW {
     Given k, v;
     Written u, w;
     Given beta;
-    OptionalTensor gate = {};
-    std::string compiled_dims = "t";
-    OptionalTensor cu_seqlens = {}, chunk_indices = {};
+    OptionalTensor gate = {}, cu_seqlens = {};
 
     static void fields(auto& x, auto&& visit) {
         visit("k", x.k);
@@ -178,9 +168,7 @@ struct GDN_HOLDS_TENSORS ComputeUAndW {
         visit("w", x.w);
         visit("beta", x.beta);
         visit("gate", x.gate);
-        visit("compiled_dims", x.compiled_dims);
         visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
     }
 };
 void bf16_gdn_compute_u_w(const ComputeUAndW& arguments);
@@ -193,9 +181,7 @@ struct GDN_HOLDS_TENSORS ChunkedSeqStateUpdate {
     Written state, final_state;
     OptionalTensor gate = {};
     bool is_initial_state = false, output_final_state = true;
-    std::string compiled_dims = "t";
     OptionalTensor cu_seqlens = {};
-    int64_t chunk_size = 64;
 
     static void fields(auto& x, auto&& visit) {
         visit("k", x.k);
@@ -206,9 +192,7 @@ struct GDN_HOLDS_TENSORS ChunkedSeqStateUpdate {
         visit("gate", x.gate);
         visit("is_initial_state", x.is_initial_state);
         visit("output_final_state", x.output_final_state);
-        visit("compiled_dims", x.compiled_dims);
         visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_size", x.chunk_size);
     }
 };
 void bf16_chunked_seq_state_update(const ChunkedSeqStateUpdate& arguments);
@@ -217,10 +201,7 @@ struct GDN_HOLDS_TENSORS ChunkedComputeO {
     static constexpr const char* name = "bf16_gdn_chunked_compute_O";
     Given q, state, k, u;
     Written o;
-    OptionalTensor gate = {};
-    std::string compiled_dims = "t";
-    OptionalTensor cu_seqlens = {}, chunk_indices = {}, cu_chunks = {};
-    int64_t chunk_size = 64;
+    OptionalTensor gate = {}, cu_seqlens = {};
 
     static void fields(auto& x, auto&& visit) {
         visit("q", x.q);
@@ -229,11 +210,7 @@ struct GDN_HOLDS_TENSORS ChunkedComputeO {
         visit("u", x.u);
         visit("o", x.o);
         visit("gate", x.gate);
-        visit("compiled_dims", x.compiled_dims);
         visit("cu_seqlens", x.cu_seqlens);
-        visit("chunk_indices", x.chunk_indices);
-        visit("cu_chunks", x.cu_chunks);
-        visit("chunk_size", x.chunk_size);
     }
 };
 void bf16_gdn_chunked_compute_O(const ChunkedComputeO& arguments);
