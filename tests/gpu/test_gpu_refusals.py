@@ -122,11 +122,11 @@ def test_hints_of_chunked_forward_are_checked_and_change_nothing() -> None:
     expected, _ = gdn_cuda.chunked_forward(**x)
     pairs, before = (torch.tensor(y, dtype=torch.int32, device="cuda") for y in ([[0, 0], [0, 1], [1, 0]], [0, 2, 3]))
     assert torch.equal(gdn_cuda.chunked_forward(**x, chunk_indices=pairs, cu_chunks=before)[0], expected)
-    with pytest.raises(ValueError, match="^chunked_forward: cu_chunks: expected cuda:0, the device of query, got cpu$"):
+    with pytest.raises(ValueError, match=r"^chunked_forward: cu_chunks: expected cuda:0, the device of query, got cpu$"):
         gdn_cuda.chunked_forward(**x, chunk_indices=pairs, cu_chunks=before.cpu())
     out = torch.zeros_like(expected)
     with pytest.raises(
-        ValueError, match="^chunked_forward: out: expected memory apart from that of chunk_indices, got the same"
+        ValueError, match=r"^chunked_forward: out: expected memory apart from that of chunk_indices, got the same"
     ):
         gdn_cuda.chunked_forward(**x, chunk_indices=out.view(torch.int32).flatten()[2:8].view(3, 2), out=out)
     assert not out.any()

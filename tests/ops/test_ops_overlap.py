@@ -139,7 +139,7 @@ def test_hints_may_lie_between_the_rows_of_out(seed: int) -> None:
     assert torch.equal(gdn_cuda.chunked_forward(**x, out=out)[0], expected)
     inside = x | {"chunk_indices": buffer.view(torch.int32)[:2, width // 2 - 1 : width // 2 + 1]}
     with pytest.raises(
-        ValueError, match="^chunked_forward: out: expected memory apart from that of chunk_indices, got the same"
+        ValueError, match=r"^chunked_forward: out: expected memory apart from that of chunk_indices, got the same"
     ):
         gdn_cuda.chunked_forward(**inside, out=out)
 
