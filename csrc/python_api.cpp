@@ -29,6 +29,7 @@
 #include "kernels/explain.hpp"
 #include "kernels/registry.hpp"
 #include "python_interrupt.hpp"
+#include "python_operators.hpp"
 #include "python_text.hpp"
 #include "python_tuning.hpp"
 
@@ -362,6 +363,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("prebuilt_refusal", &prebuilt_refusal, "Why GDN_JIT_PREBUILT_DIR is passed over; empty when it is not.");
 
     define_tuning(module);
+    define_for_operators(module);
 
     // A core thread that logs during interpreter shutdown would wait for the GIL for ever.
     py::module_::import("atexit").attr("register")(py::cpp_function([] { set_log_sink(std::nullopt); }));

@@ -18,9 +18,13 @@ from gdn_cuda import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 API = "\n".join(path.read_text() for path in (ROOT / "include" / "gdn_cuda").glob("*.hpp"))
-FOR_PYTHON = {
-    f"gdn_cuda::{name}" for name in ("registry", "tunable", "tunables", "explain_toeplitz_solve")
-}  # and the runtime, gdn_cuda::jit
+VISIBLE = re.compile(r"^#pragma GCC visibility push\(default\)(.*?)^#pragma GCC visibility pop", re.MULTILINE | re.DOTALL)
+FOR_PYTHON = {  # and the runtime, gdn_cuda::jit
+    f"gdn_cuda::{name}"
+    for header in (ROOT / "csrc/kernels").glob("*.hpp")
+    for block in VISIBLE.findall(header.read_text())
+    for name in re.findall(r"^[\w:<>&*, ]+[ &*](\w+)\(", block, re.MULTILINE)
+}
 
 pytestmark = pytest.mark.skipif(not shutil.which("readelf") or not shutil.which("nm"), reason="binutils is not installed")
 

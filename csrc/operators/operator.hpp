@@ -16,7 +16,6 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "dispatch.hpp"
 #include "tensor.hpp"
@@ -63,10 +62,6 @@ template <>
 constexpr const char* kSchemaWord<std::optional<double>> = "float?";
 template <>
 constexpr const char* kSchemaWord<std::optional<ScalarType>> = "ScalarType?";
-template <>
-constexpr const char* kSchemaWord<std::string> = "str";
-template <>
-constexpr const char* kSchemaWord<std::vector<int64_t>> = "int[]";
 template <class T>
 constexpr const char* schema_word() {
     constexpr const char* kWord = std::is_enum_v<T> ? "int" : kSchemaWord<T>;

@@ -13,6 +13,7 @@ from gdn_cuda import InferenceMode
 
 from ..operators.examples import Arguments, Case, poisoned, random
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs
+from .reference import CHUNK
 
 HK, HV, DK, DV = 2, 4, 16, 8
 HEADS: Arguments = {"Hk": HK, "Hv": HV, "dk": DK, "dv": DV, "gate_range": (-8.0, 0.0)}
@@ -127,14 +128,19 @@ def chunked(
     return make
 
 
+CHUNKS = [-(-length // CHUNK) for length in LENGTHS]  # of each packed sequence
+
+
+def _pairs() -> Tensor:
+    return torch.tensor([(n, chunk) for n, count in enumerate(CHUNKS) for chunk in range(count)], dtype=torch.int32)
+
+
+def _chunks_before() -> Tensor:
+    return torch.tensor([0, *CHUNKS]).cumsum(0).to(torch.int32)
+
+
 def chunked_hints(B: int, T: int, seed: int) -> Arguments:
-    pairs = [(n, chunk) for n, length in enumerate(LENGTHS) for chunk in range(-(-length // 64))]
-    counts = [sum(first == n for first, _ in pairs) for n in range(len(LENGTHS))]
-    hints = {
-        "chunk_indices": torch.tensor(pairs, dtype=torch.int32),
-        "cu_chunks": torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
-    }
-    return gdn(B, T, seed, packed=True) | hints
+    return gdn(B, T, seed, packed=True) | {"chunk_indices": _pairs(), "cu_chunks": _chunks_before()}
 
 
 def chunked_pool(packed: bool = False, pool: torch.dtype = torch.float32, **more: Any) -> Callable[[int, int, int], Arguments]:
@@ -167,7 +173,7 @@ def cumsum(dtype: torch.dtype, head_first: bool, packed: bool) -> Callable[[int,
         x = x.mT.contiguous() if head_first else x
         inputs = {"input": x, "output": poisoned(x.float()), "batch_size": batch, "seq_len": tokens, "num_heads": HV}
         if packed:
-            inputs["cu_seqlens"] = torch.tensor([0, *LENGTHS]).cumsum(0)
+            inputs |= {"cu_seqlens": torch.tensor([0, *LENGTHS]).cumsum(0), "chunk_indices": _pairs()}
         return inputs | {"head_first": head_first}
 
     return make
@@ -181,8 +187,8 @@ def _piece_inputs(B: int, T: int, seed: int, packed: bool, gated: bool) -> Argum
     return x
 
 
-def _offsets(x: Arguments) -> Arguments:
-    return {name: x[name] for name in ("cu_seqlens",) if name in x}
+def _offsets(x: Arguments, **hints: Tensor) -> Arguments:
+    return {"cu_seqlens": x["cu_seqlens"]} | hints if "cu_seqlens" in x else {}
 
 
 def compute_u_w(packed: bool = False, gated: bool = True) -> Callable[[int, int, int], Arguments]:
@@ -190,13 +196,17 @@ def compute_u_w(packed: bool = False, gated: bool = True) -> Callable[[int, int,
         x = _piece_inputs(B, T, seed, packed, gated)
         w = x["value"].new_empty((*x["value"].shape[:-1], DK))
         results = {"u": poisoned(x["value"]), "w": poisoned(w)}
-        return {"k": x["key"], "v": x["value"], "beta": x["beta"], "gate": x["gate"]} | results | _offsets(x)
+        return (
+            {"k": x["key"], "v": x["value"], "beta": x["beta"], "gate": x["gate"]}
+            | results
+            | _offsets(x, chunk_indices=_pairs())
+        )
 
     return make
 
 
 def _states(x: Arguments, packed: bool) -> Tensor:
-    chunks = sum(-(-length // 64) for length in LENGTHS) + 1 if packed else -(-x["value"].shape[1] // 64)
+    chunks = sum(CHUNKS) + 1 if packed else -(-x["value"].shape[1] // CHUNK)
     shape = (chunks,) if packed else (x["value"].shape[0], chunks)
     return torch.full((*shape, HV, DV, DK), 7.0)
 
@@ -220,7 +230,7 @@ def compute_o(packed: bool = False, gated: bool = True) -> Callable[[int, int, i
         x = _piece_inputs(B, T, seed, packed, gated)
         states = random(*_states(x, packed).shape, seed=seed)
         tensors = {"q": x["query"], "k": x["key"], "u": x["value"], "o": poisoned(x["value"]), "gate": x["gate"]}
-        return tensors | {"state": states} | _offsets(x)
+        return tensors | {"state": states} | _offsets(x, chunk_indices=_pairs(), cu_chunks=_chunks_before())
 
     return make
 
@@ -253,13 +263,13 @@ def _cases() -> Iterator[Case]:
 
     yield Case("chunked", gdn_cuda.chunked_forward, chunked())
     yield Case("chunked-no-state", gdn_cuda.chunked_forward, chunked(state=None, use_qk_l2norm=True))
-    yield Case("chunked-to-bf16", gdn_cuda.chunked_forward, chunked(state_dtype=bf16, checkpoint_every=64))
+    yield Case("chunked-to-bf16", gdn_cuda.chunked_forward, chunked(state_dtype=bf16, checkpoint_every=CHUNK))
     yield Case("chunked-to-fp32", gdn_cuda.chunked_forward, chunked(state=bf16, state_dtype=fp32, scale=0.3))
     yield Case("chunked-no-final-state", gdn_cuda.chunked_forward, chunked(output_final_state=False))
-    yield Case("chunked-packed", gdn_cuda.chunked_forward, chunked(packed=True, checkpoint_every=64), packed=True)
+    yield Case("chunked-packed", gdn_cuda.chunked_forward, chunked(packed=True, checkpoint_every=CHUNK), packed=True)
     yield Case("chunked-packed-hints", gdn_cuda.chunked_forward, chunked_hints, packed=True)
-    yield Case("chunked-pool", gdn_cuda.chunked_forward, chunked_pool(checkpoint_every=64))
-    pool_packed = chunked_pool(packed=True, pool=bf16, checkpoint_every=64)
+    yield Case("chunked-pool", gdn_cuda.chunked_forward, chunked_pool(checkpoint_every=CHUNK))
+    pool_packed = chunked_pool(packed=True, pool=bf16, checkpoint_every=CHUNK)
     yield Case("chunked-pool-packed", gdn_cuda.chunked_forward, pool_packed, packed=True)
 
     yield Case("mn-major-fp32", gdn_cuda.transpose_to_mn_major, mn_major(fp32))

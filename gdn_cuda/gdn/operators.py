@@ -11,6 +11,7 @@ from torch import Tensor
 from ..operators import operator
 from ..operators.schema import not_a_tensor
 from . import reference_operators as reference
+from .hints import check_chunk_hints
 
 
 class InferenceMode(IntEnum):
@@ -84,9 +85,27 @@ def _chunked_on_cpu(x: Any) -> Any:
     return final_state.clone() if x.output_final_state else final_state.new_empty((0, *final_state.shape[1:])), checkpoints
 
 
-def _check_pool(state: Tensor | None, state_indices: Tensor | None, state_dtype: torch.dtype | None) -> None:
-    if state_indices is None:
-        return
+def _check_chunked(
+    query: Tensor,
+    state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    chunk_indices: Tensor | None,
+    cu_chunks: Tensor | None,
+    state_dtype: torch.dtype | None,
+    state_indices: Tensor | None,
+    out: Tensor,
+) -> None:
+    if state_indices is not None:
+        _check_pool(state, state_dtype, state_indices)
+    if chunk_indices is not None or cu_chunks is not None:
+        hints = {"chunk_indices": chunk_indices, "cu_chunks": cu_chunks}
+        written = {"state": None if state_indices is None else state, "out": out}
+        check_chunk_hints("chunked_forward", hints, cu_seqlens, ("query", query), written)
+
+
+def _check_pool(state: Tensor | None, state_dtype: torch.dtype | None, state_indices: Tensor) -> None:
+    if not isinstance(state_indices, Tensor):
+        raise ValueError(not_a_tensor("chunked_forward", "state_indices", state_indices, optional=True))
     if state is None:
         raise ValueError("chunked_forward: state: expected a pool (slots, Hv, dv, dk) with state_indices, got None")
     if state_dtype is not None and state_dtype != state.dtype:
@@ -312,7 +331,7 @@ def chunked_forward(
     cpu=_chunked_on_cpu,
     out="value",
     variant=("state_indices", "chunked_forward_pool"),
-    before=_check_pool,
+    before=_check_chunked,
     results=_chunked_results,
 )
 def chunked_forward(

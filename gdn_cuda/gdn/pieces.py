@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..operators import operator
 from . import reference_operators as reference
+from .hints import check_chunk_hints, check_chunk_size, check_compiled_dims, check_cumsum_sizes
 from .reference import CHUNK
 
 # ---- Shapes of results, and what runs on CPU tensors
@@ -56,6 +57,54 @@ def _write_o(x: Any) -> None:
     x.o.copy_(reference.compute_o(x.q, states, x.k, x.u, x.gate, x.cu_seqlens))
 
 
+# ---- Checks of arguments that the operators lack
+
+
+def _check_cumsum(
+    input: Tensor,
+    output: Tensor,
+    batch_size: int,
+    seq_len: int,
+    num_heads: int,
+    head_first: bool,
+    cu_seqlens: Tensor | None,
+    chunk_indices: Tensor | None,
+) -> None:
+    check_cumsum_sizes(input, batch_size, seq_len, num_heads, head_first, cu_seqlens)
+    if chunk_indices is not None:
+        written = {"output": output}
+        check_chunk_hints("chunk_local_cumsum_bf16", {"chunk_indices": chunk_indices}, cu_seqlens, ("input", input), written)
+
+
+def _check_u_w(
+    k: Tensor, u: Tensor, w: Tensor, compiled_dims: str, cu_seqlens: Tensor | None, chunk_indices: Tensor | None
+) -> None:
+    check_compiled_dims("bf16_gdn_compute_u_w", compiled_dims)
+    if chunk_indices is not None:
+        written = {"u": u, "w": w}
+        check_chunk_hints("bf16_gdn_compute_u_w", {"chunk_indices": chunk_indices}, cu_seqlens, ("k", k), written)
+
+
+def _check_state_update(compiled_dims: str, chunk_size: int) -> None:
+    check_compiled_dims("bf16_chunked_seq_state_update", compiled_dims)
+    check_chunk_size("bf16_chunked_seq_state_update", chunk_size)
+
+
+def _check_o(
+    q: Tensor,
+    o: Tensor,
+    compiled_dims: str,
+    cu_seqlens: Tensor | None,
+    chunk_indices: Tensor | None,
+    cu_chunks: Tensor | None,
+    chunk_size: int,
+) -> None:
+    check_compiled_dims("bf16_gdn_chunked_compute_O", compiled_dims)
+    check_chunk_size("bf16_gdn_chunked_compute_O", chunk_size)
+    hints = {"chunk_indices": chunk_indices, "cu_chunks": cu_chunks}
+    check_chunk_hints("bf16_gdn_chunked_compute_O", hints, cu_seqlens, ("q", q), {"o": o})
+
+
 # ---- The operators
 
 
@@ -79,7 +128,7 @@ def transpose_to_mn_major(input: Tensor, alignment: int = 16) -> Tensor:
     """
 
 
-@operator(cpu=_sum_in_chunks)
+@operator(cpu=_sum_in_chunks, before=_check_cumsum)
 def chunk_local_cumsum_bf16(
     input: Tensor,
     output: Tensor,
@@ -112,7 +161,7 @@ def chunk_local_cumsum_bf16(
     """
 
 
-@operator(cpu=_write_u_w)
+@operator(cpu=_write_u_w, before=_check_u_w)
 def bf16_gdn_compute_u_w(
     k: Tensor,
     v: Tensor,
@@ -148,7 +197,7 @@ def bf16_gdn_compute_u_w(
     """
 
 
-@operator(cpu=_update_state)
+@operator(cpu=_update_state, before=_check_state_update)
 def bf16_chunked_seq_state_update(
     k: Tensor,
     u: Tensor,
@@ -160,7 +209,7 @@ def bf16_chunked_seq_state_update(
     output_final_state: bool = True,
     compiled_dims: str = "t",
     cu_seqlens: Tensor | None = None,
-    chunk_size: int = 64,
+    chunk_size: int = CHUNK,
 ) -> None:
     """Runs the state over the chunks: writes the state before each to `state`, v' over u, and the last state to `final_state`.
 
@@ -185,7 +234,7 @@ def bf16_chunked_seq_state_update(
     """
 
 
-@operator(cpu=_write_o)
+@operator(cpu=_write_o, before=_check_o)
 def bf16_gdn_chunked_compute_O(
     q: Tensor,
     state: Tensor,
@@ -197,7 +246,7 @@ def bf16_gdn_chunked_compute_O(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
     cu_chunks: Tensor | None = None,
-    chunk_size: int = 64,
+    chunk_size: int = CHUNK,
 ) -> None:
     """Writes the outputs of every chunk, from the states before the chunks and u = v'.
 

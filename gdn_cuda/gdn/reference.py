@@ -20,7 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 64
+from .. import _C
+
+CHUNK = _C.GDN_CHUNK
 L2NORM_EPSILON = 1e-6
 _CHUNKS_AT_ONCE = 32  # bounds the memory of a long prefill; the result does not depend on it
 # A gate below this counts as this where gates are cumulated: its exponential is 0 all the same, and the sum keeps the digits of

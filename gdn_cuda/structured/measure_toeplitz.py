@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _C
 from ..operators.measure import Case, Inputs, Peer, Work, bench, import_peer
 from .measure_sums import Function, in_torch, work_of
 
@@ -23,7 +24,10 @@ GPU_SYMMETRIC = ((4, 64), (4, 256), (64, 1024), (1, 8192))
 GPU_GENERAL = ((4, 256), (64, 1024), (1, 8192))
 CPU_SHAPES = ((2, 64),)
 # Beyond, libraries that wait.
-LONGEST_CAPTURED = {"toeplitz_solve": 4096, "toeplitz_solve_symmetric": 8192}
+LONGEST_CAPTURED = {
+    "toeplitz_solve": _C.TOEPLITZ_LONGEST_GENERAL,
+    "toeplitz_solve_symmetric": _C.TOEPLITZ_LONGEST_POSITIVE,
+}
 
 
 def _solves(name: str, device: str, shapes: tuple[tuple[int, int], ...]) -> Iterator[Case]:

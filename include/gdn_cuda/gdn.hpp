@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gdn_cuda/arguments.hpp>
-#include <string>
 #include <tuple>
 
 // Functions that take tensors would be hidden too.
@@ -58,7 +57,7 @@ Tensor fused_decode(const FusedDecode& arguments);
 struct GDN_HOLDS_TENSORS ChunkedForward {
     static constexpr const char* name = "chunked_forward";
     Given query, key, value, beta, gate;
-    OptionalTensor state = {}, cu_seqlens = {}, chunk_indices = {}, cu_chunks = {};
+    OptionalTensor state = {}, cu_seqlens = {};
     std::optional<double> scale = {};
     bool use_qk_l2norm = false;
     bool output_final_state = true;
@@ -68,8 +67,8 @@ struct GDN_HOLDS_TENSORS ChunkedForward {
     Output out = {};
     OptionalTensor state_indices = {};  // `state` is a pool, updated in place: torch knows that as chunked_forward_pool
 
-    GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm,
-               output_final_state, state_dtype, checkpoint_every, deterministic, out)
+    GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, output_final_state, state_dtype,
+               checkpoint_every, deterministic, out)
 };
 struct GDN_HOLDS_TENSORS ChunkedResult {
     Tensor output;
@@ -91,11 +90,10 @@ struct GDN_HOLDS_TENSORS ChunkLocalCumsum {
     static constexpr const char* name = "chunk_local_cumsum_bf16";
     Given input;
     Written output;
-    int64_t batch_size = 0, seq_len = 0, num_heads = 0;
     bool head_first = false;
-    OptionalTensor cu_seqlens = {}, chunk_indices = {};
+    OptionalTensor cu_seqlens = {};
 
-    GDN_FIELDS(input, output, batch_size, seq_len, num_heads, head_first, cu_seqlens, chunk_indices)
+    GDN_FIELDS(input, output, head_first, cu_seqlens)
 };
 void chunk_local_cumsum_bf16(const ChunkLocalCumsum& arguments);
 
@@ -104,11 +102,9 @@ struct GDN_HOLDS_TENSORS ComputeUAndW {
     Given k, v;
     Written u, w;
     Given beta;
-    OptionalTensor gate = {};
-    std::string compiled_dims = "t";
-    OptionalTensor cu_seqlens = {}, chunk_indices = {};
+    OptionalTensor gate = {}, cu_seqlens = {};
 
-    GDN_FIELDS(k, v, u, w, beta, gate, compiled_dims, cu_seqlens, chunk_indices)
+    GDN_FIELDS(k, v, u, w, beta, gate, cu_seqlens)
 };
 void bf16_gdn_compute_u_w(const ComputeUAndW& arguments);
 
@@ -120,11 +116,9 @@ struct GDN_HOLDS_TENSORS ChunkedSeqStateUpdate {
     Written state, final_state;
     OptionalTensor gate = {};
     bool is_initial_state = false, output_final_state = true;
-    std::string compiled_dims = "t";
     OptionalTensor cu_seqlens = {};
-    int64_t chunk_size = 64;
 
-    GDN_FIELDS(k, u, w, state, final_state, gate, is_initial_state, output_final_state, compiled_dims, cu_seqlens, chunk_size)
+    GDN_FIELDS(k, u, w, state, final_state, gate, is_initial_state, output_final_state, cu_seqlens)
 };
 void bf16_chunked_seq_state_update(const ChunkedSeqStateUpdate& arguments);
 
@@ -132,12 +126,9 @@ struct GDN_HOLDS_TENSORS ChunkedComputeO {
     static constexpr const char* name = "bf16_gdn_chunked_compute_O";
     Given q, state, k, u;
     Written o;
-    OptionalTensor gate = {};
-    std::string compiled_dims = "t";
-    OptionalTensor cu_seqlens = {}, chunk_indices = {}, cu_chunks = {};
-    int64_t chunk_size = 64;
+    OptionalTensor gate = {}, cu_seqlens = {};
 
-    GDN_FIELDS(q, state, k, u, o, gate, compiled_dims, cu_seqlens, chunk_indices, cu_chunks, chunk_size)
+    GDN_FIELDS(q, state, k, u, o, gate, cu_seqlens)
 };
 void bf16_gdn_chunked_compute_O(const ChunkedComputeO& arguments);
 

@@ -45,6 +45,21 @@ def test_a_parameter_that_is_missing_is_named() -> None:
         operator()(fused_gdn_gating)
 
 
+def test_what_no_kernel_reads_is_a_parameter_of_the_function_alone() -> None:
+    lacking = {}
+    for name, declared in DECLARATIONS.items():
+        taken = {argument for schema in declared.schemas for argument in schema.arguments}
+        lacking[name] = " ".join(p for p in inspect.signature(declared.function).parameters if p not in taken)
+    assert {name: parameters for name, parameters in lacking.items() if parameters} == {
+        "fused_gdn_gating": "is_var_len",
+        "chunked_forward": "chunk_indices cu_chunks",
+        "chunk_local_cumsum_bf16": "batch_size seq_len num_heads chunk_indices",
+        "bf16_gdn_compute_u_w": "compiled_dims chunk_indices",
+        "bf16_chunked_seq_state_update": "compiled_dims chunk_size",
+        "bf16_gdn_chunked_compute_O": "compiled_dims chunk_indices cu_chunks chunk_size",
+    }
+
+
 def test_a_parameter_that_the_operator_lacks_is_not_handed_on() -> None:
     (gating,) = DECLARATIONS["fused_gdn_gating"].schemas
     assert "is_var_len" not in gating.arguments

@@ -116,17 +116,4 @@ Tagged check_per_head(const Checks& check, const char* argument, const View& vie
     return tagged(view);
 }
 
-void check_chunk_hints(const Checks& check, const View& chunk_indices, const View& cu_chunks, const Sequences& s) {
-    for (const auto& [argument, view] : {std::pair{"chunk_indices", &chunk_indices}, std::pair{"cu_chunks", &cu_chunks}}) {
-        if (!view->defined()) continue;
-        GDN_REQUIRE(check, s.packed(), argument, "None without cu_seqlens", "a tensor");
-        check.dtype(argument, *view, {DType::i32, DType::i64});
-        check.device(argument, *view, s.query, s.names.query);
-    }
-    if (chunk_indices.defined())
-        GDN_REQUIRE(check, chunk_indices.numel() % 2 == 0, "chunk_indices", "pairs (sequence, chunk)",
-                    shape_text(chunk_indices));
-    if (cu_chunks.defined()) check.shape("cu_chunks", cu_chunks, {s.count + 1}, "(sequences + 1,)");
-}
-
 }  // namespace gdn_cuda::gdn

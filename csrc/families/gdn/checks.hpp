@@ -43,7 +43,5 @@ void check_gates(const Checks& check, const View& beta, const View& gate, const 
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& sequences);
 // Also checks the values if they are on the CPU; on a GPU that would synchronize.
 void check_cu_seqlens(const Checks& check, const View& cu_seqlens, int64_t tokens, const View& as, const char* as_name);
-// Kernels derive chunk_indices and cu_chunks themselves; if given, only their dtype, device and shape are checked.
-void check_chunk_hints(const Checks& check, const View& chunk_indices, const View& cu_chunks, const Sequences& sequences);
 
 }  // namespace gdn_cuda::gdn

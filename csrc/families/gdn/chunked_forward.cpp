@@ -19,15 +19,15 @@ struct ChunkedForwardPool {
     Given query, key, value, beta, gate;
     Written state;
     Given state_indices;
-    OptionalTensor cu_seqlens = {}, chunk_indices = {}, cu_chunks = {};
+    OptionalTensor cu_seqlens = {};
     std::optional<double> scale = {};
     bool use_qk_l2norm = false;
     int64_t checkpoint_every = 0;
     bool deterministic = false;
     Output out = {};
 
-    GDN_FIELDS(query, key, value, beta, gate, state, state_indices, cu_seqlens, chunk_indices, cu_chunks, scale, use_qk_l2norm,
-               checkpoint_every, deterministic, out)
+    GDN_FIELDS(query, key, value, beta, gate, state, state_indices, cu_seqlens, scale, use_qk_l2norm, checkpoint_every,
+               deterministic, out)
 };
 
 // Runs whole chunks on tensor cores where device and tensors allow, else token by token. The choice must not depend on what a
@@ -88,9 +88,8 @@ Prepared prepare_chunked(const auto& x, const OptionalTensor& indices) {
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
     Prepared prepared = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
     RecurrentArgs& args = prepared.args;
-    const View beta(x.beta), gate(x.gate), hints = view_of(x.chunk_indices), counts = view_of(x.cu_chunks);
+    const View beta(x.beta), gate(x.gate);
     check_gates(check, beta, gate, sequences, args.beta, args.gate);
-    check_chunk_hints(check, hints, counts, sequences);
     const int64_t every = x.checkpoint_every;
     GDN_REQUIRE(check, every >= 0 && every % kChunk == 0 && every <= std::numeric_limits<int>::max(), "checkpoint_every",
                 fmt::format("0 or a multiple of {}", kChunk), fmt::format("{}", every));
@@ -118,9 +117,7 @@ Prepared prepare_chunked(const auto& x, const OptionalTensor& indices) {
                  {"gate", gate},
                  {"state", slots.defined() ? none : state},
                  {"state_indices", slots},
-                 {"cu_seqlens", sequences.cu_seqlens},
-                 {"chunk_indices", hints},
-                 {"cu_chunks", counts}});
+                 {"cu_seqlens", sequences.cu_seqlens}});
     return prepared;
 }
 
@@ -208,8 +205,6 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
                                                                     .state = *x.state,
                                                                     .state_indices = *x.state_indices,
                                                                     .cu_seqlens = x.cu_seqlens,
-                                                                    .chunk_indices = x.chunk_indices,
-                                                                    .cu_chunks = x.cu_chunks,
                                                                     .scale = x.scale,
                                                                     .use_qk_l2norm = x.use_qk_l2norm,
                                                                     .checkpoint_every = x.checkpoint_every,

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/gdn.hpp>
+#include <vector>
 
 #include "../../operators/operator.hpp"
 #include "checks.hpp"
@@ -63,37 +64,25 @@ struct PreparedCumsum {
 
 PreparedCumsum prepare_cumsum(const ChunkLocalCumsum& x) {
     const Checks check{x.name};
-    const View in(x.input), out(x.output), lengths = view_of(x.cu_seqlens), hints = view_of(x.chunk_indices);
+    const View in(x.input), out(x.output), lengths = view_of(x.cu_seqlens);
     const bool packed = lengths.defined();
+    const int token = x.head_first ? -1 : -2, head = x.head_first ? -2 : -1;
     PreparedCumsum prepared{.input = in, .io = check.dtype("input", in, {DType::bf16, DType::f32})};
-    int64_t tokens = x.seq_len;
-    if (packed) {
+    if (packed)
         check.rank("input", in, 2, x.head_first ? "(H, N)" : "(N, H)");
-        tokens = in.size(x.head_first ? 1 : 0);
-        check_cu_seqlens(check, lengths, tokens, in, "input");
-        GDN_REQUIRE(check, in.size(x.head_first ? 0 : 1) == x.num_heads, "input", fmt::format("{} heads", x.num_heads),
-                    shape_text(in));
-        GDN_REQUIRE(check, lengths.size(0) - 1 == x.batch_size, "cu_seqlens",
-                    fmt::format("batch_size + 1 elements, with batch_size {}", x.batch_size), shape_text(lengths));
-    } else if (x.head_first) {
-        check.shape("input", in, {x.batch_size, x.num_heads, x.seq_len}, "(batch_size, num_heads, seq_len)");
-    } else {
-        check.shape("input", in, {x.batch_size, x.seq_len, x.num_heads}, "(batch_size, seq_len, num_heads)");
-    }
+    else
+        check.rank("input", in, 3, x.head_first ? "(B, H, T)" : "(B, T, H)");
+    const int64_t tokens = in.size(token), heads = in.size(head);
+    if (packed) check_cu_seqlens(check, lengths, tokens, in, "input");
+    const int64_t sequences = packed ? lengths.size(0) - 1 : in.size(0);
     GDN_REQUIRE(check, out.rank == in.rank && std::equal(out.sizes, out.sizes + out.rank, in.sizes), "output",
                 "the shape of input " + shape_text(in), shape_text(out));
     check.dtype("output", out, {DType::f32});
     check.device("output", out, in, "input");
     check.distinct("output", out);
-    if (hints.defined()) {
-        GDN_REQUIRE(check, packed, "chunk_indices", "None without cu_seqlens", "a tensor");
-        check.dtype("chunk_indices", hints, {DType::i32, DType::i64});
-        check.device("chunk_indices", hints, in, "input");
-    }
-    check.apart({{"output", out}}, {{"input", in}, {"cu_seqlens", lengths}, {"chunk_indices", hints}});
+    check.apart({{"output", out}}, {{"input", in}, {"cu_seqlens", lengths}});
 
     ChunkCumsumArgs& args = prepared.args;
-    const int token = x.head_first ? -1 : -2, head = x.head_first ? -2 : -1;
     args.input = in.data;
     args.output = static_cast<float*>(out.data);
     args.in_batch = packed ? 0 : in.stride(0);
@@ -102,12 +91,12 @@ PreparedCumsum prepare_cumsum(const ChunkLocalCumsum& x) {
     args.out_batch = packed ? 0 : out.stride(0);
     args.out_token = out.stride(token);
     args.out_head = out.stride(head);
-    args.sequences = check.count("input", "sequences", x.batch_size);
+    args.sequences = check.count("input", "sequences", sequences);
     args.tokens = check.count("input", "tokens", tokens, kMaxTokens);
-    args.heads = check.count("input", "heads", x.num_heads);
+    args.heads = check.count("input", "heads", heads);
     args.cu_seqlens = tagged(lengths);
-    prepared.chunks = packed ? tokens / kChunk + x.batch_size : x.batch_size * ceil_div(tokens, kChunk);
-    check.grid("input", ChunkCumsum::blocks(chunk_cumsum_config(prepared.io), x.num_heads, prepared.chunks));
+    prepared.chunks = packed ? tokens / kChunk + sequences : sequences * ceil_div(tokens, kChunk);
+    check.grid("input", ChunkCumsum::blocks(chunk_cumsum_config(prepared.io), heads, prepared.chunks));
     return prepared;
 }
 

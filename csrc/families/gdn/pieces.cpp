@@ -33,14 +33,6 @@ Scalars check_mn_major(const Checks& check, const char* argument, const View& vi
     return scalars;
 }
 
-void check_piece_options(const Checks& check, const std::string& compiled_dims, int64_t chunk_size, const View& chunk_indices,
-                         const View& cu_chunks, const Sequences& s) {
-    GDN_REQUIRE(check, compiled_dims.find_first_not_of("bthkvd") == std::string::npos, "compiled_dims",
-                "letters among b, t, h, k, v, d", "'" + compiled_dims + "'");
-    GDN_REQUIRE(check, chunk_size == kChunk, "chunk_size", fmt::format("{}", kChunk), fmt::format("{}", chunk_size));
-    check_chunk_hints(check, chunk_indices, cu_chunks, s);
-}
-
 struct PreparedPiece {
     Sequences sequences;
     View gate{};
@@ -107,8 +99,7 @@ PreparedPiece prepare_u_w(const ComputeUAndW& x) {
     const Checks check{x.name};
     PreparedPiece piece = prepare_piece(check, x.k, x.k, x.v, {"k", "k", "v"}, x.gate, x.cu_seqlens);
     const Sequences& s = piece.sequences;
-    const View u(x.u), w(x.w), beta(x.beta), hints = view_of(x.chunk_indices);
-    check_piece_options(check, x.compiled_dims, kChunk, hints, View(), s);
+    const View u(x.u), w(x.w), beta(x.beta);
     check_rows(check, "u", u, s, s.value_heads, s.dv);
     check_rows(check, "w", w, s, s.value_heads, s.dk);
     check.distinct("u", u);
@@ -118,12 +109,8 @@ PreparedPiece prepare_u_w(const ComputeUAndW& x) {
     piece.track_alignment(u);
     piece.track_alignment(w);
     piece.args.beta = check_mn_major(check, "beta", beta, s, {DType::bf16, DType::f16, DType::f32});
-    check.apart({{"u", u}, {"w", w}}, {{"k", s.key},
-                                       {"v", s.value},
-                                       {"beta", beta},
-                                       {"gate", piece.gate},
-                                       {"cu_seqlens", s.cu_seqlens},
-                                       {"chunk_indices", hints}});
+    check.apart({{"u", u}, {"w", w}},
+                {{"k", s.key}, {"v", s.value}, {"beta", beta}, {"gate", piece.gate}, {"cu_seqlens", s.cu_seqlens}});
     check.grid("v", ComputeUW::blocks(piece.problem, s.chunks_at_most(kChunk)));
     return piece;
 }
@@ -132,7 +119,6 @@ PreparedPiece prepare_state_update(const ChunkedSeqStateUpdate& x) {
     const Checks check{x.name};
     PreparedPiece piece = prepare_piece(check, x.k, x.k, x.u, {"k", "k", "u"}, x.gate, x.cu_seqlens);
     const Sequences& s = piece.sequences;
-    check_piece_options(check, x.compiled_dims, x.chunk_size, View(), View(), s);
     check.distinct("u", s.value);
     const View w(x.w), states(x.state), last(x.final_state);
     check_rows(check, "w", w, s, s.value_heads, s.dk);
@@ -157,21 +143,15 @@ PreparedPiece prepare_output(const ChunkedComputeO& x) {
     const Checks check{x.name};
     PreparedPiece piece = prepare_piece(check, x.q, x.k, x.u, {"q", "k", "u"}, x.gate, x.cu_seqlens);
     const Sequences& s = piece.sequences;
-    const View out(x.o), states(x.state), hints = view_of(x.chunk_indices), counts = view_of(x.cu_chunks);
-    check_piece_options(check, x.compiled_dims, x.chunk_size, hints, counts, s);
+    const View out(x.o), states(x.state);
     check_rows(check, "o", out, s, s.value_heads, s.dv);
     check.distinct("o", out);
     piece.args.output = rows_of(out);
     piece.track_alignment(out);
     set_states(check, piece, states);
-    check.apart({{"o", out}}, {{"q", s.query},
-                               {"state", states},
-                               {"k", s.key},
-                               {"u", s.value},
-                               {"gate", piece.gate},
-                               {"cu_seqlens", s.cu_seqlens},
-                               {"chunk_indices", hints},
-                               {"cu_chunks", counts}});
+    check.apart(
+        {{"o", out}},
+        {{"q", s.query}, {"state", states}, {"k", s.key}, {"u", s.value}, {"gate", piece.gate}, {"cu_seqlens", s.cu_seqlens}});
     check.grid("u", ComputeO::blocks(piece.problem, piece.chunks()));
     return piece;
 }

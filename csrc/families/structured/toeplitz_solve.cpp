@@ -294,9 +294,8 @@ System checked(const ToeplitzSolveCall& x) {
 
 Solution positive(const Tensor& c, const Tensor& b, const ToeplitzLimits& limits) {
     const System system{c, c, prepare_toeplitz_positive({c, b})};
-    GDN_REQUIRE(system.prepared.check(), system.n() <= std::max(limits.schur, limits.pcg_to), "c",
-                fmt::format("at most {} rows with assume_positive", std::max(limits.schur, limits.pcg_to)),
-                shape_text(system.prepared.column));
+    GDN_REQUIRE(system.prepared.check(), system.n() <= limits.positive(), "c",
+                fmt::format("at most {} rows with assume_positive", limits.positive()), shape_text(system.prepared.column));
     return by(system.n() <= limits.schur ? ToeplitzPositiveWay::schur : ToeplitzPositiveWay::pcg, system, b);
 }
 

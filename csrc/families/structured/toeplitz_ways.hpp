@@ -1,6 +1,7 @@
 // Which method solves a Toeplitz system, and why.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ inline constexpr int kToeplitzPcgShortest = 1025;
 struct ToeplitzLimits {
     i64 gko = kToeplitzGkoLongest, schur = kToeplitzSchurLongest;
     i64 pcg_from = kToeplitzPcgShortest, pcg_to = kToeplitzPcgLongest;
+
+    i64 positive() const { return std::max(schur, pcg_to); }  // of all kernels for positive definite matrices
 };
 
 // Methods for positive definite matrices: conjugate gradients in one kernel or in torch's operators, and Schur's recursion.

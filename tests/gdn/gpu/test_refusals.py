@@ -11,6 +11,7 @@ from gdn_inputs import make_step
 from torch import Tensor
 
 import gdn_cuda
+from gdn_cuda.gdn.inputs import make_packed_gdn_inputs
 
 
 def step(**changes: Any) -> dict[str, Any]:
@@ -114,3 +115,18 @@ def test_none_for_a_tensor_is_told_in_one_line(argument: str, capfd: pytest.Capt
     with torch.no_grad(), pytest.raises(ValueError, match=f"^fused_decode: {argument}: expected a tensor, got None$"):
         gdn_cuda.fused_decode(**step(**{argument: None}))
     assert capfd.readouterr() == ("", "")
+
+
+def test_hints_of_chunked_forward_are_checked_and_change_nothing() -> None:
+    x = make_packed_gdn_inputs([70, 3], dk=64, dv=64, dtype=torch.bfloat16, device="cuda", seed=1)
+    expected, _ = gdn_cuda.chunked_forward(**x)
+    pairs, before = (torch.tensor(y, dtype=torch.int32, device="cuda") for y in ([[0, 0], [0, 1], [1, 0]], [0, 2, 3]))
+    assert torch.equal(gdn_cuda.chunked_forward(**x, chunk_indices=pairs, cu_chunks=before)[0], expected)
+    with pytest.raises(ValueError, match=r"^chunked_forward: cu_chunks: expected cuda:0, the device of query, got cpu$"):
+        gdn_cuda.chunked_forward(**x, chunk_indices=pairs, cu_chunks=before.cpu())
+    out = torch.zeros_like(expected)
+    with pytest.raises(
+        ValueError, match=r"^chunked_forward: out: expected memory apart from that of chunk_indices, got the same"
+    ):
+        gdn_cuda.chunked_forward(**x, chunk_indices=out.view(torch.int32).flatten()[2:8].view(3, 2), out=out)
+    assert not out.any()

@@ -24,7 +24,7 @@ COMPILED = [
     "decode",
     "decode-verify",
     "decode-step-states-packed",
-    "chunked-packed",
+    "chunked-packed-hints",
     "chunked-pool",
     "chunked-no-final-state",
     "mn-major-fp32",
@@ -75,7 +75,19 @@ def test_fullgraph_with_changing_sizes(name: str, seed: int) -> None:
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
     for B, T in SIZES:
         check_same(function, compiled, case.make(B, T, seed))
-    assert counter.frame_count == (len(SIZES) if name == "cumsum" else 1)  # whose sizes are arguments, plain integers
+    assert counter.frame_count == 1
+
+
+def test_hints_whose_size_depends_on_data(seed: int) -> None:
+    """They are checked as far as the trace knows their sizes."""
+    arguments = CASES["chunked-packed"].make(0, 0, seed)
+    mask = torch.tensor([[True, True], [False, False], [True, False]])
+
+    def function(x: Arguments) -> Any:
+        return gdn_cuda.chunked_forward(**x, chunk_indices=mask.nonzero())
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check_same(function, torch.compile(function, fullgraph=True, backend="aot_eager"), arguments)
 
 
 def layer(x: Arguments) -> Tensor:

@@ -130,6 +130,22 @@ def test_out_may_be_a_slice_of_the_buffer_that_holds_the_inputs(name: str, seed:
         assert torch.equal(expected, got)
 
 
+def test_hints_may_lie_between_the_rows_of_out(seed: int) -> None:
+    x = CASES["chunked-packed-hints"].make(0, 0, seed)
+    expected = gdn_cuda.chunked_forward(**x)[0]
+    rows, width = expected.shape[0], expected[0].numel()
+    buffer = torch.zeros(rows, width + 4, dtype=torch.bfloat16)  # four numbers of bfloat16 behind a row are a pair of int32
+    gaps = buffer.view(torch.int32)[: len(x["chunk_indices"]), width // 2 :]
+    x["chunk_indices"] = gaps.copy_(x["chunk_indices"])
+    out = buffer[:, :width].unflatten(-1, expected.shape[1:])
+    assert torch.equal(gdn_cuda.chunked_forward(**x, out=out)[0], expected)
+    inside = x | {"chunk_indices": buffer.view(torch.int32)[:2, width // 2 - 1 : width // 2 + 1]}
+    with pytest.raises(
+        ValueError, match=r"^chunked_forward: out: expected memory apart from that of chunk_indices, got the same"
+    ):
+        gdn_cuda.chunked_forward(**inside, out=out)
+
+
 def test_slots_may_interleave_with_other_caches(seed: int) -> None:
     """One block of a paged cache holds a slot of the pool, a row of step states, and memory of others."""
     apart = CASES["decode-step-states"].make(2, 3, seed)

@@ -54,18 +54,18 @@ def decode(**changes: Any) -> tuple[Any, ...]:
     return tuple((arguments | changes).values())
 
 
-def cumsum(x: Tensor, batch: int, tokens: int, heads: int, offsets: Tensor | None = None) -> tuple[Any, ...]:
-    return x, written(*x.shape, dtype=FP32), batch, tokens, heads, False, offsets, None
+def cumsum(x: Tensor, offsets: Tensor | None = None) -> tuple[Any, ...]:
+    return x, written(*x.shape, dtype=FP32), False, offsets
 
 
 def u_w(B: int, T: int, H: int) -> tuple[Any, ...]:
     results = written(B, T, H, 8), written(B, T, H, 8)
-    return read(B, T, 1, 8), read(B, T, H, 8), *results, gates(B, T, H), None, "t", None, None
+    return read(B, T, 1, 8), read(B, T, H, 8), *results, gates(B, T, H), None, None
 
 
 def outputs(B: int, T: int, H: int) -> tuple[Any, ...]:
     states = written(B, -(-T // 64), H, 8, 8, dtype=FP32)
-    return read(B, T, 1, 8), states, read(B, T, 1, 8), read(B, T, H, 8), written(B, T, H, 8), None, "t", None, None, None, 64
+    return read(B, T, 1, 8), states, read(B, T, 1, 8), read(B, T, H, 8), written(B, T, H, 8), None, None
 
 
 def recurrent(*, steps: int) -> tuple[Any, ...]:
@@ -79,10 +79,10 @@ REFUSED = {
     "mn-major-product": ("transpose_to_mn_major", (read(2**16, 2**16, 1, 1), 16), "input"),
     "u-w": ("bf16_gdn_compute_u_w", u_w(2**16, 64, 2**15), "v"),
     "compute-o": ("bf16_gdn_chunked_compute_O", outputs(2**16, 64, 2**15), "u"),
-    "cumsum-chunks": ("chunk_local_cumsum_bf16", cumsum(read(2**26, 2**11 + 1, 1), 2**26, 2**11 + 1, 1), "input"),
-    "cumsum-heads": ("chunk_local_cumsum_bf16", cumsum(read(1, 1, WRAPS), 1, 1, WRAPS), "input"),
-    "cumsum-tokens": ("chunk_local_cumsum_bf16", cumsum(read(0, WRAPS, 1), 0, WRAPS, 1), "input"),
-    "cumsum-batch": ("chunk_local_cumsum_bf16", cumsum(read(1, 1), 2**63 - 1, 1, 1, read(1, dtype=INT)), "cu_seqlens"),
+    "cumsum-chunks": ("chunk_local_cumsum_bf16", cumsum(read(2**26, 2**11 + 1, 1)), "input"),
+    "cumsum-heads": ("chunk_local_cumsum_bf16", cumsum(read(1, 1, WRAPS)), "input"),
+    "cumsum-tokens": ("chunk_local_cumsum_bf16", cumsum(read(0, WRAPS, 1)), "input"),
+    "cumsum-batch": ("chunk_local_cumsum_bf16", cumsum(read(1, 1), read(WRAPS, dtype=INT)), "input"),
     "gating-tokens": ("fused_gdn_gating", (read(1), read(1), read(1, WRAPS, 1), read(1, WRAPS, 1)), "a"),
     "gating-no-batch": ("fused_gdn_gating", (read(1), read(1), read(0, WRAPS, 1), read(0, WRAPS, 1)), "a"),
     "columns-of-slots": ("fused_decode", decode(state_indices=read(1, WRAPS, dtype=INT)), "state_indices"),
@@ -112,7 +112,7 @@ FITS = {
     "mn-major-columns": ("transpose_to_mn_major", (read(1, 1, WRAPS), 16)),
     "u-w": ("bf16_gdn_compute_u_w", u_w(2**16 - 1, 64, 2**15)),
     "compute-o": ("bf16_gdn_chunked_compute_O", outputs(2**16 - 1, 64, 2**15)),
-    "cumsum-chunks": ("chunk_local_cumsum_bf16", cumsum(read(2**25, 2**12 - 64, 1), 2**25, 2**12 - 64, 1)),
+    "cumsum-chunks": ("chunk_local_cumsum_bf16", cumsum(read(2**25, 2**12 - 64, 1))),
     "decode": ("fused_decode", decode()),
     "slots": ("fused_decode", decode(state_pool=written(2**31 - 1, 1, 8, 8), state_indices=read(1, dtype=INT))),
     "steps-of-a-verify": ("recurrent_forward", recurrent(steps=2**31 - 1)),

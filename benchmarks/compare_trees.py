@@ -1,0 +1,73 @@
+"""Times of two trees of this library, measured in turns on one GPU.
+
+    python benchmarks/compare_trees.py BEFORE AFTER [--rounds 3] [--only TEXT] [--json FILE]
+
+BEFORE and AFTER are folders that hold a built `gdn_cuda`; a folder `.pre` in one of them is its GDN_JIT_PREBUILT_DIR. A figure
+is the least of all rounds, as one host and one card differ from minute to minute by more than the trees may. Host times are
+compared where a call takes longer on the host than on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+Times = dict[tuple[str, str], dict[str, float]]  # (operator, shape) -> the least of each figure
+FIGURES = ("time_us", "host_us")
+
+
+def measure(tree: Path, only: str | None, times: Times) -> str:
+    """Adds a round; returns what it ran on."""
+    env = os.environ | {"PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}"}
+    if (tree / ".pre").is_dir():
+        env["GDN_JIT_PREBUILT_DIR"] = str(tree / ".pre")
+    options = ["--only", only] if only else []
+    command = [sys.executable, "-m", "gdn_cuda", "bench", "all", "--quick", "--json", "-", *options]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"compare_trees: {tree}: {' '.join(command)} failed\n{done.stderr}")
+    reports: list[dict[str, Any]] = json.loads(done.stdout)
+    for report in reports:
+        for row in report["rows"]:
+            least = times.setdefault((report["operator"], row["shape"]), {figure: float("inf") for figure in FIGURES})
+            for figure in FIGURES:
+                least[figure] = min(least[figure], row[figure])
+    return f"{reports[0]['device']}, torch {reports[0]['torch']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=lambda folder: Path(folder).resolve())
+    parser.add_argument("after", type=lambda folder: Path(folder).resolve())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="only the shapes that contain this")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    before: Times = {}
+    after: Times = {}
+    for _ in range(options.rounds):
+        device = measure(options.before, options.only, before)
+        measure(options.after, options.only, after)
+    print(f"{device}: us before and after, and after / before")
+    rows = []
+    for (operator, shape), least in after.items():
+        if (operator, shape) not in before:
+            continue
+        old = before[operator, shape]
+        rows.append({"operator": operator, "shape": shape, "before": old, "after": least})
+        ratio = least["time_us"] / old["time_us"]
+        line = f"{operator:32} {shape:40} {old['time_us']:9.2f} {least['time_us']:9.2f} {ratio:6.3f}"
+        if least["host_us"] > 1.1 * least["time_us"]:
+            line += f"   host {old['host_us']:6.2f} {least['host_us']:6.2f} {least['host_us'] / old['host_us']:6.3f}"
+        print(line)
+    if options.json:
+        options.json.write_text(json.dumps({"device": device, "rounds": options.rounds, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
