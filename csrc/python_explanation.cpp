@@ -34,12 +34,12 @@ struct Explaining {
 }  // namespace
 
 void define_explanation(py::module_& module) {
-    py::class_<Explaining>(module, "Explaining",
-                           "A context in which this thread's operators, called with meta tensors, record what they would launch "
-                           "on a device. Ordinal -1: one that is not in this machine.")
-        .def(py::init([](const py::dict& device) {
-                 return std::make_unique<Explaining>(Explaining{to_traits(device), nullptr});
-             }),
+    py::class_<Explaining>(
+        module, "Explaining",
+        "A context in which this thread's operators, called with meta tensors, record what they would launch "
+        "on a device. Ordinal -1: one that is not in this machine.")
+        .def(py::init(
+                 [](const py::dict& device) { return std::make_unique<Explaining>(Explaining{to_traits(device), nullptr}); }),
              "device"_a)
         .def(
             "__enter__",

@@ -45,8 +45,8 @@ struct View {
     int64_t numel() const;
     bool is_cuda() const { return device_type == torch_numbers.cuda; }
     bool is_cpu() const { return device_type == torch_numbers.cpu; }
-    // What `data` of a meta tensor is, for a call that is explained: not null, aligned as in a tensor that starts at its storage's
-    // first byte, and not an address.
+    // What `data` of a meta tensor is, for a call that is explained: not null, aligned as in a tensor that starts at its
+    // storage's first byte, and not an address.
     bool has_memory() const { return is_cuda() || is_cpu(); }
     bool same_shape(std::initializer_list<int64_t> shape) const;
     // Whether the last `dims` dimensions are contiguous.

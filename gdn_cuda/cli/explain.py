@@ -18,10 +18,12 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "explain",
         help="which kernels a call would launch, in which configuration and why",
-        epilog="A call: AXIS=SIZE (B=8 T=4096), dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE or TENSOR=:DTYPE (state=:bf16), ARGUMENT=VALUE "
-        "(deterministic=true, state=none). Without any, the operator's benchmarks.",
+        epilog="A call: AXIS=SIZE (B=8 T=4096), dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE or TENSOR=:DTYPE (state=:bf16), "
+        "ARGUMENT=VALUE (deterministic=true, state=none). Without any, the operator's benchmarks.",
     )
-    parser.add_argument("operator", metavar="OP", help="a function of gdn_cuda, such as chunked_forward, or an operator of its own")
+    parser.add_argument(
+        "operator", metavar="OP", help="a function of gdn_cuda, such as chunked_forward, or an operator of its own"
+    )
     parser.add_argument("words", nargs="*", metavar="SHAPE", help="NAME=VALUE; what is not named is as in a typical call")
     parser.add_argument("--device", metavar="NAME", help="h200, a100, sm_80 or another; default: this machine's GPU, else h200")
     parser.add_argument("--sms", type=int, metavar="N", help="multiprocessors, if not as many as such a device has")

@@ -1,4 +1,4 @@
-"""Typical calls of the family's operators, for `python -m gdn_cuda explain` (gdn_cuda/operators/calls.py says how they read)."""
+"""Typical calls of the family's operators, for the command `explain`: gdn_cuda/operators/calls.py says how they read."""
 
 from ..operators.calls import typical
 
@@ -13,7 +13,9 @@ _DECODE_PACKED = "a, b: N Hv; A_log, dt_bias: Hv f32; state_pool: slots Hv dv dk
 _PACKED_GATES = "beta, gate: N Hv f32; state: B Hv dv dk f32; cu_seqlens: B+1 i32"
 
 CALLS = {
-    "fused_gdn_gating": typical(AXES, "A_log, dt_bias: Hv f32; a, b: B T Hv", "A_log, dt_bias: Hv f32; a, b: N Hv; is_var_len = true"),
+    "fused_gdn_gating": typical(
+        AXES, "A_log, dt_bias: Hv f32; a, b: B T Hv", "A_log, dt_bias: Hv f32; a, b: N Hv; is_var_len = true"
+    ),
     "fused_decode": typical(AXES | {"B": 64, "T": 1}, f"{_ROWS}; {_DECODE}", f"{_PACKED}; {_DECODE_PACKED}"),
     "recurrent_forward": typical(
         AXES | {"B": 16, "T": 4, "N": 64}, f"{_ROWS}; state: B Hv dv dk f32; {_GATES}", f"{_PACKED}; {_PACKED_GATES}"
@@ -25,12 +27,12 @@ CALLS = {
         f"{_PACKED}; {_PACKED_GATES}",
     ),
     "transpose_to_mn_major": typical(AXES, "input: B T Hv f32"),
-    "chunk_local_cumsum_bf16": typical(AXES, "input: B T Hv f32; output: B T Hv f32; batch_size = B; seq_len = T; num_heads = Hv"),
+    "chunk_local_cumsum_bf16": typical(
+        AXES, "input: B T Hv f32; output: B T Hv f32; batch_size = B; seq_len = T; num_heads = Hv"
+    ),
     "bf16_gdn_compute_u_w": typical(AXES, f"k: B T Hk dk; v, u: B T Hv dv; w: B T Hv dk; beta: B T Hv f32 mn; {_PIECE}"),
     "bf16_chunked_seq_state_update": typical(
         AXES, f"k: B T Hk dk; u: B T Hv dv; w: B T Hv dk; state: B T/64 Hv dv dk f32; final_state: B Hv dv dk f32; {_PIECE}"
     ),
-    "bf16_gdn_chunked_compute_O": typical(
-        AXES, f"q, k: B T Hk dk; u, o: B T Hv dv; state: B T/64 Hv dv dk f32; {_PIECE}"
-    ),
+    "bf16_gdn_chunked_compute_O": typical(AXES, f"q, k: B T Hk dk; u, o: B T Hv dv; state: B T/64 Hv dv dk f32; {_PIECE}"),
 }

@@ -76,7 +76,8 @@ _LITERALS = {"true": True, "false": False, "none": None}
 
 
 def _form(text: str) -> Form:
-    tensors, others = {}, {}
+    tensors: dict[str, Layout] = {}
+    others: dict[str, str] = {}
     for part in text.split(";"):
         if "=" in part:
             name, value = part.split("=")

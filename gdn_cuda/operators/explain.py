@@ -32,18 +32,19 @@ STAND_IN = -1  # the ordinal of a device that is not in this machine
 
 def device_of(name: str | None = None, multiprocessors: int | None = None) -> DeviceTraits:
     """`name`: "h200", "a100" or "sm_80"; None: the current GPU, or an H200 where there is none."""
-    device = _named(name) if name is not None else _present() or _C.device_traits_for_arch(DEFAULT_ARCH)
-    if name is not None or device["ordinal"] < 0 or not torch.cuda.is_available():
-        device["ordinal"] = STAND_IN
+    if name is None and multiprocessors is None and torch.cuda.is_available():
+        return _present()
+    device = _named(name) if name is not None else _present() if torch.cuda.is_available() else _named(DEFAULT_ARCH)
+    device["ordinal"] = STAND_IN
     if multiprocessors is not None:
         if not 1 <= multiprocessors <= 1024:
             raise ValueError(f"explain: multiprocessors: expected 1 to 1024, got {multiprocessors}")
-        device |= {"multiprocessors": multiprocessors, "ordinal": STAND_IN}
+        device["multiprocessors"] = multiprocessors
     return device
 
 
-def _present() -> DeviceTraits | None:
-    return _C.driver()["devices"][torch.cuda.current_device()] if torch.cuda.is_available() else None
+def _present() -> DeviceTraits:
+    return _C.driver()["devices"][torch.cuda.current_device()]
 
 
 def _named(name: str) -> DeviceTraits:
@@ -72,6 +73,11 @@ class _AsOnCuda(TorchDispatchMode):
         super().__init__()
         self.of_torch: list[str] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler, which takes seconds, to keep it from this method."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "gdn_cuda":
             self.of_torch.append(func.overloadpacket.__name__)
@@ -82,12 +88,12 @@ class _AsOnCuda(TorchDispatchMode):
 
 def like(x: Tensor) -> Tensor:
     """A meta tensor of the shape, strides and dtype of x, with rows that start where those of x do in their 16 bytes."""
-    offset = 0 if x.is_meta else x.data_ptr() % 16 // x.element_size()
-    if x.is_meta or x.numel() == 0:
-        return x if x.is_meta else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    if x.is_meta:
+        return x
+    offset = x.data_ptr() % 16 // x.element_size()
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
     memory = torch.empty(offset + reach, dtype=x.dtype, device="meta")
-    return memory.as_strided(x.shape, x.stride(), offset)
+    return memory.as_strided(x.shape, x.stride(), offset).requires_grad_(x.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -106,10 +112,11 @@ class Explanation:
                 yield step["reason"]
                 continue
             cluster = f" in clusters of {step['cluster']}" if step["cluster"] > 1 else ""
-            grid = " x ".join(str(blocks) for blocks in step["grid"])
+            grid = " x ".join(map(str, step["grid"]))
             yield f"{step['kernel']} {step['configuration']}"
             yield f"    {step['reason']}"
-            yield f"    {grid} blocks{cluster} of {step['threads']} threads, {step['shared_bytes']} bytes of dynamic shared memory"
+            blocks = f"{grid} blocks{cluster} of {step['threads']} threads"
+            yield f"    {blocks}, {step['shared_bytes']} bytes of dynamic shared memory"
         if not self.steps:
             names = ", ".join(dict.fromkeys(self.of_torch))
             yield f"no kernel of gdn_cuda: {f'operators of torch, {names}' if names else 'nothing to compute'}"
@@ -135,7 +142,7 @@ def explained(
     args, kwargs = tree_map_only(Tensor, like, (args, kwargs))
     with recording(device_of(device, multiprocessors)) as done:
         function(*args, **kwargs)
-        return done(function.__name__)
+        return done(getattr(function, "__name__", type(function).__name__))
 
 
 def explain(
@@ -170,7 +177,7 @@ class _Nowhere(TorchFunctionMode):
 
 
 def _without_cuda(given: Any) -> Any:
-    return "meta" if given == "cuda" or isinstance(given, torch.device) and given.type == "cuda" else given
+    return "meta" if isinstance(given, (str, torch.device)) and str(given) == "cuda" else given
 
 
 def benchmarks(operator: str, device: DeviceTraits) -> Iterator[tuple[str, Explanation]]:
@@ -190,14 +197,13 @@ def function_called(name: str) -> Callable[..., Any]:
     """A public function; or an operator that no public function has for itself."""
     import gdn_cuda
 
+    from . import calls
     from .registration import SCHEMAS
 
-    function = getattr(gdn_cuda, name, None)
-    if name in gdn_cuda.__all__ and callable(function) and not isinstance(function, type):
-        return function  # type: ignore[no-any-return]
-    if name in SCHEMAS:
-        from .examples import of_operator
+    if name in calls.load():
+        return getattr(gdn_cuda, name)
+    if name not in SCHEMAS:
+        raise ValueError(f"explain: OP: expected one of {', '.join(calls.load())}, got {name}")
+    from .examples import of_operator
 
-        return of_operator(name)
-    known = ", ".join(sorted(name for name in gdn_cuda.__all__ if callable(getattr(gdn_cuda, name))))
-    raise ValueError(f"explain: OP: expected one of {known}, got {name}")
+    return of_operator(name)

@@ -1,4 +1,4 @@
-"""Typical calls of the family's operators, for `python -m gdn_cuda explain` (gdn_cuda/operators/calls.py says how they read)."""
+"""Typical calls of the family's operators, for the command `explain`: gdn_cuda/operators/calls.py says how they read."""
 
 from ..operators.calls import typical
 
@@ -12,7 +12,7 @@ CALLS = {
     "cauchy_kernel": typical(SUMS, "v: rows poles; omega: points; lambd: poles", dtype="f32"),
     "cauchy_conj": typical(SUMS, "v: rows poles; z: points; w: rows poles", dtype="c64"),
     "log_vandermonde": typical(SUMS, "v, x: rows poles; L = L", dtype="c64"),
-    "log_vandermonde_transpose": typical(SUMS, "u: rows L f32; v, x: rows poles", dtype="c64"),
+    "log_vandermonde_transpose": typical(SUMS, "u: rows L f32; v, x: rows poles; L = L", dtype="c64"),
     "toeplitz_matvec": typical(LINES, "c, r, x: systems n", "c, r: systems n; x: systems n k", dtype="f32"),
     "toeplitz_matvec_transpose": typical(LINES, "c, r, x: systems n", "c, r: systems n; x: systems n k", dtype="f32"),
     "toeplitz_solve": typical(LINES, _SQUARE, _SQUARE_MANY, dtype="f32"),

@@ -33,6 +33,7 @@ from .toeplitz_operators import (
     solve_positive,
 )
 
+
 def toeplitz_matvec(
     c: Tensor, r: Tensor, x: Tensor, *, stream: torch.cuda.Stream | None = None, out: Tensor | None = None
 ) -> Tensor:

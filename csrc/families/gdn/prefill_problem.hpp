@@ -39,10 +39,10 @@ inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int 
             return "the chunked form on Hopper's tensor cores: rows start on 16 bytes, keys are short enough";
         case PrefillKernel::mma:
             return "the chunked form on tensor cores, not in Hopper's own kernel: " +
-                   (!forced.empty()  ? forced
+                   (!forced.empty()           ? forced
                     : dk > kPrefillLongestKey ? fmt::format("dk {} is above {}", dk, kPrefillLongestKey)
-                    : !scalars_near  ? "tokens of beta or gate lie far apart"
-                                     : "the GPU is none of Hopper's");
+                    : !scalars_near           ? "tokens of beta or gate lie far apart"
+                                              : "the GPU is none of Hopper's");
         case PrefillKernel::recurrent:
             break;
     }

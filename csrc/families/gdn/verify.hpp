@@ -27,8 +27,7 @@ inline constexpr int kMostVerifyTokens = TokenBatch<verify_config(128, DType::bf
 inline bool verify_applies(const VerifyProblem& problem, const jit::DeviceTraits& device) {
     const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state);
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
-    return problem.tokens <= kMostVerifyTokens &&
-           blocks >= 2 * device.multiprocessors;
+    return problem.tokens <= kMostVerifyTokens && blocks >= 2 * device.multiprocessors;
 }
 
 inline std::string explain_verify(const VerifyProblem& problem, const jit::DeviceTraits& device) {

@@ -186,9 +186,8 @@ struct Cauchy {
         const Config config = cauchy_config(problem, choice.rows, choice.points);
         args.turns = choice.turns;
         const i64 blocks = problem.rows / config.rows * ceil_div(problem.points, config.points_per_block() * args.turns);
-        launch<Cauchy>(config, args, {blocks, 1, 1}, target, [&](const auto& device) {
-            return explain_cauchy(problem, device, tuned<CauchyTuning>(device));
-        });
+        launch<Cauchy>(config, args, {blocks, 1, 1}, target,
+                       [&](const auto& device) { return explain_cauchy(problem, device, tuned<CauchyTuning>(device)); });
     }
 };
 

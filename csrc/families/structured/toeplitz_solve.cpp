@@ -365,7 +365,7 @@ Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call) {
     const auto times = [&](const Tensor& first, const Tensor& y, bool transpose) {  // L(first) y or L(first)^T y
         const Tensor row = torch::stable::new_zeros(first, {n});
         return on_gpu(x) ? toeplitz_matvec({first, row, y, transpose})
-                           : toeplitz_matvec_by_transforms(first, row, y, transpose);
+                         : toeplitz_matvec_by_transforms(first, row, y, transpose);
     };
     std::vector<int64_t> lines = prepared.matrices();
     lines.push_back(n);
