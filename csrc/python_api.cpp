@@ -26,8 +26,8 @@
 #include "jit/runtime.hpp"
 #include "jit/store.hpp"
 #include "jit/toolchain.hpp"
-#include "kernels/explain.hpp"
 #include "kernels/registry.hpp"
+#include "python_explanation.hpp"
 #include "python_interrupt.hpp"
 #include "python_operators.hpp"
 #include "python_text.hpp"
@@ -319,6 +319,14 @@ PYBIND11_MODULE(_C, module) {
     module.def(
         "device_traits_for_arch", [](const std::string& arch) { return to_dict(jit::DeviceTraits::for_arch(arch)); }, "arch"_a,
         "Typical traits of a device of this architecture, for work with no GPU.");
+    module.def(
+        "typical_devices",
+        [] {
+            py::list all;
+            for (const auto& traits : jit::typical_devices()) all.append(to_dict(traits));
+            return all;
+        },
+        "The devices whose traits are known by name.");
 
     module.def("arch_of", &jit::arch_of, "capability"_a,
                "What kernels are compiled for that devices of this capability load: \"sm_90a\" for 90.");
@@ -350,9 +358,6 @@ PYBIND11_MODULE(_C, module) {
         "most_l2_window_bytes", [](int device) { return without_gil([&] { return jit::most_l2_window_bytes(device); }); },
         "device"_a, "What a window may cover on a device; 0 where none can be had.");
 
-    module.def("explain_toeplitz_solve", &explain_toeplitz_solve, "n"_a, "symmetric"_a = false,
-               "Which way Toeplitz systems of n rows take on a GPU, and why.");
-
     module.def("cache_directory", &cache_directory, "The disk cache's folder; empty when cubins are kept in memory only.");
     module.def("cache_refusals", &cache_refusals, "Places passed over for the cache, each with the reason.");
     module.def("cache_list", &cache_list, "verify"_a = false,
@@ -364,6 +369,7 @@ PYBIND11_MODULE(_C, module) {
 
     define_tuning(module);
     define_for_operators(module);
+    define_explanation(module);
 
     // A core thread that logs during interpreter shutdown would wait for the GIL for ever.
     py::module_::import("atexit").attr("register")(py::cpp_function([] { set_log_sink(std::nullopt); }));

@@ -17,9 +17,7 @@ namespace py = pybind11;
 using namespace py::literals;
 
 namespace gdn_cuda {
-namespace {
 
-// Inverse of what driver() and device_traits_for_arch() return to Python.
 jit::DeviceTraits to_traits(const py::dict& from) {
     jit::DeviceTraits traits;
     traits.ordinal = from["ordinal"].cast<int>();
@@ -31,6 +29,8 @@ jit::DeviceTraits to_traits(const py::dict& from) {
     traits.shared_bytes_per_block = from["shared_bytes_per_block"].cast<int>();
     return traits;
 }
+
+namespace {
 
 std::vector<std::string> candidates(const std::string& kernel, const std::string& problem, const py::dict& device) {
     return tunable(kernel).candidates(problem, to_traits(device));

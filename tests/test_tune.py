@@ -123,6 +123,9 @@ def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
     assert explained.startswith("tuned on this device: {.in_batches = false")
     assert "8.00 us, the heuristic's own choice 10.00 us" in explained
     assert "a thread" in explain(cache, GDN_TUNED="0")
+    call = ("explain", "cauchy_conj", "rows=8", "poles=4", "points=3000", "--device", "h200")
+    assert "tuned on this device: {.in_batches = false" in gdn(*call, cache=cache).stdout
+    assert "a thread" in gdn(*call, "--sms", "66", cache=cache).stdout, "another device"
 
     assert "forgot 0 tuned problems" in gdn("tune", "--clear", "log_vandermonde", cache=cache).stdout
     assert files(cache) == 2

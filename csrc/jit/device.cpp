@@ -4,6 +4,7 @@
 #include <atomic>
 #include <charconv>
 #include <memory>
+#include <utility>
 
 #include "driver.hpp"
 #include "errors.hpp"
@@ -18,12 +19,22 @@ struct Typical {
     const char* name;
 };
 constexpr Typical kTypical[] = {
-    {80, 108, 40, 163, "NVIDIA A100"},   {86, 84, 6, 99, "NVIDIA A40"},
-    {87, 16, 4, 163, "NVIDIA Orin"},     {89, 142, 96, 99, "NVIDIA L40S"},
-    {90, 132, 60, 227, "NVIDIA H200"},   {100, 148, 126, 227, "NVIDIA B200"},
-    {103, 148, 126, 227, "NVIDIA B300"}, {120, 188, 128, 99, "NVIDIA RTX PRO 6000"},
+    {80, 108, 40, 163, "NVIDIA A100"},   {86, 84, 6, 99, "NVIDIA A40"},       {87, 16, 4, 163, "NVIDIA Orin"},
+    {89, 142, 96, 99, "NVIDIA L40S"},    {90, 132, 50, 227, "NVIDIA H100"},   {90, 132, 60, 227, "NVIDIA H200"},
+    {100, 148, 126, 227, "NVIDIA B200"}, {103, 148, 126, 227, "NVIDIA B300"}, {120, 188, 128, 99, "NVIDIA RTX PRO 6000"},
     {121, 48, 24, 99, "NVIDIA GB10"},
 };
+
+DeviceTraits traits_of(const Typical& typical) {
+    DeviceTraits traits;
+    traits.capability = typical.capability;
+    traits.multiprocessors = typical.multiprocessors;
+    traits.l2_bytes = typical.l2_megabytes << 20;
+    traits.shared_bytes_per_block = typical.shared_kilobytes << 10;
+    traits.name = typical.name;
+    traits.arch = arch_of(typical.capability);
+    return traits;
+}
 
 DeviceTraits read_traits(int ordinal) {
     const Driver& cuda = driver();
@@ -52,12 +63,21 @@ DeviceTraits read_traits(int ordinal) {
     return traits;
 }
 
+thread_local const DeviceTraits* stand_in = nullptr;
+
 }  // namespace
+
+StandIn::StandIn(const DeviceTraits& traits) : traits_(traits), outer_(std::exchange(stand_in, &traits_)) {}
+StandIn::~StandIn() {
+    stand_in = outer_;
+}
 
 const DeviceTraits& device_traits(int ordinal) {
     static std::array<std::atomic<const DeviceTraits*>, kMostDevices> known{};
-    if (ordinal < 0 || ordinal >= kMostDevices)
+    if (ordinal < 0 || ordinal >= kMostDevices) [[unlikely]] {
+        if (ordinal == kStandIn && stand_in != nullptr) return *stand_in;
         throw Error(fmt::format("device: expected an ordinal below {}, got {}", kMostDevices, ordinal));
+    }
     std::atomic<const DeviceTraits*>& slot = known[static_cast<std::size_t>(ordinal)];
     return made_once(slot, [ordinal] { return read_traits(ordinal); });
 }
@@ -79,16 +99,20 @@ int capability_of(const std::string& arch) {
     throw Error(fmt::format("arch: expected a name like sm_90a, got \"{}\"", arch));
 }
 
+std::vector<DeviceTraits> typical_devices() {
+    std::vector<DeviceTraits> all;
+    for (const Typical& typical : kTypical) all.push_back(traits_of(typical));
+    return all;
+}
+
 DeviceTraits DeviceTraits::for_arch(const std::string& arch) {
-    DeviceTraits traits;
-    traits.capability = capability_of(arch);
+    const int capability = capability_of(arch);
     const Typical* nearest = kTypical;
     for (const Typical& typical : kTypical)
-        if (typical.capability <= traits.capability) nearest = &typical;
-    traits.multiprocessors = nearest->multiprocessors;
-    traits.l2_bytes = nearest->l2_megabytes << 20;
-    traits.shared_bytes_per_block = nearest->shared_kilobytes << 10;
-    traits.name = nearest->capability == traits.capability ? nearest->name : fmt::format("a device of {}", arch);
+        if (typical.capability <= capability) nearest = &typical;
+    DeviceTraits traits = traits_of(*nearest);
+    if (nearest->capability != capability) traits.name = fmt::format("a device of {}", arch);
+    traits.capability = capability;
     traits.arch = arch;
     return traits;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace gdn_cuda::jit {
 
@@ -17,7 +18,25 @@ struct DeviceTraits {
     static DeviceTraits for_arch(const std::string& arch);  // typical traits, for ahead-of-time compiles without a GPU
 };
 
+std::vector<DeviceTraits> typical_devices();  // those known by name; of an arch, the last is what for_arch has
+
 constexpr int kMostDevices = 64;
+
+// The ordinal of no device: what stands for one in calls that are explained (kernels/explanation.hpp).
+constexpr int kStandIn = -1;
+
+// While it lives, device_traits(kStandIn) returns `traits` in this thread.
+class StandIn {
+  public:
+    explicit StandIn(const DeviceTraits& traits);
+    ~StandIn();
+    StandIn(const StandIn&) = delete;
+    StandIn& operator=(const StandIn&) = delete;
+
+  private:
+    DeviceTraits traits_;
+    const DeviceTraits* outer_;
+};
 
 const DeviceTraits& device_traits(int ordinal);  // read through the driver once per device; lock-free when warm
 std::string arch_of(int capability);             // 90 -> "sm_90a", 89 -> "sm_89"

@@ -127,15 +127,19 @@ bool any_kernel_loaded() {
     return any_loaded.load();
 }
 
+void require_shared_memory(const KernelSource& source, int shared_bytes, const DeviceTraits& device) {
+    if (shared_bytes > device.shared_bytes_per_block)
+        throw Error(fmt::format("{} {}: needs {} bytes of shared memory a block; {} ({}) has {}", source.id(),
+                                source.configuration, shared_bytes, device.name, device.arch, device.shared_bytes_per_block));
+}
+
 LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes) {
     const auto start = std::chrono::steady_clock::now();
     const Driver& cuda = driver();
     if (have_context(cuda))  // without a context nothing can be capturing
         refuse_capture(cuda, source, stream);
     const DeviceTraits& traits = device_traits(ordinal);
-    if (shared_bytes > traits.shared_bytes_per_block)
-        throw Error(fmt::format("{} {}: needs {} bytes of shared memory a block; {} ({}) has {}", source.id(),
-                                source.configuration, shared_bytes, traits.name, traits.arch, traits.shared_bytes_per_block));
+    require_shared_memory(source, shared_bytes, traits);
     if (!have_context(cuda)) use_primary_context(cuda, ordinal);
 
     const Obtained obtained = obtain(source, traits.arch);

@@ -45,6 +45,9 @@ struct LoadEvent {  // read by the demo, doctor and tests
 };
 std::vector<LoadEvent> load_events();
 
+// Throws an Error where blocks of `device` have less shared memory than that.
+void require_shared_memory(const KernelSource& source, int shared_bytes, const DeviceTraits& device);
+
 // Cold path: throws if `stream` is capturing, before anything is loaded. Opts in to `shared_bytes` above 48 KB on `ordinal`.
 LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int shared_bytes);
 

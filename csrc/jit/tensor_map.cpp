@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "device.hpp"
 #include "driver.hpp"
 
 namespace gdn_cuda::jit {
@@ -28,7 +29,9 @@ bool can_tile(const TiledTensor& tensor) {
            legal(tensor.rows.token, tensor.tokens) && legal(tensor.rows.batch, tensor.batches);
 }
 
-TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens) {
+TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens, int ordinal) {
+    if (ordinal == kStandIn) [[unlikely]]
+        return {};
     const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(tensor.d), static_cast<cuuint64_t>(tensor.heads),
                                  static_cast<cuuint64_t>(tensor.tokens), static_cast<cuuint64_t>(tensor.batches)};
     const cuuint64_t strides[3] = {static_cast<cuuint64_t>(stride_bytes(tensor.rows.head, tensor.heads)),

@@ -16,6 +16,7 @@ struct TiledTensor {
 bool can_tile(const TiledTensor& tensor);
 
 // Tiles of `tokens` x 64 elements (128-byte rows, 128B swizzle). Out-of-bounds reads give zeros; such writes are dropped.
-TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens);
+// Empty for the stand-in of a device, which has neither memory nor, perhaps, a driver.
+TensorMap tile_map(const TiledTensor& tensor, DType type, int tokens, int ordinal);
 
 }  // namespace gdn_cuda::jit

@@ -20,6 +20,7 @@
 #include "../jit/errors.hpp"
 #include "../jit/kernel.hpp"
 #include "../jit/text.hpp"
+#include "explanation.hpp"
 #include "fields.hpp"
 #include "grid.hpp"
 
@@ -56,6 +57,8 @@ struct JitSpec {
 struct Target {
     int ordinal;
     CUstream stream;
+
+    bool is_explained() const { return ordinal == jit::kStandIn; }
 };
 
 template <class Spec>
@@ -78,15 +81,18 @@ jit::LaunchShape shape_of(const typename Spec::Config& config, const Blocks& blo
     return shape;
 }
 
-template <class Spec>
+// `why(device)` says why this configuration; it is called where the call is explained.
+template <class Spec, class Why>
 void launch(const typename Spec::Config& config, const typename Spec::Args& args, const Blocks& blocks, const Target& target,
-            bool early_start = false) {
+            const Why& why, bool early_start = false) {
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     if (!runs_on<Spec>(device))
         throw jit::Error(fmt::format("{}/{}: expected a GPU of capability {}.{}{}, got {} ({}.{})", Spec::family, Spec::name,
                                      Spec::min_capability / 10, Spec::min_capability % 10,
                                      max_capability_of<Spec>() == Spec::min_capability ? "" : " or newer", device.name,
                                      device.capability / 10, device.capability % 10));
+    if (target.is_explained()) [[unlikely]]
+        return explain_launch(source_of<Spec>(config), shape_of<Spec>(config, blocks), device, why(device));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
     jit::LaunchShape shape = shape_of<Spec>(config, blocks);
     shape.early_start = early_start;

@@ -31,6 +31,8 @@ class TunedTables {
 
     // Null if there are no winners. Files are read at first use, once per device; without winners, later calls take one branch.
     static const Table* of(const jit::DeviceTraits& device) {
+        if (device.ordinal == jit::kStandIn) [[unlikely]]
+            return of_stand_in(device);
         const Table* table = slot(device.ordinal).load(std::memory_order_acquire);
         if (table == &kNone) [[likely]]
             return nullptr;
@@ -82,6 +84,12 @@ class TunedTables {
         const Table* table = all.empty() ? &kNone : keep(*kept, std::move(all));
         mine.store(table, std::memory_order_release);
         return table == &kNone ? nullptr : table;
+    }
+    // Read at every call, as each may have another device; valid until this thread's next one.
+    static const Table* of_stand_in(const jit::DeviceTraits& device) {
+        thread_local Table table;
+        table.all = winners_for(device);
+        return table.all.empty() ? nullptr : &table;
     }
     static std::vector<Winner<Problem, Choice>> winners_for(const jit::DeviceTraits& device) {
         std::vector<Winner<Problem, Choice>> all;

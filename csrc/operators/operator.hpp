@@ -213,22 +213,22 @@ Returned call_through_torch(const Op& arguments) {
     }
 }
 
-// Whether the first tensor is on CUDA, which decides the dispatch in torch too.
+// Whether kernels compute with the first tensor, which decides the dispatch in torch too.
 template <class Op>
-bool on_cuda(const Op& arguments) {
+bool on_gpu(const Op& arguments) {
     const Tensor* first = nullptr;
     Op::fields(arguments, [&](const char*, const auto& member) {
         if constexpr (std::is_base_of_v<Given, std::remove_cvref_t<decltype(member)>>)
             if (first == nullptr) first = &static_cast<const Tensor&>(member);
     });
-    return first->is_cuda();
+    return on_gpu(*first);
 }
 
 // CUDA tensors go directly to `kRun`, others through torch's dispatcher to the Python implementation.
 template <class Op, auto kRun>
 auto call(const Op& arguments) {
     using Returned = std::invoke_result_t<decltype(kRun), const Op&>;
-    return on_cuda(arguments) ? kRun(arguments) : call_through_torch<Op, Returned>(arguments);
+    return on_gpu(arguments) ? kRun(arguments) : call_through_torch<Op, Returned>(arguments);
 }
 
 // `arguments` with a new `out`, of the shape and dtype of `like`.

@@ -25,6 +25,9 @@ CurrentStream find_current_stream() {
         dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
 }
 
+// Multiples of what any kernel's alignment is, apart from each other.
+constexpr uintptr_t kGiven = uintptr_t{1} << 60, kAllocated = uintptr_t{2} << 60;
+
 const char* torch_name(DType type) {
     switch (type) {
         case DType::f32:
@@ -70,6 +73,15 @@ View::View(const Tensor& tensor) {
     rank = static_cast<int>(dims);
     sizes = size_pointer != nullptr ? size_pointer : &scalar;
     strides = stride_pointer != nullptr ? stride_pointer : &scalar;
+    if (device_type == torch_numbers.meta && numel() > 0) [[unlikely]]  // torch has the offset into the storage there
+        data = reinterpret_cast<void*>(kGiven + reinterpret_cast<uintptr_t>(data));
+}
+
+void* memory_of(const Tensor& tensor) {
+    void* const data = tensor.data_ptr();
+    if (data != nullptr || !explaining() || tensor.numel() == 0) [[likely]]
+        return data;
+    return reinterpret_cast<void*>(kAllocated);
 }
 
 int64_t View::numel() const {
@@ -177,6 +189,10 @@ void Checks::grid(const char* argument, const Blocks& blocks) const {
 }
 
 Target target_of(const char* function, const View& view) {
+    if (!view.is_cuda()) [[unlikely]] {
+        if (explaining()) return {jit::kStandIn, nullptr};
+        throw std::runtime_error(fmt::format("{}: expected CUDA tensors, got tensors on {}", function, device_text(view)));
+    }
     static const CurrentStream current_stream = find_current_stream();
     if (current_stream == nullptr)
         throw std::runtime_error(fmt::format("{}: expected a CUDA build of torch, got one without CUDA streams", function));
@@ -186,6 +202,8 @@ Target target_of(const char* function, const View& view) {
 }
 
 DeviceScope::DeviceScope(int ordinal) {
+    if (ordinal == jit::kStandIn) [[unlikely]]
+        return;
     int32_t current = -1;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&current));
     if (current != ordinal) TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(ordinal, &guard_));

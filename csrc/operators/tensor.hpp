@@ -23,6 +23,7 @@ struct TorchNumbers {
     int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
     int32_t f64 = aoti_torch_dtype_float64(), c64 = aoti_torch_dtype_complex64(), c128 = aoti_torch_dtype_complex128();
     int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
+    int32_t meta = aoti_torch_device_type_meta();
 };
 inline const TorchNumbers torch_numbers;
 
@@ -44,7 +45,8 @@ struct View {
     int64_t numel() const;
     bool is_cuda() const { return device_type == torch_numbers.cuda; }
     bool is_cpu() const { return device_type == torch_numbers.cpu; }
-    // The data pointer of a meta tensor is not an address.
+    // What `data` of a meta tensor is, for a call that is explained: not null, aligned as in a tensor that starts at its
+    // storage's first byte, and not an address.
     bool has_memory() const { return is_cuda() || is_cpu(); }
     bool same_shape(std::initializer_list<int64_t> shape) const;
     // Whether the last `dims` dimensions are contiguous.
@@ -112,10 +114,17 @@ struct Checks {
         if (!(holds)) (check).fail(__VA_ARGS__); \
     } while (false)
 
-// The device of `view`, and torch's current stream there.
+// Whether kernels compute with the tensor: it is on CUDA, or the call is explained.
+inline bool on_gpu(const Tensor& x) {
+    return x.is_cuda() || explaining();
+}
+// The memory of a tensor that the operator allocated; in an explained call, what is null only if a GPU's would be.
+void* memory_of(const Tensor& tensor);
+
+// The device of `view`, and torch's current stream there; in an explained call, what stands for a device.
 Target target_of(const char* function, const View& view);
 
-// Makes a device current for its lifetime, if it is not.
+// Makes a device current for its lifetime, if it is not. The stand-in of an explained call is no device.
 class DeviceScope {
   public:
     explicit DeviceScope(int ordinal);

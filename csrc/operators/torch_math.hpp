@@ -107,6 +107,7 @@ inline Tensor where(const Tensor& condition, const Tensor& x, const Tensor& y) {
     return of_torch("aten::where", "self", condition, x, y);
 }
 inline Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) {
+    if (explaining()) return x;  // torch's for meta tensors refuses a `value` on the CPU
     return of_torch("aten::masked_fill", "Tensor", x, mask, value);
 }
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import bench, cache, compile, doctor, kernels, tune
+from . import bench, cache, compile, doctor, explain, kernels, tune
 from .output import print_in_any_encoding
 
 INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended
@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m gdn_cuda", description=__doc__)
     result.add_argument("--version", action="version", version=f"gdn_cuda {__version__}")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (doctor, kernels, compile, cache, bench, tune):
+    for module in (doctor, kernels, explain, compile, cache, bench, tune):
         module.add_parser(commands)
     return result
 

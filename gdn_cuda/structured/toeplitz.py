@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .. import _C
+from ..operators.explain import explain
 from ..operators.gradients import needs_derivatives, require_no_transforms, under_transforms
 from .call import as_they_are, broadcast_leading, call, check_out, computed, finished
 from .reference_common import working_epsilon, zeros_of
@@ -28,8 +28,6 @@ from .toeplitz_operators import (
     solve,
     solve_positive,
 )
-
-explain_toeplitz_solve = _C.explain_toeplitz_solve  # (n, symmetric=False): which way systems take on a GPU, and why
 
 
 def toeplitz_matvec(
@@ -258,6 +256,13 @@ def _solve_or_raise(
         return finished(x, dtype, out)
 
     return call(function, run, stream, out, tensors)
+
+
+def explain_toeplitz_solve(n: int, symmetric: bool = False) -> str:
+    """Which way a system of n rows in fp32 takes on this machine's GPU, or on an H200, and why. `gdn_cuda.explain` says it of
+    any call."""
+    c = torch.empty(n, device="meta")
+    return explain(toeplitz_solve_symmetric, c, c) if symmetric else explain(toeplitz_solve, c, c, c)
 
 
 def gs_compute_generators(c: Tensor, r: Tensor, *, stream: torch.cuda.Stream | None = None) -> tuple[Tensor, Tensor]:

@@ -253,6 +253,21 @@ TEST(Tuned, FilesAreReadOnceAProcess) {
     EXPECT_EQ(seen, "no no yes yes ");
 }
 
+TEST(Tuned, AStandInHasTheWinnersOfItsNameAndLeavesThoseOfDevicesAlone) {
+    const TemporaryFolder folder;
+    const std::string seen = with_cache(folder / "cache", {}, [&]() -> std::string {
+        std::string text = store_here();
+        for (const char* arch : {"sm_90a", "sm_80", "sm_90a"}) {
+            DeviceTraits stand_in = DeviceTraits::for_arch(arch);
+            stand_in.ordinal = jit::kStandIn;
+            text += explain_cauchy(kS4, stand_in, tuned<CauchyTuning>(stand_in)).starts_with("tuned") ? "yes " : "no ";
+        }
+        fs::remove_all(folder / "cache");
+        return text + (tuned<CauchyTuning>({}) == nullptr ? "none" : "kept");
+    });
+    EXPECT_EQ(seen, "yes no yes none") << "nothing was read for device 0 before";
+}
+
 TEST(Tuned, AChoiceThatIsNoneOfTheCandidatesIsIgnored) {
     const TemporaryFolder folder;
     const std::string seen = with_cache(folder / "cache", {}, [&] {

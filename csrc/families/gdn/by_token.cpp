@@ -20,6 +20,15 @@ bool is_decode(const Prepared& prepared) {
            args.last.data != nullptr;
 }
 
+std::string explain_by_token(const Prepared& prepared) {
+    if (is_decode(prepared)) return "one token a sequence, from one state to one";
+    const RecurrentArgs& args = prepared.args;
+    if (prepared.sequences.packed()) return fmt::format("{} packed sequences, token by token", args.sequences);
+    if (!is_regular(prepared)) return "token by token: gdn/decode and gdn/verify are not for such rows";
+    return fmt::format("{} tokens of {} sequences: up to {} in gdn/verify, if their blocks keep every multiprocessor busy",
+                       args.tokens, args.sequences, kMostVerifyTokens);
+}
+
 DecodeArgs decode_args(const RecurrentArgs& args) {
     const auto heads = [](const Rows& rows) { return DecodeArgs::Heads{rows.data, rows.batch, rows.head}; };
     const auto gates = [](const Scalars& scalars) { return DecodeArgs::Gates{scalars.values, scalars.batch, scalars.head}; };
@@ -53,6 +62,8 @@ void run_by_token(const Prepared& prepared, const char* function) {
     const RecurrentArgs& args = prepared.args;
     const DeviceScope scope(sequences.query.device_index);
     const Target target = target_of(function, sequences.query);
+    if (target.is_explained()) [[unlikely]]
+        remark(explain_by_token(prepared));
     if (is_decode(prepared)) {
         const DecodeProblem problem{.sequences = sequences.count,
                                     .heads = args.heads,

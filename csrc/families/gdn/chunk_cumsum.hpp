@@ -33,7 +33,9 @@ struct ChunkCumsum {
     static void run(DType io, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
         const Config config = chunk_cumsum_config(io);
-        launch<ChunkCumsum>(config, args, blocks(config, args.heads, chunks), target);
+        launch<ChunkCumsum>(config, args, blocks(config, args.heads, chunks), target, [&](const auto&) {
+            return fmt::format("{} chunks of {} tokens, {} heads a block", chunks, config.chunk, config.heads_per_block);
+        });
     }
 };
 

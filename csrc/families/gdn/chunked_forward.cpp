@@ -61,17 +61,21 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
                                  .deterministic = deterministic};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     OptionalTensor counts = {}, workspace = {};
-    switch (prefill_kernel(rows_fit, near(args.gate) && near(args.beta), args.dk, device.capability, jit::env().prefill)) {
+    const bool scalars_near = near(args.gate) && near(args.beta);
+    const jit::Prefill wanted = jit::env().prefill;
+    if (target.is_explained()) [[unlikely]]
+        remark(explain_prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted));
+    switch (prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted)) {
         case PrefillKernel::wgmma: {
             const PrefillChoice choice = Prefill::choice(problem, target);
             if (choice.workspace() > 0) {
                 workspace = torch::stable::new_empty(out, {choice.workspace()}, ScalarType::Float);
-                tensors.workspace = static_cast<float*>(workspace->data_ptr());
+                tensors.workspace = static_cast<float*>(memory_of(*workspace));
             }
             if (const i64 words = choice.counts(tensors.in_place); words > 0) {
                 counts = torch::stable::new_empty(out, {words}, ScalarType::Int);
                 torch::stable::zero_(*counts);
-                tensors.counts = static_cast<unsigned*>(counts->data_ptr());
+                tensors.counts = static_cast<unsigned*>(memory_of(*counts));
             }
             return Prefill::run(problem, choice, args, tensors, target);
         }
@@ -142,7 +146,7 @@ Tensor add_checkpoints(Prepared& prepared, const Tensor& like, int64_t checkpoin
     const int64_t each = sequences.tokens / checkpoint_every;
     Tensor checkpoints = new_states(like, {sequences.packed() ? each : sequences.count * each}, sequences, prepared.state_type);
     if (sequences.packed() || args.slots.data != nullptr) torch::stable::zero_(checkpoints);
-    args.steps = {checkpoints.data_ptr(), sequences.packed() ? 0 : each * sequences.state_numel(), sequences.state_numel()};
+    args.steps = {memory_of(checkpoints), sequences.packed() ? 0 : each * sequences.state_numel(), sequences.state_numel()};
     args.step_index = sequences.packed() ? RecurrentArgs::packed : RecurrentArgs::by_sequence;
     args.step_interval = static_cast<int>(checkpoint_every);
     return checkpoints;
@@ -159,12 +163,12 @@ std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
     if (wanted == ScalarType::Float && computed == ScalarType::BFloat16) {
         widened = torch::stable::to(torch::stable::contiguous(*x.state), ScalarType::Float);
         prepared.state_type = DType::f32;
-        args.initial = {widened->data_ptr(), sequences.state_numel(), 0};
+        args.initial = {memory_of(*widened), sequences.state_numel(), 0};
         prepared.aligned = sequences.query.aligned16() && sequences.key.aligned16();
     }
     const Tensor checkpoints = add_checkpoints(prepared, x.out, x.checkpoint_every);
     const Tensor final_state = new_states(x.out, {x.output_final_state ? sequences.count : 0}, sequences, prepared.state_type);
-    if (x.output_final_state) args.last = {final_state.data_ptr(), sequences.state_numel(), 0};
+    if (x.output_final_state) args.last = {memory_of(final_state), sequences.state_numel(), 0};
     run_chunked(prepared, x.deterministic, x.out);
     const bool narrow = wanted == ScalarType::BFloat16 && prepared.state_type == DType::f32;
     if (!narrow) return {final_state, checkpoints};

@@ -41,7 +41,10 @@ struct ComputeO {
     }
     static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
-        launch<ComputeO>(compute_o_config(problem.dk, problem.state, problem.aligned), args, blocks(problem, chunks), target);
+        const Config config = compute_o_config(problem.dk, problem.state, problem.aligned);
+        const Blocks all = blocks(problem, chunks);
+        launch<ComputeO>(config, args, all, target,
+                         [&](const auto&) { return explain_piece(problem, config.head_k, all[0] * all[1]); });
     }
 };
 

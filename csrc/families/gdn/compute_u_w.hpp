@@ -39,7 +39,9 @@ struct ComputeUW {
     static Blocks blocks(const PieceProblem& problem, i64 chunks) { return {chunks * problem.heads, 1, 1}; }
     static void run(const PieceProblem& problem, const Args& args, i64 chunks, const Target& target) {
         if (chunks == 0 || args.heads == 0) return;
-        launch<ComputeUW>(compute_u_w_config(problem.dk, problem.aligned), args, blocks(problem, chunks), target);
+        const Config config = compute_u_w_config(problem.dk, problem.aligned);
+        launch<ComputeUW>(config, args, blocks(problem, chunks), target,
+                          [&](const auto&) { return explain_piece(problem, config.head_k, blocks(problem, chunks)[0]); });
     }
 };
 

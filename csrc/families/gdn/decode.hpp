@@ -86,7 +86,8 @@ struct Decode {
         const auto [config, steps] = decode_choice(problem, jit::device_traits(target.ordinal));
         args.steps = steps;
         const i64 tiles = ceil_div(args.dv, config.rows_per_step() * steps);
-        launch<Decode>(config, args, {tiles, problem.heads, problem.sequences}, target);
+        launch<Decode>(config, args, {tiles, problem.heads, problem.sequences}, target,
+                       [&](const auto& device) { return explain_decode(problem, device); });
     }
 };
 

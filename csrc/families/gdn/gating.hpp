@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <gdn_cuda/kernels/gdn/gating_plan.cuh>
+#include <string>
 #include <vector>
 
 #include "../../kernels/spec.hpp"
@@ -28,6 +29,14 @@ inline unsigned gating_blocks(const GatingProblem& problem, const GatingConfig& 
                                                  config.blocks_per_multiprocessor(device.capability) * device.multiprocessors));
 }
 
+inline std::string explain_gating(const GatingProblem& problem, const jit::DeviceTraits& device) {
+    const GatingConfig config = gating_config(problem);
+    return fmt::format("{}; {} blocks for {} multiprocessors",
+                       config.vector > 1 ? "rows of whole 16-byte units: eight heads a thread"
+                                         : "heads not in whole 16-byte units: one a thread",
+                       gating_blocks(problem, config, device), device.multiprocessors);
+}
+
 struct Gating {
     using Config = GatingConfig;
     using Args = GatingArgs;
@@ -51,7 +60,8 @@ struct Gating {
     static void run(const GatingProblem& problem, const Args& args, const Target& target) {
         if (args.rows == 0 || args.heads == 0) return;
         const Config config = gating_config(problem);
-        launch<Gating>(config, args, {gating_blocks(problem, config, jit::device_traits(target.ordinal)), 1, 1}, target);
+        launch<Gating>(config, args, {gating_blocks(problem, config, jit::device_traits(target.ordinal)), 1, 1}, target,
+                       [&](const auto& device) { return explain_gating(problem, device); });
     }
 };
 

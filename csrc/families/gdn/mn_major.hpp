@@ -33,7 +33,9 @@ struct MnMajor {
     static void run(int element_bytes, const Args& args, i64 matrices, const Target& target) {
         if (matrices == 0 || args.columns == 0 || args.padded_rows == 0) return;
         const Config config = mn_major_config(element_bytes);
-        launch<MnMajor>(config, args, blocks(config, args, matrices), target);
+        launch<MnMajor>(config, args, blocks(config, args, matrices), target, [&](const auto&) {
+            return fmt::format("{} matrices in tiles of {} by {} elements", matrices, config.tile, config.tile);
+        });
     }
 };
 

@@ -200,7 +200,9 @@ struct Prefill {
                     const PrefillTensors& tensors, const Target& target) {
         if (recurrence.sequences == 0 || recurrence.heads == 0 || recurrence.dv == 0) return;
         const Config& config = choice.config;
-        const auto map = [&](const jit::TiledTensor& tensor) { return jit::tile_map(tensor, problem.io, kChunk); };
+        const auto map = [&](const jit::TiledTensor& tensor) {
+            return jit::tile_map(tensor, problem.io, kChunk, target.ordinal);
+        };
         const i64 columns = config.head_k, rows = config.key_tiles() * kChunk;
         unsigned* const have_summary = tensors.counts + choice.readers(tensors.in_place);
         const PrefillLinks links{.states = tensors.workspace,
@@ -225,7 +227,11 @@ struct Prefill {
                   .readers = choice.readers(tensors.in_place) > 0 ? tensors.counts : nullptr};
         const auto launch_blocks = [&](const Config& of, i64 segments, bool early_start) {
             const i64 tiles = ceil_div(problem.dv, of.rows_per_block());
-            launch<Prefill>(of, args, {tiles, problem.heads, problem.sequences * segments}, target, early_start);
+            const auto why = [&](const auto& device) {
+                return early_start ? "does the work if a head remembers across segments: no sequence is split then"
+                                   : explain_prefill(problem, device);
+            };
+            launch<Prefill>(of, args, {tiles, problem.heads, problem.sequences * segments}, target, why, early_start);
         };
         launch_blocks(config, choice.segments, false);
         if (!two) return;

@@ -65,7 +65,8 @@ struct PrefillMma {
         const Config config = prefill_mma_config(problem);
         const Args args{.recurrence = recurrence, .state = problem.state};
         const i64 tiles = ceil_div(problem.dv, config.rows_per_block());
-        launch<PrefillMma>(config, args, {tiles, problem.heads, problem.sequences}, target);
+        launch<PrefillMma>(config, args, {tiles, problem.heads, problem.sequences}, target,
+                           [&](const auto& device) { return explain_prefill_mma(problem, device); });
     }
 };
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
+#include <string>
 
 #include "../../jit/env.hpp"
+#include "../../jit/text.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -26,6 +28,25 @@ inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, in
     if (!rows_fit || wanted == jit::Prefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
     const bool fits_wgmma = capability == kHopper && dk <= kPrefillLongestKey && scalars_near;
     return fits_wgmma && wanted == jit::Prefill::automatic ? PrefillKernel::wgmma : PrefillKernel::mma;
+}
+
+// Why not the kernel above it; the arguments are prefill_kernel's.
+inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, jit::Prefill wanted) {
+    std::string forced;
+    if (wanted != jit::Prefill::automatic) forced = fmt::format("GDN_PREFILL={}", jit::name_of(wanted));
+    switch (prefill_kernel(rows_fit, scalars_near, dk, capability, wanted)) {
+        case PrefillKernel::wgmma:
+            return "the chunked form on Hopper's tensor cores: rows start on 16 bytes, keys are short enough";
+        case PrefillKernel::mma:
+            return "the chunked form on tensor cores, not in Hopper's own kernel: " +
+                   (!forced.empty()           ? forced
+                    : dk > kPrefillLongestKey ? fmt::format("dk {} is above {}", dk, kPrefillLongestKey)
+                    : !scalars_near           ? "tokens of beta or gate lie far apart"
+                                              : "the GPU is none of Hopper's");
+        case PrefillKernel::recurrent:
+            break;
+    }
+    return "token by token: " + (!forced.empty() ? forced : "rows do not start on 16 bytes, or there are no tokens");
 }
 
 }  // namespace gdn_cuda::gdn

@@ -92,7 +92,8 @@ struct Recurrent {
         if (args.sequences == 0 || args.heads == 0 || args.dv == 0) return;
         const Config config = recurrent_config(problem, jit::device_traits(target.ordinal));
         const i64 tiles = ceil_div(args.dv, config.rows_per_block());
-        launch<Recurrent>(config, args, {tiles, args.heads, std::min<i64>(args.sequences, kMostBlocks[2])}, target);
+        launch<Recurrent>(config, args, {tiles, args.heads, std::min<i64>(args.sequences, kMostBlocks[2])}, target,
+                          [&](const auto& device) { return explain_recurrent(problem, device); });
     }
 };
 

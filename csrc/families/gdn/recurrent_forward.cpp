@@ -56,13 +56,13 @@ Tensor run_recurrent(const RecurrentForward& x) {
                                   ? new_states(x.out, {sequences.tokens}, sequences, prepared.state_type)
                                   : new_states(x.out, {sequences.count, sequences.tokens}, sequences, prepared.state_type);
         args.step_index = sequences.packed() ? RecurrentArgs::packed : RecurrentArgs::by_sequence;
-        args.steps = {states.data_ptr(), sequences.packed() ? 0 : sequences.tokens * sequences.state_numel(),
+        args.steps = {memory_of(states), sequences.packed() ? 0 : sequences.tokens * sequences.state_numel(),
                       sequences.state_numel()};
         run_by_token(prepared, x.name);
         return states;
     }
     const Tensor states = new_states(x.out, {sequences.count}, sequences, prepared.state_type);
-    args.last = {states.data_ptr(), sequences.state_numel(), 0};
+    args.last = {memory_of(states), sequences.state_numel(), 0};
     run_by_token(prepared, x.name);
     return states;
 }

@@ -57,7 +57,8 @@ struct SeqStateUpdate {
         if (args.sequences == 0 || args.heads == 0) return;
         const Config config = seq_state_update_config(problem, jit::device_traits(target.ordinal));
         launch<SeqStateUpdate>(config, args,
-                               {problem.sequences * problem.heads, ceil_div(problem.dv, config.rows_per_block()), 1}, target);
+                               {problem.sequences * problem.heads, ceil_div(problem.dv, config.rows_per_block()), 1}, target,
+                               [&](const auto& device) { return explain_seq_state_update(problem, device); });
     }
 };
 

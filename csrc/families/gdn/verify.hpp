@@ -3,6 +3,7 @@
 
 #include <array>
 #include <gdn_cuda/kernels/gdn/verify_plan.cuh>
+#include <string>
 
 #include "../../kernels/spec.hpp"
 #include "head_dimensions.hpp"
@@ -20,12 +21,21 @@ constexpr VerifyConfig verify_config(int dk, DType io, DType state) {
     return {.head_k = dk, .io = io, .state = state, .rows_per_thread = 2, .steps = 4, .warps = 4};
 }
 
+inline constexpr int kMostVerifyTokens = TokenBatch<verify_config(128, DType::bf16, DType::f32)>::kTokens;
+
 // A block covers many rows: with fewer than two blocks per SM, gdn/recurrent spreads the work better.
 inline bool verify_applies(const VerifyProblem& problem, const jit::DeviceTraits& device) {
     const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state);
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
-    return problem.tokens <= TokenBatch<verify_config(128, DType::bf16, DType::f32)>::kTokens &&
-           blocks >= 2 * device.multiprocessors;
+    return problem.tokens <= kMostVerifyTokens && blocks >= 2 * device.multiprocessors;
+}
+
+inline std::string explain_verify(const VerifyProblem& problem, const jit::DeviceTraits& device) {
+    const VerifyConfig config = verify_config(problem.dk, problem.io, problem.state);
+    return fmt::format("{} tokens of {} sequences: {} blocks of {} rows give each of {} multiprocessors two or more",
+                       problem.tokens, problem.sequences,
+                       problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block()),
+                       config.rows_per_block(), device.multiprocessors);
 }
 
 inline constexpr std::array kVerifyConfigurations = [] {
@@ -54,7 +64,8 @@ struct Verify {
 
     static void run(const VerifyProblem& problem, const Args& args, const Target& target) {
         const Config config = verify_config(problem.dk, problem.io, problem.state);
-        launch<Verify>(config, args, {ceil_div(args.dv, config.rows_per_block()), args.heads, args.sequences}, target);
+        launch<Verify>(config, args, {ceil_div(args.dv, config.rows_per_block()), args.heads, args.sequences}, target,
+                       [&](const auto& device) { return explain_verify(problem, device); });
     }
 };
 

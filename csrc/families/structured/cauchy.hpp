@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../../kernels/spec.hpp"
+#include "../../kernels/tuned.hpp"
 #include "../../kernels/winners.hpp"
 
 namespace gdn_cuda::structured {
@@ -167,7 +168,8 @@ struct Cauchy {
         const Config config = cauchy_config(problem, choice.rows, choice.points);
         args.turns = choice.turns;
         const i64 blocks = problem.rows / config.rows * ceil_div(problem.points, config.points_per_block() * args.turns);
-        launch<Cauchy>(config, args, {blocks, 1, 1}, target);
+        launch<Cauchy>(config, args, {blocks, 1, 1}, target,
+                       [&](const auto& device) { return explain_cauchy(problem, device, tuned<CauchyTuning>(device)); });
     }
 };
 

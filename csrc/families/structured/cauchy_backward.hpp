@@ -63,7 +63,8 @@ struct CauchyBackward {
     static void run(const CauchyBackwardProblem& problem, const Args& args, const Target& target) {
         if (problem.rows == 0 || problem.lines == 0) return;
         const Config config = cauchy_backward_config(problem, jit::device_traits(target.ordinal));
-        launch<CauchyBackward>(config, args, {cauchy_backward_blocks(problem, config.lines), 1, 1}, target);
+        launch<CauchyBackward>(config, args, {cauchy_backward_blocks(problem, config.lines), 1, 1}, target,
+                               [&](const auto& device) { return explain_cauchy_backward(problem, device); });
     }
 };
 

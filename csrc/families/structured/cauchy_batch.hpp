@@ -28,7 +28,8 @@ struct CauchyBatch {
     static void run(const CauchyProblem& problem, const Args& args, const Target& target) {
         if (problem.rows == 0 || problem.points == 0) return;
         const i64 blocks = problem.rows / Config::kRows * ceil_div(problem.points, Config::kPoints);
-        launch<CauchyBatch>(Config{problem.io}, args, {blocks, 1, 1}, target);
+        launch<CauchyBatch>(Config{problem.io}, args, {blocks, 1, 1}, target,
+                            [&](const auto& device) { return explain_cauchy(problem, device, tuned<CauchyTuning>(device)); });
     }
 };
 

@@ -55,8 +55,8 @@ inline ToeplitzEliminateConfig toeplitz_eliminate_config(const ToeplitzEliminate
             best = &config;
     return *best;
 }
-inline std::string explain_toeplitz_eliminate(const ToeplitzEliminateProblem& problem, const jit::DeviceTraits& device) {
-    const ToeplitzEliminateConfig config = toeplitz_eliminate_config(problem, device);
+inline std::string explain_toeplitz_eliminate(const ToeplitzEliminateProblem& problem, const ToeplitzEliminateConfig& config,
+                                              const jit::DeviceTraits& device) {
     return fmt::format("{} rows on {} blocks of {} threads, {} each; {} clusters of {} right-hand sides, {} at once", problem.n,
                        config.blocks, config.threads, config.slots, problem.systems * ceil_div(problem.columns, config.columns),
                        config.columns, toeplitz_eliminate_at_once(config, device));
@@ -89,7 +89,10 @@ struct ToeplitzEliminate {
     // Whether the device can run clusters of this size, which loads the kernel at the first call. A MIG partition, or a GPU
     // with disabled SMs, may not.
     static bool fits(const Config& config, const Target& target) {
-        if (!runs_on<ToeplitzEliminate>(jit::device_traits(target.ordinal))) return false;
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        if (!runs_on<ToeplitzEliminate>(device)) return false;
+        if (target.is_explained())  // as the device it stands for; one that is not here is taken to be whole
+            return device.ordinal == jit::kStandIn || fits(config, {device.ordinal, nullptr});
         const auto all = known_fits.lock();
         for (const Known& known : *all)
             if (known.ordinal == target.ordinal && known.config == config) return known.fits;
@@ -102,7 +105,8 @@ struct ToeplitzEliminate {
     static void run(const Config& config, const ToeplitzEliminateProblem& problem, const Args& args, const Target& target) {
         if (problem.systems == 0 || problem.columns == 0 || problem.n == 0) return;
         const i64 blocks = problem.systems * ceil_div(problem.columns, config.columns) * config.blocks;
-        launch<ToeplitzEliminate>(config, args, {blocks, 1, 1}, target);
+        launch<ToeplitzEliminate>(config, args, {blocks, 1, 1}, target,
+                                  [&](const auto& device) { return explain_toeplitz_eliminate(problem, config, device); });
     }
 };
 

@@ -60,7 +60,7 @@ struct ToeplitzGko {
         if (problem.systems == 0 || problem.n == 0) return;
         const Config config = toeplitz_gko_config(problem);
         const i64 blocks = problem.systems * (problem.columns / config.columns + 1);
-        launch<ToeplitzGko>(config, args, {blocks, 1, 1}, target);
+        launch<ToeplitzGko>(config, args, {blocks, 1, 1}, target, [&](const auto&) { return explain_toeplitz_gko(problem); });
     }
 };
 

@@ -154,8 +154,16 @@ Tensor toeplitz_matvec_kernel(const PreparedToeplitz& prepared, bool transpose, 
 
 namespace {
 
+std::string explain_transforms_in_torch(const PreparedToeplitz& prepared) {
+    return fmt::format("torch's transforms: {} rows and columns are more than the {} of one block",
+                       std::max(prepared.from, prepared.to), toeplitz_matvec_longest(prepared.type));
+}
+
 Tensor multiply(const PreparedToeplitz& prepared, const ToeplitzMatvecCall& x) {
-    if (!fits_kernel(prepared)) return by_transforms(prepared, x.c, x.r, x.x, x.transpose);
+    if (!fits_kernel(prepared)) {
+        if (explaining()) remark(explain_transforms_in_torch(prepared));
+        return by_transforms(prepared, x.c, x.r, x.x, x.transpose);
+    }
     if (prepared.from != prepared.to) return multiply_rectangular(x.c, x.r, x.x, prepared, x.transpose);
     return toeplitz_matvec_kernel(prepared, x.transpose, x.c);
 }
@@ -183,7 +191,7 @@ Tensor product(const ToeplitzProduct& x, bool transpose) {
     const ToeplitzMatvecCall call{plain_on_cuda(x.c), plain_on_cuda(x.r), plain_on_cuda(x.x), transpose};
     const PreparedToeplitz prepared = prepare_toeplitz_matvec(call);
     if (x.out) check_out(prepared, *x.out);
-    if (!on_cuda(call)) {
+    if (!on_gpu(call)) {
         const Tensor found = call_through_torch<ToeplitzMatvecCall, Tensor>(call);
         if (!x.out) return found;
         Tensor written = *x.out;

@@ -68,11 +68,7 @@ inline i64 toeplitz_matvec_columns_per_block(const ToeplitzMatvecProblem& proble
     return toeplitz_columns_per_block(problem.columns, problem.systems, device.multiprocessors);
 }
 inline std::string explain_toeplitz_matvec(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
-    if (toeplitz_by_sums(problem, device)) {
-        const ToeplitzSumsConfig config = toeplitz_sums_config(problem, device);
-        return fmt::format("sums: {} tiles of {} rows, {} right-hand sides a block", ceil_div(problem.n, config.rows()),
-                           config.rows(), toeplitz_sums_columns_per_block(problem, config, device));
-    }
+    if (toeplitz_by_sums(problem, device)) return explain_toeplitz_sums(problem, device);
     return fmt::format("transforms of {} complex numbers for {} rows, {} right-hand sides a block behind one of the matrix",
                        toeplitz_transform_of(problem.io, problem.n), problem.n,
                        toeplitz_matvec_columns_per_block(problem, device));
@@ -117,7 +113,8 @@ struct ToeplitzMatvec {
         args.columns_per_block = toeplitz_matvec_columns_per_block(problem, jit::device_traits(target.ordinal));
         args.log_transform = std::countr_zero(static_cast<unsigned>(toeplitz_transform_of(problem.io, problem.n)));
         const i64 parts = ceil_div(problem.columns, args.columns_per_block);
-        launch<ToeplitzMatvec>(toeplitz_matvec_config(problem), args, {problem.systems, parts, 1}, target);
+        launch<ToeplitzMatvec>(toeplitz_matvec_config(problem), args, {problem.systems, parts, 1}, target,
+                               [&](const auto& device) { return explain_toeplitz_matvec(problem, device); });
     }
 };
 

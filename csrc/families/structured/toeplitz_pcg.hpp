@@ -62,7 +62,8 @@ struct ToeplitzPcg {
     static void run(const ToeplitzPcgProblem& problem, const Args& args, const Target& target) {
         if (problem.systems == 0 || problem.n == 0) return;
         const i64 blocks = toeplitz_pcg_blocks(problem, jit::device_traits(target.ordinal));
-        launch<ToeplitzPcg>(toeplitz_pcg_config(problem), args, {blocks, 1, 1}, target);
+        launch<ToeplitzPcg>(toeplitz_pcg_config(problem), args, {blocks, 1, 1}, target,
+                            [&](const auto& device) { return explain_toeplitz_pcg(problem, device); });
     }
 };
 

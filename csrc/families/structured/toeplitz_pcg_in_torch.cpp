@@ -57,6 +57,7 @@ Tensor product_of(const Tensor& x, const Tensor& y) {
 }
 // Reads two flags in one synchronisation with the device.
 std::pair<bool, bool> read(const Tensor& first, const Tensor& second) {
+    if (explaining()) return {true, true};
     const Tensor both = math::cat({math::reshape(first, {1}), math::reshape(second, {1})}, 0);
     const Tensor here = torch::stable::to(both, torch::stable::Device(torch::headeronly::DeviceType::CPU));
     const auto* const values = static_cast<const bool*>(here.data_ptr());

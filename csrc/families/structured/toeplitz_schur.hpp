@@ -65,7 +65,8 @@ struct ToeplitzSchur {
         const Config config = toeplitz_schur_config(problem);
         const i64 blocks =
             problem.systems * std::max<i64>(1, ceil_div(problem.columns, config.columns));  // info without columns too
-        launch<ToeplitzSchur>(config, args, {blocks, 1, 1}, target);
+        launch<ToeplitzSchur>(config, args, {blocks, 1, 1}, target,
+                              [&](const auto&) { return explain_toeplitz_schur(problem); });
     }
 };
 

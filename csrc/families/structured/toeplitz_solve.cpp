@@ -35,6 +35,10 @@ Tensor no_info(const Tensor& like, const std::vector<int64_t>& shape) {
     return torch::stable::new_zeros(like, shape, ScalarType::Int);
 }
 
+Tensor no_info_on_cpu(const Tensor& like) {  // in an explained call, whose info nobody computes
+    return torch::stable::full(like.sizes(), 0, ScalarType::Int, std::nullopt, kCpu);
+}
+
 // A checked system and its layout.
 struct System {
     Tensor c, r;
@@ -222,15 +226,15 @@ Solution by_pcg_in_torch(const System& system, const Tensor& b) {
 
 Solution by_gko(const System& system, const Tensor& b) {
     if (system.empty()) return {math::zeros(b, system.prepared.result()), no_info(b, system.prepared.shape.leading)};
-    if (system.c.is_cuda()) return toeplitz_gko_kernel(system.prepared, b, system.epsilon());
+    if (on_gpu(system.c)) return toeplitz_gko_kernel(system.prepared, b, system.epsilon());
     return call_through_torch<ToeplitzGkoCall, Solution>({system.c, system.r, b, system.epsilon()});
 }
 Solution by_schur(const System& system, const Tensor& b) {
-    if (system.c.is_cuda()) return toeplitz_schur_kernel(system.prepared, b, system.epsilon());
+    if (on_gpu(system.c)) return toeplitz_schur_kernel(system.prepared, b, system.epsilon());
     return call_through_torch<ToeplitzSchurCall, Solution>({system.c, b, system.epsilon()});
 }
 Solution by_pcg(const System& system, const Tensor& b) {
-    if (system.c.is_cuda()) return toeplitz_pcg_kernel(system.prepared, b, system.epsilon());
+    if (on_gpu(system.c)) return toeplitz_pcg_kernel(system.prepared, b, system.epsilon());
     return call_through_torch<ToeplitzPcgCall, Solution>({system.c, b, system.epsilon()});
 }
 
@@ -253,9 +257,10 @@ Solution refined(const System& system, const Tensor& b, const Solve& solve) {
 }
 
 Solution general(const System& system, const Tensor& b, const ToeplitzLimits& limits) {
-    if (system.c.is_cuda() && !system.empty() && toeplitz_eliminate_pays_here(system.prepared))
+    if (on_gpu(system.c) && !system.empty() && toeplitz_eliminate_pays_here(system.prepared))
         return refined(system, b, by_clusters);
     if (system.n() <= limits.gko) return refined(system, b, by_gko);
+    if (explaining()) remark(explain_dense_lu(system.n()));
     const auto [x, info] = by_dense_lu(system, b);
     return {x, of_matrices(info, system)};
 }
@@ -271,6 +276,7 @@ Solution by(ToeplitzPositiveWay way, const System& system, const Tensor& b) {
         case ToeplitzPositiveWay::pcg_in_torch:
             break;
     }
+    if (explaining()) remark(explain_pcg_in_torch(system.n()));
     const auto [x, info] = by_pcg_in_torch(system, b);
     return {x, of_matrices(info, system)};
 }
@@ -280,12 +286,16 @@ Solution waited(const System& system, const Tensor& b, bool symmetric, const Toe
     if (symmetric && !is_complex(system.prepared.type) && !system.empty())
         for (const ToeplitzPositiveWay way : toeplitz_positive_ways(system.n(), limits)) {
             const auto [x, told] = by(way, system, b);
+            if (explaining()) {
+                remark(explain_failure(way));
+                continue;
+            }
             const Tensor info = torch::stable::to(told, kCpu);
             const auto* const first = static_cast<const int32_t*>(info.data_ptr());
             if (std::none_of(first, first + info.numel(), [](int32_t each) { return each < 0; })) return {x, info};
         }
     const auto [x, info] = general(system, b, limits);
-    return {x, torch::stable::to(info, kCpu)};
+    return {x, explaining() ? no_info_on_cpu(info) : torch::stable::to(info, kCpu)};
 }
 
 System checked(const ToeplitzSolveCall& x) {
@@ -353,8 +363,8 @@ Tensor toeplitz_inverse_apply(const ToeplitzInverseCall& call) {
     if (n == 0 || prepared.systems() == 0) return math::zeros(x, prepared.result());
     const auto times = [&](const Tensor& first, const Tensor& y, bool transpose) {  // L(first) y or L(first)^T y
         const Tensor row = torch::stable::new_zeros(first, {n});
-        return x.is_cuda() ? toeplitz_matvec({first, row, y, transpose})
-                           : toeplitz_matvec_by_transforms(first, row, y, transpose);
+        return on_gpu(x) ? toeplitz_matvec({first, row, y, transpose})
+                         : toeplitz_matvec_by_transforms(first, row, y, transpose);
     };
     std::vector<int64_t> lines = prepared.matrices();
     lines.push_back(n);

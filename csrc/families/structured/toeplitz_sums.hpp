@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/structured/toeplitz_sums_plan.cuh>
+#include <string>
 
 #include "../../kernels/spec.hpp"
 
@@ -57,6 +58,12 @@ inline i64 toeplitz_sums_columns_per_block(const ToeplitzMatvecProblem& problem,
                                       kResident * device.multiprocessors);
 }
 
+inline std::string explain_toeplitz_sums(const ToeplitzMatvecProblem& problem, const jit::DeviceTraits& device) {
+    const ToeplitzSumsConfig config = toeplitz_sums_config(problem, device);
+    return fmt::format("sums: {} tiles of {} rows, {} right-hand sides a block", ceil_div(problem.n, config.rows()),
+                       config.rows(), toeplitz_sums_columns_per_block(problem, config, device));
+}
+
 struct ToeplitzSums {
     using Config = ToeplitzSumsConfig;
     using Args = ToeplitzMatvecArgs;
@@ -78,7 +85,8 @@ struct ToeplitzSums {
         const Config config = toeplitz_sums_config(problem, device);
         args.columns_per_block = toeplitz_sums_columns_per_block(problem, config, device);
         const i64 parts = ceil_div(problem.columns, args.columns_per_block);
-        launch<ToeplitzSums>(config, args, {problem.systems, ceil_div(problem.n, config.rows()), parts}, target);
+        launch<ToeplitzSums>(config, args, {problem.systems, ceil_div(problem.n, config.rows()), parts}, target,
+                             [&](const auto& of) { return explain_toeplitz_sums(problem, of); });
     }
 };
 

@@ -1,4 +1,4 @@
-// Which method solves a Toeplitz system, and why.
+// Which method solves a Toeplitz system.
 #pragma once
 
 #include <algorithm>
@@ -44,43 +44,22 @@ inline std::vector<ToeplitzPositiveWay> toeplitz_positive_ways(i64 n, const Toep
     return ways;
 }
 
-inline std::string explain_toeplitz_general(i64 n) {
-    if (n <= kToeplitzGkoLongest) {
-        const char* const clusters =
-            n < kToeplitzEliminateShortest
-                ? ""
-                : "; toeplitz_eliminate by clusters of blocks, where the GPU has them and the systems need not queue for them";
-        return fmt::format("toeplitz_gko: {} rows fit one block, which pivots and stores no factor{}", n, clusters);
-    }
-    if (n <= kToeplitzEliminateLongest)
-        return fmt::format(
-            "toeplitz_eliminate: {} rows fit a cluster of blocks, which pivots and stores no factor; a dense LU in fp64 where "
-            "the "
-            "GPU has no clusters of this size",
-            n);
-    return fmt::format("dense LU in fp64: {} rows are more than the {} of a cluster of blocks; n² numbers of memory a system",
-                       n, kToeplitzEliminateLongest);
+// What an explained call says of methods that are not one kernel, and of the next one that is tried.
+inline std::string explain_dense_lu(i64 n) {
+    const std::string why =
+        n > kToeplitzEliminateLongest
+            ? fmt::format("{} rows are more than the {} of a cluster of blocks", n, kToeplitzEliminateLongest)
+            : fmt::format("{} rows are more than the {} of one block, and the GPU has no clusters of blocks for them", n,
+                          kToeplitzGkoLongest);
+    return fmt::format("dense LU in fp64 by torch's operators: {}; n² numbers of memory a system", why);
 }
-// `symmetric`: T is symmetric and the caller waits for info.
-inline std::string explain_toeplitz_solve(i64 n, bool symmetric) {
-    std::string text;
-    for (const ToeplitzPositiveWay way : symmetric ? toeplitz_positive_ways(n) : std::vector<ToeplitzPositiveWay>{}) {
-        switch (way) {
-            case ToeplitzPositiveWay::pcg:
-                text +=
-                    fmt::format("toeplitz_pcg: {} rows fit one block of conjugate gradients; where they do not converge, ", n);
-                break;
-            case ToeplitzPositiveWay::schur:
-                text += fmt::format("toeplitz_schur: {} rows fit one block; where T is not positive definite, ", n);
-                break;
-            case ToeplitzPositiveWay::pcg_in_torch:
-                text += fmt::format(
-                    "conjugate gradients in torch operations: {} rows are more than one block's; where they do not converge, ",
-                    n);
-                break;
-        }
-    }
-    return text + explain_toeplitz_general(n);
+inline std::string explain_pcg_in_torch(i64 n) {
+    return fmt::format("conjugate gradients in torch's operators: {} rows are more than the {} of one block", n,
+                       kToeplitzPcgLongest);
+}
+inline std::string explain_failure(ToeplitzPositiveWay way) {
+    return way == ToeplitzPositiveWay::schur ? "then, where T is not positive definite:"
+                                             : "then, where conjugate gradients do not converge:";
 }
 
 }  // namespace gdn_cuda::structured

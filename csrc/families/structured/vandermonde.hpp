@@ -92,7 +92,8 @@ struct Vandermonde {
         if (problem.rows == 0 || problem.steps == 0) return;
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         const Config config = vandermonde_config(problem, device, tuned<VandermondeTuning>(device));
-        launch<Vandermonde>(config, args, {vandermonde_blocks(problem, config), 1, 1}, target);
+        launch<Vandermonde>(config, args, {vandermonde_blocks(problem, config), 1, 1}, target,
+                            [&](const auto& of) { return explain_vandermonde(problem, of, tuned<VandermondeTuning>(of)); });
     }
 };
 

@@ -40,7 +40,9 @@ struct VandermondeMoments {
     static i64 squares(const Config& config, i64 steps) { return ceil_div(steps, config.square()); }
     static void run(const Config& config, const Args& args, const Target& target) {
         const i64 blocks = args.rows * squares(config, args.steps) * ceil_div(args.pole_count, config.poles());
-        if (blocks > 0) launch<VandermondeMoments>(config, args, {blocks, 1, 1}, target);
+        if (blocks == 0) return;
+        launch<VandermondeMoments>(config, args, {blocks, 1, 1}, target,
+                                   [&](const auto&) { return explain_vandermonde_moments(config.io, config.orders); });
     }
 };
 

@@ -64,7 +64,7 @@ TEST(ToeplitzEliminateHeuristic, LargeClustersForFewSystemsAndSmallOnesForMany) 
     EXPECT_FALSE(toeplitz_eliminate_pays({100, 2, 1024}, device)) << "they would queue, and one block can";
     EXPECT_TRUE(toeplitz_eliminate_pays({100, 2, 1025}, device));
     EXPECT_FALSE(toeplitz_eliminate_pays({1, 2, 256}, device));
-    EXPECT_EQ(explain_toeplitz_eliminate({4, 2, 4096}, device),
+    EXPECT_EQ(explain_toeplitz_eliminate({4, 2, 4096}, toeplitz_eliminate_config({4, 2, 4096}, device), device),
               "4096 rows on 16 blocks of 128 threads, 2 each; 4 clusters of 2 right-hand sides, 7 at once");
 }
 
@@ -107,11 +107,9 @@ TEST(ToeplitzPlan, PositiveDefiniteWaysComeTheQuickestFirst) {
     EXPECT_EQ(toeplitz_positive_ways(9, {.gko = 0, .schur = 8, .pcg_from = 0, .pcg_to = 8}), std::vector{pcg_in_torch});
 }
 
-TEST(ToeplitzPlan, ExplanationsNameTheWay) {
-    EXPECT_TRUE(explain_toeplitz_solve(1024, false).starts_with("toeplitz_gko: 1024 rows"));
-    EXPECT_TRUE(explain_toeplitz_solve(8193, false).starts_with("dense LU in fp64: 8193 rows"));
-    EXPECT_TRUE(explain_toeplitz_solve(1500, true).starts_with("toeplitz_pcg: 1500 rows"));
-    EXPECT_NE(explain_toeplitz_solve(1500, true).find("toeplitz_eliminate"), std::string::npos) << "what follows";
+TEST(ToeplitzPlan, ADenseLUHasAReason) {
+    EXPECT_NE(explain_dense_lu(8193).find("8193 rows are more than the 8192 of a cluster of blocks"), std::string::npos);
+    EXPECT_NE(explain_dense_lu(1025).find("more than the 1024 of one block, and the GPU has no clusters"), std::string::npos);
 }
 
 }  // namespace

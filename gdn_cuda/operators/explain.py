@@ -1,0 +1,209 @@
+"""Which kernels a call would launch, in which configuration and why, on any device and on any machine.
+
+The function itself runs, on tensors of the meta device: its operators go to the code that CUDA tensors go to, which checks,
+chooses and allocates as ever, and records a launch where it would make one (csrc/kernels/explanation.hpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map, tree_map_only
+
+from .. import _C
+from . import measure
+
+if TYPE_CHECKING:
+    from .._C import DeviceTraits, ExplainedStep
+
+DEFAULT_ARCH = "sm_90a"  # of what stands for a GPU where there is none
+STAND_IN = -1  # the ordinal of a device that is not in this machine
+
+
+# ---- Devices
+
+
+def device_of(name: str | None = None, multiprocessors: int | None = None) -> DeviceTraits:
+    """`name`: "h200", "a100" or "sm_80"; None: the current GPU, or an H200 where there is none."""
+    if name is None and multiprocessors is None and torch.cuda.is_available():
+        return _present()
+    device = _named(name) if name is not None else _present() if torch.cuda.is_available() else _named(DEFAULT_ARCH)
+    device["ordinal"] = STAND_IN
+    if multiprocessors is not None:
+        if not 1 <= multiprocessors <= 1024:
+            raise ValueError(f"explain: multiprocessors: expected 1 to 1024, got {multiprocessors}")
+        device["multiprocessors"] = multiprocessors
+    return device
+
+
+def _present() -> DeviceTraits:
+    return _C.driver()["devices"][torch.cuda.current_device()]
+
+
+def _named(name: str) -> DeviceTraits:
+    if name.startswith("sm_"):
+        return _C.device_traits_for_arch(name)
+    known = {device["name"].removeprefix("NVIDIA ").lower().replace(" ", "-"): device for device in _C.typical_devices()}
+    if name.lower() not in known:
+        raise ValueError(f"explain: device: expected one of {', '.join(known)}, or an architecture like sm_80, got {name}")
+    return known[name.lower()]
+
+
+def device_text(device: DeviceTraits) -> str:
+    here = "" if device["ordinal"] == STAND_IN else f", device {device['ordinal']} of this machine"
+    return f"{device['name']} ({device['arch']}, {device['multiprocessors']} multiprocessors{here})"
+
+
+# ---- Running a call without a GPU
+
+_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+
+class _AsOnCuda(TorchDispatchMode):
+    """Our operators run what they have for CUDA tensors; torch's run on meta tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_torch: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler, which takes seconds, to keep it from this method."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "gdn_cuda":
+            self.of_torch.append(func.overloadpacket.__name__)
+        elif torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
+            return func.redispatch(_CUDA, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def like(x: Tensor) -> Tensor:
+    """A meta tensor of the shape, strides and dtype of x, with rows that start where those of x do in their 16 bytes."""
+    if x.is_meta:
+        return x
+    offset = x.data_ptr() % 16 // x.element_size()
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    memory = torch.empty(offset + reach, dtype=x.dtype, device="meta")
+    return memory.as_strided(x.shape, x.stride(), offset).requires_grad_(x.requires_grad)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    function: str
+    device: DeviceTraits
+    steps: list[ExplainedStep]  # launches, and remarks, which have no kernel
+    of_torch: list[str]  # torch's operators that the function itself calls
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.function} on {device_text(self.device)}", *(f"  {line}" for line in self.lines())])
+
+    def lines(self) -> Iterator[str]:
+        for step in self.steps:
+            if not step["kernel"]:
+                yield step["reason"]
+                continue
+            cluster = f" in clusters of {step['cluster']}" if step["cluster"] > 1 else ""
+            grid = " x ".join(map(str, step["grid"]))
+            yield f"{step['kernel']} {step['configuration']}"
+            yield f"    {step['reason']}"
+            blocks = f"{grid} blocks{cluster} of {step['threads']} threads"
+            yield f"    {blocks}, {step['shared_bytes']} bytes of dynamic shared memory"
+        if not self.steps:
+            names = ", ".join(dict.fromkeys(self.of_torch))
+            yield f"no kernel of gdn_cuda: {f'operators of torch, {names}' if names else 'nothing to compute'}"
+
+
+@contextmanager
+def recording(device: DeviceTraits) -> Iterator[Callable[[str], Explanation]]:
+    """Calls with meta tensors are explained; the function that this yields returns what was, since it was last called."""
+    mode, seen = _AsOnCuda(), [0]
+
+    def explained(function: str) -> Explanation:
+        steps, of_torch = context.steps()[seen[0] :], mode.of_torch
+        seen[0], mode.of_torch = seen[0] + len(steps), []
+        return Explanation(function, device, steps, of_torch)
+
+    with _C.Explaining(device) as context, mode:
+        yield explained
+
+
+def explained(
+    function: Callable[..., Any], *args: Any, device: str | None = None, multiprocessors: int | None = None, **kwargs: Any
+) -> Explanation:
+    args, kwargs = tree_map_only(Tensor, like, (args, kwargs))
+    with recording(device_of(device, multiprocessors)) as done:
+        function(*args, **kwargs)
+        return done(getattr(function, "__name__", type(function).__name__))
+
+
+def explain(
+    function: Callable[..., Any] | str,
+    /,
+    *args: Any,
+    device: str | None = None,
+    multiprocessors: int | None = None,
+    **kwargs: Any,
+) -> str:
+    """Which kernels `function(*args, **kwargs)` would launch, in which configuration and why. Launches nothing; needs no GPU.
+
+    `function`: a function of gdn_cuda, or its name. Tensors count by shape, strides, dtype and alignment, so meta tensors do.
+    `device`: "h200", "a100" or an architecture such as "sm_80", None for the current GPU, or an H200 where there is none;
+    `multiprocessors`: how many it has, where that is not what its kind has. Where a function looks at a result to go on, what
+    may follow is explained too.
+    """
+    if isinstance(function, str):
+        function = function_called(function)
+    return str(explained(function, *args, device=device, multiprocessors=multiprocessors, **kwargs))
+
+
+# ---- Benchmarks, without their GPU
+
+
+class _Nowhere(TorchFunctionMode):
+    """What a benchmark makes on CUDA is made on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(_without_cuda, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _without_cuda(given: Any) -> Any:
+    return "meta" if isinstance(given, (str, torch.device)) and str(given) == "cuda" else given
+
+
+def benchmarks(operator: str, device: DeviceTraits) -> Iterator[tuple[str, Explanation]]:
+    """(shape, explanation) of every row that `bench` measures on a GPU."""
+    for case in measure.load().benches[operator].cases("cuda"):
+        with recording(device) as done, _Nowhere():
+            work = case.prepare()
+            done("what the inputs took")
+            work.call()
+            yield case.shape, done(operator)
+
+
+# ---- Functions
+
+
+def function_called(name: str) -> Callable[..., Any]:
+    """A public function; or an operator that no public function has for itself."""
+    import gdn_cuda
+
+    from . import calls
+    from .registration import SCHEMAS
+
+    if name in calls.load():
+        return getattr(gdn_cuda, name)
+    if name not in SCHEMAS:
+        raise ValueError(f"explain: OP: expected one of {', '.join(calls.load())}, got {name}")
+    from .examples import of_operator
+
+    return of_operator(name)
