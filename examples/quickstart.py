@@ -1,6 +1,6 @@
 """A Qwen3-Next-shaped Gated Delta Net layer: prefill a prompt, then decode, on the GPU if there is one, else on the CPU.
 
-Prints the device, the kernels that were compiled and their compile times, the speed, and the error against the recurrence in fp64.
+Prints the device, the kernels that were compiled and how long that took, the speed, and the error against fp64.
 """
 
 from __future__ import annotations
