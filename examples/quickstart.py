@@ -1,6 +1,6 @@
 """A Qwen3-Next-shaped Gated Delta Net layer: prefill a prompt, then decode, on the GPU if there is one, else on the CPU.
 
-Says what ran where, what was compiled and how long it took, the speed, and the error against the recurrence in fp64.
+Prints the device, the kernels that were compiled and how long that took, the speed, and the error against fp64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROMPT, STEPS, SLOTS, SLOT = 96, 16, 4, 2
 
 
 class GatedDeltaNet(nn.Module):
-    """Projections around the two calls a server makes; short convolution and output gate left out."""
+    """Projections around the two calls that a server makes, without the short convolution and the output gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def relative_error(x: Tensor, reference: Tensor) -> float:
 
 
 def seconds(run: Callable[[], object], device: torch.device, repeat: int) -> float:
-    """Of one call, the best of a few rounds."""
+    """Time of one call, the best of five rounds."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     best = float("inf")
     for _ in range(5):

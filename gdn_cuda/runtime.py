@@ -98,10 +98,10 @@ def _follow_log_level() -> None:
 
 
 def init(library_root: str | os.PathLike[str] | None = None, cuda_home: str | os.PathLike[str] | None = None) -> None:
-    """States where the kernel headers (`library_root`) and a CUDA toolkit (`cuda_home`) are; None: find them.
+    """Sets where the kernel headers (`library_root`) and the CUDA toolkit (`cuda_home`) are; None: search for them.
 
-    Optional. Free when repeated with the same paths; an error for a folder that lacks what it should hold, and with other paths
-    once kernels are loaded.
+    Optional. A repeated call with the same paths does nothing. Raises RuntimeError for a folder that lacks the expected
+    files, and for other paths once kernels are loaded.
     """
     from . import _C
 
@@ -212,7 +212,7 @@ _DTYPE_NAMES = {
 
 @dataclass(frozen=True)
 class CompileResult:
-    """What became of one configuration. Figures of the compile are None when nothing was compiled."""
+    """The outcome for one configuration. Registers, shared memory and spills are None when nothing was compiled."""
 
     kernel: str
     configuration: str
@@ -251,10 +251,16 @@ def compile(
 ) -> list[CompileResult]:
     """Compiles registered configurations ahead of use; needs no GPU.
 
-    `arch`: one or several, such as "sm_90a"; None: this machine's GPU, or sm_90a without one. The results go into the disk
-    cache, or into the folder `out`, which then serves as GDN_JIT_PREBUILT_DIR. `progress(done, total, result)` is called after
-    each. `fields` keep only configurations with these values (`head_k=128`). Raises CompileError, after everything was tried,
-    when one failed, and ValueError, before anything is, for an architecture that none of the chosen kernels is for.
+    `arch`: one or several, such as "sm_90a"; None: that of this machine's GPU, or sm_90a without one. The results go to the
+    disk cache, or to the folder `out`, which can then be used as GDN_JIT_PREBUILT_DIR. `progress(done, total, result)` is
+    called after each. `fields` select configurations with these values (`head_k=128`). Raises CompileError, after all were
+    tried, if one failed, and ValueError, before any is compiled, for an architecture that none of the selected kernels
+    supports.
+
+    Example:
+        >>> results = gdn_cuda.compile("gdn", "chunk_cumsum", arch="sm_90a")
+        >>> [(result.kernel, result.error) for result in results]
+        [('gdn/chunk_cumsum', None), ('gdn/chunk_cumsum', None)]
     """
     arches = [default_arch()] if arch is None else [arch] if isinstance(arch, str) else list(dict.fromkeys(arch))
     work = _work(select(family, kernel, **fields), arches)
@@ -344,10 +350,14 @@ def warmup(
     device: int | str | torch.device | None = None,
     **fields: Any,
 ) -> list[CompileResult]:
-    """Compiles what is missing and loads every matching configuration into this process, so that no call meets a cold kernel.
+    """Compiles what is missing and loads every matching configuration into this process, so that no later call has to.
 
-    For servers, before CUDA-graph capture: a cold kernel under capture is an error. `device`: None means the current one.
-    `fields` as in `compile`.
+    For servers, before CUDA-graph capture: a kernel that is not loaded is an error under capture. `device`: None means the
+    current one. `fields` as in `compile`.
+
+    Example:
+        >>> if torch.cuda.is_available():
+        ...     results = gdn_cuda.warmup("gdn", "gating")
     """
     from . import _C
 

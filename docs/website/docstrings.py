@@ -104,5 +104,7 @@ def markdown(documented: Any, heading: str) -> str:
             text = f"```pycon\n{text}\n```"
         elif name == "Shapes":
             text = re.sub(r"^(?=\S)", "- ", text, flags=re.MULTILINE)
+        elif name == "Edge cases":  # an item ends where a line ends with its sentence
+            text = "\n".join(f"- {textwrap.indent(item, '  ').strip()}" for item in re.split(r"(?<=\.)\n", text))
         parts.append(f"{heading} {name}\n\n{text}")
     return "\n\n".join(parts) + "\n"

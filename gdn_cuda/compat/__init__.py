@@ -1,1 +1,1 @@
-"""Other libraries' names for what gdn_cuda has: change an import, and nothing else."""
+"""The functions and modules of gdn_cuda under the names of other libraries: only the import changes."""

@@ -1,7 +1,7 @@
-"""chrisvoncsefalvay/hotdog of the Hugging Face Hub: in place of `hotdog = get_kernel("chrisvoncsefalvay/hotdog")`.
+"""Replaces chrisvoncsefalvay/hotdog of the Hugging Face Hub, `hotdog = get_kernel("chrisvoncsefalvay/hotdog")`.
 
-The functions that its page lists, with the arguments it gives them, are ours of the same names; `cauchy_kernel_forward` is
-the one operator under them that the page shows.
+It has the functions that the package's page lists, with the arguments given there; `cauchy_kernel_forward` is the only
+lower-level operator that the page shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""lrnnx: in place of csrc.s4, of the structured functions in lrnnx.ops.s4_utils, and of lrnnx.ops.s4_kernel_interface."""
+"""Replaces lrnnx's csrc.s4, the structured functions of lrnnx.ops.s4_utils, and lrnnx.ops.s4_kernel_interface."""
 
 from ..nn import S4DKernel, S4Kernel
 from . import s4

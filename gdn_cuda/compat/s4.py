@@ -1,4 +1,4 @@
-"""state-spaces/s4: in place of its extensions/kernels (cauchy, vandermonde) and of the fallbacks in models/s4/s4.py."""
+"""Replaces state-spaces/s4's extensions/kernels (cauchy, vandermonde) and the fallbacks in models/s4/s4.py."""
 
 from .structured_functions import (
     cauchy_keops,

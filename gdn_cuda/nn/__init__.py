@@ -1,4 +1,4 @@
-"""Modules over the structured operators: Cauchy and Toeplitz matrices, those given by their displacement, S4 and S4D."""
+"""Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D."""
 
 from .cauchy import CauchyKernel
 from .s4 import S4Kernel

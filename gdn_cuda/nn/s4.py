@@ -57,10 +57,10 @@ class S4Kernel(KnowsLength, SSMKernel):
         self._basis: Tensor | None = None  # of diagonal steps
 
     def forward(self, state: Tensor | None = None, rate: float = 1.0, L: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """(k (channels,H,L), k_state (…,channels,H,L) or None for a state (…,H,N) or (…,H,2N)).
+        """Returns k (channels, H, L), and k_state (…, channels, H, L) for a state (…, H, N) or (…, H, 2N), else None.
 
-        L is l_max / rate by default, or what C̃ reaches. C̃ belongs to rate 1: at another it is the kernel of nearly the same
-        C.
+        L is by default l_max / rate, or the length of C̃. C̃ is made for rate 1: at another rate k is the kernel of nearly
+        the same C.
         """
         self._check_rate(rate)
         if state is not None:
@@ -144,12 +144,12 @@ class S4Kernel(KnowsLength, SSMKernel):
         self._keep(discrete.A, discrete.B, C)
 
     def default_state(self, *batch: int) -> Tensor:
-        """Zeros, (…,H,2N), for linear steps (…,H,N)."""
+        """Zeros (…, H, 2N), or (…, H, N) for linear steps."""
         size = self.N if self._step_mode == "linear" else 2 * self.N
         return torch.zeros(*batch, self.H, size, dtype=self._complex, device=self.C.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """(y (…,channels,H), next state) from u (…,H) and a state as `default_state` makes it."""
+        """Returns y (…, channels, H) and the next state, for an input u (…, H) and a state as `default_state` makes it."""
         self._check_input(u, sequence=False)
         self._check_state(state, (self.N if self._step_mode == "linear" else 2 * self.N,), u.shape[:-1])
         if not self._is_current():
@@ -164,9 +164,9 @@ class S4Kernel(KnowsLength, SSMKernel):
         return torch.einsum("chn,...hn->...ch", self.dC, state).real, state
 
     def forward_state(self, u: Tensor, state: Tensor) -> Tensor:
-        """The state behind u (…,H,L), from a state (…,H,N) or (…,H,2N); after a diagonal set-up in the eigenbasis, as `step`'s.
+        """The state after inputs u (…, H, L), from a state (…, H, N) or (…, H, 2N); in the eigenbasis if steps are diagonal.
 
-        Differentiable in everything, the eigenbasis excepted.
+        Differentiable in everything but the eigenbasis.
         """
         self._check_input(u, sequence=True)
         self._check_state(state, (self.N, 2 * self.N), u.shape[:-2])

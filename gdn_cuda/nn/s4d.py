@@ -45,7 +45,10 @@ class S4DKernel(SSMKernel):
             raise ValueError(f"S4DKernel: disc: expected one of {s4d.DISCRETIZATIONS}, got {self.disc!r}")
 
     def forward(self, L: int | None = None, state: Tensor | None = None, rate: float = 1.0) -> tuple[Tensor, Tensor | None]:
-        """(K (channels,H,L), K_state (…,channels,H,L) or None for a state (…,H,N)); L is l_max / rate by default."""
+        """Returns K (channels, H, L), and K_state (…, channels, H, L) for a state (…, H, N), else None.
+
+        L is by default l_max / rate.
+        """
         self._check_rate(rate)
         if L is None:
             if self.l_max is None:
@@ -72,11 +75,11 @@ class S4DKernel(SSMKernel):
         self._keep(discrete.A, discrete.B, system.C)
 
     def default_state(self, *batch: int) -> Tensor:
-        """Zeros, (…,H,N)."""
+        """Zeros (…, H, N)."""
         return torch.zeros(*batch, self.H, self.N, dtype=self._complex, device=self.C.device)
 
     def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """(y (…,channels,H), next state) from u (…,H) and state (…,H,N)."""
+        """Returns y (…, channels, H) and the next state, for an input u (…, H) and a state (…, H, N)."""
         self._check_input(u, sequence=False)
         self._check_state(state, (self.N,), u.shape[:-1])
         if not self._is_current():
@@ -86,7 +89,7 @@ class S4DKernel(SSMKernel):
         return 2 * torch.einsum("chn,...hn->...ch", self.dC, state).real, state
 
     def forward_state(self, u: Tensor, state: Tensor) -> Tensor:
-        """The state behind u (…,H,L): Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l. Differentiable in everything."""
+        """The state after the inputs u (…, H, L): Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l. Differentiable in everything."""
         self._check_input(u, sequence=True)
         self._check_state(state, (self.N,), u.shape[:-2])
         L = u.shape[-1]
