@@ -18,9 +18,9 @@ from gdn_cuda import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 API = "\n".join(path.read_text() for path in (ROOT / "include" / "gdn_cuda").glob("*.hpp"))
-FOR_PYTHON = {
-    f"gdn_cuda::{name}" for name in ("registry", "tunable", "tunables", "Explanation")
-}  # and the runtime, gdn_cuda::jit
+FOR_PYTHON = {  # beside the runtime, gdn_cuda::jit
+    f"gdn_cuda::{name}" for name in ("registry", "tunable", "tunables", "Explanation::Explanation", "Explanation::~Explanation")
+}
 
 pytestmark = pytest.mark.skipif(not shutil.which("readelf") or not shutil.which("nm"), reason="binutils is not installed")
 
