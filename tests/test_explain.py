@@ -185,7 +185,7 @@ def test_a_call_is_printed_with_kernel_configuration_and_reason() -> None:
     title, _, call, remark, launch, reason, shape = done.stdout.splitlines()
     assert title == "fused_decode on NVIDIA H200 (sm_90a, 132 multiprocessors)"
     assert call.startswith("query=8x1x16x128:bf16 key=8x1x16x128:bf16 ") and call.endswith(" scale=0.5")
-    assert remark == "  one token a sequence, from one state to one"
+    assert remark == "  one token a sequence, one state read and one written: gdn/decode"
     assert launch.startswith("  gdn/decode {.head_k = 128, .io = DType::bf16, .state = DType::bf16, ")
     assert "512 blocks of 4 steps for 132 multiprocessors" in reason
     assert shape == "      2 x 32 x 8 blocks of 128 threads, 16384 bytes of dynamic shared memory"

@@ -21,11 +21,12 @@ bool is_decode(const Prepared& prepared) {
 }
 
 std::string explain_by_token(const Prepared& prepared) {
-    if (is_decode(prepared)) return "one token a sequence, from one state to one";
     const RecurrentArgs& args = prepared.args;
-    if (prepared.sequences.packed()) return fmt::format("{} packed sequences, token by token", args.sequences);
-    if (!is_regular(prepared)) return "token by token: gdn/decode and gdn/verify are not for such rows";
-    return fmt::format("{} tokens of {} sequences: up to {} in gdn/verify, if their blocks keep every multiprocessor busy",
+    if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
+    if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
+    if (!is_regular(prepared))
+        return "gdn/decode and gdn/verify have no code for this dk, or for rows that start elsewhere: gdn/recurrent";
+    return fmt::format("{} tokens of {} sequences: gdn/verify for up to {}, if its blocks fill the GPU, else gdn/recurrent",
                        args.tokens, args.sequences, kMostVerifyTokens);
 }
 

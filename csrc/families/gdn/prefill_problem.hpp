@@ -42,11 +42,13 @@ inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int 
                    (!forced.empty()           ? forced
                     : dk > kPrefillLongestKey ? fmt::format("dk {} is above {}", dk, kPrefillLongestKey)
                     : !scalars_near           ? "tokens of beta or gate lie far apart"
-                                              : "the GPU is none of Hopper's");
+                                              : "the GPU is not a Hopper");
         case PrefillKernel::recurrent:
             break;
     }
-    return "token by token: " + (!forced.empty() ? forced : "rows do not start on 16 bytes, or there are no tokens");
+    return "token by token: " +
+           (!forced.empty() ? forced
+                            : "tensor cores take rows that start on 16 bytes, a token or more, and at most 65535 sequences");
 }
 
 }  // namespace gdn_cuda::gdn
