@@ -134,7 +134,7 @@ LoadedKernel load(const KernelSource& source, int ordinal, CUstream stream, int 
         refuse_capture(cuda, source, stream);
     const DeviceTraits& traits = device_traits(ordinal);
     if (shared_bytes > traits.shared_bytes_per_block)
-        throw Error(fmt::format("{} {}: needs {} bytes of shared memory a block; {} ({}) has {}", source.id(),
+        throw Error(fmt::format("{} {}: needs {} bytes of shared memory per block; {} ({}) has {}", source.id(),
                                 source.configuration, shared_bytes, traits.name, traits.arch, traits.shared_bytes_per_block));
     if (!have_context(cuda)) use_primary_context(cuda, ordinal);
 
