@@ -362,9 +362,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("cache_refusals", &cache_refusals, "Places passed over for the cache, each with the reason.");
     module.def("cache_list", &cache_list, "verify"_a = false,
                "Entries of the disk cache; with verify, each one's problem if it has one.");
-    module.def(
-        "cache_clear", &cache_clear,
-        "Removes every entry of the disk cache that ends as an entry does; returns how many. What it does not know stays.");
+    module.def("cache_clear", &cache_clear, "Removes the entries of the disk cache and no other file; returns how many.");
     module.def("prebuilt_refusal", &prebuilt_refusal, "Why GDN_JIT_PREBUILT_DIR is passed over; empty when it is not.");
 
     define_tuning(module);

@@ -213,7 +213,7 @@ def test_broken_and_foreign_entries_are_listed_ignored_and_cleared(cache: Path) 
     good = file.read_text()
     file.write_text(good.replace("turns = 4", "turns = 9"))
     listed = gdn("tune", "--list", cache=cache)
-    assert "ignored: its digest does not match what it holds" in listed.stdout
+    assert "ignored: its contents do not match its digest" in listed.stdout
     done = processes.run("-c", "import gdn_cuda", GDN_JIT_CACHE_DIR=str(cache))
     assert done.stderr == "", "nobody asks at import"
     assert "a thread" in explain(cache)

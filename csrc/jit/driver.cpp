@@ -36,7 +36,7 @@ Driver open_driver() {
     if (handle == nullptr)
         throw Error(
             fmt::format("no NVIDIA driver: {}; install one (or, in a container, start it with the GPUs: --gpus all). "
-                        "CPU tensors and ahead-of-time compilation work without",
+                        "CPU tensors and ahead-of-time compilation work without one",
                         ::dlerror()));
     Driver table{};
     bind(handle, table.init, "cuInit");
@@ -89,7 +89,7 @@ const Driver& real_driver() {
 const Driver& make_ready() {
     if (forked.load())
         throw Error(
-            "this process was forked after its parent had used CUDA, which the driver does not survive; start workers with "
+            "this process was forked after its parent had used CUDA, which CUDA does not support; start workers with "
             "multiprocessing's \"spawn\" or \"forkserver\", or fork before the first CUDA call");
     const bool before = used.exchange(true);  // set before cuInit: a child forked during it cannot use the driver
     const Driver* table = installed.load();

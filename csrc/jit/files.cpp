@@ -20,8 +20,7 @@ std::string status_problem(const struct stat& status, std::uint64_t most_bytes) 
     if (S_ISLNK(status.st_mode)) return "it is a link";
     if (!S_ISREG(status.st_mode)) return "it is not a regular file";
     const auto size = static_cast<std::uint64_t>(status.st_size);
-    return size > most_bytes ? fmt::format("it has {} bytes, more than the {} that it may have", size, most_bytes)
-                             : std::string{};
+    return size > most_bytes ? fmt::format("it has {} bytes, more than the {} allowed", size, most_bytes) : std::string{};
 }
 
 Descriptor open_checked(const fs::path& path, bool own, std::uint64_t most_bytes, std::string* why_not) {
@@ -82,7 +81,7 @@ std::optional<std::string> read_descriptor(int fd, std::string* why_not, std::ui
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return refuse(fmt::format("cannot be read: {}", errno_text(errno)));
         filled += static_cast<std::size_t>(got);
-        if (filled > most_bytes) return refuse(fmt::format("it grew beyond {} bytes", most_bytes));
+        if (filled > most_bytes) return refuse(fmt::format("it grew beyond {} bytes while it was read", most_bytes));
         if (got == 0) break;
     }
     bytes.resize(filled);

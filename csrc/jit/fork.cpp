@@ -63,7 +63,8 @@ void Mutex::lock() {
     if (!mutex_.try_lock()) {
         if (owner_.load() == std::this_thread::get_id())
             throw Error(
-                "gdn_cuda was called from a signal handler that interrupted it at the same work; call it from elsewhere");
+                "a signal handler called gdn_cuda while the interrupted thread held a lock of it; call it outside of the "
+                "handler");
         while (!mutex_.try_lock_for(kInterruptPoll)) interruption_point();
     }
     owner_.store(std::this_thread::get_id());

@@ -69,7 +69,7 @@ void start_thread(const std::shared_ptr<Task>& task) {
     const int error = ::pthread_create(&thread, &attributes, thread_main, argument.get());
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
-    if (error != 0) throw Error(fmt::format("a thread for the compiler: {}", errno_text(error)));
+    if (error != 0) throw Error(fmt::format("cannot start a thread for the compiler: {}", errno_text(error)));
     [[maybe_unused]] const auto* now_the_threads = argument.release();
 }
 

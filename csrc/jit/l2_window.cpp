@@ -74,12 +74,14 @@ L2Window::L2Window(int ordinal, CUstream stream, const void* base, std::size_t b
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     const CUresult asked = cuda.stream_is_capturing(stream, &status);
     if (asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE)
-        throw Error("a window in L2: expected a stream that is not under CUDA graph capture, got one that is: open it before");
+        throw Error(
+            "a window in L2: expected a stream that is not under CUDA graph capture, got one that is; open the window before "
+            "capturing");
     check(asked, "cuStreamIsCapturing");
 
     const auto all = windows.lock();
     if (all->streams.contains({ordinal, stream}))
-        throw Error("a window in L2: expected a stream without one, got one whose window is not released yet");
+        throw Error("a window in L2: expected a stream that has no window, got one whose window has not been released");
     check(cuda.stream_get_attribute(stream, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &before_),
           "cuStreamGetAttribute(access policy window)");
     SetAside& room = all->devices[ordinal];

@@ -129,7 +129,7 @@ bool any_kernel_loaded() {
 
 void require_shared_memory(const KernelSource& source, int shared_bytes, const DeviceTraits& device) {
     if (shared_bytes > device.shared_bytes_per_block)
-        throw Error(fmt::format("{} {}: needs {} bytes of shared memory a block; {} ({}) has {}", source.id(),
+        throw Error(fmt::format("{} {}: needs {} bytes of shared memory per block; {} ({}) has {}", source.id(),
                                 source.configuration, shared_bytes, device.name, device.arch, device.shared_bytes_per_block));
 }
 

@@ -34,7 +34,7 @@ int flock_retrying(int fd, int operation) {
 std::string read_holder(int fd) {
     std::array<char, 256> text{};
     const ssize_t got = ::pread(fd, text.data(), text.size() - 1, 0);
-    return got > 0 ? std::string(text.data()) : std::string("a process that did not say its name");
+    return got > 0 ? std::string(text.data()) : std::string("an unidentified process");
 }
 
 // We write to this file, so it must be a lock file: a regular file of ours or root's without hard links, empty or with a

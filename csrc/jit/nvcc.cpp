@@ -33,7 +33,7 @@ Compiled compile_nvcc(const KernelSource& source, const std::string& arch, const
     const fs::path input = temporary.path() / (source.family + "_" + source.name + ".cu"),
                    output = temporary.path() / "out.cubin";
     if (const std::string reason = write_atomically(input, source.code, 0600); !reason.empty())
-        throw Error(fmt::format("{}: the source for nvcc: {}", source.id(), reason));
+        throw Error(fmt::format("{}: cannot write the source for nvcc: {}", source.id(), reason));
 
     std::vector<std::string> options = code_options(arch);
     for (const std::string& option : dialect_options(true)) options.push_back(option);

@@ -80,8 +80,8 @@ class Request {
                                               to_string(obtained->origin), obtained->seconds));
                 return std::move(*obtained);
             }
-        throw Error(fmt::format("{}: expected headers that stay as they are while it compiles; they changed {} times",
-                                source_.id(), kMostAttempts));
+        throw Error(fmt::format("{}: expected headers that do not change while it compiles, got {} changes", source_.id(),
+                                kMostAttempts));
     }
 
   private:
@@ -217,7 +217,7 @@ Obtained export_prebuilt(const KernelSource& source, const std::string& arch, co
     Obtained obtained = obtain(source, arch, force);
     Store target(std::filesystem::absolute(directory), std::numeric_limits<std::uint64_t>::max(), Store::Access::exported);
     if (const auto refusal = target.publish(source.id(), code_key(source, arch), obtained.cubin))
-        throw Error(fmt::format("{}: expected to write it into {}, got: {}", source.id(), directory, refusal->reason));
+        throw Error(fmt::format("{}: expected a writable folder, got {}: {}", source.id(), directory, refusal->reason));
     return obtained;
 }
 

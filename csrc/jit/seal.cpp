@@ -37,21 +37,21 @@ std::uint64_t decode(const std::array<unsigned char, 8>& bytes) {
 // Checks the footer's fields, but not the digest.
 std::string problem_of(const Footer& footer, std::uint64_t file_bytes) {
     if (std::string_view(footer.magic.data(), footer.magic.size()) != kMagic)
-        return "it does not end as an entry does: truncated, or not ours";
+        return "it lacks the footer of a cache entry: truncated, or not made by gdn_cuda";
     const std::uint64_t cubin = decode(footer.cubin_bytes), symbol = decode(footer.symbol_bytes),
                         body = file_bytes - sizeof footer;
-    if (cubin > body || symbol != body - cubin) return "its length is not the one it was written with";
+    if (cubin > body || symbol != body - cubin) return "its length is not the recorded one";
     return {};
 }
 
 std::string problem_of(std::string_view file, const std::string& key, Footer& footer) {
-    if (file.size() < sizeof footer) return fmt::format("{} bytes are too few for an entry", file.size());
+    if (file.size() < sizeof footer) return fmt::format("its {} bytes are fewer than those of an empty entry", file.size());
     std::memcpy(&footer, file.data() + file.size() - sizeof footer, sizeof footer);
     if (std::string problem = problem_of(footer, file.size()); !problem.empty()) return problem;
     const std::size_t body = file.size() - sizeof footer;
     if (Sha256().update(file.substr(0, body + offsetof(Footer, digest))).digest() != footer.digest)
-        return "its bytes are not those it was written with";
-    if (!key.empty() && std::string_view(footer.key.data(), footer.key.size()) != key) return "it is another key's entry";
+        return "its contents do not match its digest";
+    if (!key.empty() && std::string_view(footer.key.data(), footer.key.size()) != key) return "it is the entry of another key";
     return {};
 }
 

@@ -123,7 +123,7 @@ std::optional<Cubin> unseal_kernel(const std::string& file, const std::string& k
     auto cubin = unseal(file, key, why_not);
     if (!cubin) return std::nullopt;
     try {
-        const std::string symbol = entry_symbol(cubin->bytes, "it is sealed");
+        const std::string symbol = entry_symbol(cubin->bytes, "its contents");
         if (symbol == cubin->symbol) return cubin;
         *why_not = fmt::format("its kernel is {}, not {}", symbol, cubin->symbol);
     } catch (const Error& error) {
@@ -165,11 +165,12 @@ std::optional<Cubin> Store::load(const std::string& name, const std::string& key
 }
 
 std::optional<Refusal> Store::publish(const std::string& name, const std::string& key, const Cubin& cubin) {
-    if (directory_.empty() || access_ == Access::read_only) return Refusal{"it is not to be written", false};
+    if (directory_.empty() || access_ == Access::read_only) return Refusal{"it is read-only", false};
     if (entry_symbol(cubin.bytes, name) != cubin.symbol)
         throw Error(fmt::format("{}: expected the kernel {} in the cubin, got another", name, cubin.symbol));
     const std::string file = seal(cubin, key);
-    if (file.size() > kMostEntryBytes) return Refusal{fmt::format("{} bytes are too many for an entry", file.size()), false};
+    if (file.size() > kMostEntryBytes)
+        return Refusal{fmt::format("{} bytes are more than an entry may have", file.size()), false};
     const bool ours = access_ == Access::cache;
     const fs::path target = entry_path(name, key);
     int error = 0;

@@ -243,7 +243,7 @@ fs::path find_cutlass(const Places& places, std::vector<Finding>& findings) {
     search.folder("init()", places.from_init.cutlass_include, below, marker);
     search.folder("GDN_CUTLASS_INCLUDE", env().cutlass_include, below, marker);
     search.folder("wheels", places.from_hook.cutlass_include, below, marker);
-    search.note("no other place is looked in");
+    search.note("no other place is searched");
     return search.finish(findings);
 }
 

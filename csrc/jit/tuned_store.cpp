@@ -89,12 +89,12 @@ std::optional<TunedEntry> from_file(const std::string& text, std::string* why_no
         if (why_not != nullptr) *why_not = std::move(reason);
         return std::nullopt;
     };
-    if (!text.starts_with(kFirstLine)) return refuse("it does not begin as a tuned entry of this format");
+    if (!text.starts_with(kFirstLine)) return refuse("its first line is not that of a tuned entry of this version");
     const std::size_t last = text.rfind(fmt::format("\n{}: ", kDigest));
-    if (last == std::string::npos) return refuse("it is cut off");
+    if (last == std::string::npos) return refuse("it is truncated");
     const std::string body = text.substr(0, last + 1);
     if (text.substr(last + 1) != fmt::format("{}: {}\n", kDigest, sha256_hex(body)))
-        return refuse("its digest does not match what it holds");
+        return refuse("its contents do not match its digest");
     TunedEntry entry;
     std::string_view rest = std::string_view(body).substr(std::string_view(kFirstLine).size());
     std::string wrong;
@@ -104,7 +104,7 @@ std::optional<TunedEntry> from_file(const std::string& text, std::string* why_no
         if (!line || !read_value(*line, value)) wrong = label;
     });
     if (!wrong.empty()) return refuse(fmt::format("its line \"{}\" is missing or malformed", wrong));
-    if (!rest.empty()) return refuse("it has lines of another format");
+    if (!rest.empty()) return refuse("it has lines that a tuned entry does not have");
     return entry;
 }
 
@@ -144,7 +144,7 @@ std::vector<TunedFile> TunedStore::list() const {
         if (const auto text = read_own(it->path(), kMostBytes, &found.problem)) found.entry = from_file(*text, &found.problem);
         if (found.entry && path_of(*found.entry).filename() != it->path().filename()) {
             found.entry.reset();
-            found.problem = "its name is another entry's";
+            found.problem = "its name is that of another entry";
         }
         result.push_back(std::move(found));
     }

@@ -99,8 +99,9 @@ class TunedTables {
             if (choice)
                 all.push_back({*problem, *choice, entry.us, entry.heuristic_us});
             else
-                jit::log_once(jit::Level::warning, fmt::format("tuned entry of {} for {}: {} is no choice there; it is ignored",
-                                                               entry.kernel, entry.problem, entry.choice));
+                jit::log_once(jit::Level::warning,
+                              fmt::format("tuned entry of {} for {}: {} is not one of its choices; it is ignored", entry.kernel,
+                                          entry.problem, entry.choice));
         }
         return all;
     }

@@ -28,33 +28,30 @@ CurrentStream find_current_stream() {
 // Multiples of what any kernel's alignment is, apart from each other.
 constexpr uintptr_t kGiven = uintptr_t{1} << 60, kAllocated = uintptr_t{2} << 60;
 
-const char* torch_name(DType type) {
-    switch (type) {
-        case DType::f32:
-            return "float32";
-        case DType::bf16:
-            return "bfloat16";
-        case DType::f16:
-            return "float16";
-        case DType::i32:
-            return "int32";
-        case DType::i64:
-            return "int64";
-        case DType::f64:
-            return "float64";
-        case DType::c64:
-            return "complex64";
-        case DType::c128:
-            return "complex128";
-    }
-    return "?";
-}
+struct Named {
+    ScalarType type;
+    const char* name;
+    std::optional<DType> ours = {};
+};
+constexpr Named kNamed[] = {{ScalarType::Float, "float32", DType::f32},
+                            {ScalarType::BFloat16, "bfloat16", DType::bf16},
+                            {ScalarType::Half, "float16", DType::f16},
+                            {ScalarType::Int, "int32", DType::i32},
+                            {ScalarType::Long, "int64", DType::i64},
+                            {ScalarType::Double, "float64", DType::f64},
+                            {ScalarType::ComplexFloat, "complex64", DType::c64},
+                            {ScalarType::ComplexDouble, "complex128", DType::c128},
+                            {ScalarType::ComplexHalf, "complex32"},
+                            {ScalarType::Bool, "bool"},
+                            {ScalarType::Byte, "uint8"},
+                            {ScalarType::Char, "int8"},
+                            {ScalarType::Short, "int16"}};
 
 }  // namespace
 
 std::string device_text(const View& view) {
     if (view.is_cuda()) return fmt::format("cuda:{}", view.device_index);
-    return view.is_cpu() ? "cpu" : "another kind of device";
+    return view.is_cpu() ? "cpu" : "a device that is neither cpu nor cuda";
 }
 
 View::View(const Tensor& tensor) {
@@ -117,9 +114,12 @@ View view_of(const OptionalTensor& tensor) {
     return tensor ? View(*tensor) : View();
 }
 
+std::string dtype_name(ScalarType type) {
+    const auto* const found = std::ranges::find(kNamed, type, &Named::type);
+    return found != std::end(kNamed) ? found->name : torch::headeronly::toString(type);
+}
 std::string dtype_name(const View& view) {
-    if (const auto type = dtype_of(view)) return torch_name(*type);
-    return fmt::format("torch dtype number {}", view.dtype);
+    return dtype_name(static_cast<ScalarType>(view.dtype));
 }
 
 std::string shape_text(const View& view) {
@@ -127,6 +127,9 @@ std::string shape_text(const View& view) {
 }
 std::string shape_text(std::initializer_list<int64_t> shape) {
     return join({shape.begin(), shape.size()});
+}
+std::string stride_text(const View& view) {
+    return "strides " + join({view.strides, static_cast<size_t>(view.rank)});
 }
 
 void fail(const char* function, const char* argument, const std::string& expected, const std::string& got) {
@@ -145,7 +148,8 @@ DType Checks::dtype(const char* argument, const View& view, std::initializer_lis
     const auto type = dtype_of(view);
     if (type && std::ranges::find(allowed, *type) != allowed.end()) return *type;
     std::string names;
-    for (const DType each : allowed) names += fmt::format("{}{}", names.empty() ? "" : " or ", torch_name(each));
+    for (const DType each : allowed)
+        names += fmt::format("{}{}", names.empty() ? "" : " or ", std::ranges::find(kNamed, each, &Named::ours)->name);
     fail(argument, names, dtype_name(view));
 }
 
@@ -161,15 +165,14 @@ void Checks::last_contiguous(const char* argument, const View& view) const {
 
 void Checks::distinct(const char* argument, const View& view) const {
     GDN_REQUIRE(*this, !overlaps_itself(view.sizes, view.strides, view.rank), argument,
-                "memory of its own for every element, as it is written",
-                fmt::format("shape {} with strides {}, which overlaps itself", shape_text(view),
-                            join({view.strides, static_cast<size_t>(view.rank)})));
+                "memory of its own for every element, because it is written",
+                fmt::format("shape {} with {}, which overlaps itself", shape_text(view), stride_text(view)));
 }
 
 void Checks::apart(std::initializer_list<Memory> written, std::initializer_list<Memory> read) const {
     const auto check = [&](const Memory& mine, const Memory& other) {
         GDN_REQUIRE(*this, !share_memory(mine, other), mine.argument,
-                    fmt::format("memory apart from that of {}", other.argument), "the same memory");
+                    fmt::format("memory that does not overlap that of {}", other.argument), "memory that overlaps it");
     };
     for (const Memory& mine : written) {
         for (const Memory& other : read) check(mine, other);
@@ -195,7 +198,7 @@ Target target_of(const char* function, const View& view) {
     }
     static const CurrentStream current_stream = find_current_stream();
     if (current_stream == nullptr)
-        throw std::runtime_error(fmt::format("{}: expected a CUDA build of torch, got one without CUDA streams", function));
+        throw std::runtime_error(fmt::format("{}: expected a build of torch with CUDA, got one without", function));
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(current_stream(view.device_index, &stream));
     return {view.device_index, static_cast<CUstream>(stream)};

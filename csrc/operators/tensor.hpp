@@ -68,10 +68,12 @@ inline std::optional<DType> dtype_of(const View& view) {  // nullopt: unsupporte
     if (view.dtype == torch_numbers.c128) return DType::c128;
     return std::nullopt;
 }
+std::string dtype_name(ScalarType type);  // as Python calls it
 std::string dtype_name(const View& view);
 std::string device_text(const View& view);
 std::string shape_text(const View& view);
 std::string shape_text(std::initializer_list<int64_t> shape);
+std::string stride_text(const View& view);
 
 [[noreturn]] void fail(const char* function, const char* argument, const std::string& expected, const std::string& got);
 

@@ -36,7 +36,7 @@ def check_chunk_hints(
             refuse(function, argument, *fault)
         for name, x in written.items():
             if isinstance(x, Tensor) and _share_memory(x, hint):
-                refuse(function, name, f"memory apart from that of {argument}", "the same memory")
+                refuse(function, name, f"memory that does not overlap that of {argument}", "memory that overlaps it")
 
 
 def _fault(argument: str, hint: Tensor, cu_seqlens: Tensor | None, first: str, like: Tensor) -> tuple[str, object] | None:

@@ -366,7 +366,7 @@ TEST_F(Compile, PrebuiltNeedsNoCompiler) {
                                  return std::string();
                              })
                         .value,
-                    "error: gdn/toy: expected to write it into /proc/nowhere, got: cannot make");
+                    "error: gdn/toy: expected a writable folder, got /proc/nowhere: cannot make");
 }
 
 TEST_F(Compile, DumpsLieBesideTheEntry) {

@@ -111,7 +111,7 @@ TEST_F(L2WindowTest, WhatCannotBeHadIsRefused) {
     fake.capturing = CU_STREAM_CAPTURE_STATUS_NONE;
     {
         const L2Window window(0, stream(), memory(), 100);
-        EXPECT_CONTAINS(message_of([] { L2Window(0, stream(), memory(), 100); }), "not released yet");
+        EXPECT_CONTAINS(message_of([] { L2Window(0, stream(), memory(), 100); }), "has not been released");
     }
     fake.most_persisting = 0;
     EXPECT_EQ(jit::most_l2_window_bytes(0), 0U);

@@ -78,7 +78,7 @@ TEST_F(Load, FailedLoadsSayWhatAndMayBeRepeated) {
     EXPECT_CONTAINS(text, "gdn/toy: loading its cubin for sm_90a on Made-up GPU (driver for CUDA 12.8;");
     EXPECT_CONTAINS(text, "made up (CUDA error 209)");
     EXPECT_CONTAINS(text, "gdn/toy: finding the_kernel in its cubin: made up (CUDA error 500)\n1\n");
-    EXPECT_CONTAINS(text, "needs 233472 bytes of shared memory a block; Made-up GPU (sm_90a) has 232448");
+    EXPECT_CONTAINS(text, "needs 233472 bytes of shared memory per block; Made-up GPU (sm_90a) has 232448");
     EXPECT_CONTAINS(text, "device: expected an ordinal below 2, got 2\ngdn/toy");
 }
 

@@ -40,7 +40,7 @@ TEST(Seal, RoundTripAndReadableAsElf) {
     EXPECT_TRUE(jit::unseal(file, ""));
     std::string why;
     EXPECT_FALSE(jit::unseal(file, key_of('b'), &why));
-    EXPECT_EQ(why, "it is another key's entry");
+    EXPECT_EQ(why, "it is the entry of another key");
     EXPECT_CONTAINS(message_of([&] { jit::seal(cubin, "short"); }), "expected 64 characters, got 5");
 }
 
@@ -330,13 +330,13 @@ TEST_F(StoreTest, ListVerifyAndClear) {
     EXPECT_EQ(entries[0].bytes, fs::file_size(entry('a')));
     EXPECT_NEAR(entries[1].age_seconds, 7200, 60);
     EXPECT_NE(entries[2].problem, "");
-    EXPECT_EQ(entries[3].problem, "it is another key's entry");
+    EXPECT_EQ(entries[3].problem, "it is the entry of another key");
     EXPECT_EQ(store.list(false)[2].problem, "");
 
     write(place / "notes.txt", "not ours");
     write(place / "users.cubin", "not ours either");
     EXPECT_EQ(store.clear(), 2u);
-    EXPECT_EQ(store.list(false).size(), 2u) << "what does not end as the entry of its name may be anybody's";
+    EXPECT_EQ(store.list(false).size(), 2u) << "a file without the footer of the entry of its name may be anybody's";
     EXPECT_EQ(names_in(place / "memo"), std::set<std::string>{"mine.memo"});
     EXPECT_TRUE(fs::exists(place / "locks" / (key_of('a') + ".lock")));
     EXPECT_TRUE(fs::exists(place / "notes.txt") && fs::exists(place / "users.cubin"));

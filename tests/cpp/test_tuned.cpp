@@ -114,8 +114,8 @@ TEST_F(TunedStoreTest, WhatIsForeignOrBrokenIsIgnoredWithOneLine) {
     EXPECT_EQ(log.at_least(Level::warning).size(), 2u) << "another device's winners are nothing to warn of";
     EXPECT_EQ(log.count("tuned on NVIDIA H200 (66 multiprocessors), version 1-a, this is NVIDIA H200 (132"), 1u);
     EXPECT_EQ(log.count("version 1-b, this is version 1-a"), 1u);
-    EXPECT_EQ(log.count(broken + ": it is cut off; it is ignored"), 1u);
-    EXPECT_EQ(log.count(renamed + ": its name is another entry's"), 1u);
+    EXPECT_EQ(log.count(broken + ": it is truncated; it is ignored"), 1u);
+    EXPECT_EQ(log.count(renamed + ": its name is that of another entry"), 1u);
     EXPECT_EQ(store.entries(kCauchy, half, "1-a").size(), 1u);
 }
 
@@ -280,7 +280,7 @@ TEST(Tuned, AChoiceThatIsNoneOfTheCandidatesIsIgnored) {
         return text + explained();
     });
     EXPECT_CONTAINS(seen, kOwn);
-    EXPECT_CONTAINS(seen, ".rows = 3, .points = 1, .turns = 1} is no choice there; it is ignored");
+    EXPECT_CONTAINS(seen, ".rows = 3, .points = 1, .turns = 1} is not one of its choices; it is ignored");
     EXPECT_CONTAINS(seen, "for no problem at all");
 }
 

@@ -117,7 +117,7 @@ def test_a_broken_entry_of_an_image_is_passed_over(
     assert child.call("compile", *registered, ARCH)["origin"] == "compiled"
     assert child.call("compile", *registered, ARCH)["origin"] == "disk"
     assert len(child.warnings()) == 1
-    assert f"{entry}: its bytes are not those it was written with; it is passed over" in child.warnings()[0]
+    assert f"{entry}: its contents do not match its digest; it is passed over" in child.warnings()[0]
     assert state(broken) == before
     assert len(entries(cache)) == 1
 
@@ -247,5 +247,5 @@ def test_an_export_that_cannot_be_written_says_where(start: Start, tmp_path: Pat
     (tmp_path / "file").write_text("")
     child = start()
     for folder in (NOWHERE, str(tmp_path / "file"), str(tmp_path / "file" / "below")):
-        with pytest.raises(CallFailed, match="expected to write it into " + folder):
+        with pytest.raises(CallFailed, match="expected a writable folder, got " + folder):
             child.call("compile", *registered, ARCH, folder)

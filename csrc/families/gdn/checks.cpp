@@ -10,12 +10,6 @@ void check_head_dim(const Checks& check, const char* argument, int64_t dim) {
 
 }  // namespace
 
-std::string stride_text(const View& view) {
-    std::string text;
-    for (int d = 0; d < view.rank; ++d) text += fmt::format("{}{}", d ? ", " : "(", view.strides[d]);
-    return text + ")";
-}
-
 void check_cu_seqlens(const Checks& check, const View& cu_seqlens, int64_t tokens, const View& as, const char* as_name) {
     check.rank("cu_seqlens", cu_seqlens, 1, "(sequences + 1,)");
     const DType type = check.dtype("cu_seqlens", cu_seqlens, {DType::i32, DType::i64});

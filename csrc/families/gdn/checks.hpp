@@ -31,8 +31,6 @@ struct Sequences {
     int64_t chunks_at_most(int64_t chunk) const { return packed() ? tokens / chunk + count : count * ceil_div(tokens, chunk); }
 };
 
-std::string stride_text(const View& view);
-
 Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
                           const View& cu_seqlens, const RowNames& names = {});
 // (B, T, Hv) or (N, Hv), any strides

@@ -128,8 +128,7 @@ Prepared prepare_chunked(const auto& x, const OptionalTensor& indices) {
 Prepared prepare_dense(const ChunkedForward& x) {
     const Checks check{x.name};
     const bool known = !x.state_dtype || *x.state_dtype == ScalarType::Float || *x.state_dtype == ScalarType::BFloat16;
-    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16 or None",
-                known ? "" : torch::headeronly::toString(*x.state_dtype));
+    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16 or None", known ? "" : dtype_name(*x.state_dtype));
     return prepare_chunked(x, std::nullopt);
 }
 
@@ -199,8 +198,7 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
     if (x.state_indices) {
         if (!x.state) fail(x.name, "state", "a pool (slots, Hv, dv, dk) with state_indices", "none");
         if (x.state_dtype && *x.state_dtype != x.state->scalar_type())
-            fail(x.name, "state_dtype", "none, or the pool's dtype, with state_indices",
-                 torch::headeronly::toString(*x.state_dtype));
+            fail(x.name, "state_dtype", "none, or the pool's dtype, with state_indices", dtype_name(*x.state_dtype));
         checkpoints = call<gdn::ChunkedForwardPool, gdn::run_pool>({.query = x.query,
                                                                     .key = x.key,
                                                                     .value = x.value,

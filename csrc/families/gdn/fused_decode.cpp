@@ -27,7 +27,7 @@ Prepared prepare_decode(const FusedDecode& x) {
     if (slots.defined()) {
         check_indices(check, "state_indices", slots, sequences);
         GDN_REQUIRE(check, (slots.rank == 1 || slots.rank == 2) && slots.size(0) == sequences.count, "state_indices",
-                    fmt::format("({0},) or ({0}, T), a row a sequence", sequences.count), shape_text(slots));
+                    fmt::format("({0},) or ({0}, T), a row for each sequence", sequences.count), shape_text(slots));
         const bool wide_enough =
             slots.rank == 1 || (slots.size(1) >= 1 && (sequences.packed() || slots.size(1) >= sequences.tokens));
         GDN_REQUIRE(check, wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens),
@@ -56,7 +56,7 @@ Prepared prepare_decode(const FusedDecode& x) {
         args.steps = check_states(check, prepared, "step_states", steps, 5);
         check.distinct("step_states", steps);
         GDN_REQUIRE(check, sequences.packed() || steps.size(1) >= sequences.tokens, "step_states",
-                    fmt::format("room for {} tokens a row", sequences.tokens), shape_text(steps));
+                    fmt::format("room for {} tokens in each row", sequences.tokens), shape_text(steps));
         check_per_sequence(check, "step_slots", rows, sequences);
         args.step_index = RecurrentArgs::by_step_slot;
         args.step_slots = tagged(rows);

@@ -37,7 +37,7 @@ PreparedMnMajor prepare_mn_major(const TransposeToMnMajor& x) {
     for (int d = 0; d < leading; ++d) prepared.matrices *= view.size(d);
     for (const int64_t size : {prepared.padded_rows, view.size(-1), prepared.matrices})
         countable = countable && !__builtin_mul_overflow(result_bytes, size, &result_bytes);
-    GDN_REQUIRE(check, countable, "alignment", "one with which the result has fewer than 2^63 bytes",
+    GDN_REQUIRE(check, countable, "alignment", "an alignment for which the result has fewer than 2^63 bytes",
                 fmt::format("{}", alignment));
     MnMajorArgs& args = prepared.args;
     args.input = view.data;

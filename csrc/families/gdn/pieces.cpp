@@ -28,8 +28,8 @@ void check_rows(const Checks& check, const char* argument, const View& view, con
 Scalars check_mn_major(const Checks& check, const char* argument, const View& view, const Sequences& s,
                        std::initializer_list<DType> allowed) {
     const Scalars scalars = check_scalars(check, argument, view, s, allowed);
-    GDN_REQUIRE(check, view.size(-2) <= 1 || view.stride(-2) == 1, argument, "tokens contiguous (transpose_to_mn_major)",
-                fmt::format("strides {}", stride_text(view)));
+    GDN_REQUIRE(check, view.size(-2) <= 1 || view.stride(-2) == 1, argument,
+                "contiguous tokens, as transpose_to_mn_major returns them", stride_text(view));
     return scalars;
 }
 
@@ -87,8 +87,7 @@ void set_states(const Checks& check, PreparedPiece& piece, const View& states) {
     }
     piece.args.states_type = check.dtype("state", states, {DType::f32, DType::bf16});
     check.device("state", states, s.key, "k");
-    GDN_REQUIRE(check, states.contiguous_tail(states.rank), "state", "a contiguous tensor",
-                fmt::format("strides {}", stride_text(states)));
+    GDN_REQUIRE(check, states.contiguous_tail(states.rank), "state", "a contiguous tensor", stride_text(states));
     piece.args.states = states.data;
     piece.problem.state = piece.args.states_type;
     piece.track_alignment(states);
@@ -128,8 +127,7 @@ PreparedPiece prepare_state_update(const ChunkedSeqStateUpdate& x) {
     check.shape("final_state", last, {s.count, s.value_heads, s.dv, s.dk}, "(B, Hv, dv, dk)");
     piece.args.final_type = check.dtype("final_state", last, {DType::f32, DType::bf16});
     check.device("final_state", last, s.key, "k");
-    GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor",
-                fmt::format("strides {}", stride_text(last)));
+    GDN_REQUIRE(check, last.contiguous_tail(4), "final_state", "a contiguous tensor", stride_text(last));
     piece.args.final_state = last.data;
     piece.track_alignment(last);
     piece.args.has_initial = x.is_initial_state;

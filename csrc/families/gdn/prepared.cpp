@@ -52,8 +52,7 @@ RecurrentStates check_states(const Checks& check, Prepared& prepared, const char
                 fmt::format("states of (Hv, dv, dk) = {}", shape_text({expected[0], expected[1], expected[2]})),
                 shape_text(states));
     check.device(argument, states, sequences.query, "query");
-    GDN_REQUIRE(check, states.contiguous_tail(3), argument, "each state contiguous",
-                fmt::format("strides {}", stride_text(states)));
+    GDN_REQUIRE(check, states.contiguous_tail(3), argument, "contiguous states", stride_text(states));
     prepared.aligned = prepared.aligned && states.aligned16();
     return {states.data, states.stride(0), rank == 5 ? states.stride(1) : 0};
 }

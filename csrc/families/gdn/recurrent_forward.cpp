@@ -13,7 +13,7 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
     Prepared prepared = prepare(check, sequences, x.out, x.scale, x.is_qk_norm);
     RecurrentArgs& args = prepared.args;
     GDN_REQUIRE(check, x.inference_mode >= InferenceMode::prefill && x.inference_mode <= InferenceMode::spec_verify,
-                "inference_mode", "InferenceMode PREFILL 0, DECODE 1 or SPEC_VERIFY 2",
+                "inference_mode", "PREFILL (0), DECODE (1) or SPEC_VERIFY (2)",
                 fmt::format("{}", static_cast<int64_t>(x.inference_mode)));
     const View beta(x.beta), gate(x.gate);
     check_gates(check, beta, gate, sequences, args.beta, args.gate);

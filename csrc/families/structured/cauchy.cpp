@@ -82,9 +82,9 @@ PreparedCauchy prepare_cauchy(const CauchyCall& x) {
         check.dtype(name, *view, {prepared.type});
         check.device(name, *view, prepared.v, "v");
         prepared.shape.add(check, name, *view, "v");
+        GDN_REQUIRE(check, view->size(-1) <= kMostOnALine, name, fmt::format("a last dimension of at most {}", kMostOnALine),
+                    shape_text(*view));
     }
-    GDN_REQUIRE(check, std::max(prepared.v.size(-1), prepared.points.size(-1)) <= kMostOnALine, "v",
-                fmt::format("lines of at most {} numbers", kMostOnALine), shape_text(prepared.v));
     GDN_REQUIRE(check, prepared.poles.size(-1) == prepared.v.size(-1), poles_name,
                 fmt::format("(…, {}) as v has", prepared.v.size(-1)), shape_text(prepared.poles));
     return prepared;

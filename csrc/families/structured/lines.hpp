@@ -50,7 +50,8 @@ void set_leading(const Checks& check, const char* first_name, const std::vector<
                             });
         if (!merges) {
             GDN_REQUIRE(check, args.leading < Lines::kMaxLeading, first_name,
-                        fmt::format("at most {} leading dimensions that lie differently", Lines::kMaxLeading),
+                        fmt::format("at most {} leading dimensions after those that are contiguous in every input are merged",
+                                    Lines::kMaxLeading),
                         shape_text(*operands.begin()->first));
             args.size[args.leading++] = 1;
         }
@@ -73,8 +74,7 @@ struct CheckedOutput {
         check.device("out", out, like, like_name);
         GDN_REQUIRE(check, std::ranges::equal(std::span(out.sizes, static_cast<size_t>(out.rank)), shape), "out",
                     fmt::format("the shape of the result, ({})", fmt::join(shape, ", ")), shape_text(out));
-        GDN_REQUIRE(check, out.contiguous_tail(out.rank), "out", "a contiguous tensor",
-                    fmt::format("strides ({})", fmt::join(std::span(out.strides, static_cast<size_t>(out.rank)), ", ")));
+        GDN_REQUIRE(check, out.contiguous_tail(out.rank), "out", "a contiguous tensor", stride_text(out));
     }
     const CheckedOutput& apart_from(const char* argument, const View& read) const {
         check.apart({{"out", out}}, {{argument, read}});

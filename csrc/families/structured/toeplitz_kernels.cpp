@@ -50,7 +50,7 @@ PreparedElimination prepare_toeplitz_eliminate(const ToeplitzEliminateCall& x) {
         check.dtype(name, *view, {DType::c128});
         check.device(name, *view, prepared.left, "left");
         check.rank(name, *view, 3, "(systems, 2 or columns, n)");
-        GDN_REQUIRE(check, view->contiguous_tail(3), name, "a contiguous tensor", "strides");
+        GDN_REQUIRE(check, view->contiguous_tail(3), name, "a contiguous tensor", stride_text(*view));
     }
     const int64_t systems = prepared.numbers.size(0), columns = prepared.numbers.size(1), n = prepared.numbers.size(2);
     check.shape("left", prepared.left, {systems, 2, n}, "(systems, 2, n)");
@@ -189,7 +189,7 @@ Solution toeplitz_eliminate(const ToeplitzEliminateCall& x) {
                                                ? elimination_here(problem, target)
                                                : kToeplitzEliminateConfigurations[static_cast<size_t>(configuration)];
     GDN_REQUIRE(check, ToeplitzEliminate::fits(config, target), "left",
-                fmt::format("a GPU with clusters of {} blocks", config.blocks), "another");
+                fmt::format("a GPU with clusters of {} blocks", config.blocks), "one without");
     const Tensor found = torch::stable::new_empty(x.numbers, {problem.systems, problem.columns, problem.n});
     const Tensor info = torch::stable::new_zeros(x.numbers, {problem.systems}, ScalarType::Int);
     const ToeplitzEliminateArgs args{.left = of_rows.data,

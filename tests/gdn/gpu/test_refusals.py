@@ -126,7 +126,7 @@ def test_hints_of_chunked_forward_are_checked_and_change_nothing() -> None:
         gdn_cuda.chunked_forward(**x, chunk_indices=pairs, cu_chunks=before.cpu())
     out = torch.zeros_like(expected)
     with pytest.raises(
-        ValueError, match=r"^chunked_forward: out: expected memory apart from that of chunk_indices, got the same"
+        ValueError, match=r"^chunked_forward: out: expected memory that does not overlap that of chunk_indices, got"
     ):
         gdn_cuda.chunked_forward(**x, chunk_indices=out.view(torch.int32).flatten()[2:8].view(3, 2), out=out)
     assert not out.any()

@@ -63,7 +63,7 @@ LEGAL_SIZES = {
     ("u-w-packed", "k", 1, -1),
     ("state-update", "k", 2, -1),
     ("state-update-packed", "k", 1, -1),
-    ("u-w-packed", "cu_seqlens", 0, +1),  # nothing else has a row a sequence
+    ("u-w-packed", "cu_seqlens", 0, +1),  # nothing else has a row for each sequence
     ("u-w-packed", "cu_seqlens", 0, -1),
     ("compute-o-packed", "cu_seqlens", 0, +1),
     ("compute-o-packed", "cu_seqlens", 0, -1),
@@ -352,6 +352,19 @@ def test_the_texts_say_what_came() -> None:
     assert str(caught.value) == (
         "recurrent_forward: value: expected (B=2, T=3, Hv, dv) to match query (2, 3, 2, 16), got (2, 2, 4, 8)"
     )
+
+
+def test_the_texts_name_dtypes_and_strides() -> None:
+    arguments = arguments_of(CASES["chunked"])
+    for changes, text in (
+        ({"query": arguments["query"].short()}, "query: expected bfloat16 or float16, got int16"),
+        ({"beta": arguments["beta"].bool()}, "beta: expected bfloat16 or float16 or float32, got bool"),
+        ({"state_dtype": torch.float16}, "state_dtype: expected float32, bfloat16 or None, got float16"),
+        ({"state": arguments["state"].mT.contiguous().mT}, "state: expected contiguous states, got strides (512, 128, 1, 8)"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            gdn_cuda.chunked_forward(**arguments | changes)
+        assert str(caught.value) == f"chunked_forward: {text}"
 
 
 HINT_TEXTS = [

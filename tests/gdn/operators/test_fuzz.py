@@ -104,7 +104,11 @@ def test_expanded_and_empty_tensors_are_as_their_copies(x: Arguments) -> None:
 # ---- meta and fake tensors
 
 SHAPES = sorted(set(CASES) - {"chunked-no-state", "gating-fp32-dense"})
-VALUES = ("cu_seqlens: expected offsets", "memory apart from", "which overlaps itself")  # that only real tensors show
+VALUES = (
+    "cu_seqlens: expected offsets",
+    "memory that does not overlap",
+    "which overlaps itself",
+)  # that only real tensors show
 
 
 def answer(case: Any, arguments: Arguments) -> str:

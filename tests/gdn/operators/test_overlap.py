@@ -70,7 +70,10 @@ def test_the_error_says_whose_memory_it_is() -> None:
     x["out"] = over(x["query"], x["out"])
     with pytest.raises(ValueError) as caught:
         gdn_cuda.recurrent_forward(**x)
-    assert str(caught.value) == "recurrent_forward: out: expected memory apart from that of query, got the same memory"
+    assert (
+        str(caught.value)
+        == "recurrent_forward: out: expected memory that does not overlap that of query, got memory that overlaps it"
+    )
 
 
 def over_itself(x: Tensor, dim: int) -> Tensor:
@@ -141,7 +144,7 @@ def test_hints_may_lie_between_the_rows_of_out(seed: int) -> None:
     assert torch.equal(gdn_cuda.chunked_forward(**x, out=out)[0], expected)
     inside = x | {"chunk_indices": buffer.view(torch.int32)[:2, width // 2 - 1 : width // 2 + 1]}
     with pytest.raises(
-        ValueError, match=r"^chunked_forward: out: expected memory apart from that of chunk_indices, got the same"
+        ValueError, match=r"^chunked_forward: out: expected memory that does not overlap that of chunk_indices, got"
     ):
         gdn_cuda.chunked_forward(**inside, out=out)
 

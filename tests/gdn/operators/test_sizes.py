@@ -135,7 +135,7 @@ def test_an_alignment_that_no_column_has(device: str, alignment: int) -> None:
 def test_a_huge_alignment_does_not_wrap() -> None:
     x = torch.zeros(3, 5, dtype=BF16)
     with pytest.raises(
-        ValueError, match="alignment: expected one with which the result has fewer than 2\\^63 bytes, got 46116"
+        ValueError, match="alignment: expected an alignment for which the result has fewer than 2\\^63 bytes, got 46116"
     ):
         gdn_cuda.transpose_to_mn_major(x, 2**62)  # five columns of 2^62 bytes
     columns = gdn_cuda.transpose_to_mn_major(x.to("meta"), 2**60)

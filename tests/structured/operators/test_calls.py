@@ -58,10 +58,15 @@ def test_out_must_be_dense_and_apart(seed: int) -> None:
         gdn_cuda.cauchy_kernel(**x, out=wide[..., ::2])
     buffer = torch.randn(20, dtype=torch.complex128)
     poles = buffer[:5]
-    with pytest.raises(ValueError, match=r"^cauchy_conj: out: expected memory apart from that of w, got the same memory$"):
+    with pytest.raises(
+        ValueError, match=r"^cauchy_conj: out: expected memory that does not overlap that of w, got memory that overlaps it$"
+    ):
         gdn_cuda.cauchy_conj(torch.ones_like(poles), torch.ones(10, dtype=torch.complex128), poles, out=buffer[4:14])
     gdn_cuda.cauchy_conj(torch.ones_like(poles), torch.ones(10, dtype=torch.complex128), poles, out=buffer[5:15])
-    with pytest.raises(ValueError, match=r"^log_vandermonde: out: expected memory apart from that of x, got the same memory$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^log_vandermonde: out: expected memory that does not overlap that of x, got memory that overlaps it$",
+    ):
         gdn_cuda.log_vandermonde(poles.clone(), poles, 5, out=torch.view_as_real(poles)[:, 0].as_strided((5,), (1,)))
 
 
