@@ -297,9 +297,9 @@ PYBIND11_MODULE(_C, module) {
 
     module.def(
         "set_path_hook", &set_path_hook, "hook"_a, "inputs"_a = py::none(),
-        "Installs the callable that finds headers and compilers in wheels. It is called at the first need, again if it raised, "
-        "and "
-        "not at all where an earlier process with the same inputs() was answered: a text, and folders whose contents count.");
+        "Installs the callable that finds headers and compilers in wheels. It is called when they are first needed, and again "
+        "after it raised; not at all where an earlier process kept its answer for the same inputs(), which are a text and "
+        "folders whose contents count too.");
     module.def("set_log_sink", &set_log_sink, "sink"_a,
                "Sends messages to sink(level, text), with the levels of Python's logging. None: to standard error.");
     module.def(
@@ -356,7 +356,7 @@ PYBIND11_MODULE(_C, module) {
             "Gives the stream back the window it had. Free when repeated.");
     module.def(
         "most_l2_window_bytes", [](int device) { return without_gil([&] { return jit::most_l2_window_bytes(device); }); },
-        "device"_a, "What a window may cover on a device; 0 where none can be had.");
+        "device"_a, "The most bytes that a window may cover on a device; 0 where it can have none.");
 
     module.def("cache_directory", &cache_directory, "The disk cache's folder; empty when cubins are kept in memory only.");
     module.def("cache_refusals", &cache_refusals, "Places passed over for the cache, each with the reason.");

@@ -78,7 +78,7 @@ void define_interrupts(py::module_& module) {
     py::module_::import("atexit").attr("register")(py::cpp_function(before_exit));
 
     py::class_<std::atomic<bool>, std::shared_ptr<std::atomic<bool>>>(module, "Cancellation",
-                                                                      "Ends the compiles that were given it, soon.")
+                                                                      "Cancels the compilations that it was given to.")
         .def(py::init([] { return std::make_shared<std::atomic<bool>>(false); }))
         .def("cancel", [](std::atomic<bool>& flag) { flag.store(true); });
 }
