@@ -63,7 +63,7 @@ def test_the_curve_is_one_sequence_of_growing_length() -> None:
     ]
 
 
-def test_only_takes_the_shapes_that_contain_the_text() -> None:
+def test_the_option_only_selects_the_shapes_that_contain_its_text() -> None:
     names = [case.shape for case in bench.chosen("chunked_forward", "cuda", "1x8192")]
     assert names == [shape.name for shape in GPU_SHAPES if shape.lengths == (8192,)]
     with pytest.raises(ValueError, match=r"--only: expected a part of one of 1×1024 16/32; .*got 7/9"):
@@ -88,7 +88,9 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("operator", "peer", "number"), MEASURED)
-def test_an_adapter_speaks_its_peers_layout(operator: str, peer: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_converts_to_the_layout_of_its_peer(
+    operator: str, peer: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench_fakes.install(monkeypatch)
     work = work_of(operator, number)
     adapted = BENCHES[operator].peers[peer](work.checked)
@@ -120,11 +122,11 @@ def test_scipy_computes_the_same_outputs(operator: str) -> None:
 SUMS = ("cauchy_conj", "cauchy_kernel", "log_vandermonde")
 
 
-def test_what_is_measured_are_public_operators() -> None:
+def test_only_public_operators_are_measured() -> None:
     assert not {name for name in BENCHES if not inspect.isfunction(getattr(gdn_cuda, name, None))}
 
 
-def test_structured_rows_are_those_of_the_targets() -> None:
+def test_the_structured_tables_have_these_rows() -> None:
     shapes = {operator: [case.shape for case in bench.chosen(operator, "cuda", "forward")] for operator in SUMS}
     assert shapes == {
         "cauchy_conj": ["1024×32×16384 forward", "1024×64×4096 forward"],
@@ -156,7 +158,7 @@ REAL = [
 
 
 @pytest.mark.parametrize(("module", "name", "fake"), REAL)
-def test_the_stand_ins_have_the_peers_parameters(module: str, name: str, fake: Callable[..., Any]) -> None:
+def test_the_fake_peers_have_the_parameters_of_the_real_ones(module: str, name: str, fake: Callable[..., Any]) -> None:
     try:
         real = measures.import_peer(module, name)
     except measures.Absent as why:
@@ -164,7 +166,7 @@ def test_the_stand_ins_have_the_peers_parameters(module: str, name: str, fake: C
     assert parameter_names(fake) <= parameter_names(real)
 
 
-def test_a_peer_of_other_head_dimensions_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_lacks_the_head_dimensions_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bench_fakes.install(monkeypatch)
     work = measure_prefill.prefill_work(Shape(2, 2, (8,), key_dim=96, value_dim=192), "cpu")
     for peer in ("FlashInfer", "FlashQLA"):
@@ -173,7 +175,7 @@ def test_a_peer_of_other_head_dimensions_is_absent(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("found", [(0.1, 0.0), (0.0, 0.1), (float("nan"), 0.0), (0.0, float("nan"))])
-def test_a_large_error_and_no_number_are_disagreements(found: tuple[float, float]) -> None:
+def test_a_large_error_or_nan_is_a_disagreement(found: tuple[float, float]) -> None:
     with pytest.raises(bench_peers.Disagreement):
         bench_peers.Disagreement.unless_small(found)
     bench_peers.Disagreement.unless_small((4e-3, 4e-3))
@@ -227,7 +229,9 @@ def test_a_measurement_keeps_to_its_budget(seconds: float, most_calls: int, monk
 
 
 @pytest.mark.parametrize(("seconds", "most_calls"), [(1e-5, 4100), (2.5e-3, 50), (0.3, 4)])
-def test_host_time_keeps_to_the_budget(seconds: float, most_calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_of_host_time_keeps_to_its_budget(
+    seconds: float, most_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock(monkeypatch)
     assert timer(200).host_us(clock.call_of(seconds), seconds * 1e6) == pytest.approx(seconds * 1e6)
     assert 3 <= clock.calls <= most_calls
@@ -310,7 +314,7 @@ def test_a_report_without_peers(
 
 
 @pytest.mark.parametrize("operator", ["fused_decode", "chunked_forward"])
-def test_a_report_with_peers_and_its_picture(
+def test_a_report_with_peers_and_its_plot(
     operator: str,
     measure: Callable[..., dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,

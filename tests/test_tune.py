@@ -100,7 +100,7 @@ def test_without_a_gpu_it_says_so(cache: Path) -> None:
 # ---- The whole flow, on an H200 that is not there
 
 
-def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
+def test_a_winner_is_measured_stored_listed_used_and_removed(cache: Path) -> None:
     done = faked("sound", *TUNE, "16x4x3000", cache=cache)
     assert done.returncode == 0, done.stderr
     candidates = _C.tuned_candidates("structured/cauchy", problem("cauchy_conj", Shape(8, 4, 3000)), H200)
@@ -141,7 +141,7 @@ def explain(cache: Path, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("operator", TUNABLES)
-def test_every_operator(operator: str, cache: Path) -> None:
+def test_tune_all_measures_every_operator(operator: str, cache: Path) -> None:
     dtype = list(TUNABLES[operator].tolerance)[-1]
     done = faked("sound", "tune", operator, "16x4x700", "--dtype", dtype, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
@@ -152,7 +152,7 @@ def test_every_operator(operator: str, cache: Path) -> None:
     assert [file["entry"]["problem"] for file in stored(cache)] == [report["problem"]]
 
 
-def test_a_gain_that_may_be_noise_leaves_the_heuristics_choice(cache: Path) -> None:
+def test_a_gain_within_noise_keeps_the_choice_of_the_heuristic(cache: Path) -> None:
     (report,) = json.loads(faked("slow", *TUNE, "--json", cache=cache).stdout)
     assert report["winner"] == report["heuristic"]
     assert stored(cache)[0]["entry"]["choice"] == report["heuristic"]
@@ -167,7 +167,7 @@ def test_a_wrong_candidate_is_an_error_and_nothing_is_stored(cache: Path) -> Non
     assert files(cache) == 0
 
 
-def test_an_attempt_that_decides_nothing_is_an_error(cache: Path) -> None:
+def test_a_candidate_that_does_not_run_is_an_error(cache: Path) -> None:
     """Else every candidate would be timed as the heuristic's own."""
     done = faked("elsewhere", *TUNE, cache=cache)
     assert done.returncode == 1
@@ -175,7 +175,7 @@ def test_an_attempt_that_decides_nothing_is_an_error(cache: Path) -> None:
     assert files(cache) == 0
 
 
-def test_without_a_cache_directory_it_measures_and_says_that_nothing_is_kept() -> None:
+def test_without_a_cache_folder_tune_measures_and_says_that_nothing_is_stored() -> None:
     nowhere = {"HOME": "/proc", "XDG_CACHE_HOME": "/proc/x", "TMPDIR": "/proc/y"}
     done = faked("sound", *TUNE, cache="/proc/gdn_cuda", **nowhere)
     assert done.returncode == 0, done.stderr
@@ -187,14 +187,14 @@ def test_without_a_cache_directory_it_measures_and_says_that_nothing_is_kept() -
     assert "forgot 0 tuned problems" in gdn("tune", "--clear", cache="/proc/gdn_cuda", **nowhere).stdout
 
 
-def test_switched_off_it_says_that_what_it_stores_does_not_decide(cache: Path) -> None:
+def test_tune_says_that_winners_are_not_used_when_gdn_tuned_is_off(cache: Path) -> None:
     done = faked("sound", *TUNE, cache=cache, GDN_TUNED="0")
     assert done.returncode == 0, done.stderr
     assert "it will not decide: GDN_TUNED=0 has it ignored" in done.stdout
     assert files(cache) == 1
 
 
-def test_winners_of_an_earlier_place_hide_new_ones_which_is_said(cache: Path, tmp_path: Path) -> None:
+def test_tune_says_when_winners_in_an_earlier_folder_take_precedence(cache: Path, tmp_path: Path) -> None:
     """A folder that an image brought along is read first; where nothing can be written into it, new winners go elsewhere."""
     assert faked("sound", *TUNE, cache=cache).returncode == 0
     with unwritable(cache):
@@ -204,7 +204,7 @@ def test_winners_of_an_earlier_place_hide_new_ones_which_is_said(cache: Path, tm
     assert f"it will not decide: {cache / 'tuned'} is looked at first" in done.stdout
 
 
-def test_broken_and_foreign_entries_are_listed_ignored_and_cleared(cache: Path) -> None:
+def test_corrupt_and_foreign_winners_are_listed_ignored_and_cleared(cache: Path) -> None:
     assert faked("sound", *TUNE, cache=cache).returncode == 0
     (file,) = (cache / "tuned").iterdir()
     good = file.read_text()
@@ -231,7 +231,7 @@ def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", TUNABLES)
-def test_cases_are_what_the_operator_takes(operator: str) -> None:
+def test_measured_cases_are_valid_arguments_of_the_operator(operator: str) -> None:
     import gdn_cuda
 
     one = TUNABLES[operator]
@@ -246,7 +246,7 @@ def test_cases_are_what_the_operator_takes(operator: str) -> None:
             assert operator_of(case.kernel, case.problem) == operator
 
 
-def test_difference() -> None:
+def test_the_difference_of_results_is_relative_and_infinite_for_nan() -> None:
     x = torch.tensor([3.0, 4.0])
     assert difference(x, x) == 0
     assert difference(x + torch.tensor([0.0, 0.5]), x) == pytest.approx(0.1)

@@ -12,7 +12,7 @@ from jit_helpers import Gate, Start, kernel, slow_kernel, wait_for
 SOON = 5.0  # seconds
 
 
-def test_a_child_compiles_what_its_parent_is_compiling_for_itself(start: Start, gate: Gate) -> None:
+def test_a_child_compiles_the_kernel_that_its_parent_is_compiling(start: Start, gate: Gate) -> None:
     child = start(**gate.variables)
     child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
     gate.wait_for(1)
@@ -39,7 +39,7 @@ def test_a_child_forked_while_nvrtc_compiles_raises_at_once(start: Start) -> Non
     assert child.origin(kernel(2)) == "compiled", "the parent goes on"
 
 
-def test_a_child_forked_during_the_search_for_headers_searches_itself(start: Start) -> None:
+def test_a_child_forked_during_the_search_for_headers_searches_again(start: Start) -> None:
     child = start(hook=None)
     child.call("use_hook_that_first", "sleeps")
     child.call("in_background", "toolchain")
@@ -49,7 +49,7 @@ def test_a_child_forked_during_the_search_for_headers_searches_itself(start: Sta
     assert time.monotonic() - started < SOON
 
 
-def test_a_child_does_not_keep_the_lock_of_a_parent_that_died(start: Start, gate: Gate) -> None:
+def test_a_child_does_not_hold_the_lock_of_its_killed_parent(start: Start, gate: Gate) -> None:
     parent = start(**gate.variables)
     parent.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
     gate.wait_for(1)

@@ -33,7 +33,7 @@ def broken(operator: Any, values: tuple[Any, ...]) -> Iterator[tuple[str, list[A
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_broken_tensor_is_refused(case: Case) -> None:
+def test_every_wrong_tensor_is_refused(case: Case) -> None:
     operator, values = operator_call(case)
     accepted = []
     for what, arguments in broken(operator, values):

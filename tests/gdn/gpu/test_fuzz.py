@@ -113,7 +113,7 @@ def check_in_range(x: dict[str, Tensor], out: Tensor, states: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dk,dv", [(64, 64), (128, 128), (192, 64), (40, 24)])
-def test_offsets_of_chunked_forward(dk: int, dv: int, seed: int) -> None:
+def test_chunked_forward_stays_in_range_for_any_offsets(dk: int, dv: int, seed: int) -> None:
     for rng, dtype in rounds(seed):
         x, guarded = packed_inputs(rng, dtype, dk, dv), Guarded()
         every = rng.choice([0, 64, 128])
@@ -123,7 +123,7 @@ def test_offsets_of_chunked_forward(dk: int, dv: int, seed: int) -> None:
         check_in_range(x, out, results[1])  # type: ignore[arg-type]
 
 
-def test_offsets_that_decrease_make_more_checkpoints_than_there_is_room_for(seed: int) -> None:
+def test_checkpoints_of_decreasing_offsets_stay_in_range(seed: int) -> None:
     for tokens in (64, 4096):
         x = make_gdn_inputs(B=1, T=tokens, Hk=1, Hv=2, dk=128, dv=128, dtype=torch.bfloat16, device="cuda", seed=seed)
         x = {name: t[0] for name, t in x.items()} | {"state": torch.randn(5, 2, 128, 128, device="cuda")}
@@ -138,7 +138,7 @@ def test_offsets_that_decrease_make_more_checkpoints_than_there_is_room_for(seed
 
 @pytest.mark.parametrize("mode", list(InferenceMode))
 @pytest.mark.parametrize("dk,dv", [(128, 128), (40, 24)])
-def test_offsets_of_recurrent_forward(dk: int, dv: int, mode: InferenceMode, seed: int) -> None:
+def test_recurrent_forward_stays_in_range_for_any_offsets(dk: int, dv: int, mode: InferenceMode, seed: int) -> None:
     for rng, dtype in rounds(seed):
         x, guarded = packed_inputs(rng, dtype, dk, dv), Guarded()
         out = guarded.new(*x["value"].shape)
@@ -148,7 +148,7 @@ def test_offsets_of_recurrent_forward(dk: int, dv: int, mode: InferenceMode, see
             check_in_range(x, out, states)
 
 
-def test_accepted_counts_of_recurrent_forward(seed: int) -> None:
+def test_recurrent_forward_clamps_any_accepted_count(seed: int) -> None:
     for rng, dtype in rounds(seed):
         B, S = rng.choice([1, 7, 40]), rng.choice([1, 4])
         x = make_gdn_inputs(B=B, T=3, Hk=2, Hv=8, dk=64, dv=64, dtype=torch.bfloat16, device="cuda", seed=rng.randrange(2**31))
@@ -183,7 +183,7 @@ def decode_step(rng: random.Random, guarded: Guarded, B: int, T: int, slots: int
 
 @pytest.mark.parametrize("dk,dv", [(128, 128), (40, 24)])
 @pytest.mark.parametrize("how", ["decode", "verify in slots", "verify in step states", "packed"])
-def test_slots_of_fused_decode(how: str, dk: int, dv: int, seed: int) -> None:
+def test_fused_decode_treats_any_wrong_slot_as_absent(how: str, dk: int, dv: int, seed: int) -> None:
     """Against the same call with indices that are right: what is wrong counts as -1, but for the NaN that says so."""
     for rng, dtype in rounds(seed):
         B, T = rng.choice([1, 3, 40]), 1 if how in ("decode", "packed") else rng.choice([1, 2, 5])
@@ -223,7 +223,7 @@ def test_slots_of_fused_decode(how: str, dk: int, dv: int, seed: int) -> None:
             assert name not in given or torch.equal(given[name], wanted[name])
 
 
-def test_offsets_of_fused_decode(seed: int) -> None:
+def test_fused_decode_stays_in_range_for_any_offsets(seed: int) -> None:
     for rng, dtype in rounds(seed):
         tokens, sequences, guarded = rng.choice([1, 9, 40]), rng.choice([1, 5]), Guarded()
         step = decode_step(rng, guarded, tokens, 1, sequences + 2, 128, 128)
@@ -241,7 +241,7 @@ def test_offsets_of_fused_decode(seed: int) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_slots_of_chunked_forward(packed: bool, seed: int) -> None:
+def test_chunked_forward_stays_in_range_for_any_slots(packed: bool, seed: int) -> None:
     for rng, dtype in rounds(seed):
         guarded = Guarded()
         x = packed_inputs(rng, dtype, 128, 128)
@@ -272,7 +272,7 @@ def test_slots_of_chunked_forward(packed: bool, seed: int) -> None:
             assert not out[indices < 0].any() and out[indices >= len(order)].isnan().all()
 
 
-def test_offsets_of_the_pieces(seed: int) -> None:
+def test_the_pieces_stay_in_range_for_any_offsets(seed: int) -> None:
     for rng, dtype in rounds(seed):
         dk, dv = rng.choice([(64, 64), (128, 128), (40, 24)])
         x, guarded = packed_inputs(rng, dtype, dk, dv), Guarded()

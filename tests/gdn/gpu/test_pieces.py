@@ -31,7 +31,7 @@ def test_gating(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator
         assert rel_rms(beta, expected[0]) < {torch.float32: 3e-7, torch.float16: 4e-4, torch.bfloat16: BF16_ROUNDING}[dtype]
 
 
-def test_gating_is_accurate_everywhere() -> None:
+def test_gating_is_accurate_over_the_whole_range_of_its_inputs() -> None:
     """Every value relatively, not only in the mean: the tails of softplus and sigmoid, and the threshold at 20."""
     x = torch.cat([torch.linspace(-80, 80, 40000), torch.tensor([20.0, 20.000002, 0.0, -0.0])]).cuda()[:, None]
     zero = torch.zeros(1, device="cuda")
@@ -219,7 +219,7 @@ def test_pieces_without_gate(seed: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_sequence_is_the_same_alone_and_beside_nan(layout: str, seed: int) -> None:
+def test_a_sequence_has_the_same_bits_alone_and_beside_nan(layout: str, seed: int) -> None:
     x = bf16_inputs(RAGGED, dk=128, dv=128, seed=seed)
     together = pieces(x, layout=layout)
     counts = chunk_counts(x)
@@ -238,7 +238,7 @@ def test_a_sequence_is_the_same_alone_and_beside_nan(layout: str, seed: int) -> 
         assert torch.equal(together["states"][chunks], alone["states"]) and torch.equal(beside["last"][n], alone["last"][0])
 
 
-def test_tokens_of_no_sequence_are_left_alone(seed: int) -> None:
+def test_tokens_of_no_sequence_are_not_written(seed: int) -> None:
     x = bf16_inputs([70, 64], dk=128, dv=128, seed=seed)
     x |= {name: torch.cat([x[name], torch.full_like(x[name][:9], NAN)]) for name in ("query", "key", "value", "beta", "gate")}
     got = pieces(x)

@@ -59,7 +59,7 @@ def test_head_dimensions(case: Case, dk: int, dv: int, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("gate_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", [*ONE_GATE[::7], SEVERAL[2], STATES[-1], CASES[-1]], ids=id_of)
-def test_norms_dtypes_and_more_heads_than_the_card_holds(
+def test_norms_dtypes_and_more_heads_than_fit_at_once(
     case: Case, dtype: torch.dtype, gate_dtype: torch.dtype, seed: int
 ) -> None:
     x = case.inputs(seed, B=5, Hk=16, Hv=32, dtype=dtype, **GPU)
@@ -143,7 +143,7 @@ def test_head_dimensions_of_pieces(case: Case, dk: int, dv: int, seed: int) -> N
     check(case, *from_pieces(x), x, PIECES_BOUND, PIECES_BOUND)
 
 
-def test_pieces_with_a_sum_of_the_caller(seed: int) -> None:
+def test_pieces_with_gates_cumulated_by_the_caller(seed: int) -> None:
     x = Case("a sum with -inf", ((20, -INF), (40, -1.0), (100, -INF))).inputs(seed, **GPU)
     out, state = from_pieces(x, sum_of_the_caller(x["gate"]))
     behind = x | {"gate": forgotten_behind(x["gate"])}
@@ -166,7 +166,7 @@ def test_cumulated_gates(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("heads", [7, 8])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gates_where_a_factor_leaves_the_range(heads: int, dtype: torch.dtype) -> None:
+def test_gating_where_a_factor_overflows_or_underflows(heads: int, dtype: torch.dtype) -> None:
     A_log = torch.tensor([90.0, 89.0, 88.5, 80.0, 0.0, -90.0, 0.5, 60.0])[:heads].cuda()
     a = torch.tensor([-INF, -1e6, -200.0, -104.0, -95.0, -81.0, -79.0, -10.0, 0.0, 3.0, 25.0, 1e6, INF], dtype=dtype).cuda()
     a = a[:, None].expand(-1, heads).contiguous()

@@ -1,6 +1,6 @@
 """Wrong input: an error that names function, argument, expected and got, and nothing written.
 
-Two tables. `test_wrong_tensor` changes each tensor of a valid call in each way that can be wrong; `test_wrong_value` lists what
+Two tables. `test_a_wrong_tensor_is_refused_by_name` changes each tensor of a valid call in each way that can be wrong; `test_a_wrong_value_is_refused_by_name` lists what
 has to be said by hand: ranges, partners, options.
 """
 
@@ -122,7 +122,7 @@ LEGAL_RANKS = {("chunk_indices", "rank+1"), ("chunk_indices", "rank-1"), ("input
 
 
 @pytest.mark.parametrize("name", TENSOR_CASES)
-def test_wrong_tensor(name: str) -> None:
+def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
     case = CASES[name]
     arguments = arguments_of(case)  # refused calls leave them as they are
     anchor = next(argument for argument in ("query", "a", "input", "k") if argument in arguments)
@@ -143,7 +143,7 @@ def test_wrong_tensor(name: str) -> None:
     assert not failures
 
 
-def test_every_tensor_is_broken_somewhere() -> None:
+def test_every_declared_tensor_is_tested_with_wrong_values() -> None:
     """Of every declared operator, every argument that is a tensor or None."""
     broken = {(CASES[name].function.__name__, argument) for name in TENSOR_CASES for argument in arguments_of(CASES[name])}
     declared = {
@@ -157,7 +157,7 @@ def test_every_tensor_is_broken_somewhere() -> None:
 
 
 @pytest.mark.parametrize("name", TENSOR_CASES)
-def test_wrong_device(name: str) -> None:
+def test_a_tensor_on_another_device_is_refused(name: str) -> None:
     """A meta tensor among CPU tensors: the call, and the C++ checks alone."""
     case = CASES[name]
     operator, values = operator_call(case)
@@ -304,7 +304,7 @@ for _packed in ("recurrent-PREFILL-packed", "decode-packed", "chunked-packed", "
 
 
 @pytest.mark.parametrize("i", range(len(WRONG_VALUES)), ids=[f"{i}-{row[0]}-{row[1]}" for i, row in enumerate(WRONG_VALUES)])
-def test_wrong_value(i: int) -> None:
+def test_a_wrong_value_is_refused_by_name(i: int) -> None:
     name, argument, change = WRONG_VALUES[i]
     assert refuses(CASES[name], change(arguments_of(CASES[name]))) == argument
 
@@ -324,13 +324,13 @@ WRONG_SLOTS: list[tuple[str, str, Arguments]] = [
 
 
 @pytest.mark.parametrize("i", range(len(WRONG_SLOTS)), ids=[f"{i}-{row[0]}-{row[1]}" for i, row in enumerate(WRONG_SLOTS)])
-def test_slots_past_the_pool(i: int) -> None:
+def test_a_slot_past_the_pool_is_refused(i: int) -> None:
     """Read on the CPU; on a GPU that would wait for the device, and tests/gdn/gpu has what happens instead."""
     name, argument, changes = WRONG_SLOTS[i]
     assert refuses(CASES[name], arguments_of(CASES[name]) | changes, IndexError) == argument
 
 
-def test_a_wrong_step_of_a_good_call_leaves_its_outputs_poisoned() -> None:
+def test_a_refused_decode_writes_nothing_to_out() -> None:
     """Results are written last: nothing of a refused call is in `out`."""
     case = CASES["decode"]
     arguments = arguments_of(case)
@@ -339,7 +339,7 @@ def test_a_wrong_step_of_a_good_call_leaves_its_outputs_poisoned() -> None:
     assert arguments["out"].isnan().all()
 
 
-def test_the_texts_say_what_came() -> None:
+def test_the_error_states_expected_and_actual_shapes() -> None:
     arguments = arguments_of(CASES["recurrent-PREFILL"])
     with pytest.raises(ValueError) as caught:
         gdn_cuda.recurrent_forward(**arguments | {"value": arguments["value"][:, :2]})
@@ -348,7 +348,7 @@ def test_the_texts_say_what_came() -> None:
     )
 
 
-def test_more_tokens_than_an_int_counts_in_whole_chunks() -> None:
+def test_more_tokens_than_32_bits_hold_in_whole_chunks_are_refused() -> None:
     """Kernels round the number of tokens up to chunks in 32 bits."""
     T = 2**31 - 255
     rows, gates = torch.zeros(8, dtype=torch.bfloat16).expand(1, T, 1, 8), torch.zeros(1).expand(1, T, 1)
@@ -366,7 +366,9 @@ NO_TENSORS = [
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name, argument, optional", NO_TENSORS)
-def test_what_is_no_tensor(name: str, argument: str, optional: bool, grad: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_that_is_not_a_tensor_is_a_one_line_error(
+    name: str, argument: str, optional: bool, grad: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     """In one line, where torch prints its stack or its own declaration of the operator."""
     case = CASES[name]
     arguments = arguments_of(case)
@@ -380,7 +382,7 @@ def test_what_is_no_tensor(name: str, argument: str, optional: bool, grad: bool,
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_undefined_tensor_given_to_the_operator_itself(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_undefined_tensor_passed_to_the_registered_operator_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     operator, arguments = operator_call(CASES["decode"])
     with pytest.raises(ValueError, match="expected a tensor, got None"):
         operator(*arguments[:4], None, *arguments[5:])
@@ -391,13 +393,13 @@ WRITTEN = [(name, argument) for name, case in one_of_each().items() for argument
 
 
 @pytest.mark.parametrize("name, argument", WRITTEN)
-def test_a_negative_view_is_not_written(name: str, argument: str) -> None:
+def test_a_negative_view_is_refused_as_output(name: str, argument: str) -> None:
     arguments = arguments_of(CASES[name])
     assert refuses(CASES[name], arguments | {argument: torch._neg_view(arguments[argument])}) == argument
 
 
 @pytest.mark.parametrize("name", ["gating", "recurrent-PREFILL", "decode", "chunked", "cumsum"])
-def test_a_negative_view_is_read_as_its_numbers(name: str) -> None:
+def test_a_negative_view_is_read_with_its_sign(name: str) -> None:
     read = {"gating": "a", "cumsum": "input"}.get(name, "value")
     arguments, plain = arguments_of(CASES[name]), arguments_of(CASES[name])
     arguments[read] = torch._neg_view(arguments[read])

@@ -51,7 +51,7 @@ def two_layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], Any, Any]:
 
 @drawn(300)
 @given(two_layouts())
-def test_a_call_is_refused_where_addresses_meet_and_nowhere_else(drawn: Any) -> None:
+def test_a_call_is_refused_exactly_where_addresses_overlap(drawn: Any) -> None:
     shape, read, written = drawn
     memory = random(128, seed=1)
     x, out = (memory.as_strided(shape, strides, offset) for offset, strides in (read, written))
@@ -95,7 +95,7 @@ def tensors_of_a_decode(draw: st.DrawFn) -> Arguments:
 
 @drawn(60)
 @given(tensors_of_a_decode())
-def test_expanded_and_empty_tensors_are_as_their_copies(x: Arguments) -> None:
+def test_expanded_and_empty_tensors_give_the_results_of_their_copies(x: Arguments) -> None:
     copies = {name: each.clone(memory_format=torch.contiguous_format) for name, each in x.items()}
     assert torch.equal(gdn_cuda.fused_decode(**x), gdn_cuda.fused_decode(**copies))
     assert torch.equal(x["state_pool"], copies["state_pool"])
@@ -136,7 +136,7 @@ def changed_calls(draw: st.DrawFn) -> tuple[str, Arguments]:
 
 @drawn(100)
 @given(changed_calls())
-def test_meta_and_fake_tensors_are_refused_as_real_ones(call: Any) -> None:
+def test_meta_and_fake_tensors_are_refused_like_real_ones(call: Any) -> None:
     name, arguments = call
     case = CASES[name]
     on_meta = {n: x.to("meta") if isinstance(x, Tensor) else x for n, x in arguments.items()}
@@ -226,7 +226,7 @@ def test_malformed_indices_are_refused_and_nothing_is_written(which: tuple[str, 
 # ---- threads
 
 
-def test_eight_threads_get_what_one_gets() -> None:
+def test_eight_threads_get_the_results_of_one() -> None:
     """Good and refused calls of every operator side by side, in and out of grad mode."""
     names = sorted(CASES)
 

@@ -32,7 +32,7 @@ WRITING = [
 ]
 
 
-def test_every_argument_that_is_written_is_among_these() -> None:
+def test_the_cases_write_every_argument_that_is_ever_written() -> None:
     def written(cases: Iterable[Case]) -> set[tuple[str, str]]:
         return {(case.function.__name__, argument) for case in cases for argument in written_by(case)}
 
@@ -59,13 +59,13 @@ def over(memory: Tensor, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name, written, other", pairs())
-def test_the_memory_of_another_argument_is_refused(name: str, written: str, other: str) -> None:
+def test_an_output_in_the_memory_of_another_argument_is_refused(name: str, written: str, other: str) -> None:
     arguments = {argument: copied(x) for argument, x in arguments_of(CASES[name]).items()}
     arguments[other] = over(arguments[written], copied(arguments[other]))
     assert refuses(CASES[name], arguments) in {written, other}
 
 
-def test_the_error_says_whose_memory_it_is() -> None:
+def test_the_error_names_the_argument_that_shares_the_memory() -> None:
     x = arguments_of(CASES["recurrent-PREFILL"])
     x["out"] = over(x["query"], x["out"])
     with pytest.raises(ValueError) as caught:
@@ -98,7 +98,7 @@ def over_itself(x: Tensor, dim: int) -> Tensor:
         ("compute-o", "o", 1),
     ],
 )
-def test_memory_that_overlaps_itself_is_refused(name: str, argument: str, dim: int) -> None:
+def test_an_output_that_overlaps_itself_is_refused(name: str, argument: str, dim: int) -> None:
     arguments = arguments_of(CASES[name])
     arguments[argument] = over_itself(arguments[argument], dim)
     assert refuses(CASES[name], arguments) == argument
@@ -146,7 +146,7 @@ def test_slots_may_interleave_with_other_caches(seed: int) -> None:
     assert torch.equal(blocks[:, slot : slot + 7], gap)
 
 
-def test_inputs_may_be_one_tensor(seed: int) -> None:
+def test_one_tensor_may_be_several_inputs(seed: int) -> None:
     """Only what is written has to be apart: query as key, a as b, one vector for the heads."""
     x = CASES["decode"].make(2, 1, seed)
     x |= {"key": x["query"], "b": x["a"], "dt_bias": x["A_log"]}

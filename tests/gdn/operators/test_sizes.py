@@ -100,7 +100,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(name: str) -> None:
+def test_sizes_beyond_32_bits_are_refused_where_the_kernel_counts_in_32(name: str) -> None:
     operator, arguments, argument = REFUSED[name]
     with pytest.raises(ValueError, match=rf"^{operator}: {argument}: expected .*, got .*"):
         check(operator, arguments)
@@ -120,19 +120,19 @@ FITS = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_what_fits_is_not_refused(name: str) -> None:
+def test_the_largest_sizes_that_fit_are_accepted(name: str) -> None:
     check(*FITS[name])
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("alignment", [0, -16, 3, 2**63 - 2])
-def test_an_alignment_that_no_column_has(device: str, alignment: int) -> None:
+def test_an_impossible_alignment_is_refused(device: str, alignment: int) -> None:
     x = torch.zeros(3, 5, dtype=BF16, device=device)
     with pytest.raises(ValueError, match=re.escape("transpose_to_mn_major: alignment: expected ")):
         gdn_cuda.transpose_to_mn_major(x, alignment)
 
 
-def test_a_huge_alignment_does_not_wrap() -> None:
+def test_a_huge_alignment_does_not_overflow() -> None:
     x = torch.zeros(3, 5, dtype=BF16)
     with pytest.raises(
         ValueError, match="alignment: expected one with which the result has fewer than 2\\^63 bytes, got 46116"

@@ -36,7 +36,7 @@ EVERY = pytest.mark.parametrize("name", ["cauchy_kernel", "cauchy_conj", "log_va
 
 
 @EVERY
-def test_out(name: str) -> None:
+def test_out_receives_the_result(name: str) -> None:
     function, x = calls()[name]
     expected = function(*x)
     out = torch.full_like(expected, torch.nan)
@@ -184,7 +184,7 @@ def test_huge_numbers_get_no_correction_that_overflows(api: Any, seed: int) -> N
         assert info == 0 and rel_rms(found, x) < 1e-11
 
 
-def test_cpp_api_pins(api: Any, room: int) -> None:
+def test_cpp_api_pins_poles_in_l2(api: Any, room: int) -> None:
     """Next to each other and far apart; the window goes with its handle, and one a stream is all there is."""
     v, both = draw(8, 300), torch.zeros(room // 4 + 4096, device="cuda", dtype=torch.complex64)
     both[:1000], both[-300:] = draw(1000), draw(300)
@@ -224,7 +224,7 @@ def test_pinned_poles_give_the_same_sums(room: int) -> None:
     assert torch.equal(cauchy_kernel(v, pinned.omega, pinned.lambd), expected)
 
 
-def test_far_apart_or_strided_tensors_are_copied_side_by_side(room: int) -> None:
+def test_pinning_copies_strided_or_distant_tensors_side_by_side(room: int) -> None:
     buffer = torch.zeros(room // 4 + 4096, device="cuda")
     omega, lambd = buffer[:1000], buffer[-1000:]
     with gdn_cuda.cauchy_pin_l2(omega, lambd) as pinned:
@@ -234,7 +234,7 @@ def test_far_apart_or_strided_tensors_are_copied_side_by_side(room: int) -> None
         assert pinned.bytes == 1024 and torch.equal(pinned.lambd, x[:, 1])
 
 
-def test_a_stream_has_one_window_and_gets_another_after_it(room: int) -> None:
+def test_a_stream_has_one_l2_window_at_a_time(room: int) -> None:
     omega, lambd = draw(50), draw(50)
     first = gdn_cuda.cauchy_pin_l2(omega, lambd)
     with pytest.raises(RuntimeError, match="not released yet"):

@@ -96,7 +96,7 @@ def test_poles_close_to_points_and_on_them(dtype: torch.dtype, seed: int) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
-def test_gradients_of_what_meets_are_nan_and_no_others(dtype: torch.dtype) -> None:
+def test_only_gradients_of_coinciding_points_and_poles_are_nan(dtype: torch.dtype) -> None:
     x = [torch.tensor(values, dtype=dtype, device="cuda").requires_grad_() for values in ([1.0, 2.0], [1.0, 4.0], [1.0, 3.0])]
     out = cauchy_kernel(*x)
     for grad in torch.autograd.grad(out, x, torch.ones_like(out)):

@@ -137,7 +137,7 @@ def test_symmetric_and_not_definite(n: int, dtype: torch.dtype, seed: int) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [4097, 5000, 8192])
-def test_what_conjugate_gradients_tell(n: int, dtype: torch.dtype, seed: int) -> None:
+def test_conjugate_gradients_report_failures_in_info(n: int, dtype: torch.dtype, seed: int) -> None:
     """Matrices of a batch do not touch each other, nor do right-hand sides."""
     distance = torch.arange(n, dtype=torch.float64, device="cuda")
     first = (distance == 0).double()
@@ -164,7 +164,7 @@ def test_what_conjugate_gradients_tell(n: int, dtype: torch.dtype, seed: int) ->
     assert rel_rms(pivoted, solved(c[:2], c[:2], b[:2, :, 0])) < 1e2 * BOUNDS[dtype]
 
 
-def test_conjugate_gradients_are_captured(seed: int) -> None:
+def test_conjugate_gradients_run_in_a_captured_graph(seed: int) -> None:
     c, b = positive(5000, torch.float32), draw((5000, 2), torch.float32, seed).mT
     expected, _ = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
     graph = torch.cuda.CUDAGraph()
@@ -198,7 +198,7 @@ def test_tiny_and_zero_leading_minors(n: int, dtype: torch.dtype, seed: int) -> 
 
 
 @pytest.mark.parametrize("n", [3, 100, 600, 1100])
-def test_singular_ones_are_told(n: int, seed: int) -> None:
+def test_singular_matrices_are_reported_in_info(n: int, seed: int) -> None:
     c, r = well((4, n), torch.float32, seed), draw((4, n), torch.float32, seed + 1)
     c[1], r[1] = 1, 1
     c[2], r[2] = 0, 0
@@ -253,7 +253,7 @@ def test_gradients(n: int, dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1100, 5000])
-def test_conjugate_gradients_keep_the_digits_of_fp32(n: int) -> None:
+def test_conjugate_gradients_keep_full_fp32_precision(n: int) -> None:
     """A smooth right-hand side is what an ill-conditioned matrix makes most of."""
     d = torch.arange(n, dtype=torch.float64, device="cuda")
     c = ((-((d / 10) ** 2)).exp() + 1e-3 * (d == 0)).float()
@@ -283,7 +283,7 @@ def test_layouts(seed: int) -> None:
 
 
 @pytest.mark.parametrize("n", [50, 300, 1100])
-def test_nothing_waits(n: int, seed: int) -> None:
+def test_calls_do_not_wait_for_the_device(n: int, seed: int) -> None:
     """`_ex` can be captured, and traced as one graph."""
     c, r, b = well((2, n), torch.float32, seed), draw((n,), torch.float32, seed + 1), draw((2, n), torch.float32, seed + 2)
     spd = positive(n, torch.float32)
@@ -311,7 +311,7 @@ def test_nothing_waits(n: int, seed: int) -> None:
     assert backward_error(c, r, there, b) < 1e-6 and not info.any()
 
 
-def test_bit_identical(seed: int) -> None:
+def test_equal_calls_give_equal_bits(seed: int) -> None:
     """From run to run, and whatever a system is in a batch with."""
     c, r, b = well((5, 200), torch.float32, seed), draw((5, 200), torch.float32, seed + 1), draw((5, 200), torch.float32, seed)
     x = toeplitz_solve(c, r, b)

@@ -105,7 +105,7 @@ def test_rectangular_matrices_as_matmul_toeplitz_has_them() -> None:
     assert torch.equal(toeplitz_matvec_transpose(c, r, second), torch.from_numpy(transposed).float())
 
 
-def test_integers_are_the_default_dtype(rng: torch.Generator) -> None:
+def test_integers_are_converted_to_the_default_dtype(rng: torch.Generator) -> None:
     """Beside other numbers they have their dtype, as in torch's own division."""
     c, r, x = (torch.randint(-9, 9, (4,), generator=rng) for _ in range(3))
     expected = oracle.toeplitz_matvec(c.double(), r.double(), x.double())
@@ -129,7 +129,7 @@ def test_integers_are_the_default_dtype(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("shapes", [*EMPTY, ((4,), (0,), (0,)), ((0,), (4,), (4, 2)), ((3, 1), (0,), (3, 0))], ids=str)
-def test_nothing_in_nothing_out(shapes: tuple[tuple[int, ...], ...], rng: torch.Generator) -> None:
+def test_products_of_empty_matrices(shapes: tuple[tuple[int, ...], ...], rng: torch.Generator) -> None:
     x = draw(shapes, torch.float32, rng)
     out = toeplitz_matvec(*x)
     assert out.shape == oracle.toeplitz_matvec(*x).shape
@@ -138,7 +138,7 @@ def test_nothing_in_nothing_out(shapes: tuple[tuple[int, ...], ...], rng: torch.
 
 
 @pytest.mark.parametrize("function", PRODUCTS)
-def test_first_column_wins(function: Any, rng: torch.Generator) -> None:
+def test_the_first_column_decides_the_diagonal(function: Any, rng: torch.Generator) -> None:
     c, r, x = (y.detach() for y in draw(((5,), (5,), (5,)), torch.float32, rng))
     mismatched = torch.cat([torch.tensor([torch.nan]), r[1:]]).requires_grad_()
     out = function(c, mismatched, x)
@@ -148,7 +148,7 @@ def test_first_column_wins(function: Any, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
-def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_mixed_dtypes_are_promoted(dtype: torch.dtype, rng: torch.Generator) -> None:
     c, r, x = (y.detach().to(dtype) for y in draw(((5,), (5,), (5,)), torch.float64, rng))
     out = toeplitz_matvec(c, r, x)
     assert out.dtype == dtype and rel_rms(out, oracle.toeplitz_matvec(c, r, x)) < (4e-3 if dtype.itemsize == 2 else 1e-7)
@@ -159,7 +159,7 @@ def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("function", PRODUCTS)
-def test_long_ones_are_transformed(function: Any, dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_long_products_go_through_transforms(function: Any, dtype: torch.dtype, rng: torch.Generator) -> None:
     """Beyond 1024 rows there is no matrix."""
     c, r, x = (y.detach() for y in draw(((1100,), (1100,), (1100, 2)), dtype, rng))
     r[0] = torch.nan

@@ -106,7 +106,7 @@ def test_first_entry_of_the_inverse_may_be_zero() -> None:
     assert one_bad[0].isnan().all() and one_bad[1].tolist() == oracle.toeplitz_inverse_apply(v, u, torch.ones(2)).tolist()
 
 
-def test_generators_are_no_more_exact_beside_a_wide_x() -> None:
+def test_near_zero_u0_is_judged_in_the_precision_of_the_generators() -> None:
     c, r = torch.tensor([1 / 3, 0.7, 0.3]), torch.tensor([1 / 3, (1 / 9) / 0.7, 0.9])
     u, v = gs_compute_generators(c, r)
     assert u[0] != 0
@@ -139,7 +139,7 @@ def test_to_cauchy(n: int, dtype: torch.dtype, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
-def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_mixed_dtypes_are_promoted(dtype: torch.dtype, rng: torch.Generator) -> None:
     c, r, b = well(rng, 6).to(dtype), draw(rng, 6).to(dtype), draw(rng, 6).to(dtype)
     bound = 4e-3 if dtype.itemsize == 2 else 1e-7
     x, info = toeplitz_solve_ex(c, r, b)
@@ -242,7 +242,7 @@ def test_errors_say_what_is_wrong(name: str, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_of_the_gpu(way: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_algorithms_of_the_gpu_equal_the_oracle(way: str, dtype: torch.dtype, rng: torch.Generator) -> None:
     single = dtype in (torch.float32, torch.complex64)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     for shapes in (
@@ -266,7 +266,7 @@ def test_ways_of_the_gpu(way: str, dtype: torch.dtype, rng: torch.Generator) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_of_the_gpu_tell_singular_matrices(way: str, rng: torch.Generator) -> None:
+def test_algorithms_of_the_gpu_report_singular_matrices(way: str, rng: torch.Generator) -> None:
     c = torch.tensor([[2.0, 1, 0], [1, 1, 1], [0, 0, 0], [torch.nan, 0, 0], [1, 1 - 2.0**-23, 1 - 2.0**-21]])
     b = draw(rng, 5, 3).float()
     for dtype, nearly in ((torch.float32, 4), (torch.float64, 0)):
@@ -307,7 +307,7 @@ def test_residuals_of_the_second_precision_are_used(rng: torch.Generator) -> Non
     assert rel_rms(planned(c, r, b)[0], expected) < 0.2 * rel_rms(plain, expected)
 
 
-def test_explanations_name_the_way() -> None:
+def test_explanations_name_the_algorithm() -> None:
     assert explain_toeplitz_solve(1024).startswith("toeplitz_gko: 1024 rows")
     assert "clusters" in explain_toeplitz_solve(513) and "clusters" not in explain_toeplitz_solve(512)
     assert explain_toeplitz_solve(1025).startswith("toeplitz_eliminate: 1025 rows")
@@ -332,7 +332,7 @@ def symmetric(n: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_positive_definite_matrices(dtype: torch.dtype, rng: torch.Generator) -> None:
     c, b = symmetric(20).to(dtype), draw(rng, 5, 20, 2).to(dtype)
     x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
     assert info.tolist()[:2] == [0, 0] and (info[2:] < 0).all() and x[2:].isnan().all()
@@ -352,7 +352,9 @@ def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("limits", [(4096, 1025, 8192), (4096, 0, 8192), (0, 0, 8192), (0, 0, 0)])
-def test_symmetric_ways_of_the_gpu(limits: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_symmetric_algorithms_of_the_gpu_equal_the_oracle(
+    limits: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
+) -> None:
     """Where one matrix of a batch is not positive definite, all take the general way."""
     own = (1024, *limits)
     c, b = symmetric(40).to(dtype), draw(rng, 5, 40).to(dtype)
@@ -363,14 +365,14 @@ def test_symmetric_ways_of_the_gpu(limits: tuple[int, int, int], dtype: torch.dt
     assert planned_symmetric(c, b, own)[1][3:].all()
 
 
-def test_what_one_block_of_gradients_tells(rng: torch.Generator) -> None:
+def test_conjugate_gradients_in_one_block_report_no_convergence(rng: torch.Generator) -> None:
     """That it does not come to an end."""
     c, b = symmetric(6)[None, :3], draw(rng, 4, 3, 6)
     x, info = planned_positive(c, b, (1024, 0, 0, 8192))
     assert info.tolist() == [[0, 0, -1]] and x[:, 2].isnan().all() and x[:, :2].isfinite().all()
 
 
-def test_one_right_hand_side_that_fails_tells_of_its_matrix() -> None:
+def test_one_failing_right_hand_side_marks_its_matrix() -> None:
     """Conjugate gradients of torch's operators find no end for infinities; those of one kernel go on with the others."""
     c, b = symmetric(6)[:1], torch.ones(4, 6, dtype=torch.float64)
     b[2, 3] = torch.inf
@@ -411,7 +413,7 @@ def test_columns_of_the_inverse_and_their_products_in_torch(rng: torch.Generator
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
-def test_integers_are_the_default_dtype(dtype: torch.dtype) -> None:
+def test_integers_are_converted_to_the_default_dtype(dtype: torch.dtype) -> None:
     """As scipy.linalg.solve_toeplitz takes them."""
     c, r, b = torch.tensor([4, 1, 0]).to(dtype), torch.tensor([4, 0, 1]).to(dtype), torch.tensor([1, 0, 1]).to(dtype)
     given = tuple(x.numpy().astype(float) for x in (c, r, b))

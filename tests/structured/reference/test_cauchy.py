@@ -38,7 +38,7 @@ def exactly(terms):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("complex_", [False, True])
 @pytest.mark.parametrize(("N", "L"), [(1, 1), (2, 3), (13, 7), (40, 5)])
-def test_sums_to_the_last_digits(kind, complex_, N, L, rng):
+def test_sums_equal_mpmath_to_the_last_digits(kind, complex_, N, L, rng):
     omega, lambd = nodes(kind, N, L, complex_, rng)
     v = draw(rng, N, complex_=complex_)
     out = cauchy_kernel(v, omega, lambd)

@@ -81,7 +81,7 @@ def test_matrix_and_products_of_scipy(n, dtype, rng):
     )
 
 
-def test_first_column_wins(rng):
+def test_the_first_column_decides_the_diagonal(rng):
     """Whatever r[0] is, NaN too, nothing changes, and it has no gradient."""
     c, r, b = draw(rng, 5), draw(rng, 5), draw(rng, 5)
     mismatched = torch.cat([torch.tensor([torch.nan]).double(), r[1:]])
@@ -143,7 +143,7 @@ def test_solutions_of_scipy(dtype, rng):
         ([2.0, 1.0], [0.0, torch.inf], [3]),
     ],
 )
-def test_singular_matrices_are_told(c, r, info, rng):
+def test_singular_matrices_are_reported_in_info(c, r, info, rng):
     c, r = torch.tensor(c, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
     b = draw(rng, len(c), 2)
     x, told = toeplitz_solve_ex(c, r, b)

@@ -30,7 +30,7 @@ def exact_powers(x, steps):
 
 @pytest.mark.parametrize("phase", [1.0, 1e3, 1e6, 1e9])
 @pytest.mark.parametrize("decay", [0.0, 2.0, 600.0, -600.0])
-def test_powers_to_the_last_digits(phase, decay, rng):
+def test_powers_equal_mpmath_to_the_last_digits(phase, decay, rng):
     L = 16384
     x, steps = exponents(rng, 6, L, phase, decay), [0, 1, 2, 777, 8191, 16383]
     expected = exact_powers(x, steps)
@@ -44,7 +44,7 @@ def test_powers_to_the_last_digits(phase, decay, rng):
     assert ((transposed - expected).abs() <= 4 * EPSILON * expected.abs()).all()
 
 
-def test_a_rounded_product_would_be_seen(rng):
+def test_these_cases_detect_a_rounded_product(rng):
     """That the test above can fail: without the rounding error of x·l, phases of 1e6 are 1e-11 off."""
     x = exponents(rng, 6, 16384, 1e6)
     expected = exact_powers(x, [16383])
@@ -61,7 +61,7 @@ def test_vandermonde_matrix_of_numpy(rng):
 
 
 @pytest.mark.parametrize("L", [1, 2, 3, 17, 1000])
-def test_a_longer_sum_begins_with_a_shorter_one(L, rng):
+def test_a_shorter_sum_is_the_beginning_of_a_longer_one(L, rng):
     v, x = draw(rng, 2, 7), exponents(rng, 7, 1000, 1e6)
     assert rel_rms(log_vandermonde(v, x, L), log_vandermonde(v, x, 1000)[:, :L]) < 1e-14
 
@@ -82,7 +82,7 @@ def test_logarithm_of_zero(complex_):
     assert log_vandermonde_transpose(torch.tensor([5.0, 1.0, 1.0]), torch.full((1,), 3.0), x, 3).tolist() == [15]
 
 
-def test_growth_beyond_all_bounds_is_infinite_and_decay_is_zero():
+def test_overflowing_powers_are_infinite_and_underflowing_ones_zero():
     assert log_vandermonde(torch.ones(1), torch.tensor([800.0]), 3).tolist() == [2, torch.inf, torch.inf]
     assert log_vandermonde(torch.ones(1), torch.tensor([-800.0]), 3).tolist() == [2, 0, 0]
 
