@@ -1,4 +1,4 @@
-"""What the benchmark counts and compares. No GPU: calls are not timed here, and the peers are stand-ins."""
+"""What the benchmark counts and compares, without a GPU: calls are not timed, and the peers are fakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdn_cuda.gdn import measure_prefill
 from gdn_cuda.gdn.measure_prefill import GPU_SHAPES, Shape
 from gdn_cuda.operators import measure as measures
 
-# B×T, Hk/Hv and the roof in ms, from a table that was made without this code
+# B×T, Hk/Hv and the roof in ms, computed independently of this code
 ROOFS_MS = {
     "1×1024 16/32": 0.007,
     "1×4096 16/32": 0.030,
@@ -181,7 +181,7 @@ def test_a_large_error_or_nan_is_a_disagreement(found: tuple[float, float]) -> N
     bench_peers.Disagreement.unless_small((4e-3, 4e-3))
 
 
-# ---- How often a call is measured, by a clock that only calls move
+# ---- How often a call is measured, with a simulated clock
 
 
 class Clock:
@@ -237,11 +237,11 @@ def test_a_measurement_of_host_time_keeps_to_its_budget(
     assert 3 <= clock.calls <= most_calls
 
 
-# ---- The report, from a timer that measures nothing
+# ---- The report, with invented times
 
 
-class Stopped:
-    """In the place of bench_timing.Timer."""
+class InventedTimes:
+    """Replaces bench_timing.Timer."""
 
     side = None
 
@@ -272,7 +272,7 @@ class Stopped:
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    monkeypatch.setattr("gdn_cuda.cli.bench_timing.Timer", Stopped)
+    monkeypatch.setattr("gdn_cuda.cli.bench_timing.Timer", InventedTimes)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
 
     def run(operator: str, cases: list[measures.Case] | None = None, check_peers: bool = True) -> dict[str, Any]:

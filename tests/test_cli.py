@@ -215,7 +215,7 @@ def test_jobs_that_are_not_a_positive_integer_are_refused(jobs: str, cache: Path
 # ---- bench
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is of machines without")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is for machines without one")
 def test_bench_without_a_gpu_says_so(cache: Path) -> None:
     done = gdn("bench", "fused_decode", cache=cache)
     assert done.returncode == 2

@@ -48,7 +48,7 @@ def files(cache: Path) -> int:
 
 @contextmanager
 def unwritable(folder: Path) -> Iterator[None]:
-    """For root, too, whom no mode stops."""
+    """For root, too, who may write whatever the mode."""
     if os.geteuid() != 0:
         folder.chmod(0o500)
         yield
@@ -90,14 +90,14 @@ def test_wrong_arguments_are_named(arguments: tuple[str, ...], message: str, cap
     assert f"gdn_cuda tune: {message}" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is of machines without")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is for machines without one")
 def test_without_a_gpu_it_says_so(cache: Path) -> None:
     done = gdn("tune", "cauchy_conj", "8×8×8", cache=cache)
     assert done.returncode == 2
     assert "tune: expected a CUDA GPU, got none" in done.stderr
 
 
-# ---- The whole flow, on an H200 that is not there
+# ---- The whole flow, on a simulated H200
 
 
 def test_a_winner_is_measured_stored_listed_used_and_removed(cache: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_wrong_candidate_is_an_error_and_nothing_is_stored(cache: Path) -> Non
 
 
 def test_a_candidate_that_does_not_run_is_an_error(cache: Path) -> None:
-    """Else every candidate would be timed as the heuristic's own."""
+    """Otherwise the heuristic's choice would be timed in place of every candidate."""
     done = faked("elsewhere", *TUNE, cache=cache)
     assert done.returncode == 1
     assert "expected the call to be the problem {.rows = 8, .shared_rows = 1, .points = 3000, .poles = 4" in done.stderr
@@ -212,7 +212,7 @@ def test_corrupt_and_foreign_winners_are_listed_ignored_and_cleared(cache: Path)
     listed = gdn("tune", "--list", cache=cache)
     assert "ignored: its digest does not match what it holds" in listed.stdout
     done = processes.run("-c", "import gdn_cuda", GDN_JIT_CACHE_DIR=str(cache))
-    assert done.stderr == "", "nobody asks at import"
+    assert done.stderr == "", "winners are not read at import"
     assert "a thread" in explain(cache)
     assert "forgot 1 tuned problem in" in gdn("tune", "--clear", cache=cache).stdout
     assert list((cache / "tuned").iterdir()) == []
@@ -223,7 +223,7 @@ def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
     cleared = gdn("cache", "clear", cache=cache).stdout
     assert "kept what `tune` stored (1); `python -m gdn_cuda tune --clear` forgets it" in cleared
     assert json.loads(gdn("cache", "clear", "--json", cache=cache).stdout)["tuned_kept"] == 1
-    assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == [], "they are no kernels"
+    assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == [], "winners are not listed as kernels"
     assert files(cache) == 1
 
 

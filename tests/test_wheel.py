@@ -1,6 +1,6 @@
-"""The compiled libraries as a wheel ships them: what they show, where they look, what they give away, how they are hardened.
+"""The compiled libraries as a wheel ships them: exported symbols, RUNPATH, embedded paths, hardening.
 
-They are those that this environment has installed; making a wheel takes minutes (`./develop.sh wheel`).
+Tested are the libraries installed in this environment, as building a wheel takes minutes (`./develop.sh wheel`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def undefined(library: Path) -> set[str]:
 
 
 def exported(library: Path) -> set[str]:
-    """The names of what it defines for others, without parameters."""
+    """Names of exported symbols, without parameters."""
     lines = output("nm", "-DC", "--defined-only", library).splitlines()
     return {re.sub(r"\[abi:\w+\]|\(.*|^(typeinfo|vtable)( name)? for ", "", line.split(maxsplit=2)[2]) for line in lines}
 
 
 @every_library
 def test_runpath_has_no_empty_or_relative_folder(library: Path) -> None:
-    """An empty entry of RUNPATH is the current folder: whoever can write there would be loaded."""
+    """An empty entry means the current folder, from which anybody's library would be loaded."""
     for place in runpath(library):
         assert place.startswith(("$ORIGIN/", "/")), runpath(library)
 

@@ -1,4 +1,4 @@
-"""Every registered configuration compiles through NVRTC for Hopper, nothing spilled; every kernel for its other GPUs too."""
+"""Every registered configuration compiles through NVRTC for Hopper without spills, every kernel also for its other GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine code must have: wide accesses where rows are aligned, tensor cores where meant, and no local memory."""
+"""The machine code: 16-byte accesses where rows are aligned, tensor cores where intended, no local memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning on the GPU: every candidate is right and is what runs, the winner decides calls, and warm calls cost the same."""
+"""Tuning on the GPU: every candidate is correct and really runs, later calls use the winner, and warm calls cost the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVRTC and nvcc, and what they are asked to leave behind: dumps, line information, one line a compile."""
+"""Compiling with NVRTC and nvcc: resources, odd environments, dumps, line information, printed lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from jit_helpers import NOBODY, Start, choose, entries, entry_of, kernel, leftovers, need_root, nvcc
+from jit_helpers import NOBODY, NOWHERE, Start, choose, entries, entry_of, kernel, leftovers, need_root, nvcc
 
 COMPILERS = ["nvrtc", "nvcc"]
 PRINTED = re.compile(r"compiled test/scale \{\} in \d+\.\d\d s: [1-9]\d* registers, (\d+) B shared, \d+ B spills", re.MULTILINE)
@@ -61,7 +61,7 @@ def test_paths_with_spaces_and_unicode(start: Start, tmp_path: Path, wheels: dic
 
 
 def test_nvcc_writes_temporaries_to_the_cache_folder_without_a_temporary_one(start: Start, cache: Path) -> None:
-    child = start(TMPDIR="/proc/self/nowhere", **choose("nvcc"))
+    child = start(TMPDIR=NOWHERE, **choose("nvcc"))
     assert child.origin(kernel()) == "compiled"
     assert leftovers(cache) == []
 

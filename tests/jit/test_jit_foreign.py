@@ -1,4 +1,4 @@
-"""What the library did not make stays as it is, wherever its variables point; and nothing that lies in the way stops it."""
+"""Files that the library did not create stay unchanged wherever its variables point, and never make it fail or block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jit_helpers import ARCH, Child, Gate, Start, entries, entry_of, kernel, leftovers, locks
+from jit_helpers import ARCH, NOWHERE, Child, Gate, Start, entries, entry_of, kernel, leftovers, locks
 
 HOURS = 3600
 KEY = "0123456789abcdef" * 4
@@ -34,7 +34,7 @@ PRECIOUS = (
 
 
 def precious_files(folder: Path) -> None:
-    """Files and folders of a user, some of which have nearly the names of ours; with times two hours off either way."""
+    """Creates a user's files and folders, some named almost like ours, with times two hours in the past or future."""
     for number, name in enumerate(PRECIOUS):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def test_a_special_file_named_like_an_entry_neither_blocks_nor_fills_memory(star
     assert child.call("cache_clear") == 0
     assert child.origin(kernel()) == "compiled"
     again = child.origin(kernel())
-    if odd is make_vast:  # a regular file under this very name can only be ours
+    if odd is make_vast:  # a regular file of this name can only be ours, and is replaced
         assert again == "disk"
         return
     assert again == "memory"
@@ -199,7 +199,7 @@ ssize_t read(int fd, void* bytes, size_t count) {
 def test_an_entry_with_a_read_error_is_not_removed(start: Start, cache: Path, tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler to make reads fail with")
+        pytest.skip("no C compiler to build the failing read() with")
     source, shim = tmp_path / "shim.c", tmp_path / "shim.so"
     source.write_text(FAILING_READS)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
@@ -241,7 +241,7 @@ def test_processes_killed_at_random_leave_intact_entries_and_drafts_that_are_rem
 
 
 def test_a_draft_is_removed_once_its_process_is_dead_whatever_its_timestamps(start: Start, gate: Gate, cache: Path) -> None:
-    writer = start(TMPDIR="/proc/self/nowhere", **gate.variables)  # so nvcc works in a draft in the cache
+    writer = start(TMPDIR=NOWHERE, **gate.variables)  # so nvcc works in a draft in the cache
     writer.send_compile(kernel())
     gate.wait_for(1)
     [draft] = [path for path in leftovers(cache) if path.parent == cache]
@@ -254,6 +254,6 @@ def test_a_draft_is_removed_once_its_process_is_dead_whatever_its_timestamps(sta
         assert other.call("cache_clear") == 1
         assert draft.exists()
         assert list(draft.iterdir())
-    writer.kill()  # its nvcc lives on, which must not keep the draft
+    writer.kill()  # its nvcc still runs, which must not keep the draft
     assert start().origin(kernel(3)) == "compiled"
     assert leftovers(cache) == []

@@ -1,4 +1,4 @@
-"""Ctrl-C ends whatever a call waits for, as KeyboardInterrupt, and nothing of it is remembered: the next call works."""
+"""Ctrl-C ends any compile or wait with KeyboardInterrupt, and the next call works."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jit_helpers import Child, Gate, Start, kernel, leftovers, locks, slow_kerne
 
 from gdn_cuda import runtime
 
-SOON = 3.0  # seconds; a tenth of one on a quiet machine
-NVRTC_STARTED = 1.0  # seconds after which a compile is surely inside NVRTC, which tells nobody
+SOON = 3.0  # seconds; about 0.1 on an idle machine
+NVRTC_STARTED = 1.0  # seconds after which a compile has surely entered NVRTC, which cannot be observed
 
 
 def assert_interrupted(child: Child) -> None:
@@ -38,7 +38,7 @@ def test_ctrl_c_ends_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
     assert_interrupted(child)
     assert child.origin(kernel(1)) == "compiled"
     assert locks(cache)[0].read_text() == "", "the lock is free"
-    child.send_compile(slow_kernel())  # nothing was kept of it
+    child.send_compile(slow_kernel())  # it was not cached
     time.sleep(NVRTC_STARTED)
     assert_interrupted(child)
 
@@ -69,13 +69,13 @@ def test_ctrl_c_ends_a_wait_for_another_process(start: Start, gate: Gate, cache:
 
 def test_ctrl_c_ends_a_wait_for_another_thread(start: Start, gate: Gate) -> None:
     child = start(**gate.variables)
-    child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    child.compile_by("in_background", kernel())
     gate.wait_for(1)
     child.send_compile(kernel())
     time.sleep(0.2)
     assert_interrupted(child)
     gate.open()
-    assert child.call("join")["value"]["origin"] == "compiled", "the other thread hears nothing of it"
+    assert child.call("join")["value"]["origin"] == "compiled", "the other thread is not interrupted"
     assert child.origin(kernel()) == "disk"
 
 
@@ -128,7 +128,7 @@ def test_ctrl_c_ends_all_threads_of_an_ahead_of_time_compile(gate: Gate, cache: 
     sent = time.monotonic()
     child.send_signal(signal.SIGINT)
     assert child.wait() == 77
-    assert time.monotonic() - sent < 2 * SOON  # with the interpreter's end
+    assert time.monotonic() - sent < 2 * SOON  # includes the end of the interpreter
     assert leftovers(cache) == []
 
 
@@ -146,13 +146,13 @@ except KeyboardInterrupt:
 
 
 def test_a_process_exits_cleanly_after_an_interrupted_compile(cache: Path) -> None:
-    """exit() destroys what NVRTC, which still compiles, works with: the process waits for it."""
+    """exit() destroys objects that a running NVRTC still uses, so the process waits for NVRTC."""
     environment = os.environ | {"GDN_JIT_CACHE_DIR": str(cache)}
     done = subprocess.run([sys.executable, "-c", EXIT], env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
-# ---- Through torch's dispatcher, which knows nothing of interrupts
+# ---- Through torch's dispatcher, which does not check for signals
 
 OPERATOR = """
 #include <torch/csrc/stable/library.h>

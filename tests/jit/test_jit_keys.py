@@ -1,4 +1,4 @@
-"""What makes another cache entry, and what must not."""
+"""What changes a cache key, and what must not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ import pytest
 from jit_helpers import Child, Gate, Start, choose, copy_cuda_home, edit, entries, entry_of, kernel, nvcc
 
 SETTLED = 2.2  # seconds after which csrc/jit/file_memo.cpp trusts a file's status
-
-
-@pytest.fixture
-def library(tmp_path: Path, wheels: dict[str, Path]) -> Path:
-    """A copy of our own header tree, to edit."""
-    folder = tmp_path / "library"
-    shutil.copytree(wheels["library_root"] / "gdn_cuda", folder / "gdn_cuda")
-    return folder
 
 
 def started_with(start: Start, library: Path, **options: Any) -> Child:
@@ -42,7 +34,7 @@ def including(*names: str) -> str:
 
 @pytest.fixture
 def a_header(library: Path) -> Path:
-    """What including(a_header.name) includes."""
+    """The header that including(a_header.name) includes."""
     return header(library, "a.cuh")
 
 

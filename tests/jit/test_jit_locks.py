@@ -1,4 +1,4 @@
-"""One compile a key a node: processes, threads and forks that want the same kernel at the same time."""
+"""Processes, threads and forks that want the same kernel at the same time compile it once per machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from jit_helpers import Gate, Start, entries, entry_of, kernel, leftovers, locks, wait_for
+from jit_helpers import NOWHERE, Gate, Start, entries, entry_of, kernel, leftovers, locks, wait_for
 
 
 def test_sixteen_cold_processes_compile_once(start: Start, cache: Path) -> None:
@@ -28,16 +28,15 @@ def test_sixteen_cold_processes_compile_once(start: Start, cache: Path) -> None:
 
 def test_sixteen_threads_compile_once(start: Start, cache: Path) -> None:
     child = start(GDN_JIT_PRINT="1")
-    outcomes = child.call("in_threads", 16, "compile_text", "test", "scale", kernel(), "sm_90a")
+    outcomes = child.compile_by("in_threads", kernel(), 16)
     assert Counter(outcome["value"]["origin"] for outcome in outcomes) == {"compiled": 1, "disk": 15}
     assert len(entries(cache)) == 1
     assert child.messages().count("compiled test/scale") == 1
 
 
 def test_sixteen_threads_without_a_disk_compile_once(start: Start) -> None:
-    nowhere = "/proc/self/nowhere"
-    child = start(GDN_JIT_CACHE_DIR=nowhere, HOME=nowhere, TMPDIR=nowhere, GDN_JIT_PRINT="1")
-    outcomes = child.call("in_threads", 16, "compile_text", "test", "scale", kernel(), "sm_90a")
+    child = start(GDN_JIT_CACHE_DIR=NOWHERE, HOME=NOWHERE, TMPDIR=NOWHERE, GDN_JIT_PRINT="1")
+    outcomes = child.compile_by("in_threads", kernel(), 16)
     assert Counter(outcome["value"]["origin"] for outcome in outcomes) == {"compiled": 1, "memory": 15}
     assert child.messages().count("compiled test/scale") == 1
 
@@ -104,17 +103,17 @@ def test_kernels_compile_where_lock_files_cannot_be_created(start: Start, cache:
 
 def test_forked_children_compile_and_find_entries(start: Start, cache: Path) -> None:
     child = start()
-    assert child.call("in_fork", "compile_text", "test", "scale", kernel(1), "sm_90a")["value"]["origin"] == "compiled"
+    assert child.compile_by("in_fork", kernel(1))["value"]["origin"] == "compiled"
     assert child.origin(kernel(1)) == "disk"
     assert child.origin(kernel(2)) == "compiled"  # NVRTC is loaded now
-    assert child.call("in_fork", "compile_text", "test", "scale", kernel(3), "sm_90a")["value"]["origin"] == "compiled"
-    assert child.call("in_fork", "compile_text", "test", "scale", kernel(2), "sm_90a")["value"]["origin"] == "disk"
+    assert child.compile_by("in_fork", kernel(3))["value"]["origin"] == "compiled"
+    assert child.compile_by("in_fork", kernel(2))["value"]["origin"] == "disk"
     assert len(entries(cache)) == 3
 
 
 def test_a_child_forked_during_a_compile_does_not_hold_its_lock(start: Start, gate: Gate) -> None:
     child = start(**gate.variables)
-    child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    child.compile_by("in_background", kernel())
     gate.wait_for(1)
     fork = child.call("leave_fork", 60.0)  # inherits the lock's descriptor
     gate.open()

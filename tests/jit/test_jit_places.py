@@ -1,17 +1,16 @@
-"""Where the cache lives when the first choice cannot be used: the next place, then memory, with one warning."""
+"""Where the cache is when the first folder cannot be used: in the next one, then in memory, with one warning."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jit_helpers import NOBODY, Child, Start, entries, kernel, leftovers, need_mounts, need_root
-
-NOWHERE = "/proc/self/nowhere"  # where not even root makes a folder
+from jit_helpers import NOBODY, NOWHERE, Child, Start, entries, kernel, leftovers, need_mounts, need_root
 
 
 def assert_one_warning(child: Child, *parts: object) -> None:
@@ -210,7 +209,7 @@ def test_the_next_folder_is_used_when_a_disk_can_no_longer_be_written(
     assert child.origin(kernel(1)) == "compiled"
     assert child.call("cache_directory") == str(first)
     happens(small_disk)
-    outcomes = child.call("in_threads", 4, "compile_text", "test", "scale", kernel(2), "sm_90a")
+    outcomes = child.compile_by("in_threads", kernel(2), 4)
     assert sorted(outcome["value"]["origin"] for outcome in outcomes) == ["compiled", "disk", "disk", "disk"]
     assert child.origin(kernel(3)) == "compiled"
     assert child.origin(kernel(1)) == "disk"  # still read where it is
@@ -257,8 +256,6 @@ def assert_one_warning_of_a_failed_write(child: Child, folder: Path, reason: str
 
 
 def test_a_deleted_cache_folder_is_created_again(start: Start, cache: Path) -> None:
-    import shutil
-
     child = start()
     assert child.origin(kernel()) == "compiled"
     shutil.rmtree(cache)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from jit_helpers import (
     ARCH,
+    HIDE_CUDA,
     NOBODY,
+    NOWHERE,
     CallFailed,
     Child,
     Start,
@@ -23,9 +25,6 @@ from jit_helpers import (
     need_root,
     seal,
 )
-
-HIDE_CUDA = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
-NOWHERE = "/proc/self/nowhere"
 
 
 @pytest.fixture(scope="session")
@@ -125,10 +124,8 @@ def test_a_corrupt_prebuilt_entry_is_skipped(
 
 
 def test_prebuilt_kernels_of_other_sources_are_not_used(
-    start: Start, image: Path, tmp_path: Path, wheels: dict[str, Path], registered: tuple[str, str]
+    start: Start, image: Path, library: Path, registered: tuple[str, str]
 ) -> None:
-    library = tmp_path / "library"
-    shutil.copytree(wheels["library_root"] / "gdn_cuda", library / "gdn_cuda")
     child = start(GDN_JIT_PREBUILT_DIR=image)
     child.call("init", str(library), "")
     assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"  # the same sources elsewhere

@@ -1,4 +1,4 @@
-"""The C++ API without a GPU: the example compiles, links, and says so."""
+"""The C++ API without a GPU: the example compiles, links, and reports that there is none."""
 
 from __future__ import annotations
 

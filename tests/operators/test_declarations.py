@@ -1,4 +1,4 @@
-"""What follows from the declaration of an operator: the function's own signature and text, and the reference's."""
+"""The function generated from a declaration has its signature and docstring, and its reference the same signature."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_reference_writes_into_no_output() -> None:
 
 def test_a_missing_parameter_is_an_error_that_names_it() -> None:
     def fused_gdn_gating(A_log: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-        """One too few."""
+        """Lacks dt_bias."""
 
     with pytest.raises(TypeError, match=r"^fused_gdn_gating: expected parameters dt_bias, which its operator"):
         operator()(fused_gdn_gating)

@@ -1,4 +1,4 @@
-"""Registration: schema and declared mutation, and fake implementations that say what the real call gives."""
+"""Registration: schemas, declared mutation, and fake implementations, whose results have the geometry of real ones."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ def test_opcheck(case: Case, seed: int) -> None:
 def test_every_operator_has_an_example() -> None:
     called = {operator_call(case)[0].name() for case in CASES.values()}
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gdn_cuda::")}
-    about_gradients = {"gdn_cuda::without_gradient", "gdn_cuda::refuse_backward"}  # added by compiled code (ops/autograd.py)
-    # Parts of the C++ plan of the Toeplitz solvers under names of their own, which tests call and no graph has.
+    about_gradients = {
+        "gdn_cuda::without_gradient",
+        "gdn_cuda::refuse_backward",
+    }  # called by compiled code (operators/autograd.py)
+    # Parts of the C++ plan of the Toeplitz solvers, registered for tests only.
     of_the_plan = {f"gdn_cuda::toeplitz_{name}" for name in ("matvec_by_transforms", "solve_within", "solve_positive_within",
                                                              "pcg_long", "inverse_apply_in_torch")}  # fmt: skip
     assert {name for name in registered if "::validate_" not in name} - about_gradients - of_the_plan == called
@@ -87,7 +90,7 @@ def test_only_declared_arguments_change(case: Case, seed: int) -> None:
 
 
 def test_every_argument_declared_as_written_is_written() -> None:
-    """What an operator says it writes, it writes in some example."""
+    """In at least one example."""
     declared, changed = set(), set()
     for case in CASES.values():
         operator, arguments = operator_call(case)

@@ -1,11 +1,11 @@
-"""Whatever device memory says (cu_seqlens, slots, accepted counts, step slots), nothing out of range is read or written.
+"""Whatever cu_seqlens, slots, accepted counts and step slots contain, nothing out of range is read or written.
 
-Guard bands around what callers own show stray writes nearby; all others, and every stray read, show under
+Guard bands around the tensors catch stray writes nearby; compute-sanitizer catches all others, and stray reads:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --kernel-name kernel_substring=gdn_cuda \\
         python -m pytest -q -p no:xdist tests/gdn/gpu/test_fuzz.py
 
-(the variable gives each tensor an allocation of its own). GDN_PREFILL=mma and =recurrent take chunked_forward's other kernels.
+(the variable gives each tensor its own allocation). GDN_PREFILL=mma and =recurrent select the other kernels of chunked_forward.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gdn_cuda import InferenceMode
 from gdn_cuda.gdn.inputs import make_gdn_inputs
 
 ROUNDS = 12
-BOUND = 1e-2  # this is about indices; other files are about errors
-MARGIN, GUARD = 1 << 14, 12288.0  # elements on either side, and what is in them: exact in bf16
+BOUND = 1e-2  # loose: other files test the accuracy
+MARGIN, GUARD = 1 << 14, 12288.0  # elements on either side, and their value, exact in bf16
 EXTREMES = {torch.int32: (-(2**31), 2**31 - 1), torch.int64: (-(2**63), 2**63 - 1)}
 
 
@@ -91,8 +91,8 @@ def packed_inputs(rng: random.Random, dtype: torch.dtype, dk: int, dv: int) -> d
 
 
 def check_in_range(x: dict[str, Tensor], out: Tensor, states: Tensor) -> None:
-    """States of sequences whose offsets are in order and in range, and outputs of tokens that only one of them has. Tokens past
-    the end of the last sequence are nobody's: those outputs are zero."""
+    """Checks states of sequences with valid offsets, and outputs of tokens that belong to exactly one of them. Tokens after the
+    last sequence belong to none: their outputs are zero."""
     tokens, cu_seqlens = x["value"].shape[0], x["cu_seqlens"].tolist()
     spans = []
     for first, last in pairwise(cu_seqlens):
@@ -164,7 +164,7 @@ def test_recurrent_forward_clamps_any_accepted_count(seed: int) -> None:
 
 
 def spoilt(rng: random.Random, indices: Tensor, slots: int) -> Tensor:
-    """Some of them negative, past the pool, or anything at all."""
+    """The indices, some replaced by negative, too large or arbitrary ones."""
     flat = indices.flatten().tolist()
     for i in range(len(flat)):
         if rng.random() < 0.3:
@@ -184,7 +184,7 @@ def decode_step(rng: random.Random, guarded: Guarded, B: int, T: int, slots: int
 @pytest.mark.parametrize("dk,dv", [(128, 128), (40, 24)])
 @pytest.mark.parametrize("how", ["decode", "verify in slots", "verify in step states", "packed"])
 def test_fused_decode_treats_any_wrong_slot_as_absent(how: str, dk: int, dv: int, seed: int) -> None:
-    """Against the same call with indices that are right: what is wrong counts as -1, but for the NaN that says so."""
+    """Equals the call with -1 in place of each wrong index, but for NaN in the outputs of those past the pool."""
     for rng, dtype in rounds(seed):
         B, T = rng.choice([1, 3, 40]), 1 if how in ("decode", "packed") else rng.choice([1, 2, 5])
         per_token, slots = how == "verify in slots", B * T + 3

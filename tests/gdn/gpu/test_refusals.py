@@ -1,4 +1,4 @@
-"""What the GDN operators refuse on the GPU is what they refuse on the CPU, and before anything is written."""
+"""The GDN operators refuse on the GPU what they refuse on the CPU, before anything is written."""
 
 from __future__ import annotations
 

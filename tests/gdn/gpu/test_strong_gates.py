@@ -1,6 +1,6 @@
 """Strong gates and resets through every kernel, against the recurrence in fp64 (tests/gdn/strong_gates.py).
 
-What chunked_forward is asked here holds for each of its kernels: the last test runs this file again with GDN_PREFILL.
+The last test runs this file again with GDN_PREFILL, for the other kernels of chunked_forward.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_norms_dtypes_and_more_heads_than_fit_at_once(
     x["gate"] = x["gate"].to(gate_dtype)
     out, state = chunked_forward(x, use_qk_l2norm=True)
     unit = {name: torch.nn.functional.normalize(x[name].double(), dim=-1) for name in ("query", "key")}
-    few = {name: t[:1] for name, t in (x | unit).items()}  # the oracle takes its time
+    few = {name: t[:1] for name, t in (x | unit).items()}  # the oracle is slow
     check(case, out[:1], state[:1], few, BOUND, BOUND)
     assert state.isfinite().all()
 
@@ -110,14 +110,14 @@ def test_recurrent_forward(case: Case, mode: InferenceMode, seed: int) -> None:
 @pytest.mark.parametrize("case", ONE_GATE[::4] + SEVERAL + STATES[::3], ids=id_of)
 def test_fused_decode(case: Case, seed: int) -> None:
     x = case.inputs(seed, beta_max=1.0, **GPU)
-    check_decode(case, x, BOUND, 1e-4)  # a gate made of its own inverse has lost some digits
+    check_decode(case, x, BOUND, 1e-4)  # inverting softplus to obtain the gate costs some digits
 
 
 @pytest.mark.parametrize("gate", [-1e4, -INF])
 @pytest.mark.parametrize("state", [0.0, INF, NAN])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 def test_verify_and_staged_decode(gate: float, state: float, state_dtype: torch.dtype, seed: int) -> None:
-    """So many sequences that a few tokens go through gdn/verify and one token through gdn/decode's ring of stages."""
+    """Enough sequences that several tokens run in gdn/verify, and one token in the staged configuration of gdn/decode."""
     case = Case("verify", ((2, gate),), state=state)
     x = case.inputs(seed, B=64, T=5, Hk=8, Hv=16, beta_max=1.0, **GPU)
     x["state"] = x["state"].to(state_dtype)
@@ -192,10 +192,10 @@ def test_decode_with_an_infinite_rate(seed: int) -> None:
     assert torch.equal(out, expected) and torch.equal(pool, undecayed) and out.isfinite().all()
 
 
-@pytest.mark.skipif(PATH != "auto", reason="this is the child")
+@pytest.mark.skipif(PATH != "auto", reason="this is the process with GDN_PREFILL")
 @pytest.mark.parametrize("path", ["mma", "recurrent"])
 def test_chunked_forward_through_another_kernel(path: str) -> None:
-    """The variable is read once a process, so another one runs this file."""
+    """In a new process, as the variable is read once per process."""
     only = "chunked or dimensions or norms or long or checkpoints or stays"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", only, __file__]
     done = subprocess.run(command, env={**os.environ, "GDN_PREFILL": path}, capture_output=True, text=True)

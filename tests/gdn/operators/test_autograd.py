@@ -1,4 +1,4 @@
-"""Gradients of the GDN operators: none, and no call under autograd says otherwise or leaves something half written."""
+"""The GDN operators have no gradients: their backward raises, and calls that are refused write nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Wrong input: an error that names function, argument, expected and got, and nothing written.
+"""Wrong input raises an error that names function, argument, expected and actual value, and nothing is written.
 
-Two tables. `test_a_wrong_tensor_is_refused_by_name` changes each tensor of a valid call in each way that can be wrong; `test_a_wrong_value_is_refused_by_name` lists what
-has to be said by hand: ranges, partners, options.
+test_a_wrong_tensor_is_refused_by_name changes each tensor of valid calls in every way that can be wrong. WRONG_VALUES lists
+ranges, missing arguments and options by hand.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TENSOR_CASES = [
     "compute-o",
     "compute-o-packed",
 ]
-# Any strides will do.
+# Arguments that may have any strides.
 ANY_STRIDE = {
     "recurrent_forward": "beta gate num_accepted_tokens",
     "fused_decode": "a b state_indices",
@@ -56,7 +56,7 @@ ANY_STRIDE = {
     "chunk_local_cumsum_bf16": "input output chunk_indices",
     "bf16_gdn_compute_u_w": "chunk_indices",
 }
-# Of the sizes one more or less, those that are legal: more room than needed.
+# Sizes one larger or smaller that are legal, most because there may be more room than needed.
 LEGAL_SIZES = {
     ("u-w", "k", 2, -1),  # one key head for all value heads
     ("u-w-packed", "k", 1, -1),
@@ -101,7 +101,7 @@ def resized(x: Tensor, dim: int, by: int) -> Tensor:
 
 
 def wrong_tensors(case: Case, arguments: Arguments) -> Iterator[tuple[str, str, Tensor]]:
-    """(what is wrong, argument, the wrong tensor)"""
+    """Yields (defect, argument, wrong tensor)."""
     for name, x in arguments.items():
         if not isinstance(x, Tensor):
             continue
@@ -117,7 +117,7 @@ def wrong_tensors(case: Case, arguments: Arguments) -> Iterator[tuple[str, str, 
             yield "stride", name, torch.stack([x, x], dim=-1)[..., 0]
 
 
-# Hints have no rank, and leading dimensions of what is transposed are free.
+# chunk_indices is a hint of any rank; transpose_to_mn_major takes any leading dimensions.
 LEGAL_RANKS = {("chunk_indices", "rank+1"), ("chunk_indices", "rank-1"), ("input", "rank+1")}
 
 
@@ -137,14 +137,13 @@ def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
         except (AssertionError, pytest.fail.Exception) as failure:
             failures.append(f"{where}: {failure}")
             continue
-        # The others are compared with the anchor, and heads with those of value: then it is one of them that is named.
+        # A wrong anchor or value makes the tensors that are compared with it look wrong: the error may name one of those.
         if named != argument and argument not in (anchor, "value", "v", "u", "q", "cu_seqlens"):
             failures.append(f"{where}: the error names {named}")
     assert not failures
 
 
 def test_every_declared_tensor_is_tested_with_wrong_values() -> None:
-    """Of every declared operator, every argument that is a tensor or None."""
     broken = {(CASES[name].function.__name__, argument) for name in TENSOR_CASES for argument in arguments_of(CASES[name])}
     declared = {
         (function, schema.arguments[i])
@@ -177,7 +176,7 @@ def test_a_tensor_on_another_device_is_refused(name: str) -> None:
             refuses(case, public | {declared[i]: public[declared[i]].to("meta")})
 
 
-def wide(**changes: Any) -> Callable[[Arguments], Arguments]:
+def changing(**changes: Any) -> Callable[[Arguments], Arguments]:
     return lambda arguments: arguments | changes
 
 
@@ -207,7 +206,7 @@ def without(*names: str) -> Callable[[Arguments], Arguments]:
 
 
 def slot_gaps(name: str) -> Callable[[Arguments], Arguments]:
-    """Each state with gaps inside."""
+    """States whose own elements are not contiguous."""
     return lambda arguments: arguments | {name: arguments[name].mT.contiguous().mT}
 
 
@@ -221,58 +220,58 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("recurrent-PREFILL", "value", dims(dv=264)),
     ("recurrent-PREFILL", "value", dims(hv=3)),
     ("recurrent-PREFILL", "value", dims(hv=0)),
-    # partners
-    ("gating", "a", wide(is_var_len=True)),
-    ("gating-packed-fp16", "a", wide(is_var_len=False)),
-    ("recurrent-PREFILL", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    # arguments that need, or exclude, one another
+    ("gating", "a", changing(is_var_len=True)),
+    ("gating-packed-fp16", "a", changing(is_var_len=False)),
+    ("recurrent-PREFILL", "cu_seqlens", changing(cu_seqlens=ints(0, 3))),
     ("recurrent-PREFILL-packed", "cu_seqlens", without("cu_seqlens")),
-    ("recurrent-PREFILL", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
-    ("recurrent-accepted", "num_accepted_tokens", wide(state=None)),
-    ("recurrent-accepted", "num_accepted_tokens", wide(num_accepted_tokens=ints(1))),
-    ("recurrent-accepted", "state", wide(inference_mode=0, num_accepted_tokens=None)),
-    ("decode", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    ("recurrent-PREFILL", "num_accepted_tokens", changing(num_accepted_tokens=ints(1, 1))),
+    ("recurrent-accepted", "num_accepted_tokens", changing(state=None)),
+    ("recurrent-accepted", "num_accepted_tokens", changing(num_accepted_tokens=ints(1))),
+    ("recurrent-accepted", "state", changing(inference_mode=0, num_accepted_tokens=None)),
+    ("decode", "cu_seqlens", changing(cu_seqlens=ints(0, 3))),
     ("decode-packed", "cu_seqlens", without("cu_seqlens")),
-    ("decode", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
-    ("decode-no-indices", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
+    ("decode", "num_accepted_tokens", changing(num_accepted_tokens=ints(1, 1))),
+    ("decode-no-indices", "num_accepted_tokens", changing(num_accepted_tokens=ints(1, 1))),
     (STEPS, "step_slots", without("step_slots")),
     (STEPS, "step_states", without("step_states")),
-    ("chunked", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    ("chunked", "cu_seqlens", changing(cu_seqlens=ints(0, 3))),
     ("chunked-packed", "cu_seqlens", without("cu_seqlens")),
-    ("chunked", "chunk_indices", wide(chunk_indices=ints(0, 0))),
-    ("chunked", "cu_chunks", wide(cu_chunks=ints(0, 1, 2))),
+    ("chunked", "chunk_indices", changing(chunk_indices=ints(0, 0))),
+    ("chunked", "cu_chunks", changing(cu_chunks=ints(0, 1, 2))),
     ("chunked-pool", "state", without("state")),
-    ("cumsum", "chunk_indices", wide(chunk_indices=ints(0, 0))),
-    ("u-w", "chunk_indices", wide(chunk_indices=ints(0, 0))),
-    ("compute-o", "cu_chunks", wide(cu_chunks=ints(0, 1, 2))),
+    ("cumsum", "chunk_indices", changing(chunk_indices=ints(0, 0))),
+    ("u-w", "chunk_indices", changing(chunk_indices=ints(0, 0))),
+    ("compute-o", "cu_chunks", changing(cu_chunks=ints(0, 1, 2))),
     # ranges
-    ("recurrent-PREFILL", "inference_mode", wide(inference_mode=3)),
-    ("recurrent-PREFILL", "inference_mode", wide(inference_mode=-1)),
-    ("recurrent-PREFILL", "scale", wide(scale=float("nan"))),
-    ("decode", "scale", wide(scale=float("inf"))),
-    ("decode", "null_slot", wide(null_slot=-1)),
-    ("decode-no-indices", "state_pool", wide(state_pool=torch.zeros(1, HV, DV, DK))),
-    ("decode-verify", "state_indices", wide(state_indices=ints(1, 2)[:, None])),
-    (STEPS, "step_states", wide(step_states=torch.zeros(3, 2, HV, DV, DK))),
-    (STEPS, "step_states", wide(step_states=torch.zeros(3, 4, HV, DV, DK).bfloat16())),
-    ("chunked", "checkpoint_every", wide(checkpoint_every=32)),
-    ("chunked", "checkpoint_every", wide(checkpoint_every=-64)),
-    ("chunked", "state_dtype", wide(state_dtype=torch.float16)),
-    ("chunked-pool", "state_dtype", wide(state_dtype=torch.bfloat16)),
-    ("chunked-packed", "chunk_indices", wide(chunk_indices=ints(0, 0, 1))),
-    ("chunked-packed", "cu_chunks", wide(cu_chunks=ints(0, 1))),
-    ("mn-major-fp32", "alignment", wide(alignment=0)),
-    ("mn-major-fp32", "alignment", wide(alignment=-16)),
-    ("mn-major-fp32", "alignment", wide(alignment=6)),
-    ("cumsum", "input", wide(batch_size=3)),
-    ("cumsum", "input", wide(seq_len=4)),
-    ("cumsum", "input", wide(num_heads=HV + 1)),
-    ("cumsum-packed", "cu_seqlens", wide(batch_size=2)),
-    ("u-w", "compiled_dims", wide(compiled_dims="x")),
-    ("state-update", "compiled_dims", wide(compiled_dims="T")),
-    ("state-update", "chunk_size", wide(chunk_size=32)),
-    ("compute-o", "chunk_size", wide(chunk_size=128)),
-    ("state-update-packed", "state", wide(state=torch.zeros(1, HV, DV, DK))),
-    # dtypes and strides that go with others
+    ("recurrent-PREFILL", "inference_mode", changing(inference_mode=3)),
+    ("recurrent-PREFILL", "inference_mode", changing(inference_mode=-1)),
+    ("recurrent-PREFILL", "scale", changing(scale=float("nan"))),
+    ("decode", "scale", changing(scale=float("inf"))),
+    ("decode", "null_slot", changing(null_slot=-1)),
+    ("decode-no-indices", "state_pool", changing(state_pool=torch.zeros(1, HV, DV, DK))),
+    ("decode-verify", "state_indices", changing(state_indices=ints(1, 2)[:, None])),
+    (STEPS, "step_states", changing(step_states=torch.zeros(3, 2, HV, DV, DK))),
+    (STEPS, "step_states", changing(step_states=torch.zeros(3, 4, HV, DV, DK).bfloat16())),
+    ("chunked", "checkpoint_every", changing(checkpoint_every=32)),
+    ("chunked", "checkpoint_every", changing(checkpoint_every=-64)),
+    ("chunked", "state_dtype", changing(state_dtype=torch.float16)),
+    ("chunked-pool", "state_dtype", changing(state_dtype=torch.bfloat16)),
+    ("chunked-packed", "chunk_indices", changing(chunk_indices=ints(0, 0, 1))),
+    ("chunked-packed", "cu_chunks", changing(cu_chunks=ints(0, 1))),
+    ("mn-major-fp32", "alignment", changing(alignment=0)),
+    ("mn-major-fp32", "alignment", changing(alignment=-16)),
+    ("mn-major-fp32", "alignment", changing(alignment=6)),
+    ("cumsum", "input", changing(batch_size=3)),
+    ("cumsum", "input", changing(seq_len=4)),
+    ("cumsum", "input", changing(num_heads=HV + 1)),
+    ("cumsum-packed", "cu_seqlens", changing(batch_size=2)),
+    ("u-w", "compiled_dims", changing(compiled_dims="x")),
+    ("state-update", "compiled_dims", changing(compiled_dims="T")),
+    ("state-update", "chunk_size", changing(chunk_size=32)),
+    ("compute-o", "chunk_size", changing(chunk_size=128)),
+    ("state-update-packed", "state", changing(state=torch.zeros(1, HV, DV, DK))),
+    # dtypes and strides that do not match the other arguments
     ("recurrent-PREFILL", "key", lambda x: x | {"key": x["key"].half()}),
     ("recurrent-PREFILL", "value", lambda x: x | {"value": x["value"].half()}),
     ("recurrent-PREFILL", "out", lambda x: x | {"out": x["out"].float()}),
@@ -285,7 +284,7 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     (STEPS, "step_states", slot_gaps("step_states")),
     ("state-update", "state", slot_gaps("state")),
     ("state-update", "final_state", slot_gaps("final_state")),
-    # one place in memory for two results
+    # outputs with several elements at one address
     ("recurrent-PREFILL", "out", expanded("out")),
     ("decode", "out", expanded("out")),
     ("decode", "state_pool", expanded("state_pool")),
@@ -299,8 +298,8 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
 ]
 for _packed in ("recurrent-PREFILL-packed", "decode-packed", "chunked-packed", "cumsum-packed", "u-w-packed"):
     for _offsets in ((1, 70, 70, 73), (0, 70, 69, 73), (0, 70, 70, 74), (0, -1, 70, 73)):
-        WRONG_VALUES.append((_packed, "cu_seqlens", wide(cu_seqlens=ints(*_offsets))))
-        WRONG_VALUES.append((_packed, "cu_seqlens", wide(cu_seqlens=ints(*_offsets).long())))
+        WRONG_VALUES.append((_packed, "cu_seqlens", changing(cu_seqlens=ints(*_offsets))))
+        WRONG_VALUES.append((_packed, "cu_seqlens", changing(cu_seqlens=ints(*_offsets).long())))
 
 
 @pytest.mark.parametrize("i", range(len(WRONG_VALUES)), ids=[f"{i}-{row[0]}-{row[1]}" for i, row in enumerate(WRONG_VALUES)])
@@ -325,13 +324,12 @@ WRONG_SLOTS: list[tuple[str, str, Arguments]] = [
 
 @pytest.mark.parametrize("i", range(len(WRONG_SLOTS)), ids=[f"{i}-{row[0]}-{row[1]}" for i, row in enumerate(WRONG_SLOTS)])
 def test_a_slot_past_the_pool_is_refused(i: int) -> None:
-    """Read on the CPU; on a GPU that would wait for the device, and tests/gdn/gpu has what happens instead."""
+    """Checked on the CPU only, as a GPU check would wait for the device (tests/gdn/gpu tests what happens there)."""
     name, argument, changes = WRONG_SLOTS[i]
     assert refuses(CASES[name], arguments_of(CASES[name]) | changes, IndexError) == argument
 
 
 def test_a_refused_decode_writes_nothing_to_out() -> None:
-    """Results are written last: nothing of a refused call is in `out`."""
     case = CASES["decode"]
     arguments = arguments_of(case)
     arguments["out"] = poisoned(arguments["out"])
@@ -369,7 +367,7 @@ NO_TENSORS = [
 def test_an_argument_that_is_not_a_tensor_is_a_one_line_error(
     name: str, argument: str, optional: bool, grad: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, where torch prints its stack or its own declaration of the operator."""
+    """One line, without torch's stack trace or schema."""
     case = CASES[name]
     arguments = arguments_of(case)
     wrong = [3, 1.5, [1, 2], "x"] if optional or argument == "out" else [3, 1.5, [1, 2], "x", None]

@@ -1,4 +1,4 @@
-"""The C++ API of Gated Delta Net on CPU tensors, which takes them to the implementations that Python registers."""
+"""The C++ API of Gated Delta Net on CPU tensors, which it passes to the implementations that Python registers."""
 
 from __future__ import annotations
 

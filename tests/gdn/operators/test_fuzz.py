@@ -1,7 +1,7 @@
-"""The GDN operators on arguments that nobody would write down: layouts, sizes, indices, devices and threads drawn at random.
+"""The GDN operators on random layouts, sizes, indices, devices and threads.
 
-Always the same draws, so a failure here is a failure everywhere. What a test expects comes from elsewhere: sets of addresses
-for overlap, the reference on contiguous copies for values, a CPU call for what a meta or fake call refuses.
+The draws are the same in every run. Expected results come from elsewhere: sets of addresses for overlap, the reference on
+contiguous copies for values, a CPU call for what a meta or fake call refuses.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_a_call_is_refused_exactly_where_addresses_overlap(drawn: Any) -> None:
 
 @st.composite
 def tensors_of_a_decode(draw: st.DrawFn) -> Arguments:
-    """Some expanded, in sizes of 0 and 1 too."""
+    """Arguments of fused_decode, some of them expanded, with sizes of 0 and 1 among them."""
     B, T = draw(st.sampled_from([0, 1, 1, 2, 3])), draw(st.sampled_from([0, 1, 1, 2]))
     heads = draw(st.sampled_from([(1, 1), (1, 2), (2, 2)]))
     seed = draw(st.integers(0, 99))
@@ -104,7 +104,7 @@ def test_expanded_and_empty_tensors_give_the_results_of_their_copies(x: Argument
 # ---- meta and fake tensors
 
 SHAPES = sorted(set(CASES) - {"chunked-no-state", "gating-fp32-dense"})
-VALUES = ("cu_seqlens: expected offsets", "memory apart from", "which overlaps itself")  # that only real tensors show
+VALUES = ("cu_seqlens: expected offsets", "memory apart from", "which overlaps itself")  # errors that only real tensors raise
 
 
 def answer(case: Any, arguments: Arguments) -> str:

@@ -1,6 +1,6 @@
 """Results on CPU tensors: every public function against the reference in fp64, with outputs poisoned first.
 
-The reference itself is tested in tests/gdn/reference; here it is arguments, dtypes, layouts, and who writes what where.
+tests/gdn/reference tests the reference itself; these tests cover arguments, dtypes, layouts and written memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def doubled(arguments: Arguments) -> Arguments:
 
 
 def expected_results(case: Case, arguments: Arguments) -> tuple[list[Tensor], Arguments]:
-    """What the call returns, and what it leaves in the arguments it writes, from the reference in fp64."""
+    """Expected results, and expected contents of the written arguments, from the reference in fp64."""
     x = doubled(arguments)
     function = case.function
     if function is gdn_cuda.fused_gdn_gating:

@@ -1,4 +1,4 @@
-"""Sizes beyond 32 bits: handed to kernels whole, or refused; by expanded and meta tensors, which need no memory."""
+"""Sizes beyond 32 bits reach the kernels untruncated or are refused. Expanded and meta tensors need no memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BF16, FP32, INT = torch.bfloat16, torch.float32, torch.int32
 
 
 def read(*shape: int, dtype: torch.dtype = BF16, device: str = "meta") -> Tensor:
-    """Expanded, but for a contiguous last dimension."""
+    """An expanded tensor with a contiguous last dimension."""
     return torch.zeros(*(1 for _ in shape[:-1]), shape[-1], dtype=dtype, device=device).expand(shape)
 
 

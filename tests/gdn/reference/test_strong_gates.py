@@ -1,4 +1,4 @@
-"""Gates down to -inf in the reference: resets are exact, in both forms, and nothing that came before one shows."""
+"""Gates down to -inf in the reference: in both forms a reset erases all that came before it, exactly."""
 
 from __future__ import annotations
 

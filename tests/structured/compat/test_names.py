@@ -1,4 +1,4 @@
-"""gdn_cuda.compat.s4, .lrnnx and .hotdog: the peers' names compute what the peers say they do."""
+"""gdn_cuda.compat.s4, .lrnnx and .hotdog: functions with the peers' names compute what the peers document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toeplitz solvers on the GPU, against fp64: every size and way, info, gradients, layouts, graphs, nothing waits."""
+"""Toeplitz solvers on the GPU against fp64: every size and algorithm, info, gradients, layouts, graphs, no waiting."""
 
 from __future__ import annotations
 
