@@ -347,4 +347,4 @@ def test_a_peer_that_computes_something_else_is_not_timed(
     assert [row["peers_us"]["FlashQLA"] for row in report["rows"]] == [None, None]
     assert [row["peers_us"]["FLA"] for row in report["rows"]] == [100.0, 100.0]
     bench_table.print_report(report)
-    assert "FlashQLA was not measured at 1×64 16/32: its result is not ours: relative RMS " in capsys.readouterr().out
+    assert "FlashQLA was not measured at 1×64 16/32: its result differs from ours: relative RMS " in capsys.readouterr().out

@@ -153,7 +153,7 @@ def test_cache_clear_names_what_it_leaves(cache: Path) -> None:
     mine.write_text("precious")
     cleared = gdn("cache", "clear", cache=cache)
     assert cleared.returncode == 0
-    assert f"left what has the name of an entry and not its contents: {mine.name}" in cleared.stdout
+    assert f"not removed, as they are not entries despite their names: {mine.name}" in cleared.stdout
     assert json.loads(gdn("cache", "clear", "--json", cache=cache).stdout)["left"] == [mine.name]
     assert mine.read_text() == "precious"
 
@@ -209,7 +209,7 @@ def test_an_arch_that_nothing_is_compiled_for_is_an_error(arguments: tuple[str, 
 def test_jobs_that_are_not_a_positive_integer_are_refused(jobs: str, cache: Path) -> None:
     done = gdn("compile", f"--jobs={jobs}", cache=cache)
     assert done.returncode == 2
-    assert f"argument --jobs: expected a whole number from 1 on, got {jobs}" in done.stderr
+    assert f"argument --jobs: expected a positive integer, got {jobs}" in done.stderr
 
 
 # ---- bench

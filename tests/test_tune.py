@@ -124,9 +124,9 @@ def test_a_winner_is_measured_stored_listed_used_and_removed(cache: Path) -> Non
     assert "8.00 us, the heuristic's own choice 10.00 us" in explained
     assert "a thread" in explain(cache, GDN_TUNED="0")
 
-    assert "forgot 0 tuned problems" in gdn("tune", "--clear", "log_vandermonde", cache=cache).stdout
+    assert "removed 0 tuned problems" in gdn("tune", "--clear", "log_vandermonde", cache=cache).stdout
     assert files(cache) == 2
-    assert "forgot 2 tuned problems" in gdn("tune", "--clear", "cauchy_conj", cache=cache).stdout
+    assert "removed 2 tuned problems" in gdn("tune", "--clear", "cauchy_conj", cache=cache).stdout
     assert files(cache) == 0
     assert "a thread" in explain(cache)
 
@@ -179,18 +179,18 @@ def test_without_a_cache_folder_tune_measures_and_says_that_nothing_is_stored() 
     nowhere = {"HOME": "/proc", "XDG_CACHE_HOME": "/proc/x", "TMPDIR": "/proc/y"}
     done = faked("sound", *TUNE, cache="/proc/gdn_cuda", **nowhere)
     assert done.returncode == 0, done.stderr
-    assert "not kept: there is no usable cache directory (/proc/gdn_cuda: cannot make" in done.stdout
+    assert "not stored: there is no usable cache directory (/proc/gdn_cuda: cannot make" in done.stdout
     assert "8.00" in done.stdout
     listed = gdn("tune", "--list", cache="/proc/gdn_cuda", **nowhere)
     assert listed.returncode == 0
     assert "0 tuned problems in memory only (/proc/gdn_cuda: " in listed.stdout
-    assert "forgot 0 tuned problems" in gdn("tune", "--clear", cache="/proc/gdn_cuda", **nowhere).stdout
+    assert "removed 0 tuned problems" in gdn("tune", "--clear", cache="/proc/gdn_cuda", **nowhere).stdout
 
 
 def test_tune_says_that_winners_are_not_used_when_gdn_tuned_is_off(cache: Path) -> None:
     done = faked("sound", *TUNE, cache=cache, GDN_TUNED="0")
     assert done.returncode == 0, done.stderr
-    assert "it will not decide: GDN_TUNED=0 has it ignored" in done.stdout
+    assert "it will not be used: GDN_TUNED=0 disables stored results" in done.stdout
     assert files(cache) == 1
 
 
@@ -201,7 +201,7 @@ def test_tune_says_when_winners_in_an_earlier_folder_take_precedence(cache: Path
         done = faked("sound", "tune", "cauchy_conj", "9x4x3000", cache=cache, XDG_CACHE_HOME=str(tmp_path / "xdg"))
     assert done.returncode == 0, done.stderr
     assert f"stored in {tmp_path / 'xdg'}" in done.stdout
-    assert f"it will not decide: {cache / 'tuned'} is looked at first" in done.stdout
+    assert f"it will not be used: results in {cache / 'tuned'} take precedence" in done.stdout
 
 
 def test_corrupt_and_foreign_winners_are_listed_ignored_and_cleared(cache: Path) -> None:
@@ -214,14 +214,14 @@ def test_corrupt_and_foreign_winners_are_listed_ignored_and_cleared(cache: Path)
     done = processes.run("-c", "import gdn_cuda", GDN_JIT_CACHE_DIR=str(cache))
     assert done.stderr == "", "winners are not read at import"
     assert "a thread" in explain(cache)
-    assert "forgot 1 tuned problem in" in gdn("tune", "--clear", cache=cache).stdout
+    assert "removed 1 tuned problem in" in gdn("tune", "--clear", cache=cache).stdout
     assert list((cache / "tuned").iterdir()) == []
 
 
 def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
     assert faked("sound", *TUNE, cache=cache).returncode == 0
     cleared = gdn("cache", "clear", cache=cache).stdout
-    assert "kept what `tune` stored (1); `python -m gdn_cuda tune --clear` forgets it" in cleared
+    assert "kept the results of `tune` (1), which `python -m gdn_cuda tune --clear` removes" in cleared
     assert json.loads(gdn("cache", "clear", "--json", cache=cache).stdout)["tuned_kept"] == 1
     assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == [], "winners are not listed as kernels"
     assert files(cache) == 1

@@ -1,4 +1,4 @@
-"""Prefill: the shapes of the table, their inputs, and what a call is measured against."""
+"""Benchmarks of prefill: shapes, inputs, and the bytes and operations of a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Shape:
     key_dim: int = 128
     value_dim: int = 128
     packed: bool = False
-    slow_gates: bool = False  # the state is hardly forgotten in a thousand chunks
+    slow_gates: bool = False  # the state hardly decays in a thousand chunks
     deterministic: bool = False
 
     @property

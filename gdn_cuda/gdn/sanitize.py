@@ -50,7 +50,7 @@ def packed(dk: int, dv: int, **options: Any) -> dict[str, Tensor]:
     return make_packed_gdn_inputs(lengths, dk=dk, dv=dv, dtype=torch.bfloat16, device="cuda", gate_range=(-2.0, 0.0), **options)
 
 
-# What device memory may say that makes no sense, for 271 tokens and 4 sequences; tests/gdn/gpu/test_fuzz.py has more of it.
+# Malformed contents of device memory, for 271 tokens and 4 sequences; tests/gdn/gpu/test_fuzz.py has more of it.
 HOSTILE_OFFSETS = (
     [0, 271, 0, 271, 0],
     [300, 200, 100, 0, -100],
@@ -90,7 +90,7 @@ def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72)
             gdn_cuda.chunked_forward(**x, checkpoint_every=64)
             gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"))
         gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 150)))
-    # Split: with two heads, which remember, their segments are linked; with 32, one of two launches takes the call.
+    # Split sequences: with two heads and weak gates, states carry over between segments; with 32, one of two launches computes.
     for heads, pace in ((2, 1e-4), (32, 1.0), (32, 1e-4)):
         split = padded(*dims[0], 5200, B=1, Hk=heads // 2, Hv=heads)
         split["gate"] *= pace
