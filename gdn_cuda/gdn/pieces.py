@@ -12,7 +12,7 @@ from ..operators import operator
 from . import reference_operators as reference
 from .reference import CHUNK
 
-# ---- Shapes of results, and what runs on CPU tensors
+# ---- Shapes of results, and CPU implementations
 
 
 def _mn_major_shape(x: Any) -> Tensor:

@@ -29,7 +29,7 @@ def decode(tokens: int = 1, sequences: int = 3) -> None:
         pool = draw(sequences + 2, 16, dv, dk, dtype=state)
         gdn_cuda.fused_decode(**heads, a=a, b=b, A_log=draw(16), dt_bias=draw(16), state_pool=pool, state_indices=slots)
 
-        if tokens > 1:  # more sequences than good indices
+        if tokens > 1:  # more sequences than valid indices
             slots = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences, tokens)[:, :tokens]
             accepted = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences)[:sequences]
             gates = {"a": a, "b": b, "A_log": draw(16), "dt_bias": draw(16)}
@@ -66,7 +66,7 @@ def hostile(dk: int, dv: int) -> Iterator[dict[str, Tensor]]:
 
 
 def spoilt_gates(x: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Resets, and a state that is not finite before them: the ways that kernels take rarely."""
+    """Resets, and a state that is not finite before them: rare paths of the kernels."""
     x["gate"][..., 40, :] = -torch.inf
     x["state"][:, 0] = torch.nan
     return x

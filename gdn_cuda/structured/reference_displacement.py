@@ -16,7 +16,7 @@ from .reference_common import check_last, fail, roots_of_unity, same_dtype, wide
 
 
 class DisplacementType(IntEnum):
-    """The equation in which G and H stand on the right."""
+    """The equation whose right-hand side is G Hᵀ."""
 
     CYCLIC_TRANSPOSED = 0  # Z A − A Zᵀ = G Hᵀ. Hankel matrices have rank 2; those constant on cyclic antidiagonals have 0
     CYCLIC = 1  # Z A − A Z = G Hᵀ. Toeplitz matrices have rank 2; circulant ones have 0
@@ -67,7 +67,7 @@ def _right_nodes(disp_type: int, places: Tensor) -> Tensor:
 
 
 def _node_differences(left: Tensor, right: Tensor, n: int) -> Tensor:
-    """e^{−πi l/n} − e^{−πi m/n} as −2i sin(π (l−m)/2n) e^{−πi (l+m)/2n}: neighbouring nodes lose no digits."""
+    """e^{−πi l/n} − e^{−πi m/n} as −2i sin(π (l−m)/2n) e^{−πi (l+m)/2n}: exact for neighbouring nodes."""
     period = max(4 * n, 1)
     halves = (left[:, None] - right).remainder(period).to(torch.float64) * (2 * math.pi / period)
     return -2j * halves.sin() * roots_of_unity(left[:, None] + right, period)

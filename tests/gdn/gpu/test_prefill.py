@@ -65,7 +65,7 @@ def test_dimensions_and_lengths(dk: int, dv: int, T: int, seed: int) -> None:
     assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
 
 
-@pytest.mark.parametrize("B,Hk,Hv", [(1, 1, 1), (3, 2, 16), (9, 16, 32)])  # few blocks, and more than the card holds
+@pytest.mark.parametrize("B,Hk,Hv", [(1, 1, 1), (3, 2, 16), (9, 16, 32)])  # few blocks, and more than run at once
 def test_a_batch_gives_the_bits_of_each_sequence_alone(B: int, Hk: int, Hv: int, seed: int) -> None:
     x = inputs(B=B, T=150, Hk=Hk, Hv=Hv, seed=seed, gate_range=(-1, 0))
     expected, expected_state, _ = oracle(x)
@@ -77,7 +77,7 @@ def test_a_batch_gives_the_bits_of_each_sequence_alone(B: int, Hk: int, Hv: int,
     assert torch.equal(alone[0], out[-1:]) and torch.equal(alone[1], state[-1:])
 
 
-# Few heads: a sequence is split into segments, which begin where the state before them is forgotten, or at its start.
+# With few heads a sequence is split into segments that begin where the previous state has decayed, or at its start.
 @pytest.mark.parametrize("gates", [(-100.0, 0.0), (-2.0, 0.0), (-0.1, 0.0), (-0.001, 0.0)])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("lengths", [None, [1100, 0, 70, 1500]])
@@ -100,8 +100,8 @@ def test_split_sequences_give_the_bits_of_unsplit_ones(
     assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
 
 
-# Long enough for segments that resume with each other's states: these reach across in all heads, in some, or in part of the
-# sequence. Heads choose the rows a block: one group or two, with rows for both or for one, and with rows of M or none.
+# Long enough that segments continue from one another's states: in all heads, in some, or in part of the sequence. The number of
+# heads decides the rows of a block: one group or two, with rows for both or for one, and with rows of M or none.
 REACHING = ("slow", "some heads", "then fast", "then slow", "packed", "pool", "bf16 pool", "none", "fp16")
 HEADS_OF_DIMS = {"96/192": 2, "40/72": 2, "128/64": 2, "64/128": 16, "64/192": 12, "128/256": 8}
 
@@ -145,7 +145,7 @@ def test_states_that_carry_over_from_segment_to_segment(case: str, seed: int) ->
     assert rel_rms(fixed, expected) < bound and rel_rms(fixed_state, expected_state) < bound
 
 
-# Another configuration than the one that splits walks whole sequences faster: both are launched, and one takes the call.
+# The configuration that is fastest without a split differs from the one that splits: both are launched, and one computes.
 @pytest.mark.parametrize("remember", ["no head", "one head", "all heads"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_of_two_launches_one_computes_the_result(remember: str, in_place: bool, seed: int) -> None:
@@ -179,7 +179,7 @@ def test_states_in_a_pool_that_carry_over_from_segment_to_segment(seed: int) -> 
 
 
 def test_fp16_states_between_segments_keep_values_below_the_fp16_range(seed: int) -> None:
-    """A state of which 2^-30 is left, and which nothing is added to, has its own last digits in fp32."""
+    """A state that decays to 2^-30, and to which nothing is added, keeps full fp32 precision."""
     T = 6400
     x = inputs(B=1, T=T, Hk=1, Hv=2, seed=seed, dtype=torch.float16, gate_range=(-1e-9, 0.0))
     x["value"].zero_()

@@ -68,7 +68,7 @@ def pair(folder: Path, kind: str, kernels: str, **options: Any) -> tuple[Any, An
     torch.manual_seed(0)
     peer = model_class(folder, kind, None)(**arguments).double()
     with torch.no_grad():
-        for parameter in peer.parameters():  # it starts with all systems the same
+        for parameter in peer.parameters():  # initially all systems are equal
             parameter.add_(0.1 * torch.randn_like(parameter))
     ours = model_class(folder, kind, kernels)(**arguments).double()
     ours.load_state_dict(peer.state_dict())
@@ -109,7 +109,7 @@ def test_models_give_the_original_results(folder: Path, name: str, rng: torch.Ge
     fresh = pair(folder, kind, OURS, **options)[1]
     fresh.load_state_dict(ours.state_dict())
     assert rel_rms(fresh(x)[0], outputs[1]) < 1e-12
-    peer.load_state_dict(ours.state_dict())  # the same keys, and C̃ means the same
+    peer.load_state_dict(ours.state_dict())  # same keys, and C̃ has the same meaning
     assert rel_rms(peer(x)[0], outputs[1]) < 1e-6
 
 
@@ -118,7 +118,7 @@ def test_states_equal_the_original_ones(folder: Path, name: str, rng: torch.Gene
     kind, options = OPTIONS[name]
     models = pair(
         folder, kind, OURS, **{key: value for key, value in options.items() if key != "dt_tie"}
-    )  # which theirs cannot
+    )  # which the original does not support
     x = torch.randn(2, L, H, generator=rng, dtype=torch.float64)
     state = torch.randn(2, H, N // 2, generator=rng, dtype=torch.complex128)
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_the_original_kernels_run_on_our_functions(folder: Path, rng: torch.Gene
 
 
 def test_only_the_import_differs_from_the_original_models(folder: Path) -> None:
-    """Else the tests above compare something with itself."""
+    """Otherwise the tests above would compare a model with itself."""
     peer, ours = pair(folder, "s4", OURS)
     assert type(peer.layer.kernel).__module__ == "lrnnx.ops.s4_kernel_interface"
     assert type(ours.layer.kernel).__module__ == "gdn_cuda.nn.s4"

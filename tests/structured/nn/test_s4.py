@@ -28,7 +28,7 @@ BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5}
 
 
 def config_of(rng: torch.Generator, dtype: torch.dtype = torch.float64, **shape: Any) -> dict[str, Any]:
-    """With nn.Parameters, as a parent has them."""
+    """With nn.Parameters, as in a parent module."""
     config = make_param_config(rng, dtype=dtype, **shape)
     return config | {name: nn.Parameter(config[name]) for name in TENSORS}
 
@@ -38,7 +38,7 @@ def kernel_of(config: dict[str, Any], l_max: int | None = None) -> S4Kernel:
 
 
 def oracle(config: dict[str, Any], L: int, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """From the C that `config` has now, so before the module is called."""
+    """By the current C of `config`, so to be called before the module."""
     system = s4.system_of({name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in config.items()})
     return s4.kernel_by_recurrence(s4.discretized(system), system.C, L, state)
 
@@ -157,7 +157,7 @@ def test_steps_are_set_up_at_first_use_and_after_parameters_change(rng: torch.Ge
     fresh, _ = kernel_of(config).step(u, kernel.default_state(3))
     assert torch.equal(changed, fresh)
     assert rel_rms(changed, first) > 1e-3
-    config["inv_dt"].data.add_(0.5)  # which nobody can see
+    config["inv_dt"].data.add_(0.5)  # which cannot be detected
     kernel._setup_step()
     assert torch.equal(kernel.step(u, kernel.default_state(3))[0], kernel_of(config).step(u, kernel.default_state(3))[0])
 
@@ -167,7 +167,7 @@ def test_steps_notice_a_new_parameter_at_the_address_of_an_old_one(rng: torch.Ge
     kernel, u = kernel_of(config), draw(rng, 3)
     kernel.step(u, kernel.default_state())
     place = config.pop("B").data_ptr()
-    kernel.B = nn.Parameter(draw(rng, 1, 3, 4, 2))  # the first one is gone
+    kernel.B = nn.Parameter(draw(rng, 1, 3, 4, 2))  # the first one is freed
     tries = [draw(rng, 1, 3, 4, 2)]
     while tries[-1].data_ptr() != place and len(tries) < 1000:
         tries.append(torch.randn_like(tries[-1]))
@@ -178,7 +178,7 @@ def test_steps_notice_a_new_parameter_at_the_address_of_an_old_one(rng: torch.Ge
 
 @pytest.mark.parametrize("mode", s4.STEP_MODES)
 def test_steps_work_after_the_module_changes_its_dtype(mode: str, rng: torch.Generator) -> None:
-    """What steps are made of is no buffer: it is made again in the new precision, in the mode it was in."""
+    """The matrices of steps are not buffers: they are computed again in the new precision, in the same mode."""
     config = config_of(rng)
     kernel, u = kernel_of(config), draw(rng, 3, config["H"], 5)
     kernel._setup_step(mode)
@@ -257,7 +257,7 @@ def test_gradients_under_activation_checkpointing(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("rate", [0.5, 2.0, 0.3])
 def test_rate(rate: float, rng: torch.Generator) -> None:
-    """The closed form of the oracle at that rate, from the same C̃; and the length asked for, whatever rounds."""
+    """The oracle's closed form at that rate, from the same C̃; the requested length is exact whatever is rounded."""
     config, length = config_of(rng, rank=2), 40
     kernel = kernel_of(config, length)
     k, _ = kernel(rate=rate)

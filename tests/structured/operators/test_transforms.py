@@ -1,4 +1,4 @@
-"""Derivatives of the structured operators in forward mode and under torch.func, and torch.vmap: never zeros in silence.
+"""Derivatives of the structured operators in forward mode, under torch.func and torch.vmap: right or refused, never silently 0.
 
 Forward mode is compared with central differences in fp64, torch.func with backward(), torch.vmap with a loop."""
 
@@ -50,7 +50,7 @@ def displaced(G: Tensor, H: Tensor, x: Tensor) -> Tensor:
 
 
 REAL, COMPLEX = torch.float64, torch.complex128
-# What is called, the dtype, and the shapes of its arguments; one of a Toeplitz matrix is made to be regular.
+# Function, dtype, and shapes of its arguments; Toeplitz matrices are made nonsingular.
 CASES: dict[str, tuple[Callable[..., Tensor], torch.dtype, tuple[tuple[int, ...], ...]]] = {
     "cauchy": (gdn_cuda.cauchy_kernel, REAL, ((N,), (L,), (N,))),
     "cauchy complex": (gdn_cuda.cauchy_kernel, COMPLEX, ((2, 1, N), (3, L), (N,))),
@@ -183,7 +183,7 @@ def test_functions_that_inspect_values_are_refused_under_vmap(name: str, rng: to
 
 
 def test_second_derivatives_of_sums_over_poles_are_refused(rng: torch.Generator) -> None:
-    """In every order of modes; those of the sums of powers where backward refuses them too."""
+    """In every order of modes; for sums of powers only where backward refuses them too."""
     for name in ("cauchy", "cauchy_conj"):
         function, x = drawn(name, rng)
 

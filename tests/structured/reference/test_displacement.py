@@ -1,4 +1,4 @@
-"""Products by displacement: A comes from the equation itself, solved as a linear system in all of its entries."""
+"""Products by displacement, against A from its defining equation, solved as a linear system in all entries."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def pair(disp_type, n):
 
 
 def least_norm_solution(L, M, right):
-    """The A of least norm among those that come nearest to L A − A M = right: the pseudoinverse of the whole operator."""
+    """The least-squares solution A of L A − A M = right with the least norm, by the pseudoinverse."""
     n = len(L)
     operator = torch.kron(L, torch.eye(n).double()) - torch.kron(torch.eye(n).double(), M.T.contiguous())
     inverse = torch.linalg.pinv(operator, rtol=1e-10).to(right.dtype)
@@ -67,7 +67,7 @@ def test_entries_in_the_fourier_basis(n, rng):
 
 
 def generators_of(disp_type, matrix):
-    """G and H of rank 2 of a matrix, and what is left of its displacement behind rank 2."""
+    """Generators G and H of rank 2 of a matrix, and the part of its displacement beyond rank 2."""
     L, M = pair(disp_type, len(matrix))
     U, S, V = torch.linalg.svd(L @ matrix - matrix @ M)
     return U[:, :2] * S[:2], V.mH[:, :2].conj(), S[2:]
@@ -75,7 +75,7 @@ def generators_of(disp_type, matrix):
 
 @pytest.mark.parametrize("n", SIZES[1:])
 def test_each_type_represents_its_structured_matrices(n, rng):
-    """Two types have Toeplitz matrices at rank 2, one Hankel matrices; what an operator sends to 0 cannot come back."""
+    """Two types have Toeplitz matrices at rank 2, one Hankel matrices; the null space of the operator is lost."""
     T = toeplitz(draw(rng, n), draw(rng, n))
     circulants = torch.stack([torch.linalg.matrix_power(shift(n, 1), k) for k in range(n)])
     cyclic_hankels = circulants.flip(-1)

@@ -54,7 +54,7 @@ def test_the_closed_form_equals_the_recurrence(shape, L, rng):
 
 @pytest.mark.parametrize("L", [4, 5])
 def test_formula_of_the_paper(L, rng):
-    """As the specification writes it, with z and without its limit at ω = −1; rank 1 by a division."""
+    """The formula of the specification, with z and without its limit at ω = −1; rank 1 by a division."""
     from gdn_cuda.reference.structured_cauchy import cauchy_conj
 
     system = s4.system_of(make_param_config(rng))

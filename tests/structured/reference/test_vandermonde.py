@@ -45,7 +45,7 @@ def test_powers_equal_mpmath_to_the_last_digits(phase, decay, rng):
 
 
 def test_these_cases_detect_a_rounded_product(rng):
-    """That the test above can fail: without the rounding error of x·l, phases of 1e6 are 1e-11 off."""
+    """Shows that the test above can fail: without the rounding error of x·l, phases of 1e6 have errors of 1e-11."""
     x = exponents(rng, 6, 16384, 1e6)
     expected = exact_powers(x, [16383])
     assert ((x[:, None] * 16383).exp() - expected).abs().max() > 1e-12
@@ -75,7 +75,7 @@ def test_real_exponents(rng):
 
 @pytest.mark.parametrize("complex_", [False, True])
 def test_logarithm_of_zero(complex_):
-    """e^{−∞ l} is 1 at l = 0 and 0 behind it."""
+    """e^{−∞ l} is 1 at l = 0 and 0 after it."""
     x = torch.tensor([-torch.inf], dtype=torch.complex128 if complex_ else torch.float64)
     assert log_vandermonde(torch.full((1,), 3.0), x, 4).tolist() == [6, 0, 0, 0]
     assert torch.autograd.grad(log_vandermonde(torch.full((1,), 3.0), x.requires_grad_(), 4).sum(), x)[0].item() == 0
@@ -100,7 +100,7 @@ def test_gradients(complex_, L, rng):
 
 
 def test_gradient_of_large_phases_is_as_exact_as_the_sum(rng):
-    """d/dx of Re Σ v e^{x l} is l times the power of before."""
+    """d/dx of Re Σ v e^{x l} has a factor l."""
     x, step = exponents(rng, 3, 16384, 1e6).requires_grad_(), 16383
     out = 0.5 * log_vandermonde(torch.ones(3, 1), x[:, None], step + 1)[:, step]
     gradient = torch.autograd.grad(out.sum(), x)[0]
