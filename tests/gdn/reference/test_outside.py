@@ -14,7 +14,7 @@ from gdn_cuda.reference import chunked, fused_gdn_gating, recurrent
 theirs = pytest.importorskip(
     "transformers.models.qwen3_next.modeling_qwen3_next", reason="transformers with Qwen3-Next is not installed"
 )
-FP32_TOLERANCE = 1e-5
+FP32_TOLERANCE = 3e-5  # both sides compute in fp32, each with an error of up to 1e-5
 
 
 def run_theirs(function, x, **options):

@@ -12,7 +12,7 @@ from gdn_cuda.gdn.inputs import KEY_MODES, make_gdn_inputs, make_packed_gdn_inpu
 from gdn_cuda.reference import chunked, recurrent
 
 FP64_TOLERANCE = 1e-11
-LOOSEST_TOLERANCE = 5e-3  # what any kernel of this package is allowed: a wrong recurrence must be further off than this
+LOOSEST_TOLERANCE = 5e-3  # the largest error that any kernel may have: a wrong recurrence must have a larger one
 GATES = [(0.0, 0.0), (-0.1, 0.0), (-5.0, 0.0), (-100.0, 0.0), (-100.0, -100.0)]
 
 
@@ -105,13 +105,13 @@ def test_each_group_of_value_heads_reads_its_key_head(heads, seed):
 
 @pytest.mark.parametrize("key_mode", ["repeated", "parallel", "random"])
 def test_a_recurrence_that_predicts_with_the_undecayed_state_is_rejected(key_mode, seed):
-    x = make_gdn_inputs(2, 12, 1, 2, 4, 4, seed=seed, gate_range=(-3.0, 0.0), key_mode=key_mode)
+    x = make_gdn_inputs(2, 12, 1, 2, 4, 4, seed=seed, gate_range=(-2.0, -1.0), key_mode=key_mode)
     wrong = loop(**x, scale=0.5, undecayed_prediction=True)
     for form in (recurrent, chunked):
         output, final, _ = form(**x)
         assert_close((output, final), loop(**x, scale=0.5), 1e-13)
         assert rel_rms(wrong[0], output) > 10 * LOOSEST_TOLERANCE
-        assert rel_rms(wrong[1], final) > 10 * LOOSEST_TOLERANCE
+        assert rel_rms(wrong[1], final) > 2 * LOOSEST_TOLERANCE  # at least 0.02 for 300 seeds
 
 
 def test_interleaved_key_heads_are_rejected(seed):
