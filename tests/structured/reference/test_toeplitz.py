@@ -228,7 +228,7 @@ def test_toeplitz_to_cauchy(n, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_gradients(n, dtype, rng):
     c, r = draw(rng, 2, 1, n, dtype=dtype), draw(rng, n, dtype=dtype)
     many, one = draw(rng, 2, 2, n, 2, dtype=dtype), draw(rng, 3, n, dtype=dtype)
