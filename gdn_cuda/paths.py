@@ -1,7 +1,7 @@
-"""Where kernel headers, CUDA headers and compilers lie: in wheels, conda environments and toolkits.
+"""Finds kernel headers, CUDA headers and compilers in wheels, conda environments and toolkits.
 
-cuda.pathfinder is imported only where the usual place holds nothing. The core keeps the answer from process to process, and
-asks again only when `search_inputs()` has changed.
+cuda.pathfinder is imported only if the wheels beside torch lack something. The core caches the answer on disk, until
+`search_inputs()` changes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ logger = logging.getLogger("gdn_cuda")
 
 
 def find_paths() -> dict[str, str]:
-    """The path hook: what wheels, conda and toolkits hold. The core looks there after init() arguments and the environment.
+    """The path hook. The core prefers the arguments of init() and environment variables.
 
-    It looks for nvcc itself, beside these: pathfinder would walk all of site-packages, which a first call would feel.
+    The core itself looks for nvcc beside these paths: pathfinder would walk all of site-packages, which takes too long.
     """
     beside = _wheels_beside_torch()
     found: dict[str, Path | None] = {
@@ -36,10 +36,10 @@ def find_paths() -> dict[str, str]:
 
 
 def search_inputs() -> tuple[str, list[str]]:
-    """What decides the answer of `find_paths`: a text of settings, and the folders in which a change may change it."""
+    """The inputs of `find_paths`: a text of settings, and the folders whose changes may change its answer."""
     torch: Any = sys.modules.get("torch")
     variables = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")]
-    # Only the entries of the search path that hold something of interest: a script in another folder is asked nothing new.
+    # Only entries of sys.path with relevant packages, so that a script in another folder uses the same answer.
     entries = (Path(entry).absolute() for entry in sys.path)
     roots = [entry for entry in entries if any((entry / name).exists() for name in _WANTED)]
     settings = [PACKAGE, sys.prefix, torch and torch.__file__, torch and torch.version.cuda, *variables, *roots]
@@ -52,9 +52,9 @@ _WANTED = ("cutlass_library", "nvidia", "cuda")  # top-level packages: CUTLASS, 
 
 
 def _wheels_beside_torch() -> dict[str, Path]:
-    """Where the CUDA wheels lie that this torch was installed with.
+    """Folders of the CUDA wheels that this torch was installed with, also where wheels of another CUDA are installed.
 
-    The usual case, and right where wheels of two CUDAs are installed. Importing pathfinder would be 15 ms of a first call's 20.
+    This avoids the import of pathfinder, 15 of the 20 ms of a first call.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.version.cuda:
@@ -73,7 +73,7 @@ def _holding(folder: Path | None, marker: str) -> Path | None:
 
 
 def _may_exist(path: Path) -> bool:
-    """What cannot be looked into is handed to the core, which says so; elsewhere may lie what does not belong to this torch."""
+    """True for an unreadable folder: the core reports it, where another folder might hold another CUDA's files."""
     try:
         path.stat()
     except PermissionError:
@@ -116,7 +116,7 @@ def _headers(component: str) -> Path | None:
         from cuda import pathfinder
 
         found = pathfinder.find_nvidia_header_directory(component)
-    except Exception as error:  # a missing or broken pathfinder is one place less to look, which the core's error then lists
+    except Exception as error:  # without pathfinder the search goes on; the core's error lists what is missing
         logger.debug("cuda.pathfinder found no %s headers: %s", component, error)
         return None
     return Path(found) if found else None
@@ -124,7 +124,7 @@ def _headers(component: str) -> Path | None:
 
 def _nvrtc() -> Path | None:
     include = _headers("nvrtc")
-    if include is not None:  # the library lies beside its headers in wheels, conda and toolkits; no need to load it to know
+    if include is not None:  # in wheels, conda and toolkits the library is beside its headers: found without loading it
         for folder in (include.parent / "lib", include.parent / "lib64", include.parent.parent / "lib"):
             if library := _nvrtc_in(folder):
                 return library

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from . import _C
 
 PACKAGE = Path(__file__).resolve().parent
-DEFAULT_ARCH = "sm_90a"  # what the tensor-core kernels are made for
+DEFAULT_ARCH = "sm_90a"  # for which the tensor-core kernels are written
 
 logger = logging.getLogger("gdn_cuda")
 
@@ -64,7 +64,7 @@ def _hidden_install() -> Path | None:
 
 
 def library_path() -> Path | None:
-    """libgdn_cuda.so lies in lib/ beside _C: in this folder, or where an editable install put the compiled files."""
+    """libgdn_cuda.so in lib/ beside _C: in this folder, or where an editable install put the compiled files."""
     folders = [PACKAGE]
     extension = importlib.util.find_spec("gdn_cuda._C")
     if extension is not None and extension.origin is not None:
@@ -89,7 +89,7 @@ def _follow_log_level() -> None:
 
     try:
         logger.setLevel(_C.env()["log_level"])
-    except RuntimeError:  # a malformed variable; the call that needs it says so
+    except RuntimeError:  # a malformed variable; calls that need it raise
         return
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
@@ -139,7 +139,7 @@ class Choice:
 
 
 def architectures(min_capability: int, max_capability: int | None) -> str:
-    """What a kernel is for, in words: "sm_80 and newer"."""
+    """The architectures of a kernel in words: "sm_80 and newer"."""
     from . import _C
 
     if max_capability is None:
@@ -212,7 +212,7 @@ _DTYPE_NAMES = {
 
 @dataclass(frozen=True)
 class CompileResult:
-    """The outcome for one configuration. Registers, shared memory and spills are None when nothing was compiled."""
+    """The result for one configuration. Registers and bytes are None when nothing was compiled."""
 
     kernel: str
     configuration: str

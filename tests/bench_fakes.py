@@ -1,4 +1,4 @@
-"""Stand-ins for the peers: their signatures, layouts and demands as their releases document them, computed by our reference."""
+"""Fakes of the peers: their documented signatures, layouts and requirements, computed by our reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import gdn_cuda
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the stand-ins where the peers would be imported from."""
+    """Makes imports of the peers give the fakes."""
     operators = {
         "fla.ops.gated_delta_rule": (fused_recurrent_gated_delta_rule, chunk_gated_delta_rule),
         "flash_qla": (chunk_gated_delta_rule,),
@@ -30,7 +30,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the peers unimportable, whatever this environment has."""
+    """Makes imports of the peers fail."""
     for name in ("fla", "flash_qla", "flashinfer", "scipy.linalg"):
         monkeypatch.setitem(sys.modules, name, None)
     for name in [name for name in sys.modules if name.startswith(("fla.", "flash_qla.", "flashinfer."))]:

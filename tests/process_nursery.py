@@ -1,8 +1,8 @@
-"""What tests/processes.py starts once: imports torch and nothing of ours, then, for every line {"argv", "env", "cwd", "output"}
-of standard input, in JSON, a fork that becomes `python argv…` there; its exit code is a line of standard output.
+"""Started once by tests/processes.py. Imports torch and nothing of ours; then, for every JSON line {"argv", "env", "cwd",
+"output"} on standard input, forks a child that runs `python argv…` and prints its exit code on a line.
 
-A fork has what a new process has, but for torch, which is there already: it loads our library itself and reads the environment
-that it was given. It ends with Python's exit functions and without taking torch apart.
+A child differs from a new process only in that torch is imported: it loads our library itself and reads the given environment.
+It runs Python's exit functions and skips the teardown of torch.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def code_of(request: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    torch.broadcast_shapes((1,))  # has it import sympy
-    gc.freeze()  # a collection in a fork would copy every page
+    torch.broadcast_shapes((1,))  # imports sympy
+    gc.freeze()  # or a garbage collection in a child would copy every page
     while line := sys.stdin.readline():
         child = os.fork()
         if child == 0:

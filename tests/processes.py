@@ -1,4 +1,4 @@
-"""Processes of their own that cost a tenth of a second: forks of one that has imported torch (process_nursery.py)."""
+"""New Python processes in a tenth of a second: forks of a process that has imported torch (process_nursery.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 300.0  # seconds
 
 @functools.cache
 def nursery() -> subprocess.Popen[str]:
-    """Once a process; it ends when its input does, which is with this process."""
+    """Started once; it ends when its standard input is closed, so with this process."""
     started = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("process_nursery.py"))],
         stdin=subprocess.PIPE,
@@ -29,7 +29,7 @@ def nursery() -> subprocess.Popen[str]:
 
 
 def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python arguments…` with none of this process's GDN_ variables, and `variables` beside its others."""
+    """Runs `python arguments…` in this environment, without its GDN_ variables and with `variables`."""
     argv = [str(each) for each in arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")} | variables
     parent = nursery()

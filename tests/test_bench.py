@@ -1,4 +1,4 @@
-"""What the benchmark counts and compares. No GPU: calls are not timed here, and the peers are stand-ins."""
+"""What the benchmark counts and compares, without a GPU: calls are not timed, and the peers are fakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdn_cuda.gdn import measure_prefill
 from gdn_cuda.gdn.measure_prefill import GPU_SHAPES, Shape
 from gdn_cuda.operators import measure as measures
 
-# B×T, Hk/Hv and the roof in ms, from a table that was made without this code
+# B×T, Hk/Hv and the roof in ms, computed independently of this code
 ROOFS_MS = {
     "1×1024 16/32": 0.007,
     "1×4096 16/32": 0.030,
@@ -63,7 +63,7 @@ def test_the_curve_is_one_sequence_of_growing_length() -> None:
     ]
 
 
-def test_only_takes_the_shapes_that_contain_the_text() -> None:
+def test_the_option_only_selects_the_shapes_that_contain_its_text() -> None:
     names = [case.shape for case in bench.chosen("chunked_forward", "cuda", "1x8192")]
     assert names == [shape.name for shape in GPU_SHAPES if shape.lengths == (8192,)]
     with pytest.raises(ValueError, match=r"--only: expected a part of one of 1×1024 16/32; .*got 7/9"):
@@ -88,7 +88,9 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("operator", "peer", "number"), MEASURED)
-def test_an_adapter_speaks_its_peers_layout(operator: str, peer: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_converts_to_the_layout_of_its_peer(
+    operator: str, peer: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench_fakes.install(monkeypatch)
     work = work_of(operator, number)
     adapted = BENCHES[operator].peers[peer](work.checked)
@@ -120,11 +122,11 @@ def test_scipy_computes_the_same_outputs(operator: str) -> None:
 SUMS = ("cauchy_conj", "cauchy_kernel", "log_vandermonde")
 
 
-def test_what_is_measured_are_public_operators() -> None:
+def test_only_public_operators_are_measured() -> None:
     assert not {name for name in BENCHES if not inspect.isfunction(getattr(gdn_cuda, name, None))}
 
 
-def test_structured_rows_are_those_of_the_targets() -> None:
+def test_the_structured_tables_have_these_rows() -> None:
     shapes = {operator: [case.shape for case in bench.chosen(operator, "cuda", "forward")] for operator in SUMS}
     assert shapes == {
         "cauchy_conj": ["1024×32×16384 forward", "1024×64×4096 forward"],
@@ -156,7 +158,7 @@ REAL = [
 
 
 @pytest.mark.parametrize(("module", "name", "fake"), REAL)
-def test_the_stand_ins_have_the_peers_parameters(module: str, name: str, fake: Callable[..., Any]) -> None:
+def test_the_fake_peers_have_the_parameters_of_the_real_ones(module: str, name: str, fake: Callable[..., Any]) -> None:
     try:
         real = measures.import_peer(module, name)
     except measures.Absent as why:
@@ -164,7 +166,7 @@ def test_the_stand_ins_have_the_peers_parameters(module: str, name: str, fake: C
     assert parameter_names(fake) <= parameter_names(real)
 
 
-def test_a_peer_of_other_head_dimensions_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_lacks_the_head_dimensions_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bench_fakes.install(monkeypatch)
     work = measure_prefill.prefill_work(Shape(2, 2, (8,), key_dim=96, value_dim=192), "cpu")
     for peer in ("FlashInfer", "FlashQLA"):
@@ -173,13 +175,13 @@ def test_a_peer_of_other_head_dimensions_is_absent(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("found", [(0.1, 0.0), (0.0, 0.1), (float("nan"), 0.0), (0.0, float("nan"))])
-def test_a_large_error_and_no_number_are_disagreements(found: tuple[float, float]) -> None:
+def test_a_large_error_or_nan_is_a_disagreement(found: tuple[float, float]) -> None:
     with pytest.raises(bench_peers.Disagreement):
         bench_peers.Disagreement.unless_small(found)
     bench_peers.Disagreement.unless_small((4e-3, 4e-3))
 
 
-# ---- How often a call is measured, by a clock that only calls move
+# ---- How often a call is measured, with a simulated clock
 
 
 class Clock:
@@ -227,17 +229,19 @@ def test_a_measurement_keeps_to_its_budget(seconds: float, most_calls: int, monk
 
 
 @pytest.mark.parametrize(("seconds", "most_calls"), [(1e-5, 4100), (2.5e-3, 50), (0.3, 4)])
-def test_host_time_keeps_to_the_budget(seconds: float, most_calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_of_host_time_keeps_to_its_budget(
+    seconds: float, most_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock(monkeypatch)
     assert timer(200).host_us(clock.call_of(seconds), seconds * 1e6) == pytest.approx(seconds * 1e6)
     assert 3 <= clock.calls <= most_calls
 
 
-# ---- The report, from a timer that measures nothing
+# ---- The report, with invented times
 
 
-class Stopped:
-    """In the place of bench_timing.Timer."""
+class InventedTimes:
+    """Replaces bench_timing.Timer."""
 
     side = None
 
@@ -268,7 +272,7 @@ class Stopped:
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    monkeypatch.setattr("gdn_cuda.cli.bench_timing.Timer", Stopped)
+    monkeypatch.setattr("gdn_cuda.cli.bench_timing.Timer", InventedTimes)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
 
     def run(operator: str, cases: list[measures.Case] | None = None, check_peers: bool = True) -> dict[str, Any]:
@@ -310,7 +314,7 @@ def test_a_report_without_peers(
 
 
 @pytest.mark.parametrize("operator", ["fused_decode", "chunked_forward"])
-def test_a_report_with_peers_and_its_picture(
+def test_a_report_with_peers_and_its_plot(
     operator: str,
     measure: Callable[..., dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -343,4 +347,4 @@ def test_a_peer_that_computes_something_else_is_not_timed(
     assert [row["peers_us"]["FlashQLA"] for row in report["rows"]] == [None, None]
     assert [row["peers_us"]["FLA"] for row in report["rows"]] == [100.0, 100.0]
     bench_table.print_report(report)
-    assert "FlashQLA was not measured at 1×64 16/32: its result is not ours: relative RMS " in capsys.readouterr().out
+    assert "FlashQLA was not measured at 1×64 16/32: its result differs from ours: relative RMS " in capsys.readouterr().out

@@ -97,7 +97,7 @@ def test_doctor_says_why_a_cache_folder_was_refused(tmp_path: Path) -> None:
 # ---- kernels
 
 
-def test_kernels_prints_the_registry(cache: Path) -> None:
+def test_kernels_lists_the_registered_kernels(cache: Path) -> None:
     listed = json.loads(gdn("kernels", "--json", cache=cache).stdout)
     assert listed == _C.kernels()
     assert {entry["max_capability"] for entry in listed} == {None, 90}, "no limit is no number"
@@ -106,7 +106,7 @@ def test_kernels_prints_the_registry(cache: Path) -> None:
     assert SMALLEST["configurations"][0]["configuration"] in text
 
 
-def test_an_unknown_name_lists_the_known(cache: Path) -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(cache: Path) -> None:
     done = gdn("kernels", "--family", "nonesuch", cache=cache)
     assert done.returncode == 1
     assert "family: expected one of" in done.stderr
@@ -153,12 +153,12 @@ def test_cache_clear_names_what_it_leaves(cache: Path) -> None:
     mine.write_text("precious")
     cleared = gdn("cache", "clear", cache=cache)
     assert cleared.returncode == 0
-    assert f"left what has the name of an entry and not its contents: {mine.name}" in cleared.stdout
+    assert f"not removed, as they are not entries despite their names: {mine.name}" in cleared.stdout
     assert json.loads(gdn("cache", "clear", "--json", cache=cache).stdout)["left"] == [mine.name]
     assert mine.read_text() == "precious"
 
 
-def test_doctor_says_why_a_prebuilt_folder_is_passed_over(cache: Path, tmp_path: Path) -> None:
+def test_doctor_says_why_a_prebuilt_folder_is_skipped(cache: Path, tmp_path: Path) -> None:
     prebuilt = tmp_path / "prebuilt"
     prebuilt.mkdir()
     prebuilt.chmod(0o777)
@@ -168,7 +168,7 @@ def test_doctor_says_why_a_prebuilt_folder_is_passed_over(cache: Path, tmp_path:
     assert f"{prebuilt} is passed over: others may write it (mode 0777)" in check["found"]
 
 
-def test_compile_out_serves_as_the_prebuilt_tier(cache: Path, tmp_path: Path) -> None:
+def test_the_output_of_compile_out_works_as_prebuilt_folder(cache: Path, tmp_path: Path) -> None:
     prebuilt = tmp_path / "prebuilt"
     assert compile_smallest("--out", prebuilt, cache=cache).returncode == 0
     assert len(list(prebuilt.glob("*.cubin"))) == COUNT
@@ -206,16 +206,16 @@ def test_an_arch_that_nothing_is_compiled_for_is_an_error(arguments: tuple[str, 
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "x"])
-def test_jobs_is_a_whole_number(jobs: str, cache: Path) -> None:
+def test_jobs_that_are_not_a_positive_integer_are_refused(jobs: str, cache: Path) -> None:
     done = gdn("compile", f"--jobs={jobs}", cache=cache)
     assert done.returncode == 2
-    assert f"argument --jobs: expected a whole number from 1 on, got {jobs}" in done.stderr
+    assert f"argument --jobs: expected a positive integer, got {jobs}" in done.stderr
 
 
 # ---- bench
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is of machines without")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is for machines without one")
 def test_bench_without_a_gpu_says_so(cache: Path) -> None:
     done = gdn("bench", "fused_decode", cache=cache)
     assert done.returncode == 2
@@ -275,7 +275,7 @@ EVERY_PRINTER = [("doctor",), ("kernels",), ("kernels", "--json"), ("cache", "pa
 GATING = ("bench", "fused_gdn_gating", "--cpu", "--quick", "--only", "1x1x32")
 
 
-def test_what_ascii_lacks_is_spelt_otherwise(cache: Path) -> None:
+def test_characters_that_ascii_lacks_are_replaced(cache: Path) -> None:
     table = with_output(ASCII, *GATING, cache=cache)
     assert table.returncode == 0, table.stderr
     assert "time us" in table.stdout
@@ -293,20 +293,20 @@ def test_every_command_prints_in_ascii(arguments: tuple[str, ...], cache: Path) 
 
 
 @pytest.mark.parametrize("arguments", EVERY_PRINTER, ids=" ".join)
-def test_a_reader_that_leaves_is_no_error(arguments: tuple[str, ...], cache: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(arguments: tuple[str, ...], cache: Path) -> None:
     done = with_output(LEFT, *arguments, cache=cache)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("arguments", EVERY_PRINTER, ids=" ".join)
-def test_a_full_disk_behind_the_output_is_an_error_with_a_message(arguments: tuple[str, ...], cache: Path) -> None:
+def test_output_to_a_full_disk_is_an_error_with_a_message(arguments: tuple[str, ...], cache: Path) -> None:
     done = with_output(FULL, *arguments, cache=cache)
     assert done.returncode == 1
     assert done.stderr == f"gdn_cuda {arguments[0]}: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 150])
-def test_words_stay_whole_on_terminals_of_any_width(columns: int, cache: Path) -> None:
+def test_words_are_not_split_on_terminals_of_any_width(columns: int, cache: Path) -> None:
     terminal = {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": str(columns)}
     kernels = gdn("kernels", cache=cache, **terminal).stdout
     for entry in _C.kernels():

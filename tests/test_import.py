@@ -32,7 +32,7 @@ def probe() -> dict[str, object]:
     return json.loads(subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout)
 
 
-def test_import_after_torch_takes_no_time_to_speak_of() -> None:
+def test_importing_the_package_after_torch_is_fast() -> None:
     """Some 15 ms on a quiet machine; a busy one takes several times that."""
     assert min(probe()["seconds"] for _ in range(3)) < 0.3
 
@@ -64,7 +64,7 @@ def import_uncompiled(folder: Path, *behind: Path) -> str:
     return done.stderr
 
 
-def test_without_the_compiled_library_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_an_import_without_the_compiled_library_says_how_to_build_it(tmp_path: Path) -> None:
     error = import_uncompiled(tmp_path / "tree")
     assert "ImportError: gdn_cuda: the compiled library is not built" in error
     assert "./develop.sh" in error

@@ -50,7 +50,7 @@ def test_without_wheels_beside_torch_the_rest_is_searched(tmp_path: Path, monkey
     }
 
 
-def test_wheels_that_may_not_be_searched_are_handed_to_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_wheel_folders_are_passed_to_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells the user so; the search neither dies of it nor takes another CUDA's."""
     wheels = tmp_path / "nvidia"
 
@@ -124,7 +124,7 @@ def test_warmup_without_a_gpu_says_so() -> None:
 # ---- Compiling
 
 
-def test_compile_reports_each_and_returns_all(tmp_path: Path) -> None:
+def test_compile_reports_and_returns_every_configuration(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     results = runtime.compile(
         kernel=SMALLEST["name"],
@@ -146,7 +146,7 @@ def test_compile_reports_each_and_returns_all(tmp_path: Path) -> None:
         ("sm_100", "compile: arch: expected sm_100a, which is what devices of capability 10.0 load, got sm_100"),
     ],
 )
-def test_compile_refuses_what_no_device_would_load(arch: str | list[str], message: str, tmp_path: Path) -> None:
+def test_compile_refuses_an_arch_that_no_device_loads(arch: str | list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         runtime.compile(kernel=SMALLEST["name"], arch=arch, out=tmp_path)
     assert list(tmp_path.iterdir()) == [], "nothing is compiled before all of them are known to be right"

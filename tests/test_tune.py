@@ -48,7 +48,7 @@ def files(cache: Path) -> int:
 
 @contextmanager
 def unwritable(folder: Path) -> Iterator[None]:
-    """For root, too, whom no mode stops."""
+    """For root, too, who may write whatever the mode."""
     if os.geteuid() != 0:
         folder.chmod(0o500)
         yield
@@ -90,17 +90,17 @@ def test_wrong_arguments_are_named(arguments: tuple[str, ...], message: str, cap
     assert f"gdn_cuda tune: {message}" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is of machines without")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU; the test is for machines without one")
 def test_without_a_gpu_it_says_so(cache: Path) -> None:
     done = gdn("tune", "cauchy_conj", "8×8×8", cache=cache)
     assert done.returncode == 2
     assert "tune: expected a CUDA GPU, got none" in done.stderr
 
 
-# ---- The whole flow, on an H200 that is not there
+# ---- The whole flow, on a simulated H200
 
 
-def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
+def test_a_winner_is_measured_stored_listed_used_and_removed(cache: Path) -> None:
     done = faked("sound", *TUNE, "16x4x3000", cache=cache)
     assert done.returncode == 0, done.stderr
     candidates = _C.tuned_candidates("structured/cauchy", problem("cauchy_conj", Shape(8, 4, 3000)), H200)
@@ -127,9 +127,9 @@ def test_measured_stored_listed_deciding_and_forgotten(cache: Path) -> None:
     assert "tuned on this device: {.in_batches = false" in gdn(*call, cache=cache).stdout
     assert "a thread" in gdn(*call, "--sms", "66", cache=cache).stdout, "another device"
 
-    assert "forgot 0 tuned problems" in gdn("tune", "--clear", "log_vandermonde", cache=cache).stdout
+    assert "removed 0 tuned problems" in gdn("tune", "--clear", "log_vandermonde", cache=cache).stdout
     assert files(cache) == 2
-    assert "forgot 2 tuned problems" in gdn("tune", "--clear", "cauchy_conj", cache=cache).stdout
+    assert "removed 2 tuned problems" in gdn("tune", "--clear", "cauchy_conj", cache=cache).stdout
     assert files(cache) == 0
     assert "a thread" in explain(cache)
 
@@ -144,7 +144,7 @@ def explain(cache: Path, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("operator", TUNABLES)
-def test_every_operator(operator: str, cache: Path) -> None:
+def test_tune_all_measures_every_operator(operator: str, cache: Path) -> None:
     dtype = list(TUNABLES[operator].tolerance)[-1]
     done = faked("sound", "tune", operator, "16x4x700", "--dtype", dtype, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
@@ -155,7 +155,7 @@ def test_every_operator(operator: str, cache: Path) -> None:
     assert [file["entry"]["problem"] for file in stored(cache)] == [report["problem"]]
 
 
-def test_a_gain_that_may_be_noise_leaves_the_heuristics_choice(cache: Path) -> None:
+def test_a_gain_within_noise_keeps_the_choice_of_the_heuristic(cache: Path) -> None:
     (report,) = json.loads(faked("slow", *TUNE, "--json", cache=cache).stdout)
     assert report["winner"] == report["heuristic"]
     assert stored(cache)[0]["entry"]["choice"] == report["heuristic"]
@@ -170,44 +170,44 @@ def test_a_wrong_candidate_is_an_error_and_nothing_is_stored(cache: Path) -> Non
     assert files(cache) == 0
 
 
-def test_an_attempt_that_decides_nothing_is_an_error(cache: Path) -> None:
-    """Else every candidate would be timed as the heuristic's own."""
+def test_a_candidate_that_does_not_run_is_an_error(cache: Path) -> None:
+    """Otherwise the heuristic's choice would be timed in place of every candidate."""
     done = faked("elsewhere", *TUNE, cache=cache)
     assert done.returncode == 1
     assert "expected the call to be the problem {.rows = 8, .shared_rows = 1, .points = 3000, .poles = 4" in done.stderr
     assert files(cache) == 0
 
 
-def test_without_a_cache_directory_it_measures_and_says_that_nothing_is_kept() -> None:
+def test_without_a_cache_folder_tune_measures_and_says_that_nothing_is_stored() -> None:
     nowhere = {"HOME": "/proc", "XDG_CACHE_HOME": "/proc/x", "TMPDIR": "/proc/y"}
     done = faked("sound", *TUNE, cache="/proc/gdn_cuda", **nowhere)
     assert done.returncode == 0, done.stderr
-    assert "not kept: there is no usable cache directory (/proc/gdn_cuda: cannot make" in done.stdout
+    assert "not stored: there is no usable cache directory (/proc/gdn_cuda: cannot make" in done.stdout
     assert "8.00" in done.stdout
     listed = gdn("tune", "--list", cache="/proc/gdn_cuda", **nowhere)
     assert listed.returncode == 0
     assert "0 tuned problems in memory only (/proc/gdn_cuda: " in listed.stdout
-    assert "forgot 0 tuned problems" in gdn("tune", "--clear", cache="/proc/gdn_cuda", **nowhere).stdout
+    assert "removed 0 tuned problems" in gdn("tune", "--clear", cache="/proc/gdn_cuda", **nowhere).stdout
 
 
-def test_switched_off_it_says_that_what_it_stores_does_not_decide(cache: Path) -> None:
+def test_tune_says_that_winners_are_not_used_when_gdn_tuned_is_off(cache: Path) -> None:
     done = faked("sound", *TUNE, cache=cache, GDN_TUNED="0")
     assert done.returncode == 0, done.stderr
-    assert "it will not decide: GDN_TUNED=0 has it ignored" in done.stdout
+    assert "it will not be used: GDN_TUNED=0 disables stored results" in done.stdout
     assert files(cache) == 1
 
 
-def test_winners_of_an_earlier_place_hide_new_ones_which_is_said(cache: Path, tmp_path: Path) -> None:
+def test_tune_says_when_winners_in_an_earlier_folder_take_precedence(cache: Path, tmp_path: Path) -> None:
     """A folder that an image brought along is read first; where nothing can be written into it, new winners go elsewhere."""
     assert faked("sound", *TUNE, cache=cache).returncode == 0
     with unwritable(cache):
         done = faked("sound", "tune", "cauchy_conj", "9x4x3000", cache=cache, XDG_CACHE_HOME=str(tmp_path / "xdg"))
     assert done.returncode == 0, done.stderr
     assert f"stored in {tmp_path / 'xdg'}" in done.stdout
-    assert f"it will not decide: {cache / 'tuned'} is looked at first" in done.stdout
+    assert f"it will not be used: results in {cache / 'tuned'} take precedence" in done.stdout
 
 
-def test_broken_and_foreign_entries_are_listed_ignored_and_cleared(cache: Path) -> None:
+def test_corrupt_and_foreign_winners_are_listed_ignored_and_cleared(cache: Path) -> None:
     assert faked("sound", *TUNE, cache=cache).returncode == 0
     (file,) = (cache / "tuned").iterdir()
     good = file.read_text()
@@ -215,18 +215,18 @@ def test_broken_and_foreign_entries_are_listed_ignored_and_cleared(cache: Path) 
     listed = gdn("tune", "--list", cache=cache)
     assert "ignored: its contents do not match its digest" in listed.stdout
     done = processes.run("-c", "import gdn_cuda", GDN_JIT_CACHE_DIR=str(cache))
-    assert done.stderr == "", "nobody asks at import"
+    assert done.stderr == "", "winners are not read at import"
     assert "a thread" in explain(cache)
-    assert "forgot 1 tuned problem in" in gdn("tune", "--clear", cache=cache).stdout
+    assert "removed 1 tuned problem in" in gdn("tune", "--clear", cache=cache).stdout
     assert list((cache / "tuned").iterdir()) == []
 
 
 def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
     assert faked("sound", *TUNE, cache=cache).returncode == 0
     cleared = gdn("cache", "clear", cache=cache).stdout
-    assert "kept what `tune` stored (1); `python -m gdn_cuda tune --clear` forgets it" in cleared
+    assert "kept the results of `tune` (1), which `python -m gdn_cuda tune --clear` removes" in cleared
     assert json.loads(gdn("cache", "clear", "--json", cache=cache).stdout)["tuned_kept"] == 1
-    assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == [], "they are no kernels"
+    assert json.loads(gdn("cache", "ls", "--json", cache=cache).stdout)["entries"] == [], "winners are not listed as kernels"
     assert files(cache) == 1
 
 
@@ -234,7 +234,7 @@ def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", TUNABLES)
-def test_cases_are_what_the_operator_takes(operator: str) -> None:
+def test_measured_cases_are_valid_arguments_of_the_operator(operator: str) -> None:
     import gdn_cuda
 
     one = TUNABLES[operator]
@@ -249,7 +249,7 @@ def test_cases_are_what_the_operator_takes(operator: str) -> None:
             assert operator_of(case.kernel, case.problem) == operator
 
 
-def test_difference() -> None:
+def test_the_difference_of_results_is_relative_and_infinite_for_nan() -> None:
     x = torch.tensor([3.0, 4.0])
     assert difference(x, x) == 0
     assert difference(x + torch.tensor([0.0, 0.5]), x) == pytest.approx(0.1)

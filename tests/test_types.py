@@ -41,10 +41,10 @@ def errors(program: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_results_unpack_as_the_arguments_say(tmp_path: Path) -> None:
+def test_mypy_infers_the_results_from_the_arguments(tmp_path: Path) -> None:
     assert errors(GOOD, tmp_path) == ""
 
 
-def test_results_that_are_not_there_are_errors(tmp_path: Path) -> None:
+def test_mypy_rejects_the_use_of_absent_results(tmp_path: Path) -> None:
     found = errors(BAD, tmp_path)
     assert [f":{line}: error" in found for line in (5, 6, 7)] == [True, True, True], found

@@ -1,6 +1,6 @@
-"""The compiled libraries as a wheel ships them: what they show, where they look, what they give away, how they are hardened.
+"""The compiled libraries as a wheel ships them: exported symbols, RUNPATH, embedded paths, hardening.
 
-They are those that this environment has installed; making a wheel takes minutes (`./develop.sh wheel`).
+Tested are the libraries installed in this environment, as building a wheel takes minutes (`./develop.sh wheel`).
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ def undefined(library: Path) -> set[str]:
 
 
 def exported(library: Path) -> set[str]:
-    """The names of what it defines for others, without parameters."""
+    """Names of exported symbols, without parameters."""
     lines = output("nm", "-DC", "--defined-only", library).splitlines()
     return {re.sub(r"\[abi:\w+\]|\(.*|^(typeinfo|vtable)( name)? for ", "", line.split(maxsplit=2)[2]) for line in lines}
 
 
 @every_library
-def test_every_place_that_is_looked_in_is_named(library: Path) -> None:
-    """An empty entry of RUNPATH is the current folder: whoever can write there would be loaded."""
+def test_runpath_has_no_empty_or_relative_folder(library: Path) -> None:
+    """An empty entry means the current folder, from which anybody's library would be loaded."""
     for place in runpath(library):
         assert place.startswith(("$ORIGIN/", "/")), runpath(library)
 
 
-def test_the_places_that_are_looked_in_hold_what_is_needed() -> None:
+def test_the_folders_in_runpath_hold_the_needed_libraries() -> None:
     for name, needed in (("libgdn_cuda", "libtorch_cpu.so"), ("_C", "libgdn_cuda.so")):
         (place,) = runpath(LIBRARIES[name])
         assert Path(place.replace("$ORIGIN", str(LIBRARIES[name].resolve().parent)), needed).is_file()
 
 
 @every_library
-def test_it_is_hardened(library: Path) -> None:
+def test_the_libraries_are_hardened(library: Path) -> None:
     dynamic, segments = output("readelf", "-dW", library), output("readelf", "-lW", library)
     assert re.search(r"\(FLAGS\).*BIND_NOW", dynamic)
     assert "TEXTREL" not in dynamic
@@ -81,18 +81,18 @@ def test_it_is_hardened(library: Path) -> None:
     assert "__stack_chk_fail" in undefined(library)
 
 
-def test_copies_into_buffers_are_checked() -> None:
+def test_copies_into_buffers_use_fortified_functions() -> None:
     assert {name for name in undefined(LIBRARIES["libgdn_cuda"]) if re.fullmatch(r"__\w+_chk", name)}
 
 
 @every_library
-def test_it_holds_no_path_of_the_machine_that_built_it(library: Path) -> None:
+def test_the_libraries_contain_no_path_of_the_build_machine(library: Path) -> None:
     content = library.read_bytes().replace(":".join(runpath(library)).encode(), b"")
     assert os.fsencode(ROOT) not in content
     assert os.fsencode(Path.home()) + b"/" not in content
 
 
-def test_it_exports_the_cpp_api_and_the_runtime_and_nothing_else() -> None:
+def test_the_library_exports_only_the_cpp_api_and_the_runtime() -> None:
     names = exported(LIBRARIES["libgdn_cuda"])
     declared = {f"gdn_cuda::{name}" for name in re.findall(r"^\w[\w:<>, ]* (\w+)\(", API, re.MULTILINE)}
     assert {"gdn_cuda::init", "gdn_cuda::fused_decode", "gdn_cuda::toeplitz_solve_ex"} <= declared
@@ -100,7 +100,7 @@ def test_it_exports_the_cpp_api_and_the_runtime_and_nothing_else() -> None:
     assert {name for name in of_classes if not name.startswith("gdn_cuda::jit::")} == declared | FOR_PYTHON
 
 
-def test_the_extension_exports_none_of_our_names() -> None:
+def test_the_extension_exports_only_its_init_function() -> None:
     names = exported(LIBRARIES["_C"])
     assert "PyInit__C" in names
     assert not {name for name in names if "gdn_cuda" in name}

@@ -1,8 +1,8 @@
-"""`python tune_child.py MODE ARGUMENTS…`: the command line on an H200 that is not there.
+"""`python tune_child.py MODE ARGUMENTS…`: the command line with a simulated H200.
 
-Everything is real but the GPU: a call gives what the reference computes, and the time of a choice is made up from its name.
-MODE: "sound"; "wrong", where one candidate leaves something out; "elsewhere", where the attempted choice is not what ran;
-"slow", where no choice gains more than the noise over the heuristic's.
+Everything but the GPU is real: results come from the reference, times are derived from the names of the choices. MODE: "sound";
+"wrong": one candidate gives a wrong result; "elsewhere": another choice than the attempted one runs; "slow": no choice gains
+more over the heuristic's than the noise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FakeRunner:
         self._expected = getattr(gdn_cuda, case.operator)(**case.arguments("cpu"))
 
     def _decides(self) -> str:
-        """The choice that a call would be run with now, as the core tells it."""
+        """The choice with which the core would run the call now."""
         return _C.tuned_explain(self._case.kernel, self._case.problem, self._device)
 
     def result(self) -> Tensor:

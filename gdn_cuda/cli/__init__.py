@@ -1,4 +1,4 @@
-"""python -m gdn_cuda: what a machine has, what is compiled, and how fast it runs."""
+"""python -m gdn_cuda: check a machine, compile kernels, manage the cache, benchmark and tune."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import __version__
 from . import bench, cache, compile, doctor, explain, kernels, tune
 from .output import print_in_any_encoding
 
-INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended
+INTERRUPTED = 130  # exit status of a process ended by Ctrl-C
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = chosen.command
         code = int(chosen.run(chosen))
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a full disk has a message and an exit code
+            sys.stdout.flush()  # here, so that a full disk gives a message and an exit code
         return code
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
+    except BrokenPipeError:  # the reader of our output has ended, as `| head` does
         _discard_unwritable_output()
         return 0
     except KeyboardInterrupt:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_unwritable_output() -> None:
-    """The interpreter writes what is still buffered at its end, which must not fail a second time."""
+    """Or the interpreter would try, and fail, to write buffered output again at its exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

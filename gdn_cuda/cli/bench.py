@@ -1,4 +1,4 @@
-"""bench: time, rate and share of the roof of an operator, its peers beside it."""
+"""bench: time, rate and share of the roof of an operator, beside those of its peers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 ALL = "all"
 
-# The ceilings that a roof is made of, per device, so that shares compare from run to run: a product's speed follows the
-# temperature. A device that is not here is held against what the run itself measures.
+# Ceilings of the roof per device. They are constants, because the measured speed of a product varies with temperature; devices
+# that are not listed use the ceilings measured in the run.
 NOMINAL_CEILINGS = {"NVIDIA H200": {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 790e12}}
 
 
 def benches() -> dict[str, Bench]:
-    """Of every operator that is measured."""
+    """By operator."""
     from ..operators.measure import load
 
     return load().benches
@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
         nargs="?",
         const="-",
         metavar="FILE",
-        help="print JSON instead of the table, or write it to FILE too; of `all`, a list",
+        help="print JSON instead of the table, or also write it to FILE; a list for `all`",
     )
     parser.add_argument("--plot", metavar="FILE.png", help="draw the rows (needs matplotlib: pip install gdn_cuda[plot])")
     parser.add_argument("--check-peers", action="store_true", help="compare each peer's result with ours before timing it")
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Before minutes of measuring."""
+    """Before the measurements, which take minutes."""
     if arguments.check_peers and arguments.cpu:
         raise ValueError("--check-peers: expected a GPU, on which peers are measured, got --cpu")
     for option, file in (("--json", arguments.json), ("--plot", arguments.plot)):
@@ -136,7 +136,7 @@ def _print_and_write(report: dict[str, Any], written: Any, file: str | None) -> 
 
 # ---- Measuring
 
-Absences = dict[tuple[str, str], list[str]]  # (peer, why) -> the shapes it was not measured at
+Absences = dict[tuple[str, str], list[str]]  # (peer, reason) -> shapes at which the peer was not measured
 
 
 def _measure_gpu(operator: str, cases: list[Case], repeats: int, check_peers: bool) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _measure_gpu(operator: str, cases: list[Case], repeats: int, check_peers: bo
     absent: Absences = {}
     rows = []
     for case in cases:
-        # What goes backward runs on the stream that its forward ran on: that has to be the one a graph is captured on.
+        # A backward pass runs on the stream of its forward pass, which must be the one that captures the graph.
         with torch.cuda.stream(timer.side if case.captured else None):
             rows.append(_row(operator, case, timer, roof, check_peers, absent))
     gaps = [{"peer": peer, "reason": reason, "shapes": shapes} for (peer, reason), shapes in absent.items()]

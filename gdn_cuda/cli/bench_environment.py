@@ -1,4 +1,4 @@
-"""What a benchmark was measured on."""
+"""The device and the versions of a benchmark run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of peers against ours."""
+"""Compares results of peers with ours."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 from ..operators.measure import Absent, Outcome, PeerOutcome
 
-TOLERANCE = 2e-2  # well above what bf16 makes of one operation, well below what two operations differ by
+TOLERANCE = 2e-2  # well above the rounding errors of bf16, well below the difference between two operations
 
 
 class Disagreement(Absent):
-    """A peer's result is not ours."""
+    """A peer's result differs from ours by more than rounding."""
 
     @classmethod
     def unless_small(cls, found: tuple[float, ...], names: tuple[str, str] = ("output", "state")) -> None:
         if not all(error < TOLERANCE for error in found):  # not any(... >= ...): NaN counts
             said = ", ".join(f"{error:.1e} of the {name}" for error, name in zip(found, names, strict=False))
-            raise cls(f"its result is not ours: relative RMS {said}")
+            raise cls(f"its result differs from ours: relative RMS {said}")
 
 
 def errors(expected: Outcome, got: PeerOutcome) -> tuple[float, ...]:
-    """Relative RMS of output and state, of what the peer has."""
+    """Relative RMS errors of output and state, without those that the peer does not return."""
     return tuple(_relative_rms(theirs, ours) for theirs, ours in zip(got, expected, strict=True) if theirs is not None)
 
 

@@ -1,4 +1,4 @@
-"""A benchmark's rows as a picture: a bar a row, and for rows of one curve time against length and the share of the roof."""
+"""Plots a benchmark report: a bar per row, or, where rows form a curve, time against length and the share of the roof."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draw(report: dict[str, Any], path: str) -> None:
         figure, axes = pyplot.subplots(figsize=(9, height), layout="constrained")
         _draw_times(axes, rows, with_roof="ceilings" in report)
     figure.suptitle(f"{report['operator']} on {report['device']}, torch {report['torch']}, CUDA {report['cuda']}", fontsize=10)
-    # Peers are in both panels: a label once.
+    # Peers appear in both panels; the legend has each once.
     handles = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=150)
@@ -91,10 +91,10 @@ def _draw_shares(axes: Axes, rows: list[Row]) -> None:
 
 
 def _peers(rows: list[Row]) -> list[tuple[str, Row, list[tuple[int, Row]]]]:
-    """Each peer that was measured anywhere, how it is drawn, and the rows (with their places) where it was."""
+    """Each measured peer with its style and its rows, with their positions."""
     found = []
     for number, (peer, marker) in enumerate(zip(rows[0].get("peers_us", {}), MARKERS, strict=False)):
-        style = {"marker": marker, "color": f"C{number}", "ms": 6, "ls": ""}  # the same in both panels
+        style = {"marker": marker, "color": f"C{number}", "ms": 6, "ls": ""}  # equal in both panels
         measured = [(place, row) for place, row in enumerate(rows) if row["peers_us"][peer] is not None]
         if measured:
             found.append((peer, style, measured))

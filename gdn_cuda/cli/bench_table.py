@@ -1,4 +1,4 @@
-"""A benchmark's report as a table for people."""
+"""Prints a benchmark report as a table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _print_ceilings(terminal: Console, report: dict[str, Any]) -> None:
     measured = report["ceilings"]
     terminal.print(f"roof: {_speeds(report['roof'])}", soft_wrap=True)
     terminal.print(
-        f"in this run: {_speeds(measured)}, a one-element kernel's replay {measured['floor_us']:.1f} µs; "
+        f"in this run: {_speeds(measured)}, replay of a one-element kernel {measured['floor_us']:.1f} µs; "
         f"medians of up to {report['repeats']}, L2 flushed",
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""How a benchmark measures: between two events, L2 flushed before; the host's clock for host time."""
+"""Timing of benchmarks: device time between two events after an L2 flush, host time by the host's clock."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FLUSH_BYTES = 256 << 20  # several times any L2
 COPY_BYTES = 2 << 30
 MATMUL_SIZE = 8192
 
-BUDGET_S = 0.07  # one measurement's: a row with three peers then takes about 0.3 s
-WARM_UP_S = 0.02  # clocks fall while a peer compiles
+BUDGET_S = 0.07  # per measurement; a row with three peers then takes about 0.3 s
+WARM_UP_S = 0.02  # GPU clocks drop while a peer compiles
 LEAST_REPEATS = 3
-QUEUED_CALLS = 100  # fit the driver's queue
+QUEUED_CALLS = 100  # that many fit in the driver's queue
 
 
 class Timer:
-    """Times calls on one CUDA device. `repeats` is the most: slow calls are repeated as often as the budget has room for."""
+    """Times calls on one CUDA device. `repeats` is a maximum: slow calls are repeated less often, within the budget."""
 
     def __init__(self, repeats: int):
         self.repeats = repeats
@@ -54,8 +54,8 @@ class Timer:
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
         torch.cuda.synchronize()
         for start, end in events:
-            # The flush also keeps the GPU busy while the host queues the next three, so that the host's time gets between the
-            # events only where it is longer than the flush.
+            # The flush also keeps the GPU busy while the host queues the three calls after it: host time is measured only where
+            # it exceeds the flush.
             self._flush.zero_()
             start.record()
             call()
@@ -64,7 +64,7 @@ class Timer:
         return [start.elapsed_time(end) for start, end in events]
 
     def host_us(self, call: Call, device_us: float) -> float:
-        """Median host time of a warm call that takes `device_us`: of several in a row, so few that none waits for the GPU."""
+        """Median host time of a warm call that takes `device_us`, over runs of calls so short that none waits for the GPU."""
         most = BUDGET_S * 1e6 / device_us
         samples = _count(most, LEAST_REPEATS, max(self.repeats // 5, LEAST_REPEATS))
         calls = _count(most / samples, 1, QUEUED_CALLS)
@@ -78,13 +78,13 @@ class Timer:
         torch.cuda.synchronize()
         return statistics.median(times[1:])
 
-    # ---- What the device can do at most, in this same run
+    # ---- Ceilings of the device, measured in the same run
 
     def copy_ceiling(self) -> float:
         """Bytes a second, read and written, of a large device copy."""
         source = torch.zeros(COPY_BYTES, dtype=torch.int8, device="cuda")
         target = torch.empty_like(source)
-        # Not through a graph: as a graph's node a copy goes through the copy engines, at two thirds of the speed.
+        # Not in a graph, where a copy runs on the copy engines at two thirds of the speed.
         return 2 * COPY_BYTES / (self.stream_us(lambda: target.copy_(source)) * 1e-6)
 
     def matmul_ceiling(self) -> float:
@@ -95,12 +95,12 @@ class Timer:
         return 2 * MATMUL_SIZE**3 / (self.graph_us(lambda: torch.mm(left, right, out=out)) * 1e-6)
 
     def floor_us(self) -> float:
-        """The least this harness can show: the replay of a one-element kernel."""
+        """The shortest time that can be measured: the replay of a one-element kernel."""
         one = torch.zeros(1, device="cuda")
         return self.graph_us(lambda: one.add_(1))
 
     def in_place_us(self, byte_count: int) -> float:
-        """The plainest kernel that reads and writes so many bytes in all: an in-place add on half of them."""
+        """Time of an in-place add that reads and writes so many bytes in all."""
         values = torch.zeros(max(byte_count // 8, 1), device="cuda")
         return self.graph_us(lambda: values.add_(1))
 

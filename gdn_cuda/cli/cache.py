@@ -1,4 +1,4 @@
-"""cache: what the disk cache holds, whether it is sound, and how to empty it."""
+"""cache: list, verify and clear the disk cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_parser(commands: Any) -> None:
     for name, meaning in (
         ("ls", "every entry: size, time since last use, kernel"),
         ("verify", "checks every entry against its digest; exits 1 when one is broken"),
-        ("clear", "removes every entry that gdn_cuda wrote; what `tune` stored stays"),
+        ("clear", "removes every entry that gdn_cuda wrote, but not the results of `tune`"),
         ("path", "prints the folder"),
     ):
         action = actions.add_parser(name, help=meaning)
@@ -36,16 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "clear":
         removed = _C.cache_clear()
         left = [entry["file"] for entry in _C.cache_list()]
-        # Measurements that took a GPU, not copies of anything: only who asks for it loses them.
+        # Tuned winners are measurements, which only `tune --clear` removes.
         tuned = len(list((Path(directory) / "tuned").glob("*.tuned"))) if directory else 0
         if arguments.json:
             print_json({"directory": directory or None, "removed": removed, "left": left, "tuned_kept": tuned})
         else:
-            print(f"removed {removed} entries from {directory or 'nowhere: the cache is memory only'}")
+            print(f"removed {removed} entries from {directory or 'memory: there is no cache folder'}")
             if left:
-                print(f"left what has the name of an entry and not its contents: {', '.join(left)}")
+                print(f"not removed, as they are not entries despite their names: {', '.join(left)}")
             if tuned:
-                print(f"kept what `tune` stored ({tuned}); `python -m gdn_cuda tune --clear` forgets it")
+                print(f"kept the results of `tune` ({tuned}), which `python -m gdn_cuda tune --clear` removes")
         return 0
     return _list(directory, verify=arguments.action == "verify", as_json=arguments.json)
 
@@ -80,10 +80,10 @@ def _list(directory: str, verify: bool, as_json: bool) -> int:
 
 
 def kernel_of(file: str) -> str:
-    """An entry is called <kernel>-<key>.cubin."""
+    """From a file name, <kernel>-<key>.cubin."""
     return file.removesuffix(".cubin").rpartition("-")[0] or file
 
 
 def memory_only(refusals: list[str]) -> str:
-    reasons = "; ".join(refusals) or "no usable place"
+    reasons = "; ".join(refusals) or "no usable folder"
     return f"memory only ({reasons})"

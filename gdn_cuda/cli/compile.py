@@ -1,4 +1,4 @@
-"""compile: ahead of time, with no GPU."""
+"""compile: compile kernels ahead of use, without a GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--family", help="only this family")
     parser.add_argument("--kernel", help="only this kernel")
-    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="compiles at a time (default: %(default)s)")
-    parser.add_argument(
-        "--out", metavar="DIR", help="write entries there, to serve as GDN_JIT_PREBUILT_DIR; default: the cache"
-    )
-    parser.add_argument("--force", action="store_true", help="compile even what is there already")
+    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="parallel compiles (default: %(default)s)")
+    parser.add_argument("--out", metavar="DIR", help="write entries there, for use as GDN_JIT_PREBUILT_DIR; default: the cache")
+    parser.add_argument("--force", action="store_true", help="compile again what exists already")
     parser.set_defaults(run=run)
 
 
@@ -85,5 +83,5 @@ def describe(result: CompileResult) -> str:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text}")
     return int(text)

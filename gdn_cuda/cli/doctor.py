@@ -1,4 +1,4 @@
-"""doctor: everything gdn_cuda needs, found or missing, with the fix for each problem."""
+"""doctor: what gdn_cuda needs, found or missing, with a fix for each problem."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Check:
-    """`ok`: found. `note`: missing or odd, and this machine does without. `problem`: this machine's use will fail."""
+    """`ok`: found. `note`: missing or unusual, but not needed here. `problem`: calls on this machine will fail."""
 
     what: str
     status: str
@@ -61,7 +61,7 @@ def examine() -> list[Check]:
     for section in sections:
         try:
             checks.extend(section())
-        except RuntimeError as error:  # a malformed variable stops the core everywhere; its own line names it once
+        except RuntimeError as error:  # a malformed variable makes every call of the core fail; it is reported once
             if not any(check.status == "problem" and check.found == str(error) for check in checks):
                 checks.append(Check(section.__name__.lstrip("_"), "problem", str(error)))
     return checks
@@ -96,7 +96,7 @@ def _variables() -> Iterator[Check]:
         if name in known:
             yield Check("variable", "ok", f"{name}={os.environ[name]}")
         elif name.startswith("GDN_JIT_"):
-            yield Check("variable", "note", f"{name} is not one that gdn_cuda reads", f"one of {', '.join(sorted(known))}?")
+            yield Check("variable", "note", f"{name} is not read by gdn_cuda", f"known variables: {', '.join(sorted(known))}")
     try:
         _C.env()
     except RuntimeError as error:
@@ -113,11 +113,11 @@ def _driver() -> Iterator[Check]:
         has_gpu = Path("/proc/driver/nvidia/version").exists()
         status = "problem" if has_gpu else "note"
         fix = "make libcuda.so.1 reachable (in a container: the NVIDIA container toolkit)" if has_gpu else ""
-        yield Check("driver", status, driver["why_not"], fix or "none needed to compile, or to run on CPU tensors")
+        yield Check("driver", status, driver["why_not"], fix or "compiling, and running on CPU tensors, needs none")
         return
     yield Check("driver", "ok", f"for CUDA {driver['version'] // 1000}.{driver['version'] % 1000 // 10}")
     if not driver["devices"]:
-        yield Check("device", "note", "the driver lists none", "CUDA_VISIBLE_DEVICES may hide them")
+        yield Check("device", "note", "the driver lists no device", "CUDA_VISIBLE_DEVICES may hide them")
     for traits in driver["devices"]:
         supported = traits["capability"] >= 80
         found = f"{traits['ordinal']}: {traits['name']}, {traits['arch']}, {traits['multiprocessors']} multiprocessors"
@@ -152,7 +152,7 @@ def _toolchain() -> Iterator[Check]:
             yield Check(finding["what"], "ok", finding["found"])
             continue
         needed = finding["required"] and compiles_here
-        tried = "; ".join(finding["tried"]) or "looked nowhere"
+        tried = "; ".join(finding["tried"]) or "nothing"
         optional = "" if finding["required"] else " (optional)"
         yield Check(finding["what"], "problem" if needed else "note", f"missing{optional}. Tried: {tried}", finding["fix"])
     yield _cutlass_users([finding for finding in tools["findings"] if not finding["found"]], compiles_here)
@@ -184,7 +184,7 @@ def _cache() -> Iterator[Check]:
     for refusal in refusals:
         yield Check("cache", "note", f"passed over {refusal}", "make it yours with mode 0700, or set GDN_JIT_CACHE_DIR")
     if not directory:
-        yield Check("cache", "note", memory_only(refusals), "every process compiles anew; set GDN_JIT_CACHE_DIR")
+        yield Check("cache", "note", memory_only(refusals), "every process compiles again; set GDN_JIT_CACHE_DIR")
         return
     entries = _C.cache_list(True)
     broken = [entry["file"] for entry in entries if entry["problem"]]
@@ -192,9 +192,7 @@ def _cache() -> Iterator[Check]:
     limit = human_bytes(_C.env()["cache_max_bytes"])
     yield Check("cache", "ok", f"{directory}: {len(entries)} entries, {size} of {limit}")
     if broken:
-        yield Check(
-            "cache", "note", f"broken: {', '.join(broken)}", "they are replaced when needed; remove what is not gdn_cuda's"
-        )
+        yield Check("cache", "note", f"broken: {', '.join(broken)}", "gdn_cuda replaces its own when needed; remove the others")
 
 
 def _prebuilt() -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""How the commands print: tables through rich, JSON for programs, in the characters and the width that the terminal has."""
+"""Output of the commands, tables by rich and JSON, within the character set and the width of the terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column, Table
 
-READABLE_WIDTH = 30  # characters; a longer word, such as a path, may be folded inside a column
-COLUMN_GAP = 3  # what rich puts between two columns
+READABLE_WIDTH = 30  # characters; longer words, such as paths, may be folded inside a column
+COLUMN_GAP = 3  # rich's gap between columns
 
 # ---- Characters
 
@@ -20,7 +20,7 @@ IN_ASCII = {"µ": "u", "×": "x", "÷": "/", "…": "..."}
 
 
 def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
-    """An error handler of codecs: one character, spelt in ASCII; a byte of a file name that is no text stays that byte."""
+    """A codec error handler: one character in ASCII; undecodable bytes of file names are written unchanged."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character, after = error.object[error.start], error.start + 1
@@ -30,7 +30,7 @@ def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def print_in_any_encoding() -> None:
-    """What a terminal cannot show is spelt otherwise, instead of a UnicodeEncodeError."""
+    """Replaces characters that the output's encoding lacks, where Python would raise UnicodeEncodeError."""
     codecs.register_error("gdn_cuda.replacement", _replacement)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -42,7 +42,7 @@ def print_json(value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:  # a replacement would be other data
+    except UnicodeEncodeError:  # replacing characters would change the data
         text = json.dumps(value, indent=2)
     print(text)
 
@@ -55,7 +55,7 @@ def console() -> Console:
 
     class Terminal(Console):
         def on_broken_pipe(self) -> None:
-            raise  # what rich is handling; it would exit with 1
+            raise  # rich would exit with 1
 
     terminal = Terminal(highlight=False, markup=False)
     # Without a terminal, rich assumes 80 columns and folds what is longer; a log or a pipe has no width.
@@ -90,7 +90,7 @@ def show(terminal: Console, rendered: Table) -> None:
 
 
 def _widths(columns: list[Column], available: int) -> list[int] | None:
-    """One width a column, such that words and numbers stay whole; None if there is no room for that."""
+    """A width for each column that splits no word or number; None if the terminal is too narrow."""
     texts = [[str(column.header), *map(str, column.cells)] for column in columns]
     wanted = [max(map(len, cells)) for cells in texts]
     widths = []
@@ -110,7 +110,7 @@ def _widths(columns: list[Column], available: int) -> list[int] | None:
 
 
 def _show_as_records(terminal: Console, rendered: Table) -> None:
-    """Every row as a paragraph: the first named cell as its head, with the unnamed before it, then a line a cell."""
+    """Prints a row as a paragraph: its unnamed cells and first named one, then a line for each other cell."""
     from rich.text import Text
 
     if rendered.title:

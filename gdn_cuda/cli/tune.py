@@ -24,12 +24,12 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("tune", help="measure an operator's configurations on this GPU and store the fastest")
     parser.add_argument("operator", nargs="?", metavar="OP", help=", ".join(load().tunables))
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="ROWSxPOLESxPOINTS; points are steps for log_vandermonde")
-    parser.add_argument("--dtype", help="f32, f64, bf16, f16, c64 or c128, if the operator has it; default: its usual one")
+    parser.add_argument("--dtype", help="f32, f64, bf16, f16, c64 or c128, if the operator has it; default: its first")
     parser.add_argument("--shared-poles", action="store_true", help="all rows have the same poles (Cauchy sums)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--list", action="store_true", help="show what is stored, of OP or of all")
-    action.add_argument("--clear", action="store_true", help="forget what is stored, of OP or of all")
+    action.add_argument("--list", action="store_true", help="list stored results, of OP or of all operators")
+    action.add_argument("--clear", action="store_true", help="remove stored results, of OP or of all operators")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=run)
 
@@ -70,7 +70,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def device_traits() -> DeviceTraits | None:
-    """The current GPU's; None where there is none."""
+    """Traits of the current GPU, or None."""
     import torch
 
     from .. import _C
@@ -105,7 +105,7 @@ def _tune(cases: list[Case], repeats: int, as_json: bool) -> int:
 
 
 def _store(outcome: Outcome, device: DeviceTraits) -> dict[str, Any]:
-    """Where it went, or why it is nowhere, and what decides from now on."""
+    """Stores the winner: its file, or why it is not stored or not used, and the choice of later calls."""
     from .. import _C
 
     case, winner, heuristic = outcome.case, outcome.winner, outcome.heuristic
@@ -113,10 +113,10 @@ def _store(outcome: Outcome, device: DeviceTraits) -> dict[str, Any]:
     refusals = _C.cache_refusals()
     why_not = stored["why_not"] and stored["why_not"] + (f" ({'; '.join(refusals)})" if refusals else "")
     if not why_not and not _C.env()["tuned"]:
-        why_not = "GDN_TUNED=0 has it ignored"
+        why_not = "GDN_TUNED=0 disables stored results"
     read = _C.tuned_list()["folder"]
     if not why_not and read != str(Path(stored["file"]).parent):
-        why_not = f"{read} is looked at first"
+        why_not = f"results in {read} take precedence"
     return {
         "file": stored["file"] or None,
         "why_not": why_not or None,
@@ -160,14 +160,14 @@ def _print(outcome: Outcome, kept: dict[str, Any]) -> None:
     if kept["file"]:
         terminal.print(f"stored in {kept['file']}", soft_wrap=True)
     if kept["why_not"]:
-        terminal.print(f"{'it will not decide' if kept['file'] else 'not kept'}: {kept['why_not']}", soft_wrap=True)
+        terminal.print(f"{'it will not be used' if kept['file'] else 'not stored'}: {kept['why_not']}", soft_wrap=True)
 
 
-# ---- What is stored
+# ---- Stored results
 
 
 def _files(listed: TunedList, operator: str | None) -> list[TunedFile]:
-    """Of one operator; or all, those that cannot be read among them."""
+    """Files of one operator, or all files, unreadable ones included."""
     return [found for found in listed["files"] if operator is None or _operator(found["entry"]) == operator]
 
 
@@ -211,7 +211,7 @@ def _list(operator: str | None, as_json: bool) -> int:
 
 def _remark(entry: TunedEntry, versions: dict[str, str], devices: list[tuple[str, int]]) -> str:
     if entry["version"] != (now := versions.get(entry["kernel"])):
-        return f"ignored: of version {entry['version']}, {f'this is {now}' if now else 'and its kernel is not tuned now'}"
+        return f"ignored: made by version {entry['version']}, {f'this is {now}' if now else 'whose kernel is no longer tuned'}"
     if devices and (entry["device"], entry["multiprocessors"]) not in devices:
         return "for another device"
     return ""
@@ -226,10 +226,10 @@ def _clear(operator: str | None, as_json: bool) -> int:
     if as_json:
         print_json({"folder": listed["folder"] or None, "removed": removed})
     else:
-        print(f"forgot {removed} tuned {'problem' if removed == 1 else 'problems'} in {_where(listed)}")
+        print(f"removed {removed} tuned {'problem' if removed == 1 else 'problems'} in {_where(listed)}")
     if removed < len(found):
         print(
-            f"tune: {len(found) - removed} of {len(found)} stay in {listed['folder']}: not tune's, or not to be removed",
+            f"tune: {len(found) - removed} of {len(found)} stay in {listed['folder']}: not written by tune, or not permitted",
             file=sys.stderr,
         )
         return 1

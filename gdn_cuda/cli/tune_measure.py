@@ -15,18 +15,18 @@ from ..operators.tunable import Case
 if TYPE_CHECKING:
     from .._C import DeviceTraits
 
-LEAST_GAIN = 0.02  # of time, before another choice replaces the heuristic's: less is noise
+LEAST_GAIN = 0.02  # share of time that a choice must gain over the heuristic's; less may be noise
 
 
 class WrongResult(RuntimeError):
-    """A candidate computes something else than the heuristic's choice: a defect of the library, never stored."""
+    """A candidate's result differs from that of the heuristic's choice: a bug of the library. Nothing is stored."""
 
 
 class Runner(Protocol):
-    """Runs the problem under the choice that is attempted at the moment."""
+    """Runs the problem with the choice that is being attempted."""
 
     def result(self) -> Tensor: ...
-    def decided(self) -> bool: ...  # whether the attempted choice is what ran
+    def decided(self) -> bool: ...  # whether the attempted choice ran
     def time_us(self) -> float: ...
 
 
@@ -47,7 +47,7 @@ class GpuRunner:
         self._timer = Timer(repeats)
 
     def result(self) -> Tensor:
-        self._out.fill_(torch.nan)  # what a candidate leaves out is seen
+        self._out.fill_(torch.nan)  # shows elements that a candidate does not write
         return self._call().clone()
 
     def decided(self) -> bool:
@@ -56,7 +56,7 @@ class GpuRunner:
         return _C.tuned_attempted(self._case.kernel, self._ordinal)
 
     def time_us(self) -> float:
-        return self._timer.graph_us(self._call)  # without the host's time, which is longer than small kernels
+        return self._timer.graph_us(self._call)  # excludes host time, which exceeds that of small kernels
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ Progress = Callable[[int, int, Measured], None]
 
 
 def tune(case: Case, device: DeviceTraits, runner: Runner, progress: Progress) -> Outcome:
-    """Measures every candidate; raises WrongResult, and RuntimeError where a candidate was not what ran."""
+    """Measures every candidate; raises WrongResult, and RuntimeError where a candidate did not run."""
     from .. import _C
 
     choices = _C.tuned_candidates(case.kernel, case.problem, device)

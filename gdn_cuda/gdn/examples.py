@@ -32,7 +32,7 @@ def gdn(B: int, T: int, seed: int, packed: bool = False, dtype: torch.dtype = to
 def gating(dtype: torch.dtype, packed: bool = False, permuted: bool = False) -> Callable[[int, int, int], Arguments]:
     def make(B: int, T: int, seed: int) -> Arguments:
         shape = (B * T,) if packed else (T, B) if permuted else (B, T)
-        both = random(*shape, 2 * HV, seed=seed, dtype=dtype)  # one projection for a and b, as layers have it
+        both = random(*shape, 2 * HV, seed=seed, dtype=dtype)  # one projection for a and b, as in layers
         both = both.transpose(0, 1) if permuted else both
         heads = {"A_log": random(HV, seed=seed + 1), "dt_bias": random(HV, seed=seed + 2, dtype=dtype)}
         return heads | {"a": both[..., :HV], "b": both[..., HV:], "is_var_len": packed}
@@ -41,7 +41,7 @@ def gating(dtype: torch.dtype, packed: bool = False, permuted: bool = False) -> 
 
 
 def dense_gates(B: int, T: int, seed: int) -> Arguments:
-    """Without gaps, tokens before sequences: what a careless implementation gives back with the same strides."""
+    """Dense, tokens before sequences: a wrong implementation would return the same strides."""
     inputs = gating(torch.float32)(T, B, seed)
     return inputs | {name: inputs[name].contiguous().transpose(0, 1) for name in ("a", "b")}
 
@@ -81,7 +81,7 @@ def decode(
 ) -> Callable[[int, int, int], Arguments]:
     def make(B: int, T: int, seed: int) -> Arguments:
         tokens, sequences, longest = ((sum(LENGTHS),), len(LENGTHS), max(LENGTHS)) if packed else ((B, T), B, T)
-        # One projection for all of them: every tensor is a strided view.
+        # All tensors are strided views of one projection.
         rows = random(*tokens, 2 * HK * DK + HV * DV + 2 * HV, seed=seed, dtype=torch.bfloat16)
         query, key, value, a, b = rows.split([HK * DK, HK * DK, HV * DV, HV, HV], dim=-1)
         width = max(longest, 1)

@@ -1,3 +1,3 @@
-"""What is measured of the Gated Delta Net, and what compute-sanitizer runs."""
+"""Benchmarks and compute-sanitizer calls of the Gated Delta Net."""
 
 from . import measure_decode, measure_pieces, measure_prefill, sanitize  # noqa: F401  (each declares its own)

@@ -1,4 +1,4 @@
-"""Decode and gating: shapes, their inputs, and the bytes that a call is measured against."""
+"""Benchmarks of decode and gating: shapes, inputs, and the bytes that a call moves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Other libraries' Gated Delta Net: FLA, FlashInfer and FlashQLA, each where it can be imported.
 
-An adapter gives a call and the reading of what it returns, or raises with the reason why there is none. Casts, transposes and
-whatever else a library wants around its call happen in the adapter, so that only the library's own work is timed.
+An adapter returns a call and a function that converts its results, or raises Absent. Casts, transposes and whatever else a
+library needs before its call happen in the adapter, so that only the library's own work is timed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _transposed(state: Tensor) -> Tensor:
 
 
 def _fla(name: str) -> Any:
-    # Otherwise FLA hands chunk_gated_delta_rule to FlashQLA where that is installed, and the columns show one library twice.
+    # Otherwise FLA calls FlashQLA for chunk_gated_delta_rule where that is installed, and the table has one library twice.
     os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
     return import_peer("fla.ops.gated_delta_rule", name)
 
@@ -99,7 +99,7 @@ def flashqla_chunked(x: Inputs) -> Peer:
 def flashinfer_decode(x: Inputs) -> Peer:
     decode = import_peer("flashinfer.gdn_decode", "gated_delta_rule_decode_pretranspose")
     pool, slots = x["state_pool"].clone(), x["state_indices"]
-    output = torch.empty_like(x["value"])  # without one it clears a new one
+    output = torch.empty_like(x["value"])  # without it, it would clear a new tensor
 
     def call() -> Any:
         return decode(
@@ -131,7 +131,7 @@ def flashinfer_chunked(x: Inputs) -> Peer:
     if offsets is None:
         batch, length = leading
         offsets = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=decay.device)
-    longest = int(offsets.diff().max())  # it launches smaller grids when told
+    longest = int(offsets.diff().max())  # lets it launch smaller grids
     output, final_state = torch.empty_like(tokens["value"]), torch.empty_like(x["state"])
 
     def call() -> Any:

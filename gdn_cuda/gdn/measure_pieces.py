@@ -1,4 +1,4 @@
-"""The pieces of the chunked form: their inputs, and the bytes they are measured against."""
+"""Benchmarks of the pieces of the chunked form: inputs, and the bytes that they move."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _cases(device: str, work: Callable[[str, int, int], Work]) -> Iterator[Case]
 
 
 def _tensors(device: str, batch: int, tokens: int) -> dict[str, Tensor]:
-    """Everything a piece reads or writes, named as the pieces name it; weak gates, states in fp32."""
+    """All arguments of the pieces, by name; weak gates, states in fp32."""
     import gdn_cuda
 
     x = projections(device, batch, tokens, key_heads=KEY_HEADS, value_heads=VALUE_HEADS)
@@ -87,7 +87,7 @@ def _state_update_work(device: str, batch: int, tokens: int) -> Work:
     x = _tensors(device, batch, tokens)
     gdn_cuda.bf16_gdn_compute_u_w(**_chosen(x, "k", "v", "u", "w", "beta", "gate"))
     inputs = _chosen(x, "k", "u", "w", "state", "final_state", "gate")
-    moved = size(*inputs.values(), x["u"])  # u is read, and v' written over it
+    moved = size(*inputs.values(), x["u"])  # u is read and overwritten with v'
     return _work(gdn_cuda.bf16_chunked_seq_state_update, inputs, moved, ("u", "state"))
 
 

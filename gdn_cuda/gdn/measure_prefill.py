@@ -1,4 +1,4 @@
-"""Prefill: the shapes of the table, their inputs, and what a call is measured against."""
+"""Benchmarks of prefill: shapes, inputs, and the bytes and operations of a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Shape:
     key_dim: int = 128
     value_dim: int = 128
     packed: bool = False
-    slow_gates: bool = False  # the state is hardly forgotten in a thousand chunks
+    slow_gates: bool = False  # the state hardly decays in a thousand chunks
     deterministic: bool = False
 
     @property
@@ -45,7 +45,7 @@ class Shape:
 
     @property
     def curve(self) -> tuple[str, int] | None:
-        """Of one sequence with Qwen3-Next's heads, time is drawn against length."""
+        """For one sequence with Qwen3-Next's heads: the curve of time against length."""
         alone = self.lengths == (self.tokens,) and (self.key_heads, self.value_heads) == (16, 32)
         plain = self.key_dim == self.value_dim == 128 and not self.slow_gates and not self.deterministic
         return ("1×T 16/32", self.tokens) if alone and plain else None
@@ -91,12 +91,12 @@ CPU_SHAPES = (Shape(4, 8, (256,)), Shape(2, 4, (50, 7, 100), packed=True))
 @bench({"FlashQLA": peers.flashqla_chunked, "FlashInfer": peers.flashinfer_chunked, "FLA": peers.fla_chunked})
 def chunked_forward(device: str) -> Iterator[Case]:
     for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
-        # Call by call: engines capture decode, not prefill, and the peers' published figures were taken so.
+        # Not as a graph: engines capture decode, not prefill, and peers publish such figures.
         yield Case(shape.name, partial(prefill_work, shape, device), captured=False, curve=shape.curve)
 
 
 def prefill_work(shape: Shape, device: str) -> Work:
-    """Inputs as engines hand them over: q and k normalised by an earlier kernel, gates and states in fp32."""
+    """Inputs as in engines: q and k normalised by an earlier kernel, gates and states in fp32."""
     import gdn_cuda
 
     leading = (shape.tokens,) if shape.packed else (len(shape.lengths), shape.lengths[0])
@@ -118,7 +118,7 @@ def prefill_work(shape: Shape, device: str) -> Work:
         x["cu_seqlens"] = torch.tensor([0, *accumulate(shape.lengths)], device=device, dtype=torch.int32)
     # The states, read and written once, are left out.
     moved = size(x["query"], x["key"], x["value"], x["value"], x["beta"], x["gate"])
-    # Weak gates let the initial state and the order of the tokens reach far, so that a wrong layout shows.
+    # With weak gates the initial state and early tokens matter to the end, so that a wrong layout shows.
     checked = x | {"gate": x["gate"] / CHUNK}
     return Work(
         partial(gdn_cuda.chunked_forward, **x, deterministic=shape.deterministic), moved, shape.flops, x, outcome, checked

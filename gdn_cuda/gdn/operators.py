@@ -22,7 +22,7 @@ class InferenceMode(IntEnum):
     SPEC_VERIFY = 2
 
 
-# ---- Shapes of results, of what runs on CPU tensors, and what is checked or returned around an operator
+# ---- Shapes of results, CPU implementations, and what is checked or returned around an operator
 
 
 def _state(x: Any, *leading: Any, dtype: torch.dtype) -> Tensor:
@@ -66,7 +66,7 @@ def _checkpoint_rows(x: Any) -> Any:
 
 
 def _chunked_shapes(x: Any) -> Any:
-    """Of the final state and checkpoints; with a pool of the checkpoints alone."""
+    """Shapes of final state and checkpoints; with a pool of the checkpoints alone."""
     dtype = x.state_dtype or _dtype_of(x.state)
     checkpoints = _state(x, _checkpoint_rows(x), dtype=dtype)
     if x.state_indices is not None:
@@ -77,7 +77,7 @@ def _chunked_shapes(x: Any) -> Any:
 def _chunked_on_cpu(x: Any) -> Any:
     output, final_state, found = reference.chunked_forward(x)
     x.out.copy_(output)
-    # As many rows as a GPU, which cannot count them ahead, would return.
+    # As many rows as on a GPU, which cannot count them in advance.
     checkpoints = found.new_zeros((_checkpoint_rows(x), *found.shape[1:]))
     checkpoints[: found.shape[0]] = found
     if x.state_indices is not None:

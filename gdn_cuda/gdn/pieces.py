@@ -13,7 +13,7 @@ from . import reference_operators as reference
 from .hints import check_chunk_hints, check_chunk_size, check_compiled_dims, check_cumsum_sizes
 from .reference import CHUNK
 
-# ---- Shapes of results, and what runs on CPU tensors
+# ---- Shapes of results, and CPU implementations
 
 
 def _mn_major_shape(x: Any) -> Tensor:

@@ -25,8 +25,8 @@ from .. import _C
 CHUNK = _C.GDN_CHUNK
 L2NORM_EPSILON = 1e-6
 _CHUNKS_AT_ONCE = 32  # bounds the memory of a long prefill; the result does not depend on it
-# A gate below this counts as this where gates are cumulated: its exponential is 0 all the same, and the sum keeps the digits of
-# the gates behind it. Powers of two, so that sums of resets are exact.
+# Gates are clamped to this before they are cumulated: the exponential is 0 all the same, and the sum keeps the precision of
+# later gates. Powers of two, so that sums of resets are exact.
 LOWEST_GATE = {torch.float32: -128.0, torch.float64: -1024.0}
 
 
@@ -54,7 +54,7 @@ def sequence_spans(cu_seqlens: Tensor, tokens: int) -> list[tuple[int, int]]:
 
 
 def pack(pieces: list[Tensor], tokens: int, like: Tensor) -> Tensor:
-    """Pieces (1,L,…) of consecutive sequences → (tokens,…), zero behind the last one; the other sizes are those of `like`."""
+    """Joins tensors (1,L,…) of consecutive sequences to (tokens,…), with zeros after the last; other sizes as in `like`."""
     rest = like.new_zeros(tokens - sum(x.shape[1] for x in pieces), *like.shape[1:])
     return torch.cat([*(x[0] for x in pieces), rest])
 
@@ -97,7 +97,7 @@ def recurrent(
 
 
 class _Inputs(NamedTuple):
-    """What both forms work on: one dtype, one key head per value head, a state and a scale."""
+    """Inputs of both forms: in one dtype, with a key head per value head, a state and a scale."""
 
     q: Tensor
     k: Tensor
@@ -108,7 +108,7 @@ class _Inputs(NamedTuple):
     scale: float
 
     def part(self, first: int, last: int, state: Tensor) -> _Inputs:
-        """Tokens [first, last) of a padded batch, which start from another state."""
+        """Tokens [first, last) of a padded batch, with another initial state."""
         q, k, v, beta, gate = (x[:, first:last] for x in self[:5])
         return _Inputs(q, k, v, beta, gate, state, self.scale)
 
@@ -224,7 +224,7 @@ def _chunks_at_once(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
-    """The same by the recurrence: in the chunked form what is not finite survives a reset in its chunk, as 0 · inf is NaN."""
+    """The same by the recurrence: in the chunked form infinities and NaN survive a reset in their chunk, as 0 · inf is NaN."""
     outputs, states = [], [x.state]
     for first in range(0, x.v.shape[1], chunk):
         output, state, _ = _recurrence(x.part(first, first + chunk, states[-1]), keep_steps=False)
@@ -234,13 +234,13 @@ def _chunks_by_token(x: _Inputs, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 # The pieces below work on chunks: (B,chunks,H,C,…), key heads already repeated. G is the inclusive cumsum of the gate inside
-# each chunk. Behind the end of a sequence k, v, q and beta are zero and G stays at its last value, so nothing happens there.
-# G may be -inf: then exp(G) is 0, and tokens that both have it do not decay from one to the other. A token with exp(G) = 0 sees
-# nothing of the state before the chunk, and one with exp(G_C − G) = 0 leaves nothing in the state after it.
+# each chunk. After the end of a sequence k, v, q and beta are zero and G keeps its last value, so nothing changes.
+# G may be -inf: then exp(G) is 0, and there is no decay between two such tokens. A token with exp(G) = 0 reads nothing
+# from the state before the chunk, and one with exp(G_C − G) = 0 adds nothing to the state after it.
 
 
 def to_chunks(x: Tensor, chunk: int, repeat_last: bool = False) -> Tensor:
-    """(B,T,H,…) → (B,chunks,H,C,…), the last chunk filled up with zeros or with the last token."""
+    """(B,T,H,…) → (B,chunks,H,C,…), the last chunk padded with zeros or with the last token."""
     missing = -x.shape[1] % chunk
     if missing:
         filling = x[:, -1:] if repeat_last else torch.zeros_like(x[:, -1:])
@@ -254,7 +254,7 @@ def from_chunks(x: Tensor, tokens: int) -> Tensor:
 
 
 def _finite(cumulated: Tensor) -> Tensor:
-    """With differences everywhere: −inf − −inf would be NaN."""
+    """For use in differences: −inf − −inf would be NaN."""
     return cumulated.clamp(min=torch.finfo(cumulated.dtype).min)
 
 
@@ -268,7 +268,7 @@ def _decay(cumulated: Tensor, dtype: torch.dtype) -> Tensor:
 
 def chunk_u_w(k: Tensor, v: Tensor, beta: Tensor, cumulated: Tensor) -> tuple[Tensor, Tensor]:
     """u = T (β v) and w = T (β exp(G) k), with T = (I + A)⁻¹ and A_ij = β_i (k_i·k_j) exp(G_i − G_j) for i > j, else 0."""
-    a = beta[..., None] * (k @ k.mT) * _decay(cumulated, k.dtype)  # the solver reads it below the diagonal only
+    a = beta[..., None] * (k @ k.mT) * _decay(cumulated, k.dtype)  # the solver reads only what is below the diagonal
     right = torch.cat([beta[..., None] * v, (beta * cumulated.exp().to(k.dtype))[..., None] * k], dim=-1)
     solved = torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)
     return solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
@@ -300,7 +300,7 @@ def chunk_outputs(q: Tensor, before: Tensor, k: Tensor, v_new: Tensor, cumulated
     wrong = ~v_new.isfinite()
     if not bool(wrong.any()):
         return scale * (carried + (q @ k.mT * decay) @ v_new)
-    # Behind a reset, where the decay is 0, nothing of them shows.
+    # They do not show after a reset, where the decay is 0.
     poisoned = (decay != 0).to(q.dtype) @ wrong.to(q.dtype) > 0
     within = (q @ k.mT * decay) @ v_new.masked_fill(wrong, 0)
     return scale * (carried + within.masked_fill(poisoned, torch.nan))

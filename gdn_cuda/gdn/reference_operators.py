@@ -1,4 +1,4 @@
-"""The Gated Delta Net operators on CPU tensors: what the public functions mean, on top of `gdn.recurrent` and `gdn.chunked`.
+"""The Gated Delta Net operators on CPU tensors, by `gdn.recurrent` and `gdn.chunked`.
 
 Those that take one argument x read the public function's arguments from it, by name. Shapes and dtypes were checked by the C++
 operators; what depends on values (slots, accepted counts) is checked here, before anything is written. Results have the
@@ -31,7 +31,7 @@ def _log_decay(A_log: Tensor, dt_bias: Tensor, a: Tensor) -> Tensor:
     largest, lowest = math.log(limits.max) - 1, math.log(limits.tiny) + 8
     rate_log, x = torch.broadcast_tensors(A_log.to(dtype), a.to(dtype) + dt_bias.to(dtype))
     by_logarithm, tiny = (rate_log > largest) | (x < lowest), x < lowest
-    # Both forms are evaluated everywhere: where one does not apply it is given zeros, so that its gradients stay finite.
+    # Both forms are evaluated everywhere; where one does not apply, its input is zero, so that its gradients stay finite.
     soft = F.softplus(x.masked_fill(tiny, 0), threshold=SOFTPLUS_THRESHOLD)
     logarithm = (rate_log + torch.where(tiny, x, soft.log())).masked_fill(~by_logarithm, 0)
     return -torch.where(by_logarithm, logarithm.exp(), rate_log.masked_fill(by_logarithm, 0).exp() * soft)
@@ -93,7 +93,7 @@ def _lengths(value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _zero_inactive(output: Tensor, active: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Zeros the output of the inactive sequences, whatever is in it."""
+    """Zeros the output of the inactive sequences, NaN included."""
     if cu_seqlens is None:
         return torch.where(active[:, None, None, None], output, 0)
     of_token = active.repeat_interleave(cu_seqlens.diff().to(active.device))
@@ -191,7 +191,7 @@ def _check_width(function: str, argument: str, lengths: Tensor, width: int) -> N
 
 
 def _tokens_of(lengths: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every token of an active sequence: its sequence, its place in it, its row among all tokens of the batch."""
+    """For every token of an active sequence: the sequence, the position in it, and the row among all tokens."""
     sequence = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths)
     row = torch.arange(sequence.shape[0], device=lengths.device)
     token = row - (lengths.cumsum(0) - lengths)[sequence]
@@ -256,7 +256,7 @@ def _cumulated(gate: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like[..., 0]) if gate is None else gate
 
 
-# The three pieces of the chunked form, on token layout. They return the dtype of the arithmetic: the caller's tensors round.
+# The three pieces of the chunked form, on token layout. They return the dtype of the arithmetic; callers round.
 # The gate is cumulated already (chunk_local_cumsum); None means no decay.
 
 

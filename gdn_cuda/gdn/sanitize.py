@@ -29,7 +29,7 @@ def decode(tokens: int = 1, sequences: int = 3) -> None:
         pool = draw(sequences + 2, 16, dv, dk, dtype=state)
         gdn_cuda.fused_decode(**heads, a=a, b=b, A_log=draw(16), dt_bias=draw(16), state_pool=pool, state_indices=slots)
 
-        if tokens > 1:  # more sequences than good indices
+        if tokens > 1:  # more sequences than valid indices
             slots = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences, tokens)[:, :tokens]
             accepted = torch.tensor(HOSTILE_INDICES, device="cuda").repeat(sequences)[:sequences]
             gates = {"a": a, "b": b, "A_log": draw(16), "dt_bias": draw(16)}
@@ -50,7 +50,7 @@ def packed(dk: int, dv: int, **options: Any) -> dict[str, Tensor]:
     return make_packed_gdn_inputs(lengths, dk=dk, dv=dv, dtype=torch.bfloat16, device="cuda", gate_range=(-2.0, 0.0), **options)
 
 
-# What device memory may say that makes no sense, for 271 tokens and 4 sequences; tests/gdn/gpu/test_fuzz.py has more of it.
+# Malformed contents of device memory, for 271 tokens and 4 sequences; tests/gdn/gpu/test_fuzz.py has more of it.
 HOSTILE_OFFSETS = (
     [0, 271, 0, 271, 0],
     [300, 200, 100, 0, -100],
@@ -66,7 +66,7 @@ def hostile(dk: int, dv: int) -> Iterator[dict[str, Tensor]]:
 
 
 def spoilt_gates(x: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Resets, and a state that is not finite before them: the ways that kernels take rarely."""
+    """Resets, and a state that is not finite before them: rare paths of the kernels."""
     x["gate"][..., 40, :] = -torch.inf
     x["state"][:, 0] = torch.nan
     return x
@@ -90,7 +90,7 @@ def prefill(dims: tuple[tuple[int, int], ...] = ((128, 128), (96, 192), (40, 72)
             gdn_cuda.chunked_forward(**x, checkpoint_every=64)
             gdn_cuda.chunked_forward(**x, state_indices=torch.tensor(HOSTILE_INDICES, device="cuda"))
         gdn_cuda.chunked_forward(**spoilt_gates(padded(dk, dv, 150)))
-    # Split: with two heads, which remember, their segments are linked; with 32, one of two launches takes the call.
+    # Split sequences: with two heads and weak gates, states carry over between segments; with 32, one of two launches computes.
     for heads, pace in ((2, 1e-4), (32, 1.0), (32, 1e-4)):
         split = padded(*dims[0], 5200, B=1, Hk=heads // 2, Hv=heads)
         split["gate"] *= pace

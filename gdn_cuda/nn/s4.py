@@ -54,7 +54,7 @@ class S4Kernel(KnowsLength, SSMKernel):
         self._register_length()
         self._step_mode = "dense"
         self._linear: s4_step.LinearStep | None = None
-        self._basis: Tensor | None = None  # of diagonal steps
+        self._basis: Tensor | None = None  # for diagonal steps
 
     def forward(self, state: Tensor | None = None, rate: float = 1.0, L: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Returns k (channels, H, L), and k_state (…, channels, H, L) for a state (…, H, N) or (…, H, 2N), else None.
@@ -67,7 +67,7 @@ class S4Kernel(KnowsLength, SSMKernel):
             self._check_state(state, (self.N, 2 * self.N))
         L, length = self._lengths(L, rate)
         samples = round(length / rate)
-        system = self._reaching(length, rate)
+        system = self._system_for(length, rate)
         B = system.B
         if state is not None:
             B = torch.cat([_undiscretized(system, rows_of(state).to(torch.complex128)), B])
@@ -94,22 +94,22 @@ class S4Kernel(KnowsLength, SSMKernel):
             length *= 2
         return L, length
 
-    def _reaching(self, length: int, rate: float) -> System:
-        """The system with a C̃ of that length at least. C itself becomes that; what stands in for it does not."""
+    def _system_for(self, length: int, rate: float) -> System:
+        """The system with a C̃ of at least that length. The module's C is converted in place, a substitute for it is not."""
         if self._length >= length:
             return self._system(rate)
         if self._stands_in:
-            return self._system(rate)._replace(C=self._turned(length))
+            return self._system(rate)._replace(C=self._converted(length))
         with torch.no_grad():
-            parts = torch.view_as_real(self._turned(length))
+            parts = torch.view_as_real(self._converted(length))
             self.C.copy_(parts if self.C.dim() == parts.dim() else parts[..., 0])
         self._set_length(length)
         if self.verbose:
-            logger.info("S4Kernel: C is that of a kernel of length %d now", length)
+            logger.info("S4Kernel: C is now converted for kernels of length %d", length)
         return self._system(rate)
 
-    def _turned(self, wanted: int) -> Tensor:
-        """The C̃ of that length, which is any if C is C still, else a multiple by a power of two."""
+    def _converted(self, wanted: int) -> Tensor:
+        """C̃ for the wanted length: any length for an unconverted C, else its length times a power of two."""
         system, length = self._system(), self._length
         discrete, C = s4.discretized(system), system.C
         if length == 0:
@@ -118,7 +118,7 @@ class S4Kernel(KnowsLength, SSMKernel):
             C, length = s4.doubled_output(discrete, C, length), 2 * length
         return C
 
-    # ---- Stepping. The parameters count as constants there
+    # ---- Stepping, which treats the parameters as constants
 
     @torch.no_grad()
     def _setup_step(self, mode: str = "dense") -> None:

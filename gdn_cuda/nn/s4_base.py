@@ -1,4 +1,4 @@
-"""What the kernels of S4 and S4D share: their parent's parameters, and the system that these describe."""
+"""Base class of S4Kernel and S4DKernel: the parameters shared with the parent, and the system that they describe."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class SSMKernel(nn.Module):
         if l_max is not None and not (isinstance(l_max, Integral) and l_max >= 0):
             raise ValueError(f"{self._name}: l_max: expected None or a length, got {l_max!r}")
         self.d_model, self.l_max = d_model, l_max
-        self.dA = self.dB = self.dC = None  # what steps are made of, no part of a checkpoint
+        self.dA = self.dB = self.dC = None  # used by steps, and not part of checkpoints
         self._made_from: list[Any] | None = None
-        self._held: list[Tensor] = []  # lest another tensor gets an address of those
+        self._held: list[Tensor] = []  # so that no other tensor gets their addresses
 
     def _read(self, config: Mapping[str, Any]) -> None:
         optional = {"P", "A_imag"} if config.get("is_real") else {"P"}
@@ -121,10 +121,10 @@ class SSMKernel(nn.Module):
             raise ValueError(f"{self._name}: u: expected real numbers {expected}, got {u.dtype} {tuple(u.shape)}")
 
     def _unmoved(self, u: Tensor, state: Tensor) -> Tensor:
-        """The state behind no inputs at all: as it is, for all of u's batch."""
+        """The state after no inputs, broadcast over the batch of u."""
         return state.to(self._complex) + u.to(self._real).sum(-1, keepdim=True)
 
-    # ---- Steps: made once, and again when a parameter has changed
+    # ---- Steps: set up once, and again when a parameter has changed
 
     dA: Any
     dB: Any
@@ -138,7 +138,7 @@ class SSMKernel(nn.Module):
             self._made_from, self._held = self._versions(), [x.detach() for x in self._given()]
 
     def _is_current(self) -> bool:
-        if torch.compiler.is_compiling():  # versions are not to be had there
+        if torch.compiler.is_compiling():  # which cannot read versions
             return self.dA is not None
         return self._made_from is not None and self._made_from == self._versions()
 

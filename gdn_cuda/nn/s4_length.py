@@ -1,4 +1,4 @@
-"""The length for which an output matrix C has been turned into C̃ = C (I − Ā^length): how it is told to everyone who reads C."""
+"""The length for which an output matrix C has been replaced by C̃ = C (I − Ā^length), known to all kernels that share C."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MARK = "_gdn_cuda_length"
 
 
 class Length:
-    """Shared by all kernels over one C, so that none of them turns it a second time. 0: C is C still."""
+    """Shared by all kernels over one C, so that none converts it a second time. 0: C is not converted."""
 
     def __init__(self, value: int = 0):
         self.value = value
 
     @classmethod
     def of(cls, C: torch.Tensor) -> Length:
-        """That of the tensor, which carries it."""
+        """The Length attached to the tensor C."""
         found = getattr(C, _MARK, None)
         return cls().mark(C) if found is None else found
 
@@ -28,10 +28,10 @@ class Length:
 
 
 class KnowsLength(nn.Module):
-    """Keeps a Length in the buffer `l_kernel`, where checkpoints have it, without a look at the device's memory in between.
+    """Keeps a Length, and stores it in the buffer `l_kernel` for checkpoints, without reading device memory in between.
 
-    What the module holds as C carries its Length, whatever becomes of it: assigned, converted, copied, loaded. A tensor without
-    one stands in for C, as those of `torch.func.functional_call` do, so it is of the same length, and not the module's to turn.
+    The module's C carries its Length when it is assigned, converted, copied or loaded. A tensor without one is a substitute for
+    C, as in `torch.func.functional_call`: it has the same length, and the module must not convert it in place.
     """
 
     C: torch.Tensor
@@ -64,13 +64,13 @@ class KnowsLength(nn.Module):
         if name == "C" and value is not None and (name in self._parameters or name in self._buffers):
             self._own_length = Length.of(self.C)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy: those of parameters lose their marks
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy, whose parameters have lost their marks
         super().__setstate__(state)
         self._own_length.mark(self.C)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        if self._stands_in:  # it is another tensor now
+        if self._stands_in:  # the conversion replaced the tensor
             self._own_length = Length(self._own_length.value).mark(self.C)
         return self
 

@@ -19,7 +19,7 @@ def kernel_by_cauchy(system: System, B: Tensor, length: int, dtype: torch.dtype)
     k̂ is Re Σ B C̃ dt: all sums fall like 1/z.
     """
     v = torch.cat([B, system.P])[:, None] * torch.cat([system.C, system.P.conj()]) * system.dt
-    v = v.permute(2, 0, 1, 3)  # (H,b+R,channels+R,N): rows over the same poles lie together, and share their reciprocals
+    v = v.permute(2, 0, 1, 3)  # (H,b+R,channels+R,N): rows over the same poles are adjacent and share reciprocals
     b, channels = B.shape[0], system.C.shape[0]
     half_theta = torch.arange((length + 1) // 2, dtype=torch.float64, device=v.device) * (math.pi / length)
     tangent = half_theta.tan()

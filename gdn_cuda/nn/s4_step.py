@@ -11,7 +11,7 @@ from ..structured.reference_s4 import Discrete, System
 
 
 class LinearStep(NamedTuple):
-    """What a step in O(rank · N) is made of, on one half of each conjugate pair.
+    """The parts of a step in O(rank · N), on one half of each conjugate pair.
 
     w = E s − P (Pᴴ s) + 2 B u, s ← D w − D P G (Pᴴ D w): D = 1/(2/dt − A), E = 2/dt + A, G = (I + Pᴴ D P)⁻¹. Products with Pᴴ
     run over whole pairs, so they are twice the real part of those over halves.

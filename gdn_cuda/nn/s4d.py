@@ -65,7 +65,7 @@ class S4DKernel(SSMKernel):
         k = log_vandermonde(residues, discrete.log_A.to(self._complex), L)
         return k[-1], None if state is None else k[:-1].reshape(*state.shape[:-2], *k.shape[1:])
 
-    # ---- Stepping. The parameters count as constants there
+    # ---- Stepping, which treats the parameters as constants
 
     @torch.no_grad()
     def _setup_step(self) -> None:

@@ -1,4 +1,4 @@
-"""What modules hold: tensors that are parameters if they are given as such, else buffers."""
+"""Tensors of modules: parameters where they are given as such, otherwise buffers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Operators that compute no gradients, as public functions call them in grad mode: backward and forward mode say so.
+"""Calls of operators without gradients, in grad mode: backward and forward mode raise.
 
-With an input that requires a gradient a call computes the same, and whatever it returns or writes gets a history whose backward
-raises.
+An input that requires a gradient does not change the results, but every tensor that the call returns or writes gets a grad_fn
+whose backward raises.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torch.autograd.graph import increment_version
 from .registration import check, library
 from .schema import Schema
 
-_POOLS = ("state_pool", "step_states")  # too large to be copied for compiled code's sake
+_POOLS = ("state_pool", "step_states")  # too large to be copied in compiled code
 
 
 def keep_autograd_out(schema: Schema) -> None:
-    """Torch's fallback gives results a history that warns, and takes time where there are none."""
+    """Disables torch's autograd fallback, which costs time and gives results a grad_fn that only warns."""
     if not schema.returns:
         library.impl(schema.name, torch.library.fallthrough_kernel, "Autograd")
 
 
 def refuse_forward_mode(function: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raises for tensors with tangents, and for those that a transform of torch.func follows."""
+    """Raises for tensors with tangents, and for those that a torch.func transform differentiates."""
     transforms = torch._C._are_functorch_transforms_active()
     if not transforms and forward_ad._current_level < 0:
         return
     for argument, x in tensors:
-        if transforms and _followed(x):
-            what = "a tensor that no torch.func transform follows (grad, vjp, jvp, jacrev, jacfwd)"
-            raise ValueError(f"{function}: {argument}: expected {what}; use gdn_cuda.reference there, got one")
+        if transforms and _differentiated(x):
+            what = "a tensor outside torch.func transforms (grad, vjp, jvp, jacrev, jacfwd), which gdn_cuda.reference supports"
+            raise ValueError(f"{function}: {argument}: expected {what}, got one inside")
         if not transforms and forward_ad.unpack_dual(x).tangent is not None:
-            what = "a tensor without a tangent, as there is no forward mode; use gdn_cuda.reference for it"
+            what = "a tensor without a tangent, as only gdn_cuda.reference supports forward mode"
             raise ValueError(f"{function}: {argument}: expected {what}, got one with a tangent")
 
 
-def _followed(x: Tensor) -> bool:
+def _differentiated(x: Tensor) -> bool:
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_gradtrackingtensor(x):
@@ -69,7 +69,7 @@ def with_autograd(schema: Schema, args: tuple[Any, ...]) -> Any:
     check(schema.name, args)
     for argument, x in written:
         _check_writable(schema.function, argument, x)
-    # The history comes first: where torch refuses it, nothing has been written.
+    # The grad_fn is set first: where torch refuses that, nothing has been written.
     read = [x for _, x in required if not any(x is other for _, other in written)]
     for argument, x in written:
         _mark_written(schema.function, argument, x, read, required[0][0])
@@ -89,13 +89,13 @@ def _is_plain(schema: Schema, args: tuple[Any, ...]) -> bool:
             x = args[i]
             if x is not None and x.requires_grad:
                 return False
-    except AttributeError:  # an argument that is no tensor: the slow path names it
+    except AttributeError:  # an argument that is not a tensor: the slow path names it
         return False
     return True
 
 
 def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
-    """Increments the versions of what was written, so that torch notices if autograd had saved it."""
+    """Increments the versions of written tensors, so that torch notices where autograd had saved them."""
     try:
         results = schema.overload(*args)
     except Exception:
@@ -120,20 +120,20 @@ def _check_writable(function: str, argument: str, x: Tensor) -> None:
 def _mark_written(function: str, argument: str, x: Tensor, read: list[Tensor], why: str) -> None:
     before = (x if x._base is None else x._base).grad_fn
     if before is not None and any(getattr(edge, "variable", None) is _MARK for edge, _ in before.next_functions):
-        increment_version([x])  # a history like this one, and a pool's would grow with every step
+        increment_version([x])  # already ours; another one for each step would let the graph of a pool grow
         return
     try:
         _Written.apply(function, x, _MARK, *read)
     except RuntimeError as error:
-        expected = f"memory that autograd can follow, as {why} requires a gradient (or a call under torch.no_grad())"
-        raise ValueError(f"{function}: {argument}: expected {expected}, got this: {error}") from error
+        expected = f"memory that autograd can track, as {why} requires a gradient (or a call under torch.no_grad())"
+        raise ValueError(f"{function}: {argument}: expected {expected}, got: {error}") from error
 
 
-_MARK = torch.empty(0, requires_grad=True)  # by which a history of `_Written` is known
+_MARK = torch.empty(0, requires_grad=True)  # identifies the grad_fn of `_Written`
 
 
 class _Written(torch.autograd.Function):
-    """Gives its first tensor a history without touching its elements."""
+    """Gives its first tensor a grad_fn without touching its elements."""
 
     @staticmethod
     def forward(ctx: Any, function: str, written: Tensor, *others: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class _Written(torch.autograd.Function):
 
 
 class _Results(torch.autograd.Function):
-    """Gives new tensors a history. They come from a function, or torch would take a single one for an input."""
+    """Gives new tensors a grad_fn. A function returns them, as torch would take a single tensor argument for an input."""
 
     @staticmethod
     def forward(ctx: Any, function: str, results: Callable[[], Any], *inputs: Tensor) -> Any:
@@ -159,7 +159,7 @@ class _Results(torch.autograd.Function):
         raise RuntimeError(_no_gradient(ctx.function))
 
 
-# ---- the same in compiled code, which follows operators only
+# ---- the same in compiled code, which traces operators only
 
 
 library.define("without_gradient(Tensor x, Tensor[] inputs, str function) -> Tensor")
@@ -202,11 +202,11 @@ torch.library.register_autograd("gdn_cuda::without_gradient", _refusals, setup_c
 
 
 def _traced(schema: Schema, args: tuple[Any, ...], inputs: list[Tensor]) -> Any:
-    """Gives copies a history: in place, compiled code has no operator that leaves elements alone. Pools stay without one."""
+    """Gives copies a grad_fn, as compiled code cannot set one in place. Pools, too large to be copied, get none."""
     for argument, x in schema.written(args):
         if x.requires_grad:
             raise ValueError(
-                f"{schema.function}: {argument}: expected memory that requires no gradient in compiled code, got some"
+                f"{schema.function}: {argument}: expected memory that requires no gradient in compiled code, got one that does"
             )
     with torch.no_grad():
         results = schema.overload(*args)

@@ -33,8 +33,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Declaration:
-    function: Callable[..., Any]  # the public one
-    schemas: tuple[Schema, ...]  # of the operators that it calls: one of them
+    function: Callable[..., Any]  # the public function
+    schemas: tuple[Schema, ...]  # of the operators of which it calls one
     reference: Callable[[Any], Any] | None
 
 
@@ -161,7 +161,7 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 def _parameters(function: Callable[..., Any]) -> str:
-    """As the function has them; what their defaults are is set afterwards."""
+    """The function's parameter list; the values of defaults are set afterwards."""
     names, keywords_began = [], False
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.KEYWORD_ONLY and not keywords_began:
@@ -172,7 +172,7 @@ def _parameters(function: Callable[..., Any]) -> str:
 
 
 def _executed(source: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """In the function's own module. Tracebacks and debuggers show the source."""
+    """Executes in the function's module, such that tracebacks and debuggers show the source."""
     file = f"<gdn_cuda.{function.__name__}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     names: dict[str, Any] = {}

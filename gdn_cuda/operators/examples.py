@@ -1,5 +1,6 @@
-"""What an example of an operator is: a small valid call on CPU tensors, one for each way it can be called. Families list theirs
-in a module `examples`, or an operator's own module has them under `@example`; tests trace, compare and break each."""
+"""Examples of operators: small valid calls on CPU tensors, one for each way of calling. Families list theirs in a module
+`examples`, or an operator's own module has them under `@example`; tests trace each, compare it with the reference, and pass it
+wrong arguments."""
 
 from __future__ import annotations
 
@@ -19,8 +20,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """`function(**make(B, T, seed))`: B is a leading dimension, T the tokens, points or rows. Packed calls have sizes of their
-    own."""
+    """`function(**make(B, T, seed))`: B is a leading dimension, T the tokens, points or rows. Packed calls ignore both."""
 
     name: str
     function: Callable[..., Any]
@@ -46,7 +46,7 @@ def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def of_operator(name: str) -> Callable[..., Any]:
-    """An operator that no public function has for itself, called with its arguments by name."""
+    """An operator without a public function of its own, called by argument names."""
 
     def call(**x: Any) -> Any:
         return getattr(torch.ops.gdn_cuda, name).default(**x)
@@ -71,7 +71,7 @@ def example(function: Callable[..., Any], name: str | None = None, packed: bool 
 
 
 def load() -> dict[str, Case]:
-    """Those of every family, by name."""
+    """The cases of every family, by name."""
     found = dict(_DECLARED)
     for family in families("examples"):
         found |= importlib.import_module(family).CASES

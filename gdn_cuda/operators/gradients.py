@@ -1,9 +1,9 @@
 """Operators with derivatives of every kind: backward, forward mode, torch.func and torch.vmap.
 
-What torch.library.register_autograd registers serves `backward()` and traced code alone: under forward mode it would drop
-tangents without a word, torch.func refuses it, and it costs every call 5 µs, with or without gradients. So a call takes the way
-that it needs: the operator itself where no derivative is asked for, its registered backward where one is, and under forward
-mode and torch.func a torch.autograd.Function with the same backward and a `jvp`.
+torch.library.register_autograd serves `backward()` and traced code only: forward mode would silently drop tangents, torch.func
+refuses it, and it costs every call 5 µs, with or without gradients. So a call runs the operator below autograd where no
+derivative is needed, the operator with its registered backward where one is, and under forward mode and torch.func a
+torch.autograd.Function with the same backward and a `jvp`.
 """
 
 # mypy: allow-untyped-defs
@@ -25,19 +25,19 @@ _transforms_are_active = torch._C._are_functorch_transforms_active
 
 
 def under_transforms() -> bool:
-    """Whether torch.func, torch.vmap or forward mode may ask for more than a backward."""
+    """Whether torch.func, torch.vmap or forward mode is active, so that a backward is not enough."""
     return _transforms_are_active() or forward_ad._current_level >= 0
 
 
 def needs_derivatives(*tensors: Any) -> bool:
-    """Whether anything but the numbers may be asked for; True in compiled code, where that is not known yet."""
+    """Whether more than the result may be needed; True in compiled code, where this is unknown."""
     if torch.compiler.is_compiling() or under_transforms():
         return True
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
 def require_no_transforms(function: str) -> None:
-    """For calls with `out`: what is written there has no derivatives, which forward mode and torch.func would not notice."""
+    """For calls with `out`, which has no derivatives: forward mode and torch.func would not notice that."""
     if not torch.compiler.is_compiling() and under_transforms():
         raise ValueError(f"{function}: out: expected None under torch.func, torch.vmap and forward mode, got a tensor")
 
@@ -69,14 +69,14 @@ class Differentiable:
         places = [i for i, _ in schema.tensors]
 
         def keep(ctx, inputs, output):
-            """What is to be saved: every tensor, and results where formulas use them. The rest stays with ctx."""
+            """Returns the tensors to save: arguments, and results where formulas use them. Other arguments are kept in ctx."""
             outputs = output if isinstance(output, tuple) else (output,)
             ctx.mark_non_differentiable(*(y for y in outputs if not (y.is_floating_point() or y.is_complex())))
             ctx.rest = tuple(None if i in places else given for i, given in enumerate(inputs))
             return (*(inputs[i] for i in places), *(outputs if uses_results else ()))
 
         def kept(ctx):
-            saved, inputs = ctx.saved_tensors, list(ctx.rest)  # once: activation checkpointing gives them once
+            saved, inputs = ctx.saved_tensors, list(ctx.rest)  # read once: activation checkpointing allows no more
             for i, x in zip(places, saved, strict=False):
                 inputs[i] = x
             return SimpleNamespace(**vars(schema.named(tuple(inputs))), results=saved[len(places) :])

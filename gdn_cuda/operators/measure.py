@@ -1,5 +1,5 @@
-"""What a family says of measuring its operators, in its module `measure`: benchmarks and their peers, what can be tuned, and
-calls for compute-sanitizer. `load` finds these modules, so nothing else lists operators or kernels."""
+"""What a family declares in its module `measure`: benchmarks and their peers, tunable operators, calls for compute-sanitizer.
+`load` finds these modules, so nothing else lists operators or kernels."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 Call = Callable[[], object]
 Inputs = dict[str, Any]
-Outcome = tuple[Tensor, Tensor]  # the output, and the last state of every sequence in the batch's order, or gradients
-PeerOutcome = Outcome | tuple[Tensor, None]  # None: it has no state, or no gradients
+Outcome = tuple[Tensor, Tensor]  # the output, and the final states in batch order, or gradients
+PeerOutcome = Outcome | tuple[Tensor, None]  # None: no state, or no gradients
 
 
 @dataclass
 class Work:
-    """A call on inputs that exist."""
+    """A call on given inputs."""
 
     call: Call
     bytes: int
     flops: int
     inputs: Inputs = field(repr=False)  # for the peers
-    outcome: Callable[[Inputs], Outcome]  # of a fresh call, which leaves the inputs as they were
+    outcome: Callable[[Inputs], Outcome]  # of a new call that does not modify the inputs
     checked: Inputs = field(repr=False)  # the inputs to compare outcomes on
 
 
@@ -39,19 +39,19 @@ class Work:
 class Case:
     shape: str
     prepare: Callable[[], Work]
-    captured: bool = True  # measured as a CUDA graph's replay; otherwise call by call
-    curve: tuple[str, int] | None = None  # the plotted curve that this is a point of, and its place on it
+    captured: bool = True  # timed as a CUDA graph replay, otherwise call by call
+    curve: tuple[str, int] | None = None  # plotted curve, and the position on it
 
 
 class Absent(Exception):
-    """Why a peer is not measured."""
+    """A peer is not measured; the message says why."""
 
 
 @dataclass
 class Peer:
     call: Call
-    read: Callable[[Any], PeerOutcome]  # what the call returned, in our layouts
-    captured: bool = True  # where our row is a graph's replay, so is this
+    read: Callable[[Any], PeerOutcome]  # converts what the call returned to our layouts
+    captured: bool = True  # timed as a graph replay where ours is
     on_host: bool = False  # computes on the CPU
 
 
@@ -60,9 +60,9 @@ class Peer:
 
 @dataclass(frozen=True)
 class Bench:
-    cases: Callable[[str], Iterator[Case]]  # of a device
+    cases: Callable[[str], Iterator[Case]]  # takes the device
     peers: dict[str, Callable[[Inputs], Peer]]
-    parts: tuple[str, str]  # what an outcome consists of
+    parts: tuple[str, str]  # names of the parts of an outcome
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ Run = TypeVar("Run", bound=Call)
 def bench(
     peers: dict[str, Callable[[Inputs], Peer]] | None = None, second: str = "state", operator: str | None = None
 ) -> Callable[[Cases], Cases]:
-    """The cases of `operator`, or of the operator that has the function's name. `second` says what outcomes have beside the
-    output."""
+    """Declares the cases of `operator`, by default the one that the function is named after. `second` names the other part of its
+    outcomes."""
 
     def declare(cases: Cases) -> Cases:
         _MEASURES.benches[operator or cases.__name__] = Bench(cases, peers or {}, ("output", second))
@@ -106,7 +106,7 @@ def sanitizes(*kernels: str) -> Callable[[Run], Run]:
 
 
 def families(module: str) -> list[str]:
-    """The names of that module of every family: of every folder of gdn_cuda that has it."""
+    """Names of this module in every family, that is, every folder of gdn_cuda that has it."""
     package = __name__.split(".")[0]
     root = Path(importlib.import_module(package).__path__[0])
     folders = (found.name for found in pkgutil.iter_modules([str(root)]) if found.ispkg and found.name != "operators")
@@ -115,13 +115,13 @@ def families(module: str) -> list[str]:
 
 @functools.cache
 def load() -> Measures:
-    """Of every family."""
+    """The declarations of every family."""
     for family in families("measure"):
         importlib.import_module(family)
     return _MEASURES
 
 
-# ---- What their modules share
+# ---- Shared by these modules
 
 
 def normal(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -135,7 +135,7 @@ def size(*tensors: Tensor) -> int:
 def import_peer(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # a peer may fail to import in any way; it is only left out
+    except Exception as error:  # a peer may fail to import in any way, and is left out then
         raise Absent(f"{module}.{name}: {type(error).__name__}: {error}") from error
 
 

@@ -1,5 +1,5 @@
-"""What the C++ library leaves to Python is registered here: shapes for tracing (fake implementations), and what runs on CPU
-tensors, which is the checks `validate_<op>` of the C++ library, and nothing else of it, then the reference.
+"""Registers fake implementations, which give shapes for tracing, and CPU implementations: the checks of the C++ library
+(`validate_<op>`), then the reference.
 
 Shape functions and references take one object with the operator's arguments as attributes.
 """
@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .schema import Schema
 
 _ops = torch.ops.gdn_cuda
-library = torch.library.Library("gdn_cuda", "FRAGMENT")  # its life is the registrations'
-SCHEMAS: dict[str, Schema] = {}  # of every operator that is registered here, by its name in torch.ops.gdn_cuda
+library = torch.library.Library("gdn_cuda", "FRAGMENT")  # kept, as its registrations end with it
+SCHEMAS: dict[str, Schema] = {}  # by name in torch.ops.gdn_cuda
 
 
 def register(
@@ -31,7 +31,7 @@ def register(
     function: str | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Schema:
-    """Registers what runs where no kernel does.
+    """Registers the implementations of an operator that are not kernels.
 
     `shapes(x)` returns new tensors like the operator's results; an operator that returns nothing needs none. `reference(x)`
     returns the result for `out`, if the operator has it, and those that it returns. `cpu(x)` is given instead where an operator
@@ -51,12 +51,12 @@ def register(
 
 
 def _hint(x: Any) -> Any:
-    """What a traced size is in this trace; None where nobody knows."""
+    """The value of a traced size in this trace, or None."""
     return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
 
 
 def _on_meta(x: Any) -> Any:
-    """A meta tensor of the size, strides and dtype that x has in this trace; None where nobody knows them."""
+    """A meta tensor with the sizes, strides and dtype of x in this trace, or None where they are unknown."""
     if not isinstance(x, Tensor):
         return _hint(x)
     sizes, strides = [_hint(n) for n in x.shape], [_hint(n) for n in x.stride()]
@@ -66,7 +66,7 @@ def _on_meta(x: Any) -> Any:
 
 
 def check(name: str, args: tuple[Any, ...]) -> None:
-    """The checks of the C++ library, on any device; of traced tensors, as far as this trace knows their shapes and strides."""
+    """The checks of the C++ library, on any device. Traced tensors are checked where their shapes and strides are known."""
     validate = getattr(_ops, name if name.startswith("validate_") else f"validate_{name}").default
     with _disable_current_modes():
         known = [_on_meta(x) for x in args] if any(isinstance(x, FakeTensor) for x in args) else args
@@ -75,7 +75,7 @@ def check(name: str, args: tuple[Any, ...]) -> None:
 
 
 def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
-    """For tracing and for meta tensors: where a call with one of those among CPU tensors goes, too."""
+    """For tracing and meta tensors, also among CPU tensors."""
 
     def checked(*args: Any) -> Any:
         schema.check_tensors(args)
@@ -87,8 +87,7 @@ def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
 
 
 def _register_cpu(schema: Schema, run: Callable[[Any], Any]) -> None:
-    """Behind the operator's own checks, below autograd, as kernels run: nothing that it computes is recorded, and nothing that
-    it writes is refused halfway."""
+    """Runs after the operator's checks and below autograd, as kernels do: autograd records nothing and refuses no write."""
     validate = getattr(_ops, f"validate_{schema.name}").default
 
     def checked(*args: Any) -> Any:
@@ -104,7 +103,7 @@ def _register_cpu(schema: Schema, run: Callable[[Any], Any]) -> None:
 
 
 def _storing(schema: Schema, reference: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The reference with its first result in `out`, if there is one, and the others as operators return them."""
+    """Wraps a reference: writes its first result into `out`, if there is one, and returns the others contiguous and new."""
     has_out = "out" in schema.arguments
 
     def run(x: Any) -> Any:
@@ -127,7 +126,7 @@ def _contiguous_and_new(result: Tensor, given: list[Tensor]) -> Tensor:
 
 
 def _for_marked_views(schema: Schema) -> Callable[..., Any]:
-    """Torch only marks a tensor as conjugate or negative, which no kernel would see."""
+    """Torch only marks tensors as conjugate or negative, and kernels do not see the mark."""
 
     def call(*args: Any) -> Any:
         for argument, x in schema.written(args):

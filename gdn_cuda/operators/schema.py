@@ -19,10 +19,10 @@ class Schema:
     function: str  # what users call it
     overload: Any
     arguments: tuple[str, ...]
-    tensors: tuple[tuple[int, bool], ...]  # places of tensors, and whether they may be None
+    tensors: tuple[tuple[int, bool], ...]  # positions of tensors, and whether they may be None
     writes: tuple[int, ...]
-    returns: int  # how many
-    defaults: Mapping[str, Any]  # of what the public function takes and this schema lacks
+    returns: int  # number of results
+    defaults: Mapping[str, Any]  # of parameters of the public function that the schema lacks
 
     @staticmethod
     def of(name: str, function: str | None = None, defaults: Mapping[str, Any] = _NOTHING) -> Schema:
@@ -42,7 +42,7 @@ class Schema:
         )
 
     def named(self, args: tuple[Any, ...]) -> Any:
-        """The arguments as attributes; with the defaults of those that only the public function has."""
+        """The arguments as attributes, with the defaults of parameters that only the public function has."""
         return SimpleNamespace(**self.defaults, **dict(zip(self.arguments, args, strict=True)))
 
     def given(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""An operator that can be tuned: its problem as the heuristic sees it, and inputs to measure it on."""
+"""Operators that can be tuned: their problems in the terms of the heuristic, and inputs to measure."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def parse_shape(text: str) -> Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: tuned once, stored once."""
+    """One problem to tune."""
 
     operator: str
     kernel: str
     shape: Shape
     dtype: str
     shared: bool
-    problem: str  # as the core writes it
+    problem: str  # in the core's notation
     tolerance: float
 
     def arguments(self, device: str) -> dict[str, Any]:
@@ -59,12 +59,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Tunable:
-    kernel: str  # what its winners are filed under
-    tolerance: dict[str, float]  # the dtypes that it has, the usual one first
-    shares_poles: bool  # whether the heuristic asks if rows share poles
+    kernel: str  # under which its winners are stored
+    tolerance: dict[str, float]  # by dtype, the default first
+    shares_poles: bool  # whether the heuristic depends on rows sharing poles
     problem: Callable[[Shape, str, bool], str]
     arguments: Callable[[Shape, torch.dtype, bool, str], dict[str, Any]]
-    owns: Callable[[str], bool]  # of the problems filed under its kernel
+    owns: Callable[[str], bool]  # whether a problem stored under the kernel is this operator's
 
     def case(self, name: str, shape: Shape, dtype: str | None, shared: bool) -> Case:
         dtype = dtype or next(iter(self.tolerance))
@@ -77,5 +77,5 @@ class Tunable:
 
 
 def operator_of(kernel: str, problem: str) -> str:
-    """Whose winner it is; its kernel, if this version has no such operator."""
+    """The operator of a stored winner, or the kernel where this version has no such operator."""
     return next((name for name, one in load().tunables.items() if one.kernel == kernel and one.owns(problem)), kernel)

@@ -1,4 +1,4 @@
-"""What functions with gradients, `stream=` and `out=` do around their operator."""
+"""Dtypes, broadcasting, `stream=` and `out=` of functions around their operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMPUTED = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
 def as_one(function: str, tensors: Mapping[str, Tensor], at_least: torch.dtype | None = None) -> tuple[Tensor, ...]:
-    """All in the dtype that torch promotes them to, with `at_least`, on the one device that they share."""
+    """The tensors in the dtype that torch promotes them and `at_least` to; raises unless they share a device."""
     first, like = next(iter(tensors.items()))
     _check_numbers(function, tensors)
     for argument, x in tensors.items():
@@ -35,18 +35,18 @@ def _check_numbers(function: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def as_they_are(*tensors: object) -> bool:
-    """Whether these are tensors of one dtype that is computed with."""
+    """Whether these are tensors of one dtype that kernels compute in."""
     dtype = getattr(tensors[0], "dtype", None)
     if dtype not in _COMPUTED:
         return False
-    for x in tensors:  # noqa: SIM110  (a generator takes its time)
+    for x in tensors:  # noqa: SIM110  (a generator is slower)
         if not isinstance(x, Tensor) or x.dtype != dtype:
             return False
     return True
 
 
 def computed(function: str, tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, tuple[Tensor, ...]]:
-    """The dtype they meet in, and each in the one that is computed with."""
+    """The dtype of the result, and each tensor in the dtype of the computation."""
     if as_they_are(*tensors.values()):
         return next(iter(tensors.values())).dtype, tuple(tensors.values())
     same = as_one(function, {argument: _floating(x, tensors) for argument, x in tensors.items()})
@@ -55,7 +55,7 @@ def computed(function: str, tensors: Mapping[str, Tensor]) -> tuple[torch.dtype,
 
 
 def _floating(x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Integers and booleans in the dtype of the others, the default one where there are none, as torch's division has it."""
+    """Converts integers and booleans to the dtype of the floating-point tensors, or the default, as torch's division does."""
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex():
         return x
     given = [y.dtype for y in tensors.values() if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex())]
@@ -66,7 +66,7 @@ def _floating(x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def broadcast_leading(function: str, tensors: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
-    """The dimensions that all have together before their last ones, as many as stand beside each."""
+    """The broadcast leading dimensions of tensors, each given with its number of other dimensions."""
     leading, before = torch.Size(), ""
     for argument, (x, last) in tensors.items():
         shape = x.shape[: x.dim() - last]
@@ -80,7 +80,7 @@ def broadcast_leading(function: str, tensors: Mapping[str, tuple[Tensor, int]]) 
 
 
 def check_out(function: str, out: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Before anything is computed."""
+    """Called before anything is computed."""
     if out is None or (out.shape == shape and out.dtype == dtype and out.is_contiguous()):
         return
     got = f"{tuple(out.shape)} {out.dtype}" + ("" if out.is_contiguous() else f" with strides {out.stride()}")
@@ -100,8 +100,8 @@ def call(
 ) -> Tensor:
     """`run(out)`, on `stream` if there is one.
 
-    A stream's work starts behind what the current stream holds now, so inputs are ready. What it reads and writes is not given
-    to others before it is done with it, and its result not before the current stream is.
+    The stream first waits for the current one, so inputs are ready. The allocator does not reuse tensors before the stream has
+    finished with them, nor the result before the current stream has.
     """
     if out is not None or stream is not None:
         _check_numbers(function, tensors)
@@ -129,7 +129,7 @@ def _check_destination(function: str, out: object, tensors: Mapping[str, Tensor]
         raise ValueError(f"{function}: out: expected a tensor, got {type(out).__name__}")
     if out.device != device:
         raise ValueError(f"{function}: out: expected {device}, the device of the inputs, got {out.device}")
-    if not torch.compiler.is_compiling() and (out.is_conj() or out.is_neg()):  # compiled code cannot ask
+    if not torch.compiler.is_compiling() and (out.is_conj() or out.is_neg()):  # not known in compiled code
         view = "conjugate" if out.is_conj() else "negative"
         raise ValueError(f"{function}: out: expected memory that holds the numbers themselves, got a {view} view")
     if torch.is_grad_enabled():

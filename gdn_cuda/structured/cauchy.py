@@ -56,7 +56,7 @@ def _no_second_gradients(x: Any, *_: Any) -> NoReturn:
 
 def _batched_backward(x: Any, dims: Any) -> Any:
     grad, v, points, poles = leading_first(x, dims, {"grad": 1, "v": 1, "points": 1, "poles": 1})
-    leading = broadcast_shapes(*(y.shape[:-1] for y in (grad, v, points, poles)))  # those of the result, which grad has
+    leading = broadcast_shapes(*(y.shape[:-1] for y in (grad, v, points, poles)))  # of the result, and so of grad
     grad, v = (y.expand(*leading, y.shape[-1]) for y in (grad, v))
     of = x.of_v, x.of_points, x.of_poles
     return cauchy_backward(grad, v, points, poles, x.conj, *of), tuple(0 if want else None for want in of)

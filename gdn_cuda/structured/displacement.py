@@ -95,14 +95,14 @@ def _check(function: str, G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> No
 
 def _multiply(G: Tensor, H: Tensor, x: Tensor, disp_type: int) -> Tensor:
     n, real = G.shape[-2], not G.is_complex()
-    # On the CPU everything is fp64 and rounded once, as its other structured operators are.
+    # On the CPU, as in the other structured operators, all is fp64 and rounded once.
     working = torch.complex128 if G.device.type == "cpu" else torch.promote_types(G.dtype, torch.complex64)
     left, right, vector = (y.to(working) for y in (G.mT, H.mT, x[..., None, :]))  # (…,r,n), (…,r,n), (…,1,n)
     if disp_type == DisplacementType.CYCLIC_ANTICYCLIC:
         angles = torch.arange(n, dtype=torch.float64, device=x.device) * (math.pi / n)
         turn = torch.complex(angles.cos(), angles.sin()).to(working)
         right, vector = right * turn, vector * torch.conj_physical(turn)
-    products = torch.fft.ifft(right) * torch.fft.fft(vector) * n  # ĥ_j x̂_j: the transforms' scales 1/√n and √n meet
+    products = torch.fft.ifft(right) * torch.fft.fft(vector) * n  # ĥ_j x̂_j: the scales 1/√n and √n of the transforms cancel
     if disp_type == DisplacementType.CYCLIC_TRANSPOSED:
         products = torch.cat([products[..., :1], products[..., 1:].flip(-1)], -1)
     sums = torch.fft.fft(torch.fft.ifft(products) * _symbol(disp_type, n, working, x.device))

@@ -1,6 +1,6 @@
-"""The structured operators: shapes, inputs, and the same in plain torch, forward and with gradients.
+"""Benchmarks of sums, forward and backward: shapes, inputs, and peers in plain torch.
 
-A row is measured against the bytes it reads and writes. Its outcome is the output and the gradients, whichever it times.
+The roof of a row is the bytes it reads and writes. Outcomes are output and gradients, whichever pass is timed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) 
 
 
 def _powers_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
-    """Decays over the length, and phases that torch's own product still keeps three digits of."""
+    """Exponents that decay over the length, with phases of which torch's product keeps three digits."""
     import gdn_cuda
 
     x = _poles(device, rows, poles) / points
@@ -84,7 +84,7 @@ def _leaves(x: Inputs) -> dict[str, Tensor]:
 
 
 def timed(function: Function, x: Inputs) -> Call:
-    """What a row times: the call, or what goes backward behind it."""
+    """What a row times: the call, or its backward pass."""
     if not x["backward"]:
         return partial(_call, function, x)
     leaves = _leaves(x)

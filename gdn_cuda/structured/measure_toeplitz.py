@@ -23,7 +23,7 @@ GPU_PRODUCTS = ((4, 256), (64, 1024))
 GPU_SYMMETRIC = ((4, 64), (4, 256), (64, 1024), (1, 8192))
 GPU_GENERAL = ((4, 256), (64, 1024), (1, 8192))
 CPU_SHAPES = ((2, 64),)
-# Beyond, libraries that wait.
+# Longer systems are solved by libraries that wait for the device.
 LONGEST_CAPTURED = {
     "toeplitz_solve": _C.TOEPLITZ_LONGEST_GENERAL,
     "toeplitz_solve_symmetric": _C.TOEPLITZ_LONGEST_POSITIVE,
@@ -81,7 +81,7 @@ def transforms(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
 
 
 def cholesky(c: Tensor, b: Tensor) -> Tensor:
-    """Without a look at info, so that nothing waits."""
+    """Does not read info, so that nothing waits."""
     factor = torch.linalg.cholesky_ex(_formed(c, c)).L
     return torch.cholesky_solve(b[..., None], factor).squeeze(-1)
 

@@ -1,4 +1,4 @@
-"""What can be tuned of structured matrices."""
+"""Tunable operators of structured matrices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from ..operators.measure import tunable
 from ..operators.tunable import Shape, Tunable
 
-# Twice what a result may be off (relative RMS), because both sides of the comparison may: fp32 as the documents promise it,
-# the narrow ones by the one rounding at the end. A wrong index is off by far more than any of these.
+# Twice the error (relative RMS) that a result may have, as both compared results may have it: documented for fp32, one rounding
+# for narrower dtypes. Wrong indices cause far larger errors.
 CAUCHY_TOLERANCE = {"f32": 2e-6, "c64": 2e-6, "f64": 1e-12, "c128": 1e-12, "bf16": 2**-8, "f16": 2**-10}
 POWERS_TOLERANCE = {"c64": 2e-5, "c128": 1e-12}
 
@@ -32,7 +32,7 @@ def _cauchy_problem(conj: bool) -> Callable[[Shape, str, bool], str]:
 
 
 def _apart(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
-    """Points to the right, poles to the left, residues that do not cancel: no digits are lost, so results can be compared."""
+    """Points to the right and poles to the left, without cancellation, so that results can be compared."""
     real = torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
 
     def draw(*size: int, sign: int) -> Tensor:
@@ -48,7 +48,7 @@ def _apart(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict[
 
 
 def _s4(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
-    """Points on the imaginary axis, poles as S4 begins with them."""
+    """Points on the imaginary axis, poles of S4's initialisation."""
     theta = math.pi * torch.arange(shape.points, dtype=torch.float64, device=device) / shape.points
     z = torch.complex(torch.zeros_like(theta), 2 * torch.tan(0.5 * theta))
     v = torch.randn(shape.rows, shape.poles, device=device, dtype=torch.complex128)

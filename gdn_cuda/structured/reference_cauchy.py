@@ -28,7 +28,7 @@ def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
 
 
 def cauchy_gradients(grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, conj: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What `grad` passes back to each input of `cauchy_kernel`, or with `conj` of `cauchy_conj`; one dtype, formulas.
+    """Gradients of the inputs of `cauchy_kernel`, or with `conj` of `cauchy_conj`, by formulas; one dtype.
 
     In grad's leading dimensions: where an input was broadcast, it is to be summed over.
     """
@@ -47,14 +47,14 @@ def cauchy_gradients(grad: Tensor, v: Tensor, points: Tensor, poles: Tensor, con
 
 
 def _with_conjugates(x: Tensor) -> Tensor:
-    # Not x.conj(): where torch traces operators, what only marks a tensor as conjugate is lost on the way to their insides.
+    # Not x.conj(): where torch traces operators, the conjugate mark of a tensor is lost.
     return torch.cat([x, torch.conj_physical(x)], -1)
 
 
 def _sum_over_poles(v: Tensor, points: Tensor, poles: Tensor) -> Tensor:
     v, difference = v[..., None, :], points[..., :, None] - poles[..., None, :]
     meets = difference == 0
-    # The quotient 0 / 0 behind `where` is what makes the gradients NaN.
+    # The quotient 0 / 0 behind `where` makes the gradients NaN, as intended.
     regular = torch.where(meets, 0.0, v / difference).sum(-1)
     return _plus_quotient_by_zero(regular, torch.where(meets, v.detach(), 0.0).sum(-1))
 

@@ -1,4 +1,4 @@
-"""What the oracles of the structured operators share: everything becomes fp64 first, errors, and arithmetic without rounding.
+"""Shared by the oracles of the structured operators: conversion to fp64, errors, and exact arithmetic.
 
 Results stay in float64 or complex128; callers round them.
 """
@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-_SPLITTER = 2.0**27 + 1.0  # halves a double into two factors of at most 26 bits
+_SPLITTER = 2.0**27 + 1.0  # splits a double into two parts of at most 26 bits
 
 
 def fail(function: str, argument: str, expected: str, got: object) -> NoReturn:
@@ -33,7 +33,7 @@ def same_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def working_epsilon(*tensors: Tensor) -> float:
-    """That of the arithmetic a kernel would use: at least fp32, fp64 as soon as one input is."""
+    """Epsilon of the arithmetic of a kernel: fp64 if any input is fp64, otherwise fp32."""
     return torch.finfo(reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)).eps
 
 
@@ -49,23 +49,23 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_last(function: str, argument: str, x: Tensor, size: int, like: str) -> None:
-    """Before torch broadcasts a last dimension of 1 without a word."""
+    """Torch would silently broadcast a last dimension of 1."""
     if x.dim() < 1 or x.shape[-1] != size:
         fail(function, argument, f"(…, {size}) as {like} has", tuple(x.shape))
 
 
 def zeros_of(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
-    """What nothing adds up to: zeros with gradients, zeros too, for every input, whatever it holds."""
+    """An empty sum: zeros, whose gradients are zeros for every input, whatever it holds."""
     return torch.stack([x[..., :0].sum() for x in inputs]).sum() + inputs[0].new_zeros(shape)
 
 
 def exponents_of(size: Tensor) -> Tensor:
-    """Of the powers of two that are as large, in fp64, where their inverses have range too."""
+    """Exponents of powers of two of that size, in fp64, limited so that their inverses are in range."""
     return torch.frexp(size).exponent.clamp(-1000, 1000).to(torch.float64)
 
 
 def near_one(x: Tensor, *dims: int) -> tuple[Tensor, Tensor]:
-    """x times the powers of two that bring its largest numbers along `dims` there, and the exponents that take it back."""
+    """x scaled by powers of two so that its largest numbers along `dims` are near 1, and the exponents that undo it."""
     size = x.detach().abs()
     largest = size.amax(dims, keepdim=True) if size.numel() else size.sum(dims, keepdim=True)
     exponents = exponents_of(largest)
@@ -73,7 +73,7 @@ def near_one(x: Tensor, *dims: int) -> tuple[Tensor, Tensor]:
 
 
 def roots_of_unity(exponents: Tensor, order: int) -> Tensor:
-    """e^{−2πi k/order} for integers k, reduced as integers: the largest k is as exact as the smallest."""
+    """e^{−2πi k/order} for integers k, which are reduced exactly, however large."""
     angle = exponents.remainder(order).to(torch.float64) * (-2 * math.pi / max(order, 1))
     return torch.polar(torch.ones_like(angle), angle)
 
@@ -94,7 +94,7 @@ def product_error(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _sum_and_error(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """fl(a + b), and what it leaves out (Knuth)."""
+    """fl(a + b) and its rounding error (Knuth)."""
     total = a + b
     of_b = total - a
     return total, (a - (total - of_b)) + (b - of_b)
@@ -102,7 +102,7 @@ def _sum_and_error(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def residual(matrix: Tensor, x: Tensor, right: Tensor) -> Tensor:
-    """right − matrix x (…,n,k) as if in twice the precision, rounded once: what iterative refinement lives on."""
+    """right − matrix x (…,n,k) as if in twice the precision, rounded once, for iterative refinement."""
     if matrix.is_complex():
         real = torch.cat([torch.cat([matrix.real, -matrix.imag], -1), torch.cat([matrix.imag, matrix.real], -1)], -2)
         halves = residual(real, torch.cat([x.real, x.imag], -2), torch.cat([right.real, right.imag], -2))

@@ -72,7 +72,7 @@ def _right_nodes(disp_type: int, places: Tensor) -> Tensor:
 
 
 def _node_differences(left: Tensor, right: Tensor, n: int) -> Tensor:
-    """e^{−πi l/n} − e^{−πi m/n} as −2i sin(π (l−m)/2n) e^{−πi (l+m)/2n}: neighbouring nodes lose no digits."""
+    """e^{−πi l/n} − e^{−πi m/n} as −2i sin(π (l−m)/2n) e^{−πi (l+m)/2n}: exact for neighbouring nodes."""
     period = max(4 * n, 1)
     halves = (left[:, None] - right).remainder(period).to(torch.float64) * (2 * math.pi / period)
     return -2j * halves.sin() * roots_of_unity(left[:, None] + right, period)

@@ -43,7 +43,7 @@ class Discrete(NamedTuple):
 def transformed(parameter: Tensor, name: str) -> Tensor:
     if name not in TRANSFORMS:
         fail("param_config", "transform", f"one of {TRANSFORMS}", repr(name))
-    if name == "softplus":  # torch's own is off by up to 2e-9 above 20
+    if name == "softplus":  # torch's has errors up to 2e-9 above 20
         return torch.logaddexp(parameter, torch.zeros_like(parameter))
     return parameter if name == "none" else getattr(torch, name)(parameter)
 
@@ -132,7 +132,7 @@ def doubled_output(discrete: Discrete, C_tilde: Tensor, length: int) -> Tensor:
 
 
 def original_output(discrete: Discrete, C_tilde: Tensor, length: int) -> Tensor:
-    """C from C̃; torch's LinAlgError where an eigenvalue of Ā is a root of unity of that order. Length 0: C̃ is C still."""
+    """C from C̃; torch's LinAlgError where an eigenvalue of Ā is a root of unity of that order. Length 0: C̃ is C."""
     if length == 0:
         return C_tilde
     power = torch.linalg.matrix_power(discrete.A, length)
@@ -149,7 +149,7 @@ def _times_power(discrete: Discrete, C: Tensor, length: int) -> Tensor:
 def kernel_by_resolvent(
     system: System, length: int, L: int | None = None, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """What `kernel_by_recurrence` returns, for a system whose C is the C̃ of `length`; L ≤ length of it (all by default).
+    """The result of `kernel_by_recurrence` for a system whose C is the C̃ of `length`; its first L steps (default: all).
 
     k̂(ω) = 2/(1+ω) · [r₀₀ − r₀₁ (I + r₁₁)⁻¹ r₁₀] with r = cauchy_conj([B;P] × [C̃;P̄] · dt, z, A·dt), z = 2(1−ω)/(1+ω). Here
     every r is (1+ω)/2 · Σ v / ((1−ω) − (1+ω)/2 · A dt), which is the same and has a value at ω = −1, where z is infinite.
@@ -183,7 +183,7 @@ def _undiscretized(system: System, state: Tensor) -> Tensor:
     return (full / _twice(system.dt) + 0.5 * torch.einsum("hmn,bhn->bhm", dense_generator(system), full))[..., :N]
 
 
-# Stepping: u (…,H), C the original one; y is (…,channels,H).
+# Stepping: u (…,H), the original C; y is (…,channels,H).
 
 
 def step_dense(discrete: Discrete, C: Tensor, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,7 +228,7 @@ def step_diagonal(discrete: Discrete, C: Tensor, u: Tensor, state: Tensor) -> tu
 
 
 def forward_state(discrete: Discrete, u: Tensor, state: Tensor) -> Tensor:
-    """The state behind u (…,H,L), step by step; (…,H,2N), or half of it if `state` is."""
+    """The state after u (…,H,L), step by step; (…,H,2N), or (…,H,N) where `state` has that."""
     N = discrete.B.shape[-1] // 2
     half = state.shape[-1] == N
     state = full_state(state, N)

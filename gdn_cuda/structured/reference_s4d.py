@@ -40,7 +40,7 @@ def discretized(system: System, disc: str) -> Discrete:
 
 
 def _expm1_over(x: Tensor) -> Tensor:
-    """(e^x − 1)/x, by its series where the difference would lose digits."""
+    """(e^x − 1)/x, by its series near 0, where the difference would cancel."""
     small = x.abs() < 0.5
     near, far = torch.where(small, x, 0.0), torch.where(small, 1.0, x)
     series = torch.ones_like(x)
@@ -50,7 +50,7 @@ def _expm1_over(x: Tensor) -> Tensor:
 
 
 def _with_state(discrete: Discrete, state: Tensor | None) -> Tensor:
-    """What the powers of Ā multiply, (B+1,H,N): that of the kernel last."""
+    """Factors of the powers of Ā, (B+1,H,N), with those of the kernel last."""
     start = discrete.B[None]
     return start if state is None else torch.cat([state * discrete.A, start])
 
@@ -78,7 +78,7 @@ def step(discrete: Discrete, C: Tensor, u: Tensor, state: Tensor) -> tuple[Tenso
 
 
 def forward_state(discrete: Discrete, u: Tensor, state: Tensor) -> Tensor:
-    """The state behind u (…,H,L): Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l."""
+    """The state after u (…,H,L): Ā^L s + Σ_l Ā^{L−1−l} B̄ u_l."""
     L = u.shape[-1]
     whole = powers("S4DKernel", discrete.log_A, L + 1)[..., L]
     return whole * state + log_vandermonde_transpose(u.flip(-1), discrete.B, discrete.log_A, L)

@@ -1,4 +1,4 @@
-"""Sums on CPU tensors: what the public functions mean, in the dtype they promise. Operators' arguments are attributes of x.
+"""Sums on CPU tensors, in the dtypes of the public functions. The arguments of an operator are attributes of x.
 
 Shapes and dtypes were checked by the C++ operators. Sums are those of the oracles: formed in fp64 and rounded once; so many
 points at a time that what is formed stays within `BYTES`.
@@ -21,7 +21,7 @@ BYTES = 1 << 26
 
 
 def _slices(length: int, *others: Tensor) -> Iterator[slice]:
-    """Of `length` points, each beside every other number in the widest precision; one empty slice for none."""
+    """Slices of `length` points such that all pairs with `others` fit in `BYTES`; one empty slice for no points."""
     leading = broadcast_shapes(*(x.shape[:-1] for x in others))
     numbers = math.prod(leading) * max(x.shape[-1] for x in others)
     step = max(BYTES // (16 * max(numbers, 1)), 1)
@@ -36,7 +36,7 @@ def cauchy(x: Any) -> Tensor:
 
 
 def cauchy_backward(x: Any) -> tuple[Tensor, ...]:
-    """Gradients in grad's leading dimensions; an empty tensor in place of one that nobody asked for."""
+    """Gradients in grad's leading dimensions; an empty tensor in place of each that is not requested."""
     by_points, total_v, total_poles = [], None, None
     for part in _slices(x.points.shape[-1], x.v, x.poles, x.grad[..., :1]):
         for_v, for_points, for_poles = cauchy_gradients(x.grad[..., part], x.v, x.points[..., part], x.poles, x.conj)

@@ -52,7 +52,7 @@ def _square(function: str, c: Tensor, r: Tensor) -> Tensor:
 def _on_columns(
     function: str, argument: str, generators: tuple[Tensor, ...], x: Tensor, run: Callable[[Tensor], Tensor], n: int
 ) -> Tensor:
-    """`run`, which is made for (…,n,k), on x of either form."""
+    """Calls `run`, which takes (…,n,k), with vectors or columns."""
     many = x.dim() > max(g.dim() for g in generators)
     if x.dim() < 1 or x.shape[-2 if many else -1] != n:
         fail(function, argument, f"(…, {n}), or with more dimensions than the matrix (…, {n}, k)", tuple(x.shape))
@@ -97,7 +97,7 @@ def _solve_ex(function: str, c: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, T
 
     def run(right: Tensor) -> Tensor:
         right, of_right = near_one(right, -2)
-        back = of_right - of_matrix  # in halves: the whole may leave the range where the solution does not
+        back = of_right - of_matrix  # in two parts: their sum may overflow where the solution does not
         half = (back / 2).floor()
         return _solution(matrix, right, info) * torch.exp2(half) * torch.exp2(back - half)
 

@@ -1,4 +1,4 @@
-"""The Toeplitz operators on CPU tensors: what the public functions mean, in the dtype they promise.
+"""The Toeplitz operators on CPU tensors, in the dtypes of the public functions.
 
 Operators' arguments are attributes of x; shapes and dtypes were checked in C++. Everything is computed in fp64 and rounded
 once.
@@ -15,7 +15,7 @@ from torch import Tensor
 from . import reference_toeplitz as oracle
 from .reference_common import broadcast_shapes, exponents_of, roots_of_unity, zeros_of
 
-_LARGEST_DENSE = 1024  # beyond, a product by transforms: as many digits, up to a few of the last, without n² numbers
+_LARGEST_DENSE = 1024  # longer products go through transforms: nearly as exact, without n² numbers
 
 
 def widened(x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def fast_length(least: int) -> int:
 
 
 def matvec_by_transforms(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
-    """T x for c (…,n), r (…,m) and x (…,m,k): T is a corner of a circulant matrix. In the dtype of all; any device."""
+    """T x for c (…,n), r (…,m) and x (…,m,k): T is a corner of a circulant matrix. In the promoted dtype; on any device."""
     rows, columns = c.shape[-1], r.shape[-1]
     leading = broadcast_shapes(c.shape[:-1], r.shape[:-1])
     shape = (*broadcast_shapes(leading, x.shape[:-2]), rows, x.shape[-1])
@@ -45,7 +45,7 @@ def matvec_by_transforms(c: Tensor, r: Tensor, x: Tensor) -> Tensor:
 
 
 def transposed(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """First column and row of Tᵀ; c[0] wins there too."""
+    """First column and row of Tᵀ, with c[0] on the diagonal."""
     leading = broadcast_shapes(c.shape[:-1], r.shape[:-1])
     c, r = c.expand(*leading, c.shape[-1]), r.expand(*leading, r.shape[-1])
     return torch.cat([c[..., :1], r[..., 1:]], -1), c
@@ -86,7 +86,7 @@ def toeplitz_schur(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def of_matrices(info: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """One info for every matrix, of one for every leading index of the result: right-hand sides were told the same."""
+    """Reduces info from leading indices of the result to matrices, as right-hand sides of one matrix have the same."""
     info = info.reshape((1,) * max(0, len(shape) - info.dim()) + info.shape)
     while info.dim() > len(shape):
         info = info[0] if info.shape[0] else info.new_zeros(info.shape[1:])
@@ -114,7 +114,7 @@ def toeplitz_generators(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         empty = (b.new_zeros((systems, rows, n), dtype=torch.complex128) for rows in (2, 2, right.shape[-1] + 1))
         return *empty, b.new_zeros((systems, 2), dtype=torch.float64)
     column, row, numbers, scale = _scaled(c, r, right)
-    norm = torch.maximum(column.abs().sum(-1), row.abs().sum(-1))  # of the last column, that of the row
+    norm = torch.maximum(column.abs().sum(-1), row.abs().sum(-1))  # the last column has that of the row
     first, last = torch.zeros_like(column), torch.zeros_like(column)
     first[:, :1] = last[:, -1:] = 1
     back = row[:, 1:].flip(-1)

@@ -30,7 +30,7 @@ def log_vandermonde_transpose(u: Tensor, v: Tensor, x: Tensor, L: int) -> Tensor
 
 
 def powers(function: str, x: Tensor, L: int, first: int = 0) -> Tensor:
-    """e^{x l} (…,N,L), l from `first` on. The power 0 is 1 and e^{−∞ l} is 0 behind it, so the logarithm of 0 stands for 0."""
+    """e^{x l} (…,N,L), l from `first` on. At l = 0 the power is 1, after it e^{−∞ l} is 0: −∞ is the logarithm of 0."""
     if L < 0:
         fail(function, "L", ">= 0", L)
     steps = torch.arange(first, first + L, dtype=torch.float64, device=x.device)

@@ -16,7 +16,7 @@ from ..operators.measure import draw, sanitizes
 HALVES = (torch.bfloat16, torch.float16)
 REALS = (torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
-EPSILON = 1e-7  # what solvers take for rounding
+EPSILON = 1e-7  # relative rounding error that solvers assume
 
 
 def with_gradients(function: Callable[..., Tensor], *given: Tensor | int) -> None:
@@ -99,7 +99,7 @@ def toeplitz_sums() -> None:
 
 @sanitizes()
 def toeplitz_matvec() -> None:
-    """Many systems, where few would be sums."""
+    """Many systems, as few would be computed by toeplitz_sums."""
     for dtype in REALS:
         for systems, n in ((300, 240), (100, 900), (100, 2000), (20, 4000), (10, 8000)):
             multiply(systems, n, 1, dtype)
@@ -133,8 +133,8 @@ def eliminate(n: int, columns: int, configuration: int) -> None:
 def toeplitz_eliminate() -> None:
     count = next(len(each["configurations"]) for each in _C.kernels() if each["name"] == "toeplitz_eliminate")
     for configuration in range(count):
-        eliminate(20, 3, configuration)  # rows and columns of one block of a cluster; all take part
-    eliminate(140, 2, 0)  # of two blocks
+        eliminate(20, 3, configuration)  # all rows and columns in one block of a cluster
+    eliminate(140, 2, 0)  # in two blocks
 
 
 @sanitizes()

@@ -90,7 +90,7 @@ def _multiply(
 ) -> Tensor:
     def run(out: Tensor | None) -> Tensor:
         dtype, given = computed(function, tensors)
-        if out is not None:  # else the operator's own checks do
+        if out is not None:  # otherwise the operator checks
             _check_out(function, out, product_shape(function, given[0], given[1], given[2], transpose), dtype)
         return finished(matvec(*given, transpose), dtype, out)
 
@@ -168,7 +168,7 @@ def _call_for_two(
     tensors: Mapping[str, Tensor],
     solved: Callable[..., tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """`solved` of the tensors in the dtype that is computed with; its second result as it is."""
+    """Calls `solved` in the dtype of the computation; its second result is returned unchanged."""
     second: list[Tensor] = []
 
     def run(_: Tensor | None) -> Tensor:
@@ -335,7 +335,7 @@ def toeplitz_inverse_apply(
             _check_out(function, out, solution_shape(function, {"gs_u": u, "gs_v": v}, "x", right, "generators"), dtype)
         epsilon = working_epsilon(
             *(y for y in (gs_u, gs_v) if y.is_floating_point() or y.is_complex())
-        )  # x makes them no better
+        )  # a wider x does not make them more exact
         if right.device.type == "cpu":
             _require_first_entry(u, v, epsilon)
         apply = inverse_product if needs_derivatives(u, v, right) else inverse_apply.overload

@@ -35,7 +35,7 @@ def check_lengths(function: str, lines: Mapping[str, Tensor]) -> None:
 def result_shape(
     function: str, lines: Mapping[str, Tensor], argument: str, right: Tensor, sizes: tuple[Any, Any], matrix: str = "matrix"
 ) -> tuple[Any, ...]:
-    """Of right-hand sides (…,from) or (…,from,k) for the matrices with these lines, `sizes` (from, to)."""
+    """The result's shape for right-hand sides (…,from) or (…,from,k) and matrices with these lines; `sizes` is (from, to)."""
     size, result = sizes
     many = right.dim() > max(x.dim() for x in lines.values())
     if right.dim() < 1 or right.shape[-2 if many else -1] != size:
@@ -63,7 +63,7 @@ def solution_shape(function: str, lines: Mapping[str, Tensor], argument: str, ri
 
 
 def _as_columns(c: Tensor, r: Tensor, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """x and others, which have its shape or a broadcast one, with their right-hand sides in front: (…,k,n)."""
+    """Moves right-hand sides to the front, (…,k,n), in x and in others that broadcast with it."""
     many = x.dim() > max(c.dim(), r.dim())
     return tuple(y.mT if many else y[..., None, :] for y in (x, *others))
 
@@ -73,7 +73,7 @@ def _cut_or_padded(x: Tensor, size: int) -> Tensor:
 
 
 def _matrix_gradients(c: Tensor, r: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Of c and r where the gradient of T is Σ left rightᴴ, (…,k,n) and (…,k,m): sums along diagonals are Toeplitz products."""
+    """Gradients of c and r where that of T is Σ left rightᴴ, (…,k,n) and (…,k,m): sums of diagonals are Toeplitz products."""
     rows, columns = left.shape[-1], right.shape[-1]
     if rows == 0 or columns == 0:
         return torch.zeros_like(c), torch.zeros_like(r)
@@ -97,7 +97,7 @@ def _sum(*terms: Tensor | None) -> Tensor | None:
 
 
 def _lines(c: Tensor, r: Tensor, of_c: Tensor | None, of_r: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """First column and row of the tangent of T; None where it has none."""
+    """First column and row of the tangent of T, or None without one."""
     if of_c is None and of_r is None:
         return None
     return torch.zeros_like(c) if of_c is None else of_c, torch.zeros_like(r) if of_r is None else of_r
@@ -133,7 +133,7 @@ def _matvec_tangent(x: Any, of: Any) -> Tensor | None:
 
 
 def _batched_system(x: Any, dims: Any, lines: tuple[str, ...], right: str) -> list[Tensor]:
-    """Only ranks say what right-hand sides are: those of what is mapped over."""
+    """Ranks tell vectors from columns, so they are taken from the tensors before mapping."""
     ranks = {name: getattr(x, name).dim() - (getattr(dims, name) is not None) for name in (*lines, right)}
     columns = ranks.pop(right) > max(ranks.values())
     return leading_first(x, dims, dict.fromkeys(lines, 1) | {right: 2 if columns else 1})
@@ -161,7 +161,7 @@ def _name(symmetric: bool, wait: bool) -> str:
 
 
 def _info_to_look_at(like: Tensor, matrices: tuple[int, ...]) -> Tensor:
-    """On the CPU, as the operator waits for it; nothing waits for meta tensors."""
+    """info is on the CPU, as the operator waits for it, except for meta tensors."""
     return torch.empty(matrices, dtype=torch.int32, device=like.device if like.device.type == "meta" else "cpu")
 
 
@@ -190,7 +190,7 @@ def _solve_tangent(x: Any, of: Any) -> tuple[Tensor | None, None]:
 
 
 def _batched_info(info: Tensor, x: Any, dims: Any, lines: tuple[str, ...]) -> tuple[Tensor, int | None]:
-    """Without the leading dimensions that were put between."""
+    """Removes the leading dimensions that were inserted."""
     mapped = any(getattr(dims, name) is not None for name in lines)
     given = ((getattr(x, name), getattr(dims, name)) for name in lines)
     shapes = [tuple(size for i, size in enumerate(y.shape) if i != d)[:-1] for y, d in given]
@@ -265,7 +265,7 @@ solve_positive = Differentiable(
 )
 
 
-# ---- Gohberg and Semencul: without derivatives, which toeplitz.py has by putting the operators above together
+# ---- Gohberg and Semencul: without derivatives, for which toeplitz.py composes the operators above
 
 
 def _generator_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -326,7 +326,7 @@ inverse_apply = register(
 )
 
 
-# ---- The kernels that solve: CPU implementations, with which tests run the plan of toeplitz_solve.cpp
+# ---- CPU implementations of the solving kernels, with which tests run the plan of toeplitz_solve.cpp
 
 
 def _info_of_result(shape: tuple[Any, ...], right: Tensor, *lines: Tensor) -> tuple[Any, ...]:

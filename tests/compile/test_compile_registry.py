@@ -1,4 +1,4 @@
-"""Every registered configuration compiles through NVRTC for Hopper, nothing spilled; every kernel for its other GPUs too."""
+"""Every registered configuration compiles through NVRTC for Hopper without spills, every kernel also for its other GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def included_by(header: Path, seen: set[Path]) -> Iterator[str]:
             yield from included_by(ours, seen)
 
 
-def test_kernels_say_whether_they_include_cutlass() -> None:
+def test_uses_cutlass_is_declared_by_the_kernels_that_include_it() -> None:
     """The others get no include folder of CUTLASS or libcu++: that they compile shows that they need neither package."""
     said = {f"{entry['family']}/{entry['name']}": entry["uses_cutlass"] for entry in _C.kernels()}
     kernels = ROOT / "include/gdn_cuda/kernels"
@@ -52,7 +52,7 @@ def test_kernels_say_whether_they_include_cutlass() -> None:
 
 
 @pytest.mark.parametrize("name, work", slices(), ids=[name for name, _ in slices()])
-def test_every_configuration(name: str, work: list[Registered], compiler: Child) -> None:
+def test_every_configuration_compiles_for_hopper(name: str, work: list[Registered], compiler: Child) -> None:
     made = compiler.compile(work, HOPPER)
     check_compiled(work, made)
     assert len({result["full_key"] for result in made.results}) == len(work)
@@ -62,14 +62,14 @@ def test_every_configuration(name: str, work: list[Registered], compiler: Child)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100a", "sm_120a"])
-def test_other_architectures(arch: str, compiler: Child) -> None:
+def test_every_kernel_compiles_for_its_other_architectures(arch: str, compiler: Child) -> None:
     work = representatives(arch)
     if arch != "sm_80":  # where most kernels begin; then one configuration a kernel, the most special one
         work = list({each.kernel: each for each in work}.values())
     check_compiled(work, compiler.compile(work, arch))
 
 
-def test_an_architecture_below_a_kernels_needs_is_refused(tmp_path: Path) -> None:
+def test_an_architecture_too_old_for_the_kernel_is_refused(tmp_path: Path) -> None:
     """The compiler does not know it, or the kernel needs more: an error that names it, and no entry."""
     with Child(tmp_path) as child:
         made = child.compile(representatives(HOPPER)[:1], "sm_35")

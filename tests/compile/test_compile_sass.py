@@ -1,4 +1,4 @@
-"""What the machine code must have: wide accesses where rows are aligned, tensor cores where meant, and no local memory."""
+"""The machine code: 16-byte accesses where rows are aligned, tensor cores where intended, no local memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_decode_moves_16_bytes_at_a_time(compiler: Child) -> None:
         assert not local_accesses(code), each
 
 
-def test_the_unaligned_one_does_not(compiler: Child) -> None:
+def test_the_unaligned_recurrent_kernel_does_not_move_16_bytes_at_a_time(compiler: Child) -> None:
     """Wide accesses to rows that do not start on 16 bytes would fault."""
     work = chosen("gdn/recurrent", lambda x: x["head_k"] == 128 and not x["aligned"] and x["io"] == "bf16")
     for each, code in zip(work, code_of(work, compiler), strict=True):
@@ -57,7 +57,7 @@ def test_the_unaligned_one_does_not(compiler: Child) -> None:
         assert not local_accesses(code), each
 
 
-def test_gating_moves_16_bytes_at_a_time_when_it_can(compiler: Child) -> None:
+def test_vectorized_gating_moves_16_bytes_at_a_time(compiler: Child) -> None:
     work = chosen("gdn/gating", lambda x: x["vector"] == 8)
     for each, code in zip(work, code_of(work, compiler), strict=True):
         assert has(code, "LDG.128") and has(code, "STG.128"), each
@@ -75,7 +75,7 @@ def test_the_pieces_use_the_tensor_cores(piece: str, compiler: Child) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", HOPPER])
-def test_prefill_on_any_tensor_cores(arch: str, compiler: Child) -> None:
+def test_prefill_mma_uses_mma_ldmatrix_and_cp_async(arch: str, compiler: Child) -> None:
     """The state in registers, and every tile through asynchronous copies of 16 bytes."""
     work = chosen("gdn/prefill_mma", lambda x: x["io"] == "bf16" and x["head_k"] == 128)
     for each, code in zip(work, code_of(work, compiler, arch), strict=True):
@@ -85,7 +85,7 @@ def test_prefill_on_any_tensor_cores(arch: str, compiler: Child) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", HOPPER])
 @pytest.mark.parametrize("kernel", ["vandermonde", "cauchy_batch"])
-def test_sums_in_fp32_are_products_of_tensor_cores(kernel: str, arch: str, compiler: Child) -> None:
+def test_structured_sums_in_fp32_use_the_tensor_cores(kernel: str, arch: str, compiler: Child) -> None:
     work = chosen(f"structured/{kernel}", lambda x: x["io"] in ("c64", "f32", "bf16", "f16"))
     for each, code in zip(work, code_of(work, compiler, arch), strict=True):
         assert has(code, "HMMA.1688") and has(code, "LDS.128"), each

@@ -17,7 +17,7 @@ from gdn_cuda import _C
 CUDA12_WHEELS = ("nvidia-cuda-nvrtc-cu12==12.9.*", "nvidia-cuda-runtime-cu12==12.9.*")
 
 
-def test_nvcc(tmp_path: Path) -> None:
+def test_every_kernel_compiles_with_nvcc(tmp_path: Path) -> None:
     if _C.toolchain()["nvcc_identity"] is None:
         pytest.skip("no nvcc: not on PATH, in GDN_JIT_NVCC, or in /usr/local/cuda")
     work = list({each.kernel: each for each in representatives(HOPPER)}.values())  # one each: nvcc takes its time
@@ -70,7 +70,7 @@ def cuda12(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "nvidia"
 
 
-def test_cuda_12(cuda12: Path, tmp_path: Path) -> None:
+def test_every_kernel_compiles_with_cuda_12(cuda12: Path, tmp_path: Path) -> None:
     with KeepingChild(tmp_path, GDN_CUDA_HOME=cuda12) as child:
         for arch in (HOPPER, "sm_120a"):  # one test, so that one process fetches the wheels
             work = list({each.kernel: each for each in representatives(arch)}.values())

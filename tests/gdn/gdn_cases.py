@@ -17,15 +17,15 @@ MESSAGE = re.compile(r"(?P<function>\w+): (?P<argument>\w+): expected .+, got .+
 
 
 def arguments_of(case: Case, seed: int = 0) -> Arguments:
-    """Valid ones, where the results would go included."""
+    """Valid arguments of the case, with `out` where it takes one."""
     arguments = case.make(2, 3, seed)
-    if "accepted" in case.name:  # so that one step less still has all the accepted ones
+    if "accepted" in case.name:  # so that a state with one step less still has the accepted ones
         arguments["num_accepted_tokens"].clamp_(max=2)
     return arguments | ({"out": torch.full_like(arguments["value"], 7.0)} if case.out_argument else {})
 
 
 def refuses(case: Case, arguments: Arguments, error: type[Exception] = ValueError) -> str:
-    """The argument that the error names."""
+    """Asserts that the call is refused and writes nothing; returns the argument that the error names."""
     before = {name: x.clone() for name, x in arguments.items() if isinstance(x, Tensor) and x.device.type == "cpu"}
     with pytest.raises(error) as caught:
         case.function(**arguments)
@@ -38,7 +38,7 @@ def refuses(case: Case, arguments: Arguments, error: type[Exception] = ValueErro
 
 
 def one_of_each() -> dict[str, Case]:
-    """Of the Gated Delta Net's operators, one example of every operator and set of arguments that it writes."""
+    """One example for each GDN operator and set of arguments that it writes."""
     found: dict[Any, str] = {}
     for name, case in CASES.items():
         if not case.packed:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def to_double(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same values in fp64, for the oracle."""
+    """The same inputs in fp64, for the oracle."""
     return {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
 
 

@@ -20,7 +20,7 @@ TOKENS = 150
 
 def oracle(x: dict[str, Tensor], scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Output and final state of padded inputs: the recurrence token by token in fp64. A gate whose exponential is 0 in fp32
-    starts anew from a state of zero."""
+    resets the state to zero."""
     q, k, v, beta, gate, s = (x[name].double() for name in ("query", "key", "value", "beta", "gate", "state"))
     heads = torch.arange(v.shape[2]) // (v.shape[2] // k.shape[2])
     scale = k.shape[-1] ** -0.5 if scale is None else scale
@@ -35,16 +35,16 @@ def oracle(x: dict[str, Tensor], scale: float | None = None) -> tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class Case:
-    """Gates that take the place of a token's own, and what is not finite before them."""
+    """Gates that replace those of some tokens, and infinities or NaN before them."""
 
     name: str
     gates: tuple[tuple[int, float], ...]
-    state: float = 0.0  # in a few places of the initial state, unless 0
-    token: tuple[str, int, float] | None = None  # (tensor, token, number in one place)
+    state: float = 0.0  # written into parts of the initial state, unless 0
+    token: tuple[str, int, float] | None = None  # (tensor, token, number to write)
 
     @property
     def clean_from(self) -> int:
-        """The first token that nothing but finite numbers can reach: the reset behind what is not finite."""
+        """The first token that infinities and NaN cannot reach: the reset after them."""
         if self.state == 0 and self.token is None:
             return 0
         first = 0 if self.token is None else self.token[1] + 1
@@ -132,13 +132,13 @@ def from_pieces(x: dict[str, Tensor], cumulated: Tensor | None = None) -> tuple[
 
 
 def sum_of_the_caller(gate: Tensor) -> Tensor:
-    """torch.cumsum in each chunk: -inf from the first -inf of a chunk on."""
+    """torch.cumsum in each chunk, which is -inf from the first -inf of a chunk on."""
     chunks = [part.cumsum(1) for part in gate.split(64, dim=1)]
     return gdn_cuda.transpose_to_mn_major(torch.cat(chunks, dim=1))
 
 
 def forgotten_behind(gate: Tensor) -> Tensor:
-    """What such a sum means: no decay behind the first -inf of a chunk."""
+    """The gates that such a sum describes: no decay after the first -inf of a chunk."""
     parts = []
     for part in gate.split(64, dim=1):
         behind = (part == -INF).cumsum(1).roll(1, dims=1) > 0
@@ -147,7 +147,7 @@ def forgotten_behind(gate: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-# ---- gates that fused_decode makes of a projection
+# ---- fused_decode, which computes gates from a projection
 
 
 def decode_inputs(x: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -181,7 +181,7 @@ def check_decode(case: Case, x: dict[str, Tensor], bound: float, state_bound: fl
 
 
 def check_other_heads_are_untouched(run: object, x: dict[str, Tensor]) -> None:
-    """NaN in everything that one sequence and value head has leaves the bits of all others. `run(x)`: output, state."""
+    """NaN in the inputs of one sequence and value head does not change a bit of the others. `run(x)`: output, state."""
     clean_out, clean_state = run(x)  # type: ignore[operator]
     for name in ("value", "beta", "gate", "state"):
         spoilt = {key: t.clone() for key, t in x.items()}

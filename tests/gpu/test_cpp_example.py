@@ -18,7 +18,7 @@ def cuda_home() -> str:
     return os.path.commonpath([found["CUDA headers (cuda_bf16.h)"], found["NVRTC (libnvrtc.so)"]])
 
 
-def test_example_is_right_and_says_what_a_call_costs(tmp_path: Path) -> None:
+def test_the_example_passes_its_own_check_and_prints_call_times(tmp_path: Path) -> None:
     program = cpp_example.build(tmp_path)
     done = subprocess.run([program], env=os.environ | {"GDN_CUDA_HOME": cuda_home()}, capture_output=True, text=True)
     print(done.stdout)

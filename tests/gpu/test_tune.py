@@ -1,4 +1,4 @@
-"""Tuning on the GPU: every candidate is right and is what runs, the winner decides calls, and warm calls cost the same."""
+"""Tuning on the GPU: every candidate is correct and really runs, later calls use the winner, and warm calls cost the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES = (Shape(1, 3, 5), Shape(4, 64, 5000), Shape(48, 33, 2049))
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("operator", TUNABLES)
-def test_every_candidate_is_right_and_is_what_runs(operator: str, shape: Shape) -> None:
+def test_every_candidate_is_correct_and_actually_runs(operator: str, shape: Shape) -> None:
     one, device = TUNABLES[operator], _C.driver()["devices"][torch.cuda.current_device()]
     for dtype in one.tolerance:
         for shared in {False, one.shares_poles}:
@@ -34,7 +34,7 @@ def test_every_candidate_is_right_and_is_what_runs(operator: str, shape: Shape) 
             assert outcome.winner.us <= outcome.heuristic.us
 
 
-def test_a_call_that_lies_otherwise_in_memory_is_the_same_problem() -> None:
+def test_a_call_with_other_strides_is_the_same_tuning_problem() -> None:
     """Leading dimensions merge; what the command calls rows is what a model's call has."""
     device = _C.driver()["devices"][torch.cuda.current_device()]
     case = TUNABLES["cauchy_conj"].case("cauchy_conj", Shape(12, 8, 600), None, False)
@@ -50,7 +50,7 @@ def test_a_call_that_lies_otherwise_in_memory_is_the_same_problem() -> None:
     torch.testing.assert_close(out.view(12, 600), expected)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_tune_stores_a_winner_that_later_calls_use(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")}
     done = subprocess.run(
         [sys.executable, "-m", "gdn_cuda", "tune", "log_vandermonde", "64x16x4096", "8x16x500", "--quick", "--json"],

@@ -50,6 +50,14 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: Path(path) for name, path in found.items()}
 
 
+@pytest.fixture
+def library(tmp_path: Path, wheels: dict[str, Path]) -> Path:
+    """A copy of our header tree, to edit."""
+    folder = tmp_path / "library"
+    shutil.copytree(wheels["library_root"] / "gdn_cuda", folder / "gdn_cuda")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def toolchain_for_all(wheels: dict[str, Path]) -> Iterator[dict[str, str]]:
     """Copies that every user may read: the tree and its environment may lie below a home that only its owner may enter."""

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -21,16 +22,18 @@ import pytest
 CHILD = Path(__file__).with_name("jit_child.py")
 ARCH = "sm_90a"
 NOBODY = 65534
-PATIENCE = 60.0  # seconds; for what should happen at once, on a machine that may be busy
+NOWHERE = "/proc/self/nowhere"  # where not even root can create a folder
+HIDE_CUDA = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
+PATIENCE = 60.0  # seconds to wait for what should happen at once, on a busy machine
 
 
 def kernel(number: int = 0, entry: str = "scale", before: str = "") -> str:
-    """A translation unit with one kernel; another number, another kernel."""
+    """A translation unit with one kernel, different for each number."""
     return f'{before}extern "C" __global__ void {entry}(float* x) {{ x[threadIdx.x] += {number}.5f; }}\n'
 
 
 def slow_kernel(number: int = 0) -> str:
-    """One that NVRTC compiles for tens of seconds."""
+    """A kernel that NVRTC compiles for tens of seconds."""
     steps = "\n".join(f"x[{i}] = sinf(x[{i}] * {number}.25f + x[{i + 1}]) / cosf(x[{i + 2}]);" for i in range(4000))
     return f'extern "C" __global__ void scale(float* x) {{ {steps} }}\n'
 
@@ -126,6 +129,10 @@ class Child:
     def compile_failure(self, code: str, name: str = "scale", arch: str = ARCH, **kwargs: Any) -> str:
         return self.failure("compile_text", "test", name, code, arch, **kwargs)
 
+    def compile_by(self, how: str, code: str, *options: Any) -> Any:
+        """A compile in_background, in_fork, or in_threads with their number (jit_child.py)."""
+        return self.call(how, *options, "compile_text", "test", "scale", code, ARCH)
+
     def messages(self) -> str:
         """Standard error so far."""
         return self._errors.read_text(errors="replace")
@@ -157,7 +164,7 @@ def entries(cache: Path) -> list[Path]:
 
 
 def entry_of(cache: Path, compiled: dict[str, Any]) -> Path:
-    """The file of what compile() returned, by either of its keys."""
+    """The file of a compiled kernel, found by either of its keys."""
     found = [path for path in entries(cache) if path.stem.endswith((compiled["code_key"], str(compiled["full_key"])))]
     assert len(found) == 1, (found, compiled)
     return found[0]
@@ -168,7 +175,7 @@ def locks(cache: Path) -> list[Path]:
 
 
 def leftovers(cache: Path) -> list[Path]:
-    """Drafts that should be gone."""
+    """Drafts that should have been removed."""
     return sorted(cache.rglob(".gdn_cuda-draft-" + "?" * 16 + "-*-" + "?" * 16))
 
 
@@ -200,7 +207,7 @@ def choose(compiler: str) -> dict[str, str]:
 
 
 class Gate:
-    """An nvcc that waits until the gate is opened: a compile that takes exactly as long as a test needs."""
+    """An nvcc that waits until the test opens the gate, so that a compile takes as long as the test needs."""
 
     def __init__(self, folder: Path):
         folder.mkdir()
@@ -220,7 +227,7 @@ exec {nvcc()} "$@"
         self.variables = {"GDN_JIT_USE_NVCC": "1", "GDN_JIT_NVCC": str(script)}
 
     def started(self) -> int:
-        """How many compiles have come to the gate so far."""
+        """How many compiles have reached the gate so far."""
         return len(list(self._started.iterdir()))
 
     def processes(self) -> list[int]:
@@ -268,8 +275,6 @@ def edit(path: Path, append: str) -> None:
 
 def temporary_open_to_all() -> Iterator[Path]:
     """A folder that every user may enter (pytest's own are for one), removed afterwards."""
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="gdn_cuda-test-"))
     folder.chmod(0o755)
     yield folder

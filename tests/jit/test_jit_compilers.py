@@ -1,4 +1,4 @@
-"""NVRTC and nvcc, and what they are asked to leave behind: dumps, line information, one line a compile."""
+"""Compiling with NVRTC and nvcc: resources, odd environments, dumps, line information, printed lines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from jit_helpers import NOBODY, Start, choose, entries, entry_of, kernel, leftovers, need_root, nvcc
+from jit_helpers import NOBODY, NOWHERE, Start, choose, entries, entry_of, kernel, leftovers, need_root, nvcc
 
 COMPILERS = ["nvrtc", "nvcc"]
 PRINTED = re.compile(r"compiled test/scale \{\} in \d+\.\d\d s: [1-9]\d* registers, (\d+) B shared, \d+ B spills", re.MULTILINE)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_a_compile_reports_its_resources_and_is_found_again(start: Start, compiler: str) -> None:
+def test_a_compile_reports_its_resources_and_is_cached(start: Start, compiler: str) -> None:
     code = kernel().replace(
         "{ x", "{ __shared__ float s[64]; s[threadIdx.x] = x[0]; __syncthreads(); *x = s[63 - threadIdx.x]; x"
     )
@@ -28,7 +28,7 @@ def test_a_compile_reports_its_resources_and_is_found_again(start: Start, compil
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_the_same_kernel_as_template_instance(start: Start, compiler: str) -> None:
+def test_a_template_instance_compiles(start: Start, compiler: str) -> None:
     code = (
         "struct Config { int width; };\n"
         "namespace n { template <Config c> __global__ void scale(float* x) { x[0] *= c.width; } }\n"
@@ -60,8 +60,8 @@ def test_paths_with_spaces_and_unicode(start: Start, tmp_path: Path, wheels: dic
     assert list(temporary.iterdir()) == []
 
 
-def test_nvcc_makes_do_with_the_cache_folder_for_temporaries(start: Start, cache: Path) -> None:
-    child = start(TMPDIR="/proc/self/nowhere", **choose("nvcc"))
+def test_nvcc_writes_temporaries_to_the_cache_folder_without_a_temporary_one(start: Start, cache: Path) -> None:
+    child = start(TMPDIR=NOWHERE, **choose("nvcc"))
     assert child.origin(kernel()) == "compiled"
     assert leftovers(cache) == []
 
@@ -77,7 +77,7 @@ def test_nvcc_as_a_user_without_home(start: Start, open_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_a_host_process_of_odd_habits(start: Start, compiler: str) -> None:
+def test_a_host_process_that_ignores_its_children_and_lost_its_working_directory(start: Start, compiler: str) -> None:
     child = start(**choose(compiler))
     child.call("ignore_children")  # nvcc's exit status is then not to be had
     child.call("lose_working_folder")
@@ -86,7 +86,7 @@ def test_a_host_process_of_odd_habits(start: Start, compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_print_is_one_line_a_compile(start: Start, compiler: str) -> None:
+def test_gdn_jit_print_prints_one_line_per_compile(start: Start, compiler: str) -> None:
     child = start(GDN_JIT_PRINT="1", **choose(compiler))
     child.compile(kernel())
     lines = child.messages().splitlines()
@@ -99,7 +99,7 @@ def test_print_is_one_line_a_compile(start: Start, compiler: str) -> None:
     assert silent.messages() == ""
 
 
-def test_log_levels_choose_what_is_said(start: Start) -> None:
+def test_the_log_level_selects_the_messages(start: Start) -> None:
     said = {}
     for number, level in enumerate(("debug", "info", "warning", "off")):
         child = start(GDN_LOG_LEVEL=level)
@@ -131,7 +131,7 @@ def test_dump_keeps_source_ptx_and_sass_beside_the_cubin(start: Start, cache: Pa
     assert leftovers(cache) == []
 
 
-def test_dumps_go_with_their_entry(start: Start, cache: Path) -> None:
+def test_dumps_are_evicted_with_their_entry(start: Start, cache: Path) -> None:
     child = start(GDN_JIT_DUMP="1")
     old = entry_of(cache, child.compile(kernel(1)))
     assert old.with_suffix(".cu").exists()
@@ -139,7 +139,7 @@ def test_dumps_go_with_their_entry(start: Start, cache: Path) -> None:
     assert not list(cache.glob(old.stem + ".*"))
 
 
-def test_line_information_is_there_when_asked_for(start: Start, cache: Path) -> None:
+def test_line_information_is_included_on_request(start: Start, cache: Path) -> None:
     plain = entry_of(cache, start().compile(kernel())).read_bytes()
     lines = entry_of(cache, start(GDN_JIT_LINEINFO="1").compile(kernel())).read_bytes()
     assert b".debug_line" in lines

@@ -1,4 +1,4 @@
-"""What the library did not make stays as it is, wherever its variables point; and nothing that lies in the way stops it."""
+"""Files that the library did not create stay unchanged wherever its variables point, and never make it fail or block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jit_helpers import ARCH, Child, Gate, Start, entries, entry_of, kernel, leftovers, locks
+from jit_helpers import ARCH, NOWHERE, Child, Gate, Start, entries, entry_of, kernel, leftovers, locks
 
 HOURS = 3600
 KEY = "0123456789abcdef" * 4
@@ -34,7 +34,7 @@ PRECIOUS = (
 
 
 def precious_files(folder: Path) -> None:
-    """Files and folders of a user, some of which have nearly the names of ours; with times two hours off either way."""
+    """Creates a user's files and folders, some named almost like ours, with times two hours in the past or future."""
     for number, name in enumerate(PRECIOUS):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def test_a_users_files_survive_every_use_of_their_folder_as_cache(start: Start, 
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_a_users_files_survive_a_compile_for_others_into_their_folder(start: Start, tmp_path: Path, empty: bool) -> None:
+def test_a_users_files_survive_an_export_into_their_folder(start: Start, tmp_path: Path, empty: bool) -> None:
     out = tmp_path / "out"
     (out / "tmp").mkdir(parents=True)
     if not empty:
@@ -91,7 +91,7 @@ def a_configuration(child: Child, number: int) -> tuple[str, str]:
     return f"{smallest['family']}/{smallest['name']}", smallest["configurations"][number]["configuration"]
 
 
-def test_folders_of_the_cache_that_are_links_are_not_followed(start: Start, cache: Path, tmp_path: Path) -> None:
+def test_links_in_place_of_cache_folders_are_not_followed(start: Start, cache: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     precious_files(mine)
     (mine / "ours-fedcba9876543210.memo").write_text("gdn_cuda memo 1\n")
@@ -108,7 +108,7 @@ def test_folders_of_the_cache_that_are_links_are_not_followed(start: Start, cach
 
 
 @pytest.mark.parametrize("how", ["symlink_to", "hardlink_to"])
-def test_a_lock_file_that_is_a_link_does_not_empty_what_it_leads_to(
+def test_a_link_in_place_of_a_lock_file_does_not_truncate_its_target(
     start: Start, cache: Path, tmp_path: Path, how: str
 ) -> None:
     victim = tmp_path / "victim"
@@ -143,7 +143,7 @@ def make_vast(path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [make_fifo, make_folder, make_link, make_vast])
-def test_what_is_no_entry_under_the_name_of_one_neither_blocks_nor_fills_memory(start: Start, cache: Path, odd: Any) -> None:
+def test_a_special_file_named_like_an_entry_neither_blocks_nor_fills_memory(start: Start, cache: Path, odd: Any) -> None:
     path = entry_of(cache, start().compile(kernel()))
     odd(path)
     kind = stat.S_IFMT(path.lstat().st_mode)
@@ -153,7 +153,7 @@ def test_what_is_no_entry_under_the_name_of_one_neither_blocks_nor_fills_memory(
     assert child.call("cache_clear") == 0
     assert child.origin(kernel()) == "compiled"
     again = child.origin(kernel())
-    if odd is make_vast:  # a regular file under this very name can only be ours
+    if odd is make_vast:  # a regular file of this name can only be ours, and is replaced
         assert again == "disk"
         return
     assert again == "memory"
@@ -161,7 +161,7 @@ def test_what_is_no_entry_under_the_name_of_one_neither_blocks_nor_fills_memory(
     assert sum("is in the way: it is not a regular file" in line for line in child.warnings()) == 1
 
 
-def test_memos_and_tuned_winners_that_are_no_files_of_ours_are_passed_over(start: Start, cache: Path) -> None:
+def test_memos_and_tuned_winners_that_are_not_regular_files_are_ignored(start: Start, cache: Path) -> None:
     assert start().origin(kernel()) == "compiled"
     time.sleep(2.2)  # until csrc/jit/tree.cpp trusts a file's status
     assert start().origin(kernel(1)) == "compiled"
@@ -196,10 +196,10 @@ ssize_t read(int fd, void* bytes, size_t count) {
 """
 
 
-def test_an_entry_that_cannot_be_read_just_now_is_not_removed(start: Start, cache: Path, tmp_path: Path) -> None:
+def test_an_entry_with_a_read_error_is_not_removed(start: Start, cache: Path, tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler to make reads fail with")
+        pytest.skip("no C compiler to build the failing read() with")
     source, shim = tmp_path / "shim.c", tmp_path / "shim.so"
     source.write_text(FAILING_READS)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
@@ -220,7 +220,7 @@ def test_an_entry_that_cannot_be_read_just_now_is_not_removed(start: Start, cach
 # ---- Drafts of processes that were killed
 
 
-def test_kills_at_random_moments_leave_sound_entries_and_drafts_that_are_swept(start: Start, cache: Path) -> None:
+def test_processes_killed_at_random_leave_intact_entries_and_drafts_that_are_removed(start: Start, cache: Path) -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
@@ -240,8 +240,8 @@ def test_kills_at_random_moments_leave_sound_entries_and_drafts_that_are_swept(s
     assert leftovers(cache) == []
 
 
-def test_a_live_writers_draft_stays_whatever_the_clock_says_and_a_dead_ones_goes(start: Start, gate: Gate, cache: Path) -> None:
-    writer = start(TMPDIR="/proc/self/nowhere", **gate.variables)  # so nvcc works in a draft in the cache
+def test_a_draft_is_removed_once_its_process_is_dead_whatever_its_timestamps(start: Start, gate: Gate, cache: Path) -> None:
+    writer = start(TMPDIR=NOWHERE, **gate.variables)  # so nvcc works in a draft in the cache
     writer.send_compile(kernel())
     gate.wait_for(1)
     [draft] = [path for path in leftovers(cache) if path.parent == cache]
@@ -254,6 +254,6 @@ def test_a_live_writers_draft_stays_whatever_the_clock_says_and_a_dead_ones_goes
         assert other.call("cache_clear") == 1
         assert draft.exists()
         assert list(draft.iterdir())
-    writer.kill()  # its nvcc lives on, which must not keep the draft
+    writer.kill()  # its nvcc still runs, which must not keep the draft
     assert start().origin(kernel(3)) == "compiled"
     assert leftovers(cache) == []

@@ -1,4 +1,4 @@
-"""A child that is forked while a thread of its parent is at work has neither that thread nor what it would have let go of."""
+"""A child forked while another thread of its parent is working has neither that thread nor the locks it would release."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jit_helpers import Gate, Start, kernel, slow_kernel, wait_for
 SOON = 5.0  # seconds
 
 
-def test_a_child_compiles_what_its_parent_is_compiling_for_itself(start: Start, gate: Gate) -> None:
+def test_a_child_compiles_the_kernel_that_its_parent_is_compiling(start: Start, gate: Gate) -> None:
     child = start(**gate.variables)
-    child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    child.compile_by("in_background", kernel())
     gate.wait_for(1)
     child.send("in_fork", "compile_text", "test", "scale", kernel(), "sm_90a")
     gate.wait_for(2)
@@ -27,31 +27,31 @@ def test_a_child_compiles_what_its_parent_is_compiling_for_itself(start: Start, 
 def test_a_child_forked_while_nvrtc_compiles_raises_at_once(start: Start) -> None:
     child = start()
     assert child.origin(kernel()) == "compiled"
-    child.call("in_background", "compile_text", "test", "scale", slow_kernel(), "sm_90a")
-    time.sleep(1.0)  # NVRTC tells nobody that it compiles
+    child.compile_by("in_background", slow_kernel())
+    time.sleep(1.0)  # until NVRTC compiles, which cannot be observed
     for code in (slow_kernel(), kernel(1)):
         started = time.monotonic()
-        outcome = child.call("in_fork", "compile_text", "test", "scale", code, "sm_90a")
+        outcome = child.compile_by("in_fork", code)
         assert time.monotonic() - started < SOON
         assert "forked while its parent compiled a kernel with NVRTC" in outcome["error"]
         assert "spawn" in outcome["error"]
-    assert child.call("in_fork", "compile_text", "test", "scale", kernel(), "sm_90a")["value"]["origin"] == "disk"
+    assert child.compile_by("in_fork", kernel())["value"]["origin"] == "disk"
     assert child.origin(kernel(2)) == "compiled", "the parent goes on"
 
 
-def test_a_child_forked_during_the_search_for_headers_searches_itself(start: Start) -> None:
+def test_a_child_forked_during_the_search_for_headers_searches_again(start: Start) -> None:
     child = start(hook=None)
     child.call("use_hook_that_first", "sleeps")
     child.call("in_background", "toolchain")
     wait_for(lambda: "in the hook" in child.messages(), "the hook")
     started = time.monotonic()
-    assert child.call("in_fork", "compile_text", "test", "scale", kernel(), "sm_90a")["value"]["origin"] == "compiled"
+    assert child.compile_by("in_fork", kernel())["value"]["origin"] == "compiled"
     assert time.monotonic() - started < SOON
 
 
-def test_a_child_does_not_keep_the_lock_of_a_parent_that_died(start: Start, gate: Gate) -> None:
+def test_a_child_does_not_hold_the_lock_of_its_killed_parent(start: Start, gate: Gate) -> None:
     parent = start(**gate.variables)
-    parent.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    parent.compile_by("in_background", kernel())
     gate.wait_for(1)
     fork = parent.call("leave_fork", 60.0)
     parent.kill()
@@ -61,5 +61,5 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_died(start: Start, gate
     gate.open()
     assert other.receive()["origin"] == "compiled"
     assert other.warnings() == []
-    assert Path(f"/proc/{fork}").exists(), "it lives on, and has no lock"
+    assert Path(f"/proc/{fork}").exists(), "the fork lives on, without the lock"
     os.kill(fork, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Ctrl-C ends whatever a call waits for, as KeyboardInterrupt, and nothing of it is remembered: the next call works."""
+"""Ctrl-C ends any compile or wait with KeyboardInterrupt, and the next call works."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jit_helpers import Child, Gate, Start, kernel, leftovers, locks, slow_kerne
 
 from gdn_cuda import runtime
 
-SOON = 3.0  # seconds; a tenth of one on a quiet machine
-NVRTC_STARTED = 1.0  # seconds after which a compile is surely inside NVRTC, which tells nobody
+SOON = 3.0  # seconds; about 0.1 on an idle machine
+NVRTC_STARTED = 1.0  # seconds after which a compile has surely entered NVRTC, which cannot be observed
 
 
 def assert_interrupted(child: Child) -> None:
@@ -30,7 +30,7 @@ def assert_interrupted(child: Child) -> None:
     assert outcome.get("type") == "KeyboardInterrupt", outcome
 
 
-def test_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
+def test_ctrl_c_ends_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
     child = start()
     assert child.origin(kernel()) == "compiled"  # NVRTC is open
     child.send_compile(slow_kernel())
@@ -38,12 +38,12 @@ def test_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
     assert_interrupted(child)
     assert child.origin(kernel(1)) == "compiled"
     assert locks(cache)[0].read_text() == "", "the lock is free"
-    child.send_compile(slow_kernel())  # nothing was kept of it
+    child.send_compile(slow_kernel())  # it was not cached
     time.sleep(NVRTC_STARTED)
     assert_interrupted(child)
 
 
-def test_a_compile_by_nvcc_whose_processes_end_with_it(start: Start, cache: Path, gate: Gate) -> None:
+def test_ctrl_c_ends_a_compile_by_nvcc_and_its_processes(start: Start, cache: Path, gate: Gate) -> None:
     child = start(**gate.variables)
     child.send_compile(kernel())
     gate.wait_for(1)
@@ -55,7 +55,7 @@ def test_a_compile_by_nvcc_whose_processes_end_with_it(start: Start, cache: Path
     assert child.origin(kernel()) == "compiled"
 
 
-def test_a_wait_for_another_process(start: Start, gate: Gate, cache: Path) -> None:
+def test_ctrl_c_ends_a_wait_for_another_process(start: Start, gate: Gate, cache: Path) -> None:
     holder, waiter = start(**gate.variables), start(**gate.variables)
     holder.send_compile(kernel())
     gate.wait_for(1)
@@ -67,19 +67,19 @@ def test_a_wait_for_another_process(start: Start, gate: Gate, cache: Path) -> No
     assert waiter.origin(kernel()) == "disk"
 
 
-def test_a_wait_for_another_thread(start: Start, gate: Gate) -> None:
+def test_ctrl_c_ends_a_wait_for_another_thread(start: Start, gate: Gate) -> None:
     child = start(**gate.variables)
-    child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    child.compile_by("in_background", kernel())
     gate.wait_for(1)
     child.send_compile(kernel())
     time.sleep(0.2)
     assert_interrupted(child)
     gate.open()
-    assert child.call("join")["value"]["origin"] == "compiled", "the other thread hears nothing of it"
+    assert child.call("join")["value"]["origin"] == "compiled", "the other thread is not interrupted"
     assert child.origin(kernel()) == "disk"
 
 
-def test_the_search_for_headers(start: Start) -> None:
+def test_ctrl_c_ends_the_search_for_headers(start: Start) -> None:
     child = start(hook=None)
     child.call("use_hook_that_first", "sleeps")
     child.send_compile(kernel())
@@ -88,7 +88,7 @@ def test_the_search_for_headers(start: Start) -> None:
     assert child.origin(kernel()) == "compiled"
 
 
-def test_a_search_that_failed_is_repeated(start: Start) -> None:
+def test_a_failed_search_for_headers_is_repeated(start: Start) -> None:
     child = start(hook=None, GDN_CUDA_HOME=None)
     child.call("use_hook_that_first", "raises")
     child.send_compile(kernel())
@@ -99,7 +99,7 @@ def test_a_search_that_failed_is_repeated(start: Start) -> None:
     assert child.call("hook_calls") >= 2
 
 
-def test_a_handler_that_does_not_raise_changes_nothing(start: Start, gate: Gate) -> None:
+def test_a_compile_goes_on_when_the_signal_handler_does_not_raise(start: Start, gate: Gate) -> None:
     child = start(**gate.variables)
     child.call("ignore_interrupts")
     child.send_compile(kernel())
@@ -121,14 +121,14 @@ except KeyboardInterrupt:
 """
 
 
-def test_all_threads_of_an_ahead_of_time_compile(gate: Gate, cache: Path) -> None:
+def test_ctrl_c_ends_all_threads_of_an_ahead_of_time_compile(gate: Gate, cache: Path) -> None:
     variables = gate.variables | {"GDN_JIT_CACHE_DIR": str(cache)}
     child = subprocess.Popen([sys.executable, "-c", POOL], env=os.environ | variables)
     gate.wait_for(2)
     sent = time.monotonic()
     child.send_signal(signal.SIGINT)
     assert child.wait() == 77
-    assert time.monotonic() - sent < 2 * SOON  # with the interpreter's end
+    assert time.monotonic() - sent < 2 * SOON  # includes the end of the interpreter
     assert leftovers(cache) == []
 
 
@@ -145,14 +145,14 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_process_that_exits_after_an_interrupt_ends_well(cache: Path) -> None:
-    """exit() destroys what NVRTC, which still compiles, works with: the process waits for it."""
+def test_a_process_exits_cleanly_after_an_interrupted_compile(cache: Path) -> None:
+    """exit() destroys objects that a running NVRTC still uses, so the process waits for NVRTC."""
     environment = os.environ | {"GDN_JIT_CACHE_DIR": str(cache)}
     done = subprocess.run([sys.executable, "-c", EXIT], env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
-# ---- Through torch's dispatcher, which knows nothing of interrupts
+# ---- Through torch's dispatcher, which does not check for signals
 
 OPERATOR = """
 #include <torch/csrc/stable/library.h>

@@ -1,4 +1,4 @@
-"""What makes another cache entry, and what must not."""
+"""What changes a cache key, and what must not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ import pytest
 from jit_helpers import Child, Gate, Start, choose, copy_cuda_home, edit, entries, entry_of, kernel, nvcc
 
 SETTLED = 2.2  # seconds after which csrc/jit/file_memo.cpp trusts a file's status
-
-
-@pytest.fixture
-def library(tmp_path: Path, wheels: dict[str, Path]) -> Path:
-    """A copy of our own header tree, to edit."""
-    folder = tmp_path / "library"
-    shutil.copytree(wheels["library_root"] / "gdn_cuda", folder / "gdn_cuda")
-    return folder
 
 
 def started_with(start: Start, library: Path, **options: Any) -> Child:
@@ -42,7 +34,7 @@ def including(*names: str) -> str:
 
 @pytest.fixture
 def a_header(library: Path) -> Path:
-    """What including(a_header.name) includes."""
+    """The header that including(a_header.name) includes."""
     return header(library, "a.cuh")
 
 
@@ -66,7 +58,7 @@ def test_source_arch_name_and_options_each_change_the_key(start: Start) -> None:
     assert {result["origin"] for result in different} == {"compiled"}
 
 
-def test_another_compiler_is_another_entry_of_the_same_code(start: Start, cache: Path) -> None:
+def test_each_compiler_has_its_own_entry_of_the_same_code(start: Start, cache: Path) -> None:
     by_nvrtc = start().compile(kernel())
     by_nvcc = start(GDN_JIT_USE_NVCC="1", GDN_JIT_NVCC=nvcc()).compile(kernel())
     assert by_nvcc["origin"] == "compiled"
@@ -75,7 +67,7 @@ def test_another_compiler_is_another_entry_of_the_same_code(start: Start, cache:
     assert entry_of(cache, {**by_nvcc, "code_key": "none"}) != entry_of(cache, {**by_nvrtc, "code_key": "none"})
 
 
-def test_the_environment_of_nvcc_counts_or_is_taken_from_it(start: Start, tmp_path: Path) -> None:
+def test_variables_of_nvcc_change_the_key_or_are_removed_from_its_environment(start: Start, tmp_path: Path) -> None:
     headers = tmp_path / "headers"
     headers.mkdir()
     (headers / "probe.h").write_text("#define PROBE\n")
@@ -114,7 +106,7 @@ def test_the_environment_of_nvcc_counts_or_is_taken_from_it(start: Start, tmp_pa
     assert entries(tmp_path / "a")[0].read_bytes() == entries(tmp_path / "b")[0].read_bytes()
 
 
-def test_the_host_compiler_of_nvcc_counts(start: Start, tmp_path: Path) -> None:
+def test_the_host_compiler_of_nvcc_changes_the_key(start: Start, tmp_path: Path) -> None:
     real = shutil.which("gcc")
     assert real is not None
     (tmp_path / "bin").mkdir()
@@ -128,7 +120,7 @@ def test_the_host_compiler_of_nvcc_counts(start: Start, tmp_path: Path) -> None:
     assert (named["origin"], named["full_key"]) == ("disk", other["full_key"])
 
 
-def test_touching_changes_nothing_and_editing_does(start: Start, library: Path, a_header: Path) -> None:
+def test_editing_a_header_changes_the_key_and_touching_it_does_not(start: Start, library: Path, a_header: Path) -> None:
     compiled = started_with(start, library).compile(including(a_header.name))
     for path in library.rglob("*"):
         os.utime(path, (1, 1))
@@ -144,9 +136,7 @@ def test_touching_changes_nothing_and_editing_does(start: Start, library: Path, 
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
-def test_an_edited_header_is_compiled_again_for_the_kernels_that_include_it_alone(
-    start: Start, library: Path, compiler: str
-) -> None:
+def test_an_edited_header_recompiles_only_the_kernels_that_include_it(start: Start, library: Path, compiler: str) -> None:
     headers = {
         "shared": header(library, "shared.cuh"),
         "one": header(library, "one.cuh", '#pragma once\n#ifdef NEVER\n#include "shared.cuh"\n#endif\n'),
@@ -166,7 +156,7 @@ def test_an_edited_header_is_compiled_again_for_the_kernels_that_include_it_alon
     assert compiled() == set()
 
 
-def test_what_a_macro_includes_may_be_any_header(start: Start, library: Path, a_header: Path) -> None:
+def test_with_an_include_by_macro_every_header_changes_the_key(start: Start, library: Path, a_header: Path) -> None:
     (used, unused), code = (header(library, "used.cuh"), header(library, "unused.cuh")), including(a_header.name)
     a_header.write_text("#define USED <gdn_cuda/kernels/used.cuh>\n#include USED\n")
     keys = [started_with(start, library).compile(code)["code_key"]]
@@ -176,7 +166,7 @@ def test_what_a_macro_includes_may_be_any_header(start: Start, library: Path, a_
     assert len(set(keys)) == 3
 
 
-def test_names_and_places_of_headers_count(start: Start, library: Path) -> None:
+def test_names_and_folders_of_headers_change_the_key(start: Start, library: Path) -> None:
     code = (
         "#if __has_include(<gdn_cuda/kernels/extra.cuh>)\n#include <gdn_cuda/kernels/extra.cuh>\n"
         '#else\nextern "C" __global__ void scale(float* x) { *x += 1; }\n#endif\n'
@@ -194,7 +184,7 @@ def test_names_and_places_of_headers_count(start: Start, library: Path) -> None:
     assert started_with(start, library).compile(code)["code_key"] == keys[0]
 
 
-def test_a_fifo_in_place_of_a_header_is_named_and_not_waited_for(start: Start, library: Path, a_header: Path) -> None:
+def test_a_fifo_in_place_of_a_header_is_an_error_and_does_not_block(start: Start, library: Path, a_header: Path) -> None:
     a_header.unlink()
     os.mkfifo(a_header)
     child = started_with(start, library)
@@ -204,7 +194,7 @@ def test_a_fifo_in_place_of_a_header_is_named_and_not_waited_for(start: Start, l
     assert child.origin(kernel()) == "compiled", "another kernel's"
 
 
-def test_an_edit_that_restores_size_and_time_is_seen(start: Start, library: Path, cache: Path, a_header: Path) -> None:
+def test_an_edit_that_keeps_size_and_time_is_noticed(start: Start, library: Path, cache: Path, a_header: Path) -> None:
     a_header.write_text("// 1\n")
     time.sleep(SETTLED)
     first = started_with(start, library).compile(including(a_header.name))
@@ -216,7 +206,7 @@ def test_an_edit_that_restores_size_and_time_is_seen(start: Start, library: Path
     assert started_with(start, library).compile(including(a_header.name))["code_key"] != first["code_key"]
 
 
-def test_an_edit_during_the_process_is_seen_by_its_next_compile(start: Start, library: Path, cache: Path) -> None:
+def test_a_header_edited_while_a_process_runs_is_noticed_by_its_next_compile(start: Start, library: Path, cache: Path) -> None:
     increment = header(library, "increment.cuh", "constexpr float increment = 1;\n")
     code = '#include <gdn_cuda/kernels/increment.cuh>\nextern "C" __global__ void scale(float* x) { *x += increment; }\n'
     child = started_with(start, library)
@@ -229,7 +219,7 @@ def test_an_edit_during_the_process_is_seen_by_its_next_compile(start: Start, li
     assert (fresh["origin"], fresh["full_key"]) == ("disk", new["full_key"])
 
 
-def test_an_edit_during_the_compile_is_not_published_under_the_old_key(
+def test_a_header_edited_during_a_compile_is_not_published_under_the_old_key(
     start: Start, library: Path, gate: Gate, cache: Path, a_header: Path
 ) -> None:
     child = started_with(start, library, **gate.variables)
@@ -244,7 +234,9 @@ def test_an_edit_during_the_compile_is_not_published_under_the_old_key(
     assert (fresh["origin"], fresh["full_key"]) == ("disk", result["full_key"])
 
 
-def test_an_edited_cutlass_header_counts_for_what_uses_cutlass(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+def test_an_edited_cutlass_header_recompiles_only_kernels_that_use_cutlass(
+    start: Start, tmp_path: Path, wheels: dict[str, Path]
+) -> None:
     cutlass = tmp_path / "cutlass"
     shutil.copytree(wheels["cutlass_include"], cutlass)
     code = kernel(before="#include <cutlass/cutlass.h>\n")
@@ -265,7 +257,7 @@ def test_an_edited_cutlass_header_counts_for_what_uses_cutlass(start: Start, tmp
     assert (still_without["origin"], still_without["full_key"]) == ("disk", without["full_key"])
 
 
-def test_an_edited_cuda_header_counts(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+def test_an_edited_cuda_header_changes_the_key(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
     home = copy_cuda_home(wheels, tmp_path / "cuda")
     compiled = start(GDN_CUDA_HOME=home).compile(kernel())
     edit(home / "include" / "cuda_bf16.hpp", "// edited\n")
@@ -289,7 +281,7 @@ def test_a_moved_environment_keeps_its_cache(start: Start, library: Path, tmp_pa
     assert [result["full_key"] for result in there] == [result["full_key"] for result in here]
 
 
-def test_another_build_of_the_compiler_counts(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
+def test_another_build_of_the_compiler_changes_the_key(start: Start, tmp_path: Path, wheels: dict[str, Path]) -> None:
     home = copy_cuda_home(wheels, tmp_path / "cuda")
     compiled = start(GDN_CUDA_HOME=home).compile(kernel())
     builtins = next((home / "lib").glob("libnvrtc-builtins.so.*"))

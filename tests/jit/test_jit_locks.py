@@ -1,4 +1,4 @@
-"""One compile a key a node: processes, threads and forks that want the same kernel at the same time."""
+"""Processes, threads and forks that want the same kernel at the same time compile it once per machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from jit_helpers import Gate, Start, entries, entry_of, kernel, leftovers, locks, wait_for
+from jit_helpers import NOWHERE, Gate, Start, entries, entry_of, kernel, leftovers, locks, wait_for
 
 
 def test_sixteen_cold_processes_compile_once(start: Start, cache: Path) -> None:
@@ -28,21 +28,20 @@ def test_sixteen_cold_processes_compile_once(start: Start, cache: Path) -> None:
 
 def test_sixteen_threads_compile_once(start: Start, cache: Path) -> None:
     child = start(GDN_JIT_PRINT="1")
-    outcomes = child.call("in_threads", 16, "compile_text", "test", "scale", kernel(), "sm_90a")
+    outcomes = child.compile_by("in_threads", kernel(), 16)
     assert Counter(outcome["value"]["origin"] for outcome in outcomes) == {"compiled": 1, "disk": 15}
     assert len(entries(cache)) == 1
     assert child.messages().count("compiled test/scale") == 1
 
 
 def test_sixteen_threads_without_a_disk_compile_once(start: Start) -> None:
-    nowhere = "/proc/self/nowhere"
-    child = start(GDN_JIT_CACHE_DIR=nowhere, HOME=nowhere, TMPDIR=nowhere, GDN_JIT_PRINT="1")
-    outcomes = child.call("in_threads", 16, "compile_text", "test", "scale", kernel(), "sm_90a")
+    child = start(GDN_JIT_CACHE_DIR=NOWHERE, HOME=NOWHERE, TMPDIR=NOWHERE, GDN_JIT_PRINT="1")
+    outcomes = child.compile_by("in_threads", kernel(), 16)
     assert Counter(outcome["value"]["origin"] for outcome in outcomes) == {"compiled": 1, "memory": 15}
     assert child.messages().count("compiled test/scale") == 1
 
 
-def test_a_waiter_says_for_whom_and_goes_on_when_the_holder_is_killed(start: Start, gate: Gate, cache: Path) -> None:
+def test_a_waiter_names_the_lock_holder_and_compiles_when_it_is_killed(start: Start, gate: Gate, cache: Path) -> None:
     holder, waiter = start(**gate.variables), start(**gate.variables)
     holder.send_compile(kernel())
     gate.wait_for(1)
@@ -63,7 +62,7 @@ def test_a_waiter_says_for_whom_and_goes_on_when_the_holder_is_killed(start: Sta
     assert len(waiter.warnings()) == 1
 
 
-def test_a_killed_holder_leaves_nothing_that_is_ever_used(start: Start, cache: Path) -> None:
+def test_a_killed_lock_holder_leaves_no_entry(start: Start, cache: Path) -> None:
     slow = kernel().replace("+= 0.5f;", "+= 0.5f;\n#pragma unroll\nfor (int i = 0; i < 40; ++i) x[0] = sinf(x[0] + x[i]);\n")
     holder = start()
     holder.send_compile(slow)
@@ -74,7 +73,7 @@ def test_a_killed_holder_leaves_nothing_that_is_ever_used(start: Start, cache: P
     assert start().origin(slow) == "compiled"
 
 
-def test_other_kernels_do_not_wait(start: Start, gate: Gate) -> None:
+def test_a_compile_of_another_kernel_does_not_wait(start: Start, gate: Gate) -> None:
     holder, other = start(**gate.variables), start()
     holder.send_compile(kernel(1))
     gate.wait_for(1)
@@ -95,26 +94,26 @@ def test_a_warm_hit_takes_no_lock(start: Start, cache: Path) -> None:
     assert not lock.parent.exists()
 
 
-def test_a_folder_without_locks_works_without(start: Start, cache: Path) -> None:
+def test_kernels_compile_where_lock_files_cannot_be_created(start: Start, cache: Path) -> None:
     cache.mkdir(mode=0o700)
     (cache / "locks").write_text("a file, where lock files cannot be made")
     assert start().origin(kernel()) == "compiled"
     assert start().origin(kernel()) == "disk"
 
 
-def test_forks_compile_and_find(start: Start, cache: Path) -> None:
+def test_forked_children_compile_and_find_entries(start: Start, cache: Path) -> None:
     child = start()
-    assert child.call("in_fork", "compile_text", "test", "scale", kernel(1), "sm_90a")["value"]["origin"] == "compiled"
+    assert child.compile_by("in_fork", kernel(1))["value"]["origin"] == "compiled"
     assert child.origin(kernel(1)) == "disk"
     assert child.origin(kernel(2)) == "compiled"  # NVRTC is loaded now
-    assert child.call("in_fork", "compile_text", "test", "scale", kernel(3), "sm_90a")["value"]["origin"] == "compiled"
-    assert child.call("in_fork", "compile_text", "test", "scale", kernel(2), "sm_90a")["value"]["origin"] == "disk"
+    assert child.compile_by("in_fork", kernel(3))["value"]["origin"] == "compiled"
+    assert child.compile_by("in_fork", kernel(2))["value"]["origin"] == "disk"
     assert len(entries(cache)) == 3
 
 
-def test_a_fork_made_during_a_compile_does_not_keep_the_lock(start: Start, gate: Gate) -> None:
+def test_a_child_forked_during_a_compile_does_not_hold_its_lock(start: Start, gate: Gate) -> None:
     child = start(**gate.variables)
-    child.call("in_background", "compile_text", "test", "scale", kernel(), "sm_90a")
+    child.compile_by("in_background", kernel())
     gate.wait_for(1)
     fork = child.call("leave_fork", 60.0)  # inherits the lock's descriptor
     gate.open()

@@ -1,17 +1,16 @@
-"""Where the cache lives when the first choice cannot be used: the next place, then memory, with one warning."""
+"""Where the cache is when the first folder cannot be used: in the next one, then in memory, with one warning."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jit_helpers import NOBODY, Child, Start, entries, kernel, leftovers, need_mounts, need_root
-
-NOWHERE = "/proc/self/nowhere"  # where not even root makes a folder
+from jit_helpers import NOBODY, NOWHERE, Child, Start, entries, kernel, leftovers, need_mounts, need_root
 
 
 def assert_one_warning(child: Child, *parts: object) -> None:
@@ -37,7 +36,7 @@ def assert_in_memory_only(child: Child) -> None:
     assert child.call("cache_clear") == 0
 
 
-def test_the_order_of_places(start: Start, tmp_path: Path) -> None:
+def test_the_cache_folder_is_chosen_in_a_fixed_order(start: Start, tmp_path: Path) -> None:
     home, xdg, temporary, mine = (tmp_path / name for name in ("home", "xdg", "tmp", "mine"))
     temporary.mkdir()
     all_set = {"HOME": home, "XDG_CACHE_HOME": xdg, "TMPDIR": temporary}
@@ -53,22 +52,22 @@ def test_the_order_of_places(start: Start, tmp_path: Path) -> None:
         assert child.messages() == ""
 
 
-def test_relative_xdg_and_empty_variables_do_not_count(start: Start, tmp_path: Path) -> None:
+def test_a_relative_xdg_cache_home_and_empty_variables_are_ignored(start: Start, tmp_path: Path) -> None:
     child = start(GDN_JIT_CACHE_DIR="", XDG_CACHE_HOME="relative", HOME="", TMPDIR=tmp_path)
     assert_fresh_compile_is_kept_in(child, tmp_path / f"gdn_cuda-{os.geteuid()}")
     assert child.messages() == ""
 
 
 @pytest.mark.parametrize("name", ["with spaces, 'quotes' and $(signs)", "größe/ключ/鍵 😀", "deep/" * 20 + "end"])
-def test_any_path_will_do(start: Start, tmp_path: Path, name: str) -> None:
+def test_the_cache_path_may_have_spaces_unicode_and_many_levels(start: Start, tmp_path: Path, name: str) -> None:
     assert_fresh_compile_is_kept_in(start(GDN_JIT_CACHE_DIR=tmp_path / name), tmp_path / name)
 
 
-def test_a_relative_path_is_from_where_the_process_began(start: Start, tmp_path: Path) -> None:
+def test_a_relative_cache_path_is_resolved_where_the_process_started(start: Start, tmp_path: Path) -> None:
     assert_fresh_compile_is_kept_in(start(GDN_JIT_CACHE_DIR="a/../b"), tmp_path / "run" / "b")
 
 
-def test_a_link_to_a_folder_of_ours_will_do(start: Start, tmp_path: Path) -> None:
+def test_a_link_to_a_private_folder_is_accepted(start: Start, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("real")
     assert start(GDN_JIT_CACHE_DIR=tmp_path / "link").origin(kernel()) == "compiled"
@@ -99,7 +98,9 @@ def test_a_folder_below_one_that_others_may_rename_is_refused(start: Start, tmp_
     assert_fresh_compile_is_kept_in(start(GDN_JIT_CACHE_DIR=folder), folder)
 
 
-def test_a_cache_that_another_user_swaps_is_not_loaded(start: Start, open_folder: Path, tmp_path: Path) -> None:
+def test_a_cache_folder_that_another_user_moved_into_place_is_not_loaded(
+    start: Start, open_folder: Path, tmp_path: Path
+) -> None:
     """Both the folder and its kernels are root's; only the folder above lets another user bring them into place."""
     need_root()
     above = open_folder / "above"
@@ -132,14 +133,14 @@ def test_a_link_planted_in_the_temporary_folder_is_refused(start: Start, tmp_pat
     assert list(mine.iterdir()) == []
 
 
-def test_a_file_in_its_place_is_refused(start: Start, cache: Path, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_cache_folder_is_refused(start: Start, cache: Path, tmp_path: Path) -> None:
     cache.write_text("a file")
     child = start(XDG_CACHE_HOME=tmp_path / "xdg")
     assert_fresh_compile_is_kept_in(child, tmp_path / "xdg" / "gdn_cuda")
     assert_one_warning(child, cache, "not a folder")
 
 
-def test_with_no_place_at_all_it_works_from_memory_and_says_so_once(start: Start) -> None:
+def test_without_a_usable_folder_kernels_are_kept_in_memory_with_one_warning(start: Start) -> None:
     child = start(GDN_JIT_CACHE_DIR=NOWHERE, XDG_CACHE_HOME=NOWHERE, HOME=NOWHERE, TMPDIR=NOWHERE)
     assert_in_memory_only(child)
     assert child.call("cache_directory") == ""
@@ -147,7 +148,7 @@ def test_with_no_place_at_all_it_works_from_memory_and_says_so_once(start: Start
     assert child.origin(kernel(), force=True) == "compiled"
 
 
-def test_a_read_only_file_system_is_passed_over(start: Start, cache: Path, tmp_path: Path) -> None:
+def test_a_read_only_file_system_is_skipped(start: Start, cache: Path, tmp_path: Path) -> None:
     need_mounts()
     cache.mkdir(mode=0o700)
     read_only = f"mount --bind '{cache}' '{cache}' && mount -o remount,ro,bind '{cache}'"
@@ -156,7 +157,7 @@ def test_a_read_only_file_system_is_passed_over(start: Start, cache: Path, tmp_p
     assert_one_warning(child, cache, "Read-only file system")
 
 
-def test_a_folder_that_its_owner_may_not_write_is_passed_over(start: Start, open_folder: Path) -> None:
+def test_a_folder_that_its_owner_may_not_write_is_skipped(start: Start, open_folder: Path) -> None:
     need_root()
     locked, home = open_folder / "locked", open_folder / "home"
     locked.mkdir(mode=0o500)
@@ -168,7 +169,7 @@ def test_a_folder_that_its_owner_may_not_write_is_passed_over(start: Start, open
     assert_one_warning(child, locked, "Permission denied")
 
 
-def test_a_disk_that_is_full_from_the_start_is_passed_over(start: Start, cache: Path, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_from_the_start_is_skipped(start: Start, cache: Path, tmp_path: Path) -> None:
     need_mounts()
     cache.mkdir(mode=0o700)
     full = f"mount -t tmpfs -o nr_inodes=1,mode=0700 none '{cache}'"
@@ -200,7 +201,7 @@ def make_read_only(disk: Path) -> None:
 
 
 @pytest.mark.parametrize(("happens", "reason"), [(fill, "No space left on device"), (make_read_only, "Read-only file system")])
-def test_a_disk_that_can_no_longer_be_written_is_left_for_the_next_place(
+def test_the_next_folder_is_used_when_a_disk_can_no_longer_be_written(
     start: Start, small_disk: Path, tmp_path: Path, happens: Callable[[Path], None], reason: str
 ) -> None:
     first, second = small_disk / "cache", tmp_path / "xdg" / "gdn_cuda"
@@ -208,7 +209,7 @@ def test_a_disk_that_can_no_longer_be_written_is_left_for_the_next_place(
     assert child.origin(kernel(1)) == "compiled"
     assert child.call("cache_directory") == str(first)
     happens(small_disk)
-    outcomes = child.call("in_threads", 4, "compile_text", "test", "scale", kernel(2), "sm_90a")
+    outcomes = child.compile_by("in_threads", kernel(2), 4)
     assert sorted(outcome["value"]["origin"] for outcome in outcomes) == ["compiled", "disk", "disk", "disk"]
     assert child.origin(kernel(3)) == "compiled"
     assert child.origin(kernel(1)) == "disk"  # still read where it is
@@ -222,7 +223,7 @@ def test_a_disk_that_can_no_longer_be_written_is_left_for_the_next_place(
     assert_one_warning(fresh, f"kept in {second} because of {first}", reason)
 
 
-def test_a_disk_that_fills_up_costs_only_the_cache(start: Start, small_disk: Path) -> None:
+def test_kernels_are_kept_in_memory_when_the_only_disk_fills_up(start: Start, small_disk: Path) -> None:
     cache = small_disk / "cache"
     child = start(GDN_JIT_CACHE_DIR=cache, HOME=NOWHERE, TMPDIR=NOWHERE)
     assert child.call("cache_directory") == str(cache)
@@ -236,7 +237,7 @@ def test_a_disk_that_fills_up_costs_only_the_cache(start: Start, small_disk: Pat
     assert [entry["problem"] for entry in child.call("cache_list", True)] == [""]
 
 
-def test_a_quota_costs_only_the_cache(start: Start, cache: Path) -> None:
+def test_kernels_are_kept_in_memory_when_a_quota_is_exceeded(start: Start, cache: Path) -> None:
     child = start()
     assert child.origin(kernel()) == "compiled"
     child.call("limit_file_size", 1000)
@@ -254,9 +255,7 @@ def assert_one_warning_of_a_failed_write(child: Child, folder: Path, reason: str
     assert reason in child.warnings()[0]
 
 
-def test_a_folder_that_vanishes_is_made_again(start: Start, cache: Path) -> None:
-    import shutil
-
+def test_a_deleted_cache_folder_is_created_again(start: Start, cache: Path) -> None:
     child = start()
     assert child.origin(kernel()) == "compiled"
     shutil.rmtree(cache)

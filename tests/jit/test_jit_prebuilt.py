@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from jit_helpers import (
     ARCH,
+    HIDE_CUDA,
     NOBODY,
+    NOWHERE,
     CallFailed,
     Child,
     Start,
@@ -23,9 +25,6 @@ from jit_helpers import (
     need_root,
     seal,
 )
-
-HIDE_CUDA = "if [ -d /usr/local/cuda ]; then mount -t tmpfs none $(readlink -f /usr/local/cuda); fi"
-NOWHERE = "/proc/self/nowhere"
 
 
 @pytest.fixture(scope="session")
@@ -53,14 +52,16 @@ def state(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_an_image_holds_entries_for_everyone_and_nothing_else(image: Path) -> None:
+def test_an_export_holds_only_entries_that_everyone_may_read(image: Path) -> None:
     [entry] = image.iterdir()
     assert entry.suffix == ".cubin"
     assert entry.stat().st_mode & 0o777 == 0o644
     assert image.stat().st_mode & 0o777 == 0o755
 
 
-def test_it_is_looked_at_first_and_never_written(start: Start, image: Path, cache: Path, registered: tuple[str, str]) -> None:
+def test_a_prebuilt_folder_is_searched_first_and_never_written(
+    start: Start, image: Path, cache: Path, registered: tuple[str, str]
+) -> None:
     before = state(image)
     assert start().call("compile", *registered, ARCH)["origin"] == "compiled"
     [cached] = entries(cache)
@@ -76,7 +77,7 @@ def test_it_is_looked_at_first_and_never_written(start: Start, image: Path, cach
 
 
 @pytest.mark.parametrize("disable", ["0", "1"])
-def test_it_needs_no_compiler_no_headers_and_no_cache(
+def test_prebuilt_kernels_need_no_compiler_no_headers_and_no_cache(
     start: Start, image: Path, tmp_path: Path, wheels: dict[str, Path], registered: tuple[str, str], disable: str
 ) -> None:
     need_mounts()
@@ -101,7 +102,7 @@ def test_it_needs_no_compiler_no_headers_and_no_cache(
     assert ("NVRTC (libnvrtc.so) not found" in missed) == (disable == "0")
 
 
-def test_a_broken_entry_of_an_image_is_passed_over(
+def test_a_corrupt_prebuilt_entry_is_skipped(
     start: Start, image: Path, cache: Path, tmp_path: Path, registered: tuple[str, str]
 ) -> None:
     broken = tmp_path / "broken"
@@ -122,11 +123,9 @@ def test_a_broken_entry_of_an_image_is_passed_over(
     assert len(entries(cache)) == 1
 
 
-def test_an_image_of_other_sources_is_not_used(
-    start: Start, image: Path, tmp_path: Path, wheels: dict[str, Path], registered: tuple[str, str]
+def test_prebuilt_kernels_of_other_sources_are_not_used(
+    start: Start, image: Path, library: Path, registered: tuple[str, str]
 ) -> None:
-    library = tmp_path / "library"
-    shutil.copytree(wheels["library_root"] / "gdn_cuda", library / "gdn_cuda")
     child = start(GDN_JIT_PREBUILT_DIR=image)
     child.call("init", str(library), "")
     assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"  # the same sources elsewhere
@@ -144,7 +143,9 @@ def test_an_image_of_other_sources_is_not_used(
     assert edited.call("compile", *registered, ARCH)["origin"] == "compiled"
 
 
-def test_another_user_may_use_it(start: Start, image: Path, open_folder: Path, registered: tuple[str, str]) -> None:
+def test_another_user_may_load_prebuilt_kernels(
+    start: Start, image: Path, open_folder: Path, registered: tuple[str, str]
+) -> None:
     need_root()
     baked = open_folder / "baked"
     shutil.copytree(image, baked)
@@ -161,7 +162,7 @@ def test_another_user_may_use_it(start: Start, image: Path, open_folder: Path, r
         (lambda folder: os.chown(folder.parent, NOBODY, NOBODY), f"belongs to user {NOBODY}, who may rename what is in it"),
     ],
 )
-def test_a_folder_that_others_could_have_changed_is_passed_over(
+def test_a_prebuilt_folder_that_others_may_have_changed_is_skipped(
     start: Start, image: Path, open_folder: Path, registered: tuple[str, str], spoil: Callable[[Path], None], reason: str
 ) -> None:
     need_root()
@@ -178,7 +179,7 @@ def test_a_folder_that_others_could_have_changed_is_passed_over(
     )
 
 
-def test_what_is_sealed_and_no_kernel_is_passed_over(
+def test_a_sealed_prebuilt_entry_without_the_kernel_is_skipped(
     start: Start, image: Path, tmp_path: Path, registered: tuple[str, str]
 ) -> None:
     baked = tmp_path / "baked"
@@ -203,7 +204,7 @@ def test_what_is_sealed_and_no_kernel_is_passed_over(
     assert start(GDN_JIT_PREBUILT_DIR=baked).call("compile", *registered, ARCH)["origin"] == "disk"
 
 
-def test_nothing_is_compiled_for_others_with_flags_that_the_name_does_not_hold(
+def test_nothing_is_exported_with_nvcc_flags_that_the_file_name_does_not_cover(
     start: Start, tmp_path: Path, registered: tuple[str, str]
 ) -> None:
     out = tmp_path / "out"
@@ -214,7 +215,7 @@ def test_nothing_is_compiled_for_others_with_flags_that_the_name_does_not_hold(
     assert not out.exists()
 
 
-def test_disable_makes_a_miss_an_error_and_leaves_hits_alone(start: Start, cache: Path, registered: tuple[str, str]) -> None:
+def test_gdn_jit_disable_makes_a_miss_an_error_and_allows_hits(start: Start, cache: Path, registered: tuple[str, str]) -> None:
     disabled = start(GDN_JIT_DISABLE="1")
     message = disabled.failure("compile", *registered, ARCH)
     for part in (
@@ -232,7 +233,7 @@ def test_disable_makes_a_miss_an_error_and_leaves_hits_alone(start: Start, cache
     assert "GDN_JIT_DISABLE" in disabled.failure("compile", *registered, ARCH, force=True)
 
 
-def test_export_takes_what_the_cache_has(start: Start, cache: Path, tmp_path: Path, registered: tuple[str, str]) -> None:
+def test_an_export_takes_entries_from_the_cache(start: Start, cache: Path, tmp_path: Path, registered: tuple[str, str]) -> None:
     child = start()
     child.call("compile", *registered, ARCH)
     relative = child.call("compile", *registered, ARCH, "with spaces/prebuilt")
@@ -243,7 +244,7 @@ def test_export_takes_what_the_cache_has(start: Start, cache: Path, tmp_path: Pa
     assert start(GDN_JIT_PREBUILT_DIR=exported.parent).call("compile", *registered, ARCH)["origin"] == "prebuilt"
 
 
-def test_an_export_that_cannot_be_written_says_where(start: Start, tmp_path: Path, registered: tuple[str, str]) -> None:
+def test_an_export_that_cannot_be_written_names_the_folder(start: Start, tmp_path: Path, registered: tuple[str, str]) -> None:
     (tmp_path / "file").write_text("")
     child = start()
     for folder in (NOWHERE, str(tmp_path / "file"), str(tmp_path / "file" / "below")):

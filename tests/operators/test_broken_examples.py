@@ -1,4 +1,4 @@
-"""Every example of every operator with one tensor broken: refused, in words that say what was expected and what came."""
+"""Every example of every operator with one wrong tensor is refused, with an error that states what was expected and got."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.examples import Case
 
-# Of an operator itself torch has taken an undefined tensor before its arguments have names; public functions name them.
+# A registered operator sees an undefined tensor before arguments have names: that error has no prefix.
 MESSAGE = re.compile(r"(\w+: [\w, ]+: )?expected .+, got .+", re.DOTALL)
 CASES = examples.load()
 
 
 def broken(operator: Any, values: tuple[Any, ...]) -> Iterator[tuple[str, list[Any]]]:
-    """(what is wrong, the arguments with it)"""
+    """Yields (defect, arguments with it)."""
     for i, (argument, x) in enumerate(zip(operator._schema.arguments, values, strict=True)):
         if not isinstance(x, Tensor):
             continue
@@ -33,7 +33,7 @@ def broken(operator: Any, values: tuple[Any, ...]) -> Iterator[tuple[str, list[A
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_broken_tensor_is_refused(case: Case) -> None:
+def test_every_wrong_tensor_is_refused(case: Case) -> None:
     operator, values = operator_call(case)
     accepted = []
     for what, arguments in broken(operator, values):

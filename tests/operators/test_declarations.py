@@ -1,4 +1,4 @@
-"""What follows from the declaration of an operator: the function's own signature and text, and the reference's."""
+"""The function generated from a declaration has its signature and docstring, and its reference the same signature."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_the_reference_writes_into_no_output() -> None:
         gdn_cuda.reference.recurrent_forward(x, x, x, None, x[..., 0], x[..., 0], out=x)
 
 
-def test_a_parameter_that_is_missing_is_named() -> None:
+def test_a_missing_parameter_is_an_error_that_names_it() -> None:
     def fused_gdn_gating(A_log: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-        """One too few."""
+        """Lacks dt_bias."""
 
     with pytest.raises(TypeError, match=r"^fused_gdn_gating: expected parameters dt_bias, which its operator"):
         operator()(fused_gdn_gating)
@@ -60,13 +60,13 @@ def test_what_no_kernel_reads_is_a_parameter_of_the_function_alone() -> None:
     }
 
 
-def test_a_parameter_that_the_operator_lacks_is_not_handed_on() -> None:
+def test_a_parameter_that_the_operator_lacks_is_not_passed_to_it() -> None:
     (gating,) = DECLARATIONS["fused_gdn_gating"].schemas
     assert "is_var_len" not in gating.arguments
     assert gating.named((1, 2, 3, 4)).is_var_len is False
 
 
-def test_modules_are_found_under_their_earlier_names() -> None:
+def test_modules_can_be_imported_under_their_earlier_names() -> None:
     from gdn_cuda.ops.gdn import fused_decode
     from gdn_cuda.ops.structured_toeplitz import explain_toeplitz_solve
     from gdn_cuda.reference.structured_toeplitz import toeplitz

@@ -1,5 +1,5 @@
-"""What a first call costs beside its work: nobody waits seconds for the symbolic algebra of torch's tracer, which eager calls
-do not use. In a process of its own for every operator: what one imports, the next one finds."""
+"""Neither the import nor a first call imports torch's tracer and its symbolic algebra, which take seconds and which eager calls
+do not use. Each operator runs in its own process, because a module stays imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import gdn_cuda
 from gdn_cuda.operators import examples
 
-# One process for each function would cost seconds; forked children of one that has imported torch cost nothing.
+# Forks of a process that has imported torch: starting one for each function would take seconds.
 CHILD = """
 import os, sys
 sys.path.insert(0, {package!r})

@@ -1,7 +1,7 @@
-"""What the structured operators are defined to be, written out: literal sums, nothing of gdn_cuda in them.
+"""The definitions of the structured operators as literal sums, independent of gdn_cuda.
 
-On the CPU the operators run gdn_cuda.reference, and on a GPU beyond one block torch's transforms, so a test that takes its
-expected values from either compares these with themselves. Sums are formed in x86's 80 bits, or in fp64 by short blocks."""
+CPU tensors run gdn_cuda.reference, and long GPU products torch's transforms: neither can be the expected value of a test of
+itself. Sums are formed in x86's 80 bits, or in fp64 by short blocks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cauchy_conj(v: Tensor, z: Tensor, w: Tensor) -> Tensor:
 
 
 def powers(x: Tensor, L: int) -> Array:
-    """e^{x l} (…,N,L) to the last digits of 80 bits at phases of 1e6 rad: halves of x have exact products with l."""
+    """e^{x l} (…,N,L) in 80-bit precision at phases of 1e6 rad: x is split into halves whose products with l are exact."""
     wide, steps = _wide(x.to(torch.complex128)), np.arange(L, dtype=np.longdouble)
     total = np.ones((*wide.shape, L), dtype=np.clongdouble)
     for part, unit in ((wide.real, 1), (wide.imag, 1j)):
@@ -86,7 +86,7 @@ def toeplitz_matvec(c: Tensor, r: Tensor, x: Tensor, transpose: bool = False) ->
     leading = torch.broadcast_shapes(c.shape[:-1], r.shape[:-1])
     rows, columns = c.shape[-1], r.shape[-1]
     c, r = c.expand(*leading, rows), r.expand(*leading, columns)
-    # Number p of the line is the diagonal i − j = p − columns + 1.
+    # Element p of the line is on diagonal i − j = p − columns + 1.
     line = torch.cat([r[..., 1:].flip(-1), c], -1)
     to, of = (columns, rows) if transpose else (rows, columns)
     parts = []

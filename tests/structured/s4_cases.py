@@ -1,4 +1,4 @@
-"""param_config dictionaries as the parents of S4 kernels make them."""
+"""param_config dictionaries like those of the parents of S4 kernels."""
 
 from __future__ import annotations
 

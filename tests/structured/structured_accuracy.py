@@ -1,5 +1,5 @@
-"""Errors of the structured operators by class of input and dtype: relative RMS against literal sums and oracles, beside those
-of dense torch (LAPACK, BLAS, sums) in the same precision. One table: operators/ has it of CPU tensors, gpu/ of kernels."""
+"""Errors (relative RMS) of the structured operators against literal sums and oracles, by class of input and dtype, beside those
+of dense torch (LAPACK, BLAS, sums) in the same precision. operators/ has the table for CPU tensors, gpu/ for kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gdn_cuda.reference import structured_displacement as displacement_oracle
 from gdn_cuda.reference import structured_toeplitz as toeplitz_oracle
 
 REAL, COMPLEX = (torch.float32, torch.float64), (torch.complex64, torch.complex128)
-DRAWS = 3  # the best of LAPACK's is luck, so both are averages
+DRAWS = 3  # errors are averages, as those of one draw vary
 
 Function = Callable[..., Tensor]
 
@@ -66,7 +66,7 @@ class Draw:
 
 
 class Table:
-    """Lines are (operator, class); columns are dtypes."""
+    """Rows are (operator, class of input), columns are dtypes."""
 
     def __init__(self, cases: Callable[[Draw], Iterator[Case]], dtypes: tuple[torch.dtype, ...], device: str, seed: int):
         self.dtypes = dtypes
@@ -236,7 +236,7 @@ def cauchy_sums(poles: int, points: int) -> Callable[[Draw], Iterator[Case]]:
         bound = 1e-6 if draw.single else 1e-14
         for kind, (omega, lambd) in kinds.items():
             v, omega, lambd = (x.to(draw.dtype) for x in (draw(poles), omega, lambd))
-            omega = torch.where((omega[:, None] == lambd).any(-1), omega + 1, omega)  # no limits here
+            omega = torch.where((omega[:, None] == lambd).any(-1), omega + 1, omega)  # no pole on a point
             yield Case("cauchy_kernel", kind, (v, omega, lambd), cauchy_kernel, literal.cauchy_kernel, by_sums, bound)
             if draw.dtype.is_complex:
                 yield Case("cauchy_conj", kind, (v, omega, lambd), cauchy_conj, literal.cauchy_conj,
@@ -284,7 +284,7 @@ Parts = dict[str, tuple[Callable[[Draw], Iterator[Case]], tuple[torch.dtype, ...
 
 
 def parts(n: int, systems: tuple[int, ...], poles: int, points: int) -> Parts:
-    """What is tabled, by name: Toeplitz matrices of n rows and of `systems`, `poles` poles and `points` points or steps."""
+    """Parts of the table by name: Toeplitz matrices of n rows and of `systems`, `poles` poles and `points` points or steps."""
     every = REAL + COMPLEX
     of_systems: Parts = {f"systems of {rows} rows": (toeplitz_systems(rows), every) for rows in systems}
     return of_systems | {

@@ -1,4 +1,4 @@
-"""Sums whose terms, or what lies beyond them, leave the range of their precision. For tests on a CPU and on a GPU."""
+"""Overflow, powers beyond the last step, infinities and NaN. Shared by tests on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BOUNDS = {torch.complex64: 2e-6, torch.complex128: 2e-14}  # of one entry; a pow
 
 
 def growing(L: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Exponents of powers that grow, by the last step to 1e30 (1e290), stay, decay and are 0 behind the first; twenty."""
+    """Twenty exponents: powers that grow to 1e30 (1e290) by the last step, stay, decay, and are 0 after the first step."""
     top = (290 if dtype == torch.complex128 else 30) * math.log(10) / max(L - 1, 1)
     sizes = torch.tensor([top, 0.5 * top, 0.0, -1.0, -math.inf] + [-50.0] * 11 + [top] * 4, dtype=torch.float64)
     return torch.complex(sizes, torch.arange(20, dtype=torch.float64)).to(dtype).to(device)
 
 
 def check_growth(L: int, dtype: torch.dtype, device: str, seed: int) -> None:
-    """Powers beyond the last step do not fit where those up to it do: nothing of them may show, neither in gradients."""
+    """Powers overflow beyond the last step, not up to it: results and gradients must be finite and exact."""
     generator, eps = torch.Generator().manual_seed(seed), BOUNDS[dtype]
     u = torch.randn(2, L, generator=generator, dtype=torch.float64).to(torch.empty(0, dtype=dtype).real.dtype).to(device)
     x = growing(L, dtype, device).requires_grad_()
@@ -45,7 +45,7 @@ def check_growth(L: int, dtype: torch.dtype, device: str, seed: int) -> None:
 
 
 def check_overflow(dtype: torch.dtype, device: str) -> None:
-    """What does not fit is infinite or not a number, and takes no other entry along."""
+    """Entries that overflow are infinite or NaN, and do not affect others."""
     largest, L = torch.finfo(dtype).max, 3000
     x = torch.tensor([[2 * math.log(largest) / L + 0.5j, -0.1 + 1j], [-0.01 + 2j, -0.2]], dtype=dtype, device=device)
     v = torch.ones_like(x)
@@ -61,7 +61,7 @@ def check_overflow(dtype: torch.dtype, device: str) -> None:
 
 
 def check_not_numbers(dtype: torch.dtype, device: str) -> None:
-    """NaN in, NaN out; the power 0 is 1 all the same."""
+    """NaN gives NaN, except that e^{x 0} is 1."""
     nan = math.nan
     for x in (complex(nan, 1.0), complex(-0.1, nan), complex(-0.1, math.inf)):
         exponents = torch.tensor([[x, -0.1], [-0.1, -0.1]], dtype=dtype, device=device)
@@ -103,7 +103,7 @@ def check_cauchy(dtype: torch.dtype, device: str) -> None:
 
 
 def check_cauchy_gradients_at_infinity(dtype: torch.dtype, device: str) -> None:
-    """What lies there counts for nothing."""
+    """A point at infinity contributes nothing."""
     x = [torch.tensor(part, dtype=dtype, device=device).requires_grad_() for part in ([1.0, 2.0], [math.inf, 1.0], [3.0, -2.0])]
     out = cauchy_kernel(*x)
     of_v, of_points, of_poles = torch.autograd.grad(out, x, torch.ones_like(out))

@@ -102,7 +102,7 @@ def test_unaligned_views(seed: int) -> None:
     check_step(inputs)
 
 
-def test_untouched_slots_stay_as_they_were(seed: int) -> None:
+def test_slots_not_in_the_indices_are_not_written(seed: int) -> None:
     inputs = make_step(4, 1, slots=64, seed=seed)
     before = inputs["state_pool"].clone()
     neighbour = inputs["state_pool"]._base.clone()[:, 1]  # type: ignore[union-attr]
@@ -114,7 +114,7 @@ def test_untouched_slots_stay_as_they_were(seed: int) -> None:
     assert not torch.equal(inputs["state_pool"], before)
 
 
-def test_skipped_sequences(seed: int) -> None:
+def test_skipped_sequences_give_zero_and_write_nothing(seed: int) -> None:
     inputs = make_step(5, 2, seed=seed)
     inputs["state_indices"][1] = -1
     inputs["state_indices"][3] = 0
@@ -123,7 +123,7 @@ def test_skipped_sequences(seed: int) -> None:
     assert not out[1].any() and not out[3].any() and out[0].any()
 
 
-def test_slot_past_the_pool_is_loud_and_harmless(seed: int) -> None:
+def test_a_slot_past_the_pool_gives_nan_and_writes_nothing(seed: int) -> None:
     inputs = make_step(3, 1, seed=seed)
     inputs["state_indices"][1] = inputs["state_pool"].shape[0]
     touched = inputs["state_indices"][[0, 2]].long()
@@ -134,7 +134,7 @@ def test_slot_past_the_pool_is_loud_and_harmless(seed: int) -> None:
     assert torch.equal(inputs["state_pool"], before)
 
 
-def test_packed_with_empty_sequences_and_a_tail(seed: int) -> None:
+def test_packed_batches_with_empty_sequences_and_unassigned_tokens(seed: int) -> None:
     inputs = make_step(6, 2, packed=True, seed=seed)
     lengths = torch.tensor([0, 3, 1, 0, 6, 0]).cumsum(0)
     cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long), lengths]).cuda()  # 2 tokens at the end belong to nobody
@@ -173,7 +173,7 @@ def test_verify_equals_single_steps(seed: int) -> None:
     assert torch.equal(inputs["state_pool"], together["state_pool"])
 
 
-def test_graph_replay_follows_changed_indices(seed: int) -> None:
+def test_a_replayed_graph_reads_the_current_indices(seed: int) -> None:
     inputs = make_step(4, 1, slots=12, seed=seed)
     out = torch.empty_like(inputs["value"])
     gdn_cuda.fused_decode(**{**inputs, "state_pool": inputs["state_pool"].clone()}, out=out)
@@ -191,7 +191,7 @@ def test_graph_replay_follows_changed_indices(seed: int) -> None:
         assert torch.equal(inputs["state_pool"], eager["state_pool"])
 
 
-def test_cold_kernel_under_capture_is_a_clear_error() -> None:
+def test_a_kernel_not_yet_loaded_is_an_error_under_graph_capture() -> None:
     inputs = make_step(1, 1, dk=56, dv=16, io=torch.float16, state=torch.bfloat16)
     wide = torch.zeros(1, 1, 2, 57, dtype=torch.float16, device="cuda")
     inputs["query"] = wide[..., 1:]  # unaligned, fp16, bf16 state: no other test loads this configuration
@@ -216,7 +216,7 @@ def test_slot_offsets_are_64_bit() -> None:
     assert torch.equal(pool[5999], small[0])
 
 
-def test_no_memory_beyond_the_output(seed: int) -> None:
+def test_a_call_allocates_nothing_but_the_output(seed: int) -> None:
     inputs = make_step(8, 1, Hk=16, Hv=32, seed=seed)
     out = torch.empty_like(inputs["value"], memory_format=torch.contiguous_format)
     gdn_cuda.fused_decode(**inputs, out=out)
@@ -227,7 +227,7 @@ def test_no_memory_beyond_the_output(seed: int) -> None:
     assert torch.cuda.max_memory_allocated() == before
 
 
-def test_deterministic(seed: int) -> None:
+def test_equal_calls_give_equal_bits(seed: int) -> None:
     results = []
     for _ in range(3):
         inputs = make_step(16, 2, Hk=4, Hv=8, seed=seed)
@@ -237,7 +237,7 @@ def test_deterministic(seed: int) -> None:
 
 
 @pytest.mark.parametrize("argument", ["state_pool", "state_indices", "key", "A_log"])
-def test_wrong_device_touches_nothing(argument: str, seed: int) -> None:
+def test_an_argument_on_another_device_is_refused_before_anything_is_written(argument: str, seed: int) -> None:
     inputs = make_step(2, 1, seed=seed)
     pool = inputs["state_pool"]
     before = pool.clone()
@@ -248,7 +248,7 @@ def test_wrong_device_touches_nothing(argument: str, seed: int) -> None:
     assert torch.equal(pool, before)
 
 
-def test_registered_for_compile(seed: int) -> None:
+def test_a_step_compiled_by_torch_equals_the_eager_one(seed: int) -> None:
     inputs = make_step(3, 1, seed=seed)
     eager = {name: x.clone() for name, x in inputs.items()}
     expected = gdn_cuda.fused_decode(**eager)

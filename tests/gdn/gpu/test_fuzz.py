@@ -1,11 +1,11 @@
-"""Whatever device memory says (cu_seqlens, slots, accepted counts, step slots), nothing out of range is read or written.
+"""Whatever cu_seqlens, slots, accepted counts and step slots contain, nothing out of range is read or written.
 
-Guard bands around what callers own show stray writes nearby; all others, and every stray read, show under
+Guard bands around the tensors catch stray writes nearby; compute-sanitizer catches all others, and stray reads:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --kernel-name kernel_substring=gdn_cuda \\
         python -m pytest -q -p no:xdist tests/gdn/gpu/test_fuzz.py
 
-(the variable gives each tensor an allocation of its own). GDN_PREFILL=mma and =recurrent take chunked_forward's other kernels.
+(the variable gives each tensor its own allocation). GDN_PREFILL=mma and =recurrent select the other kernels of chunked_forward.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gdn_cuda import InferenceMode
 from gdn_cuda.gdn.inputs import make_gdn_inputs
 
 ROUNDS = 12
-BOUND = 1e-2  # this is about indices; other files are about errors
-MARGIN, GUARD = 1 << 14, 12288.0  # elements on either side, and what is in them: exact in bf16
+BOUND = 1e-2  # loose: other files test the accuracy
+MARGIN, GUARD = 1 << 14, 12288.0  # elements on either side, and their value, exact in bf16
 EXTREMES = {torch.int32: (-(2**31), 2**31 - 1), torch.int64: (-(2**63), 2**63 - 1)}
 
 
@@ -91,8 +91,8 @@ def packed_inputs(rng: random.Random, dtype: torch.dtype, dk: int, dv: int) -> d
 
 
 def check_in_range(x: dict[str, Tensor], out: Tensor, states: Tensor) -> None:
-    """States of sequences whose offsets are in order and in range, and outputs of tokens that only one of them has. Tokens past
-    the end of the last sequence are nobody's: those outputs are zero."""
+    """Checks states of sequences with valid offsets, and outputs of tokens that belong to exactly one of them. Tokens after the
+    last sequence belong to none: their outputs are zero."""
     tokens, cu_seqlens = x["value"].shape[0], x["cu_seqlens"].tolist()
     spans = []
     for first, last in pairwise(cu_seqlens):
@@ -113,7 +113,7 @@ def check_in_range(x: dict[str, Tensor], out: Tensor, states: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dk,dv", [(64, 64), (128, 128), (192, 64), (40, 24)])
-def test_offsets_of_chunked_forward(dk: int, dv: int, seed: int) -> None:
+def test_chunked_forward_stays_in_range_for_any_offsets(dk: int, dv: int, seed: int) -> None:
     for rng, dtype in rounds(seed):
         x, guarded = packed_inputs(rng, dtype, dk, dv), Guarded()
         every = rng.choice([0, 64, 128])
@@ -123,7 +123,7 @@ def test_offsets_of_chunked_forward(dk: int, dv: int, seed: int) -> None:
         check_in_range(x, out, results[1])  # type: ignore[arg-type]
 
 
-def test_offsets_that_decrease_make_more_checkpoints_than_there_is_room_for(seed: int) -> None:
+def test_checkpoints_of_decreasing_offsets_stay_in_range(seed: int) -> None:
     for tokens in (64, 4096):
         x = make_gdn_inputs(B=1, T=tokens, Hk=1, Hv=2, dk=128, dv=128, dtype=torch.bfloat16, device="cuda", seed=seed)
         x = {name: t[0] for name, t in x.items()} | {"state": torch.randn(5, 2, 128, 128, device="cuda")}
@@ -138,7 +138,7 @@ def test_offsets_that_decrease_make_more_checkpoints_than_there_is_room_for(seed
 
 @pytest.mark.parametrize("mode", list(InferenceMode))
 @pytest.mark.parametrize("dk,dv", [(128, 128), (40, 24)])
-def test_offsets_of_recurrent_forward(dk: int, dv: int, mode: InferenceMode, seed: int) -> None:
+def test_recurrent_forward_stays_in_range_for_any_offsets(dk: int, dv: int, mode: InferenceMode, seed: int) -> None:
     for rng, dtype in rounds(seed):
         x, guarded = packed_inputs(rng, dtype, dk, dv), Guarded()
         out = guarded.new(*x["value"].shape)
@@ -148,7 +148,7 @@ def test_offsets_of_recurrent_forward(dk: int, dv: int, mode: InferenceMode, see
             check_in_range(x, out, states)
 
 
-def test_accepted_counts_of_recurrent_forward(seed: int) -> None:
+def test_recurrent_forward_clamps_any_accepted_count(seed: int) -> None:
     for rng, dtype in rounds(seed):
         B, S = rng.choice([1, 7, 40]), rng.choice([1, 4])
         x = make_gdn_inputs(B=B, T=3, Hk=2, Hv=8, dk=64, dv=64, dtype=torch.bfloat16, device="cuda", seed=rng.randrange(2**31))
@@ -164,7 +164,7 @@ def test_accepted_counts_of_recurrent_forward(seed: int) -> None:
 
 
 def spoilt(rng: random.Random, indices: Tensor, slots: int) -> Tensor:
-    """Some of them negative, past the pool, or anything at all."""
+    """The indices, some replaced by negative, too large or arbitrary ones."""
     flat = indices.flatten().tolist()
     for i in range(len(flat)):
         if rng.random() < 0.3:
@@ -183,8 +183,8 @@ def decode_step(rng: random.Random, guarded: Guarded, B: int, T: int, slots: int
 
 @pytest.mark.parametrize("dk,dv", [(128, 128), (40, 24)])
 @pytest.mark.parametrize("how", ["decode", "verify in slots", "verify in step states", "packed"])
-def test_slots_of_fused_decode(how: str, dk: int, dv: int, seed: int) -> None:
-    """Against the same call with indices that are right: what is wrong counts as -1, but for the NaN that says so."""
+def test_fused_decode_treats_any_wrong_slot_as_absent(how: str, dk: int, dv: int, seed: int) -> None:
+    """Equals the call with -1 in place of each wrong index, but for NaN in the outputs of those past the pool."""
     for rng, dtype in rounds(seed):
         B, T = rng.choice([1, 3, 40]), 1 if how in ("decode", "packed") else rng.choice([1, 2, 5])
         per_token, slots = how == "verify in slots", B * T + 3
@@ -223,7 +223,7 @@ def test_slots_of_fused_decode(how: str, dk: int, dv: int, seed: int) -> None:
             assert name not in given or torch.equal(given[name], wanted[name])
 
 
-def test_offsets_of_fused_decode(seed: int) -> None:
+def test_fused_decode_stays_in_range_for_any_offsets(seed: int) -> None:
     for rng, dtype in rounds(seed):
         tokens, sequences, guarded = rng.choice([1, 9, 40]), rng.choice([1, 5]), Guarded()
         step = decode_step(rng, guarded, tokens, 1, sequences + 2, 128, 128)
@@ -241,7 +241,7 @@ def test_offsets_of_fused_decode(seed: int) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_slots_of_chunked_forward(packed: bool, seed: int) -> None:
+def test_chunked_forward_stays_in_range_for_any_slots(packed: bool, seed: int) -> None:
     for rng, dtype in rounds(seed):
         guarded = Guarded()
         x = packed_inputs(rng, dtype, 128, 128)
@@ -272,7 +272,7 @@ def test_slots_of_chunked_forward(packed: bool, seed: int) -> None:
             assert not out[indices < 0].any() and out[indices >= len(order)].isnan().all()
 
 
-def test_offsets_of_the_pieces(seed: int) -> None:
+def test_the_pieces_stay_in_range_for_any_offsets(seed: int) -> None:
     for rng, dtype in rounds(seed):
         dk, dv = rng.choice([(64, 64), (128, 128), (40, 24)])
         x, guarded = packed_inputs(rng, dtype, dk, dv), Guarded()

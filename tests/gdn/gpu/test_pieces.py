@@ -31,7 +31,7 @@ def test_gating(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator
         assert rel_rms(beta, expected[0]) < {torch.float32: 3e-7, torch.float16: 4e-4, torch.bfloat16: BF16_ROUNDING}[dtype]
 
 
-def test_gating_is_accurate_everywhere() -> None:
+def test_gating_is_accurate_over_the_whole_range_of_its_inputs() -> None:
     """Every value relatively, not only in the mean: the tails of softplus and sigmoid, and the threshold at 20."""
     x = torch.cat([torch.linspace(-80, 80, 40000), torch.tensor([20.0, 20.000002, 0.0, -0.0])]).cuda()[:, None]
     zero = torch.zeros(1, device="cuda")
@@ -85,7 +85,7 @@ LAYOUTS = ("contiguous", "strided", "unaligned")
 
 
 def framed(shape: tuple[int, ...], layout: str, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    """NaN everywhere: a tensor, and the wider one that it is a part of (of every row, unless it is contiguous)."""
+    """A tensor of NaN, and the wider one that contains it (in every row, unless it is contiguous)."""
     margin = {"contiguous": 0, "strided": 8, "unaligned": 1}[layout]  # unaligned: rows do not start on 16 bytes
     wide = torch.full((*shape[:-1], shape[-1] + 2 * margin), NAN, dtype=dtype, device="cuda")
     return wide[..., margin : margin + shape[-1]], wide
@@ -104,12 +104,12 @@ def chunk_counts(x: dict[str, Tensor]) -> list[int]:
 def pieces(
     x: dict[str, Tensor], initial: bool = True, state_dtype: torch.dtype = torch.float32, layout: str = "contiguous"
 ) -> dict[str, Tensor]:
-    """The chunked form from its public pieces; all they write is poisoned first, and so is what lies beside it."""
+    """The chunked form by its public pieces; all outputs and the memory around them are poisoned first."""
     q, k, v = (laid_out(x[name], layout) for name in ("query", "key", "value"))
     cu_seqlens = x.get("cu_seqlens")
     Hv, dv, dk = v.shape[-2], v.shape[-1], k.shape[-1]
     batch, tokens, counts = x["state"].shape[0], v.shape[-3], chunk_counts(x)
-    spare = 0 if cu_seqlens is None else 2  # slots that no chunk has
+    spare = 0 if cu_seqlens is None else 2  # slots without a chunk
 
     gate = gdn_cuda.transpose_to_mn_major(x["gate"])
     cumulated = gdn_cuda.transpose_to_mn_major(torch.empty_like(x["gate"]))
@@ -119,7 +119,7 @@ def pieces(
     gdn_cuda.bf16_gdn_compute_u_w(k, v, u, w, beta, cumulated, cu_seqlens=cu_seqlens)
     result = {"u": u.clone(), "w": w.clone()}
 
-    offset = layout == "unaligned"  # states are contiguous, so only where they start can differ
+    offset = layout == "unaligned"  # states are contiguous, so only their start can be unaligned
     slots = torch.full((offset + (sum(counts) + spare) * Hv * dv * dk,), NAN, dtype=state_dtype, device="cuda")
     states = slots[offset:].view(sum(counts) + spare, Hv, dv, dk)
     firsts = [sum(counts[:n]) for n in range(batch)]
@@ -146,7 +146,7 @@ def check_pieces(x: dict[str, Tensor], got: dict[str, Tensor], bound: float, sta
     u, w = reference.compute_u_w(double["key"], double["value"], double["beta"], cumulated, cu)
     assert rel_rms(got["u"], u) < BF16_ROUNDING and rel_rms(got["w"], w) < BF16_ROUNDING
     expected, expected_state, _ = recurrent(**double)  # type: ignore[arg-type]
-    empty = torch.tensor(chunk_counts(x), device="cuda") == 0  # without a slot to start from
+    empty = torch.tensor(chunk_counts(x), device="cuda") == 0  # which have no slot to start from
     expected_state = expected_state.masked_fill(empty[:, None, None, None], 0)
     assert rel_rms(got["o"], expected) < bound
     assert rel_rms(got["last"], expected_state) < state_bound
@@ -157,7 +157,7 @@ def bf16_inputs(lengths: list[int] | None = None, **options: object) -> dict[str
     return make_gdn_inputs(**options) if lengths is None else make_packed_gdn_inputs(lengths, **options)  # type: ignore[arg-type]
 
 
-# u, w, v', S, P and the output are each rounded to bf16 on the way, by 1.7e-3 where they make up the result.
+# u, w, v', S, P and the output are each rounded to bf16, with an error of 1.7e-3 in the result.
 CHAIN, CHAIN_STATE = 5e-3, 4e-3
 RAGGED = [70, 0, 64, 1, 130, 0, 63]
 
@@ -219,7 +219,7 @@ def test_pieces_without_gate(seed: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_sequence_is_the_same_alone_and_beside_nan(layout: str, seed: int) -> None:
+def test_a_sequence_has_the_same_bits_alone_and_beside_nan(layout: str, seed: int) -> None:
     x = bf16_inputs(RAGGED, dk=128, dv=128, seed=seed)
     together = pieces(x, layout=layout)
     counts = chunk_counts(x)
@@ -238,7 +238,7 @@ def test_a_sequence_is_the_same_alone_and_beside_nan(layout: str, seed: int) -> 
         assert torch.equal(together["states"][chunks], alone["states"]) and torch.equal(beside["last"][n], alone["last"][0])
 
 
-def test_tokens_of_no_sequence_are_left_alone(seed: int) -> None:
+def test_tokens_of_no_sequence_are_not_written(seed: int) -> None:
     x = bf16_inputs([70, 64], dk=128, dv=128, seed=seed)
     x |= {name: torch.cat([x[name], torch.full_like(x[name][:9], NAN)]) for name in ("query", "key", "value", "beta", "gate")}
     got = pieces(x)
@@ -247,6 +247,6 @@ def test_tokens_of_no_sequence_are_left_alone(seed: int) -> None:
 
 
 def test_many_short_sequences(seed: int) -> None:
-    """More than the 32 that a warp looks at together."""
+    """More than the 32 that a warp reads at once."""
     x = bf16_inputs([n % 5 * 40 for n in range(100)], dk=64, dv=64, seed=seed)
     check_pieces(x, pieces(x), CHAIN, CHAIN_STATE)

@@ -65,8 +65,8 @@ def test_dimensions_and_lengths(dk: int, dv: int, T: int, seed: int) -> None:
     assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
 
 
-@pytest.mark.parametrize("B,Hk,Hv", [(1, 1, 1), (3, 2, 16), (9, 16, 32)])  # few blocks, and more than the card holds
-def test_batches_give_the_bits_of_their_sequences(B: int, Hk: int, Hv: int, seed: int) -> None:
+@pytest.mark.parametrize("B,Hk,Hv", [(1, 1, 1), (3, 2, 16), (9, 16, 32)])  # few blocks, and more than run at once
+def test_a_batch_gives_the_bits_of_each_sequence_alone(B: int, Hk: int, Hv: int, seed: int) -> None:
     x = inputs(B=B, T=150, Hk=Hk, Hv=Hv, seed=seed, gate_range=(-1, 0))
     expected, expected_state, _ = oracle(x)
     out, state = gdn_cuda.chunked_forward(**x)
@@ -77,11 +77,11 @@ def test_batches_give_the_bits_of_their_sequences(B: int, Hk: int, Hv: int, seed
     assert torch.equal(alone[0], out[-1:]) and torch.equal(alone[1], state[-1:])
 
 
-# Few heads: a sequence is split into segments, which begin where the state before them is forgotten, or at its start.
+# With few heads a sequence is split into segments that begin where the previous state has decayed, or at its start.
 @pytest.mark.parametrize("gates", [(-100.0, 0.0), (-2.0, 0.0), (-0.1, 0.0), (-0.001, 0.0)])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("lengths", [None, [1100, 0, 70, 1500]])
-def test_segments_give_the_bits_of_whole_sequences(
+def test_split_sequences_give_the_bits_of_unsplit_ones(
     gates: tuple[float, float], norm: bool, lengths: list[int] | None, seed: int
 ) -> None:
     options = {"Hk": 1, "Hv": 2, "seed": seed, "gate_range": gates, "beta_max": 2.0}
@@ -100,14 +100,14 @@ def test_segments_give_the_bits_of_whole_sequences(
     assert torch.equal(unsplit, out) and torch.equal(unsplit_state, state)
 
 
-# Long enough for segments that resume with each other's states: these reach across in all heads, in some, or in part of the
-# sequence. Heads choose the rows a block: one group or two, with rows for both or for one, and with rows of M or none.
+# Long enough that segments continue from one another's states: in all heads, in some, or in part of the sequence. The number of
+# heads decides the rows of a block: one group or two, with rows for both or for one, and with rows of M or none.
 REACHING = ("slow", "some heads", "then fast", "then slow", "packed", "pool", "bf16 pool", "none", "fp16")
 HEADS_OF_DIMS = {"96/192": 2, "40/72": 2, "128/64": 2, "64/128": 16, "64/192": 12, "128/256": 8}
 
 
 @pytest.mark.parametrize("case", [*REACHING, "repeated", "parallel", *HEADS_OF_DIMS])
-def test_states_that_reach_across_segments(case: str, seed: int) -> None:
+def test_states_that_carry_over_from_segment_to_segment(case: str, seed: int) -> None:
     T = 5700
     dk, dv = map(int, case.split("/")) if case in HEADS_OF_DIMS else (128, 128)
     heads = HEADS_OF_DIMS.get(case, 2)
@@ -145,10 +145,10 @@ def test_states_that_reach_across_segments(case: str, seed: int) -> None:
     assert rel_rms(fixed, expected) < bound and rel_rms(fixed_state, expected_state) < bound
 
 
-# Another configuration than the one that splits walks whole sequences faster: both are launched, and one takes the call.
+# The configuration that is fastest without a split differs from the one that splits: both are launched, and one computes.
 @pytest.mark.parametrize("remember", ["no head", "one head", "all heads"])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_one_of_two_launches_takes_the_call(remember: str, in_place: bool, seed: int) -> None:
+def test_of_two_launches_one_computes_the_result(remember: str, in_place: bool, seed: int) -> None:
     x = inputs(B=1, T=5300, Hk=16, Hv=32, seed=seed, gate_range=(-2.0, -1.0))
     heads = {"no head": slice(0), "one head": slice(7, 8), "all heads": slice(None)}[remember]
     x["gate"][..., heads] *= 1e-4
@@ -162,7 +162,7 @@ def test_one_of_two_launches_takes_the_call(remember: str, in_place: bool, seed:
         assert torch.equal(out, fixed) and torch.equal(state, fixed_state)
 
 
-def test_a_packed_pool_whose_states_reach_across_segments(seed: int) -> None:
+def test_states_in_a_pool_that_carry_over_from_segment_to_segment(seed: int) -> None:
     lengths = [6000, 9000, 70, 0, 12000]
     x = packed_inputs(lengths, Hk=1, Hv=2, seed=seed, gate_range=(-1e-3, 0.0))
     pool = torch.randn(7, *x["state"].shape[1:], device="cuda")
@@ -178,8 +178,8 @@ def test_a_packed_pool_whose_states_reach_across_segments(seed: int) -> None:
         assert rel_rms(out[mine], expected[0]) < BOUND and rel_rms(state[slot], expected_state[0]) < BOUND
 
 
-def test_fp16_links_keep_what_fp16_cannot_hold(seed: int) -> None:
-    """A state of which 2^-30 is left, and which nothing is added to, has its own last digits in fp32."""
+def test_fp16_states_between_segments_keep_values_below_the_fp16_range(seed: int) -> None:
+    """A state that decays to 2^-30, and to which nothing is added, keeps full fp32 precision."""
     T = 6400
     x = inputs(B=1, T=T, Hk=1, Hv=2, seed=seed, dtype=torch.float16, gate_range=(-1e-9, 0.0))
     x["value"].zero_()
@@ -211,7 +211,7 @@ def test_segments_of_a_pool_in_place_with_checkpoints(gates: tuple[float, float]
         assert rel_rms(checkpoints, steps[0, 127::128]) < BOUND
 
 
-def test_what_lies_beside_a_packed_sequence_does_not_matter(seed: int) -> None:
+def test_packed_sequences_do_not_depend_on_their_neighbours(seed: int) -> None:
     lengths = [70, 1, 0, 128, 65]
     x = packed_inputs(lengths, seed=seed, gate_range=(-1, 0))
     out, state = gdn_cuda.chunked_forward(**x, out=poisoned(x["value"]))
@@ -249,7 +249,7 @@ def test_unaligned_slices_take_the_slower_kernel(seed: int) -> None:
     assert rel_rms(out, expected) < BOUND and rel_rms(state, expected_state) < BOUND
 
 
-def test_half_precision_and_other_gate_types(seed: int) -> None:
+def test_fp16_inputs_with_bf16_and_fp16_gates(seed: int) -> None:
     x = inputs(T=200, dtype=torch.float16, seed=seed, gate_range=(-1, 0))
     x["gate"], x["beta"] = x["gate"].bfloat16(), x["beta"].half()
     expected, expected_state, _ = oracle(x)
@@ -329,7 +329,7 @@ def test_chunked_forward_in_a_pool_with_checkpoints(seed: int) -> None:
 
 @pytest.mark.skipif(PATH != "auto", reason="this is the child")
 @pytest.mark.parametrize("path", ["mma", "recurrent"])
-def test_all_of_this_through_another_kernel(path: str) -> None:
+def test_all_tests_of_this_file_pass_with_the_other_kernels(path: str) -> None:
     """The variable is read once a process, so another one runs this file: gdn/prefill would be chosen for most of it here."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(__file__).resolve())]
     done = subprocess.run(command, env={**os.environ, "GDN_PREFILL": path}, capture_output=True, text=True)

@@ -68,7 +68,7 @@ def test_verify_continues_where_tokens_were_accepted(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", MODES)
-def test_packed_is_each_alone(mode: InferenceMode, dtype: torch.dtype, seed: int) -> None:
+def test_a_packed_batch_equals_each_sequence_alone(mode: InferenceMode, dtype: torch.dtype, seed: int) -> None:
     lengths = [3, 0, 70, 1, 0, 33]
     x = make_packed_gdn_inputs(lengths, dk=128, dv=128, dtype=torch.bfloat16, device="cuda", seed=seed)
     x["state"] = x["state"].to(dtype)
@@ -83,7 +83,7 @@ def test_packed_is_each_alone(mode: InferenceMode, dtype: torch.dtype, seed: int
 
 
 @pytest.mark.parametrize("B,T", [(0, 5), (2, 0), (1, 1)])
-def test_empty(B: int, T: int) -> None:
+def test_batches_of_no_sequences_and_no_tokens(B: int, T: int) -> None:
     x = make_gdn_inputs(B=B, T=T, dk=64, dv=64, dtype=torch.bfloat16, device="cuda")
     out, state = gdn_cuda.recurrent_forward(**x)
     assert out.shape == (B, T, 4, 64)
@@ -99,7 +99,7 @@ def test_fp16_and_bf16_gate(seed: int) -> None:
     assert rel_rms(out, expected) < 1e-3 and rel_rms(state, expected_state) < STATE_BOUND
 
 
-def test_more_sequences_than_a_grid_dimension(seed: int) -> None:
+def test_more_sequences_than_a_grid_dimension_holds(seed: int) -> None:
     x = make_gdn_inputs(B=70000, T=1, Hk=1, Hv=1, dk=8, dv=8, dtype=torch.bfloat16, device="cuda", seed=seed)
     expected, expected_state, _ = oracle(x)
     out, state = gdn_cuda.recurrent_forward(**x, out=poisoned(x["value"]))

@@ -1,4 +1,4 @@
-"""What the GDN operators refuse on the GPU is what they refuse on the CPU, and before anything is written."""
+"""The GDN operators refuse on the GPU what they refuse on the CPU, before anything is written."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def negative_out(x: dict[str, Any]) -> None:
         (negative_out, "out"),
     ],
 )
-def test_fused_decode_refuses_before_it_writes(change: Callable[[dict[str, Any]], None], argument: str) -> None:
+def test_fused_decode_refuses_memory_before_anything_is_written(
+    change: Callable[[dict[str, Any]], None], argument: str
+) -> None:
     x = step()
     change(x)
     before = {name: each.detach().clone() for name, each in x.items() if isinstance(each, Tensor)}
@@ -67,7 +69,7 @@ def test_fused_decode_refuses_before_it_writes(change: Callable[[dict[str, Any]]
         torch.testing.assert_close(each, x[name].detach(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_out_between_slices_of_the_inputs_buffer() -> None:
+def test_out_may_lie_between_slices_of_the_input_buffer() -> None:
     x = step()
     expected_pool = x["state_pool"].clone()
     expected = gdn_cuda.fused_decode(**x | {"state_pool": expected_pool, "out": None})
@@ -80,7 +82,7 @@ def test_out_between_slices_of_the_inputs_buffer() -> None:
     assert torch.equal(packed[..., 2 * width :], rows) and torch.equal(packed[..., :width], rows)
 
 
-def test_backward_raises_and_the_call_works() -> None:
+def test_the_call_works_and_backward_raises() -> None:
     x, plain = step(), step()
     x["A_log"].requires_grad_()
     expected = gdn_cuda.fused_decode(**plain)
@@ -104,14 +106,14 @@ def test_overwriting_what_autograd_saved_is_noticed() -> None:
         loss.backward()
 
 
-def test_more_matrices_than_a_grid_has_blocks() -> None:
+def test_more_matrices_than_a_grid_has_blocks_are_refused() -> None:
     x = torch.zeros(1, 1, 1, device="cuda", dtype=torch.bfloat16).expand(2**32 + 1, 1, 1)
     with pytest.raises(ValueError, match="transpose_to_mn_major: input: expected sizes of at most"):
         gdn_cuda.transpose_to_mn_major(x)
 
 
 @pytest.mark.parametrize("argument", ["query", "A_log", "state_pool"])
-def test_none_for_a_tensor_is_told_in_one_line(argument: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_none_for_a_tensor_is_a_one_line_error(argument: str, capfd: pytest.CaptureFixture[str]) -> None:
     with torch.no_grad(), pytest.raises(ValueError, match=f"^fused_decode: {argument}: expected a tensor, got None$"):
         gdn_cuda.fused_decode(**step(**{argument: None}))
     assert capfd.readouterr() == ("", "")

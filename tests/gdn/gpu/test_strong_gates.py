@@ -1,6 +1,6 @@
 """Strong gates and resets through every kernel, against the recurrence in fp64 (tests/gdn/strong_gates.py).
 
-What chunked_forward is asked here holds for each of its kernels: the last test runs this file again with GDN_PREFILL.
+The last test runs this file again with GDN_PREFILL, for the other kernels of chunked_forward.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def test_head_dimensions(case: Case, dk: int, dv: int, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("gate_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", [*ONE_GATE[::7], SEVERAL[2], STATES[-1], CASES[-1]], ids=id_of)
-def test_norms_dtypes_and_more_heads_than_the_card_holds(
+def test_norms_dtypes_and_more_heads_than_fit_at_once(
     case: Case, dtype: torch.dtype, gate_dtype: torch.dtype, seed: int
 ) -> None:
     x = case.inputs(seed, B=5, Hk=16, Hv=32, dtype=dtype, **GPU)
     x["gate"] = x["gate"].to(gate_dtype)
     out, state = chunked_forward(x, use_qk_l2norm=True)
     unit = {name: torch.nn.functional.normalize(x[name].double(), dim=-1) for name in ("query", "key")}
-    few = {name: t[:1] for name, t in (x | unit).items()}  # the oracle takes its time
+    few = {name: t[:1] for name, t in (x | unit).items()}  # the oracle is slow
     check(case, out[:1], state[:1], few, BOUND, BOUND)
     assert state.isfinite().all()
 
@@ -110,14 +110,14 @@ def test_recurrent_forward(case: Case, mode: InferenceMode, seed: int) -> None:
 @pytest.mark.parametrize("case", ONE_GATE[::4] + SEVERAL + STATES[::3], ids=id_of)
 def test_fused_decode(case: Case, seed: int) -> None:
     x = case.inputs(seed, beta_max=1.0, **GPU)
-    check_decode(case, x, BOUND, 1e-4)  # a gate made of its own inverse has lost some digits
+    check_decode(case, x, BOUND, 1e-4)  # inverting softplus to obtain the gate costs some digits
 
 
 @pytest.mark.parametrize("gate", [-1e4, -INF])
 @pytest.mark.parametrize("state", [0.0, INF, NAN])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 def test_verify_and_staged_decode(gate: float, state: float, state_dtype: torch.dtype, seed: int) -> None:
-    """So many sequences that a few tokens go through gdn/verify and one token through gdn/decode's ring of stages."""
+    """Enough sequences that several tokens run in gdn/verify, and one token in the staged configuration of gdn/decode."""
     case = Case("verify", ((2, gate),), state=state)
     x = case.inputs(seed, B=64, T=5, Hk=8, Hv=16, beta_max=1.0, **GPU)
     x["state"] = x["state"].to(state_dtype)
@@ -143,7 +143,7 @@ def test_head_dimensions_of_pieces(case: Case, dk: int, dv: int, seed: int) -> N
     check(case, *from_pieces(x), x, PIECES_BOUND, PIECES_BOUND)
 
 
-def test_pieces_with_a_sum_of_the_caller(seed: int) -> None:
+def test_pieces_with_gates_cumulated_by_the_caller(seed: int) -> None:
     x = Case("a sum with -inf", ((20, -INF), (40, -1.0), (100, -INF))).inputs(seed, **GPU)
     out, state = from_pieces(x, sum_of_the_caller(x["gate"]))
     behind = x | {"gate": forgotten_behind(x["gate"])}
@@ -166,7 +166,7 @@ def test_cumulated_gates(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("heads", [7, 8])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gates_where_a_factor_leaves_the_range(heads: int, dtype: torch.dtype) -> None:
+def test_gating_where_a_factor_overflows_or_underflows(heads: int, dtype: torch.dtype) -> None:
     A_log = torch.tensor([90.0, 89.0, 88.5, 80.0, 0.0, -90.0, 0.5, 60.0])[:heads].cuda()
     a = torch.tensor([-INF, -1e6, -200.0, -104.0, -95.0, -81.0, -79.0, -10.0, 0.0, 3.0, 25.0, 1e6, INF], dtype=dtype).cuda()
     a = a[:, None].expand(-1, heads).contiguous()
@@ -192,10 +192,10 @@ def test_decode_with_an_infinite_rate(seed: int) -> None:
     assert torch.equal(out, expected) and torch.equal(pool, undecayed) and out.isfinite().all()
 
 
-@pytest.mark.skipif(PATH != "auto", reason="this is the child")
+@pytest.mark.skipif(PATH != "auto", reason="this is the process with GDN_PREFILL")
 @pytest.mark.parametrize("path", ["mma", "recurrent"])
 def test_chunked_forward_through_another_kernel(path: str) -> None:
-    """The variable is read once a process, so another one runs this file."""
+    """In a new process, as the variable is read once per process."""
     only = "chunked or dimensions or norms or long or checkpoints or stays"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", only, __file__]
     done = subprocess.run(command, env={**os.environ, "GDN_PREFILL": path}, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Gradients of the GDN operators: none, and no call under autograd says otherwise or leaves something half written."""
+"""The GDN operators have no gradients: their backward raises, and calls that are refused write nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_call_works_and_backward_raises(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_no_history_outside_grad_mode(name: str, mode: Any, seed: int) -> None:
+def test_no_autograd_graph_is_built_outside_grad_mode(name: str, mode: Any, seed: int) -> None:
     case, arguments = with_gradient(name, seed)
     with mode():
         results = case.function(**arguments)
@@ -70,7 +70,9 @@ def test_no_history_outside_grad_mode(name: str, mode: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("name, argument", WRITES)
 @pytest.mark.parametrize("kind", ["leaf", "view of a leaf", "inference tensor", "one of several views", "view made in no_grad"])
-def test_what_autograd_refuses_is_refused_before_anything_is_written(name: str, argument: str, kind: str, seed: int) -> None:
+def test_memory_that_autograd_cannot_track_is_refused_before_anything_is_written(
+    name: str, argument: str, kind: str, seed: int
+) -> None:
     case, arguments = with_gradient(name, seed)
     given = arguments[argument]
     if kind == "leaf":
@@ -94,7 +96,7 @@ def test_what_autograd_refuses_is_refused_before_anything_is_written(name: str, 
 
 @pytest.mark.parametrize("name, argument", WRITES)
 @pytest.mark.parametrize("kind", ["leaf", "inference tensor", "view made in no_grad"])
-def test_outside_grad_mode_any_memory_is_written(name: str, argument: str, kind: str, seed: int) -> None:
+def test_outside_grad_mode_any_memory_may_be_written(name: str, argument: str, kind: str, seed: int) -> None:
     """Whole, as kernels write it: not half, because a copy behind the others is refused."""
     case, arguments = with_gradient(name, seed)
     expected = {n: copied(x.detach()) if isinstance(x, Tensor) else x for n, x in arguments.items()}
@@ -109,7 +111,7 @@ def test_outside_grad_mode_any_memory_is_written(name: str, argument: str, kind:
         torch.testing.assert_close(expected[n], arguments[n].detach(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_refused_decode_may_be_tried_again(seed: int) -> None:
+def test_a_refused_decode_leaves_the_state_for_the_next_try(seed: int) -> None:
     """The pool of issue 15, number 5: it had moved on when `out` was refused, and the next try stepped twice."""
     arguments = arguments_of(CASES["decode"], seed)
     pool = arguments["state_pool"].clone()
@@ -122,7 +124,7 @@ def test_a_refused_decode_may_be_tried_again(seed: int) -> None:
     assert torch.equal(arguments["state_pool"], once["state_pool"])
 
 
-def test_histories_of_a_pool_do_not_pile_up(seed: int) -> None:
+def test_the_autograd_graph_of_a_pool_does_not_grow_with_each_call(seed: int) -> None:
     _, arguments = with_gradient("decode", seed)
     block = torch.zeros(2, *arguments["state_pool"].shape)
     block[0] = arguments["state_pool"]
@@ -140,7 +142,7 @@ def test_histories_of_a_pool_do_not_pile_up(seed: int) -> None:
         assert nodes() <= before + 1
 
 
-def test_a_buffer_around_out_keeps_refusing(seed: int) -> None:
+def test_backward_through_a_buffer_around_out_raises(seed: int) -> None:
     """What was computed before is not reached through the part that a call has written."""
     _, arguments = with_gradient("decode", seed)
     weight = torch.ones((), requires_grad=True)
@@ -167,7 +169,7 @@ def test_overwriting_what_autograd_saved_is_noticed(name: str, seed: int) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transform", ["grad", "jvp", "jacrev", "jacfwd", "vjp", "dual"])
-def test_transforms_are_refused(name: str, transform: str, seed: int) -> None:
+def test_forward_mode_and_torch_func_are_refused(name: str, transform: str, seed: int) -> None:
     case, argument = CASES[name], READ[name]
     arguments = arguments_of(case, seed)
     x = arguments[argument]
@@ -197,7 +199,7 @@ def test_forward_mode_is_refused_in_no_grad_too(seed: int) -> None:
             gdn_cuda.fused_gdn_gating(**x)
 
 
-def test_a_transform_over_something_else_is_none(seed: int) -> None:
+def test_a_transform_over_another_tensor_is_allowed(seed: int) -> None:
     x = CASES["gating"].make(2, 3, seed)
 
     def scaled(weight: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Wrong input: an error that names function, argument, expected and got, and nothing written.
+"""Wrong input raises an error that names function, argument, expected and actual value, and nothing is written.
 
-Two tables. `test_wrong_tensor` changes each tensor of a valid call in each way that can be wrong; `test_wrong_value` lists what
-has to be said by hand: ranges, partners, options.
+test_a_wrong_tensor_is_refused_by_name changes each tensor of valid calls in every way that can be wrong. WRONG_VALUES lists
+ranges, missing arguments and options by hand.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TENSOR_CASES = [
     "compute-o",
     "compute-o-packed",
 ]
-# Any strides will do.
+# Arguments that may have any strides.
 ANY_STRIDE = {
     "recurrent_forward": "beta gate num_accepted_tokens",
     "fused_decode": "a b state_indices",
@@ -57,7 +57,7 @@ ANY_STRIDE = {
     "chunk_local_cumsum_bf16": "input output",
 }
 HINTS = {"chunk_indices", "cu_chunks"}  # of any strides, too, as they are not read
-# Of the sizes one more or less, those that are legal: more room than needed.
+# Sizes one larger or smaller that are legal, most because there may be more room than needed.
 LEGAL_SIZES = {
     ("u-w", "k", 2, -1),  # one key head for all value heads
     ("u-w-packed", "k", 1, -1),
@@ -104,7 +104,7 @@ def resized(x: Tensor, dim: int, by: int) -> Tensor:
 
 
 def wrong_tensors(case: Case, arguments: Arguments) -> Iterator[tuple[str, str, Tensor]]:
-    """(what is wrong, argument, the wrong tensor)"""
+    """Yields (defect, argument, wrong tensor)."""
     for name, x in arguments.items():
         if not isinstance(x, Tensor):
             continue
@@ -122,12 +122,12 @@ def wrong_tensors(case: Case, arguments: Arguments) -> Iterator[tuple[str, str, 
             yield "stride", name, torch.stack([x, x], dim=-1)[..., 0]
 
 
-# Pairs have no rank, and leading dimensions of what is transposed are free.
+# chunk_indices is a hint of any rank; transpose_to_mn_major takes any leading dimensions.
 LEGAL_RANKS = {("chunk_indices", "rank+1"), ("chunk_indices", "rank-1"), ("input", "rank+1")}
 
 
 @pytest.mark.parametrize("name", TENSOR_CASES)
-def test_wrong_tensor(name: str) -> None:
+def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
     case = CASES[name]
     arguments = arguments_of(case)  # refused calls leave them as they are
     anchor = next(argument for argument in ("query", "a", "input", "k") if argument in arguments)
@@ -142,21 +142,20 @@ def test_wrong_tensor(name: str) -> None:
         except (AssertionError, pytest.fail.Exception) as failure:
             failures.append(f"{where}: {failure}")
             continue
-        # The others are compared with the anchor, and heads with those of value: then it is one of them that is named.
+        # A wrong anchor or value makes the tensors that are compared with it look wrong: the error may name one of those.
         if named != argument and argument not in (anchor, "value", "v", "u", "q", "cu_seqlens"):
             failures.append(f"{where}: the error names {named}")
     assert not failures
 
 
-def test_every_tensor_is_broken_somewhere() -> None:
-    """Of every declared function, every parameter that is a tensor or None."""
+def test_every_tensor_parameter_is_tested_with_wrong_values() -> None:
     broken = {(CASES[name].function.__name__, argument) for name in TENSOR_CASES for argument in arguments_of(CASES[name])}
     declared = {(name, p.name) for name, declaration in DECLARATIONS.items() for p in tensor_parameters(declaration.function)}
     assert not declared - broken
 
 
 @pytest.mark.parametrize("name", TENSOR_CASES)
-def test_wrong_device(name: str) -> None:
+def test_a_tensor_on_another_device_is_refused(name: str) -> None:
     """A meta tensor among CPU tensors: the call, and the C++ checks alone."""
     case = CASES[name]
     operator, values = operator_call(case)
@@ -176,7 +175,7 @@ def test_wrong_device(name: str) -> None:
             refuses(case, public | {argument: x.to("meta")})
 
 
-def wide(**changes: Any) -> Callable[[Arguments], Arguments]:
+def changing(**changes: Any) -> Callable[[Arguments], Arguments]:
     return lambda arguments: arguments | changes
 
 
@@ -206,7 +205,7 @@ def without(*names: str) -> Callable[[Arguments], Arguments]:
 
 
 def slot_gaps(name: str) -> Callable[[Arguments], Arguments]:
-    """Each state with gaps inside."""
+    """States whose own elements are not contiguous."""
     return lambda arguments: arguments | {name: arguments[name].mT.contiguous().mT}
 
 
@@ -220,65 +219,65 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("recurrent-PREFILL", "value", dims(dv=264)),
     ("recurrent-PREFILL", "value", dims(hv=3)),
     ("recurrent-PREFILL", "value", dims(hv=0)),
-    # partners
-    ("gating", "a", wide(is_var_len=True)),
-    ("gating-packed-fp16", "a", wide(is_var_len=False)),
-    ("recurrent-PREFILL", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    # arguments that need, or exclude, one another
+    ("gating", "a", changing(is_var_len=True)),
+    ("gating-packed-fp16", "a", changing(is_var_len=False)),
+    ("recurrent-PREFILL", "cu_seqlens", changing(cu_seqlens=ints(0, 3))),
     ("recurrent-PREFILL-packed", "cu_seqlens", without("cu_seqlens")),
-    ("recurrent-PREFILL", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
-    ("recurrent-accepted", "num_accepted_tokens", wide(state=None)),
-    ("recurrent-accepted", "num_accepted_tokens", wide(num_accepted_tokens=ints(1))),
-    ("recurrent-accepted", "state", wide(inference_mode=0, num_accepted_tokens=None)),
-    ("decode", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    ("recurrent-PREFILL", "num_accepted_tokens", changing(num_accepted_tokens=ints(1, 1))),
+    ("recurrent-accepted", "num_accepted_tokens", changing(state=None)),
+    ("recurrent-accepted", "num_accepted_tokens", changing(num_accepted_tokens=ints(1))),
+    ("recurrent-accepted", "state", changing(inference_mode=0, num_accepted_tokens=None)),
+    ("decode", "cu_seqlens", changing(cu_seqlens=ints(0, 3))),
     ("decode-packed", "cu_seqlens", without("cu_seqlens")),
-    ("decode", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
-    ("decode-no-indices", "num_accepted_tokens", wide(num_accepted_tokens=ints(1, 1))),
+    ("decode", "num_accepted_tokens", changing(num_accepted_tokens=ints(1, 1))),
+    ("decode-no-indices", "num_accepted_tokens", changing(num_accepted_tokens=ints(1, 1))),
     (STEPS, "step_slots", without("step_slots")),
     (STEPS, "step_states", without("step_states")),
-    ("chunked", "cu_seqlens", wide(cu_seqlens=ints(0, 3))),
+    ("chunked", "cu_seqlens", changing(cu_seqlens=ints(0, 3))),
     ("chunked-packed", "cu_seqlens", without("cu_seqlens")),
-    ("chunked", "chunk_indices", wide(chunk_indices=ints(0, 0))),
-    ("chunked", "cu_chunks", wide(cu_chunks=ints(0, 1, 2))),
+    ("chunked", "chunk_indices", changing(chunk_indices=ints(0, 0))),
+    ("chunked", "cu_chunks", changing(cu_chunks=ints(0, 1, 2))),
     ("chunked-pool", "state", without("state")),
-    ("cumsum", "chunk_indices", wide(chunk_indices=ints(0, 0))),
-    ("u-w", "chunk_indices", wide(chunk_indices=ints(0, 0))),
-    ("compute-o", "cu_chunks", wide(cu_chunks=ints(0, 1, 2))),
+    ("cumsum", "chunk_indices", changing(chunk_indices=ints(0, 0))),
+    ("u-w", "chunk_indices", changing(chunk_indices=ints(0, 0))),
+    ("compute-o", "cu_chunks", changing(cu_chunks=ints(0, 1, 2))),
     # ranges
-    ("recurrent-PREFILL", "inference_mode", wide(inference_mode=3)),
-    ("recurrent-PREFILL", "inference_mode", wide(inference_mode=-1)),
-    ("recurrent-PREFILL", "scale", wide(scale=float("nan"))),
-    ("decode", "scale", wide(scale=float("inf"))),
-    ("decode", "null_slot", wide(null_slot=-1)),
-    ("decode-no-indices", "state_pool", wide(state_pool=torch.zeros(1, HV, DV, DK))),
-    ("decode-verify", "state_indices", wide(state_indices=ints(1, 2)[:, None])),
-    (STEPS, "step_states", wide(step_states=torch.zeros(3, 2, HV, DV, DK))),
-    (STEPS, "step_states", wide(step_states=torch.zeros(3, 4, HV, DV, DK).bfloat16())),
-    ("chunked", "checkpoint_every", wide(checkpoint_every=32)),
-    ("chunked", "checkpoint_every", wide(checkpoint_every=-64)),
-    ("chunked", "state_dtype", wide(state_dtype=torch.float16)),
-    ("chunked-pool", "state_dtype", wide(state_dtype=torch.bfloat16)),
-    ("chunked-packed", "chunk_indices", wide(chunk_indices=ints(0, 0, 1))),
-    ("chunked-packed", "cu_chunks", wide(cu_chunks=ints(0, 1))),
-    ("mn-major-fp32", "alignment", wide(alignment=0)),
-    ("mn-major-fp32", "alignment", wide(alignment=-16)),
-    ("mn-major-fp32", "alignment", wide(alignment=6)),
-    ("cumsum", "input", wide(batch_size=3)),
-    ("cumsum", "input", wide(seq_len=4)),
-    ("cumsum", "input", wide(num_heads=HV + 1)),
-    ("cumsum-packed", "cu_seqlens", wide(batch_size=2)),
-    ("cumsum-packed", "cu_seqlens", wide(batch_size=2**63 - 1)),
-    ("cumsum-packed", "input", wide(num_heads=HV - 1)),
-    ("cumsum", "batch_size", wide(batch_size=2.0)),
-    ("cumsum-packed", "seq_len", wide(seq_len=None)),
-    ("u-w", "compiled_dims", wide(compiled_dims="x")),
-    ("u-w", "compiled_dims", wide(compiled_dims=None)),
-    ("compute-o", "compiled_dims", wide(compiled_dims="bthkvd ")),
-    ("state-update", "compiled_dims", wide(compiled_dims="T")),
-    ("state-update", "chunk_size", wide(chunk_size=32)),
-    ("state-update", "chunk_size", wide(chunk_size=64.0)),
-    ("compute-o", "chunk_size", wide(chunk_size=128)),
-    ("state-update-packed", "state", wide(state=torch.zeros(1, HV, DV, DK))),
-    # dtypes and strides that go with others
+    ("recurrent-PREFILL", "inference_mode", changing(inference_mode=3)),
+    ("recurrent-PREFILL", "inference_mode", changing(inference_mode=-1)),
+    ("recurrent-PREFILL", "scale", changing(scale=float("nan"))),
+    ("decode", "scale", changing(scale=float("inf"))),
+    ("decode", "null_slot", changing(null_slot=-1)),
+    ("decode-no-indices", "state_pool", changing(state_pool=torch.zeros(1, HV, DV, DK))),
+    ("decode-verify", "state_indices", changing(state_indices=ints(1, 2)[:, None])),
+    (STEPS, "step_states", changing(step_states=torch.zeros(3, 2, HV, DV, DK))),
+    (STEPS, "step_states", changing(step_states=torch.zeros(3, 4, HV, DV, DK).bfloat16())),
+    ("chunked", "checkpoint_every", changing(checkpoint_every=32)),
+    ("chunked", "checkpoint_every", changing(checkpoint_every=-64)),
+    ("chunked", "state_dtype", changing(state_dtype=torch.float16)),
+    ("chunked-pool", "state_dtype", changing(state_dtype=torch.bfloat16)),
+    ("chunked-packed", "chunk_indices", changing(chunk_indices=ints(0, 0, 1))),
+    ("chunked-packed", "cu_chunks", changing(cu_chunks=ints(0, 1))),
+    ("mn-major-fp32", "alignment", changing(alignment=0)),
+    ("mn-major-fp32", "alignment", changing(alignment=-16)),
+    ("mn-major-fp32", "alignment", changing(alignment=6)),
+    ("cumsum", "input", changing(batch_size=3)),
+    ("cumsum", "input", changing(seq_len=4)),
+    ("cumsum", "input", changing(num_heads=HV + 1)),
+    ("cumsum-packed", "cu_seqlens", changing(batch_size=2)),
+    ("cumsum-packed", "cu_seqlens", changing(batch_size=2**63 - 1)),
+    ("cumsum-packed", "input", changing(num_heads=HV - 1)),
+    ("cumsum", "batch_size", changing(batch_size=2.0)),
+    ("cumsum-packed", "seq_len", changing(seq_len=None)),
+    ("u-w", "compiled_dims", changing(compiled_dims="x")),
+    ("u-w", "compiled_dims", changing(compiled_dims=None)),
+    ("compute-o", "compiled_dims", changing(compiled_dims="bthkvd ")),
+    ("state-update", "compiled_dims", changing(compiled_dims="T")),
+    ("state-update", "chunk_size", changing(chunk_size=32)),
+    ("state-update", "chunk_size", changing(chunk_size=64.0)),
+    ("compute-o", "chunk_size", changing(chunk_size=128)),
+    ("state-update-packed", "state", changing(state=torch.zeros(1, HV, DV, DK))),
+    # dtypes and strides that do not match the other arguments
     ("recurrent-PREFILL", "key", lambda x: x | {"key": x["key"].half()}),
     ("recurrent-PREFILL", "value", lambda x: x | {"value": x["value"].half()}),
     ("recurrent-PREFILL", "out", lambda x: x | {"out": x["out"].float()}),
@@ -291,7 +290,7 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     (STEPS, "step_states", slot_gaps("step_states")),
     ("state-update", "state", slot_gaps("state")),
     ("state-update", "final_state", slot_gaps("final_state")),
-    # one place in memory for two results
+    # outputs with several elements at one address
     ("recurrent-PREFILL", "out", expanded("out")),
     ("decode", "out", expanded("out")),
     ("decode", "state_pool", expanded("state_pool")),
@@ -305,12 +304,12 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
 ]
 for _packed in ("recurrent-PREFILL-packed", "decode-packed", "chunked-packed", "cumsum-packed", "u-w-packed"):
     for _offsets in ((1, 70, 70, 73), (0, 70, 69, 73), (0, 70, 70, 74), (0, -1, 70, 73)):
-        WRONG_VALUES.append((_packed, "cu_seqlens", wide(cu_seqlens=ints(*_offsets))))
-        WRONG_VALUES.append((_packed, "cu_seqlens", wide(cu_seqlens=ints(*_offsets).long())))
+        WRONG_VALUES.append((_packed, "cu_seqlens", changing(cu_seqlens=ints(*_offsets))))
+        WRONG_VALUES.append((_packed, "cu_seqlens", changing(cu_seqlens=ints(*_offsets).long())))
 
 
 @pytest.mark.parametrize("i", range(len(WRONG_VALUES)), ids=[f"{i}-{row[0]}-{row[1]}" for i, row in enumerate(WRONG_VALUES)])
-def test_wrong_value(i: int) -> None:
+def test_a_wrong_value_is_refused_by_name(i: int) -> None:
     name, argument, change = WRONG_VALUES[i]
     assert refuses(CASES[name], change(arguments_of(CASES[name]))) == argument
 
@@ -330,14 +329,13 @@ WRONG_SLOTS: list[tuple[str, str, Arguments]] = [
 
 
 @pytest.mark.parametrize("i", range(len(WRONG_SLOTS)), ids=[f"{i}-{row[0]}-{row[1]}" for i, row in enumerate(WRONG_SLOTS)])
-def test_slots_past_the_pool(i: int) -> None:
-    """Read on the CPU; on a GPU that would wait for the device, and tests/gdn/gpu has what happens instead."""
+def test_a_slot_past_the_pool_is_refused(i: int) -> None:
+    """Checked on the CPU only, as a GPU check would wait for the device (tests/gdn/gpu tests what happens there)."""
     name, argument, changes = WRONG_SLOTS[i]
     assert refuses(CASES[name], arguments_of(CASES[name]) | changes, IndexError) == argument
 
 
-def test_a_wrong_step_of_a_good_call_leaves_its_outputs_poisoned() -> None:
-    """Results are written last: nothing of a refused call is in `out`."""
+def test_a_refused_decode_writes_nothing_to_out() -> None:
     case = CASES["decode"]
     arguments = arguments_of(case)
     arguments["out"] = poisoned(arguments["out"])
@@ -345,7 +343,7 @@ def test_a_wrong_step_of_a_good_call_leaves_its_outputs_poisoned() -> None:
     assert arguments["out"].isnan().all()
 
 
-def test_the_texts_say_what_came() -> None:
+def test_the_error_states_expected_and_actual_shapes() -> None:
     arguments = arguments_of(CASES["recurrent-PREFILL"])
     with pytest.raises(ValueError) as caught:
         gdn_cuda.recurrent_forward(**arguments | {"value": arguments["value"][:, :2]})
@@ -393,7 +391,7 @@ def test_the_texts_about_what_no_kernel_reads(name: str, changes: Arguments, tex
     assert str(caught.value) == f"{case.function.__name__}: {text}"
 
 
-def test_more_tokens_than_an_int_counts_in_whole_chunks() -> None:
+def test_more_tokens_than_32_bits_hold_in_whole_chunks_are_refused() -> None:
     """Kernels round the number of tokens up to chunks in 32 bits."""
     T = 2**31 - 255
     rows, gates = torch.zeros(8, dtype=torch.bfloat16).expand(1, T, 1, 8), torch.zeros(1).expand(1, T, 1)
@@ -410,8 +408,10 @@ NO_TENSORS = [
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name, argument, optional", NO_TENSORS)
-def test_what_is_no_tensor(name: str, argument: str, optional: bool, grad: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """In one line, where torch prints its stack or its own declaration of the operator."""
+def test_an_argument_that_is_not_a_tensor_is_a_one_line_error(
+    name: str, argument: str, optional: bool, grad: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line, without torch's stack trace or schema."""
     case = CASES[name]
     arguments = arguments_of(case)
     wrong = [3, 1.5, [1, 2], "x"] if optional or argument == "out" else [3, 1.5, [1, 2], "x", None]
@@ -424,7 +424,7 @@ def test_what_is_no_tensor(name: str, argument: str, optional: bool, grad: bool,
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_undefined_tensor_given_to_the_operator_itself(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_undefined_tensor_passed_to_the_registered_operator_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     operator, arguments = operator_call(CASES["decode"])
     with pytest.raises(ValueError, match="expected a tensor, got None"):
         operator(*arguments[:4], None, *arguments[5:])
@@ -435,13 +435,13 @@ WRITTEN = [(name, argument) for name, case in one_of_each().items() for argument
 
 
 @pytest.mark.parametrize("name, argument", WRITTEN)
-def test_a_negative_view_is_not_written(name: str, argument: str) -> None:
+def test_a_negative_view_is_refused_as_output(name: str, argument: str) -> None:
     arguments = arguments_of(CASES[name])
     assert refuses(CASES[name], arguments | {argument: torch._neg_view(arguments[argument])}) == argument
 
 
 @pytest.mark.parametrize("name", ["gating", "recurrent-PREFILL", "decode", "chunked", "cumsum"])
-def test_a_negative_view_is_read_as_its_numbers(name: str) -> None:
+def test_a_negative_view_is_read_with_its_sign(name: str) -> None:
     read = {"gating": "a", "cumsum": "input"}.get(name, "value")
     arguments, plain = arguments_of(CASES[name]), arguments_of(CASES[name])
     arguments[read] = torch._neg_view(arguments[read])

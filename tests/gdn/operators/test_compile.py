@@ -59,12 +59,12 @@ def check_same(function: Any, compiled: Any, arguments: Arguments) -> None:
         assert a.stride() == b.stride()
 
 
-def test_every_function_is_compiled() -> None:
+def test_every_function_is_among_the_compiled_cases() -> None:
     assert {CASES[name].function for name in COMPILED} == {case.function for case in CASES.values()}
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_fullgraph_with_changing_sizes(name: str, seed: int) -> None:
+def test_one_full_graph_serves_changing_sizes(name: str, seed: int) -> None:
     """One graph for all of them: sizes are symbols in the fake implementations."""
     case: Case = CASES[name]
     counter = CompileCounterWithBackend("aot_eager")
@@ -97,7 +97,7 @@ def layer(x: Arguments) -> Tensor:
     return output.float().sum(-1) + x["a"]
 
 
-def test_inductor(seed: int) -> None:
+def test_inductor_compiles_a_decode_step(seed: int) -> None:
     compiled = torch.compile(layer, fullgraph=True, dynamic=False)
     arguments = CASES["decode-null-slot"].make(3, 1, seed)
     eager, traced = tensors_after(layer, arguments), tensors_after(compiled, arguments)
@@ -105,7 +105,7 @@ def test_inductor(seed: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
 
 
-def test_the_pool_is_updated_in_place(seed: int) -> None:
+def test_a_compiled_step_updates_the_pool_in_place(seed: int) -> None:
     arguments = CASES["decode"].make(3, 1, seed)
     before, address = copied(arguments["state_pool"]), arguments["state_pool"].data_ptr()
     expected = tensors_after(layer, arguments)
@@ -116,7 +116,7 @@ def test_the_pool_is_updated_in_place(seed: int) -> None:
     assert any(torch.equal(arguments["state_pool"], x) for x in expected if x.shape == before.shape)
 
 
-def test_export(seed: int) -> None:
+def test_an_exported_step_equals_the_eager_one(seed: int) -> None:
     class Step(torch.nn.Module):
         def forward(self, x: Arguments) -> Tensor:
             return layer(x)

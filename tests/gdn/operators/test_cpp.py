@@ -1,4 +1,4 @@
-"""The C++ API of Gated Delta Net on CPU tensors, which takes them to the implementations that Python registers."""
+"""The C++ API of Gated Delta Net on CPU tensors, which it passes to the implementations that Python registers."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ def test_prefill_from_a_pool(api: Any, rows: tuple[Tensor, ...]) -> None:
     assert final_state.data_ptr() == pools[0].data_ptr()
 
 
-def test_what_has_to_be_given_is_refused_by_name(api: Any) -> None:
+def test_a_missing_required_tensor_is_refused_by_name(api: Any) -> None:
     with pytest.raises(ValueError, match=r"^fused_decode: state_pool: expected a tensor, got none$"):
         api.decode_without_pool(torch.zeros(1))

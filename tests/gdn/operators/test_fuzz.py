@@ -1,7 +1,7 @@
-"""The GDN operators on arguments that nobody would write down: layouts, sizes, indices, devices and threads drawn at random.
+"""The GDN operators on random layouts, sizes, indices, devices and threads.
 
-Always the same draws, so a failure here is a failure everywhere. What a test expects comes from elsewhere: sets of addresses
-for overlap, the reference on contiguous copies for values, a CPU call for what a meta or fake call refuses.
+The draws are the same in every run. Expected results come from elsewhere: sets of addresses for overlap, the reference on
+contiguous copies for values, a CPU call for what a meta or fake call refuses.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def two_layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], Any, Any]:
 
 @drawn(300)
 @given(two_layouts())
-def test_a_call_is_refused_where_addresses_meet_and_nowhere_else(drawn: Any) -> None:
+def test_a_call_is_refused_exactly_where_addresses_overlap(drawn: Any) -> None:
     shape, read, written = drawn
     memory = random(128, seed=1)
     x, out = (memory.as_strided(shape, strides, offset) for offset, strides in (read, written))
@@ -71,7 +71,7 @@ def test_a_call_is_refused_where_addresses_meet_and_nowhere_else(drawn: Any) -> 
 
 @st.composite
 def tensors_of_a_decode(draw: st.DrawFn) -> Arguments:
-    """Some expanded, in sizes of 0 and 1 too."""
+    """Arguments of fused_decode, some of them expanded, with sizes of 0 and 1 among them."""
     B, T = draw(st.sampled_from([0, 1, 1, 2, 3])), draw(st.sampled_from([0, 1, 1, 2]))
     heads = draw(st.sampled_from([(1, 1), (1, 2), (2, 2)]))
     seed = draw(st.integers(0, 99))
@@ -95,7 +95,7 @@ def tensors_of_a_decode(draw: st.DrawFn) -> Arguments:
 
 @drawn(60)
 @given(tensors_of_a_decode())
-def test_expanded_and_empty_tensors_are_as_their_copies(x: Arguments) -> None:
+def test_expanded_and_empty_tensors_give_the_results_of_their_copies(x: Arguments) -> None:
     copies = {name: each.clone(memory_format=torch.contiguous_format) for name, each in x.items()}
     assert torch.equal(gdn_cuda.fused_decode(**x), gdn_cuda.fused_decode(**copies))
     assert torch.equal(x["state_pool"], copies["state_pool"])
@@ -108,7 +108,7 @@ VALUES = (
     "cu_seqlens: expected offsets",
     "memory that does not overlap",
     "which overlaps itself",
-)  # that only real tensors show
+)  # errors that only real tensors raise
 
 
 def answer(case: Any, arguments: Arguments) -> str:
@@ -140,7 +140,7 @@ def changed_calls(draw: st.DrawFn) -> tuple[str, Arguments]:
 
 @drawn(100)
 @given(changed_calls())
-def test_meta_and_fake_tensors_are_refused_as_real_ones(call: Any) -> None:
+def test_meta_and_fake_tensors_are_refused_like_real_ones(call: Any) -> None:
     name, arguments = call
     case = CASES[name]
     on_meta = {n: x.to("meta") if isinstance(x, Tensor) else x for n, x in arguments.items()}
@@ -230,7 +230,7 @@ def test_malformed_indices_are_refused_and_nothing_is_written(which: tuple[str, 
 # ---- threads
 
 
-def test_eight_threads_get_what_one_gets() -> None:
+def test_eight_threads_get_the_results_of_one() -> None:
     """Good and refused calls of every operator side by side, in and out of grad mode."""
     names = sorted(CASES)
 

@@ -1,4 +1,4 @@
-"""What a call writes shares no memory with anything else of the call, nor with itself; slices that interleave are legal."""
+"""Outputs that overlap another argument or themselves are refused; interleaved slices are accepted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRITING = [
 ]
 
 
-def test_every_argument_that_is_written_is_among_these() -> None:
+def test_the_cases_write_every_argument_that_is_ever_written() -> None:
     def written(cases: Iterable[Case]) -> set[tuple[str, str]]:
         return {(case.function.__name__, argument) for case in cases for argument in written_by(case)}
 
@@ -59,13 +59,13 @@ def over(memory: Tensor, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name, written, other", pairs())
-def test_the_memory_of_another_argument_is_refused(name: str, written: str, other: str) -> None:
+def test_an_output_in_the_memory_of_another_argument_is_refused(name: str, written: str, other: str) -> None:
     arguments = {argument: copied(x) for argument, x in arguments_of(CASES[name]).items()}
     arguments[other] = over(arguments[written], copied(arguments[other]))
     assert refuses(CASES[name], arguments) in {written, other}
 
 
-def test_the_error_says_whose_memory_it_is() -> None:
+def test_the_error_names_the_argument_that_shares_the_memory() -> None:
     x = arguments_of(CASES["recurrent-PREFILL"])
     x["out"] = over(x["query"], x["out"])
     with pytest.raises(ValueError) as caught:
@@ -77,7 +77,7 @@ def test_the_error_says_whose_memory_it_is() -> None:
 
 
 def over_itself(x: Tensor, dim: int) -> Tensor:
-    """Its elements in `dim` half a step too close."""
+    """A tensor like x with half the stride in `dim`, so that elements coincide."""
     strides = list(x.contiguous().stride())
     strides[dim] //= 2
     return torch.empty(x.numel(), dtype=x.dtype).as_strided(x.shape, strides)
@@ -101,14 +101,14 @@ def over_itself(x: Tensor, dim: int) -> Tensor:
         ("compute-o", "o", 1),
     ],
 )
-def test_memory_that_overlaps_itself_is_refused(name: str, argument: str, dim: int) -> None:
+def test_an_output_that_overlaps_itself_is_refused(name: str, argument: str, dim: int) -> None:
     arguments = arguments_of(CASES[name])
     arguments[argument] = over_itself(arguments[argument], dim)
     assert refuses(CASES[name], arguments) == argument
 
 
 def interleaved(*tensors: Tensor) -> list[Tensor]:
-    """Twins whose rows lie behind one another in one buffer: slices of a packed projection."""
+    """Copies as slices of one buffer, row by row, like those of a packed projection."""
     rows = [x.reshape(*x.shape[:2], -1) for x in tensors]
     packed = torch.cat(rows, dim=-1)
     parts = packed.split([x.shape[-1] for x in rows], dim=-1)
@@ -165,16 +165,9 @@ def test_slots_may_interleave_with_other_caches(seed: int) -> None:
     assert torch.equal(blocks[:, slot : slot + 7], gap)
 
 
-def test_inputs_may_be_one_tensor(seed: int) -> None:
-    """Only what is written has to be apart: query as key, a as b, one vector for the heads."""
+def test_one_tensor_may_be_several_inputs(seed: int) -> None:
+    """Inputs may share memory: query as key, a as b, one vector for all heads."""
     x = CASES["decode"].make(2, 1, seed)
     x |= {"key": x["query"], "b": x["a"], "dt_bias": x["A_log"]}
     assert gdn_cuda.fused_decode(**x).isfinite().all()
     assert HK < HV
-
-
-def test_chunked_forward_updates_its_pool_in_place(seed: int) -> None:
-    x = CASES["chunked-pool"].make(2, 70, seed)
-    before = x["state"].clone()
-    _, final_state, _ = gdn_cuda.chunked_forward(**x)
-    assert final_state is x["state"] and not torch.equal(final_state, before)

@@ -1,6 +1,6 @@
 """Results on CPU tensors: every public function against the reference in fp64, with outputs poisoned first.
 
-The reference itself is tested in tests/gdn/reference; here it is arguments, dtypes, layouts, and who writes what where.
+tests/gdn/reference tests the reference itself; these tests cover arguments, dtypes, layouts and written memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def doubled(arguments: Arguments) -> Arguments:
 
 
 def expected_results(case: Case, arguments: Arguments) -> tuple[list[Tensor], Arguments]:
-    """What the call returns, and what it leaves in the arguments it writes, from the reference in fp64."""
+    """Expected results, and expected contents of the written arguments, from the reference in fp64."""
     x = doubled(arguments)
     function = case.function
     if function is gdn_cuda.fused_gdn_gating:
@@ -130,14 +130,14 @@ def dtype_of_result(case: Case, arguments: Arguments, i: int) -> torch.dtype:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_results(case: Case, seed: int) -> None:
+def test_results_equal_the_reference_in_fp64(case: Case, seed: int) -> None:
     for B, T in SIZES[:1] if case.packed else SIZES:
         check_call(case, case.make(B, T, seed), None)
 
 
 @pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("case", WITH_OUT.values(), ids=WITH_OUT.keys())
-def test_results_into_out(case: Case, strided: bool, seed: int) -> None:
+def test_results_written_into_out_equal_the_reference_in_fp64(case: Case, strided: bool, seed: int) -> None:
     arguments = case.make(2, 5, seed)
     value = arguments["value"]
     around = poisoned(value.new_empty((*value.shape[:-1], 3 * value.shape[-1])))
@@ -148,7 +148,7 @@ def test_results_into_out(case: Case, strided: bool, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["decode", "decode-null-slot", "decode-verify", "decode-step-states", "decode-packed"])
-def test_decode_touches_only_the_slots_it_is_told(name: str, seed: int) -> None:
+def test_decode_writes_only_the_slots_in_its_indices(name: str, seed: int) -> None:
     arguments = CASES[name].make(3, 2, seed)
     pool, slots = arguments["state_pool"], arguments["state_indices"]
     before = copied(pool)
@@ -216,7 +216,7 @@ def test_the_pool_is_the_final_state(seed: int) -> None:
 
 
 @pytest.mark.parametrize("T", [0, 1])
-def test_states_given_back_are_new(T: int, seed: int) -> None:
+def test_returned_states_share_no_memory_with_the_given_ones(T: int, seed: int) -> None:
     for name in ("recurrent-DECODE", "recurrent-PREFILL", "chunked"):
         arguments = CASES[name].make(2, T, seed)
         before = arguments["state"].clone()
@@ -233,7 +233,7 @@ def test_mn_major_pads_with_zeros(seed: int) -> None:
     assert torch.equal(storage[:, :21], arguments["input"].mT) and not storage[:, 21:].any()
 
 
-def test_gates_at_their_ends() -> None:
+def test_gating_at_the_ends_of_its_range() -> None:
     wide = torch.tensor([[-200.0, 0.0, 20.5, 1e4]])
     heads: dict[str, Any] = {"A_log": torch.zeros(4), "dt_bias": torch.zeros(4)}
     beta, gate = gdn_cuda.fused_gdn_gating(**heads, a=wide, b=wide, is_var_len=True)

@@ -1,4 +1,4 @@
-"""Sizes beyond 32 bits: handed to kernels whole, or refused; by expanded and meta tensors, which need no memory."""
+"""Sizes beyond 32 bits reach the kernels untruncated or are refused. Expanded and meta tensors need no memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BF16, FP32, INT = torch.bfloat16, torch.float32, torch.int32
 
 
 def read(*shape: int, dtype: torch.dtype = BF16, device: str = "meta") -> Tensor:
-    """Expanded, but for a contiguous last dimension."""
+    """An expanded tensor with a contiguous last dimension."""
     return torch.zeros(*(1 for _ in shape[:-1]), shape[-1], dtype=dtype, device=device).expand(shape)
 
 
@@ -100,7 +100,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(name: str) -> None:
+def test_sizes_beyond_32_bits_are_refused_where_the_kernel_counts_in_32(name: str) -> None:
     operator, arguments, argument = REFUSED[name]
     with pytest.raises(ValueError, match=rf"^{operator}: {argument}: expected .*, got .*"):
         check(operator, arguments)
@@ -120,19 +120,19 @@ FITS = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_what_fits_is_not_refused(name: str) -> None:
+def test_the_largest_sizes_that_fit_are_accepted(name: str) -> None:
     check(*FITS[name])
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("alignment", [0, -16, 3, 2**63 - 2])
-def test_an_alignment_that_no_column_has(device: str, alignment: int) -> None:
+def test_an_impossible_alignment_is_refused(device: str, alignment: int) -> None:
     x = torch.zeros(3, 5, dtype=BF16, device=device)
     with pytest.raises(ValueError, match=re.escape("transpose_to_mn_major: alignment: expected ")):
         gdn_cuda.transpose_to_mn_major(x, alignment)
 
 
-def test_a_huge_alignment_does_not_wrap() -> None:
+def test_a_huge_alignment_does_not_overflow() -> None:
     x = torch.zeros(3, 5, dtype=BF16)
     with pytest.raises(
         ValueError, match="alignment: expected an alignment for which the result has fewer than 2\\^63 bytes, got 46116"

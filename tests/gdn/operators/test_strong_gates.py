@@ -30,7 +30,7 @@ FEW = ONE_GATE[::7] + SEVERAL[2:4] + STATES[::6] + NOT_FINITE_TOKENS[::5]
 
 
 @pytest.mark.parametrize("case", FEW, ids=id_of)
-def test_operators(case: Case, seed: int) -> None:
+def test_chunked_and_recurrent_forward(case: Case, seed: int) -> None:
     case = Case(case.name, tuple((token, gate) for token, gate in case.gates if token < 130), case.state, case.token)
     x = case.inputs(seed, **SMALL)
     for function in (chunked_forward, recurrent_forward):
@@ -43,7 +43,7 @@ def test_pieces(case: Case, seed: int) -> None:
     check(case, *from_pieces(x), x, 8e-3, 8e-3)
 
 
-def test_pieces_with_a_sum_of_the_caller(seed: int) -> None:
+def test_pieces_with_gates_cumulated_by_the_caller(seed: int) -> None:
     case = Case("a sum with -inf", ((20, -INF), (40, -1.0), (100, -INF)))
     x = case.inputs(seed, dk=16, dv=8)
     out, state = from_pieces(x, sum_of_the_caller(x["gate"]))
@@ -56,7 +56,7 @@ def test_fused_decode(case: Case, seed: int) -> None:
     check_decode(case, x, BF16, 1e-4)
 
 
-def test_a_gate_whose_rate_is_infinite_in_fp32_decodes(seed: int) -> None:
+def test_fused_decode_with_a_rate_that_is_infinite_in_fp32(seed: int) -> None:
     """A_log = 90 and a = -200: the gate is 0, where infinity times 0 would be NaN."""
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, 1, 2, 16).bfloat16() for _ in range(3))

@@ -157,7 +157,7 @@ def test_cumsum_in_chunks(dtype, head_first, packed, rng):
     assert rel_rms(summed.transpose(-1, -2) if head_first else summed, expected) < 1e-6
 
 
-def test_cumsum_of_nothing():
+def test_cumsum_of_no_tokens():
     assert chunk_local_cumsum(torch.zeros(2, 0, 3)).shape == (2, 0, 3)
     assert chunk_local_cumsum(torch.zeros(0, 3), cu_seqlens=torch.tensor([0])).shape == (0, 3)
     assert not chunk_local_cumsum(torch.ones(5, 3), cu_seqlens=torch.tensor([0, 2]))[2:].any()
@@ -240,7 +240,7 @@ def test_the_pieces_compute_in_fp32(packed, seed):
     assert rel_rms(final, expected_final) < 1e-3
 
 
-def test_the_pieces_of_nothing():
+def test_the_pieces_of_no_tokens():
     nothing = torch.tensor([0, 0, 0])
     k, v, beta = torch.zeros(0, 1, 8), torch.zeros(0, 2, 4), torch.zeros(0, 2)
     u, w = compute_u_w(k, v, beta, None, nothing)

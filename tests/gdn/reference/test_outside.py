@@ -14,7 +14,7 @@ from gdn_cuda.reference import chunked, fused_gdn_gating, recurrent
 theirs = pytest.importorskip(
     "transformers.models.qwen3_next.modeling_qwen3_next", reason="transformers with Qwen3-Next is not installed"
 )
-FP32_TOLERANCE = 1e-5
+FP32_TOLERANCE = 3e-5  # both sides compute in fp32, each with an error of up to 1e-5
 
 
 def run_theirs(function, x, **options):
@@ -30,7 +30,7 @@ def run_theirs(function, x, **options):
 @pytest.mark.parametrize("heads", [(2, 2), (2, 4), (1, 3)])
 @pytest.mark.parametrize("l2norm", [False, True])
 @pytest.mark.parametrize("key_mode", KEY_MODES[:4])
-def test_same_results(T, heads, l2norm, key_mode, seed):
+def test_recurrent_and_chunked_forward_equal_qwen3_next(T, heads, l2norm, key_mode, seed):
     x = make_gdn_inputs(2, T, *heads, 32, 16, torch.float32, seed=seed, gate_range=(-20.0, 0.0), key_mode=key_mode)
     for function in (theirs.torch_recurrent_gated_delta_rule, theirs.torch_chunk_gated_delta_rule):
         expected, expected_final = run_theirs(function, x, use_qk_l2norm_in_kernel=l2norm)
@@ -40,7 +40,7 @@ def test_same_results(T, heads, l2norm, key_mode, seed):
             assert rel_rms(final, expected_final) < FP32_TOLERANCE
 
 
-def test_same_results_through_the_gating(seed, rng):
+def test_gating_and_decode_equal_qwen3_next(seed, rng):
     """Raw projections in, as the model's layer has them: g = −exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)."""
     x = make_gdn_inputs(2, 70, 2, 4, 32, 16, torch.float32, seed=seed)
     a, b = (torch.randn(2, 70, 4, generator=rng) for _ in range(2))

@@ -88,7 +88,7 @@ def check(request, lengths, reads, writes, tolerance=1e-5, **options):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-def test_one_token_each(dtype, pool_dtype, index_dtype, seed):
+def test_one_token_per_sequence(dtype, pool_dtype, index_dtype, seed):
     request = make_request([1] * 4, seed, dtype, pool_dtype)
     slots = [7, 0, 11, 3]
     request["state_indices"] = torch.tensor(slots, dtype=index_dtype)
@@ -99,7 +99,7 @@ def test_without_indices_sequence_n_uses_slot_n(seed):
     check(make_request([2] * 3, seed), [2] * 3, [0, 1, 2], [[None, 0], [None, 1], [None, 2]])
 
 
-def test_without_indices_the_null_slot_still_counts(seed):
+def test_without_indices_the_null_slot_is_still_skipped(seed):
     check(make_request([1] * 3, seed), [1] * 3, [None, 1, 2], [[], [1], [2]], null_slot=0)
 
 
@@ -138,7 +138,7 @@ def test_packed_with_empty_sequences(seed):
     check(request, lengths, [4, 9, None, 10, 0, None], [[], [None, None, 9], [], [], [None, 0], []])
 
 
-def test_packed_tokens_behind_the_last_sequence_get_zero(seed):
+def test_packed_tokens_after_the_last_sequence_give_zero(seed):
     request = make_request([2, 1, 2], seed, packed=True)
     request["cu_seqlens"] = request["cu_seqlens"][:3]
     request["state_indices"] = torch.tensor([4, 9])
@@ -176,7 +176,7 @@ def test_speculative_verify_of_unequal_lengths(seed):
 
 
 @pytest.mark.parametrize("null_slot", [None, 0])
-def test_verify_skips_by_the_slot_it_reads(null_slot, seed):
+def test_verify_skips_a_sequence_whose_read_slot_is_absent(null_slot, seed):
     request = make_request([2] * 5, seed)
     last_write = 8 if null_slot is None else 0
     request["state_indices"] = torch.tensor([[-1, 4], [-1, 5], [6, -1], [0, 7], [9, last_write]])
@@ -241,7 +241,7 @@ def test_negative_step_slots_are_not_written(seed):
     assert not steps[[0, 2]].any()
 
 
-def test_a_call_rounds_only_what_it_stores(seed):
+def test_only_stored_values_are_rounded(seed):
     """In a bf16 pool, eight tokens in one call are nearer to fp64 than eight calls of one token, which round eight times."""
     request = make_request([8] * 4, seed, torch.float32, torch.bfloat16)
     request["A_log"] -= 6
@@ -299,7 +299,7 @@ def test_bad_indices_are_errors_before_anything_is_written(argument, value, mess
     assert not steps.any()
 
 
-def test_too_few_step_states(seed):
+def test_too_few_step_states_are_refused(seed):
     request = make_request([3] * 2, seed) | {"step_states": torch.zeros(2, 2, HV, DV, DK), "step_slots": torch.tensor([0, 1])}
     with pytest.raises(IndexError, match="fused_decode: step_states: expected room for 3 tokens, got 2"):
         fused_decode(**request)
@@ -340,7 +340,7 @@ def test_chunked_forward_on_a_pool(packed, pool_dtype, index_dtype, seed):
     assert rel_rms(checkpoints, expected_checkpoints) < (4e-3 if pool_dtype == torch.bfloat16 else 1e-5)
 
 
-def test_chunked_forward_past_the_pool(seed):
+def test_chunked_forward_refuses_a_slot_past_the_pool(seed):
     x = make_gdn_inputs(2, 5, HK, HV, DK, DV, seed=seed)
     pool = torch.ones(3, HV, DV, DK)
     with pytest.raises(IndexError, match="chunked_forward: state_indices: expected < 3, got 3"):

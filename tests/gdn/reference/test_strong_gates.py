@@ -1,4 +1,4 @@
-"""Gates down to -inf in the reference: resets are exact, in both forms, and nothing that came before one shows."""
+"""Gates down to -inf in the reference: in both forms a reset erases all that came before it, exactly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMS = [recurrent, chunked]
 SMALL = {"dk": 8, "dv": 4}
 
 
-def test_the_oracle_starts_anew_at_a_reset(seed):
+def test_the_oracle_restarts_from_zero_at_a_reset(seed):
     case = Case("nan before a reset", ((31, -INF), (40, -1e6)), state=NAN, token=("value", 30, INF))
     x = to_double(case.inputs(seed, **SMALL))
     out, state = oracle(x)
@@ -50,7 +50,7 @@ def test_gradients_are_finite_and_stop_at_a_reset(form, case, seed):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_behind_a_reset_are_those_of_a_fresh_start(form, seed):
+def test_gradients_after_a_reset_equal_those_of_a_fresh_start(form, seed):
     x = Case("reset", ((40, -INF),)).inputs(seed, dtype=torch.float64, **SMALL)
     behind = {name: t.clone() if name == "state" else t[:, 40:].clone() for name, t in x.items()}
     behind["gate"][:, 0] = 0
@@ -73,7 +73,7 @@ def test_nan_stays_in_its_sequence_and_head(form, seed):
     check_other_heads_are_untouched(lambda x: form(**x)[:2], x)
 
 
-def test_cumulated_gates_keep_the_digits_behind_a_reset():
+def test_cumulated_gates_keep_full_precision_after_a_reset():
     gate = torch.full((1, 128, 1), -0.1)
     gate[:, 5], gate[:, 70], gate[:, 90] = -INF, -1e9, NAN
     summed = chunk_local_cumsum(gate)
@@ -83,7 +83,7 @@ def test_cumulated_gates_keep_the_digits_behind_a_reset():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gates_where_a_factor_leaves_the_range(dtype):
+def test_gating_where_a_factor_overflows_or_underflows(dtype):
     """-exp(A_log) softplus(x) with factors that are infinite or 0, in fp32 against fp64 and in fp64 against logarithms."""
     A_log, x = (
         torch.tensor([90.0, 90.0, 90.0, 80.0, 0.0, 90.0, -90.0]),

@@ -68,7 +68,7 @@ def pair(folder: Path, kind: str, kernels: str, **options: Any) -> tuple[Any, An
     torch.manual_seed(0)
     peer = model_class(folder, kind, None)(**arguments).double()
     with torch.no_grad():
-        for parameter in peer.parameters():  # it starts with all systems the same
+        for parameter in peer.parameters():  # initially all systems are equal
             parameter.add_(0.1 * torch.randn_like(parameter))
     ours = model_class(folder, kind, kernels)(**arguments).double()
     ours.load_state_dict(peer.state_dict())
@@ -86,7 +86,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_models(folder: Path, name: str, rng: torch.Generator) -> None:
+def test_models_give_the_original_results(folder: Path, name: str, rng: torch.Generator) -> None:
     kind, options = OPTIONS[name]
     peer, ours = pair(folder, kind, OURS, **options)
     x = torch.randn(2, L, H, generator=rng, dtype=torch.float64)
@@ -109,16 +109,16 @@ def test_models(folder: Path, name: str, rng: torch.Generator) -> None:
     fresh = pair(folder, kind, OURS, **options)[1]
     fresh.load_state_dict(ours.state_dict())
     assert rel_rms(fresh(x)[0], outputs[1]) < 1e-12
-    peer.load_state_dict(ours.state_dict())  # the same keys, and C̃ means the same
+    peer.load_state_dict(ours.state_dict())  # same keys, and C̃ has the same meaning
     assert rel_rms(peer(x)[0], outputs[1]) < 1e-6
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_states(folder: Path, name: str, rng: torch.Generator) -> None:
+def test_states_equal_the_original_ones(folder: Path, name: str, rng: torch.Generator) -> None:
     kind, options = OPTIONS[name]
     models = pair(
         folder, kind, OURS, **{key: value for key, value in options.items() if key != "dt_tie"}
-    )  # which theirs cannot
+    )  # which the original does not support
     x = torch.randn(2, L, H, generator=rng, dtype=torch.float64)
     state = torch.randn(2, H, N // 2, generator=rng, dtype=torch.complex128)
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_a_real_system(folder: Path, rng: torch.Generator) -> None:
     assert rel_rms(ours(x)[0], peer(x)[0]) < 1e-10
 
 
-def test_their_kernels_over_our_functions(folder: Path, rng: torch.Generator) -> None:
+def test_the_original_kernels_run_on_our_functions(folder: Path, rng: torch.Generator) -> None:
     """s4_kernel_interface with its three kernels from here."""
     ours = "from gdn_cuda.compat.lrnnx import get_cauchy_kernel, get_vandermonde_kernel, get_vandermonde_transpose_kernel\n"
     text = (folder / "ops" / "s4_kernel_interface.py").read_text()
@@ -149,8 +149,8 @@ def test_their_kernels_over_our_functions(folder: Path, rng: torch.Generator) ->
         assert rel_rms(changed_model(x)[0], peer(x)[0]) < 1e-11
 
 
-def test_they_are_the_originals(folder: Path) -> None:
-    """Else the tests above compare something with itself."""
+def test_only_the_import_differs_from_the_original_models(folder: Path) -> None:
+    """Otherwise the tests above would compare a model with itself."""
     peer, ours = pair(folder, "s4", OURS)
     assert type(peer.layer.kernel).__module__ == "lrnnx.ops.s4_kernel_interface"
     assert type(ours.layer.kernel).__module__ == "gdn_cuda.nn.s4"

@@ -1,4 +1,4 @@
-"""gdn_cuda.compat.s4, .lrnnx and .hotdog: the peers' names compute what the peers say they do."""
+"""gdn_cuda.compat.s4, .lrnnx and .hotdog: functions with the peers' names compute what the peers document."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_vandermonde(peer: ModuleType, rng: torch.Generator) -> None:
         assert rel_rms(function(u, v, x, L), transposed) < 1e-12
 
 
-def test_calls_of_the_page_of_hotdog(rng: torch.Generator) -> None:
+def test_the_calls_in_the_documentation_of_hotdog(rng: torch.Generator) -> None:
     """With its words for arguments; sums and products against their definitions."""
     v, omega, lambd = (draw(rng, size).real for size in (N, L, N))
     out = torch.full((L,), torch.nan, dtype=torch.float64)
@@ -87,5 +87,5 @@ def test_calls_of_the_page_of_hotdog(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("peer", [s4, lrnnx, hotdog])
-def test_every_name_is_there(peer: ModuleType) -> None:
+def test_every_name_of_the_peers_exists(peer: ModuleType) -> None:
     assert all(hasattr(peer, name) for name in peer.__all__)

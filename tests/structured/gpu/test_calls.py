@@ -36,7 +36,7 @@ EVERY = pytest.mark.parametrize("name", ["cauchy_kernel", "cauchy_conj", "log_va
 
 
 @EVERY
-def test_out(name: str) -> None:
+def test_out_receives_the_result(name: str) -> None:
     function, x = calls()[name]
     expected = function(*x)
     out = torch.full_like(expected, torch.nan)
@@ -46,7 +46,7 @@ def test_out(name: str) -> None:
 
 @EVERY
 def test_a_stream_waits_for_its_inputs_and_keeps_their_memory(name: str) -> None:
-    """The inputs are written late, and freed and overwritten as soon as the call is back."""
+    """The inputs are written late, and freed and overwritten as soon as the call returns."""
     function, x = calls()[name]
     expected = function(*x)
     stream, late = torch.cuda.Stream(), [y.clone() if isinstance(y, Tensor) else y for y in x]
@@ -64,7 +64,7 @@ def test_a_stream_waits_for_its_inputs_and_keeps_their_memory(name: str) -> None
     shapes = [(y.shape, y.dtype) for y in late if isinstance(y, Tensor)]
     del late, y
     for shape, dtype in shapes:
-        torch.full(shape, torch.nan, dtype=dtype, device="cuda")  # where the inputs were, if anybody gave that away
+        torch.full(shape, torch.nan, dtype=dtype, device="cuda")  # overwrites the inputs if their memory was reused too early
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(out, expected)
 
@@ -144,7 +144,7 @@ def test_cpp_api_by_conjugate_gradients(api: Any) -> None:
 
 @pytest.mark.parametrize("n", [1025, 5000, 8193, 9001])
 def test_cpp_api_beyond_one_block(api: Any, n: int, seed: int) -> None:
-    """Clusters of blocks, dense LU, transforms of torch: the numbers of Python, which come from the same plan."""
+    """Clusters of blocks, dense LU and torch's transforms give the results of Python, which has the same plan."""
     for dtype, bound in ((torch.float32, 1e-6), (torch.float64, 1e-12), (torch.complex128, 1e-12)):
         c, r, b = (draw(2, n, dtype=dtype) for _ in range(3))
         c[:, 0] += 4 * n**0.5
@@ -171,7 +171,7 @@ def test_cpp_api_refuses_what_python_refuses(api: Any) -> None:
 
 
 def test_huge_numbers_get_no_correction_that_overflows(api: Any, seed: int) -> None:
-    """n = 1100 with entries near 1e304: transforms of T x overflow where T x does not, and C++ had NaN and info 0."""
+    """n = 1100 with entries near 1e304: the transforms of T x overflow where T x does not."""
     generator = torch.Generator().manual_seed(seed)
     n, size = 1100, 1e304
     c, r, x = (torch.randn(n, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -184,8 +184,8 @@ def test_huge_numbers_get_no_correction_that_overflows(api: Any, seed: int) -> N
         assert info == 0 and rel_rms(found, x) < 1e-11
 
 
-def test_cpp_api_pins(api: Any, room: int) -> None:
-    """Next to each other and far apart; the window goes with its handle, and one a stream is all there is."""
+def test_cpp_api_pins_poles_in_l2(api: Any, room: int) -> None:
+    """Adjacent tensors and distant ones; the window ends with its handle, and a stream has only one."""
     v, both = draw(8, 300), torch.zeros(room // 4 + 4096, device="cuda", dtype=torch.complex64)
     both[:1000], both[-300:] = draw(1000), draw(300)
     for omega, lambd, moved in ((both[:1000], both[1000:1300] + 5, False), (both[:1000], both[-300:], True)):
@@ -207,7 +207,7 @@ def test_cpp_api_pins(api: Any, room: int) -> None:
 
 @pytest.fixture
 def room() -> int:
-    """What a window may cover here; skips where that is nothing."""
+    """The largest window on this GPU; skips if it has none."""
     most = gdn_cuda._C.most_l2_window_bytes(0)
     if most == 0:
         pytest.skip("this GPU sets no L2 aside")
@@ -224,7 +224,7 @@ def test_pinned_poles_give_the_same_sums(room: int) -> None:
     assert torch.equal(cauchy_kernel(v, pinned.omega, pinned.lambd), expected)
 
 
-def test_far_apart_or_strided_tensors_are_copied_side_by_side(room: int) -> None:
+def test_pinning_copies_strided_or_distant_tensors_side_by_side(room: int) -> None:
     buffer = torch.zeros(room // 4 + 4096, device="cuda")
     omega, lambd = buffer[:1000], buffer[-1000:]
     with gdn_cuda.cauchy_pin_l2(omega, lambd) as pinned:
@@ -234,7 +234,7 @@ def test_far_apart_or_strided_tensors_are_copied_side_by_side(room: int) -> None
         assert pinned.bytes == 1024 and torch.equal(pinned.lambd, x[:, 1])
 
 
-def test_a_stream_has_one_window_and_gets_another_after_it(room: int) -> None:
+def test_a_stream_has_one_l2_window_at_a_time(room: int) -> None:
     omega, lambd = draw(50), draw(50)
     first = gdn_cuda.cauchy_pin_l2(omega, lambd)
     with pytest.raises(RuntimeError, match="has not been released"):

@@ -1,4 +1,4 @@
-"""cauchy_kernel and cauchy_conj on the GPU against their definitions in fp64: values, gradients, close and meeting poles."""
+"""cauchy_kernel and cauchy_conj on the GPU against their definitions in fp64: values, gradients, poles near or on points."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def size_of_terms(function: Any, v: Tensor, points: Tensor, poles: Tensor) -> Tensor:
-    """Of each entry, Σ |terms| of those that do not meet: one pole close to a point may make most of a sum."""
+    """Σ |terms| of each entry, without poles on points: one pole close to a point may dominate a sum."""
     v, points, poles = (x.detach().to(torch.complex128) for x in (v, points, poles))
     if function is cauchy_conj:
         v, poles = (torch.cat([x, x.conj()], -1) for x in (v, poles))
@@ -42,7 +42,7 @@ def size_of_terms(function: Any, v: Tensor, points: Tensor, poles: Tensor) -> Te
 
 
 def assert_entries(out: Tensor, expected: Tensor, size: Tensor, bound: float) -> None:
-    """Finite entries within bound · size; infinite ones with their signs; those beyond the dtype's largest number as that."""
+    """Finite entries must be within bound · size, infinite ones have the same sign; values are clamped to the dtype's range."""
     if out.is_complex():
         out, expected, size = torch.view_as_real(out), torch.view_as_real(expected), size[..., None]
     limits = torch.finfo(out.dtype)
@@ -66,8 +66,8 @@ def test_values_and_gradients(function, dtype: torch.dtype, shapes: tuple[tuple[
     wide = [y.detach().to(expected.dtype).requires_grad_() for y in x]
     exact = torch.autograd.grad(getattr(oracle, function.__name__)(*wide), wide, grad.to(expected.dtype))
     for ours, theirs in zip(torch.autograd.grad(out, x, grad), exact, strict=True):
-        meets = theirs.isnan()  # so close together do random numbers lie in fp32
-        assert torch.equal(ours.isnan(), meets) and rel_rms(ours[~meets], theirs[~meets]) < 10 * BOUNDS[dtype]
+        coincide = theirs.isnan()  # random numbers in fp32 may coincide
+        assert torch.equal(ours.isnan(), coincide) and rel_rms(ours[~coincide], theirs[~coincide]) < 10 * BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -96,7 +96,7 @@ def test_poles_close_to_points_and_on_them(dtype: torch.dtype, seed: int) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
-def test_gradients_of_what_meets_are_nan_and_no_others(dtype: torch.dtype) -> None:
+def test_only_gradients_of_coinciding_points_and_poles_are_nan(dtype: torch.dtype) -> None:
     x = [torch.tensor(values, dtype=dtype, device="cuda").requires_grad_() for values in ([1.0, 2.0], [1.0, 4.0], [1.0, 3.0])]
     out = cauchy_kernel(*x)
     for grad in torch.autograd.grad(out, x, torch.ones_like(out)):
@@ -123,12 +123,12 @@ def test_strides_and_graphs(seed: int) -> None:
         "one small residue",
         "a far pole",
         "far points",
-        "close ones",
-        "a meeting, and infinity",
+        "close poles",
+        "a pole on a point, and infinities",
     ],
 )
 def test_many_rows_at_the_limits(case: str, seed: int) -> None:
-    """Where the parts of numbers that tensor cores multiply leave their range."""
+    """Inputs whose split parts, which the tensor cores multiply, overflow or underflow."""
     v, points = draw((16, 300), torch.float32, seed), torch.arange(70.0, device="cuda")
     poles = torch.arange(300.0, device="cuda") + 0.25 + 0.5 * torch.rand(300, device="cuda")
     if case == "small residues":
@@ -143,7 +143,7 @@ def test_many_rows_at_the_limits(case: str, seed: int) -> None:
         poles[2] = 1e33
     elif case == "far points":
         points, poles = points * 1e34, poles * 1e34
-    elif case == "close ones":
+    elif case == "close poles":
         poles[:70] = torch.nextafter(points, torch.full_like(points, math.inf))
     else:
         poles[3], poles[1], points[7] = points[5], math.inf, -math.inf

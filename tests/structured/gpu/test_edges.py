@@ -1,4 +1,4 @@
-"""Overflow, what lies beyond the last step, and what is no number, of the structured operators on the GPU."""
+"""Overflow, powers beyond the last step, infinities and NaN in the structured operators on the GPU."""
 
 from structured_edges import StructuredEdges
 

@@ -24,7 +24,7 @@ L = 1000
 
 
 def kernels(kind: str, rng: torch.Generator) -> tuple[Any, Any]:
-    """The module on the GPU in fp32, and its twin on the CPU in fp64. Slow systems, so that all of L matters."""
+    """The module on the GPU in fp32 and its copy on the CPU in fp64. Slow systems, so that all of L matters."""
     module, options = KINDS[kind]
     config = make_param_config(rng, dtype=torch.float32, **options)
     config["inv_dt"].sub_(4)

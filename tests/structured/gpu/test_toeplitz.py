@@ -19,7 +19,7 @@ from gdn_cuda.structured.toeplitz import toeplitz_matvec, toeplitz_matvec_transp
 
 BOUNDS = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-14, torch.complex128: 1e-14,
           torch.bfloat16: 4e-3, torch.float16: 5e-4}  # fmt: skip
-# Around what changes the way: tiles and panels of sums, powers of two, capacities of transforms, and torch's own beyond them.
+# Around limits of algorithms: tiles and panels of sums, powers of two, capacities of transforms, torch's transforms beyond.
 SIZES = [1, 2, 31, 32, 33, 64, 65, 129, 255, 256, 257, 511, 512, 513, 1000, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097,
          8191, 8192, 8193, 20000]  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("n,m", [(5, 3), (3, 5), (1, 9), (9, 1), (64, 65), (700, 300), (300, 700), (2049, 1000), (1000, 8192),
                                  (8193, 10), (10, 8193), (9000, 9001), (20000, 300)])  # fmt: skip
 def test_rectangular(n: int, m: int, dtype: torch.dtype, seed: int) -> None:
-    """Zeros complete them up to the rows of one block; torch's transforms take them as they are."""
+    """Padded with zeros up to the capacity of one block; torch's transforms take any size."""
     c, r = draw((2, 1, n), dtype, seed), draw((3, m), dtype, seed + 1)
     r[..., 0] = torch.nan
     for function, transpose, size in ((toeplitz_matvec, False, m), (toeplitz_matvec_transpose, True, n)):
@@ -80,7 +80,7 @@ def test_integers_and_transforms_of_torch_func(seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64, torch.complex128])
 @pytest.mark.parametrize("n,systems", [(65, 2000), (128, 2000), (200, 2000), (512, 700), (700, 300), (1000, 300)])
 def test_many_systems(n: int, systems: int, dtype: torch.dtype, seed: int) -> None:
-    """Transforms of every length, beside sums where systems are few: both ways, the same result."""
+    """Transforms of every length have the result of sums, which are chosen for few systems."""
     c, r, x = (draw(shape, dtype, seed + i) for i, shape in enumerate(((systems, n), (n,), (systems, n))))
     for function, transpose in ((toeplitz_matvec, False), (toeplitz_matvec_transpose, True)):
         out, expected = function(c, r, x), exact(c, r, x, transpose)
@@ -90,7 +90,7 @@ def test_many_systems(n: int, systems: int, dtype: torch.dtype, seed: int) -> No
 
 @pytest.mark.parametrize("n", [1, 64, 300])
 def test_few_systems_are_summed_exactly(n: int, seed: int) -> None:
-    """Small integers: no product and no sum is rounded, where transforms would."""
+    """With small integers sums are exact, and transforms would not be."""
     c, r, x = (draw((2, n), torch.float32, seed + i).mul(8).round() for i in range(3))
     assert torch.equal(toeplitz_matvec(c, r, x).double(), exact(c, r, x, False).round())
 
@@ -98,7 +98,7 @@ def test_few_systems_are_summed_exactly(n: int, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64])
 @pytest.mark.parametrize("n,columns", [(32, 500), (64, 3), (200, 9), (200, 1000), (700, 300), (2048, 5), (2048, 60)])
 def test_many_columns(n: int, columns: int, dtype: torch.dtype, seed: int) -> None:
-    """Several a block, and blocks that get fewer."""
+    """Several columns per block, and blocks with fewer."""
     c, r, x = (draw(shape, dtype, seed + i) for i, shape in enumerate(((3, n), (n,), (3, n, columns))))
     assert rel_rms(toeplitz_matvec(c, r, x), exact(c, r, x, False)) < BOUNDS[dtype]
     by_columns = torch.stack([toeplitz_matvec(c, r, x[..., k].contiguous()) for k in (0, columns - 1)], -1)
@@ -118,7 +118,7 @@ def test_gradients(n: int, dtype: torch.dtype, seed: int) -> None:
 
 
 def test_layouts(seed: int) -> None:
-    """Columns that lie apart or side by side, steps, broadcast dimensions, what the memory held before."""
+    """Separate or adjacent columns, steps, broadcast dimensions, and uninitialized memory."""
     c, r, x = (draw(shape, torch.float32, seed + i) for i, shape in enumerate(((3, 1, 600), (600,), (3, 4, 2, 300))))
     for column, row, right in (
         (c[..., ::2], r[1::2], x.mT),

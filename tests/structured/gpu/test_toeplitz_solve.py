@@ -1,4 +1,4 @@
-"""Toeplitz solvers on the GPU, against fp64: every size and way, info, gradients, layouts, graphs, nothing waits."""
+"""Toeplitz solvers on the GPU against fp64: every size and algorithm, info, gradients, layouts, graphs, no waiting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def well(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    """With random numbers beside it, a condition number of a few."""
+    """First columns that, with a random row, give condition numbers of a few."""
     c = draw(shape, torch.complex128 if dtype.is_complex else torch.float64, seed)
     c[..., :1] += 4 * shape[-1] ** 0.5
     return c.to(dtype)
@@ -48,7 +48,7 @@ def positive(n: int, dtype: torch.dtype) -> Tensor:
 
 
 def solved(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
-    """Dense, in fp64: another way but beyond 8192 rows, where `backward_error` is what decides."""
+    """Dense LU in fp64: independent up to 8192 rows; beyond, where solvers use it too, `backward_error` decides."""
     matrix, right = oracle.toeplitz(c, r), widened(b)
     kind = torch.promote_types(matrix.dtype, right.dtype)
     many = b.dim() > max(c.dim(), r.dim())
@@ -73,8 +73,8 @@ def test_every_size(n: int, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
 @pytest.mark.parametrize("n", [1500, 3000, 4097, 8191, 8192, 8193])
 def test_every_long_size(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Nothing but pivots keeps these: no diagonal is larger than another. 8193 rows are a dense LU, which would be compared
-    with itself: there literal sums say what is left of b."""
+    """These need pivots, as no diagonal dominates. 8193 rows are solved by dense LU, which is checked by literal sums of the
+    residual."""
     c, r, b = (draw((1, n), dtype, seed + i) for i in range(3))
     x, info = toeplitz_solve_ex(c, r, b)
     rounding = torch.finfo(dtype).eps
@@ -92,7 +92,7 @@ def generators(n: int, columns: int, seed: int) -> tuple[Tensor, Tensor, Tensor]
 
 @pytest.mark.parametrize("configuration", range(CONFIGURATIONS))
 def test_every_configuration_of_clusters(configuration: int, seed: int) -> None:
-    """At few rows: most blocks have none."""
+    """With so few rows that most blocks have none."""
     eliminate = torch.ops.gdn_cuda.toeplitz_eliminate
     for n, columns in ((1, 1), (2, 4), (33, 5), (200, 2)):
         given = generators(n, columns, seed)
@@ -109,7 +109,7 @@ def test_every_configuration_of_clusters(configuration: int, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("n", [1, 2, 31, 33, 64, 65, 256, 257, 1000, 1024, 1025, 2500, 4096, 4097, 6561, 8191, 8192, 8193])
 def test_every_positive_size(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Beyond 4096 by conjugate gradients, beyond 8192 in torch operations; `solved` has pivots, which none of these has."""
+    """Conjugate gradients beyond 4096 rows, in torch operations beyond 8192. `solved` pivots, which these algorithms do not."""
     c, b = positive(n, dtype), draw((3, 2, n, 3), dtype, seed)
     x, expected = toeplitz_solve_symmetric(c, b), solved(c, c, b)
     assert x.dtype == dtype and rel_rms(x, expected) < BOUNDS[dtype]
@@ -122,7 +122,7 @@ def test_every_positive_size(n: int, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [5, 100, 700, 2000])
 def test_symmetric_and_not_definite(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Two of a batch are: they are told where it was assumed, and solved with pivots where not."""
+    """An indefinite matrix in a batch is reported with assume_positive, and solved with pivots without."""
     distance = torch.arange(n, dtype=torch.float64, device="cuda")
     indefinite = (distance.cos() * (distance < 4) - 0.95 * (distance == 0)).to(dtype)
     c = torch.stack([positive(n, dtype)[0], indefinite])
@@ -137,8 +137,8 @@ def test_symmetric_and_not_definite(n: int, dtype: torch.dtype, seed: int) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [4097, 5000, 8192])
-def test_what_conjugate_gradients_tell(n: int, dtype: torch.dtype, seed: int) -> None:
-    """Matrices of a batch do not touch each other, nor do right-hand sides."""
+def test_conjugate_gradients_report_failures_in_info(n: int, dtype: torch.dtype, seed: int) -> None:
+    """Failing matrices and right-hand sides do not affect the others of a batch."""
     distance = torch.arange(n, dtype=torch.float64, device="cuda")
     first = (distance == 0).double()
     last = torch.where(distance == n - 1, torch.nan, first)
@@ -164,7 +164,7 @@ def test_what_conjugate_gradients_tell(n: int, dtype: torch.dtype, seed: int) ->
     assert rel_rms(pivoted, solved(c[:2], c[:2], b[:2, :, 0])) < 1e2 * BOUNDS[dtype]
 
 
-def test_conjugate_gradients_are_captured(seed: int) -> None:
+def test_conjugate_gradients_run_in_a_captured_graph(seed: int) -> None:
     c, b = positive(5000, torch.float32), draw((5000, 2), torch.float32, seed).mT
     expected, _ = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
     graph = torch.cuda.CUDAGraph()
@@ -198,7 +198,7 @@ def test_tiny_and_zero_leading_minors(n: int, dtype: torch.dtype, seed: int) -> 
 
 
 @pytest.mark.parametrize("n", [3, 100, 600, 1100])
-def test_singular_ones_are_told(n: int, seed: int) -> None:
+def test_singular_matrices_are_reported_in_info(n: int, seed: int) -> None:
     c, r = well((4, n), torch.float32, seed), draw((4, n), torch.float32, seed + 1)
     c[1], r[1] = 1, 1
     c[2], r[2] = 0, 0
@@ -222,7 +222,7 @@ def test_gohberg_semencul(n: int, dtype: torch.dtype, seed: int) -> None:
     u, v = gs_compute_generators(c, r)
     expected = oracle.gs_compute_generators(c, r)
     assert rel_rms(u, expected[0]) < BOUNDS[dtype] and rel_rms(v, expected[1]) < BOUNDS[dtype]
-    if not dtype.is_complex:  # put together of differentiable operators, or one operator: the same
+    if not dtype.is_complex:  # composed of differentiable operators, with the result of the single operator
         leaves = [c.clone().requires_grad_(), r.clone().requires_grad_()]
         ours = toeplitz_inverse_apply(*gs_compute_generators(*leaves), x)
         assert rel_rms(ours, toeplitz_inverse_apply(u, v, x)) < 10 * BOUNDS[dtype]
@@ -253,8 +253,8 @@ def test_gradients(n: int, dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1100, 5000])
-def test_conjugate_gradients_keep_the_digits_of_fp32(n: int) -> None:
-    """A smooth right-hand side is what an ill-conditioned matrix makes most of."""
+def test_conjugate_gradients_keep_full_fp32_precision(n: int) -> None:
+    """A smooth right-hand side of an ill-conditioned matrix."""
     d = torch.arange(n, dtype=torch.float64, device="cuda")
     c = ((-((d / 10) ** 2)).exp() + 1e-3 * (d == 0)).float()
     b = (-(((d - n / 2) / 100) ** 2)).exp().float()
@@ -273,7 +273,7 @@ def test_layouts(seed: int) -> None:
         assert toeplitz_solve_ex(column, column, right)[0].numel() == 0
         assert toeplitz_solve_symmetric_ex(column, right, assume_positive=True)[0].numel() == 0
     none = torch.ones(2, 1100, 0, device="cuda")
-    for n in (4, 600, 1100):  # no columns: matrices are judged all the same
+    for n in (4, 600, 1100):  # without columns, singular matrices are reported all the same
         first = torch.tensor([[0.0], [1.0]], device="cuda") * torch.eye(1, n, device="cuda")
         told = toeplitz_solve_ex(first, torch.zeros(n, device="cuda"), none[:, :n])[1]
         assert told.tolist() == [1, 0]
@@ -283,7 +283,7 @@ def test_layouts(seed: int) -> None:
 
 
 @pytest.mark.parametrize("n", [50, 300, 1100])
-def test_nothing_waits(n: int, seed: int) -> None:
+def test_calls_do_not_wait_for_the_device(n: int, seed: int) -> None:
     """`_ex` can be captured, and traced as one graph."""
     c, r, b = well((2, n), torch.float32, seed), draw((n,), torch.float32, seed + 1), draw((2, n), torch.float32, seed + 2)
     spd = positive(n, torch.float32)
@@ -311,8 +311,8 @@ def test_nothing_waits(n: int, seed: int) -> None:
     assert backward_error(c, r, there, b) < 1e-6 and not info.any()
 
 
-def test_bit_identical(seed: int) -> None:
-    """From run to run, and whatever a system is in a batch with."""
+def test_equal_calls_give_equal_bits(seed: int) -> None:
+    """In every run, and whatever else is in the batch."""
     c, r, b = well((5, 200), torch.float32, seed), draw((5, 200), torch.float32, seed + 1), draw((5, 200), torch.float32, seed)
     x = toeplitz_solve(c, r, b)
     spd = positive(200, torch.float32)[[0, 1, 1, 0, 0]]

@@ -31,8 +31,8 @@ def exponents(shape: tuple[int, ...], phase: float, L: int, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("phase", [1e-5, 1e-3, 1e-1])
-def test_small_angles_keep_their_digits(phase: float, seed: int) -> None:
-    """Of an imaginary residue what is left are sines, as small as the angles."""
+def test_small_angles_keep_full_precision(phase: float, seed: int) -> None:
+    """With an imaginary residue the sum is one of sines, which are as small as the angles."""
     L = 1000
     x = exponents((40, 1), phase, L, torch.complex64, seed)
     v = 1j * draw((40, 1), torch.float32, seed + 1)

@@ -1,4 +1,4 @@
-"""CauchyKernel on CPU tensors: the operator with what the module holds."""
+"""CauchyKernel on CPU tensors: the operator applied to the tensors that the module holds."""
 
 from __future__ import annotations
 

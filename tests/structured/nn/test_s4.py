@@ -28,7 +28,7 @@ BOUNDS = {torch.float64: 1e-11, torch.float32: 1e-5}
 
 
 def config_of(rng: torch.Generator, dtype: torch.dtype = torch.float64, **shape: Any) -> dict[str, Any]:
-    """With nn.Parameters, as a parent has them."""
+    """With nn.Parameters, as in a parent module."""
     config = make_param_config(rng, dtype=dtype, **shape)
     return config | {name: nn.Parameter(config[name]) for name in TENSORS}
 
@@ -38,7 +38,7 @@ def kernel_of(config: dict[str, Any], l_max: int | None = None) -> S4Kernel:
 
 
 def oracle(config: dict[str, Any], L: int, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """From the C that `config` has now, so before the module is called."""
+    """By the current C of `config`, so to be called before the module."""
     system = s4.system_of({name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in config.items()})
     return s4.kernel_by_recurrence(s4.discretized(system), system.C, L, state)
 
@@ -50,7 +50,7 @@ def draw(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float64) 
 @EVERY_SHAPE
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("L", [1, 2, 15, 64])
-def test_kernel(shape: dict[str, Any], dtype: torch.dtype, L: int, rng: torch.Generator) -> None:
+def test_the_kernel_and_state_equal_the_oracle(shape: dict[str, Any], dtype: torch.dtype, L: int, rng: torch.Generator) -> None:
     config = config_of(rng, dtype, **shape)
     H, N = config["H"], config["N"]
     state = draw(rng, 2, H, N, dtype=torch.complex128)
@@ -65,7 +65,7 @@ def test_kernel(shape: dict[str, Any], dtype: torch.dtype, L: int, rng: torch.Ge
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_lengths_of_training(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_long_kernels_equal_the_oracle(dtype: torch.dtype, rng: torch.Generator) -> None:
     """Points close to ω = −1, where z is large, and slow decays."""
     config = config_of(rng, dtype, H=2, channels=1)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_states_with_any_batch(batch: tuple[int, ...], rng: torch.Generator) -> 
 
 
 @pytest.mark.parametrize("mode", s4.STEP_MODES)
-def test_steps_of_other_dtypes_are_those_of_the_kernel(mode: str, rng: torch.Generator) -> None:
+def test_steps_convert_inputs_to_the_dtype_of_the_kernel(mode: str, rng: torch.Generator) -> None:
     kernel, u = kernel_of(config_of(rng, torch.float32)), draw(rng, 2, 3)
     kernel._setup_step(mode)
     state = torch.randn_like(kernel.default_state(2))
@@ -137,7 +137,7 @@ def test_steps_of_other_dtypes_are_those_of_the_kernel(mode: str, rng: torch.Gen
         assert torch.equal(ours, theirs)
 
 
-def test_steps_of_inference_tensors(rng: torch.Generator) -> None:
+def test_steps_work_on_inference_tensors(rng: torch.Generator) -> None:
     config = config_of(rng)
     expected = kernel_of(config).step(torch.ones(3), torch.zeros(3, 8))[0]
     with torch.inference_mode():
@@ -146,7 +146,7 @@ def test_steps_of_inference_tensors(rng: torch.Generator) -> None:
             assert torch.equal(kernel.step(torch.ones(3), torch.zeros(3, 8))[0], expected)
 
 
-def test_steps_set_themselves_up_and_follow_their_parameters(rng: torch.Generator) -> None:
+def test_steps_are_set_up_at_first_use_and_after_parameters_change(rng: torch.Generator) -> None:
     config = config_of(rng)
     kernel, u = kernel_of(config), draw(rng, 3, config["H"])
     first, _ = kernel.step(u, kernel.default_state(3))
@@ -157,17 +157,17 @@ def test_steps_set_themselves_up_and_follow_their_parameters(rng: torch.Generato
     fresh, _ = kernel_of(config).step(u, kernel.default_state(3))
     assert torch.equal(changed, fresh)
     assert rel_rms(changed, first) > 1e-3
-    config["inv_dt"].data.add_(0.5)  # which nobody can see
+    config["inv_dt"].data.add_(0.5)  # which cannot be detected
     kernel._setup_step()
     assert torch.equal(kernel.step(u, kernel.default_state(3))[0], kernel_of(config).step(u, kernel.default_state(3))[0])
 
 
-def test_a_parameter_may_lie_where_another_was(rng: torch.Generator) -> None:
+def test_steps_notice_a_new_parameter_at_the_address_of_an_old_one(rng: torch.Generator) -> None:
     config = config_of(rng)
     kernel, u = kernel_of(config), draw(rng, 3)
     kernel.step(u, kernel.default_state())
     place = config.pop("B").data_ptr()
-    kernel.B = nn.Parameter(draw(rng, 1, 3, 4, 2))  # the first one is gone
+    kernel.B = nn.Parameter(draw(rng, 1, 3, 4, 2))  # the first one is freed
     tries = [draw(rng, 1, 3, 4, 2)]
     while tries[-1].data_ptr() != place and len(tries) < 1000:
         tries.append(torch.randn_like(tries[-1]))
@@ -177,8 +177,8 @@ def test_a_parameter_may_lie_where_another_was(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("mode", s4.STEP_MODES)
-def test_a_module_that_moves_steps_on(mode: str, rng: torch.Generator) -> None:
-    """What steps are made of is no buffer: it is made again in the new precision, in the mode it was in."""
+def test_steps_work_after_the_module_changes_its_dtype(mode: str, rng: torch.Generator) -> None:
+    """The matrices of steps are not buffers: they are computed again in the new precision, in the same mode."""
     config = config_of(rng)
     kernel, u = kernel_of(config), draw(rng, 3, config["H"], 5)
     kernel._setup_step(mode)
@@ -192,7 +192,7 @@ def test_a_module_that_moves_steps_on(mode: str, rng: torch.Generator) -> None:
 # ---- Lengths, checkpoints, sharing
 
 
-def test_growing_and_called_twice(rng: torch.Generator) -> None:
+def test_the_stored_length_doubles_until_it_suffices(rng: torch.Generator) -> None:
     config = config_of(rng)
     expected, _ = oracle(config, 100)
     kernel = kernel_of(config, 7)
@@ -203,7 +203,7 @@ def test_growing_and_called_twice(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("l_max", [None, 16])
-def test_kernels_over_the_same_parameters_turn_them_once(l_max: int | None, rng: torch.Generator) -> None:
+def test_kernels_with_shared_parameters_convert_them_once(l_max: int | None, rng: torch.Generator) -> None:
     config = config_of(rng)
     expected, _ = oracle(config, 40)
     one, two = kernel_of(config, l_max), kernel_of(config, l_max)
@@ -231,7 +231,7 @@ def test_state_dict_round_trip(assign: bool, rng: torch.Generator) -> None:
     assert set(before) == {*TENSORS, "l_kernel"}
 
 
-def test_copies_are_on_their_own(rng: torch.Generator) -> None:
+def test_a_copy_does_not_change_the_original(rng: torch.Generator) -> None:
     config = config_of(rng)
     expected, _ = oracle(config, 30)
     kernel = kernel_of(config)
@@ -243,7 +243,7 @@ def test_copies_are_on_their_own(rng: torch.Generator) -> None:
     assert rel_rms(kernel(L=10)[0], expected[..., :10]) < 1e-11
 
 
-def test_recomputed_under_checkpointing(rng: torch.Generator) -> None:
+def test_gradients_under_activation_checkpointing(rng: torch.Generator) -> None:
     config = config_of(rng)
     twin = {name: nn.Parameter(x.detach().clone()) if isinstance(x, Tensor) else x for name, x in config.items()}
     weights = draw(rng, 12)
@@ -257,7 +257,7 @@ def test_recomputed_under_checkpointing(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("rate", [0.5, 2.0, 0.3])
 def test_rate(rate: float, rng: torch.Generator) -> None:
-    """The closed form of the oracle at that rate, from the same C̃; and the length asked for, whatever rounds."""
+    """The oracle's closed form at that rate, from the same C̃; the requested length is exact whatever is rounded."""
     config, length = config_of(rng, rank=2), 40
     kernel = kernel_of(config, length)
     k, _ = kernel(rate=rate)
@@ -274,7 +274,7 @@ def test_rate(rate: float, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.clone], ids=["parameter", "buffer"])
-def test_a_new_C_is_no_C_tilde(kind: Any, rng: torch.Generator) -> None:
+def test_a_new_c_resets_the_stored_length(kind: Any, rng: torch.Generator) -> None:
     config = config_of(rng)
     new = config["C"].detach() + 1
     expected, _ = oracle(config | {"C": new}, 20)
@@ -286,7 +286,7 @@ def test_a_new_C_is_no_C_tilde(kind: Any, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 10], ids=["before the first call", "after it"])
-def test_tensors_in_place_of_parameters_are_left_alone(first: int, rng: torch.Generator) -> None:
+def test_tensors_given_by_functional_call_are_not_modified(first: int, rng: torch.Generator) -> None:
     config = config_of(rng)
     expected, _ = oracle(config, 20)
     kernel, twin = kernel_of(config), kernel_of(config)
@@ -304,7 +304,7 @@ def test_tensors_in_place_of_parameters_are_left_alone(first: int, rng: torch.Ge
     assert rel_rms(kernel(L=20)[0], expected) < 1e-11
 
 
-def test_buffers_that_part_have_lengths_of_their_own(rng: torch.Generator) -> None:
+def test_buffers_that_are_no_longer_shared_have_separate_lengths(rng: torch.Generator) -> None:
     config = make_param_config(rng, dtype=torch.float32)
     expected, _ = oracle(config, 40)
     kernels = nn.ModuleList([kernel_of(config), kernel_of(config)])
@@ -316,7 +316,7 @@ def test_buffers_that_part_have_lengths_of_their_own(rng: torch.Generator) -> No
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_a_length_moves_with_its_module(swap: bool, rng: torch.Generator) -> None:
+def test_the_stored_length_survives_a_conversion_of_the_module(swap: bool, rng: torch.Generator) -> None:
     config = config_of(rng, torch.float32)
     kernel = kernel_of(config)
     expected = kernel(L=10)[0]
@@ -328,7 +328,7 @@ def test_a_length_moves_with_its_module(swap: bool, rng: torch.Generator) -> Non
     assert rel_rms(kernel(L=10)[0], expected) < 1e-5
 
 
-def test_a_kernel_over_the_C_of_a_copy(rng: torch.Generator) -> None:
+def test_a_kernel_with_the_c_of_a_copy_has_its_stored_length(rng: torch.Generator) -> None:
     config = config_of(rng)
     expected, _ = oracle(config, 20)
     kernel = kernel_of(config)
@@ -411,7 +411,7 @@ def test_real_systems(rng: torch.Generator) -> None:
     assert config["C"].shape == (2, 3, 4)
 
 
-def test_no_length(rng: torch.Generator) -> None:
+def test_kernels_of_length_zero(rng: torch.Generator) -> None:
     config = config_of(rng)
     kernel = kernel_of(config)
     k, k_state = kernel(L=0, state=draw(rng, 2, 3, 4, dtype=torch.complex128))

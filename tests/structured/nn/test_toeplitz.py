@@ -35,7 +35,7 @@ def test_results(rng: torch.Generator) -> None:
         assert rel_rms(DisplacementMV(G, H, disp_type)(x), theirs) < 1e-13
 
 
-def test_parameters_learn_and_buffers_do_not(rng: torch.Generator) -> None:
+def test_parameters_get_gradients_and_buffers_do_not(rng: torch.Generator) -> None:
     c, r, x = lines(rng)
     for kind in (ToeplitzMV, ToeplitzSolve, ToeplitzInverse):
         module = kind(nn.Parameter(c.clone()), r)

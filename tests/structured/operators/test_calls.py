@@ -25,7 +25,7 @@ def without_out(case: Case, seed: int) -> dict[str, Any]:
 
 
 @EVERY_CASE
-def test_out_is_the_result(case: Case, seed: int) -> None:
+def test_out_receives_the_result(case: Case, seed: int) -> None:
     x = without_out(case, seed)
     expected = case.function(**x)
     out = torch.full_like(expected, nan)
@@ -51,7 +51,7 @@ def test_a_wrong_out_is_refused_before_it_is_written(case: Case, bad: str, seed:
     assert out.device.type == "meta" or bool((out == 7).all())
 
 
-def test_out_must_be_dense_and_apart(seed: int) -> None:
+def test_out_must_be_contiguous_and_share_no_memory(seed: int) -> None:
     x = without_out(CASES["cauchy-float64"], seed)
     wide = torch.zeros(2, 3, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^cauchy_kernel: out: expected a contiguous tensor, got strides \(24, 8, 2\)$"):
@@ -70,7 +70,7 @@ def test_out_must_be_dense_and_apart(seed: int) -> None:
         gdn_cuda.log_vandermonde(poles.clone(), poles, 5, out=torch.view_as_real(poles)[:, 0].as_strided((5,), (1,)))
 
 
-def test_an_out_that_only_looks_it_is_refused() -> None:
+def test_an_out_that_is_a_view_or_not_a_tensor_is_refused() -> None:
     x, out = complex_(1, 2), torch.zeros(2, dtype=torch.complex64)
     message = "^cauchy_kernel: out: expected memory that holds the numbers themselves, got a conjugate view$"
     with pytest.raises(ValueError, match=message):
@@ -83,14 +83,14 @@ def test_an_out_that_only_looks_it_is_refused() -> None:
         gdn_cuda.cauchy_kernel([1.0], x, x, out=out)  # type: ignore[arg-type]
 
 
-def test_what_is_copied_into_out_may_come_from_there() -> None:
+def test_an_out_that_overlaps_an_input_gives_the_right_result_where_it_is_copied() -> None:
     buffer, x = complex_(1, 2, 3, 4), complex_(0, 0)
     gdn_cuda.log_vandermonde_transpose(torch.ones(3), buffer[1:3], x, 3, out=buffer[2:])
     assert buffer.tolist() == [1, 2, 6, 9]
 
 
 @EVERY_CASE
-def test_no_gradients_with_out(case: Case, seed: int) -> None:
+def test_out_is_refused_with_tensors_that_require_gradients(case: Case, seed: int) -> None:
     x = without_out(case, seed)
     out = torch.empty_like(case.function(**x))
     x["v"].requires_grad_()
@@ -110,7 +110,7 @@ def test_a_stream_is_for_cuda_tensors(case: Case, seed: int) -> None:
 
 
 @EVERY_CASE
-def test_devices_must_be_one(case: Case, seed: int) -> None:
+def test_tensors_on_different_devices_are_refused(case: Case, seed: int) -> None:
     x = without_out(case, seed)
     first, second = (name for name, value in x.items() if isinstance(value, Tensor) and name in list(x)[:2])
     message = rf"^{case.function.__name__}: {second}: expected cpu, the device of {first}, got meta$"
@@ -127,7 +127,7 @@ def test_pinning_needs_cuda_tensors() -> None:
 
 
 @EVERY_CASE
-def test_a_few_points_at_a_time(case: Case, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_over_slices_of_points_equal_the_whole(case: Case, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long sums on CPU tensors are formed."""
     x = {
         name: value.requires_grad_() if isinstance(value, Tensor) else value for name, value in without_out(case, seed).items()
@@ -161,7 +161,7 @@ def complex_(*values: complex) -> Tensor:
     return torch.tensor(values, dtype=torch.complex64)
 
 
-def test_a_pole_on_a_point_is_a_limit() -> None:
+def test_a_pole_on_a_point_gives_the_limit() -> None:
     omega, lambd = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 2.0, 5.0])
     out = gdn_cuda.cauchy_kernel(torch.tensor([-1.0, 4.0, -4.0, 0.0]), omega, lambd)
     assert out.tolist() == [-inf, -1.0, -0.5]  # at 2, the residues 4 and -4 meet and leave the other terms' sum
@@ -172,14 +172,14 @@ def test_a_pole_on_a_point_is_a_limit() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_gradients_of_what_meets_are_nan_and_no_others(dtype: torch.dtype) -> None:
+def test_only_gradients_of_coinciding_points_and_poles_are_nan(dtype: torch.dtype) -> None:
     x = [torch.tensor(values, dtype=dtype).requires_grad_() for values in ([1.0, 2.0], [1.0, 4.0], [1.0, 3.0])]
     out = gdn_cuda.cauchy_kernel(*x)
     for grad in torch.autograd.grad(out, x, torch.ones_like(out)):
         assert grad.isnan().tolist() == [True, False]
 
 
-def test_nothing_to_sum_is_zero_and_nowhere_is_empty() -> None:
+def test_empty_sums_are_zero_and_no_points_give_an_empty_result() -> None:
     none, three = torch.zeros(0), torch.arange(3.0)
     assert gdn_cuda.cauchy_kernel(none, three, none).tolist() == [0, 0, 0]
     assert gdn_cuda.cauchy_kernel(three, none, three + 5).shape == (0,)
@@ -197,7 +197,7 @@ def test_points_at_infinity() -> None:
         assert out[:2].tolist() == [0, 0] and out[2].isnan()
 
 
-def test_one_of_everything() -> None:
+def test_sums_of_one_term() -> None:
     one = torch.ones(1)
     assert gdn_cuda.cauchy_kernel(3 * one, 4 * one, one).tolist() == [1]
     assert gdn_cuda.cauchy_conj(complex_(1j), complex_(2), complex_(1)).tolist() == [0]
@@ -209,7 +209,7 @@ def test_minus_infinity_is_the_logarithm_of_zero() -> None:
     assert gdn_cuda.log_vandermonde(torch.ones(1), torch.tensor([-inf]), 3).tolist() == [2, 0, 0]
 
 
-def test_what_is_out_of_range_is_infinite_or_zero() -> None:
+def test_powers_out_of_range_are_infinite_or_zero() -> None:
     x = torch.tensor([90.0])
     assert gdn_cuda.log_vandermonde(torch.ones(1), x, 2).tolist()[1] == inf
     assert gdn_cuda.log_vandermonde(torch.ones(1), -2 * x, 2).tolist()[1] == 0
@@ -217,7 +217,7 @@ def test_what_is_out_of_range_is_infinite_or_zero() -> None:
 
 
 @pytest.mark.parametrize("L", [3.0, "3", None])
-def test_lengths_are_integers(L: Any) -> None:
+def test_lengths_that_are_not_integers_are_refused(L: Any) -> None:
     x = torch.ones(3)
     for function, tensors in ((gdn_cuda.log_vandermonde, (x, x)), (gdn_cuda.log_vandermonde_transpose, (x, x, x))):
         with pytest.raises(ValueError, match=re.escape(f"{function.__name__}: L: expected an integer, got {L!r}")):
@@ -225,6 +225,6 @@ def test_lengths_are_integers(L: Any) -> None:
 
 
 @pytest.mark.parametrize("L", [-1, 2**41])
-def test_lengths_out_of_range(L: int) -> None:
+def test_lengths_out_of_range_are_refused(L: int) -> None:
     with pytest.raises(ValueError, match=re.escape(f"log_vandermonde: L: expected 0 to 1099511627776, got {L}")):
         gdn_cuda.log_vandermonde(torch.ones(1), torch.ones(1), L)

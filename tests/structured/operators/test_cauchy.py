@@ -41,7 +41,7 @@ def test_values_and_gradients(kind: str, shapes: tuple[tuple[int, ...], ...], rn
     assert torch.autograd.gradcheck(function, x)
 
 
-def test_only_gradients_that_are_asked_for(rng: torch.Generator) -> None:
+def test_only_requested_gradients_are_computed(rng: torch.Generator) -> None:
     v, omega, lambd = draw(((5,), (7,), (5,)), torch.float64, rng)
     fixed = cauchy_kernel(v.detach(), omega, lambd.detach())
     fixed.sum().backward()
@@ -49,7 +49,7 @@ def test_only_gradients_that_are_asked_for(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
-def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_mixed_dtypes_are_promoted(dtype: torch.dtype, rng: torch.Generator) -> None:
     v, omega, lambd = (x.detach() for x in draw(((5,), (7,), (5,)), torch.float64, rng))
     out = cauchy_kernel(v.to(dtype), omega.to(dtype), lambd.to(dtype))
     assert out.dtype == dtype
@@ -64,11 +64,6 @@ def test_tracing(kind: str, rng: torch.Generator) -> None:
     x = draw(SHAPES[1], dtype, rng)
     torch.library.opcheck(torch.ops.gdn_cuda.cauchy.default, (*x, kind == "conj"))
     grad = torch.randn(3, 2, 7, generator=rng, dtype=dtype)
-    plain = [y.detach() for y in x]
-    torch.library.opcheck(
-        torch.ops.gdn_cuda.cauchy_backward.default, (grad, *plain, kind == "conj", True, False, True),
-        test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
-    )  # fmt: skip
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     eager, traced = (torch.autograd.grad(f(*x), x, grad) for f in (function, compiled))
     assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))

@@ -1,4 +1,4 @@
-"""The C++ API of the structured operators on CPU tensors, which takes them to the implementations that Python registers."""
+"""The C++ API of the structured operators on CPU tensors, which it passes to the implementations that Python registers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_results_are_those_of_python(api: Any, seed: int) -> None:
     structured_api.check(api, "cpu", seed)
 
 
-@pytest.mark.parametrize("n", [1, 40])
+@pytest.mark.parametrize("n", [1, 9])
 def test_toeplitz_results_are_those_of_python(api: Any, n: int, seed: int) -> None:
     structured_api.check_toeplitz(api, "cpu", seed, n)
 

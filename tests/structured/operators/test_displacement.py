@@ -39,13 +39,13 @@ def test_values_and_gradients(disp_type: int, shapes: tuple[tuple[int, ...], ...
         assert torch.autograd.gradcheck(lambda *x: displacement_matvec(*x, disp_type), x)
 
 
-def test_no_columns_are_zeros_of_whatever_x_holds() -> None:
+def test_a_rank_of_zero_gives_zeros_whatever_x_holds() -> None:
     none, x = torch.zeros(3, 0), torch.tensor([torch.inf, 1, 2])
     assert displacement_matvec(none, none, x).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("n", [31, 256])
-def test_toeplitz_matrices_come_back(n: int, rng: torch.Generator) -> None:
+def test_generators_of_a_toeplitz_matrix_reproduce_its_products(n: int, rng: torch.Generator) -> None:
     """From their generators under (Z_1, Z_{−1}), which have rank 2."""
     c, r, x = torch.randn(3, n, generator=rng, dtype=torch.float64)
     matrix = toeplitz(c, r)
@@ -57,7 +57,7 @@ def test_toeplitz_matrices_come_back(n: int, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("disp_type", DisplacementType)
-def test_long_ones_form_no_matrix(disp_type: int, rng: torch.Generator) -> None:
+def test_long_products_form_no_matrix(disp_type: int, rng: torch.Generator) -> None:
     """A matrix of 60 000 rows would take 29 GB. Linear in x, as two halves show."""
     G, H = torch.randn(2, 60_000, 2, generator=rng)
     x, y = torch.randn(2, 60_000, generator=rng)
@@ -66,7 +66,7 @@ def test_long_ones_form_no_matrix(disp_type: int, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
-def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_mixed_dtypes_are_promoted(dtype: torch.dtype, rng: torch.Generator) -> None:
     G, H = torch.randn(2, 6, 2, generator=rng).to(dtype)
     x = torch.randn(6, generator=rng).to(dtype)
     out = displacement_matvec(G, H, x)

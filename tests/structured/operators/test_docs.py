@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "structured.md"
 RESULT = re.compile(r"^(.+?)  # (tensor\(.*\)|torch\.Size\(.*\)|True)")
 
 
-def test_examples() -> None:
+def test_the_examples_in_the_documentation_give_their_stated_results() -> None:
     if not PAGE.exists():
         pytest.skip("docs/structured.md is not in this tree")
     names: dict[str, Any] = {}

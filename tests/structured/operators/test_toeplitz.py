@@ -43,7 +43,9 @@ def test_values_and_gradients(
 ) -> None:
     x = draw(shapes, dtype, rng)
     out, expected = function(*x), getattr(oracle, function.__name__)(*x)
-    by_sums = literal.toeplitz_matvec(*x, function is toeplitz_matvec_transpose)  # `expected` is what CPU tensors run
+    by_sums = literal.toeplitz_matvec(
+        *x, function is toeplitz_matvec_transpose
+    )  # independent, as CPU tensors run the oracle itself
     assert out.shape == expected.shape and rel_rms(out, by_sums) < 1e-14
     grad = torch.randn(out.shape, generator=rng, dtype=dtype)
     for ours, theirs in zip(torch.autograd.grad(out, x, grad), torch.autograd.grad(expected, x, grad), strict=True):
@@ -71,7 +73,7 @@ RECTANGULAR = [
 def test_rectangular_matrices_are_those_of_scipy(
     shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    """Products in both directions on every matrix of the batch, their gradients, and what transforms do beyond one block."""
+    """Products in both directions on every matrix of the batch, their gradients, and products by transforms."""
     for function, transpose in ((toeplitz_matvec, False), (toeplitz_matvec_transpose, True)):
         c, r, x = draw((*shapes[:2], shapes[3] if transpose else shapes[2]), dtype, rng)
         r.data[..., 0] = torch.nan
@@ -105,8 +107,8 @@ def test_rectangular_matrices_as_matmul_toeplitz_has_them() -> None:
     assert torch.equal(toeplitz_matvec_transpose(c, r, second), torch.from_numpy(transposed).float())
 
 
-def test_integers_are_the_default_dtype(rng: torch.Generator) -> None:
-    """Beside other numbers they have their dtype, as in torch's own division."""
+def test_integers_are_converted_to_the_default_dtype(rng: torch.Generator) -> None:
+    """With other tensors they get their dtype, as in torch's division."""
     c, r, x = (torch.randint(-9, 9, (4,), generator=rng) for _ in range(3))
     expected = oracle.toeplitz_matvec(c.double(), r.double(), x.double())
     for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool):
@@ -129,7 +131,7 @@ def test_integers_are_the_default_dtype(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("shapes", [*EMPTY, ((4,), (0,), (0,)), ((0,), (4,), (4, 2)), ((3, 1), (0,), (3, 0))], ids=str)
-def test_nothing_in_nothing_out(shapes: tuple[tuple[int, ...], ...], rng: torch.Generator) -> None:
+def test_products_of_empty_matrices(shapes: tuple[tuple[int, ...], ...], rng: torch.Generator) -> None:
     x = draw(shapes, torch.float32, rng)
     out = toeplitz_matvec(*x)
     assert out.shape == oracle.toeplitz_matvec(*x).shape
@@ -138,7 +140,7 @@ def test_nothing_in_nothing_out(shapes: tuple[tuple[int, ...], ...], rng: torch.
 
 
 @pytest.mark.parametrize("function", PRODUCTS)
-def test_first_column_wins(function: Any, rng: torch.Generator) -> None:
+def test_the_first_column_decides_the_diagonal(function: Any, rng: torch.Generator) -> None:
     c, r, x = (y.detach() for y in draw(((5,), (5,), (5,)), torch.float32, rng))
     mismatched = torch.cat([torch.tensor([torch.nan]), r[1:]]).requires_grad_()
     out = function(c, mismatched, x)
@@ -148,7 +150,7 @@ def test_first_column_wins(function: Any, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
-def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_mixed_dtypes_are_promoted(dtype: torch.dtype, rng: torch.Generator) -> None:
     c, r, x = (y.detach().to(dtype) for y in draw(((5,), (5,), (5,)), torch.float64, rng))
     out = toeplitz_matvec(c, r, x)
     assert out.dtype == dtype and rel_rms(out, oracle.toeplitz_matvec(c, r, x)) < (4e-3 if dtype.itemsize == 2 else 1e-7)
@@ -159,8 +161,8 @@ def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("function", PRODUCTS)
-def test_long_ones_are_transformed(function: Any, dtype: torch.dtype, rng: torch.Generator) -> None:
-    """Beyond 1024 rows there is no matrix."""
+def test_long_products_go_through_transforms(function: Any, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Beyond 1024 rows no matrix is formed."""
     c, r, x = (y.detach() for y in draw(((1100,), (1100,), (1100, 2)), dtype, rng))
     r[0] = torch.nan
     expected = literal.toeplitz_matvec(c, r, x, function is toeplitz_matvec_transpose)
@@ -187,7 +189,7 @@ def test_tracing(dtype: torch.dtype, rng: torch.Generator) -> None:
 
 
 def test_tracing_beyond_one_block() -> None:
-    """And with `out`."""
+    """Also with `out`."""
     with FakeTensorMode():
         x = torch.empty(9000, device="cuda")
         assert toeplitz_matvec(x, x, x).shape == toeplitz_matvec(x, x, x, out=x).shape == x.shape
@@ -218,7 +220,7 @@ def test_errors_say_what_is_wrong(function: Any, name: str, rng: torch.Generator
     c, x = torch.zeros(3), [1.0, 2.0, 3.0]
     with pytest.raises(ValueError, match=f"^{function.__name__}: x: expected a real or complex .* got list$"):
         function(c, c, x)
-    for call in (function, lambda *given: function(*given, out=torch.empty(3))):  # as they come, and where `out` is checked
+    for call in (function, lambda *given: function(*given, out=torch.empty(3))):  # without `out`, and with it
         with pytest.raises(ValueError, match=f"^{function.__name__}: x: expected .* got \\(4,\\)$"):
             call(c, c, torch.zeros(4))
     sides = (4, 3) if function is toeplitz_matvec else (3, 4)

@@ -1,4 +1,4 @@
-"""Toeplitz solvers as operators: values, gradients, info, dtypes, tracing, errors. CPU tensors, and the GPU's ways on them."""
+"""Toeplitz solvers as operators: values, gradients, info, dtypes, tracing, errors. CPU tensors, also through the GPU's plan."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ LinAlgError = torch.linalg.LinAlgError
 DOUBLES = (torch.float64, torch.complex128)
 _ops = torch.ops.gdn_cuda
 
-# The plan of a GPU (toeplitz_solve.cpp) on CPU tensors, with the kernels' CPU implementations. Limits are rows: of
-# GKO and of Schur's recursion, the fewest and the most of conjugate gradients in one kernel.
-AS_IT_IS = (1024, 4096, 1025, 8192)
-WAYS = {"gko": AS_IT_IS, "dense LU": (0, 4096, 1025, 8192)}
+# The GPU's plan (toeplitz_solve.cpp) on CPU tensors, with the kernels' CPU implementations. Limits in rows: the most of GKO and
+# of Schur's recursion, the fewest and the most of conjugate gradients in one kernel.
+DEFAULT_LIMITS = (1024, 4096, 1025, 8192)
+ALGORITHMS = {"gko": DEFAULT_LIMITS, "dense LU": (0, 4096, 1025, 8192)}
 
 
-def planned(c: Tensor, r: Tensor, b: Tensor, limits: tuple[int, ...] = AS_IT_IS) -> tuple[Tensor, Tensor]:
+def planned(c: Tensor, r: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
     return _ops.toeplitz_solve_within(c, r, b, False, False, limits)  # type: ignore[no-any-return]
 
 
-def planned_symmetric(c: Tensor, b: Tensor, limits: tuple[int, ...] = AS_IT_IS) -> tuple[Tensor, Tensor]:
-    """Waiting: ways for positive definite matrices first."""
+def planned_symmetric(c: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
+    """Waits for the device: tries the algorithms for positive definite matrices first."""
     return _ops.toeplitz_solve_within(c, c, b, True, True, limits)  # type: ignore[no-any-return]
 
 
-def planned_positive(c: Tensor, b: Tensor, limits: tuple[int, ...] = AS_IT_IS) -> tuple[Tensor, Tensor]:
+def planned_positive(c: Tensor, b: Tensor, limits: tuple[int, ...] = DEFAULT_LIMITS) -> tuple[Tensor, Tensor]:
     return _ops.toeplitz_solve_positive_within(c, b, limits)  # type: ignore[no-any-return]
 
 
@@ -68,7 +68,7 @@ def test_values_and_gradients(n: int, dtype: torch.dtype, rng: torch.Generator) 
         b = leaves[2] if b.dim() == 4 else leaves[2][None]
         out, expected = toeplitz_solve(*leaves[:2], b), oracle.toeplitz_solve(*leaves[:2], b)
         matrix, right = literal.toeplitz(c, r), b.detach() if b.dim() == 4 else b.detach()[..., None]
-        by_lapack = torch.linalg.solve(matrix, right)  # `expected` is what CPU tensors run
+        by_lapack = torch.linalg.solve(matrix, right)  # independent, as CPU tensors run the oracle itself
         assert rel_rms(out, by_lapack if b.dim() == 4 else by_lapack.squeeze(-1)) < 1e-12
         grad = draw(rng, *out.shape, dtype=dtype)
         for ours, theirs in zip(
@@ -106,7 +106,7 @@ def test_first_entry_of_the_inverse_may_be_zero() -> None:
     assert one_bad[0].isnan().all() and one_bad[1].tolist() == oracle.toeplitz_inverse_apply(v, u, torch.ones(2)).tolist()
 
 
-def test_generators_are_no_more_exact_beside_a_wide_x() -> None:
+def test_near_zero_u0_is_judged_in_the_precision_of_the_generators() -> None:
     c, r = torch.tensor([1 / 3, 0.7, 0.3]), torch.tensor([1 / 3, (1 / 9) / 0.7, 0.9])
     u, v = gs_compute_generators(c, r)
     assert u[0] != 0
@@ -118,7 +118,7 @@ def test_generators_are_no_more_exact_beside_a_wide_x() -> None:
 @pytest.mark.parametrize("of_c", [1e-300, 1e300])
 @pytest.mark.parametrize("of_b", [1e-300, 1.0, 1e300])
 def test_numbers_at_the_ends_of_the_range(of_c: float, of_b: float) -> None:
-    """Regular matrices stay so, and a solution is right where it does not itself leave the range."""
+    """Nonsingular matrices are solved where the solution itself is in range."""
     c, r = (torch.tensor(line, dtype=torch.float64) for line in ([4, 1, 0], [4, 2, 1]))
     b = torch.ones(3, dtype=torch.float64)
     x, info = toeplitz_solve_ex(of_c * c, of_c * r, of_b * b)
@@ -139,7 +139,7 @@ def test_to_cauchy(n: int, dtype: torch.dtype, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
-def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_mixed_dtypes_are_promoted(dtype: torch.dtype, rng: torch.Generator) -> None:
     c, r, b = well(rng, 6).to(dtype), draw(rng, 6).to(dtype), draw(rng, 6).to(dtype)
     bound = 4e-3 if dtype.itemsize == 2 else 1e-7
     x, info = toeplitz_solve_ex(c, r, b)
@@ -151,7 +151,7 @@ def test_dtypes_meet(dtype: torch.dtype, rng: torch.Generator) -> None:
 
 
 def test_info_and_errors_of_singular_matrices(rng: torch.Generator) -> None:
-    """In a batch, the others are as ever. The precision of the inputs decides."""
+    """Other matrices of the batch are solved. The precision of the inputs decides what is singular."""
     c = torch.tensor([[2.0, 1, 0], [1, 1, 1], [1, 1 - 2.0**-23, 1 - 2.0**-21], [torch.nan, 0, 0]])
     b = draw(rng, 4, 3).float()
     x, info = toeplitz_solve_symmetric_ex(c, b)
@@ -183,10 +183,6 @@ def test_no_rows(batch: tuple[int, ...]) -> None:
 def test_tracing(dtype: torch.dtype, rng: torch.Generator) -> None:
     x = [t.requires_grad_() for t in (well(rng, 2, 1, 4, dtype=dtype), draw(rng, 3, 4, dtype=dtype), draw(rng, 2, 1, 4, 2, dtype=dtype))]  # fmt: skip  # noqa: E501
     torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_solve.default, (*x, False, False))
-    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_gko.default, (*(t.detach() for t in x), 1e-15))
-    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_generators.default, [t.detach() for t in x])
-    sides = [draw(rng, 2, rows, 4, dtype=torch.complex128) for rows in (2, 2, 3)]
-    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_eliminate.default, (*sides, -1))
 
     def all_of_it(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
         (x, info), (y, _) = toeplitz_solve_ex(c, r, b), toeplitz_solve_symmetric_ex(c, b)
@@ -237,12 +233,12 @@ def test_errors_say_what_is_wrong(name: str, rng: torch.Generator) -> None:
         toeplitz_solve_symmetric_ex(x.cfloat(), x, assume_positive=True)
 
 
-# ---- what a GPU does, with the kernels' CPU implementations
+# ---- the GPU's plan with the kernels' CPU implementations
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
-@pytest.mark.parametrize("way", WAYS)
-def test_ways_of_the_gpu(way: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_of_the_gpu_equal_the_oracle(algorithm: str, dtype: torch.dtype, rng: torch.Generator) -> None:
     single = dtype in (torch.float32, torch.complex64)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     for shapes in (
@@ -254,32 +250,32 @@ def test_ways_of_the_gpu(way: str, dtype: torch.dtype, rng: torch.Generator) -> 
         c, r, b = (draw(rng, *shape, dtype=wide).to(dtype) for shape in shapes)
         c[..., 0] = 1e-6 if c.shape[-1] > 1 else 2  # a tiny leading minor
         r[..., 0] = torch.nan
-        (x, info), (expected, told) = planned(c, r, b, WAYS[way]), oracle.toeplitz_solve_ex(c, r, b)
+        (x, info), (expected, told) = planned(c, r, b, ALGORITHMS[algorithm]), oracle.toeplitz_solve_ex(c, r, b)
         assert x.dtype == dtype and x.shape == expected.shape and torch.equal(info, told)
         assert rel_rms(x, expected) < (1e-6 if single else 1e-11)
     for scale in (1e-30, 1e30) if single else (1e-200, 1e200):
         (x, info), (expected, _) = (
-            planned(c * scale, r * scale, b, WAYS[way]),
+            planned(c * scale, r * scale, b, ALGORITHMS[algorithm]),
             oracle.toeplitz_solve_ex(c * scale, r * scale, b),
         )
         assert not info.any() and rel_rms(x * scale, expected * scale) < (1e-5 if single else 1e-10)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_ways_of_the_gpu_tell_singular_matrices(way: str, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_of_the_gpu_report_singular_matrices(algorithm: str, rng: torch.Generator) -> None:
     c = torch.tensor([[2.0, 1, 0], [1, 1, 1], [0, 0, 0], [torch.nan, 0, 0], [1, 1 - 2.0**-23, 1 - 2.0**-21]])
     b = draw(rng, 5, 3).float()
     for dtype, nearly in ((torch.float32, 4), (torch.float64, 0)):
-        x, info = planned(c.to(dtype), c.to(dtype), b.to(dtype), WAYS[way])
+        x, info = planned(c.to(dtype), c.to(dtype), b.to(dtype), ALGORITHMS[algorithm])
         assert info[0] == 0 and rel_rms(x[0], oracle.toeplitz_solve(c[0], c[0], b[0])) < 1e-6
         assert info[1] in (2, 3, 4) and info[2] == 1 and x[2].isnan().all() and info[3] > 0 and info[4] == nearly
 
 
 def test_no_columns() -> None:
-    """Matrices are judged all the same."""
+    """Singular matrices are reported all the same."""
     c, b = torch.tensor([[2.0, 1, 0], [0, 0, 0]]), torch.zeros(2, 3, 0)
     solved = [toeplitz_solve_ex(c, c, b), toeplitz_solve_symmetric_ex(c, b), planned_symmetric(c, b)]
-    for x, info in (*solved, *(planned(c, c, b, limits) for limits in WAYS.values())):
+    for x, info in (*solved, *(planned(c, c, b, limits) for limits in ALGORITHMS.values())):
         assert x.shape == b.shape and info.tolist() == [0, 1]
     assert toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[1].tolist() == [0, -1]
     assert planned_positive(c, b)[1].tolist() == [0, -1]
@@ -288,26 +284,26 @@ def test_no_columns() -> None:
 
 
 def test_huge_numbers_get_no_correction_that_overflows(rng: torch.Generator) -> None:
-    """Entries near 1e304: transforms of T x overflow where T x itself does not, so there is no residual to refine with, and x
-    is what was eliminated."""
+    """Entries near 1e304: the transforms of T x overflow though T x does not. There is no residual to refine with, so x is the
+    result of the elimination."""
     n, size = 1100, 1e304
     c, r, x = well(rng, n), draw(rng, n), draw(rng, n)
     c[0] += 4 * n**0.5
     b = size * oracle.toeplitz_matvec(c, r, x)
     assert b.isfinite().all()
     assert not toeplitz_matvec(size * c, size * r, x).isfinite().all()
-    found, info = planned(size * c, size * r, b, (n, *AS_IT_IS[1:]))
+    found, info = planned(size * c, size * r, b, (n, *DEFAULT_LIMITS[1:]))
     assert info == 0 and rel_rms(found, x) < 1e-11
 
 
 def test_residuals_of_the_second_precision_are_used(rng: torch.Generator) -> None:
-    """In fp64 elimination by growing generators loses digits, and one step of refinement brings them back."""
+    """Generators that grow cost the elimination in fp64 some digits; one step of refinement restores them."""
     c, r, b = draw(rng, 400), draw(rng, 400), draw(rng, 400)
     expected, plain = oracle.toeplitz_solve_ex(c, r, b)[0], _ops.toeplitz_gko(c, r, b, 1e-15)[0]
     assert rel_rms(planned(c, r, b)[0], expected) < 0.2 * rel_rms(plain, expected)
 
 
-def test_explanations_name_the_way() -> None:
+def test_explanations_name_the_algorithm() -> None:
     ways = ("toeplitz_gko", "toeplitz_eliminate", "dense LU", "toeplitz_schur", "toeplitz_pcg", "conjugate gradients in torch")
 
     def named(n: int, symmetric: bool = False) -> list[str]:
@@ -323,11 +319,11 @@ def test_explanations_name_the_way() -> None:
     assert named(8193, True) == ["conjugate gradients in torch", "dense LU"]
 
 
-# ---- symmetric positive definite ones
+# ---- symmetric positive definite matrices
 
 
 def symmetric(n: int) -> Tensor:
-    """Positive definite, nearly not, indefinite, singular, no numbers."""
+    """First columns: positive definite, barely so, indefinite, singular, NaN."""
     distance = torch.arange(n, dtype=torch.float64)
     first = distance == 0
     return torch.stack([0.9**distance + 0.1 * first, (-((distance / 3) ** 2)).exp() + 1e-5 * first,
@@ -335,19 +331,20 @@ def symmetric(n: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
+def test_positive_definite_matrices(dtype: torch.dtype, rng: torch.Generator) -> None:
     c, b = symmetric(20).to(dtype), draw(rng, 5, 20, 2).to(dtype)
     x, info = toeplitz_solve_symmetric_ex(c, b, assume_positive=True)
     assert info.tolist()[:2] == [0, 0] and (info[2:] < 0).all() and x[2:].isnan().all()
     assert rel_rms(x[:2], oracle.toeplitz_solve_symmetric(c[:2], b[:2])) < (1e-7 if dtype == torch.float32 else 1e-11)
-    leaves = [symmetric(4)[:1].requires_grad_(), draw(rng, 4).requires_grad_()]
-    assert torch.autograd.gradcheck(lambda c, b: toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[0], leaves)
-    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_solve_positive.default, leaves)
-    for kernel in (_ops.toeplitz_schur, _ops.toeplitz_pcg):
-        torch.library.opcheck(kernel.default, (*(leaf.detach() for leaf in leaves), 1e-15))
     assert toeplitz_solve_symmetric_ex(c[0], b[0].bfloat16().to(dtype), assume_positive=True)[1].shape == ()
     compiled = torch.compile(toeplitz_solve_symmetric_ex, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(c[:2], b[:2], assume_positive=True)[0], x[:2])
+
+
+def test_gradients_and_tracing_of_positive_definite_matrices(rng: torch.Generator) -> None:
+    leaves = [symmetric(4)[:1].requires_grad_(), draw(rng, 4).requires_grad_()]
+    assert torch.autograd.gradcheck(lambda c, b: toeplitz_solve_symmetric_ex(c, b, assume_positive=True)[0], leaves)
+    torch.library.opcheck(torch.ops.gdn_cuda.toeplitz_solve_positive.default, leaves)
     with FakeTensorMode():
         on_gpu = torch.empty(9, device="cuda")
         assert toeplitz_solve_symmetric_ex(on_gpu, on_gpu, assume_positive=True)[0].shape == (9,)
@@ -355,8 +352,10 @@ def test_positive_ones(dtype: torch.dtype, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("limits", [(4096, 1025, 8192), (4096, 0, 8192), (0, 0, 8192), (0, 0, 0)])
-def test_symmetric_ways_of_the_gpu(limits: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator) -> None:
-    """Where one matrix of a batch is not positive definite, all take the general way."""
+def test_symmetric_algorithms_of_the_gpu_equal_the_oracle(
+    limits: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    """If one matrix of a batch is not positive definite, all are solved by the general algorithm."""
     own = (1024, *limits)
     c, b = symmetric(40).to(dtype), draw(rng, 5, 40).to(dtype)
     for which in ([0, 1], [0, 2]):
@@ -366,22 +365,21 @@ def test_symmetric_ways_of_the_gpu(limits: tuple[int, int, int], dtype: torch.dt
     assert planned_symmetric(c, b, own)[1][3:].all()
 
 
-def test_what_one_block_of_gradients_tells(rng: torch.Generator) -> None:
-    """That it does not come to an end."""
+def test_conjugate_gradients_in_one_block_report_no_convergence(rng: torch.Generator) -> None:
     c, b = symmetric(6)[None, :3], draw(rng, 4, 3, 6)
     x, info = planned_positive(c, b, (1024, 0, 0, 8192))
     assert info.tolist() == [[0, 0, -1]] and x[:, 2].isnan().all() and x[:, :2].isfinite().all()
 
 
-def test_one_right_hand_side_that_fails_tells_of_its_matrix() -> None:
-    """Conjugate gradients of torch's operators find no end for infinities; those of one kernel go on with the others."""
+def test_one_failing_right_hand_side_marks_its_matrix() -> None:
+    """Conjugate gradients in torch operations do not converge with infinities; those in one kernel solve the other sides."""
     c, b = symmetric(6)[:1], torch.ones(4, 6, dtype=torch.float64)
     b[2, 3] = torch.inf
     x, info = _ops.toeplitz_pcg_long(c, b)
     assert info.tolist() == [-1] and x.isnan().all()
 
 
-@pytest.mark.parametrize("limits", [AS_IT_IS, (0, 4096, 0, 8192), (0, 0, 0, 8192), (0, 0, 0, 0)])
+@pytest.mark.parametrize("limits", [DEFAULT_LIMITS, (0, 4096, 0, 8192), (0, 0, 0, 8192), (0, 0, 0, 0)])
 def test_no_right_hand_sides_of_a_matrix(limits: tuple[int, ...]) -> None:
     c = torch.tensor([[2.0, 1.0, 0.0]])
     for b in (torch.zeros(0, 3), torch.zeros(0, 3, 2)):
@@ -398,7 +396,7 @@ def test_the_limit_of_assume_positive() -> None:
 
 
 def test_columns_of_the_inverse_and_their_products_in_torch(rng: torch.Generator) -> None:
-    """What a GPU does for `toeplitz_inverse_apply`, on CPU tensors: NaN in place of an error."""
+    """The GPU's `toeplitz_inverse_apply` on CPU tensors: NaN in place of an error."""
     for dtype in (torch.float32, *DOUBLES):
         c, r = (y.to(dtype) for y in (well(rng, 2, 1, 9), draw(rng, 3, 9)))
         u, v = gs_compute_generators(c, r)
@@ -414,7 +412,7 @@ def test_columns_of_the_inverse_and_their_products_in_torch(rng: torch.Generator
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
-def test_integers_are_the_default_dtype(dtype: torch.dtype) -> None:
+def test_integers_are_converted_to_the_default_dtype(dtype: torch.dtype) -> None:
     """As scipy.linalg.solve_toeplitz takes them."""
     c, r, b = torch.tensor([4, 1, 0]).to(dtype), torch.tensor([4, 0, 1]).to(dtype), torch.tensor([1, 0, 1]).to(dtype)
     given = tuple(x.numpy().astype(float) for x in (c, r, b))

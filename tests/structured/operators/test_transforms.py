@@ -1,4 +1,4 @@
-"""Derivatives of the structured operators in forward mode and under torch.func, and torch.vmap: never zeros in silence.
+"""Derivatives of the structured operators in forward mode, under torch.func and torch.vmap: right or refused, never silently 0.
 
 Forward mode is compared with central differences in fp64, torch.func with backward(), torch.vmap with a loop."""
 
@@ -50,7 +50,7 @@ def displaced(G: Tensor, H: Tensor, x: Tensor) -> Tensor:
 
 
 REAL, COMPLEX = torch.float64, torch.complex128
-# What is called, the dtype, and the shapes of its arguments; one of a Toeplitz matrix is made to be regular.
+# Function, dtype, and shapes of its arguments; Toeplitz matrices are made nonsingular.
 CASES: dict[str, tuple[Callable[..., Tensor], torch.dtype, tuple[tuple[int, ...], ...]]] = {
     "cauchy": (gdn_cuda.cauchy_kernel, REAL, ((N,), (L,), (N,))),
     "cauchy complex": (gdn_cuda.cauchy_kernel, COMPLEX, ((2, 1, N), (3, L), (N,))),
@@ -120,7 +120,7 @@ def test_torch_func_gives_the_gradients_of_backward(name: str, rng: torch.Genera
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[1] == REAL and name != "to_cauchy"])
-def test_jacobians_of_both_modes_are_one(name: str, rng: torch.Generator) -> None:
+def test_jacobians_of_forward_and_reverse_mode_agree(name: str, rng: torch.Generator) -> None:
     function, x = drawn(name, rng)
     places = tuple(range(len(x)))
     for back, forth in zip(torch.func.jacrev(function, places)(*x), torch.func.jacfwd(function, places)(*x), strict=True):
@@ -174,7 +174,7 @@ def test_vmap_of_info(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_VMAP))
-def test_what_looks_at_values_is_not_mapped(name: str, rng: torch.Generator) -> None:
+def test_functions_that_inspect_values_are_refused_under_vmap(name: str, rng: torch.Generator) -> None:
     function, x = drawn(name, rng, 3)
     with pytest.raises(
         ValueError, match=r"^toeplitz_solve(_symmetric)?: info: expected a call outside torch.vmap, .*_ex does not"
@@ -183,7 +183,7 @@ def test_what_looks_at_values_is_not_mapped(name: str, rng: torch.Generator) -> 
 
 
 def test_second_derivatives_of_sums_over_poles_are_refused(rng: torch.Generator) -> None:
-    """In every order of modes; those of the sums of powers where backward refuses them too."""
+    """In every order of modes; for sums of powers only where backward refuses them too."""
     for name in ("cauchy", "cauchy_conj"):
         function, x = drawn(name, rng)
 
@@ -221,7 +221,7 @@ def test_out_is_refused_where_derivatives_would_be_lost(name: str, rng: torch.Ge
     assert bool((out == 7).all())
 
 
-def test_models_of_forward_and_backward_mode(rng: torch.Generator) -> None:
+def test_hessian_vector_products_agree_in_forward_and_reverse_mode(rng: torch.Generator) -> None:
     """A Hessian-vector product through a module, forward over backward, is that of backward over backward."""
     c, r, x = (torch.randn(5, generator=rng, dtype=REAL) for _ in range(3))
     module = gdn_cuda.nn.ToeplitzMV(c, r)

@@ -29,7 +29,7 @@ def nodes(kind, N, L, complex_, rng):
 
 
 def exactly(terms):
-    """The sum of v / d over exact pairs, and the sum of sizes, which bounds what rounding may do to it."""
+    """The exact sum of v / d, and the sum of sizes, which bounds its rounding error."""
     with mpmath.workdps(40):
         quotients = [mpmath.mpc(v) / (mpmath.mpc(a) - mpmath.mpc(b)) for v, a, b in terms]
         return complex(mpmath.fsum(quotients)), float(mpmath.fsum([abs(q) for q in quotients]))
@@ -38,7 +38,7 @@ def exactly(terms):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("complex_", [False, True])
 @pytest.mark.parametrize(("N", "L"), [(1, 1), (2, 3), (13, 7), (40, 5)])
-def test_sums_to_the_last_digits(kind, complex_, N, L, rng):
+def test_sums_equal_mpmath_to_the_last_digits(kind, complex_, N, L, rng):
     omega, lambd = nodes(kind, N, L, complex_, rng)
     v = draw(rng, N, complex_=complex_)
     out = cauchy_kernel(v, omega, lambd)
@@ -89,7 +89,7 @@ def test_complex_pole_on_a_point(v, expected):
 
 
 def test_conjugate_pair_of_a_real_pole_on_a_point():
-    """Both terms of the pair meet: (v + v̄) / ε has no imaginary part."""
+    """Both terms of the pair are infinite: (v + v̄) / ε has no imaginary part."""
     one = torch.ones(1, dtype=torch.complex128)
     assert cauchy_conj(one * (1 + 7j), one, one).item() == complex(inf, 0)
     assert cauchy_conj(one * 7j, one, one).item() == 0
@@ -109,7 +109,7 @@ def test_gradients_at_a_pole_are_nan_and_the_others_untouched(rng):
     expected = torch.autograd.grad(beside[[0, 2]], apart[1], torch.ones(2, dtype=beside.dtype))[0]
     poles = [0, 2]
     rest = torch.autograd.grad(cauchy_kernel(*leaves)[poles], leaves[1], torch.ones(2, dtype=beside.dtype))[0]
-    assert rest[1].isnan()  # 0 / 0 although its output was not asked for
+    assert rest[1].isnan()  # 0 / 0, although the gradient of its output is 0
     third = v[2].detach() / (omega[poles].detach() - lambd[2].detach()) ** 2
     assert rel_rms(rest[poles], expected[poles] - third.conj()) < 1e-13
 

@@ -1,4 +1,4 @@
-"""Products by displacement: A comes from the equation itself, solved as a linear system in all of its entries."""
+"""Products by displacement, against A from its defining equation, solved as a linear system in all entries."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def pair(disp_type, n):
 
 
 def least_norm_solution(L, M, right):
-    """The A of least norm among those that come nearest to L A − A M = right: the pseudoinverse of the whole operator."""
+    """The least-squares solution A of L A − A M = right with the least norm, by the pseudoinverse."""
     n = len(L)
     operator = torch.kron(L, torch.eye(n).double()) - torch.kron(torch.eye(n).double(), M.T.contiguous())
     inverse = torch.linalg.pinv(operator, rtol=1e-10).to(right.dtype)
@@ -38,7 +38,7 @@ def least_norm_solution(L, M, right):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("rank", [1, 3])
-def test_is_the_least_norm_solution_of_its_equation(disp_type, dtype, n, rank, rng):
+def test_the_matrix_is_the_least_norm_solution_of_its_equation(disp_type, dtype, n, rank, rng):
     G, H, x = draw(rng, n, rank, dtype=dtype), draw(rng, n, rank, dtype=dtype), draw(rng, n, dtype=dtype)
     expected = least_norm_solution(*pair(disp_type, n), G @ H.T)
     matrix, y = displacement_matrix(G, H, disp_type), displacement_matvec(G, H, x, disp_type)
@@ -67,15 +67,15 @@ def test_entries_in_the_fourier_basis(n, rng):
 
 
 def generators_of(disp_type, matrix):
-    """G and H of rank 2 of a matrix, and what is left of its displacement behind rank 2."""
+    """Generators G and H of rank 2 of a matrix, and the part of its displacement beyond rank 2."""
     L, M = pair(disp_type, len(matrix))
     U, S, V = torch.linalg.svd(L @ matrix - matrix @ M)
     return U[:, :2] * S[:2], V.mH[:, :2].conj(), S[2:]
 
 
 @pytest.mark.parametrize("n", SIZES[1:])
-def test_what_each_type_is_made_for(n, rng):
-    """Two types have Toeplitz matrices at rank 2, one Hankel matrices; what an operator sends to 0 cannot come back."""
+def test_each_type_represents_its_structured_matrices(n, rng):
+    """Two types have Toeplitz matrices at rank 2, one Hankel matrices; the null space of the operator is lost."""
     T = toeplitz(draw(rng, n), draw(rng, n))
     circulants = torch.stack([torch.linalg.matrix_power(shift(n, 1), k) for k in range(n)])
     cyclic_hankels = circulants.flip(-1)
@@ -95,7 +95,7 @@ def test_what_each_type_is_made_for(n, rng):
         assert generators_of(DisplacementType.CYCLIC_TRANSPOSED, T)[2].max() > 1e-3
 
 
-def test_the_nearest_nodes_lose_no_digits():
+def test_nearly_equal_nodes_keep_full_precision():
     """n = 1009: neighbouring roots are 3e-3 apart, and those of Z_{−1} half of it. A single pair of generators gives an A
     whose displacement is an outer product again."""
     n = 1009
@@ -135,7 +135,7 @@ def test_dtypes_are_widened_before_anything_is_computed(dtype, rng):
 
 
 @pytest.mark.parametrize("disp_type", TYPES)
-def test_little(disp_type):
+def test_small_sizes(disp_type):
     """No rows; no generators; and one row, where only the third type has something to solve: 2 a = g h."""
     assert displacement_matvec(torch.zeros(2, 0, 3), torch.zeros(0, 3), torch.zeros(0), disp_type).shape == (2, 0)
     assert displacement_matvec(torch.zeros(3, 0), torch.zeros(3, 0), torch.ones(3), disp_type).tolist() == [0, 0, 0]

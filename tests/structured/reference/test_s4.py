@@ -34,7 +34,7 @@ def outputs(step, u, state):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("L", [1, 2, 3, 7, 16, 101])
-def test_closed_form_is_the_recurrence(shape, L, rng):
+def test_the_closed_form_equals_the_recurrence(shape, L, rng):
     """Even lengths have ω = −1, where z is infinite."""
     system = s4.system_of(make_param_config(rng, **shape))
     discrete, (H, N) = s4.discretized(system), system.A.shape
@@ -54,7 +54,7 @@ def test_closed_form_is_the_recurrence(shape, L, rng):
 
 @pytest.mark.parametrize("L", [4, 5])
 def test_formula_of_the_paper(L, rng):
-    """As the specification writes it, with z and without its limit at ω = −1; rank 1 by a division."""
+    """The formula of the specification, with z and without its limit at ω = −1; rank 1 by a division."""
     from gdn_cuda.reference.structured_cauchy import cauchy_conj
 
     system = s4.system_of(make_param_config(rng))
@@ -176,7 +176,7 @@ def test_parameters(transform, dt_fast, rng):
         s4.system_of(config | {"dt_transform": "tanh"})
 
 
-def test_softplus_of_large_numbers_has_all_digits():
+def test_softplus_of_large_numbers_keeps_full_precision():
     x = torch.tensor([-40.0, 0.0, 20.5, 30.0, 800.0], dtype=torch.float64)
     expected = torch.where(x > 0, x + (-x).exp().log1p(), x.exp().log1p())
     assert rel_rms(s4.transformed(x, "softplus")[:4] - x[:4], expected[:4] - x[:4]) < 1e-15
@@ -240,7 +240,7 @@ def test_gradients_of_steps(rng):
     assert torch.autograd.gradcheck(dense, leaves)
 
 
-def test_no_length(rng):
+def test_kernels_of_length_zero(rng):
     system = s4.system_of(make_param_config(rng))
     state = draw(rng, 2, 3, 4, dtype=torch.complex128)
     k, k_state = s4.kernel_by_resolvent(system, 0, state=state)

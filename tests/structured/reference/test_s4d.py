@@ -70,7 +70,7 @@ def test_bilinear_is_s4_without_its_low_rank_part(shape, rng):
 
 @pytest.mark.parametrize("dt_A", [0, 1e-300, 1e-12, -1e-9 + 1e-9j, 0.4999, -0.5, -0.5001, -3 + 40j, -700])
 def test_zoh_near_and_far_from_zero(dt_A):
-    """(e^x − 1)/x to the last digits, and dt B at A = 0."""
+    """(e^x − 1)/x in full precision, and dt B at A = 0."""
     mpmath = pytest.importorskip("mpmath", reason="mpmath is not installed (it comes with torch's sympy)")
     with mpmath.workdps(40):
         system = one_state(dt_A)
@@ -93,7 +93,7 @@ def test_bilinear_at_minus_two_keeps_nothing():
 
 
 def test_bilinear_at_two_is_not_finite():
-    """A pole of Ā, which no stable system has."""
+    """A pole of Ā, which stable systems do not have."""
     system = one_state(2)
     assert not s4d.kernel_by_powers(s4d.discretized(system, "bilinear"), system.C, 4)[0].isfinite().any()
 

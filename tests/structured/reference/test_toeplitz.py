@@ -32,7 +32,7 @@ def scipy_linalg():
 
 
 def matrices(n, rng):
-    """(c, r) of every class that the kernels are tried on, with c[0] ≠ r[0] where c wins."""
+    """(c, r) of every class of test matrices, with c[0] ≠ r[0] where c[0] must be used."""
     distance = torch.arange(n, dtype=torch.float64)
     positive = 0.9**distance + 0.1 * (distance == 0)
     tiny, zero, indefinite = draw(rng, 2, n), draw(rng, 2, n), draw(rng, n)
@@ -53,7 +53,7 @@ CLASSES = tuple(matrices(2, torch.Generator()))
 
 
 def exact_solution(matrix, b):
-    """By Fractions, so without any rounding until the end."""
+    """By Fractions, so rounded once at the end."""
     n = len(b)
     rows = [[Fraction(x) for x in row] + [Fraction(y)] for row, y in zip(matrix.tolist(), b.tolist(), strict=True)]
     for k in range(n):
@@ -81,7 +81,7 @@ def test_matrix_and_products_of_scipy(n, dtype, rng):
     )
 
 
-def test_first_column_wins(rng):
+def test_the_first_column_decides_the_diagonal(rng):
     """Whatever r[0] is, NaN too, nothing changes, and it has no gradient."""
     c, r, b = draw(rng, 5), draw(rng, 5), draw(rng, 5)
     mismatched = torch.cat([torch.tensor([torch.nan]).double(), r[1:]])
@@ -107,7 +107,7 @@ def test_solutions_are_exact_to_the_last_digits(kind, n, rng):
 
 
 def test_one_lapack_solve_would_not_be_as_exact(rng):
-    """That the test above can fail."""
+    """Shows that the test above can fail."""
     c, r = matrices(13, rng)["nearly singular"]
     b = draw(rng, 13)
     assert rel_rms(torch.linalg.solve(toeplitz(c, r), b), exact_solution(toeplitz(c, r), b)) > 1e-10
@@ -125,7 +125,7 @@ def test_complex_solutions_are_exact_to_the_last_digits(n, rng):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_solutions_of_scipy(dtype, rng):
-    """Levinson, which needs no pivots on a diagonal that dominates."""
+    """Levinson's recursion, which needs no pivots for dominant diagonals."""
     c, r, b = (draw(rng, 64, dtype=dtype) for _ in range(3))
     c[0] = 200
     expected = scipy_linalg().solve_toeplitz((c.numpy(), r.numpy()), b.numpy())
@@ -137,13 +137,13 @@ def test_solutions_of_scipy(dtype, rng):
     [
         ([0.0], [0.0], [1]),
         ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [2]),
-        ([0.0, 0.0], [0.0, 1.0], [1, 2]),  # which of the two depends on nothing we promise
+        ([0.0, 0.0], [0.0, 1.0], [1, 2]),  # either is allowed
         ([0.1, -0.3, 0.2], [0.1, 0.2, -0.3], [3, 4]),  # circulant, rows sum to zero up to rounding
         ([torch.nan, 1.0], [0.0, 1.0], [3]),
         ([2.0, 1.0], [0.0, torch.inf], [3]),
     ],
 )
-def test_singular_matrices_are_told(c, r, info, rng):
+def test_singular_matrices_are_reported_in_info(c, r, info, rng):
     c, r = torch.tensor(c, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
     b = draw(rng, len(c), 2)
     x, told = toeplitz_solve_ex(c, r, b)
@@ -160,7 +160,7 @@ def test_singular_matrices_are_told(c, r, info, rng):
 
 
 def test_the_precision_of_the_inputs_decides_what_is_singular(rng):
-    """A condition number of 1e9 is too much for fp32 and nothing for fp64."""
+    """A condition number of 1e9 is too large for fp32 and harmless for fp64."""
     c = torch.tensor([1.0, 1.0 - 2.0**-23, 1.0 - 2.0**-21])
     b = torch.ones(3)
     x, info = toeplitz_solve_ex(c, c, b)
@@ -202,7 +202,7 @@ def test_gohberg_semencul(n, dtype, rng):
     ("c", "r"), [([0.0, 1.0], [0.0, 1.0]), ([1.0, 1.0, 2.0], [1.0, 1.0, 3.0]), ([0.1, 0.3, 0.7], [0.1, 1 / 30, 0.2])]
 )
 def test_first_entry_of_the_inverse_may_be_zero(c, r):
-    """T is regular, its leading minor of order n − 1 is not: (u, v) exist, the formula does not; the solver does not care."""
+    """T is nonsingular, its leading minor of order n − 1 is singular: (u, v) exist, the formula fails, the solver works."""
     c, r = torch.tensor(c, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
     u, v = gs_compute_generators(c, r)
     assert abs(u[0]) < 1e-15
@@ -228,7 +228,7 @@ def test_toeplitz_to_cauchy(n, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_gradients(n, dtype, rng):
     c, r = draw(rng, 2, 1, n, dtype=dtype), draw(rng, n, dtype=dtype)
     many, one = draw(rng, 2, 2, n, 2, dtype=dtype), draw(rng, 3, n, dtype=dtype)

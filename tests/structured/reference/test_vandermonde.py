@@ -30,7 +30,7 @@ def exact_powers(x, steps):
 
 @pytest.mark.parametrize("phase", [1.0, 1e3, 1e6, 1e9])
 @pytest.mark.parametrize("decay", [0.0, 2.0, 600.0, -600.0])
-def test_powers_to_the_last_digits(phase, decay, rng):
+def test_powers_equal_mpmath_to_the_last_digits(phase, decay, rng):
     L = 16384
     x, steps = exponents(rng, 6, L, phase, decay), [0, 1, 2, 777, 8191, 16383]
     expected = exact_powers(x, steps)
@@ -44,8 +44,8 @@ def test_powers_to_the_last_digits(phase, decay, rng):
     assert ((transposed - expected).abs() <= 4 * EPSILON * expected.abs()).all()
 
 
-def test_a_rounded_product_would_be_seen(rng):
-    """That the test above can fail: without the rounding error of x·l, phases of 1e6 are 1e-11 off."""
+def test_these_cases_detect_a_rounded_product(rng):
+    """Shows that the test above can fail: without the rounding error of x·l, phases of 1e6 have errors of 1e-11."""
     x = exponents(rng, 6, 16384, 1e6)
     expected = exact_powers(x, [16383])
     assert ((x[:, None] * 16383).exp() - expected).abs().max() > 1e-12
@@ -61,7 +61,7 @@ def test_vandermonde_matrix_of_numpy(rng):
 
 
 @pytest.mark.parametrize("L", [1, 2, 3, 17, 1000])
-def test_a_longer_sum_begins_with_a_shorter_one(L, rng):
+def test_a_shorter_sum_is_the_beginning_of_a_longer_one(L, rng):
     v, x = draw(rng, 2, 7), exponents(rng, 7, 1000, 1e6)
     assert rel_rms(log_vandermonde(v, x, L), log_vandermonde(v, x, 1000)[:, :L]) < 1e-14
 
@@ -75,14 +75,14 @@ def test_real_exponents(rng):
 
 @pytest.mark.parametrize("complex_", [False, True])
 def test_logarithm_of_zero(complex_):
-    """e^{−∞ l} is 1 at l = 0 and 0 behind it."""
+    """e^{−∞ l} is 1 at l = 0 and 0 after it."""
     x = torch.tensor([-torch.inf], dtype=torch.complex128 if complex_ else torch.float64)
     assert log_vandermonde(torch.full((1,), 3.0), x, 4).tolist() == [6, 0, 0, 0]
     assert torch.autograd.grad(log_vandermonde(torch.full((1,), 3.0), x.requires_grad_(), 4).sum(), x)[0].item() == 0
     assert log_vandermonde_transpose(torch.tensor([5.0, 1.0, 1.0]), torch.full((1,), 3.0), x, 3).tolist() == [15]
 
 
-def test_growth_beyond_all_bounds_is_infinite_and_decay_is_zero():
+def test_overflowing_powers_are_infinite_and_underflowing_ones_zero():
     assert log_vandermonde(torch.ones(1), torch.tensor([800.0]), 3).tolist() == [2, torch.inf, torch.inf]
     assert log_vandermonde(torch.ones(1), torch.tensor([-800.0]), 3).tolist() == [2, 0, 0]
 
@@ -100,7 +100,7 @@ def test_gradients(complex_, L, rng):
 
 
 def test_gradient_of_large_phases_is_as_exact_as_the_sum(rng):
-    """d/dx of Re Σ v e^{x l} is l times the power of before."""
+    """d/dx of Re Σ v e^{x l} has a factor l."""
     x, step = exponents(rng, 3, 16384, 1e6).requires_grad_(), 16383
     out = 0.5 * log_vandermonde(torch.ones(3, 1), x[:, None], step + 1)[:, step]
     gradient = torch.autograd.grad(out.sum(), x)[0]
