@@ -80,8 +80,8 @@ Run = TypeVar("Run", bound=Call)
 def bench(
     peers: dict[str, Callable[[Inputs], Peer]] | None = None, second: str = "state", operator: str | None = None
 ) -> Callable[[Cases], Cases]:
-    """Declares the cases of `operator`, by default the one that the function is named after. `second` names the other part of its
-    outcomes."""
+    """Declares the cases of `operator`, by default the one that the function is named after. `second` names the other part of
+    its outcomes."""
 
     def declare(cases: Cases) -> Cases:
         _MEASURES.benches[operator or cases.__name__] = Bench(cases, peers or {}, ("output", second))
