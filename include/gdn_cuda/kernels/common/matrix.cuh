@@ -1,26 +1,24 @@
-// ldmatrix, mma.sync and packed 16-bit pairs. Inline PTX: CUTLASS's mma.sync (mma_sm80.hpp) is volatile, which keeps source
-// order and changes the schedule of gdn/compute_o, compute_u_w and seq_state_update. Its ldmatrix (copy_sm75.hpp) only adds 0.3
-// s of compile time, as long as some of these kernels take.
+// ldmatrix through CUTLASS, mma.sync, and packed 16-bit pairs.
 #pragma once
 
+#include <gdn_cuda/kernels/common/cutlass_sm80.cuh>
 #include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
 
+// CUTLASS takes a matrix row by reference; ptxas folds the conversion from and to a shared-window address.
+__device__ __forceinline__ cute::uint128_t& shared_row(unsigned row) {
+    return *static_cast<cute::uint128_t*>(__cvta_shared_to_generic(row));
+}
+
 // Four 8 x 8 matrices; lane 8 i + r gives the address of row r of matrix i.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&x)[4], unsigned row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
+    cute::SM75_U32x4_LDSM_N::copy(shared_row(row), x[0], x[1], x[2], x[3]);
 }
 // Each matrix transposed.
 __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&x)[4], unsigned row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
+    cute::SM75_U16x8_LDSM_T::copy(shared_row(row), x[0], x[1], x[2], x[3]);
 }
 
 // Rounds two floats to a packed pair, the first in the low half.

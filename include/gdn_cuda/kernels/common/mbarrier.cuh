@@ -1,7 +1,7 @@
 // mbarriers (sm_90): CUTLASS's, placed on words of a shared-memory plan.
 #pragma once
 
-#include <gdn_cuda/kernels/common/cutlass.cuh>
+#include <gdn_cuda/kernels/common/cutlass_sm90.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {

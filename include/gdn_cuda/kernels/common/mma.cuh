@@ -27,10 +27,11 @@ struct PieceOfLane {
     static __device__ __forceinline__ PieceOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
 };
 
-// Transposes an 8 x 8 matrix held as (g, 2 t), (g, 2 t + 1) per lane. CUTLASS's is in the header of its ldmatrix.
+// Transposes an 8 x 8 matrix held as (g, 2 t), (g, 2 t + 1) per lane.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
-    return x;
+    unsigned result;
+    cute::SM75_U32x1_MOVM_T::copy(x, result);
+    return result;
 }
 
 // sums += a b

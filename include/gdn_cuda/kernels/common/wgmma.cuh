@@ -3,7 +3,7 @@
 // in the order [n][row][column]. Two such elements, rounded, are a register of the next product's left operand.
 #pragma once
 
-#include <gdn_cuda/kernels/common/cutlass.cuh>
+#include <gdn_cuda/kernels/common/cutlass_sm90.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
