@@ -1,4 +1,4 @@
-// ldmatrix through CUTLASS, mma.sync, and packed 16-bit pairs.
+// ldmatrix and mma.sync through CUTLASS, and packed 16-bit pairs.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass_sm80.cuh>
@@ -71,9 +71,7 @@ __device__ __forceinline__ float round_tf32(float x) {
 // (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1). k0 and k1 may be any two columns of a, if they are
 // the same rows of b.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    cute::SM80_16x8x8_F32TF32TF32F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, d[0], d[1], d[2], d[3]);
 }
 
 }  // namespace gdn_cuda
