@@ -7,11 +7,6 @@
 namespace gdn_cuda {
 
 struct Barrier : cutlass::arch::ClusterTransactionBarrier {
-    // CUTLASS's wait has a try_wait time limit, for which ptxas adds a second loop with NANOSLEEP.
-    __device__ __forceinline__ void wait(unsigned parity) const {
-        while (!try_wait(parity)) {
-        }
-    }
     // Before reinitialisation, while no thread uses it.
     __device__ __forceinline__ void invalidate() const { ClusterBarrier::invalidate(&barrier_); }
 };
