@@ -30,8 +30,9 @@ struct ChunkedForwardPool {
                deterministic, out)
 };
 
-// Runs whole chunks on tensor cores where device and tensors allow, else token by token. The choice must not depend on what a
-// sequence is batched with. `out`: any tensor of the call; workspace is allocated like it.
+// Runs whole chunks on tensor cores where device and tensors allow, else token by token. The choice does not depend on what a
+// sequence is batched with, except that more than kMaxGridYZ sequences go token by token. `out`: any tensor of the call;
+// workspace is allocated like it.
 void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out) {
     const Sequences& sequences = prepared.sequences;
     const RecurrentArgs& args = prepared.args;

@@ -27,7 +27,7 @@ struct ComputeO {
     static constexpr const char *family = "gdn", *name = "compute_o", *config_type = "ComputeOConfig", *args_type = "ChunkArgs";
     static constexpr const char* summary = "outputs of every chunk from the state before it";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = true;
 
     static std::span<const Config> configurations() { return kComputeOConfigurations; }
     static int threads(const Config& config) { return config.kThreads; }

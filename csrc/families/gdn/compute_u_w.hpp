@@ -27,7 +27,7 @@ struct ComputeUW {
                                 *args_type = "ChunkArgs";
     static constexpr const char* summary = "u = T (beta v) and w = T (beta exp(G) k) of every chunk";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = true;
 
     static std::span<const Config> configurations() { return kComputeUWConfigurations; }
     static int threads(const Config& config) { return config.kThreads; }

@@ -51,7 +51,7 @@ struct PrefillMma {
                                 *args_type = "PrefillMmaArgs";
     static constexpr const char* summary = "the chunked form on any tensor cores: prefill beside and before Hopper";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = true;
 
     static std::span<const Config> configurations() { return kPrefillMmaConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

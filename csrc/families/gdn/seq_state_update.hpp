@@ -44,7 +44,7 @@ struct SeqStateUpdate {
                                 *args_type = "ChunkArgs";
     static constexpr const char* summary = "the state before every chunk and after the last; v' in place of u";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
+    static constexpr bool uses_cutlass = true;
 
     static std::span<const Config> configurations() { return kSeqStateUpdateConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

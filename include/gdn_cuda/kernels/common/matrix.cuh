@@ -1,26 +1,24 @@
-// ldmatrix, mma.sync and packed 16-bit pairs. Inline PTX: CUTLASS's mma.sync (mma_sm80.hpp) is volatile, which keeps source
-// order and changes the schedule of gdn/compute_o, compute_u_w and seq_state_update. Its ldmatrix (copy_sm75.hpp) only adds 0.3
-// s of compile time, as long as some of these kernels take.
+// ldmatrix and mma.sync through CUTLASS, and packed 16-bit pairs.
 #pragma once
 
+#include <gdn_cuda/kernels/common/cutlass_sm80.cuh>
 #include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
 
+// CUTLASS takes a matrix row by reference; ptxas folds the conversion from and to a shared-window address.
+__device__ __forceinline__ cute::uint128_t& shared_row(unsigned row) {
+    return *static_cast<cute::uint128_t*>(__cvta_shared_to_generic(row));
+}
+
 // Four 8 x 8 matrices; lane 8 i + r gives the address of row r of matrix i.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&x)[4], unsigned row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
+    cute::SM75_U32x4_LDSM_N::copy(shared_row(row), x[0], x[1], x[2], x[3]);
 }
 // Each matrix transposed.
 __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&x)[4], unsigned row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
+    cute::SM75_U16x8_LDSM_T::copy(shared_row(row), x[0], x[1], x[2], x[3]);
 }
 
 // Rounds two floats to a packed pair, the first in the low half.
@@ -73,9 +71,7 @@ __device__ __forceinline__ float round_tf32(float x) {
 // (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1). k0 and k1 may be any two columns of a, if they are
 // the same rows of b.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    cute::SM80_16x8x8_F32TF32TF32F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, d[0], d[1], d[2], d[3]);
 }
 
 }  // namespace gdn_cuda

@@ -1,17 +1,12 @@
 // mbarriers (sm_90): CUTLASS's, placed on words of a shared-memory plan.
 #pragma once
 
-#include <gdn_cuda/kernels/common/cutlass.cuh>
+#include <gdn_cuda/kernels/common/cutlass_sm90.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
 
 struct Barrier : cutlass::arch::ClusterTransactionBarrier {
-    // CUTLASS's wait has a try_wait time limit, for which ptxas adds a second loop with NANOSLEEP.
-    __device__ __forceinline__ void wait(unsigned parity) const {
-        while (!try_wait(parity)) {
-        }
-    }
     // Before reinitialisation, while no thread uses it.
     __device__ __forceinline__ void invalidate() const { ClusterBarrier::invalidate(&barrier_); }
 };

@@ -27,27 +27,20 @@ struct PieceOfLane {
     static __device__ __forceinline__ PieceOfLane crossed(int lane) { return {lane / 16 * 8 + lane % 8, lane / 8 % 2}; }
 };
 
-// Transposes an 8 x 8 matrix held as (g, 2 t), (g, 2 t + 1) per lane. CUTLASS's is in the header of its ldmatrix.
+// Transposes an 8 x 8 matrix held as (g, 2 t), (g, 2 t + 1) per lane.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
-    return x;
+    unsigned result;
+    cute::SM75_U32x1_MOVM_T::copy(x, result);
+    return result;
 }
 
 // sums += a b
 template <DType kType>
 __device__ __forceinline__ void mma_m16n8k16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     static_assert(kType == DType::bf16 || kType == DType::f16);
-    if constexpr (kType == DType::bf16) {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-            "%3};"
-            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    } else {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-            "%3};"
-            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
+    using Mma =
+        cute::conditional_t<kType == DType::bf16, cute::SM80_16x8x16_F32BF16BF16F32_TN, cute::SM80_16x8x16_F32F16F16F32_TN>;
+    Mma::fma(sums[0], sums[1], sums[2], sums[3], a[0], a[1], a[2], a[3], b0, b1, sums[0], sums[1], sums[2], sums[3]);
 }
 
 // A 16 x 16 accumulator, rounded, as a left operand.

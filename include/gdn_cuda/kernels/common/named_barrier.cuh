@@ -1,5 +1,5 @@
-// Named barriers for every architecture, in inline PTX: CUTLASS's NamedBarrier is a breakpoint below sm_90, and has no
-// reduction. Number 0 is __syncthreads().
+// Named barriers for sm_80 and up. Inline PTX: CUTLASS's NamedBarrier is a breakpoint below sm_90 and has no reduction. Number
+// 0 is __syncthreads().
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>

@@ -1,4 +1,5 @@
-// Shared-memory accesses by address, and swizzled tiles of 128-byte rows: 16-byte piece p of row r lies at p ^ (r % 8).
+// Shared-memory accesses by address, and swizzled tiles of 128-byte rows: 16-byte piece p of row r lies at p ^ (r % 8). By
+// hand: through cute::Swizzle<3, 4, 3>, 0.04 s of compile time, gdn/prefill and prefill_mma get other code of the same length.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>

@@ -2,13 +2,11 @@
 // address of row r of matrix i.
 #pragma once
 
-#include <gdn_cuda/kernels/common/cutlass.cuh>
+#include <gdn_cuda/kernels/common/cutlass_sm90.cuh>
+#include <gdn_cuda/kernels/common/matrix.cuh>
 
 namespace gdn_cuda {
 
-__device__ __forceinline__ cute::uint128_t& shared_row(unsigned row) {
-    return *static_cast<cute::uint128_t*>(__cvta_shared_to_generic(row));
-}
 __device__ __forceinline__ void stmatrix_x4(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
     cute::SM90_U32x4_STSM_N::copy(a, b, c, d, shared_row(row));
 }

@@ -10,13 +10,10 @@ struct TileAt {
     int element, head, token, batch;
 };
 
-// Inline PTX: cute::SM90_TMA_LOAD_4D always passes a cache hint, two more uniform moves per load.
 __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, const TileAt& at, Barrier& arrived) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
-        "[%2];" ::"r"(shared_address(shared)),
-        "l"(&map), "r"(shared_address(&arrived)), "r"(at.element), "r"(at.head), "r"(at.token), "r"(at.batch)
-        : "memory");
+    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&arrived), kHint, shared, at.element, at.head, at.token,
+                                 at.batch);
 }
 
 // Joins the thread's open bulk group; elements outside the tensor are not written.

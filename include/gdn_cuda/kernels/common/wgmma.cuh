@@ -3,22 +3,25 @@
 // in the order [n][row][column]. Two such elements, rounded, are a register of the next product's left operand.
 #pragma once
 
-#include <gdn_cuda/kernels/common/cutlass.cuh>
+#include <gdn_cuda/kernels/common/cutlass_sm90.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
 
-// Shared-memory operands: tiles of swizzled 128-byte rows (shared.cuh). The descriptor holds address, stride between 64-element
-// columns and stride between groups of 8 rows, in units of 16 bytes, and the swizzle. Advancing adds to the low 32 bits, which
-// never carry; cute::GmmaDescriptor would add 64 bits.
+// Shared-memory operands: tiles of swizzled 128-byte rows (shared.cuh), of which a register holds the descriptor's low half,
+// address and stride between 64-element columns in units of 16 bytes. Advancing adds to it and never carries. By hand:
+// cute::GmmaDescriptor's 16-bit fields take byte permutes, 30 instructions in gdn/prefill; one held whole adds in 64 bits.
 constexpr int kSwizzledRowsStride = 1024, kDescriptorUnit = 16;
 struct TileOperand {
     unsigned low;
 
     __device__ __forceinline__ TileOperand operator+(int units) const { return {low + units}; }
-    __device__ __forceinline__ unsigned long long descriptor() const {
-        constexpr unsigned kHigh = kSwizzledRowsStride / kDescriptorUnit | 1u << 30;
-        return static_cast<unsigned long long>(kHigh) << 32 | low;
+    __device__ __forceinline__ cute::GmmaDescriptor descriptor() const {
+        cute::GmmaDescriptor whole;
+        whole.bitfield.stride_byte_offset_ = kSwizzledRowsStride / kDescriptorUnit;
+        whole.bitfield.layout_type_ = static_cast<unsigned char>(cute::SM90::GMMA::LayoutType::B128);
+        whole.reg32_[0] = low;
+        return whole;
     }
 };
 __device__ __forceinline__ TileOperand tile_operand(const void* shared, int column_stride) {

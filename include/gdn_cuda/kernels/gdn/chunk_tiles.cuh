@@ -6,7 +6,8 @@
 namespace gdn_cuda::gdn {
 
 // kChunk rows of bf16 in 16-byte pieces, XOR-swizzled within 128 bytes: free of bank conflicts both for eight rows of one piece
-// (ldmatrix) and for half rows of two rows (16 bytes per lane).
+// (ldmatrix) and for half rows of two rows (16 bytes per lane). The XORed bits are a row's lowest three, rotated, which no
+// cute::Swizzle can express.
 template <int kColumns>
 struct alignas(128) ChunkTile {
     static_assert(kColumns % 32 == 0);

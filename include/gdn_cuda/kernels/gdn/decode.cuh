@@ -13,7 +13,7 @@
 // Bound: memory. docs/benchmarks/decode.md has the share reached.
 #pragma once
 
-#include <gdn_cuda/kernels/common/cp_async.cuh>
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/gdn/decode_plan.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
 

@@ -64,7 +64,7 @@ struct SeqStateUpdateBlock {
             load_chunk_tile(shared.value[stage], work.value, args.value.token, chunk, args.dv - work.first_row);
             if (work.gate != nullptr && thread < kChunk) {
                 const i64 token = chunk * kChunk + min(thread, tokens_in(chunk) - 1);  // repeats the last one
-                cp_async_4(shared_address(&shared.gate[stage][thread]), work.gate + token * args.gate.token);
+                cute::SM80_CP_ASYNC_CACHEALWAYS<float>::copy(work.gate[token * args.gate.token], shared.gate[stage][thread]);
             }
         }
         cp_async_fence();

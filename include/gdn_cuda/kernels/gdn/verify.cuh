@@ -9,7 +9,7 @@
 // eight tokens on, arithmetic. docs/benchmarks/decode.md has the shares reached.
 #pragma once
 
-#include <gdn_cuda/kernels/common/cp_async.cuh>
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/gdn/tokens.cuh>
 #include <gdn_cuda/kernels/gdn/verify_plan.cuh>
 

@@ -7,8 +7,9 @@
 //     a = Re z - Re w, b = Im z - Im w, c = Im z + Im w      den = (a + ib)(a + ic) = a^2 - bc + 2ia Im z
 //     num = v (a + ic) + conj(v) (a + ib) = 2 (Re v a - Im v Im w) + 2i Re v Im z
 //
-// b and c are differences, so a pole close to its point keeps its digits. Sums of tiles are added with Kahan compensation.
-// Points are recomputed in fp64 where a sum of squares leaves the range, the point lies on a pole, or the sum is not finite.
+// b and c are the distances to the pole and to its conjugate along the imaginary axis; they are exact where they are small, so
+// a point close to either keeps its digits. Sums of tiles are added with Kahan compensation. Points are recomputed in fp64
+// where a sum of squares leaves the range, the point lies on a pole, or the sum is not finite.
 //
 // Points on the imaginary axis, z = iy as in S4, take fewer operations: divided by iy, a pair's fraction is (odd - i even / y)
 // / (2a - iu), with u = (a^2 - t Im w) / y - t and t = y - Im w; factors that depend on the point alone are applied once per

@@ -11,9 +11,9 @@
 // sums that are not finite or close to 0, below 2^-22 if a residue is below 2^-100, of whose low part tf32 keeps too little;
 // and for all points of a block if a pole is far from 0, or is close to 0 and has such a residue.
 //
-// Bound: arithmetic. A reciprocal and its split take six instructions, and eight of them feed twelve mma: with the splits of
-// the residues, 19 instructions for 32 reciprocals and 512 products, for which tensor cores are busy 12 clocks. On an H200, 16
-// rows over 4096 poles at 4096 points reach 62 % of the issue rate (docs/benchmarks/structured.md).
+// Bound: arithmetic. A warp takes 614 instructions for a group (fp32, sm_90a): 192 for 32 differences, reciprocals and their
+// splits a lane, 64 to split residues, 48 mma, 128 to add up their results, and the rest for loads, stores, range checks and
+// addresses. On an H200, 16 rows over 4096 poles at 4096 points reach 62 % of the issue rate (docs/benchmarks/structured.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/mma.cuh>

@@ -11,7 +11,7 @@
 // with the operations behind it (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/common/cp_async.cuh>
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_moments_plan.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>

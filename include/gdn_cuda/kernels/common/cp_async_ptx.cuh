@@ -1,0 +1,30 @@
+// cp.async (sm_80) in inline PTX, for kernels without tensor cores. In gdn/decode and gdn/verify a thread reads what it copied
+// after no more than a wait, and overwrites it: that takes "memory" clobbers, which CUTLASS's have not. Its headers would also
+// double the compile time of these kernels.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda {
+
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
+    const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
+// If !exists, writes zeros and does not read `global`; `shared` is a shared-window address.
+__device__ __forceinline__ void cp_async_16_zfill(unsigned shared, const void* global, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_fence() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most kPending of this thread's groups are in flight.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace gdn_cuda
