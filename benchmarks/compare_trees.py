@@ -1,6 +1,6 @@
 """Times of two trees of this library, measured in turns on one GPU.
 
-    python benchmarks/compare_trees.py BEFORE AFTER [--rounds 3] [--only TEXT] [--json FILE]
+    python benchmarks/compare_trees.py BEFORE AFTER [--operator OP] [--only TEXT] [--rounds 3] [--json FILE]
 
 BEFORE and AFTER are folders that hold a built `gdn_cuda`; a folder `.pre` in one of them is its GDN_JIT_PREBUILT_DIR. A figure
 is the least of all rounds, as one host and one card differ from minute to minute by more than the trees may. Host times are
@@ -21,17 +21,18 @@ Times = dict[tuple[str, str], dict[str, float]]  # (operator, shape) -> the leas
 FIGURES = ("time_us", "host_us")
 
 
-def measure(tree: Path, only: str | None, times: Times) -> str:
+def measure(tree: Path, operator: str, only: str | None, times: Times) -> str:
     """Adds a round; returns what it ran on."""
     env = os.environ | {"PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}"}
     if (tree / ".pre").is_dir():
         env["GDN_JIT_PREBUILT_DIR"] = str(tree / ".pre")
     options = ["--only", only] if only else []
-    command = [sys.executable, "-m", "gdn_cuda", "bench", "all", "--quick", "--json", "-", *options]
+    command = [sys.executable, "-m", "gdn_cuda", "bench", operator, "--quick", "--json", "-", *options]
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"compare_trees: {tree}: {' '.join(command)} failed\n{done.stderr}")
-    reports: list[dict[str, Any]] = json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    reports: list[dict[str, Any]] = found if operator == "all" else [found]
     for report in reports:
         for row in report["rows"]:
             least = times.setdefault((report["operator"], row["shape"]), {figure: float("inf") for figure in FIGURES})
@@ -44,15 +45,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=lambda folder: Path(folder).resolve())
     parser.add_argument("after", type=lambda folder: Path(folder).resolve())
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--operator", default="all")
     parser.add_argument("--only", help="only the shapes that contain this")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     before: Times = {}
     after: Times = {}
     for _ in range(options.rounds):
-        device = measure(options.before, options.only, before)
-        measure(options.after, options.only, after)
+        device = measure(options.before, options.operator, options.only, before)
+        measure(options.after, options.operator, options.only, after)
     print(f"{device}: us before and after, and after / before")
     rows = []
     for (operator, shape), least in after.items():
