@@ -36,6 +36,7 @@ def make_calls() -> dict[str, Callable[[], object]]:
     step = (query, key, value, a, b, A_log, dt_bias, pool)
     slots = torch.zeros(1, dtype=torch.int32, device="cuda")
     chunk = (bf16(1, 64, 16, 128), bf16(1, 64, 16, 128), bf16(1, 64, 32, 128), uniform(1, 64, 32), -uniform(1, 64, 32))
+    token = (query, key, value, pool[:1], uniform(1, 1, 32), -uniform(1, 1, 32))
     residues, points, poles = complex64(2, 32), complex64(128), complex64(32) - 2
     column, vector = uniform(4, 64), uniform(4, 64)
     x = torch.ones(16, device="cuda")
@@ -44,6 +45,7 @@ def make_calls() -> dict[str, Callable[[], object]]:
         "fused_decode": lambda: gdn_cuda.fused_decode(*step, slots, out=out),
         "fused_decode, no slots": lambda: gdn_cuda.fused_decode(*step, out=out),
         "fused_decode, allocating": lambda: gdn_cuda.fused_decode(*step, slots),
+        "recurrent_forward": lambda: gdn_cuda.recurrent_forward(*token, inference_mode=gdn_cuda.InferenceMode.DECODE, out=out),
         "chunked_forward": lambda: gdn_cuda.chunked_forward(*chunk),
         "cauchy_conj": lambda: gdn_cuda.cauchy_conj(residues, points, poles),
         "log_vandermonde": lambda: gdn_cuda.log_vandermonde(residues, poles, 128),

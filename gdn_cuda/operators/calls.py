@@ -1,8 +1,9 @@
 """Calls written as text, for `python -m gdn_cuda explain`: `B=1 T=8192 state=:bf16 deterministic=true`.
 
-A family's module `calls` has typical calls of its operators, CALLS: default sizes of axes, and forms, each the arguments that
-it gives: "query, key: B T Hk dk; gate: B T Hv f32; batch_size = B". Sizes are axes, or an axis + 1, or / 64 rounded up; a
-tensor without a dtype has the call's; `mn` makes its second-to-last dimension the contiguous one.
+A family's module `calls` has typical calls of its operators, CALLS; an operator's own module may have one under `typical_call`.
+A typical call is default sizes of axes, and forms, each the arguments that it gives: "query, key: B T Hk dk; gate: B T Hv f32;
+batch_size = B". Sizes are axes, or an axis + 1, or / 64 rounded up; a tensor without a dtype has the call's; `mn` makes its
+second-to-last dimension the contiguous one.
 """
 
 from __future__ import annotations
@@ -61,10 +62,18 @@ def typical(axes: dict[str, int], *forms: str, dtype: str = "bf16") -> Typical:
     return Typical(axes, dtype, tuple(_form(text) for text in forms))
 
 
+_DECLARED: dict[str, Typical] = {}
+
+
+def typical_call(function: Callable[..., Any], axes: dict[str, int], *forms: str, dtype: str = "bf16") -> None:
+    """Declares the typical call of a function beside it."""
+    _DECLARED[function.__name__] = typical(axes, *forms, dtype=dtype)
+
+
 @functools.cache
 def load() -> dict[str, Typical]:
-    """Of every family, by function."""
-    found: dict[str, Typical] = {}
+    """The typical calls of every family, by function."""
+    found = dict(_DECLARED)
     for family in families("calls"):
         found |= importlib.import_module(family).CALLS
     return found
