@@ -113,7 +113,7 @@ TEST(ExplainedLaunch, IsRefusedWhereTheDeviceWouldRefuseIt) {
         const gdn::PrefillProblem problem{1, 64, 1, 128, 128, DType::bf16, DType::f32};
         gdn::PrefillMma::run(problem, {.sequences = 1, .heads = 1, .dv = 128}, kExplained);
     };
-    EXPECT_CONTAINS(message_of(in_little_memory), "bytes of shared memory a block; NVIDIA H200 (sm_90a) has 49152");
+    EXPECT_CONTAINS(message_of(in_little_memory), "bytes of shared memory per block; NVIDIA H200 (sm_90a) has 49152");
 }
 
 TEST(ExplainedLaunch, TheStandInIsOfOneThreadAndOneExplanation) {
