@@ -17,38 +17,38 @@ struct PrefillProblem {
     bool deterministic = false;  // one segment per sequence, independent of its batch
 };
 
-inline constexpr int kPrefillLongestKey = 128;
+inline constexpr int kPrefillLongestKey = 128, kHopper = 90;
 
 // Chooses the kernel of chunked_forward. `rows_fit`: all rows start at and span multiples of 16 bytes. `scalars_near`: gate and
 // beta strides are within kMostBetweenScalars. Lengths are no input: what a sequence is packed with must not choose its kernel.
 enum class PrefillKernel { wgmma, mma, recurrent };
 
 inline PrefillKernel prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, jit::Prefill wanted) {
-    constexpr int kHopper = 90, kFirstWithMma = 80;
+    constexpr int kFirstWithMma = 80;
     if (!rows_fit || wanted == jit::Prefill::recurrent || capability < kFirstWithMma) return PrefillKernel::recurrent;
     const bool fits_wgmma = capability == kHopper && dk <= kPrefillLongestKey && scalars_near;
     return fits_wgmma && wanted == jit::Prefill::automatic ? PrefillKernel::wgmma : PrefillKernel::mma;
 }
 
-// Why not the kernel above it; the arguments are prefill_kernel's.
+// Why not a faster kernel; the arguments are prefill_kernel's. GDN_PREFILL is the reason only where it decides.
 inline std::string explain_prefill_kernel(bool rows_fit, bool scalars_near, int dk, int capability, jit::Prefill wanted) {
-    std::string forced;
-    if (wanted != jit::Prefill::automatic) forced = fmt::format("GDN_PREFILL={}", jit::name_of(wanted));
+    const std::string forced = fmt::format("GDN_PREFILL={}", jit::name_of(wanted));
     switch (prefill_kernel(rows_fit, scalars_near, dk, capability, wanted)) {
         case PrefillKernel::wgmma:
             return "the chunked form on Hopper's tensor cores: rows start on 16 bytes, keys are short enough";
         case PrefillKernel::mma:
             return "the chunked form on tensor cores, not in Hopper's own kernel: " +
-                   (!forced.empty()           ? forced
+                   (capability != kHopper     ? "the GPU is not a Hopper"
                     : dk > kPrefillLongestKey ? fmt::format("dk {} is above {}", dk, kPrefillLongestKey)
                     : !scalars_near           ? "tokens of beta or gate lie far apart"
-                                              : "the GPU is not a Hopper");
+                                              : forced);
         case PrefillKernel::recurrent:
             break;
     }
     return "token by token: " +
-           (!forced.empty() ? forced
-                            : "tensor cores take rows that start on 16 bytes, a token or more, and at most 65535 sequences");
+           (wanted == jit::Prefill::recurrent
+                ? forced
+                : "tensor cores take rows that start on 16 bytes, a token or more, and at most 65535 sequences");
 }
 
 }  // namespace gdn_cuda::gdn
