@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <limits>
+#include <span>
 #include <stdexcept>
 
 #include "../jit/device.hpp"
@@ -25,7 +25,8 @@ CurrentStream find_current_stream() {
         dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
 }
 
-// Multiples of what any kernel's alignment is, apart from each other.
+// Stand for addresses of meta tensors: those of the caller, and those that an operator allocated. Aligned for every kernel, not
+// null, and different, so that a caller's state is not taken for one that is updated in place.
 constexpr uintptr_t kGiven = uintptr_t{1} << 60, kAllocated = uintptr_t{2} << 60;
 
 struct Named {
@@ -70,7 +71,7 @@ View::View(const Tensor& tensor) {
     rank = static_cast<int>(dims);
     sizes = size_pointer != nullptr ? size_pointer : &scalar;
     strides = stride_pointer != nullptr ? stride_pointer : &scalar;
-    if (device_type == torch_numbers.meta && numel() > 0) [[unlikely]]  // torch has the offset into the storage there
+    if (device_type == torch_numbers.meta && numel() > 0) [[unlikely]]  // torch gives the offset into the storage
         data = reinterpret_cast<void*>(kGiven + reinterpret_cast<uintptr_t>(data));
 }
 

@@ -9,7 +9,6 @@
 #include <initializer_list>
 #include <limits>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "../kernels/spec.hpp"
@@ -28,7 +27,8 @@ struct TorchNumbers {
 inline const TorchNumbers torch_numbers;
 
 struct View {
-    void* data = nullptr;
+    void* data =
+        nullptr;  // of a meta tensor with elements: no address, but not null, and aligned as its offset into its storage
     int rank = 0;
     const int64_t* sizes = nullptr;
     const int64_t* strides = nullptr;
@@ -45,9 +45,7 @@ struct View {
     int64_t numel() const;
     bool is_cuda() const { return device_type == torch_numbers.cuda; }
     bool is_cpu() const { return device_type == torch_numbers.cpu; }
-    // What `data` of a meta tensor is, for a call that is explained: not null, aligned as in a tensor that starts at its
-    // storage's first byte, and not an address.
-    bool has_memory() const { return is_cuda() || is_cpu(); }
+    bool has_memory() const { return is_cuda() || is_cpu(); }  // so `data` is an address
     bool same_shape(std::initializer_list<int64_t> shape) const;
     // Whether the last `dims` dimensions are contiguous.
     bool contiguous_tail(int dims) const;
@@ -77,7 +75,8 @@ std::string stride_text(const View& view);
 
 [[noreturn]] void fail(const char* function, const char* argument, const std::string& expected, const std::string& got);
 
-// The memory that a call accesses through an argument; empty for an undefined view.
+// The memory that a call accesses through an argument; empty for an undefined view, and for a meta tensor, whose storage cannot
+// be told from another's: neither a trace nor an explained call refuses arguments that overlap.
 struct Memory : Strided {
     const char* argument;
 
