@@ -1,6 +1,6 @@
 // cp.async (sm_80) in inline PTX, for kernels without tensor cores. In gdn/decode and gdn/verify a thread reads what it copied
-// after no more than a wait, and overwrites it: that takes "memory" clobbers, which CUTLASS's have not. Its headers would also
-// double the compile time of these kernels.
+// after no more than a wait, and in gdn/decode overwrites it: that takes "memory" clobbers, which CUTLASS's lack. Its headers
+// would also double the compile time of these kernels.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>

@@ -293,8 +293,8 @@ struct ToeplitzEliminate {
             const Pivot pivot = wait_for_pivot(k);
             const auto& column = shared.inboxes[k % 2].column;
             Number next[2]{number(column.right[0]), number(column.right[1])};
-            NamedBarrier::sync(2 * kConfig.threads,
-                               kCandidateBarrier);  // rows first: they share the fp64 units, and the next step waits for them
+            // Rows first: they share the fp64 units, and the next step waits for them.
+            NamedBarrier::sync(2 * kConfig.threads, kCandidateBarrier);
             while (first + 1 < kConfig.slots && ((first * kConfig.blocks + rank) * kConfig.warps() + warp) * 32 + 31 <= k + 1)
                 ++first;
             update_columns<0>(columns, pivot, first, k);
