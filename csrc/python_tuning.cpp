@@ -4,7 +4,6 @@
 #include <pybind11/stl/filesystem.h>
 
 #include <map>
-#include <optional>
 #include <string>
 
 #include "jit/device.hpp"

@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <charconv>
-#include <memory>
 #include <utility>
 
 #include "driver.hpp"

@@ -6,7 +6,6 @@
 //     explain(problem, traits, winners) -> std::string
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <deque>
 #include <optional>

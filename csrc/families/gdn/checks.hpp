@@ -8,7 +8,7 @@
 namespace gdn_cuda::gdn {
 
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kMaxGridYZ = 65535;                     // grid limit in y and z, for heads and sequences
+constexpr int64_t kMaxGridYZ = kMostBlocks[1];            // grid limit in y and z, for heads and sequences
 constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 256;  // kernels use int, rounded up to whole chunks
 
 // The names of query, key and value in an operator.
