@@ -27,8 +27,8 @@ struct TorchNumbers {
 inline const TorchNumbers torch_numbers;
 
 struct View {
-    void* data =
-        nullptr;  // of a meta tensor with elements: no address, but not null, and aligned as its offset into its storage
+    // Of a meta tensor with elements: not an address, but not null, and aligned as the tensor's offset into its storage.
+    void* data = nullptr;
     int rank = 0;
     const int64_t* sizes = nullptr;
     const int64_t* strides = nullptr;

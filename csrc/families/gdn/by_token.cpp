@@ -25,7 +25,10 @@ std::string explain_by_token(const Prepared& prepared) {
     if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
     if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
     if (!is_regular(prepared))
-        return "gdn/decode and gdn/verify have no code for this dk, or for rows that start elsewhere: gdn/recurrent";
+        return fmt::format(
+            "gdn/decode and gdn/verify have no code for this dk, for rows that do not start on 16 bytes, or for more than {} "
+            "sequences: gdn/recurrent",
+            kMaxGridYZ);
     return fmt::format("{} tokens of {} sequences: gdn/verify for up to {}, if its blocks fill the GPU, else gdn/recurrent",
                        args.tokens, args.sequences, kMostVerifyTokens);
 }

@@ -23,8 +23,9 @@ constexpr int piece_head_k(int dk) {
 }
 
 inline std::string explain_piece(const PieceProblem& problem, int head_k, i64 blocks) {
-    return fmt::format("{}dk {} in {}; {} blocks", problem.aligned ? "" : "rows do not start on 16 bytes: element-wise loads; ",
-                       problem.dk, head_k, blocks);
+    return fmt::format("{}dk {} in tiles of {}; {} blocks",
+                       problem.aligned ? "" : "rows do not start on 16 bytes: element-wise loads; ", problem.dk, head_k,
+                       blocks);
 }
 
 }  // namespace gdn_cuda::gdn

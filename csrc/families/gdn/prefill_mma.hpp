@@ -29,9 +29,9 @@ constexpr PrefillMmaConfig prefill_mma_config(const PrefillProblem& problem) {
 inline std::string explain_prefill_mma(const PrefillProblem& problem, const jit::DeviceTraits& device) {
     const PrefillMmaConfig config = prefill_mma_config(problem);
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
-    return fmt::format("dk {} in {}: room for {} of keys; {} blocks of {} value rows for {} multiprocessors", problem.dk,
-                       config.head_k, config.key_stages == 1 ? "one chunk" : "two chunks", blocks, config.rows_per_block(),
-                       device.multiprocessors);
+    return fmt::format("dk {} in tiles of {}: room for {} of keys; {} blocks of {} value rows for {} multiprocessors",
+                       problem.dk, config.head_k, config.key_stages == 1 ? "one chunk" : "two chunks", blocks,
+                       config.rows_per_block(), device.multiprocessors);
 }
 
 inline constexpr std::array kPrefillMmaConfigurations = [] {

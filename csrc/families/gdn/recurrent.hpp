@@ -44,9 +44,9 @@ inline std::string explain_recurrent(const RecurrentProblem& problem, const jit:
     const i64 blocks = problem.sequences * problem.heads * ceil_div(problem.dv, config.rows_per_block());
     std::string why;
     if (!problem.aligned) why += "rows do not start on 16 bytes: element-wise loads; ";
-    if (!config.exact_k) why += fmt::format("dk {} runs masked in {}; ", problem.dk, config.head_k);
-    why += fmt::format("{} rows a thread give {} blocks for {} multiprocessors", config.rows_per_thread, blocks,
-                       device.multiprocessors);
+    if (!config.exact_k) why += fmt::format("dk {} runs masked in the code for {}; ", problem.dk, config.head_k);
+    why += fmt::format("{} row{} a thread: {} blocks for {} multiprocessors", config.rows_per_thread,
+                       config.rows_per_thread == 1 ? "" : "s", blocks, device.multiprocessors);
     return why;
 }
 
