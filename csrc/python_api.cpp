@@ -212,8 +212,8 @@ const RegisteredConfiguration& registered(const std::string& kernel_id, const st
             known = true;
             if (entry.source.configuration == configuration) return entry;
         }
-    throw jit::Error(known ? kernel_id + ": no registered configuration " + configuration + "; kernels() lists them"
-                           : "no kernel is called " + kernel_id + "; kernels() lists them");
+    throw jit::Error(known ? "configuration: expected one that kernels() lists for " + kernel_id + ", got " + configuration
+                           : "kernel_id: expected one that kernels() lists, got " + kernel_id);
 }
 
 py::dict compile_source(const jit::KernelSource& source, const std::string& arch, const std::filesystem::path& out_dir,
