@@ -4,7 +4,6 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass_sm80.cuh>
-#include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass_sm90.cuh>
-#include <gdn_cuda/kernels/common/shared.cuh>
 
 namespace gdn_cuda {
 
