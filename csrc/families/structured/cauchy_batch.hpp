@@ -19,7 +19,7 @@ struct CauchyBatch {
                                 *args_type = "CauchyArgs";
     static constexpr const char* summary = "real sums for sixteen rows of residues over the same poles at a time";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() { return kCauchyBatchConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

@@ -79,7 +79,7 @@ struct Vandermonde {
                                 *args_type = "VandermondeArgs";
     static constexpr const char* summary = "sums of powers, phases exact: a product of two small tables";
     static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = true;
+    static constexpr bool uses_cutlass = false;
 
     static std::span<const Config> configurations() { return kVandermondeConfigurations; }
     static int threads(const Config& config) { return config.threads(); }

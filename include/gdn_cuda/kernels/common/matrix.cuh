@@ -1,4 +1,4 @@
-// ldmatrix and mma.sync through CUTLASS, and packed 16-bit pairs.
+// ldmatrix through CUTLASS, and packed 16-bit pairs.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cutlass_sm80.cuh>
@@ -57,21 +57,6 @@ template <DType kType>
 __device__ __forceinline__ unsigned pack_rest(float low, float high, unsigned near) {
     const float2 rounded = unpack<kType>(near);
     return pack<kType>(low - rounded.x, high - rounded.y);
-}
-
-// Tensor cores truncate to tf32; adding half an ulp makes that round to nearest.
-constexpr unsigned kToTf32 = 0x1000;
-__device__ __forceinline__ unsigned to_tf32(float x) {
-    return __float_as_uint(x) + kToTf32;
-}
-__device__ __forceinline__ float round_tf32(float x) {
-    return __uint_as_float(to_tf32(x) & 0xffffe000u);
-}
-// d (16 x 8) += a (16 x 8) b (8 x 8). With (g, t) = (lane / 4, lane % 4): a is (g, k0) (g + 8, k0) (g, k1) (g + 8, k1), b is
-// (k0, g) (k1, g), d is (g, 2 t) (g, 2 t + 1) (g + 8, 2 t) (g + 8, 2 t + 1). k0 and k1 may be any two columns of a, if they are
-// the same rows of b.
-__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    cute::SM80_16x8x8_F32TF32TF32F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, d[0], d[1], d[2], d[3]);
 }
 
 }  // namespace gdn_cuda

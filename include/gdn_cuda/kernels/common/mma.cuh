@@ -52,30 +52,4 @@ __device__ __forceinline__ void as_left(unsigned (&a)[4], const float (&left_hal
     a[3] = pack<kType>(right_half[2], right_half[3]);
 }
 
-// A tf32 operand of nearly fp32 accuracy: what tf32 holds, and the rest, which the tensor cores truncate to tf32 in turn. Three
-// products of such parts (all but rest times rest) lose some 2^-20.
-struct TwoParts {
-    unsigned high, rest;
-
-    static __device__ __forceinline__ TwoParts of(float x) {
-        const unsigned high = __float_as_uint(x) & 0xffffe000u;
-        return {high, __float_as_uint(x - __uint_as_float(high))};
-    }
-    // In four instructions, not two: both parts rounded to nearest, which loses some 2^-23 without bias. Scaling the rest up
-    // makes its truncation round on average; adding to its bits, as to_tf32 does, could turn NaN into a number.
-    static __device__ __forceinline__ TwoParts nearest(float x) {
-        const float high = round_tf32(x);
-        return {__float_as_uint(high), __float_as_uint((x - high) * 0x1.0016p+0f)};
-    }
-};
-
-// sums (16 x 8) += a (16 x 8) b (8 x 8), fragments as in mma_m16n8k8_tf32 (matrix.cuh); small products first.
-__device__ __forceinline__ void add_product_fp32(float (&sums)[4], const TwoParts (&a)[4], TwoParts b0, TwoParts b1) {
-    const unsigned high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
-    const unsigned rest[4] = {a[0].rest, a[1].rest, a[2].rest, a[3].rest};
-    mma_m16n8k8_tf32(sums, rest, b0.high, b1.high);
-    mma_m16n8k8_tf32(sums, high, b0.rest, b1.rest);
-    mma_m16n8k8_tf32(sums, high, b0.high, b1.high);
-}
-
 }  // namespace gdn_cuda

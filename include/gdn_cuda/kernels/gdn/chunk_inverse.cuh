@@ -37,6 +37,7 @@ struct ChunkTriangle {
 #ifdef __CUDACC__
 
 #include <gdn_cuda/kernels/common/mma.cuh>
+#include <gdn_cuda/kernels/common/tf32.cuh>
 
 namespace gdn_cuda::gdn {
 

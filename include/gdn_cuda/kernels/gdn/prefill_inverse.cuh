@@ -1,6 +1,7 @@
 // The inverse role of gdn/prefill: T = (I + A)^-1 of a chunk, by substitution in 16 x 16 blocks and block products (tf32).
 #pragma once
 
+#include <gdn_cuda/kernels/common/tf32.cuh>
 #include <gdn_cuda/kernels/gdn/prefill_common.cuh>
 
 namespace gdn_cuda::gdn {

@@ -1,7 +1,7 @@
 // structured/cauchy_batch: structured/cauchy of real numbers for sixteen rows of residues at a time over the same poles and
 // points: the product of the residues with the matrix 1 / (point - pole), whose elements are computed as they are needed.
 //
-// Tensor cores multiply, by 3xTF32 (mma.cuh). A block has 32 points; each of its warps takes every sixteenth group of 32 poles
+// Tensor cores multiply, by 3xTF32 (tf32.cuh). A block has 32 points; each of its warps takes every sixteenth group of 32 poles
 // and stores their residues, split into two tf32 parts, to its own shared memory, while it prefetches the next group's into
 // registers. A lane computes the reciprocals of its own B fragment. Accumulators cover eight poles, start at 0 and are added up
 // here, rounded to nearest, since tensor cores truncate; sums of groups are added with Kahan compensation. The warps' sums are
@@ -16,7 +16,7 @@
 // addresses. On an H200, 16 rows over 4096 poles at 4096 points reach 62 % of the issue rate (docs/benchmarks/structured.md).
 #pragma once
 
-#include <gdn_cuda/kernels/common/mma.cuh>
+#include <gdn_cuda/kernels/common/tf32.cuh>
 #include <gdn_cuda/kernels/structured/cauchy.cuh>
 #include <gdn_cuda/kernels/structured/cauchy_batch_plan.cuh>
 

@@ -1,4 +1,4 @@
-// structured/vandermonde's products in fp32, on tensor cores, by 3xTF32 (mma.cuh).
+// structured/vandermonde's products in fp32, on tensor cores, by 3xTF32 (tf32.cuh).
 //
 // A k of eight is four poles, with real and imaginary parts: accumulators of that much start at 0 and are added up here,
 // rounded to nearest, since tensor cores truncate. The fragments' rows and columns are permuted so that a warp writes and reads
@@ -7,7 +7,7 @@
 // Tables of eight poles are made while those of the previous eight are multiplied.
 #pragma once
 
-#include <gdn_cuda/kernels/common/mma.cuh>
+#include <gdn_cuda/kernels/common/tf32.cuh>
 #include <gdn_cuda/kernels/structured/vandermonde_powers.cuh>
 
 namespace gdn_cuda::structured {
