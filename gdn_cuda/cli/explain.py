@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from .output import console, print_json
@@ -81,8 +82,10 @@ def call_text(given: dict[str, Any]) -> str:
     names = {dtype: name for name, dtype in DTYPES.items()}
 
     def text(value: Any) -> str:
+        if value is None or isinstance(value, bool):
+            return str(value).lower()
         if not isinstance(value, Tensor):
-            return names[value] if value in names else str(value).lower()
+            return value.name if isinstance(value, Enum) else names.get(value, str(value))
         return "x".join(map(str, value.shape)) + f":{names[value.dtype]}"
 
     return " ".join(f"{name}={text(value)}" for name, value in given.items())
