@@ -8,6 +8,8 @@ import json
 import pytest
 import torch
 from processes import run
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import gdn_cuda
 from gdn_cuda import _C
@@ -68,6 +70,14 @@ def test_every_benchmark_is_explained(name: str) -> None:
     assert [shape for shape, _ in rows] == [case.shape for case in measure.load().benches[name].cases("cuda")]
     for shape, explanation in rows:
         assert says_something(explanation), shape
+
+
+def test_between_two_benchmarks_calls_are_as_ever() -> None:
+    rows = benchmarks("fused_gdn_gating", device_of("h200"))
+    next(rows)
+    assert torch.zeros(2, device="cpu").tolist() == [0, 0] and not _get_current_dispatch_mode_stack()
+    assert len(_get_current_function_mode_stack()) == 0
+    rows.close()
 
 
 # ---- What decides is what decides for CUDA tensors

@@ -70,7 +70,8 @@ def _calls(operator: str, words: list[str], device: DeviceTraits) -> Iterator[tu
     given = arguments(function, words)
     with recording(device) as done:
         function(**given)
-        yield call_text(given), done(operator)
+        explanation = done(operator)
+    yield call_text(given), explanation
 
 
 def call_text(given: dict[str, Any]) -> str:

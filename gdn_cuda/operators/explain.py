@@ -213,7 +213,8 @@ def benchmarks(operator: str, device: DeviceTraits) -> Iterator[tuple[str, Expla
             work = case.prepare()
             done("what the inputs took")
             work.call()
-            yield case.shape, done(operator)
+            explanation = done(operator)
+        yield case.shape, explanation
 
 
 # ---- Functions
