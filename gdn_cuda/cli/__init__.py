@@ -1,4 +1,4 @@
-"""python -m gdn_cuda: check a machine, compile kernels, manage the cache, benchmark and tune."""
+"""python -m gdn_cuda: check a machine, explain calls, compile kernels, manage the cache, benchmark and tune."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Calls written as text, for `python -m gdn_cuda explain`: `B=1 T=8192 state=:bf16 deterministic=true`.
 
 A family's module `calls` has typical calls of its operators, CALLS; an operator's own module may have one under `typical_call`.
-A typical call is default sizes of axes, and forms, each the arguments that it gives: "query, key: B T Hk dk; gate: B T Hv f32;
-batch_size = B". Sizes are axes, or an axis + 1, or / 64 rounded up; a tensor without a dtype has the call's; `mn` makes its
-second-to-last dimension the contiguous one.
+A typical call has default sizes of axes, and forms. A form lists arguments: "query, key: B T Hk dk; gate: B T Hv f32;
+batch_size = B". A size is an axis, an axis plus a number (B+1), or an axis over a number, rounded up (T/64). A tensor without a
+dtype has the call's; `mn` makes its second-to-last dimension the contiguous one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Typical:
 
 
 def typical(axes: dict[str, int], *forms: str, dtype: str = "bf16") -> Typical:
-    """The first form with the axes that a call names is the one it has."""
+    """A call has the first form with all axes that it names."""
     return Typical(axes, dtype, tuple(_form(text) for text in forms))
 
 
@@ -121,7 +121,8 @@ def _on_meta(shape: list[int], dtype: torch.dtype, mn: bool = False) -> Tensor:
 
 
 def arguments(function: Callable[..., Any], words: list[str]) -> dict[str, Any]:
-    """The arguments by name. A word is AXIS=SIZE, dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE, TENSOR=:DTYPE or ARGUMENT=VALUE."""
+    """The arguments by name. A word is AXIS=SIZE, dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE, TENSOR=:DTYPE or ARGUMENT=VALUE. A
+    tensor that is `mn` in the form stays that at another size."""
     name = function.__name__
     call = load().get(name, Typical({}, "bf16", (Form({}, {}),)))
     axes_known = sorted(set().union(*(form.axes for form in call.forms)))

@@ -91,7 +91,7 @@ class _AsOnCuda(TorchDispatchMode):
 
 
 def like(x: Tensor) -> Tensor:
-    """A meta tensor of the shape, strides and dtype of x, with rows that start where those of x do in their 16 bytes."""
+    """A meta tensor of the shape, strides and dtype of x, as many bytes behind a multiple of 16 as x."""
     if x.is_meta:
         return x
     if x.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(x):
