@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         "explain",
         help="which kernels a call would launch, in which configuration and why",
         epilog="A call: AXIS=SIZE (B=8 T=4096), dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE or TENSOR=:DTYPE (state=:bf16), "
-        "ARGUMENT=VALUE (deterministic=true, state=none). Without any, the operator's benchmarks.",
+        "ARGUMENT=VALUE (deterministic=true, state=none). Without one: every call of the operator's benchmark.",
     )
     parser.add_argument(
         "operator", metavar="OP", help="a function of gdn_cuda, such as chunked_forward, or an operator of its own"
