@@ -255,6 +255,8 @@ def compile(
         >>> [(result.kernel, result.error) for result in results]
         [('gdn/chunk_cumsum', None), ('gdn/chunk_cumsum', None)]
     """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"compile: jobs: expected None or a positive number, got {jobs}")
     arches = [default_arch()] if arch is None else [arch] if isinstance(arch, str) else list(dict.fromkeys(arch))
     work = _work(select(family, kernel, **fields), arches)
     results = []
