@@ -21,11 +21,21 @@ Times = dict[tuple[str, str], dict[str, float]]  # (operator, shape) -> the leas
 FIGURES = ("time_us", "host_us")
 
 
-def measure(tree: Path, operator: str, only: str | None, times: Times) -> str:
-    """Adds a round; returns what it ran on."""
+def environment(tree: Path) -> dict[str, str]:
+    """In which `import gdn_cuda` finds the tree. An editable install comes before PYTHONPATH, and would be measured twice."""
     env = os.environ | {"PYTHONPATH": f"{tree}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", "import gdn_cuda; print(gdn_cuda.__path__[0])"]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+    if Path(done.stdout.strip()) != tree / "gdn_cuda":
+        got = done.stdout.strip() or (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise SystemExit(f"compare_trees: expected a Python that imports {tree / 'gdn_cuda'}, without an install, got {got}")
     if (tree / ".pre").is_dir():
         env["GDN_JIT_PREBUILT_DIR"] = str(tree / ".pre")
+    return env
+
+
+def measure(tree: Path, operator: str, only: str | None, times: Times, env: dict[str, str]) -> str:
+    """Adds a round; returns what it ran on."""
     options = ["--only", only] if only else []
     command = [sys.executable, "-m", "gdn_cuda", "bench", operator, "--quick", "--json", "-", *options]
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
@@ -52,9 +62,10 @@ def main() -> None:
     options = parser.parse_args()
     before: Times = {}
     after: Times = {}
+    trees = [(options.before, before, environment(options.before)), (options.after, after, environment(options.after))]
     for _ in range(options.rounds):
-        device = measure(options.before, options.operator, options.only, before)
-        measure(options.after, options.operator, options.only, after)
+        for tree, times, env in trees:
+            device = measure(tree, options.operator, options.only, times, env)
     print(f"{device}: us before and after, and after / before")
     rows = []
     for (operator, shape), least in after.items():

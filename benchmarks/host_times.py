@@ -2,8 +2,9 @@
 
     python benchmarks/host_times.py [--rounds 9]
 
-To compare two commits, run it for both in turns on one machine (PYTHONPATH chooses the tree), and compare ratios to torch.add
-of the same run: one host differs by 1.6 times from minute to minute. A figure is the least of the medians of all rounds.
+To compare two commits, run it for both in turns on one machine (PYTHONPATH chooses the tree, if none is installed; the first
+line names it), and compare ratios to torch.add of the same run: one host differs by 1.6 times from minute to minute. A figure
+is the least of the medians of all rounds.
 """
 
 from __future__ import annotations

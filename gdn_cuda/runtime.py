@@ -193,18 +193,11 @@ def _require(what: str, name: str | None, known: set[str]) -> None:
 
 
 def _wanted(value: Any) -> set[Any]:
+    from .operators.tunable import TORCH_DTYPES
+
+    names = {dtype: name for name, dtype in TORCH_DTYPES.items()}
     values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
-    return {_DTYPE_NAMES.get(str(item), item) for item in values}
-
-
-_DTYPE_NAMES = {
-    "torch.float32": "f32",
-    "torch.bfloat16": "bf16",
-    "torch.float16": "f16",
-    "torch.float64": "f64",
-    "torch.complex64": "c64",
-    "torch.complex128": "c128",
-}
+    return {names.get(item, item) for item in values}
 
 
 # ---- Compiling ahead of use
@@ -262,6 +255,8 @@ def compile(
         >>> [(result.kernel, result.error) for result in results]
         [('gdn/chunk_cumsum', None), ('gdn/chunk_cumsum', None)]
     """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"compile: jobs: expected None or a positive number, got {jobs}")
     arches = [default_arch()] if arch is None else [arch] if isinstance(arch, str) else list(dict.fromkeys(arch))
     work = _work(select(family, kernel, **fields), arches)
     results = []

@@ -78,10 +78,11 @@ def test_doctor_reports_a_malformed_variable_once_and_does_not_crash(cache: Path
     ]
 
 
-def test_doctor_notices_a_misspelt_variable(cache: Path) -> None:
-    done = gdn("doctor", cache=cache, GDN_JIT_CACHEDIR="/nowhere")
+@pytest.mark.parametrize("name", ["GDN_JIT_CACHEDIR", "GDN_TUNDE"])
+def test_doctor_notices_a_misspelt_variable(name: str, cache: Path) -> None:
+    done = gdn("doctor", cache=cache, **{name: "/nowhere"})
     assert done.returncode == 0
-    assert "GDN_JIT_CACHEDIR" in done.stdout
+    assert f"{name} is not read by gdn_cuda" in done.stdout
 
 
 def test_doctor_says_why_a_cache_folder_was_refused(tmp_path: Path) -> None:

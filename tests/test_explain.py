@@ -8,6 +8,8 @@ import json
 import pytest
 import torch
 from processes import run
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import gdn_cuda
 from gdn_cuda import _C
@@ -68,6 +70,14 @@ def test_every_benchmark_is_explained(name: str) -> None:
     assert [shape for shape, _ in rows] == [case.shape for case in measure.load().benches[name].cases("cuda")]
     for shape, explanation in rows:
         assert says_something(explanation), shape
+
+
+def test_between_two_benchmarks_calls_are_as_ever() -> None:
+    rows = benchmarks("fused_gdn_gating", device_of("h200"))
+    next(rows)
+    assert torch.zeros(2, device="cpu").tolist() == [0, 0] and not _get_current_dispatch_mode_stack()
+    assert len(_get_current_function_mode_stack()) == 0
+    rows.close()
 
 
 # ---- What decides is what decides for CUDA tensors
@@ -142,6 +152,43 @@ def test_nothing_of_it_stays() -> None:
         assert context.steps() == []
 
 
+def test_a_pool_with_a_history_is_explained_and_a_leaf_refused_as_in_a_call() -> None:
+    """A call with an input that requires a gradient gives the pool a grad_fn."""
+    rows = torch.randn(1, 5, 2, 16).bfloat16().requires_grad_()
+    gates = torch.rand(1, 5, 2)
+    slots = torch.zeros(1, dtype=torch.int32)
+    arguments = rows, rows, rows, gates, -gates
+    pool = torch.zeros(4, 2, 16, 16)
+    gdn_cuda.chunked_forward(*arguments, pool, state_indices=slots)
+    assert pool.grad_fn is not None
+    found = explained(gdn_cuda.chunked_forward, *arguments, pool, state_indices=slots, device="h200")
+    assert [kernel for kernel, _ in launches(found)] == ["gdn/prefill"]
+    leaf = torch.zeros(4, 2, 16, 16, requires_grad=True)
+    for call in (gdn_cuda.chunked_forward, explained):
+        given = (gdn_cuda.chunked_forward,) if call is explained else ()
+        with pytest.raises(ValueError, match="state: expected memory that requires no gradient, as it is written, got a leaf"):
+            call(*given, *arguments, leaf, state_indices=slots)
+
+
+def test_what_cannot_be_explained_is_refused_in_a_sentence() -> None:
+    x = torch.rand(2, 8)
+    for wrong, expected in (
+        ({"multiprocessors": 12.5}, "multiprocessors: expected 1 to 1024, got 12.5"),
+        ({"multiprocessors": "12"}, "multiprocessors: expected 1 to 1024, got 12"),
+        ({"multiprocessors": True}, "multiprocessors: expected 1 to 1024, got True"),
+        ({"device": torch.device("cuda")}, "device: expected one of a100, .*, got cuda"),
+        ({"device": 0}, "device: expected one of a100, .*, got 0"),
+    ):
+        with pytest.raises(ValueError, match=f"explain: {expected}"):
+            gdn_cuda.explain("toeplitz_matvec", x, x, x, **wrong)
+    with pytest.raises(ValueError, match="explain: function: expected a function of gdn_cuda or its name, got NoneType"):
+        gdn_cuda.explain(None)
+    with pytest.raises(ValueError, match=r"expected strided tensors outside torch.func transforms, got one of layout"):
+        gdn_cuda.explain("toeplitz_matvec", x.to_sparse(), x, x)
+    with pytest.raises(ValueError, match=r"expected strided tensors outside torch.func transforms, got one inside"):
+        torch.vmap(lambda x: gdn_cuda.explain("toeplitz_matvec", x, x, x))(x)
+
+
 def test_the_function_of_the_package_takes_a_name_or_a_function() -> None:
     given = calls.arguments(gdn_cuda.fused_gdn_gating, [])
     text = gdn_cuda.explain("fused_gdn_gating", **given, device="h100", multiprocessors=114)
@@ -165,6 +212,11 @@ def test_the_function_of_the_package_takes_a_name_or_a_function() -> None:
         ("chunked_forward T=many", "explain: T: expected a size, got many"),
         ("chunked_forward T=1 N=1", "explain: axes: expected those of one form, (B, Hk, Hv, T, dk, dv) or "),
         ("chunked_forward state=:f33", "explain: state: expected one of f32, "),
+        ("chunked_forward scale=abc", "explain: scale: expected a number, got abc"),
+        ("chunked_forward checkpoint_every=64.0", "explain: checkpoint_every: expected an integer, got 64.0"),
+        ("chunked_forward deterministic=2", "explain: deterministic: expected true or false, got 2"),
+        ("chunked_forward T=", "explain: T: expected a size, got nothing"),
+        ("chunked_forward B=99999999999 T=99999999999", "explain: sizes: expected fewer than 2^59 elements, got 99999999999x"),
         ("chunked_forward state=2y4", "explain: state: expected a shape and a dtype such as 2x64:f32, or none, got 2y4"),
         ("chunked_forward state=1x32x128x64", "explain: chunked_forward: state: expected states of (Hv, dv, dk) = "),
         ("cauchy_backward conj=true", "explain: grad: expected a shape and a dtype such as 2x64:f32, or a value, got none"),
@@ -176,7 +228,8 @@ def test_bad_input_is_named(words: str, expected: str, capsys: pytest.CaptureFix
     from gdn_cuda.cli import main
 
     assert main(["explain", *words.split()]) == 2
-    assert capsys.readouterr().err.startswith(expected)
+    message = capsys.readouterr().err
+    assert message.startswith(expected) and message.count("\n") == 1
 
 
 def test_a_call_is_printed_with_kernel_configuration_and_reason() -> None:
@@ -201,12 +254,35 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert step["kernel"] == "structured/cauchy_batch" and (step["kernel"], step["configuration"]) in REGISTERED
 
 
-def test_a_call_as_it_is_printed_can_be_given_again(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "chunked_forward N=500 B=3 state_dtype=bf16 deterministic=true",
+        "recurrent_forward T=4 inference_mode=SPEC_VERIFY",
+        "bf16_gdn_compute_u_w T=100",
+        "displacement_matvec n=8 disp_type=CYCLIC",
+    ],
+)
+def test_a_call_as_it_is_printed_can_be_given_again(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     from gdn_cuda.cli import main
 
-    assert (
-        main(["explain", "chunked_forward", "N=500", "B=3", "state_dtype=bf16", "deterministic=true", "--device", "h200"]) == 0
-    )
+    operator, *call = words.split()
+    assert main(["explain", operator, *call, "--device", "h200"]) == 0
     first = capsys.readouterr().out
-    assert main(["explain", "chunked_forward", *first.splitlines()[2].split(), "N=500", "--device", "h200"]) == 0
+    again = [*first.splitlines()[2].split(), *(word for word in call if word.startswith("N="))]
+    assert main(["explain", operator, *again, "--device", "h200"]) == 0
     assert capsys.readouterr().out == first
+
+
+def test_words_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
+    from gdn_cuda.cli import main
+
+    said = []
+    for words in ("B=2 T=8 --device h200", "--device h200 B=2 T=8", "B=2 --device h200 T=8"):
+        assert main(["explain", "fused_gdn_gating", *words.split()]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2] and "a=2x8x32:bf16" in said[0]
+    for words in ("explain fused_gdn_gating B=2 --device h200 --nope", "doctor nope", "tune cauchy_conj --quick 1x2x3"):
+        with pytest.raises(SystemExit) as stopped:
+            main(words.split())
+        assert stopped.value.code == 2 and "unrecognized arguments: " in capsys.readouterr().err

@@ -152,6 +152,12 @@ def test_compile_refuses_an_arch_that_no_device_loads(arch: str | list[str], mes
     assert list(tmp_path.iterdir()) == [], "nothing is compiled before all of them are known to be right"
 
 
+def test_compile_refuses_no_jobs() -> None:
+    for jobs in (0, -1):
+        with pytest.raises(ValueError, match=f"compile: jobs: expected None or a positive number, got {jobs}"):
+            runtime.compile("gdn", "chunk_cumsum", jobs=jobs)
+
+
 def test_an_arch_that_is_named_twice_is_compiled_once(tmp_path: Path) -> None:
     results = runtime.compile(kernel=SMALLEST["name"], arch=["sm_90a", "sm_90a"], out=tmp_path)
     assert len(results) == len(SMALLEST["configurations"])

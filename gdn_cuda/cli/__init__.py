@@ -1,4 +1,4 @@
-"""python -m gdn_cuda: check a machine, compile kernels, manage the cache, benchmark and tune."""
+"""python -m gdn_cuda: check a machine, explain calls, compile kernels, manage the cache, benchmark and tune."""
 
 from __future__ import annotations
 
@@ -23,11 +23,22 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """`explain OP --device h200 T=64`: argparse takes no words of a command after an option."""
+    top = parser()
+    chosen, rest = top.parse_known_args(arguments)
+    if rest and ("words" not in chosen or any(word.startswith("-") for word in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        chosen.words = [*chosen.words, *rest]
+    return chosen
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     print_in_any_encoding()
     command = ""
     try:
-        chosen = parser().parse_args(arguments)
+        chosen = parse(arguments)
         command = chosen.command
         code = int(chosen.run(chosen))
         if sys.stdout is not None:

@@ -95,7 +95,7 @@ def _variables() -> Iterator[Check]:
     for name in sorted(os.environ):
         if name in known:
             yield Check("variable", "ok", f"{name}={os.environ[name]}")
-        elif name.startswith("GDN_JIT_"):
+        elif name.startswith("GDN_") and not name.startswith("GDN_TEST_") and name != "GDN_SANITIZE":  # as the library warns
             yield Check("variable", "note", f"{name} is not read by gdn_cuda", f"known variables: {', '.join(sorted(known))}")
     try:
         _C.env()

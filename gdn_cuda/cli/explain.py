@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from .output import console, print_json
@@ -19,7 +20,7 @@ def add_parser(commands: Any) -> None:
         "explain",
         help="which kernels a call would launch, in which configuration and why",
         epilog="A call: AXIS=SIZE (B=8 T=4096), dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE or TENSOR=:DTYPE (state=:bf16), "
-        "ARGUMENT=VALUE (deterministic=true, state=none). Without any, the operator's benchmarks.",
+        "ARGUMENT=VALUE (deterministic=true, state=none). Without one: every call of the operator's benchmark.",
     )
     parser.add_argument(
         "operator", metavar="OP", help="a function of gdn_cuda, such as chunked_forward, or an operator of its own"
@@ -69,7 +70,8 @@ def _calls(operator: str, words: list[str], device: DeviceTraits) -> Iterator[tu
     given = arguments(function, words)
     with recording(device) as done:
         function(**given)
-        yield call_text(given), done(operator)
+        explanation = done(operator)
+    yield call_text(given), explanation
 
 
 def call_text(given: dict[str, Any]) -> str:
@@ -81,8 +83,10 @@ def call_text(given: dict[str, Any]) -> str:
     names = {dtype: name for name, dtype in DTYPES.items()}
 
     def text(value: Any) -> str:
+        if value is None or isinstance(value, bool):
+            return str(value).lower()
         if not isinstance(value, Tensor):
-            return names[value] if value in names else str(value).lower()
+            return value.name if isinstance(value, Enum) else names.get(value, str(value))
         return "x".join(map(str, value.shape)) + f":{names[value.dtype]}"
 
     return " ".join(f"{name}={text(value)}" for name, value in given.items())

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Any) -> None:
     from ..operators.measure import load
+    from ..operators.tunable import TORCH_DTYPES
 
     parser = commands.add_parser("tune", help="measure an operator's configurations on this GPU and store the fastest")
     parser.add_argument("operator", nargs="?", metavar="OP", help=", ".join(load().tunables))
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="ROWSxPOLESxPOINTS; points are steps for log_vandermonde")
-    parser.add_argument("--dtype", help="f32, f64, bf16, f16, c64 or c128, if the operator has it; default: its first")
+    parser.add_argument("--dtype", help=f"one of {', '.join(TORCH_DTYPES)}, if the operator has it; default: its first")
     parser.add_argument("--shared-poles", action="store_true", help="all rows have the same poles (Cauchy sums)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     action = parser.add_mutually_exclusive_group()

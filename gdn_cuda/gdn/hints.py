@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import _C
-from ..operators.schema import not_a_tensor
+from ..operators.schema import not_a_tensor, refuse
 from .reference import CHUNK
 
 
@@ -86,10 +85,6 @@ def check_cumsum_sizes(
         if _holds(cu_seqlens.shape[0] != batch_size + 1):
             expected_rows = f"batch_size + 1 elements, with batch_size {batch_size}"
             refuse(function, "cu_seqlens", expected_rows, tuple(cu_seqlens.shape))
-
-
-def refuse(function: str, argument: str, expected: object, got: object) -> NoReturn:
-    raise ValueError(f"{function}: {argument}: expected {expected}, got {got}")
 
 
 def _holds(condition: bool) -> bool:

@@ -1,9 +1,9 @@
 """Calls written as text, for `python -m gdn_cuda explain`: `B=1 T=8192 state=:bf16 deterministic=true`.
 
 A family's module `calls` has typical calls of its operators, CALLS; an operator's own module may have one under `typical_call`.
-A typical call is default sizes of axes, and forms, each the arguments that it gives: "query, key: B T Hk dk; gate: B T Hv f32;
-batch_size = B". Sizes are axes, or an axis + 1, or / 64 rounded up; a tensor without a dtype has the call's; `mn` makes its
-second-to-last dimension the contiguous one.
+A typical call has default sizes of axes, and forms. A form lists arguments: "query, key: B T Hk dk; gate: B T Hv f32;
+batch_size = B". A size is an axis, an axis plus a number (B+1), or an axis over a number, rounded up (T/64). A tensor without a
+dtype has the call's; `mn` makes its second-to-last dimension the contiguous one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import ast
 import functools
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -33,10 +35,7 @@ class Layout:
     mn: bool
 
     def tensor(self, axes: Mapping[str, int], dtype: str) -> Tensor:
-        shape = [_size(text, axes) for text in self.sizes]
-        if not self.mn:
-            return _on_meta(shape, DTYPES[self.dtype or dtype])
-        return _on_meta([*shape[:-2], shape[-1], shape[-2]], DTYPES[self.dtype or dtype]).mT
+        return _on_meta([_size(text, axes) for text in self.sizes], DTYPES[self.dtype or dtype], self.mn)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Typical:
 
 
 def typical(axes: dict[str, int], *forms: str, dtype: str = "bf16") -> Typical:
-    """The first form with the axes that a call names is the one it has."""
+    """A call has the first form with all axes that it names."""
     return Typical(axes, dtype, tuple(_form(text) for text in forms))
 
 
@@ -110,7 +109,11 @@ def _size(text: str, axes: Mapping[str, int]) -> int:
     return size + int(text.partition("+")[2]) if "+" in text else -(-size // int(text.partition("/")[2] or 1))
 
 
-def _on_meta(shape: list[int], dtype: torch.dtype) -> Tensor:
+def _on_meta(shape: list[int], dtype: torch.dtype, mn: bool = False) -> Tensor:
+    if math.prod(shape) >= 2**59:  # torch counts bytes in 63 bits
+        raise _bad("sizes", "fewer than 2^59 elements", "x".join(map(str, shape)))
+    if mn and len(shape) >= 2:
+        return torch.empty([*shape[:-2], shape[-1], shape[-2]], dtype=dtype, device="meta").mT
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -118,7 +121,8 @@ def _on_meta(shape: list[int], dtype: torch.dtype) -> Tensor:
 
 
 def arguments(function: Callable[..., Any], words: list[str]) -> dict[str, Any]:
-    """The arguments by name. A word is AXIS=SIZE, dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE, TENSOR=:DTYPE or ARGUMENT=VALUE."""
+    """The arguments by name. A word is AXIS=SIZE, dtype=DTYPE, TENSOR=SIZExSIZE:DTYPE, TENSOR=:DTYPE or ARGUMENT=VALUE. A
+    tensor that is `mn` in the form stays that at another size."""
     name = function.__name__
     call = load().get(name, Typical({}, "bf16", (Form({}, {}),)))
     axes_known = sorted(set().union(*(form.axes for form in call.forms)))
@@ -141,14 +145,16 @@ def arguments(function: Callable[..., Any], words: list[str]) -> dict[str, Any]:
     axes = call.axes | named
     result: dict[str, Any] = {key: layout.tensor(axes, dtype) for key, layout in form.tensors.items()}
     result |= {key: _LITERALS[text] if text in _LITERALS else _size(text, axes) for key, text in form.others.items()}
-    result |= {key: _value(key, text, parameters[key], result.get(key), dtype) for key, text in given.items()}
+    for key, text in given.items():
+        mn = key in form.tensors and form.tensors[key].mn
+        result[key] = _value(key, text, parameters[key], result.get(key), dtype, mn)
     if missing := [key for key, p in parameters.items() if p.default is p.empty and key not in result]:
         raise _bad(missing[0], "a shape and a dtype such as 2x64:f32, or a value", "none")
     return result
 
 
 def _bad(what: str, expected: str, got: str) -> ValueError:
-    return ValueError(f"explain: {what}: expected {expected}, got {got}")
+    return ValueError(f"explain: {what or 'a name'}: expected {expected}, got {got or 'nothing'}")
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -171,7 +177,7 @@ def _dtype(what: str, text: str) -> str:
     return text
 
 
-def _value(what: str, text: str, parameter: inspect.Parameter, default: Any, dtype: str) -> Any:
+def _value(what: str, text: str, parameter: inspect.Parameter, default: Any, dtype: str, mn: bool) -> Any:
     kind = str(parameter.annotation)
     if text in _LITERALS:
         return _LITERALS[text]
@@ -182,10 +188,25 @@ def _value(what: str, text: str, parameter: inspect.Parameter, default: Any, dty
             return torch.empty_strided(default.shape, default.stride(), dtype=of, device="meta")
         if not re.fullmatch(r"\d{1,12}(x\d{1,12})*", shape):
             raise _bad(what, "a shape and a dtype such as 2x64:f32, or none", text)
-        return _on_meta([int(size) for size in shape.split("x")], of)
+        return _on_meta([int(size) for size in shape.split("x")], of, mn)
     if "dtype" in kind:
         return DTYPES[_dtype(what, text)]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    enumerators = type(parameter.default).__members__ if isinstance(parameter.default, Enum) else {}
+    return enumerators[text] if text in enumerators else _literal(what, text, kind)
+
+
+def _literal(what: str, text: str, kind: str) -> Any:
+    """Torch's message about a value of another type is several lines, with the schema."""
+    if "str" in kind:
         return text
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if "bool" in kind and not isinstance(value, bool):
+        raise _bad(what, "true or false", text)
+    if "float" in kind and not isinstance(value, (int, float)):
+        raise _bad(what, "a number", text)
+    if "int" in kind and not (isinstance(value, int) and abs(value) < 2**63):
+        raise _bad(what, "an integer", text)
+    return value

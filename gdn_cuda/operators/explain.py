@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from .. import _C
+from ..runtime import DEFAULT_ARCH
 from . import measure
 
 if TYPE_CHECKING:
     from .._C import DeviceTraits, ExplainedStep
 
-DEFAULT_ARCH = "sm_90a"  # of what stands for a GPU where there is none
 STAND_IN = -1  # the ordinal of a device that is not in this machine
 
 
@@ -37,9 +39,10 @@ def device_of(name: str | None = None, multiprocessors: int | None = None) -> De
     device = _named(name) if name is not None else _present() if torch.cuda.is_available() else _named(DEFAULT_ARCH)
     device["ordinal"] = STAND_IN
     if multiprocessors is not None:
-        if not 1 <= multiprocessors <= 1024:
+        whole = isinstance(multiprocessors, Integral) and not isinstance(multiprocessors, bool)
+        if not whole or not 1 <= multiprocessors <= 1024:
             raise ValueError(f"explain: multiprocessors: expected 1 to 1024, got {multiprocessors}")
-        device["multiprocessors"] = multiprocessors
+        device["multiprocessors"] = int(multiprocessors)
     return device
 
 
@@ -48,12 +51,13 @@ def _present() -> DeviceTraits:
 
 
 def _named(name: str) -> DeviceTraits:
-    if name.startswith("sm_"):
-        return _C.device_traits_for_arch(name)
+    text = str(name).lower()  # a torch.device is refused by its name
+    if text.startswith("sm_"):
+        return _C.device_traits_for_arch(text)
     known = {device["name"].removeprefix("NVIDIA ").lower().replace(" ", "-"): device for device in _C.typical_devices()}
-    if name.lower() not in known:
+    if text not in known:
         raise ValueError(f"explain: device: expected one of {', '.join(known)}, or an architecture like sm_80, got {name}")
-    return known[name.lower()]
+    return known[text]
 
 
 def device_text(device: DeviceTraits) -> str:
@@ -87,13 +91,33 @@ class _AsOnCuda(TorchDispatchMode):
 
 
 def like(x: Tensor) -> Tensor:
-    """A meta tensor of the shape, strides and dtype of x, with rows that start where those of x do in their 16 bytes."""
+    """A meta tensor of the shape, strides and dtype of x, as many bytes behind a multiple of 16 as x."""
     if x.is_meta:
         return x
-    offset = x.data_ptr() % 16 // x.element_size()
+    if x.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        got = "one inside" if x.layout is torch.strided else f"one of layout {x.layout}"
+        raise ValueError(f"explain: expected strided tensors outside torch.func transforms, got {got}")
+    offset = 0 if isinstance(x, FakeTensor) else x.data_ptr() % 16 // x.element_size()
     reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-    memory = torch.empty(offset + reach, dtype=x.dtype, device="meta")
-    return memory.as_strided(x.shape, x.stride(), offset).requires_grad_(x.requires_grad)
+    memory = torch.empty(offset + reach, dtype=x.dtype, device="meta").untyped_storage()
+    made = torch.empty(0, dtype=x.dtype, device="meta").set_(memory, offset, x.shape, x.stride())  # no view: those have a base
+    if x.requires_grad and not x.is_leaf and not torch.is_inference_mode_enabled():
+        with torch.enable_grad():
+            return _Computed.apply(made, torch.empty(0, device="meta", requires_grad=True))
+    return made.requires_grad_(x.requires_grad)
+
+
+class _Computed(torch.autograd.Function):
+    """Gives its first tensor a grad_fn, as autograd lets a call write to a tensor that has one, and not to a leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, leaf: Tensor) -> Tensor:
+        ctx.mark_dirty(made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None
 
 
 @dataclass(frozen=True)
@@ -124,7 +148,7 @@ class Explanation:
 
 @contextmanager
 def recording(device: DeviceTraits) -> Iterator[Callable[[str], Explanation]]:
-    """Calls with meta tensors are explained; the function that this yields returns what was, since it was last called."""
+    """Explains calls with meta tensors. Yields a function that returns what was explained since it was last called."""
     mode, seen = _AsOnCuda(), [0]
 
     def explained(function: str) -> Explanation:
@@ -157,11 +181,13 @@ def explain(
 
     `function`: a function of gdn_cuda, or its name. Tensors count by shape, strides, dtype and alignment, so meta tensors do.
     `device`: "h200", "a100" or an architecture such as "sm_80", None for the current GPU, or an H200 where there is none;
-    `multiprocessors`: how many it has, where that is not what its kind has. Where a function looks at a result to go on, what
-    may follow is explained too.
+    `multiprocessors`: how many it has, if not as many as such a device has. Where a function reads a result on the host to
+    decide how to go on, what may follow is explained too.
     """
     if isinstance(function, str):
         function = function_called(function)
+    if not callable(function):
+        raise ValueError(f"explain: function: expected a function of gdn_cuda or its name, got {type(function).__name__}")
     return str(explained(function, *args, device=device, multiprocessors=multiprocessors, **kwargs))
 
 
@@ -187,7 +213,8 @@ def benchmarks(operator: str, device: DeviceTraits) -> Iterator[tuple[str, Expla
             work = case.prepare()
             done("what the inputs took")
             work.call()
-            yield case.shape, done(operator)
+            explanation = done(operator)
+        yield case.shape, explanation
 
 
 # ---- Functions

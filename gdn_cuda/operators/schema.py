@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -61,6 +61,10 @@ class Schema:
         for argument, x in others:
             if x.device != like.device:
                 raise ValueError(f"{self.function}: {argument}: expected {like.device}, the device of {first}, got {x.device}")
+
+
+def refuse(function: str, argument: str, expected: object, got: object) -> NoReturn:
+    raise ValueError(f"{function}: {argument}: expected {expected}, got {got}")
 
 
 def not_a_tensor(function: str, argument: str, given: object, optional: bool = False) -> str:

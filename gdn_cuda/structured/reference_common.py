@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import math
 from functools import reduce
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from ..operators.schema import refuse
+
 _SPLITTER = 2.0**27 + 1.0  # splits a double into two parts of at most 26 bits
-
-
-def fail(function: str, argument: str, expected: str, got: object) -> NoReturn:
-    raise ValueError(f"{function}: {argument}: expected {expected}, got {got}")
 
 
 def widened(function: str, **tensors: Tensor) -> tuple[Tensor, ...]:
     """Each in complex128 if it is complex, else in float64."""
     for argument, x in tensors.items():
         if not (x.is_floating_point() or x.is_complex()):
-            fail(function, argument, "a real or complex floating-point tensor", x.dtype)
+            refuse(function, argument, "a real or complex floating-point tensor", x.dtype)
     return tuple(x.to(torch.complex128 if x.is_complex() else torch.float64) for x in tensors.values())
 
 
@@ -51,7 +48,7 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 def check_last(function: str, argument: str, x: Tensor, size: int, like: str) -> None:
     """Torch would silently broadcast a last dimension of 1."""
     if x.dim() < 1 or x.shape[-1] != size:
-        fail(function, argument, f"(…, {size}) as {like} has", tuple(x.shape))
+        refuse(function, argument, f"(…, {size}) as {like} has", tuple(x.shape))
 
 
 def zeros_of(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:

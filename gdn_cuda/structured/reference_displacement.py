@@ -12,7 +12,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from .reference_common import check_last, fail, roots_of_unity, same_dtype, widened
+from ..operators.schema import refuse
+from .reference_common import check_last, roots_of_unity, same_dtype, widened
 
 
 class DisplacementType(IntEnum):
@@ -46,7 +47,7 @@ def displacement_matrix(G: Tensor, H: Tensor, disp_type: int = DisplacementType.
     function = "displacement_matvec"
     G, H = same_dtype(*widened(function, G=G, H=H))
     if G.dim() < 2 or H.dim() < 2 or G.shape[-2:] != H.shape[-2:]:
-        fail(function, "H", f"(…, n, r) as G has {tuple(G.shape)}", tuple(H.shape))
+        refuse(function, "H", f"(…, n, r) as G has {tuple(G.shape)}", tuple(H.shape))
     n = G.shape[-2]
     places = torch.arange(n, device=G.device)
     # Nodes are e^{−πi l/n} and e^{−πi m/n}, so poles are found among integers.
@@ -67,7 +68,7 @@ def _right_nodes(disp_type: int, places: Tensor) -> Tensor:
         DisplacementType.CYCLIC_ANTICYCLIC: 2 * places + 1,
     }
     if disp_type not in nodes:
-        fail("displacement_matvec", "disp_type", "one of " + ", ".join(f"{d.value} ({d.name})" for d in nodes), disp_type)
+        refuse("displacement_matvec", "disp_type", "one of " + ", ".join(f"{d.value} ({d.name})" for d in nodes), disp_type)
     return nodes[DisplacementType(disp_type)]
 
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .reference_common import fail, roots_of_unity
+from ..operators.schema import refuse
+from .reference_common import roots_of_unity
 
 STEP_MODES = ("dense", "linear", "diagonal")
 TRANSFORMS = ("none", "exp", "relu", "sigmoid", "softplus")
@@ -42,7 +43,7 @@ class Discrete(NamedTuple):
 
 def transformed(parameter: Tensor, name: str) -> Tensor:
     if name not in TRANSFORMS:
-        fail("param_config", "transform", f"one of {TRANSFORMS}", repr(name))
+        refuse("param_config", "transform", f"one of {TRANSFORMS}", repr(name))
     if name == "softplus":  # torch's has errors up to 2e-9 above 20
         return torch.logaddexp(parameter, torch.zeros_like(parameter))
     return parameter if name == "none" else getattr(torch, name)(parameter)
@@ -155,7 +156,7 @@ def kernel_by_resolvent(
     every r is (1+ω)/2 · Σ v / ((1−ω) − (1+ω)/2 · A dt), which is the same and has a value at ω = −1, where z is infinite.
     """
     if not 0 <= (length if L is None else L) <= length:
-        fail("kernel_by_resolvent", "L", f"0 … length={length}", L)
+        refuse("kernel_by_resolvent", "L", f"0 … length={length}", L)
     B = system.B if state is None else torch.cat([_undiscretized(system, state), system.B])
     if length == 0:
         k = system.A.real.new_zeros(B.shape[0], *system.C.shape[:2], 0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .reference_common import fail
+from ..operators.schema import refuse
 from .reference_s4 import System
 from .reference_vandermonde import log_vandermonde, log_vandermonde_transpose, powers
 
@@ -36,7 +36,7 @@ def discretized(system: System, disc: str) -> Discrete:
     if disc == "bilinear":
         base = (1 + x / 2) / (1 - x / 2)
         return Discrete(base, base.log(), system.B[0] * system.dt / (1 - x / 2))
-    return fail("S4DKernel", "disc", f"one of {DISCRETIZATIONS}", repr(disc))
+    return refuse("S4DKernel", "disc", f"one of {DISCRETIZATIONS}", repr(disc))
 
 
 def _expm1_over(x: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..operators.schema import refuse
 from .reference_common import (
     broadcast_shapes,
     check_last,
-    fail,
     near_one,
     residual,
     roots_of_unity,
@@ -36,7 +36,7 @@ def toeplitz(c: Tensor, r: Tensor) -> Tensor:
 def _dense(function: str, c: Tensor, r: Tensor) -> Tensor:
     c, r = same_dtype(*widened(function, c=c, r=r))
     if r.dim() < 1:
-        fail(function, "r", "rank 1 or more", tuple(r.shape))
+        refuse(function, "r", "rank 1 or more", tuple(r.shape))
     leading = broadcast_shapes(c.shape[:-1], r.shape[:-1])
     rows, columns = c.shape[-1], r.shape[-1]
     c, r = c.expand(*leading, rows), r.expand(*leading, columns)
@@ -55,7 +55,7 @@ def _on_columns(
     """Calls `run`, which takes (…,n,k), with vectors or columns."""
     many = x.dim() > max(g.dim() for g in generators)
     if x.dim() < 1 or x.shape[-2 if many else -1] != n:
-        fail(function, argument, f"(…, {n}), or with more dimensions than the matrix (…, {n}, k)", tuple(x.shape))
+        refuse(function, argument, f"(…, {n}), or with more dimensions than the matrix (…, {n}, k)", tuple(x.shape))
     return run(x) if many else run(x[..., None]).squeeze(-1)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .reference_common import check_last, fail, product_error, widened
+from ..operators.schema import refuse
+from .reference_common import check_last, product_error, widened
 
 
 def log_vandermonde(v: Tensor, x: Tensor, L: int) -> Tensor:
@@ -25,14 +26,14 @@ def log_vandermonde_transpose(u: Tensor, v: Tensor, x: Tensor, L: int) -> Tensor
     u, v, x = (t.to(torch.complex128) for t in widened("log_vandermonde_transpose", u=u, v=v, x=x))
     check_last("log_vandermonde_transpose", "x", x, v.shape[-1], "v")
     if u.dim() < 1 or u.shape[-1] != L:
-        fail("log_vandermonde_transpose", "u", f"(…, L={L})", tuple(u.shape))
+        refuse("log_vandermonde_transpose", "u", f"(…, L={L})", tuple(u.shape))
     return v * (u[..., None, :] * powers("log_vandermonde_transpose", x, L)).sum(-1)
 
 
 def powers(function: str, x: Tensor, L: int, first: int = 0) -> Tensor:
     """e^{x l} (…,N,L), l from `first` on. At l = 0 the power is 1, after it e^{−∞ l} is 0: −∞ is the logarithm of 0."""
     if L < 0:
-        fail(function, "L", ">= 0", L)
+        refuse(function, "L", ">= 0", L)
     steps = torch.arange(first, first + L, dtype=torch.float64, device=x.device)
 
     def times_steps(part: Tensor) -> tuple[Tensor, Tensor]:

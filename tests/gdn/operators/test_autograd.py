@@ -112,7 +112,7 @@ def test_outside_grad_mode_any_memory_may_be_written(name: str, argument: str, k
 
 
 def test_a_refused_decode_leaves_the_state_for_the_next_try(seed: int) -> None:
-    """The pool of issue 15, number 5: it had moved on when `out` was refused, and the next try stepped twice."""
+    """Otherwise the next try would step from the state after the refused one."""
     arguments = arguments_of(CASES["decode"], seed)
     pool = arguments["state_pool"].clone()
     once = {n: copied(x) for n, x in arguments.items()}
