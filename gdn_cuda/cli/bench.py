@@ -200,7 +200,7 @@ def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, abs
     found: dict[str, tuple[float, ...]] = {}
     disagree = []
     bench = benches()[operator]
-    expected = work.outcome(work.checked) if check and bench.peers else None
+    expected = work.outcome(work.checked) if check and bench.peers and work.outcome else None
     for name, adapter in bench.peers.items():
         times[name] = None
         try:

@@ -72,10 +72,10 @@ def typical_call(function: Callable[..., Any], axes: dict[str, int], *forms: str
 @functools.cache
 def load() -> dict[str, Typical]:
     """The typical calls of every family, by function."""
-    found = dict(_DECLARED)
+    found: dict[str, Typical] = {}
     for family in families("calls"):
         found |= importlib.import_module(family).CALLS
-    return found
+    return found | _DECLARED
 
 
 # ---- Forms

@@ -72,7 +72,7 @@ def example(function: Callable[..., Any], name: str | None = None, packed: bool 
 
 def load() -> dict[str, Case]:
     """The cases of every family, by name."""
-    found = dict(_DECLARED)
+    found: dict[str, Case] = {}
     for family in families("examples"):
         found |= importlib.import_module(family).CASES
-    return found
+    return found | _DECLARED

@@ -30,9 +30,10 @@ class Work:
     call: Call
     bytes: int
     flops: int
-    inputs: Inputs = field(repr=False)  # for the peers
-    outcome: Callable[[Inputs], Outcome]  # of a new call that does not modify the inputs
-    checked: Inputs = field(repr=False)  # the inputs to compare outcomes on
+    # For operators with peers:
+    inputs: Inputs = field(default_factory=dict, repr=False)
+    outcome: Callable[[Inputs], Outcome] | None = None  # of a new call that does not modify the inputs
+    checked: Inputs = field(default_factory=dict, repr=False)  # the inputs to compare outcomes on
 
 
 @dataclass

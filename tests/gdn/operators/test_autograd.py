@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from gdn_cases import arguments_of, one_of_each
+from gdn_cases import CASES, arguments_of, one_of_each
 from operator_cases import copied, written_by
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
-from gdn_cuda.gdn.examples import CASES
 from gdn_cuda.operators.examples import Arguments, Case
 
 EACH = one_of_each()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from gdn_cases import CASES
 from operator_cases import copied
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
-from gdn_cuda.gdn.examples import CASES
 from gdn_cuda.operators.examples import Arguments, Case
 
 # One of every function, two where a variant mutates or returns something else. opcheck traces the others.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from gdn_cases import MESSAGE, arguments_of
+from gdn_cases import CASES, MESSAGE, arguments_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_cases import copied, operator_call
@@ -21,7 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 import gdn_cuda
-from gdn_cuda.gdn.examples import CASES
 from gdn_cuda.operators.examples import Arguments, random
 from gdn_cuda.operators.registration import check
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from gdn_cases import arguments_of, refuses
+from gdn_cases import CASES, arguments_of, refuses
 from operator_cases import copied, written_by
 from torch import Tensor
 
 import gdn_cuda
-from gdn_cuda.gdn.examples import CASES, DK, DV, HK, HV
+from gdn_cuda.gdn.examples import DK, DV, HK, HV
 from gdn_cuda.operators.examples import Arguments, Case, random
 
 # Calls that between them write every argument that is ever written.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gdn_cases import CASES
 from gdn_inputs import take_sequence, to_double
 from helpers import rel_rms
 from operator_cases import copied
@@ -16,7 +17,7 @@ from torch import Tensor
 
 import gdn_cuda
 from gdn_cuda import InferenceMode, reference
-from gdn_cuda.gdn.examples import CASES, LENGTHS
+from gdn_cuda.gdn.examples import LENGTHS
 from gdn_cuda.operators.examples import Arguments, Case, poisoned
 
 ROUNDING = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-5}  # of a result stored once; fp32: of its sums
