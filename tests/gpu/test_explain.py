@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-
-pytestmark = pytest.mark.gpu
 
 
 def test_calls_load_what_they_are_explained_to_launch() -> None:
