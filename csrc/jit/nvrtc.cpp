@@ -14,6 +14,7 @@
 #include "env.hpp"
 #include "errors.hpp"
 #include "fork.hpp"
+#include "host_signals.hpp"
 #include "interrupt.hpp"
 #include "text.hpp"
 
@@ -180,7 +181,10 @@ Compiled compile_here(const KernelSource& source, const std::string& arch, const
     for (const auto& folder : tools.include_dirs(source.uses_cutlass)) options.push_back("-I" + folder.string());
 
     Compilation compilation(nvrtc, source);
-    const Result result = compilation.run(options);
+    const Result result = [&] {
+        const HostSignals of_host(reinterpret_cast<const void*>(nvrtc.compile));
+        return compilation.run(options);
+    }();
     Compiled compiled;
     compiled.log = compilation.text(nvrtc.log_size, nvrtc.log);
     compiled.cubin.bytes = compilation.get(nvrtc.cubin_size, nvrtc.cubin);

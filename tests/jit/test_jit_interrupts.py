@@ -43,6 +43,15 @@ def test_ctrl_c_ends_a_compile_by_nvrtc(start: Start, cache: Path) -> None:
     assert_interrupted(child)
 
 
+def test_ctrl_c_while_nvrtc_parses_is_the_hosts(start: Start) -> None:
+    """NVRTC's front end installs handlers of its own in a process's first compile, and they end the process."""
+    child = start()
+    child.send_compile(kernel(before="".join(f"struct S{i} {{ int f() {{ return {i}; }} }};\n" for i in range(200_000))))
+    time.sleep(2 * NVRTC_STARTED)  # of some five seconds of parsing
+    assert_interrupted(child)
+    assert child.origin(kernel(1)) == "compiled"
+
+
 def test_ctrl_c_ends_a_compile_by_nvcc_and_its_processes(start: Start, cache: Path, gate: Gate) -> None:
     child = start(**gate.variables)
     child.send_compile(kernel())
