@@ -99,7 +99,7 @@ def _plain(schema: Schema, args: tuple[Any, ...]) -> Any:
     try:
         results = schema.overload(*args)
     except Exception:
-        schema.check_tensors(args)
+        schema.check_types(args)
         raise
     if is_grad_enabled():
         written = [x for i in schema.writes if (x := args[i]) is not None]

@@ -151,7 +151,7 @@ def _call(schema: Schema, number: int, closure: dict[str, Any]) -> list[str]:
         "    try:",
         f"        found = overload_{number}({args})",
         "    except Exception:",
-        f"        schema_{number}.check_tensors(({args},))",
+        f"        schema_{number}.check_types(({args},))",
         "        raise",
     ]
 

@@ -78,7 +78,7 @@ def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
     """For tracing and meta tensors, also among CPU tensors."""
 
     def checked(*args: Any) -> Any:
-        schema.check_tensors(args)
+        schema.check_types(args)
         schema.check_devices(args)
         check(schema.name, args)
         return shapes(schema.named(args))

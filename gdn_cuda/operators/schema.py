@@ -11,6 +11,18 @@ import torch
 from torch import Tensor
 
 _NOTHING: Mapping[str, Any] = {}
+_WORDS = {"float": "a number", "int": "an integer", "SymInt": "an integer", "bool": "a bool", "ScalarType": "a torch.dtype"}
+
+
+def _is_of(kind: str, x: Any) -> bool:
+    """Whether torch takes x for an argument of this type; tensors and numpy's scalars are numbers too."""
+    if kind == "ScalarType":
+        return isinstance(x, (torch.dtype, int))
+    if kind == "bool":
+        return isinstance(x, (int, torch.SymBool)) or type(x).__name__ in ("bool", "bool_")
+    if kind == "float":
+        return hasattr(type(x), "__float__") or hasattr(type(x), "__index__")
+    return hasattr(type(x), "__index__") or isinstance(x, torch.SymInt)
 
 
 @dataclass(frozen=True)
@@ -20,6 +32,7 @@ class Schema:
     overload: Any
     arguments: tuple[str, ...]
     tensors: tuple[tuple[int, bool], ...]  # positions of tensors, and whether they may be None
+    others: tuple[tuple[int, str], ...]  # positions of the other arguments, and their types
     writes: tuple[int, ...]
     returns: int  # number of results
     defaults: Mapping[str, Any]  # of parameters of the public function that the schema lacks
@@ -29,13 +42,14 @@ class Schema:
         overload = getattr(torch.ops.gdn_cuda, name).default
         arguments = overload._schema.arguments
         names = tuple(x.name for x in arguments)
-        kinds = [str(x.type) for x in arguments]
+        kinds = [str(x.real_type) for x in arguments]
         return Schema(
             name,
             function or name,
             overload,
             names,
             tuple((i, kind != "Tensor") for i, kind in enumerate(kinds) if kind in ("Tensor", "Optional[Tensor]")),
+            tuple((i, kind) for i, kind in enumerate(kinds) if "Tensor" not in kind),
             tuple(i for i, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write),
             len(overload._schema.returns),
             {argument: value for argument, value in defaults.items() if argument not in names},
@@ -55,6 +69,14 @@ class Schema:
         for i, optional in self.tensors:
             if not (isinstance(args[i], Tensor) or (optional and args[i] is None)):
                 raise ValueError(not_a_tensor(self.function, self.arguments[i], args[i], optional))
+
+    def check_types(self, args: tuple[Any, ...]) -> None:
+        self.check_tensors(args)
+        for i, kind in self.others:
+            optional, x = kind.startswith("Optional["), args[i]
+            kind = kind.removeprefix("Optional[").removesuffix("]")
+            if kind in _WORDS and not (_is_of(kind, x) or (optional and x is None)):
+                refuse(self.function, self.arguments[i], f"{_WORDS[kind]}{' or None' if optional else ''}", repr(x))
 
     def check_devices(self, args: tuple[Any, ...]) -> None:
         (first, like), *others = self.given(args)

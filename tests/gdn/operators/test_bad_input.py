@@ -366,6 +366,23 @@ def test_the_texts_name_dtypes_and_strides() -> None:
         assert str(caught.value) == f"chunked_forward: {text}"
 
 
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"scale": "x"}, "scale: expected a number or None, got 'x'"),
+        ({"checkpoint_every": 64.0}, "checkpoint_every: expected an integer, got 64.0"),
+        ({"deterministic": "yes"}, "deterministic: expected a bool, got 'yes'"),
+        ({"state_dtype": "f32"}, "state_dtype: expected a torch.dtype or None, got 'f32'"),
+    ],
+    ids=["float", "int", "bool", "dtype"],
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_a_number_of_the_wrong_type_is_named(mode: Callable[[], Any], changes: Arguments, text: str) -> None:
+    with mode(), pytest.raises(ValueError) as caught:
+        gdn_cuda.chunked_forward(**arguments_of(CASES["chunked"]) | changes)
+    assert str(caught.value) == f"chunked_forward: {text}"
+
+
 HINT_TEXTS = [
     ("chunked", {"chunk_indices": ints(0, 0)}, "chunk_indices: expected None without cu_seqlens, got a tensor"),
     ("chunked", {"cu_chunks": ints(0, 1)}, "cu_chunks: expected None without cu_seqlens, got a tensor"),
