@@ -200,7 +200,10 @@ def _peers(operator: str, case: Case, work: Work, timer: Timer, check: bool, abs
     found: dict[str, tuple[float, ...]] = {}
     disagree = []
     bench = benches()[operator]
-    expected = work.outcome(work.checked) if check and bench.peers and work.outcome else None
+    expected = None
+    if check and bench.peers:
+        assert work.outcome is not None, f"{operator}: expected an outcome to compare peers with"
+        expected = work.outcome(work.checked)
     for name, adapter in bench.peers.items():
         times[name] = None
         try:

@@ -151,7 +151,7 @@ def chunk_local_cumsum_bf16(
 
     Edge cases:
         An element below −128 counts as −128: exp(−128) is 0 in fp32, and the sum keeps the digits of the elements behind it.
-        Chunks start anew with every packed sequence.
+        Every packed sequence starts a new chunk.
 
     Example:
         >>> gate, output = torch.full((1, 66, 2), -0.5), torch.empty(1, 66, 2)

@@ -200,8 +200,8 @@ def _tokens_of(lengths: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def chunk_local_cumsum(input: Tensor, head_first: bool = False, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Inclusive cumsum in fp32 over time inside each chunk of 64 tokens, starting anew with every sequence. What is below
-    `gdn.LOWEST_GATE` counts as that.
+    """Inclusive cumsum in fp32 over time inside each chunk of 64 tokens; every sequence starts a chunk. Elements below
+    `gdn.LOWEST_GATE` count as that.
 
     (B,T,H), with head_first (B,H,T), or packed (N,H) with cu_seqlens, head_first (H,N).
     """

@@ -1,8 +1,8 @@
 """Cauchy sums in fp64, as they are defined: every quotient is formed. Differentiable in every input, real and complex.
 
-A pole on an evaluation point has the limit of ω = λ + ε for ε ↓ 0 as its answer: the residues that meet there are added up,
-and each part (real, imaginary) of their sum which is not zero is infinite with its own sign. Gradients of v_n, λ_n and ω_l
-that meet are NaN; all others are as ever.
+A pole on an evaluation point has the limit of ω = λ + ε for ε ↓ 0 as its answer: the residues of such poles are summed,
+and each part (real, imaginary) of the sum that is not zero becomes infinite with its own sign. Gradients of v_n, λ_n and ω_l
+with λ_n = ω_l are NaN; all others are not affected.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ namespace gdn_cuda {
 void init(const std::filesystem::path& library_root = {}, const std::filesystem::path& cuda_home = {});
 
 // Loads every configuration of a kernel ("gdn/recurrent"; empty: all kernels) for a device, compiling what is missing, so that
-// graph capture never meets a cold kernel. Returns how many.
+// none has to be loaded during a graph capture. Returns how many.
 int warmup(const std::string& kernel = {}, int device = 0);
 
 }  // namespace gdn_cuda

@@ -1,4 +1,4 @@
-// Structured matrices: gdn_cuda/structured has the formulas, docs/structured.md what meets at the edges. Leading
+// Structured matrices: gdn_cuda/structured has the formulas, docs/structured.md the edge cases. Leading
 // dimensions broadcast. All tensors of a call have one dtype: nothing is converted here. `out` is contiguous, of the result's
 // shape and dtype, and apart from the inputs. Gradients are Python's.
 #pragma once

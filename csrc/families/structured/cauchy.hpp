@@ -59,7 +59,7 @@ inline CauchyConfig cauchy_config(const CauchyProblem& problem, const jit::Devic
 inline constexpr int kMostCauchyTurns = 8;
 
 // A block takes several tiles of points (turns) if that leaves blocks for every SM: it starts less often, and loads the poles
-// once for all turns where they fit one tile, as in S4. More poles are loaded anew for every turn; the choice is the same.
+// once for all turns where they fit one tile, as in S4. More poles are loaded again in every turn; the choice is the same.
 inline int cauchy_turns(const CauchyProblem& problem, const CauchyConfig& config, const jit::DeviceTraits& device) {
     return static_cast<int>(
         std::clamp<i64>(cauchy_blocks(problem, config) / (64 * device.multiprocessors), 1, kMostCauchyTurns));

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 1) prefill(const __grid_con
     auto& shared = *reinterpret_cast<PrefillSharedPlan<kConfig>*>(memory);
     static_assert(sizeof(shared) <= 227 * 1024);
 
-    // Two launches run concurrently and one of them takes the call. One block of the second waits for the first to end, so that
+    // Two launches run concurrently and one of them does the work. One block of the second waits for the first to end, so that
     // later work in the stream waits for both.
     if (args.takes == PrefillTakes::if_all_forget) launch_dependent_grids();
     run_block<kConfig>(shared, args);

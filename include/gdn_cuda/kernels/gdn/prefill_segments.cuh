@@ -11,7 +11,7 @@
 // blocks of a head reach the same decision independently (`one_remembers`).
 //
 // Where another configuration is faster on whole sequences, the host launches both and all blocks of a call agree: the
-// splitting one takes the call if all heads forget, the other if one remembers. Sharing the heads instead doubled the time per
+// splitting one does the work if all heads forget, the other if one remembers. Sharing the heads instead doubled the time per
 // chunk: two kernels ran side by side (probably neighbouring SMs share an instruction cache).
 //
 // A token multiplies the state by exp(g) (I - beta k k^T), of norm exp(g) max(1, |1 - beta |k|^2|). Where the product over the
