@@ -10,12 +10,14 @@ from . import runtime as _runtime
 
 _runtime.load_library()
 
-from . import gdn, nn, ops, reference, structured  # noqa: E402, F401  (operators exist once the library is loaded)
+from . import gdn, nn, ops, reference, scan, structured  # noqa: E402, F401  (operators exist once the library is loaded)
 from .gdn import *  # noqa: E402, F403
 from .operators.explain import explain  # noqa: E402
 from .runtime import compile, init, warmup  # noqa: E402
+from .scan import *  # noqa: E402, F403
 from .structured import *  # noqa: E402, F403
 
 __all__ = ["init", "compile", "warmup", "explain", "__version__"]
 __all__ += gdn.__all__
+__all__ += scan.__all__
 __all__ += structured.__all__

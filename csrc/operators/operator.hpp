@@ -62,9 +62,12 @@ template <>
 constexpr const char* kSchemaWord<std::optional<double>> = "float?";
 template <>
 constexpr const char* kSchemaWord<std::optional<ScalarType>> = "ScalarType?";
+// An enumeration whose values have names: a string in the schema. `names_of(T{})` has them in order.
+template <class T>
+concept Named = std::is_enum_v<T> && requires { names_of(T{}); };
 template <class T>
 constexpr const char* schema_word() {
-    constexpr const char* kWord = std::is_enum_v<T> ? "int" : kSchemaWord<T>;
+    constexpr const char* kWord = Named<T> ? "str" : std::is_enum_v<T> ? "int" : kSchemaWord<T>;
     static_assert(kWord != nullptr, "no word for this type in a schema");
     return kWord;
 }
@@ -90,9 +93,26 @@ struct Result<std::tuple<T...>> {
     }
 };
 
+template <Named T>
+T value_named(const std::string& name, const char* function, const char* argument) {
+    std::string expected;
+    int64_t value = 0;
+    for (const char* each : names_of(T{})) {
+        if (name == each) return T(value);
+        expected += fmt::format("{}'{}'", value++ == 0 ? "one of " : ", ", each);
+    }
+    fail(function, argument, expected, fmt::format("'{}'", name));
+}
 template <class T>
-void take(T& member, StableIValue value) {
-    if constexpr (std::is_base_of_v<Given, T>) {
+void take(T& member, StableIValue value, const char* function, const char* argument) {
+    if constexpr (Named<T>) {
+        const auto text = to<StringHandle>(value);
+        const char* data = nullptr;
+        TORCH_ERROR_CODE_CHECK(torch_string_c_str(text, &data));
+        const std::string name = data;
+        TORCH_ERROR_CODE_CHECK(torch_delete_string(text));  // to<std::string> leaks its result in torch 2.10 to 2.14
+        member = value_named<T>(name, function, argument);
+    } else if constexpr (std::is_base_of_v<Given, T>) {
         member.emplace(to<Tensor>(value));
     } else if constexpr (std::is_same_v<T, OptionalWritten>) {
         static_cast<OptionalTensor&>(member) = to<OptionalTensor>(value);
@@ -104,7 +124,9 @@ void take(T& member, StableIValue value) {
 }
 template <class T>
 StableIValue give(const T& member) {
-    if constexpr (std::is_base_of_v<Given, T>) {
+    if constexpr (Named<T>) {
+        return from(std::string(names_of(member)[static_cast<size_t>(member)]));
+    } else if constexpr (std::is_base_of_v<Given, T>) {
         return from(static_cast<const Tensor&>(member));
     } else if constexpr (std::is_same_v<T, OptionalWritten>) {
         return from(static_cast<const OptionalTensor&>(member));
@@ -118,7 +140,7 @@ StableIValue give(const T& member) {
 template <class Op>
 Op taken_from(const StableIValue* stack) {
     Op arguments;
-    Op::fields(arguments, [&](const char*, auto& member) { take(member, *stack++); });
+    Op::fields(arguments, [&](const char* name, auto& member) { take(member, *stack++, Op::name, name); });
     return arguments;
 }
 

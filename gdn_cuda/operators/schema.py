@@ -11,13 +11,22 @@ import torch
 from torch import Tensor
 
 _NOTHING: Mapping[str, Any] = {}
-_WORDS = {"float": "a number", "int": "an integer", "SymInt": "an integer", "bool": "a bool", "ScalarType": "a torch.dtype"}
+_WORDS = {
+    "float": "a number",
+    "int": "an integer",
+    "SymInt": "an integer",
+    "bool": "a bool",
+    "str": "a string",
+    "ScalarType": "a torch.dtype",
+}
 
 
 def _is_of(kind: str, x: Any) -> bool:
     """Whether torch takes x for an argument of this type; tensors and numpy's scalars are numbers too."""
     if kind == "ScalarType":
         return isinstance(x, (torch.dtype, int))
+    if kind == "str":
+        return isinstance(x, str)
     if kind == "bool":
         return isinstance(x, (int, torch.SymBool)) or type(x).__name__ in ("bool", "bool_")
     if kind == "float":

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <gdn_cuda/gdn.hpp>
+#include <gdn_cuda/scan.hpp>
 #include <gdn_cuda/structured.hpp>
 #include <string>
 

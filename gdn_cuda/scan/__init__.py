@@ -1,0 +1,7 @@
+"""Selective scans (Mamba, S6, S7, RG-LRU) and simplified ones (LRU, S5): x_t = Ā_t x_{t−1} + (B̄u)_t, y_t = Σ_n C x.
+
+The state is fp32, on CPU tensors fp64 where the inputs are. Results are the same in every run, gradients included. Wrong input
+raises ValueError, which names function, argument, expected and got, before anything is launched or written.
+"""
+
+__all__: list[str] = []
