@@ -6,6 +6,7 @@
 
 #include "../../operators/operator.hpp"
 #include "selective.hpp"
+#include "selective_backward_run.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -82,11 +83,6 @@ Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& 
 void run_selective_forward(const PreparedSelective&, const SelectiveResults&, const Target& target) {
     if (!target.is_explained())
         throw jit::Error("selective_scan: expected CPU tensors, got CUDA tensors: there is no kernel yet");
-}
-void run_selective_backward(const PreparedSelective&, const SelectiveCotangents&, const SelectiveGradients&,
-                            const Target& target, const Tensor&) {
-    if (!target.is_explained())
-        throw jit::Error("selective_scan_backward: expected CPU tensors, got CUDA tensors: there is no kernel yet");
 }
 
 // ---- Forward
