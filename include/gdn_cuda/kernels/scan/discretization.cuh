@@ -93,9 +93,6 @@ __device__ __forceinline__ void sincos_half_turns(float f, float& sine, float& c
 struct ChannelStep {
     float step, input, size;
 };
-GDN_HOST_DEVICE constexpr bool has_size(Transition transition) {
-    return transition == Transition::zoh || transition == Transition::bilinear;
-}
 
 // x ← decay x + drive; or with a relative decay, which is Ā − 1, x ← x + (decay x + drive): exact where Ā is near one.
 template <class T>
