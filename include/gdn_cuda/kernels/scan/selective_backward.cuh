@@ -62,8 +62,8 @@ struct SelectiveBackward {
     static constexpr int kChannels = Shared::kChannels, kColumns = Shared::kColumns, kParts = kConfig.parts();
     static constexpr int kLanes = kConfig.lanes, kStates = kConfig.states, kOwn = kConfig.channels, kGroup = kConfig.group();
     static constexpr int kTokens = Config::kTokens, kNumbers = kStates * kParts;
-    static constexpr int kQuads = kStateChunk / 4, kUnits = kChannels * kQuads / Config::kThreads;  // of four tokens
-    static constexpr int kInFlight = kUnits < 4 ? kUnits : 4;
+    static constexpr int kUnits = kChannels * kStateChunk / 4 / Config::kThreads;  // of a thread, four elements each
+    static constexpr int kInFlight = 2;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
     using Gradient = PoleGradient<kTransition, kConfig.is_complex>;
@@ -75,6 +75,9 @@ struct SelectiveBackward {
     BackwardPlace place;
     int lane, warp;
 
+    static constexpr bool kIsRglru = kTransition == Transition::rglru;
+    static constexpr bool kAnchors = !Poles::kRelative;
+
     // ---- What a lane keeps of a channel
 
     struct Own {
@@ -83,10 +86,9 @@ struct SelectiveBackward {
         Number dpole[kStates];
         Number x[kStates];       // before the chunk
         float anchor[kStates];   // what rounding of the decays took from the carry over the chunk
-        Number B[kConfig.only_varying() ? 1 : kStates], C[kConfig.only_varying() ? 1 : kStates];
-        Number dB[kConfig.only_varying() ? 1 : kStates], dC[kConfig.only_varying() ? 1 : kStates];
+        Number dB[kConfig.only_varying() ? 1 : kStates], dC[kConfig.only_varying() ? 1 : kStates];  // where B or C is constant
+        float gain[kIsRglru ? kStates : 1];  // of the output of rglru, whose state has no B
     };
-    static constexpr bool kAnchors = !Poles::kRelative;
 
     __device__ __forceinline__ int state_lane() const { return lane % kLanes; }
     __device__ __forceinline__ int channel_of(int own) const {
@@ -115,28 +117,34 @@ struct SelectiveBackward {
 
     __device__ __forceinline__ void begin(Own& own, int channel) const {
         Number padding{};
-        if constexpr (kTransition == Transition::rglru) padding = 0.5f;  // its logarithm is finite
+        if constexpr (kIsRglru) padding = 0.5f;  // its logarithm is finite
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
             own.poles[s] = Poles::of(padding);
             own.carry[s] = own.dpole[s] = own.x[s] = Number{};
             own.anchor[s] = 0.f;
-            if constexpr (!kConfig.only_varying()) own.B[s] = own.C[s] = own.dB[s] = own.dC[s] = Number{};
+            if constexpr (!kConfig.only_varying()) own.dB[s] = own.dC[s] = Number{};
+            if constexpr (kIsRglru) own.gain[s] = 1.f;
         }
+        Numbers B, C;
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) B[s] = C[s] = Number{};
         const i64 c = place.channel + channel;
         const auto* last = static_cast<const Number*>(args.grad_last_state);
         each_state(channel, [&](int s, int n) {
             own.poles[s] = Poles::of(number_at(in.A, c, n));
             if (last != nullptr) own.carry[s] = last[row_of(place.sequence, channel) + n];
             if constexpr (!kConfig.only_varying()) {
-                if (!in.B.varies) own.B[s] = number_at(in.B, c, n);
-                if (!in.C.varies) own.C[s] = number_at(in.C, c, n);
+                if (!in.B.varies) B[s] = number_at(in.B, c, n);
+                if (!in.C.varies) C[s] = number_at(in.C, c, n);
+                if constexpr (kIsRglru)
+                    if (!in.B.varies) own.gain[s] = B[s];
             }
         });
-        if constexpr (kTransition == Transition::rglru && !kConfig.only_varying())
-            if (in.B.varies)
-#pragma unroll
-                for (int s = 0; s < kStates; ++s) own.B[s] = one_of(Number{});
+        if constexpr (!kConfig.only_varying()) {
+            store_numbers(&shared.constant_B[channel][first_number()], B);
+            store_numbers(&shared.constant_C[channel][first_number()], C);
+        }
     }
     __device__ __forceinline__ void load_states(Own& own, int channel, i64 chunk) const {
         const auto* from = static_cast<const Number*>(args.states) + row_of(chunk, channel);
@@ -148,7 +156,7 @@ struct SelectiveBackward {
         const i64 row = row_of(place.sequence, channel);
         each_state(channel, [&](int s, int n) {
             Number dpole = own.dpole[s];
-            if constexpr (kTransition == Transition::rglru)
+            if constexpr (kIsRglru)
                 if (dpole != 0.f) dpole /= number_at(in.A, place.channel + channel, n);
             reinterpret_cast<Number*>(args.dA)[row + n] = dpole;
             if (args.dinitial_state != nullptr) static_cast<Number*>(args.dinitial_state)[row + n] = own.carry[s];
@@ -161,41 +169,54 @@ struct SelectiveBackward {
 
     // ---- The tiles
 
-    // Four tokens of a channel, which a thread prepares and finishes.
+    // Four elements of a tile, along tokens or along channels as u lies in memory, which a thread prepares and finishes.
     struct Unit {
         int channel, token;
     };
     __device__ __forceinline__ Unit unit(int i) const {
+        constexpr int kRow = kStateChunk / 4, kColumn = kChannels / 4;
         const int index = threadIdx.x + i * Config::kThreads;
-        return args.along_tokens ? Unit{index / kQuads, index % kQuads * 4} : Unit{index % kChannels, index / kChannels * 4};
+        return args.along_tokens ? Unit{index / kRow, index % kRow * 4} : Unit{index % kColumn * 4, index / kColumn};
     }
+    __device__ __forceinline__ int channel_of(const Unit& unit, int i) const { return args.along_tokens ? unit.channel : unit.channel + i; }
     __device__ __forceinline__ int count(const Unit& unit, int tokens) const {
-        return unit.channel < place.channels ? max(min(tokens - unit.token, 4), 0) : 0;
+        const int left = place.channels - unit.channel, to_come = tokens - unit.token;
+        return left <= 0 || to_come <= 0 ? 0 : min(args.along_tokens ? to_come : left, 4);
     }
-    // Four tokens lie elsewhere in each of eight neighbouring channels, so that lanes do not meet in a bank.
-    __device__ __forceinline__ static int in_row(int channel, int token) { return token ^ ((channel & 7) << 2); }
+    // Four tokens at a time lie elsewhere in each of eight neighbouring channels, and in each eighth one, so that lanes along either
+    // do not meet in a bank.
+    __device__ __forceinline__ static int in_row(int channel, int token) { return token ^ ((channel ^ channel >> 3) & 7) << 2; }
     __device__ __forceinline__ static float4 four(const float (*tile)[kStateChunk], int channel, int token) {
         return *reinterpret_cast<const float4*>(&tile[channel][in_row(channel, token)]);
     }
-    __device__ __forceinline__ static void put(float (*tile)[kStateChunk], const Unit& to, const float (&x)[4]) {
-        *reinterpret_cast<float4*>(&tile[to.channel][in_row(to.channel, to.token)]) = {x[0], x[1], x[2], x[3]};
+    __device__ __forceinline__ void put(float (*tile)[kStateChunk], const Unit& to, const float (&x)[4]) const {
+        if (args.along_tokens) {
+            *reinterpret_cast<float4*>(&tile[to.channel][in_row(to.channel, to.token)]) = {x[0], x[1], x[2], x[3]};
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) tile[to.channel + i][in_row(to.channel + i, to.token)] = x[i];
+        }
+    }
+    __device__ __forceinline__ void get(float (&x)[4], const float (*tile)[kStateChunk], const Unit& from) const {
+        if (args.along_tokens) {
+            const float4 y = four(tile, from.channel, from.token);
+            x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = tile[from.channel + i][in_row(from.channel + i, from.token)];
+        }
     }
     __device__ __forceinline__ i64 offset(const ChannelRows& x, const Unit& unit, int first) const {
         return place.batch * x.batch + (place.channel + unit.channel) * x.channel + (place.span.start + first + unit.token) * x.token;
     }
-    __device__ __forceinline__ void load(Four& to, const ChannelRows& x, const Unit& unit, int first, int count) const {
-        if (x.data != nullptr) to.load(x.data, args.io, offset(x, unit, first), x.token, count);
-    }
-    __device__ __forceinline__ void store(const ChannelRows& x, const Unit& unit, int first, int count, const float (&y)[4]) const {
-        if (x.data != nullptr) Four::of(args.io, y).store(x.data, args.io, offset(x, unit, first), x.token, count);
-    }
-    __device__ __forceinline__ float bias_of(const Unit& unit) const {
-        return in.delta_bias != nullptr && unit.channel < place.channels ? in.delta_bias[place.channel + unit.channel] : 0.f;
-    }
+    __device__ __forceinline__ i64 step_of(const ChannelRows& x) const { return args.along_tokens ? x.token : x.channel; }
 
     struct InFlight {
-        Four u, delta, delta_a, z, grad_out;
+        Four u, delta, grad_out, z, delta_a;
     };
+    __device__ __forceinline__ void load(Four& to, const ChannelRows& x, const Unit& unit, int first, int count) const {
+        if (x.data != nullptr) to.load({x.data, args.io}, offset(x, unit, first), step_of(x), count);
+    }
     __device__ __forceinline__ void load(InFlight& x, const Unit& unit, int first, int tokens) const {
         const int exist = count(unit, tokens);
         load(x.u, in.u, unit, first, exist);
@@ -204,35 +225,40 @@ struct SelectiveBackward {
         load(x.z, in.z, unit, first, exist);
         load(x.delta_a, in.delta_a, unit, first, exist);
     }
-    __device__ __forceinline__ void make_elements(int first, int tokens) {
+    __device__ __forceinline__ void store(const ChannelRows& x, const Unit& unit, int first, int count, const float (&y)[4]) const {
+        Four::of(args.io, y).store({x.data, args.io}, offset(x, unit, first), step_of(x), count);
+    }
+    // The elements of a tile, some in flight at a time.
+    template <class F>
+    __device__ __forceinline__ void for_units(int first, int tokens, const F& call) const {
 #pragma unroll 1
         for (int begin = 0; begin < kUnits; begin += kInFlight) {
             InFlight raw[kInFlight];
 #pragma unroll
             for (int i = 0; i < kInFlight; ++i) load(raw[i], unit(begin + i), first, tokens);
 #pragma unroll
-            for (int i = 0; i < kInFlight; ++i) make_elements(raw[i], unit(begin + i), tokens);
+            for (int i = 0; i < kInFlight; ++i) call(raw[i], unit(begin + i));
         }
     }
     __device__ __forceinline__ void make_elements(const InFlight& raw, const Unit& unit, int tokens) {
         const int exist = count(unit, tokens);
-        const float bias = bias_of(unit);
+        const bool has_z = in.z.data != nullptr, has_delta_a = in.delta_a.data != nullptr;
         float u[4], delta[4], delta_a[4] = {}, grad_out[4], z[4] = {};
         raw.u.to_floats(args.io, u);
         raw.delta.to_floats(args.io, delta);
         raw.grad_out.to_floats(args.io, grad_out);
-        if (in.z.data != nullptr) raw.z.to_floats(args.io, z);
-        if (in.delta_a.data != nullptr) raw.delta_a.to_floats(args.io, delta_a);
+        if (has_z) raw.z.to_floats(args.io, z);
+        if (has_delta_a) raw.delta_a.to_floats(args.io, delta_a);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            float size = delta[i] + bias;
+            float size = delta[i] + shared.bias[channel_of(unit, i)];
             if (in.delta_softplus) size = softplus_fast(size);
-            float step = in.delta_a.data != nullptr ? delta_a[i] : size, input = u[i], cotangent = grad_out[i];
+            float step = has_delta_a ? delta_a[i] : size, input = u[i], cotangent = grad_out[i];
             if constexpr (kTransition == Transition::exponential)
                 if (args.input_times_delta) input *= size;
             if constexpr (kTransition == Transition::s7) step = -1.f / fmaf(size, size, 0.5f);
-            if constexpr (kTransition == Transition::rglru) step = size;
-            if (in.z.data != nullptr) cotangent *= silu_fast(z[i]);
+            if constexpr (kIsRglru) step = size;
+            if (has_z) cotangent *= silu_fast(z[i]);
             const bool exists = i < exist;
             u[i] = exists ? input : 0.f;
             delta[i] = exists ? size : 0.f;
@@ -244,31 +270,31 @@ struct SelectiveBackward {
         put(shared.cotangent, unit, grad_out);
         if constexpr (has_size(kTransition)) put(shared.size, unit, delta);
     }
-    // B or C, four real numbers of a token at a time, zeros where they do not exist.
-    __device__ __forceinline__ void make_coefficients(const Coefficients& from, float (*to)[kColumns], int first, int tokens) {
-        if (!varies(from)) return;
+    // B and C, four real numbers of a token at a time, zeros where they do not exist.
+    __device__ __forceinline__ void make_coefficients(int first, int tokens) {
         constexpr int kVector = kColumns < 4 ? kColumns : 4, kRow = kColumns / kVector;
-        const int group = place.channel / (in.dim / from.groups);
-        const Tagged values{from.data, from.type};
-        const i64 base = place.batch * from.batch + group * from.group + (place.span.start + first) * from.token;
-        const bool along_tokens = from.n != kParts;
+#pragma unroll 1
+        for (int which = 0; which < 2; ++which) {
+            const Coefficients& from = which == 0 ? in.B : in.C;
+            if (!varies(from)) continue;
+            auto* to = which == 0 ? shared.B : shared.C;
+            const int group = place.channel / (in.dim / from.groups);
+            const Tagged values{from.data, from.type};
+            const i64 base = place.batch * from.batch + group * from.group + (place.span.start + first) * from.token;
+            const bool along_tokens = from.n != kParts;
 #pragma unroll 2
-        for (int i = threadIdx.x; i < kStateChunk * kRow; i += Config::kThreads) {
-            const int token = along_tokens ? i % kStateChunk : i / kRow, row = along_tokens ? i / kStateChunk : i % kRow;
-            unsigned raw[kVector];
-            float x[kVector];
+            for (int i = threadIdx.x; i < kStateChunk * kRow; i += Config::kThreads) {
+                const int token = along_tokens ? i % kStateChunk : i / kRow, row = along_tokens ? i / kStateChunk : i % kRow;
+                unsigned raw[kVector];
 #pragma unroll
-            for (int j = 0; j < kVector; ++j) {
-                const int column = row * kVector + j, n = args.first_state + column / kParts;
-                raw[j] = token < tokens && n < in.state_size
-                             ? load_raw(values, base + n * from.n + column % kParts * from.pair + token * from.token)
-                             : 0u;
+                for (int j = 0; j < kVector; ++j) {
+                    const int column = row * kVector + j, n = args.first_state + column / kParts;
+                    const bool exists = token < tokens && n < in.state_size;
+                    raw[j] = load_raw_if(exists, values, base + n * from.n + column % kParts * from.pair + token * from.token);
+                }
+#pragma unroll
+                for (int j = 0; j < kVector; ++j) to[token][row * kVector + j] = number_of(raw[j], from.type);
             }
-#pragma unroll
-            for (int j = 0; j < kVector; ++j) x[j] = number_of(raw[j], from.type);
-            auto* vector = &to[token][row * kVector];
-#pragma unroll
-            for (int j = 0; j < kVector; ++j) vector[j] = x[j];
         }
     }
 
@@ -311,30 +337,18 @@ struct SelectiveBackward {
             for (int i = 0; i < kNumbers; ++i) to[i] = x[i];
         }
     }
-    // B and C of a token, or constant ones. The output of rglru has both; its state has no B.
-    __device__ __forceinline__ void coefficients(Numbers& to, const Own& own, bool is_B, int token) const {
-        if constexpr (!kConfig.only_varying()) {
-            if (!(is_B ? in.B.varies : in.C.varies)) {
-#pragma unroll
-                for (int s = 0; s < kStates; ++s) to[s] = is_B ? own.B[s] : own.C[s];
-                return;
-            }
-        }
-        load_numbers(to, &(is_B ? shared.B : shared.C)[token][first_number()]);
+    // Rows of B or C in shared memory: of the tokens of the tile, or the same one for each.
+    struct Rows {
+        const float* first;
+        int pitch;
+    };
+    __device__ __forceinline__ Rows rows_of(bool is_B, int channel) const {
+        const Coefficients& x = is_B ? in.B : in.C;
+        if (varies(x)) return {&(is_B ? shared.B : shared.C)[0][first_number()], kColumns};
+        return {&(is_B ? shared.constant_B : shared.constant_C)[kConfig.only_varying() ? 0 : channel][first_number()], 0};
     }
-    __device__ __forceinline__ void output_factors(Numbers& to, const Own& own, int token) const {
-        coefficients(to, own, false, token);
-        if constexpr (kTransition == Transition::rglru)
-#pragma unroll
-            for (int s = 0; s < kStates; ++s) to[s] *= own.B[s];
-    }
-    __device__ __forceinline__ void input_factors(Numbers& to, const Own& own, int token) const {
-        if constexpr (kTransition == Transition::rglru) {
-#pragma unroll
-            for (int s = 0; s < kStates; ++s) to[s] = one_of(Number{});
-        } else {
-            coefficients(to, own, true, token);
-        }
+    __device__ __forceinline__ static void load_row(Numbers& to, const Rows& rows, int token) {
+        load_numbers(to, rows.first + token * (kConfig.only_varying() ? kColumns : rows.pitch));
     }
 
     // Steps, inputs and so on of a sub-tile.
@@ -364,6 +378,7 @@ struct SelectiveBackward {
 
     // Keeps the states before each sub-tile.
     __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles) {
+        const Rows rows = rows_of(true, channel);
         float total = 0.f, product[kStates];
 #pragma unroll
         for (float& p : product) p = 1.f;
@@ -376,7 +391,7 @@ struct SelectiveBackward {
 #pragma unroll
             for (int t = 0; t < kTokens; ++t) {
                 Numbers B;
-                input_factors(B, own, k * kTokens + t);
+                load_row(B, rows, k * kTokens + t);
                 if constexpr (kAnchors) total += e.step[t];
 #pragma unroll
                 for (int s = 0; s < kStates; ++s) {
@@ -410,11 +425,23 @@ struct SelectiveBackward {
                 to[0] += y;
             }
         }
+        __device__ __forceinline__ Number over_tokens(int which, int s) const {
+            float sum[kParts] = {};
+#pragma unroll
+            for (int t = 0; t < kTokens; ++t)
+#pragma unroll
+                for (int part = 0; part < kParts; ++part) sum[part] += x[(which * kTokens + t) * kNumbers + s * kParts + part];
+            if constexpr (kConfig.is_complex)
+                return {sum[0], sum[1]};
+            else
+                return sum[0];
+        }
     };
 
     // Back through a sub-tile of one channel.
     __device__ __forceinline__ void walk_back(Own& own, int channel, int k, int tokens, Sums& sums) {
         const int first = k * kTokens;
+        const Rows rows_B = rows_of(true, channel), rows_C = rows_of(false, channel);
         const bool with_outputs = in.z.data != nullptr;
         Elements e;
         load_elements(e, channel, first, true);
@@ -424,8 +451,8 @@ struct SelectiveBackward {
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) {
             Numbers B, C;
-            input_factors(B, own, first + t);
-            output_factors(C, own, first + t);
+            load_row(B, rows_B, first + t);
+            load_row(C, rows_C, first + t);
             y[t] = 0.f;
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
@@ -433,9 +460,16 @@ struct SelectiveBackward {
                 before[t][s] = x[s];
                 decay[t][s] = step.decay;
                 x[s] = after<Poles::kRelative>(x[s], step);
-                y[t] = add_real_product(y[t], C[s], x[s]);
+                const Number of_C = conjugate(x[s]) * e.cotangent[t];
+                if constexpr (kIsRglru) {
+                    y[t] = fmaf(C[s] * own.gain[s], x[s], y[t]);
+                    sums.add(0, t, s, of_C * C[s]);
+                    sums.add(1, t, s, of_C * own.gain[s]);
+                } else {
+                    y[t] = add_real_product(y[t], C[s], x[s]);
+                    sums.add(1, t, s, of_C);
+                }
             }
-            add_to_dC(own, sums, t, first + t, x, e.cotangent[t]);
         }
         float of_input[kTokens], of_step[kTokens], of_size[kTokens];
         Numbers dpole;
@@ -446,15 +480,16 @@ struct SelectiveBackward {
             ChannelSlopes slopes;
             if (kTransition == Transition::exponential || first + t < tokens) {
                 Numbers B, C;
-                input_factors(B, own, first + t);
-                output_factors(C, own, first + t);
+                load_row(B, rows_B, first + t);
+                load_row(C, rows_C, first + t);
 #pragma unroll
                 for (int s = 0; s < kStates; ++s) {
+                    if constexpr (kIsRglru) C[s] *= own.gain[s];
                     const Number dx = plus_scaled(own.carry[s], conjugate(C[s]), e.cotangent[t]);
                     Number dB{};
                     own.carry[s] = Gradient::add(own.poles[s], e.at(t), B[s], decay[t][s], before[t][s], dx, args.most_root_gradient,
                                                  slopes, dpole[s], dB);
-                    add_to_dB(own, sums, t, s, dB);
+                    if constexpr (!kIsRglru) sums.add(0, t, s, dB);
                 }
             }
             of_input[t] = slopes.input;
@@ -480,38 +515,14 @@ struct SelectiveBackward {
     __device__ __forceinline__ static void add_anchor(float& x, float anchor) { x += anchor; }
     __device__ __forceinline__ static void add_anchor(ComplexNumber<float>&, float) {}  // relative decays need none
 
-    __device__ __forceinline__ void add_to_dC(Own& own, Sums& sums, int t, int token, const Numbers& x, float cotangent) const {
+    // To the gradients of constant B and C.
+    __device__ __forceinline__ void keep_constant(Own& own, const Sums& sums) const {
+        if constexpr (!kConfig.only_varying())
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) {
-            const Number of_C = conjugate(x[s]) * cotangent;
-            if constexpr (kConfig.only_varying()) {
-                sums.add(1, t, s, of_C);
-            } else if constexpr (kTransition == Transition::rglru) {
-                Numbers C;
-                coefficients(C, own, false, token);
-                if (!in.B.varies) own.dB[s] = fmaf(of_C, C[s], own.dB[s]);
-                if (in.C.varies)
-                    sums.add(1, t, s, of_C * own.B[s]);
-                else
-                    own.dC[s] = fmaf(of_C, own.B[s], own.dC[s]);
-            } else {
-                if (in.C.varies)
-                    sums.add(1, t, s, of_C);
-                else
-                    own.dC[s] = own.dC[s] + of_C;
+            for (int s = 0; s < kStates; ++s) {
+                if (!in.B.varies) own.dB[s] = own.dB[s] + sums.over_tokens(0, s);
+                if (!in.C.varies) own.dC[s] = own.dC[s] + sums.over_tokens(1, s);
             }
-        }
-    }
-    __device__ __forceinline__ void add_to_dB(Own& own, Sums& sums, int t, int s, Number dB) const {
-        if constexpr (kTransition == Transition::rglru) return;
-        if constexpr (kConfig.only_varying()) {
-            sums.add(0, t, s, dB);
-        } else {
-            if (in.B.varies)
-                sums.add(0, t, s, dB);
-            else
-                own.dB[s] = own.dB[s] + dB;
-        }
     }
     // Sums over the states of a channel to the tokens of its row.
     __device__ __forceinline__ void store_slopes(float (*tile)[kStateChunk], int channel, int first, float (&x)[kTokens]) const {
@@ -554,7 +565,8 @@ struct SelectiveBackward {
             const int column = index % kColumns;
             float sum = 0.f;
 #pragma unroll
-            for (int w = 0; w < Config::kWarps; ++w) sum += shared.sums[buffer][w][which][t][column];
+            for (int w = 0; w < Config::kWarps; ++w)
+                if (!kIsRglru || which == 1) sum += shared.sums[buffer][w][which][t][column];
             const Coefficients& of = which == 0 ? in.B : in.C;
             if (!varies(of) || t >= tokens || args.first_state + column / kParts >= in.state_size) continue;
             float* to = which == 0 ? args.dB : args.dC;
@@ -577,6 +589,7 @@ struct SelectiveBackward {
             for (float& x : sums.x) x = 0.f;
 #pragma unroll
             for (int j = 0; j < kOwn; ++j) walk_back(own[j], channel_of(j), k, tokens, sums);
+            keep_constant(own[0], sums);
             if (!any_varies) continue;
             const int buffer = kConfig.buffers() == 1 ? 0 : k % 2;
             sum_channels(sums, buffer);
@@ -593,55 +606,46 @@ struct SelectiveBackward {
         if (args.first_pass && args.last_pass) return;
         const i64 row = (static_cast<i64>(which) * in.batch + place.batch) * in.dim + place.channel + unit.channel;
         float* at = args.earlier + row * in.length + place.span.start + first + unit.token;
+        const i64 step = args.along_tokens ? 1 : in.length;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (i >= exist) continue;
-            if (!args.first_pass) x[i] += at[i];
-            if (!args.last_pass) at[i] = x[i];
+            if (!args.first_pass) x[i] += at[i * step];
+            if (!args.last_pass) at[i * step] = x[i];
         }
-    }
-    __device__ __forceinline__ void finish_elements(int first, int tokens) {
-#pragma unroll 1
-        for (int begin = 0; begin < kUnits; begin += kInFlight) {
-            InFlight raw[kInFlight];
-            if (args.last_pass)
-#pragma unroll
-                for (int i = 0; i < kInFlight; ++i) load(raw[i], unit(begin + i), first, tokens);
-#pragma unroll
-            for (int i = 0; i < kInFlight; ++i) finish_elements(raw[i], unit(begin + i), first, tokens);
-        }
-    }
-    __device__ __forceinline__ static void to_array(float (&to)[4], const float4& from) {
-        to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
     }
     __device__ __forceinline__ void finish_elements(const InFlight& raw, const Unit& unit, int first, int tokens) {
         const int exist = count(unit, tokens);
         const bool has_z = in.z.data != nullptr, has_delta_a = in.delta_a.data != nullptr;
         float of_input[4], of_step[4], of_size[4] = {}, y[4] = {}, step[4];
-        to_array(of_input, four(shared.input, unit.channel, unit.token));
-        to_array(of_step, four(shared.cotangent, unit.channel, unit.token));
-        to_array(step, four(shared.step, unit.channel, unit.token));
-        if (has_z) to_array(y, *reinterpret_cast<const float4*>(&shared.checkpoint[unit.token / kTokens][unit.channel][unit.token % kTokens]));
+        get(of_input, shared.input, unit);
+        get(of_step, shared.cotangent, unit);
+        get(step, shared.step, unit);
+        if (has_z)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int token = args.along_tokens ? unit.token + i : unit.token;
+                y[i] = shared.checkpoint[token / kTokens][channel_of(unit, i)][token % kTokens];
+            }
         with_earlier(of_input, 0, unit, first, exist);
         with_earlier(of_step, 1, unit, first, exist);
         if (has_z) with_earlier(y, 2, unit, first, exist);
         if constexpr (has_size(kTransition)) {
-            to_array(of_size, four(shared.size, unit.channel, unit.token));
+            get(of_size, shared.size, unit);
             with_earlier(of_size, 3, unit, first, exist);
         }
         if (!args.last_pass) return;
 
-        const bool exists_channel = unit.channel < place.channels;
-        const float bias = bias_of(unit), D = in.D != nullptr && exists_channel ? in.D[place.channel + unit.channel] : 0.f;
         float u[4], delta[4], grad_out[4], z[4] = {}, dz[4] = {};
         raw.u.to_floats(args.io, u);
         raw.delta.to_floats(args.io, delta);
         raw.grad_out.to_floats(args.io, grad_out);
         if (has_z) raw.z.to_floats(args.io, z);
-        float sums[4] = {};  // of D and the bias
+        float of_D[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float before_softplus = delta[i] + bias;
+            const int channel = channel_of(unit, i);
+            const float before_softplus = delta[i] + shared.bias[channel], D = shared.D[channel];
             float d_size = of_size[i], du = of_input[i];
             if constexpr (kTransition == Transition::exponential) {
                 if (args.input_times_delta) {
@@ -667,12 +671,9 @@ struct SelectiveBackward {
                 cotangent *= z[i] * gate;
             }
             du = fmaf(D, cotangent, du);
-            if (i < exist) {
-                sums[0] = fmaf(cotangent, u[i], sums[0]);
-                sums[1] += d_size;
-            }
+            of_D[i] = i < exist ? cotangent * u[i] : 0.f;
             u[i] = du;
-            delta[i] = d_size;
+            delta[i] = i < exist ? d_size : 0.f;
         }
         store(args.du, unit, first, exist, u);
         store(args.ddelta, unit, first, exist, delta);
@@ -683,53 +684,60 @@ struct SelectiveBackward {
                 for (float& x : of_step) x = 0.f;
             store(args.ddelta_a, unit, first, exist, of_step);
         }
-        put(shared.input, unit, sums);  // for sum_elements
+        // For sum_elements.
+        put(shared.input, unit, of_D);
+        put(shared.cotangent, unit, delta);
     }
-    // Of D and the bias, in the order of the tokens.
-    __device__ __forceinline__ void sum_elements(float& dD, float& dbias) const {
-        float of_D = 0.f, of_bias = 0.f;
+    // The gradients of D or of the bias, over the tokens of a chunk.
+    __device__ __forceinline__ static float sum_elements(const float (*tile)[kStateChunk], int channel) {
+        float sum = 0.f;
 #pragma unroll 4
         for (int token = 0; token < kStateChunk; token += 4) {
-            const float4 x = four(shared.input, threadIdx.x, token);
-            of_D += x.x;
-            of_bias += x.y;
+            const float4 x = four(tile, channel, token);
+            sum += (x.x + x.y) + (x.z + x.w);
         }
-        dD += of_D;
-        dbias += of_bias;
+        return sum;
     }
 
     __device__ __forceinline__ void run() {
         Own own[kOwn];
 #pragma unroll
         for (int j = 0; j < kOwn; ++j) begin(own[j], channel_of(j));
-        float dD = 0.f, dbias = 0.f;
-        const bool sums_elements = args.last_pass && (args.dD != nullptr || args.ddelta_bias != nullptr);
+        // A thread sums the gradient of D or of the bias of a channel.
+        static_assert(2 * kChannels <= Config::kThreads);
+        const int channel = threadIdx.x % kChannels;
+        const bool is_D = threadIdx.x < kChannels;
+        if (is_D) {
+            const bool exists = channel < place.channels;
+            shared.D[channel] = exists && in.D != nullptr ? in.D[place.channel + channel] : 0.f;
+            shared.bias[channel] = exists && in.delta_bias != nullptr ? in.delta_bias[place.channel + channel] : 0.f;
+        }
+        float* const to = is_D ? args.dD : args.ddelta_bias;
+        float sum = 0.f;
+        __syncthreads();
+
         const int length = place.span.length, chunks = (length + kStateChunk - 1) / kStateChunk;
 #pragma unroll 1
         for (int chunk = chunks - 1; chunk >= 0; --chunk) {
             const int first = chunk * kStateChunk, tokens = min(kStateChunk, length - first);
 #pragma unroll
             for (int j = 0; j < kOwn; ++j) load_states(own[j], channel_of(j), place.first_chunk + chunk);
-            make_elements(first, tokens);
-            make_coefficients(in.B, shared.B, first, tokens);
-            make_coefficients(in.C, shared.C, first, tokens);
+            for_units(first, tokens, [&](const InFlight& raw, const Unit& unit) { make_elements(raw, unit, tokens); });
+            make_coefficients(first, tokens);
             __syncthreads();
             walk(own, first, tokens);
             __syncthreads();
-            finish_elements(first, tokens);
+            for_units(first, tokens, [&](const InFlight& raw, const Unit& unit) { finish_elements(raw, unit, first, tokens); });
             __syncthreads();
-            if (sums_elements) {
-                if (threadIdx.x < kChannels) sum_elements(dD, dbias);
+            if (args.last_pass && (args.dD != nullptr || args.ddelta_bias != nullptr)) {
+                if (to != nullptr && threadIdx.x < 2 * kChannels) sum += sum_elements(is_D ? shared.input : shared.cotangent, channel);
                 __syncthreads();
             }
         }
 #pragma unroll
         for (int j = 0; j < kOwn; ++j) finish(own[j], channel_of(j));
-        if (sums_elements && threadIdx.x < place.channels) {
-            const i64 at = static_cast<i64>(place.sequence) * in.dim + place.channel + threadIdx.x;
-            if (args.dD != nullptr) args.dD[at] = dD;
-            if (args.ddelta_bias != nullptr) args.ddelta_bias[at] = dbias;
-        }
+        if (args.last_pass && to != nullptr && threadIdx.x < 2 * kChannels && channel < place.channels)
+            to[static_cast<i64>(place.sequence) * in.dim + place.channel + channel] = sum;
     }
 };
 

@@ -22,7 +22,11 @@ struct SelectiveBackwardConfig {
     GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }      // real numbers of these
     GDN_HOST_DEVICE constexpr bool only_varying() const { return channels > 1; }     // no constant B or C
     GDN_HOST_DEVICE constexpr int buffers() const { return columns() > 32 ? 1 : 2; }  // of a sub-tile's sums
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return channels > 1 ? 2 : 3; }
+    // As registers allow without spills.
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
+        const bool is_light = transition == Transition::exponential || transition == Transition::s7 || transition == Transition::rglru;
+        return channels == 1 && !is_complex && is_light ? 3 : 2;
+    }
 
     GDN_FIELDS(transition, is_complex, lanes, states, channels)
 };
@@ -33,7 +37,7 @@ struct SelectiveBackwardSharedPlan {
     static constexpr int kSubtiles = kStateChunk / SelectiveBackwardConfig::kTokens;
     static constexpr int kCheckpoint = kColumns < SelectiveBackwardConfig::kTokens ? SelectiveBackwardConfig::kTokens : kColumns;
 
-    // Of the tokens of a chunk; in a row, four tokens at a time are swizzled. Once a sub-tile is done, `input`, `cotangent` and
+    // Of the tokens of a chunk; in a row, four tokens at a time are swizzled (in_row). Once a sub-tile is done, `input`, `cotangent` and
     // `size` have the gradients of input, step and size, and the first numbers of its checkpoints have Σ C x.
     alignas(16) float step[kChannels][kStateChunk];
     alignas(16) float input[kChannels][kStateChunk];
@@ -41,6 +45,9 @@ struct SelectiveBackwardSharedPlan {
     alignas(16) float size[has_size(kConfig.transition) ? kChannels : 1][kStateChunk];
     alignas(16) float checkpoint[kSubtiles][kChannels][kCheckpoint];  // states before each sub-tile
     alignas(16) float B[kStateChunk][kColumns], C[kStateChunk][kColumns];
+    static constexpr int kConstant = kConfig.only_varying() ? 1 : kChannels;
+    alignas(16) float constant_B[kConstant][kColumns], constant_C[kConstant][kColumns];
+    float D[kChannels], bias[kChannels];
     // Gradients of B and C, summed over the channels of a warp.
     alignas(16) float sums[kConfig.buffers()][SelectiveBackwardConfig::kWarps][2][SelectiveBackwardConfig::kTokens][kColumns];
 };
