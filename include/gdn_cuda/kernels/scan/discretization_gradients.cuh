@@ -92,12 +92,12 @@ struct PoleGradient {
             return times_conjugate(dx, decay);
     }
 
-    // Adds what the step gives the channel's slopes and the pole: for rglru, its logarithm. Sets dB; returns carried(). The
-    // slope of the step of a real exponential or of rglru is in units of `step_unit`.
+    // The slope of a step is summed in these units.
     static constexpr bool kInLog2 =
         !kComplex && (kTransition == Transition::exponential || kTransition == Transition::zoh || kTransition == Transition::rglru);
     static constexpr float kStepUnit = kInLog2 ? kLn2 : 1.f;
 
+    // Adds what the step gives the channel's slopes, the pole (for rglru, its logarithm) and B; returns carried().
     __device__ __forceinline__ static Number add(const Poles& pole, const ChannelStep& channel, Number B, Number decay, Number before,
                                                  Number dx, float most_root_gradient, ChannelSlopes& slopes, Number& dpole, Number& dB) {
         const Number carry = carried(dx, decay);

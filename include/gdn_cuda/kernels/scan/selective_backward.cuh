@@ -178,7 +178,6 @@ struct SelectiveBackward {
         const int index = threadIdx.x + i * Config::kThreads;
         return args.along_tokens ? Unit{index / kRow, index % kRow * 4} : Unit{index % kColumn * 4, index / kColumn};
     }
-    __device__ __forceinline__ int channel_of(const Unit& unit, int i) const { return args.along_tokens ? unit.channel : unit.channel + i; }
     __device__ __forceinline__ int count(const Unit& unit, int tokens) const {
         const int left = place.channels - unit.channel, to_come = tokens - unit.token;
         return left <= 0 || to_come <= 0 ? 0 : min(args.along_tokens ? to_come : left, 4);
@@ -206,38 +205,63 @@ struct SelectiveBackward {
             for (int i = 0; i < 4; ++i) x[i] = tile[from.channel + i][in_row(from.channel + i, from.token)];
         }
     }
-    __device__ __forceinline__ i64 offset(const ChannelRows& x, const Unit& unit, int first) const {
-        return place.batch * x.batch + (place.channel + unit.channel) * x.channel + (place.span.start + first + unit.token) * x.token;
+    // The elements of a thread in one of the tensors, from unit to unit.
+    struct Walker {
+        char* at;   // null: absent
+        i64 apart;  // bytes between the elements of neighbouring units
+
+        __device__ __forceinline__ void next() { at += apart; }
+    };
+    __device__ __forceinline__ Walker walker(const ChannelRows& x, int first) const {
+        if (x.data == nullptr) return {nullptr, 0};
+        const Unit begin = unit(0), next = unit(1);
+        const int shift = args.io == DType::f32 ? 2 : 1;
+        const i64 offset = place.batch * x.batch + (place.channel + begin.channel) * x.channel +
+                           (place.span.start + first + begin.token) * x.token;
+        const i64 apart = args.along_tokens ? (next.channel - begin.channel) * x.channel : (next.token - begin.token) * x.token;
+        return {static_cast<char*>(x.data) + (offset << shift), apart << shift};
     }
     __device__ __forceinline__ i64 step_of(const ChannelRows& x) const { return args.along_tokens ? x.token : x.channel; }
 
+    struct Inputs {
+        Walker u, delta, grad_out, z, delta_a;
+    };
     struct InFlight {
         Four u, delta, grad_out, z, delta_a;
     };
-    __device__ __forceinline__ void load(Four& to, const ChannelRows& x, const Unit& unit, int first, int count) const {
-        if (x.data != nullptr) to.load({x.data, args.io}, offset(x, unit, first), step_of(x), count);
+    __device__ __forceinline__ void load(Four& to, Walker& from, const ChannelRows& x, int count) const {
+        if (x.data == nullptr) return;
+        to.load(from.at, args.io, step_of(x), count);
+        from.next();
     }
-    __device__ __forceinline__ void load(InFlight& x, const Unit& unit, int first, int tokens) const {
-        const int exist = count(unit, tokens);
-        load(x.u, in.u, unit, first, exist);
-        load(x.delta, in.delta, unit, first, exist);
-        load(x.grad_out, args.grad_out, unit, first, exist);
-        load(x.z, in.z, unit, first, exist);
-        load(x.delta_a, in.delta_a, unit, first, exist);
-    }
-    __device__ __forceinline__ void store(const ChannelRows& x, const Unit& unit, int first, int count, const float (&y)[4]) const {
-        Four::of(args.io, y).store({x.data, args.io}, offset(x, unit, first), step_of(x), count);
+    __device__ __forceinline__ void load(InFlight& x, Inputs& from, int count) const {
+        load(x.u, from.u, in.u, count);
+        load(x.delta, from.delta, in.delta, count);
+        load(x.grad_out, from.grad_out, args.grad_out, count);
+        load(x.z, from.z, in.z, count);
+        load(x.delta_a, from.delta_a, in.delta_a, count);
     }
     // The elements of a tile, some in flight at a time.
     template <class F>
     __device__ __forceinline__ void for_units(int first, int tokens, const F& call) const {
+        Inputs from{walker(in.u, first), walker(in.delta, first), walker(args.grad_out, first), walker(in.z, first),
+                    walker(in.delta_a, first)};
 #pragma unroll 1
         for (int begin = 0; begin < kUnits; begin += kInFlight) {
             InFlight raw[kInFlight];
 #pragma unroll
-            for (int i = 0; i < kInFlight; ++i) load(raw[i], unit(begin + i), first, tokens);
+            for (int i = 0; i < kInFlight; ++i) load(raw[i], from, count(unit(begin + i), tokens));
 #pragma unroll
             for (int i = 0; i < kInFlight; ++i) call(raw[i], unit(begin + i));
+        }
+    }
+    // D or bias of the channels of a unit.
+    __device__ __forceinline__ void per_channel(float (&to)[4], const float* from, const Unit& unit) const {
+        if (args.along_tokens) {
+            to[0] = to[1] = to[2] = to[3] = from[unit.channel];
+        } else {
+            const float4 x = *reinterpret_cast<const float4*>(from + unit.channel);
+            to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
         }
     }
     __device__ __forceinline__ void make_elements(const InFlight& raw, const Unit& unit, int tokens) {
@@ -249,9 +273,11 @@ struct SelectiveBackward {
         raw.grad_out.to_floats(args.io, grad_out);
         if (has_z) raw.z.to_floats(args.io, z);
         if (has_delta_a) raw.delta_a.to_floats(args.io, delta_a);
+        float bias[4];
+        per_channel(bias, shared.bias, unit);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            float size = delta[i] + shared.bias[channel_of(unit, i)];
+            float size = delta[i] + bias[i];
             if (in.delta_softplus) size = softplus_fast(size);
             float step = has_delta_a ? delta_a[i] : size, input = u[i], cotangent = grad_out[i];
             if constexpr (kTransition == Transition::exponential)
@@ -290,7 +316,8 @@ struct SelectiveBackward {
                 for (int j = 0; j < kVector; ++j) {
                     const int column = row * kVector + j, n = args.first_state + column / kParts;
                     const bool exists = token < tokens && n < in.state_size;
-                    raw[j] = load_raw_if(exists, values, base + n * from.n + column % kParts * from.pair + token * from.token);
+                    raw[j] = 0;
+                    if (exists) raw[j] = load_raw(values, base + n * from.n + column % kParts * from.pair + token * from.token);
                 }
 #pragma unroll
                 for (int j = 0; j < kVector; ++j) to[token][row * kVector + j] = number_of(raw[j], from.type);
@@ -416,13 +443,20 @@ struct SelectiveBackward {
     struct Sums {
         float x[2 * kTokens * kNumbers];
 
-        __device__ __forceinline__ void add(int which, int t, int s, Number y) {
+        __device__ __forceinline__ Number of(int which, int t, int s) const {
+            const float* from = &x[(which * kTokens + t) * kNumbers + s * kParts];
+            if constexpr (kConfig.is_complex)
+                return {from[0], from[1]};
+            else
+                return from[0];
+        }
+        __device__ __forceinline__ void set(int which, int t, int s, Number y) {
             float* to = &x[(which * kTokens + t) * kNumbers + s * kParts];
             if constexpr (kConfig.is_complex) {
-                to[0] += y.re;
-                to[1] += y.im;
+                to[0] = y.re;
+                to[1] = y.im;
             } else {
-                to[0] += y;
+                to[0] = y;
             }
         }
         __device__ __forceinline__ Number over_tokens(int which, int s) const {
@@ -460,14 +494,13 @@ struct SelectiveBackward {
                 before[t][s] = x[s];
                 decay[t][s] = step.decay;
                 x[s] = after<Poles::kRelative>(x[s], step);
-                const Number of_C = conjugate(x[s]) * e.cotangent[t];
                 if constexpr (kIsRglru) {
                     y[t] = fmaf(C[s] * own.gain[s], x[s], y[t]);
-                    sums.add(0, t, s, of_C * C[s]);
-                    sums.add(1, t, s, of_C * own.gain[s]);
+                    sums.set(0, t, s, x[s] * e.cotangent[t] * C[s]);
+                    sums.set(1, t, s, x[s] * e.cotangent[t] * own.gain[s]);
                 } else {
                     y[t] = add_real_product(y[t], C[s], x[s]);
-                    sums.add(1, t, s, of_C);
+                    sums.set(1, t, s, plus_scaled(sums.of(1, t, s), conjugate(x[s]), e.cotangent[t]));
                 }
             }
         }
@@ -486,14 +519,14 @@ struct SelectiveBackward {
                 for (int s = 0; s < kStates; ++s) {
                     if constexpr (kIsRglru) C[s] *= own.gain[s];
                     const Number dx = plus_scaled(own.carry[s], conjugate(C[s]), e.cotangent[t]);
-                    Number dB{};
+                    Number dB = sums.of(0, t, s);
                     own.carry[s] = Gradient::add(own.poles[s], e.at(t), B[s], decay[t][s], before[t][s], dx, args.most_root_gradient,
                                                  slopes, dpole[s], dB);
-                    if constexpr (!kIsRglru) sums.add(0, t, s, dB);
+                    if constexpr (!kIsRglru) sums.set(0, t, s, dB);
                 }
             }
             of_input[t] = slopes.input;
-            of_step[t] = slopes.step * Gradient::kStepUnit;
+            of_step[t] = slopes.step;
             of_size[t] = slopes.size;
         }
 #pragma unroll
@@ -555,25 +588,31 @@ struct SelectiveBackward {
             }
         }
     }
+    // Where the sums of the block begin.
+    __device__ __forceinline__ float* partial_of(bool is_B) const {
+        const Coefficients& of = is_B ? in.B : in.C;
+        const int partials = is_B ? args.partials_B : args.partials_C;
+        const int block = static_cast<int>(blockIdx.x), group = block / partials, partial = block - group * partials;
+        const i64 row = (static_cast<i64>(partial) * args.rows + (place.batch - args.first_row)) * of.groups + group;
+        return (is_B ? args.dB : args.dC) + (row * in.length + place.span.start) * kColumns;
+    }
     // Of all warps, to memory.
-    __device__ __forceinline__ void write_sums(int buffer, i64 token, int tokens) const {
+    __device__ __forceinline__ void write_sums(int buffer, int token, int tokens) const {
         constexpr int kOfOne = kTokens * kColumns;
 #pragma unroll
-        for (int i = 0; i < 2 * kOfOne; i += Config::kThreads) {
-            const int index = i + static_cast<int>(threadIdx.x), which = index / kOfOne, t = index / kColumns % kTokens;
-            if (2 * kOfOne % Config::kThreads != 0 && index >= 2 * kOfOne) break;
-            const int column = index % kColumns;
-            float sum = 0.f;
+        for (int which = 0; which < 2; ++which) {
+            if (!varies(which == 0 ? in.B : in.C)) continue;
+            float* to = shared.partial[which] + static_cast<i64>(token) * kColumns;
 #pragma unroll
-            for (int w = 0; w < Config::kWarps; ++w)
-                if (!kIsRglru || which == 1) sum += shared.sums[buffer][w][which][t][column];
-            const Coefficients& of = which == 0 ? in.B : in.C;
-            if (!varies(of) || t >= tokens || args.first_state + column / kParts >= in.state_size) continue;
-            float* to = which == 0 ? args.dB : args.dC;
-            const int partials = which == 0 ? args.partials_B : args.partials_C;
-            const int block = static_cast<int>(blockIdx.x), group = block / partials, partial = block % partials;
-            const i64 row = (static_cast<i64>(partial) * args.rows + (place.batch - args.first_row)) * of.groups + group;
-            to[(row * in.length + token + t) * kColumns + column] = sum;
+            for (int i = 0; i < kOfOne; i += Config::kThreads) {
+                const int index = i + static_cast<int>(threadIdx.x);
+                if (kOfOne % Config::kThreads != 0 && index >= kOfOne) break;
+                float sum = 0.f;
+                if (!kIsRglru || which == 1)
+#pragma unroll
+                    for (int w = 0; w < Config::kWarps; ++w) sum += (&shared.sums[buffer][w][which][0][0])[index];
+                if (index < tokens * kColumns) to[index] = sum;  // columns past the last state are not read again
+            }
         }
     }
 
@@ -594,12 +633,21 @@ struct SelectiveBackward {
             const int buffer = kConfig.buffers() == 1 ? 0 : k % 2;
             sum_channels(sums, buffer);
             __syncthreads();
-            write_sums(buffer, place.span.start + first + k * kTokens, tokens - k * kTokens);
+            write_sums(buffer, first + k * kTokens, tokens - k * kTokens);
             if constexpr (kConfig.buffers() == 1) __syncthreads();
         }
     }
 
     // ---- The gradients of the elements
+
+    struct Outputs {
+        Walker u, delta, z, delta_a;
+    };
+    __device__ __forceinline__ void store(Walker& to, const ChannelRows& x, int count, const float (&y)[4]) const {
+        if (x.data == nullptr) return;
+        Four::store(to.at, args.io, step_of(x), count, y);
+        to.next();
+    }
 
     // Σ over the states of earlier passes is added; before the last pass, kept.
     __device__ __forceinline__ void with_earlier(float (&x)[4], int which, const Unit& unit, int first, int exist) const {
@@ -614,19 +662,21 @@ struct SelectiveBackward {
             if (!args.last_pass) at[i * step] = x[i];
         }
     }
-    __device__ __forceinline__ void finish_elements(const InFlight& raw, const Unit& unit, int first, int tokens) {
+    __device__ __forceinline__ void finish_elements(const InFlight& raw, Outputs& to, const Unit& unit, int first, int tokens) {
         const int exist = count(unit, tokens);
         const bool has_z = in.z.data != nullptr, has_delta_a = in.delta_a.data != nullptr;
         float of_input[4], of_step[4], of_size[4] = {}, y[4] = {}, step[4];
         get(of_input, shared.input, unit);
         get(of_step, shared.cotangent, unit);
-        get(step, shared.step, unit);
-        if (has_z)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int token = args.along_tokens ? unit.token + i : unit.token;
-                y[i] = shared.checkpoint[token / kTokens][channel_of(unit, i)][token % kTokens];
-            }
+        for (float& x : of_step) x *= Gradient::kStepUnit;
+        get(step, shared.step, unit);
+        if (has_z) {
+            auto* from = &shared.checkpoint[unit.token / kTokens][unit.channel][unit.token % kTokens];
+            const int step = args.along_tokens ? 1 : Shared::kCheckpoint;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) y[i] = from[i * step];
+        }
         with_earlier(of_input, 0, unit, first, exist);
         with_earlier(of_step, 1, unit, first, exist);
         if (has_z) with_earlier(y, 2, unit, first, exist);
@@ -641,11 +691,12 @@ struct SelectiveBackward {
         raw.delta.to_floats(args.io, delta);
         raw.grad_out.to_floats(args.io, grad_out);
         if (has_z) raw.z.to_floats(args.io, z);
-        float of_D[4];
+        float of_D[4], bias[4], D[4];
+        per_channel(bias, shared.bias, unit);
+        per_channel(D, shared.D, unit);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int channel = channel_of(unit, i);
-            const float before_softplus = delta[i] + shared.bias[channel], D = shared.D[channel];
+            const float before_softplus = delta[i] + bias[i];
             float d_size = of_size[i], du = of_input[i];
             if constexpr (kTransition == Transition::exponential) {
                 if (args.input_times_delta) {
@@ -666,23 +717,23 @@ struct SelectiveBackward {
             if (in.delta_softplus && before_softplus <= 20.f) d_size *= sigmoid_fast(before_softplus);
             float cotangent = grad_out[i];
             if (has_z) {
-                const float gate = sigmoid_fast(z[i]), out = fmaf(D, u[i], y[i] * static_cast<float>(kParts));
+                const float gate = sigmoid_fast(z[i]), out = fmaf(D[i], u[i], y[i] * static_cast<float>(kParts));
                 dz[i] = grad_out[i] * out * gate * fmaf(z[i], 1.f - gate, 1.f);
                 cotangent *= z[i] * gate;
             }
-            du = fmaf(D, cotangent, du);
+            du = fmaf(D[i], cotangent, du);
             of_D[i] = i < exist ? cotangent * u[i] : 0.f;
             u[i] = du;
             delta[i] = i < exist ? d_size : 0.f;
         }
-        store(args.du, unit, first, exist, u);
-        store(args.ddelta, unit, first, exist, delta);
-        if (has_z) store(args.dz, unit, first, exist, dz);
+        store(to.u, args.du, exist, u);
+        store(to.delta, args.ddelta, exist, delta);
+        store(to.z, args.dz, exist, dz);
         if (has_delta_a) {
             if constexpr (kTransition == Transition::s7 || kTransition == Transition::rglru)
 #pragma unroll
                 for (float& x : of_step) x = 0.f;
-            store(args.ddelta_a, unit, first, exist, of_step);
+            store(to.delta_a, args.ddelta_a, exist, of_step);
         }
         // For sum_elements.
         put(shared.input, unit, of_D);
@@ -712,6 +763,7 @@ struct SelectiveBackward {
             shared.D[channel] = exists && in.D != nullptr ? in.D[place.channel + channel] : 0.f;
             shared.bias[channel] = exists && in.delta_bias != nullptr ? in.delta_bias[place.channel + channel] : 0.f;
         }
+        if (threadIdx.x < 2) shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
         float* const to = is_D ? args.dD : args.ddelta_bias;
         float sum = 0.f;
         __syncthreads();
@@ -727,7 +779,9 @@ struct SelectiveBackward {
             __syncthreads();
             walk(own, first, tokens);
             __syncthreads();
-            for_units(first, tokens, [&](const InFlight& raw, const Unit& unit) { finish_elements(raw, unit, first, tokens); });
+            Outputs outputs{walker(args.du, first), walker(args.ddelta, first), walker(args.dz, first), walker(args.ddelta_a, first)};
+            for_units(first, tokens,
+                      [&](const InFlight& raw, const Unit& unit) { finish_elements(raw, outputs, unit, first, tokens); });
             __syncthreads();
             if (args.last_pass && (args.dD != nullptr || args.ddelta_bias != nullptr)) {
                 if (to != nullptr && threadIdx.x < 2 * kChannels) sum += sum_elements(is_D ? shared.input : shared.cotangent, channel);

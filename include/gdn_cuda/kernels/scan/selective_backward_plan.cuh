@@ -47,7 +47,8 @@ struct SelectiveBackwardSharedPlan {
     alignas(16) float B[kStateChunk][kColumns], C[kStateChunk][kColumns];
     static constexpr int kConstant = kConfig.only_varying() ? 1 : kChannels;
     alignas(16) float constant_B[kConstant][kColumns], constant_C[kConstant][kColumns];
-    float D[kChannels], bias[kChannels];
+    alignas(16) float D[kChannels], bias[kChannels];
+    float* partial[2];  // of the block's sums for B and C: the sequence's first token
     // Gradients of B and C, summed over the channels of a warp.
     alignas(16) float sums[kConfig.buffers()][SelectiveBackwardConfig::kWarps][2][SelectiveBackwardConfig::kTokens][kColumns];
 };
