@@ -21,16 +21,16 @@ struct SelectiveBackwardProblem {
 inline constexpr std::array kSelectiveBackwardConfigurations = [] {
     using enum Transition;
     using Config = SelectiveBackwardConfig;
-    constexpr auto complex_of = [](Transition transition) {
-        return Config{.transition = transition, .is_complex = true, .lanes = 8, .states = 2, .channels = 1};
+    constexpr auto complex_of = [](Transition transition, int lanes, int states) {
+        return Config{.transition = transition, .is_complex = true, .lanes = lanes, .states = states, .channels = 1};
     };
     constexpr auto real_of = [](Transition transition, int lanes, int states, int channels) {
         return Config{.transition = transition, .is_complex = false, .lanes = lanes, .states = states, .channels = channels};
     };
-    return std::array{real_of(exponential, 4, 4, 2), real_of(exponential, 4, 4, 1), real_of(exponential, 16, 4, 2),
-                      real_of(zoh, 4, 4, 1),         real_of(bilinear, 4, 4, 1),    real_of(s7, 4, 4, 1),
-                      real_of(rglru, 4, 1, 1),       complex_of(exponential),       complex_of(zoh),
-                      complex_of(bilinear)};
+    return std::array{real_of(exponential, 4, 4, 2), real_of(exponential, 4, 4, 1), real_of(exponential, 8, 4, 2),
+                      real_of(zoh, 8, 2, 1),         real_of(bilinear, 4, 4, 1),    real_of(s7, 4, 4, 1),
+                      real_of(rglru, 4, 1, 1),       complex_of(exponential, 8, 2), complex_of(zoh, 16, 1),
+                      complex_of(bilinear, 16, 1)};
 }();
 
 inline i64 selective_backward_blocks(const SelectiveBackwardProblem& problem, const SelectiveBackwardConfig& config) {
@@ -55,9 +55,10 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
 inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const jit::DeviceTraits& device) {
     const SelectiveBackwardConfig config = selective_backward_config(problem, device);
     const i64 passes = ceil_div(problem.state_size, config.group());
-    return fmt::format("{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors",
-                       config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es",
-                       problem.state_size, problem.sequences * selective_backward_blocks(problem, config), device.multiprocessors);
+    return fmt::format(
+        "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors",
+        config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es", problem.state_size,
+        problem.sequences * selective_backward_blocks(problem, config), device.multiprocessors);
 }
 
 // Sums over the channels of a block: 4 bytes for each token and number of B and of C, of so many sequences at a time that they
@@ -65,7 +66,8 @@ inline std::string explain_selective_backward(const SelectiveBackwardProblem& pr
 inline constexpr i64 kMostSumsBytes = i64{512} << 20;
 inline i64 sequences_at_a_time(i64 sequences, i64 bytes_of_one) {
     constexpr i64 kMostInGrid = 65535;
-    return std::clamp<i64>(bytes_of_one == 0 ? sequences : kMostSumsBytes / bytes_of_one, 1, std::min(std::max<i64>(sequences, 1), kMostInGrid));
+    return std::clamp<i64>(bytes_of_one == 0 ? sequences : kMostSumsBytes / bytes_of_one, 1,
+                           std::min(std::max<i64>(sequences, 1), kMostInGrid));
 }
 
 struct SelectiveBackward {

@@ -1,5 +1,5 @@
-// The gradients of selective_scan on CUDA: memory for partial sums, and the launches of a call, split over groups of states and over
-// sequences.
+// The gradients of selective_scan on CUDA: memory for partial sums, and the launches of a call, split over groups of states and
+// over sequences.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -13,8 +13,8 @@ namespace gdn_cuda::scan {
 struct SelectiveBackwardSums {
     using Config = SelectiveBackwardSumsConfig;
     using Args = SelectiveBackwardSumsArgs;
-    static constexpr const char *family = "scan", *name = "selective_backward_sums", *config_type = "SelectiveBackwardSumsConfig",
-                                *args_type = "SelectiveBackwardSumsArgs";
+    static constexpr const char *family = "scan", *name = "selective_backward_sums",
+                                *config_type = "SelectiveBackwardSumsConfig", *args_type = "SelectiveBackwardSumsArgs";
     static constexpr const char* summary = "partial sums of scan/selective_backward over blocks and sequences";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
@@ -36,9 +36,8 @@ struct SelectiveBackwardSums {
     }
     static void run(const Args& args, const Target& target) {
         if (args.count == 0) return;
-        launch<SelectiveBackwardSums>(kConfigurations[0], args, {blocks(args), args.count, 1}, target, [&](const auto&) {
-            return fmt::format("{} gradients, one thread a sum", args.count);
-        });
+        launch<SelectiveBackwardSums>(kConfigurations[0], args, {blocks(args), args.count, 1}, target,
+                                      [&](const auto&) { return fmt::format("{} gradients, one thread a sum", args.count); });
     }
 };
 

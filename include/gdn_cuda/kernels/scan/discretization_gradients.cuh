@@ -93,13 +93,14 @@ struct PoleGradient {
     }
 
     // The slope of a step is summed in these units.
-    static constexpr bool kInLog2 =
-        !kComplex && (kTransition == Transition::exponential || kTransition == Transition::zoh || kTransition == Transition::rglru);
+    static constexpr bool kInLog2 = !kComplex && (kTransition == Transition::exponential || kTransition == Transition::zoh ||
+                                                  kTransition == Transition::rglru);
     static constexpr float kStepUnit = kInLog2 ? kLn2 : 1.f;
 
     // Adds what the step gives the channel's slopes, the pole (for rglru, its logarithm) and B; returns carried().
-    __device__ __forceinline__ static Number add(const Poles& pole, const ChannelStep& channel, Number B, Number decay, Number before,
-                                                 Number dx, float most_root_gradient, ChannelSlopes& slopes, Number& dpole, Number& dB) {
+    __device__ __forceinline__ static Number add(const Poles& pole, const ChannelStep& channel, Number B, Number decay,
+                                                 Number before, Number dx, float most_root_gradient, ChannelSlopes& slopes,
+                                                 Number& dpole, Number& dB) {
         const Number carry = carried(dx, decay);
         if constexpr (kTransition == Transition::exponential) {
             const Number through = times_conjugate(carry, before);
@@ -126,7 +127,7 @@ struct PoleGradient {
         } else {
             const Number A = pole_of(pole);
             const Number gain = pole.step({channel.step, 1.f, channel.size}, one_of(A)).drive;  // B̄ = gain B
-            const Number driven = times_conjugate(dx, B) * channel.input;                        // the gradient of the gain
+            const Number driven = times_conjugate(dx, B) * channel.input;                       // the gradient of the gain
             slopes.input = add_real_of_conjugate(slopes.input, times_conjugate(dx, B), gain);
             dB = plus_scaled(dB, times_conjugate(dx, gain), channel.input);
             if constexpr (kTransition == Transition::zoh) {

@@ -3,8 +3,8 @@
 // A block walks the chunks of a sequence from the last to the first, for 16 to 64 channels in front of four warps. Per chunk,
 // it makes a tile of steps, inputs and output gradients in fp32, and one of B and C, in shared memory. A channel's states are
 // on a few neighbouring lanes, some on each, and a lane takes one or two channels, one after the other. From the state that
-// forward kept before the chunk, a lane first walks the chunk and keeps the states before every eight tokens. Then, from the last
-// eight tokens to the first, it walks them again with all states and decays in registers, and goes back through them:
+// forward kept before the chunk, a lane first walks the chunk and keeps the states before every eight tokens. Then, from the
+// last eight tokens to the first, it walks them again with all states and decays in registers, and goes back through them:
 //     dx_t = C dy_t + Ā_{t+1} dx_{t+1}.
 // What is summed over states (for u, delta and z) is added up by the lanes of the channel; the gradients of B and C over the
 // channels of a lane, of a warp, and through shared memory of the block, whose sums selective_backward_sums adds up. Then a
@@ -21,8 +21,8 @@
 
 namespace gdn_cuda::scan {
 
-// Sums each of kCount numbers over kLanes lanes, kDistance apart. A lane keeps kCount / kLanes sums, at least one, in front of x;
-// returns which the first of them is.
+// Sums each of kCount numbers over kLanes lanes, kDistance apart. A lane keeps kCount / kLanes sums, at least one, in front of
+// x; returns which the first of them is.
 template <int kLanes, int kDistance, int kCount, int kSize>
 __device__ __forceinline__ int sum_over_lanes(float (&x)[kSize], int lane) {
     if constexpr (kLanes == 1) {
@@ -63,7 +63,7 @@ struct SelectiveBackward {
     static constexpr int kLanes = kConfig.lanes, kStates = kConfig.states, kOwn = kConfig.channels, kGroup = kConfig.group();
     static constexpr int kTokens = Config::kTokens, kNumbers = kStates * kParts;
     static constexpr int kUnits = kChannels * kStateChunk / 4 / Config::kThreads;  // of a thread, four elements each
-    static constexpr int kInFlight = 2;
+    static constexpr int kInFlight = kUnits < 2 ? kUnits : 2;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
     using Gradient = PoleGradient<kTransition, kConfig.is_complex>;
@@ -82,10 +82,9 @@ struct SelectiveBackward {
 
     struct Own {
         Poles poles[kStates];
-        Number carry[kStates];   // the gradient of the state after the last token still to come
+        Number carry[kStates];  // the gradient of the state after the last token still to come
         Number dpole[kStates];
-        Number x[kStates];       // before the chunk
-        float anchor[kStates];   // what rounding of the decays took from the carry over the chunk
+        Number x[kStates];                                                                          // before the chunk
         Number dB[kConfig.only_varying() ? 1 : kStates], dC[kConfig.only_varying() ? 1 : kStates];  // where B or C is constant
         float gain[kIsRglru ? kStates : 1];  // of the output of rglru, whose state has no B
     };
@@ -122,7 +121,6 @@ struct SelectiveBackward {
         for (int s = 0; s < kStates; ++s) {
             own.poles[s] = Poles::of(padding);
             own.carry[s] = own.dpole[s] = own.x[s] = Number{};
-            own.anchor[s] = 0.f;
             if constexpr (!kConfig.only_varying()) own.dB[s] = own.dC[s] = Number{};
             if constexpr (kIsRglru) own.gain[s] = 1.f;
         }
@@ -182,8 +180,8 @@ struct SelectiveBackward {
         const int left = place.channels - unit.channel, to_come = tokens - unit.token;
         return left <= 0 || to_come <= 0 ? 0 : min(args.along_tokens ? to_come : left, 4);
     }
-    // Four tokens at a time lie elsewhere in each of eight neighbouring channels, and in each eighth one, so that lanes along either
-    // do not meet in a bank.
+    // Four tokens at a time lie elsewhere in each of eight neighbouring channels, and in each eighth one, so that lanes along
+    // either do not meet in a bank.
     __device__ __forceinline__ static int in_row(int channel, int token) { return token ^ ((channel ^ channel >> 3) & 7) << 2; }
     __device__ __forceinline__ static float4 four(const float (*tile)[kStateChunk], int channel, int token) {
         return *reinterpret_cast<const float4*>(&tile[channel][in_row(channel, token)]);
@@ -384,7 +382,8 @@ struct SelectiveBackward {
 
         __device__ __forceinline__ ChannelStep at(int t) const { return {step[t], input[t], size[t]}; }
     };
-    __device__ __forceinline__ static void load_eight(float (&to)[kTokens], const float (*tile)[kStateChunk], int channel, int token) {
+    __device__ __forceinline__ static void load_eight(float (&to)[kTokens], const float (*tile)[kStateChunk], int channel,
+                                                      int token) {
 #pragma unroll
         for (int i = 0; i < kTokens; i += 4) {
             const float4 x = four(tile, channel, token + i);
@@ -429,13 +428,14 @@ struct SelectiveBackward {
             }
         }
         // The decays are rounded, always in the same direction where steps are alike. Near one that adds up over a long memory:
-        // over the chunk, the carry is to decay as the exponential of all its steps.
+        // over the chunk, the carry is to decay as the exponential of all its steps, so it begins with what they lack.
         if constexpr (kAnchors)
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
                 float relative;
                 const bool is_long = own.poles[s].long_memory(total, relative);
-                own.anchor[s] = is_long ? (relative - (product[s] - 1.f)) * own.carry[s] : 0.f;
+                if (is_long)
+                    own.carry[s] = fmaf(own.carry[s], __fdividef(relative - (product[s] - 1.f), product[s]), own.carry[s]);
             }
     }
 
@@ -520,8 +520,8 @@ struct SelectiveBackward {
                     if constexpr (kIsRglru) C[s] *= own.gain[s];
                     const Number dx = plus_scaled(own.carry[s], conjugate(C[s]), e.cotangent[t]);
                     Number dB = sums.of(0, t, s);
-                    own.carry[s] = Gradient::add(own.poles[s], e.at(t), B[s], decay[t][s], before[t][s], dx, args.most_root_gradient,
-                                                 slopes, dpole[s], dB);
+                    own.carry[s] = Gradient::add(own.poles[s], e.at(t), B[s], decay[t][s], before[t][s], dx,
+                                                 args.most_root_gradient, slopes, dpole[s], dB);
                     if constexpr (!kIsRglru) sums.set(0, t, s, dB);
                 }
             }
@@ -531,9 +531,6 @@ struct SelectiveBackward {
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) own.dpole[s] = own.dpole[s] + dpole[s];
-        if (k == 0)
-#pragma unroll
-            for (int s = 0; s < kStates; ++s) add_anchor(own.carry[s], own.anchor[s]);
         store_slopes(shared.input, channel, first, of_input);
         store_slopes(shared.cotangent, channel, first, of_step);
         if constexpr (has_size(kTransition)) store_slopes(shared.size, channel, first, of_size);
@@ -545,8 +542,6 @@ struct SelectiveBackward {
     }
     __device__ __forceinline__ static float conjugate(float x) { return x; }
     __device__ __forceinline__ static ComplexNumber<float> conjugate(ComplexNumber<float> x) { return x.conjugate(); }
-    __device__ __forceinline__ static void add_anchor(float& x, float anchor) { x += anchor; }
-    __device__ __forceinline__ static void add_anchor(ComplexNumber<float>&, float) {}  // relative decays need none
 
     // To the gradients of constant B and C.
     __device__ __forceinline__ void keep_constant(Own& own, const Sums& sums) const {
@@ -558,7 +553,8 @@ struct SelectiveBackward {
             }
     }
     // Sums over the states of a channel to the tokens of its row.
-    __device__ __forceinline__ void store_slopes(float (*tile)[kStateChunk], int channel, int first, float (&x)[kTokens]) const {
+    __device__ __forceinline__ void store_slopes(float (*tile)[kStateChunk], int channel, int first,
+                                                 float (&x)[kTokens]) const {
         const int token = sum_over_lanes<kLanes, 1, kTokens>(x, lane);
         __syncwarp();  // all lanes have read the sub-tile
         store_sums(&tile[channel][in_row(channel, first + (token & ~3)) + (token & 3)], x);
@@ -763,7 +759,8 @@ struct SelectiveBackward {
             shared.D[channel] = exists && in.D != nullptr ? in.D[place.channel + channel] : 0.f;
             shared.bias[channel] = exists && in.delta_bias != nullptr ? in.delta_bias[place.channel + channel] : 0.f;
         }
-        if (threadIdx.x < 2) shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
+        if (threadIdx.x < 2)
+            shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
         float* const to = is_D ? args.dD : args.ddelta_bias;
         float sum = 0.f;
         __syncthreads();
@@ -779,12 +776,14 @@ struct SelectiveBackward {
             __syncthreads();
             walk(own, first, tokens);
             __syncthreads();
-            Outputs outputs{walker(args.du, first), walker(args.ddelta, first), walker(args.dz, first), walker(args.ddelta_a, first)};
+            Outputs outputs{walker(args.du, first), walker(args.ddelta, first), walker(args.dz, first),
+                            walker(args.ddelta_a, first)};
             for_units(first, tokens,
                       [&](const InFlight& raw, const Unit& unit) { finish_elements(raw, outputs, unit, first, tokens); });
             __syncthreads();
             if (args.last_pass && (args.dD != nullptr || args.ddelta_bias != nullptr)) {
-                if (to != nullptr && threadIdx.x < 2 * kChannels) sum += sum_elements(is_D ? shared.input : shared.cotangent, channel);
+                if (to != nullptr && threadIdx.x < 2 * kChannels)
+                    sum += sum_elements(is_D ? shared.input : shared.cotangent, channel);
                 __syncthreads();
             }
         }
@@ -813,11 +812,13 @@ __global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kConfig.blo
                         .span = span_of(in.cu_seqlens, sequence, in.length),
                         .first_chunk = 0};
     if (packed) {
-        for (int i = 0; i < sequence; ++i) place.first_chunk += ceil_div(span_of(in.cu_seqlens, i, in.length).length, kStateChunk);
+        for (int i = 0; i < sequence; ++i)
+            place.first_chunk += ceil_div(span_of(in.cu_seqlens, i, in.length).length, kStateChunk);
     } else {
         place.first_chunk = sequence * ceil_div(in.length, kStateChunk);
     }
-    SelectiveBackward<kConfig>{args, in, shared, place, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32}.run();
+    SelectiveBackward<kConfig>{args, in, shared, place, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32}
+        .run();
 }
 
 }  // namespace gdn_cuda::scan

@@ -18,15 +18,11 @@ struct SelectiveBackwardConfig {
     GDN_HOST_DEVICE constexpr int channels_per_warp() const { return 32 / lanes; }  // at a time
     GDN_HOST_DEVICE constexpr int channels_per_block() const { return kWarps * channels * channels_per_warp(); }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
-    GDN_HOST_DEVICE constexpr int group() const { return lanes * states; }           // states of a pass
-    GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }      // real numbers of these
-    GDN_HOST_DEVICE constexpr bool only_varying() const { return channels > 1; }     // no constant B or C
+    GDN_HOST_DEVICE constexpr int group() const { return lanes * states; }            // states of a pass
+    GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }       // real numbers of these
+    GDN_HOST_DEVICE constexpr bool only_varying() const { return channels > 1; }      // no constant B or C
     GDN_HOST_DEVICE constexpr int buffers() const { return columns() > 32 ? 1 : 2; }  // of a sub-tile's sums
-    // As registers allow without spills.
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
-        const bool is_light = transition == Transition::exponential || transition == Transition::s7 || transition == Transition::rglru;
-        return channels == 1 && !is_complex && is_light ? 3 : 2;
-    }
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return states == 1 && !is_complex ? 3 : 2; }
 
     GDN_FIELDS(transition, is_complex, lanes, states, channels)
 };
@@ -35,10 +31,11 @@ template <SelectiveBackwardConfig kConfig>
 struct SelectiveBackwardSharedPlan {
     static constexpr int kChannels = kConfig.channels_per_block(), kColumns = kConfig.columns();
     static constexpr int kSubtiles = kStateChunk / SelectiveBackwardConfig::kTokens;
-    static constexpr int kCheckpoint = kColumns < SelectiveBackwardConfig::kTokens ? SelectiveBackwardConfig::kTokens : kColumns;
+    static constexpr int kCheckpoint =
+        kColumns < SelectiveBackwardConfig::kTokens ? SelectiveBackwardConfig::kTokens : kColumns;
 
-    // Of the tokens of a chunk; in a row, four tokens at a time are swizzled (in_row). Once a sub-tile is done, `input`, `cotangent` and
-    // `size` have the gradients of input, step and size, and the first numbers of its checkpoints have Σ C x.
+    // Of the tokens of a chunk; in a row, four tokens at a time are swizzled (in_row). Once a sub-tile is done, `input`,
+    // `cotangent` and `size` have the gradients of input, step and size, and the first numbers of its checkpoints have Σ C x.
     alignas(16) float step[kChannels][kStateChunk];
     alignas(16) float input[kChannels][kStateChunk];
     alignas(16) float cotangent[kChannels][kStateChunk];  // of Σ C x

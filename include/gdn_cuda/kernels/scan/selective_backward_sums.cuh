@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kConfig.threads)
         const Coefficients& to = sums.to;
         const int parts = to.pair != 0 ? 2 : 1;
         store_number(to.data, to.type,
-                     row * to.batch + group * to.group + token * to.token + column / parts * to.n + column % parts * to.pair, sum);
+                     row * to.batch + group * to.group + token * to.token + column / parts * to.n + column % parts * to.pair,
+                     sum);
     }
 }
 
