@@ -5,6 +5,39 @@
 
 namespace gdn_cuda::scan {
 
+// As load_raw, for an element that may not exist, and is 0 then; both without a branch.
+__device__ __forceinline__ unsigned load_raw_if(bool exists, const char* from, DType type, i64 at) {
+    const bool is_wide = type == DType::f32;
+    unsigned raw = 0;
+    asm volatile(
+        "{\n"
+        ".reg .pred wide, narrow;\n"
+        "setp.ne.u32 wide, %2, 0;\n"
+        "setp.ne.u32 narrow, %3, 0;\n"
+        "@wide ld.global.u32 %0, [%1];\n"
+        "@narrow ld.global.u16 %0, [%1];\n"
+        "}"
+        : "+r"(raw)
+        : "l"(from + (at << (is_wide ? 2 : 1))), "r"(static_cast<unsigned>(exists && is_wide)),
+          "r"(static_cast<unsigned>(exists && !is_wide)));
+    return raw;
+}
+__device__ __forceinline__ void store_raw_if(bool exists, char* to, DType type, i64 at, unsigned raw) {
+    const bool is_wide = type == DType::f32;
+    asm volatile(
+        "{\n"
+        ".reg .pred wide, narrow;\n"
+        ".reg .u16 low;\n"
+        "setp.ne.u32 wide, %2, 0;\n"
+        "setp.ne.u32 narrow, %3, 0;\n"
+        "cvt.u16.u32 low, %1;\n"
+        "@wide st.global.u32 [%0], %1;\n"
+        "@narrow st.global.u16 [%0], low;\n"
+        "}" ::"l"(to + (at << (is_wide ? 2 : 1))),
+        "r"(raw), "r"(static_cast<unsigned>(exists && is_wide)), "r"(static_cast<unsigned>(exists && !is_wide))
+        : "memory");
+}
+
 struct Four {
     unsigned bits[4] = {};  // 16-bit elements are in the first two
 
@@ -23,10 +56,9 @@ struct Four {
             }
             return;
         }
-        unsigned element[4] = {};
+        unsigned element[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (i < count) element[i] = load_raw({from, type}, i * step);
+        for (int i = 0; i < 4; ++i) element[i] = load_raw_if(i < count, from, type, i * step);
         const bool wide = type == DType::f32;
         bits[0] = wide ? element[0] : element[0] | element[1] << 16;
         bits[1] = wide ? element[1] : element[2] | element[3] << 16;
@@ -60,13 +92,7 @@ struct Four {
             return;
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (i >= count) continue;
-            if (type == DType::f32)
-                reinterpret_cast<unsigned*>(to)[i * step] = element[i];
-            else
-                reinterpret_cast<unsigned short*>(to)[i * step] = static_cast<unsigned short>(element[i]);
-        }
+        for (int i = 0; i < 4; ++i) store_raw_if(i < count, to, type, i * step, element[i]);
     }
 };
 
