@@ -63,7 +63,6 @@ struct SelectiveBackward {
     static constexpr int kLanes = kConfig.lanes, kStates = kConfig.states, kOwn = kConfig.channels, kGroup = kConfig.group();
     static constexpr int kTokens = Config::kTokens, kNumbers = kStates * kParts;
     static constexpr int kUnits = kChannels * kStateChunk / 4 / Config::kThreads;  // of a thread, four elements each
-    static constexpr int kInFlight = kUnits < 2 ? kUnits : 2;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
     using Gradient = PoleGradient<kTransition, kConfig.is_complex>;
@@ -239,18 +238,17 @@ struct SelectiveBackward {
         load(x.z, from.z, in.z, count);
         load(x.delta_a, from.delta_a, in.delta_a, count);
     }
-    // The elements of a tile, some in flight at a time.
+    // Calls with the elements of each unit, while those of the next are in flight.
     template <class F>
     __device__ __forceinline__ void for_units(int first, int tokens, const F& call) const {
         Inputs from{walker(in.u, first), walker(in.delta, first), walker(args.grad_out, first), walker(in.z, first),
                     walker(in.delta_a, first)};
+        InFlight next;
 #pragma unroll 1
-        for (int begin = 0; begin < kUnits; begin += kInFlight) {
-            InFlight raw[kInFlight];
-#pragma unroll
-            for (int i = 0; i < kInFlight; ++i) load(raw[i], from, count(unit(begin + i), tokens));
-#pragma unroll
-            for (int i = 0; i < kInFlight; ++i) call(raw[i], unit(begin + i));
+        for (int i = 0; i <= kUnits; ++i) {
+            const InFlight raw = next;
+            if (i < kUnits) load(next, from, count(unit(i), tokens));
+            if (i > 0) call(raw, unit(i - 1));
         }
     }
     // D or bias of the channels of a unit.
