@@ -6,6 +6,7 @@
 
 #include "../../operators/operator.hpp"
 #include "selective.hpp"
+#include "selective_forward.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -79,10 +80,6 @@ Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& 
 
 // ---- The kernels
 
-void run_selective_forward(const PreparedSelective&, const SelectiveResults&, const Target& target) {
-    if (!target.is_explained())
-        throw jit::Error("selective_scan: expected CPU tensors, got CUDA tensors: there is no kernel yet");
-}
 void run_selective_backward(const PreparedSelective&, const SelectiveCotangents&, const SelectiveGradients&,
                             const Target& target, const Tensor&) {
     if (!target.is_explained())
@@ -112,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor> run_scan(const SelectiveScanCall& call) {
     const SelectiveResults results{.out = written_rows(out, prepared),
                                    .last_state = memory_of(last_state),
                                    .states = call.keep_states ? memory_of(states) : nullptr};
-    run_selective_forward(prepared, results, target);
+    SelectiveForward::run(prepared, results, target);
     return {out, last_state, states};
 }
 
