@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -138,7 +137,8 @@ def selective_scan(
         refuse("selective_scan", "discretization", "a string", repr(discretization))
     arguments = (u, delta, A, B, C, D, z, delta_bias, delta_a, initial_state, cu_seqlens, delta_softplus, discretization)
     try:
-        out, last_state, _ = _scan(*arguments, needs_derivatives(*arguments))
+        keep_states = torch.is_grad_enabled() and needs_derivatives(*arguments)
+        out, last_state, _ = _scan(*arguments, keep_states)
     except Exception:
         _scan.schema.check_types((*arguments, False))
         raise
