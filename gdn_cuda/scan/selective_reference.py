@@ -19,6 +19,7 @@ from torch import Tensor
 from .discretizations import GRADIENTS, TRANSITIONS
 
 STATE_CHUNK = 64
+_conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
 _LINEAR_FROM = 20.0  # softplus is the identity above
 
 
@@ -239,8 +240,8 @@ class _Chunk:
         if scan.D is not None:
             to.D += (grad * self.u.squeeze(-1)).sum((0, 1))
         grad = (scan.doubled * grad).unsqueeze(-1)
-        scan.C.add_gradient(to.C, tokens, _over_channels(grad, seen.conj(), self.C))
-        grad_states = _times(grad, self.C.conj())
+        scan.C.add_gradient(to.C, tokens, _over_channels(grad, _conj(seen), self.C))
+        grad_states = _times(grad, _conj(self.C))
         if self._output_has_B:
             scan.B.add_gradient(to.B, tokens, _over_channels(grad_states, self.states, self.B))
             grad_states = grad_states * self.B
@@ -250,14 +251,14 @@ class _Chunk:
             grad_driven = grad_states
         else:
             if self.driven.is_complex() or self.driven.shape[-1] > 1:
-                grad_driven = _times(grad_states, self.B.conj())
+                grad_driven = _times(grad_states, _conj(self.B))
             else:
-                grad_driven = _dot(grad_states, self.B.conj()).real.unsqueeze(-1)
-            scan.B.add_gradient(to.B, tokens, _over_channels(self.driven.conj(), grad_states, self.B))
-        grad_u = grad_u + _sum_of_real(grad_driven * self.factor.conj(), self.u).squeeze(-1)
+                grad_driven = _dot(grad_states, _conj(self.B)).real.unsqueeze(-1)
+            scan.B.add_gradient(to.B, tokens, _over_channels(_conj(self.driven), grad_states, self.B))
+        grad_u = grad_u + _sum_of_real(grad_driven * _conj(self.factor), self.u).squeeze(-1)
         to.u[:, :, tokens] = grad_u.permute(1, 2, 0)
         grad_delta, grad_delta_a, grad_A = GRADIENTS[x.discretization](
-            self.delta, self.delta_a, scan.A, self.decay, grad_states * before.conj(), grad_driven * self.u
+            self.delta, self.delta_a, scan.A, self.decay, grad_states * _conj(before), grad_driven * self.u
         )
         to.A += grad_A
         if x.delta_a is None:
@@ -283,7 +284,7 @@ def _recurrence(decay: Tensor, driven: Tensor, state: Tensor) -> Tensor:
 def _recurrence_backward(decay: Tensor, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
     """From the outputs' gradients of the states, and what follows the chunk's, to their whole ones, in the memory of `grad`;
     and the gradient of the state before."""
-    decays, states = decay.conj().resolve_conj().unbind(), grad.unbind()
+    decays, states = _conj(decay).unbind(), grad.unbind()
     later = states[-1].add_(grad_last)
     for a, g in zip(reversed(decays[1:]), reversed(states[:-1]), strict=True):
         later = g.addcmul_(a, later)
