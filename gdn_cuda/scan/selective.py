@@ -180,9 +180,9 @@ def _of_packed_sequences(B: int, T: int, seed: int) -> Arguments:
     return _packed(seed)
 
 
-def _for_backward(x: Arguments, chunks: int, sequences: int, seed: int) -> Arguments:
-    x = {"z": None, "D": None, "delta_bias": None, "delta_a": None, "initial_state": None, "cu_seqlens": None} | x
-    x = {"delta_softplus": False, "discretization": "mamba"} | x
+def _for_backward(given: Arguments, chunks: int, sequences: int, seed: int) -> Arguments:
+    absent: Arguments = dict.fromkeys(("z", "D", "delta_bias", "delta_a", "initial_state", "cu_seqlens"))
+    x = absent | {"delta_softplus": False, "discretization": "mamba"} | given
     dtype = x["A"].dtype
     of_results = {
         "grad_out": random(*x["u"].shape, seed=seed + 6, dtype=x["u"].dtype),
