@@ -7,6 +7,7 @@ from typing import Any
 
 import oracle
 import pytest
+import selective_api
 import torch
 from oracle import DISCRETIZATIONS, REAL_ONLY, relative_rms
 from selective_inputs import DTYPES, Draw, channels_last, model_inputs, selective_inputs
@@ -371,6 +372,10 @@ def test_either_result_may_be_the_only_one_with_a_gradient(seed: int) -> None:
         which = 0 if kept[0] is grads[0] else 1
         (found,) = torch.autograd.grad(results[which], u, grads[which])
         assert within(found, oracle.gradients(oracle.selective_scan, x, *kept)["u"], GRADIENT)
+
+
+def test_the_cpp_api(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    selective_api.check(selective_api.load(tmp_path_factory.mktemp("selective_api")), "cuda", seed)
 
 
 def test_fp64_is_refused(seed: int) -> None:
