@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -89,6 +89,60 @@ def _no_derivatives(tensors: tuple[Tensor | None, ...]) -> bool:
     return True
 
 
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_a: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    return_last_state: Literal[False] = ...,
+    discretization: str = ...,
+    *,
+    initial_state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+) -> Tensor: ...
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_a: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    *,
+    return_last_state: Literal[True],
+    discretization: str = ...,
+    initial_state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_a: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    return_last_state: bool = ...,
+    discretization: str = ...,
+    *,
+    initial_state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def selective_scan(
     u: Tensor,
     delta: Tensor,
