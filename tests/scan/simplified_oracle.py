@@ -10,6 +10,11 @@ def wide(x: Tensor) -> Tensor:
     return x.cpu().to(torch.complex128 if x.is_complex() else torch.float64)
 
 
+def expm1(z: Tensor) -> Tensor:
+    half = torch.sin(z.imag / 2)
+    return torch.complex(torch.expm1(z.real) * torch.cos(z.imag) - 2 * half**2, torch.exp(z.real) * torch.sin(z.imag))
+
+
 def discretized(name: str, delta: Tensor, delta_a: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """Ā and B̄ of one token; delta (…, P), A (P)."""
     if name == "bilinear":
@@ -18,7 +23,8 @@ def discretized(name: str, delta: Tensor, delta_a: Tensor, A: Tensor) -> tuple[T
     if name == "dirac":
         return decay, torch.ones_like(delta)
     assert name == "zoh"
-    return decay, torch.where(A == 0, delta, (torch.exp(delta * A) - 1) / torch.where(A == 0, 1, A))
+    at_zero = delta + delta**2 * A / 2  # with its derivative by A
+    return decay, torch.where(A == 0, at_zero, expm1(delta * A) / torch.where(A == 0, 1, A))
 
 
 def diagonal_scan(

@@ -76,11 +76,9 @@ def test_no_tokens(name: str, varying: bool, seed: int) -> None:
 
 @EVERY
 @FORMS
-@pytest.mark.parametrize("L", [4096, 10007])
-def test_rows_that_blocks_share(name: str, varying: bool, with_a: bool, with_state: bool, L: int, seed: int) -> None:
-    given = scanned(seed, 1, 3, L, varying, with_a, with_state)
-    kernels = {step["kernel"] for step in explain(diagonal_scan.operator, *given, name).steps}
-    assert "scan/diagonal_scan_parts" in kernels
+def test_rows_that_blocks_share(name: str, varying: bool, with_a: bool, with_state: bool, seed: int) -> None:
+    given = scanned(seed, 1, 3, 9001, varying, with_a, with_state)
+    assert "scan/diagonal_scan_parts" in explain(diagonal_scan, *given, name)
     check(given, name, seed)
 
 
