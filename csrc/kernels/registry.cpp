@@ -12,6 +12,9 @@
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
 #include "../families/scan/selective_forward.hpp"
+#include "../families/scan/diagonal_scan.hpp"
+#include "../families/scan/diagonal_scan_backward.hpp"
+#include "../families/scan/diagonal_scan_parts.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
 #include "../families/structured/cauchy_batch.hpp"
@@ -56,6 +59,9 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
             entry<scan::SelectiveForward>(),
+            entry<scan::DiagonalScan>(),
+            entry<scan::DiagonalScanBackward>(),
+            entry<scan::DiagonalScanParts>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),

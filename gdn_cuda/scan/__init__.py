@@ -5,5 +5,10 @@ raises ValueError, which names function, argument, expected and got, before anyt
 """
 
 from .selective import selective_scan
+from .simplified_scan import s5_inner, simplified_scan
 
-__all__ = ["selective_scan"]
+__all__ = [
+    "s5_inner",
+    "selective_scan",
+    "simplified_scan",
+]
