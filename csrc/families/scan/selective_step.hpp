@@ -52,7 +52,7 @@ inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& pro
     for (int sequences = SelectiveStepConfig::items(); sequences > 1; sequences /= 2) {
         const i64 blocks =
             ceil_div(problem.group_rows, choice.rows()) * problem.groups * ceil_div(problem.sequences, sequences);
-        if (blocks < kBlocksPerMultiprocessor * device.multiprocessors) continue;
+        if (sequences > problem.sequences || blocks < kBlocksPerMultiprocessor * device.multiprocessors) continue;
         choice.block_sequences = sequences;
         break;
     }
