@@ -3,6 +3,7 @@
 #include <gdn_cuda/scan.hpp>
 
 #include "../../operators/operator.hpp"
+#include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
 #include "selective_step.hpp"
 
@@ -146,7 +147,7 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     args.discretization = arguments.discretization;
     args.softplus = arguments.dt_softplus;
     args.sequences = check.count("x", "sequences", x.size(0), most_sequences(layout.of_tokens()));
-    args.tokens = check.count("x", "tokens", layout.of_tokens(), kMostStepTokens);
+    args.tokens = check.count("x", "tokens", layout.of_tokens(), kMaxTokens);
     args.dim = check.count("state", "channels", state.size(-2));
     args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
     args.columns = static_cast<int>(state.size(-1));

@@ -13,8 +13,6 @@ namespace gdn_cuda::scan {
 
 inline constexpr int kMostStates = 256;  // N
 
-inline constexpr i64 kMostStepTokens = (i64{1} << 31) - 256;  // the kernel counts them in int, several at a time
-
 struct SelectiveStepProblem {
     i64 sequences, tokens;
     int groups, group_rows;

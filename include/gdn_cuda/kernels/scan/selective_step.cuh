@@ -9,7 +9,7 @@
 // will use them, and meanwhile δ, x, z (a thread each row and token), B and C, converted to fp32 in shared memory. Outputs go
 // back the same way: a thread each row and token adds D u, applies the gate and stores.
 //
-// The transition is computed to full fp32 accuracy (exact_transition.cuh), one for each number of the state, or one for each
+// The transition is computed to full fp32 accuracy (exact_step.cuh), one for each number of the state, or one for each
 // row where A does not vary along it, as in Mamba-2.
 //
 // Bound: the state's bytes, read and written once. Small batches: latency, of the slot and then of the state.
@@ -18,19 +18,10 @@
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/scan/exact_transition.cuh>
+#include <gdn_cuda/kernels/scan/exact_step.cuh>
 #include <gdn_cuda/kernels/scan/selective_step_plan.cuh>
 
 namespace gdn_cuda::scan {
-
-template <bool kComplex>
-struct NumberOf {
-    using type = float;
-};
-template <>
-struct NumberOf<true> {
-    using type = Complex;
-};
 
 template <SelectiveStepConfig kConfig>
 struct StepTypes {
@@ -38,7 +29,7 @@ struct StepTypes {
     static constexpr int kParts = kConfig.parts();
     using Element = Storage<kComplex ? DType::f32 : kConfig.state>;
     using Vector = gdn_cuda::Vector<Element, kConfig.vector * kParts, kConfig.aligned()>;
-    using Number = typename NumberOf<kComplex>::type;
+    using Number = scan::Number<kComplex>;
 
     __device__ __forceinline__ static Number at(const Vector& vector, int j) {
         if constexpr (kComplex)
@@ -266,10 +257,9 @@ template <SelectiveStepConfig kConfig, Discretization kKind>
 __device__ __forceinline__ auto transition(float delta, float delta_a, const typename StepTypes<kConfig>::Number& A) {
     if constexpr (bytes_of(kConfig.state) == 2 && (kKind == Discretization::mamba || kKind == Discretization::dirac)) {
         // The state's rounding hides that of Ā; where it has 16 bits, instructions count.
-        constexpr float kLog2e = 0x1.715476p+0f;
-        return Transition<float>{{exp2_fast(delta_a * A * kLog2e), false}, kKind == Discretization::mamba ? delta : 1.f};
+        return ExactStep<float>{{exp2_fast(delta_a * A * kLog2e), false}, kKind == Discretization::mamba ? delta : 1.f};
     } else {
-        return exact_transition<kKind>(delta, delta_a, A);
+        return exact_step<kKind>(delta, delta_a, A);
     }
 }
 
@@ -287,10 +277,7 @@ __device__ __forceinline__ float advance_as(const SelectiveStepSharedPlan<kConfi
     const auto move = [&](int i, int column, const auto& by) {
         const auto B = Types::shared_at(shared.B[item], column), C = Types::shared_at(shared.C[item], column);
         state[i] = advanced(state[i], by, B * x);
-        if constexpr (Types::kComplex)
-            sum = fmaf(C.re, state[i].re, fmaf(-C.im, state[i].im, sum));
-        else
-            sum = fmaf(C, state[i], sum);
+        sum = add_real_product(sum, C, state[i]);
     };
     const auto each = [&](auto&& transition_of) {
 #pragma unroll

@@ -4,28 +4,26 @@
 // fast becomes Ā x + b, as x + (Ā − 1) x would cancel. Complex phases are reduced from the exact product of δ and Im A.
 #pragma once
 
-#include <gdn_cuda/kernels/common/complex.cuh>
-#include <gdn_cuda/kernels/common/numeric.cuh>
-#include <gdn_cuda/kernels/scan/discretization_plan.cuh>
+#include <gdn_cuda/kernels/scan/discretization.cuh>
 
 namespace gdn_cuda::scan {
 
 using Complex = ComplexNumber<float>;
 
 // Multiplication by Ā: x -> rate x + (offset ? x : 0), so rate is Ā − 1 or Ā.
-template <class Number>
+template <class T>
 struct Decay {
-    Number rate;
+    T rate;
     bool offset;
 };
 // x -> decay(x) + gain B u
-template <class Number>
-struct Transition {
-    Decay<Number> decay;
-    Number gain;
+template <class T>
+struct ExactStep {
+    Decay<T> decay;
+    T gain;
 
     __device__ __forceinline__ void set_gain(float real) {
-        if constexpr (sizeof(Number) == sizeof(float))
+        if constexpr (sizeof(T) == sizeof(float))
             gain = real;
         else
             gain = {real, 0.f};
@@ -36,7 +34,7 @@ struct Transition {
 
 // The offset is taken where |z| < ln 2 / 2. 0 below e^-87, infinite above e^88.
 __device__ __forceinline__ Decay<float> exact_exp(float z) {
-    constexpr float kLog2e = 0x1.715476p+0f, kLog2eRest = 0x1.4ae0bep-26f, kRounding = 0x1.8p+23f;
+    constexpr float kLog2eRest = 0x1.4ae0bep-26f, kRounding = 0x1.8p+23f;
     constexpr float kLowest = -87.f, kHighest = 88.f;
     const float clamped = at_most(at_least(z, kLowest), kHighest);
     const float shifted = fmaf(clamped, kLog2e, kRounding);  // the last bits are the nearest integer
@@ -116,8 +114,8 @@ __device__ __forceinline__ Complex mean_exp(const Exponent& z, const Decay<Compl
 // ---- The discretizations
 
 template <Discretization kKind>
-__device__ __forceinline__ Transition<float> exact_transition(float delta, float delta_a, float A) {
-    Transition<float> result;
+__device__ __forceinline__ ExactStep<float> exact_step(float delta, float delta_a, float A) {
+    ExactStep<float> result;
     if constexpr (kKind == Discretization::bilinear) {
         constexpr float kSmall = 0.5f;
         const float z = delta_a * A;
@@ -147,8 +145,8 @@ __device__ __forceinline__ Transition<float> exact_transition(float delta, float
 
 // s7 and rglru are real.
 template <Discretization kKind>
-__device__ __forceinline__ Transition<Complex> exact_transition(float delta, float delta_a, const Complex& A) {
-    Transition<Complex> result;
+__device__ __forceinline__ ExactStep<Complex> exact_step(float delta, float delta_a, const Complex& A) {
+    ExactStep<Complex> result;
     if constexpr (kKind == Discretization::bilinear) {
         constexpr float kSmall = 0.5f;
         const Complex z = A * delta_a, one{1.f, 0.f};
@@ -172,10 +170,10 @@ __device__ __forceinline__ Transition<Complex> exact_transition(float delta, flo
 }
 
 // Ā x + gain · drive
-__device__ __forceinline__ float advanced(float x, const Transition<float>& by, float drive) {
+__device__ __forceinline__ float advanced(float x, const ExactStep<float>& by, float drive) {
     return fmaf(by.decay.rate, x, by.gain * drive) + (by.decay.offset ? x : 0.f);
 }
-__device__ __forceinline__ Complex advanced(const Complex& x, const Transition<Complex>& by, const Complex& drive) {
+__device__ __forceinline__ Complex advanced(const Complex& x, const ExactStep<Complex>& by, const Complex& drive) {
     const Complex moved = (by.gain * drive).plus(by.decay.rate, x);
     return by.decay.offset ? moved + x : moved;
 }
