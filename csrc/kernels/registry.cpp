@@ -12,6 +12,7 @@
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
 #include "../families/scan/selective_step.hpp"
+#include "../families/scan/simplified_step.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
 #include "../families/structured/cauchy_batch.hpp"
@@ -56,6 +57,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
             entry<scan::SelectiveStep>(),
+            entry<scan::SimplifiedStep>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),

@@ -5,5 +5,6 @@ raises ValueError, which names function, argument, expected and got, before anyt
 """
 
 from .selective_step import selective_state_update
+from .simplified_step import simplified_state_update
 
-__all__ = ["selective_state_update"]
+__all__ = ["selective_state_update", "simplified_state_update"]
