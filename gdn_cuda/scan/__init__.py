@@ -4,7 +4,8 @@ The state is fp32, on CPU tensors fp64 where the inputs are. Results are the sam
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
+from .selective import selective_scan
 from .selective_step import selective_state_update
 from .simplified_step import simplified_state_update
 
-__all__ = ["selective_state_update", "simplified_state_update"]
+__all__ = ["selective_scan", "selective_state_update", "simplified_state_update"]
