@@ -90,8 +90,8 @@ def _reference(x: Any) -> Tensor:
     out, states = _recurrence(x, gather_states(pool, slots, active).to(wide))
     if x.step_slots is not None:
         kept = active & is_slot(x.step_slots)
-        like = states[kept].reshape(-1, tokens, *x.state.shape[1:])
-        x.step_states[x.step_slots[kept].to(torch.int64), :tokens] = like.to(x.step_states.dtype)
+        after = states[kept].reshape(int(kept.sum()), tokens, *x.state.shape[1:])
+        x.step_states[x.step_slots[kept].to(torch.int64), :tokens] = after.to(x.step_states.dtype)
     else:
         for t in range(tokens) if indices.dim() == 2 else range(tokens)[-1:]:
             targets = indices[:, t] if indices.dim() == 2 else slots
