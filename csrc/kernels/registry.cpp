@@ -15,6 +15,8 @@
 #include "../families/scan/diagonal_scan.hpp"
 #include "../families/scan/diagonal_scan_backward.hpp"
 #include "../families/scan/diagonal_scan_parts.hpp"
+#include "../families/scan/selective_step.hpp"
+#include "../families/scan/simplified_step.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
 #include "../families/structured/cauchy_batch.hpp"
@@ -62,6 +64,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),
             entry<scan::DiagonalScanParts>(),
+            entry<scan::SelectiveStep>(),
+            entry<scan::SimplifiedStep>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),
