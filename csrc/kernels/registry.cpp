@@ -11,6 +11,8 @@
 #include "../families/gdn/recurrent.hpp"
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
+#include "../families/scan/rglru.hpp"
+#include "../families/scan/rglru_backward.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
 #include "../families/structured/cauchy_batch.hpp"
@@ -54,6 +56,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::ComputeO>(),
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
+            entry<scan::Rglru>(),
+            entry<scan::RglruBackward>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),
