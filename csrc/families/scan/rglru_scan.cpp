@@ -85,8 +85,6 @@ PreparedRglru prepare_rglru(const RglruCall& call) {
         GDN_REQUIRE(check, u.size(0) == 1, "u", "(1, D, L), as cu_seqlens is given", shape_text(u));
         check_cu_seqlens(check, cu_seqlens, u.size(2), u, "u");
         prepared.sequences = cu_seqlens.size(0) - 1;
-        GDN_REQUIRE(check, !cu_seqlens.is_cpu() || prepared.sequences > 0 || u.size(2) == 0, "cu_seqlens",
-                    "a sequence for every token", "no sequences");
         args.cu_seqlens = tagged(cu_seqlens);
     }
     if (initial.defined()) {

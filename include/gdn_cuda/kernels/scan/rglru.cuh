@@ -106,7 +106,7 @@ struct RglruForward {
     __device__ __forceinline__ void end(float carried) {
         __syncthreads();
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();
-        const int sequence = packed() ? sequence_before(args, args.sequences) : place.batch;
+        const int sequence = last_sequence(args, place);
         for (int state = place.segment; state < args.states; state += groups) {
             if (!place.exists) continue;
             const float x = kMany ? shared.carry.at[state][place.column()] : carried;
@@ -114,7 +114,7 @@ struct RglruForward {
         }
         if (!packed()) return;
         for (int i = place.segment; i < args.sequences; i += groups)
-            if (place.exists && span_of(args.cu_seqlens, i, args.tokens).length == 0)
+            if (place.exists && !has_tokens(args, i))
                 for (int state = 0; state < args.states; ++state) write_last(i, state, initial_of(i, state));
     }
     __device__ __forceinline__ void run() {

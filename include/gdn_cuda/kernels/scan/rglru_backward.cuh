@@ -51,7 +51,8 @@ struct RglruBackward {
         if constexpr (kMarked)
             for_starts(marked.starts, shared.marks, first, [&](int i, int sequence) {
                 const int ended = sequence_before(args, sequence);
-                shared.initial.at[i][place.column()] = number_of(args.initial, sequence, state);
+                shared.initial.at[i][place.column()] =
+                    sequence < args.sequences ? number_of(args.initial, sequence, state) : 0.f;
                 shared.grads.at[i][place.column()] = ended >= 0 ? number_of(all.grad_last, ended, state) : 0.f;
             });
 #pragma unroll
@@ -122,7 +123,8 @@ struct RglruBackward {
         if constexpr (kMarked)
             if (all.of_initial.data != nullptr && place.exists)
                 for_starts(marked.starts, shared.marks, first, [&](int i, int sequence) {
-                    all.of_initial.data[place.in(all.of_initial, sequence, state)] = shared.grads.at[i][place.column()];
+                    if (sequence < args.sequences)
+                        all.of_initial.data[place.in(all.of_initial, sequence, state)] = shared.grads.at[i][place.column()];
                 });
         return sum;
     }
@@ -136,7 +138,7 @@ struct RglruBackward {
     }
     // f behind the last token: the gradient of its sequence's last state.
     __device__ __forceinline__ float begin() {
-        const int sequence = packed() ? sequence_before(args, args.sequences) : place.batch;
+        const int sequence = last_sequence(args, place);
         if constexpr (!kMany) return sequence < 0 ? 0.f : number_of(all.grad_last, sequence, 0);
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();
         for (int state = place.segment; state < args.states; state += groups)
@@ -152,7 +154,7 @@ struct RglruBackward {
         if (!place.exists) return;
         if (packed()) {
             for (int i = place.segment; i < args.sequences; i += groups)
-                if (span_of(args.cu_seqlens, i, args.tokens).length == 0)
+                if (!has_tokens(args, i))
                     for (int state = 0; state < args.states; ++state)
                         all.of_initial.data[place.in(all.of_initial, i, state)] = number_of(all.grad_last, i, state);
             return;

@@ -162,11 +162,23 @@ struct RglruMarked {
     unsigned unit = 0;    // the multiplier is 1
 };
 
+// Tokens behind the last packed sequence count as one more, number `sequences`, without states of its own.
+
+__device__ __forceinline__ bool has_tokens(const RglruArgs& args, int sequence) {
+    return span_of(args.cu_seqlens, sequence, args.tokens).length > 0;
+}
 // The last sequence before `sequence` that has tokens; -1 if there is none. It ends where `sequence` begins.
 __device__ __forceinline__ int sequence_before(const RglruArgs& args, int sequence) {
     do --sequence;
-    while (sequence >= 0 && span_of(args.cu_seqlens, sequence, args.tokens).length == 0);
+    while (sequence >= 0 && !has_tokens(args, sequence));
     return sequence;
+}
+
+// The sequence that ends with the last token, or -1.
+template <RglruConfig kConfig>
+__device__ __forceinline__ int last_sequence(const RglruArgs& args, const RglruPlace<kConfig>& place) {
+    if (args.cu_seqlens.data == nullptr) return place.batch;
+    return load_index(args.cu_seqlens, args.sequences) < args.tokens ? -1 : sequence_before(args, args.sequences);
 }
 
 // All threads call this, for the next tile. `any` is whether a thread of the block has marks.
@@ -200,10 +212,12 @@ __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, cons
                 else
                     high = middle;
             }
-            for (int sequence = low + thread; sequence < args.sequences; sequence += kThreads) {
-                const Span span = span_of(args.cu_seqlens, sequence, args.tokens);
-                if (span.start - first >= kTile) break;
-                if (span.start >= first && span.length > 0) shared.starts[span.start - first] = sequence + 1;
+            for (int sequence = low + thread; sequence <= args.sequences; sequence += kThreads) {
+                const i64 start = min(max(load_index(args.cu_seqlens, sequence), i64{0}), i64{args.tokens});
+                if (start - first >= kTile) break;
+                const bool behind = sequence == args.sequences && start < args.tokens;
+                if (start >= first && (behind || (sequence < args.sequences && has_tokens(args, sequence))))
+                    shared.starts[start - first] = sequence + 1;
             }
             __syncthreads();
         }
@@ -215,7 +229,7 @@ __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, cons
             for (int i = 0; i < kTokens; ++i)
                 if (shared.starts[mine + i] != 0) {
                     const unsigned bit = 1u << i;
-                    if (continues && (marked.cut & bit) == 0)
+                    if (continues && (marked.cut & bit) == 0 && shared.starts[mine + i] <= args.sequences)
                         marked.begin |= bit;
                     else
                         fresh |= bit;
