@@ -13,6 +13,7 @@
 #include "../families/gdn/verify.hpp"
 #include "../families/scan/rglru.hpp"
 #include "../families/scan/rglru_backward.hpp"
+#include "../families/scan/s7.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
 #include "../families/structured/cauchy_batch.hpp"
@@ -58,6 +59,9 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::PrefillMma>(),
             entry<scan::Rglru>(),
             entry<scan::RglruBackward>(),
+            entry<scan::S7Outer>(),
+            entry<scan::S7Product>(),
+            entry<scan::S7States>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),

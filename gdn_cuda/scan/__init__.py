@@ -5,5 +5,6 @@ raises ValueError, which names function, argument, expected and got, before anyt
 """
 
 from .rglru import rglru_scan
+from .s7 import s7_scan
 
-__all__ = ["rglru_scan"]
+__all__ = ["rglru_scan", "s7_scan"]
