@@ -11,10 +11,13 @@
 #include "../families/gdn/recurrent.hpp"
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
-#include "../families/scan/selective_forward.hpp"
 #include "../families/scan/diagonal_scan.hpp"
 #include "../families/scan/diagonal_scan_backward.hpp"
 #include "../families/scan/diagonal_scan_parts.hpp"
+#include "../families/scan/rglru.hpp"
+#include "../families/scan/rglru_backward.hpp"
+#include "../families/scan/s7.hpp"
+#include "../families/scan/selective_forward.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/scan/simplified_step.hpp"
 #include "../families/structured/cauchy.hpp"
@@ -66,6 +69,11 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::DiagonalScanParts>(),
             entry<scan::SelectiveStep>(),
             entry<scan::SimplifiedStep>(),
+            entry<scan::Rglru>(),
+            entry<scan::RglruBackward>(),
+            entry<scan::S7Outer>(),
+            entry<scan::S7Product>(),
+            entry<scan::S7States>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),
