@@ -17,6 +17,8 @@
 #include "../families/scan/rglru.hpp"
 #include "../families/scan/rglru_backward.hpp"
 #include "../families/scan/s7.hpp"
+#include "../families/scan/selective_backward.hpp"
+#include "../families/scan/selective_backward_sums.hpp"
 #include "../families/scan/selective_forward.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/scan/simplified_step.hpp"
@@ -74,6 +76,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::S7Outer>(),
             entry<scan::S7Product>(),
             entry<scan::S7States>(),
+            entry<scan::SelectiveBackward>(),
+            entry<scan::SelectiveBackwardSums>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),

@@ -6,6 +6,7 @@
 
 #include "../../operators/operator.hpp"
 #include "selective.hpp"
+#include "selective_backward_run.hpp"
 #include "selective_forward.hpp"
 
 namespace gdn_cuda::scan {
@@ -82,18 +83,6 @@ ScalarType state_type(const PreparedSelective& prepared) {
 Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& prepared) {
     const std::vector<int64_t> sizes = {count, prepared.inputs.dim, prepared.inputs.state_size};
     return torch::stable::new_empty(like, sizes, state_type(prepared));
-}
-
-// ---- The kernels
-
-void refuse(const Target& target) {
-    if (!target.is_explained())
-        throw jit::Error("selective_scan: expected CPU tensors, got CUDA tensors, and there is no kernel");
-    remark("there is no kernel");
-}
-void run_selective_backward(const PreparedSelective&, const SelectiveCotangents&, const SelectiveGradients&,
-                            const Target& target, const Tensor&) {
-    refuse(target);
 }
 
 // ---- Forward
