@@ -4,4 +4,6 @@ The state is fp32, on CPU tensors fp64 where the inputs are. Results are the sam
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
-__all__: list[str] = []
+from .selective import selective_scan
+
+__all__ = ["selective_scan"]

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
+#include "../../operators/packed.hpp"
 #include "../../operators/tensor.hpp"
 
 namespace gdn_cuda::gdn {
 
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kMaxGridYZ = kMostBlocks[1];            // grid limit in y and z, for heads and sequences
-constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 256;  // kernels use int, rounded up to whole chunks
+constexpr int64_t kMaxGridYZ = kMostBlocks[1];  // grid limit in y and z, for heads and sequences
 
 // The names of query, key and value in an operator.
 struct RowNames {
@@ -39,7 +39,5 @@ Scalars check_scalars(const Checks& check, const char* argument, const View& vie
 void check_gates(const Checks& check, const View& beta, const View& gate, const Sequences& sequences, Scalars& beta_out,
                  Scalars& gate_out);
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& sequences);
-// Also checks the values if they are on the CPU; on a GPU that would synchronize.
-void check_cu_seqlens(const Checks& check, const View& cu_seqlens, int64_t tokens, const View& as, const char* as_name);
 
 }  // namespace gdn_cuda::gdn

@@ -1,0 +1,224 @@
+// selective_scan and its backward: allocation, and the calls of their kernels.
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <tuple>
+
+#include "../../operators/operator.hpp"
+#include "selective.hpp"
+
+namespace gdn_cuda::scan {
+namespace {
+
+struct SelectiveScanCall {
+    static constexpr const char* name = "selective_scan";
+    SelectiveScan scan;
+    bool keep_states = false;
+
+    static void fields(auto& x, auto&& visit) {
+        SelectiveScan::fields(x.scan, visit);
+        visit("keep_states", x.keep_states);
+    }
+};
+struct SelectiveScanBackwardCall {
+    static constexpr const char* name = "selective_scan_backward";
+    Given grad_out;
+    OptionalTensor grad_last_state;
+    SelectiveScan scan;
+    Given states;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("grad_out", x.grad_out);
+        visit("grad_last_state", x.grad_last_state);
+        SelectiveScan::fields(x.scan, visit);
+        visit("states", x.states);
+    }
+};
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// ---- Copies of what kernels cannot read where it lies
+
+Tensor dense(const Tensor& x) {
+    return torch::stable::contiguous(x);
+}
+Tensor readable_rows(const Tensor& rows) {
+    return kernels_can_read_rows(View(rows)) ? rows : dense(rows);
+}
+void apply(Tensor (*copy)(const Tensor&), std::initializer_list<OptionalTensor*> to) {
+    for (OptionalTensor* each : to)
+        if (*each) *each = copy(**each);
+}
+SelectiveScan readable(SelectiveScan x) {
+    apply(readable_rows, {&x.u, &x.delta, &x.z, &x.delta_a});
+    apply(dense, {&x.D, &x.delta_bias, &x.initial_state});
+    return x;
+}
+
+// ---- Results
+
+std::vector<int64_t> sizes_of(const View& view) {
+    return {view.sizes, view.sizes + view.rank};
+}
+// Dense, in the layout of `like`.
+Tensor empty_rows(const Tensor& like) {
+    const View view(like);
+    if (layout_of(view) == Layout::tokens) return torch::stable::new_empty(like, sizes_of(view));
+    return torch::stable::transpose(torch::stable::new_empty(like, {view.size(0), view.size(2), view.size(1)}), 1, 2);
+}
+ChannelRows written_rows(Tensor rows, const PreparedSelective& prepared) {
+    if (prepared.is_packed()) torch::stable::zero_(rows);
+    return channel_rows(View(rows));
+}
+ScalarType state_type(const PreparedSelective& prepared) {
+    return prepared.is_complex ? ScalarType::ComplexFloat : ScalarType::Float;
+}
+Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& prepared) {
+    const std::vector<int64_t> sizes = {count, prepared.inputs.dim, prepared.inputs.state_size};
+    return torch::stable::new_empty(like, sizes, state_type(prepared));
+}
+
+// ---- The kernels
+
+void run_selective_forward(const PreparedSelective&, const SelectiveResults&, const Target& target) {
+    if (!target.is_explained())
+        throw jit::Error("selective_scan: expected CPU tensors, got CUDA tensors: there is no kernel yet");
+}
+void run_selective_backward(const PreparedSelective&, const SelectiveCotangents&, const SelectiveGradients&,
+                            const Target& target, const Tensor&) {
+    if (!target.is_explained())
+        throw jit::Error("selective_scan_backward: expected CPU tensors, got CUDA tensors: there is no kernel yet");
+}
+
+// ---- Forward
+
+PreparedSelective prepare_scan(const SelectiveScanCall& call) {
+    return prepare_selective(Checks{"selective_scan"}, call.scan);
+}
+
+void require_kernel_types(const Checks& check, const PreparedSelective& prepared) {
+    GDN_REQUIRE(check, prepared.io != DType::f64, "u", "float32 or bfloat16 or float16 on CUDA", "float64");
+}
+
+std::tuple<Tensor, Tensor, Tensor> run_scan(const SelectiveScanCall& call) {
+    const Checks check{"selective_scan"};
+    PreparedSelective prepared = prepare_scan(call);
+    require_kernel_types(check, prepared);
+    if (!prepared.kernels_can_read) return run_scan({readable(call.scan), call.keep_states});
+    const Tensor out = empty_rows(call.scan.u), last_state = empty_states(call.scan.u, prepared.inputs.sequences, prepared);
+    Tensor states = empty_states(call.scan.u, call.keep_states ? prepared.chunks() : 0, prepared);
+    if (prepared.is_packed()) torch::stable::zero_(states);
+    const DeviceScope scope(prepared.u.device_index);
+    const Target target = target_of(check.function, prepared.u);
+    const SelectiveResults results{.out = written_rows(out, prepared),
+                                   .last_state = memory_of(last_state),
+                                   .states = call.keep_states ? memory_of(states) : nullptr};
+    run_selective_forward(prepared, results, target);
+    return {out, last_state, states};
+}
+
+// ---- Backward
+
+struct PreparedBackward {
+    PreparedSelective scan;
+    SelectiveCotangents cotangents;
+    bool kernels_can_read;
+};
+
+PreparedBackward prepare_backward(const SelectiveScanBackwardCall& call) {
+    const Checks check{call.name};
+    PreparedBackward prepared{.scan = prepare_selective(check, call.scan), .cotangents = {}, .kernels_can_read = true};
+    const SelectiveInputs& inputs = prepared.scan.inputs;
+    const View &u = prepared.scan.u, A(call.scan.A), grad_out(call.grad_out), grad_last = view_of(call.grad_last_state),
+               states(call.states);
+    check.shape("grad_out", grad_out, {inputs.batch, inputs.dim, inputs.length}, "(B, D, L)");
+    check.dtype("grad_out", grad_out, {prepared.scan.io});
+    check.device("grad_out", grad_out, u, "u");
+    const auto state_like = [&](const char* argument, const View& view, int64_t count, const char* layout) {
+        check.shape(argument, view, {count, inputs.dim, inputs.state_size}, layout);
+        check.dtype(argument, view, {*dtype_of(A)});
+        check.device(argument, view, u, "u");
+        return view.contiguous_tail(3);
+    };
+    bool dense = state_like("states", states, prepared.scan.chunks(), "(chunks, D, N)");
+    if (grad_last.defined()) dense &= state_like("grad_last_state", grad_last, inputs.sequences, "(sequences, D, N)");
+    prepared.kernels_can_read = prepared.scan.kernels_can_read && dense && kernels_can_read_rows(grad_out);
+    prepared.cotangents = {.out = channel_rows(grad_out), .last_state = grad_last.data, .states = states.data};
+    return prepared;
+}
+
+Gradients run_backward(const SelectiveScanBackwardCall& call) {
+    const Checks check{call.name};
+    const PreparedBackward prepared = prepare_backward(call);
+    require_kernel_types(check, prepared.scan);
+    const SelectiveScan& x = call.scan;
+    if (!prepared.kernels_can_read) {
+        SelectiveScanBackwardCall copied{readable_rows(call.grad_out), call.grad_last_state, readable(x), dense(call.states)};
+        apply(dense, {&copied.grad_last_state});
+        return run_backward(copied);
+    }
+    const Tensor& like = x.u;
+    const Tensor none = torch::stable::new_empty(like, {0});
+    SelectiveGradients to{};
+    const auto rows = [&](const OptionalTensor& of, ChannelRows& into) {
+        if (!of) return none;
+        const Tensor made = empty_rows(*of);
+        into = written_rows(made, prepared.scan);
+        return made;
+    };
+    // Contiguous, as the argument; read as the argument is.
+    const auto coefficients = [&](const Tensor& of, const Coefficients& as, Coefficients& into) {
+        const View view(of);
+        const Tensor made = torch::stable::new_empty(of, sizes_of(view));
+        const int64_t reals = is_complex(*dtype_of(view)) ? 2 : 1, pair = prepared.scan.is_complex;
+        const int64_t last = view.size(-1) * reals, n = view.size(-2);
+        into = as;
+        into.data = memory_of(made);
+        into.pair = pair;
+        if (as.varies) {
+            into.token = pair ? 2 : 1;
+            into.n = last;
+            into.group = n * last;
+            into.batch = as.groups * into.group;
+        } else {
+            into.n = reals;
+            into.group = last;
+        }
+        return made;
+    };
+    const auto per_channel = [&](const OptionalTensor& of, float*& into) {
+        if (!of) return none;
+        const Tensor made = torch::stable::new_empty(*of, sizes_of(View(*of)));
+        into = static_cast<float*>(memory_of(made));
+        return made;
+    };
+    const Tensor du = rows(x.u, to.u), ddelta = rows(x.delta, to.delta), dz = rows(x.z, to.z),
+                 ddelta_a = rows(x.delta_a, to.delta_a);
+    const Tensor dA = coefficients(x.A, prepared.scan.inputs.A, to.A), dB = coefficients(x.B, prepared.scan.inputs.B, to.B),
+                 dC = coefficients(x.C, prepared.scan.inputs.C, to.C);
+    const Tensor dD = per_channel(x.D, to.D), ddelta_bias = per_channel(x.delta_bias, to.delta_bias);
+    Tensor dinitial = none;
+    if (x.initial_state) {
+        dinitial = empty_states(like, prepared.scan.inputs.sequences, prepared.scan);
+        to.initial_state = memory_of(dinitial);
+    }
+    const DeviceScope scope(prepared.scan.u.device_index);
+    run_selective_backward(prepared.scan, prepared.cotangents, to, target_of(check.function, prepared.scan.u), like);
+    return {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, ddelta_a, dinitial};
+}
+
+GDN_REGISTER(SelectiveScanCall, prepare_scan, run_scan)
+GDN_REGISTER(SelectiveScanBackwardCall, prepare_backward, run_backward)
+
+}  // namespace
+}  // namespace gdn_cuda::scan
+
+namespace gdn_cuda {
+
+std::tuple<Tensor, Tensor> selective_scan(const SelectiveScan& x) {
+    using namespace scan;
+    require_given("selective_scan", x);
+    const auto [out, last_state, states] = call<SelectiveScanCall, run_scan>({.scan = x, .keep_states = false});
+    return {out, last_state};
+}
+
+}  // namespace gdn_cuda

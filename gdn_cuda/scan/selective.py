@@ -1,0 +1,145 @@
+"""The selective scan: the operator, its backward, and the public function."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ..operators import Differentiable
+from ..operators.gradients import needs_derivatives
+from ..operators.schema import refuse
+from . import selective_reference as reference
+
+
+def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    states = reference.chunk_count(x) if x.keep_states else 0
+    return (
+        reference.rows_like(x.u),
+        x.A.new_empty(reference.sequence_count(x), *x.A.shape),
+        x.A.new_empty(states, *x.A.shape),
+    )
+
+
+def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
+    def rows(of: Tensor | None) -> Tensor:
+        return x.u.new_empty(0) if of is None else reference.rows_like(of)
+
+    def dense(of: Tensor | None) -> Tensor:
+        return x.u.new_empty(0) if of is None else of.new_empty(of.shape)
+
+    return (
+        rows(x.u),
+        rows(x.delta),
+        dense(x.A),
+        dense(x.B),
+        dense(x.C),
+        dense(x.D),
+        rows(x.z),
+        dense(x.delta_bias),
+        rows(x.delta_a),
+        dense(x.initial_state),
+    )
+
+
+_GRADIENTS = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "delta_a", "initial_state")
+
+
+def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_last_state: Tensor | None, _: Any) -> dict[str, Any]:
+    (states,) = x.results
+    if grad_out is None:
+        grad_out = torch.zeros_like(x.u)
+    found = _backward(grad_out, grad_last_state, *(getattr(x, argument) for argument in _scan.schema.arguments[:-1]), states)
+    return {argument: grad for argument, grad in zip(_GRADIENTS, found, strict=True) if getattr(needs, argument)}
+
+
+def _refused(what: str) -> NoReturn:
+    raise RuntimeError(f"selective_scan: {what} are not computed")
+
+
+_backward = Differentiable(
+    "selective_scan_backward",
+    shapes=_backward_shapes,
+    cpu=reference.backward,
+    backward=lambda x, needs, *grads: _refused("gradients of gradients"),
+    tangent=lambda x, of: _refused("tangents"),
+    batched=lambda x, dims: _refused("gradients under torch.vmap"),
+)
+_scan = Differentiable(
+    "selective_scan",
+    shapes=_shapes,
+    cpu=reference.forward,
+    backward=_gradients,
+    tangent=lambda x, of: _refused("tangents"),
+    batched=lambda x, dims: _refused("results under torch.vmap"),
+    backward_only=1,
+)
+
+
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_a: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    discretization: str = "mamba",
+    *,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A linear recurrence of N states a channel whose coefficients vary in time: the core of Mamba, S6, S7 and RG-LRU.
+
+    Formula:
+        δ = delta (+ delta_bias), then softplus(δ) if delta_softplus;  δ_A = delta_a, or δ without it
+        x_t = Ā_t x_{t−1} + (B̄u)_t
+        out_t = (Σ_n C_t x_t + D u_t) · silu(z_t), with 2·Re Σ_n where A is complex
+        | discretization | Ā | (B̄u)_t |
+        | mamba | e^{δ_A A} | δ B u |
+        | zoh | e^{δ_A A} | (e^{δA} − 1) / A · B u |
+        | bilinear | (1 + ½δ_A A) / (1 − ½δ_A A) | δ / (1 − ½δA) · B u |
+        | dirac | e^{δ_A A} | B u |
+        | s7 | 1 − 1 / (δ² + ½) | B u |
+        | rglru | A^δ | √(1 − Ā²) · u |
+
+    Shapes:
+        u, delta, z, delta_a: (B, D, L), fp32, bf16 or fp16, on the CPU fp64 too
+        A: (D, N), fp32 or complex64; N from 1 to 256
+        B, C: each (D, N) as A, or (B, N, L) or (B, G, N, L) in u's dtype or fp32; channel d reads group d // (D/G). With a
+            complex A, complex64, or real with a last dimension of 2L that holds (real, imaginary) pairs
+        D, delta_bias: (D,), fp32
+        initial_state, last state: (B, D, N) in A's dtype; (sequences, D, N) with `cu_seqlens`
+        cu_seqlens: (sequences + 1,), int32 or int64: offsets of sequences packed along L, with B = 1
+        out: as u; (out, last state) with `return_last_state`
+
+    u may be contiguous or the transposed view of a (B, L, D) tensor: neither is copied, and out is as u.
+
+    Edge cases:
+        A sequence of no tokens has its initial state, or zeros, as its last.
+        Gradients flow to every floating-point input, from out and from the last state. Those of gradients are refused, and so
+        are forward mode and torch.vmap.
+        'rglru' ignores a B that varies, and multiplies the output by a constant one; where δ = 0, the root's derivative, which
+        is infinite, counts as 0. 's7' ignores A. Both are real.
+        Tokens behind the end of the last sequence have the output 0.
+
+    Example:
+        >>> one = torch.ones(1, 1, 3)
+        >>> gdn_cuda.selective_scan(one, one, torch.zeros(1, 1), one, one, return_last_state=True)
+        (tensor([[[1., 2., 3.]]]), tensor([[[3.]]]))
+    """
+    if not isinstance(discretization, str):
+        refuse("selective_scan", "discretization", "a string", repr(discretization))
+    arguments = (u, delta, A, B, C, D, z, delta_bias, delta_a, initial_state, cu_seqlens, delta_softplus, discretization)
+    try:
+        out, last_state, _ = _scan(*arguments, needs_derivatives(*arguments))
+    except Exception:
+        _scan.schema.check_types((*arguments, False))
+        raise
+    return (out, last_state) if return_last_state else out
