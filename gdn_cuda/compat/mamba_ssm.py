@@ -38,9 +38,11 @@ def selective_scan_fn(
     delta_softplus: bool = False,
     return_last_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`selective_scan` with "mamba"; u, delta, z and varying B and C have one dtype, D and delta_bias are fp32. Unlike there, the
-    last state has a gradient, a transposed (B, L, D) is read as it is, gradients do not cancel where Ā is small and are the same
-    in every run, and CPU tensors work."""
+    """`selective_scan` with "mamba"; u, delta, z and varying B and C have one dtype, D and delta_bias are fp32.
+
+    The last state has a gradient, and contains a constant B: there it has none, and lacks B. Gradients do not cancel where Ā is
+    small, and are the same in every run. A transposed (B, L, D) is not copied, and CPU tensors work.
+    """
     return selective_scan(u, delta, A, B, C, D, z, delta_bias, None, delta_softplus, return_last_state)
 
 
@@ -130,8 +132,7 @@ def _look_up_again() -> None:
             for looked_up, end in _LOOKED_UP.items():
                 if attribute.endswith(end) and getattr(function, "__module__", None) == name:
                     if not hasattr(function, "__wrapped__"):
-                        raise RuntimeError(
-                            f"install: {name}: expected a call before this module is imported, as `kernels` is installed, got one after"
-                        )
+                        expected = "expected a call before its import where the package kernels is installed, got one after"
+                        raise RuntimeError(f"install: {name}: {expected}")
                     decorate = kernels.use_kernel_func_from_hub_with_fallback(looked_up, _PACKAGE)
                     setattr(module, attribute, decorate(function.__wrapped__))

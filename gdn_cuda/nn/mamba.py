@@ -117,7 +117,7 @@ class S6(nn.Module):
 
     @torch.no_grad()
     def step(self, u: Tensor, state: Tensor, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One token: y (B, D) for u (B, D), and the state, which is updated in place. `forward` has gradients, steps have none."""
+        """One token: y (B, D) for u (B, D), and the state, updated in place. Only `forward` has gradients."""
         self._check(u, "(B, {})", 2, self.d_inner)
         dt, B, C = self._selected(u)
         y = selective_state_update(
@@ -238,13 +238,13 @@ class Mamba(S6):
             return self.out_proj(scanned)
         return self.out_proj(scanned[0]), MambaState(seen[:, u.shape[1] :].clone(), scanned[1])
 
-    def default_state(self, batch: int) -> MambaState:  # type: ignore[override]
+    def default_state(self, batch: int) -> MambaState:
         """Zeros: (B, d_conv − 1, d_inner) and (B, d_inner, N)."""
         return MambaState(self.in_proj.weight.new_zeros(batch, self.d_conv - 1, self.d_inner), super().default_state(batch))
 
     @torch.no_grad()
-    def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:  # type: ignore[override]
-        """One token: y (B, d_model) for u (B, d_model), and the state, which is updated in place. Without gradients."""
+    def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+        """One token: y (B, d_model) for u (B, d_model), and the state, updated in place. Only `forward` has gradients."""
         self._check(u, "(B, {})", 2, self.d_model)
         x, z = self.in_proj(u).chunk(2, -1)
         seen = torch.cat([state.conv.to(x.dtype), x[:, None]], 1)
