@@ -50,8 +50,8 @@ class Differentiable:
     `backward(x, needs, *grads)` returns the gradients by argument, of those at least that `needs` has as true;
     `tangent(x, of)` returns those of the results, where `of` has the tangents of the arguments, None for those without one.
     x.results are the operator's, if `uses_results`. `batched(x, dims)` returns (outputs, out_dims) for torch.vmap.
-    `backward_only`: how many of the results, the last ones, are for `backward` alone: x.results are those, they have no gradients, and
-    gradients of the others are None where there are none.
+    `backward_only`: how many of the results, the last ones, are for `backward` alone. They have no gradients and are x.results,
+    and `backward` gets None for results without a gradient.
     """
 
     def __init__(

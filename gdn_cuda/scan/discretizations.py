@@ -82,6 +82,8 @@ TRANSITIONS: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
+_conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
+
 
 def _of(x: Tensor, grad: Tensor) -> Tensor:
     """The gradient of x, which was broadcast, and which is real where the result was complex."""
@@ -90,29 +92,29 @@ def _of(x: Tensor, grad: Tensor) -> Tensor:
 
 def _product(delta: Tensor, A: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Of δ A, for δ and A."""
-    return _of(delta, grad * A.conj()), _of(A, grad * delta)
+    return _of(delta, grad * _conj(A)), _of(A, grad * delta)
 
 
 def _mamba(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
-    return (_of(delta, grad_factor), *_product(delta_a, A, grad_decay * decay.conj()))
+    return (_of(delta, grad_factor), *_product(delta_a, A, grad_decay * _conj(decay)))
 
 
 def _zoh(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
     step = delta * A
-    of_delta = _of(delta, grad_factor * torch.exp(step).conj())
-    of_A = _of(A, grad_factor * (delta * delta * _expm1_over_derivative(step)).conj())
-    of_delta_a, more = _product(delta_a, A, grad_decay * decay.conj())
+    of_delta = _of(delta, grad_factor * _conj(torch.exp(step)))
+    of_A = _of(A, grad_factor * _conj(delta * delta * _expm1_over_derivative(step)))
+    of_delta_a, more = _product(delta_a, A, grad_decay * _conj(decay))
     return of_delta, of_delta_a, of_A + more
 
 
 def _bilinear(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
-    by_step = grad_factor / ((1 - delta * A / 2) ** 2).conj()  # the derivative of δ / (1 − ½δA) by δ is 1 / (1 − ½δA)²
-    of_delta_a, of_A = _product(delta_a, A, grad_decay / ((1 - delta_a * A / 2) ** 2).conj())
+    by_step = grad_factor / _conj((1 - delta * A / 2) ** 2)  # the derivative of δ / (1 − ½δA) by δ is 1 / (1 − ½δA)²
+    of_delta_a, of_A = _product(delta_a, A, grad_decay / _conj((1 - delta_a * A / 2) ** 2))
     return _of(delta, by_step), of_delta_a, of_A + _of(A, by_step * (delta * delta / 2))
 
 
 def _dirac(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:
-    return (torch.zeros_like(delta), *_product(delta_a, A, grad_decay * decay.conj()))
+    return (torch.zeros_like(delta), *_product(delta_a, A, grad_decay * _conj(decay)))
 
 
 def _s7(delta: Tensor, delta_a: Tensor, A: Tensor, decay: Tensor, grad_decay: Tensor, grad_factor: Tensor) -> Gradients:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..operators import Differentiable
+from ..operators.calls import typical_call
+from ..operators.examples import Arguments, draw, example, of_operator, random
 from ..operators.gradients import needs_derivatives
 from ..operators.schema import refuse
 from . import selective_reference as reference
@@ -138,8 +139,77 @@ def selective_scan(
         refuse("selective_scan", "discretization", "a string", repr(discretization))
     arguments = (u, delta, A, B, C, D, z, delta_bias, delta_a, initial_state, cu_seqlens, delta_softplus, discretization)
     try:
-        out, last_state, _ = _scan(*arguments, needs_derivatives(*arguments))
+        keep_states = torch.is_grad_enabled() and needs_derivatives(*arguments)
+        out, last_state, _ = _scan(*arguments, keep_states)
     except Exception:
         _scan.schema.check_types((*arguments, False))
         raise
     return (out, last_state) if return_last_state else out
+
+
+# ---- Examples
+
+
+def _drawn(B: int, T: int, seed: int, dtype: torch.dtype, D: int = 4) -> Arguments:
+    tensors = {name: random(B, D, T, seed=seed + i, dtype=dtype) for i, name in enumerate(("u", "delta", "z"))}
+    return tensors | {"D": random(D, seed=seed + 3), "delta_bias": random(D, seed=seed + 4), "delta_softplus": True}
+
+
+@example(selective_scan)
+def _of_mamba(B: int, T: int, seed: int) -> Arguments:
+    coefficients = {name: random(B, 3, T, seed=seed + i, dtype=torch.bfloat16) for i, name in enumerate("BC")}
+    return _drawn(B, T, seed, torch.bfloat16) | coefficients | {"A": -random(4, 3, seed=seed).exp()}
+
+
+@example(selective_scan, "selective_scan_complex")
+def _of_complex_numbers(B: int, T: int, seed: int) -> Arguments:
+    rows = {name: random(B, T, 4, seed=seed + i).abs().mT for i, name in enumerate(("u", "delta", "delta_a"))}
+    A = torch.complex(-random(4, 3, seed=seed).exp(), random(4, 3, seed=seed + 1))
+    B_in_pairs = {"B": random(B, 2, 3, 2 * T, seed=seed + 2), "C": draw(4, 3, seed=seed + 3, dtype=torch.complex64)}
+    start = {"initial_state": draw(B, 4, 3, seed=seed + 4, dtype=torch.complex64)}
+    return rows | B_in_pairs | start | {"A": A, "discretization": "zoh"}
+
+
+def _packed(seed: int) -> Arguments:
+    x = _of_mamba(1, 70, seed)
+    return x | {"cu_seqlens": torch.tensor([0, 0, 65, 70]), "initial_state": random(3, 4, 3, seed=seed + 5)}
+
+
+@example(selective_scan, "selective_scan_packed", packed=True)
+def _of_packed_sequences(B: int, T: int, seed: int) -> Arguments:
+    return _packed(seed)
+
+
+def _for_backward(x: Arguments, chunks: int, sequences: int, seed: int) -> Arguments:
+    x = {"z": None, "D": None, "delta_bias": None, "delta_a": None, "initial_state": None, "cu_seqlens": None} | x
+    x = {"delta_softplus": False, "discretization": "mamba"} | x
+    dtype = x["A"].dtype
+    of_results = {
+        "grad_out": random(*x["u"].shape, seed=seed + 6, dtype=x["u"].dtype),
+        "grad_last_state": draw(sequences, 4, 3, seed=seed + 7, dtype=dtype),
+        "states": draw(chunks, 4, 3, seed=seed + 8, dtype=dtype),
+    }
+    return of_results | x
+
+
+@example(of_operator("selective_scan_backward"))
+def _backward_of_mamba(B: int, T: int, seed: int) -> Arguments:
+    return _for_backward(_of_mamba(B, T, seed), B * -(-T // reference.STATE_CHUNK), B, seed)
+
+
+@example(of_operator("selective_scan_backward"), "selective_scan_backward_complex")
+def _backward_of_complex_numbers(B: int, T: int, seed: int) -> Arguments:
+    return _for_backward(_of_complex_numbers(B, T, seed), B * -(-T // reference.STATE_CHUNK), B, seed)
+
+
+@example(of_operator("selective_scan_backward"), "selective_scan_backward_packed", packed=True)
+def _backward_of_packed_sequences(B: int, T: int, seed: int) -> Arguments:
+    return _for_backward(_packed(seed), 4, 3, seed)
+
+
+typical_call(
+    selective_scan,
+    {"batch": 8, "dim": 5120, "tokens": 2048, "states": 16, "groups": 1},
+    "u, delta, z: batch dim tokens; A: dim states f32; B, C: batch states tokens; D: dim f32; delta_softplus = true",
+    "u, delta, z: batch dim tokens; A: dim states f32; B, C: batch groups states tokens; delta_softplus = true",
+)

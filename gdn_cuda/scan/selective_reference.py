@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from .discretizations import GRADIENTS, TRANSITIONS
 
 STATE_CHUNK = 64
+_conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
 _LINEAR_FROM = 20.0  # softplus is the identity above
 
 
@@ -45,9 +48,10 @@ def chunk_count(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A packed sequence, or all padded ones, which run at once. `rows` are theirs of initial and last states."""
+    """A packed sequence, or padded ones that run at once."""
 
-    rows: slice
+    batch: slice  # of u
+    rows: slice  # of initial and last states
     start: int
     end: int
     first_chunk: int | None  # None: padded
@@ -60,25 +64,46 @@ class _Sequence:
         """The view of the states before a chunk."""
         if self.first_chunk is not None:
             return states[self.first_chunk + chunk :][:1]
-        count = self.rows.stop
-        return states.view(count, -(-self.end // STATE_CHUNK), *states.shape[1:])[:, chunk]
+        each = -(-self.end // STATE_CHUNK)
+        return states.view(-1, each, *states.shape[1:])[self.rows, chunk]
+
+    def part(self, x: Any) -> Any:
+        """The arguments, or the gradients, with this part of the batch."""
+
+        def cut(argument: str, value: Any) -> Any:
+            has_batch = argument in _WITH_BATCH or (argument in ("B", "C") and value.dim() > 2)
+            return value[self.batch] if has_batch and value is not None else value
+
+        return SimpleNamespace(**{argument: cut(argument, value) for argument, value in vars(x).items()})
+
+
+_WITH_BATCH = ("u", "delta", "z", "delta_a", "grad_out")
+_BLOCK = 1 << 18  # states in a work tensor: so many stay in a CPU's caches
 
 
 def _sequences(x: Any) -> Iterator[_Sequence]:
+    batch, dim, length = x.u.shape
     if x.cu_seqlens is None:
-        yield _Sequence(slice(0, x.u.shape[0]), 0, x.u.shape[2], None)
+        at_once = max(1, _BLOCK // max(1, dim * x.A.shape[1] * min(length, STATE_CHUNK)))
+        for first in range(0, batch, at_once):
+            rows = slice(first, min(first + at_once, batch))
+            yield _Sequence(rows, rows, 0, length, None)
         return
-    offsets, first_chunk = x.cu_seqlens.tolist(), 0
-    for row, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
-        yield _Sequence(slice(row, row + 1), start, end, first_chunk)
+    first_chunk = 0
+    for row, (start, end) in enumerate(pairwise(x.cu_seqlens.tolist())):
+        yield _Sequence(slice(0, 1), slice(row, row + 1), start, end, first_chunk)
         first_chunk += -(-(end - start) // STATE_CHUNK)
 
 
 # ---- One chunk
 
 
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.complex128 if x.is_complex() else torch.float64
+
+
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+    return x.to(_wide_dtype(x))
 
 
 def _tokens_first(rows: Tensor, tokens: slice) -> Tensor:
@@ -159,10 +184,10 @@ class _Scan:
     def initial_state(self, rows: slice) -> Tensor:
         if self.x.initial_state is not None:
             return _wide(self.x.initial_state[rows])
-        return self.A.new_zeros(rows.stop - rows.start, *self.A.shape)
+        return self.zeros(rows)
 
-    def chunk(self, tokens: slice, state: Tensor) -> _Chunk:
-        return _Chunk(self, tokens, state)
+    def zeros(self, rows: slice) -> Tensor:
+        return self.A.new_zeros(rows.stop - rows.start, *self.A.shape)
 
 
 class _Chunk:
@@ -182,10 +207,6 @@ class _Chunk:
         self.driven = self.factor * self.u
         driven = self.driven.clone() if scan.is_rglru else _times(self.driven, self.B)
         self.states = _recurrence(self.decay, driven, state)
-
-    @property
-    def last(self) -> Tensor:
-        return self.states[-1]
 
     def seen(self) -> Tensor:
         """The states that C multiplies."""
@@ -219,8 +240,8 @@ class _Chunk:
         if scan.D is not None:
             to.D += (grad * self.u.squeeze(-1)).sum((0, 1))
         grad = (scan.doubled * grad).unsqueeze(-1)
-        scan.C.add_gradient(to.C, tokens, _over_channels(grad, seen.conj(), self.C))
-        grad_states = _times(grad, self.C.conj())
+        scan.C.add_gradient(to.C, tokens, _over_channels(grad, _conj(seen), self.C))
+        grad_states = _times(grad, _conj(self.C))
         if self._output_has_B:
             scan.B.add_gradient(to.B, tokens, _over_channels(grad_states, self.states, self.B))
             grad_states = grad_states * self.B
@@ -230,14 +251,14 @@ class _Chunk:
             grad_driven = grad_states
         else:
             if self.driven.is_complex() or self.driven.shape[-1] > 1:
-                grad_driven = _times(grad_states, self.B.conj())
+                grad_driven = _times(grad_states, _conj(self.B))
             else:
-                grad_driven = _dot(grad_states, self.B.conj()).real.unsqueeze(-1)
-            scan.B.add_gradient(to.B, tokens, _over_channels(self.driven.conj(), grad_states, self.B))
-        grad_u = grad_u + _sum_of_real(grad_driven * self.factor.conj(), self.u).squeeze(-1)
+                grad_driven = _dot(grad_states, _conj(self.B)).real.unsqueeze(-1)
+            scan.B.add_gradient(to.B, tokens, _over_channels(_conj(self.driven), grad_states, self.B))
+        grad_u = grad_u + _sum_of_real(grad_driven * _conj(self.factor), self.u).squeeze(-1)
         to.u[:, :, tokens] = grad_u.permute(1, 2, 0)
         grad_delta, grad_delta_a, grad_A = GRADIENTS[x.discretization](
-            self.delta, self.delta_a, scan.A, self.decay, grad_states * before.conj(), grad_driven * self.u
+            self.delta, self.delta_a, scan.A, self.decay, grad_states * _conj(before), grad_driven * self.u
         )
         to.A += grad_A
         if x.delta_a is None:
@@ -263,7 +284,7 @@ def _recurrence(decay: Tensor, driven: Tensor, state: Tensor) -> Tensor:
 def _recurrence_backward(decay: Tensor, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor]:
     """From the outputs' gradients of the states, and what follows the chunk's, to their whole ones, in the memory of `grad`;
     and the gradient of the state before."""
-    decays, states = decay.conj().resolve_conj().unbind(), grad.unbind()
+    decays, states = _conj(decay).unbind(), grad.unbind()
     later = states[-1].add_(grad_last)
     for a, g in zip(reversed(decays[1:]), reversed(states[:-1]), strict=True):
         later = g.addcmul_(a, later)
@@ -275,68 +296,53 @@ def _recurrence_backward(decay: Tensor, grad: Tensor, grad_last: Tensor) -> tupl
 
 def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, last state, the states before each chunk), as torch.ops.gdn_cuda.selective_scan returns them."""
-    scan = _Scan(x)
     out = rows_like(x.u).zero_()
     last = x.A.new_empty(sequence_count(x), *x.A.shape)
     kept = x.A.new_zeros(chunk_count(x) if x.keep_states else 0, *x.A.shape)
     for sequence in _sequences(x):
+        scan, part = _Scan(sequence.part(x)), out[sequence.batch]
         state = scan.initial_state(sequence.rows)
         for number, tokens in sequence.chunks():
             if x.keep_states:
                 sequence.kept(kept, number).copy_(state)
-            chunk = scan.chunk(tokens, state)
-            out[:, :, tokens] = chunk.out().permute(1, 2, 0)
-            state = chunk.last
+            chunk = _Chunk(scan, tokens, state)
+            part[:, :, tokens] = chunk.out().permute(1, 2, 0)
+            state = chunk.states[-1]
         last[sequence.rows] = state
     return out, last, kept
 
 
-@dataclass
-class _To:
-    u: Tensor
-    delta: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    D: Tensor
-    z: Tensor
-    delta_bias: Tensor
-    delta_a: Tensor
-    initial_state: Tensor
-
-
 def backward(x: Any) -> tuple[Tensor, ...]:
     """The gradients of u, delta, A, B, C, D, z, delta_bias, delta_a and initial_state; empty where there is none."""
-    scan, none = _Scan(x), x.u.new_empty(0)
 
     def rows(of: Tensor | None) -> Tensor:
-        return none if of is None else rows_like(of).zero_()
+        return x.u.new_empty(0) if of is None else rows_like(of).zero_()
 
     def sums(of: Tensor | None) -> Tensor:
-        return none if of is None else torch.zeros_like(_wide(of), memory_format=torch.contiguous_format)
+        return x.u.new_empty(0) if of is None else torch.zeros(of.shape, dtype=_wide_dtype(of))
 
     def coefficients(of: Tensor) -> Tensor:
-        return torch.zeros_like(of, memory_format=torch.contiguous_format) if of.dim() > 2 else sums(of)
+        return sums(of) if of.dim() == 2 else of.new_zeros(of.shape)
 
-    to = _To(
-        u=rows(x.u),
-        delta=rows(x.delta),
-        A=sums(x.A),
-        B=coefficients(x.B),
-        C=coefficients(x.C),
-        D=sums(x.D),
-        z=rows(x.z),
-        delta_bias=sums(x.delta_bias),
-        delta_a=rows(x.delta_a),
-        initial_state=sums(x.initial_state),
-    )
+    found = {
+        "u": rows(x.u),
+        "delta": rows(x.delta),
+        "A": sums(x.A),
+        "B": coefficients(x.B),
+        "C": coefficients(x.C),
+        "D": sums(x.D),
+        "z": rows(x.z),
+        "delta_bias": sums(x.delta_bias),
+        "delta_a": rows(x.delta_a),
+        "initial_state": sums(x.initial_state),
+    }
     for sequence in _sequences(x):
-        count = sequence.rows.stop - sequence.rows.start
-        grad = scan.A.new_zeros(count, *x.A.shape) if x.grad_last_state is None else _wide(x.grad_last_state[sequence.rows])
+        part = sequence.part(x)
+        scan, to = _Scan(part), sequence.part(SimpleNamespace(**found))
+        grad = scan.zeros(sequence.rows) if x.grad_last_state is None else _wide(x.grad_last_state[sequence.rows])
         for number, tokens in reversed(sequence.chunks()):
-            chunk = scan.chunk(tokens, _wide(sequence.kept(x.states, number)))
-            grad = chunk.backward(x.grad_out, grad, to)
+            chunk = _Chunk(scan, tokens, _wide(sequence.kept(x.states, number)))
+            grad = chunk.backward(part.grad_out, grad, to)
         if x.initial_state is not None:
-            to.initial_state[sequence.rows] = grad
-    narrow = {"A": x.A, "B": x.B, "C": x.C, "D": x.D, "delta_bias": x.delta_bias, "initial_state": x.initial_state}
-    return tuple(g if narrow.get(k) is None else g.to(narrow[k].dtype) for k, g in vars(to).items())
+            found["initial_state"][sequence.rows] = grad
+    return tuple(g if getattr(x, k) is None else g.to(getattr(x, k).dtype) for k, g in found.items())

@@ -6,6 +6,7 @@ Runs on the device of its inputs. Nothing here comes from the package.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ def selective_scan(
     start = A.new_zeros(count, *A.shape) if initial_state is None else initial_state
     offsets = [0, length] if cu_seqlens is None else cu_seqlens.tolist()
     states, last = [], []
-    for n, (first, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for n, (first, end) in enumerate(pairwise(offsets)):
         state = start if cu_seqlens is None else start[n : n + 1]
         for t in range(first, end):
             state = torch.addcmul(inputs[t], decays[t], state)

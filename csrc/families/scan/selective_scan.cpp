@@ -79,14 +79,17 @@ Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& 
 
 // ---- The kernels
 
-void run_selective_forward(const PreparedSelective&, const SelectiveResults&, const Target& target) {
+void refuse(const Target& target) {
     if (!target.is_explained())
-        throw jit::Error("selective_scan: expected CPU tensors, got CUDA tensors: there is no kernel yet");
+        throw jit::Error("selective_scan: expected CPU tensors, got CUDA tensors, and there is no kernel");
+    remark("there is no kernel");
+}
+void run_selective_forward(const PreparedSelective&, const SelectiveResults&, const Target& target) {
+    refuse(target);
 }
 void run_selective_backward(const PreparedSelective&, const SelectiveCotangents&, const SelectiveGradients&,
                             const Target& target, const Tensor&) {
-    if (!target.is_explained())
-        throw jit::Error("selective_scan_backward: expected CPU tensors, got CUDA tensors: there is no kernel yet");
+    refuse(target);
 }
 
 // ---- Forward
