@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,8 @@ class S6(nn.Module):
         >>> y.shape, y_next.shape, state.shape
         (torch.Size([2, 16, 8]), torch.Size([2, 8]), torch.Size([2, 8, 4]))
     """
+
+    scan: Callable[..., Any] = staticmethod(selective_scan)  # a subclass may have another one, with the same arguments
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class S6(nn.Module):
         self._check(u, "(B, L, {})", 3, self.d_inner)
         delta, B, C = self._selected(u)
         return _tokens(
-            selective_scan(
+            self.scan(
                 u.to(delta.dtype).mT,
                 delta.mT,
                 self._A(),
