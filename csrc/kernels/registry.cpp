@@ -11,6 +11,7 @@
 #include "../families/gdn/recurrent.hpp"
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
+#include "../families/scan/selective_step.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
 #include "../families/structured/cauchy_batch.hpp"
@@ -54,6 +55,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::ComputeO>(),
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
+            entry<scan::SelectiveStep>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),

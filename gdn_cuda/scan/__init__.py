@@ -5,5 +5,6 @@ raises ValueError, which names function, argument, expected and got, before anyt
 """
 
 from .selective import selective_scan
+from .selective_step import selective_state_update
 
-__all__ = ["selective_scan"]
+__all__ = ["selective_scan", "selective_state_update"]

@@ -1,8 +1,31 @@
 // How a step of a scan follows from its step size: x_t = Ā_t x_{t−1} + (B̄u)_t. docs/scan.md has the table of Ā and B̄.
 #pragma once
 
+#include <gdn_cuda/kernels/common/types.cuh>
+
 namespace gdn_cuda {
 
 enum class Discretization : int { mamba, zoh, bilinear, dirac, s7, rglru };
 
+namespace scan {
+
+// What a kernel is compiled for: mamba and dirac differ in the input alone.
+enum class Transition : int { exponential, zoh, bilinear, s7, rglru };
+
+GDN_HOST_DEVICE constexpr Transition transition_of(Discretization discretization) {
+    switch (discretization) {
+        case Discretization::zoh:
+            return Transition::zoh;
+        case Discretization::bilinear:
+            return Transition::bilinear;
+        case Discretization::s7:
+            return Transition::s7;
+        case Discretization::rglru:
+            return Transition::rglru;
+        default:
+            return Transition::exponential;
+    }
+}
+
+}  // namespace scan
 }  // namespace gdn_cuda

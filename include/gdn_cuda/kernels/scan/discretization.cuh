@@ -1,0 +1,195 @@
+// A step of one state, x_t = Ā_t x_{t−1} + (B̄u)_t, from its pole A, its B and what all states of a channel share.
+#pragma once
+
+#include <gdn_cuda/kernels/common/complex.cuh>
+#include <gdn_cuda/kernels/common/numeric.cuh>
+#include <gdn_cuda/kernels/scan/discretization_plan.cuh>
+
+namespace gdn_cuda::scan {
+
+inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
+
+// ---- Real and complex numbers alike
+
+template <bool kComplex>
+struct NumberOf {
+    using type = float;
+};
+template <>
+struct NumberOf<true> {
+    using type = ComplexNumber<float>;
+};
+template <bool kComplex>
+using Number = typename NumberOf<kComplex>::type;
+
+// y + Re(x z)
+__device__ __forceinline__ float add_real_product(float y, float x, float z) {
+    return fmaf(x, z, y);
+}
+__device__ __forceinline__ float add_real_product(float y, ComplexNumber<float> x, ComplexNumber<float> z) {
+    return fmaf(x.re, z.re, fmaf(-x.im, z.im, y));
+}
+__device__ __forceinline__ float plus_product(float y, float x, float z) {
+    return fmaf(x, z, y);
+}
+__device__ __forceinline__ ComplexNumber<float> plus_product(ComplexNumber<float> y, ComplexNumber<float> x,
+                                                             ComplexNumber<float> z) {
+    return y.plus(x, z);
+}
+__device__ __forceinline__ ComplexNumber<float> inverse(ComplexNumber<float> x) {
+    return x.conjugate() * __fdividef(1.f, x.square());
+}
+
+// ---- Exponentials
+
+// (e^z − 1 − z) / z² for |z| < ½, such that e^z − 1 and its quotient by z are exact to 2e-7, relative.
+__device__ __forceinline__ float expm1_tail(float z) {
+    float p = 1.f / 5040;
+    p = fmaf(p, z, 1.f / 720);
+    p = fmaf(p, z, 1.f / 120);
+    p = fmaf(p, z, 1.f / 24);
+    p = fmaf(p, z, 1.f / 6);
+    return fmaf(p, z, 0.5f);
+}
+__device__ __forceinline__ float expm1_small(float z) {
+    return fmaf(z * z, expm1_tail(z), z);
+}
+__device__ __forceinline__ float expm1_fast(float z) {
+    return fabsf(z) < 0.5f ? expm1_small(z) : exp2_fast(z * kLog2e) - 1.f;
+}
+
+// softplus to 1e-6, relative, and silu.
+__device__ __forceinline__ float softplus_fast(float x) {
+    return x > 20.f ? x : fmaxf(x, 0.f) + log1p_of_unit(exp2_fast(-fabsf(x) * kLog2e));
+}
+__device__ __forceinline__ float silu_fast(float x) {
+    return __fdividef(x, 1.f + exp2_fast(fminf(-x * kLog2e, 126.f)));
+}
+
+// Sine and cosine of π f for |f| <= ½, by minimax polynomials: 2e-7.
+__device__ __forceinline__ void sincos_half_turns(float f, float& sine, float& cosine) {
+    const float square = f * f;
+    float odd = 0.077657662f, even = -0.024627469f;
+    odd = fmaf(odd, square, -0.598291278f);
+    odd = fmaf(odd, square, 2.55007744f);
+    odd = fmaf(odd, square, -5.1677103f);
+    odd = fmaf(odd, square, 3.14159274f);
+    even = fmaf(even, square, 0.23507455f);
+    even = fmaf(even, square, -1.33524001f);
+    even = fmaf(even, square, 4.05871153f);
+    even = fmaf(even, square, -4.93480206f);
+    sine = f * odd;
+    cosine = fmaf(even, square, 1.f);
+}
+
+// ---- Steps
+
+// What all states of a channel share in a step.
+//     exponential     step = δ_A       input = δu, or u for dirac
+//     zoh, bilinear   step = δ_A       input = u     size = δ
+//     s7              step = Ā − 1     input = u
+//     rglru           step = δ         input = u
+// A step and an input of 0 leave the states as they are.
+struct ChannelStep {
+    float step, input, size;
+};
+GDN_HOST_DEVICE constexpr bool has_size(Transition transition) {
+    return transition == Transition::zoh || transition == Transition::bilinear;
+}
+
+// x ← decay x + drive; or with a relative decay, which is Ā − 1, x ← x + (decay x + drive): exact where Ā is near one.
+template <class T>
+struct Step {
+    T decay, drive;
+};
+template <bool kRelative, class T>
+__device__ __forceinline__ T after(T x, const Step<T>& step) {
+    const T next = plus_product(step.drive, step.decay, x);
+    return kRelative ? x + next : next;
+}
+
+template <Transition kTransition, bool kComplex>
+struct Pole;
+
+template <Transition kTransition>
+struct Pole<kTransition, false> {
+    static constexpr bool kRelative = kTransition == Transition::bilinear || kTransition == Transition::s7;
+
+    float rate;     // log2 Ā a unit of δ; bilinear: A / 2
+    float inverse;  // 1 / A, for zoh
+
+    __device__ __forceinline__ static Pole of(float A) {
+        if constexpr (kTransition == Transition::bilinear) return {0.5f * A, 0.f};
+        if constexpr (kTransition == Transition::s7) return {0.f, 0.f};
+        if constexpr (kTransition == Transition::rglru) return {log2f(A), 0.f};
+        return {A * kLog2e, kTransition == Transition::zoh ? 1.f / A : 0.f};
+    }
+
+    // rglru has no B.
+    __device__ __forceinline__ Step<float> step(const ChannelStep& channel, float B) const {
+        if constexpr (kTransition == Transition::exponential) {
+            return {exp2_fast(channel.step * rate), channel.input * B};
+        } else if constexpr (kTransition == Transition::zoh) {
+            const float z = channel.size * (rate * kLn2);
+            const float factor = fabsf(z) < 0.5f ? channel.size * fmaf(z, expm1_tail(z), 1.f)
+                                                 : (exp2_fast(channel.size * rate) - 1.f) * inverse;
+            return {exp2_fast(channel.step * rate), channel.input * factor * B};
+        } else if constexpr (kTransition == Transition::bilinear) {
+            const float half = channel.step * rate;
+            return {__fdividef(2.f * half, 1.f - half),
+                    channel.input * __fdividef(channel.size, fmaf(-channel.size, rate, 1.f)) * B};
+        } else if constexpr (kTransition == Transition::s7) {
+            return {channel.step, channel.input * B};
+        } else {
+            const float power = channel.step == 0.f ? 0.f : channel.step * rate;  // 0⁰ is 1
+            return {exp2_fast(power), channel.input * sqrtf(-expm1_fast(power * (2.f * kLn2)))};
+        }
+    }
+
+    // A decay near one is rounded by up to 2^-25 a step, always in the same direction where steps are alike. Whether that
+    // matters over steps that sum to `total`; and Ā of all of them, minus 1, without that error.
+    __device__ __forceinline__ bool long_memory(float total, float& relative) const {
+        const float z = total * (rate * kLn2);
+        relative = expm1_small(z);
+        return fabsf(z) < 0.5f;
+    }
+};
+
+template <Transition kTransition>
+struct Pole<kTransition, true> {
+    static constexpr bool kRelative = true;
+    using Complex = ComplexNumber<float>;
+
+    Complex A, inverse;     // inverse: 1 / A, for zoh
+    float turns, rest;  // of a unit of δ: Im A / 2π, and the rounding error of that
+
+    __device__ __forceinline__ static Pole of(Complex A) {
+        constexpr float kInverse = 0.159154937f, kRest = 6.42063833e-9f;  // 1 / 2π
+        const float turns = A.im * kInverse;
+        return {A, kTransition == Transition::zoh ? scan::inverse(A) : Complex{},  turns,
+                fmaf(A.im, kRest, fmaf(A.im, kInverse, -turns))};
+    }
+    // e^(δA) − 1, its phase reduced without error.
+    __device__ __forceinline__ Complex expm1(float delta) const {
+        const float phase = delta * turns, error = fmaf(delta, rest, fmaf(delta, turns, -phase));
+        float sine, cosine;  // of half the angle: cos θ − 1 = −2 sin² θ/2 does not cancel
+        sincos_half_turns(phase - rintf(phase) + error, sine, cosine);
+        const float power = delta * A.re, size = exp2_fast(power * kLog2e), twice = 2.f * size * sine;
+        return {fmaf(-twice, sine, fabsf(power) < 0.5f ? expm1_small(power) : size - 1.f), twice * cosine};
+    }
+    __device__ __forceinline__ Step<Complex> step(const ChannelStep& channel, Complex B) const {
+        if constexpr (kTransition == Transition::exponential) {
+            return {expm1(channel.step), B * channel.input};
+        } else if constexpr (kTransition == Transition::zoh) {
+            const Complex z = A * channel.size;
+            const Complex near = Complex{1.f, 0.f}.plus(z, {0.5f, 0.f}) * channel.size, far = expm1(channel.size) * inverse;
+            return {expm1(channel.step), (z.square() < 1e-7f ? near : far) * channel.input * B};
+        } else {
+            const Complex twice = A * channel.step, half = twice * 0.5f, other = A * (0.5f * channel.size);
+            const Complex one{1.f, 0.f};
+            return {twice * scan::inverse(one - half), B * (scan::inverse(one - other) * (channel.size * channel.input))};
+        }
+    }
+};
+
+}  // namespace gdn_cuda::scan
