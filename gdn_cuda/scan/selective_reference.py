@@ -65,7 +65,7 @@ class _Sequence:
         if self.first_chunk is not None:
             return states[self.first_chunk + chunk :][:1]
         each = -(-self.end // STATE_CHUNK)
-        return states.view(-1, each, *states.shape[1:])[self.rows, chunk]
+        return states.view(states.shape[0] // each, each, *states.shape[1:])[self.rows, chunk]
 
     def part(self, x: Any) -> Any:
         """The arguments, or the gradients, with this part of the batch."""
