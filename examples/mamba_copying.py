@@ -1,4 +1,4 @@
-"""Trains a small Mamba on selective copying, with gdn_cuda's scan and with a loop in plain torch: the losses are the same curve.
+"""Trains a small Mamba on selective copying, with gdn_cuda's scan and with a loop in plain torch: the losses are one curve.
 
 A sequence has a few tokens to remember among noise, at random places, and ends in as many blanks, where the model has to give
 the tokens in their order: `python examples/mamba_copying.py`, a minute on two CPU cores. `--png FILE` plots it with matplotlib.

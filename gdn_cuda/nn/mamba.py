@@ -30,7 +30,7 @@ class S6(nn.Module):
     Shapes:
         d_model D; d_state N; dt_rank R: an integer, or "auto" for ⌈D / 16⌉
         x_proj: D → R + 2N, without bias; dt_proj: R → D; A_log (D, N); D (D)
-        u, z: (B, L, D); y: (B, L, D); states: (B, D, N), fp32, or fp64 if the parameters are
+        u, z: (B, L, D); y: (B, L, D); states: (B, D, N), fp32; parameters in fp64 have states in fp64, and no steps
 
     Example:
         >>> layer = gdn_cuda.nn.S6(8, d_state=4)

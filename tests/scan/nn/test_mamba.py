@@ -79,15 +79,16 @@ def test_gradients_flow_from_a_last_state_through_the_next_call(seed: int, rng: 
 @EVERY_SHAPE
 @EVERY_DISCRETIZATION
 def test_steps_equal_forward(shape: dict[str, Any], discretization: str, seed: int, rng: torch.Generator) -> None:
-    layer, u = make(seed, discretization=discretization, **shape), draw(rng, BATCH, L, WIDTH)
+    layer = make(seed, torch.float32, discretization=discretization, **shape)
+    u = draw(rng, BATCH, L, WIDTH, dtype=torch.float32)
     y, last = layer(u, return_last_state=True)
     state = layer.default_state(BATCH)
     for t in range(L):
         step, same = layer.step(u[:, t], state)
         assert same is state
-        assert rel_rms(step, y[:, t]) < 1e-12
+        assert rel_rms(step, y[:, t]) < 1e-5
     for a, b in zip(state, last, strict=True):
-        assert rel_rms(a, b) < 1e-12
+        assert rel_rms(a, b) < 1e-5
 
 
 def test_a_prompt_then_steps_in_bf16(seed: int, rng: torch.Generator) -> None:
@@ -128,10 +129,11 @@ def test_s6_alone(discretization: str, seed: int, rng: torch.Generator) -> None:
     y, state = layer(u, z, initial_state=start, return_last_state=True)
     expected, last = literal.selective(layer, u, z, start)
     assert rel_rms(y, expected) < 1e-13 and rel_rms(state, last) < 1e-13
+    layer, start = layer.float(), start.float()
     for t in range(L):
-        step, start = layer.step(u[:, t], start, z[:, t])
-        assert rel_rms(step, y[:, t]) < 1e-12
-    assert rel_rms(start, state) < 1e-12
+        step, start = layer.step(u[:, t].float(), start, z[:, t].float())
+        assert rel_rms(step, y[:, t]) < 1e-5
+    assert rel_rms(start, state) < 1e-5
     assert not layer.default_state(3).any() and layer.default_state(3).shape == (3, WIDTH, 5)
 
 
