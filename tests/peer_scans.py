@@ -13,8 +13,10 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -39,6 +41,10 @@ PEERS = {
 LEFT_OUT = "not mamba_inner and not test_inner and not (selective_state_update and bilinear)"
 
 
+def _missing(function: str, *_: Any, **__: Any) -> NoReturn:
+    raise NotImplementedError(f"gdn_cuda.compat has no {function}")
+
+
 def replace_functions(checkout: Path, peer: str, modules: tuple[str, ...]) -> None:
     for name in EXTENSIONS:
         sys.modules.setdefault(name, ModuleType(name))
@@ -49,10 +55,8 @@ def replace_functions(checkout: Path, peer: str, modules: tuple[str, ...]) -> No
     ours = importlib.import_module(f"{compat.__name__}.{peer}")
     for name in modules:
         module = importlib.import_module(f"{peer}.{name}")
-        for function in set(ours.__all__) & set(vars(module)):
-            if not function.endswith("_ref"):
-                setattr(module, function, getattr(ours, function))
-                print(f"{module.__name__}.{function} is {getattr(ours, function).__module__}.{function}")
+        for function in [name for name in vars(module) if f"{name.removesuffix('_fn')}_ref" in vars(module)]:
+            setattr(module, function, getattr(ours, function, partial(_missing, function)))
 
 
 def main(checkout: Path, arguments: list[str]) -> int:

@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..scan import selective_scan
@@ -24,6 +25,7 @@ __all__ = [
     "selective_state_update_ref",
     "uninstall",
 ]
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def selective_scan_fn(
@@ -59,8 +61,11 @@ def selective_state_update(
     dt_softplus: bool = False,
     state_batch_indices: Tensor | None = None,
 ) -> Tensor:
-    """`gdn_cuda.selective_state_update` with "mamba". A negative index leaves its slot as it is and gives zeros; there it reads
-    and writes outside the states."""
+    """`gdn_cuda.selective_state_update` with "mamba"; A, D and dt_bias may be bf16 or fp16 too.
+
+    A negative index leaves its slot as it is and gives zeros; there it reads and writes outside the states.
+    """
+    A, D, dt_bias = (None if p is None else p.float() if p.dtype in _HALF else p for p in (A, D, dt_bias))
     return _update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, None, state_batch_indices)
 
 

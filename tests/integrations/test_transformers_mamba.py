@@ -8,9 +8,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from helpers import rel_rms
 from transformers_mamba import check_bf16, check_forward_and_backward, check_generate, installed, make_model, tokens
 
 from gdn_cuda.compat import mamba_ssm
+from gdn_cuda.nn import Mamba
 
 MODELING = "transformers.models.mamba.modeling_mamba"
 
@@ -27,6 +29,14 @@ def test_generate(kind: str, seed: int, rng: torch.Generator) -> None:
 
 def test_bf16(seed: int, rng: torch.Generator) -> None:
     check_bf16("mamba", seed, rng, "cpu")
+
+
+def test_our_block_loads_the_parameters_of_transformers_mixer(seed: int, rng: torch.Generator) -> None:
+    mixer = make_model("mamba", seed).backbone.layers[0].mixer
+    block = Mamba(32, d_state=8)
+    block.load_state_dict(mixer.state_dict())
+    u = torch.randn(2, 9, 32, generator=rng)
+    assert rel_rms(block(u), mixer(u)) < 1e-5
 
 
 def test_models_that_are_imported_later_find_our_functions(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:

@@ -106,8 +106,15 @@ def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
         tokens(rng, 2, 24, device),
     )
     exact.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        expected, theirs = exact(ids).logits, model(ids).logits
-        with installed():
-            ours = model(ids).logits
+
+    @torch.no_grad()
+    def run(model: Any) -> Tensor:
+        """A prompt, and the last token from its states."""
+        prompt = model(ids[:, :-1], use_cache=True)
+        return torch.cat([prompt.logits, model(ids[:, -1:], cache_params=prompt.cache_params, use_cache=True).logits], 1)
+
+    expected, theirs = run(exact), run(model)
+    with installed() as calls:
+        ours = run(model)
+    assert calls.count == {"selective_scan_fn": 2, "selective_state_update": 2}
     assert rel_rms(ours, expected) < max(1.1 * rel_rms(theirs, expected), 1e-2)
