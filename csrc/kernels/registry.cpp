@@ -11,6 +11,9 @@
 #include "../families/gdn/recurrent.hpp"
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
+#include "../families/scan/diagonal_scan.hpp"
+#include "../families/scan/diagonal_scan_backward.hpp"
+#include "../families/scan/diagonal_scan_parts.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
@@ -55,6 +58,9 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::ComputeO>(),
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
+            entry<scan::DiagonalScan>(),
+            entry<scan::DiagonalScanBackward>(),
+            entry<scan::DiagonalScanParts>(),
             entry<scan::SelectiveStep>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),

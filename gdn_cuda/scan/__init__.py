@@ -6,5 +6,6 @@ raises ValueError, which names function, argument, expected and got, before anyt
 
 from .selective import selective_scan
 from .selective_step import selective_state_update
+from .simplified_scan import s5_inner, simplified_scan
 
-__all__ = ["selective_scan", "selective_state_update"]
+__all__ = ["s5_inner", "selective_scan", "selective_state_update", "simplified_scan"]
