@@ -14,6 +14,9 @@
 #include "../families/scan/diagonal_scan.hpp"
 #include "../families/scan/diagonal_scan_backward.hpp"
 #include "../families/scan/diagonal_scan_parts.hpp"
+#include "../families/scan/rglru.hpp"
+#include "../families/scan/rglru_backward.hpp"
+#include "../families/scan/s7.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
@@ -61,6 +64,11 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),
             entry<scan::DiagonalScanParts>(),
+            entry<scan::Rglru>(),
+            entry<scan::RglruBackward>(),
+            entry<scan::S7Outer>(),
+            entry<scan::S7Product>(),
+            entry<scan::S7States>(),
             entry<scan::SelectiveStep>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),

@@ -98,7 +98,8 @@ struct GDN_HOLDS_TENSORS S7Scan {
 // (out, last state)
 std::tuple<Tensor, Tensor> s7_scan(const S7Scan& arguments);
 
-// u, delta: (B, D, L); A: (D, N), in (0, 1); initial_state: (B or sequences, D, N); reset: (B, L) bool.
+// u, delta: (B, D, L); A: (D, N), in (0, 1); initial_state: (B or sequences, D, N); reset: (B, L) int32
+// or int64, which is not 0 where a sequence begins.
 struct GDN_HOLDS_TENSORS RglruScan {
     Given u, delta, A;
     OptionalTensor initial_state = {}, cu_seqlens = {}, reset = {};
