@@ -10,8 +10,7 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, draw, example, of_operator, random
-from ..operators.gradients import needs_derivatives
-from ..operators.schema import refuse
+from ..operators.gradients import under_transforms
 from . import selective_reference as reference
 
 
@@ -79,6 +78,17 @@ _scan = Differentiable(
 )
 
 
+def _no_derivatives(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Every call asks, so it takes few steps."""
+    if torch.compiler.is_compiling() or under_transforms():
+        return False
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return False
+    return True
+
+
 def selective_scan(
     u: Tensor,
     delta: Tensor,
@@ -135,14 +145,14 @@ def selective_scan(
         >>> gdn_cuda.selective_scan(one, one, torch.zeros(1, 1), one, one, return_last_state=True)
         (tensor([[[1., 2., 3.]]]), tensor([[[3.]]]))
     """
-    if not isinstance(discretization, str):
-        refuse("selective_scan", "discretization", "a string", repr(discretization))
-    arguments = (u, delta, A, B, C, D, z, delta_bias, delta_a, initial_state, cu_seqlens, delta_softplus, discretization)
+    tensors = (u, delta, A, B, C, D, z, delta_bias, delta_a, initial_state, cu_seqlens)
     try:
-        keep_states = torch.is_grad_enabled() and needs_derivatives(*arguments)
-        out, last_state, _ = _scan(*arguments, keep_states)
+        if _no_derivatives(tensors):
+            out, last_state, _ = _scan.below_autograd(*tensors, delta_softplus, discretization, False)
+        else:
+            out, last_state, _ = _scan(*tensors, delta_softplus, discretization, torch.is_grad_enabled())
     except Exception:
-        _scan.schema.check_types((*arguments, False))
+        _scan.schema.check_types((*tensors, delta_softplus, discretization, False))
         raise
     return (out, last_state) if return_last_state else out
 
@@ -180,9 +190,9 @@ def _of_packed_sequences(B: int, T: int, seed: int) -> Arguments:
     return _packed(seed)
 
 
-def _for_backward(x: Arguments, chunks: int, sequences: int, seed: int) -> Arguments:
-    x = {"z": None, "D": None, "delta_bias": None, "delta_a": None, "initial_state": None, "cu_seqlens": None} | x
-    x = {"delta_softplus": False, "discretization": "mamba"} | x
+def _for_backward(given: Arguments, chunks: int, sequences: int, seed: int) -> Arguments:
+    absent: Arguments = dict.fromkeys(("z", "D", "delta_bias", "delta_a", "initial_state", "cu_seqlens"))
+    x = absent | {"delta_softplus": False, "discretization": "mamba"} | given
     dtype = x["A"].dtype
     of_results = {
         "grad_out": random(*x["u"].shape, seed=seed + 6, dtype=x["u"].dtype),

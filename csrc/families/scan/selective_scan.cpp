@@ -54,6 +54,12 @@ SelectiveScan readable(SelectiveScan x) {
     return x;
 }
 
+// From C++, tensors come as they are; complex ones may be marked as conjugates, which kernels do not see.
+SelectiveScan with_plain_numbers(SelectiveScan x) {
+    if (x.A->scalar_type() == ScalarType::ComplexFloat) apply(plain_on_cuda, {&x.A, &x.B, &x.C, &x.initial_state});
+    return x;
+}
+
 // ---- Results
 
 std::vector<int64_t> sizes_of(const View& view) {
@@ -220,7 +226,8 @@ namespace gdn_cuda {
 std::tuple<Tensor, Tensor> selective_scan(const SelectiveScan& x) {
     using namespace scan;
     require_given("selective_scan", x);
-    const auto [out, last_state, states] = call<SelectiveScanCall, run_scan>({.scan = x, .keep_states = false});
+    const auto [out, last_state, states] =
+        call<SelectiveScanCall, run_scan>({.scan = with_plain_numbers(x), .keep_states = false});
     return {out, last_state};
 }
 
