@@ -82,9 +82,7 @@ def s7_inner_fn(
     A, B, C, D, bias = F.linear(u, x_proj_weight).split(sizes, -1)
     B = B.unflatten(-1, (width, d_state)).permute(0, 3, 2, 1)
     C = C.unflatten(-1, (width, d_state)).permute(0, 2, 3, 1)
-    y = scan.s7_scan(u.mT, (A + base_params).mT, B, C, bias.mT)
-    assert isinstance(y, Tensor)
-    y = y.mT + D * u
+    y = scan.s7_scan(*(x.contiguous() for x in (u.mT, (A + base_params).mT, B, C, bias.mT))).mT + D * u
     return torch.sigmoid(F.linear(F.gelu(y), gate_proj_weight)) * y + hidden_states
 
 
