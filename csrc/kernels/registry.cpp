@@ -18,6 +18,7 @@
 #include "../families/scan/rglru_backward.hpp"
 #include "../families/scan/s7.hpp"
 #include "../families/scan/selective_step.hpp"
+#include "../families/scan/simplified_step.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
 #include "../families/structured/cauchy_batch.hpp"
@@ -70,6 +71,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::S7Product>(),
             entry<scan::S7States>(),
             entry<scan::SelectiveStep>(),
+            entry<scan::SimplifiedStep>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),

@@ -90,8 +90,8 @@ def _reference(x: Any) -> Tensor:
     out, states = _recurrence(x, gather_states(pool, slots, active).to(wide))
     if x.step_slots is not None:
         kept = active & is_slot(x.step_slots)
-        like = states[kept].reshape(-1, tokens, *x.state.shape[1:])
-        x.step_states[x.step_slots[kept].to(torch.int64), :tokens] = like.to(x.step_states.dtype)
+        after = states[kept].reshape(int(kept.sum()), tokens, *x.state.shape[1:])
+        x.step_states[x.step_slots[kept].to(torch.int64), :tokens] = after.to(x.step_states.dtype)
     else:
         for t in range(tokens) if indices.dim() == 2 else range(tokens)[-1:]:
             targets = indices[:, t] if indices.dim() == 2 else slots
@@ -141,15 +141,16 @@ def selective_state_update(
         num_accepted_tokens, step_slots: (B,), int32 or int64
         step_states: (rows, S, [heads,] dim, N), the state's dtype
 
-    Ranks alone tell these apart: the state has 3 dimensions, or 4 with heads; x has one dimension less than the state, or as many
-    with tokens; B and C then have groups where they have a dimension more than (B, [T,] N).
+    Ranks alone tell these apart: the state has 3 dimensions, or 4 with heads; x has one dimension less than the state, or as
+    many with tokens; B and C, each on its own, have groups where they have a dimension more than (B, [T,] N).
 
     Slots, several tokens and what is kept after each are as in `fused_decode`: sequence n reads slot `state_batch_indices[n]`
-    and writes it back. With indices (B, T) it reads slot state_batch_indices[n, max(accepted, 1) − 1] and writes the state after
-    token t to slot state_batch_indices[n, t]. With `step_states` and `step_slots` the state after token t goes to
+    and writes it back. With indices (B, T) it reads slot state_batch_indices[n, max(accepted, 1) − 1] and writes the state
+    after token t to slot state_batch_indices[n, t]. With `step_states` and `step_slots` the state after token t goes to
     step_states[step_slots[n], t] and no slot is written.
 
-    A, dt, dt_bias and D may be expanded over dim and N as Mamba-2 passes them: where A does not vary over N, one Ā serves a row.
+    A, dt, dt_bias and D may be expanded over dim and N as Mamba-2 passes them: where A does not vary over N, one Ā serves a
+    row.
 
     Edge cases:
         A negative slot skips its sequence: zero output, no slot touched. A negative slot to write is not written.

@@ -213,7 +213,13 @@ namespace gdn_cuda {
 Tensor selective_state_update(const SelectiveStateUpdate& x) {
     require_given(x.name, x);
     if (!x.out) return selective_state_update(with_output_like(x.x, x));
-    call<SelectiveStateUpdate, scan::run_step>(x);
+    if (x.A->scalar_type() != ScalarType::ComplexFloat) {
+        call<SelectiveStateUpdate, scan::run_step>(x);
+    } else {
+        SelectiveStateUpdate arguments = x;  // torch marks conjugate views, which kernels do not see
+        for (Given* const each : {&arguments.A, &arguments.B, &arguments.C}) each->emplace(plain_on_cuda(*each));
+        call<SelectiveStateUpdate, scan::run_step>(arguments);
+    }
     return x.out;
 }
 
