@@ -1,16 +1,9 @@
-<<<<<<< HEAD
-"""Modules of the structured operators (Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D) and of
-the scans (S6 and Mamba)."""
-
-from .cauchy import CauchyKernel
-from .mamba import S6, Mamba
-=======
 """Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; and of
-the scans: LRU and S5."""
+the scans: LRU, S5, S6 and Mamba."""
 
 from .cauchy import CauchyKernel
 from .lru import LRU
->>>>>>> simplified
+from .mamba import S6, Mamba
 from .s4 import S4Kernel
 from .s4d import S4DKernel
 from .s5 import S5
@@ -19,17 +12,12 @@ from .toeplitz import DisplacementMV, ToeplitzInverse, ToeplitzMV, ToeplitzSolve
 __all__ = [
     "CauchyKernel",
     "DisplacementMV",
-<<<<<<< HEAD
+    "LRU",
     "Mamba",
     "S4DKernel",
     "S4Kernel",
-    "S6",
-=======
-    "LRU",
-    "S4DKernel",
-    "S4Kernel",
     "S5",
->>>>>>> simplified
+    "S6",
     "ToeplitzInverse",
     "ToeplitzMV",
     "ToeplitzSolve",

@@ -11,4 +11,12 @@ from .selective_step import selective_state_update
 from .simplified_scan import s5_inner, simplified_scan
 from .simplified_step import simplified_state_update
 
-__all__ = ["rglru_scan", "s5_inner", "s7_scan", "selective_scan", "selective_state_update", "simplified_scan", "simplified_state_update"]
+__all__ = [
+    "rglru_scan",
+    "s5_inner",
+    "s7_scan",
+    "selective_scan",
+    "selective_state_update",
+    "simplified_scan",
+    "simplified_state_update",
+]
