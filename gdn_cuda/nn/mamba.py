@@ -84,13 +84,13 @@ class S6(nn.Module):
     def forward(
         self,
         u: Tensor,
-        z: Tensor | None = None,
+        state: Tensor | None = None,
         *,
-        initial_state: Tensor | None = None,
+        z: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         return_last_state: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """y (B, L, D), times silu(z) if z is given; or (y, last state).
+        """y (B, L, D), times silu(z) if z is given; or (y, last state). `state` is the one before the first token, or zeros.
 
         `cu_seqlens` packs sequences along L of a batch of 1, as in `selective_scan`; states are then (sequences, D, N).
         """
@@ -109,14 +109,14 @@ class S6(nn.Module):
                 delta_softplus=True,
                 return_last_state=return_last_state,
                 discretization=self.discretization,
-                initial_state=initial_state,
+                initial_state=state,
                 cu_seqlens=cu_seqlens,
             )
         )
 
-    def default_state(self, batch: int) -> Tensor:
-        """Zeros (B, D, N)."""
-        return torch.zeros(batch, self.d_inner, self.d_state, dtype=_wide(self.A_log).dtype, device=self.A_log.device)
+    def default_state(self, *batch: int) -> Tensor:
+        """Zeros (…, D, N)."""
+        return torch.zeros(*batch, self.d_inner, self.d_state, dtype=_wide(self.A_log).dtype, device=self.A_log.device)
 
     @torch.no_grad()
     def step(self, u: Tensor, state: Tensor, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -236,14 +236,14 @@ class Mamba(S6):
         seen = torch.cat([past, x], 1)
         x = self._convolved(seen, cu_seqlens).to(x.dtype)
         ssm = None if state is None else state.ssm
-        scanned = super().forward(x, z, initial_state=ssm, cu_seqlens=cu_seqlens, return_last_state=return_last_state)
+        scanned = super().forward(x, ssm, z=z, cu_seqlens=cu_seqlens, return_last_state=return_last_state)
         if isinstance(scanned, Tensor):
             return self.out_proj(scanned)
         return self.out_proj(scanned[0]), MambaState(seen[:, u.shape[1] :].clone(), scanned[1])
 
-    def default_state(self, batch: int) -> MambaState:
-        """Zeros: (B, d_conv − 1, d_inner) and (B, d_inner, N)."""
-        return MambaState(self.in_proj.weight.new_zeros(batch, self.d_conv - 1, self.d_inner), super().default_state(batch))
+    def default_state(self, *batch: int) -> MambaState:
+        """Zeros: (…, d_conv − 1, d_inner) and (…, d_inner, N)."""
+        return MambaState(self.in_proj.weight.new_zeros(*batch, self.d_conv - 1, self.d_inner), super().default_state(*batch))
 
     @torch.no_grad()
     def step(self, u: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:

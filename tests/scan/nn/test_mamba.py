@@ -126,7 +126,7 @@ def test_s6_alone(discretization: str, seed: int, rng: torch.Generator) -> None:
     torch.manual_seed(seed)
     layer = S6(WIDTH, d_state=5, discretization=discretization).double()
     u, z, start = draw(rng, BATCH, L, WIDTH), draw(rng, BATCH, L, WIDTH), draw(rng, BATCH, WIDTH, 5)
-    y, state = layer(u, z, initial_state=start, return_last_state=True)
+    y, state = layer(u, start, z=z, return_last_state=True)
     expected, last = literal.selective(layer, u, z, start)
     assert rel_rms(y, expected) < 1e-13 and rel_rms(state, last) < 1e-13
     layer, start = layer.float(), start.float()
