@@ -107,7 +107,7 @@ def selective_state_update(
     discretization: str = "mamba",
 ) -> Tensor:
     """`gdn_cuda.selective_state_update`: a step of the scan. There "bilinear" decays by e^{δA}, "rglru" multiplies by a B that
-    varies, "zoh" cancels where δA is small, and an unknown name is "mamba"."""
+    varies, "zoh" cancels where δA is small, an unknown name is "mamba", and a negative index writes outside the states."""
     return scan.selective_state_update(
         state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, deltaA, state_batch_indices, discretization
     )

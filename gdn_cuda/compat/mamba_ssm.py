@@ -61,10 +61,7 @@ def selective_state_update(
     dt_softplus: bool = False,
     state_batch_indices: Tensor | None = None,
 ) -> Tensor:
-    """`gdn_cuda.selective_state_update` with "mamba"; A, D and dt_bias may be bf16 or fp16 too.
-
-    A negative index leaves its slot as it is and gives zeros; there it reads and writes outside the states.
-    """
+    """`gdn_cuda.selective_state_update` with "mamba"; A, D and dt_bias may be bf16 or fp16 too. CPU tensors work."""
     A, D, dt_bias = (None if p is None else p.float() if p.dtype in _HALF else p for p in (A, D, dt_bias))
     return _update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, None, state_batch_indices)
 
