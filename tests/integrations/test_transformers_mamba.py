@@ -1,4 +1,4 @@
-"""transformers' Mamba, FalconMamba and Mamba-2 on our functions, found by its own look-up, give what its slow paths give."""
+"""transformers' Mamba, FalconMamba, Jamba and Mamba-2 on our functions, found by its own look-up, give its slow paths' results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_forward_and_backward(kind: str, seed: int, rng: torch.Generator) -> Non
     check_forward_and_backward(kind, seed, rng, "cpu")
 
 
-@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "mamba2"])
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "jamba", "mamba2"])
 def test_generate(kind: str, seed: int, rng: torch.Generator) -> None:
     check_generate(kind, seed, rng, "cpu")
 

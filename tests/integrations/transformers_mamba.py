@@ -19,9 +19,13 @@ transformers = pytest.importorskip("transformers", minversion="5.0", reason="tra
 
 _SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0, "eos_token_id": None}
 _MAMBA2 = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}
+_JAMBA = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+_JAMBA |= {"num_key_value_heads": 2, "mamba_d_state": 8, "attn_layer_period": 2, "num_experts": 2, "pad_token_id": 0}
+_JAMBA |= {"attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "eos_token_id": None}
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mamba": ("MambaConfig", "MambaForCausalLM", _SIZES),
     "falcon_mamba": ("FalconMambaConfig", "FalconMambaForCausalLM", _SIZES | {"time_step_rank": 6}),
+    "jamba": ("JambaConfig", "JambaForCausalLM", _JAMBA),
     "mamba2": ("Mamba2Config", "Mamba2ForCausalLM", _SIZES | _MAMBA2),
 }
 

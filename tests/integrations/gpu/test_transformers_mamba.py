@@ -1,4 +1,4 @@
-"""transformers' Mamba, FalconMamba and Mamba-2 on our functions on the GPU."""
+"""transformers' Mamba, FalconMamba, Jamba and Mamba-2 on our functions on the GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_forward_and_backward(kind: str, seed: int, rng: torch.Generator) -> Non
     check_forward_and_backward(kind, seed, rng, "cuda")
 
 
-@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "mamba2"])
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "jamba", "mamba2"])
 def test_generate(kind: str, seed: int, rng: torch.Generator) -> None:
     check_generate(kind, seed, rng, "cuda")
 

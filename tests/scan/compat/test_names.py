@@ -91,7 +91,7 @@ def test_lrnnx_steps_are_those_of_the_scan(discretization: str, rng: torch.Gener
 
 
 def test_mamba_ssm_step(rng: torch.Generator) -> None:
-    """D and dt_bias in bf16, as its kernel takes them, slots, and a negative slot, where it writes outside the states."""
+    """D and dt_bias in bf16, as its kernel takes them; slots, and a negative one."""
     x = inputs(rng)
     x["D"], x["delta_bias"] = x["D"].bfloat16(), x["delta_bias"].bfloat16()
     start = draw(rng, 5, DIM, N)
