@@ -1,4 +1,4 @@
-"""transformers' Mamba, FalconMamba, Jamba and Mamba-2 on our functions, found by its own look-up, give its slow paths' results."""
+"""transformers' Mamba, FalconMamba, Jamba and Mamba-2 find our functions by its own look-up; results equal its slow paths'."""
 
 from __future__ import annotations
 
