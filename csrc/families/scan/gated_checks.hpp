@@ -5,12 +5,10 @@
 
 #include <vector>
 
+#include "../../operators/packed.hpp"
 #include "../../operators/tensor.hpp"
-#include "../gdn/checks.hpp"
 
 namespace gdn_cuda::scan {
-
-using gdn::check_cu_seqlens;
 
 // float32, bfloat16 or float16, and float64 where no kernel computes.
 inline DType check_number(const Checks& check, const char* argument, const View& view) {
