@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
 from . import reference as gdn
 
 SPEC_VERIFY = 2
@@ -54,36 +55,13 @@ def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     """
     start = x.state
     if start is not None and start.dim() == 5:
-        chosen = _accepted_column("recurrent_forward", x.num_accepted_tokens, start.shape[0], start.shape[1], start.device)
+        chosen = accepted_column("recurrent_forward", x.num_accepted_tokens, start.shape[0], start.shape[1], start.device)
         start = start[torch.arange(start.shape[0], device=start.device), chosen]
     inputs = (x.query, x.key, x.value, x.beta, x.gate, start, x.cu_seqlens)
     verify = x.inference_mode == SPEC_VERIFY
     output, final_state, steps = gdn.recurrent(*inputs, scale=x.scale, use_qk_l2norm=x.is_qk_norm, keep_steps=verify)
     new_state = final_state if steps is None else steps
     return output.to(x.value.dtype), new_state if x.state is None else new_state.to(x.state.dtype)
-
-
-def _accepted_column(function: str, accepted: Tensor | None, sequences: int, columns: int, device: torch.device) -> Tensor:
-    """max(accepted, 1) − 1 as int64 (sequences,): the column where a verify left the state after the accepted tokens."""
-    if accepted is None:
-        return torch.zeros(sequences, dtype=torch.int64, device=device)
-    most = int(accepted.max()) if accepted.numel() else 0
-    if most > columns:
-        raise IndexError(f"{function}: num_accepted_tokens: expected <= {columns}, got {most}")
-    return accepted.to(torch.int64).clamp(min=1) - 1
-
-
-def _check_slots(function: str, argument: str, indices: Tensor, slots: int, null_slot: int | None = None) -> None:
-    beyond = indices[(indices >= slots) & (True if null_slot is None else indices != null_slot)]
-    if beyond.numel():
-        raise IndexError(f"{function}: {argument}: expected < {slots}, got {int(beyond[0])}")
-
-
-def _gather_states(pool: Tensor, slots: Tensor, active: Tensor) -> Tensor:
-    """(N,Hv,dv,dk): the pool's states of the active sequences, zero for the others."""
-    states = pool.new_zeros(slots.shape[0], *pool.shape[1:])
-    states[active] = pool[slots[active]]
-    return states
 
 
 def _lengths(value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -120,9 +98,9 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
         return output.to(x.value.dtype), final_state.to(stored), checkpoints.to(stored)
 
     pool, indices = x.state, x.state_indices.to(torch.int64)
-    _check_slots("chunked_forward", "state_indices", indices, pool.shape[0])
+    check_slots("chunked_forward", "state_indices", indices, pool.shape[0])
     active, lengths = indices >= 0, _lengths(x.value, x.cu_seqlens)
-    output, final_state, checkpoints = run(_gather_states(pool, indices, active))
+    output, final_state, checkpoints = run(gather_states(pool, indices, active))
     written = active & (lengths > 0)
     with torch.no_grad():
         pool[indices[written]] = final_state[written].to(pool.dtype)
@@ -144,22 +122,22 @@ def fused_decode(x: Any) -> Tensor:
     lengths, pool = _lengths(x.value, x.cu_seqlens), x.state_pool
     sequences, device = lengths.shape[0], x.value.device
     indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
-    _check_slots("fused_decode", "state_indices", indices, pool.shape[0], x.null_slot)
+    check_slots("fused_decode", "state_indices", indices, pool.shape[0], x.null_slot)
     per_token = indices.dim() == 2
     if per_token:
-        column = _accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
+        column = accepted_column("fused_decode", x.num_accepted_tokens, sequences, indices.shape[1], device)
         slots = indices[torch.arange(sequences, device=device), column]
     else:
         slots = indices
-    active = _is_slot(slots, x.null_slot)
+    active = is_slot(slots, x.null_slot)
     to_steps = x.step_states is not None and x.step_slots is not None
     if to_steps:
-        _check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
+        check_slots("fused_decode", "step_slots", x.step_slots, x.step_states.shape[0])
         _check_width("fused_decode", "step_states", lengths, x.step_states.shape[1])
     elif per_token:
         _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
 
-    beta, gate, start = _sigmoid(x.b), _log_decay(x.A_log, x.dt_bias, x.a), _gather_states(pool, slots, active)
+    beta, gate, start = _sigmoid(x.b), _log_decay(x.A_log, x.dt_bias, x.a), gather_states(pool, slots, active)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
     options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
     output, final_state, steps = gdn.recurrent(*inputs, **options)
@@ -175,13 +153,9 @@ def fused_decode(x: Any) -> Tensor:
             x.step_states[rows[kept], token[kept]] = after[kept].to(x.step_states.dtype)
         else:
             targets = indices[sequence, token]
-            kept = _is_slot(targets, x.null_slot)
+            kept = is_slot(targets, x.null_slot)
             pool[targets[kept]] = after[kept].to(pool.dtype)
     return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens)
-
-
-def _is_slot(indices: Tensor, null_slot: int | None) -> Tensor:
-    return (indices >= 0) & (True if null_slot is None else indices != null_slot)
 
 
 def _check_width(function: str, argument: str, lengths: Tensor, width: int) -> None:

@@ -50,6 +50,8 @@ class Differentiable:
     `backward(x, needs, *grads)` returns the gradients by argument, of those at least that `needs` has as true;
     `tangent(x, of)` returns those of the results, where `of` has the tangents of the arguments, None for those without one.
     x.results are the operator's, if `uses_results`. `batched(x, dims)` returns (outputs, out_dims) for torch.vmap.
+    `backward_only`: how many of the results, the last ones, are for `backward` alone. They have no gradients and are x.results,
+    and `backward` gets None for results without a gradient.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Differentiable:
         reference: Callable[[Any], Any] | None = None,
         cpu: Callable[[Any], Any] | None = None,
         uses_results: bool = False,
+        backward_only: int = 0,
     ):
         self.schema = schema = register(name, shapes=shapes, reference=reference, cpu=cpu)
         self.operator = operator = schema.overload
@@ -71,9 +74,12 @@ class Differentiable:
         def keep(ctx, inputs, output):
             """Returns the tensors to save: arguments, and results where formulas use them. Other arguments are kept in ctx."""
             outputs = output if isinstance(output, tuple) else (output,)
-            ctx.mark_non_differentiable(*(y for y in outputs if not (y.is_floating_point() or y.is_complex())))
+            own = outputs[len(outputs) - backward_only :]
+            ctx.mark_non_differentiable(*own, *(y for y in outputs if not (y.is_floating_point() or y.is_complex())))
+            if backward_only:
+                ctx.set_materialize_grads(False)
             ctx.rest = tuple(None if i in places else given for i, given in enumerate(inputs))
-            return (*(inputs[i] for i in places), *(outputs if uses_results else ()))
+            return (*(inputs[i] for i in places), *(outputs if uses_results else own))
 
         def kept(ctx):
             saved, inputs = ctx.saved_tensors, list(ctx.rest)  # read once: activation checkpointing allows no more
@@ -112,6 +118,10 @@ class Differentiable:
             for x in args:
                 if isinstance(x, Tensor) and x.requires_grad:
                     return self.operator(*args)
+        return self.below_autograd(*args)
+
+    def below_autograd(self, *args: Any) -> Any:
+        """For calls that are known to need no derivatives."""
         with _below_autograd():
             return self.operator(*args)
 

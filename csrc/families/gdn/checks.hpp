@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "../../operators/packed.hpp"
-#include "../../operators/tensor.hpp"
+#include "../../operators/state_slots.hpp"
 
 namespace gdn_cuda::gdn {
 
@@ -26,6 +26,7 @@ struct Sequences {
     DType io = DType::bf16;
 
     bool packed() const { return cu_seqlens.defined(); }
+    Batch batch() const { return {count, tokens, packed(), query, names.query}; }
     int64_t mean_tokens() const { return packed() ? tokens / std::max<int64_t>(count, 1) : tokens; }
     int64_t state_numel() const { return value_heads * dv * dk; }
     int64_t chunks_at_most(int64_t chunk) const { return packed() ? tokens / chunk + count : count * ceil_div(tokens, chunk); }

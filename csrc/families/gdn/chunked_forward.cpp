@@ -106,8 +106,8 @@ Prepared prepare_chunked(const auto& x, const OptionalTensor& indices) {
     }
     if (slots.defined()) {
         check.distinct("state", state);
-        check_per_sequence(check, "state_indices", slots, sequences);
-        set_slots(check, prepared, slots, "state", state.size(0));
+        check_per_sequence(check, "state_indices", slots, sequences.batch());
+        set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
         args.last = args.initial;
     } else if (state.defined()) {
         GDN_REQUIRE(check, state.size(0) == sequences.count, "state",

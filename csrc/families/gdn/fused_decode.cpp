@@ -24,45 +24,22 @@ Prepared prepare_decode(const FusedDecode& x) {
     prepared.state_type = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
     args.initial = check_states(check, prepared, "state_pool", pool, 4);
     check.distinct("state_pool", pool);
-    if (slots.defined()) {
-        check_indices(check, "state_indices", slots, sequences);
-        GDN_REQUIRE(check, (slots.rank == 1 || slots.rank == 2) && slots.size(0) == sequences.count, "state_indices",
-                    fmt::format("({0},) or ({0}, T), a row for each sequence", sequences.count), shape_text(slots));
-        const bool wide_enough =
-            slots.rank == 1 || (slots.size(1) >= 1 && (sequences.packed() || slots.size(1) >= sequences.tokens));
-        GDN_REQUIRE(check, wide_enough, "state_indices", fmt::format("a slot for each of {} tokens", sequences.tokens),
-                    shape_text(slots));
-        set_slots(check, prepared, slots, "state_pool", pool.size(0));
-    } else {
-        GDN_REQUIRE(check, pool.size(0) >= sequences.count, "state_pool",
-                    fmt::format("a slot for each of {} sequences, as state_indices is None", sequences.count),
-                    shape_text(pool));
-    }
-    if (accepted.defined()) {
-        GDN_REQUIRE(check, slots.defined() && slots.rank == 2, "num_accepted_tokens", "rank-2 state_indices to choose from",
-                    slots.defined() ? "state_indices " + shape_text(slots) : "state_indices None");
-        check_per_sequence(check, "num_accepted_tokens", accepted, sequences);
-        args.accepted = tagged(accepted);
-    }
+    const SlotTensors states{"state_pool", "state_indices", pool, slots, accepted, steps, rows};
+    check_slots(check, states, sequences.batch());
+    if (slots.defined()) set_slots(check, args, states);
+    args.accepted = tagged(accepted);
     if (x.null_slot) {
         GDN_REQUIRE(check, *x.null_slot >= 0, "null_slot", "a slot number, or None", fmt::format("{}", *x.null_slot));
         args.null_slot = *x.null_slot;
     }
 
-    GDN_REQUIRE(check, steps.defined() == rows.defined(), steps.defined() ? "step_slots" : "step_states",
-                "both step_states and step_slots", "one of them");
     if (steps.defined()) {
         check.dtype("step_states", steps, {prepared.state_type});
         args.steps = check_states(check, prepared, "step_states", steps, 5);
         check.distinct("step_states", steps);
-        GDN_REQUIRE(check, sequences.packed() || steps.size(1) >= sequences.tokens, "step_states",
-                    fmt::format("room for {} tokens in each row", sequences.tokens), shape_text(steps));
-        check_per_sequence(check, "step_slots", rows, sequences);
         args.step_index = RecurrentArgs::by_step_slot;
-        args.step_slots = tagged(rows);
-        args.step_slot_count = check.count("step_states", "rows", steps.size(0));
-        args.step_limit = check.count("step_states", "tokens", steps.size(1));
-    } else if (slots.defined() && slots.rank == 2) {
+        set_step_slots(check, args, states);
+    } else if (states.by_token()) {
         args.steps = args.initial;
         args.step_index = RecurrentArgs::by_slot_of_token;
         args.step_limit = args.slot_steps;

@@ -57,26 +57,6 @@ RecurrentStates check_states(const Checks& check, Prepared& prepared, const char
     return {states.data, states.stride(0), rank == 5 ? states.stride(1) : 0};
 }
 
-void check_indices(const Checks& check, const char* argument, const View& indices, const Sequences& sequences) {
-    check.dtype(argument, indices, {DType::i32, DType::i64});
-    check.device(argument, indices, sequences.query, "query");
-}
-
-void check_per_sequence(const Checks& check, const char* argument, const View& numbers, const Sequences& sequences) {
-    check_indices(check, argument, numbers, sequences);
-    check.shape(argument, numbers, {sequences.count}, "(sequences,)");
-    check.last_contiguous(argument, numbers);
-}
-
-void set_slots(const Checks& check, Prepared& prepared, const View& slots, const char* pool_argument, int64_t slot_count) {
-    RecurrentArgs& args = prepared.args;
-    args.slots = tagged(slots);
-    args.slots_sequence = slots.stride(0);
-    args.slots_token = slots.rank == 2 ? slots.stride(1) : 0;
-    args.slot_steps = slots.rank == 2 ? check.count("state_indices", "columns", slots.size(1)) : 1;
-    args.slot_count = check.count(pool_argument, "slots", slot_count);
-}
-
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {
     std::vector<int64_t> shape(leading);
     shape.insert(shape.end(), {sequences.value_heads, sequences.dv, sequences.dk});

@@ -20,9 +20,6 @@ struct Prepared {
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale, bool qk_norm);
 // States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk), each state contiguous.
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
-void check_indices(const Checks& check, const char* argument, const View& indices, const Sequences& sequences);
-void check_per_sequence(const Checks& check, const char* argument, const View& numbers, const Sequences& sequences);
-void set_slots(const Checks& check, Prepared& prepared, const View& slots, const char* pool_argument, int64_t slot_count);
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type);
 
 // Launches gdn/decode, gdn/verify or gdn/recurrent.

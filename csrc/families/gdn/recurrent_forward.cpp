@@ -33,7 +33,7 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
     }
     if (accepted.defined()) {
         GDN_REQUIRE(check, initial.defined(), "num_accepted_tokens", "a state to choose from", "state None");
-        check_per_sequence(check, "num_accepted_tokens", accepted, sequences);
+        check_per_sequence(check, "num_accepted_tokens", accepted, sequences.batch());
         args.accepted = tagged(accepted);
     }
     check.apart({{"out", prepared.output}}, {{"query", sequences.query},

@@ -1,27 +1,12 @@
 // Multi-token kernels: where a sequence's states start and go, and a batch of tokens in shared memory for all rows of a block.
 #pragma once
 
+#include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
 
 namespace gdn_cuda::gdn {
-
-enum class Place { run, skip, poison };
-
-// The slot a sequence starts from, and whether it runs.
-__device__ __forceinline__ Place starting_slot(const RecurrentArgs& args, int sequence, i64& slot, int& step) {
-    step = 0;
-    if (args.accepted.data != nullptr) {
-        const i64 accepted = load_index(args.accepted, sequence);
-        step = static_cast<int>(min(max(accepted, i64{1}), static_cast<i64>(args.slot_steps))) - 1;
-    }
-    slot = sequence;
-    if (args.slots.data == nullptr) return Place::run;
-    slot = load_index(args.slots, sequence * args.slots_sequence + step * args.slots_token);
-    if (slot < 0 || slot == args.null_slot) return Place::skip;
-    return slot < args.slot_count ? Place::run : Place::poison;
-}
 
 // Where the state after token `t` is stored; nullptr: nowhere. Packed, there is one row per `step_interval` tokens of the whole
 // batch; overlapping sequences (varlen.cuh) could exceed that, and states without a row are dropped.

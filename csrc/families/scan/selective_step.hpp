@@ -1,0 +1,108 @@
+// Host side of scan/selective_step: configuration and launch.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <gdn_cuda/kernels/scan/selective_step_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::scan {
+
+inline constexpr int kMostStates = 256;  // N
+
+struct SelectiveStepProblem {
+    i64 sequences, tokens;
+    int groups, group_rows;
+    int columns;  // N
+    DType state;
+    bool aligned;  // rows consist of 16-byte units, and start on them
+};
+
+struct SelectiveStepChoice {
+    SelectiveStepConfig config;
+    int lanes;            // of a row
+    int block_sequences;  // sequences a block takes
+
+    int rows() const { return SelectiveStepConfig::threads() / lanes; }
+};
+
+constexpr SelectiveStepConfig selective_step_config(DType state, bool aligned, int columns) {
+    if (!aligned) return {.state = state, .vector = 1, .vectors = kMostStates / 32};
+    SelectiveStepConfig config{.state = state, .vector = 16 / bytes_of(state), .vectors = 1};
+    while (config.columns() < columns) config.vectors *= 2;
+    return config;
+}
+
+inline Blocks selective_step_blocks(const SelectiveStepProblem& problem, const SelectiveStepChoice& choice) {
+    return {ceil_div(problem.group_rows, choice.rows()), problem.groups, ceil_div(problem.sequences, choice.block_sequences)};
+}
+
+// Several sequences a block share A and keep more bytes in flight, as long as every multiprocessor has a wave of blocks.
+inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device) {
+    constexpr i64 kBlocksPerMultiprocessor = 8;
+    const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
+    const auto units = static_cast<unsigned>(ceil_div(problem.columns, config.vector));
+    SelectiveStepChoice choice{config, static_cast<int>(std::min(std::bit_ceil(units), 32U)), 1};
+    if (problem.tokens > 1) return choice;
+    for (int sequences = SelectiveStepConfig::items(); sequences > 1; sequences /= 2) {
+        const i64 blocks =
+            ceil_div(problem.group_rows, choice.rows()) * problem.groups * ceil_div(problem.sequences, sequences);
+        if (sequences > problem.sequences || blocks < kBlocksPerMultiprocessor * device.multiprocessors) continue;
+        choice.block_sequences = sequences;
+        break;
+    }
+    return choice;
+}
+
+// What a grid holds, in as many blocks as the choice may need.
+constexpr i64 most_sequences(i64 tokens) {
+    return kMostBlocks[2] * (tokens > 1 ? 1 : SelectiveStepConfig::items());
+}
+
+inline std::string explain_selective_step(const SelectiveStepProblem& problem, const jit::DeviceTraits& device) {
+    const SelectiveStepChoice choice = selective_step_choice(problem, device);
+    const std::string access =
+        problem.aligned ? fmt::format("16 bytes of a row a lane, {} lanes a row", choice.lanes)
+                        : fmt::format("rows not in whole 16-byte units: one number a lane, {} lanes a row", choice.lanes);
+    if (problem.tokens > 1) return fmt::format("{}; {} tokens of one sequence a block", access, problem.tokens);
+    return choice.block_sequences > 1
+               ? fmt::format("{}; {} sequences a block: bytes count", access, choice.block_sequences)
+               : fmt::format("{}; one sequence a block for {} multiprocessors: latency counts", access, device.multiprocessors);
+}
+
+struct SelectiveStep {
+    using Config = SelectiveStepConfig;
+    using Args = SelectiveStepArgs;
+    static constexpr const char *family = "scan", *name = "selective_step", *config_type = "SelectiveStepConfig",
+                                *args_type = "SelectiveStepArgs";
+    static constexpr const char* summary = "a token or a few of every sequence of a selective scan, states of a pool in place";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {
+        selective_step_config(DType::f32, true, 128),  selective_step_config(DType::f32, true, 256),
+        selective_step_config(DType::bf16, true, 256), selective_step_config(DType::f16, true, 256),
+        selective_step_config(DType::c64, true, 64),   selective_step_config(DType::c64, true, 128),
+        selective_step_config(DType::c64, true, 256),  selective_step_config(DType::f32, false, 1),
+        selective_step_config(DType::bf16, false, 1),  selective_step_config(DType::f16, false, 1),
+        selective_step_config(DType::c64, false, 1)};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config&) { return Config::threads(); }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kConfigurations, SelectiveStepSharedPlan>(config, std::make_index_sequence<kConfigurations.size()>());
+    }
+
+    static void run(const SelectiveStepProblem& problem, Args args, const Target& target) {
+        if (problem.sequences == 0 || problem.tokens == 0 || problem.groups == 0 || problem.group_rows == 0) return;
+        const SelectiveStepChoice choice = selective_step_choice(problem, jit::device_traits(target.ordinal));
+        args.lanes = choice.lanes;
+        args.block_sequences = choice.block_sequences;
+        launch<SelectiveStep>(choice.config, args, selective_step_blocks(problem, choice), target,
+                              [&](const auto& device) { return explain_selective_step(problem, device); });
+    }
+};
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,35 @@
+// Host side of scan/simplified_step: configuration and launch.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/kernels/scan/simplified_step_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::scan {
+
+struct SimplifiedStep {
+    using Config = SimplifiedStepConfig;
+    using Args = SimplifiedStepArgs;
+    static constexpr const char *family = "scan", *name = "simplified_step", *config_type = "SimplifiedStepConfig",
+                                *args_type = "SimplifiedStepArgs";
+    static constexpr const char* summary = "a token of a diagonal complex scan, states in place, between products with B and C";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {Config{.threads = 128}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config& config) { return config.threads; }
+    static int shared_bytes(const Config&) { return 0; }
+
+    static void run(const Args& args, const Target& target) {
+        const Config config = kConfigurations.front();
+        const i64 numbers = args.sequences * args.states;
+        if (numbers == 0) return;
+        launch<SimplifiedStep>(config, args, {ceil_div(numbers, config.threads), 1, 1}, target,
+                               [&](const auto&) { return fmt::format("{} numbers, one a thread", numbers); });
+    }
+};
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,47 @@
+#include "state_slots.hpp"
+
+namespace gdn_cuda {
+
+void check_indices(const Checks& check, const char* argument, const View& indices, const Batch& batch) {
+    check.dtype(argument, indices, {DType::i32, DType::i64});
+    check.device(argument, indices, batch.like, batch.like_name);
+}
+
+void check_per_sequence(const Checks& check, const char* argument, const View& numbers, const Batch& batch) {
+    check_indices(check, argument, numbers, batch);
+    check.shape(argument, numbers, {batch.sequences}, "(sequences,)");
+    check.last_contiguous(argument, numbers);
+}
+
+void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch) {
+    if (x.slots.defined()) {
+        check_indices(check, x.slots_name, x.slots, batch);
+        GDN_REQUIRE(check, (x.slots.rank == 1 || x.slots.rank == 2) && x.slots.size(0) == batch.sequences, x.slots_name,
+                    fmt::format("({0},) or ({0}, T), a row for each sequence", batch.sequences), shape_text(x.slots));
+        const bool wide_enough =
+            x.slots.rank == 1 || (x.slots.size(1) >= 1 && (batch.packed || x.slots.size(1) >= batch.tokens));
+        GDN_REQUIRE(check, wide_enough, x.slots_name, fmt::format("a slot for each of {} tokens", batch.tokens),
+                    shape_text(x.slots));
+    } else {
+        GDN_REQUIRE(check, x.pool.size(0) >= batch.sequences, x.pool_name,
+                    fmt::format("a slot for each of {} sequences, as {} is None", batch.sequences, x.slots_name),
+                    shape_text(x.pool));
+    }
+    if (x.accepted.defined()) {
+        GDN_REQUIRE(
+            check, x.by_token(), "num_accepted_tokens", fmt::format("rank-2 {} to choose from", x.slots_name),
+            x.slots.defined() ? fmt::format("{} {}", x.slots_name, shape_text(x.slots)) : fmt::format("{} None", x.slots_name));
+        check_per_sequence(check, "num_accepted_tokens", x.accepted, batch);
+    }
+    GDN_REQUIRE(check, x.steps.defined() == x.step_slots.defined(), x.steps.defined() ? "step_slots" : "step_states",
+                "both step_states and step_slots", "one of them");
+    if (x.steps.defined()) {
+        GDN_REQUIRE(check, x.steps.rank == x.pool.rank + 1, "step_states",
+                    fmt::format("rank {}, that of {} and one for tokens", x.pool.rank + 1, x.pool_name), shape_text(x.steps));
+        GDN_REQUIRE(check, batch.packed || x.steps.size(1) >= batch.tokens, "step_states",
+                    fmt::format("room for {} tokens in each row", batch.tokens), shape_text(x.steps));
+        check_per_sequence(check, "step_slots", x.step_slots, batch);
+    }
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,52 @@
+// States in slots of a pool: checks of the tensors that say which states a call reads and writes, for operators of any family
+// (include/gdn_cuda/kernels/common/state_slots.cuh reads them).
+#pragma once
+
+#include "tensor.hpp"
+
+namespace gdn_cuda {
+
+// The sequences of a call, and the tensor whose device the others have to be on.
+struct Batch {
+    int64_t sequences;
+    int64_t tokens;  // of each sequence, if they are not packed
+    bool packed;
+    View like;
+    const char* like_name;
+};
+
+// What a call was given; undefined where it was not.
+struct SlotTensors {
+    const char *pool_name, *slots_name;
+    View pool{};        // (slots, …)
+    View slots{};       // (sequences,), or (sequences, tokens) for speculative verify
+    View accepted{};    // (sequences,)
+    View steps{};       // (rows, tokens, …)
+    View step_slots{};  // (sequences,)
+
+    bool by_token() const { return slots.defined() && slots.rank == 2; }
+};
+
+void check_indices(const Checks& check, const char* argument, const View& indices, const Batch& batch);
+void check_per_sequence(const Checks& check, const char* argument, const View& numbers, const Batch& batch);
+// All five, but for what one state is.
+void check_slots(const Checks& check, const SlotTensors& x, const Batch& batch);
+
+// The slots among a kernel's arguments.
+template <class Args>
+void set_slots(const Checks& check, Args& args, const SlotTensors& x) {
+    args.slots = tagged(x.slots);
+    args.slots_sequence = x.slots.stride(0);
+    args.slots_token = x.by_token() ? x.slots.stride(1) : 0;
+    args.slot_steps = x.by_token() ? check.count(x.slots_name, "columns", x.slots.size(1)) : 1;
+    args.slot_count = check.count(x.pool_name, "slots", x.pool.size(0));
+}
+// The rows of step states among them.
+template <class Args>
+void set_step_slots(const Checks& check, Args& args, const SlotTensors& x) {
+    args.step_slots = tagged(x.step_slots);
+    args.step_slot_count = check.count("step_states", "rows", x.steps.size(0));
+    args.step_limit = check.count("step_states", "tokens", x.steps.size(1));
+}
+
+}  // namespace gdn_cuda

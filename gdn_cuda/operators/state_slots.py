@@ -1,0 +1,36 @@
+"""States in slots of a pool, on CPU tensors: which a sequence starts from, and which may be read and written.
+
+Shapes and dtypes were checked by the C++ operators; what depends on values is checked here, before anything is written.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accepted_column(function: str, accepted: Tensor | None, sequences: int, columns: int, device: torch.device) -> Tensor:
+    """max(accepted, 1) − 1 as int64 (sequences,): the column where a verify left the state after the accepted tokens."""
+    if accepted is None:
+        return torch.zeros(sequences, dtype=torch.int64, device=device)
+    most = int(accepted.max()) if accepted.numel() else 0
+    if most > columns:
+        raise IndexError(f"{function}: num_accepted_tokens: expected <= {columns}, got {most}")
+    return accepted.to(torch.int64).clamp(min=1) - 1
+
+
+def check_slots(function: str, argument: str, indices: Tensor, slots: int, null_slot: int | None = None) -> None:
+    beyond = indices[(indices >= slots) & (True if null_slot is None else indices != null_slot)]
+    if beyond.numel():
+        raise IndexError(f"{function}: {argument}: expected < {slots}, got {int(beyond[0])}")
+
+
+def gather_states(pool: Tensor, slots: Tensor, active: Tensor) -> Tensor:
+    """(N, …): the pool's states of the active sequences, zero for the others."""
+    states = pool.new_zeros(slots.shape[0], *pool.shape[1:])
+    states[active] = pool[slots[active]]
+    return states
+
+
+def is_slot(indices: Tensor, null_slot: int | None = None) -> Tensor:
+    return (indices >= 0) & (True if null_slot is None else indices != null_slot)

@@ -1,0 +1,352 @@
+"""One token or several of a selective scan: the operator, its reference, examples, benchmark and sanitizer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..operators import operator
+from ..operators.calls import typical_call
+from ..operators.examples import Arguments, example
+from ..operators.examples import draw as drawn
+from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
+from ..operators.schema import refuse
+from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
+from .discretizations import TRANSITIONS
+
+SOFTPLUS_THRESHOLD = 20.0
+_NAME = "selective_state_update"
+
+
+# ---- The reference: the literal recurrence, in fp64 whatever the inputs
+
+
+def _transition(x: Any, complex_state: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    names = [name for name in TRANSITIONS if not (complex_state and name in ("s7", "rglru"))]
+    if x.discretization not in names:
+        refuse(_NAME, "discretization", f"one of {', '.join(map(repr, names))}", repr(x.discretization))
+    return TRANSITIONS[x.discretization]
+
+
+def _recurrence(x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
+    """From states (B, heads, dim, N) the outputs (B, T, heads, dim) and the states after each token (B, T, heads, dim, N)."""
+    transition = _transition(x, start.is_complex())
+    heads, dim = start.shape[1:3]
+    many = x.x.dim() == x.state.dim()
+
+    def by_row(y: Tensor) -> Tensor:
+        y = y if many else y.unsqueeze(1)
+        return y.to(torch.float64).reshape(*y.shape[:2], heads, dim)
+
+    def by_column(y: Tensor) -> Tensor:
+        y = y if many else y.unsqueeze(1)
+        y = y if y.dim() == 4 else y.unsqueeze(2)
+        return y.to(start.dtype).repeat_interleave(heads * dim // y.shape[2], 2).unflatten(2, (heads, dim))
+
+    u, delta, A = by_row(x.x), by_row(x.dt), x.A.to(start.dtype).reshape(start.shape[1:])
+    if x.dt_bias is not None:
+        delta = delta + x.dt_bias.to(torch.float64).reshape(heads, dim)
+    if x.dt_softplus:
+        delta = F.softplus(delta, threshold=SOFTPLUS_THRESHOLD)
+    delta_a = delta if x.delta_a is None else by_row(x.delta_a)
+    B, C, state = by_column(x.B), by_column(x.C), start
+    outputs, states = [torch.zeros_like(u[:, :0])], [start.unsqueeze(1)[:, :0]]
+    for t in range(u.shape[1]):
+        decay, gain = transition(delta[:, t, ..., None], delta_a[:, t, ..., None], A)
+        drive = u[:, t, ..., None] if x.discretization == "rglru" else B[:, t] * u[:, t, ..., None]
+        state = decay * state + gain * drive
+        y = (C[:, t] * state).sum(-1)
+        y = 2 * y.real if y.is_complex() else y
+        if x.D is not None:
+            y = y + x.D.to(torch.float64).reshape(heads, dim) * u[:, t]
+        outputs.append(y.unsqueeze(1))
+        states.append(state.unsqueeze(1))
+    out = torch.cat(outputs, 1)
+    return out if x.z is None else out * F.silu(by_row(x.z)), torch.cat(states, 1)
+
+
+@torch.no_grad()
+def _reference(x: Any) -> Tensor:
+    """States are rounded when stored, never between the tokens of one call."""
+    pool = x.state if x.state.dim() == 4 else x.state.unsqueeze(1)
+    many = x.x.dim() == x.state.dim()
+    sequences, tokens = x.x.shape[0], x.x.shape[1] if many else 1
+    indices = torch.arange(sequences) if x.state_batch_indices is None else x.state_batch_indices.to(torch.int64)
+    check_slots(_NAME, "state_batch_indices", indices, pool.shape[0])
+    slots = indices
+    if indices.dim() == 2:
+        column = accepted_column(_NAME, x.num_accepted_tokens, sequences, indices.shape[1], indices.device)
+        slots = indices[torch.arange(sequences), column]
+    if x.step_slots is not None:
+        check_slots(_NAME, "step_slots", x.step_slots, x.step_states.shape[0])
+    active = is_slot(slots)
+    wide = torch.complex128 if pool.is_complex() else torch.float64
+    out, states = _recurrence(x, gather_states(pool, slots, active).to(wide))
+    if x.step_slots is not None:
+        kept = active & is_slot(x.step_slots)
+        after = states[kept].reshape(int(kept.sum()), tokens, *x.state.shape[1:])
+        x.step_states[x.step_slots[kept].to(torch.int64), :tokens] = after.to(x.step_states.dtype)
+    else:
+        for t in range(tokens) if indices.dim() == 2 else range(tokens)[-1:]:
+            targets = indices[:, t] if indices.dim() == 2 else slots
+            kept = active & is_slot(targets)
+            pool[targets[kept]] = states[kept, t].to(pool.dtype)
+    out = torch.where(active[:, None, None, None], out, 0)
+    return out.reshape(x.x.shape).to(x.x.dtype)
+
+
+@operator(reference=_reference, out="x")
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    delta_a: Tensor | None = None,
+    state_batch_indices: Tensor | None = None,
+    discretization: str = "mamba",
+    *,
+    step_states: Tensor | None = None,
+    step_slots: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """One token or several of a selective scan, with states updated in place: the serving step. Returns the output.
+
+    Formula:
+        δ = dt + dt_bias, then softplus if asked;  δ_A = delta_a, or δ
+        state ← Ā state + B̄ B x        out = (Σ_n C state + D x) · silu(z),  the sum 2·Re Σ for complex states
+        Ā and B̄ of δ_A, δ and A by `discretization`, as in a selective scan (docs/scan.md)
+
+    Shapes:
+        state: (B, dim, N), or with heads (B, heads, dim, N); fp32, bf16, fp16 or complex64, N from 1 to 256: each state
+          contiguous, any stride between them. With state_batch_indices B is the number of slots
+        x, dt, z, delta_a, out: (B, dim) or (B, T, dim), with heads (B, heads, dim) or (B, T, heads, dim); fp32, bf16 or fp16,
+          any strides; out as x
+        A: (dim, N) or (heads, dim, N), fp32, complex64 for a complex state; D, dt_bias: (dim,) or (heads, dim)
+        B, C: (B, N) or (B, G, N), with tokens (B, T, N) or (B, T, G, N); fp32, bf16 or fp16, complex64 for a complex state.
+          A group is shared by heads / G heads, without heads by dim / G channels
+        state_batch_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has state n
+        num_accepted_tokens, step_slots: (B,), int32 or int64
+        step_states: (rows, S, [heads,] dim, N), the state's dtype
+
+    Ranks alone tell these apart: the state has 3 dimensions, or 4 with heads; x has one dimension less than the state, or as
+    many with tokens; B and C, each on its own, have groups where they have a dimension more than (B, [T,] N).
+
+    Slots, several tokens and what is kept after each are as in `fused_decode`: sequence n reads slot `state_batch_indices[n]`
+    and writes it back. With indices (B, T) it reads slot state_batch_indices[n, max(accepted, 1) − 1] and writes the state
+    after token t to slot state_batch_indices[n, t]. With `step_states` and `step_slots` the state after token t goes to
+    step_states[step_slots[n], t] and no slot is written.
+
+    A, dt, dt_bias and D may be expanded over dim and N as Mamba-2 passes them: where A does not vary over N, one Ā serves a
+    row.
+
+    Edge cases:
+        A negative slot skips its sequence: zero output, no slot touched. A negative slot to write is not written.
+        A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
+        Two sequences on one slot race.
+        "rglru" ignores B, "s7" ignores A; both are real.
+
+    Example:
+        >>> state, x, dt = torch.zeros(2, 4, 16), torch.ones(2, 4), torch.full((2, 4), 0.5)
+        >>> A, B, C = -torch.ones(4, 16), torch.ones(2, 16), torch.ones(2, 16)
+        >>> gdn_cuda.selective_state_update(state, x, dt, A, B, C)[0]  # 16 · δ
+        tensor([8., 8., 8., 8.])
+        >>> gdn_cuda.selective_state_update(state, x, dt, A, B, C)[0]  # 16 · (e^−δ δ + δ)
+        tensor([12.8522, 12.8522, 12.8522, 12.8522])
+    """
+
+
+# ---- Examples
+
+_HEADS, _DIM, _STATES, _GROUPS = 4, 6, 16, 2
+
+
+def _inputs(
+    B: int,
+    T: int | None,
+    seed: int,
+    heads: bool = False,
+    groups: bool = False,
+    state: torch.dtype = torch.float32,
+    io: torch.dtype = torch.float32,
+    slots: int = 0,
+    N: int = _STATES,
+) -> Arguments:
+    """Stable, with step sizes of both signs before the softplus; T = None: one token without a dimension."""
+    rows = (_HEADS, _DIM) if heads else (_DIM,)
+    lead = (B,) if T is None else (B, T)
+    of_columns = (*lead, _GROUPS, N) if groups else (*lead, N)
+    wide = state if state.is_complex else io
+    A = drawn(*rows, N, seed=seed + 1, dtype=torch.complex64 if state.is_complex else torch.float32)
+    return {
+        "state": drawn(max(slots, B), *rows, N, seed=seed, dtype=state),
+        "x": drawn(*lead, *rows, seed=seed + 2, dtype=io),
+        "dt": drawn(*lead, *rows, seed=seed + 3, dtype=io),
+        "A": torch.complex(-A.real.abs(), 5 * A.imag) if A.is_complex() else -A.abs(),
+        "B": drawn(*of_columns, seed=seed + 4, dtype=wide),
+        "C": drawn(*of_columns, seed=seed + 5, dtype=wide),
+        "D": drawn(*rows, seed=seed + 6, dtype=torch.float32),
+        "z": drawn(*lead, *rows, seed=seed + 7, dtype=io),
+        "dt_bias": drawn(*rows, seed=seed + 8, dtype=torch.float32),
+        "dt_softplus": True,
+    }
+
+
+@example(selective_state_update)
+def _mamba(B: int, T: int, seed: int) -> Arguments:
+    return _inputs(B, None, seed, io=torch.bfloat16)
+
+
+@example(selective_state_update, "selective_state_update-tied")
+def _mamba_2(B: int, T: int, seed: int) -> Arguments:
+    """As Mamba-2 passes them: one number a head for A, dt, dt_bias and D."""
+    x = _inputs(B, None, seed, heads=True, groups=True, state=torch.bfloat16, slots=B + 1)
+    for name in ("dt", "dt_bias", "D"):
+        x[name] = x[name][..., :1].expand_as(x[name])
+    x["A"] = x["A"][:, :1, :1].expand_as(x["A"])
+    slots = torch.arange(B).flip(0) + 1
+    slots[1:2] = -1  # a padding row
+    return x | {"state_batch_indices": slots}
+
+
+@example(selective_state_update, "selective_state_update-verify")
+def _verify(B: int, T: int, seed: int) -> Arguments:
+    width = max(T, 1)
+    x = _inputs(B, T, seed, heads=True, slots=B * width + 1, N=7)
+    slots = torch.arange(B * width, dtype=torch.int32).view(B, width) + 1
+    return x | {"state_batch_indices": slots, "num_accepted_tokens": torch.arange(B, dtype=torch.int32) % (width + 1)}
+
+
+@example(selective_state_update, "selective_state_update-step-states")
+def _step_states(B: int, T: int, seed: int) -> Arguments:
+    x = _inputs(B, T, seed, groups=True, state=torch.float16, slots=B + 2)
+    steps = drawn(B + 1, T + 1, _DIM, _STATES, seed=seed + 9, dtype=torch.float16)
+    return x | {"step_states": steps, "step_slots": torch.arange(B).flip(0), "delta_a": 0.5 * x["dt"].abs()}
+
+
+@example(selective_state_update, "selective_state_update-complex")
+def _complex(B: int, T: int, seed: int) -> Arguments:
+    return _inputs(B, T, seed, state=torch.complex64) | {"discretization": "zoh", "z": None}
+
+
+# Where `python -m gdn_cuda explain selective_state_update B=64` starts: Mamba-1, and with heads Mamba-2.
+typical_call(
+    selective_state_update,
+    {"B": 64, "dim": 5120, "N": 16, "heads": 128, "P": 64, "S": 128, "G": 1},
+    "state: B dim N f32; x, dt, z: B dim; A: dim N f32; B, C: B N; D, dt_bias: dim f32; dt_softplus = true",
+    "state: B heads P S f32; x, dt: B heads P; A: heads P S f32; B, C: B G S; D, dt_bias: heads P f32; dt_softplus = true",
+)
+
+
+# ---- Benchmarks
+
+
+def _mamba_ssm(x: Inputs) -> Peer:
+    """Its Triton kernel."""
+    step = import_peer("mamba_ssm.ops.triton.selective_state_update", "selective_state_update")
+    if x["x"].dim() == x["state"].dim():
+        raise Absent("it takes one token a call")
+    given = {name: y for name, y in x.items() if name not in ("out", "state")}
+    state = x["state"].clone()
+    return Peer(lambda: step(state, **given), lambda returned: (returned, state))
+
+
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+@bench({"mamba-ssm": _mamba_ssm}, operator="selective_state_update")
+def _measured(device: str) -> Iterator[Case]:
+    on_gpu = device == "cuda"
+    for dim, state in product((5120, 8192) if on_gpu else (512,), _NAMES):
+        for batch in (1, 16, 64, 256, 1024) if on_gpu else (1, 4):
+            yield Case(f"B={batch} dim={dim} N=16 {_NAMES[state]} state", partial(_work, device, batch, (dim,), 16, state))
+    for heads, state in product((64, 128) if on_gpu else (8,), _NAMES):
+        for batch in (1, 16, 64, 256) if on_gpu else (1, 4):
+            shape = f"B={batch} {heads}×64 N=128 {_NAMES[state]} state"
+            yield Case(shape, partial(_work, device, batch, (heads, 64), 128, state))
+    for batch, tokens in product((1, 64) if on_gpu else (1,), (2, 4, 8)):
+        shape = f"B={batch} T={tokens} 128×64 N=128 fp32 state, every state kept"
+        yield Case(shape, partial(_work, device, batch, (128, 64), 128, torch.float32, tokens))
+
+
+def _work(device: str, batch: int, rows: tuple[int, ...], N: int, state: torch.dtype, tokens: int | None = None) -> Work:
+    lead = (batch,) if tokens is None else (batch, tokens)
+    x: Inputs = {
+        "state": normal(batch, *rows, N, device=device, dtype=state),
+        "x": normal(*lead, *rows, device=device),
+        "z": normal(*lead, *rows, device=device),
+        "B": normal(*lead, N, device=device),
+        "C": normal(*lead, N, device=device),
+        "dt_softplus": True,
+        "out": torch.empty(*lead, *rows, device=device, dtype=torch.bfloat16),
+    }
+    fp32 = partial(normal, device=device, dtype=torch.float32)
+    if len(rows) == 1:
+        x |= {"dt": normal(*lead, *rows, device=device), "A": -fp32(*rows, N).abs(), "D": fp32(*rows), "dt_bias": fp32(*rows)}
+    else:  # Mamba-2: one number a head
+        heads = rows[:1]
+        x |= {
+            "dt": normal(*lead, *heads, 1, device=device).expand(*lead, *rows),
+            "A": -fp32(*heads, 1, 1).abs().expand(*rows, N),
+            "D": fp32(*heads, 1).expand(*rows),
+            "dt_bias": fp32(*heads, 1).expand(*rows),
+            "B": normal(*lead, 1, N, device=device),
+            "C": normal(*lead, 1, N, device=device),
+        }
+    written = x["state"]
+    if tokens is not None:
+        written = x["step_states"] = torch.empty(batch, tokens, *rows, N, device=device, dtype=state)
+        x["step_slots"] = torch.arange(batch, device=device)
+
+    def outcome(inputs: Inputs) -> Outcome:
+        copy = inputs["state"].clone()
+        return selective_state_update(**inputs | {"state": copy, "out": None}), copy
+
+    moved = size(x["state"], written, x["x"], x["z"], x["out"], x["B"], x["C"]) + 2 * batch * (tokens or 1) * x["dt"][0].numel()
+    return Work(partial(selective_state_update, **x), moved, 0, x, outcome, x)
+
+
+# ---- compute-sanitizer
+
+_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
+
+
+@sanitizes("selective_step")
+def _sanitized() -> None:
+    kinds = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+    for state, N, (name, tokens) in product(kinds, (7, 16, 200), (("mamba", None), ("zoh", 6), ("bilinear", None))):
+        _sanitized_call(state, N, name, tokens, batch=5)
+    _sanitized_call(torch.float32, 16, "rglru", None, batch=3000)  # several sequences a block
+    _sanitized_call(torch.bfloat16, 128, "s7", None, batch=3000)
+
+
+def _sanitized_call(state: torch.dtype, N: int, discretization: str, tokens: int | None, batch: int) -> None:
+    lead, wide = (batch,) if tokens is None else (batch, tokens), torch.complex64 if state.is_complex else torch.float32
+    A = draw(3, 37, N, dtype=wide)
+    slots = torch.tensor(_HOSTILE, device="cuda").repeat(batch)[:batch]
+    steps = {} if tokens is None else {"step_states": draw(4, tokens, 3, 37, N, dtype=state), "step_slots": slots}
+    selective_state_update(
+        draw(8, 3, 37, N, dtype=state),
+        draw(*lead, 3, 37, dtype=torch.bfloat16),
+        draw(*lead, 3, 37).abs(),
+        -A if state.is_complex else A.abs() if discretization == "rglru" else -A.abs(),
+        draw(*lead, 3, N, dtype=wide),
+        draw(*lead, N, dtype=wide),
+        draw(3, 37),
+        draw(*lead, 3, 37),
+        state_batch_indices=slots,
+        discretization=discretization,
+        **steps,
+    )
