@@ -15,6 +15,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization_gradients.cuh>
 #include <gdn_cuda/kernels/scan/four.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward_plan.cuh>
@@ -75,7 +76,6 @@ struct SelectiveBackward {
     int lane, warp;
 
     static constexpr bool kIsRglru = kTransition == Transition::rglru;
-    static constexpr bool kAnchors = !Poles::kRelative;
 
     // ---- What a lane keeps of a channel
 
@@ -400,12 +400,23 @@ struct SelectiveBackward {
         }
     }
 
-    // Keeps the states before each sub-tile.
-    __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles) {
-        const Rows rows = rows_of(true, channel);
-        float total = 0.f, product[kStates];
+    // The steps of the chunk, added up by the lanes of the channel.
+    __device__ __forceinline__ float total_step(int channel) const {
+        float total = 0.f;
 #pragma unroll
-        for (float& p : product) p = 1.f;
+        for (int token = 4 * state_lane(); token < kStateChunk; token += 4 * kLanes) {
+            const float4 x = four(shared.step, channel, token);
+            total += (x.x + x.y) + (x.z + x.w);
+        }
+        return group_sum<kLanes>(total);
+    }
+    // Keeps the states before each sub-tile. With kAnchors, also takes the decay of the carry over the chunk from the sum of
+    // its steps: the decays of tokens are rounded, near one always in the same direction where steps are alike, and over a long
+    // memory that adds up. The carry begins with what they lack.
+    template <bool kAnchors>
+    __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles, float total) {
+        const Rows rows = rows_of(true, channel);
+        float relative[kAnchors ? kStates : 1] = {};  // the product of the decays, minus 1, whose rounding is much finer
 #pragma unroll 1
         for (int k = 0; k < subtiles; ++k) {
             store_numbers(&shared.checkpoint[k][channel][first_number()], own.x);
@@ -416,25 +427,31 @@ struct SelectiveBackward {
             for (int t = 0; t < kTokens; ++t) {
                 Numbers B;
                 load_row(B, rows, k * kTokens + t);
-                if constexpr (kAnchors) total += e.step[t];
 #pragma unroll
                 for (int s = 0; s < kStates; ++s) {
                     const Step<Number> step = own.poles[s].step(e.at(t), B[s]);
                     own.x[s] = after<Poles::kRelative>(own.x[s], step);
-                    if constexpr (kAnchors) product[s] *= step.decay;
+                    if constexpr (kAnchors) relative[s] = fmaf(relative[s], step.decay, step.decay - 1.f);
                 }
             }
         }
-        // The decays are rounded, always in the same direction where steps are alike. Near one that adds up over a long memory:
-        // over the chunk, the carry is to decay as the exponential of all its steps, so it begins with what they lack.
         if constexpr (kAnchors)
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
-                float relative;
-                const bool is_long = own.poles[s].long_memory(total, relative);
-                if (is_long)
-                    own.carry[s] = fmaf(own.carry[s], __fdividef(relative - (product[s] - 1.f), product[s]), own.carry[s]);
+                float exact;
+                if (own.poles[s].long_memory(total, exact) && own.poles[s].rounds_alike(total, kStateChunk))
+                    own.carry[s] = fmaf(own.carry[s], __fdividef(exact - relative[s], 1.f + relative[s]), own.carry[s]);
             }
+    }
+    __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles) {
+        if constexpr (!Poles::kRelative) {
+            const float total = total_step(channel);
+            bool any = false;
+#pragma unroll
+            for (int s = 0; s < kStates; ++s) any |= own.poles[s].rounds_alike(total, kStateChunk);
+            if (__any_sync(0xffffffffu, any)) return walk_forward<true>(own, channel, subtiles, total);
+        }
+        walk_forward<false>(own, channel, subtiles, 0.f);
     }
 
     // Gradients of B and C for the lane's states, summed over its channels.
