@@ -750,15 +750,16 @@ struct SelectiveBackward {
         put(shared.input, unit, of_D);
         put(shared.cotangent, unit, delta);
     }
-    // The gradients of D or of the bias, over the tokens of a chunk.
-    __device__ __forceinline__ static float sum_elements(const float (*tile)[kStateChunk], int channel) {
+    // The gradient of D or of the bias, over the tokens of a chunk.
+    __device__ __forceinline__ void sum_elements(int which, int channel) {
+        const auto* tile = which == 0 ? shared.input : shared.cotangent;
         float sum = 0.f;
 #pragma unroll 4
         for (int token = 0; token < kStateChunk; token += 4) {
             const float4 x = four(tile, channel, token);
             sum += (x.x + x.y) + (x.z + x.w);
         }
-        return sum;
+        shared.element_sums[which][channel] += sum;
     }
 
     __device__ __forceinline__ void run() {
@@ -767,17 +768,15 @@ struct SelectiveBackward {
         for (int j = 0; j < kOwn; ++j) begin(own[j], channel_of(j));
         // A thread sums the gradient of D or of the bias of a channel.
         static_assert(2 * kChannels <= Config::kThreads);
-        const int channel = threadIdx.x % kChannels;
-        const bool is_D = threadIdx.x < kChannels;
-        if (is_D) {
+        if (threadIdx.x < kChannels) {
+            const int channel = threadIdx.x;
             const bool exists = channel < place.channels;
             shared.D[channel] = exists && in.D != nullptr ? in.D[place.channel + channel] : 0.f;
             shared.bias[channel] = exists && in.delta_bias != nullptr ? in.delta_bias[place.channel + channel] : 0.f;
         }
+        if (threadIdx.x < 2 * kChannels) shared.element_sums[threadIdx.x / kChannels][threadIdx.x % kChannels] = 0.f;
         if (threadIdx.x < 2)
             shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
-        float* const to = is_D ? args.dD : args.ddelta_bias;
-        float sum = 0.f;
         __syncthreads();
 
         const int length = place.span.length, chunks = (length + kStateChunk - 1) / kStateChunk;
@@ -797,15 +796,18 @@ struct SelectiveBackward {
                       [&](const InFlight& raw, const Unit& unit) { finish_elements(raw, outputs, unit, first, tokens); });
             __syncthreads();
             if (args.last_pass && (args.dD != nullptr || args.ddelta_bias != nullptr)) {
-                if (to != nullptr && threadIdx.x < 2 * kChannels)
-                    sum += sum_elements(is_D ? shared.input : shared.cotangent, channel);
+                if (threadIdx.x < 2 * kChannels) sum_elements(threadIdx.x / kChannels, threadIdx.x % kChannels);
                 __syncthreads();
             }
         }
 #pragma unroll
         for (int j = 0; j < kOwn; ++j) finish(own[j], channel_of(j));
-        if (args.last_pass && to != nullptr && threadIdx.x < 2 * kChannels && channel < place.channels)
-            to[static_cast<i64>(place.sequence) * in.dim + place.channel + channel] = sum;
+        if (args.last_pass && threadIdx.x < 2 * kChannels) {
+            const int which = threadIdx.x / kChannels, channel = threadIdx.x % kChannels;
+            float* to = which == 0 ? args.dD : args.ddelta_bias;
+            if (to != nullptr && channel < place.channels)
+                to[static_cast<i64>(place.sequence) * in.dim + place.channel + channel] = shared.element_sums[which][channel];
+        }
     }
 };
 
