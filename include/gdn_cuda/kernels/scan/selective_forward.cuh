@@ -331,6 +331,27 @@ struct SelectiveForward {
         }
     }
 
+    // Four tokens of one state: all that does not depend on the state itself.
+    struct Ahead {
+        Step<Number> steps[4];
+        Number C[4];
+    };
+    template <Pass kPass>
+    __device__ __forceinline__ Ahead ahead(const States& states, const float (&step)[4], const float (&input)[4],
+                                           const float (&size)[4], int s, int t) const {
+        Ahead four;
+        Number B[4];
+        load_four<kPass>(B, shared.B, in.B.varies, s * kLanes + lane, t);
+        load_four<kPass>(four.C, shared.C, in.C.varies, s * kLanes + lane, t);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if constexpr (kTransition == Transition::rglru)
+                if (!in.B.varies) four.C[j] = four.C[j] * B[j];
+            four.steps[j] = states.poles[s].step({step[j], input[j], size[j]}, B[j]);
+        }
+        return four;
+    }
+
     // Takes the states through the tile. kAnchored: from_zero is the tile's own part of the states, and what is left of the
     // states before it is known exactly from the sum of the steps.
     template <Pass kPass, bool kAnchored>
@@ -352,21 +373,19 @@ struct SelectiveForward {
                 load_shared(input, &shared.input[channel][token + four]);
                 if constexpr (has_size(kTransition)) load_shared(size, &shared.size[channel][token + four]);
                 if (kPass == Pass::later || (kPass == Pass::any && !is_first)) load_shared(y, partial + token + four);
+                // One state ahead: exponentials and loads take long.
+                Ahead now = ahead<kPass>(states, step, input, size, 0, eight + four);
 #pragma unroll
                 for (int s = 0; s < kStates; ++s) {
-                    Number B[4], C[4];
-                    load_four<kPass>(B, shared.B, in.B.varies, s * kLanes + lane, eight + four);
-                    load_four<kPass>(C, shared.C, in.C.varies, s * kLanes + lane, eight + four);
+                    const Ahead next = ahead<kPass>(states, step, input, size, (s + 1) % kStates, eight + four);
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
-                        if constexpr (kTransition == Transition::rglru)
-                            if (!in.B.varies) C[j] = C[j] * B[j];
-                        const Step<Number> next = states.poles[s].step({step[j], input[j], size[j]}, B[j]);
-                        states.x[s] = after<Poles::kRelative>(states.x[s], next);
-                        if constexpr (kAnchored) from_zero[s] = after<false>(from_zero[s], next);
-                        y[j] = kPass == Pass::first && s == 0 ? real_product(C[j], states.x[s])
-                                                              : add_real_product(y[j], C[j], states.x[s]);
+                        states.x[s] = after<Poles::kRelative>(states.x[s], now.steps[j]);
+                        if constexpr (kAnchored) from_zero[s] = after<false>(from_zero[s], now.steps[j]);
+                        y[j] = kPass == Pass::first && s == 0 ? real_product(now.C[j], states.x[s])
+                                                              : add_real_product(y[j], now.C[j], states.x[s]);
                     }
+                    now = next;
                 }
                 *reinterpret_cast<float4*>(partial + token + four) = {y[0], y[1], y[2], y[3]};
             }

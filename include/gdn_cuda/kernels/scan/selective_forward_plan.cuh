@@ -19,7 +19,7 @@ struct SelectiveForwardConfig {
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a pass over a tile
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     // What registers are limited for.
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return is_complex ? 3 : is_narrow ? 5 : 4; }
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return is_complex ? 3 : is_narrow ? 4 : 4; }
 
     GDN_FIELDS(transition, is_complex, is_narrow, states, lanes)
 };
