@@ -20,18 +20,18 @@ from ..operators.schema import Schema
 from .diagonal import diagonal_scan
 from .discretizations import TRANSITIONS
 
-_SCHEMAS = {name: Schema.of("validate_simplified_scan", name) for name in ("simplified_scan", "s5_inner")}
+_SCHEMAS = {name: Schema.of(f"validate_{name}", name) for name in ("simplified_scan", "s5_inner")}
 
 
 def _composed(function: str, *args: Any) -> tuple[Tensor, Tensor]:
-    """args: u, delta, A, B, C, delta_a, initial_state, discretization and D, as validate_simplified_scan takes them."""
+    """args: u, delta, A, B, C, delta_a, initial_state, discretization, and D of s5_inner, as validate_<function> takes them."""
     if not torch.compiler.is_compiling():
         schema = _SCHEMAS[function]
         schema.check_types(args)
         schema.check_devices(args)
         if not under_transforms():  # whose tensors have other shapes; diagonal_scan checks what is in them
             check(schema.name, args)
-    u, delta, A, B, C, delta_a, initial_state, discretization, _ = args
+    u, delta, A, B, C, delta_a, initial_state, discretization = args[:8]
     states, last = diagonal_scan(torch.matmul(B, u), delta, A.reshape(-1), delta_a, initial_state, discretization)
     return torch.matmul(C, states), last
 
@@ -78,7 +78,7 @@ def simplified_scan(
         >>> gdn_cuda.simplified_scan(torch.ones(1, 1, 3) + 0j, torch.ones(1), -one[0], one, one, discretization="zoh").real
         tensor([[[0.6321, 0.8647, 0.9502]]])
     """
-    y, last = _composed("simplified_scan", u, delta, A, B, C, delta_a, initial_state, discretization, None)
+    y, last = _composed("simplified_scan", u, delta, A, B, C, delta_a, initial_state, discretization)
     return (y, last) if return_last_state else y
 
 
@@ -111,8 +111,6 @@ def s5_inner(
         >>> gdn_cuda.s5_inner(torch.ones(1, 1, 3) + 0j, torch.ones(1), -one[0], one, one, torch.zeros(1), conj_sym=False)
         tensor([[[0.6667, 0.8889, 0.9630]]])
     """
-    if D is None:  # which the checks take for simplified_scan
-        raise ValueError("s5_inner: D: expected a tensor, got None")
     y, _ = _composed("s5_inner", u, delta, A, B, C, delta_a, None, discretization, D)
     return (2 if conj_sym else 1) * y.real + D[:, None] * u.real
 

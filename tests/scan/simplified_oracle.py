@@ -16,7 +16,7 @@ def expm1(z: Tensor) -> Tensor:
 
 
 def discretized(name: str, delta: Tensor, delta_a: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Ā and B̄ of one token; delta (…, P), A (P)."""
+    """Ā and B̄ for step sizes (…, P) and A (P)."""
     if name == "bilinear":
         return (1 + delta_a * A / 2) / (1 - delta_a * A / 2), delta / (1 - delta * A / 2)
     decay = torch.exp(delta_a * A)
@@ -30,13 +30,13 @@ def discretized(name: str, delta: Tensor, delta_a: Tensor, A: Tensor) -> tuple[T
 def diagonal_scan(
     Bu: Tensor, delta: Tensor, A: Tensor, delta_a: Tensor | None, initial_state: Tensor | None, discretization: str
 ) -> tuple[Tensor, Tensor]:
-    Bu, delta, A = wide(Bu), wide(delta), wide(A).flatten()
-    delta_a = delta if delta_a is None else wide(delta_a)
+    Bu, A = wide(Bu), wide(A).flatten()
+    sizes = [wide(d) if d.dim() == 1 else wide(d).mT for d in (delta, delta if delta_a is None else delta_a)]
+    a, factor = (x.expand(*Bu.mT.shape) for x in discretized(discretization, *sizes, A))
     state = Bu.new_zeros(Bu.shape[:2]) if initial_state is None else wide(initial_state)
     states = []
-    for t in range(Bu.shape[-1]):
-        a, factor = discretized(discretization, *(d if d.dim() == 1 else d[..., t] for d in (delta, delta_a)), A)
-        state = a * state + factor * Bu[..., t]
+    for decay, added in zip(a.unbind(1), (factor * Bu.mT).unbind(1), strict=True):
+        state = decay * state + added
         states.append(state)
     return torch.stack(states, -1) if states else Bu, state
 

@@ -37,11 +37,17 @@ struct DiagonalScanBackwardCall {
         DiagonalScanCall::fields(self.scan, visit);
     }
 };
-// The checks of what Python composes itself; s5_inner has a D.
+// What Python composes itself has only checks.
 struct SimplifiedScanCall {
     static constexpr const char* name = "simplified_scan";
     SimplifiedScan scan;
-    OptionalTensor D = {};
+
+    static void fields(auto& self, auto&& visit) { SimplifiedScan::fields(self.scan, visit); }
+};
+struct S5InnerCall {
+    static constexpr const char* name = "s5_inner";
+    SimplifiedScan scan;
+    Given D;
 
     static void fields(auto& self, auto&& visit) {
         SimplifiedScan::fields(self.scan, visit);
@@ -50,12 +56,6 @@ struct SimplifiedScanCall {
 };
 
 // ---- Checks. Errors name the public function.
-
-// The names by which users know the scanned tensor and the function.
-struct Names {
-    Checks check{"simplified_scan"};
-    const char* scanned = "Bu";
-};
 
 struct Sizes {
     int64_t batch, states, length;
@@ -137,10 +137,9 @@ PreparedDiagonalScan prepare_diagonal_scan_backward(const DiagonalScanBackwardCa
     return prepared;
 }
 
-void prepare_simplified_scan(const SimplifiedScanCall& call) {
-    const SimplifiedScan& x = call.scan;
-    const Checks check{call.D ? "s5_inner" : "simplified_scan"};
-    const View u(x.u), A(x.A), B(x.B), C(x.C), D = view_of(call.D);
+// `D`: of s5_inner.
+void check_composed(const Checks& check, const SimplifiedScan& x, const View& D) {
+    const View u(x.u), A(x.A), B(x.B), C(x.C);
     const DType type = check.dtype("u", u, {DType::c64, DType::c128});
     check.rank("u", u, 3, "(batch, H, L)");
     GDN_REQUIRE(check, A.rank == 1 || (A.rank == 2 && A.size(1) == 1), "A", "(P,) or (P, 1)", shape_text(A));
@@ -156,6 +155,12 @@ void prepare_simplified_scan(const SimplifiedScanCall& call) {
     check_system(check, u, "u", type, {u.size(0), states, u.size(2)}, A, View(x.delta), view_of(x.delta_a),
                  view_of(x.initial_state));
     check_discretization(check, x.discretization);
+}
+void prepare_simplified_scan(const SimplifiedScanCall& x) {
+    check_composed({x.name}, x.scan, {});
+}
+void prepare_s5_inner(const S5InnerCall& x) {
+    check_composed({x.name}, x.scan, View(x.D));
 }
 
 // ---- Launches
@@ -282,14 +287,14 @@ GDN_REGISTER(DiagonalScanBackwardCall, prepare_diagonal_scan_backward, run_diago
 
 STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda, m) {
     define_check<SimplifiedScanCall>(m);
+    define_check<S5InnerCall>(m);
 }
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda, CPU, m) {
     m.impl(check_name<SimplifiedScanCall>().c_str(), &detail::check_boxed<SimplifiedScanCall, prepare_simplified_scan>);
+    m.impl(check_name<S5InnerCall>().c_str(), &detail::check_boxed<S5InnerCall, prepare_s5_inner>);
 }
 
-std::tuple<Tensor, Tensor> composed(const SimplifiedScanCall& call_of) {
-    const SimplifiedScan& x = call_of.scan;
-    prepare_simplified_scan(call_of);
+std::tuple<Tensor, Tensor> composed(const SimplifiedScan& x) {
     const Tensor A = torch::stable::reshape(x.A, std::vector<int64_t>{-1});
     const auto on_cuda = [](const OptionalTensor& tensor) { return tensor ? OptionalTensor(plain_on_cuda(*tensor)) : tensor; };
     const auto [states, last] = call<DiagonalScanCall, run_diagonal_scan>({.Bu = torch::stable::matmul(x.B, x.u),
@@ -308,19 +313,16 @@ namespace gdn_cuda {
 
 std::tuple<Tensor, Tensor> simplified_scan(const SimplifiedScan& x) {
     require_given("simplified_scan", x);
-    return scan::composed({.scan = x});
+    scan::prepare_simplified_scan({x});
+    return scan::composed(x);
 }
 
 Tensor s5_inner(const S5Inner& x) {
     require_given("s5_inner", x);
-    const auto [y, last] = scan::composed({.scan = {.u = x.u,
-                                                    .delta = x.delta,
-                                                    .A = x.A,
-                                                    .B = x.B,
-                                                    .C = x.C,
-                                                    .delta_a = x.delta_a,
-                                                    .discretization = x.discretization},
-                                           .D = x.D});
+    const SimplifiedScan scanned{
+        .u = x.u, .delta = x.delta, .A = x.A, .B = x.B, .C = x.C, .delta_a = x.delta_a, .discretization = x.discretization};
+    scan::prepare_s5_inner({.scan = scanned, .D = x.D});
+    const auto [y, last] = scan::composed(scanned);
     const Tensor direct = math::mul(torch::stable::unsqueeze(x.D, 1), math::real(x.u)), real = math::real(y);
     return torch::stable::subtract(direct, real, x.conj_sym ? -2.0 : -1.0);
 }

@@ -57,6 +57,8 @@ def test_s5_inner_refuses_by_its_own_name() -> None:
         s5_inner(**x, D=torch.ones(4))
     with pytest.raises(ValueError, match=r"^s5_inner: B: expected \(P, H\) = \(5, 3\), got \(3, 5\)"):
         s5_inner(**x | {"B": x["B"].T}, D=torch.ones(3))
+    with pytest.raises(ValueError, match=r"^s5_inner: discretization: expected one of 'mamba', .*, got 'zohh'"):
+        s5_inner(**x, D=torch.ones(3), discretization="zohh")
     with pytest.raises(ValueError, match=r"^s5_inner: D: expected a tensor, got None"):
         s5_inner(**x, D=None)  # type: ignore[arg-type]
 

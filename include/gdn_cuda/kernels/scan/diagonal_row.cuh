@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_tokens(const Tokens<T>& tokens, T* row, in
 
 // ---- One token
 
-// e^(i radians), to 1e-11 for phases up to 1e15; beyond that fp64 does not resolve a turn, and it is a multiple of i.
+// e^(i radians), to 1e-11 for phases up to 1e15; beyond that fp64 does not resolve a turn, and it is a power of i.
 __device__ __forceinline__ Wide unit_of(double radians) {
     constexpr double kInverse = 0x1.45f306dc9c883p-1, kQuarter = 0x1.921fb54442d18p+0, kRest = 0x1.1a62633145c07p-54;  // pi / 2
     constexpr double kRound = 0x1.8p52;  // the sum's last bits are the nearest integer
