@@ -20,6 +20,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "flash_qla": (chunk_gated_delta_rule,),
         "flashinfer.gdn_prefill": (flashinfer_chunk_gated_delta_rule,),
         "flashinfer.gdn_decode": (gated_delta_rule_decode_pretranspose,),
+        "mamba_ssm.ops.selective_scan_interface": (selective_scan_fn,),
     }
     for name, functions in operators.items():
         parts = name.split(".")
@@ -31,9 +32,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes imports of the peers fail."""
-    for name in ("fla", "flash_qla", "flashinfer", "scipy.linalg"):
+    for name in ("fla", "flash_qla", "flashinfer", "mamba_ssm", "scipy.linalg"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in [name for name in sys.modules if name.startswith(("fla.", "flash_qla.", "flashinfer."))]:
+    for name in [name for name in sys.modules if name.startswith(("fla.", "flash_qla.", "flashinfer.", "mamba_ssm."))]:
         monkeypatch.delitem(sys.modules, name)
 
 
@@ -146,3 +147,23 @@ def gated_delta_rule_decode_pretranspose(
         q, k, v, a, b, A_log, dt_bias, initial_state, initial_state_indices, use_qk_l2norm=use_qk_l2norm, out=output
     )
     return output, initial_state
+
+
+# ---- mamba-ssm: (B, D, L), tokens contiguous
+
+
+def selective_scan_fn(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+) -> Tensor:
+    require(all(x is not None and x.stride(-1) == 1 for x in (u, delta, B, C, z)), "tokens that are neighbours")
+    require(not return_last_state, "outputs alone are measured")
+    return gdn_cuda.selective_scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus=delta_softplus)

@@ -83,6 +83,7 @@ MEASURED = [
     ("fused_decode", "FlashInfer", 3),
     ("fused_decode", "FLA", 2),
     ("recurrent_forward", "FLA", 2),
+    *(("selective_scan", "mamba-ssm", number) for number in range(4)),
     *(("chunked_forward", peer, number) for peer in ("FLA", "FlashInfer", "FlashQLA") for number in (0, 1)),
 ]
 
@@ -144,6 +145,16 @@ def test_the_structured_tables_have_these_rows() -> None:
     assert (forward.bytes, backward.bytes) == (8 * 16 * 8 * 2 + 8 * 256 * 4, 2 * 8 * 16 * 8 * 2 + 8 * 256 * 4)
 
 
+def test_the_scan_table_has_these_rows() -> None:
+    rows = [case.shape for case in bench.chosen("selective_scan", "cuda", "forward")]
+    tokens = ["1×5120×4096", "8×5120×2048", "8×1536×2048", "1×8192×32768", "1×256×131072", "8×1536×2048 fp32",
+              "8×1024×2048 complex", "8×5120×2048 N=64"]  # fmt: skip
+    assert rows == [f"{name} forward" for name in tokens] + [f"{name} transposed forward" for name in tokens]
+    assert len(bench.chosen("selective_scan", "cuda", "backward")) == len(rows)
+    forward = work_of("selective_scan", 0)
+    assert forward.bytes == 2 * (4 * 2 * 8 * 70 + 2 * 2 * 16 * 70) + 4 * (8 * 16 + 2 * 8)
+
+
 def parameter_names(function: Callable[..., Any]) -> set[str]:
     return set(inspect.signature(function).parameters)
 
@@ -154,6 +165,7 @@ REAL = [
     ("flash_qla", "chunk_gated_delta_rule", bench_fakes.chunk_gated_delta_rule),
     ("flashinfer.gdn_prefill", "chunk_gated_delta_rule", bench_fakes.flashinfer_chunk_gated_delta_rule),
     ("flashinfer.gdn_decode", "gated_delta_rule_decode_pretranspose", bench_fakes.gated_delta_rule_decode_pretranspose),
+    ("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", bench_fakes.selective_scan_fn),
 ]
 
 

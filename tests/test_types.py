@@ -22,6 +22,8 @@ def prefill(x: torch.Tensor, pool: torch.Tensor, final: bool) -> None:
     output, new_state = gdn_cuda.recurrent_forward(x, x, x, None, x, x)
     print(output.shape, new_state.shape)
     print(gdn_cuda.fused_decode(x, x, x, x, x, x, x, pool).shape)
+    print(gdn_cuda.selective_scan(x, x, x, x, x, delta_softplus=True).shape)
+    out, state = gdn_cuda.selective_scan(x, x, x, x, x, return_last_state=True)
 """
 BAD = """
 import gdn_cuda, torch
@@ -30,6 +32,7 @@ def prefill(x: torch.Tensor, final: bool) -> None:
     out, state = gdn_cuda.chunked_forward(x, x, x, x, x, checkpoint_every=64)
     out, state, checkpoints = gdn_cuda.chunked_forward(x, x, x, x, x)
     print(gdn_cuda.chunked_forward(x, x, x, x, x, output_final_state=final)[1].shape)
+    print(gdn_cuda.selective_scan(x, x, x, x, x, return_last_state=True).shape)
 """
 
 
@@ -47,4 +50,4 @@ def test_mypy_infers_the_results_from_the_arguments(tmp_path: Path) -> None:
 
 def test_mypy_rejects_the_use_of_absent_results(tmp_path: Path) -> None:
     found = errors(BAD, tmp_path)
-    assert [f":{line}: error" in found for line in (5, 6, 7)] == [True, True, True], found
+    assert [f":{line}: error" in found for line in (5, 6, 7, 8)] == [True, True, True, True], found

@@ -1,8 +1,24 @@
-"""Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D."""
+"""Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; and of
+the scans: LRU, S5, S6 and Mamba."""
 
 from .cauchy import CauchyKernel
+from .lru import LRU
+from .mamba import S6, Mamba
 from .s4 import S4Kernel
 from .s4d import S4DKernel
+from .s5 import S5
 from .toeplitz import DisplacementMV, ToeplitzInverse, ToeplitzMV, ToeplitzSolve
 
-__all__ = ["CauchyKernel", "DisplacementMV", "S4DKernel", "S4Kernel", "ToeplitzInverse", "ToeplitzMV", "ToeplitzSolve"]
+__all__ = [
+    "CauchyKernel",
+    "DisplacementMV",
+    "LRU",
+    "Mamba",
+    "S4DKernel",
+    "S4Kernel",
+    "S5",
+    "S6",
+    "ToeplitzInverse",
+    "ToeplitzMV",
+    "ToeplitzSolve",
+]

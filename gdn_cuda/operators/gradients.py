@@ -118,6 +118,10 @@ class Differentiable:
             for x in args:
                 if isinstance(x, Tensor) and x.requires_grad:
                     return self.operator(*args)
+        return self.below_autograd(*args)
+
+    def below_autograd(self, *args: Any) -> Any:
+        """For calls that are known to need no derivatives."""
         with _below_autograd():
             return self.operator(*args)
 

@@ -4,8 +4,19 @@ The state is fp32, on CPU tensors fp64 where the inputs are. Results are the sam
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
+from .rglru import rglru_scan
+from .s7 import s7_scan
 from .selective import selective_scan
 from .selective_step import selective_state_update
+from .simplified_scan import s5_inner, simplified_scan
 from .simplified_step import simplified_state_update
 
-__all__ = ["selective_scan", "selective_state_update", "simplified_state_update"]
+__all__ = [
+    "rglru_scan",
+    "s5_inner",
+    "s7_scan",
+    "selective_scan",
+    "selective_state_update",
+    "simplified_scan",
+    "simplified_state_update",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, draw, example, of_operator, random
-from ..operators.gradients import needs_derivatives
-from ..operators.schema import refuse
+from ..operators.gradients import under_transforms
 from . import selective_reference as reference
 
 
@@ -79,6 +78,71 @@ _scan = Differentiable(
 )
 
 
+def _no_derivatives(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Every call asks, so it takes few steps."""
+    if torch.compiler.is_compiling() or under_transforms():
+        return False
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return False
+    return True
+
+
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_a: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    return_last_state: Literal[False] = ...,
+    discretization: str = ...,
+    *,
+    initial_state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+) -> Tensor: ...
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_a: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    *,
+    return_last_state: Literal[True],
+    discretization: str = ...,
+    initial_state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = ...,
+    z: Tensor | None = ...,
+    delta_bias: Tensor | None = ...,
+    delta_a: Tensor | None = ...,
+    delta_softplus: bool = ...,
+    return_last_state: bool = ...,
+    discretization: str = ...,
+    *,
+    initial_state: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def selective_scan(
     u: Tensor,
     delta: Tensor,
@@ -102,13 +166,12 @@ def selective_scan(
         δ = delta (+ delta_bias), then softplus(δ) if delta_softplus;  δ_A = delta_a, or δ without it
         x_t = Ā_t x_{t−1} + (B̄u)_t
         out_t = (Σ_n C_t x_t + D u_t) · silu(z_t), with 2·Re Σ_n where A is complex
-        | discretization | Ā | (B̄u)_t |
-        | mamba | e^{δ_A A} | δ B u |
-        | zoh | e^{δ_A A} | (e^{δA} − 1) / A · B u |
-        | bilinear | (1 + ½δ_A A) / (1 − ½δ_A A) | δ / (1 − ½δA) · B u |
-        | dirac | e^{δ_A A} | B u |
-        | s7 | 1 − 1 / (δ² + ½) | B u |
-        | rglru | A^δ | √(1 − Ā²) · u |
+        mamba:     Ā = e^{δ_A A},                    (B̄u)_t = δ B u
+        zoh:       Ā = e^{δ_A A},                    (B̄u)_t = (e^{δA} − 1) / A · B u
+        bilinear:  Ā = (1 + ½δ_A A) / (1 − ½δ_A A),  (B̄u)_t = δ / (1 − ½δA) · B u
+        dirac:     Ā = e^{δ_A A},                    (B̄u)_t = B u
+        s7:        Ā = 1 − 1 / (δ² + ½),             (B̄u)_t = B u
+        rglru:     Ā = A^δ,                          (B̄u)_t = √(1 − Ā²) · u
 
     Shapes:
         u, delta, z, delta_a: (B, D, L), fp32, bf16 or fp16, on the CPU fp64 too
@@ -135,14 +198,14 @@ def selective_scan(
         >>> gdn_cuda.selective_scan(one, one, torch.zeros(1, 1), one, one, return_last_state=True)
         (tensor([[[1., 2., 3.]]]), tensor([[[3.]]]))
     """
-    if not isinstance(discretization, str):
-        refuse("selective_scan", "discretization", "a string", repr(discretization))
-    arguments = (u, delta, A, B, C, D, z, delta_bias, delta_a, initial_state, cu_seqlens, delta_softplus, discretization)
+    tensors = (u, delta, A, B, C, D, z, delta_bias, delta_a, initial_state, cu_seqlens)
     try:
-        keep_states = torch.is_grad_enabled() and needs_derivatives(*arguments)
-        out, last_state, _ = _scan(*arguments, keep_states)
+        if _no_derivatives(tensors):
+            out, last_state, _ = _scan.below_autograd(*tensors, delta_softplus, discretization, False)
+        else:
+            out, last_state, _ = _scan(*tensors, delta_softplus, discretization, torch.is_grad_enabled())
     except Exception:
-        _scan.schema.check_types((*arguments, False))
+        _scan.schema.check_types((*tensors, delta_softplus, discretization, False))
         raise
     return (out, last_state) if return_last_state else out
 

@@ -63,6 +63,18 @@ struct GDN_HOLDS_TENSORS SimplifiedScan {
 // (out, last state)
 std::tuple<Tensor, Tensor> simplified_scan(const SimplifiedScan& arguments);
 
+// The same, and D: (H) float32.
+struct GDN_HOLDS_TENSORS S5Inner {
+    Given u, delta, A, B, C, D;
+    OptionalTensor delta_a = {};
+    Discretization discretization = Discretization::bilinear;
+    bool conj_sym = true;
+
+    GDN_FIELDS(u, delta, A, B, C, D, delta_a, discretization, conj_sym)
+};
+// (2 or 1) Re(simplified_scan) + D Re(u)
+Tensor s5_inner(const S5Inner& arguments);
+
 struct GDN_HOLDS_TENSORS SimplifiedStateUpdate {
     static constexpr const char* name = "simplified_state_update";
     Written state;
@@ -86,7 +98,8 @@ struct GDN_HOLDS_TENSORS S7Scan {
 // (out, last state)
 std::tuple<Tensor, Tensor> s7_scan(const S7Scan& arguments);
 
-// u, delta: (B, D, L); A: (D, N), in (0, 1); initial_state: (B or sequences, D, N); reset: (B, L) bool.
+// u, delta: (B, D, L); A: (D, N), in (0, 1); initial_state: (B or sequences, D, N); reset: (B, L) int32
+// or int64, which is not 0 where a sequence begins.
 struct GDN_HOLDS_TENSORS RglruScan {
     Given u, delta, A;
     OptionalTensor initial_state = {}, cu_seqlens = {}, reset = {};

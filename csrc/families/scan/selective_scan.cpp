@@ -6,6 +6,8 @@
 
 #include "../../operators/operator.hpp"
 #include "selective.hpp"
+#include "selective_backward_run.hpp"
+#include "selective_forward.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -54,6 +56,12 @@ SelectiveScan readable(SelectiveScan x) {
     return x;
 }
 
+// From C++, tensors come as they are; complex ones may be marked as conjugates, which kernels do not see.
+SelectiveScan with_plain_numbers(SelectiveScan x) {
+    if (x.A->scalar_type() == ScalarType::ComplexFloat) apply(plain_on_cuda, {&x.A, &x.B, &x.C, &x.initial_state});
+    return x;
+}
+
 // ---- Results
 
 std::vector<int64_t> sizes_of(const View& view) {
@@ -77,21 +85,6 @@ Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& 
     return torch::stable::new_empty(like, sizes, state_type(prepared));
 }
 
-// ---- The kernels
-
-void refuse(const Target& target) {
-    if (!target.is_explained())
-        throw jit::Error("selective_scan: expected CPU tensors, got CUDA tensors, and there is no kernel");
-    remark("there is no kernel");
-}
-void run_selective_forward(const PreparedSelective&, const SelectiveResults&, const Target& target) {
-    refuse(target);
-}
-void run_selective_backward(const PreparedSelective&, const SelectiveCotangents&, const SelectiveGradients&,
-                            const Target& target, const Tensor&) {
-    refuse(target);
-}
-
 // ---- Forward
 
 PreparedSelective prepare_scan(const SelectiveScanCall& call) {
@@ -109,13 +102,13 @@ std::tuple<Tensor, Tensor, Tensor> run_scan(const SelectiveScanCall& call) {
     if (!prepared.kernels_can_read) return run_scan({readable(call.scan), call.keep_states});
     const Tensor out = empty_rows(call.scan.u), last_state = empty_states(call.scan.u, prepared.inputs.sequences, prepared);
     Tensor states = empty_states(call.scan.u, call.keep_states ? prepared.chunks() : 0, prepared);
-    if (prepared.is_packed()) torch::stable::zero_(states);
+    if (prepared.is_packed() && call.keep_states) torch::stable::zero_(states);
     const DeviceScope scope(prepared.u.device_index);
     const Target target = target_of(check.function, prepared.u);
     const SelectiveResults results{.out = written_rows(out, prepared),
                                    .last_state = memory_of(last_state),
                                    .states = call.keep_states ? memory_of(states) : nullptr};
-    run_selective_forward(prepared, results, target);
+    SelectiveForward::run(prepared, results, target);
     return {out, last_state, states};
 }
 
@@ -160,10 +153,10 @@ Gradients run_backward(const SelectiveScanBackwardCall& call) {
         return run_backward(copied);
     }
     const Tensor& like = x.u;
-    const Tensor none = torch::stable::new_empty(like, {0});
+    const auto none = [&] { return torch::stable::new_empty(like, {0}); };
     SelectiveGradients to{};
     const auto rows = [&](const OptionalTensor& of, ChannelRows& into) {
-        if (!of) return none;
+        if (!of) return none();
         const Tensor made = empty_rows(*of);
         into = written_rows(made, prepared.scan);
         return made;
@@ -189,7 +182,7 @@ Gradients run_backward(const SelectiveScanBackwardCall& call) {
         return made;
     };
     const auto per_channel = [&](const OptionalTensor& of, float*& into) {
-        if (!of) return none;
+        if (!of) return none();
         const Tensor made = torch::stable::new_empty(*of, sizes_of(View(*of)));
         into = static_cast<float*>(memory_of(made));
         return made;
@@ -199,11 +192,8 @@ Gradients run_backward(const SelectiveScanBackwardCall& call) {
     const Tensor dA = coefficients(x.A, prepared.scan.inputs.A, to.A), dB = coefficients(x.B, prepared.scan.inputs.B, to.B),
                  dC = coefficients(x.C, prepared.scan.inputs.C, to.C);
     const Tensor dD = per_channel(x.D, to.D), ddelta_bias = per_channel(x.delta_bias, to.delta_bias);
-    Tensor dinitial = none;
-    if (x.initial_state) {
-        dinitial = empty_states(like, prepared.scan.inputs.sequences, prepared.scan);
-        to.initial_state = memory_of(dinitial);
-    }
+    const Tensor dinitial = x.initial_state ? empty_states(like, prepared.scan.inputs.sequences, prepared.scan) : none();
+    if (x.initial_state) to.initial_state = memory_of(dinitial);
     const DeviceScope scope(prepared.scan.u.device_index);
     run_selective_backward(prepared.scan, prepared.cotangents, to, target_of(check.function, prepared.scan.u), like);
     return {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, ddelta_a, dinitial};
@@ -220,7 +210,8 @@ namespace gdn_cuda {
 std::tuple<Tensor, Tensor> selective_scan(const SelectiveScan& x) {
     using namespace scan;
     require_given("selective_scan", x);
-    const auto [out, last_state, states] = call<SelectiveScanCall, run_scan>({.scan = x, .keep_states = false});
+    const auto [out, last_state, states] =
+        call<SelectiveScanCall, run_scan>({.scan = with_plain_numbers(x), .keep_states = false});
     return {out, last_state};
 }
 

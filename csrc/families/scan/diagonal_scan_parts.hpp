@@ -1,0 +1,35 @@
+// scan/diagonal_scan_parts on the host: its configurations, and its launch.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/kernels/scan/diagonal_scan_parts_plan.cuh>
+
+#include "../../kernels/spec.hpp"
+#include "diagonal_parts.hpp"
+
+namespace gdn_cuda::scan {
+
+struct DiagonalScanParts {
+    using Config = DiagonalScanPartsConfig;
+    using Args = DiagonalScanPartsArgs;
+    static constexpr const char *family = "scan", *name = "diagonal_scan_parts", *config_type = "DiagonalScanPartsConfig",
+                                *args_type = "DiagonalScanPartsArgs";
+    static constexpr const char* summary = "maps of parts of a row, where several blocks share it";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {Config{kDiagonalThreads, false, false},
+                                                   Config{kDiagonalThreads, true, false}, Config{kDiagonalThreads, false, true},
+                                                   Config{kDiagonalThreads, true, true}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config& config) { return config.threads; }
+    static int shared_bytes(const Config&) { return 0; }  // static shared memory
+
+    static void run(const DiagonalProblem& problem, bool reverse, const Args& args, const Target& target) {
+        launch<DiagonalScanParts>({.threads = kDiagonalThreads, .varying = problem.varying, .reverse = reverse}, args,
+                                  {problem.rows * args.inputs.parts, 1, 1}, target,
+                                  [&](const auto& device) { return explain_diagonal_parts(problem, device); });
+    }
+};
+
+}  // namespace gdn_cuda::scan

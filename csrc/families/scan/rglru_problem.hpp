@@ -1,0 +1,40 @@
+// What scan/rglru and scan/rglru_backward share on the host.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/kernels/scan/rglru_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::scan {
+
+struct RglruProblem {
+    DType io;
+    bool channels_last;
+    i64 states;
+};
+
+// Everything that a choice returns.
+template <auto kConfigOf>
+constexpr std::array<RglruConfig, 12> every_rglru_configuration() {
+    std::array<RglruConfig, 12> all{};
+    int count = 0;
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const bool channels_last : {false, true})
+            for (const i64 states : {1, 2}) all[count++] = kConfigOf({io, channels_last, states});
+    return all;
+}
+
+inline Blocks rglru_blocks(const RglruConfig& config, i64 batches, i64 channels) {
+    return {batches * ceil_div(channels, config.channels()), 1, 1};
+}
+
+inline std::string explain_rglru(const RglruProblem& problem, const RglruConfig& config) {
+    return fmt::format("{} are neighbours in memory: {} a block; {} of {} tokens a tile, {} threads",
+                       problem.channels_last ? "channels" : "tokens", problem.channels_last ? "32 channels" : "one channel",
+                       problem.states > 1 ? fmt::format("{} states by turns,", problem.states) : "one state,", config.tile(),
+                       config.threads());
+}
+
+}  // namespace gdn_cuda::scan

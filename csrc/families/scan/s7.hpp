@@ -1,0 +1,83 @@
+// scan/s7_product, scan/s7_outer and scan/s7_states on the host.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/kernels/scan/s7_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::scan {
+
+inline Blocks s7_blocks(const auto& config, i64 tokens, i64 rows, i64 batches) {
+    return {ceil_div(tokens, config.tile()), ceil_div(rows, kS7Rows), batches};
+}
+inline std::string explain_s7(const auto& config, i64 columns) {
+    return fmt::format("{} tokens of {} rows a thread, {} columns one by one", config.tokens(), kS7Rows, columns);
+}
+
+struct S7Product {
+    using Config = S7ProductConfig;
+    using Args = S7ProductArgs;
+    static constexpr const char *family = "scan", *name = "s7_product", *config_type = "S7ProductConfig",
+                                *args_type = "S7ProductArgs";
+    static constexpr const char* summary = "B u, C x and their transposes, of every token";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {Config{DType::bf16, true}, Config{DType::bf16, false},
+                                                   Config{DType::f16, true},  Config{DType::f16, false},
+                                                   Config{DType::f32, true},  Config{DType::f32, false}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config&) { return kS7Threads; }
+    static int shared_bytes(const Config&) { return 0; }
+    static void run(const Config& config, const Args& args, i64 batches, const Target& target) {
+        if (args.tokens == 0 || args.rows == 0 || batches == 0) return;
+        launch<S7Product>(config, args, s7_blocks(config, args.tokens, args.rows, batches), target,
+                          [&](const auto&) { return explain_s7(config, args.columns); });
+    }
+};
+
+struct S7Outer {
+    using Config = S7OuterConfig;
+    using Args = S7OuterArgs;
+    static constexpr const char *family = "scan", *name = "s7_outer", *config_type = "S7OuterConfig",
+                                *args_type = "S7OuterArgs";
+    static constexpr const char* summary = "gradients of B and C: products of states and inputs, of every token";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {Config{DType::bf16}, Config{DType::f16}, Config{DType::f32}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config&) { return kS7Threads; }
+    static int shared_bytes(const Config&) { return 0; }
+    static void run(const Config& config, const Args& args, i64 batches, const Target& target) {
+        if (args.tokens == 0 || args.states_count == 0 || args.inputs_count == 0 || batches == 0) return;
+        launch<S7Outer>(config, args, s7_blocks(config, args.tokens, args.states_count, batches), target,
+                        [&](const auto&) { return explain_s7(config, args.inputs_count); });
+    }
+};
+
+struct S7States {
+    using Config = S7StatesConfig;
+    using Args = S7StatesArgs;
+    static constexpr const char *family = "scan", *name = "s7_states", *config_type = "S7StatesConfig",
+                                *args_type = "S7StatesArgs";
+    static constexpr const char* summary = "x = (1 - 1/(A^2 + 1/2)) x + b, and in reverse its gradients";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {Config{DType::bf16, false}, Config{DType::bf16, true},
+                                                   Config{DType::f16, false},  Config{DType::f16, true},
+                                                   Config{DType::f32, false},  Config{DType::f32, true}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config&) { return kS7Threads; }
+    static int shared_bytes(const Config&) { return 0; }
+    static void run(const Config& config, const Args& args, i64 batches, const Target& target) {
+        if (args.rows == 0 || batches == 0) return;
+        launch<S7States>(config, args, {args.rows * batches, 1, 1}, target,
+                         [&](const auto&) { return fmt::format("a row a block, {} tokens a tile", Config::tile()); });
+    }
+};
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,196 @@
+"""The scan of a diagonal system, x_t = Ā_t x_{t−1} + f_t Bu_t: the operator, its derivatives, and the reference of both.
+
+Tensors: Bu (batch, P, L), A (P) and initial_state (batch, P) are complex, delta and delta_a (batch, P, L) or (P) real. The
+reference computes in complex128.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from ..operators import Differentiable
+from .discretizations import TRANSITIONS, expm1, expm1_over
+
+_SMALL = 0.05  # as in expm1_over
+
+
+class _Step(NamedTuple):
+    """Ā and f of every token, (batch, P, L) or as far as they depend on it, and what they follow from."""
+
+    a: Tensor
+    factor: Tensor
+    delta: Tensor
+    delta_a: Tensor
+    A: Tensor
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def _per_token(size: Tensor) -> Tensor:
+    return _wide(size if size.dim() == 3 else size[:, None])
+
+
+def _step(x: Any) -> _Step:
+    delta, A = _per_token(x.delta), _wide(x.A)[:, None]
+    delta_a = delta if x.delta_a is None else _per_token(x.delta_a)
+    a, factor = TRANSITIONS[x.discretization](delta, delta_a, A)
+    return _Step(a, factor, delta, delta_a, A)
+
+
+def _states(a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The states a_t x_{t−1} + b_t of every token, and the last one."""
+    found, a = torch.empty_like(b), a.expand_as(b)
+    for t in range(b.shape[-1]):
+        state = a[..., t] * state + b[..., t]
+        found[..., t] = state
+    return found, state
+
+
+def _start(x: Any) -> Tensor:
+    return _wide(x.Bu.new_zeros(x.Bu.shape[:2]) if x.initial_state is None else x.initial_state)
+
+
+def _reference(x: Any) -> tuple[Tensor, Tensor]:
+    step = _step(x)
+    states, last = _states(step.a, step.factor * _wide(x.Bu), _start(x))
+    return states.to(x.Bu.dtype), last.to(x.Bu.dtype)
+
+
+# ---- Gradients
+
+
+def _slope_of_expm1_over(z: Tensor) -> Tensor:
+    """The derivative of (e^z − 1) / z."""
+    small = z.abs() < _SMALL
+    near, far = torch.where(small, z, 0), torch.where(small, 1, z)
+    series = torch.zeros_like(near)
+    factorial = 3628800.0  # of 10
+    for n in range(8, -1, -1):  # Σ (n + 1) zⁿ / (n + 2)!
+        series = series * near + (n + 1) / factorial
+        factorial /= n + 2
+    return torch.where(small, series, (expm1(far) + 1 - expm1_over(far)) / far)
+
+
+def _slopes(step: _Step, discretization: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The derivatives of Ā by δ_A and A, and of f by δ and A."""
+    a, _, delta, delta_a, A = step
+    if discretization == "bilinear":
+        of_a, of_factor = (1 - delta_a * A / 2) ** -2, (1 - delta * A / 2) ** -2
+        return A * of_a, delta_a * of_a, of_factor, delta**2 / 2 * of_factor
+    if discretization == "zoh":
+        by_A = delta**2 * _slope_of_expm1_over(delta * A)
+        return A * a, delta_a * a, torch.exp(delta * A), by_A
+    return A * a, delta_a * a, torch.zeros_like(a), torch.zeros_like(a)
+
+
+def _reference_backward(x: Any) -> tuple[Tensor, ...]:
+    """dx_t = g_t + conj(Ā_{t+1}) dx_{t+1}, and what follows. A lazy conj() would be lost where compiled code runs this."""
+    step = _step(x)
+    grad, before = _wide(x.grad), torch.cat([_start(x)[..., None], _wide(x.x)], -1)[..., :-1]
+    decay = torch.conj_physical(step.a).expand_as(grad)
+    carried, of_start = _states(decay.flip(-1), (decay * grad).flip(-1), _wide(x.grad_of_last))
+    after = torch.cat([carried.flip(-1), _wide(x.grad_of_last)[..., None]], -1)[..., 1:]
+    dx = grad + after
+    of_a, of_factor = dx * torch.conj_physical(before), dx * torch.conj_physical(_wide(x.Bu))
+    a_by_delta_a, a_by_A, factor_by_delta, factor_by_A = _slopes(step, x.discretization)
+    of_delta = (of_factor * torch.conj_physical(factor_by_delta)).real
+    of_delta_a = (of_a * torch.conj_physical(a_by_delta_a)).real
+    of_A = of_a * torch.conj_physical(a_by_A) + of_factor * torch.conj_physical(factor_by_A)
+    if x.delta_a is None:
+        of_delta, of_delta_a = of_delta + of_delta_a, torch.zeros_like(x.A.real)[:, None]
+
+    def of_size(size: Tensor | None, of: Tensor) -> Tensor:
+        size = x.A.real if size is None else size
+        return (of if size.dim() == 3 else of.sum_to_size(len(size), 1)[:, 0]).to(size.dtype)
+
+    like = x.Bu.dtype
+    return (
+        (dx * torch.conj_physical(step.factor)).to(like),
+        of_size(x.delta, of_delta),
+        of_A.sum((0, 2)).to(like),
+        of_size(x.delta_a, of_delta_a),
+        of_start.to(like),
+    )
+
+
+def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
+    delta_a = x.delta.new_empty(x.A.shape if x.delta_a is None else x.delta_a.shape)
+    return (
+        x.Bu.new_empty(x.Bu.shape),
+        x.delta.new_empty(x.delta.shape),
+        x.A.new_empty(x.A.shape),
+        delta_a,
+        x.Bu.new_empty(x.Bu.shape[:2]),
+    )
+
+
+def _gradients(x: Any, needs: Any, grad: Tensor, grad_of_last: Tensor) -> dict[str, Any]:
+    given = x.Bu, x.delta, x.A, x.delta_a, x.initial_state
+    found = diagonal_scan_backward(grad, grad_of_last, x.results[0], *given, x.discretization)
+    named = zip(("Bu", "delta", "A", "delta_a", "initial_state"), given, found, strict=True)
+    return {name: of if tensor is not None and getattr(needs, name) else None for name, tensor, of in named}
+
+
+def _no_forward_mode(x: Any, of: Any) -> NoReturn:
+    raise RuntimeError("simplified_scan: forward-mode derivatives are not computed")
+
+
+def _no_second_gradients(x: Any, *_: Any) -> NoReturn:
+    raise RuntimeError("simplified_scan: gradients of gradients are not computed")
+
+
+# ---- torch.vmap: what is mapped over becomes more states
+
+
+def _with_more_states(x: Any, dims: Any, names: tuple[str, ...]) -> tuple[int, list[Tensor | None]]:
+    given = [(name, getattr(x, name), getattr(dims, name)) for name in names]
+    count = next(y.shape[d] for _, y, d in given if y is not None and d is not None)
+    found: list[Tensor | None] = []
+    for _, y, d in given:
+        if y is not None:
+            y = y[None].expand(count, *y.shape) if d is None else y.movedim(d, 0)
+            y = y.flatten(0, 1) if y.dim() == 2 else y.movedim(0, 1).flatten(1, 2)
+        found.append(y)
+    return count, found
+
+
+def _split(count: int, y: Tensor) -> tuple[Tensor, int]:
+    at = 0 if y.dim() == 1 else 1
+    return y.unflatten(at, (count, y.shape[at] // count)), at
+
+
+_ARGUMENTS = ("Bu", "delta", "A", "delta_a", "initial_state")
+
+
+def _batched(x: Any, dims: Any) -> Any:
+    count, more = _with_more_states(x, dims, _ARGUMENTS)
+    return tuple(zip(*(_split(count, y) for y in diagonal_scan(*more, x.discretization)), strict=True))
+
+
+def _batched_backward(x: Any, dims: Any) -> Any:
+    count, more = _with_more_states(x, dims, ("grad", "grad_of_last", "x", *_ARGUMENTS))
+    return tuple(zip(*(_split(count, y) for y in diagonal_scan_backward(*more, x.discretization)), strict=True))
+
+
+diagonal_scan = Differentiable(
+    "diagonal_scan",
+    shapes=lambda x: (x.Bu.new_empty(x.Bu.shape), x.Bu.new_empty(x.Bu.shape[:2])),
+    reference=_reference,
+    backward=_gradients,
+    tangent=_no_forward_mode,
+    batched=_batched,
+    uses_results=True,
+)
+diagonal_scan_backward = Differentiable(
+    "diagonal_scan_backward",
+    shapes=_backward_shapes,
+    reference=_reference_backward,
+    backward=_no_second_gradients,
+    tangent=_no_second_gradients,
+    batched=_batched_backward,
+)

@@ -1,0 +1,26 @@
+"""Operators with a backward and no other derivatives: what they do not compute, they refuse by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..operators import Differentiable
+
+
+def _refuse(message: str) -> Callable[..., Any]:
+    def refuse(*given: Any) -> Any:
+        raise RuntimeError(message)
+
+    return refuse
+
+
+def first_order(function: str, name: str, backward: Callable[..., dict[str, Any]] | None = None, **how: Any) -> Differentiable:
+    """torch.ops.gdn_cuda.<name>, which `function` calls; without `backward` it is an operator of the gradients."""
+    return Differentiable(
+        name,
+        backward=backward or _refuse(f"{function}: gradients of gradients are not computed"),
+        tangent=_refuse(f"{function}: forward-mode derivatives are not computed"),
+        batched=_refuse(f"{function}: torch.vmap is not supported; u has a batch dimension"),
+        **how,
+    )

@@ -1,0 +1,160 @@
+"""RG-LRU in plain torch: the recurrence and its gradients, token by token. CPU tensors run these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .discretizations import expm1
+from .layout import channels_are_last, in_layout, state_dtype
+
+
+def tile_of(u: Tensor, A: Tensor) -> int:
+    """Tokens between the states that the forward keeps for the backward; as kernels/scan/rglru_plan.cuh has it."""
+    return 2048 if not channels_are_last(u) else 64 if A.shape[1] > 1 else 128
+
+
+class _Root(torch.autograd.Function):
+    """The square root; its derivative 1 / √(4x) is at most `bound`, and 0 where it would be infinite."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, bound: float | None) -> Tensor:
+        return torch.sqrt(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output)
+        ctx.bound = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        (root,) = ctx.saved_tensors
+        return grad * inverse_of_root(root, ctx.bound) / 2, None
+
+
+def inverse_of_root(root: Tensor, bound: float | None) -> Tensor:
+    divisor = root if bound is None else root.clamp(min=0.5 / bound)
+    return torch.where(divisor == 0, 0, 1 / divisor)
+
+
+@dataclass
+class Marks:
+    """Of each token (B, L): where a sequence begins and which, and where the state before is none. Tokens behind the last
+    packed sequence count as one more."""
+
+    starts: Tensor
+    sequence: Tensor
+    fresh: Tensor
+
+
+def _marks(x: Any) -> Marks:
+    B, _, L = x.u.shape
+    device = x.u.device
+    if x.cu_seqlens is None:
+        starts = torch.arange(L, device=device).expand(B, L) == 0
+        sequence = torch.arange(B, device=device)[:, None].expand(B, L)
+    else:
+        offsets = x.cu_seqlens.long()
+        sequence = torch.searchsorted(offsets, torch.arange(L, device=device), right=True).sub(1)[None]
+        starts = torch.zeros(B, L + 1, dtype=torch.bool, device=device)
+        starts[0, offsets] = True
+        starts = starts[:, :L]
+    continues = sequence < (0 if x.initial_state is None else _sequences(x))
+    fresh = starts & ~continues
+    return Marks(starts, sequence, fresh if x.reset is None else fresh | (x.reset != 0))
+
+
+def _sequences(x: Any) -> int:
+    return x.u.shape[0] if x.cu_seqlens is None else len(x.cu_seqlens) - 1
+
+
+def _initial(x: Any) -> Tensor:
+    if x.initial_state is not None:
+        return x.initial_state
+    return torch.zeros(_sequences(x), *x.A.shape, dtype=state_dtype(x.u), device=x.u.device)
+
+
+def _gates(x: Any, t: int) -> tuple[Tensor, Tensor]:
+    """The natural logarithm of Ā, and the multiplier √(1 − Ā²), of a token: (B, D, N)."""
+    delta = x.delta[:, :, t, None].to(state_dtype(x.u))
+    log = torch.where(delta == 0, 0, delta * torch.log(x.A))  # 0⁰ = 1
+    return log, _Root.apply(-expm1(2 * log), x.max_sqrt_gradient)  # type: ignore[no-untyped-call]
+
+
+def _states(x: Any) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The state before each token as the token sees it and after each token, (B, D, N), and the last states."""
+    marks, u = _marks(x), x.u.to(state_dtype(x.u))
+    initial = torch.cat([_initial(x), torch.zeros(1, *x.A.shape, dtype=u.dtype, device=u.device)])
+    state = initial[:-1] if x.cu_seqlens is None else initial[-1:]
+    before, after, last = [], [], list(initial.unbind(0))
+    for t in range(x.u.shape[2]):
+        starts, fresh = marks.starts[:, t, None, None], marks.fresh[:, t, None, None]
+        state = torch.where(fresh, 0, torch.where(starts, initial[marks.sequence[:, t]], state))
+        before.append(state)
+        log, root = _gates(x, t)
+        multiplier = torch.where(fresh, 1, root) if x.first_multiplier else root
+        decayed = torch.where(fresh, 0, torch.exp(log) * state)
+        state = decayed + multiplier * u[:, :, t, None]
+        after.append(state)
+        for b, sequence in enumerate(marks.sequence[:, t].tolist()):
+            last[sequence] = state[b]
+    return before, after, torch.stack(last)[:-1]
+
+
+def rglru_scan(x: Any) -> Any:
+    """(y, last state), or y alone; differentiable."""
+    _, after, last = _states(x)
+    y = torch.stack([state.sum(-1) for state in after], 2) if after else torch.zeros_like(x.u)
+    y = y.to(x.u.dtype)
+    return (y, last) if x.return_last_state else y
+
+
+def rglru_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What the operator returns: y in u's layout, the last state, and the state before each tile (B, tiles, N, D)."""
+    _, after, last = _states(x)
+    y = torch.stack([state.sum(-1) for state in after], 2) if after else torch.zeros_like(x.u)
+    tile = tile_of(x.u, x.A)
+    first = _initial(x) if x.cu_seqlens is None else torch.zeros(1, *x.A.shape, dtype=last.dtype, device=last.device)
+    kept = [first if t == 0 else after[t - 1] for t in range(0, x.u.shape[2], tile)]
+    shape = (x.u.shape[0], len(kept), x.A.shape[1], x.A.shape[0])
+    checkpoints = torch.stack(kept, 1).transpose(2, 3) if kept else last.new_empty(shape)
+    return in_layout(y.to(x.u.dtype), x.u), last.clone(), checkpoints.contiguous()
+
+
+def rglru_backward(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of u, delta, log A and initial_state, which is empty where there is none."""
+    marks, wide = _marks(x), state_dtype(x.u)
+    before, _, _ = _states(x)
+    u, grad, delta = x.u.to(wide), x.grad.to(wide), x.delta.to(wide)
+    log_A = torch.log(x.A).clamp(min=-1e30)
+    of_u, of_delta, of_log_A = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(x.A)
+    initial = _initial(x)
+    of_initial = torch.zeros_like(initial) if x.grad_last is None else x.grad_last  # of sequences without tokens
+    of_initial = torch.cat([of_initial, torch.zeros_like(x.A)[None]])
+    flow = torch.zeros(u.shape[0], *x.A.shape, dtype=wide, device=u.device)
+    for t in range(u.shape[2] - 1, -1, -1):
+        sequence = marks.sequence[:, t]
+        ends = t + 1 == u.shape[2] or bool((x.cu_seqlens is not None) and marks.starts[0, t + 1])
+        if ends:
+            flow = of_initial[sequence]  # still the gradient of the sequence's last state
+        fresh = marks.fresh[:, t, None, None]
+        log, root = _gates(x, t)
+        decay = torch.exp(log)
+        unit = fresh & x.first_multiplier
+        adjoint = grad[:, :, t, None] + flow
+        of_u[:, :, t] = (torch.where(unit, 1, root) * adjoint).sum(-1)
+        by_root = torch.where(unit, 0, u[:, :, t, None] * decay * inverse_of_root(root, x.max_sqrt_gradient))
+        of_log = decay * adjoint * (before[t] - by_root)
+        of_delta[:, :, t] = (of_log * log_A).sum(-1)
+        of_log_A += (of_log * delta[:, :, t, None]).sum(0)
+        flow = torch.where(fresh, 0, decay * adjoint)
+        for b, number in enumerate(sequence.tolist()):
+            if marks.starts[b, t]:
+                of_initial[number] = flow[b]
+    of_initial = of_initial.new_empty(0) if x.initial_state is None else of_initial[:-1].clone()
+    return in_layout(of_u.to(x.u.dtype), x.u), in_layout(of_delta.to(x.u.dtype), x.u), of_log_A, of_initial

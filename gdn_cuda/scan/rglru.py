@@ -1,0 +1,189 @@
+"""RG-LRU's scan: the operator, its gradients, example, benchmark and sanitizer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators.calls import typical_call
+from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
+from . import reference_rglru as reference
+from .first_order import first_order
+from .layout import channels_are_last, empty_in_layout, in_layout
+
+_NAME = "rglru_scan"
+
+
+def _states_shape(x: Any) -> tuple[Any, ...]:
+    sequences = x.u.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+    return (sequences, *x.A.shape)
+
+
+def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    B, D, L = x.u.shape
+    tile = reference.tile_of(x.u, x.A)
+    checkpoints = x.A.new_empty((B, (L + tile - 1) // tile, x.A.shape[1], D))
+    return empty_in_layout(x.u), x.A.new_empty(_states_shape(x)), checkpoints
+
+
+def _backward_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_initial = x.A.new_empty((0,) if x.initial_state is None else _states_shape(x))
+    return empty_in_layout(x.u), empty_in_layout(x.u), x.A.new_empty(x.A.shape), of_initial
+
+
+def _gradients(x: Any, needs: Any, grad: Tensor, grad_last: Tensor, _: Tensor) -> dict[str, Any]:
+    grad = grad if channels_are_last(grad) == channels_are_last(x.u) else in_layout(grad, x.u)
+    of_u, of_delta, of_log_A, of_initial = _backward(
+        grad,
+        x.results[2],
+        grad_last,
+        *(x.u, x.delta, x.A, x.initial_state, x.cu_seqlens, x.reset, x.first_multiplier, x.max_sqrt_gradient),
+    )
+    return {
+        "u": of_u,
+        "delta": of_delta,
+        "A": torch.where(x.A == 0, 0, of_log_A / x.A) if needs.A else None,
+        "initial_state": of_initial if needs.initial_state else None,
+    }
+
+
+_scan = first_order(_NAME, _NAME, shapes=_shapes, cpu=reference.rglru_forward, backward=_gradients, uses_results=True)
+_backward = first_order(_NAME, "rglru_scan_backward", shapes=_backward_shapes, cpu=reference.rglru_backward)
+
+
+def rglru_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    return_last_state: bool = False,
+    *,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    reset: Tensor | None = None,
+    first_multiplier: bool = False,
+    max_sqrt_gradient: float | None = None,
+) -> Any:
+    """The recurrence of RG-LRU (Griffin, RecurrentGemma), with gradients.
+
+    Formula:
+        a = A^delta_t,  x_t = a x_{t−1} + √(1 − a²) u_t,  out_t = Σ_n x_t
+
+    Shapes:
+        u, delta: (B, D, L), fp32, bf16 or fp16, contiguous or the transposed view of (B, L, D); out is like u
+        A: (D, N), in (0, 1), fp32; N from 1 to 256
+        initial_state, last state: (B, D, N), or (sequences, D, N) with cu_seqlens (sequences + 1,), for which B is 1; fp32
+        reset: (B, L), bool or integer: not 0 where a token starts afresh
+
+    Returns out, or (out, last state). Neither layout is copied. CPU tensors may also be fp64, and A is then.
+
+    Edge cases:
+        A token starts afresh, without a state before it, where reset says so, and where a sequence begins without an
+          initial_state; with one, that is the state before it. Nothing of the tokens before comes through, NaN neither.
+        With first_multiplier such a token has the multiplier 1, not √(1 − a²).
+        A sequence without tokens has its initial state, or zeros, as its last.
+        The root's derivative is infinite at 1 − a² = 0 and taken as 0; with max_sqrt_gradient it is at most that.
+        delta = 0 keeps the state, also for A = 0, whose own gradient is taken as 0. A > 1 gives NaN.
+        Gradients of gradients and forward mode raise RuntimeError.
+
+    Example:
+        >>> ones = torch.ones(1, 1, 3)
+        >>> gdn_cuda.rglru_scan(ones, ones, torch.tensor([[0.6]]), first_multiplier=True)
+        tensor([[[1.0000, 1.4000, 1.6400]]])
+    """
+    if isinstance(reset, Tensor) and reset.dtype == torch.bool:
+        reset = reset.to(torch.int32)
+    out, last, _ = _scan(u, delta, A, initial_state, cu_seqlens, reset, first_multiplier, max_sqrt_gradient)
+    return (out, last) if return_last_state else out
+
+
+# ---- Examples
+
+
+def _given(B: int, D: int, L: int, N: int, seed: int, channels_last: bool = False) -> Arguments:
+    u, delta = random(B, D, L, seed=seed), random(B, D, L, seed=seed + 1).sigmoid()
+    if channels_last:
+        u, delta = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (u, delta))
+    return {"u": u, "delta": delta, "A": random(D, N, seed=seed + 2).sigmoid()}
+
+
+@example(rglru_scan)
+def _example(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, 3, T, 2, seed) | {"first_multiplier": True, "return_last_state": True}
+
+
+@example(rglru_scan, "rglru_scan, channels last")
+def _example_channels_last(B: int, T: int, seed: int) -> Arguments:
+    reset = (random(B, T, seed=seed + 4) > 1).int()
+    return _given(B, 3, T, 1, seed, True) | {"reset": reset, "initial_state": random(B, 3, 1, seed=seed + 3)}
+
+
+@example(rglru_scan, "rglru_scan, packed", packed=True)
+def _example_packed(B: int, T: int, seed: int) -> Arguments:
+    cu_seqlens = torch.tensor([0, 5, 5, 7], dtype=torch.int32)
+    return _given(1, 3, 7, 2, seed) | {"cu_seqlens": cu_seqlens, "initial_state": random(3, 3, 2, seed=seed + 3)}
+
+
+@example(of_operator("rglru_scan_backward"))
+def _example_backward(B: int, T: int, seed: int) -> Arguments:
+    given = _given(B, 3, T, 2, seed) | {"cu_seqlens": None, "reset": None, "initial_state": random(B, 3, 2, seed=seed + 3)}
+    given |= {"first_multiplier": True, "max_sqrt_gradient": 1000.0}
+    checkpoints = random(B, (T + 2047) // 2048, 2, 3, seed=seed + 4)
+    last = random(B, 3, 2, seed=seed + 5)
+    return given | {"grad": random(B, 3, T, seed=seed + 6), "checkpoints": checkpoints, "grad_last": last}
+
+
+# ---- Measurements
+
+GPU_SHAPES = ((8, 4096, 2048), (1, 2560, 8192), (1, 256, 131072))
+CPU_SHAPES = ((2, 16, 32),)
+
+
+def _work(device: str, shape: tuple[int, int, int], dtype: torch.dtype, channels_last: bool, backward: bool) -> Work:
+    """As RecurrentGemma calls it: one state, decays of 0.9 to 0.999, at the power of a gate."""
+    B, D, L = shape
+    u, delta = (normal(*((B, L, D) if channels_last else shape), device=device, dtype=dtype) for _ in range(2))
+    delta = delta.sigmoid()
+    if channels_last:
+        u, delta = u.transpose(1, 2), delta.transpose(1, 2)
+    A = torch.empty(D, 1, device=device).uniform_(0.9, 0.999)
+    if not backward:
+        return Work(partial(rglru_scan, u, delta, A, first_multiplier=True), 3 * size(u), 0)
+    leaves = [x.detach().requires_grad_() for x in (u, delta, A)]
+    out = rglru_scan(*leaves, first_multiplier=True)
+    grad = torch.empty_like(u).normal_()
+    return Work(partial(torch.autograd.grad, out, leaves, grad, retain_graph=True), 5 * size(u), 0)
+
+
+@bench(operator="rglru_scan")
+def _measured(device: str) -> Iterator[Case]:
+    for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
+        for dtype in (torch.bfloat16, torch.float32):
+            for channels_last in (False, True):
+                for backward in (False, True):
+                    words = f"{'channels' if channels_last else 'tokens'} last, {str(dtype).removeprefix('torch.')}"
+                    name = f"{'×'.join(map(str, shape))} {words}, {'backward' if backward else 'forward'}"
+                    yield Case(name, partial(_work, device, shape, dtype, channels_last, backward))
+
+
+typical_call(rglru_scan, {"B": 8, "D": 4096, "L": 2048, "N": 1}, "u, delta: B D L; A: D N f32")
+
+
+@sanitizes("rglru", "rglru_backward")
+def _sanitized() -> None:
+    """Both layouts, one state and several, packed sequences with empty ones, resets, rows that are not whole vectors."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for D, L, N in ((3, 4100, 1), (35, 300, 2)):
+            for channels_last in (False, True):
+                u, delta = draw(1, D, L, dtype=dtype), draw(1, D, L, dtype=dtype).sigmoid()
+                if channels_last:
+                    u, delta = u.mT.contiguous().mT, delta.mT.contiguous().mT
+                A, starts = draw(D, N).sigmoid(), torch.tensor([0, 7, 7, 200, L - 1], device="cuda")
+                reset = draw(1, L) > 2
+                leaves = [x.requires_grad_() for x in (u, delta, A, draw(4, D, N))]
+                out, last = rglru_scan(*leaves[:3], True, initial_state=leaves[3], cu_seqlens=starts, reset=reset)
+                torch.autograd.grad((out, last), leaves, (torch.ones_like(out), torch.ones_like(last)))

@@ -1,0 +1,83 @@
+// scan/diagonal_scan: x_t = Ā_t x_{t-1} + f_t Bu_t, the states of a diagonal system (S5, LRU), and the last of them.
+//
+// A block has one row, that is one state of one sequence, or a part of it; its threads lie along time, with four tokens each
+// (row_scan.cuh). Ā and f are made in registers, in fp64 as all of the scan, so that phases and decays near one add up exactly.
+// Where few rows share out a long sequence, scan/diagonal_scan_parts has made the maps of the parts before this one.
+//
+// Shared memory: the warps' maps, twice. Bound: 16 bytes a token, 20 with a step size that varies, of device memory, against 40
+// or 75 fp64 operations, of which data-center GPUs do 64 (Hopper) or 32 (Ampere) a clock and multiprocessor. GPUs with less
+// fp64 are bound by it.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/diagonal_row.cuh>
+#include <gdn_cuda/kernels/scan/diagonal_scan_plan.cuh>
+
+namespace gdn_cuda::scan {
+
+template <DiagonalScanConfig kConfig>
+struct DiagonalScan {
+    using Row = DiagonalRow<kConfig.varying>;
+    using Scan = RowScan<Wide, kConfig.threads, kDiagonalTokens>;
+    using Map = typename Scan::Map;
+    struct Loaded {
+        Tokens<Stored> input;
+        typename Row::Sizes sizes;
+    };
+
+    const DiagonalScanArgs& args;
+    const Row row;
+    Scan scan;
+
+    __device__ __forceinline__ DiagonalScan(const DiagonalScanArgs& args, typename Scan::Plan& shared)
+        : args(args), row(args.inputs), scan{shared, state_before()} {}
+
+    __device__ __forceinline__ Wide state_before() const {
+        Wide x{0, 0};
+        if (args.initial_state != nullptr) x = wide(static_cast<const Stored*>(args.initial_state)[row.row]);
+        const auto* maps = reinterpret_cast<const Map*>(args.maps) + static_cast<i64>(row.row) * args.inputs.parts;
+        for (int part = 0; part < row.part; ++part) x = maps[part](x);
+        return x;
+    }
+    __device__ __forceinline__ void load(Loaded& loaded, int token) const {
+        row.load(loaded.input, args.inputs.input, token);
+        row.load_sizes(loaded.sizes, token);
+    }
+    template <Discretization kKind>
+    __device__ __forceinline__ void run() {
+        const DiagonalStep<kKind> fixed = row.template fixed_step<kKind>();
+        Loaded next;
+        load(next, row.first + Scan::first_token());
+        for (int tile = row.first; tile < row.end; tile += kConfig.tile()) {
+            const int token = tile + Scan::first_token();
+            const Loaded loaded = next;
+            if (tile + kConfig.tile() < row.end) load(next, token + kConfig.tile());
+            Wide a[kDiagonalTokens], x[kDiagonalTokens];
+#pragma unroll
+            for (int i = 0; i < kDiagonalTokens; ++i) {
+                const DiagonalStep<kKind> step =
+                    kConfig.varying ? row.template step<kKind>(row.template decay<kKind>(loaded.sizes, i), loaded.sizes, i)
+                                    : fixed;
+                a[i] = step.a;
+                x[i] = step.factor * wide(loaded.input.items[i]);
+            }
+            row.mask(a, x, token);
+            scan.advance(a, x);
+            Tokens<Stored> out;
+#pragma unroll
+            for (int i = 0; i < kDiagonalTokens; ++i) out.items[i] = narrow(x[i]);
+            store_tokens(out, static_cast<Stored*>(args.x) + row.start, token, row.end, args.inputs.aligned);
+        }
+        if (threadIdx.x == 0 && row.part == args.inputs.parts - 1)
+            static_cast<Stored*>(args.last_state)[row.row] = narrow(scan.state);
+    }
+};
+
+template <DiagonalScanConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads) diagonal_scan(const __grid_constant__ DiagonalScanArgs args) {
+    using Block = DiagonalScan<kConfig>;
+    __shared__ typename Block::Scan::Plan shared;
+    Block block(args, shared);
+    with_kind(args.inputs.discretization, [&](auto kind) { block.template run<decltype(kind)::kValue>(); });
+}
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,45 @@
+// scan/s7_outer: out_ij = p_i q_j for every batch and token, the gradients of B and C; p is of states and q of inputs.
+//
+// A thread has 16 bytes of tokens of four states and goes over the inputs. A block has 128 threads along time. No shared
+// memory.
+//
+// Bound: memory, the matrix written once.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/s7_tokens.cuh>
+
+namespace gdn_cuda::scan {
+
+template <S7OuterConfig kConfig>
+__global__ void __launch_bounds__(kS7Threads) s7_outer(const __grid_constant__ S7OuterArgs args) {
+    using Io = Storage<kConfig.io>;
+    constexpr int kTokens = kConfig.tokens();
+    const i64 token = static_cast<i64>(blockIdx.x) * kConfig.tile() + static_cast<int>(threadIdx.x) * kTokens;
+    if (token >= args.tokens) return;
+    const int left = args.tokens - static_cast<int>(token), first = static_cast<int>(blockIdx.y) * kS7Rows;
+    const i64 batch = blockIdx.z;
+
+    Vector<float, kTokens, true> states[kS7Rows];
+#pragma unroll
+    for (int r = 0; r < kS7Rows; ++r) {
+        const i64 mine = min(first + r, args.states_count - 1);
+        states[r] = load_tokens<float, kTokens>(
+            static_cast<const float*>(args.states.data) + batch * args.states.batch + mine * args.states.row + token, left,
+            args.vectors);
+    }
+    const Io* input = static_cast<const Io*>(args.inputs.data) + batch * args.inputs.batch + token;
+    Io* out = static_cast<Io*>(args.out.data) + batch * args.out.batch + first * args.out.row + token;
+#pragma unroll 2
+    for (int i = 0; i < args.inputs_count; ++i, input += args.inputs.row, out += args.out.column) {
+        const auto q = load_tokens<Io, kTokens>(input, left, args.vectors);
+#pragma unroll
+        for (int r = 0; r < kS7Rows; ++r) {
+            float product[kTokens];
+#pragma unroll
+            for (int k = 0; k < kTokens; ++k) product[k] = states[r][k] * q[k];
+            if (first + r < args.states_count) store_tokens<Io, kTokens>(out + r * args.out.row, product, left, args.vectors);
+        }
+    }
+}
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,82 @@
+// Configurations and arguments of scan/s7_product, scan/s7_states and scan/s7_outer, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::scan {
+
+// (batch, row, token), tokens contiguous; strides in elements.
+struct S7Rows {
+    void* data = nullptr;
+    i64 batch = 0, row = 0;
+};
+// (batch, row, column, token), tokens contiguous.
+struct S7Matrix {
+    void* data = nullptr;
+    i64 batch = 0, row = 0, column = 0;
+};
+
+inline constexpr int kS7Threads = 128;
+inline constexpr int kS7Rows = 4;  // of a thread: they share what it loads of columns
+
+// ---- Products and outer products
+
+struct S7ProductConfig {
+    DType io;       // the matrix; the vector too if it is of inputs, else the result
+    bool of_input;  // the vector is of inputs and the result of states, fp32; otherwise the other way round
+
+    constexpr bool operator==(const S7ProductConfig&) const = default;
+
+    GDN_FIELDS(io, of_input)
+
+    GDN_HOST_DEVICE constexpr int tokens() const { return 16 / bytes_of(io); }  // of a thread
+    GDN_HOST_DEVICE constexpr int tile() const { return tokens() * kS7Threads; }
+};
+struct S7ProductArgs {
+    S7Matrix matrix;
+    S7Rows vector, bias, out;  // bias, if there is one, has io's dtype
+    int rows, columns, tokens;
+    bool vectors;  // every row begins on 16 bytes
+};
+
+struct S7OuterConfig {
+    DType io;  // the matrix and the columns; rows are of states, fp32
+
+    constexpr bool operator==(const S7OuterConfig&) const = default;
+
+    GDN_FIELDS(io)
+
+    GDN_HOST_DEVICE constexpr int tokens() const { return 16 / bytes_of(io); }
+    GDN_HOST_DEVICE constexpr int tile() const { return tokens() * kS7Threads; }
+};
+struct S7OuterArgs {
+    S7Rows states, inputs;
+    S7Matrix out;  // row: the state
+    int states_count, inputs_count, tokens;
+    bool vectors;
+};
+
+// ---- The recurrence
+
+struct S7StatesConfig {
+    DType io;  // A and its gradient
+    bool reverse;
+
+    constexpr bool operator==(const S7StatesConfig&) const = default;
+
+    GDN_FIELDS(io, reverse)
+
+    GDN_HOST_DEVICE static constexpr int tokens() { return 8; }  // of a thread
+    GDN_HOST_DEVICE static constexpr int tile() { return tokens() * kS7Threads; }
+};
+struct S7StatesArgs {
+    S7Rows A;
+    float* states;           // (batch, row, token): forward, what is added to the states, replaced by them; reverse, the states
+    float* grads;            // reverse: of the states as outputs, replaced by those of what is added to them
+    const float* grad_last;  // reverse: (batch, row), or null
+    float* last;             // forward: (batch, row)
+    void* of_A;              // reverse: (batch, row, token), contiguous
+    int rows, tokens;
+};
+
+}  // namespace gdn_cuda::scan

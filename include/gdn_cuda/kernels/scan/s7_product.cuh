@@ -1,0 +1,57 @@
+// scan/s7_product: out_i = sum over j of M_ij v_j (+ bias_i), for every batch and token: B u, C x and their transposes.
+//
+// A thread has 16 bytes of tokens of four rows and goes over the columns; it loads each vector once for its rows. A block has
+// 128 threads along time. Sums are fp32, in the order of columns. No shared memory.
+//
+// Bound: memory, the matrix once; vectors come from L2, for every fourth row.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/s7_tokens.cuh>
+
+namespace gdn_cuda::scan {
+
+template <S7ProductConfig kConfig>
+__global__ void __launch_bounds__(kS7Threads) s7_product(const __grid_constant__ S7ProductArgs args) {
+    using Io = Storage<kConfig.io>;
+    using In = Storage<kConfig.of_input ? kConfig.io : DType::f32>;
+    using Out = Storage<kConfig.of_input ? DType::f32 : kConfig.io>;
+    constexpr int kTokens = kConfig.tokens();
+    const i64 token = static_cast<i64>(blockIdx.x) * kConfig.tile() + static_cast<int>(threadIdx.x) * kTokens;
+    if (token >= args.tokens) return;
+    const int left = args.tokens - static_cast<int>(token), first_row = static_cast<int>(blockIdx.y) * kS7Rows;
+    const i64 batch = blockIdx.z;
+
+    float sums[kS7Rows][kTokens];
+    const Io* row[kS7Rows];
+#pragma unroll
+    for (int r = 0; r < kS7Rows; ++r) {
+        const i64 mine = min(first_row + r, args.rows - 1);  // a row too many repeats the last, and is not stored
+        row[r] = static_cast<const Io*>(args.matrix.data) + batch * args.matrix.batch + mine * args.matrix.row + token;
+        Vector<Io, kTokens, true> bias;
+        bias.clear();
+        if (args.bias.data != nullptr)
+            bias = load_tokens<Io, kTokens>(
+                static_cast<const Io*>(args.bias.data) + batch * args.bias.batch + mine * args.bias.row + token, left,
+                args.vectors);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) sums[r][i] = bias[i];
+    }
+    const In* vector = static_cast<const In*>(args.vector.data) + batch * args.vector.batch + token;
+#pragma unroll 2
+    for (int column = 0; column < args.columns; ++column, vector += args.vector.row) {
+        const auto v = load_tokens<In, kTokens>(vector, left, args.vectors);
+#pragma unroll
+        for (int r = 0; r < kS7Rows; ++r) {
+            const auto m = load_tokens<Io, kTokens>(row[r], left, args.vectors);
+            row[r] += args.matrix.column;
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i) sums[r][i] = fmaf(m[i], v[i], sums[r][i]);
+        }
+    }
+    Out* out = static_cast<Out*>(args.out.data) + batch * args.out.batch + first_row * args.out.row + token;
+#pragma unroll
+    for (int r = 0; r < kS7Rows; ++r, out += args.out.row)
+        if (first_row + r < args.rows) store_tokens<Out, kTokens>(out, sums[r], left, args.vectors);
+}
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,22 @@
+"""transformers' Mamba, FalconMamba, Jamba and Mamba-2 on our functions on the GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers_mamba import check_bf16, check_forward_and_backward, check_generate
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_forward_and_backward(kind: str, seed: int, rng: torch.Generator) -> None:
+    check_forward_and_backward(kind, seed, rng, "cuda")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "jamba", "mamba2"])
+def test_generate(kind: str, seed: int, rng: torch.Generator) -> None:
+    check_generate(kind, seed, rng, "cuda")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_bf16(kind: str, seed: int, rng: torch.Generator) -> None:
+    check_bf16(kind, seed, rng, "cuda")

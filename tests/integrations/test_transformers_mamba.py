@@ -1,0 +1,71 @@
+"""transformers' Mamba, FalconMamba, Jamba and Mamba-2 find our functions by its own look-up; results equal its slow paths'."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from helpers import rel_rms
+from transformers_mamba import check_bf16, check_forward_and_backward, check_generate, installed, make_model, tokens
+
+from gdn_cuda.compat import mamba_ssm
+from gdn_cuda.nn import Mamba
+
+MODELING = "transformers.models.mamba.modeling_mamba"
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_forward_and_backward(kind: str, seed: int, rng: torch.Generator) -> None:
+    check_forward_and_backward(kind, seed, rng, "cpu")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "jamba", "mamba2"])
+def test_generate(kind: str, seed: int, rng: torch.Generator) -> None:
+    check_generate(kind, seed, rng, "cpu")
+
+
+def test_bf16(seed: int, rng: torch.Generator) -> None:
+    check_bf16("mamba", seed, rng, "cpu")
+
+
+def test_our_block_loads_the_parameters_of_transformers_mixer(seed: int, rng: torch.Generator) -> None:
+    mixer = make_model("mamba", seed).backbone.layers[0].mixer
+    block = Mamba(32, d_state=8)
+    block.load_state_dict(mixer.state_dict())
+    u = torch.randn(2, 9, 32, generator=rng)
+    assert rel_rms(block(u), mixer(u)) < 1e-5
+
+
+def test_models_that_are_imported_later_find_our_functions(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    monkeypatch.delitem(sys.modules, MODELING, raising=False)
+    with installed() as calls:
+        later = importlib.import_module(MODELING)
+        config = importlib.import_module("transformers").MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1)
+        later.MambaForCausalLM(config)(tokens(rng, 1, 3), use_cache=False)
+    assert calls.count == {"selective_scan_fn": 1}
+
+
+def test_uninstall_undoes_everything(seed: int, rng: torch.Generator) -> None:
+    model, ids = make_model("mamba", seed), tokens(rng, 1, 5)
+    before = model(ids).logits
+    with installed() as calls:
+        mamba_ssm.install()  # twice is once
+        assert "mamba_ssm" in sys.modules
+    assert "mamba_ssm" not in sys.modules
+    mamba_ssm.uninstall()  # likewise
+    assert torch.equal(model(ids).logits, before) and not calls.count
+
+
+def test_an_installed_mamba_ssm_keeps_its_other_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("mamba_ssm")
+    package.selective_scan_fn, package.mamba_inner_fn = before = (lambda: "their scan"), (lambda: "their block")
+    monkeypatch.setitem(sys.modules, "mamba_ssm", package)
+    with mamba_ssm.install():
+        assert package.selective_scan_fn is mamba_ssm.selective_scan_fn
+        assert package.selective_state_update is mamba_ssm.selective_state_update
+        assert package.mamba_inner_fn is before[1]
+    assert package.selective_scan_fn is before[0] and not hasattr(package, "selective_state_update")
+    assert sys.modules["mamba_ssm"] is package

@@ -1,0 +1,52 @@
+"""examples/mamba_copying.py: a few steps; both scans give the same losses and gradients, and the output shows them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+PATH = Path(__file__).resolve().parents[2] / "examples" / "mamba_copying.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[ModuleType]:
+    if not PATH.exists():
+        pytest.skip("examples/mamba_copying.py is not in this tree")
+    spec = importlib.util.spec_from_file_location("mamba_copying", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    module.BATCH, threads = 8, torch.get_num_threads()
+    torch.set_num_threads(1)  # pytest runs as many processes as there are cores
+    yield module
+    torch.set_num_threads(threads)
+
+
+def test_both_scans_train_alike(example: ModuleType) -> None:
+    ours, plain = (example.train(block, 4) for block in (example.Mamba, example.PlainMamba))
+    assert example.Mamba.scan is not example.PlainMamba.scan
+    assert len(set(ours.losses)) == 4 and ours.losses[-1] < ours.losses[0]
+    assert example.difference(ours, plain) < 1e-5
+
+
+def test_sequences_hold_what_belongs_in_the_blanks(example: ModuleType) -> None:
+    tokens, wanted = example.draw(torch.Generator().manual_seed(0))
+    for row, remembered in zip(tokens.tolist(), wanted.tolist(), strict=True):
+        assert [x for x in row if x > example.BLANK] == remembered
+        assert row[-example.REMEMBERED :] == [example.BLANK] * example.REMEMBERED
+
+
+def test_it_shows_the_losses(example: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    has_matplotlib = importlib.util.find_spec("matplotlib") is not None
+    png = tmp_path / "losses.png"
+    example.main(["--steps", "2", *(["--png", str(png)] if has_matplotlib else [])])
+    shown = capsys.readouterr().out
+    assert "largest difference of the two losses" in shown and f"{example.train(example.Mamba, 1).losses[0]:.4f}" in shown
+    assert png.exists() == has_matplotlib
