@@ -148,6 +148,7 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     args.softplus = arguments.dt_softplus;
     args.sequences = check.count("x", "sequences", x.size(0), most_sequences(layout.of_tokens()));
     args.tokens = check.count("x", "tokens", layout.of_tokens(), kMaxTokens);
+    args.heads = check.count("state", "heads", layout.of_heads());
     args.dim = check.count("state", "channels", state.size(-2));
     args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
     args.columns = static_cast<int>(state.size(-1));

@@ -29,11 +29,11 @@ struct SelectiveStepChoice {
     int rows() const { return SelectiveStepConfig::threads() / lanes; }
 };
 
+// Long rows have more numbers a lane, as what a lane does for a row counts; a row's lanes still take at least 64 bytes at once.
 constexpr SelectiveStepConfig selective_step_config(DType state, bool aligned, int columns) {
     if (!aligned) return {.state = state, .vector = 1, .vectors = kMostStates / 32};
-    SelectiveStepConfig config{.state = state, .vector = 16 / bytes_of(state), .vectors = 1};
-    while (config.columns() < columns) config.vectors *= 2;
-    return config;
+    const int vector = 16 / bytes_of(state);
+    return {.state = state, .vector = vector, .vectors = columns < 16 * vector ? 1 : bytes_of(state) == 2 ? 2 : 4};
 }
 
 inline Blocks selective_step_blocks(const SelectiveStepProblem& problem, const SelectiveStepChoice& choice) {
@@ -44,10 +44,11 @@ inline Blocks selective_step_blocks(const SelectiveStepProblem& problem, const S
 inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device) {
     constexpr i64 kBlocksPerMultiprocessor = 8;
     const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
-    const auto units = static_cast<unsigned>(ceil_div(problem.columns, config.vector));
+    // Where a lane has several vectors of a row, none of them is empty.
+    const auto units = static_cast<unsigned>(ceil_div(problem.columns, problem.aligned ? config.elements() : 1));
     SelectiveStepChoice choice{config, static_cast<int>(std::min(std::bit_ceil(units), 32U)), 1};
     if (problem.tokens > 1) return choice;
-    for (int sequences = SelectiveStepConfig::items(); sequences > 1; sequences /= 2) {
+    for (int sequences = config.items(); sequences > 1; sequences /= 2) {
         const i64 blocks =
             ceil_div(problem.group_rows, choice.rows()) * problem.groups * ceil_div(problem.sequences, sequences);
         if (sequences > problem.sequences || blocks < kBlocksPerMultiprocessor * device.multiprocessors) continue;
@@ -59,7 +60,8 @@ inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& pro
 
 // What a grid holds, in as many blocks as the choice may need.
 constexpr i64 most_sequences(i64 tokens) {
-    return kMostBlocks[2] * (tokens > 1 ? 1 : SelectiveStepConfig::items());
+    constexpr int kFewestItems = 4;
+    return kMostBlocks[2] * (tokens > 1 ? 1 : kFewestItems);
 }
 
 inline std::string explain_selective_step(const SelectiveStepProblem& problem, const jit::DeviceTraits& device) {
@@ -83,12 +85,12 @@ struct SelectiveStep {
     static constexpr bool uses_cutlass = false;
 
     static constexpr std::array kConfigurations = {
-        selective_step_config(DType::f32, true, 128),  selective_step_config(DType::f32, true, 256),
-        selective_step_config(DType::bf16, true, 256), selective_step_config(DType::f16, true, 256),
-        selective_step_config(DType::c64, true, 64),   selective_step_config(DType::c64, true, 128),
-        selective_step_config(DType::c64, true, 256),  selective_step_config(DType::f32, false, 1),
-        selective_step_config(DType::bf16, false, 1),  selective_step_config(DType::f16, false, 1),
-        selective_step_config(DType::c64, false, 1)};
+        selective_step_config(DType::f32, true, 16),  selective_step_config(DType::f32, true, 256),
+        selective_step_config(DType::bf16, true, 16), selective_step_config(DType::bf16, true, 256),
+        selective_step_config(DType::f16, true, 16),  selective_step_config(DType::f16, true, 256),
+        selective_step_config(DType::c64, true, 16),  selective_step_config(DType::c64, true, 256),
+        selective_step_config(DType::f32, false, 1),  selective_step_config(DType::bf16, false, 1),
+        selective_step_config(DType::f16, false, 1),  selective_step_config(DType::c64, false, 1)};
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config&) { return Config::threads(); }
     static int shared_bytes(const Config& config) {
@@ -98,7 +100,7 @@ struct SelectiveStep {
     static void run(const SelectiveStepProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.tokens == 0 || problem.groups == 0 || problem.group_rows == 0) return;
         const SelectiveStepChoice choice = selective_step_choice(problem, jit::device_traits(target.ordinal));
-        args.lanes = choice.lanes;
+        args.lane_bits = std::countr_zero(static_cast<unsigned>(choice.lanes));
         args.block_sequences = choice.block_sequences;
         launch<SelectiveStep>(choice.config, args, selective_step_blocks(problem, choice), target,
                               [&](const auto& device) { return explain_selective_step(problem, device); });

@@ -53,24 +53,20 @@ struct StepTypes {
     }
 };
 
-// The block's rows, and this thread's part of one.
+// A row of the block, and a lane's part of it.
 template <SelectiveStepConfig kConfig>
 struct StepLane {
-    int row_bits;  // of the number of rows in a block
-    int in_block;  // row within the block
-    int in_group;  // within the group
+    int in_block;  // row
     bool exists;
     int head, d;
     int lane, lanes;
 
-    // `in_block` of any thread.
     __device__ __forceinline__ StepLane(const SelectiveStepArgs& args, int row, int lane)
-        : row_bits(31 - __clz(kConfig.threads() / args.lanes)), in_block(row), lane(lane), lanes(args.lanes) {
-        const int first = static_cast<int>(blockIdx.x) << row_bits;
-        in_group = first + row;
+        : in_block(row), lane(lane), lanes(1 << args.lane_bits) {
+        const int in_group = static_cast<int>(blockIdx.x) * (kConfig.threads() >> args.lane_bits) + row;
         exists = in_group < args.group_rows;
         const unsigned of_state = blockIdx.y * static_cast<unsigned>(args.group_rows) + (exists ? in_group : 0);
-        head = static_cast<int>(of_state / static_cast<unsigned>(args.dim));
+        head = args.heads == 1 ? 0 : static_cast<int>(of_state / static_cast<unsigned>(args.dim));
         d = static_cast<int>(of_state) - head * args.dim;
     }
     __device__ __forceinline__ i64 state_row(const SelectiveStepArgs& args) const {
@@ -88,6 +84,11 @@ struct StepItems {
     __device__ __forceinline__ int sequence(int item) const { return one_token ? first_sequence + item : first_sequence; }
     __device__ __forceinline__ int token(int item) const { return one_token ? 0 : first_token + item; }
     __device__ __forceinline__ int slot(int item) const { return one_token ? item : 0; }  // among the block's
+    // Offsets of the first item and from one to the next, of a tensor with strides `sequence` and `token`.
+    __device__ __forceinline__ i64 first(i64 by_sequence, i64 by_token) const {
+        return first_sequence * by_sequence + first_token * by_token;
+    }
+    __device__ __forceinline__ i64 next(i64 by_sequence, i64 by_token) const { return one_token ? by_sequence : by_token; }
 };
 
 // ---- Loads
@@ -126,76 +127,87 @@ __device__ __forceinline__ void fetch_states(SelectiveStepSharedPlan<kConfig>& s
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                            const StepLane<kConfig>& mine, int first_item, const StepItems& items) {
-    const auto offset = [&](const SelectiveStepArgs::ByRow& of) { return mine.head * of.head + mine.d * of.d; };
-    const i64 x_at = offset(args.x), delta_at = offset(args.delta), delta_a_at = offset(args.delta_a), z_at = offset(args.z);
+    if (!mine.exists) return;
+    const bool own_delta_a = args.delta_a.values.data != nullptr, gated = args.z.values.data != nullptr;
     float bias = 0.f;
     if (args.bias.values.data != nullptr)
         bias = load_number(args.bias.values, mine.head * args.bias.head + mine.d * args.bias.d);
+    struct Walk {  // over a tensor's numbers of this row
+        i64 at, next;
+    };
+    const auto walk = [&](const SelectiveStepArgs::ByRow& of) {
+        const i64 next = items.next(of.sequence, of.token);
+        return Walk{items.first(of.sequence, of.token) + first_item * next + mine.head * of.head + mine.d * of.d,
+                    next * mine.lanes};
+    };
+    Walk of_x = walk(args.x), of_delta = walk(args.delta), of_delta_a = walk(args.delta_a), of_z = walk(args.z);
+    const auto load = [](RawNumber& number, const SelectiveStepArgs::ByRow& from, Walk& walk) {
+        number.load(from.values, walk.at);
+        walk.at += walk.next;
+    };
 #pragma unroll 1
     for (int item = first_item; item < items.count; item += mine.lanes) {
-        if (!mine.exists) continue;
-        const i64 sequence = items.sequence(item), token = items.token(item);
-        const auto at = [&](const SelectiveStepArgs::ByRow& of, i64 row) {
-            return sequence * of.sequence + token * of.token + row;
-        };
         RawNumber x, delta, delta_a, z;
-        x.load(args.x.values, at(args.x, x_at));
-        delta.load(args.delta.values, at(args.delta, delta_at));
-        if (args.delta_a.values.data != nullptr) delta_a.load(args.delta_a.values, at(args.delta_a, delta_a_at));
-        if (args.z.values.data != nullptr) z.load(args.z.values, at(args.z, z_at));
+        load(x, args.x, of_x);
+        load(delta, args.delta, of_delta);
+        if (own_delta_a) load(delta_a, args.delta_a, of_delta_a);
+        if (gated) load(z, args.z, of_z);
         float step = delta.number(args.delta.values.type) + bias;
         if (args.softplus) step = softplus(step);
         shared.delta[item][mine.in_block] = step;
-        shared.delta_a[item][mine.in_block] =
-            args.delta_a.values.data != nullptr ? delta_a.number(args.delta_a.values.type) : step;
+        shared.delta_a[item][mine.in_block] = own_delta_a ? delta_a.number(args.delta_a.values.type) : step;
         shared.x[item][mine.in_block] = x.number(args.x.values.type);
-        const float gate = z.number(args.z.values.type);
-        shared.gate[item][mine.in_block] = args.z.values.data != nullptr ? gate * sigmoid(gate) : 1.f;
+        float gate = 1.f;
+        if (gated) {
+            gate = z.number(args.z.values.type);
+            gate *= sigmoid(gate);
+        }
+        shared.gate[item][mine.in_block] = gate;
     }
 }
 
-// B and C of all items. With rglru, B is 1.
+// B and C of all items, B and C by turns. With rglru, B is 1.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepItems& items) {
-    constexpr int kMost = 2 * kConfig.items();  // rows of B and C
+    constexpr int kAtOnce = 8;  // loads in flight
     constexpr int kThreads = kConfig.threads(), kParts = kConfig.parts();
     // As many threads a row as a power of 2 that covers it.
-    const int width = args.columns >= kThreads ? kThreads : 1 << (32 - __clz(args.columns - 1));
-    const int at_once = kThreads / width, first = static_cast<int>(threadIdx.x) / width;
+    const int bits = args.columns >= kThreads ? 31 - __clz(kThreads) : 32 - __clz(args.columns - 1);
+    const int thread = static_cast<int>(threadIdx.x), width = 1 << bits, step = kThreads >> bits;
     const bool ignored = args.discretization == Discretization::rglru;
 #pragma unroll 1
-    for (int n = static_cast<int>(threadIdx.x) % width; n < args.columns; n += width) {
-        RawNumber re[kMost];
-        float im[kMost] = {};
+    for (int n = thread & (width - 1); n < args.columns; n += width) {
+#pragma unroll 1
+        for (int first = thread >> bits; first < 2 * items.count; first += kAtOnce * step) {
+            RawNumber re[kAtOnce];
+            float im[kAtOnce];
 #pragma unroll
-        for (int k = 0; k < kMost; ++k) {
-            const int row = first + k * at_once;
-            if (row >= 2 * items.count) break;
-            const int item = row >> 1;
-            const SelectiveStepArgs::ByColumn& from = row & 1 ? args.C : args.B;
-            const i64 at =
-                items.sequence(item) * from.sequence + items.token(item) * from.token + blockIdx.y * from.group + n * from.n;
-            if constexpr (kParts == 1) {
-                re[k].load(from.values, at);
-            } else {
-                const float* both = static_cast<const float*>(from.values.data) + 2 * at;
-                re[k].wide = __float_as_uint(both[0]);
-                im[k] = both[1];
+            for (int k = 0; k < kAtOnce; ++k) {
+                const int row = first + k * step;
+                if (row >= 2 * items.count) break;
+                const SelectiveStepArgs::ByColumn& from = row & 1 ? args.C : args.B;
+                const i64 at = items.first(from.sequence, from.token) + (row >> 1) * items.next(from.sequence, from.token) +
+                               blockIdx.y * from.group + n * from.n;
+                if constexpr (kParts == 1) {
+                    re[k].load(from.values, at);
+                } else {
+                    const float* both = static_cast<const float*>(from.values.data) + 2 * at;
+                    re[k].wide = __float_as_uint(both[0]);
+                    im[k] = both[1];
+                }
             }
-        }
 #pragma unroll
-        for (int k = 0; k < kMost; ++k) {
-            const int row = first + k * at_once;
-            if (row >= 2 * items.count) break;
-            const int item = row >> 1;
-            float* to = row & 1 ? shared.C[item] : shared.B[item];
-            const bool one = ignored && !(row & 1);
-            if constexpr (kParts == 1) {
-                to[n] = one ? 1.f : re[k].number((row & 1 ? args.C : args.B).values.type);
-            } else {
-                to[2 * n] = __uint_as_float(re[k].wide);
-                to[2 * n + 1] = im[k];
+            for (int k = 0; k < kAtOnce; ++k) {
+                const int row = first + k * step;
+                if (row >= 2 * items.count) break;
+                float* to = row & 1 ? shared.C[row >> 1] : shared.B[row >> 1];
+                if constexpr (kParts == 1) {
+                    to[n] = ignored && !(row & 1) ? 1.f : re[k].number((row & 1 ? args.C : args.B).values.type);
+                } else {
+                    to[2 * n] = __uint_as_float(re[k].wide);
+                    to[2 * n + 1] = im[k];
+                }
             }
         }
     }
@@ -393,7 +405,8 @@ __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kCon
     if (!mine.exists) return;
     float D = 0.f;
     if (args.D.values.data != nullptr) D = load_number(args.D.values, mine.head * args.D.head + mine.d * args.D.d);
-    const i64 row = mine.head * args.out_head + mine.d * args.out_d;
+    const i64 first = items.first(args.out_sequence, args.out_token) + mine.head * args.out_head + mine.d * args.out_d;
+    const i64 next = items.next(args.out_sequence, args.out_token);
 #pragma unroll 1
     for (int item = first_item; item < items.count; item += mine.lanes) {
         const Place place = static_cast<Place>(shared.place[items.slot(item)]);
@@ -402,8 +415,7 @@ __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kCon
         if (args.D.values.data != nullptr) y = fmaf(D, shared.x[item][mine.in_block], y);
         y *= shared.gate[item][mine.in_block];
         if (place != Place::run) y = place == Place::skip ? 0.f : quiet_nan();
-        store_number(args.out, args.x.values.type,
-                     items.sequence(item) * args.out_sequence + items.token(item) * args.out_token + row, y);
+        store_number(args.out, args.x.values.type, first + item * next, y);
     }
 }
 
@@ -416,9 +428,11 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
 
     const int first_sequence = static_cast<int>(blockIdx.z) * args.block_sequences;
     const int sequences = min(args.block_sequences, args.sequences - first_sequence);
-    const int thread = static_cast<int>(threadIdx.x), rows = kConfig.threads() / args.lanes;
-    const StepLane<kConfig> lane(args, thread / args.lanes, thread % args.lanes);  // whose state this thread has
-    const StepLane<kConfig> mine(args, thread % rows, 0);                          // whose inputs and outputs it moves
+    const int thread = static_cast<int>(threadIdx.x), rows = kConfig.threads() >> args.lane_bits;
+    const int first_item = thread >> (31 - __clz(rows));
+    // Whose state this thread has, and whose inputs and outputs it moves.
+    const StepLane<kConfig> lane(args, thread >> args.lane_bits, thread & ((1 << args.lane_bits) - 1));
+    const StepLane<kConfig> mine(args, thread & (rows - 1), 0);
 
     find_slots<kConfig>(shared, args, first_sequence, sequences);
     __syncthreads();
@@ -430,7 +444,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     for (int token = 0; token < args.tokens; token += kItems) {
         const bool one_token = args.tokens == 1;
         const StepItems items{first_sequence, token, one_token ? sequences : min(kItems, args.tokens - token), one_token};
-        stage_rows<kConfig>(shared, args, mine, thread / rows, items);
+        stage_rows<kConfig>(shared, args, mine, first_item, items);
         stage_columns<kConfig>(shared, args, items);
         cp_async_wait<0>();
         __syncthreads();
@@ -445,7 +459,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
             if (lane.lane == 0) shared.delta[item][lane.in_block] = sum;
         }
         __syncthreads();
-        store_outputs<kConfig>(shared, args, mine, thread / rows, items);
+        store_outputs<kConfig>(shared, args, mine, first_item, items);
         if (token + kItems < args.tokens) __syncthreads();
     }
 }

@@ -17,16 +17,18 @@ struct SelectiveStepConfig {
 
     GDN_HOST_DEVICE static constexpr int threads() { return 128; }
     // Tokens in shared memory at once: of one sequence, or one each of as many sequences.
-    GDN_HOST_DEVICE static constexpr int items() { return 4; }
+    GDN_HOST_DEVICE constexpr int items() const { return aligned() && vectors == 1 ? 8 : 4; }
     // Of a multiprocessor. Without this number the compiler computes so many numbers of a state at once that it has registers
-    // for two; with more, it spills, and for sm_100 already with these.
+    // for two; with more, it spills, and from sm_100 on already with these.
     GDN_HOST_DEVICE constexpr int blocks_at_least(int capability) const {
-        if (capability / 10 == 10) return 2;
-        return !aligned() || vectors > 2 ? 4 : bytes_of(state) == 2 ? 5 : 6;
+        if (capability >= 100) return 2;
+        return !aligned() || vectors > 1 ? 4 : bytes_of(state) == 2 ? 5 : 6;
     }
     GDN_HOST_DEVICE constexpr bool aligned() const { return vector > 1; }
     GDN_HOST_DEVICE constexpr int elements() const { return vector * vectors; }  // of a row, a lane
-    GDN_HOST_DEVICE constexpr int columns() const { return 32 * elements(); }    // of the longest row
+    GDN_HOST_DEVICE constexpr int columns() const {                              // of the longest row
+        return aligned() && vectors == 1 ? 16 * vector : 256;
+    }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(state) ? 2 : 1; }
 };
 
@@ -70,10 +72,10 @@ struct SelectiveStepArgs {
     Discretization discretization;
     bool softplus;
     bool tied;  // one Ā for all columns of a row
-    int sequences, tokens, dim;
+    int sequences, tokens, heads, dim;
     int group_rows;       // heads times d that share B and C; a state's rows are those of one group after another
     int columns;          // N
-    int lanes;            // of a row: a power of 2
+    int lane_bits;        // a row has 2^lane_bits lanes
     int block_sequences;  // sequences of a block: one if there are several tokens
 
     // States: (slots, heads, dim, N), each contiguous.
