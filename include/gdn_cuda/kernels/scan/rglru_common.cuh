@@ -138,6 +138,9 @@ struct RglruTokens {
         if (!kConfig.channels_last && from.vectors && left >= kTokens) {
 #pragma unroll
             for (int i = 0; i < kPieces; ++i) reinterpret_cast<Raw<16>*>(items)[i].load(reinterpret_cast<const uint4*>(at) + i);
+        } else if (kConfig.channels_last && left >= kTokens) {
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i, at += from.token) items[i] = *at;
         } else {
 #pragma unroll
             for (int i = 0; i < kTokens; ++i, at += from.token) items[i] = i < left ? *at : from_float<T>(0.f);
@@ -151,6 +154,9 @@ struct RglruTokens {
 #pragma unroll
             for (int i = 0; i < kPieces; ++i)
                 reinterpret_cast<const Raw<16>*>(items)[i].store(reinterpret_cast<uint4*>(at) + i);
+        } else if (kConfig.channels_last && left >= kTokens) {
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i, at += to.token) *at = items[i];
         } else {
 #pragma unroll
             for (int i = 0; i < kTokens; ++i, at += to.token)
@@ -209,6 +215,7 @@ __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, cons
     if (packed || args.reset.data != nullptr) {
         const int first = tile * kTile, thread = static_cast<int>(threadIdx.x);
         __syncthreads();  // the marks of the tile before have been read
+#pragma unroll 4
         for (int i = thread; i < kTile; i += kThreads) {
             bool resets = false;
             if (args.reset.data != nullptr && i < args.tokens - first)
@@ -227,6 +234,7 @@ __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, cons
                 else
                     high = middle;
             }
+#pragma unroll 1
             for (int sequence = low + thread; sequence <= args.sequences; sequence += kThreads) {
                 const i64 start = min(max(load_index(args.cu_seqlens, sequence), i64{0}), i64{args.tokens});
                 if (start - first >= kTile) break;
