@@ -38,8 +38,8 @@ TEST(RglruHeuristic, BlocksHoldEveryChannelOnce) {
 
 TEST(S7Blocks, CoverEveryTokenAndRow) {
     const S7ProductConfig bf16{DType::bf16, true}, f32{DType::f32, true};
-    EXPECT_EQ(s7_blocks(bf16, 1025, 5, 2), (Blocks{2, 2, 2}));
-    EXPECT_EQ(s7_blocks(f32, 1024, 4, 2), (Blocks{2, 1, 2}));
+    EXPECT_EQ(s7_blocks(bf16, 257, 5, 2), (Blocks{2, 2, 2}));
+    EXPECT_EQ(s7_blocks(f32, 256, 4, 2), (Blocks{2, 1, 2}));
 }
 
 }  // namespace
