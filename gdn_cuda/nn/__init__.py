@@ -7,6 +7,14 @@ from .mamba import S6, Mamba
 from .s4 import S4Kernel
 from .s4d import S4DKernel
 from .s5 import S5
+"""Modules of the structured operators and of scans: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and
+S4D, RG-LRU and S7."""
+
+from .cauchy import CauchyKernel
+from .rglru import RGLRU
+from .s4 import S4Kernel
+from .s4d import S4DKernel
+from .s7 import S7
 from .toeplitz import DisplacementMV, ToeplitzInverse, ToeplitzMV, ToeplitzSolve
 
 __all__ = [
@@ -18,6 +26,10 @@ __all__ = [
     "S4Kernel",
     "S5",
     "S6",
+    "RGLRU",
+    "S4DKernel",
+    "S4Kernel",
+    "S7",
     "ToeplitzInverse",
     "ToeplitzMV",
     "ToeplitzSolve",

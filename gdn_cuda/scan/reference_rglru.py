@@ -32,7 +32,7 @@ class _Root(torch.autograd.Function):
         ctx.bound = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         (root,) = ctx.saved_tensors
         return grad * inverse_of_root(root, ctx.bound) / 2, None
 
@@ -83,7 +83,7 @@ def _gates(x: Any, t: int) -> tuple[Tensor, Tensor]:
     """The natural logarithm of Ā, and the multiplier √(1 − Ā²), of a token: (B, D, N)."""
     delta = x.delta[:, :, t, None].to(state_dtype(x.u))
     log = torch.where(delta == 0, 0, delta * torch.log(x.A))  # 0⁰ = 1
-    return log, _Root.apply(-expm1(2 * log), x.max_sqrt_gradient)  # type: ignore[no-untyped-call]
+    return log, _Root.apply(-expm1(2 * log), x.max_sqrt_gradient)
 
 
 def _states(x: Any) -> tuple[list[Tensor], list[Tensor], Tensor]:

@@ -35,7 +35,7 @@ def s7_backward(x: Any) -> tuple[Tensor, ...]:
     decay = 1 - 1 / denominator
     of_states = torch.einsum("bhnl,bhl->bnl", x.C.to(wide), grad)
     flow = torch.zeros(A.shape[:2], dtype=wide, device=A.device) if x.grad_last is None else x.grad_last
-    adjoint = torch.empty_like(of_states)
+    adjoint = torch.empty_like(of_states, memory_format=torch.contiguous_format)
     for t in range(A.shape[2] - 1, -1, -1):
         adjoint[:, :, t] = of_states[:, :, t] + flow
         flow = decay[:, :, t] * adjoint[:, :, t]

@@ -184,6 +184,8 @@ def _sanitized() -> None:
                     u, delta = u.mT.contiguous().mT, delta.mT.contiguous().mT
                 A, starts = draw(D, N).sigmoid(), torch.tensor([0, 7, 7, 200, L - 1], device="cuda")
                 reset = draw(1, L) > 2
-                leaves = [x.requires_grad_() for x in (u, delta, A, draw(4, D, N))]
-                out, last = rglru_scan(*leaves[:3], True, initial_state=leaves[3], cu_seqlens=starts, reset=reset)
+                initial = draw(4, D, N)
+                leaves = [x.requires_grad_() for x in (u, delta, A, initial)]
+                given = {"initial_state": initial, "cu_seqlens": starts, "reset": reset}
+                out, last = rglru_scan(u, delta, A, True, **given)
                 torch.autograd.grad((out, last), leaves, (torch.ones_like(out), torch.ones_like(last)))

@@ -129,6 +129,6 @@ def _sanitized() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for L in (1104, 37):
             shapes = (2, 5, L), (2, 3, L), (2, 3, 5, L), (2, 5, 3, L), (2, 3, L)
-            leaves = [draw(*shape, dtype=dtype).requires_grad_() for shape in shapes]
-            out, last = s7_scan(*leaves, True)
+            leaves = u, A, B, C, bias = [draw(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+            out, last = s7_scan(u, A, B, C, bias, True)
             torch.autograd.grad((out, last), leaves, (torch.ones_like(out), torch.ones_like(last)))

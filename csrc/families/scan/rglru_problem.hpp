@@ -31,10 +31,11 @@ inline Blocks rglru_blocks(const RglruConfig& config, i64 batches, i64 channels)
 }
 
 inline std::string explain_rglru(const RglruProblem& problem, const RglruConfig& config) {
-    return fmt::format("{} are neighbours in memory: {} a block; {} of {} tokens a tile, {} threads",
-                       problem.channels_last ? "channels" : "tokens", problem.channels_last ? "32 channels" : "one channel",
-                       problem.states > 1 ? fmt::format("{} states by turns,", problem.states) : "one state,", config.tile(),
-                       config.threads());
+    return fmt::format("{}, {}: tiles of {} tokens, {} a thread",
+                       problem.channels_last ? "channels are neighbours in memory, 32 channels a block"
+                                             : "tokens are neighbours in memory, one channel a block",
+                       problem.states > 1 ? fmt::format("{} states by turns", problem.states) : "one state", config.tile(),
+                       config.tokens);
 }
 
 }  // namespace gdn_cuda::scan

@@ -13,7 +13,7 @@ inline Blocks s7_blocks(const auto& config, i64 tokens, i64 rows, i64 batches) {
     return {ceil_div(tokens, config.tile()), ceil_div(rows, kS7Rows), batches};
 }
 inline std::string explain_s7(const auto& config, i64 columns) {
-    return fmt::format("{} tokens of {} rows a thread, {} columns one by one", config.tokens(), kS7Rows, columns);
+    return fmt::format("{} tokens of {} rows a thread, {} columns over {} warps", config.tokens(), kS7Rows, columns, kS7Warps);
 }
 
 struct S7Product {

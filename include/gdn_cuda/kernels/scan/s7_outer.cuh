@@ -14,7 +14,8 @@ template <S7OuterConfig kConfig>
 __global__ void __launch_bounds__(kS7Threads) s7_outer(const __grid_constant__ S7OuterArgs args) {
     using Io = Storage<kConfig.io>;
     constexpr int kTokens = kConfig.tokens();
-    const i64 token = static_cast<i64>(blockIdx.x) * kConfig.tile() + static_cast<int>(threadIdx.x) * kTokens;
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const i64 token = static_cast<i64>(blockIdx.x) * kConfig.tile() + lane * kTokens;
     if (token >= args.tokens) return;
     const int left = args.tokens - static_cast<int>(token), first = static_cast<int>(blockIdx.y) * kS7Rows;
     const i64 batch = blockIdx.z;
@@ -27,10 +28,11 @@ __global__ void __launch_bounds__(kS7Threads) s7_outer(const __grid_constant__ S
             static_cast<const float*>(args.states.data) + batch * args.states.batch + mine * args.states.row + token, left,
             args.vectors);
     }
-    const Io* input = static_cast<const Io*>(args.inputs.data) + batch * args.inputs.batch + token;
-    Io* out = static_cast<Io*>(args.out.data) + batch * args.out.batch + first * args.out.row + token;
+    const Io* input = static_cast<const Io*>(args.inputs.data) + batch * args.inputs.batch + warp * args.inputs.row + token;
+    Io* out = static_cast<Io*>(args.out.data) + batch * args.out.batch + first * args.out.row + warp * args.out.column + token;
 #pragma unroll 2
-    for (int i = 0; i < args.inputs_count; ++i, input += args.inputs.row, out += args.out.column) {
+    for (int i = warp; i < args.inputs_count;
+         i += kS7Warps, input += kS7Warps * args.inputs.row, out += kS7Warps * args.out.column) {
         const auto q = load_tokens<Io, kTokens>(input, left, args.vectors);
 #pragma unroll
         for (int r = 0; r < kS7Rows; ++r) {

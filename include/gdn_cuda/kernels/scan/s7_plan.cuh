@@ -17,7 +17,8 @@ struct S7Matrix {
 };
 
 inline constexpr int kS7Threads = 128;
-inline constexpr int kS7Rows = 4;  // of a thread: they share what it loads of columns
+inline constexpr int kS7Rows = 4;                 // of a thread: they share what it loads of columns
+inline constexpr int kS7Warps = kS7Threads / 32;  // of products: they take columns by turns
 
 // ---- Products and outer products
 
@@ -30,7 +31,7 @@ struct S7ProductConfig {
     GDN_FIELDS(io, of_input)
 
     GDN_HOST_DEVICE constexpr int tokens() const { return 16 / bytes_of(io); }  // of a thread
-    GDN_HOST_DEVICE constexpr int tile() const { return tokens() * kS7Threads; }
+    GDN_HOST_DEVICE constexpr int tile() const { return tokens() * 32; }
 };
 struct S7ProductArgs {
     S7Matrix matrix;
@@ -47,7 +48,7 @@ struct S7OuterConfig {
     GDN_FIELDS(io)
 
     GDN_HOST_DEVICE constexpr int tokens() const { return 16 / bytes_of(io); }
-    GDN_HOST_DEVICE constexpr int tile() const { return tokens() * kS7Threads; }
+    GDN_HOST_DEVICE constexpr int tile() const { return tokens() * 32; }
 };
 struct S7OuterArgs {
     S7Rows states, inputs;

@@ -1,7 +1,7 @@
 // scan/s7_product: out_i = sum over j of M_ij v_j (+ bias_i), for every batch and token: B u, C x and their transposes.
 //
-// A thread has 16 bytes of tokens of four rows and goes over the columns; it loads each vector once for its rows. A block has
-// 128 threads along time. Sums are fp32, in the order of columns. No shared memory.
+// A thread has 16 bytes of tokens of four rows, for which it loads each vector once. The four warps of a block have the same
+// tokens and every fourth column each; their sums, fp32, meet in shared memory and are added in the order of warps.
 //
 // Bound: memory, the matrix once; vectors come from L2, for every fourth row.
 #pragma once
@@ -16,8 +16,9 @@ __global__ void __launch_bounds__(kS7Threads) s7_product(const __grid_constant__
     using In = Storage<kConfig.of_input ? kConfig.io : DType::f32>;
     using Out = Storage<kConfig.of_input ? DType::f32 : kConfig.io>;
     constexpr int kTokens = kConfig.tokens();
-    const i64 token = static_cast<i64>(blockIdx.x) * kConfig.tile() + static_cast<int>(threadIdx.x) * kTokens;
-    if (token >= args.tokens) return;
+    __shared__ float partial[kS7Warps - 1][kS7Rows][kTokens][32];
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const i64 token = static_cast<i64>(blockIdx.x) * kConfig.tile() + lane * kTokens;
     const int left = args.tokens - static_cast<int>(token), first_row = static_cast<int>(blockIdx.y) * kS7Rows;
     const i64 batch = blockIdx.z;
 
@@ -26,28 +27,43 @@ __global__ void __launch_bounds__(kS7Threads) s7_product(const __grid_constant__
 #pragma unroll
     for (int r = 0; r < kS7Rows; ++r) {
         const i64 mine = min(first_row + r, args.rows - 1);  // a row too many repeats the last, and is not stored
-        row[r] = static_cast<const Io*>(args.matrix.data) + batch * args.matrix.batch + mine * args.matrix.row + token;
+        row[r] = static_cast<const Io*>(args.matrix.data) + batch * args.matrix.batch + mine * args.matrix.row +
+                 warp * args.matrix.column + token;
         Vector<Io, kTokens, true> bias;
         bias.clear();
-        if (args.bias.data != nullptr)
+        if (warp == 0 && args.bias.data != nullptr)
             bias = load_tokens<Io, kTokens>(
                 static_cast<const Io*>(args.bias.data) + batch * args.bias.batch + mine * args.bias.row + token, left,
                 args.vectors);
 #pragma unroll
         for (int i = 0; i < kTokens; ++i) sums[r][i] = bias[i];
     }
-    const In* vector = static_cast<const In*>(args.vector.data) + batch * args.vector.batch + token;
+    const In* vector = static_cast<const In*>(args.vector.data) + batch * args.vector.batch + warp * args.vector.row + token;
 #pragma unroll 2
-    for (int column = 0; column < args.columns; ++column, vector += args.vector.row) {
+    for (int column = warp; column < args.columns; column += kS7Warps, vector += kS7Warps * args.vector.row) {
         const auto v = load_tokens<In, kTokens>(vector, left, args.vectors);
 #pragma unroll
         for (int r = 0; r < kS7Rows; ++r) {
             const auto m = load_tokens<Io, kTokens>(row[r], left, args.vectors);
-            row[r] += args.matrix.column;
+            row[r] += kS7Warps * args.matrix.column;
 #pragma unroll
             for (int i = 0; i < kTokens; ++i) sums[r][i] = fmaf(m[i], v[i], sums[r][i]);
         }
     }
+    if (warp > 0) {
+#pragma unroll
+        for (int r = 0; r < kS7Rows; ++r)
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i) partial[warp - 1][r][i][lane] = sums[r][i];
+    }
+    __syncthreads();
+    if (warp > 0) return;
+#pragma unroll
+    for (int other = 0; other < kS7Warps - 1; ++other)
+#pragma unroll
+        for (int r = 0; r < kS7Rows; ++r)
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i) sums[r][i] += partial[other][r][i][lane];
     Out* out = static_cast<Out*>(args.out.data) + batch * args.out.batch + first_row * args.out.row + token;
 #pragma unroll
     for (int r = 0; r < kS7Rows; ++r, out += args.out.row)
