@@ -13,6 +13,7 @@
 
 namespace gdn_cuda {
 
+// An enumeration among the members has a function `word_of`: how C++ code in namespace gdn_cuda writes a value, "?" for none.
 inline const char* name_of(DType type) {
     switch (type) {
         case DType::f32:
@@ -43,6 +44,8 @@ std::string to_text(const Struct& value) {
         text += fmt::format("{}.{} = ", text.empty() ? "" : ", ", name);
         if constexpr (std::is_same_v<decltype(member), DType>) {
             text += fmt::format("DType::{}", name_of(member));
+        } else if constexpr (std::is_enum_v<decltype(member)>) {
+            text += word_of(member);
         } else {
             text += fmt::format("{}", member);
         }
@@ -63,6 +66,9 @@ std::optional<Struct> from_text(std::string_view text) {
         if constexpr (std::is_same_v<Member, DType>) {
             for (int i = static_cast<int>(DType::f32); i <= static_cast<int>(DType::c128); ++i)
                 if (word == fmt::format("DType::{}", name_of(static_cast<DType>(i)))) member = static_cast<DType>(i);
+        } else if constexpr (std::is_enum_v<Member>) {
+            for (int i = 0; *word_of(static_cast<Member>(i)) != '?'; ++i)
+                if (word == word_of(static_cast<Member>(i))) member = static_cast<Member>(i);
         } else if constexpr (std::is_same_v<Member, bool>) {
             member = word == "true";
         } else {

@@ -17,6 +17,9 @@
 #include "../families/scan/rglru.hpp"
 #include "../families/scan/rglru_backward.hpp"
 #include "../families/scan/s7.hpp"
+#include "../families/scan/selective_backward.hpp"
+#include "../families/scan/selective_backward_sums.hpp"
+#include "../families/scan/selective_forward.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/scan/simplified_step.hpp"
 #include "../families/structured/cauchy.hpp"
@@ -62,6 +65,12 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::ComputeO>(),
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
+            entry<scan::SelectiveForward>(),
+            entry<scan::DiagonalScan>(),
+            entry<scan::DiagonalScanBackward>(),
+            entry<scan::DiagonalScanParts>(),
+            entry<scan::SelectiveStep>(),
+            entry<scan::SimplifiedStep>(),
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),
             entry<scan::DiagonalScanParts>(),
@@ -70,6 +79,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::S7Outer>(),
             entry<scan::S7Product>(),
             entry<scan::S7States>(),
+            entry<scan::SelectiveBackward>(),
+            entry<scan::SelectiveBackwardSums>(),
             entry<scan::SelectiveStep>(),
             entry<scan::SimplifiedStep>(),
             entry<structured::Cauchy>(),

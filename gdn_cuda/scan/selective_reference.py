@@ -246,7 +246,9 @@ class _Chunk:
             scan.B.add_gradient(to.B, tokens, _over_channels(grad_states, self.states, self.B))
             grad_states = grad_states * self.B
         grad_states, grad_first = _recurrence_backward(self.decay, grad_states, grad_state)
-        before = torch.cat([self.state[None], self.states[:-1]])
+        grad_decay = torch.empty_like(grad_states)
+        torch.mul(grad_states[0], _conj(self.state), out=grad_decay[0])
+        torch.mul(grad_states[1:], _conj(self.states[:-1]), out=grad_decay[1:])
         if scan.is_rglru:
             grad_driven = grad_states
         else:
@@ -258,7 +260,7 @@ class _Chunk:
         grad_u = grad_u + _sum_of_real(grad_driven * _conj(self.factor), self.u).squeeze(-1)
         to.u[:, :, tokens] = grad_u.permute(1, 2, 0)
         grad_delta, grad_delta_a, grad_A = GRADIENTS[x.discretization](
-            self.delta, self.delta_a, scan.A, self.decay, grad_states * _conj(before), grad_driven * self.u
+            self.delta, self.delta_a, scan.A, self.decay, grad_decay, grad_driven * self.u
         )
         to.A += grad_A
         if x.delta_a is None:

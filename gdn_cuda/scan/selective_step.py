@@ -49,7 +49,7 @@ def _recurrence(x: Any, start: Tensor) -> tuple[Tensor, Tensor]:
         y = y if y.dim() == 4 else y.unsqueeze(2)
         return y.to(start.dtype).repeat_interleave(heads * dim // y.shape[2], 2).unflatten(2, (heads, dim))
 
-    u, delta, A = by_row(x.x), by_row(x.dt), x.A.to(start.dtype).reshape(heads, dim, -1)
+    u, delta, A = by_row(x.x), by_row(x.dt), x.A.to(start.dtype).reshape(start.shape[1:])
     if x.dt_bias is not None:
         delta = delta + x.dt_bias.to(torch.float64).reshape(heads, dim)
     if x.dt_softplus:

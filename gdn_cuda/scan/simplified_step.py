@@ -137,9 +137,7 @@ def _work(device: str, batch: int, P: int, H: int) -> Work:
     A = c64(P)
     x: Inputs = {"state": c64(batch, P), "x": fp32(batch, H), "dt": fp32(P).abs(), "A": torch.complex(-A.real.abs(), A.imag)}
     x |= {"B": c64(P, H), "C": c64(H, P), "D": fp32(H)}
-    return Work(
-        partial(simplified_state_update, **x), 2 * size(x["state"], x["x"]) + size(x["B"], x["C"]), 12 * batch * P * H
-    )
+    return Work(partial(simplified_state_update, **x), 2 * size(x["state"], x["x"]) + size(x["B"], x["C"]), 12 * batch * P * H)
 
 
 def _complex(device: str, *shape: int) -> Tensor:

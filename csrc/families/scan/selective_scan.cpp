@@ -6,6 +6,8 @@
 
 #include "../../operators/operator.hpp"
 #include "selective.hpp"
+#include "selective_backward_run.hpp"
+#include "selective_forward.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -83,21 +85,6 @@ Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& 
     return torch::stable::new_empty(like, sizes, state_type(prepared));
 }
 
-// ---- The kernels
-
-void refuse(const Target& target) {
-    if (!target.is_explained())
-        throw jit::Error("selective_scan: expected CPU tensors, got CUDA tensors, and there is no kernel");
-    remark("there is no kernel");
-}
-void run_selective_forward(const PreparedSelective&, const SelectiveResults&, const Target& target) {
-    refuse(target);
-}
-void run_selective_backward(const PreparedSelective&, const SelectiveCotangents&, const SelectiveGradients&,
-                            const Target& target, const Tensor&) {
-    refuse(target);
-}
-
 // ---- Forward
 
 PreparedSelective prepare_scan(const SelectiveScanCall& call) {
@@ -121,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> run_scan(const SelectiveScanCall& call) {
     const SelectiveResults results{.out = written_rows(out, prepared),
                                    .last_state = memory_of(last_state),
                                    .states = call.keep_states ? memory_of(states) : nullptr};
-    run_selective_forward(prepared, results, target);
+    SelectiveForward::run(prepared, results, target);
     return {out, last_state, states};
 }
 

@@ -68,6 +68,30 @@ def check(x: dict[str, Any], seed: int, spare: tuple[str, ...] = ()) -> None:
             assert within(found, wanted[argument], GRADIENT), argument
 
 
+# ---- The two operators, each alone
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("form", [{"length": 200}, {"batch": 1, "length": 333, "cu_seqlens": [0, 0, 64, 129, 320]}])
+@BOTH_LAYOUTS
+def test_each_operator_is_what_it_is_on_the_cpu(is_complex: bool, form: dict[str, Any], last: bool, seed: int) -> None:
+    """States before the chunks included; backward reads those of the CPU."""
+    x = selective_inputs(seed, dim=37, N=16, is_complex=is_complex, last=last, **form)
+    given = [x.get(argument) for argument in gdn_cuda.scan.selective._scan.schema.arguments[:-1]]
+    on_gpu = [v.cuda() if isinstance(v, Tensor) else v for v in given]
+    poison()
+    expected = torch.ops.gdn_cuda.selective_scan(*given, True)
+    for found, wanted in zip(torch.ops.gdn_cuda.selective_scan(*on_gpu, True), expected, strict=True):
+        assert found.stride() == wanted.stride() and relative_rms(found.cpu(), wanted) < 1e-5
+    out, state, states = expected
+    grads = torch.randn_like(out), torch.randn_like(state)
+    wanted_gradients = torch.ops.gdn_cuda.selective_scan_backward(*grads, *given, states)
+    poison()
+    found_gradients = torch.ops.gdn_cuda.selective_scan_backward(*(g.cuda() for g in grads), *on_gpu, states.cuda())
+    for found, wanted in zip(found_gradients, wanted_gradients, strict=True):
+        assert found.stride() == wanted.stride() and relative_rms(found.cpu(), wanted) < 1e-4
+
+
 # ---- Sizes and forms
 
 

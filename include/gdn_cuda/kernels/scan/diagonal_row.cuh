@@ -1,11 +1,11 @@
 // One row of a diagonal scan: its step sizes and inputs, Ā and the factor f of its tokens, and their derivatives.
 //
-// All of it is fp64 but the size of an exponential, for which 1 + expm1f(z) is as exact as a decay has to be: its error is
-// 2^-24 of its distance from one. Phases δ Im A are exact products of two fp32 numbers, reduced exactly.
+// All of it is fp64 but the logarithm of a decay and its distance from a power of two: a decay near one has an error of 2^-24
+// of its distance from one. Phases δ Im A are exact products of two fp32 numbers.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
-#include <gdn_cuda/kernels/common/phase.cuh>
+#include <gdn_cuda/kernels/common/numeric.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/diagonal_inputs.cuh>
 #include <gdn_cuda/kernels/scan/row_scan.cuh>
@@ -55,14 +55,48 @@ __device__ __forceinline__ void store_tokens(const Tokens<T>& tokens, T* row, in
 
 // ---- One token
 
+// e^(i radians), to 1e-11 for phases up to 1e15; beyond that fp64 does not resolve a turn, and it is a multiple of i.
+__device__ __forceinline__ Wide unit_of(double radians) {
+    constexpr double kInverse = 0x1.45f306dc9c883p-1, kQuarter = 0x1.921fb54442d18p+0, kRest = 0x1.1a62633145c07p-54;  // pi / 2
+    constexpr double kRound = 0x1.8p52;  // the sum's last bits are the nearest integer
+    const double sum = fma(radians, kInverse, kRound), quarters = sum - kRound;
+    double x = fma(-quarters, kRest, fma(-quarters, kQuarter, radians));
+    if (fabs(x) > 0.8) x = 0;  // not for NaN
+    const double square = x * x;
+    double odd = fma(square, -1.0 / 39916800, 1.0 / 362880), even = fma(square, 1.0 / 479001600, -1.0 / 3628800);
+    odd = fma(odd, square, -1.0 / 5040);
+    even = fma(even, square, 1.0 / 40320);
+    odd = fma(odd, square, 1.0 / 120);
+    even = fma(even, square, -1.0 / 720);
+    odd = fma(odd, square, -1.0 / 6);
+    even = fma(even, square, 1.0 / 24);
+    even = fma(even, square, -0.5);
+    const double sine = fma(x * square, odd, x), cosine = fma(even, square, 1.0);
+    const int quarter = __double2loint(sum);
+    const double re = quarter & 1 ? sine : cosine, im = quarter & 1 ? cosine : sine;
+    return {(quarter + 1) & 2 ? -re : re, quarter & 2 ? -im : im};
+}
+
+// e^z as 2^n (1 + p), with p in fp32: between e^-700 and e^700.
+__device__ __forceinline__ double size_of(float z) {
+    constexpr float kRound = 0x1.8p23f, kInverse = 1.44269504f, kLn2 = 0.693145752f,
+                    kRest = 1.42860677e-6f;  // kLn2 has 15 bits
+    z = at_most(at_least(z, -700.f), 700.f);
+    const float sum = fmaf(z, kInverse, kRound), n = sum - kRound;
+    const float rest = fmaf(-n, kRest, fmaf(-n, kLn2, z));  // up to ln(2) / 2 in size
+    float p = fmaf(rest, 1.f / 5040, 1.f / 720);
+    p = fmaf(p, rest, 1.f / 120);
+    p = fmaf(p, rest, 1.f / 24);
+    p = fmaf(p, rest, 1.f / 6);
+    p = fmaf(p, rest, 0.5f);
+    p = fmaf(rest * rest, p, rest);
+    const double power = __hiloint2double((1023 + __float_as_int(sum) - __float_as_int(kRound)) << 20, 0);
+    return fma(power, static_cast<double>(p), power);
+}
+
 // e^(delta A)
 __device__ __forceinline__ Wide exponential(double delta, const Wide& A) {
-    const double phase = delta * A.im;
-    double sine, cosine;
-    Turns::of(phase).after(1, sine, cosine);
-    const auto z = static_cast<float>(delta * A.re);
-    const double size = z > -0.5f ? 1 + static_cast<double>(expm1f(z)) : static_cast<double>(expf(z));
-    return Wide{cosine, sine} * (size + phase * 0);  // infinite phases and NaN show: turns cannot express them
+    return unit_of(delta * A.im) * size_of(static_cast<float>(delta) * static_cast<float>(A.re));
 }
 
 // Ā
@@ -197,6 +231,14 @@ struct DiagonalRow {
     }
     __device__ __forceinline__ void load(Tokens<Stored>& tokens, const void* tensor, int token) const {
         load_tokens(tokens, static_cast<const Stored*>(tensor) + start, token, end, inputs.aligned);
+    }
+    // Tokens past the end leave the state; in reverse, the thread's tokens are numbered from the last.
+    template <bool kReverse = false>
+    __device__ __forceinline__ void mask(Wide (&a)[kDiagonalTokens], Wide (&b)[kDiagonalTokens], int token) const {
+        if (token + kDiagonalTokens <= end) return;
+#pragma unroll
+        for (int i = 0; i < kDiagonalTokens; ++i)
+            if (token + (kReverse ? kDiagonalTokens - 1 - i : i) >= end) a[i] = {1, 0}, b[i] = {0, 0};
     }
     __device__ __forceinline__ double delta_of(const Sizes& sizes, int i) const {
         if constexpr (kVarying) return sizes.delta.items[i];

@@ -4,8 +4,9 @@
 // (row_scan.cuh). Ā and f are made in registers, in fp64 as all of the scan, so that phases and decays near one add up exactly.
 // Where few rows share out a long sequence, scan/diagonal_scan_parts has made the maps of the parts before this one.
 //
-// Shared memory: the warps' maps, twice. Bound: 16 bytes a token, 20 with a step size that varies, of device memory, against
-// some 90 fp64 FMAs, of which Hopper and Ampere data-center GPUs do 64 and 32 a clock and multiprocessor.
+// Shared memory: the warps' maps, twice. Bound: 16 bytes a token, 20 with a step size that varies, of device memory, against 40
+// or 75 fp64 operations, of which data-center GPUs do 64 (Hopper) or 32 (Ampere) a clock and multiprocessor. GPUs with less
+// fp64 are bound by it.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/diagonal_row.cuh>
@@ -58,8 +59,8 @@ struct DiagonalScan {
                                     : fixed;
                 a[i] = step.a;
                 x[i] = step.factor * wide(loaded.input.items[i]);
-                if (token + i >= row.end) a[i] = {1, 0}, x[i] = {0, 0};
             }
+            row.mask(a, x, token);
             scan.advance(a, x);
             Tokens<Stored> out;
 #pragma unroll

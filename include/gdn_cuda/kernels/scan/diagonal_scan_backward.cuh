@@ -66,8 +66,8 @@ struct DiagonalScanBackward {
             const int j = kDiagonalTokens - 1 - at;
             a[at] = (kConfig.varying ? row.template decay<kKind>(sizes, j) : fixed.a).conjugate();
             e[at] = a[at] * wide(grad.items[j]);
-            if (token + j >= row.end) a[at] = {1, 0}, e[at] = {0, 0};
         }
+        row.template mask<true>(a, e, token);
         Wide after = scan.advance(a, e);
         Tokens<float> of_delta, of_delta_a;
 #pragma unroll

@@ -48,8 +48,8 @@ struct DiagonalScanParts {
                     kConfig.varying ? row.template step<kKind>(row.template decay<kKind>(sizes, j), sizes, j) : fixed;
                 a[at] = kReverse ? step.a.conjugate() : step.a;
                 b[at] = (kReverse ? a[at] : step.factor) * wide(input.items[j]);
-                if (token + j >= row.end) a[at] = {1, 0}, b[at] = {0, 0};
             }
+            row.template mask<kReverse>(a, b, token);
             scan.compose(a, b, whole);
         }
         if (threadIdx.x == 0)

@@ -22,7 +22,13 @@ struct NumberOf<true> {
 template <bool kComplex>
 using Number = typename NumberOf<kComplex>::type;
 
-// y + Re(x z)
+// Re(x z), and y + Re(x z)
+__device__ __forceinline__ float real_product(float x, float z) {
+    return x * z;
+}
+__device__ __forceinline__ float real_product(ComplexNumber<float> x, ComplexNumber<float> z) {
+    return fmaf(x.re, z.re, -x.im * z.im);
+}
 __device__ __forceinline__ float add_real_product(float y, float x, float z) {
     return fmaf(x, z, y);
 }
@@ -36,8 +42,14 @@ __device__ __forceinline__ ComplexNumber<float> plus_product(ComplexNumber<float
                                                              ComplexNumber<float> z) {
     return y.plus(x, z);
 }
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ ComplexNumber<float> inverse(ComplexNumber<float> x) {
-    return x.conjugate() * __fdividef(1.f, x.square());
+    return x.conjugate() * reciprocal(x.square());
 }
 
 // ---- Exponentials
@@ -58,12 +70,12 @@ __device__ __forceinline__ float expm1_fast(float z) {
     return fabsf(z) < 0.5f ? expm1_small(z) : exp2_fast(z * kLog2e) - 1.f;
 }
 
-// softplus to 1e-6, relative, and silu.
+// softplus to 1e-6, relative; above 20 it is x. And silu.
 __device__ __forceinline__ float softplus_fast(float x) {
-    return x > 20.f ? x : fmaxf(x, 0.f) + log1p_of_unit(exp2_fast(-fabsf(x) * kLog2e));
+    return fmaxf(x, 0.f) + log1p_of_unit(exp2_fast(-fabsf(x) * kLog2e));
 }
 __device__ __forceinline__ float silu_fast(float x) {
-    return __fdividef(x, 1.f + exp2_fast(fminf(-x * kLog2e, 126.f)));
+    return x * reciprocal(1.f + exp2_fast(-x * kLog2e));
 }
 
 // Sine and cosine of π f for |f| <= ½, by minimax polynomials: 2e-7.
@@ -93,9 +105,6 @@ __device__ __forceinline__ void sincos_half_turns(float f, float& sine, float& c
 struct ChannelStep {
     float step, input, size;
 };
-GDN_HOST_DEVICE constexpr bool has_size(Transition transition) {
-    return transition == Transition::zoh || transition == Transition::bilinear;
-}
 
 // x ← decay x + drive; or with a relative decay, which is Ā − 1, x ← x + (decay x + drive): exact where Ā is near one.
 template <class T>
@@ -131,13 +140,13 @@ struct Pole<kTransition, false> {
             return {exp2_fast(channel.step * rate), channel.input * B};
         } else if constexpr (kTransition == Transition::zoh) {
             const float z = channel.size * (rate * kLn2);
-            const float factor = fabsf(z) < 0.5f ? channel.size * fmaf(z, expm1_tail(z), 1.f)
-                                                 : (exp2_fast(channel.size * rate) - 1.f) * inverse;
+            const float factor =
+                fabsf(z) < 0.5f ? channel.size * fmaf(z, expm1_tail(z), 1.f) : (exp2_fast(channel.size * rate) - 1.f) * inverse;
             return {exp2_fast(channel.step * rate), channel.input * factor * B};
         } else if constexpr (kTransition == Transition::bilinear) {
             const float half = channel.step * rate;
-            return {__fdividef(2.f * half, 1.f - half),
-                    channel.input * __fdividef(channel.size, fmaf(-channel.size, rate, 1.f)) * B};
+            return {2.f * half * reciprocal(1.f - half),
+                    channel.input * channel.size * reciprocal(fmaf(-channel.size, rate, 1.f)) * B};
         } else if constexpr (kTransition == Transition::s7) {
             return {channel.step, channel.input * B};
         } else {
@@ -146,8 +155,13 @@ struct Pole<kTransition, false> {
         }
     }
 
-    // A decay near one is rounded by up to 2^-25 a step, always in the same direction where steps are alike. Whether that
-    // matters over steps that sum to `total`; and Ā of all of them, minus 1, without that error.
+    // A decay near one is rounded by up to 2^-25 a step, always in the same direction where steps are alike. Whether that may
+    // add up to 1e-5, over steps that sum to `total`.
+    __device__ __forceinline__ bool rounds_alike(float total, int steps) const {
+        const float power = fabsf(total * rate);
+        return power < static_cast<float>(steps) / 512 && power > 0.f;
+    }
+    // Ā of steps that sum to `total`, minus 1, without that error, where the states before have not decayed anyway.
     __device__ __forceinline__ bool long_memory(float total, float& relative) const {
         const float z = total * (rate * kLn2);
         relative = expm1_small(z);
@@ -160,13 +174,13 @@ struct Pole<kTransition, true> {
     static constexpr bool kRelative = true;
     using Complex = ComplexNumber<float>;
 
-    Complex A, inverse;     // inverse: 1 / A, for zoh
-    float turns, rest;  // of a unit of δ: Im A / 2π, and the rounding error of that
+    Complex A, inverse;  // inverse: 1 / A, for zoh
+    float turns, rest;   // of a unit of δ: Im A / 2π, and the rounding error of that
 
     __device__ __forceinline__ static Pole of(Complex A) {
         constexpr float kInverse = 0.159154937f, kRest = 6.42063833e-9f;  // 1 / 2π
         const float turns = A.im * kInverse;
-        return {A, kTransition == Transition::zoh ? scan::inverse(A) : Complex{},  turns,
+        return {A, kTransition == Transition::zoh ? scan::inverse(A) : Complex{}, turns,
                 fmaf(A.im, kRest, fmaf(A.im, kInverse, -turns))};
     }
     // e^(δA) − 1, its phase reduced without error.

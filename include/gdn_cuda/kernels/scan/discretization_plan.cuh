@@ -12,6 +12,18 @@ namespace scan {
 // What a kernel is compiled for: mamba and dirac differ in the input alone.
 enum class Transition : int { exponential, zoh, bilinear, s7, rglru };
 
+constexpr const char* word_of(Transition transition) {
+    constexpr const char* kWords[] = {"scan::Transition::exponential", "scan::Transition::zoh", "scan::Transition::bilinear",
+                                      "scan::Transition::s7", "scan::Transition::rglru"};
+    const int value = static_cast<int>(transition);
+    return value >= 0 && value < 5 ? kWords[value] : "?";
+}
+
+// Whether Ā and B̄ have step sizes of their own.
+GDN_HOST_DEVICE constexpr bool has_size(Transition transition) {
+    return transition == Transition::zoh || transition == Transition::bilinear;
+}
+
 GDN_HOST_DEVICE constexpr Transition transition_of(Discretization discretization) {
     switch (discretization) {
         case Discretization::zoh:

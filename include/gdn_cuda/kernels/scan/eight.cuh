@@ -5,82 +5,76 @@
 
 namespace gdn_cuda::scan {
 
+// kNarrow: of 16-bit dtypes only, in half the registers.
+template <bool kNarrow>
 struct Eight {
-    unsigned bits[8];  // 16-bit elements are in the first four
+    uint4 bits[kNarrow ? 1 : 2];  // 16-bit elements are in the first
 
-    // `count` of the elements exist, numbers of kParts elements each `step` apart; the others are zeros.
-    template <int kParts = 1>
-    __device__ __forceinline__ void load(const Tagged& from, i64 at, i64 step, int count) {
-        const bool wide = from.type == DType::f32;
-        const char* address = static_cast<const char*>(from.data) + (at << (wide ? 2 : 1));
-        const auto element = [&](int i) { return i / kParts * step + i % kParts; };
-        if (step == kParts && count == 8 && reinterpret_cast<unsigned long long>(address) % 16 == 0) {
-            auto* vectors = reinterpret_cast<uint4*>(bits);
-            vectors[0] = *reinterpret_cast<const uint4*>(address);
-            if (wide) vectors[1] = *reinterpret_cast<const uint4*>(address + 16);
-        } else if (wide) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) bits[i] = i < count ? reinterpret_cast<const unsigned*>(address)[element(i)] : 0;
-        } else {
-            const auto* items = reinterpret_cast<const unsigned short*>(address);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                bits[i] = 2 * i < count ? items[element(2 * i)] : 0;
-                if (2 * i + 1 < count) bits[i] |= static_cast<unsigned>(items[element(2 * i + 1)]) << 16;
-            }
-        }
+    __device__ __forceinline__ static bool is_wide(DType type) { return !kNarrow && type == DType::f32; }
+
+    __device__ __forceinline__ void load(const void* from, DType type) {
+        const auto* vectors = static_cast<const uint4*>(from);
+        bits[0] = vectors[0];
+        if constexpr (!kNarrow)
+            if (is_wide(type)) bits[1] = vectors[1];
+    }
+    __device__ __forceinline__ void store(void* to, DType type) const {
+        auto* vectors = static_cast<uint4*>(to);
+        vectors[0] = bits[0];
+        if constexpr (!kNarrow)
+            if (is_wide(type)) vectors[1] = bits[1];
     }
     __device__ __forceinline__ void to_floats(DType type, float (&x)[8]) const {
-        if (type == DType::f32) {
+        const unsigned words[4] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w};
+        if (type == DType::bf16) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(bits[i]);
-        } else if (type == DType::bf16) {
+            for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+        } else if (is_wide(type)) {
+            if constexpr (!kNarrow) {
+                const unsigned others[4] = {bits[1].x, bits[1].y, bits[1].z, bits[1].w};
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(i % 2 ? bits[i / 2] & 0xffff0000u : bits[i / 2] << 16);
+                for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(i < 4 ? words[i] : others[i - 4]);
+            }
         } else {
 #pragma unroll
             for (int i = 0; i < 8; ++i)
-                x[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits[i / 2] >> (i % 2 * 16))));
+                x[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16))));
         }
     }
     __device__ __forceinline__ static Eight of(DType type, const float (&x)[8]) {
         Eight y;
-        if (type == DType::f32) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) y.bits[i] = __float_as_uint(x[i]);
-        } else if (type == DType::bf16) {
+        unsigned words[4];
+        if (type == DType::bf16) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-                y.bits[i] = reinterpret_cast<const unsigned&>(pair);
+                words[i] = reinterpret_cast<const unsigned&>(pair);
             }
+        } else if (is_wide(type)) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(x[i]);
+            if constexpr (!kNarrow)
+                y.bits[1] = {__float_as_uint(x[4]), __float_as_uint(x[5]), __float_as_uint(x[6]), __float_as_uint(x[7])};
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
-                y.bits[i] = reinterpret_cast<const unsigned&>(pair);
+                words[i] = reinterpret_cast<const unsigned&>(pair);
             }
         }
+        y.bits[0] = {words[0], words[1], words[2], words[3]};
         return y;
     }
-    __device__ __forceinline__ void store(void* to, DType type, i64 at, i64 step, int count) const {
-        const bool wide = type == DType::f32;
-        char* address = static_cast<char*>(to) + (at << (wide ? 2 : 1));
-        if (step == 1 && count == 8 && reinterpret_cast<unsigned long long>(address) % 16 == 0) {
-            const auto* vectors = reinterpret_cast<const uint4*>(bits);
-            *reinterpret_cast<uint4*>(address) = vectors[0];
-            if (wide) *reinterpret_cast<uint4*>(address + 16) = vectors[1];
-        } else if (wide) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (i < count) reinterpret_cast<unsigned*>(address)[i * step] = bits[i];
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (i < count)
-                    reinterpret_cast<unsigned short*>(address)[i * step] = static_cast<unsigned short>(bits[i / 2] >> (i % 2 * 16));
-        }
-    }
 };
+
+// One element, where eight do not lie side by side.
+__device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
+    if (type == DType::f32)
+        static_cast<float*>(to)[at] = x;
+    else if (type == DType::bf16)
+        static_cast<__nv_bfloat16*>(to)[at] = __float2bfloat16(x);
+    else
+        static_cast<__half*>(to)[at] = __float2half(x);
+}
 
 }  // namespace gdn_cuda::scan

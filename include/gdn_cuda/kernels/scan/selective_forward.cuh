@@ -1,184 +1,252 @@
 // scan/selective_forward: x_t = Ā_t x_{t−1} + (B̄u)_t, out = (Σ_n C x + D u) silu(z), for every channel of every sequence.
 //
-// A block walks the tokens of a sequence, one tile after the other, with 16 or 32 channels in front of 128 threads. Per tile,
-// each thread prepares eight elements, along tokens or along channels as they lie in memory: u and δ become the step and the
-// input of the recurrence, in fp32 in shared memory, beside the tile's B and C, which all channels of the block use. Then a
-// channel's states are on a few neighbouring lanes, some on each; a lane takes its states through the tile token by token, four
-// tokens' Σ C x at a time go to shared memory, and the threads that prepared the elements add them up and store them. What the
-// next tile needs from memory is in flight meanwhile. States beyond one such group take further passes over the tile.
+// A block of 128 threads walks the tokens of a sequence tile by tile, for 16 or 32 channels. Per tile, each thread prepares
+// eight elements, along tokens or along channels as they lie in memory: u and δ become the step and the input of the
+// recurrence, in fp32 in shared memory, beside the tile's B and C, which all channels of the block use. Then a channel's states
+// are on a few lanes, some on each; a lane takes its states through the tile token by token, and the Σ C x of its states go to
+// shared memory, four tokens at a time. The thread that prepared an element adds them up and stores the output. What the next
+// tile needs from memory is in flight meanwhile. States beyond lanes × states a lane take further passes over the tile.
 //
-// Bound: the special function unit, one exponential a state and token at 16 a clock and multiprocessor; the other instructions
-// of a state and token, about nine, take as long on four schedulers. docs/benchmarks/scan.md has the share reached.
+// Bound: instructions and the special function unit alike. A state and token takes an exponential at 16 a clock and
+// multiprocessor, 8 cycles of a scheduler for a warp, and about as many instructions; docs/benchmarks/scan.md has the share
+// reached.
 #pragma once
 
-#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization.cuh>
 #include <gdn_cuda/kernels/scan/eight.cuh>
 #include <gdn_cuda/kernels/scan/selective_forward_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_tile.cuh>
 
 namespace gdn_cuda::scan {
-
-// The number of the first chunk of a sequence.
-__device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequence) {
-    if (in.cu_seqlens.data == nullptr) return sequence * static_cast<int>(ceil_div(in.tokens, kStateChunk));
-    int chunk = 0;
-    for (int i = 0; i < sequence; ++i)
-        chunk += static_cast<int>(ceil_div(span_of(in.cu_seqlens, i, in.tokens).length, kStateChunk));
-    return chunk;
-}
-
-// The place of a block: channels of one group of B and C, and a sequence.
-struct SelectivePlace {
-    int channel, channels;  // the first, and how many of the block's exist
-    int sequence, batch;
-    Span span;
-};
-
-// Eight neighbouring elements of a tile, along tokens or along channels.
-template <int kChannels, int kTokens>
-struct Elements {
-    int channel, token;
-    bool along_tokens;
-
-    __device__ __forceinline__ static Elements of_thread(bool along_tokens) {
-        constexpr int kRow = kTokens / 8, kColumn = kChannels / 8;
-        const int thread = threadIdx.x;
-        return along_tokens ? Elements{thread / kRow, thread % kRow * 8, true}
-                            : Elements{thread % kColumn * 8, thread / kColumn, false};
-    }
-    // How many exist, of a tile of so many channels and tokens.
-    __device__ __forceinline__ int count(int channels, int tokens) const {
-        if (channel >= channels || token >= tokens) return 0;
-        return min(along_tokens ? tokens - token : channels - channel, 8);
-    }
-    __device__ __forceinline__ int channel_of(int i) const { return along_tokens ? channel : channel + i; }
-    __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i : token; }
-};
-
-// Where a tile keeps a token of a channel: eight channels on, rows begin in the same bank, so their tokens are exchanged.
-template <int kChannels>
-__device__ __forceinline__ int swizzled(int channel, int token) {
-    return token ^ (channel / 8 * (256 / kChannels));
-}
 
 template <SelectiveForwardConfig kConfig>
 struct SelectiveForward {
     using Shared = SelectiveForwardSharedPlan<kConfig>;
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens(), kStates = kConfig.states;
     static constexpr int kLanes = kConfig.lanes, kGroup = kConfig.group(), kParts = kConfig.parts();
-    static constexpr int kVectors = 2 * kGroup * kParts * kTokens / 8 / SelectiveForwardConfig::kThreads;  // of B and C
-    static constexpr int kNumbers = kStates * kParts;
+    static constexpr int kVectors =
+        2 * kGroup * kParts * kTokens / 8 / SelectiveForwardConfig::kThreads;  // of B and C, a thread
     static constexpr Transition kTransition = kConfig.transition;
-    using Own = Elements<kChannels, kTokens>;
+    using Own = Neighbours<kChannels, kTokens>;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
+    using Vector = Eight<kConfig.is_narrow>;
 
     const SelectiveForwardArgs& args;
     const SelectiveInputs& in;
     Shared& shared;
     SelectivePlace place;
-    Own own;
-    int lane, channel;  // of the walk
+    Own own;                           // of a tile
+    int lane, channel;                 // of the states
+    int full_rows, full_coefficients;  // ends of the tiles that are whole and of aligned vectors
+    // In flight, from these addresses on: u and δ of the next tile, B and C of the next pass.
+    const char *at_u, *at_delta, *at_z, *at_coefficients[kVectors];
+    char* at_out;
+    Vector u, delta;
+    Vector coefficients[kVectors];
 
-    // What a tile needs from memory.
-    struct InFlight {
-        Eight u, delta, z, delta_a;
-    };
-    Eight coefficients[kVectors];
+    // ---- Elements
 
-    __device__ __forceinline__ i64 offset_of(const SelectiveElements& x, int tile) const {
-        return place.batch * x.batch + (place.channel + own.channel) * x.channel + (place.span.start + tile + own.token) * x.token;
+    __device__ __forceinline__ i64 offset_of(const ChannelRows& x, int tile, int i) const {
+        return place.batch * x.batch + (place.channel + own.channel_of(i)) * x.channel +
+               (place.span.start + tile + own.token_of(i)) * x.token;
     }
-    __device__ __forceinline__ void load(Eight& to, const SelectiveElements& x, int tile) const {
-        if (x.data == nullptr) return;
-        const int count = own.count(place.channels, place.span.length - tile);
-        to.load({x.data, in.io}, offset_of(x, tile), own.along_tokens ? x.token : x.channel, count);
+    __device__ __forceinline__ bool exists(int tile, int i) const {
+        return own.channel_of(i) < place.channels && tile + own.token_of(i) < place.span.length;
     }
-    __device__ __forceinline__ void load_elements(InFlight& tile, int token) const {
-        load(tile.u, in.u, token);
-        load(tile.delta, in.delta, token);
-        load(tile.delta_a, in.delta_a, token);
+    __device__ __forceinline__ char* address(const ChannelRows& x, int tile) const {
+        return static_cast<char*>(x.data) + (offset_of(x, tile, 0) << (Vector::is_wide(args.io) ? 2 : 1));
+    }
+    // The compiler would compute these addresses again for every tile, in ten instructions each.
+    __device__ __forceinline__ static char* opaque(char* address) {
+        asm volatile("" : "+l"(address));
+        return address;
+    }
+    // From the address of the first tile; the host has seen to it that a token's stride fits.
+    template <class Byte>
+    __device__ __forceinline__ Byte* in_tile(Byte* first, const ChannelRows& x, int tile) const {
+        return first + static_cast<i64>(tile) * (static_cast<int>(x.token) << (Vector::is_wide(args.io) ? 2 : 1));
+    }
+    __device__ __forceinline__ float load_one(const ChannelRows& x, int tile, int i) const {
+        return load_number({x.data, args.io}, offset_of(x, tile, i));
     }
 
-    // B or C of a tile, states from `first` on: eight real numbers, along tokens or along states as they lie in memory.
-    struct CoefficientPlace {
-        const SelectiveCoefficients* from;
-        float (*to)[kGroup * kParts];
-        int state, token;
-        bool along_tokens;
-    };
-    __device__ __forceinline__ CoefficientPlace coefficient_place(int i) const {
-        constexpr int kOfB = kGroup * kParts * kTokens / 8, kRow = kTokens * kParts / 8, kColumn = kGroup * kParts / 8;
-        const int vector = threadIdx.x + i * SelectiveForwardConfig::kThreads, of = vector % kOfB;
-        const bool is_B = vector < kOfB;
-        const SelectiveCoefficients& from = is_B ? in.B : in.C;
-        auto* to = is_B ? shared.B : shared.C;
-        if (from.state == kParts) return {&from, to, of % kColumn * (8 / kParts), of / kColumn, false};
-        return {&from, to, of / kRow, of % kRow * (8 / kParts), true};
+    // What the recurrence needs of an element.
+    __device__ __forceinline__ ChannelStep prepared(float u, float delta, float delta_a, float bias) const {
+        delta += bias;
+        if (in.delta_softplus) delta = softplus_fast(delta);
+        if constexpr (kTransition == Transition::s7) return {-1.f / fmaf(delta, delta, 0.5f), u, 0.f};
+        if constexpr (kTransition == Transition::rglru) return {delta, u, 0.f};
+        const float step = in.delta_a.data != nullptr ? delta_a : delta;
+        if constexpr (has_size(kTransition)) return {step, u, delta};
+        return {step, args.input_times_delta ? u * delta : u, 0.f};
     }
-    __device__ __forceinline__ void load_coefficients(int token, int first) {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-            const CoefficientPlace at = coefficient_place(i);
-            const SelectiveCoefficients& from = *at.from;
-            if (!from.varies) continue;
-            const int states = in.states - first - at.state, tokens = place.span.length - token - at.token;
-            const int count = states <= 0 || tokens <= 0 ? 0 : min((at.along_tokens ? tokens : states) * kParts, 8);
-            const i64 offset = place.batch * from.batch + place.channel / from.channels_per_group * from.group +
-                               (first + at.state) * from.state + (place.span.start + token + at.token) * from.token;
-            coefficients[i].template load<kParts>(from.values, offset, at.along_tokens ? from.token : from.state, count);
-        }
-    }
-    __device__ __forceinline__ void publish_coefficients() const {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-            const CoefficientPlace at = coefficient_place(i);
-            if (!at.from->varies) continue;
-            float x[8];
-            coefficients[i].to_floats(at.from->values.type, x);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const int number = j / kParts;
-                at.to[at.along_tokens ? at.token + number : at.token]
-                     [(at.along_tokens ? at.state : at.state + number) * kParts + j % kParts] = x[j];
+    __device__ __forceinline__ void prepare(int tile) {
+        if (tile < full_rows) {
+            float of_u[8], of_delta[8], of_delta_a[8] = {}, bias[8];
+            u.to_floats(args.io, of_u);
+            delta.to_floats(args.io, of_delta);
+            if (in.delta_a.data != nullptr) {  // rare, so not in flight before
+                Vector raw;
+                raw.load(address(in.delta_a, tile), args.io);
+                raw.to_floats(args.io, of_delta_a);
             }
+            of_channels(shared.bias, bias);
+            float step[8], input[8], size[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const ChannelStep x = prepared(of_u[i], of_delta[i], of_delta_a[i], bias[i]);
+                step[i] = x.step, input[i] = x.input, size[i] = x.size;
+            }
+            put(shared.step, step);
+            put(shared.input, input);
+            if constexpr (has_size(kTransition)) put(shared.size, size);
+            return;
+        }
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+            const int c = own.channel_of(i), token = swizzled<kChannels>(c, own.token_of(i));
+            ChannelStep x{};  // leaves the states as they are
+            if (exists(tile, i))
+                x = prepared(load_one(in.u, tile, i), load_one(in.delta, tile, i),
+                             in.delta_a.data != nullptr ? load_one(in.delta_a, tile, i) : 0.f, shared.bias[c]);
+            shared.step[c][token] = x.step;
+            shared.input[c][token] = x.input;
+            if constexpr (has_size(kTransition)) shared.size[c][token] = x.size;
         }
     }
-
-    __device__ __forceinline__ void publish_elements(const InFlight& tile, int token) {
-        float u[8], delta[8], delta_a[8];
-        tile.u.to_floats(in.io, u);
-        tile.delta.to_floats(in.io, delta);
-        if (in.delta_a.data != nullptr) tile.delta_a.to_floats(in.io, delta_a);
-        const int count = own.count(place.channels, place.span.length - token);
-        float step[8], input[8];
+    __device__ __forceinline__ void of_channels(const float (&per_channel)[kChannels], float (&x)[8]) const {
+        if (own.along_tokens) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            float size = delta[i];
-            if (in.delta_bias != nullptr) size += shared.bias[own.channel_of(i)];
-            if (in.softplus) size = softplus_fast(size);
-            step[i] = in.delta_a.data != nullptr ? delta_a[i] : size;
-            input[i] = u[i];
-            if constexpr (kTransition == Transition::exponential)
-                if (in.input_times_delta) input[i] *= size;
-            if constexpr (kTransition == Transition::s7) step[i] = -1.f / fmaf(size, size, 0.5f);
-            if constexpr (kTransition == Transition::rglru) step[i] = size;
-            if (i >= count) step[i] = input[i] = size = 0.f;  // leaves the states as they are
-            delta[i] = size;
+            for (int i = 0; i < 8; ++i) x[i] = per_channel[own.channel];
+        } else {
+            load_shared(x, &per_channel[own.channel]);
         }
-        put(shared.step, step);
-        put(shared.input, input);
-        if constexpr (has_size(kTransition)) put(shared.size, delta);
     }
     __device__ __forceinline__ void put(float (*tile)[Shared::kPitch], const float (&x)[8]) const {
-        const int token = swizzled<kChannels>(own.channel, own.token);
+        float* to = &tile[own.channel][swizzled<kChannels>(own.channel, own.token)];
         if (own.along_tokens) {
-            auto* to = reinterpret_cast<float4*>(&tile[own.channel][token]);
-            to[0] = {x[0], x[1], x[2], x[3]};
-            to[1] = {x[4], x[5], x[6], x[7]};
+            reinterpret_cast<float4*>(to)[0] = {x[0], x[1], x[2], x[3]};
+            reinterpret_cast<float4*>(to)[1] = {x[4], x[5], x[6], x[7]};
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) tile[own.channel + i][token] = x[i];
+            for (int i = 0; i < 8; ++i) to[i * Shared::kPitch] = x[i];
+        }
+    }
+
+    __device__ __forceinline__ static float ungated(float y, float of_u, float D) {
+        if constexpr (kConfig.is_complex) y *= 2.f;
+        return fmaf(D, of_u, y);
+    }
+    // Stores the outputs of the elements that the thread prepared.
+    __device__ __forceinline__ void finish(const Vector& raw_u, const Vector& raw_z, int tile) {
+        if (tile < full_rows) {
+            float y[8] = {}, of_u[8], of_z[8], D[8];
+            const float* from = &shared.partial[0][own.channel * Shared::kPitch + swizzled<kChannels>(own.channel, own.token)];
+#pragma unroll
+            for (int part = 0; part < kLanes; ++part) {
+                float x[8];
+                if (own.along_tokens) {
+                    load_shared(x, from);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) x[i] = from[i * Shared::kPitch];
+                }
+#pragma unroll
+                for (int i = 0; i < 8; ++i) y[i] += x[i];
+                from += sizeof(shared.partial[0]) / sizeof(float);
+            }
+            of_channels(shared.D, D);
+            raw_u.to_floats(args.io, of_u);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
+            if (in.z.data != nullptr) {
+                raw_z.to_floats(args.io, of_z);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
+            }
+            Vector::of(args.io, y).store(in_tile(at_out, args.out, tile), args.io);
+            return;
+        }
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+            if (!exists(tile, i)) continue;
+            const int c = own.channel_of(i), token = swizzled<kChannels>(c, own.token_of(i));
+            float y = 0.f;
+            for (int part = 0; part < kLanes; ++part) y += shared.partial[part][c * Shared::kPitch + token];
+            y = ungated(y, in.D != nullptr ? load_one(in.u, tile, i) : 0.f, shared.D[c]);
+            if (in.z.data != nullptr) y *= silu_fast(load_one(in.z, tile, i));
+            store_number(args.out.data, args.io, offset_of(args.out, tile, i), y);
+        }
+    }
+
+    // ---- B and C of a tile, states from `first` on: eight real numbers a vector, along tokens or along states
+
+    struct CoefficientPlace {
+        const Coefficients* from;
+        float (*to)[Shared::kRowPitch];
+        int n, token;
+        bool along_tokens;
+
+        __device__ __forceinline__ int n_of(int i) const { return along_tokens ? n : n + i / kParts; }
+        __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i / kParts : token; }
+        __device__ __forceinline__ float& to_of(int i) const { return to[n_of(i)][token_of(i) * kParts + i % kParts]; }
+    };
+    __device__ __forceinline__ CoefficientPlace coefficient_place(int i) const {
+        constexpr int kOfB = kGroup * kParts * kTokens / 8, kAlongTokens = kTokens * kParts / 8,
+                      kAlongStates = kGroup * kParts / 8;
+        const int vector = threadIdx.x + i * SelectiveForwardConfig::kThreads, of = vector % kOfB;
+        const bool is_B = vector < kOfB;
+        const Coefficients& from = is_B ? in.B : in.C;
+        const bool along_tokens = from.n != kParts;
+        const int n = along_tokens ? of / kAlongTokens : of % kAlongStates * (8 / kParts);
+        const int token = along_tokens ? of % kAlongTokens * (8 / kParts) : of / kAlongStates;
+        return {&from, is_B ? shared.B.tile : shared.C.tile, n, token, along_tokens};
+    }
+    __device__ __forceinline__ i64 coefficient_offset(const CoefficientPlace& at, int tile, int first, int i) const {
+        const Coefficients& from = *at.from;
+        return place.batch * from.batch + place.channel / (in.dim / from.groups) * from.group + (first + at.n_of(i)) * from.n +
+               (place.span.start + tile + at.token_of(i)) * from.token + i % kParts * from.pair;
+    }
+    __device__ __forceinline__ bool coefficients_are_full(int tile, int first) const {
+        return tile < full_coefficients && first + kGroup <= in.state_size;
+    }
+    __device__ __forceinline__ void load_coefficients(int tile, int first) {
+        if (!coefficients_are_full(tile, first)) return;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            const Coefficients& from = *coefficient_place(i).from;
+            const int shift = Vector::is_wide(from.type) ? 2 : 1;
+            coefficients[i].load(at_coefficients[i] + (static_cast<i64>(first) * (static_cast<int>(from.n) << shift)) +
+                                     static_cast<i64>(tile) * (static_cast<int>(from.token) << shift),
+                                 from.type);
+        }
+    }
+    __device__ __forceinline__ void put_coefficients(int tile, int first) const {
+        const bool full = coefficients_are_full(tile, first);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            const CoefficientPlace at = coefficient_place(i);
+            if (full) {
+                float x[8];
+                coefficients[i].to_floats(at.from->type, x);
+                if (at.along_tokens) {
+                    auto* to = reinterpret_cast<float4*>(&at.to_of(0));
+                    to[0] = {x[0], x[1], x[2], x[3]};
+                    to[1] = {x[4], x[5], x[6], x[7]};
+                } else {
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) at.to_of(j) = x[j];
+                }
+            } else if (at.from->varies) {
+#pragma unroll 1
+                for (int j = 0; j < 8; ++j) {
+                    const bool exists = first + at.n_of(j) < in.state_size && tile + at.token_of(j) < place.span.length;
+                    at.to_of(j) =
+                        exists ? load_number({at.from->data, at.from->type}, coefficient_offset(at, tile, first, j)) : 0.f;
+                }
+            }
         }
     }
 
@@ -186,28 +254,36 @@ struct SelectiveForward {
 
     struct States {
         Poles poles[kStates];
-        Number x[kStates], B[kStates], C[kStates];  // B and C where they are constant
+        Number x[kStates];
     };
 
     __device__ __forceinline__ i64 state_at(i64 row, int first) const {
-        return (row * in.channels + place.channel + channel) * in.states + first + lane * kStates;
+        return (row * in.dim + place.channel + channel) * in.state_size + first + lane;
     }
-    // Calls with the index of each state that exists.
+    // Neighbouring states are on neighbouring lanes. Calls with the index of each that exists.
     template <class F>
     __device__ __forceinline__ void each_state(int first, const F& call) const {
 #pragma unroll
         for (int s = 0; s < kStates; ++s)
-            if (channel < place.channels && first + lane * kStates + s < in.states) call(s);
+            if (channel < place.channels && first + s * kLanes + lane < in.state_size) call(s);
     }
+    __device__ __forceinline__ static Number constant(const Coefficients& from, i64 channel, int n) {
+        const float* at = static_cast<const float*>(from.data) + channel * from.group + n * from.n;
+        if constexpr (kConfig.is_complex)
+            return {at[0], at[from.pair]};
+        else
+            return *at;
+    }
+    // And B and C where they are constant: the thread that stores them reads them.
     __device__ __forceinline__ void load_poles(States& states, int first) const {
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) states.poles[s] = Poles::of(Number{}), states.B[s] = states.C[s] = Number{};
+        for (Poles& pole : states.poles) pole = Poles::of(Number{});
         const i64 c = place.channel + channel;
         each_state(first, [&](int s) {
-            const int n = first + lane * kStates + s;
-            states.poles[s] = Poles::of(static_cast<const Number*>(in.A)[c * in.A_channel + n * in.A_state]);
-            if (!in.B.varies) states.B[s] = static_cast<const Number*>(in.B.values.data)[c * in.B.group + n * in.B.state];
-            if (!in.C.varies) states.C[s] = static_cast<const Number*>(in.C.values.data)[c * in.C.group + n * in.C.state];
+            const int n = s * kLanes + lane;
+            states.poles[s] = Poles::of(constant(in.A, c, first + n));
+            if (!in.B.varies) reinterpret_cast<Number*>(shared.B.constant[channel])[n] = constant(in.B, c, first + n);
+            if (!in.C.varies) reinterpret_cast<Number*>(shared.C.constant[channel])[n] = constant(in.C, c, first + n);
         });
     }
     __device__ __forceinline__ void load_states(States& states, const void* from, i64 row, int first) const {
@@ -215,214 +291,211 @@ struct SelectiveForward {
         for (Number& x : states.x) x = Number{};
         if (from == nullptr) return;
         const Number* x = static_cast<const Number*>(from) + state_at(row, first);
-        each_state(first, [&](int s) { states.x[s] = x[s]; });
+        each_state(first, [&](int s) { states.x[s] = x[s * kLanes]; });
     }
     __device__ __forceinline__ void store_states(const States& states, void* to, i64 row, int first) const {
         Number* x = static_cast<Number*>(to) + state_at(row, first);
-        each_state(first, [&](int s) { x[s] = states.x[s]; });
+        each_state(first, [&](int s) { x[s * kLanes] = states.x[s]; });
     }
 
     // ---- The recurrence
 
     template <int kCount>
-    __device__ __forceinline__ static void load_shared(float (&to)[kCount], const float* from) {
-        static_assert(kCount % 2 == 0);
-        if constexpr (kCount % 4 == 0) {
-#pragma unroll
-            for (int i = 0; i < kCount; i += 4) {
-                const float4 x = *reinterpret_cast<const float4*>(from + i);
-                to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < kCount; i += 2) {
-                const float2 x = *reinterpret_cast<const float2*>(from + i);
-                to[i] = x.x, to[i + 1] = x.y;
-            }
-        }
-    }
-    __device__ __forceinline__ static Number number(const float (&x)[kNumbers], int s) {
+    __device__ __forceinline__ static Number number(const float (&x)[kCount], int s) {
         if constexpr (kConfig.is_complex)
             return Number{x[2 * s], x[2 * s + 1]};
         else
             return x[s];
     }
 
-    // Takes the states through the tile. kTiles: B and C both vary.
-    template <bool kTiles>
-    __device__ __forceinline__ void walk(States& states, bool first_pass) {
-        Number start[kStates], from_zero[kStates];  // from_zero: the tile's own part of the states
+    enum class Pass { first, later, any };  // any: at run time, and B or C may be constant
+
+    // Four tokens of B or C of one state.
+    template <Pass kPass>
+    __device__ __forceinline__ void load_four(Number (&to)[4], const typename Shared::Tile& from, bool varies, int n,
+                                              int t) const {
+        if (kPass != Pass::any || varies) {
+            float x[4 * kParts];
+            load_shared(x, &from.tile[n][t * kParts]);
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) start[s] = states.x[s], from_zero[s] = Number{};
-        float total = 0.f;
+            for (int j = 0; j < 4; ++j) to[j] = number(x, j);
+        } else {
+#pragma unroll
+            for (Number& x : to) x = reinterpret_cast<const Number*>(from.constant[channel])[n];
+        }
+    }
+
+    // Takes the states through the tile. kAnchored: from_zero is the tile's own part of the states, and what is left of the
+    // states before it is known exactly from the sum of the steps.
+    template <Pass kPass, bool kAnchored>
+    __device__ __forceinline__ void walk(States& states, bool is_first, float total) {
+        Number from_zero[kStates];
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+            from_zero[s] = Number{};
+            if constexpr (kAnchored) shared.start[s][threadIdx.x] = states.x[s];  // in registers it would cost warps
+        }
         float* partial = &shared.partial[lane][channel * Shared::kPitch];
 #pragma unroll 1
-        for (int t = 0; t < kTokens; t += 4) {
-            const int token = swizzled<kChannels>(channel, t);
-            float step[4], input[4], size[4] = {}, y[4];
-            load_shared(step, &shared.step[channel][token]);
-            load_shared(input, &shared.input[channel][token]);
-            if constexpr (has_size(kTransition)) load_shared(size, &shared.size[channel][token]);
+        for (int eight = 0; eight < kTokens; eight += 8) {
+            const int token = swizzled<kChannels>(channel, eight);  // tokens are exchanged by eights
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float B_row[kNumbers], C_row[kNumbers];
-                load_shared(B_row, &shared.B[t + j][lane * kNumbers]);
-                load_shared(C_row, &shared.C[t + j][lane * kNumbers]);
-                y[j] = 0.f;
+            for (int four = 0; four < 8; four += 4) {
+                float step[4], input[4], size[4] = {}, y[4] = {};
+                load_shared(step, &shared.step[channel][token + four]);
+                load_shared(input, &shared.input[channel][token + four]);
+                if constexpr (has_size(kTransition)) load_shared(size, &shared.size[channel][token + four]);
+                if (kPass == Pass::later || (kPass == Pass::any && !is_first)) load_shared(y, partial + token + four);
 #pragma unroll
                 for (int s = 0; s < kStates; ++s) {
-                    Number B = number(B_row, s), C = number(C_row, s);
-                    if constexpr (!kTiles) {
-                        if (!in.C.varies) C = states.C[s];
-                        if constexpr (kTransition == Transition::rglru) {
-                            if (!in.B.varies) C = C * states.B[s];
-                        } else if (!in.B.varies) {
-                            B = states.B[s];
-                        }
+                    Number B[4], C[4];
+                    load_four<kPass>(B, shared.B, in.B.varies, s * kLanes + lane, eight + four);
+                    load_four<kPass>(C, shared.C, in.C.varies, s * kLanes + lane, eight + four);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        if constexpr (kTransition == Transition::rglru)
+                            if (!in.B.varies) C[j] = C[j] * B[j];
+                        const Step<Number> next = states.poles[s].step({step[j], input[j], size[j]}, B[j]);
+                        states.x[s] = after<Poles::kRelative>(states.x[s], next);
+                        if constexpr (kAnchored) from_zero[s] = after<false>(from_zero[s], next);
+                        y[j] = kPass == Pass::first && s == 0 ? real_product(C[j], states.x[s])
+                                                              : add_real_product(y[j], C[j], states.x[s]);
                     }
-                    const Step<Number> next = states.poles[s].step({step[j], input[j], size[j]}, B);
-                    states.x[s] = after<Poles::kRelative>(states.x[s], next);
-                    if constexpr (!Poles::kRelative) from_zero[s] = after<false>(from_zero[s], next);
-                    y[j] = add_real_product(y[j], C, states.x[s]);
                 }
-                total += step[j];
+                *reinterpret_cast<float4*>(partial + token + four) = {y[0], y[1], y[2], y[3]};
             }
-            auto* sums = reinterpret_cast<float4*>(partial + token);
-            float4 sum{y[0], y[1], y[2], y[3]};
-            if (!first_pass) {
-                const float4 before = *sums;
-                sum = {sum.x + before.x, sum.y + before.y, sum.z + before.z, sum.w + before.w};
-            }
-            *sums = sum;
         }
-        if constexpr (!Poles::kRelative) {
+        if constexpr (kAnchored) {
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
-                Number relative;
-                if (states.poles[s].long_memory(total, relative))
-                    states.x[s] = start[s] + (relative * start[s] + from_zero[s]);
+                const Number start = shared.start[s][threadIdx.x];
+                float relative;
+                if (states.poles[s].long_memory(total, relative)) states.x[s] = start + (relative * start + from_zero[s]);
             }
         }
     }
-
-    // The outputs of the elements that the thread prepared.
-    __device__ __forceinline__ void finish(const Eight& raw_u, int tile) const {
-        const int count = own.count(place.channels, place.span.length - tile);
-        if (count == 0) return;
-        Eight raw_z;
-        load(raw_z, in.z, tile);
-        float y[8] = {}, u[8];
-        const int token = swizzled<kChannels>(own.channel, own.token);
+    // The sum of a tile's steps: each lane adds eight, which makes a tile.
+    __device__ __forceinline__ float total_of_steps() const {
+        static_assert(kLanes * 8 == kTokens);
+        float step[8], total = 0.f;
+        load_shared(step, &shared.step[channel][swizzled<kChannels>(channel, lane * 8)]);
 #pragma unroll
-        for (int part = 0; part < kLanes; ++part) {
-            const float* from = &shared.partial[part][own.channel * Shared::kPitch + token];
-            if (own.along_tokens) {
-                float x[8];
-                load_shared(x, from);
+        for (float x : step) total += x;
+        return group_sum<kLanes>(total);
+    }
+    template <Pass kPass>
+    __device__ __forceinline__ void walk_tile(States& states, bool is_first) {
+        if constexpr (Poles::kRelative) {
+            walk<kPass, false>(states, is_first, 0.f);
+        } else {
+            const float total = total_of_steps();
+            bool is_long = kPass == Pass::any;
 #pragma unroll
-                for (int i = 0; i < 8; ++i) y[i] += x[i];
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) y[i] += from[i * Shared::kPitch];
-            }
+            for (const Poles& pole : states.poles) is_long |= pole.rounds_alike(total, kTokens);
+            if (__any_sync(0xffffffffu, is_long))
+                walk<kPass, true>(states, is_first, total);
+            else if constexpr (kPass != Pass::any)
+                walk<kPass, false>(states, is_first, total);
         }
-        if constexpr (kConfig.is_complex)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] *= 2.f;
-        if (in.D != nullptr) {
-            raw_u.to_floats(in.io, u);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] = fmaf(shared.D[own.channel_of(i)], u[i], y[i]);
-        }
-        if (in.z.data != nullptr) {
-            float z[8];
-            raw_z.to_floats(in.io, z);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] *= silu_fast(z[i]);
-        }
-        Eight::of(in.io, y).store(args.out.data, in.io, offset_of(args.out, tile),
-                                  own.along_tokens ? args.out.token : args.out.channel, count);
     }
 
-    __device__ __forceinline__ void prepare_block() {
+    // What the next pass, of this tile or the next one, needs from memory.
+    __device__ __forceinline__ void load_next(int tile, int first) {
+        if (first == 0 && tile < full_rows) {
+            u.load(in_tile(at_u, in.u, tile), args.io);
+            delta.load(in_tile(at_delta, in.delta, tile), args.io);
+        }
+        load_coefficients(tile, first);
+    }
+    __device__ __forceinline__ void begin() {
+        const int whole = place.span.length / kTokens * kTokens;
+        full_rows = args.rows_are_vectors && place.channels == kChannels ? whole : 0;
+        full_coefficients = args.coefficients_are_vectors ? whole : 0;
+        at_u = opaque(address(in.u, 0)), at_delta = opaque(address(in.delta, 0)), at_z = opaque(address(in.z, 0));
+        at_out = opaque(address(args.out, 0));
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            const CoefficientPlace at = coefficient_place(i);
+            at_coefficients[i] = opaque(static_cast<char*>(at.from->data) +
+                                        (coefficient_offset(at, 0, 0, 0) << (Vector::is_wide(at.from->type) ? 2 : 1)));
+        }
         if (threadIdx.x < kChannels) {
             const int c = threadIdx.x;
             const bool exists = c < place.channels;
-            shared.D[c] = exists && in.D != nullptr ? in.D[(place.channel + c) * in.D_channel] : 0.f;
-            shared.bias[c] = exists && in.delta_bias != nullptr ? in.delta_bias[(place.channel + c) * in.bias_channel] : 0.f;
+            shared.D[c] = exists && in.D != nullptr ? in.D[place.channel + c] : 0.f;
+            shared.bias[c] = exists && in.delta_bias != nullptr ? in.delta_bias[place.channel + c] : 0.f;
         }
         __syncthreads();
     }
 
     // States that do not stay in registers from tile to tile are in last_state.
     __device__ __forceinline__ void run(int first_chunk) {
-        prepare_block();
-        const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru, stays = in.states <= kGroup;
-        const int length = place.span.length;
+        begin();
+        const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru, stays = in.state_size <= kGroup;
         States states;
-        InFlight next;
-        load_elements(next, 0);
-        load_coefficients(0, 0);
-        for (int first = 0; first < in.states; first += kGroup) {
+#pragma unroll 1
+        for (int first = 0; first < in.state_size; first += kGroup) {
             load_states(states, in.initial_state, place.sequence, first);
             if (!stays) store_states(states, args.last_state, place.sequence, first);
         }
         load_poles(states, 0);
+        int tile = -kTokens, first = in.state_size;  // the first round only loads
 #pragma unroll 1
-        for (int tile = 0; tile < length; tile += kTokens) {
-            publish_elements(next, tile);
-            const Eight u = next.u;
-            if (tile + kTokens < length) load_elements(next, tile + kTokens);
-#pragma unroll 1
-            for (int first = 0; first < in.states; first += kGroup) {
-                publish_coefficients();
-                const bool last_pass = first + kGroup >= in.states;
-                if (!last_pass || tile + kTokens < length)
-                    load_coefficients(last_pass ? tile + kTokens : tile, last_pass ? 0 : first + kGroup);
+        for (;;) {
+            const bool last_pass = first + kGroup >= in.state_size;
+            const int next_tile = last_pass ? tile + kTokens : tile, next_first = last_pass ? 0 : first + kGroup;
+            if (tile >= 0) {
+                if (first == 0) prepare(tile);
+                put_coefficients(tile, first);
+            }
+            if (next_tile < place.span.length) load_next(next_tile, next_first);
+            if (tile >= 0) {
                 if (!stays) {
                     load_poles(states, first);
                     load_states(states, args.last_state, place.sequence, first);
                 }
-                if (args.chunk_states != nullptr && tile % kStateChunk == 0)
-                    store_states(states, args.chunk_states, first_chunk + tile / kStateChunk, first);
+                if (args.states != nullptr && tile % kStateChunk == 0)
+                    store_states(states, args.states, first_chunk + tile / kStateChunk, first);
                 __syncthreads();
-                if (tiles)
-                    walk<true>(states, first == 0);
+                if (!tiles)
+                    walk_tile<Pass::any>(states, first == 0);
+                else if (first == 0)
+                    walk_tile<Pass::first>(states, true);
                 else
-                    walk<false>(states, first == 0);
+                    walk_tile<Pass::later>(states, false);
                 if (!stays) store_states(states, args.last_state, place.sequence, first);
+                Vector again, z;  // u again: in flight it would take registers from the walk
+                if (last_pass && tile < full_rows) {
+                    again.load(in_tile(at_u, in.u, tile), args.io);
+                    if (in.z.data != nullptr) z.load(in_tile(at_z, in.z, tile), args.io);
+                }
                 __syncthreads();
+                if (last_pass) finish(again, z, tile);
             }
-            finish(u, tile);
+            tile = next_tile, first = next_first;
+            if (tile >= place.span.length) break;
         }
         if (stays) store_states(states, args.last_state, place.sequence, 0);
     }
 };
 
 template <SelectiveForwardConfig kConfig>
-__global__ void __launch_bounds__(SelectiveForwardConfig::kThreads)
+__global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.blocks_per_multiprocessor())
     selective_forward(const __grid_constant__ SelectiveForwardArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SelectiveForwardSharedPlan<kConfig>*>(memory);
     const SelectiveInputs& in = args.in;
-    const int sequence = blockIdx.y, blocks_per_span = ceil_div(args.channels_per_span, kConfig.channels());
-    const int first = blockIdx.x / blocks_per_span * args.channels_per_span, inside = blockIdx.x % blocks_per_span * kConfig.channels();
-    const bool packed = in.cu_seqlens.data != nullptr;
-    const SelectivePlace place{.channel = first + inside,
-                               .channels = min(args.channels_per_span - inside, kConfig.channels()),
+    constexpr int kChannels = kConfig.channels();
+    const int sequence = blockIdx.y, block = blockIdx.x, thread = threadIdx.x;
+    const int blocks_per_span = (args.span + kChannels - 1) / kChannels, inside = block % blocks_per_span * kChannels;
+    const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
+                               .channels = min(args.span - inside, kChannels),
                                .sequence = sequence,
-                               .batch = packed ? 0 : sequence,
-                               .span = span_of(in.cu_seqlens, sequence, in.tokens)};
+                               .batch = in.cu_seqlens.data != nullptr ? 0 : sequence,
+                               .span = span_of(in.cu_seqlens, sequence, in.length)};
     using Block = SelectiveForward<kConfig>;
-    const int thread = threadIdx.x;
-    Block block{.args = args,
-                .in = in,
-                .shared = shared,
-                .place = place,
-                .own = Block::Own::of_thread(args.along_tokens),
-                .lane = thread % kConfig.lanes,
-                .channel = thread / kConfig.lanes};
-    block.run(args.chunk_states == nullptr ? 0 : first_chunk(in, sequence));
+    Block{args, in, shared, place, Block::Own::of_thread(args.along_tokens), thread % kConfig.lanes, thread / kConfig.lanes}
+        .run(args.states == nullptr ? 0 : first_chunk(in, sequence));
 }
 
 }  // namespace gdn_cuda::scan

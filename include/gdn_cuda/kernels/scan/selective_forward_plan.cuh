@@ -8,41 +8,55 @@ namespace gdn_cuda::scan {
 struct SelectiveForwardConfig {
     Transition transition;
     bool is_complex;
-    int states;  // a thread
-    int lanes;   // of a warp that share a channel
+    bool is_narrow;  // no element of u, delta, z, delta_a, B and C is wider than 16 bits; otherwise any dtype
+    int states;      // a thread
+    int lanes;       // that share a channel
 
     constexpr bool operator==(const SelectiveForwardConfig&) const = default;
-    static constexpr int kThreads = 128, kItems = 8;  // kItems: tokens × channels that a thread prepares
+    static constexpr int kThreads = 128;
     GDN_HOST_DEVICE constexpr int channels() const { return kThreads / lanes; }
-    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * kItems / channels(); }  // of a tile
-    GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }                    // states of a pass over a tile
+    GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: each thread prepares eight
+    GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a pass over a tile
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
+    // What registers are limited for.
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return is_complex ? 3 : is_narrow ? 5 : 4; }
 
-    GDN_FIELDS(transition, is_complex, states, lanes)
+    GDN_FIELDS(transition, is_complex, is_narrow, states, lanes)
 };
 
 template <SelectiveForwardConfig kConfig>
 struct SelectiveForwardSharedPlan {
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens();
-    static constexpr int kPitch = kTokens + 4;  // rows of neighbouring channels begin in different banks, 16 bytes apart
+    static constexpr int kPitch = kTokens + 4;  // rows of neighbours begin in different banks, 16 bytes apart
+    static constexpr int kRowPitch = kTokens * kConfig.parts() + 4;
+
+    // B or C: of every token, or of every channel where it is constant.
+    union Tile {
+        alignas(16) float tile[kConfig.group()][kRowPitch];
+        alignas(8) float constant[kChannels][kConfig.group() * kConfig.parts()];
+    };
 
     alignas(16) float step[kChannels][kPitch];
     alignas(16) float input[kChannels][kPitch];
     alignas(16) float size[has_size(kConfig.transition) ? kChannels : 1][kPitch];
     // Σ C x over the states of a thread; the lanes of a channel write to different banks.
     alignas(16) float partial[kConfig.lanes][kChannels * kPitch + 32 / kConfig.lanes];
-    alignas(16) float B[kTokens][kConfig.group() * kConfig.parts()];
-    alignas(16) float C[kTokens][kConfig.group() * kConfig.parts()];
+    Tile B, C;
+    float start[kConfig.is_complex ? 1 : kConfig.states][SelectiveForwardConfig::kThreads];
     float D[kChannels], bias[kChannels];
 };
 
 struct SelectiveForwardArgs {
     SelectiveInputs in;
-    SelectiveElements out;
-    void* last_state = nullptr;   // (sequence, channel, state)
-    void* chunk_states = nullptr;  // (chunk, channel, state), the state before each kStateChunk tokens; null: not kept
-    int channels_per_span = 0;     // that share a group of B and one of C; blocks do not cross its multiples
-    bool along_tokens = true;      // u and out are contiguous along tokens, otherwise along channels
+    ChannelRows out;
+    void* last_state = nullptr;  // (sequence, channel, n)
+    void* states = nullptr;      // (chunk, channel, n), the state before each chunk; null: not kept
+    DType io = DType::f32;
+    bool input_times_delta = true;  // false: dirac
+    bool along_tokens = true;       // u and out are contiguous along tokens, otherwise along channels
+    // Eight neighbours of u, delta, z, delta_a and out, or of B and C, are aligned and contiguous in that direction.
+    bool rows_are_vectors = false, coefficients_are_vectors = false;
+    int span = 0;  // channels that share a group of B and one of C; blocks do not cross its multiples
 };
 
 }  // namespace gdn_cuda::scan

@@ -1,0 +1,97 @@
+// scan/selective_backward on the host: which configuration runs a problem, how many sequences a launch takes, and the launch.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/scan/selective_backward_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::scan {
+
+struct SelectiveBackwardProblem {
+    Transition transition;
+    bool is_complex;
+    bool varies;  // both B and C
+    i64 state_size, sequences;
+    i64 channels_per_span, dim;  // blocks do not cross multiples of a span
+};
+
+inline constexpr std::array kSelectiveBackwardConfigurations = [] {
+    using enum Transition;
+    using Config = SelectiveBackwardConfig;
+    constexpr auto complex_of = [](Transition transition, int lanes, int states) {
+        return Config{.transition = transition, .is_complex = true, .lanes = lanes, .states = states, .channels = 1};
+    };
+    constexpr auto real_of = [](Transition transition, int lanes, int states, int channels) {
+        return Config{.transition = transition, .is_complex = false, .lanes = lanes, .states = states, .channels = channels};
+    };
+    return std::array{real_of(exponential, 4, 4, 2), real_of(exponential, 4, 4, 1), real_of(exponential, 8, 4, 2),
+                      real_of(zoh, 8, 2, 1),         real_of(bilinear, 4, 4, 1),    real_of(s7, 4, 4, 1),
+                      real_of(rglru, 4, 1, 1),       complex_of(exponential, 8, 2), complex_of(zoh, 16, 1),
+                      complex_of(bilinear, 16, 1)};
+}();
+
+inline i64 selective_backward_blocks(const SelectiveBackwardProblem& problem, const SelectiveBackwardConfig& config) {
+    const i64 span = std::max<i64>(problem.channels_per_span, 1);
+    return problem.dim / span * ceil_div(span, config.channels_per_block());
+}
+
+// Two channels a lane add up more before lanes exchange sums, but halve the number of blocks: not where SMs would idle. More
+// than 16 states take lanes, not launches, where B and C vary.
+inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackwardProblem& problem,
+                                                         const jit::DeviceTraits& device) {
+    const SelectiveBackwardConfig *two = nullptr, *one = nullptr, *wide = nullptr;
+    for (const SelectiveBackwardConfig& config : kSelectiveBackwardConfigurations) {
+        if (config.transition != problem.transition || config.is_complex != problem.is_complex) continue;
+        (config.channels == 1 ? one : config.group() > 16 ? wide : two) = &config;
+    }
+    if (!problem.varies || two == nullptr) return *one;
+    if (problem.state_size > two->group()) return *wide;
+    const i64 blocks = problem.sequences * selective_backward_blocks(problem, *two);
+    return blocks >= 2 * device.multiprocessors ? *two : *one;
+}
+inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const jit::DeviceTraits& device) {
+    const SelectiveBackwardConfig config = selective_backward_config(problem, device);
+    const i64 passes = ceil_div(problem.state_size, config.group());
+    return fmt::format(
+        "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors",
+        config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es", problem.state_size,
+        problem.sequences * selective_backward_blocks(problem, config), device.multiprocessors);
+}
+
+// Sums over the channels of a block: 4 bytes for each token and number of B and of C, of so many sequences at a time that they
+// stay within kMostSumsBytes, and at least one.
+inline constexpr i64 kMostSumsBytes = i64{512} << 20;
+inline i64 sequences_at_a_time(i64 sequences, i64 bytes_of_one) {
+    constexpr i64 kMostInGrid = 65535;
+    return std::clamp<i64>(bytes_of_one == 0 ? sequences : kMostSumsBytes / bytes_of_one, 1,
+                           std::min(std::max<i64>(sequences, 1), kMostInGrid));
+}
+
+struct SelectiveBackward {
+    using Config = SelectiveBackwardConfig;
+    using Args = SelectiveBackwardArgs;
+    static constexpr const char *family = "scan", *name = "selective_backward", *config_type = "SelectiveBackwardConfig",
+                                *args_type = "SelectiveBackwardArgs";
+    static constexpr const char* summary = "gradients of selective_scan";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kSelectiveBackwardConfigurations; }
+    static int threads(const Config&) { return Config::kThreads; }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kSelectiveBackwardConfigurations, SelectiveBackwardSharedPlan>(
+            config, std::make_index_sequence<kSelectiveBackwardConfigurations.size()>());
+    }
+
+    static void run(const SelectiveBackwardProblem& problem, const Args& args, i64 sequences, const Target& target) {
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const Config config = selective_backward_config(problem, device);
+        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, 1}, target,
+                                  [&](const auto& traits) { return explain_selective_backward(problem, traits); });
+    }
+};
+
+}  // namespace gdn_cuda::scan

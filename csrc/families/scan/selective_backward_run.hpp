@@ -1,0 +1,137 @@
+// The gradients of selective_scan on CUDA: memory for partial sums, and the launches of a call, split over groups of states and
+// over sequences.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "selective.hpp"
+#include "selective_backward.hpp"
+#include "selective_backward_sums.hpp"
+
+namespace gdn_cuda::scan {
+
+// Memory of a call for partial sums, freed when the call returns; torch keeps it until the stream has passed.
+class BackwardMemory {
+  public:
+    explicit BackwardMemory(const Tensor& like) : like_(like) {}
+    float* floats(i64 count, bool zeros = false) {
+        if (count == 0) return nullptr;
+        const std::vector<int64_t> shape{count};
+        kept_.push_back(torch::stable::new_empty(like_, shape, ScalarType::Float));
+        if (zeros) torch::stable::zero_(kept_.back());
+        return static_cast<float*>(memory_of(kept_.back()));
+    }
+
+  private:
+    const Tensor& like_;
+    std::vector<Tensor> kept_;
+};
+
+inline void run_selective_backward(const PreparedSelective& prepared, const SelectiveCotangents& cotangents,
+                                   const SelectiveGradients& to, const Target& target, const Tensor& like) {
+    const SelectiveInputs& in = prepared.inputs;
+    if (in.dim == 0) return;
+    const bool packed = prepared.is_packed();
+    const i64 parts = prepared.is_complex ? 2 : 1, of_B = in.B.varies ? in.dim / in.B.groups : in.dim,
+              of_C = in.C.varies ? in.dim / in.C.groups : in.dim;
+    const SelectiveBackwardProblem problem{.transition = transition_of(prepared.discretization),
+                                           .is_complex = prepared.is_complex,
+                                           .varies = in.B.varies && in.C.varies,
+                                           .state_size = in.state_size,
+                                           .sequences = in.sequences,
+                                           .channels_per_span = std::gcd(of_B, of_C),
+                                           .dim = in.dim};
+    const SelectiveBackwardConfig config = selective_backward_config(problem, jit::device_traits(target.ordinal));
+    const i64 blocks = selective_backward_blocks(problem, config), columns = config.columns();
+    // Of one row of the batch.
+    const i64 sums_of_row = blocks * in.length * columns, varying = (in.B.varies ? 1 : 0) + (in.C.varies ? 1 : 0);
+    const i64 at_a_time =
+        sequences_at_a_time(in.sequences, packed ? 0 : varying * sums_of_row * static_cast<i64>(sizeof(float)));
+    const i64 rows = packed ? 1 : at_a_time;
+
+    BackwardMemory memory(like);
+    SelectiveBackwardArgs args{.in = in,
+                               .io = prepared.io,
+                               .input_times_delta = prepared.discretization != Discretization::dirac,
+                               .along_tokens = prepared.layout == Layout::tokens,
+                               .grad_out = cotangents.out,
+                               .states = cotangents.states,
+                               .grad_last_state = cotangents.last_state,
+                               .du = to.u,
+                               .ddelta = to.delta,
+                               .dz = to.z,
+                               .ddelta_a = to.delta_a,
+                               .dinitial_state = to.initial_state,
+                               .chunks = prepared.chunks(),
+                               .channels_per_span = static_cast<int>(problem.channels_per_span),
+                               .most_root_gradient = std::numeric_limits<float>::infinity()};
+    const i64 poles = static_cast<i64>(in.sequences) * in.dim * in.state_size * parts,
+              channels = static_cast<i64>(in.sequences) * in.dim;
+    args.dA = memory.floats(poles);
+    if (!in.B.varies) args.dB_constant = memory.floats(poles);
+    if (!in.C.varies) args.dC_constant = memory.floats(poles);
+    if (to.D != nullptr) args.dD = memory.floats(channels);
+    if (to.delta_bias != nullptr) args.ddelta_bias = memory.floats(channels);
+    // Tokens that belong to no packed sequence are zeros.
+    if (in.B.varies) args.dB = memory.floats(rows * sums_of_row, packed);
+    if (in.C.varies) args.dC = memory.floats(rows * sums_of_row, packed);
+    if (in.state_size > config.group()) args.earlier = memory.floats(i64{4} * in.batch * in.dim * in.length, packed);
+    args.partials_B = static_cast<int>(in.B.varies ? blocks / in.B.groups : 1);
+    args.partials_C = static_cast<int>(in.C.varies ? blocks / in.C.groups : 1);
+
+    for (int first_state = 0; first_state < in.state_size; first_state += config.group()) {
+        args.first_state = first_state;
+        args.first_pass = first_state == 0;
+        args.last_pass = first_state + config.group() >= in.state_size;
+        const int states = std::min(config.group(), in.state_size - first_state);
+        for (i64 first = 0; first < in.sequences; first += at_a_time) {
+            const i64 sequences = std::min<i64>(at_a_time, in.sequences - first);
+            args.first_sequence = static_cast<int>(first);
+            args.rows = static_cast<int>(packed ? 1 : sequences);
+            args.first_row = static_cast<int>(packed ? 0 : first);
+            SelectiveBackward::run(problem, args, sequences, target);
+            if (packed && first + sequences < in.sequences) continue;  // other sequences are in the same row
+            SelectiveBackwardSumsArgs sums;
+            const auto varying_sums = [&](const float* from, const Coefficients& gradient, int partials) {
+                Coefficients part = gradient;
+                const i64 number = args.first_row * part.batch + first_state * part.n;
+                part.data = static_cast<char*>(part.data) + number * bytes_of(part.type);
+                SelectiveBackwardSums::add(sums, {.from = from,
+                                                  .to = part,
+                                                  .partials = partials,
+                                                  .rows = args.rows,
+                                                  .groups = gradient.groups,
+                                                  .tokens = in.length,
+                                                  .columns = static_cast<int>(states * parts),
+                                                  .pitch = static_cast<int>(columns)});
+            };
+            if (in.B.varies) varying_sums(args.dB, to.B, args.partials_B);
+            if (in.C.varies) varying_sums(args.dC, to.C, args.partials_C);
+            SelectiveBackwardSums::run(sums, target);
+        }
+    }
+    SelectiveBackwardSumsArgs sums;
+    const auto constant_sums = [&](const float* from, const Coefficients& gradient, i64 row) {
+        SelectiveBackwardSums::add(sums, {.from = from,
+                                          .to = gradient,
+                                          .partials = in.sequences,
+                                          .groups = in.dim,
+                                          .columns = static_cast<int>(row),
+                                          .pitch = static_cast<int>(row)});
+    };
+    const auto channel_sums = [&](const float* from, float* gradient) {
+        if (gradient != nullptr) constant_sums(from, {.data = gradient, .groups = in.dim, .group = 1}, 1);
+    };
+    constant_sums(args.dA, to.A, in.state_size * parts);
+    if (!in.B.varies) constant_sums(args.dB_constant, to.B, in.state_size * parts);
+    if (!in.C.varies) constant_sums(args.dC_constant, to.C, in.state_size * parts);
+    channel_sums(args.dD, to.D);
+    channel_sums(args.ddelta_bias, to.delta_bias);
+    SelectiveBackwardSums::run(sums, target);
+}
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,77 @@
+// Configuration, shared memory and arguments of scan/selective_backward, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/selective_plan.cuh>
+
+namespace gdn_cuda::scan {
+
+struct SelectiveBackwardConfig {
+    Transition transition;
+    bool is_complex;
+    int lanes;     // of a warp that share a channel
+    int states;    // a lane
+    int channels;  // a lane, one after the other
+
+    constexpr bool operator==(const SelectiveBackwardConfig&) const = default;
+    static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+    static constexpr int kTokens = 8;  // of a sub-tile, whose states are in registers
+    GDN_HOST_DEVICE constexpr int channels_per_warp() const { return 32 / lanes; }  // at a time
+    GDN_HOST_DEVICE constexpr int channels_per_block() const { return kWarps * channels * channels_per_warp(); }
+    GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
+    GDN_HOST_DEVICE constexpr int group() const { return lanes * states; }            // states of a pass
+    GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }       // real numbers of these
+    GDN_HOST_DEVICE constexpr bool only_varying() const { return channels > 1; }      // no constant B or C
+    GDN_HOST_DEVICE constexpr int buffers() const { return columns() > 32 ? 1 : 2; }  // of a sub-tile's sums
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return states == 1 && !is_complex ? 3 : 2; }
+
+    GDN_FIELDS(transition, is_complex, lanes, states, channels)
+};
+
+template <SelectiveBackwardConfig kConfig>
+struct SelectiveBackwardSharedPlan {
+    static constexpr int kChannels = kConfig.channels_per_block(), kColumns = kConfig.columns();
+    static constexpr int kSubtiles = kStateChunk / SelectiveBackwardConfig::kTokens;
+    static constexpr int kCheckpoint =
+        kColumns < SelectiveBackwardConfig::kTokens ? SelectiveBackwardConfig::kTokens : kColumns;
+
+    // Of the tokens of a chunk; in a row, four tokens at a time are swizzled (in_row). Once a sub-tile is done, `input`,
+    // `cotangent` and `size` have the gradients of input, step and size, and the first numbers of its checkpoints have Σ C x.
+    alignas(16) float step[kChannels][kStateChunk];
+    alignas(16) float input[kChannels][kStateChunk];
+    alignas(16) float cotangent[kChannels][kStateChunk];  // of Σ C x
+    alignas(16) float size[has_size(kConfig.transition) ? kChannels : 1][kStateChunk];
+    alignas(16) float checkpoint[kSubtiles][kChannels][kCheckpoint];  // states before each sub-tile
+    alignas(16) float B[kStateChunk][kColumns], C[kStateChunk][kColumns];
+    static constexpr int kConstant = kConfig.only_varying() ? 1 : kChannels;
+    alignas(16) float constant_B[kConstant][kColumns], constant_C[kConstant][kColumns];
+    alignas(16) float D[kChannels], bias[kChannels];
+    float* partial[2];  // of the block's sums for B and C: the sequence's first token
+    // Gradients of B and C, summed over the channels of a warp.
+    alignas(16) float sums[kConfig.buffers()][SelectiveBackwardConfig::kWarps][2][SelectiveBackwardConfig::kTokens][kColumns];
+};
+
+struct SelectiveBackwardArgs {
+    SelectiveInputs in;
+    DType io = DType::f32;
+    bool input_times_delta = true;  // false: dirac
+    bool along_tokens = true;       // u is contiguous along tokens, otherwise along channels
+    ChannelRows grad_out;
+    const void *states = nullptr, *grad_last_state = nullptr;  // (chunks, dim, N), and (sequences, dim, N) or null
+    ChannelRows du, ddelta, dz, ddelta_a;
+    void* dinitial_state = nullptr;
+    // Sums over the tokens of a sequence: (sequences, dim, N) and (sequences, dim).
+    float *dA = nullptr, *dB_constant = nullptr, *dC_constant = nullptr, *dD = nullptr, *ddelta_bias = nullptr;
+    // Sums over the channels of a block: (partials of a group, rows, groups, length, columns); null where constant.
+    float *dB = nullptr, *dC = nullptr;
+    int partials_B = 1, partials_C = 1, rows = 1, first_row = 0;
+    // Of passes over groups of states: the first of this one; sums over the states of earlier ones, (4, batch, dim, length).
+    int first_state = 0;
+    bool first_pass = true, last_pass = true;
+    float* earlier = nullptr;
+    i64 chunks = 0;
+    int first_sequence = 0;
+    int channels_per_span = 0;  // that share a group of B and one of C; blocks do not cross its multiples
+    float most_root_gradient = 0.f;
+};
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,65 @@
+// The part of a selective scan that a block works on, and the elements of a tile that each of its threads prepares.
+#pragma once
+
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/scan/selective_plan.cuh>
+
+namespace gdn_cuda::scan {
+
+// The number of the first chunk of a sequence.
+__device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequence) {
+    if (in.cu_seqlens.data == nullptr) return sequence * static_cast<int>(ceil_div(in.length, kStateChunk));
+    int chunk = 0;
+    for (int i = 0; i < sequence; ++i)
+        chunk += static_cast<int>(ceil_div(span_of(in.cu_seqlens, i, in.length).length, kStateChunk));
+    return chunk;
+}
+
+// Channels of one group of B and C, in one sequence.
+struct SelectivePlace {
+    int channel, channels;  // the first, and how many exist
+    int sequence, batch;
+    Span span;
+};
+
+// Eight neighbours in a tile of channels × tokens, along tokens or along channels.
+template <int kChannels, int kTokens>
+struct Neighbours {
+    int channel, token;
+    bool along_tokens;
+
+    __device__ __forceinline__ static Neighbours of_thread(bool along_tokens) {
+        constexpr int kRow = kTokens / 8, kColumn = kChannels / 8;
+        const int thread = threadIdx.x;
+        return along_tokens ? Neighbours{thread / kRow, thread % kRow * 8, true}
+                            : Neighbours{thread % kColumn * 8, thread / kColumn, false};
+    }
+    __device__ __forceinline__ int channel_of(int i) const { return along_tokens ? channel : channel + i; }
+    __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i : token; }
+};
+
+// Neighbouring numbers in shared memory, aligned for vectors of four, or of two.
+template <int kCount>
+__device__ __forceinline__ void load_shared(float (&to)[kCount], const float* from) {
+    if constexpr (kCount % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < kCount; i += 4) {
+            const float4 x = *reinterpret_cast<const float4*>(from + i);
+            to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kCount; i += 2) {
+            const float2 x = *reinterpret_cast<const float2*>(from + i);
+            to[i] = x.x, to[i + 1] = x.y;
+        }
+    }
+}
+
+// Where a row of a tile keeps a token: eight channels on, rows begin in the same bank, so their tokens are exchanged.
+template <int kChannels>
+__device__ __forceinline__ int swizzled(int channel, int token) {
+    return token ^ (channel / 8 * (256 / kChannels));
+}
+
+}  // namespace gdn_cuda::scan

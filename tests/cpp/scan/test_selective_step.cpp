@@ -1,0 +1,65 @@
+// What scan/selective_step is configured with: few configurations for many problems, each of which it can do.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "families/scan/selective_step.hpp"
+#include "heuristics_tools.hpp"
+
+namespace gdn_cuda::scan {
+namespace {
+
+SelectiveStepProblem random_step(Random& random) {
+    const DType state = random.one_of({DType::f32, DType::bf16, DType::f16, DType::c64});
+    const int columns = static_cast<int>(random.size(kMostStates));
+    return {.sequences = random.size(4096),
+            .tokens = random.one_of({1, 1, 2, 8}),
+            .groups = static_cast<int>(random.size(16)),
+            .group_rows = static_cast<int>(random.size(8192)),
+            .columns = columns,
+            .state = state,
+            .aligned = columns * bytes_of(state) % 16 == 0 && random.one_of({true, false})};
+}
+
+TEST(SelectiveStepHeuristic, ChoosesOnlyWhatIsRegistered) {
+    Random random;
+    std::set<std::string> chosen;
+    for (int i = 0; i < kProblems; ++i) {
+        const SelectiveStepConfig config = selective_step_choice(random_step(random), {}).config;
+        ASSERT_NE(std::ranges::find(SelectiveStep::kConfigurations, config), SelectiveStep::kConfigurations.end())
+            << to_text(config);
+        chosen.insert(to_text(config));
+    }
+    EXPECT_EQ(chosen.size(), SelectiveStep::kConfigurations.size());
+}
+
+TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const SelectiveStepProblem problem = random_step(random);
+        const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
+        const SelectiveStepChoice choice = selective_step_choice(problem, device);
+        ASSERT_EQ(choice.config.state, problem.state);
+        ASSERT_EQ(choice.config.aligned(), problem.aligned);
+        ASSERT_GE(choice.lanes * choice.config.elements(), problem.columns);
+        ASSERT_EQ(32 % choice.lanes, 0);
+        ASSERT_TRUE(problem.tokens == 1 || choice.block_sequences == 1) << "tokens take the place of sequences";
+        ASSERT_LE(choice.block_sequences, std::min<i64>(problem.sequences, SelectiveStepConfig::items()));
+        const Blocks blocks = selective_step_blocks(problem, choice);
+        ASSERT_GE(blocks[0] * choice.rows(), problem.group_rows);
+        ASSERT_GE(blocks[2] * choice.block_sequences, problem.sequences);
+        ASSERT_NE(explain_selective_step(problem, device), "");
+    }
+}
+
+TEST(SelectiveStepHeuristic, TheLargestBatchFitsTheGrid) {
+    for (const i64 tokens : {1, 2}) {
+        const SelectiveStepProblem problem{most_sequences(tokens), tokens, 1, 1, 1, DType::f32, false};
+        EXPECT_TRUE(fits_grid(selective_step_blocks(problem, selective_step_choice(problem, device_of(160)))));
+    }
+}
+
+}  // namespace
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,310 @@
+"""selective_state_update and simplified_state_update on the GPU against their definitions in fp64, and what engines do to them."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from step_cases import COMPLEX, REAL, check, close, draws, simplified
+from torch import Tensor
+
+from gdn_cuda import selective_state_update, simplified_state_update
+from gdn_cuda.scan.simplified_step import _inputs as simplified_inputs
+
+STATES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
+
+
+def on_gpu(seed: int, name: str = "mamba", **more: Any) -> dict[str, Any]:
+    return draws(seed, name, device="cuda", **more)
+
+
+def moved(x: dict[str, Any]) -> dict[str, Any]:
+    return {name: y.cuda() if isinstance(y, Tensor) else y for name, y in x.items()}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("N", [1, 2, 7, 8, 16, 24, 33, 64, 100, 128, 136, 200, 255, 256])
+def test_row_lengths(N: int, state: torch.dtype, seed: int) -> None:
+    for dim in (1, 37):
+        check(on_gpu(seed, N=N, dim=dim, state=state), selective_state_update)
+        check(on_gpu(seed, N=N, dim=dim, tokens=5, state=state), selective_state_update)
+
+
+@pytest.mark.parametrize("N", [7, 16, 128])
+@pytest.mark.parametrize("name, state", [*((n, s) for n in REAL for s in STATES[:3]), *((n, STATES[3]) for n in COMPLEX)])
+def test_discretizations(name: str, state: torch.dtype, N: int, seed: int) -> None:
+    """With one step size for Ā and B̄, and with two."""
+    check(on_gpu(seed, name, N=N, state=state, heads=4, groups=2), selective_state_update)
+    check(on_gpu(seed, name, N=N, state=state, bare=True), selective_state_update)
+    check(on_gpu(seed, name, N=N, state=state, bare=True, tokens=9), selective_state_update)
+
+
+@pytest.mark.parametrize("name, is_complex", [*((n, False) for n in REAL), *((n, True) for n in COMPLEX)])
+def test_extreme_poles_and_steps(name: str, is_complex: bool, seed: int) -> None:
+    x = on_gpu(seed, name, batch=6, dim=64, bare=True, state=torch.complex64 if is_complex else torch.float32)
+    x["dt"][:] = torch.tensor([0, 1e-6, 1e-3, 1, 20, 100.0])[:, None]
+    sizes = torch.logspace(-6, 3, 16, device="cuda")
+    rates = torch.exp(-sizes) if name == "rglru" else -sizes
+    x["A"] = (torch.complex(rates, 100 * rates) if is_complex else rates).expand(64, 16)
+    check(x, selective_state_update)
+
+
+def test_slow_poles_keep_their_rate(seed: int) -> None:
+    """Over many steps Ā rounded to fp32 would lose 3 % of this rate; the state's own rounding has to stay below it."""
+    x = on_gpu(seed, batch=1, dim=512, tokens=20000, bare=True)
+    x["A"][:], x["dt"][:], x["x"][:] = -1e-6, 1.0, 0.0
+    before = x["state"].double()
+    selective_state_update(**x)
+    lost = 1 - (x["state"].double() / before).mean().item()
+    assert abs(lost / (1 - torch.exp(torch.tensor(-0.02, dtype=torch.float64)).item()) - 1) < 2e-3
+
+
+@pytest.mark.parametrize("phase", [1.0, 1e2, 1e4])
+def test_phases(phase: float, seed: int) -> None:
+    for name in ("mamba", "zoh", "dirac"):
+        x = on_gpu(seed, name, dim=64, state=torch.complex64, bare=True)
+        x["A"] = torch.complex(x["A"].real, phase * torch.randn(64, 16, device="cuda"))
+        check(x, selective_state_update)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("batch, dim, N", [(1, 5120, 16), (300, 1000, 16), (301, 500, 128), (67, 2000, 24), (530, 300, 7)])
+def test_batches(batch: int, dim: int, N: int, state: torch.dtype, seed: int) -> None:
+    """From one sequence a block to four, and a last block with fewer."""
+    check(on_gpu(seed, batch=batch, dim=dim, N=N, state=state, io=torch.bfloat16), selective_state_update)
+
+
+@pytest.mark.parametrize("state", STATES[:3])
+@pytest.mark.parametrize("groups", [None, 1, 8])
+def test_mamba_2(groups: int | None, state: torch.dtype, seed: int) -> None:
+    """Heads of 64 channels, N = 128, and everything expanded that is one number a head."""
+    for batch in (1, 40):
+        x = on_gpu(seed, batch=batch, heads=16, dim=64, N=128, groups=groups, state=state, io=torch.bfloat16)
+        for name in ("dt", "dt_bias", "D", "delta_a"):
+            x[name] = x[name][..., :1].expand_as(x[name])
+        x["A"] = x["A"][:, :1, :1].expand_as(x["A"])
+        check(x, selective_state_update)
+
+
+def test_strides(seed: int) -> None:
+    """Pools with room between slots, also such that rows do not start on 16 bytes, transposed rows, any index strides."""
+    for gap in (0, 1, 4):
+        plain = on_gpu(seed, batch=5, heads=4, groups=2, slots=9)
+        strided = {name: y.clone() if isinstance(y, Tensor) else y for name, y in plain.items()}
+        pool = torch.full((9, 4 * 5 * 16 + gap), 7.0, device="cuda")
+        strided["state"] = pool[:, : 4 * 5 * 16].view(9, 4, 5, 16).copy_(plain["state"])
+        for name in ("x", "dt", "z", "B", "C", "A"):
+            strided[name] = plain[name].mT.contiguous().mT
+        slots = torch.tensor([[8, 0], [3, 0], [0, 0], [-1, 0], [5, 0]], device="cuda")[:, 0]
+        outs = [selective_state_update(**x, state_batch_indices=slots) for x in (plain, strided)]
+        close(outs[1], outs[0].double().cpu().numpy(), 1e-6)
+        close(strided["state"], plain["state"].double().cpu().numpy(), 1e-6)
+        assert bool((pool[:, 4 * 5 * 16 :] == 7).all())
+
+
+# ---- Slots
+
+
+def test_slots_that_are_not_named_are_not_written(seed: int) -> None:
+    x = on_gpu(seed, batch=4, slots=64, io=torch.bfloat16)
+    x["state_batch_indices"] = torch.tensor([7, -1, 63, 0], dtype=torch.int32, device="cuda")
+    before = x["state"].clone()
+    check(x, selective_state_update)
+    others = torch.ones(64, dtype=torch.bool, device="cuda")
+    others[[7, 63, 0]] = False
+    assert torch.equal(x["state"][others], before[others])
+
+
+@pytest.mark.parametrize("tokens", [None, 3])
+@pytest.mark.parametrize("N", [7, 16])
+def test_hostile_slots(N: int, tokens: int | None, seed: int) -> None:
+    """Past the pool the output is NaN, negative it is 0, and nothing is touched."""
+    x = on_gpu(seed, batch=10, slots=12, N=N, tokens=tokens)
+    x["state_batch_indices"] = torch.tensor(HOSTILE * 2, device="cuda")
+    x["state_batch_indices"][-1] = 2
+    out = check(x, selective_state_update)
+    assert out[0].isnan().all() and out[2].isnan().all() and not out[1].any() and not out[3].any()
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("state", STATES)
+def test_verify_in_slots(state: torch.dtype, index: torch.dtype, seed: int) -> None:
+    for tokens in (1, 5):
+        x = on_gpu(seed, tokens=tokens, batch=5, slots=40, heads=2, state=state)
+        slots = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[: 5 * tokens]
+        x["state_batch_indices"] = slots.view(5, tokens).to("cuda", index)
+        x["state_batch_indices"][2, tokens - 1] = -1  # not written
+        x["state_batch_indices"][4] = -7
+        x["num_accepted_tokens"] = torch.tensor([0, 1, min(tokens, 4), 1, 2**31 - 1], device="cuda").to(index)
+        check(x, selective_state_update)
+
+
+def test_hostile_numbers_of_accepted_tokens_and_steps(seed: int) -> None:
+    x = on_gpu(seed, tokens=2, batch=5, slots=10)
+    x["state_batch_indices"] = torch.arange(10, device="cuda").view(5, 2)
+    accepted = torch.tensor([-(2**63), 2**63 - 1, 2**32, 0, 1], device="cuda")
+    expected = x | {"state": x["state"].clone(), "num_accepted_tokens": accepted.clamp(1, 2)}
+    assert torch.equal(selective_state_update(**x, num_accepted_tokens=accepted), selective_state_update(**expected))
+    assert torch.equal(x["state"], expected["state"])
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 6])
+def test_verify_in_step_states(tokens: int, seed: int) -> None:
+    x = on_gpu(seed, tokens=tokens, batch=5, slots=6, heads=2)
+    steps = torch.full((5, tokens + 1, 2, 5, 16), 7.0, device="cuda")
+    x |= {"step_states": steps, "step_slots": torch.tensor([4, -1, 0, 2**40, 2], device="cuda")}
+    x["state_batch_indices"] = torch.tensor([5, 1, -1, 0, 2], device="cuda")
+    before = x["state"].clone()
+    check(x, selective_state_update)
+    assert torch.equal(x["state"], before) and bool((steps[:, tokens] == 7).all() & (steps[[0, 1, 3]] == 7).all())
+
+
+@pytest.mark.parametrize("N", [7, 16, 256])
+def test_several_tokens_equal_single_ones(N: int, seed: int) -> None:
+    """The same bits."""
+    for state in (torch.float32, torch.complex64):
+        together, alone = (on_gpu(seed, "zoh", tokens=7, batch=3, N=N, state=state) for _ in range(2))
+        out = selective_state_update(**together)
+        rows = ("x", "dt", "z", "delta_a", "B", "C")
+        for t in range(7):
+            token = {name: y[:, t] if name in rows else y for name, y in alone.items()}
+            assert torch.equal(selective_state_update(**token), out[:, t])
+        assert torch.equal(together["state"], alone["state"])
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch(seed: int) -> None:
+    x = on_gpu(seed, batch=300, dim=1000)
+    one = {name: y[:1].clone() if isinstance(y, Tensor) and y.shape[0] == 300 else y for name, y in x.items()}
+    assert torch.equal(selective_state_update(**x)[:1], selective_state_update(**one))
+    assert torch.equal(x["state"][:1], one["state"])
+
+
+def test_equal_calls_give_equal_bits(seed: int) -> None:
+    results = []
+    for _ in range(3):
+        x = on_gpu(seed, batch=64, dim=500, io=torch.bfloat16)
+        results.append((selective_state_update(**x), x["state"]))
+    for out, state in results[1:]:
+        assert torch.equal(out, results[0][0]) and torch.equal(state, results[0][1])
+
+
+def test_numbers_that_are_not_finite_stay_in_their_rows(seed: int) -> None:
+    for name in REAL:
+        clean, spoilt = (on_gpu(seed, name, batch=4, dim=37, bare=True) for _ in range(2))
+        spoilt["x"][1, 2], spoilt["dt"][2, 3], spoilt["state"][3, 1, 4] = torch.nan, torch.inf, -torch.inf
+        results = [(selective_state_update(**x), x["state"]) for x in (clean, spoilt)]
+        touched = torch.zeros(4, 37, dtype=torch.bool, device="cuda")
+        touched[1, 2] = touched[2, 3] = touched[3, 1] = True
+        assert torch.equal(results[0][0][~touched], results[1][0][~touched])
+        assert torch.equal(results[0][1][~touched], results[1][1][~touched])
+
+
+def test_nothing_to_do(seed: int) -> None:
+    for more in ({"batch": 0}, {"tokens": 0}, {"dim": 0}):
+        x = on_gpu(seed, **more)
+        before = x["state"].clone()
+        assert selective_state_update(**x).shape == x["x"].shape
+        assert torch.equal(x["state"], before)
+
+
+def test_slot_offsets_are_64_bit(seed: int) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    x = on_gpu(seed, batch=1, dim=5120, state=torch.bfloat16)
+    pool = torch.empty(27000, 5120, 16, dtype=torch.bfloat16, device="cuda")  # the last slot lies past 2^31 elements
+    pool[26999] = x["state"][0]
+    far = x | {"state": pool, "state_batch_indices": torch.tensor([26999], device="cuda")}
+    assert torch.equal(selective_state_update(**far), selective_state_update(**x))
+    assert torch.equal(pool[26999], x["state"][0])
+
+
+def test_a_replayed_graph_reads_the_current_slots(seed: int) -> None:
+    x = on_gpu(seed, batch=4, slots=12)
+    x["state_batch_indices"] = torch.zeros(4, dtype=torch.int32, device="cuda") - 1
+    x["out"] = torch.empty_like(x["x"])
+    selective_state_update(**x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        selective_state_update(**x)
+    for slots in ([0, 1, 2, 3], [11, -1, 5, 4], [3, 2, 1, 0]):
+        x["state_batch_indices"].copy_(torch.tensor(slots))
+        eager = {name: y.clone() if isinstance(y, Tensor) else y for name, y in x.items()}
+        expected = selective_state_update(**eager)
+        x["out"].fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(x["out"], expected) and torch.equal(x["state"], eager["state"])
+
+
+def test_a_call_allocates_nothing_but_the_output(seed: int) -> None:
+    x = on_gpu(seed, batch=8, dim=1000, tokens=2)
+    x["out"] = torch.empty_like(x["x"])
+    selective_state_update(**x)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    selective_state_update(**x)
+    assert torch.cuda.max_memory_allocated() == before
+
+
+def test_a_step_compiled_by_torch_equals_the_eager_one(seed: int) -> None:
+    x, eager = (on_gpu(seed, heads=2) for _ in range(2))
+    expected = selective_state_update(**eager)
+
+    @torch.compile(fullgraph=True)
+    def step(**tensors: Any) -> Tensor:
+        return selective_state_update(**tensors) * 2
+
+    assert torch.equal(step(**x), expected * 2) and torch.equal(x["state"], eager["state"])
+
+
+@pytest.mark.parametrize("argument", ["state", "A", "B", "D"])
+def test_an_argument_on_another_device_is_refused(argument: str, seed: int) -> None:
+    x = on_gpu(seed)
+    x[argument] = x[argument].cpu()
+    with pytest.raises(ValueError, match=r"selective_state_update: \w+: expected "):
+        selective_state_update(**x)
+
+
+# ---- Simplified
+
+
+@pytest.mark.parametrize("name", ["bilinear", "zoh", "dirac"])
+@pytest.mark.parametrize("conj_sym", [False, True])
+def test_simplified(name: str, conj_sym: bool, seed: int) -> None:
+    for P, H, B in ((7, 5, 3), (1, 1, 1), (512, 1024, 1), (256, 300, 65), (3, 4, 0), (0, 4, 2)):
+        x = moved(simplified_inputs(B, seed, P, H)) | {"discretization": name, "conj_sym": conj_sym}
+        D, delta_a = torch.randn(H, H, device="cuda"), torch.rand(P, device="cuda")
+        forms = ({}, {"D": D.diagonal()}, {"D": D.T, "delta_a": delta_a}, {"dt": delta_a, "A": x["A"][:, None]})
+        conjugate = {"A": x["A"].conj(), "B": x["B"].conj(), "C": x["C"].conj()}
+        for more in (*forms, conjugate, {"x": torch.complex(x["x"], x["x"].flip(0)), "D": D}):
+            given = x | more | {"state": x["state"].clone()}
+            out, state = simplified(given)
+            close(simplified_state_update(**given), out, 3e-6)
+            close(given["state"], state, 3e-6)
+
+
+def test_simplified_writes_states_of_any_stride(seed: int) -> None:
+    x = moved(simplified_inputs(3, seed))
+    expected = simplified(x)
+    wide = torch.zeros(7, 6, dtype=torch.complex64, device="cuda")
+    state = wide.T[::2].copy_(x["state"])
+    close(simplified_state_update(**x | {"state": state}), expected[0], 3e-6)
+    close(state, expected[1], 3e-6)
+    assert not wide.T[1::2].any()
+
+
+def test_simplified_under_a_graph(seed: int) -> None:
+    x = moved(simplified_inputs(4, seed))
+    eager = {name: y.clone() for name, y in x.items()}
+    simplified_state_update(**x | {"state": x["state"].clone()})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = simplified_state_update(**x)
+    for _ in range(2):
+        graph.replay()
+        expected = simplified_state_update(**eager)
+    close(out, expected.double().cpu().numpy(), 1e-6)
+    close(x["state"], eager["state"].to(torch.complex128).cpu().numpy(), 1e-6)

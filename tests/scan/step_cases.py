@@ -1,0 +1,184 @@
+"""Steps of scans as their definitions read, in fp64, sequence by sequence and token by token in numpy, and inputs for them.
+Nothing here but the names of arguments comes from the package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+REAL = ("mamba", "zoh", "bilinear", "dirac", "s7", "rglru")
+COMPLEX = ("mamba", "zoh", "bilinear", "dirac")
+STATE_BOUND = {torch.float32: 1e-6, torch.complex64: 2e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+OUT_BOUND = {torch.float32: 3e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def numbers(x: Tensor) -> Any:
+    x = x.detach().cpu()
+    return x.to(torch.complex128 if x.is_complex() else torch.float64).numpy().copy()
+
+
+def transition(name: str, delta: Any, delta_a: Any, A: Any) -> tuple[Any, Any]:
+    """Ā and what multiplies B u."""
+    if name == "s7":
+        return 1 - 1 / (delta**2 + 0.5), 1
+    if name == "rglru":
+        return A**delta, np.sqrt(-np.expm1(2 * np.where(delta == 0, 0, delta * np.log(A))))
+    if name == "bilinear":
+        return (1 + delta_a * A / 2) / (1 - delta_a * A / 2), delta / (1 - delta * A / 2)
+    if name == "zoh":
+        z = delta * A
+        mean = np.where(np.abs(z) < 1e-9, 1 + z / 2, np.expm1(z) / np.where(z == 0, 1, z))
+        return np.exp(delta_a * A), delta * mean
+    return np.exp(delta_a * A), delta if name == "mamba" else 1
+
+
+def selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """(out, state, step states) after selective_state_update(**x), which writes none of x here."""
+    with np.errstate(all="ignore"):
+        return _selective(x)
+
+
+def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
+    name = x.get("discretization", "mamba")
+    before, u, dt, A, B, C = (numbers(x[each]) for each in ("state", "x", "dt", "A", "B", "C"))
+    D, z, bias, delta_a, steps = (
+        None if x.get(each) is None else numbers(x[each]) for each in ("D", "z", "dt_bias", "delta_a", "step_states")
+    )
+    state, rows, many = before.copy(), before.shape[1:-1], u.ndim == before.ndim
+    if not many:  # one token
+        u, dt, B, C = (each[:, None] for each in (u, dt, B, C))
+        z, delta_a = (None if each is None else each[:, None] for each in (z, delta_a))
+    batch, tokens = u.shape[:2]
+    indices = x.get("state_batch_indices")
+    slots = np.arange(batch) if indices is None else indices.cpu().numpy()
+    out = np.zeros(u.shape)
+    for n in range(batch):
+        first = 0
+        if x.get("num_accepted_tokens") is not None:
+            first = max(int(x["num_accepted_tokens"][n]), 1) - 1
+        slot = int(slots[n] if slots.ndim == 1 else slots[n, first])
+        if not 0 <= slot < len(before):
+            out[n] = 0 if slot < 0 else np.nan
+            continue
+        h = before[slot]
+        for t in range(tokens):
+            delta = dt[n, t] + (0 if bias is None else bias)
+            if x.get("dt_softplus"):
+                delta = np.where(delta > 20, delta, np.log1p(np.exp(np.minimum(delta, 20))))
+            of_a = delta if delta_a is None else delta_a[n, t]
+            decay, gain = transition(name, delta[..., None], of_a[..., None], A)
+            b, c = (_of_rows(each[n, t], rows) for each in (B, C))
+            h = decay * h + gain * (1 if name == "rglru" else b) * u[n, t][..., None]
+            y = (c * h).sum(-1)
+            y = 2 * y.real if np.iscomplexobj(y) else y
+            y = y if D is None else y + D * u[n, t]
+            out[n, t] = y if z is None else y * z[n, t] / (1 + np.exp(-z[n, t]))
+            if steps is not None:
+                row = int(x["step_slots"][n])
+                if 0 <= row < len(steps):
+                    steps[row, t] = h
+            elif slots.ndim == 2:
+                if 0 <= int(slots[n, t]) < len(state):
+                    state[int(slots[n, t])] = h
+            elif t == tokens - 1:
+                state[slot] = h
+    return out if many else out[:, 0], state, steps
+
+
+def _of_rows(columns: Any, rows: tuple[int, ...]) -> Any:
+    """(N) or (groups, N), spread over (heads, dim) or (dim,)."""
+    if columns.ndim == 1:
+        return columns
+    spread = np.repeat(columns, rows[0] // len(columns), axis=0)
+    return spread[:, None] if len(rows) == 2 else spread
+
+
+def simplified(x: dict[str, Any]) -> tuple[Any, Any]:
+    """(out, state) after simplified_state_update(**x)."""
+    state, u, dt, A, B, C = (numbers(x[each]) for each in ("state", "x", "dt", "A", "B", "C"))
+    delta_a = dt if x.get("delta_a") is None else numbers(x["delta_a"])
+    decay, gain = transition(x.get("discretization", "bilinear"), dt, delta_a, A.reshape(-1))
+    state = decay * state + gain * np.einsum("bh,ph->bp", u, B)
+    out = (2 if x.get("conj_sym", True) else 1) * np.einsum("bp,hp->bh", state, C).real
+    if x.get("D") is not None:
+        D = numbers(x["D"])
+        out = out + (D * u.real if D.ndim == 1 else np.einsum("bh,gh->bg", u.real, D))
+    return out, state
+
+
+# ---- Inputs
+
+
+def draws(
+    seed: int,
+    name: str = "mamba",
+    *,
+    batch: int = 3,
+    tokens: int | None = None,
+    heads: int | None = None,
+    dim: int = 5,
+    N: int = 16,
+    groups: int | None = None,
+    state: torch.dtype = torch.float32,
+    io: torch.dtype = torch.float32,
+    slots: int = 0,
+    bare: bool = False,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Arguments of selective_state_update: stable, with everything that is optional but for slots, or `bare`."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = (dim,) if heads is None else (heads, dim)
+    lead = (batch,) if tokens is None else (batch, tokens)
+    columns = (*lead, N) if groups is None else (*lead, groups, N)
+    wide = torch.complex64 if state.is_complex else torch.float32
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        drawn = torch.complex128 if dtype.is_complex else torch.float64
+        return torch.randn(*shape, generator=generator, dtype=drawn).to(device, dtype)
+
+    A = -normal(*rows, N).abs() - 0.05
+    if state.is_complex:
+        A = torch.complex(A, 3 * normal(*rows, N))
+    if name == "rglru":
+        A = torch.exp(A)
+    x: dict[str, Any] = {
+        "state": normal(max(slots, batch), *rows, N, dtype=state),
+        "x": normal(*lead, *rows, dtype=io),
+        "dt": normal(*lead, *rows).abs().to(io) if bare else normal(*lead, *rows, dtype=io),
+        "A": A,
+        "B": normal(*columns, dtype=wide if state.is_complex else io),
+        "C": normal(*columns, dtype=wide if state.is_complex else io),
+        "discretization": name,
+    }
+    if not bare:
+        x |= {"D": normal(*rows), "z": normal(*lead, *rows, dtype=io), "dt_bias": normal(*rows), "dt_softplus": True}
+        if name not in ("s7", "rglru"):
+            x["delta_a"] = normal(*lead, *rows).abs().to(io)
+    return x
+
+
+def close(got: Tensor, expected: Any, bound: float) -> None:
+    """Relative RMS within the bound, and NaN where NaN is expected."""
+    found = numbers(got)
+    assert found.shape == expected.shape
+    missing = np.isnan(expected)
+    assert np.array_equal(np.isnan(found), missing)
+    error, size = np.linalg.norm((found - expected)[~missing]), np.linalg.norm(expected[~missing])
+    assert error <= bound * max(size, 1e-30), f"relative RMS {error / max(size, 1e-30):.2e}"
+
+
+def check(x: dict[str, Any], function: Any) -> Tensor:
+    """Calls the function with an output full of NaN, and compares output, states and step states with the definition."""
+    out, state, steps = selective(x)
+    x = x | {"out": torch.full(x["x"].shape, torch.nan, dtype=x["x"].dtype, device=x["x"].device)}
+    assert function(**x) is x["out"]
+    bound = STATE_BOUND[x["state"].dtype]
+    # An output is the sum over states in registers, which are not rounded yet.
+    close(x["out"], out, OUT_BOUND[x["x"].dtype])
+    close(x["state"], state, bound)
+    if steps is not None:
+        close(x["step_states"], steps, bound)
+    return x["out"]
