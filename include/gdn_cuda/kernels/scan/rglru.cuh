@@ -43,7 +43,7 @@ struct RglruForward {
 
     // One state over one tile. `carried` is the state before the tile and becomes the one behind it.
     template <bool kMarked>
-    __device__ __forceinline__ void advance(int state, float log_a, float& carried) {
+    __device__ __forceinline__ void advance(int state, float log_a, RglruState& carried) {
         float a[kTokens], b[kTokens], log = 0.f, added = 0.f;
         const int first = place.segment * kTokens;
         if constexpr (kMarked)
@@ -87,29 +87,29 @@ struct RglruForward {
                 if (before >= 0 && place.exists) write_last(before, state, shared.ends.at[i][place.column()]);
             });
     }
-    __device__ __forceinline__ void advance_marked_or_not(int state, float log_a, float& carried) {
+    __device__ __forceinline__ void advance_marked_or_not(int state, float log_a, RglruState& carried) {
         if (any_marked)
             advance<true>(state, log_a, carried);
         else
             advance<false>(state, log_a, carried);
     }
     // States before the first token: in registers, or for several in shared memory.
-    __device__ __forceinline__ float begin() {
-        if constexpr (!kMany) return packed() ? 0.f : initial_of(place.batch, 0);
+    __device__ __forceinline__ RglruState begin() {
+        if constexpr (!kMany) return {packed() ? 0.f : initial_of(place.batch, 0), 0.f};
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();
         for (int state = place.segment; state < args.states; state += groups)
-            shared.carry.at[state][place.column()] = packed() ? 0.f : initial_of(place.batch, state);
+            shared.carry.at[state][place.column()] = {packed() ? 0.f : initial_of(place.batch, state), 0.f};
         __syncthreads();
-        return 0.f;
+        return {};
     }
     // The states behind the last token belong to the last sequence with tokens; empty ones keep their initial states.
-    __device__ __forceinline__ void end(float carried) {
+    __device__ __forceinline__ void end(const RglruState& carried) {
         __syncthreads();
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();
         const int sequence = last_sequence(args, place);
         for (int state = place.segment; state < args.states; state += groups) {
             if (!place.exists) continue;
-            const float x = kMany ? shared.carry.at[state][place.column()] : carried;
+            const float x = kMany ? shared.carry.at[state][place.column()].value : carried.value;
             if (sequence >= 0) write_last(sequence, state, x);
         }
         if (!packed()) return;
@@ -118,7 +118,7 @@ struct RglruForward {
                 for (int state = 0; state < args.states; ++state) write_last(i, state, initial_of(i, state));
     }
     __device__ __forceinline__ void run() {
-        float carried = begin();
+        RglruState carried = begin();
         const float first_log = log_A(0);
         RglruTokens<kConfig> next_u, next_delta;
         next_u.load(args.u, place, place.first(0), args.tokens);
@@ -138,13 +138,13 @@ struct RglruForward {
 #pragma unroll 1
                 for (int state = 0; state < args.states; ++state) {
                     carried = shared.carry.at[state][place.column()];
-                    keep(tile, state, carried);
+                    keep(tile, state, carried.value);
                     advance_marked_or_not(state, log_A(state), carried);
                     // Read again after the barrier of the next state or tile; there are two states or more.
                     if (place.segment == 0) shared.carry.at[state][place.column()] = carried;
                 }
             } else {
-                keep(tile, 0, carried);
+                keep(tile, 0, carried.value);
                 advance_marked_or_not(0, first_log, carried);
             }
             RglruTokens<kConfig> out;

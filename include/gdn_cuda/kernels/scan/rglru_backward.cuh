@@ -44,7 +44,7 @@ struct RglruBackward {
     // One state over one tile, which begins with `before`. `flow` is f behind the tile and becomes the one of its first token.
     // Returns the sum of delta * (gradient of log a).
     template <bool kMarked>
-    __device__ __forceinline__ float advance(int state, float log_a, float before, float& flow) {
+    __device__ __forceinline__ float advance(int state, float log_a, float before, RglruState& flow) {
         float a[kTokens], root[kTokens], previous[kTokens];  // previous: x_{t-1}; at first, what a token adds to the state
         float log = 0.f, added = 0.f;
         const int first = place.segment * kTokens;
@@ -80,7 +80,8 @@ struct RglruBackward {
             added = kMarked && (marked.cut >> i & 1) ? flow_before(first, i) : a[i] * (added + grad[i]);
         const auto before_reverse = reverse.template publish<false>(log, added);
         __syncthreads();
-        float x = forward.template enter<true>(before_forward, before);
+        RglruState at_tile{before, 0.f};
+        float x = forward.template enter<true>(before_forward, at_tile);
         float f = reverse.template enter<false>(before_reverse, flow);
         forward.turn();
         reverse.turn();
@@ -133,21 +134,21 @@ struct RglruBackward {
     __device__ __forceinline__ float flow_before(int first, int i) const {
         return marked.starts >> i & 1 ? shared.grads.at[first + i][place.column()] : 0.f;
     }
-    __device__ __forceinline__ float advance_marked_or_not(int state, float log_a, float before, float& flow) {
+    __device__ __forceinline__ float advance_marked_or_not(int state, float log_a, float before, RglruState& flow) {
         return any_marked ? advance<true>(state, log_a, before, flow) : advance<false>(state, log_a, before, flow);
     }
     // f behind the last token: the gradient of its sequence's last state.
-    __device__ __forceinline__ float begin() {
+    __device__ __forceinline__ RglruState begin() {
         const int sequence = last_sequence(args, place);
-        if constexpr (!kMany) return sequence < 0 ? 0.f : number_of(all.grad_last, sequence, 0);
+        if constexpr (!kMany) return {sequence < 0 ? 0.f : number_of(all.grad_last, sequence, 0), 0.f};
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();
         for (int state = place.segment; state < args.states; state += groups)
-            shared.carry.at[state][place.column()] = sequence < 0 ? 0.f : number_of(all.grad_last, sequence, state);
+            shared.carry.at[state][place.column()] = {sequence < 0 ? 0.f : number_of(all.grad_last, sequence, state), 0.f};
         __syncthreads();
-        return 0.f;
+        return {};
     }
     // What flows out of the first token reaches the initial state; that of a sequence without tokens is its last.
-    __device__ __forceinline__ void end(float flow) {
+    __device__ __forceinline__ void end(const RglruState& flow) {
         if (all.of_initial.data == nullptr) return;
         __syncthreads();
         const int groups = kConfig.channels_last ? kConfig.warps() : kConfig.threads();
@@ -161,7 +162,7 @@ struct RglruBackward {
         }
         for (int state = place.segment; state < args.states; state += groups)
             all.of_initial.data[place.in(all.of_initial, place.batch, state)] =
-                kMany ? shared.carry.at[state][place.column()] : flow;
+                kMany ? shared.carry.at[state][place.column()].value : flow.value;
     }
     // Adds a tile's sum to the warp's own element of `of_log_A`, or begins it.
     __device__ __forceinline__ void write_sum(int state, float sum, bool begins) const {
@@ -176,7 +177,8 @@ struct RglruBackward {
         *at = begins ? sum : *at + sum;
     }
     __device__ __forceinline__ void run() {
-        float flow = begin(), sum = 0.f;
+        RglruState flow = begin();
+        float sum = 0.f;
         const float first_log = log_A(0);
         const int last = args.tiles - 1;
         RglruTokens<kConfig> next_u, next_delta, next_grad;

@@ -67,9 +67,24 @@ __device__ __forceinline__ RglruStep step_of(float log, float added) {
     const bool near = log > kNearOne;
     return {near ? 1.f : 0.f, near ? power_minus_one(log) : exp2_fast(log), added};
 }
-__device__ __forceinline__ float stepped(const RglruStep& step, float state) {
-    return step.whole + step.rest == 0.f ? step.added : fmaf(step.rest, state, step.whole * state) + step.added;
-}
+// Goes over the steps of a tile: `state` after those taken is kept * before + gained.
+struct RglruPassage {
+    float state, kept = 1.f, gained = 0.f;
+
+    __device__ __forceinline__ void take(const RglruStep& step) {
+        if (step.whole + step.rest == 0.f) state = gained = 0.f;  // forgets even what is infinite
+        const float gain = fmaf(step.rest, state, step.added);
+        state = fmaf(step.whole, state, gain);
+        gained = fmaf(step.whole, gained, gain);
+        kept *= step.whole;
+    }
+    // What was `before` these steps, after them. The sum is exact as value + low.
+    __device__ __forceinline__ RglruState after(const RglruState& before) const {
+        if (kept == 0.f) return {gained, 0.f};
+        const float gain = gained + before.low, value = before.value + gain;
+        return {value, gain - (value - before.value)};
+    }
+};
 
 // ---- Places
 
@@ -264,7 +279,6 @@ struct RglruScan {
     struct Before {
         float log = 0.f, added = 0.f;
     };
-    static constexpr int kNoLane = kConfig.channels_last ? -1 : 0;
 
     // Writes the map of the warp, or of the segment. `kForward` is the direction in which segments are composed.
     template <bool kForward>
@@ -291,18 +305,20 @@ struct RglruScan {
         }
         return before;
     }
-    // After a barrier: the state before this thread's segment; `state`, before the tile, becomes the one behind it.
+    // After a barrier: the state before this thread's segment; `carried`, before the tile, becomes the one behind it.
     template <bool kForward>
-    __device__ __forceinline__ float enter(const Before& before, float& state) const {
+    __device__ __forceinline__ float enter(const Before& before, RglruState& carried) const {
         using Place = RglruPlace<kConfig>;
         constexpr int kWarps = kConfig.warps();
-        float start = state;
-#pragma unroll
+        RglruPassage passage{carried.value};
+        float start = carried.value;
+#pragma unroll 4  // more loads in flight would cost registers
         for (int i = 0; i < kWarps; ++i) {
             const int warp = kForward ? i : kWarps - 1 - i;
-            if (warp == Place::warp()) start = state;
-            state = stepped(shared.at[buffer][warp][Place::column()], state);
+            if (warp == Place::warp()) start = passage.state;
+            passage.take(shared.at[buffer][warp][Place::column()]);
         }
+        carried = passage.after(carried);
         if constexpr (!kConfig.channels_last)
             if ((kForward ? Place::lane() : 31 - Place::lane()) > 0) start = behind(before.log, start, before.added);
         return start;

@@ -57,9 +57,13 @@ struct RglruBackwardArgs {
 
 // ---- Shared memory
 
-// The map of a segment or warp: state -> whole * state + rest * state + added.
+// The map of a segment or warp: state -> whole * state + rest * state + added; whole is 1 for decays near one, otherwise 0.
 struct RglruStep {
     float whole, rest, added;
+};
+// A state that is carried over tiles, with what rounding took from it: long memories gather a little in very many tiles.
+struct RglruState {
+    float value, low;
 };
 // Of segments (channels last) or of warps; by turns, so that one barrier per scan is enough.
 template <RglruConfig kConfig>
@@ -79,7 +83,7 @@ struct RglruEnds {
 // What is carried from tile to tile, where registers do not hold it.
 template <RglruConfig kConfig>
 struct RglruCarry {
-    float at[kConfig.many_states ? kRglruMostStates : 1][kConfig.channels()];
+    RglruState at[kConfig.many_states ? kRglruMostStates : 1][kConfig.channels()];
 };
 
 template <RglruConfig kConfig>

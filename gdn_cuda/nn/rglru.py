@@ -1,0 +1,99 @@
+"""The real-gated linear recurrent unit of Griffin and RecurrentGemma."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..scan import rglru_scan
+
+_LEAST, _MOST = 0.9, 0.999  # a^c at the start, as in the paper
+
+
+class RGLRU(nn.Module):
+    """RG-LRU (Griffin): gates of blocks of the input, and a recurrence of every channel.
+
+    r = σ(W_a x + b_a), i = σ(W_x x + b_x), a = σ(Λ)^(c r), h_t = a h_{t−1} + √(1 − a²) i x_t. W_a and W_x are block-diagonal.
+    Λ begins such that a^c is uniform in [0.9, 0.999]. The first token of a sequence has the multiplier 1, and the derivative of
+    the root is at most `max_sqrt_gradient`, both as in RecurrentGemma.
+
+    Shapes:
+        x: (B, L, width), or (B, width) in a step; the result is like x
+        state: (B, width), fp32; None begins a sequence
+        reset: (B, L), bool or integer: not 0 where a token begins a sequence
+
+    Example:
+        >>> layer = gdn_cuda.nn.RGLRU(8, 2)
+        >>> y, state = layer(torch.randn(3, 5, 8))
+        >>> y_next, state = layer.step(torch.randn(3, 8), state)
+        >>> y.shape, y_next.shape, state.shape
+        (torch.Size([3, 5, 8]), torch.Size([3, 8]), torch.Size([3, 8]))
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_blocks: int,
+        *,
+        c: float = 8.0,
+        max_sqrt_gradient: float | None = 1000.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        if num_blocks < 1 or width < 1 or width % num_blocks != 0:
+            raise ValueError(f"RGLRU: num_blocks: expected a divisor of width={width}, got {num_blocks}")
+        self.width, self.num_blocks, self.c, self.max_sqrt_gradient = width, num_blocks, c, max_sqrt_gradient
+        block = width // num_blocks
+        like = {"device": device, "dtype": dtype}
+        self.Lambda = nn.Parameter(torch.empty(width, device=device))  # fp32: a is near one
+        self.input_gate_weight = nn.Parameter(torch.empty(num_blocks, block, block, **like))
+        self.input_gate_bias = nn.Parameter(torch.empty(width, **like))
+        self.recurrent_gate_weight = nn.Parameter(torch.empty(num_blocks, block, block, **like))
+        self.recurrent_gate_bias = nn.Parameter(torch.empty(width, **like))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        log_a = self.Lambda.uniform_(_LEAST, _MOST).log() / self.c
+        self.Lambda.copy_(-torch.log(torch.expm1(-log_a)))  # the logit of a
+        for name in ("input_gate", "recurrent_gate"):
+            weight = getattr(self, f"{name}_weight")
+            nn.init.normal_(weight, std=math.sqrt(1 / weight.shape[-1]))
+            nn.init.zeros_(getattr(self, f"{name}_bias"))
+
+    def forward(self, x: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the outputs and the state behind the last token."""
+        if x.dim() != 3 or x.shape[-1] != self.width:
+            raise ValueError(f"RGLRU: x: expected (B, L, width={self.width}), got {tuple(x.shape)}")
+        gated = x * self._gate(x, self.input_gate_weight, self.input_gate_bias)
+        rate = self._gate(x, self.recurrent_gate_weight, self.recurrent_gate_bias)
+        wide = self.Lambda.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        decay = torch.exp(self.c * nn.functional.logsigmoid(wide))  # of the power r
+        out, last = rglru_scan(
+            gated.transpose(1, 2),
+            rate.transpose(1, 2),
+            decay[:, None],
+            True,
+            initial_state=None if state is None else state[..., None],
+            reset=reset,
+            first_multiplier=True,
+            max_sqrt_gradient=self.max_sqrt_gradient,
+        )
+        return out.transpose(1, 2), last[..., 0]
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One token."""
+        if x.dim() != 2 or x.shape[-1] != self.width:
+            raise ValueError(f"RGLRU: x: expected (B, width={self.width}), got {tuple(x.shape)}")
+        out, state = self(x[:, None], state)
+        return out[:, 0], state
+
+    def _gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        blocks = torch.einsum("blhi,hij->blhj", x.unflatten(-1, (self.num_blocks, -1)), weight)
+        return torch.sigmoid(blocks.flatten(-2) + bias)
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, num_blocks={self.num_blocks}, c={self.c}"

@@ -1,0 +1,89 @@
+"""S7: a simplified state space layer whose A, B and C depend on the input."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..scan import s7_scan
+
+_LEAST, _MOST = 0.9, 0.999  # decays at the start
+
+
+class S7(nn.Module):
+    """S7: x_t = (1 − 1/(A_t² + ½)) x_{t−1} + B_t u_t + b_t, y_t = C_t x_t + D u_t.
+
+    A_t, B_t, C_t and b_t are affine in u_t. The decay is the paper's stable reparametrization, in (−1, 1) for every A. Biases
+    begin such that decays are uniform in [0.9, 0.999] and B and C keep variances; the parts that depend on the input begin
+    small.
+
+    Shapes:
+        u: (batch, L, H), or (batch, H) in a step; the result is like u
+        state: (batch, N); None stands for zeros
+
+    Example:
+        >>> layer = gdn_cuda.nn.S7(4, 3)
+        >>> y, state = layer(torch.randn(2, 5, 4))
+        >>> y_next, state = layer.step(torch.randn(2, 4), state)
+        >>> y.shape, y_next.shape, state.shape
+        (torch.Size([2, 5, 4]), torch.Size([2, 4]), torch.Size([2, 3]))
+    """
+
+    def __init__(
+        self, d_model: int, d_state: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ):
+        super().__init__()
+        if d_model < 1 or d_state < 1:
+            raise ValueError(f"S7: d_model, d_state: expected positive sizes, got {d_model} and {d_state}")
+        self.H, self.N = H, N = d_model, d_state
+        like = {"device": device, "dtype": dtype}
+        self._rows = (N, N * H, H * N, N)  # of A, B, C and b in one projection
+        self.weight = nn.Parameter(torch.empty(sum(self._rows), H, **like))
+        self.bias = nn.Parameter(torch.empty(sum(self._rows), **like))
+        self.D = nn.Parameter(torch.empty(H, **like))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        A, B, C, b = self.bias.split(self._rows)
+        decay = torch.empty(self.N, device=A.device).uniform_(_LEAST, _MOST)
+        A.copy_((1 / (1 - decay) - 0.5).sqrt())
+        nn.init.normal_(B, std=math.sqrt(1 / self.H))
+        nn.init.normal_(C, std=math.sqrt(1 / self.N))
+        nn.init.zeros_(b)
+        for part, scale in zip(self.weight.split(self._rows), (1, 1 / self.H, 1 / self.N, 1), strict=True):
+            nn.init.normal_(part, std=0.1 * math.sqrt(scale / self.H))
+        nn.init.ones_(self.D)
+
+    def forward(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the outputs and the state behind the last token."""
+        if u.dim() != 3 or u.shape[-1] != self.H:
+            raise ValueError(f"S7: u: expected (batch, L, H={self.H}), got {tuple(u.shape)}")
+        tokens = u.mT.contiguous()
+        A, B, C, b = self._projected(tokens)
+        if state is not None and u.shape[1] > 0:
+            first = (1 - 1 / (A[..., 0] ** 2 + 0.5)) * state + b[..., 0]
+            b = torch.cat([first[..., None].to(b.dtype), b[..., 1:]], -1)
+        y, last = s7_scan(tokens, A, B, C, b, True)
+        if state is not None and u.shape[1] == 0:
+            last = state
+        return y.mT + self.D * u, last
+
+    def step(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One token, in plain torch: a step is a few products."""
+        if u.dim() != 2 or u.shape[-1] != self.H:
+            raise ValueError(f"S7: u: expected (batch, H={self.H}), got {tuple(u.shape)}")
+        A, B, C, b = (x[..., 0] for x in self._projected(u[..., None]))
+        added = torch.einsum("bnh,bh->bn", B, u) + b
+        state = added if state is None else (1 - 1 / (A * A + 0.5)) * state + added
+        return torch.einsum("bhn,bn->bh", C, state.to(C.dtype)) + self.D * u, state
+
+    def _projected(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A, B, C and b of tokens (batch, H, L), with tokens contiguous."""
+        A, B, C, b = (self.weight @ tokens + self.bias[:, None]).split(self._rows, 1)
+        return A, B.unflatten(1, (self.N, self.H)), C.unflatten(1, (self.H, self.N)), b
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.H}, d_state={self.N}"

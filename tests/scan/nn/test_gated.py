@@ -1,0 +1,72 @@
+"""RGLRU and S7: initial parameters, a sequence against its steps and its parts, gradients, errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import rel_rms
+from torch import nn
+
+from gdn_cuda.nn import RGLRU, S7
+
+
+@pytest.fixture(params=["RGLRU", "S7"])
+def layer(request: pytest.FixtureRequest, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return (RGLRU(6, 2) if request.param == "RGLRU" else S7(6, 3)).double()
+
+
+def test_a_sequence_is_its_steps(layer: nn.Module, rng: torch.Generator) -> None:
+    u = torch.randn(2, 7, 6, generator=rng, dtype=torch.float64)
+    y, last = layer(u)
+    state, steps = None, []
+    for t in range(7):
+        out, state = layer.step(u[:, t], state)
+        steps.append(out)
+    assert rel_rms(torch.stack(steps, 1), y) < 1e-6 and rel_rms(state, last) < 1e-6
+
+
+def test_two_parts_are_the_whole(layer: nn.Module, rng: torch.Generator) -> None:
+    u = torch.randn(2, 7, 6, generator=rng, dtype=torch.float64)
+    y, last = layer(u)
+    first, state = layer(u[:, :3])
+    second, end = layer(u[:, 3:], state)
+    assert rel_rms(torch.cat([first, second], 1), y) < 1e-6 and rel_rms(end, last) < 1e-6
+    _, same = layer(u[:, :0], state)
+    assert torch.equal(same, state)
+
+
+def test_every_parameter_gets_a_gradient(layer: nn.Module, rng: torch.Generator) -> None:
+    y, last = layer(torch.randn(2, 7, 6, generator=rng, dtype=torch.float64))
+    (y.square().sum() + last.sum()).backward()
+    assert all(p.grad is not None and bool(p.grad.any()) and bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+def test_decays_begin_as_in_the_papers() -> None:
+    a = torch.sigmoid(RGLRU(4096, 4).Lambda.detach().double()) ** 8
+    decay = 1 - 1 / (S7(2, 4096).bias.detach()[:4096] ** 2 + 0.5)
+    for x in (a, decay):
+        assert 0.8999 < x.min() < 0.902 and 0.997 < x.max() < 0.9991
+        assert abs(x.mean().item() - 0.9495) < 0.003  # that of a uniform distribution
+
+
+def test_a_reset_begins_a_sequence(rng: torch.Generator) -> None:
+    layer, x = RGLRU(6, 2), torch.randn(1, 7, 6, generator=rng)
+    y, last = layer(x, reset=torch.arange(7)[None] == 3)
+    alone, end = layer(x[:, 3:])
+    assert torch.equal(y[:, 3:], alone) and torch.equal(last, end)
+
+
+def test_errors_say_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match=r"^RGLRU: num_blocks: expected a divisor of width=6, got 4$"):
+        RGLRU(6, 4)
+    with pytest.raises(ValueError, match=r"^RGLRU: x: expected \(B, L, width=6\), got \(2, 6\)$"):
+        RGLRU(6, 2)(torch.ones(2, 6))
+    with pytest.raises(ValueError, match=r"^RGLRU: x: expected \(B, width=6\), got \(2, 1, 6\)$"):
+        RGLRU(6, 2).step(torch.ones(2, 1, 6))
+    with pytest.raises(ValueError, match=r"^S7: d_model, d_state: expected positive sizes, got 0 and 3$"):
+        S7(0, 3)
+    with pytest.raises(ValueError, match=r"^S7: u: expected \(batch, L, H=2\), got \(2, 3\)$"):
+        S7(2, 3)(torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"^S7: u: expected \(batch, H=2\), got \(3,\)$"):
+        S7(2, 3).step(torch.ones(3))
