@@ -237,7 +237,8 @@ def compat_row(module: Any, name: str) -> str:
         return f"- `{name}`: `gdn_cuda.{found.__name__}`"
     if name != found.__name__:
         return f"- `{name}`: `{module.__name__}.{found.__name__}`"
-    return f"- `{docstrings.signature(name, found)}`: " + " ".join((inspect.getdoc(found) or "").split())
+    signature = " ".join(docstrings.signature(name, found).split()).replace("( ", "(").replace(", )", ")")
+    return f"- `{signature}`: " + " ".join((inspect.getdoc(found) or "").split())
 
 
 def commands_page() -> str:
