@@ -15,6 +15,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization_gradients.cuh>
 #include <gdn_cuda/kernels/scan/four.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward_plan.cuh>
@@ -63,7 +64,6 @@ struct SelectiveBackward {
     static constexpr int kLanes = kConfig.lanes, kStates = kConfig.states, kOwn = kConfig.channels, kGroup = kConfig.group();
     static constexpr int kTokens = Config::kTokens, kNumbers = kStates * kParts;
     static constexpr int kUnits = kChannels * kStateChunk / 4 / Config::kThreads;  // of a thread, four elements each
-    static constexpr int kInFlight = kUnits < 2 ? kUnits : 2;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
     using Gradient = PoleGradient<kTransition, kConfig.is_complex>;
@@ -76,7 +76,6 @@ struct SelectiveBackward {
     int lane, warp;
 
     static constexpr bool kIsRglru = kTransition == Transition::rglru;
-    static constexpr bool kAnchors = !Poles::kRelative;
 
     // ---- What a lane keeps of a channel
 
@@ -239,18 +238,17 @@ struct SelectiveBackward {
         load(x.z, from.z, in.z, count);
         load(x.delta_a, from.delta_a, in.delta_a, count);
     }
-    // The elements of a tile, some in flight at a time.
+    // Calls with the elements of each unit, while those of the next are in flight.
     template <class F>
     __device__ __forceinline__ void for_units(int first, int tokens, const F& call) const {
         Inputs from{walker(in.u, first), walker(in.delta, first), walker(args.grad_out, first), walker(in.z, first),
                     walker(in.delta_a, first)};
+        InFlight next;
 #pragma unroll 1
-        for (int begin = 0; begin < kUnits; begin += kInFlight) {
-            InFlight raw[kInFlight];
-#pragma unroll
-            for (int i = 0; i < kInFlight; ++i) load(raw[i], from, count(unit(begin + i), tokens));
-#pragma unroll
-            for (int i = 0; i < kInFlight; ++i) call(raw[i], unit(begin + i));
+        for (int i = 0; i <= kUnits; ++i) {
+            const InFlight raw = next;
+            if (i < kUnits) load(next, from, count(unit(i), tokens));
+            if (i > 0) call(raw, unit(i - 1));
         }
     }
     // D or bias of the channels of a unit.
@@ -402,12 +400,23 @@ struct SelectiveBackward {
         }
     }
 
-    // Keeps the states before each sub-tile.
-    __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles) {
-        const Rows rows = rows_of(true, channel);
-        float total = 0.f, product[kStates];
+    // The steps of the chunk, added up by the lanes of the channel.
+    __device__ __forceinline__ float total_step(int channel) const {
+        float total = 0.f;
 #pragma unroll
-        for (float& p : product) p = 1.f;
+        for (int token = 4 * state_lane(); token < kStateChunk; token += 4 * kLanes) {
+            const float4 x = four(shared.step, channel, token);
+            total += (x.x + x.y) + (x.z + x.w);
+        }
+        return group_sum<kLanes>(total);
+    }
+    // Keeps the states before each sub-tile. With kAnchors, also takes the decay of the carry over the chunk from the sum of
+    // its steps: the decays of tokens are rounded, near one always in the same direction where steps are alike, and over a long
+    // memory that adds up. The carry begins with what they lack.
+    template <bool kAnchors>
+    __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles, float total) {
+        const Rows rows = rows_of(true, channel);
+        float relative[kAnchors ? kStates : 1] = {};  // the product of the decays, minus 1, whose rounding is much finer
 #pragma unroll 1
         for (int k = 0; k < subtiles; ++k) {
             store_numbers(&shared.checkpoint[k][channel][first_number()], own.x);
@@ -418,25 +427,31 @@ struct SelectiveBackward {
             for (int t = 0; t < kTokens; ++t) {
                 Numbers B;
                 load_row(B, rows, k * kTokens + t);
-                if constexpr (kAnchors) total += e.step[t];
 #pragma unroll
                 for (int s = 0; s < kStates; ++s) {
                     const Step<Number> step = own.poles[s].step(e.at(t), B[s]);
                     own.x[s] = after<Poles::kRelative>(own.x[s], step);
-                    if constexpr (kAnchors) product[s] *= step.decay;
+                    if constexpr (kAnchors) relative[s] = fmaf(relative[s], step.decay, step.decay - 1.f);
                 }
             }
         }
-        // The decays are rounded, always in the same direction where steps are alike. Near one that adds up over a long memory:
-        // over the chunk, the carry is to decay as the exponential of all its steps, so it begins with what they lack.
         if constexpr (kAnchors)
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
-                float relative;
-                const bool is_long = own.poles[s].long_memory(total, relative);
-                if (is_long)
-                    own.carry[s] = fmaf(own.carry[s], __fdividef(relative - (product[s] - 1.f), product[s]), own.carry[s]);
+                float exact;
+                if (own.poles[s].long_memory(total, exact) && own.poles[s].rounds_alike(total, kStateChunk))
+                    own.carry[s] = fmaf(own.carry[s], __fdividef(exact - relative[s], 1.f + relative[s]), own.carry[s]);
             }
+    }
+    __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles) {
+        if constexpr (!Poles::kRelative) {
+            const float total = total_step(channel);
+            bool any = false;
+#pragma unroll
+            for (int s = 0; s < kStates; ++s) any |= own.poles[s].rounds_alike(total, kStateChunk);
+            if (__any_sync(0xffffffffu, any)) return walk_forward<true>(own, channel, subtiles, total);
+        }
+        walk_forward<false>(own, channel, subtiles, 0.f);
     }
 
     // Gradients of B and C for the lane's states, summed over its channels.
@@ -735,15 +750,16 @@ struct SelectiveBackward {
         put(shared.input, unit, of_D);
         put(shared.cotangent, unit, delta);
     }
-    // The gradients of D or of the bias, over the tokens of a chunk.
-    __device__ __forceinline__ static float sum_elements(const float (*tile)[kStateChunk], int channel) {
+    // The gradient of D or of the bias, over the tokens of a chunk.
+    __device__ __forceinline__ void sum_elements(int which, int channel) {
+        const auto* tile = which == 0 ? shared.input : shared.cotangent;
         float sum = 0.f;
 #pragma unroll 4
         for (int token = 0; token < kStateChunk; token += 4) {
             const float4 x = four(tile, channel, token);
             sum += (x.x + x.y) + (x.z + x.w);
         }
-        return sum;
+        shared.element_sums[which][channel] += sum;
     }
 
     __device__ __forceinline__ void run() {
@@ -752,17 +768,15 @@ struct SelectiveBackward {
         for (int j = 0; j < kOwn; ++j) begin(own[j], channel_of(j));
         // A thread sums the gradient of D or of the bias of a channel.
         static_assert(2 * kChannels <= Config::kThreads);
-        const int channel = threadIdx.x % kChannels;
-        const bool is_D = threadIdx.x < kChannels;
-        if (is_D) {
+        if (threadIdx.x < kChannels) {
+            const int channel = threadIdx.x;
             const bool exists = channel < place.channels;
             shared.D[channel] = exists && in.D != nullptr ? in.D[place.channel + channel] : 0.f;
             shared.bias[channel] = exists && in.delta_bias != nullptr ? in.delta_bias[place.channel + channel] : 0.f;
         }
+        if (threadIdx.x < 2 * kChannels) shared.element_sums[threadIdx.x / kChannels][threadIdx.x % kChannels] = 0.f;
         if (threadIdx.x < 2)
             shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
-        float* const to = is_D ? args.dD : args.ddelta_bias;
-        float sum = 0.f;
         __syncthreads();
 
         const int length = place.span.length, chunks = (length + kStateChunk - 1) / kStateChunk;
@@ -782,15 +796,18 @@ struct SelectiveBackward {
                       [&](const InFlight& raw, const Unit& unit) { finish_elements(raw, outputs, unit, first, tokens); });
             __syncthreads();
             if (args.last_pass && (args.dD != nullptr || args.ddelta_bias != nullptr)) {
-                if (to != nullptr && threadIdx.x < 2 * kChannels)
-                    sum += sum_elements(is_D ? shared.input : shared.cotangent, channel);
+                if (threadIdx.x < 2 * kChannels) sum_elements(threadIdx.x / kChannels, threadIdx.x % kChannels);
                 __syncthreads();
             }
         }
 #pragma unroll
         for (int j = 0; j < kOwn; ++j) finish(own[j], channel_of(j));
-        if (args.last_pass && to != nullptr && threadIdx.x < 2 * kChannels && channel < place.channels)
-            to[static_cast<i64>(place.sequence) * in.dim + place.channel + channel] = sum;
+        if (args.last_pass && threadIdx.x < 2 * kChannels) {
+            const int which = threadIdx.x / kChannels, channel = threadIdx.x % kChannels;
+            float* to = which == 0 ? args.dD : args.ddelta_bias;
+            if (to != nullptr && channel < place.channels)
+                to[static_cast<i64>(place.sequence) * in.dim + place.channel + channel] = shared.element_sums[which][channel];
+        }
     }
 };
 

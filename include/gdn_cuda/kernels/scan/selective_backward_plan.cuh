@@ -45,7 +45,8 @@ struct SelectiveBackwardSharedPlan {
     static constexpr int kConstant = kConfig.only_varying() ? 1 : kChannels;
     alignas(16) float constant_B[kConstant][kColumns], constant_C[kConstant][kColumns];
     alignas(16) float D[kChannels], bias[kChannels];
-    float* partial[2];  // of the block's sums for B and C: the sequence's first token
+    float element_sums[2][kChannels];  // the gradients of D and of the bias
+    float* partial[2];                 // of the block's sums for B and C: the sequence's first token
     // Gradients of B and C, summed over the channels of a warp.
     alignas(16) float sums[kConfig.buffers()][SelectiveBackwardConfig::kWarps][2][SelectiveBackwardConfig::kTokens][kColumns];
 };
