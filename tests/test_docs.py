@@ -63,7 +63,7 @@ def test_tables_name_operators_and_kernels_that_exist() -> None:
     operators = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`.*?) \|", document("README.md"), re.MULTILINE)))
     assert operators
     assert not [name for name in operators if name not in gdn_cuda.__all__]
-    kernels = re.findall(r"`((?:gdn|structured)/\w+)`", document("docs/architecture.md"))
+    kernels = re.findall(r"`((?:gdn|scan|structured)/\w+)`", document("docs/architecture.md"))
     registered = {f"{entry['family']}/{entry['name']}" for entry in _C.kernels()}
     assert kernels
     assert not set(kernels) - registered

@@ -224,7 +224,8 @@ def entry(name: str, documented: Any, heading: str) -> str:
 def methods(module: type) -> list[str]:
     found = {name: each for name, each in inspect.getmembers(module, inspect.isfunction) if not name.startswith("_")}
     ours = (name for name, each in found.items() if each.__module__.startswith("gdn_cuda") and each.__doc__)
-    return [name for name in ours if name != "extra_repr"]
+    has_page = vars(gdn_cuda).values()
+    return [name for name in ours if name != "extra_repr" and found[name] not in has_page]
 
 
 def compat_row(module: Any, name: str) -> str:
@@ -237,7 +238,8 @@ def compat_row(module: Any, name: str) -> str:
         return f"- `{name}`: `gdn_cuda.{found.__name__}`"
     if name != found.__name__:
         return f"- `{name}`: `{module.__name__}.{found.__name__}`"
-    return f"- `{docstrings.signature(name, found)}`: " + " ".join((inspect.getdoc(found) or "").split())
+    signature = " ".join(docstrings.signature(name, found).split()).replace("( ", "(").replace(", )", ")")
+    return f"- `{signature}`: " + " ".join((inspect.getdoc(found) or "").split())
 
 
 def commands_page() -> str:

@@ -1,9 +1,10 @@
 """Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; and of
-the scans: LRU, S5, S6 and Mamba."""
+the scans: LRU, RG-LRU, S5, S6, S7 and Mamba."""
 
 from .cauchy import CauchyKernel
 from .lru import LRU
 from .mamba import S6, Mamba
+from .rglru import RGLRU
 from .s4 import S4Kernel
 from .s4d import S4DKernel
 from .s5 import S5
@@ -22,6 +23,7 @@ __all__ = [
     "DisplacementMV",
     "LRU",
     "Mamba",
+    "RGLRU",
     "S4DKernel",
     "S4Kernel",
     "S5",

@@ -1,4 +1,4 @@
-"""Selective scans (Mamba, S6, S7, RG-LRU) and simplified ones (LRU, S5): x_t = Ā_t x_{t−1} + (B̄u)_t, y_t = Σ_n C x.
+"""Scans: the recurrences x_t = Ā_t x_{t−1} + (B̄u)_t, y_t = Σ_n C x of Mamba, S6, S7 and RG-LRU (selective), LRU and S5.
 
 The state is fp32, on CPU tensors fp64 where the inputs are. Results are the same in every run, gradients included. Wrong input
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
