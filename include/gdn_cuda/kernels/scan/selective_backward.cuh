@@ -181,7 +181,7 @@ struct SelectiveBackward {
     };
     __device__ __forceinline__ Unit unit(int i) const {
         constexpr int kRow = kStateChunk / 4, kColumn = kChannels / 4;
-        const int index = threadIdx.x + i * Config::kThreads;
+        const int index = thread_again() + i * Config::kThreads;
         return args.along_tokens ? Unit{index / kRow, index % kRow * 4} : Unit{index % kColumn * 4, index / kColumn};
     }
     __device__ __forceinline__ int count(const Unit& unit, int tokens) const {
@@ -314,7 +314,7 @@ struct SelectiveBackward {
             const i64 base = place.batch * from.batch + group * from.group + (place.span.start + first) * from.token;
             const bool along_tokens = from.n != kParts;
 #pragma unroll 2
-            for (int i = threadIdx.x; i < kStateChunk * kRow; i += Config::kThreads) {
+            for (int i = thread_again(); i < kStateChunk * kRow; i += Config::kThreads) {
                 const int token = along_tokens ? i % kStateChunk : i / kRow, row = along_tokens ? i / kStateChunk : i % kRow;
                 unsigned raw[kVector];
 #pragma unroll
@@ -619,13 +619,14 @@ struct SelectiveBackward {
     // Of all warps, to memory.
     __device__ __forceinline__ void write_sums(int buffer, int token, int tokens) const {
         constexpr int kOfOne = kTokens * kColumns;
+        const int thread = thread_again();
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             if (!varies(which == 0 ? in.B : in.C)) continue;
             float* to = shared.partial[which] + static_cast<i64>(token) * kColumns;
 #pragma unroll
             for (int i = 0; i < kOfOne; i += Config::kThreads) {
-                const int index = i + static_cast<int>(threadIdx.x);
+                const int index = i + thread;
                 if (kOfOne % Config::kThreads != 0 && index >= kOfOne) break;
                 float sum = 0.f;
                 if (!kIsRglru || which == 1)
