@@ -106,15 +106,22 @@ struct ChannelStep {
     float step, input, size;
 };
 
-// x ← decay x + drive; or with a relative decay, which is Ā − 1, x ← x + (decay x + drive): exact where Ā is near one.
+// x ← decay x + drive; or with a relative decay, which is Ā − 1, x ← x + (decay x + drive): exact where Ā is near one. A
+// complex decay is relative where `kept` is 1, and not where it is 0: near 0 it would lose digits.
 template <class T>
 struct Step {
     T decay, drive;
+    float kept = 1.f;
 };
-template <bool kRelative, class T>
-__device__ __forceinline__ T after(T x, const Step<T>& step) {
-    const T next = plus_product(step.drive, step.decay, x);
+template <bool kRelative>
+__device__ __forceinline__ float after(float x, const Step<float>& step) {
+    const float next = fmaf(step.decay, x, step.drive);
     return kRelative ? x + next : next;
+}
+template <bool kRelative>
+__device__ __forceinline__ ComplexNumber<float> after(ComplexNumber<float> x, const Step<ComplexNumber<float>>& step) {
+    const ComplexNumber<float> next = step.drive.plus(step.decay, x);
+    return {fmaf(step.kept, x.re, next.re), fmaf(step.kept, x.im, next.im)};
 }
 
 template <Transition kTransition, bool kComplex>
@@ -183,21 +190,26 @@ struct Pole<kTransition, true> {
         return {A, kTransition == Transition::zoh ? scan::inverse(A) : Complex{}, turns,
                 fmaf(A.im, kRest, fmaf(A.im, kInverse, -turns))};
     }
-    // e^(δA) − 1, its phase reduced without error.
-    __device__ __forceinline__ Complex expm1(float delta) const {
+    // Whether a decay is relative: 1 or 0.
+    __device__ __forceinline__ float kept(float step) const {
+        return kTransition == Transition::bilinear || fabsf(step * A.re) < 0.5f ? 1.f : 0.f;
+    }
+    // e^(δA) − 1, and e^(δA) where `kept` is 0. The phase is reduced without error.
+    __device__ __forceinline__ Complex expm1(float delta, float kept = 1.f) const {
         const float phase = delta * turns, error = fmaf(delta, rest, fmaf(delta, turns, -phase));
         float sine, cosine;  // of half the angle: cos θ − 1 = −2 sin² θ/2 does not cancel
         sincos_half_turns(phase - rintf(phase) + error, sine, cosine);
         const float power = delta * A.re, size = exp2_fast(power * kLog2e), twice = 2.f * size * sine;
-        return {fmaf(-twice, sine, fabsf(power) < 0.5f ? expm1_small(power) : size - 1.f), twice * cosine};
+        return {fmaf(-twice, sine, fabsf(power) < 0.5f ? expm1_small(power) : size - kept), twice * cosine};
     }
     __device__ __forceinline__ Step<Complex> step(const ChannelStep& channel, Complex B) const {
+        const float kept = this->kept(channel.step);
         if constexpr (kTransition == Transition::exponential) {
-            return {expm1(channel.step), B * channel.input};
+            return {expm1(channel.step, kept), B * channel.input, kept};
         } else if constexpr (kTransition == Transition::zoh) {
             const Complex z = A * channel.size;
             const Complex near = Complex{1.f, 0.f}.plus(z, {0.5f, 0.f}) * channel.size, far = expm1(channel.size) * inverse;
-            return {expm1(channel.step), (z.square() < 1e-7f ? near : far) * channel.input * B};
+            return {expm1(channel.step, kept), (z.square() < 1e-7f ? near : far) * channel.input * B, kept};
         } else {
             const Complex twice = A * channel.step, half = twice * 0.5f, other = A * (0.5f * channel.size);
             const Complex one{1.f, 0.f};

@@ -85,8 +85,10 @@ struct PoleGradient {
             return pole.rate * kLn2;
     }
     // The gradient of x_{t−1} through Ā.
-    __device__ __forceinline__ static Number carried(Number dx, Number decay) {
-        if constexpr (Poles::kRelative)
+    __device__ __forceinline__ static Number carried(const Poles& pole, const ChannelStep& channel, Number dx, Number decay) {
+        if constexpr (kComplex)
+            return plus_times_conjugate(dx * pole.kept(channel.step), dx, decay);
+        else if constexpr (Poles::kRelative)
             return plus_times_conjugate(dx, dx, decay);
         else
             return times_conjugate(dx, decay);
@@ -101,7 +103,7 @@ struct PoleGradient {
     __device__ __forceinline__ static Number add(const Poles& pole, const ChannelStep& channel, Number B, Number decay,
                                                  Number before, Number dx, float most_root_gradient, ChannelSlopes& slopes,
                                                  Number& dpole, Number& dB) {
-        const Number carry = carried(dx, decay);
+        const Number carry = carried(pole, channel, dx, decay);
         if constexpr (kTransition == Transition::exponential) {
             const Number through = times_conjugate(carry, before);
             slopes.input = add_real_of_conjugate(slopes.input, dx, B);
@@ -132,12 +134,15 @@ struct PoleGradient {
             dB = plus_scaled(dB, times_conjugate(dx, gain), channel.input);
             if constexpr (kTransition == Transition::zoh) {
                 const Number through = times_conjugate(carry, before), z = A * channel.size;
-                Number relative;
-                if constexpr (kComplex)
+                Number relative, whole;
+                if constexpr (kComplex) {
+                    const float kept = pole.kept(channel.size);
                     relative = pole.expm1(channel.size);
-                else
-                    relative = expm1_fast(z);
-                slopes.size = add_real_of_conjugate(slopes.size, driven, relative + one_of(A));
+                    whole = kept == 0.f ? pole.expm1(channel.size, kept) : relative + one_of(A);
+                } else {
+                    relative = expm1_fast(z), whole = exp2_fast(channel.size * pole.rate);
+                }
+                slopes.size = add_real_of_conjugate(slopes.size, driven, whole);
                 if constexpr (kComplex)
                     slopes.step = add_real_of_conjugate(slopes.step, through, A);
                 else

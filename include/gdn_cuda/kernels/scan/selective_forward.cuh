@@ -276,14 +276,20 @@ struct SelectiveForward {
     }
     // And B and C where they are constant: the thread that stores them reads them.
     __device__ __forceinline__ void load_poles(States& states, int first) const {
+        auto *B = reinterpret_cast<Number*>(shared.B.constant[channel]),
+             *C = reinterpret_cast<Number*>(shared.C.constant[channel]);
 #pragma unroll
-        for (Poles& pole : states.poles) pole = Poles::of(Number{});
+        for (int s = 0; s < kStates; ++s) {
+            states.poles[s] = Poles::of(Number{});
+            if (!in.B.varies) B[s * kLanes + lane] = Number{};
+            if (!in.C.varies) C[s * kLanes + lane] = Number{};
+        }
         const i64 c = place.channel + channel;
         each_state(first, [&](int s) {
             const int n = s * kLanes + lane;
             states.poles[s] = Poles::of(constant(in.A, c, first + n));
-            if (!in.B.varies) reinterpret_cast<Number*>(shared.B.constant[channel])[n] = constant(in.B, c, first + n);
-            if (!in.C.varies) reinterpret_cast<Number*>(shared.C.constant[channel])[n] = constant(in.C, c, first + n);
+            if (!in.B.varies) B[n] = constant(in.B, c, first + n);
+            if (!in.C.varies) C[n] = constant(in.C, c, first + n);
         });
     }
     __device__ __forceinline__ void load_states(States& states, const void* from, i64 row, int first) const {
