@@ -47,6 +47,13 @@ __device__ __forceinline__ float sigmoid_fast(float x) {
     return __fdividef(1.f, 1.f + exp2_fast(fminf(-x * kLog2e, 126.f)));
 }
 
+// threadIdx.x, such that what follows from it is computed where it is used: kept through the walk, it would cost registers.
+__device__ __forceinline__ int thread_again() {
+    unsigned thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return static_cast<int>(thread);
+}
+
 // The place of a block: channels of one group of B and C, and a sequence.
 struct BackwardPlace {
     int channel, channels;  // the first, and how many of the block's exist
@@ -93,13 +100,15 @@ struct SelectiveBackward {
         return (warp * kOwn + own) * kConfig.channels_per_warp() + lane / kLanes;
     }
     __device__ __forceinline__ int first_number() const { return state_lane() * kNumbers; }
-    // Calls with each state that exists and its index in N.
+    // Calls with each state that exists and its index in N, for the lane's channel number `own`.
     template <class F>
-    __device__ __forceinline__ void each_state(int channel, const F& call) const {
-        const int first = args.first_state + state_lane() * kStates;
+    __device__ __forceinline__ void each_state(int own, const F& call) const {
+        const int thread = thread_again(), warp = thread / 32, lane = thread % 32;
+        const int channel = (warp * kOwn + own) * kConfig.channels_per_warp() + lane / kLanes;
+        const int first = args.first_state + lane % kLanes * kStates;
 #pragma unroll
         for (int s = 0; s < kStates; ++s)
-            if (channel < place.channels && first + s < in.state_size) call(s, first + s);
+            if (channel < place.channels && first + s < in.state_size) call(s, channel, first + s);
     }
     __device__ __forceinline__ i64 row_of(i64 row, int channel) const {
         return (row * in.dim + place.channel + channel) * in.state_size;
@@ -113,7 +122,7 @@ struct SelectiveBackward {
     }
     __device__ __forceinline__ bool varies(const Coefficients& x) const { return kConfig.only_varying() || x.varies; }
 
-    __device__ __forceinline__ void begin(Own& own, int channel) const {
+    __device__ __forceinline__ void begin(Own& own, int index) const {
         Number padding{};
         if constexpr (kIsRglru) padding = 0.5f;  // its logarithm is finite
 #pragma unroll
@@ -126,32 +135,32 @@ struct SelectiveBackward {
         Numbers B, C;
 #pragma unroll
         for (int s = 0; s < kStates; ++s) B[s] = C[s] = Number{};
-        const i64 c = place.channel + channel;
         const auto* last = static_cast<const Number*>(args.grad_last_state);
-        each_state(channel, [&](int s, int n) {
-            own.poles[s] = Poles::of(number_at(in.A, c, n));
+        each_state(index, [&](int s, int channel, int n) {
+            own.poles[s] = Poles::of(number_at(in.A, place.channel + channel, n));
             if (last != nullptr) own.carry[s] = last[row_of(place.sequence, channel) + n];
             if constexpr (!kConfig.only_varying()) {
-                if (!in.B.varies) B[s] = number_at(in.B, c, n);
-                if (!in.C.varies) C[s] = number_at(in.C, c, n);
+                if (!in.B.varies) B[s] = number_at(in.B, place.channel + channel, n);
+                if (!in.C.varies) C[s] = number_at(in.C, place.channel + channel, n);
                 if constexpr (kIsRglru)
                     if (!in.B.varies) own.gain[s] = B[s];
             }
         });
         if constexpr (!kConfig.only_varying()) {
-            store_numbers(&shared.constant_B[channel][first_number()], B);
-            store_numbers(&shared.constant_C[channel][first_number()], C);
+            store_numbers(&shared.constant_B[channel_of(index)][first_number()], B);
+            store_numbers(&shared.constant_C[channel_of(index)][first_number()], C);
         }
     }
-    __device__ __forceinline__ void load_states(Own& own, int channel, i64 chunk) const {
-        const auto* from = static_cast<const Number*>(args.states) + row_of(chunk, channel);
+    __device__ __forceinline__ void load_states(Own& own, int index, i64 chunk) const {
+        const auto* from = static_cast<const Number*>(args.states);
 #pragma unroll
         for (Number& x : own.x) x = Number{};
-        if (chunk < args.chunks) each_state(channel, [&](int s, int n) { own.x[s] = from[n]; });
+        if (chunk < args.chunks)
+            each_state(index, [&](int s, int channel, int n) { own.x[s] = from[row_of(chunk, channel) + n]; });
     }
-    __device__ __forceinline__ void finish(const Own& own, int channel) const {
-        const i64 row = row_of(place.sequence, channel);
-        each_state(channel, [&](int s, int n) {
+    __device__ __forceinline__ void finish(const Own& own, int index) const {
+        each_state(index, [&](int s, int channel, int n) {
+            const i64 row = row_of(place.sequence, channel);
             Number dpole = own.dpole[s];
             if constexpr (kIsRglru)
                 if (dpole != 0.f) dpole /= number_at(in.A, place.channel + channel, n);
@@ -172,7 +181,7 @@ struct SelectiveBackward {
     };
     __device__ __forceinline__ Unit unit(int i) const {
         constexpr int kRow = kStateChunk / 4, kColumn = kChannels / 4;
-        const int index = threadIdx.x + i * Config::kThreads;
+        const int index = thread_again() + i * Config::kThreads;
         return args.along_tokens ? Unit{index / kRow, index % kRow * 4} : Unit{index % kColumn * 4, index / kColumn};
     }
     __device__ __forceinline__ int count(const Unit& unit, int tokens) const {
@@ -305,7 +314,7 @@ struct SelectiveBackward {
             const i64 base = place.batch * from.batch + group * from.group + (place.span.start + first) * from.token;
             const bool along_tokens = from.n != kParts;
 #pragma unroll 2
-            for (int i = threadIdx.x; i < kStateChunk * kRow; i += Config::kThreads) {
+            for (int i = thread_again(); i < kStateChunk * kRow; i += Config::kThreads) {
                 const int token = along_tokens ? i % kStateChunk : i / kRow, row = along_tokens ? i / kStateChunk : i % kRow;
                 unsigned raw[kVector];
 #pragma unroll
@@ -610,13 +619,14 @@ struct SelectiveBackward {
     // Of all warps, to memory.
     __device__ __forceinline__ void write_sums(int buffer, int token, int tokens) const {
         constexpr int kOfOne = kTokens * kColumns;
+        const int thread = thread_again();
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             if (!varies(which == 0 ? in.B : in.C)) continue;
             float* to = shared.partial[which] + static_cast<i64>(token) * kColumns;
 #pragma unroll
             for (int i = 0; i < kOfOne; i += Config::kThreads) {
-                const int index = i + static_cast<int>(threadIdx.x);
+                const int index = i + thread;
                 if (kOfOne % Config::kThreads != 0 && index >= kOfOne) break;
                 float sum = 0.f;
                 if (!kIsRglru || which == 1)
@@ -765,7 +775,7 @@ struct SelectiveBackward {
     __device__ __forceinline__ void run() {
         Own own[kOwn];
 #pragma unroll
-        for (int j = 0; j < kOwn; ++j) begin(own[j], channel_of(j));
+        for (int j = 0; j < kOwn; ++j) begin(own[j], j);
         // A thread sums the gradient of D or of the bias of a channel.
         static_assert(2 * kChannels <= Config::kThreads);
         if (threadIdx.x < kChannels) {
@@ -784,7 +794,7 @@ struct SelectiveBackward {
         for (int chunk = chunks - 1; chunk >= 0; --chunk) {
             const int first = chunk * kStateChunk, tokens = min(kStateChunk, length - first);
 #pragma unroll
-            for (int j = 0; j < kOwn; ++j) load_states(own[j], channel_of(j), place.first_chunk + chunk);
+            for (int j = 0; j < kOwn; ++j) load_states(own[j], j, place.first_chunk + chunk);
             for_units(first, tokens, [&](const InFlight& raw, const Unit& unit) { make_elements(raw, unit, tokens); });
             make_coefficients(first, tokens);
             __syncthreads();
@@ -796,12 +806,13 @@ struct SelectiveBackward {
                       [&](const InFlight& raw, const Unit& unit) { finish_elements(raw, outputs, unit, first, tokens); });
             __syncthreads();
             if (args.last_pass && (args.dD != nullptr || args.ddelta_bias != nullptr)) {
-                if (threadIdx.x < 2 * kChannels) sum_elements(threadIdx.x / kChannels, threadIdx.x % kChannels);
+                const int thread = thread_again();
+                if (thread < 2 * kChannels) sum_elements(thread / kChannels, thread % kChannels);
                 __syncthreads();
             }
         }
 #pragma unroll
-        for (int j = 0; j < kOwn; ++j) finish(own[j], channel_of(j));
+        for (int j = 0; j < kOwn; ++j) finish(own[j], j);
         if (args.last_pass && threadIdx.x < 2 * kChannels) {
             const int which = threadIdx.x / kChannels, channel = threadIdx.x % kChannels;
             float* to = which == 0 ? args.dD : args.ddelta_bias;
