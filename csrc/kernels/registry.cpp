@@ -69,8 +69,6 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),
             entry<scan::DiagonalScanParts>(),
-            entry<scan::SelectiveStep>(),
-            entry<scan::SimplifiedStep>(),
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),
             entry<scan::DiagonalScanParts>(),

@@ -67,7 +67,7 @@ constexpr i64 most_sequences(i64 tokens) {
 inline std::string explain_selective_step(const SelectiveStepProblem& problem, const jit::DeviceTraits& device) {
     const SelectiveStepChoice choice = selective_step_choice(problem, device);
     const std::string access =
-        problem.aligned ? fmt::format("16 bytes of a row a lane, {} lanes a row", choice.lanes)
+        problem.aligned ? fmt::format("{} bytes of a row a lane, {} lanes a row", 16 * choice.config.vectors, choice.lanes)
                         : fmt::format("rows not in whole 16-byte units: one number a lane, {} lanes a row", choice.lanes);
     if (problem.tokens > 1) return fmt::format("{}; {} tokens of one sequence a block", access, problem.tokens);
     return choice.block_sequences > 1

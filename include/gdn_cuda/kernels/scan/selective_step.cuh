@@ -4,7 +4,7 @@
 //     x <- Ā x + B̄ u        y = Σ_n C x + D u, times silu(z)
 //
 // A row is one channel of one sequence: N numbers of the state, for a group of 1 to 32 lanes. A block takes the same rows of up
-// to four sequences, so A is loaded once for all of them, or of one sequence with several tokens, whose state stays in
+// to eight sequences, so A is loaded once for all of them, or of one sequence with several tokens, whose state stays in
 // registers from the first to the last. All that a block reads is in flight at once: states by cp.async, to the threads that
 // will use them, and meanwhile δ, x, z (a thread each row and token), B and C, converted to fp32 in shared memory. Outputs go
 // back the same way: a thread each row and token adds D u, applies the gate and stores.
