@@ -1,6 +1,6 @@
 // scan/selective_backward: the gradients of selective_scan.
 //
-// A block walks the chunks of a sequence from the last to the first, for 16 to 64 channels in front of four warps. Per chunk,
+// A block walks the chunks of a sequence from the last to the first, for 8 to 64 channels in front of four warps. Per chunk,
 // it makes a tile of steps, inputs and output gradients in fp32, and one of B and C, in shared memory. A channel's states are
 // on a few neighbouring lanes, some on each, and a lane takes one or two channels, one after the other. From the state that
 // forward kept before the chunk, a lane first walks the chunk and keeps the states before every eight tokens. Then, from the
