@@ -27,7 +27,7 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
     constexpr auto real_of = [](Transition transition, int lanes, int states, int channels) {
         return Config{.transition = transition, .is_complex = false, .lanes = lanes, .states = states, .channels = channels};
     };
-    return std::array{real_of(exponential, 4, 4, 2), real_of(exponential, 4, 4, 1), real_of(exponential, 8, 4, 2),
+    return std::array{real_of(exponential, 4, 4, 2), real_of(exponential, 4, 4, 1), real_of(exponential, 16, 2, 2),
                       real_of(zoh, 8, 2, 1),         real_of(bilinear, 4, 4, 1),    real_of(s7, 4, 4, 1),
                       real_of(rglru, 4, 1, 1),       complex_of(exponential, 8, 2), complex_of(zoh, 16, 1),
                       complex_of(bilinear, 16, 1)};

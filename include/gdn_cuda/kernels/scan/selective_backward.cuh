@@ -1,6 +1,6 @@
 // scan/selective_backward: the gradients of selective_scan.
 //
-// A block walks the chunks of a sequence from the last to the first, for 16 to 64 channels in front of four warps. Per chunk,
+// A block walks the chunks of a sequence from the last to the first, for 8 to 64 channels in front of four warps. Per chunk,
 // it makes a tile of steps, inputs and output gradients in fp32, and one of B and C, in shared memory. A channel's states are
 // on a few neighbouring lanes, some on each, and a lane takes one or two channels, one after the other. From the state that
 // forward kept before the chunk, a lane first walks the chunk and keeps the states before every eight tokens. Then, from the
@@ -11,7 +11,8 @@
 // pass over the elements of the tile writes the gradients of u, delta, z and delta_a. States beyond one group take further
 // launches, which add to `earlier`. All sums have a fixed order.
 //
-// Bound: instructions, about 30 a state and token; two of them exponentials, which take 16 clocks of a scheduler.
+// Bound: instructions: with two channels a lane, 27 a state and token in the walk (two of them exponentials, which take 16
+// clocks of a scheduler), and for 16 states about 6 in the passes over elements.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -369,18 +370,23 @@ struct SelectiveBackward {
             for (int i = 0; i < kNumbers; ++i) to[i] = x[i];
         }
     }
-    // Rows of B or C in shared memory: of the tokens of the tile, or the same one for each.
+    // Rows of B or C in shared memory: of the tokens of the tile, or the same one for each. By index, as a pointer to one of
+    // two arrays would be read as if to any memory.
     struct Rows {
-        const float* first;
-        int pitch;
+        int first, pitch;
     };
+    __device__ __forceinline__ const float* shared_floats() const { return reinterpret_cast<const float*>(&shared); }
     __device__ __forceinline__ Rows rows_of(bool is_B, int channel) const {
         const Coefficients& x = is_B ? in.B : in.C;
-        if (varies(x)) return {&(is_B ? shared.B : shared.C)[0][first_number()], kColumns};
-        return {&(is_B ? shared.constant_B : shared.constant_C)[kConfig.only_varying() ? 0 : channel][first_number()], 0};
+        const float* tile = &(is_B ? shared.B : shared.C)[0][0];
+        const float* constant = &(is_B ? shared.constant_B : shared.constant_C)[0][0];
+        const int of_tile = static_cast<int>(tile - shared_floats()),
+                  of_constant = static_cast<int>(constant - shared_floats());
+        if (varies(x)) return {of_tile + first_number(), kColumns};
+        return {of_constant + channel * kColumns + first_number(), 0};
     }
-    __device__ __forceinline__ static void load_row(Numbers& to, const Rows& rows, int token) {
-        load_numbers(to, rows.first + token * (kConfig.only_varying() ? kColumns : rows.pitch));
+    __device__ __forceinline__ void load_row(Numbers& to, const Rows& rows, int token) const {
+        load_numbers(to, shared_floats() + rows.first + token * (kConfig.only_varying() ? kColumns : rows.pitch));
     }
 
     // Steps, inputs and so on of a sub-tile.
