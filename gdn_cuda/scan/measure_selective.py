@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import _C
 from ..operators.measure import Call, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 from .selective import selective_scan
 
@@ -177,7 +176,5 @@ def _small_calls(backward: bool) -> None:
         _differentiated(backward, **x | {"A": torch.rand(9, 5, device="cuda")}, discretization=name, delta_softplus=True)
 
 
-_KERNELS = {entry["name"] for entry in _C.kernels()}
-for _kernel, _backward in (("selective_forward", False), ("selective_backward", True)):
-    if _kernel in _KERNELS:
-        sanitizes(_kernel)(partial(_small_calls, _backward))
+sanitizes("selective_forward")(partial(_small_calls, False))
+sanitizes("selective_backward", "selective_backward_sums")(partial(_small_calls, True))

@@ -7,7 +7,7 @@
 #include "../../operators/operator.hpp"
 #include "selective.hpp"
 #include "selective_backward_run.hpp"
-#include "selective_forward.hpp"
+#include "selective_forward_run.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> run_scan(const SelectiveScanCall& call) {
     const SelectiveResults results{.out = written_rows(out, prepared),
                                    .last_state = memory_of(last_state),
                                    .states = call.keep_states ? memory_of(states) : nullptr};
-    SelectiveForward::run(prepared, results, target);
+    run_selective_forward(prepared, results, target);
     return {out, last_state, states};
 }
 

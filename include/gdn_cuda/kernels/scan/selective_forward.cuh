@@ -511,8 +511,9 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
     auto& shared = *reinterpret_cast<SelectiveForwardSharedPlan<kConfig>*>(memory);
     const SelectiveInputs& in = args.in;
     constexpr int kChannels = kConfig.channels();
-    const int sequence = blockIdx.y, block = blockIdx.x, thread = threadIdx.x;
-    const int blocks_per_span = (args.span + kChannels - 1) / kChannels, inside = block % blocks_per_span * kChannels;
+    const int blocks_per_span = (args.span + kChannels - 1) / kChannels, blocks = in.dim / args.span * blocks_per_span;
+    const int sequence = blockIdx.x / blocks, block = blockIdx.x % blocks, thread = threadIdx.x;
+    const int inside = block % blocks_per_span * kChannels;
     const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
                                .channels = min(args.span - inside, kChannels),
                                .sequence = sequence,

@@ -1,0 +1,60 @@
+// selective_scan on CUDA: how its kernel reads the tensors of a call, and the launch.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <numeric>
+
+#include "selective.hpp"
+#include "selective_forward.hpp"
+
+namespace gdn_cuda::scan {
+
+inline constexpr i64 kMostStride = (i64{1} << 31) - 1;  // in bytes, of tokens and states
+
+// Whether eight neighbours from a multiple of eight on are 16-byte vectors. Packed sequences begin at any token.
+inline bool aligned(const void* data, std::initializer_list<i64> strides, int bytes) {
+    bool all = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    for (const i64 stride : strides) all &= stride * bytes % 16 == 0;
+    return all;
+}
+inline bool has_vectors(const ChannelRows& x, int bytes, bool along_tokens, bool packed) {
+    if (x.token * bytes > kMostStride) return false;
+    if (along_tokens) return !packed && x.token == 1 && aligned(x.data, {x.batch, x.channel}, bytes);
+    return x.channel == 1 && aligned(x.data, {x.batch, x.token}, bytes);
+}
+inline bool has_vectors(const Coefficients& x, bool packed) {
+    const i64 number = x.pair == 0 ? 1 : 2, bytes = bytes_of(x.type);
+    if (!x.varies || x.pair > 1 || x.token * bytes > kMostStride || x.n * bytes > kMostStride) return false;
+    if (x.n == number) return aligned(x.data, {x.batch, x.group, x.token}, bytes);
+    return !packed && x.token == number && aligned(x.data, {x.batch, x.group, x.n}, bytes);
+}
+
+inline void run_selective_forward(const PreparedSelective& prepared, const SelectiveResults& results, const Target& target) {
+    const SelectiveInputs& in = prepared.inputs;
+    if (in.dim == 0 || in.sequences == 0) return;
+    const bool along_tokens = prepared.layout == Layout::tokens, packed = prepared.is_packed();
+    const auto is_narrow = [](const Coefficients& x) { return !x.varies || x.type != DType::f32; };
+    const auto channels_of_group = [&](const Coefficients& x) { return x.varies ? in.dim / x.groups : in.dim; };
+    const int span = std::gcd(channels_of_group(in.B), channels_of_group(in.C));
+    bool rows_are_vectors = along_tokens || span % 8 == 0 || span == in.dim;
+    for (const ChannelRows* x : {&in.u, &in.delta, &in.z, &in.delta_a, &results.out})
+        rows_are_vectors &= x->data == nullptr || has_vectors(*x, bytes_of(prepared.io), along_tokens, packed);
+    SelectiveForward::run({.transition = transition_of(prepared.discretization),
+                           .is_complex = prepared.is_complex,
+                           .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
+                           .channels = i64{in.sequences} * in.dim},
+                          {.in = in,
+                           .out = results.out,
+                           .last_state = results.last_state,
+                           .states = results.states,
+                           .io = prepared.io,
+                           .input_times_delta = prepared.discretization == Discretization::mamba,
+                           .along_tokens = along_tokens,
+                           .rows_are_vectors = rows_are_vectors,
+                           .coefficients_are_vectors = has_vectors(in.B, packed) && has_vectors(in.C, packed),
+                           .span = span},
+                          target);
+}
+
+}  // namespace gdn_cuda::scan
