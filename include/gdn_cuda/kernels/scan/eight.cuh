@@ -1,6 +1,7 @@
 // Eight elements of a tensor whose dtype is known at run time, in flight as raw bits.
 #pragma once
 
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/numeric.cuh>
 
 namespace gdn_cuda::scan {
@@ -17,6 +18,12 @@ struct Eight {
         bits[0] = vectors[0];
         if constexpr (!kNarrow)
             if (is_wide(type)) bits[1] = vectors[1];
+    }
+    // Through shared memory: what is in flight takes no registers. The same thread reads it, behind cp_async_wait.
+    __device__ __forceinline__ static void fetch(Eight& to, const void* from, DType type) {
+        cp_async_16(&to.bits[0], from);
+        if constexpr (!kNarrow)
+            if (is_wide(type)) cp_async_16(&to.bits[1], static_cast<const uint4*>(from) + 1);
     }
     __device__ __forceinline__ void store(void* to, DType type) const {
         auto* vectors = static_cast<uint4*>(to);

@@ -37,14 +37,17 @@ struct SelectiveForward {
     const SelectiveInputs& in;
     Shared& shared;
     SelectivePlace place;
-    Own own;                           // of a tile
-    int lane, channel;                 // of the states
-    int full_rows, full_coefficients;  // ends of the tiles that are whole and of aligned vectors
-    // In flight, from these addresses on: u and δ of the next tile, B and C of the next pass.
-    const char *at_u, *at_delta, *at_z, *at_coefficients[kVectors];
+    Own own;                                                         // of a tile
+    int lane, channel;                                               // of the states
+    int full_rows, full_coefficients;                                // ends of the tiles that are whole and of aligned vectors
+    const char *at_u, *at_delta, *at_z, *at_coefficients[kVectors];  // of the first tile
     char* at_out;
-    Vector u, delta;
-    Vector coefficients[kVectors];
+
+    enum InFlight { u_even, u_odd, delta, z, first_coefficient };
+    __device__ __forceinline__ Vector& in_flight(int i) const {
+        return reinterpret_cast<Vector&>(shared.in_flight[i][threadIdx.x]);
+    }
+    __device__ __forceinline__ static int u_of(int tile) { return tile / kTokens % 2 == 0 ? u_even : u_odd; }
 
     // ---- Elements
 
@@ -62,6 +65,11 @@ struct SelectiveForward {
     __device__ __forceinline__ static char* opaque(char* address) {
         asm volatile("" : "+l"(address));
         return address;
+    }
+    // And what rare paths compute of this would be kept in registers through the loop over tiles.
+    __device__ __forceinline__ static int opaque(int x) {
+        asm volatile("" : "+r"(x));
+        return x;
     }
     // From the address of the first tile; the host has seen to it that a token's stride fits.
     template <class Byte>
@@ -85,8 +93,8 @@ struct SelectiveForward {
     __device__ __forceinline__ void prepare(int tile) {
         if (tile < full_rows) {
             float of_u[8], of_delta[8], of_delta_a[8] = {}, bias[8];
-            u.to_floats(args.io, of_u);
-            delta.to_floats(args.io, of_delta);
+            in_flight(u_of(tile)).to_floats(args.io, of_u);
+            in_flight(delta).to_floats(args.io, of_delta);
             if (in.delta_a.data != nullptr) {  // rare, so not in flight before
                 Vector raw;
                 raw.load(address(in.delta_a, tile), args.io);
@@ -105,8 +113,8 @@ struct SelectiveForward {
             return;
         }
 #pragma unroll 1
-        for (int i = 0; i < 8; ++i) {
-            const int c = own.channel_of(i), token = swizzled<kChannels>(c, own.token_of(i));
+        for (int element = 0; element < 8; ++element) {
+            const int i = opaque(element), c = own.channel_of(i), token = swizzled<kChannels>(c, own.token_of(i));
             ChannelStep x{};  // leaves the states as they are
             if (exists(tile, i))
                 x = prepared(load_one(in.u, tile, i), load_one(in.delta, tile, i),
@@ -140,7 +148,7 @@ struct SelectiveForward {
         return fmaf(D, of_u, y);
     }
     // Stores the outputs of the elements that the thread prepared.
-    __device__ __forceinline__ void finish(const Vector& raw_u, const Vector& raw_z, int tile) {
+    __device__ __forceinline__ void finish(int tile) const {
         if (tile < full_rows) {
             float y[8] = {}, of_u[8], of_z[8], D[8];
             const float* from = &shared.partial[0][own.channel * Shared::kPitch + swizzled<kChannels>(own.channel, own.token)];
@@ -158,11 +166,11 @@ struct SelectiveForward {
                 from += sizeof(shared.partial[0]) / sizeof(float);
             }
             of_channels(shared.D, D);
-            raw_u.to_floats(args.io, of_u);
+            in_flight(u_of(tile)).to_floats(args.io, of_u);
 #pragma unroll
             for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
             if (in.z.data != nullptr) {
-                raw_z.to_floats(args.io, of_z);
+                in_flight(z).to_floats(args.io, of_z);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
             }
@@ -170,7 +178,8 @@ struct SelectiveForward {
             return;
         }
 #pragma unroll 1
-        for (int i = 0; i < 8; ++i) {
+        for (int element = 0; element < 8; ++element) {
+            const int i = opaque(element);
             if (!exists(tile, i)) continue;
             const int c = own.channel_of(i), token = swizzled<kChannels>(c, own.token_of(i));
             float y = 0.f;
@@ -212,15 +221,16 @@ struct SelectiveForward {
     __device__ __forceinline__ bool coefficients_are_full(int tile, int first) const {
         return tile < full_coefficients && first + kGroup <= in.state_size;
     }
-    __device__ __forceinline__ void load_coefficients(int tile, int first) {
+    __device__ __forceinline__ void load_coefficients(int tile, int first) const {
         if (!coefficients_are_full(tile, first)) return;
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             const Coefficients& from = *coefficient_place(i).from;
             const int shift = Vector::is_wide(from.type) ? 2 : 1;
-            coefficients[i].load(at_coefficients[i] + (static_cast<i64>(first) * (static_cast<int>(from.n) << shift)) +
-                                     static_cast<i64>(tile) * (static_cast<int>(from.token) << shift),
-                                 from.type);
+            Vector::fetch(in_flight(first_coefficient + i),
+                          at_coefficients[i] + static_cast<i64>(first) * (static_cast<int>(from.n) << shift) +
+                              static_cast<i64>(tile) * (static_cast<int>(from.token) << shift),
+                          from.type);
         }
     }
     __device__ __forceinline__ void put_coefficients(int tile, int first) const {
@@ -230,7 +240,7 @@ struct SelectiveForward {
             const CoefficientPlace at = coefficient_place(i);
             if (full) {
                 float x[8];
-                coefficients[i].to_floats(at.from->type, x);
+                in_flight(first_coefficient + i).to_floats(at.from->type, x);
                 if (at.along_tokens) {
                     auto* to = reinterpret_cast<float4*>(&at.to_of(0));
                     to[0] = {x[0], x[1], x[2], x[3]};
@@ -241,7 +251,8 @@ struct SelectiveForward {
                 }
             } else if (at.from->varies) {
 #pragma unroll 1
-                for (int j = 0; j < 8; ++j) {
+                for (int element = 0; element < 8; ++element) {
+                    const int j = opaque(element);
                     const bool exists = first + at.n_of(j) < in.state_size && tile + at.token_of(j) < place.span.length;
                     at.to_of(j) =
                         exists ? load_number({at.from->data, at.from->type}, coefficient_offset(at, tile, first, j)) : 0.f;
@@ -258,7 +269,7 @@ struct SelectiveForward {
     };
 
     __device__ __forceinline__ i64 state_at(i64 row, int first) const {
-        return (row * in.dim + place.channel + channel) * in.state_size + first + lane;
+        return (row * in.dim + place.channel + opaque(channel)) * in.state_size + first + lane;
     }
     // Neighbouring states are on neighbouring lanes. Calls with the index of each that exists.
     template <class F>
@@ -284,7 +295,7 @@ struct SelectiveForward {
             if (!in.B.varies) B[s * kLanes + lane] = Number{};
             if (!in.C.varies) C[s * kLanes + lane] = Number{};
         }
-        const i64 c = place.channel + channel;
+        const i64 c = place.channel + opaque(channel);
         each_state(first, [&](int s) {
             const int n = s * kLanes + lane;
             states.poles[s] = Poles::of(constant(in.A, c, first + n));
@@ -425,10 +436,10 @@ struct SelectiveForward {
     }
 
     // What the next pass, of this tile or the next one, needs from memory.
-    __device__ __forceinline__ void load_next(int tile, int first) {
+    __device__ __forceinline__ void load_next(int tile, int first) const {
         if (first == 0 && tile < full_rows) {
-            u.load(in_tile(at_u, in.u, tile), args.io);
-            delta.load(in_tile(at_delta, in.delta, tile), args.io);
+            Vector::fetch(in_flight(u_of(tile)), in_tile(at_u, in.u, tile), args.io);
+            Vector::fetch(in_flight(delta), in_tile(at_delta, in.delta, tile), args.io);
         }
         load_coefficients(tile, first);
     }
@@ -470,10 +481,15 @@ struct SelectiveForward {
             const bool last_pass = first + kGroup >= in.state_size;
             const int next_tile = last_pass ? tile + kTokens : tile, next_first = last_pass ? 0 : first + kGroup;
             if (tile >= 0) {
+                cp_async_wait<0>();
                 if (first == 0) prepare(tile);
                 put_coefficients(tile, first);
+                if (last_pass && in.z.data != nullptr && tile < full_rows)
+                    Vector::fetch(in_flight(z), in_tile(at_z, in.z, tile), args.io);
             }
+            cp_async_fence();
             if (next_tile < place.span.length) load_next(next_tile, next_first);
+            cp_async_fence();
             if (tile >= 0) {
                 if (!stays) {
                     load_poles(states, first);
@@ -489,13 +505,11 @@ struct SelectiveForward {
                 else
                     walk_tile<Pass::later>(states, false);
                 if (!stays) store_states(states, args.last_state, place.sequence, first);
-                Vector again, z;  // u again: in flight it would take registers from the walk
-                if (last_pass && tile < full_rows) {
-                    again.load(in_tile(at_u, in.u, tile), args.io);
-                    if (in.z.data != nullptr) z.load(in_tile(at_z, in.z, tile), args.io);
-                }
                 __syncthreads();
-                if (last_pass) finish(again, z, tile);
+                if (last_pass) {
+                    cp_async_wait<1>();  // for z
+                    finish(tile);
+                }
             }
             tile = next_tile, first = next_first;
             if (tile >= place.span.length) break;

@@ -19,7 +19,7 @@ struct SelectiveForwardConfig {
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a pass over a tile
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     // What registers are limited for.
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return is_complex ? 3 : is_narrow ? 4 : 4; }
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return is_complex ? 2 : is_narrow ? 5 : 4; }
 
     GDN_FIELDS(transition, is_complex, is_narrow, states, lanes)
 };
@@ -42,6 +42,11 @@ struct SelectiveForwardSharedPlan {
     // Σ C x over the states of a thread; the lanes of a channel write to different banks.
     alignas(16) float partial[kConfig.lanes][kChannels * kPitch + 32 / kConfig.lanes];
     Tile B, C;
+    // What is in flight for a thread: u of this tile and the next one, z of this one, δ of the next one, B and C of the next
+    // pass.
+    static constexpr int kVectors = 2 * kConfig.group() * kConfig.parts() * kTokens / 8 / SelectiveForwardConfig::kThreads;
+    static constexpr int kInFlight = 4 + kVectors;
+    alignas(16) unsigned in_flight[kInFlight][SelectiveForwardConfig::kThreads][kConfig.is_narrow ? 4 : 8];
     float start[kConfig.is_complex ? 1 : kConfig.states][SelectiveForwardConfig::kThreads];
     float D[kChannels], bias[kChannels];
 };
