@@ -13,7 +13,8 @@ struct SelectiveForwardProblem {
     Transition transition;
     bool is_complex;
     bool is_narrow;  // u, delta, z, delta_a, B and C
-    i64 channels;    // of all sequences
+    int states;
+    i64 channels;  // of all sequences
 };
 
 inline constexpr std::array kSelectiveForwardConfigurations = [] {
@@ -33,7 +34,7 @@ constexpr SelectiveForwardConfig selective_forward_config(const SelectiveForward
     const bool plain = problem.transition == Transition::exponential && !problem.is_complex;
     return {.transition = problem.transition,
             .is_complex = problem.is_complex,
-            .is_narrow = plain && problem.is_narrow,
+            .is_narrow = plain && problem.is_narrow && problem.states <= 16,
             .states = plain && many ? 4 : 2,
             .lanes = plain && many ? 4 : 8};
 }

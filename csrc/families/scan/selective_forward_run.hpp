@@ -43,6 +43,7 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
     SelectiveForward::run({.transition = transition_of(prepared.discretization),
                            .is_complex = prepared.is_complex,
                            .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
+                           .states = in.state_size,
                            .channels = i64{in.sequences} * in.dim},
                           {.in = in,
                            .out = results.out,

@@ -28,6 +28,7 @@ struct SelectiveForward {
     static constexpr int kVectors =
         2 * kGroup * kParts * kTokens / 8 / SelectiveForwardConfig::kThreads;  // of B and C, a thread
     static constexpr Transition kTransition = kConfig.transition;
+    static constexpr bool kOnePass = kConfig.is_narrow;
     using Own = Neighbours<kChannels, kTokens>;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
@@ -37,11 +38,11 @@ struct SelectiveForward {
     const SelectiveInputs& in;
     Shared& shared;
     SelectivePlace place;
-    Own own;                                                         // of a tile
-    int lane, channel;                                               // of the states
-    int full_rows, full_coefficients;                                // ends of the tiles that are whole and of aligned vectors
-    const char *at_u, *at_delta, *at_z, *at_coefficients[kVectors];  // of the first tile
-    char* at_out;
+    Own own;                           // of a tile
+    int lane, channel;                 // of the states
+    int full_rows, full_coefficients;  // ends of the tiles that are whole and of aligned vectors
+    char* addresses[4 + kVectors];     // of the first tile
+    enum Address { at_u, at_delta, at_z, at_out, at_coefficients };
 
     enum InFlight { u_even, u_odd, delta, z, first_coefficient };
     __device__ __forceinline__ Vector& in_flight(int i) const {
@@ -50,6 +51,9 @@ struct SelectiveForward {
     __device__ __forceinline__ static int u_of(int tile) { return tile / kTokens % 2 == 0 ? u_even : u_odd; }
 
     // ---- Elements
+
+    enum Rows { kStep, kInput, kSize };
+    __device__ __forceinline__ float* row(int rows, int channel) const { return &shared.rows[rows][channel * Shared::kPitch]; }
 
     __device__ __forceinline__ i64 offset_of(const ChannelRows& x, int tile, int i) const {
         return place.batch * x.batch + (place.channel + own.channel_of(i)) * x.channel +
@@ -107,9 +111,9 @@ struct SelectiveForward {
                 const ChannelStep x = prepared(of_u[i], of_delta[i], of_delta_a[i], bias[i]);
                 step[i] = x.step, input[i] = x.input, size[i] = x.size;
             }
-            put(shared.step, step);
-            put(shared.input, input);
-            if constexpr (has_size(kTransition)) put(shared.size, size);
+            put(kStep, step);
+            put(kInput, input);
+            if constexpr (has_size(kTransition)) put(kSize, size);
             return;
         }
 #pragma unroll 1
@@ -119,9 +123,9 @@ struct SelectiveForward {
             if (exists(tile, i))
                 x = prepared(load_one(in.u, tile, i), load_one(in.delta, tile, i),
                              in.delta_a.data != nullptr ? load_one(in.delta_a, tile, i) : 0.f, shared.bias[c]);
-            shared.step[c][token] = x.step;
-            shared.input[c][token] = x.input;
-            if constexpr (has_size(kTransition)) shared.size[c][token] = x.size;
+            row(kStep, c)[token] = x.step;
+            row(kInput, c)[token] = x.input;
+            if constexpr (has_size(kTransition)) row(kSize, c)[token] = x.size;
         }
     }
     __device__ __forceinline__ void of_channels(const float (&per_channel)[kChannels], float (&x)[8]) const {
@@ -132,8 +136,8 @@ struct SelectiveForward {
             load_shared(x, &per_channel[own.channel]);
         }
     }
-    __device__ __forceinline__ void put(float (*tile)[Shared::kPitch], const float (&x)[8]) const {
-        float* to = &tile[own.channel][swizzled<kChannels>(own.channel, own.token)];
+    __device__ __forceinline__ void put(int rows, const float (&x)[8]) const {
+        float* to = row(rows, own.channel) + swizzled<kChannels>(own.channel, own.token);
         if (own.along_tokens) {
             reinterpret_cast<float4*>(to)[0] = {x[0], x[1], x[2], x[3]};
             reinterpret_cast<float4*>(to)[1] = {x[4], x[5], x[6], x[7]};
@@ -151,7 +155,7 @@ struct SelectiveForward {
     __device__ __forceinline__ void finish(int tile) const {
         if (tile < full_rows) {
             float y[8] = {}, of_u[8], of_z[8], D[8];
-            const float* from = &shared.partial[0][own.channel * Shared::kPitch + swizzled<kChannels>(own.channel, own.token)];
+            const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
 #pragma unroll
             for (int part = 0; part < kLanes; ++part) {
                 float x[8];
@@ -163,7 +167,7 @@ struct SelectiveForward {
                 }
 #pragma unroll
                 for (int i = 0; i < 8; ++i) y[i] += x[i];
-                from += sizeof(shared.partial[0]) / sizeof(float);
+                from += sizeof(shared.rows[0]) / sizeof(float);
             }
             of_channels(shared.D, D);
             in_flight(u_of(tile)).to_floats(args.io, of_u);
@@ -174,7 +178,7 @@ struct SelectiveForward {
 #pragma unroll
                 for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
             }
-            Vector::of(args.io, y).store(in_tile(at_out, args.out, tile), args.io);
+            Vector::of(args.io, y).store(in_tile(addresses[at_out], args.out, tile), args.io);
             return;
         }
 #pragma unroll 1
@@ -183,7 +187,7 @@ struct SelectiveForward {
             if (!exists(tile, i)) continue;
             const int c = own.channel_of(i), token = swizzled<kChannels>(c, own.token_of(i));
             float y = 0.f;
-            for (int part = 0; part < kLanes; ++part) y += shared.partial[part][c * Shared::kPitch + token];
+            for (int part = 0; part < kLanes; ++part) y += row(Shared::kFirstSum + part, c)[token];
             y = ungated(y, in.D != nullptr ? load_one(in.u, tile, i) : 0.f, shared.D[c]);
             if (in.z.data != nullptr) y *= silu_fast(load_one(in.z, tile, i));
             store_number(args.out.data, args.io, offset_of(args.out, tile, i), y);
@@ -228,7 +232,7 @@ struct SelectiveForward {
             const Coefficients& from = *coefficient_place(i).from;
             const int shift = Vector::is_wide(from.type) ? 2 : 1;
             Vector::fetch(in_flight(first_coefficient + i),
-                          at_coefficients[i] + static_cast<i64>(first) * (static_cast<int>(from.n) << shift) +
+                          addresses[at_coefficients + i] + static_cast<i64>(first) * (static_cast<int>(from.n) << shift) +
                               static_cast<i64>(tile) * (static_cast<int>(from.token) << shift),
                           from.type);
         }
@@ -367,28 +371,30 @@ struct SelectiveForward {
     // states before it is known exactly from the sum of the steps.
     template <Pass kPass, bool kAnchored>
     __device__ __forceinline__ void walk(States& states, bool is_first, float total) {
-        Number from_zero[kStates];
+        Number from_zero[kStates], start[kStates];
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
             from_zero[s] = Number{};
-            if constexpr (kAnchored) shared.start[s][threadIdx.x] = states.x[s];  // in registers it would cost warps
+            start[s] = states.x[s];
+            if constexpr (kAnchored && Shared::kKeepsStart) shared.start[s][threadIdx.x] = states.x[s];
         }
-        float* partial = &shared.partial[lane][channel * Shared::kPitch];
+        float* partial = row(Shared::kFirstSum + lane, channel);
 #pragma unroll 1
         for (int eight = 0; eight < kTokens; eight += 8) {
             const int token = swizzled<kChannels>(channel, eight);  // tokens are exchanged by eights
-#pragma unroll
+#pragma unroll 1
             for (int four = 0; four < 8; four += 4) {
                 float step[4], input[4], size[4] = {}, y[4] = {};
-                load_shared(step, &shared.step[channel][token + four]);
-                load_shared(input, &shared.input[channel][token + four]);
-                if constexpr (has_size(kTransition)) load_shared(size, &shared.size[channel][token + four]);
+                load_shared(step, row(kStep, channel) + token + four);
+                load_shared(input, row(kInput, channel) + token + four);
+                if constexpr (has_size(kTransition)) load_shared(size, row(kSize, channel) + token + four);
                 if (kPass == Pass::later || (kPass == Pass::any && !is_first)) load_shared(y, partial + token + four);
                 // One state ahead: exponentials and loads take long.
                 Ahead now = ahead<kPass>(states, step, input, size, 0, eight + four);
 #pragma unroll
                 for (int s = 0; s < kStates; ++s) {
-                    const Ahead next = ahead<kPass>(states, step, input, size, (s + 1) % kStates, eight + four);
+                    Ahead next{};
+                    if (s + 1 < kStates) next = ahead<kPass>(states, step, input, size, s + 1, eight + four);
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
                         states.x[s] = after<Poles::kRelative>(states.x[s], now.steps[j]);
@@ -398,15 +404,16 @@ struct SelectiveForward {
                     }
                     now = next;
                 }
+                __syncwarp();  // the sums may overwrite what other lanes read
                 *reinterpret_cast<float4*>(partial + token + four) = {y[0], y[1], y[2], y[3]};
             }
         }
         if constexpr (kAnchored) {
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
-                const Number start = shared.start[s][threadIdx.x];
+                if constexpr (Shared::kKeepsStart) start[s] = shared.start[s][threadIdx.x];
                 float relative;
-                if (states.poles[s].long_memory(total, relative)) states.x[s] = start + (relative * start + from_zero[s]);
+                if (states.poles[s].long_memory(total, relative)) states.x[s] = start[s] + (relative * start[s] + from_zero[s]);
             }
         }
     }
@@ -414,7 +421,7 @@ struct SelectiveForward {
     __device__ __forceinline__ float total_of_steps() const {
         static_assert(kLanes * 8 == kTokens);
         float step[8], total = 0.f;
-        load_shared(step, &shared.step[channel][swizzled<kChannels>(channel, lane * 8)]);
+        load_shared(step, row(kStep, channel) + swizzled<kChannels>(channel, lane * 8));
 #pragma unroll
         for (float x : step) total += x;
         return group_sum<kLanes>(total);
@@ -438,8 +445,8 @@ struct SelectiveForward {
     // What the next pass, of this tile or the next one, needs from memory.
     __device__ __forceinline__ void load_next(int tile, int first) const {
         if (first == 0 && tile < full_rows) {
-            Vector::fetch(in_flight(u_of(tile)), in_tile(at_u, in.u, tile), args.io);
-            Vector::fetch(in_flight(delta), in_tile(at_delta, in.delta, tile), args.io);
+            Vector::fetch(in_flight(u_of(tile)), in_tile(addresses[at_u], in.u, tile), args.io);
+            Vector::fetch(in_flight(delta), in_tile(addresses[at_delta], in.delta, tile), args.io);
         }
         load_coefficients(tile, first);
     }
@@ -447,13 +454,14 @@ struct SelectiveForward {
         const int whole = place.span.length / kTokens * kTokens;
         full_rows = args.rows_are_vectors && place.channels == kChannels ? whole : 0;
         full_coefficients = args.coefficients_are_vectors ? whole : 0;
-        at_u = opaque(address(in.u, 0)), at_delta = opaque(address(in.delta, 0)), at_z = opaque(address(in.z, 0));
-        at_out = opaque(address(args.out, 0));
+        addresses[at_u] = opaque(address(in.u, 0)), addresses[at_delta] = opaque(address(in.delta, 0));
+        addresses[at_z] = opaque(address(in.z, 0)), addresses[at_out] = opaque(address(args.out, 0));
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             const CoefficientPlace at = coefficient_place(i);
-            at_coefficients[i] = opaque(static_cast<char*>(at.from->data) +
-                                        (coefficient_offset(at, 0, 0, 0) << (Vector::is_wide(at.from->type) ? 2 : 1)));
+            addresses[at_coefficients + i] =
+                opaque(static_cast<char*>(at.from->data) +
+                       (coefficient_offset(at, 0, 0, 0) << (Vector::is_wide(at.from->type) ? 2 : 1)));
         }
         if (threadIdx.x < kChannels) {
             const int c = threadIdx.x;
@@ -467,7 +475,8 @@ struct SelectiveForward {
     // States that do not stay in registers from tile to tile are in last_state.
     __device__ __forceinline__ void run(int first_chunk) {
         begin();
-        const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru, stays = in.state_size <= kGroup;
+        const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
+                   stays = kOnePass || in.state_size <= kGroup;
         States states;
 #pragma unroll 1
         for (int first = 0; first < in.state_size; first += kGroup) {
@@ -475,17 +484,17 @@ struct SelectiveForward {
             if (!stays) store_states(states, args.last_state, place.sequence, first);
         }
         load_poles(states, 0);
-        int tile = -kTokens, first = in.state_size;  // the first round only loads
+        int tile = -kTokens, first = kOnePass ? 0 : in.state_size;  // the first round only loads
 #pragma unroll 1
         for (;;) {
-            const bool last_pass = first + kGroup >= in.state_size;
+            const bool last_pass = kOnePass || first + kGroup >= in.state_size;
             const int next_tile = last_pass ? tile + kTokens : tile, next_first = last_pass ? 0 : first + kGroup;
             if (tile >= 0) {
                 cp_async_wait<0>();
                 if (first == 0) prepare(tile);
                 put_coefficients(tile, first);
                 if (last_pass && in.z.data != nullptr && tile < full_rows)
-                    Vector::fetch(in_flight(z), in_tile(at_z, in.z, tile), args.io);
+                    Vector::fetch(in_flight(z), in_tile(addresses[at_z], in.z, tile), args.io);
             }
             cp_async_fence();
             if (next_tile < place.span.length) load_next(next_tile, next_first);
@@ -500,9 +509,9 @@ struct SelectiveForward {
                 __syncthreads();
                 if (!tiles)
                     walk_tile<Pass::any>(states, first == 0);
-                else if (first == 0)
+                else if (kOnePass || first == 0)
                     walk_tile<Pass::first>(states, true);
-                else
+                else if constexpr (!kOnePass)
                     walk_tile<Pass::later>(states, false);
                 if (!stays) store_states(states, args.last_state, place.sequence, first);
                 __syncthreads();

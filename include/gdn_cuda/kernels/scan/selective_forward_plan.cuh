@@ -8,7 +8,7 @@ namespace gdn_cuda::scan {
 struct SelectiveForwardConfig {
     Transition transition;
     bool is_complex;
-    bool is_narrow;  // no element of u, delta, z, delta_a, B and C is wider than 16 bits; otherwise any dtype
+    bool is_narrow;  // no element of u, delta, z, delta_a, B and C is wider than 16 bits, and all states fit one pass
     int states;      // a thread
     int lanes;       // that share a channel
 
@@ -19,7 +19,9 @@ struct SelectiveForwardConfig {
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a pass over a tile
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     // What registers are limited for.
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return is_complex ? 2 : is_narrow ? 5 : 4; }
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {
+        return is_complex ? 2 : !is_narrow ? 3 : states == 4 ? 5 : 4;
+    }
 
     GDN_FIELDS(transition, is_complex, is_narrow, states, lanes)
 };
@@ -36,18 +38,19 @@ struct SelectiveForwardSharedPlan {
         alignas(8) float constant[kChannels][kConfig.group() * kConfig.parts()];
     };
 
-    alignas(16) float step[kChannels][kPitch];
-    alignas(16) float input[kChannels][kPitch];
-    alignas(16) float size[has_size(kConfig.transition) ? kChannels : 1][kPitch];
-    // Σ C x over the states of a thread; the lanes of a channel write to different banks.
-    alignas(16) float partial[kConfig.lanes][kChannels * kPitch + 32 / kConfig.lanes];
+    // The tile's steps, inputs and sizes, and behind them, a row a lane, Σ C x over the states of a thread. With one pass the
+    // sums of the first two lanes overwrite steps and inputs, which their warp has read. Lanes of a channel write to different
+    // banks.
+    static constexpr int kSizes = has_size(kConfig.transition) ? 1 : 0, kFirstSum = kConfig.is_narrow ? 0 : 2 + kSizes;
+    alignas(16) float rows[kFirstSum + kConfig.lanes][kChannels * kPitch + 32 / kConfig.lanes];
     Tile B, C;
     // What is in flight for a thread: u of this tile and the next one, z of this one, δ of the next one, B and C of the next
     // pass.
     static constexpr int kVectors = 2 * kConfig.group() * kConfig.parts() * kTokens / 8 / SelectiveForwardConfig::kThreads;
-    static constexpr int kInFlight = 4 + kVectors;
-    alignas(16) unsigned in_flight[kInFlight][SelectiveForwardConfig::kThreads][kConfig.is_narrow ? 4 : 8];
-    float start[kConfig.is_complex ? 1 : kConfig.states][SelectiveForwardConfig::kThreads];
+    alignas(16) unsigned in_flight[4 + kVectors][SelectiveForwardConfig::kThreads][kConfig.is_narrow ? 4 : 8];
+    // The states before the tile, where they would take registers and so warps.
+    static constexpr bool kKeepsStart = !kConfig.is_complex && kConfig.states > 2;
+    float start[kKeepsStart ? kConfig.states : 1][kKeepsStart ? SelectiveForwardConfig::kThreads : 1];
     float D[kChannels], bias[kChannels];
 };
 
