@@ -51,7 +51,7 @@ struct SelectiveForwardSharedPlan {
     // The states before the tile, where they would take registers and so warps.
     static constexpr bool kKeepsStart = !kConfig.is_complex && kConfig.states > 2;
     float start[kKeepsStart ? kConfig.states : 1][kKeepsStart ? SelectiveForwardConfig::kThreads : 1];
-    float D[kChannels], bias[kChannels];
+    alignas(16) float D[kChannels], bias[kChannels];
 };
 
 struct SelectiveForwardArgs {
