@@ -22,7 +22,7 @@ from torch import Tensor
 import gdn_cuda
 
 Inputs = dict[str, Any]
-Errors = tuple[float, float]
+Errors = tuple[float, ...]
 
 REAL, COMPLEX = (torch.float32, torch.bfloat16), (torch.complex64,)
 EVERY = REAL + COMPLEX
@@ -38,8 +38,11 @@ class Case:
     errors: Callable[[str, int], Errors]  # (device, seed)
 
 
-def results_and_gradients(ours: Callable[..., Any], literal: Callable[..., Any], x: Inputs) -> Callable[[str, int], Errors]:
-    """Of every result, and of the gradient of every tensor; each the largest."""
+def results_and_gradients(
+    ours: Callable[..., Any], literal: Callable[..., Any], x: Inputs, gradients: bool = True
+) -> Callable[[str, int], Errors]:
+    """Of every result, and of the gradient of every tensor; each the largest. Autograd through a loop of many tokens takes a
+    time that grows with their square."""
 
     def errors(device: str, seed: int) -> Errors:
         draw = Draw(seed)
@@ -47,6 +50,8 @@ def results_and_gradients(ours: Callable[..., Any], literal: Callable[..., Any],
             out, last = ours(**on(device, x))
             pairs = zip((out, last), literal(**x), strict=True)
             of_results = max(relative_rms(mine.cpu(), wanted) for mine, wanted in pairs)
+        if not gradients:
+            return (of_results,)
         grads = [draw.normal(*y.shape, dtype=y.dtype) for y in (out, last)]
         exact = {name: wide(value) for name, value in x.items()}
         wanted = oracle.gradients(literal, exact, *grads)
@@ -60,6 +65,12 @@ def on(device: str, x: Inputs) -> Inputs:
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in x.items()}
 
 
+def slowly(A: Tensor) -> Tensor:
+    """Poles of these phases that forget one part in a million."""
+    rate = torch.full_like(A.real, -1e-6)
+    return torch.complex(rate, A.imag) if A.is_complex() else rate
+
+
 # ---- Selective scans
 
 
@@ -71,8 +82,8 @@ def selective(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[C
         is_complex = dtype.is_complex
         io = torch.float32 if is_complex else dtype
 
-        def case(kind: str, x: Inputs) -> Case:
-            return Case("selective_scan", kind, results_and_gradients(ours, oracle.selective_scan, x))
+        def case(kind: str, x: Inputs, gradients: bool = True) -> Case:
+            return Case("selective_scan", kind, results_and_gradients(ours, oracle.selective_scan, x, gradients))
 
         def drawn(name: str = "mamba", **form: Any) -> Inputs:
             return selective_inputs(
@@ -90,9 +101,10 @@ def selective(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[C
         yield case("packed", drawn(batch=1, cu_seqlens=offsets))
         if not is_complex:
             yield case("a layer at initialisation", model_inputs(seed, 1, 8, length, 16, dtype))
-        slow = drawn(batch=1, dim=2, N=2, length=long, bare=True)
-        A = torch.full_like(slow["A"].real, -1e-6)
-        yield case(f"A = −1e-6, {long} tokens", slow | {"A": torch.complex(A, slow["A"].imag) if is_complex else A})
+        for tokens in (long // 8, long):
+            slow = drawn(batch=1, dim=2, N=2, length=tokens, bare=True)
+            A = slowly(slow["A"])
+            yield case(f"A = −1e-6, {tokens} tokens", slow | {"A": A}, gradients=tokens < long)
         if is_complex:
             fast = drawn(bare=True)
             fast["A"] = torch.complex(fast["A"].real, 3e3 * fast["A"].imag)
@@ -145,15 +157,17 @@ def simplified(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[
         return gdn_cuda.simplified_scan(**x, return_last_state=True)
 
     def cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-        def case(kind: str, x: Inputs) -> Case:
-            return Case("simplified_scan", kind, results_and_gradients(ours, simplified_oracle.simplified_scan, x))
+        def case(kind: str, x: Inputs, gradients: bool = True) -> Case:
+            measured = results_and_gradients(ours, simplified_oracle.simplified_scan, x, gradients)
+            return Case("simplified_scan", kind, measured)
 
         for name in simplified_oracle.NAMES:
             for varying in (False, True):
                 x = simplified_oracle.drawn(seed, 2, 6, 8, length, varying=varying, with_a=varying, with_state=True)
                 yield case(f"{name}, δ {'and δ_A vary' if varying else 'constant'}", x | {"discretization": name})
-        x = simplified_oracle.drawn(seed, 1, 2, 3, long, varying=False) | {"discretization": "zoh"}
-        yield case(f"Re A = −1e-6, {long} tokens", x | {"A": torch.complex(torch.full_like(x["A"].real, -1e-6), x["A"].imag)})
+        for tokens in (long // 8, long):
+            x = simplified_oracle.drawn(seed, 1, 2, 3, tokens, varying=False) | {"discretization": "zoh"}
+            yield case(f"Re A = −1e-6, {tokens} tokens", x | {"A": slowly(x["A"])}, gradients=tokens < long)
 
     return cases
 
@@ -184,8 +198,7 @@ def steps(count: int) -> Callable[[torch.dtype, int], Iterator[Case]]:
             x = step_cases.draws(seed, name, state=state, io=io)
             yield Case("selective_state_update", name, of_selective(x))
         x = step_cases.draws(seed, state=state, io=io, bare=True)
-        A = torch.full_like(x["A"].real, -1e-6)
-        x |= {"A": torch.complex(A, x["A"].imag) if dtype.is_complex else A}
+        x["A"] = slowly(x["A"])
         yield Case("selective_state_update", "A = −1e-6", of_selective(x))
         if not dtype.is_complex:
             return
@@ -205,7 +218,7 @@ Parts = dict[str, tuple[Cases, tuple[torch.dtype, ...]]]
 
 
 def parts(length: int, long: int) -> Parts:
-    """Parts of the table by name: scans of `length` tokens, and memories of `long` ones, RG-LRU's and S7's of an eighth."""
+    """Parts of the table by name: scans of `length` tokens, and memories of `long` ones; with gradients, of an eighth."""
     return {
         f"selective scans of {length} tokens": (selective(length, long), EVERY),
         f"gated scans of {length} tokens": (gated(length, long // 8), REAL),
@@ -223,9 +236,9 @@ def check(part: str, of: Parts, device: str, seed: int) -> None:
             lines.setdefault((case.operator, case.kind), {})[dtype] = case.errors(device, seed + 1)
     text = [f"| | inputs | {' | '.join(str(dtype)[6:] for dtype in dtypes)} |", "|---" * (2 + len(dtypes)) + "|"]
     for (operator, kind), line in lines.items():
-        cells = ["{:.0e} · {:.0e}".format(*line[dtype]) if dtype in line else "" for dtype in dtypes]
+        cells = [" · ".join(f"{error:.0e}" for error in line.get(dtype, ())) for dtype in dtypes]
         text.append(f"| `{operator}` | {kind} | {' | '.join(cells)} |")
     print(f"\n{part[0].upper() + part[1:]}, {device}:\n", *text, sep="\n")
     for name, line in lines.items():
         for dtype, errors in line.items():
-            assert all(e < bound for e, bound in zip(errors, BOUNDS[dtype], strict=True)), (*name, dtype, errors)
+            assert all(e < bound for e, bound in zip(errors, BOUNDS[dtype], strict=False)), (*name, dtype, errors)

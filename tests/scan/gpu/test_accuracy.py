@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import scan_accuracy
 
-PARTS = scan_accuracy.parts(length=1000, long=65536)
+PARTS = scan_accuracy.parts(length=500, long=65536)
 
 
 @pytest.mark.parametrize("part", PARTS)
