@@ -1,0 +1,71 @@
+"""The tables of docs/benchmarks/scan.md from a report of `python -m gdn_cuda bench selective_scan --json FILE`.
+
+python benchmarks/scan_tables.py FILE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+# mamba-ssm 2.3.2 on an H200, measured once to set targets, and these: forward and backward, microseconds.
+PEER = {
+    "1×5120×4096": (395, 1609),
+    "8×5120×2048": (1450, 5665),
+    "8×1536×2048": (449, 1738),
+    "1×8192×32768": (5910, 19000),
+    "8×1536×2048 fp32": (879, 2042),
+    "8×1024×2048 complex": (781, 2692),
+    "8×5120×2048 N=64": (4873, 21880),
+}
+REACH = {
+    "1×5120×4096": (150, 500),
+    "8×5120×2048": (550, 1600),
+    "8×1536×2048": (170, 550),
+    "1×8192×32768": (2000, 6000),
+    "8×1536×2048 fp32": (250, 700),
+    "8×1024×2048 complex": (400, 1100),
+    "8×5120×2048 N=64": (2000, 7000),
+}
+# Forward: N exponentials an element and 4 for softplus and silu, 15 % of them on the FMA pipe.
+ROOF = {
+    "1×5120×4096": 100,
+    "8×5120×2048": 400,
+    "8×1536×2048": 120,
+    "1×8192×32768": 1280,
+    "8×1536×2048 fp32": 120,
+    "8×1024×2048 complex": 235,
+    "8×5120×2048 N=64": 1320,
+}
+
+
+def table(times: dict[str, float], what: int) -> str:
+    """`what`: 0 forward, 1 backward."""
+    suffix = (" forward", " backward")[what]
+    shapes = [shape.removesuffix(suffix) for shape in times if shape.endswith(suffix) and "transposed" not in shape]
+    columns = ["", "ms", "transposed", "mamba-ssm", "times as fast", "reach", "÷ reach", *["roof", "share"][: 2 - 2 * what]]
+    lines = [f"| {' | '.join(columns)} |".replace("|  |", "| |"), "|---" * len(columns) + "|"]
+    for shape in shapes:
+        ours, transposed = times[shape + suffix], times[f"{shape} transposed{suffix}"]
+        slower = max(ours, transposed)
+        compared = [""] * (len(columns) - 3)
+        if shape in PEER:
+            peer, reach = PEER[shape][what], REACH[shape][what]
+            compared = [_ms(peer), f"{peer / slower:.2f}", _ms(reach), f"{slower / reach:.1f}"]
+            if not what:
+                compared += [_ms(ROOF[shape]), f"{100 * ROOF[shape] / slower:.0f} %"]
+        lines.append(f"| {shape} | {' | '.join([f'**{_ms(ours)}**', f'**{_ms(transposed)}**', *compared])} |")
+    return "\n".join(lines)
+
+
+def _ms(microseconds: float) -> str:
+    return f"{microseconds / 1000:.3f}"
+
+
+if __name__ == "__main__":
+    report = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    measured = {row["shape"]: row["time_us"] for row in report["rows"]}
+    print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}, commit {report['commit'][:7]}\n")
+    for number, title in enumerate(("forward", "backward")):
+        print(f"## `selective_scan`, {title}\n\n{table(measured, number)}\n")
