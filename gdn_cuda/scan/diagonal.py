@@ -6,15 +6,13 @@ reference computes in complex128.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..operators import Differentiable
-from .discretizations import TRANSITIONS, expm1, expm1_over
-
-_SMALL = 0.05  # as in expm1_over
+from .discretizations import GRADIENTS, TRANSITIONS
+from .first_order import first_order
 
 
 class _Step(NamedTuple):
@@ -64,30 +62,6 @@ def _reference(x: Any) -> tuple[Tensor, Tensor]:
 # ---- Gradients
 
 
-def _slope_of_expm1_over(z: Tensor) -> Tensor:
-    """The derivative of (e^z − 1) / z."""
-    small = z.abs() < _SMALL
-    near, far = torch.where(small, z, 0), torch.where(small, 1, z)
-    series = torch.zeros_like(near)
-    factorial = 3628800.0  # of 10
-    for n in range(8, -1, -1):  # Σ (n + 1) zⁿ / (n + 2)!
-        series = series * near + (n + 1) / factorial
-        factorial /= n + 2
-    return torch.where(small, series, (expm1(far) + 1 - expm1_over(far)) / far)
-
-
-def _slopes(step: _Step, discretization: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The derivatives of Ā by δ_A and A, and of f by δ and A."""
-    a, _, delta, delta_a, A = step
-    if discretization == "bilinear":
-        of_a, of_factor = (1 - delta_a * A / 2) ** -2, (1 - delta * A / 2) ** -2
-        return A * of_a, delta_a * of_a, of_factor, delta**2 / 2 * of_factor
-    if discretization == "zoh":
-        by_A = delta**2 * _slope_of_expm1_over(delta * A)
-        return A * a, delta_a * a, torch.exp(delta * A), by_A
-    return A * a, delta_a * a, torch.zeros_like(a), torch.zeros_like(a)
-
-
 def _reference_backward(x: Any) -> tuple[Tensor, ...]:
     """dx_t = g_t + conj(Ā_{t+1}) dx_{t+1}, and what follows. A lazy conj() would be lost where compiled code runs this."""
     step = _step(x)
@@ -97,23 +71,17 @@ def _reference_backward(x: Any) -> tuple[Tensor, ...]:
     after = torch.cat([carried.flip(-1), _wide(x.grad_of_last)[..., None]], -1)[..., 1:]
     dx = grad + after
     of_a, of_factor = dx * torch.conj_physical(before), dx * torch.conj_physical(_wide(x.Bu))
-    a_by_delta_a, a_by_A, factor_by_delta, factor_by_A = _slopes(step, x.discretization)
-    of_delta = (of_factor * torch.conj_physical(factor_by_delta)).real
-    of_delta_a = (of_a * torch.conj_physical(a_by_delta_a)).real
-    of_A = of_a * torch.conj_physical(a_by_A) + of_factor * torch.conj_physical(factor_by_A)
+    gradients = GRADIENTS[x.discretization]
+    of_delta, of_delta_a, of_A = gradients(step.delta, step.delta_a, step.A, step.a, of_a, of_factor)
     if x.delta_a is None:
-        of_delta, of_delta_a = of_delta + of_delta_a, torch.zeros_like(x.A.real)[:, None]
-
-    def of_size(size: Tensor | None, of: Tensor) -> Tensor:
-        size = x.A.real if size is None else size
-        return (of if size.dim() == 3 else of.sum_to_size(len(size), 1)[:, 0]).to(size.dtype)
+        of_delta, of_delta_a = of_delta + of_delta_a, torch.zeros_like(x.A.real)
 
     like = x.Bu.dtype
     return (
         (dx * torch.conj_physical(step.factor)).to(like),
-        of_size(x.delta, of_delta),
-        of_A.sum((0, 2)).to(like),
-        of_size(x.delta_a, of_delta_a),
+        of_delta.reshape(x.delta.shape).to(x.delta.dtype),
+        of_A[:, 0].to(like),
+        of_delta_a.reshape((x.A if x.delta_a is None else x.delta_a).shape).to(x.delta.dtype),
         of_start.to(like),
     )
 
@@ -134,14 +102,6 @@ def _gradients(x: Any, needs: Any, grad: Tensor, grad_of_last: Tensor) -> dict[s
     found = diagonal_scan_backward(grad, grad_of_last, x.results[0], *given, x.discretization)
     named = zip(("Bu", "delta", "A", "delta_a", "initial_state"), given, found, strict=True)
     return {name: of if tensor is not None and getattr(needs, name) else None for name, tensor, of in named}
-
-
-def _no_forward_mode(x: Any, of: Any) -> NoReturn:
-    raise RuntimeError("simplified_scan: forward-mode derivatives are not computed")
-
-
-def _no_second_gradients(x: Any, *_: Any) -> NoReturn:
-    raise RuntimeError("simplified_scan: gradients of gradients are not computed")
 
 
 # ---- torch.vmap: what is mapped over becomes more states
@@ -177,20 +137,16 @@ def _batched_backward(x: Any, dims: Any) -> Any:
     return tuple(zip(*(_split(count, y) for y in diagonal_scan_backward(*more, x.discretization)), strict=True))
 
 
-diagonal_scan = Differentiable(
+_NAME = "simplified_scan"
+diagonal_scan = first_order(
+    _NAME,
     "diagonal_scan",
     shapes=lambda x: (x.Bu.new_empty(x.Bu.shape), x.Bu.new_empty(x.Bu.shape[:2])),
     reference=_reference,
     backward=_gradients,
-    tangent=_no_forward_mode,
     batched=_batched,
     uses_results=True,
 )
-diagonal_scan_backward = Differentiable(
-    "diagonal_scan_backward",
-    shapes=_backward_shapes,
-    reference=_reference_backward,
-    backward=_no_second_gradients,
-    tangent=_no_second_gradients,
-    batched=_batched_backward,
+diagonal_scan_backward = first_order(
+    _NAME, "diagonal_scan_backward", shapes=_backward_shapes, reference=_reference_backward, batched=_batched_backward
 )

@@ -15,12 +15,18 @@ def _refuse(message: str) -> Callable[..., Any]:
     return refuse
 
 
-def first_order(function: str, name: str, backward: Callable[..., dict[str, Any]] | None = None, **how: Any) -> Differentiable:
+def first_order(
+    function: str,
+    name: str,
+    backward: Callable[..., dict[str, Any]] | None = None,
+    batched: Callable[[Any, Any], Any] | None = None,
+    **how: Any,
+) -> Differentiable:
     """torch.ops.gdn_cuda.<name>, which `function` calls; without `backward` it is an operator of the gradients."""
     return Differentiable(
         name,
         backward=backward or _refuse(f"{function}: gradients of gradients are not computed"),
         tangent=_refuse(f"{function}: forward-mode derivatives are not computed"),
-        batched=_refuse(f"{function}: torch.vmap is not supported; u has a batch dimension"),
+        batched=batched or _refuse(f"{function}: torch.vmap is not supported; u has a batch dimension"),
         **how,
     )

@@ -1,4 +1,4 @@
-"""RG-LRU in plain torch: the recurrence and its gradients, token by token. CPU tensors run these."""
+"""RG-LRU in plain torch: the recurrence and its gradients, token by token in fp64. CPU tensors run these."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .discretizations import expm1
 from .layout import channels_are_last, in_layout, state_dtype
+
+_WIDE = torch.float64
 
 
 def tile_of(u: Tensor, A: Tensor) -> int:
@@ -75,20 +77,20 @@ def _sequences(x: Any) -> int:
 
 def _initial(x: Any) -> Tensor:
     if x.initial_state is not None:
-        return x.initial_state
-    return torch.zeros(_sequences(x), *x.A.shape, dtype=state_dtype(x.u), device=x.u.device)
+        return x.initial_state.to(_WIDE)
+    return torch.zeros(_sequences(x), *x.A.shape, dtype=_WIDE, device=x.u.device)
 
 
 def _gates(x: Any, t: int) -> tuple[Tensor, Tensor]:
     """The natural logarithm of Ā, and the multiplier √(1 − Ā²), of a token: (B, D, N)."""
-    delta = x.delta[:, :, t, None].to(state_dtype(x.u))
-    log = torch.where(delta == 0, 0, delta * torch.log(x.A))  # 0⁰ = 1
+    delta = x.delta[:, :, t, None].to(_WIDE)
+    log = torch.where(delta == 0, 0, delta * torch.log(x.A.to(_WIDE)))  # 0⁰ = 1
     return log, _Root.apply(-expm1(2 * log), x.max_sqrt_gradient)
 
 
 def _states(x: Any) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """The state before each token as the token sees it and after each token, (B, D, N), and the last states."""
-    marks, u = _marks(x), x.u.to(state_dtype(x.u))
+    marks, u = _marks(x), x.u.to(_WIDE)
     initial = torch.cat([_initial(x), torch.zeros(1, *x.A.shape, dtype=u.dtype, device=u.device)])
     state = initial[:-1] if x.cu_seqlens is None else initial[-1:]
     before, after, last = [], [], list(initial.unbind(0))
@@ -111,7 +113,7 @@ def rglru_scan(x: Any) -> Any:
     _, after, last = _states(x)
     y = torch.stack([state.sum(-1) for state in after], 2) if after else torch.zeros_like(x.u)
     y = y.to(x.u.dtype)
-    return (y, last) if x.return_last_state else y
+    return (y, last.to(state_dtype(x.u))) if x.return_last_state else y
 
 
 def rglru_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,24 +121,25 @@ def rglru_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     _, after, last = _states(x)
     y = torch.stack([state.sum(-1) for state in after], 2) if after else torch.zeros_like(x.u)
     tile = tile_of(x.u, x.A)
-    first = _initial(x) if x.cu_seqlens is None else torch.zeros(1, *x.A.shape, dtype=last.dtype, device=last.device)
+    kept_as = state_dtype(x.u)
+    first = _initial(x) if x.cu_seqlens is None else torch.zeros(1, *x.A.shape, dtype=_WIDE, device=last.device)
     kept = [first if t == 0 else after[t - 1] for t in range(0, x.u.shape[2], tile)]
     shape = (x.u.shape[0], len(kept), x.A.shape[1], x.A.shape[0])
     checkpoints = torch.stack(kept, 1).transpose(2, 3) if kept else last.new_empty(shape)
-    return in_layout(y.to(x.u.dtype), x.u), last.clone(), checkpoints.contiguous()
+    return in_layout(y.to(x.u.dtype), x.u), last.clone().to(kept_as), checkpoints.contiguous().to(kept_as)
 
 
-def rglru_backward(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def rglru_backward(x: Any) -> tuple[Tensor, ...]:
     """Gradients of u, delta, log A and initial_state, which is empty where there is none."""
-    marks, wide = _marks(x), state_dtype(x.u)
+    marks = _marks(x)
     before, _, _ = _states(x)
-    u, grad, delta = x.u.to(wide), x.grad.to(wide), x.delta.to(wide)
-    log_A = torch.log(x.A).clamp(min=-1e30)
-    of_u, of_delta, of_log_A = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(x.A)
+    u, grad, delta, A = (y.to(_WIDE) for y in (x.u, x.grad, x.delta, x.A))
+    log_A = torch.log(A).clamp(min=-1e30)
+    of_u, of_delta, of_log_A = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(A)
     initial = _initial(x)
-    of_initial = torch.zeros_like(initial) if x.grad_last is None else x.grad_last  # of sequences without tokens
-    of_initial = torch.cat([of_initial, torch.zeros_like(x.A)[None]])
-    flow = torch.zeros(u.shape[0], *x.A.shape, dtype=wide, device=u.device)
+    of_initial = torch.zeros_like(initial) if x.grad_last is None else x.grad_last.to(_WIDE)  # of sequences without tokens
+    of_initial = torch.cat([of_initial, torch.zeros_like(A)[None]])
+    flow = torch.zeros(u.shape[0], *x.A.shape, dtype=_WIDE, device=u.device)
     for t in range(u.shape[2] - 1, -1, -1):
         sequence = marks.sequence[:, t]
         ends = t + 1 == u.shape[2] or bool((x.cu_seqlens is not None) and marks.starts[0, t + 1])
@@ -157,4 +160,5 @@ def rglru_backward(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             if marks.starts[b, t]:
                 of_initial[number] = flow[b]
     of_initial = of_initial.new_empty(0) if x.initial_state is None else of_initial[:-1].clone()
-    return in_layout(of_u.to(x.u.dtype), x.u), in_layout(of_delta.to(x.u.dtype), x.u), of_log_A, of_initial
+    of_rows = (in_layout(y.to(x.u.dtype), x.u) for y in (of_u, of_delta))
+    return (*of_rows, of_log_A.to(x.A.dtype), of_initial.to(x.A.dtype))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, draw, example, of_operator, random
 from ..operators.gradients import under_transforms
 from . import selective_reference as reference
+from .first_order import first_order
 
 
 def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,27 +55,9 @@ def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_last_state: Ten
     return {argument: grad for argument, grad in zip(_GRADIENTS, found, strict=True) if getattr(needs, argument)}
 
 
-def _refused(what: str) -> NoReturn:
-    raise RuntimeError(f"selective_scan: {what} are not computed")
-
-
-_backward = Differentiable(
-    "selective_scan_backward",
-    shapes=_backward_shapes,
-    cpu=reference.backward,
-    backward=lambda x, needs, *grads: _refused("gradients of gradients"),
-    tangent=lambda x, of: _refused("tangents"),
-    batched=lambda x, dims: _refused("gradients under torch.vmap"),
-)
-_scan = Differentiable(
-    "selective_scan",
-    shapes=_shapes,
-    cpu=reference.forward,
-    backward=_gradients,
-    tangent=lambda x, of: _refused("tangents"),
-    batched=lambda x, dims: _refused("results under torch.vmap"),
-    backward_only=1,
-)
+_NAME = "selective_scan"
+_backward = first_order(_NAME, "selective_scan_backward", shapes=_backward_shapes, cpu=reference.backward)
+_scan = first_order(_NAME, _NAME, shapes=_shapes, cpu=reference.forward, backward=_gradients, backward_only=1)
 
 
 def _no_derivatives(tensors: tuple[Tensor | None, ...]) -> bool:

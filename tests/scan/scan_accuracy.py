@@ -129,22 +129,25 @@ def gated(length: int, long: int) -> Callable[[torch.dtype, int], Iterator[Case]
             given = {"u": x.u, "delta": x.delta, "A": x.A, **x.options}
             return Case("rglru_scan", kind, results_and_gradients(rglru, gated_oracle.rglru, given))
 
-        def s7_case(kind: str, x: Inputs) -> Case:
-            return Case("s7_scan", kind, results_and_gradients(s7, gated_oracle.s7, x))
+        def s7_case(kind: str, x: Inputs, gradients: bool = True) -> Case:
+            return Case("s7_scan", kind, results_and_gradients(s7, gated_oracle.s7, x, gradients))
 
         yield case("as RecurrentGemma", 2, 8, length, 1, first_multiplier=True)
         yield case("transposed, resets, N = 7", 1, 4, length, 7, channels_last=True, resets=True)
         packed = [0, 0, length // 7, length // 2, length]
         yield case("packed, initial states", 1, 4, length, 1, packed=packed, initial=True)
-        slow = rglru_cases.inputs(1, 2, long, 1, seed, dtype=dtype)
-        x = {"u": slow.u, "delta": slow.delta, "A": torch.full_like(slow.A, 1 - 2.0**-20)}
-        yield Case("rglru_scan", f"A = 1 − 2⁻²⁰, {long} tokens", results_and_gradients(rglru, gated_oracle.rglru, x))
+        for tokens in (long // 8, long):
+            slow = rglru_cases.inputs(1, 2, tokens, 1, seed, dtype=dtype)
+            x = {"u": slow.u, "delta": slow.delta, "A": torch.full_like(slow.A, 1 - 2.0**-20)}
+            measured = results_and_gradients(rglru, gated_oracle.rglru, x, gradients=tokens < long)
+            yield Case("rglru_scan", f"A = 1 − 2⁻²⁰, {tokens} tokens", measured)
 
         draw, b, H, N = Draw(seed), 2, 5, 3
         shapes = {"u": (b, H), "A": (b, N), "B": (b, N, H), "C": (b, H, N), "bias": (b, N)}
         yield s7_case("as drawn", {name: draw.normal(*shape, length, dtype=dtype) for name, shape in shapes.items()})
-        x = {name: draw.normal(*shape, long, dtype=dtype) for name, shape in shapes.items()}
-        yield s7_case(f"Ā = 1 − 1e-6, {long} tokens", x | {"A": torch.full_like(x["A"], 1e3)})
+        for tokens in (long // 8, long):
+            x = {name: draw.normal(*shape, tokens, dtype=dtype) for name, shape in shapes.items()}
+            yield s7_case(f"Ā = 1 − 1e-6, {tokens} tokens", x | {"A": torch.full_like(x["A"], 1e3)}, gradients=tokens < long)
 
     return cases
 
@@ -218,7 +221,8 @@ Parts = dict[str, tuple[Cases, tuple[torch.dtype, ...]]]
 
 
 def parts(length: int, long: int) -> Parts:
-    """Parts of the table by name: scans of `length` tokens, and memories of `long` ones; with gradients, of an eighth."""
+    """Parts of the table by name: scans of `length` tokens, and memories of `long` ones, RG-LRU's and S7's of an
+    eighth; with gradients, of an eighth of that."""
     return {
         f"selective scans of {length} tokens": (selective(length, long), EVERY),
         f"gated scans of {length} tokens": (gated(length, long // 8), REAL),

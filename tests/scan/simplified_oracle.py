@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from oracle import transition
 from torch import Tensor
 
 
@@ -10,29 +11,12 @@ def wide(x: Tensor) -> Tensor:
     return x.cpu().to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-def expm1(z: Tensor) -> Tensor:
-    half = torch.sin(z.imag / 2)
-    return torch.complex(torch.expm1(z.real) * torch.cos(z.imag) - 2 * half**2, torch.exp(z.real) * torch.sin(z.imag))
-
-
-def discretized(name: str, delta: Tensor, delta_a: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Ā and B̄ for step sizes (…, P) and A (P)."""
-    if name == "bilinear":
-        return (1 + delta_a * A / 2) / (1 - delta_a * A / 2), delta / (1 - delta * A / 2)
-    decay = torch.exp(delta_a * A)
-    if name == "dirac":
-        return decay, torch.ones_like(delta)
-    assert name == "zoh"
-    at_zero = delta + delta**2 * A / 2  # with its derivative by A
-    return decay, torch.where(A == 0, at_zero, expm1(delta * A) / torch.where(A == 0, 1, A))
-
-
 def diagonal_scan(
     Bu: Tensor, delta: Tensor, A: Tensor, delta_a: Tensor | None, initial_state: Tensor | None, discretization: str
 ) -> tuple[Tensor, Tensor]:
     Bu, A = wide(Bu), wide(A).flatten()
     sizes = [wide(d) if d.dim() == 1 else wide(d).mT for d in (delta, delta if delta_a is None else delta_a)]
-    a, factor = (x.expand(*Bu.mT.shape) for x in discretized(discretization, *sizes, A))
+    a, factor = (x.expand(*Bu.mT.shape) for x in transition(discretization, *sizes, A))
     state = Bu.new_zeros(Bu.shape[:2]) if initial_state is None else wide(initial_state)
     states = []
     for decay, added in zip(a.unbind(1), (factor * Bu.mT).unbind(1), strict=True):

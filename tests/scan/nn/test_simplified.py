@@ -46,7 +46,7 @@ def expected_of(layer: Any, u: Tensor) -> Tensor:
     else:
         step = layer.step_rescale * torch.exp(layer.log_step.double())
         A = torch.view_as_complex(layer.A.double())
-        decay, factor = oracle.discretized(layer.discretization, step, step, A)
+        decay, factor = oracle.transition(layer.discretization, step, step, A)
         weight = 2 if layer.conj_sym else 1
     x, y = torch.zeros(len(u), layer.states, dtype=torch.complex128), []
     for t in range(u.shape[1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import scan_accuracy
 
-PARTS = scan_accuracy.parts(length=100, long=1024)
+PARTS = scan_accuracy.parts(length=100, long=4096)
 
 
 @pytest.mark.parametrize("part", PARTS)

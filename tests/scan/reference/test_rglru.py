@@ -136,7 +136,8 @@ def test_two_parts_are_the_whole(seed: int) -> None:
     out, last = rglru_scan(x.u, x.delta, x.A, True, **x.options)
     first, state = rglru_scan(x.u[..., :6], x.delta[..., :6], x.A, True, **x.options)
     second, end = rglru_scan(x.u[..., 6:], x.delta[..., 6:], x.A, True, initial_state=state, **x.options)
-    assert torch.equal(torch.cat([first, second], -1), out) and torch.equal(end, last)
+    assert torch.equal(first, out[..., :6])
+    assert rel_rms(second, out[..., 6:]) < 1e-7 and rel_rms(end, last) < 1e-7  # the state between them is rounded to fp32
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
