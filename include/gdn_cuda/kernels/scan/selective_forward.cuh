@@ -528,7 +528,7 @@ struct SelectiveForward {
 };
 
 template <SelectiveForwardConfig kConfig>
-__global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.blocks_per_multiprocessor())
+__global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.blocks_per_multiprocessor(kCompiledCapability))
     selective_forward(const __grid_constant__ SelectiveForwardArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SelectiveForwardSharedPlan<kConfig>*>(memory);
