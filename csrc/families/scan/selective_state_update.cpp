@@ -122,6 +122,7 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     args.A_d = A.stride(-2);
     args.A_n = A.stride(-1);
     args.tied = args.A_n == 0;
+    args.A_vectors = args.A_n == 1 && A.aligned16();
     args.D = layout.per_row("D", D);
     args.bias = layout.per_row("dt_bias", bias);
     const View B(arguments.B), C(arguments.C);
