@@ -129,18 +129,17 @@ __device__ __forceinline__ void find_states(SelectiveStepSharedPlan<kConfig>& sh
     shared.from[mine] = place == Place::run ? pool + slot * args.pool_slot * bytes_of(kConfig.state) : nullptr;
 }
 
-// State number `sequence` of the block's, into place `item`. For lanes that work.
-template <SelectiveStepConfig kConfig>
-__device__ __forceinline__ void fetch_state(SelectiveStepSharedPlan<kConfig>& shared, const StepLane<kConfig>& lane,
-                                            int sequence, int item, i64 offset, int columns) {
+// The state at `from`, if any, into the place of an item. For lanes that work.
+template <SelectiveStepConfig kConfig, class Item>
+__device__ __forceinline__ void fetch_state(Item& item, const StepLane<kConfig>& lane, const void* from, i64 offset,
+                                            int columns) {
     if constexpr (kConfig.aligned()) {
-        const char* from = static_cast<const char*>(shared.from[sequence]);
         if (from == nullptr) return;
-        from += offset;
+        const char* lanes_part = static_cast<const char*>(from) + offset;
 #pragma unroll
         for (int v = 0; v < kConfig.vectors; ++v)
             if (v == 0 || lane.column(v) < columns)
-                cp_async_16(shared.items[item].state[v][threadIdx.x].bytes, from + lane.vector_offset(v));
+                cp_async_16(item.state[v][threadIdx.x].bytes, lanes_part + lane.vector_offset(v));
     }
 }
 
@@ -234,8 +233,9 @@ __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& 
     const bool ignored = args.discretization == Discretization::rglru;
     const i64 step_B = items.step(args.B.values, args.B.sequence, args.B.token);
     const i64 step_C = items.step(args.C.values, args.C.sequence, args.C.token);
-    const i64 next_B = step_B * mine.items, next_C = step_C * mine.items;
-    int passed = 0;  // columns
+    i64 next_B = step_B * mine.items, next_C = step_C * mine.items;
+    asm volatile("" : "+l"(next_B), "+l"(next_C));  // or the compiler would multiply again at each use
+    int passed = 0;                                 // columns
 #pragma unroll 1
     for (int n = mine.first_column(); n < args.columns; n += mine.width, passed += mine.width) {
         const char* B = places.B + items.bytes(args.B.values, passed * args.B.n);
@@ -316,9 +316,8 @@ __device__ __forceinline__ void load_A(const SelectiveStepArgs& args, const Step
     }
 }
 
-template <SelectiveStepConfig kConfig>
-__device__ __forceinline__ void load_state(const SelectiveStepSharedPlan<kConfig>& shared, const StepLane<kConfig>& lane,
-                                           int sequence, int item, i64 offset, int columns,
+template <SelectiveStepConfig kConfig, class Item>
+__device__ __forceinline__ void load_state(const Item& item, const StepLane<kConfig>& lane, i64 offset, int columns,
                                            typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
     using Types = StepTypes<kConfig>;
     using Element = typename Types::Element;
@@ -326,9 +325,9 @@ __device__ __forceinline__ void load_state(const SelectiveStepSharedPlan<kConfig
     for (int v = 0; v < kConfig.vectors; ++v) {
         typename Types::Vector vector;
         if constexpr (kConfig.aligned()) {
-            vector.load(reinterpret_cast<const Element*>(shared.items[item].state[v][threadIdx.x].bytes));
+            vector.load(reinterpret_cast<const Element*>(item.state[v][threadIdx.x].bytes));
         } else {
-            const char* from = static_cast<const char*>(shared.from[sequence]);
+            const char* from = static_cast<const char*>(item.from);
             vector.clear();
             if (from != nullptr && lane.column(v) < columns)
                 vector.load(reinterpret_cast<const Element*>(from + offset + lane.vector_offset(v)));
@@ -385,11 +384,11 @@ __device__ __forceinline__ void advance_as(SelectiveStepSharedPlan<kConfig>& sha
     using Types = StepTypes<kConfig>;
     const i64 offset = lane.state_offset(args);
     const int loaded = items.one_token ? items.count : items.first == 0 ? 1 : 0;
-    const int fetched = items.one_token ? items.all - items.first - kConfig.items() : 0;  // for later
+    auto* next = shared.items;
 #pragma unroll 1
     for (int item = 0; item < items.count; ++item) {
-        auto& at = shared.items[item];
-        if (item < loaded) load_state<kConfig>(shared, lane, items.in_block(item), item, offset, args.columns, state);
+        auto& at = *next++;
+        if (item < loaded) load_state<kConfig>(at, lane, offset, args.columns, state);
         const auto row = at.row[lane.in_block];
         ExactStep<typename Types::Number> by;
         if (kTied) by = transition<kConfig, kKind>(row.delta, row.delta_a, kept_in_loop(A[0]));
@@ -411,8 +410,7 @@ __device__ __forceinline__ void advance_as(SelectiveStepSharedPlan<kConfig>& sha
         }
         at.sum[threadIdx.x] = sum;
         store_state<kConfig>(at.to, lane, offset, args.columns, state);
-        if (item < fetched)
-            fetch_state<kConfig>(shared, lane, items.in_block(item) + kConfig.items(), item, offset, args.columns);
+        fetch_state<kConfig>(at, lane, at.later, offset, args.columns);
     }
 }
 
@@ -544,7 +542,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     const int fetched = min(sequences, kItems);
 #pragma unroll 1
     for (int item = 0; item < fetched; ++item)
-        if (lane.works(args.columns)) fetch_state<kConfig>(shared, lane, item, item, lane.state_offset(args), args.columns);
+        if (lane.works(args.columns))
+            fetch_state<kConfig>(shared.items[item], lane, shared.from[item], lane.state_offset(args), args.columns);
     const ColumnThread columns = ColumnThread::of<kConfig.threads()>(args.columns);
     ColumnPlaces column_places = ColumnPlaces::of(args, columns, items);
     RowPlaces places = RowPlaces::of<kConfig>(args, mine, items, first_item);
@@ -560,7 +559,13 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         items.count = min(kItems, items.all - items.first);
         stage_rows<kConfig>(shared, args, mine, places, bias, first_item, items);
         stage_columns<kConfig>(shared, args, columns, column_places, items);
-        if (thread < items.count) shared.items[thread].to = kept_state<kConfig>(shared, args, items, thread);
+        if (thread < items.count) {
+            auto& item = shared.items[thread];
+            const int later = items.first + kItems + thread;
+            item.from = shared.from[items.in_block(thread)];
+            item.to = kept_state<kConfig>(shared, args, items, thread);
+            item.later = one_token && later < sequences ? shared.from[later] : nullptr;
+        }
         cp_async_fence();
         cp_async_wait<0>();
         __syncthreads();

@@ -52,7 +52,9 @@ struct SelectiveStepSharedPlan {
         alignas(16) float C[kConfig.columns() * kConfig.parts()];
         Row row[kConfig.most_rows()];
         alignas(16) float sum[kConfig.threads()];  // of each lane's C x
-        void* to;                                  // where the state is stored after the item; nullptr: nowhere
+        // States; nullptr: none. Where it comes from, where it is stored after the item, and whose takes its place then.
+        const void *from, *later;
+        void* to;
     };
     Item items[kConfig.items()];
     const void* from[kSequences];  // each sequence's state; nullptr: none
