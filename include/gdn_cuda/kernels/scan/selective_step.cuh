@@ -94,19 +94,18 @@ struct StepItems {
     }
     __device__ __forceinline__ int token(int item) const { return one_token ? 0 : first + item; }
     __device__ __forceinline__ int in_block(int item) const { return one_token ? first + item : 0; }  // sequence
-    // Where a tensor has the number of an item, and how many bytes it is from one item to the next.
-    __device__ __forceinline__ const char* address(const Tagged& values, i64 by_sequence, i64 by_token, i64 offset,
-                                                   int item) const {
-        const i64 at = first_sequence * by_sequence + item * (one_token ? by_sequence : by_token) + offset;
-        return static_cast<const char*>(values.data) + bytes(values, at);
-    }
-    __device__ __forceinline__ i64 step(const Tagged& values, i64 by_sequence, i64 by_token) const {
-        return bytes(values, one_token ? by_sequence : by_token);
-    }
-    __device__ __forceinline__ static i64 bytes(const Tagged& values, i64 numbers) {
-        return numbers << (values.type == DType::c64 ? 3 : values.type == DType::f32 ? 2 : 1);
+    // Where a tensor has the number of one of the block's items.
+    template <class Tensor>
+    __device__ __forceinline__ const char* address(const Tensor& of, int item, i64 offset) const {
+        return static_cast<const char*>(of.values.data) + first_sequence * of.sequence + item * of.item + offset;
     }
 };
+
+// Hides from the compiler how a number came about: it would compute it again at each use.
+__device__ __forceinline__ i64 computed_once(i64 x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
 
 __device__ __forceinline__ RawNumber load_raw_number(const char* from, const Tagged& of) {
     RawNumber number;
@@ -152,13 +151,12 @@ struct RowPlaces {
     __device__ __forceinline__ static RowPlaces of(const SelectiveStepArgs& args, const StepLane<kConfig>& mine,
                                                    const StepItems& items, int item) {
         const auto at = [&](const SelectiveStepArgs::ByRow& of) {
-            return items.address(of.values, of.sequence, of.token, mine.head * of.head + mine.d * of.d, item);
+            return items.address(of, item, mine.head * of.head + mine.d * of.d);
         };
         RowPlaces places{at(args.x), at(args.delta), nullptr, nullptr, nullptr};
         if (args.delta_a.values.data != nullptr) places.delta_a = at(args.delta_a);
         if (args.z.values.data != nullptr) places.z = at(args.z);
-        places.out = const_cast<char*>(items.address({args.out, args.x.values.type}, args.out_sequence, args.out_token,
-                                                     mine.head * args.out_head + mine.d * args.out_d, item));
+        places.out = const_cast<char*>(at(args.out));
         return places;
     }
 };
@@ -169,22 +167,24 @@ __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& sha
                                            const StepLane<kConfig>& mine, RowPlaces& places, float bias, int first_item,
                                            const StepItems& items) {
     if (!mine.exists) return;
-    const auto step = [&](const SelectiveStepArgs::ByRow& of) { return items.step(of.values, of.sequence, of.token); };
     const bool own_delta_a = args.delta_a.values.data != nullptr, gated = args.z.values.data != nullptr;
+    const i64 next_x = computed_once(args.x.item << args.lane_bits);
+    const i64 next_delta = computed_once(args.delta.item << args.lane_bits);
+    const i64 next_z = computed_once(args.z.item << args.lane_bits);
     RowPlaces at = places;
 #pragma unroll 1
     for (int item = first_item; item < items.count; item += mine.lanes) {
         const RawNumber x = load_raw_number(at.x, args.x.values), delta = load_raw_number(at.delta, args.delta.values);
         RawNumber delta_a, z;
-        at.x += step(args.x) << args.lane_bits;
-        at.delta += step(args.delta) << args.lane_bits;
+        at.x += next_x;
+        at.delta += next_delta;
         if (own_delta_a) {
             delta_a = load_raw_number(at.delta_a, args.delta_a.values);
-            at.delta_a += step(args.delta_a) << args.lane_bits;
+            at.delta_a += args.delta_a.item << args.lane_bits;
         }
         if (gated) {
             z = load_raw_number(at.z, args.z.values);
-            at.z += step(args.z) << args.lane_bits;
+            at.z += next_z;
         }
         float size = delta.number(args.delta.values.type) + bias;
         if (args.softplus) size = softplus_fast(size);
@@ -193,10 +193,10 @@ __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& sha
                                                  gated ? silu_fast(z.number(args.z.values.type)) : 1.f};
     }
     constexpr int kItems = kConfig.items();
-    places.x += kItems * step(args.x);
-    places.delta += kItems * step(args.delta);
-    if (own_delta_a) places.delta_a += kItems * step(args.delta_a);
-    if (gated) places.z += kItems * step(args.z);
+    places.x += kItems * args.x.item;
+    places.delta += kItems * args.delta.item;
+    if (own_delta_a) places.delta_a += kItems * args.delta_a.item;
+    if (gated) places.z += kItems * args.z.item;
 }
 
 // How threads share the numbers of B and C: as many threads an item as a power of 2 that covers its columns.
@@ -218,8 +218,7 @@ struct ColumnPlaces {
     __device__ __forceinline__ static ColumnPlaces of(const SelectiveStepArgs& args, const ColumnThread& mine,
                                                       const StepItems& items) {
         const auto at = [&](const SelectiveStepArgs::ByColumn& of) {
-            return items.address(of.values, of.sequence, of.token, blockIdx.y * of.group + mine.first_column() * of.n,
-                                 mine.first_item);
+            return items.address(of, mine.first_item, blockIdx.y * of.group + mine.first_column() * of.n);
         };
         return {at(args.B), at(args.C)};
     }
@@ -231,15 +230,12 @@ __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& 
                                               const ColumnThread& mine, ColumnPlaces& places, const StepItems& items) {
     constexpr int kAtOnce = 4;  // items
     const bool ignored = args.discretization == Discretization::rglru;
-    const i64 step_B = items.step(args.B.values, args.B.sequence, args.B.token);
-    const i64 step_C = items.step(args.C.values, args.C.sequence, args.C.token);
-    i64 next_B = step_B * mine.items, next_C = step_C * mine.items;
-    asm volatile("" : "+l"(next_B), "+l"(next_C));  // or the compiler would multiply again at each use
-    int passed = 0;                                 // columns
+    const i64 next_B = computed_once(args.B.item * mine.items), next_C = computed_once(args.C.item * mine.items);
+    int passed = 0;  // columns
 #pragma unroll 1
     for (int n = mine.first_column(); n < args.columns; n += mine.width, passed += mine.width) {
-        const char* B = places.B + items.bytes(args.B.values, passed * args.B.n);
-        const char* C = places.C + items.bytes(args.C.values, passed * args.C.n);
+        const char* B = places.B + passed * args.B.n;
+        const char* C = places.C + passed * args.C.n;
 #pragma unroll 1
         for (int first = mine.first_item; first < items.count; first += kAtOnce * mine.items) {
             if constexpr (kConfig.parts() == 1) {
@@ -279,8 +275,8 @@ __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& 
             }
         }
     }
-    places.B += kConfig.items() * step_B;
-    places.C += kConfig.items() * step_C;
+    places.B += kConfig.items() * args.B.item;
+    places.C += kConfig.items() * args.C.item;
 }
 
 // A, and for rglru its logarithm.
@@ -503,7 +499,7 @@ __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kCon
                                               const StepItems& items) {
     if (!mine.exists) return;
     const DType type = args.x.values.type;
-    const i64 step = items.step({args.out, type}, args.out_sequence, args.out_token);
+    const i64 next_out = computed_once(args.out.item << args.lane_bits);
     char* out = places.out;
 #pragma unroll 1
     for (int item = first_item; item < items.count; item += mine.lanes) {
@@ -515,9 +511,9 @@ __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kCon
         y *= row.gate;
         if (place != Place::run) y = place == Place::skip ? 0.f : quiet_nan();
         store_number(out, type, y);
-        out += step << args.lane_bits;
+        out += next_out;
     }
-    places.out += kConfig.items() * step;
+    places.out += kConfig.items() * args.out.item;
 }
 
 template <SelectiveStepConfig kConfig>

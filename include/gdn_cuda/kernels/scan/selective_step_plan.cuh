@@ -62,22 +62,22 @@ struct SelectiveStepSharedPlan {
 };
 
 struct SelectiveStepArgs {
-    // Strides in elements. No data: absent.
-    struct ByRow {  // (sequence, token, head, d)
+    // No data: absent. Strides in bytes; `item` is that of tokens, or of sequences if these have one token each.
+    struct ByRow {
         Tagged values;
-        i64 sequence = 0, token = 0, head = 0, d = 0;
+        i64 sequence = 0, item = 0, head = 0, d = 0;
     };
-    struct ByColumn {  // (sequence, token, group, n)
+    struct ByColumn {
         Tagged values;
-        i64 sequence = 0, token = 0, group = 0, n = 0;
+        i64 sequence = 0, item = 0, group = 0, n = 0;
     };
+    // From here on in elements.
     struct PerRow {  // (head, d)
         Tagged values;
         i64 head = 0, d = 0;
     };
     ByRow x, delta, delta_a, z;
-    void* out;  // of x's dtype
-    i64 out_sequence, out_token, out_head, out_d;
+    ByRow out;  // of x's dtype
     ByColumn B, C;
     const void* A;  // (head, d, n)
     i64 A_head, A_d, A_n;
