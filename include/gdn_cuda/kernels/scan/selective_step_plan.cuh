@@ -23,7 +23,7 @@ struct SelectiveStepConfig {
     // Of a multiprocessor: bounds the registers, as far as nothing spills.
     GDN_HOST_DEVICE constexpr int blocks_at_least(int capability) const {
         if (capability >= 100) return 2;
-        if (!aligned() || vectors > 1 || state == DType::f16) return 4;
+        if (!aligned() || vectors > 1 || state == DType::f16) return !aligned() && is_complex(state) ? 3 : 4;
         return state == DType::f32 && capability >= 90 ? 6 : 5;
     }
     GDN_HOST_DEVICE constexpr bool aligned() const { return vector > 1; }
