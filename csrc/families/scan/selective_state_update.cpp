@@ -25,6 +25,13 @@ struct Layout {
 
     int64_t of_heads() const { return heads ? state.size(1) : 1; }
     int64_t of_tokens() const { return tokens ? x.size(1) : 1; }
+    // Strides in bytes; `middle` is that of heads or groups.
+    template <class Tensor>
+    Tensor walked(const View& view, int64_t middle) const {
+        const int64_t bytes = bytes_of(*dtype_of(view));
+        return {tagged(view), view.stride(0) * bytes, view.stride(of_tokens() > 1 ? 1 : 0) * bytes, middle * bytes,
+                view.stride(-1) * bytes};
+    }
 
     void shape(const char* argument, const View& view, const View& expected, const char* words) const {
         GDN_REQUIRE(check, view.rank == expected.rank && std::equal(view.sizes, view.sizes + view.rank, expected.sizes),
@@ -38,7 +45,7 @@ struct Layout {
         if (!view.defined()) return {};
         shape(argument, view, x, "x");
         common(argument, view, {DType::f32, DType::bf16, DType::f16});
-        return {tagged(view), view.stride(0), tokens ? view.stride(1) : 0, heads ? view.stride(-2) : 0, view.stride(-1)};
+        return walked<SelectiveStepArgs::ByRow>(view, heads ? view.stride(-2) : 0);
     }
     SelectiveStepArgs::PerRow per_row(const char* argument, const View& view) const {
         if (!view.defined()) return {};
@@ -66,7 +73,7 @@ struct Layout {
         GDN_REQUIRE(check, groups >= 1 && divided % groups == 0, argument,
                     fmt::format("a number of groups that divides the {} {}", divided, heads ? "heads" : "channels"),
                     fmt::format("{}", groups));
-        return {tagged(view), view.stride(0), tokens ? view.stride(1) : 0, grouped ? view.stride(-2) : 0, view.stride(-1)};
+        return walked<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0);
     }
 };
 
@@ -122,6 +129,7 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     args.A_d = A.stride(-2);
     args.A_n = A.stride(-1);
     args.tied = args.A_n == 0;
+    args.A_vectors = args.A_n == 1 && A.aligned16();
     args.D = layout.per_row("D", D);
     args.bias = layout.per_row("dt_bias", bias);
     const View B(arguments.B), C(arguments.C);
@@ -137,11 +145,7 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     layout.shape("out", out, x, "x");
     layout.common("out", out, {*dtype_of(x)});
     check.distinct("out", out);
-    args.out = out.data;
-    args.out_sequence = out.stride(0);
-    args.out_token = layout.tokens ? out.stride(1) : 0;
-    args.out_head = heads ? out.stride(-2) : 0;
-    args.out_d = out.stride(-1);
+    args.out = layout.by_row("out", out);
 
     const int64_t rows = layout.of_heads() * state.size(-2);
     args.discretization = arguments.discretization;

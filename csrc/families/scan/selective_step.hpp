@@ -40,18 +40,20 @@ inline Blocks selective_step_blocks(const SelectiveStepProblem& problem, const S
     return {ceil_div(problem.group_rows, choice.rows()), problem.groups, ceil_div(problem.sequences, choice.block_sequences)};
 }
 
-// Several sequences a block share A and keep more bytes in flight, as long as every multiprocessor has a wave of blocks.
+// Several sequences a block share A and keep more bytes in flight, as long as every multiprocessor has a wave of blocks. With
+// more than are at work at once, a block also prepares itself once for all, as long as the last wave of blocks counts little.
 inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device) {
-    constexpr i64 kBlocksPerMultiprocessor = 8;
+    constexpr i64 kBlocksPerMultiprocessor = 8, kBlocksOfMoreItems = 24;
     const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
     // Where a lane has several vectors of a row, none of them is empty.
     const auto units = static_cast<unsigned>(ceil_div(problem.columns, problem.aligned ? config.elements() : 1));
-    SelectiveStepChoice choice{config, static_cast<int>(std::min(std::bit_ceil(units), 32U)), 1};
+    SelectiveStepChoice choice{config, std::clamp(static_cast<int>(std::bit_ceil(units)), config.fewest_lanes(), 32), 1};
     if (problem.tokens > 1) return choice;
-    for (int sequences = config.items(); sequences > 1; sequences /= 2) {
+    for (int sequences = SelectiveStepConfig::most_sequences(); sequences > 1; sequences /= 2) {
         const i64 blocks =
             ceil_div(problem.group_rows, choice.rows()) * problem.groups * ceil_div(problem.sequences, sequences);
-        if (sequences > problem.sequences || blocks < kBlocksPerMultiprocessor * device.multiprocessors) continue;
+        const i64 enough = sequences > config.items() ? kBlocksOfMoreItems : kBlocksPerMultiprocessor;
+        if (sequences > problem.sequences || blocks < enough * device.multiprocessors) continue;
         choice.block_sequences = sequences;
         break;
     }

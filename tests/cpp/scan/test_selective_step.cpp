@@ -46,7 +46,8 @@ TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
         ASSERT_GE(choice.lanes * choice.config.elements(), problem.columns);
         ASSERT_EQ(32 % choice.lanes, 0);
         ASSERT_TRUE(problem.tokens == 1 || choice.block_sequences == 1) << "tokens take the place of sequences";
-        ASSERT_LE(choice.block_sequences, std::min<i64>(problem.sequences, choice.config.items()));
+        ASSERT_LE(choice.block_sequences, std::min<i64>(problem.sequences, SelectiveStepConfig::most_sequences()));
+        ASSERT_LE(choice.rows(), choice.config.most_rows());
         const Blocks blocks = selective_step_blocks(problem, choice);
         ASSERT_GE(blocks[0] * choice.rows(), problem.group_rows);
         ASSERT_GE(blocks[2] * choice.block_sequences, problem.sequences);

@@ -77,6 +77,16 @@ def test_batches(batch: int, dim: int, N: int, state: torch.dtype, seed: int) ->
     check(on_gpu(seed, batch=batch, dim=dim, N=N, state=state, io=torch.bfloat16), selective_state_update)
 
 
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("N", [7, 16, 128])
+def test_blocks_of_32_sequences(N: int, state: torch.dtype, seed: int) -> None:
+    """Many groups make enough blocks; the last ones have four sequences, and some sequences have no state."""
+    x = on_gpu(seed, batch=1060, dim=192, groups=96, N=N, state=state)
+    x["state_batch_indices"] = torch.randperm(1060, generator=torch.Generator().manual_seed(seed)).cuda()
+    x["state_batch_indices"][[0, 9, 31, 700, 1059]] = torch.tensor([-1, 1060, -(2**63), 2**40, -7], device="cuda")
+    check(x, selective_state_update)
+
+
 @pytest.mark.parametrize("state", STATES[:3])
 @pytest.mark.parametrize("groups", [None, 1, 8])
 def test_mamba_2(groups: int | None, state: torch.dtype, seed: int) -> None:

@@ -82,7 +82,9 @@ struct RawNumber {
 
     __device__ __forceinline__ void load(const Tagged& from, i64 at) {
         const bool is_wide = from.type == DType::f32;
-        const char* address = static_cast<const char*>(from.data) + (at << (is_wide ? 2 : 1));
+        load(static_cast<const char*>(from.data) + (at << (is_wide ? 2 : 1)), is_wide);
+    }
+    __device__ __forceinline__ void load(const void* address, bool is_wide) {
         asm volatile(
             "{\n"
             ".reg .pred wide;\n"

@@ -16,7 +16,7 @@ struct Decay {
     T rate;
     bool offset;
 };
-// x -> decay(x) + gain B u
+// x -> decay(x) + gain u B
 template <class T>
 struct ExactStep {
     Decay<T> decay;
@@ -32,25 +32,21 @@ struct ExactStep {
 
 // ---- e^z
 
-// The offset is taken where |z| < ln 2 / 2. Powers stay between e^-87, which makes any number nothing, and e^88.
+// Where an offset is taken, the error of Ā − 1 is 1e-7 of it, and adds up to no more while a state decays.
+inline constexpr float kOffsetBelow = 0.25f;
+
+// e^z − 1 for |z| < kOffsetBelow, by a minimax polynomial.
+__device__ __forceinline__ float less_one_of_small(float z) {
+    float p = 0x1.11bd3p-7f;
+    p = fmaf(p, z, 0x1.56385cp-5f);
+    p = fmaf(p, z, 0x1.555512p-3f);
+    p = fmaf(p, z, 0x1.ffff9p-2f);
+    return z * fmaf(p, z, 1.f);
+}
+
 __device__ __forceinline__ Decay<float> exact_exp(float z) {
-    constexpr float kLog2eRest = 0x1.4ae0bep-26f, kRounding = 0x1.8p+23f;
-    constexpr float kLowest = -87.f, kHighest = 88.f;
-    const float clamped = at_most(at_least(z, kLowest), kHighest);
-    const float shifted = fmaf(clamped, kLog2e, kRounding);  // the last bits are the nearest integer
-    const float power = shifted - kRounding;
-    const float f = fmaf(clamped, kLog2eRest, fmaf(clamped, kLog2e, -power));
-    // (2^f − 1) / f by a minimax polynomial over ±1/2, to 1.1e-8.
-    float p = 0x1.4308fap-13f;
-    p = fmaf(p, f, 0x1.5f07b4p-10f);
-    p = fmaf(p, f, 0x1.3b2ba0p-7f);
-    p = fmaf(p, f, 0x1.c6af6ep-5f);
-    p = fmaf(p, f, 0x1.ebfbdep-3f);
-    p = fmaf(p, f, 0x1.62e430p-1f);
-    p *= f;
-    const bool offset = power == 0.f;
-    const float scale = __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
-    return {fmaf(scale, p, offset ? 0.f : scale), offset};
+    const bool offset = fabsf(z) < kOffsetBelow;
+    return {offset ? less_one_of_small(z) : exp2_fast(z * kLog2e), offset};
 }
 
 // δ A, with the phase in turns: its fraction, within ±1/2.
@@ -67,15 +63,11 @@ struct Exponent {
 };
 
 __device__ __forceinline__ Decay<Complex> exact_exp(const Exponent& z) {
-    constexpr float kSmall = 0.05f;  // turns
-    const Decay<float> size = exact_exp(z.real);
-    const Complex unit = unit_at(2.f * z.turns);
-    if (size.offset && fabsf(z.turns) < kSmall) {
-        const float below_one = -unit.im * __fdividef(unit.im, 1.f + unit.re);  // cos − 1
-        return {{fmaf(size.rate, unit.re, below_one), fmaf(size.rate, unit.im, unit.im)}, true};
-    }
-    const float rate = size.offset ? 1.f + size.rate : size.rate;
-    return {unit * rate, false};
+    float sine, cosine;  // of half the phase: cos − 1 = −2 sin² of the half does not cancel
+    sincos_half_turns(z.turns, sine, cosine);
+    const float size = exp2_fast(z.real * kLog2e), twice = 2.f * size * sine;
+    const bool offset = fabsf(z.real) < kOffsetBelow;
+    return {{fmaf(-twice, sine, offset ? less_one_of_small(z.real) : size), twice * cosine}, offset};
 }
 
 // e^z − 1
@@ -110,6 +102,7 @@ __device__ __forceinline__ Complex mean_exp(const Exponent& z, const Decay<Compl
 
 // ---- The discretizations
 
+// With rglru, A is the logarithm.
 template <Discretization kKind>
 __device__ __forceinline__ ExactStep<float> exact_step(float delta, float delta_a, float A) {
     ExactStep<float> result;
@@ -126,7 +119,7 @@ __device__ __forceinline__ ExactStep<float> exact_step(float delta, float delta_
         result.decay = {__fdividef(offset ? -1.f : square - 0.5f, square + 0.5f), offset};
         result.gain = 1.f;
     } else if constexpr (kKind == Discretization::rglru) {
-        result.decay = exact_exp(delta == 0.f ? 0.f : delta * logf(A));
+        result.decay = exact_exp(delta == 0.f ? 0.f : delta * A);
         const float less = less_one(result.decay);
         result.gain = sqrtf(-less * (less + 2.f));  // of 1 − Ā²
     } else {
@@ -166,13 +159,14 @@ __device__ __forceinline__ ExactStep<Complex> exact_step(float delta, float delt
     return result;
 }
 
-// Ā x + gain · drive
-__device__ __forceinline__ float advanced(float x, const ExactStep<float>& by, float drive) {
-    return fmaf(by.decay.rate, x, by.gain * drive) + (by.decay.offset ? x : 0.f);
+// Ā x + drive
+__device__ __forceinline__ float advanced(float x, const Decay<float>& decay, float drive) {
+    const float moved = fmaf(decay.rate, x, drive);
+    return decay.offset ? moved + x : moved;
 }
-__device__ __forceinline__ Complex advanced(const Complex& x, const ExactStep<Complex>& by, const Complex& drive) {
-    const Complex moved = (by.gain * drive).plus(by.decay.rate, x);
-    return by.decay.offset ? moved + x : moved;
+__device__ __forceinline__ Complex advanced(const Complex& x, const Decay<Complex>& decay, const Complex& drive) {
+    const Complex moved = drive.plus(decay.rate, x);
+    return decay.offset ? moved + x : moved;
 }
 
 }  // namespace gdn_cuda::scan

@@ -18,56 +18,70 @@ struct SelectiveStepConfig {
     GDN_HOST_DEVICE static constexpr int threads() { return 128; }
     // Tokens in shared memory at once: of one sequence, or one each of as many sequences.
     GDN_HOST_DEVICE constexpr int items() const { return aligned() && vectors == 1 ? 8 : 4; }
-    // Of a multiprocessor. Without this number the compiler computes so many numbers of a state at once that it has registers
-    // for two; with more, it spills, and from sm_100 on already with these.
+    // Of one token each, in a block.
+    GDN_HOST_DEVICE static constexpr int most_sequences() { return 32; }
+    // Of a multiprocessor: bounds the registers, as far as nothing spills.
     GDN_HOST_DEVICE constexpr int blocks_at_least(int capability) const {
         if (capability >= 100) return 2;
-        return !aligned() || vectors > 1 ? 4 : bytes_of(state) == 2 ? 5 : 6;
+        if (!aligned() || vectors > 1 || state == DType::f16) return !aligned() && is_complex(state) ? 3 : 4;
+        return state == DType::f32 && capability >= 90 ? 6 : 5;
     }
     GDN_HOST_DEVICE constexpr bool aligned() const { return vector > 1; }
     GDN_HOST_DEVICE constexpr int elements() const { return vector * vectors; }  // of a row, a lane
     GDN_HOST_DEVICE constexpr int columns() const {                              // of the longest row
         return aligned() && vectors == 1 ? 16 * vector : 256;
     }
+    GDN_HOST_DEVICE constexpr int fewest_lanes() const { return !aligned() ? 1 : vectors == 1 ? 2 : 4; }  // of a row
+    GDN_HOST_DEVICE constexpr int most_rows() const { return threads() / fewest_lanes(); }                // of a block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(state) ? 2 : 1; }
 };
 
 template <SelectiveStepConfig kConfig>
 struct SelectiveStepSharedPlan {
-    static constexpr int kItems = kConfig.items(), kThreads = kConfig.threads();
+    static constexpr int kSequences = kConfig.most_sequences();
     struct alignas(16) Vector {
         unsigned char bytes[16];
     };
-    // Each thread reads back only what it copied itself.
-    Vector state[kConfig.aligned() ? kItems : 1][kConfig.aligned() ? kConfig.vectors : 1][kThreads];
-    alignas(16) float B[kItems][kConfig.columns() * kConfig.parts()];
-    alignas(16) float C[kItems][kConfig.columns() * kConfig.parts()];
-    // By row of the block. An output Σ C x takes the place of the step size that it came from.
-    float delta[kItems][kThreads], delta_a[kItems][kThreads], x[kItems][kThreads], gate[kItems][kThreads];
-    i64 slot[kItems];
-    int place[kItems];
+    struct alignas(16) Row {
+        float delta, delta_a, u, gate;
+    };
+    struct alignas(16) Item {
+        // Each thread reads back only what it copied itself.
+        Vector state[kConfig.aligned() ? kConfig.vectors : 1][kConfig.aligned() ? kConfig.threads() : 1];
+        alignas(16) float B[kConfig.columns() * kConfig.parts()];
+        alignas(16) float C[kConfig.columns() * kConfig.parts()];
+        Row row[kConfig.most_rows()];
+        alignas(16) float sum[kConfig.threads()];  // of each lane's C x
+        // States; nullptr: none. Where it comes from, where it is stored after the item, and whose takes its place then.
+        const void *from, *later;
+        void* to;
+    };
+    Item items[kConfig.items()];
+    const void* from[kSequences];  // each sequence's state; nullptr: none
+    int place[kSequences];
 };
 
 struct SelectiveStepArgs {
-    // Strides in elements. No data: absent.
-    struct ByRow {  // (sequence, token, head, d)
+    // No data: absent. Strides in bytes; `item` is that of tokens, or of sequences if these have one token each.
+    struct ByRow {
         Tagged values;
-        i64 sequence = 0, token = 0, head = 0, d = 0;
+        i64 sequence = 0, item = 0, head = 0, d = 0;
     };
-    struct ByColumn {  // (sequence, token, group, n)
+    struct ByColumn {
         Tagged values;
-        i64 sequence = 0, token = 0, group = 0, n = 0;
+        i64 sequence = 0, item = 0, group = 0, n = 0;
     };
+    // From here on in elements.
     struct PerRow {  // (head, d)
         Tagged values;
         i64 head = 0, d = 0;
     };
     ByRow x, delta, delta_a, z;
-    void* out;  // of x's dtype
-    i64 out_sequence, out_token, out_head, out_d;
+    ByRow out;  // of x's dtype
     ByColumn B, C;
     const void* A;  // (head, d, n)
     i64 A_head, A_d, A_n;
+    bool A_vectors;  // whether A can be loaded 16 bytes at a time
     PerRow D, bias;
     Discretization discretization;
     bool softplus;

@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kConfig.threads) simplified_step(const __grid_
     const float delta = step_of(args.delta), delta_a = args.delta_a.data != nullptr ? step_of(args.delta_a) : delta;
     const Complex A = static_cast<const Complex*>(args.A)[p * args.A_p], drive = static_cast<const Complex*>(args.drive)[at];
     Complex& state = static_cast<Complex*>(args.state)[sequence * args.state_sequence + p * args.state_p];
-    const Complex x = advanced(state, simplified_transition(args.discretization, delta, delta_a, A), drive);
+    const ExactStep<Complex> step = simplified_transition(args.discretization, delta, delta_a, A);
+    const Complex x = advanced(state, step.decay, step.gain * drive);
     state = x;
     args.halves[2 * at] = args.scale * x.re;
     args.halves[2 * at + 1] = -args.scale * x.im;
