@@ -38,10 +38,11 @@ struct Four {
         else
             to_floats<DType::f16>(x);
     }
-    __device__ __forceinline__ static void store(char* to, DType type, const float (&x)[4]) {
-        if (type == DType::f32) {
+    template <DType kType>
+    __device__ __forceinline__ static void store(char* to, const float (&x)[4]) {
+        if constexpr (kType == DType::f32) {
             *reinterpret_cast<float4*>(to) = {x[0], x[1], x[2], x[3]};
-        } else if (type == DType::bf16) {
+        } else if constexpr (kType == DType::bf16) {
             const __nv_bfloat162 low = __floats2bfloat162_rn(x[0], x[1]), high = __floats2bfloat162_rn(x[2], x[3]);
             *reinterpret_cast<uint2*>(to) = {reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high)};
         } else {

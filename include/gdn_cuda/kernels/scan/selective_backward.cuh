@@ -58,14 +58,6 @@ __device__ __forceinline__ int thread_again() {
     return static_cast<int>(thread);
 }
 
-// The place of a block: channels of one group of B and C, and a sequence.
-struct BackwardPlace {
-    int channel, channels;  // the first, and how many of the block's exist
-    int sequence, batch;
-    Span span;
-    i64 first_chunk;  // of the sequence
-};
-
 template <SelectiveBackwardConfig kConfig>
 struct SelectiveBackward {
     using Config = SelectiveBackwardConfig;
@@ -83,7 +75,7 @@ struct SelectiveBackward {
     const SelectiveBackwardArgs& args;
     const SelectiveInputs& in;
     Shared& shared;
-    BackwardPlace place;
+    const BackwardPlace& place;
     int lane, warp;
 
     static constexpr bool kIsRglru = kTransition == Transition::rglru;
@@ -192,25 +184,37 @@ struct SelectiveBackward {
     __device__ __forceinline__ static float4 four(const float (*tile)[kStateChunk], int channel, int token) {
         return *reinterpret_cast<const float4*>(&tile[channel][in_row(channel, token)]);
     }
-    // One element, or the four of a unit.
-    template <int kCount>
-    __device__ __forceinline__ void put(float (*tile)[kStateChunk], const Unit& to, const float (&x)[kCount]) const {
+    // One element, or the four of a unit, of several tiles.
+    using Tile = float (*)[kStateChunk];
+    template <int kTiles, int kCount>
+    __device__ __forceinline__ void put(const Tile (&tiles)[kTiles], const Unit& to, const float (&x)[kTiles][kCount]) const {
+        const int row = in_row(to.channel, to.token);
         if (kCount == 4 && args.along_tokens) {
-            *reinterpret_cast<float4*>(&tile[to.channel][in_row(to.channel, to.token)]) = {x[0], x[kCount / 4], x[kCount / 2],
-                                                                                           x[kCount - 1]};
-        } else {
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) tile[to.channel + i][in_row(to.channel + i, to.token)] = x[i];
+            for (int tile = 0; tile < kTiles; ++tile)
+                *reinterpret_cast<float4*>(&tiles[tile][to.channel][row]) = {x[tile][0], x[tile][kCount / 4],
+                                                                            x[tile][kCount / 2], x[tile][kCount - 1]};
+        } else {  // in_row, of channels that differ in their lowest bits
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+                for (int i = 0; i < kCount; ++i) tiles[tile][to.channel + i][row ^ i << 2] = x[tile][i];
         }
     }
-    template <int kCount>
-    __device__ __forceinline__ void get(float (&x)[kCount], const float (*tile)[kStateChunk], const Unit& from) const {
+    template <int kTiles, int kCount>
+    __device__ __forceinline__ void get(float (&x)[kTiles][kCount], const Tile (&tiles)[kTiles], const Unit& from) const {
+        const int row = in_row(from.channel, from.token);
         if (kCount == 4 && args.along_tokens) {
-            const float4 y = four(tile, from.channel, from.token);
-            x[0] = y.x, x[kCount / 4] = y.y, x[kCount / 2] = y.z, x[kCount - 1] = y.w;
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile) {
+                const float4 y = *reinterpret_cast<const float4*>(&tiles[tile][from.channel][row]);
+                x[tile][0] = y.x, x[tile][kCount / 4] = y.y, x[tile][kCount / 2] = y.z, x[tile][kCount - 1] = y.w;
+            }
         } else {
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) x[i] = tile[from.channel + i][in_row(from.channel + i, from.token)];
+            for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+                for (int i = 0; i < kCount; ++i) x[tile][i] = tiles[tile][from.channel + i][row ^ i << 2];
         }
     }
     // D or bias of the channels of a unit.
@@ -220,30 +224,38 @@ struct SelectiveBackward {
         for (int i = 0; i < kCount; ++i) to[i] = from[unit.channel + (args.along_tokens ? 0 : i)];
     }
 
-    // Where the block's channels and sequence begin in a tensor.
-    __device__ __forceinline__ char* base_of(const ChannelRows& x) const {
-        const i64 offset = place.batch * x.batch + place.channel * x.channel + place.span.start * x.token;
-        return static_cast<char*>(x.data) + (offset << (args.io == DType::f32 ? 2 : 1));
+    using Rows = typename Shared::Rows;
+    __device__ __forceinline__ Rows rows_of(const ChannelRows& x) const {
+        const i64 offset = place.batch * x.batch + place.channel * x.channel + place.start * x.token;
+        const int shift = args.io == DType::f32 ? 2 : 1;
+        return {static_cast<char*>(x.data) + (offset << shift), static_cast<unsigned>(x.channel) << shift,
+                static_cast<unsigned>(x.token) << shift};
     }
     __device__ __forceinline__ char* base_of(const Coefficients& x) const {
         const i64 offset = place.batch * x.batch + place.channel / (in.dim / x.groups) * x.group + args.first_state * x.n +
-                           place.span.start * x.token;
+                           place.start * x.token;
         return static_cast<char*>(x.data) + (offset << (x.type == DType::f32 ? 2 : 1));
     }
-    __device__ __forceinline__ void keep_bases() {
-        auto& base = shared.base;
-        base.u = base_of(in.u), base.delta = base_of(in.delta), base.grad_out = base_of(args.grad_out);
-        base.z = base_of(in.z), base.delta_a = base_of(in.delta_a);
-        base.du = base_of(args.du), base.ddelta = base_of(args.ddelta), base.dz = base_of(args.dz);
-        base.ddelta_a = base_of(args.ddelta_a);
-        base.coefficients[0] = varies(in.B) ? base_of(in.B) : nullptr;
-        base.coefficients[1] = varies(in.C) ? base_of(in.C) : nullptr;
+    __device__ __forceinline__ void keep_rows() {
+        shared.u = rows_of(in.u), shared.delta = rows_of(in.delta), shared.grad_out = rows_of(args.grad_out);
+        shared.z = rows_of(in.z), shared.delta_a = rows_of(in.delta_a);
+        shared.du = rows_of(args.du), shared.ddelta = rows_of(args.ddelta), shared.dz = rows_of(args.dz);
+        shared.ddelta_a = rows_of(args.ddelta_a);
+        shared.coefficients[0] = varies(in.B) ? base_of(in.B) : nullptr;
+        shared.coefficients[1] = varies(in.C) ? base_of(in.C) : nullptr;
+    }
+    // x + i y: unsigned, this is one instruction.
+    __device__ __forceinline__ static char* along(char* x, int i, unsigned y) {
+        return x + static_cast<unsigned long long>(static_cast<unsigned>(i)) * y;
     }
     // Of four elements: the host has seen to it that strides fit.
-    __device__ __forceinline__ char* address(char* base, const ChannelRows& x, const Unit& at, int first) const {
-        const int shift = args.io == DType::f32 ? 2 : 1;
-        return base + static_cast<i64>(at.channel) * (static_cast<int>(x.channel) << shift) +
-               static_cast<i64>(first + at.token) * (static_cast<int>(x.token) << shift);
+    __device__ __forceinline__ static char* address(const Rows& rows, const Unit& at, int first) {
+        return along(along(global(rows.begin), at.channel, rows.of_channel), first + at.token, rows.of_token);
+    }
+    // What comes out of shared memory could be an address of any memory.
+    __device__ __forceinline__ static char* global(char* address) {
+        __builtin_assume(__isGlobal(address));
+        return address;
     }
     __device__ __forceinline__ static i64 offset(const ChannelRows& x, const Unit& at, int first) {
         return at.channel * x.channel + (first + at.token) * x.token;
@@ -257,14 +269,11 @@ struct SelectiveBackward {
         float u[kCount], delta[kCount], grad_out[kCount], z[kCount], delta_a[kCount];
     };
     __device__ __forceinline__ void load(InFlight& x, const Unit& at, int first) const {
-        const auto one = [&](Four& to, char* base, const ChannelRows& rows) {
-            to.load(address(base, rows, at, first), args.io);
-        };
-        one(x.u, shared.base.u, in.u);
-        one(x.delta, shared.base.delta, in.delta);
-        one(x.grad_out, shared.base.grad_out, args.grad_out);
-        if (in.z.data != nullptr) one(x.z, shared.base.z, in.z);
-        if (in.delta_a.data != nullptr) one(x.delta_a, shared.base.delta_a, in.delta_a);
+        x.u.load(address(shared.u, at, first), args.io);
+        x.delta.load(address(shared.delta, at, first), args.io);
+        x.grad_out.load(address(shared.grad_out, at, first), args.io);
+        if (in.z.data != nullptr) x.z.load(address(shared.z, at, first), args.io);
+        if (in.delta_a.data != nullptr) x.delta_a.load(address(shared.delta_a, at, first), args.io);
     }
     template <DType kType>
     __device__ __forceinline__ static void convert(Floats<4>& x, const InFlight& raw) {
@@ -275,14 +284,14 @@ struct SelectiveBackward {
         raw.delta_a.template to_floats<kType>(x.delta_a);
     }
     __device__ __forceinline__ void load(Floats<1>& x, const Unit& at, int first) const {
-        const auto one = [&](float& to, const char* base, const ChannelRows& rows) {
-            to = load_number({base, args.io}, offset(rows, at, first));
+        const auto one = [&](const Rows& rows, const ChannelRows& x) {
+            return load_number({rows.begin, args.io}, offset(x, at, first));
         };
-        one(x.u[0], shared.base.u, in.u);
-        one(x.delta[0], shared.base.delta, in.delta);
-        one(x.grad_out[0], shared.base.grad_out, args.grad_out);
-        if (in.z.data != nullptr) one(x.z[0], shared.base.z, in.z);
-        if (in.delta_a.data != nullptr) one(x.delta_a[0], shared.base.delta_a, in.delta_a);
+        x.u[0] = one(shared.u, in.u);
+        x.delta[0] = one(shared.delta, in.delta);
+        x.grad_out[0] = one(shared.grad_out, args.grad_out);
+        if (in.z.data != nullptr) x.z[0] = one(shared.z, in.z);
+        if (in.delta_a.data != nullptr) x.delta_a[0] = one(shared.delta_a, in.delta_a);
     }
     // Calls with the elements of each unit, while those of the next are in flight; or with each element, in a ragged tile.
     template <class F>
@@ -317,7 +326,8 @@ struct SelectiveBackward {
 
     template <int kCount>
     __device__ __forceinline__ void make_elements(const Floats<kCount>& x, const Unit& unit, bool exists) {
-        float bias[kCount], step[kCount], input[kCount], cotangent[kCount], sizes[kCount];
+        float bias[kCount], made[3][kCount], sizes[1][kCount];
+        auto &input = made[0], &step = made[1], &cotangent = made[2];
         per_channel(bias, shared.bias, unit);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -330,13 +340,11 @@ struct SelectiveBackward {
             if constexpr (kIsRglru) step[i] = size;
             if (in.z.data != nullptr) cotangent[i] *= silu_fast(x.z[i]);
             cotangent[i] *= static_cast<float>(kParts);  // y = 2 Re Σ C x of complex numbers
-            sizes[i] = size;
-            if (!exists) step[i] = input[i] = cotangent[i] = sizes[i] = 0.f;
+            sizes[0][i] = size;
+            if (!exists) step[i] = input[i] = cotangent[i] = sizes[0][i] = 0.f;
         }
-        put(shared.input, unit, input);
-        put(shared.step, unit, step);
-        put(shared.cotangent, unit, cotangent);
-        if constexpr (has_size(kTransition)) put(shared.size, unit, sizes);
+        put({shared.input, shared.step, shared.cotangent}, unit, made);
+        if constexpr (has_size(kTransition)) put({shared.size}, unit, sizes);
     }
     // B and C: four real numbers at a time, along tokens or along states as they lie in memory, or one; zeros where they do not
     // exist.
@@ -349,17 +357,18 @@ struct SelectiveBackward {
             if (!varies(from)) continue;
             auto* to = which == 0 ? shared.B : shared.C;
             const bool along_tokens = from.n != kParts;
-            const char* base = shared.base.coefficients[which];
+            char* base = global(shared.coefficients[which]);
             if (full) {
                 constexpr int kOfVector = 4 / kParts, kRow = kColumns / 4;
                 const int shift = from.type == DType::f32 ? 2 : 1;
-                const int of_token = static_cast<int>(from.token) << shift, of_n = static_cast<int>(from.n) << shift;
+                const unsigned of_token = static_cast<unsigned>(from.token) << shift;
+                const unsigned of_n = static_cast<unsigned>(from.n) << shift;
 #pragma unroll 2
                 for (int i = thread_again(); i < kStateChunk * kRow; i += Config::kThreads) {
                     const int token = along_tokens ? i / kGroup * kOfVector : i / kRow;
                     const int n = along_tokens ? i % kGroup : i % kRow * kOfVector;
                     Four raw;
-                    raw.load(base + static_cast<i64>(first + token) * of_token + static_cast<i64>(n) * of_n, from.type);
+                    raw.load(along(along(base, first + token, of_token), n, of_n), from.type);
                     float x[4];
                     raw.to_floats(from.type, x);
                     if (along_tokens) {
@@ -429,11 +438,11 @@ struct SelectiveBackward {
     }
     // Rows of B or C in shared memory: of the tokens of the tile, or the same one for each. By index, as a pointer to one of
     // two arrays would be read as if to any memory.
-    struct Rows {
+    struct TokenRows {
         int first, pitch;
     };
     __device__ __forceinline__ const float* shared_floats() const { return reinterpret_cast<const float*>(&shared); }
-    __device__ __forceinline__ Rows rows_of(bool is_B, int channel) const {
+    __device__ __forceinline__ TokenRows rows_of(bool is_B, int channel) const {
         const Coefficients& x = is_B ? in.B : in.C;
         const float* tile = &(is_B ? shared.B : shared.C)[0][0];
         const float* constant = &(is_B ? shared.constant_B : shared.constant_C)[0][0];
@@ -442,7 +451,7 @@ struct SelectiveBackward {
         if (varies(x)) return {of_tile + first_number(), kColumns};
         return {of_constant + channel * kColumns + first_number(), 0};
     }
-    __device__ __forceinline__ void load_row(Numbers& to, const Rows& rows, int token) const {
+    __device__ __forceinline__ void load_row(Numbers& to, const TokenRows& rows, int token) const {
         load_numbers(to, shared_floats() + rows.first + token * (kConfig.only_varying ? kColumns : rows.pitch));
     }
 
@@ -503,7 +512,7 @@ struct SelectiveBackward {
     }
     // Keeps the states before each sub-tile.
     __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles) {
-        const Rows rows = rows_of(true, channel);
+        const TokenRows rows = rows_of(true, channel);
         static_assert(kTokens == 2 * kHalf);
 #pragma unroll 1
         for (int half = 0;; ++half) {
@@ -526,7 +535,7 @@ struct SelectiveBackward {
 
     // Back through a sub-tile.
     __device__ __forceinline__ void walk_back(Own& own, int channel, int k, int tokens, bool any_varies) {
-        const Rows rows_B = rows_of(true, channel), rows_C = rows_of(false, channel);
+        const TokenRows rows_B = rows_of(true, channel), rows_C = rows_of(false, channel);
         Numbers x[kTokens + 1], decay[kTokens], dpole;
         load_numbers(x[0], &shared.checkpoint[k][channel][first_number()]);
 #pragma unroll
@@ -650,7 +659,7 @@ struct SelectiveBackward {
         const int partials = is_B ? args.partials_B : args.partials_C;
         const int block = static_cast<int>(blockIdx.x), group = block / partials, partial = block - group * partials;
         const i64 row = (static_cast<i64>(partial) * args.rows + (place.batch - args.first_row)) * of.groups + group;
-        return (is_B ? args.dB : args.dC) + (row * in.length + place.span.start) * kColumns;
+        return (is_B ? args.dB : args.dC) + (row * in.length + place.start) * kColumns;
     }
     // Of all warps, to memory: a thread writes neighbouring sums of B or of C.
     __device__ __forceinline__ void write_sums(int k, int token, int tokens) const {
@@ -702,7 +711,7 @@ struct SelectiveBackward {
             const int channel = i / kStateChunk, token = i % kStateChunk, at = in_row(channel, token);
             if (channel >= place.channels || token >= tokens) continue;
             float* earlier = args.earlier + (static_cast<i64>(place.batch) * in.dim + place.channel + channel) * in.length +
-                             place.span.start + first + token;
+                             place.start + first + token;
             const auto add = [&](float& sum) {
                 if (!args.first_pass) sum += *earlier;
                 if (!args.last_pass) *earlier = sum;
@@ -715,22 +724,42 @@ struct SelectiveBackward {
         }
     }
     template <int kCount>
-    __device__ __forceinline__ void store(char* base, const ChannelRows& x, const Unit& at, int first, bool exists,
-                                          const float (&y)[kCount]) const {
-        if constexpr (kCount == 4)
-            Four::store(address(base, x, at, first), args.io, y);
-        else if (exists)
-            store_element(base, args.io, offset(x, at, first), y[0]);
+    struct Outputs {
+        float du[kCount], ddelta[kCount], dz[kCount], ddelta_a[kCount];
+    };
+    template <DType kType>
+    __device__ __forceinline__ void store(const Outputs<4>& x, const Unit& at, int first) const {
+        Four::store<kType>(address(shared.du, at, first), x.du);
+        Four::store<kType>(address(shared.ddelta, at, first), x.ddelta);
+        if (in.z.data != nullptr) Four::store<kType>(address(shared.dz, at, first), x.dz);
+        if (in.delta_a.data != nullptr) Four::store<kType>(address(shared.ddelta_a, at, first), x.ddelta_a);
+    }
+    __device__ __forceinline__ void store(const Outputs<4>& x, const Unit& at, int first, bool) const {
+        if (args.io == DType::bf16)
+            store<DType::bf16>(x, at, first);
+        else if (args.io == DType::f32)
+            store<DType::f32>(x, at, first);
+        else
+            store<DType::f16>(x, at, first);
+    }
+    __device__ __forceinline__ void store(const Outputs<1>& x, const Unit& at, int first, bool exists) const {
+        if (!exists) return;
+        const auto one = [&](const Rows& rows, const ChannelRows& to, float y) {
+            store_element(global(rows.begin), args.io, offset(to, at, first), y);
+        };
+        one(shared.du, args.du, x.du[0]);
+        one(shared.ddelta, args.ddelta, x.ddelta[0]);
+        if (in.z.data != nullptr) one(shared.dz, args.dz, x.dz[0]);
+        if (in.delta_a.data != nullptr) one(shared.ddelta_a, args.ddelta_a, x.ddelta_a[0]);
     }
     template <int kCount>
     __device__ __forceinline__ void finish_elements(const Floats<kCount>& x, const Unit& unit, int first, bool exists) {
         const bool has_z = in.z.data != nullptr, has_delta_a = in.delta_a.data != nullptr;
-        float of_input[kCount], of_step[kCount], of_size[kCount] = {}, step[kCount], bias[kCount], D[kCount];
-        float du[kCount], ddelta[kCount], dz[kCount], of_D[kCount];
-        get(of_input, shared.input, unit);
-        get(of_step, shared.cotangent, unit);
-        get(step, shared.step, unit);
-        if constexpr (has_size(kTransition)) get(of_size, shared.size, unit);
+        float made[3][kCount], of_size[1][kCount] = {}, bias[kCount], D[kCount], of_D_and_bias[2][kCount];
+        get(made, {shared.input, shared.cotangent, shared.step}, unit);
+        auto &of_input = made[0], &of_step = made[1], &step = made[2];
+        if constexpr (has_size(kTransition)) get(of_size, {shared.size}, unit);
+        Outputs<kCount> to{};
         per_channel(bias, shared.bias, unit);
         per_channel(D, shared.D, unit);
         const float* y = &shared.checkpoint[unit.token / kTokens][unit.channel][unit.token % kTokens];
@@ -739,14 +768,14 @@ struct SelectiveBackward {
         for (int i = 0; i < kCount; ++i) {
             const float before_softplus = x.delta[i] + bias[i];
             of_step[i] *= Gradient::kStepUnit;
-            float d_size = of_size[i];
-            du[i] = of_input[i];
+            float d_size = of_size[0][i];
+            to.du[i] = of_input[i];
             if constexpr (kTransition == Transition::exponential) {
                 if (args.input_times_delta) {
                     float size = step[i];
                     if (has_delta_a) size = in.delta_softplus ? softplus_fast(before_softplus) : before_softplus;
                     d_size = x.u[i] * of_input[i];
-                    du[i] = size * of_input[i];
+                    to.du[i] = size * of_input[i];
                 }
             }
             if constexpr (kTransition == Transition::s7) {
@@ -762,26 +791,17 @@ struct SelectiveBackward {
             if (has_z) {
                 const float gate = sigmoid_fast(x.z[i]);
                 const float out = fmaf(D[i], x.u[i], y[i * y_apart] * static_cast<float>(kParts));
-                dz[i] = x.grad_out[i] * out * gate * fmaf(x.z[i], 1.f - gate, 1.f);
+                to.dz[i] = x.grad_out[i] * out * gate * fmaf(x.z[i], 1.f - gate, 1.f);
                 cotangent *= x.z[i] * gate;
             }
-            du[i] = fmaf(D[i], cotangent, du[i]);
-            of_D[i] = exists ? cotangent * x.u[i] : 0.f;
-            ddelta[i] = exists ? d_size : 0.f;
+            to.du[i] = fmaf(D[i], cotangent, to.du[i]);
+            to.ddelta[i] = d_size;
+            if constexpr (kTransition != Transition::s7 && !kIsRglru) to.ddelta_a[i] = of_step[i];
+            of_D_and_bias[0][i] = exists ? cotangent * x.u[i] : 0.f;
+            of_D_and_bias[1][i] = exists ? d_size : 0.f;
         }
-        const auto& base = shared.base;
-        store(base.du, args.du, unit, first, exists, du);
-        store(base.ddelta, args.ddelta, unit, first, exists, ddelta);
-        if (has_z) store(base.dz, args.dz, unit, first, exists, dz);
-        if (has_delta_a) {
-            if constexpr (kTransition == Transition::s7 || kIsRglru)
-#pragma unroll
-                for (float& slope : of_step) slope = 0.f;
-            store(base.ddelta_a, args.ddelta_a, unit, first, exists, of_step);
-        }
-        // For sum_elements.
-        put(shared.input, unit, of_D);
-        put(shared.cotangent, unit, ddelta);
+        store(to, unit, first, exists);
+        put({shared.input, shared.cotangent}, unit, of_D_and_bias);  // for sum_elements
     }
     // The gradient of D or of the bias, over the tokens of a chunk.
     __device__ __forceinline__ void sum_elements(int which, int channel) {
@@ -809,10 +829,10 @@ struct SelectiveBackward {
         if (threadIdx.x < 2 * kChannels) shared.element_sums[threadIdx.x / kChannels][threadIdx.x % kChannels] = 0.f;
         if (threadIdx.x < 2)
             shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
-        if (threadIdx.x == 0) keep_bases();
+        if (threadIdx.x == 0) keep_rows();
         __syncthreads();
 
-        const int length = place.span.length, chunks = (length + kStateChunk - 1) / kStateChunk;
+        const int length = place.length, chunks = (length + kStateChunk - 1) / kStateChunk;
 #pragma unroll 1
         for (int chunk = chunks - 1; chunk >= 0; --chunk) {
             const int first = chunk * kStateChunk, tokens = min(kStateChunk, length - first);
@@ -858,19 +878,25 @@ __global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kConfig.blo
     const int sequence = args.first_sequence + blockIdx.y;
     const int blocks_of_span = static_cast<int>(ceil_div(args.channels_per_span, kConfig.channels_per_block()));
     const int inside = blockIdx.x % blocks_of_span * kConfig.channels_per_block();
+    const Span span = span_of(in.cu_seqlens, sequence, in.length);
     BackwardPlace place{.channel = static_cast<int>(blockIdx.x) / blocks_of_span * args.channels_per_span + inside,
                         .channels = min(args.channels_per_span - inside, kConfig.channels_per_block()),
                         .sequence = sequence,
                         .batch = packed ? 0 : sequence,
-                        .span = span_of(in.cu_seqlens, sequence, in.length),
+                        .length = span.length,
+                        .start = span.start,
                         .first_chunk = 0};
     if (packed) {
+#pragma unroll 1
         for (int i = 0; i < sequence; ++i)
             place.first_chunk += ceil_div(span_of(in.cu_seqlens, i, in.length).length, kStateChunk);
     } else {
         place.first_chunk = sequence * ceil_div(in.length, kStateChunk);
     }
-    SelectiveBackward<kConfig>{args, in, shared, place, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32}
+    if (threadIdx.x == 0) shared.place = place;
+    __syncthreads();
+    SelectiveBackward<kConfig>{args, in, shared, shared.place, static_cast<int>(threadIdx.x) % 32,
+                               static_cast<int>(threadIdx.x) / 32}
         .run();
 }
 

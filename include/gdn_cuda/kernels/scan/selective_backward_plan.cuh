@@ -28,6 +28,13 @@ struct SelectiveBackwardConfig {
     GDN_FIELDS(transition, is_complex, only_varying, lanes, states)
 };
 
+// The place of a block: channels of one group of B and C, and a sequence.
+struct BackwardPlace {
+    int channel, channels;  // the first, and how many of the block's exist
+    int sequence, batch, length;
+    i64 start, first_chunk;  // of the sequence: its first token in the row of the batch, its first chunk
+};
+
 template <SelectiveBackwardConfig kConfig>
 struct SelectiveBackwardSharedPlan {
     static constexpr int kChannels = kConfig.channels_per_block(), kColumns = kConfig.columns();
@@ -40,7 +47,8 @@ struct SelectiveBackwardSharedPlan {
     alignas(16) float step[kChannels][kStateChunk];
     alignas(16) float input[kChannels][kStateChunk];
     alignas(16) float cotangent[kChannels][kStateChunk];  // of Σ C x
-    alignas(16) float size[has_size(kConfig.transition) ? kChannels : 1][kStateChunk];
+    static constexpr bool kHasSize = has_size(kConfig.transition);
+    alignas(16) float size[kHasSize ? kChannels : 1][kHasSize ? kStateChunk : 1];
     alignas(16) float checkpoint[kSubtiles][kChannels][kCheckpoint];  // states before each sub-tile
     alignas(16) float B[kStateChunk][kColumns], C[kStateChunk][kColumns];
     static constexpr int kConstant = kConfig.only_varying ? 1 : kChannels;
@@ -48,10 +56,13 @@ struct SelectiveBackwardSharedPlan {
     alignas(16) float D[kChannels], bias[kChannels];
     float element_sums[2][kChannels];  // the gradients of D and of the bias
     float* partial[2];                 // of the block's sums for B and C: the sequence's first token
-    // Where the block's channels and the sequence begin in each tensor.
-    struct {
-        char *u, *delta, *grad_out, *z, *delta_a, *du, *ddelta, *dz, *ddelta_a, *coefficients[2];
-    } base;
+    BackwardPlace place;  // read where it is used: in registers it would take them from the walk
+    // Where the block's channels and the sequence begin in a tensor, and strides in bytes.
+    struct alignas(16) Rows {
+        char* begin;
+        unsigned of_channel, of_token;
+    } u, delta, grad_out, z, delta_a, du, ddelta, dz, ddelta_a;
+    char* coefficients[2];
     // Gradients of B and C of four tokens, (B or C, token, column), of each channel; lanes write to different banks.
     static constexpr int kOfChannel = 8 * kColumns + (kColumns < 32 ? kColumns : 0);
     alignas(16) float exchange[SelectiveBackwardConfig::kWarps][kConfig.channels_per_warp()][kOfChannel];
