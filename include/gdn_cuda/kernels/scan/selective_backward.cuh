@@ -686,17 +686,20 @@ struct SelectiveBackward {
             *to = sum[0];
     }
 
-    __device__ __forceinline__ void walk(Own& own, int first, int tokens) {
-        const int channel = channel_of_lane(), subtiles = (tokens + kTokens - 1) / kTokens;
+    // Tokens of the sequence from the first of a chunk on. Read where it is used: in a register it would take one from the walk.
+    __device__ __forceinline__ int left(int chunk) const { return place.length - chunk * kStateChunk; }
+    __device__ __forceinline__ void walk(Own& own, int chunk) {
+        const int channel = channel_of_lane(), tokens = min(kStateChunk, left(chunk)),
+                  subtiles = (tokens + kTokens - 1) / kTokens;
         if constexpr (!Poles::kRelative) anchor(own, channel, tokens);
         walk_forward(own, channel, subtiles);
         const bool any_varies = varies(in.B) || varies(in.C);
 #pragma unroll 1
         for (int k = subtiles - 1; k >= 0; --k) {
-            walk_back(own, channel, k, tokens, any_varies);
+            walk_back(own, channel, k, kTransition == Transition::exponential ? 0 : left(chunk), any_varies);
             if (!any_varies) continue;
             __syncthreads();
-            write_sums(k, first + k * kTokens, tokens - k * kTokens);
+            write_sums(k, chunk * kStateChunk + k * kTokens, left(chunk) - k * kTokens);
             if constexpr (kConfig.buffers() == 1) __syncthreads();
         }
     }
@@ -832,17 +835,18 @@ struct SelectiveBackward {
         if (threadIdx.x == 0) keep_rows();
         __syncthreads();
 
-        const int length = place.length, chunks = (length + kStateChunk - 1) / kStateChunk;
 #pragma unroll 1
-        for (int chunk = chunks - 1; chunk >= 0; --chunk) {
-            const int first = chunk * kStateChunk, tokens = min(kStateChunk, length - first);
+        for (int chunk = (place.length + kStateChunk - 1) / kStateChunk - 1; chunk >= 0; --chunk) {
+            const int first = chunk * kStateChunk;
+            int tokens = min(kStateChunk, left(chunk));
             load_states(own, place.first_chunk + chunk);
             for_elements(first, tokens,
                          [&](const auto& x, const Unit& unit, bool exists) { make_elements(x, unit, exists); });
             make_coefficients(first, tokens);
             __syncthreads();
-            walk(own, first, tokens);
+            walk(own, chunk);
             __syncthreads();
+            tokens = min(kStateChunk, left(chunk));
             if (!args.first_pass || !args.last_pass) {
                 add_earlier(first, tokens);
                 __syncthreads();
