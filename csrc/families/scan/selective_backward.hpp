@@ -27,9 +27,15 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
     constexpr auto real_of = [](Transition transition, int lanes, int states, bool only_varying = false) {
         return Config{transition, false, only_varying, lanes, states};
     };
-    return std::array{real_of(exponential, 4, 4, true), real_of(exponential, 8, 4, true), real_of(exponential, 4, 4),
-                      real_of(zoh, 8, 2),               real_of(bilinear, 4, 4),          real_of(s7, 4, 4),
-                      real_of(rglru, 4, 1),             complex_of(exponential, 8, 2),    complex_of(zoh, 16, 1),
+    return std::array{real_of(exponential, 4, 4, true),
+                      real_of(exponential, 8, 4, true),
+                      real_of(exponential, 4, 4),
+                      real_of(zoh, 8, 2),
+                      real_of(bilinear, 4, 4),
+                      real_of(s7, 4, 4),
+                      real_of(rglru, 4, 1),
+                      complex_of(exponential, 8, 2),
+                      complex_of(zoh, 16, 1),
                       complex_of(bilinear, 16, 1)};
 }();
 

@@ -2,9 +2,9 @@
 //
 // A block walks the chunks of a sequence from the last to the first, for 8 to 32 channels in front of four warps. Per chunk,
 // it makes a tile of steps, inputs and output gradients in fp32, and one of B and C, in shared memory. A channel's states are
-// on a few neighbouring lanes, some on each. From the state that forward kept before the chunk, a lane first walks the chunk and
-// keeps the states before every eight tokens. Then, from the last eight tokens to the first, it walks them again with all states
-// and decays in registers, and goes back through them, four tokens at a time:
+// on a few neighbouring lanes, some on each. From the state that forward kept before the chunk, a lane first walks the chunk
+// and keeps the states before every eight tokens. Then, from the last eight tokens to the first, it walks them again with all
+// states and decays in registers, and goes back through them, four tokens at a time:
 //     dx_t = C dy_t + Ā_{t+1} dx_{t+1}.
 // What is summed over states (for u, delta and z) is added up by the lanes of the channel. The gradients of B and C of four
 // tokens go to shared memory, where each lane of the warp adds up some of them over its channels; these sums are added up over
@@ -66,7 +66,7 @@ struct SelectiveBackward {
     static constexpr int kChannels = Shared::kChannels, kColumns = Shared::kColumns, kParts = kConfig.parts();
     static constexpr int kLanes = kConfig.lanes, kStates = kConfig.states, kGroup = kConfig.group();
     static constexpr int kTokens = Config::kTokens, kNumbers = kStates * kParts, kHalf = 4;  // tokens of half a sub-tile
-    static constexpr int kUnits = kChannels * kStateChunk / 4 / Config::kThreads;  // of a thread, four elements each
+    static constexpr int kUnits = kChannels * kStateChunk / 4 / Config::kThreads;            // of a thread, four elements each
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
     using Gradient = PoleGradient<kTransition, kConfig.is_complex>;
@@ -76,7 +76,6 @@ struct SelectiveBackward {
     const SelectiveInputs& in;
     Shared& shared;
     const BackwardPlace& place;
-    int lane, warp;
 
     static constexpr bool kIsRglru = kTransition == Transition::rglru;
 
@@ -86,20 +85,22 @@ struct SelectiveBackward {
         Poles poles[kStates];
         Number carry[kStates];  // the gradient of the state after the last token still to come
         Number dpole[kStates];
-        Number x[kStates];                                                                          // before the chunk
-        Number dB[kConfig.only_varying ? 1 : kStates], dC[kConfig.only_varying ? 1 : kStates];  // where B or C is constant
+        Number x[kStates];                   // before the chunk
         float gain[kIsRglru ? kStates : 1];  // of the output of rglru, whose state has no B
     };
 
-    __device__ __forceinline__ int state_lane() const { return lane % kLanes; }
-    __device__ __forceinline__ int channel_of_lane() const { return warp * kConfig.channels_per_warp() + lane / kLanes; }
-    __device__ __forceinline__ int first_number() const { return state_lane() * kNumbers; }
+    // The states of a thread: a channel, and the first of their real numbers in a row.
+    struct Seat {
+        int thread, channel, number;
+    };
+    __device__ __forceinline__ static Seat seat() {
+        const int thread = thread_again();
+        return {thread, thread / kLanes, thread % kLanes * kNumbers};
+    }
     // Calls with each state that exists and its index in N.
     template <class F>
     __device__ __forceinline__ void each_state(const F& call) const {
-        const int thread = thread_again(), lane = thread % 32;
-        const int channel = thread / 32 * kConfig.channels_per_warp() + lane / kLanes;
-        const int first = args.first_state + lane % kLanes * kStates;
+        const int thread = thread_again(), channel = thread / kLanes, first = args.first_state + thread % kLanes * kStates;
 #pragma unroll
         for (int s = 0; s < kStates; ++s)
             if (channel < place.channels && first + s < in.state_size) call(s, channel, first + s);
@@ -123,7 +124,6 @@ struct SelectiveBackward {
         for (int s = 0; s < kStates; ++s) {
             own.poles[s] = Poles::of(padding);
             own.carry[s] = own.dpole[s] = own.x[s] = Number{};
-            if constexpr (!kConfig.only_varying) own.dB[s] = own.dC[s] = Number{};
             if constexpr (kIsRglru) own.gain[s] = 1.f;
         }
         Numbers B, C;
@@ -141,18 +141,28 @@ struct SelectiveBackward {
             }
         });
         if constexpr (!kConfig.only_varying) {
-            store_numbers(&shared.constant_B[channel_of_lane()][first_number()], B);
-            store_numbers(&shared.constant_C[channel_of_lane()][first_number()], C);
+            const Seat at = seat();
+            // Without tokens, a tile has a row for each channel.
+            store_numbers(&shared.B[at.channel][at.number], B);
+            store_numbers(&shared.C[at.channel][at.number], C);
+            const Numbers zeros{};
+            store_numbers(&shared.constant_dB[at.channel][at.number], zeros);
+            store_numbers(&shared.constant_dC[at.channel][at.number], zeros);
         }
     }
     __device__ __forceinline__ void load_states(Own& own, i64 chunk) const {
         const auto* from = static_cast<const Number*>(args.states);
 #pragma unroll
         for (Number& x : own.x) x = Number{};
-        if (chunk < args.chunks)
-            each_state([&](int s, int channel, int n) { own.x[s] = from[row_of(chunk, channel) + n]; });
+        if (chunk < args.chunks) each_state([&](int s, int channel, int n) { own.x[s] = from[row_of(chunk, channel) + n]; });
     }
     __device__ __forceinline__ void finish(const Own& own) const {
+        Numbers dB{}, dC{};
+        if constexpr (!kConfig.only_varying) {
+            const Seat at = seat();
+            load_numbers(dB, &shared.constant_dB[at.channel][at.number]);
+            load_numbers(dC, &shared.constant_dC[at.channel][at.number]);
+        }
         each_state([&](int s, int channel, int n) {
             const i64 row = row_of(place.sequence, channel);
             Number dpole = own.dpole[s];
@@ -161,8 +171,8 @@ struct SelectiveBackward {
             reinterpret_cast<Number*>(args.dA)[row + n] = dpole;
             if (args.dinitial_state != nullptr) static_cast<Number*>(args.dinitial_state)[row + n] = own.carry[s];
             if constexpr (!kConfig.only_varying) {
-                if (!in.B.varies) reinterpret_cast<Number*>(args.dB_constant)[row + n] = own.dB[s];
-                if (!in.C.varies) reinterpret_cast<Number*>(args.dC_constant)[row + n] = own.dC[s];
+                if (!in.B.varies) reinterpret_cast<Number*>(args.dB_constant)[row + n] = dB[s];
+                if (!in.C.varies) reinterpret_cast<Number*>(args.dC_constant)[row + n] = dC[s];
             }
         });
     }
@@ -193,7 +203,7 @@ struct SelectiveBackward {
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile)
                 *reinterpret_cast<float4*>(&tiles[tile][to.channel][row]) = {x[tile][0], x[tile][kCount / 4],
-                                                                            x[tile][kCount / 2], x[tile][kCount - 1]};
+                                                                             x[tile][kCount / 2], x[tile][kCount - 1]};
         } else {  // in_row, of channels that differ in their lowest bits
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile)
@@ -349,8 +359,7 @@ struct SelectiveBackward {
     // B and C: four real numbers at a time, along tokens or along states as they lie in memory, or one; zeros where they do not
     // exist.
     __device__ __forceinline__ void make_coefficients(int first, int tokens) {
-        const bool full =
-            args.coefficients_are_vectors && tokens == kStateChunk && in.state_size - args.first_state >= kGroup;
+        const bool full = args.coefficients_are_vectors && tokens == kStateChunk && in.state_size - args.first_state >= kGroup;
 #pragma unroll 1
         for (int which = 0; which < 2; ++which) {
             const Coefficients& from = which == 0 ? in.B : in.C;
@@ -436,20 +445,25 @@ struct SelectiveBackward {
             for (int i = 0; i < kNumbers; ++i) to[i] = x[i];
         }
     }
+    __device__ __forceinline__ static void add_numbers(float* to, const Numbers& x) {
+        Numbers sum;
+        load_numbers(sum, to);
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) sum[s] = sum[s] + x[s];
+        store_numbers(to, sum);
+    }
     // Rows of B or C in shared memory: of the tokens of the tile, or the same one for each. By index, as a pointer to one of
     // two arrays would be read as if to any memory.
     struct TokenRows {
         int first, pitch;
     };
     __device__ __forceinline__ const float* shared_floats() const { return reinterpret_cast<const float*>(&shared); }
-    __device__ __forceinline__ TokenRows rows_of(bool is_B, int channel) const {
+    __device__ __forceinline__ TokenRows rows_of(bool is_B, const Seat& at) const {
         const Coefficients& x = is_B ? in.B : in.C;
         const float* tile = &(is_B ? shared.B : shared.C)[0][0];
-        const float* constant = &(is_B ? shared.constant_B : shared.constant_C)[0][0];
-        const int of_tile = static_cast<int>(tile - shared_floats()),
-                  of_constant = static_cast<int>(constant - shared_floats());
-        if (varies(x)) return {of_tile + first_number(), kColumns};
-        return {of_constant + channel * kColumns + first_number(), 0};
+        const int from = static_cast<int>(tile - shared_floats()) + at.number;
+        if (varies(x)) return {from, kColumns};
+        return {from + at.channel * kColumns, 0};
     }
     __device__ __forceinline__ void load_row(Numbers& to, const TokenRows& rows, int token) const {
         load_numbers(to, shared_floats() + rows.first + token * (kConfig.only_varying ? kColumns : rows.pitch));
@@ -481,10 +495,11 @@ struct SelectiveBackward {
     // The decays of tokens are rounded, near one always in the same direction where steps are alike, and over a long memory
     // that adds up. Where it may, the decay of the carry over the chunk follows from the sum of its steps: the carry begins
     // with what the decays lack.
-    __device__ __forceinline__ void anchor(Own& own, int channel, int tokens) {
+    __device__ __forceinline__ void anchor(Own& own, int tokens) {
+        const int channel = seat().channel;
         float total = 0.f;
 #pragma unroll 1
-        for (int token = 4 * state_lane(); token < kStateChunk; token += 4 * kLanes) {
+        for (int token = 4 * (thread_again() % kLanes); token < kStateChunk; token += 4 * kLanes) {
             const float4 x = four(shared.step, channel, token);
             total += (x.x + x.y) + (x.z + x.w);
         }
@@ -511,17 +526,18 @@ struct SelectiveBackward {
         }
     }
     // Keeps the states before each sub-tile.
-    __device__ __forceinline__ void walk_forward(Own& own, int channel, int subtiles) {
-        const TokenRows rows = rows_of(true, channel);
+    __device__ __forceinline__ void walk_forward(Own& own, int subtiles) {
+        const Seat at = seat();
+        const TokenRows rows = rows_of(true, at);
         static_assert(kTokens == 2 * kHalf);
 #pragma unroll 1
         for (int half = 0;; ++half) {
             if (half % 2 == 0) {
-                store_numbers(&shared.checkpoint[half / 2][channel][first_number()], own.x);
+                store_numbers(&shared.checkpoint[half / 2][at.channel][at.number], own.x);
                 if (half / 2 + 1 == subtiles) break;
             }
             Elements e;
-            load_elements(e, channel, half * kHalf, false);
+            load_elements(e, at.channel, half * kHalf, false);
 #pragma unroll
             for (int t = 0; t < kHalf; ++t) {
                 Numbers B;
@@ -534,14 +550,15 @@ struct SelectiveBackward {
     }
 
     // Back through a sub-tile.
-    __device__ __forceinline__ void walk_back(Own& own, int channel, int k, int tokens, bool any_varies) {
-        const TokenRows rows_B = rows_of(true, channel), rows_C = rows_of(false, channel);
+    __device__ __forceinline__ void walk_back(Own& own, int k, int tokens, bool any_varies) {
         Numbers x[kTokens + 1], decay[kTokens], dpole;
-        load_numbers(x[0], &shared.checkpoint[k][channel][first_number()]);
+        const Seat before = seat();
+        load_numbers(x[0], &shared.checkpoint[k][before.channel][before.number]);
 #pragma unroll
         for (int half = 0; half < kTokens; half += kHalf) {
+            const TokenRows rows_B = rows_of(true, before);
             Elements e;
-            load_elements(e, channel, k * kTokens + half, false);
+            load_elements(e, before.channel, k * kTokens + half, false);
 #pragma unroll
             for (int t = 0; t < kHalf; ++t) {
                 Numbers B;
@@ -559,6 +576,9 @@ struct SelectiveBackward {
 #pragma unroll
         for (int half = kTokens - kHalf; half >= 0; half -= kHalf) {
             const int first = k * kTokens + half;
+            const Seat at = seat();
+            const int channel = at.channel;
+            const TokenRows rows_B = rows_of(true, at), rows_C = rows_of(false, at);
             Elements e;
             load_elements(e, channel, first, true);
             float y[kHalf], of_input[kHalf], of_step[kHalf], of_size[kHalf];
@@ -589,13 +609,13 @@ struct SelectiveBackward {
                         own.carry[s] = Gradient::add(own.poles[s], e.at(t), B[s], decay[half + t][s], before, dx,
                                                      args.most_root_gradient, slopes, dpole[s], dB[s]);
                         if constexpr (kIsRglru) dB[s] = dB_constant;
-                        if constexpr (!kConfig.only_varying) {
-                            own.dB[s] = own.dB[s] + dB[s];
-                            own.dC[s] = own.dC[s] + dC[s];
-                        }
                     }
                 }
-                float* to = &shared.exchange[warp][lane / kLanes][t * kColumns + first_number()];
+                if constexpr (!kConfig.only_varying) {
+                    if (!in.B.varies) add_numbers(&shared.constant_dB[at.channel][at.number], dB);
+                    if (!in.C.varies) add_numbers(&shared.constant_dC[at.channel][at.number], dC);
+                }
+                float* to = &shared.exchange[at.channel][t * kColumns + at.number];
                 if (any_varies) {
                     store_numbers(to, dB);
                     store_numbers(to + kHalf * kColumns, dC);
@@ -604,11 +624,11 @@ struct SelectiveBackward {
                 of_step[t] = slopes.step;
                 of_size[t] = slopes.size;
             }
-            store_sums(&shared.input[channel][in_row(channel, first)], of_input);
-            store_sums(&shared.cotangent[channel][in_row(channel, first)], of_step);
-            if constexpr (has_size(kTransition)) store_sums(&shared.size[channel][in_row(channel, first)], of_size);
-            if (in.z.data != nullptr) store_sums(&shared.checkpoint[k][channel][half], y);
-            if (any_varies) sum_channels(k, half);
+            store_sums(&shared.input[channel][in_row(channel, first)], of_input, at.thread);
+            store_sums(&shared.cotangent[channel][in_row(channel, first)], of_step, at.thread);
+            if constexpr (has_size(kTransition)) store_sums(&shared.size[channel][in_row(channel, first)], of_size, at.thread);
+            if (in.z.data != nullptr) store_sums(&shared.checkpoint[k][channel][half], y, at.thread);
+            if (any_varies) sum_channels(k, half, at.thread);
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) own.dpole[s] = own.dpole[s] + dpole[s];
@@ -617,19 +637,20 @@ struct SelectiveBackward {
     __device__ __forceinline__ static ComplexNumber<float> conjugate(ComplexNumber<float> x) { return x.conjugate(); }
 
     // Sums over the states of a channel, of four tokens, to where its lanes have read.
-    __device__ __forceinline__ void store_sums(float* to, float (&x)[kHalf]) const {
+    __device__ __forceinline__ void store_sums(float* to, float (&x)[kHalf], int thread) const {
         static_assert(kLanes >= kHalf);
-        const int token = sum_over_lanes<kLanes, 1, kHalf>(x, lane);
-        __syncwarp();  // all lanes have read
-        if (state_lane() % (kLanes / kHalf) == 0) to[token] = x[0];  // others have the same sum
+        const int token = sum_over_lanes<kLanes, 1, kHalf>(x, thread);
+        __syncwarp();                                          // all lanes have read
+        if (thread % (kLanes / kHalf) == 0) to[token] = x[0];  // others have the same sum
     }
     __device__ __forceinline__ static int buffer_of(int k) { return kConfig.buffers() == 1 ? 0 : k % 2; }
     // The gradients of B and C of four tokens, over the channels of the warp.
-    __device__ __forceinline__ void sum_channels(int k, int half) {
+    __device__ __forceinline__ void sum_channels(int k, int half, int thread) {
+        const int lane = thread % 32, warp = thread / 32;
         constexpr int kOver = kConfig.channels_per_warp(), kOfOne = kHalf * kColumns, kAll = 2 * kOfOne;
         constexpr int kVector = kAll < 128 ? 1 : 4;
         static_assert(kAll % (32 * kVector) == 0);
-        const auto& from = shared.exchange[warp];
+        const auto* from = &shared.exchange[warp * kOver];
         auto& to = shared.sums[buffer_of(k)][warp];
         __syncwarp();
 #pragma unroll
@@ -663,7 +684,8 @@ struct SelectiveBackward {
     }
     // Of all warps, to memory: a thread writes neighbouring sums of B or of C.
     __device__ __forceinline__ void write_sums(int k, int token, int tokens) const {
-        constexpr int kOfOne = kTokens * kColumns, kVector = 2 * kOfOne / Config::kThreads < 1 ? 1 : 2 * kOfOne / Config::kThreads;
+        constexpr int kOfOne = kTokens * kColumns,
+                      kVector = 2 * kOfOne / Config::kThreads < 1 ? 1 : 2 * kOfOne / Config::kThreads;
         static_assert(kVector == 1 || kVector == 2 || kVector == 4);
         const int at = thread_again() * kVector, which = at / kOfOne, inside = at % kOfOne;
         if (at >= 2 * kOfOne || inside >= tokens * kColumns) return;
@@ -686,17 +708,17 @@ struct SelectiveBackward {
             *to = sum[0];
     }
 
-    // Tokens of the sequence from the first of a chunk on. Read where it is used: in a register it would take one from the walk.
+    // Tokens of the sequence from the first of a chunk on. Read where it is used: in a register it would take one from the
+    // walk.
     __device__ __forceinline__ int left(int chunk) const { return place.length - chunk * kStateChunk; }
     __device__ __forceinline__ void walk(Own& own, int chunk) {
-        const int channel = channel_of_lane(), tokens = min(kStateChunk, left(chunk)),
-                  subtiles = (tokens + kTokens - 1) / kTokens;
-        if constexpr (!Poles::kRelative) anchor(own, channel, tokens);
-        walk_forward(own, channel, subtiles);
+        const int tokens = min(kStateChunk, left(chunk)), subtiles = (tokens + kTokens - 1) / kTokens;
+        if constexpr (!Poles::kRelative) anchor(own, tokens);
+        walk_forward(own, subtiles);
         const bool any_varies = varies(in.B) || varies(in.C);
 #pragma unroll 1
         for (int k = subtiles - 1; k >= 0; --k) {
-            walk_back(own, channel, k, kTransition == Transition::exponential ? 0 : left(chunk), any_varies);
+            walk_back(own, k, kTransition == Transition::exponential ? 0 : left(chunk), any_varies);
             if (!any_varies) continue;
             __syncthreads();
             write_sums(k, chunk * kStateChunk + k * kTokens, left(chunk) - k * kTokens);
@@ -840,8 +862,7 @@ struct SelectiveBackward {
             const int first = chunk * kStateChunk;
             int tokens = min(kStateChunk, left(chunk));
             load_states(own, place.first_chunk + chunk);
-            for_elements(first, tokens,
-                         [&](const auto& x, const Unit& unit, bool exists) { make_elements(x, unit, exists); });
+            for_elements(first, tokens, [&](const auto& x, const Unit& unit, bool exists) { make_elements(x, unit, exists); });
             make_coefficients(first, tokens);
             __syncthreads();
             walk(own, chunk);
@@ -871,8 +892,21 @@ struct SelectiveBackward {
     }
 };
 
+#ifdef __CUDA_ARCH__
+inline constexpr int kArchitecture = __CUDA_ARCH__ / 10;
+#else
+inline constexpr int kArchitecture = 90;
+#endif
+// Registers are limited for so many blocks, where shared memory has room for them.
 template <SelectiveBackwardConfig kConfig>
-__global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kConfig.blocks_per_multiprocessor())
+inline constexpr int kBlocksPerMultiprocessor = [] {
+    constexpr int kKilobytes = kArchitecture >= 90 && kArchitecture < 120 ? 228 : kArchitecture == 80 ? 164 : 100;
+    constexpr int kFit = kKilobytes * 1024 / static_cast<int>(sizeof(SelectiveBackwardSharedPlan<kConfig>) + 1024);
+    return kFit < kConfig.most_blocks() ? kFit : kConfig.most_blocks();
+}();
+
+template <SelectiveBackwardConfig kConfig>
+__global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kBlocksPerMultiprocessor<kConfig>)
     selective_backward(const __grid_constant__ SelectiveBackwardArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SelectiveBackwardSharedPlan<kConfig>*>(memory);
@@ -899,9 +933,7 @@ __global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kConfig.blo
     }
     if (threadIdx.x == 0) shared.place = place;
     __syncthreads();
-    SelectiveBackward<kConfig>{args, in, shared, shared.place, static_cast<int>(threadIdx.x) % 32,
-                               static_cast<int>(threadIdx.x) / 32}
-        .run();
+    SelectiveBackward<kConfig>{args, in, shared, shared.place}.run();
 }
 
 }  // namespace gdn_cuda::scan

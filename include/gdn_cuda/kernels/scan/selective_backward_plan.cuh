@@ -22,8 +22,8 @@ struct SelectiveBackwardConfig {
     GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }  // real numbers of these
     // Of a sub-tile's sums. One takes a barrier more, and leaves shared memory for another block.
     GDN_HOST_DEVICE constexpr int buffers() const { return only_varying && columns() <= 16 ? 2 : 1; }
-    // What registers are limited for.
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return 3; }
+    // Of a multiprocessor: more would spill registers.
+    GDN_HOST_DEVICE constexpr int most_blocks() const { return transition == Transition::exponential && !only_varying ? 2 : 3; }
 
     GDN_FIELDS(transition, is_complex, only_varying, lanes, states)
 };
@@ -52,11 +52,11 @@ struct SelectiveBackwardSharedPlan {
     alignas(16) float checkpoint[kSubtiles][kChannels][kCheckpoint];  // states before each sub-tile
     alignas(16) float B[kStateChunk][kColumns], C[kStateChunk][kColumns];
     static constexpr int kConstant = kConfig.only_varying ? 1 : kChannels;
-    alignas(16) float constant_B[kConstant][kColumns], constant_C[kConstant][kColumns];
+    alignas(16) float constant_dB[kConstant][kColumns], constant_dC[kConstant][kColumns];  // of each channel
     alignas(16) float D[kChannels], bias[kChannels];
     float element_sums[2][kChannels];  // the gradients of D and of the bias
     float* partial[2];                 // of the block's sums for B and C: the sequence's first token
-    BackwardPlace place;  // read where it is used: in registers it would take them from the walk
+    BackwardPlace place;               // read where it is used: in registers it would take them from the walk
     // Where the block's channels and the sequence begin in a tensor, and strides in bytes.
     struct alignas(16) Rows {
         char* begin;
@@ -65,7 +65,7 @@ struct SelectiveBackwardSharedPlan {
     char* coefficients[2];
     // Gradients of B and C of four tokens, (B or C, token, column), of each channel; lanes write to different banks.
     static constexpr int kOfChannel = 8 * kColumns + (kColumns < 32 ? kColumns : 0);
-    alignas(16) float exchange[SelectiveBackwardConfig::kWarps][kConfig.channels_per_warp()][kOfChannel];
+    alignas(16) float exchange[kChannels][kOfChannel];
     // Gradients of B and C, summed over the channels of a warp.
     alignas(16) float sums[kConfig.buffers()][SelectiveBackwardConfig::kWarps][2][SelectiveBackwardConfig::kTokens][kColumns];
 };
