@@ -552,13 +552,13 @@ struct SelectiveBackward {
     // Back through a sub-tile.
     __device__ __forceinline__ void walk_back(Own& own, int k, int tokens, bool any_varies) {
         Numbers x[kTokens + 1], decay[kTokens], dpole;
-        const Seat before = seat();
-        load_numbers(x[0], &shared.checkpoint[k][before.channel][before.number]);
+        const Seat here = seat();
+        load_numbers(x[0], &shared.checkpoint[k][here.channel][here.number]);
 #pragma unroll
         for (int half = 0; half < kTokens; half += kHalf) {
-            const TokenRows rows_B = rows_of(true, before);
+            const TokenRows rows_B = rows_of(true, here);
             Elements e;
-            load_elements(e, before.channel, k * kTokens + half, false);
+            load_elements(e, here.channel, k * kTokens + half, false);
 #pragma unroll
             for (int t = 0; t < kHalf; ++t) {
                 Numbers B;
@@ -576,7 +576,7 @@ struct SelectiveBackward {
 #pragma unroll
         for (int half = kTokens - kHalf; half >= 0; half -= kHalf) {
             const int first = k * kTokens + half;
-            const Seat at = seat();
+            const Seat at = kConfig.only_varying ? here : seat();  // again where registers are few
             const int channel = at.channel;
             const TokenRows rows_B = rows_of(true, at), rows_C = rows_of(false, at);
             Elements e;
