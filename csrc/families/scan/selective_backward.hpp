@@ -22,14 +22,20 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
     using enum Transition;
     using Config = SelectiveBackwardConfig;
     constexpr auto complex_of = [](Transition transition, int lanes, int states) {
-        return Config{.transition = transition, .is_complex = true, .lanes = lanes, .states = states, .channels = 1};
+        return Config{transition, true, false, lanes, states};
     };
-    constexpr auto real_of = [](Transition transition, int lanes, int states, int channels) {
-        return Config{.transition = transition, .is_complex = false, .lanes = lanes, .states = states, .channels = channels};
+    constexpr auto real_of = [](Transition transition, int lanes, int states, bool only_varying = false) {
+        return Config{transition, false, only_varying, lanes, states};
     };
-    return std::array{real_of(exponential, 4, 4, 2), real_of(exponential, 4, 4, 1), real_of(exponential, 16, 2, 2),
-                      real_of(zoh, 8, 2, 1),         real_of(bilinear, 4, 4, 1),    real_of(s7, 4, 4, 1),
-                      real_of(rglru, 4, 1, 1),       complex_of(exponential, 8, 2), complex_of(zoh, 16, 1),
+    return std::array{real_of(exponential, 4, 4, true),
+                      real_of(exponential, 8, 4, true),
+                      real_of(exponential, 4, 4),
+                      real_of(zoh, 8, 2),
+                      real_of(bilinear, 4, 4),
+                      real_of(s7, 4, 4),
+                      real_of(rglru, 4, 1),
+                      complex_of(exponential, 8, 2),
+                      complex_of(zoh, 16, 1),
                       complex_of(bilinear, 16, 1)};
 }();
 
@@ -38,22 +44,18 @@ inline i64 selective_backward_blocks(const SelectiveBackwardProblem& problem, co
     return problem.dim / span * ceil_div(span, config.channels_per_block());
 }
 
-// Two channels a lane add up more before lanes exchange sums, but halve the number of blocks: not where SMs would idle. More
-// than 16 states take lanes, not launches, where B and C vary.
-inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackwardProblem& problem,
-                                                         const jit::DeviceTraits& device) {
-    const SelectiveBackwardConfig *two = nullptr, *one = nullptr, *wide = nullptr;
+// More than 16 states take lanes, not launches, where B and C vary.
+inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackwardProblem& problem) {
+    const SelectiveBackwardConfig *any = nullptr, *varying = nullptr, *wide = nullptr;
     for (const SelectiveBackwardConfig& config : kSelectiveBackwardConfigurations) {
         if (config.transition != problem.transition || config.is_complex != problem.is_complex) continue;
-        (config.channels == 1 ? one : config.group() > 16 ? wide : two) = &config;
+        (!config.only_varying ? any : config.group() > 16 ? wide : varying) = &config;
     }
-    if (!problem.varies || two == nullptr) return *one;
-    if (problem.state_size > two->group()) return *wide;
-    const i64 blocks = problem.sequences * selective_backward_blocks(problem, *two);
-    return blocks >= 2 * device.multiprocessors ? *two : *one;
+    if (!problem.varies || varying == nullptr) return *any;
+    return problem.state_size > varying->group() ? *wide : *varying;
 }
 inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const jit::DeviceTraits& device) {
-    const SelectiveBackwardConfig config = selective_backward_config(problem, device);
+    const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 passes = ceil_div(problem.state_size, config.group());
     return fmt::format(
         "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors",
@@ -87,8 +89,7 @@ struct SelectiveBackward {
     }
 
     static void run(const SelectiveBackwardProblem& problem, const Args& args, i64 sequences, const Target& target) {
-        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const Config config = selective_backward_config(problem, device);
+        const Config config = selective_backward_config(problem);
         launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, 1}, target,
                                   [&](const auto& traits) { return explain_selective_backward(problem, traits); });
     }

@@ -11,6 +11,7 @@
 #include "selective.hpp"
 #include "selective_backward.hpp"
 #include "selective_backward_sums.hpp"
+#include "selective_vectors.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -45,7 +46,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                            .sequences = in.sequences,
                                            .channels_per_span = std::gcd(of_B, of_C),
                                            .dim = in.dim};
-    const SelectiveBackwardConfig config = selective_backward_config(problem, jit::device_traits(target.ordinal));
+    const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 blocks = selective_backward_blocks(problem, config), columns = config.columns();
     // Of one row of the batch.
     const i64 sums_of_row = blocks * in.length * columns, varying = (in.B.varies ? 1 : 0) + (in.C.varies ? 1 : 0);
@@ -53,11 +54,20 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
         sequences_at_a_time(in.sequences, packed ? 0 : varying * sums_of_row * static_cast<i64>(sizeof(float)));
     const i64 rows = packed ? 1 : at_a_time;
 
+    const bool along_tokens = prepared.layout == Layout::tokens;
+    bool rows_are_vectors = along_tokens || problem.channels_per_span % 8 == 0 || problem.channels_per_span == in.dim;
+    for (const ChannelRows* x : {&in.u, &in.delta, &in.z, &in.delta_a, &cotangents.out, &to.u, &to.delta, &to.z, &to.delta_a})
+        rows_are_vectors &= x->data == nullptr || has_vectors(*x, bytes_of(prepared.io), along_tokens, packed);
+    bool coefficients_are_vectors = true;
+    for (const Coefficients* x : {&in.B, &in.C}) coefficients_are_vectors &= !x->varies || has_vectors(*x, packed);
+
     BackwardMemory memory(like);
     SelectiveBackwardArgs args{.in = in,
                                .io = prepared.io,
                                .input_times_delta = prepared.discretization != Discretization::dirac,
-                               .along_tokens = prepared.layout == Layout::tokens,
+                               .along_tokens = along_tokens,
+                               .rows_are_vectors = rows_are_vectors,
+                               .coefficients_are_vectors = coefficients_are_vectors,
                                .grad_out = cotangents.out,
                                .states = cotangents.states,
                                .grad_last_state = cotangents.last_state,

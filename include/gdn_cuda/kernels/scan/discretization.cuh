@@ -170,7 +170,7 @@ struct Pole<kTransition, false> {
     }
     // Ā of steps that sum to `total`, minus 1, without that error, where the states before have not decayed anyway.
     __device__ __forceinline__ bool long_memory(float total, float& relative) const {
-        const float z = total * (rate * kLn2);
+        const float z = total * rate * kLn2;
         relative = expm1_small(z);
         return fabsf(z) < 0.5f;
     }

@@ -8,23 +8,31 @@ namespace gdn_cuda::scan {
 struct SelectiveBackwardConfig {
     Transition transition;
     bool is_complex;
-    int lanes;     // of a warp that share a channel
-    int states;    // a lane
-    int channels;  // a lane, one after the other
+    bool only_varying;  // neither B nor C is constant
+    int lanes;          // of a warp that share a channel
+    int states;         // a lane
 
     constexpr bool operator==(const SelectiveBackwardConfig&) const = default;
     static constexpr int kWarps = 4, kThreads = 32 * kWarps;
     static constexpr int kTokens = 8;  // of a sub-tile, whose states are in registers
-    GDN_HOST_DEVICE constexpr int channels_per_warp() const { return 32 / lanes; }  // at a time
-    GDN_HOST_DEVICE constexpr int channels_per_block() const { return kWarps * channels * channels_per_warp(); }
+    GDN_HOST_DEVICE constexpr int channels_per_warp() const { return 32 / lanes; }
+    GDN_HOST_DEVICE constexpr int channels_per_block() const { return kWarps * channels_per_warp(); }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
-    GDN_HOST_DEVICE constexpr int group() const { return lanes * states; }            // states of a pass
-    GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }       // real numbers of these
-    GDN_HOST_DEVICE constexpr bool only_varying() const { return channels > 1; }      // no constant B or C
-    GDN_HOST_DEVICE constexpr int buffers() const { return columns() > 32 ? 1 : 2; }  // of a sub-tile's sums
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return states == 1 && !is_complex ? 3 : 2; }
+    GDN_HOST_DEVICE constexpr int group() const { return lanes * states; }       // states of a pass
+    GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }  // real numbers of these
+    // Of a sub-tile's sums. One takes a barrier more, and leaves shared memory for another block.
+    GDN_HOST_DEVICE constexpr int buffers() const { return only_varying && columns() <= 16 ? 2 : 1; }
+    // Of a multiprocessor: more would spill registers.
+    GDN_HOST_DEVICE constexpr int most_blocks() const { return transition == Transition::exponential && !only_varying ? 2 : 3; }
 
-    GDN_FIELDS(transition, is_complex, lanes, states, channels)
+    GDN_FIELDS(transition, is_complex, only_varying, lanes, states)
+};
+
+// The place of a block: channels of one group of B and C, and a sequence.
+struct BackwardPlace {
+    int channel, channels;  // the first, and how many of the block's exist
+    int sequence, batch, length;
+    i64 start, first_chunk;  // of the sequence: its first token in the row of the batch, its first chunk
 };
 
 template <SelectiveBackwardConfig kConfig>
@@ -39,14 +47,25 @@ struct SelectiveBackwardSharedPlan {
     alignas(16) float step[kChannels][kStateChunk];
     alignas(16) float input[kChannels][kStateChunk];
     alignas(16) float cotangent[kChannels][kStateChunk];  // of Σ C x
-    alignas(16) float size[has_size(kConfig.transition) ? kChannels : 1][kStateChunk];
+    static constexpr bool kHasSize = has_size(kConfig.transition);
+    alignas(16) float size[kHasSize ? kChannels : 1][kHasSize ? kStateChunk : 1];
     alignas(16) float checkpoint[kSubtiles][kChannels][kCheckpoint];  // states before each sub-tile
     alignas(16) float B[kStateChunk][kColumns], C[kStateChunk][kColumns];
-    static constexpr int kConstant = kConfig.only_varying() ? 1 : kChannels;
-    alignas(16) float constant_B[kConstant][kColumns], constant_C[kConstant][kColumns];
+    static constexpr int kConstant = kConfig.only_varying ? 1 : kChannels;
+    alignas(16) float constant_dB[kConstant][kColumns], constant_dC[kConstant][kColumns];  // of each channel
     alignas(16) float D[kChannels], bias[kChannels];
     float element_sums[2][kChannels];  // the gradients of D and of the bias
     float* partial[2];                 // of the block's sums for B and C: the sequence's first token
+    BackwardPlace place;               // read where it is used: in registers it would take them from the walk
+    // Where the block's channels and the sequence begin in a tensor, and strides in bytes.
+    struct alignas(16) Rows {
+        char* begin;
+        unsigned of_channel, of_token;
+    } u, delta, grad_out, z, delta_a, du, ddelta, dz, ddelta_a;
+    char* coefficients[2];
+    // Gradients of B and C of four tokens, (B or C, token, column), of each channel; lanes write to different banks.
+    static constexpr int kOfChannel = 8 * kColumns + (kColumns < 32 ? kColumns : 0);
+    alignas(16) float exchange[kChannels][kOfChannel];
     // Gradients of B and C, summed over the channels of a warp.
     alignas(16) float sums[kConfig.buffers()][SelectiveBackwardConfig::kWarps][2][SelectiveBackwardConfig::kTokens][kColumns];
 };
@@ -56,6 +75,8 @@ struct SelectiveBackwardArgs {
     DType io = DType::f32;
     bool input_times_delta = true;  // false: dirac
     bool along_tokens = true;       // u is contiguous along tokens, otherwise along channels
+    // Eight neighbours of every tensor like u, or of B and C where they vary, are aligned and contiguous in that direction.
+    bool rows_are_vectors = false, coefficients_are_vectors = false;
     ChannelRows grad_out;
     const void *states = nullptr, *grad_last_state = nullptr;  // (chunks, dim, N), and (sequences, dim, N) or null
     ChannelRows du, ddelta, dz, ddelta_a;

@@ -1,0 +1,33 @@
+// Which tensors of a selective scan its kernels read and write several elements at a time.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <gdn_cuda/kernels/scan/selective_plan.cuh>
+#include <initializer_list>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::scan {
+
+inline constexpr i64 kMostStride = (i64{1} << 31) - 1;  // in bytes, of channels, tokens and states
+
+// Whether eight neighbours from a multiple of eight on are 16-byte vectors. Packed sequences begin at any token.
+inline bool aligned(const void* data, std::initializer_list<i64> strides, int bytes) {
+    bool all = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    for (const i64 stride : strides) all &= stride * bytes % 16 == 0;
+    return all;
+}
+inline bool has_vectors(const ChannelRows& x, int bytes, bool along_tokens, bool packed) {
+    if (std::max(x.channel, x.token) * bytes > kMostStride) return false;
+    if (along_tokens) return !packed && x.token == 1 && aligned(x.data, {x.batch, x.channel}, bytes);
+    return x.channel == 1 && aligned(x.data, {x.batch, x.token}, bytes);
+}
+inline bool has_vectors(const Coefficients& x, bool packed) {
+    const i64 number = x.pair == 0 ? 1 : 2, bytes = bytes_of(x.type);
+    if (!x.varies || x.pair > 1 || x.token * bytes > kMostStride || x.n * bytes > kMostStride) return false;
+    if (x.n == number) return aligned(x.data, {x.batch, x.group, x.token}, bytes);
+    return !packed && x.token == number && aligned(x.data, {x.batch, x.group, x.n}, bytes);
+}
+
+}  // namespace gdn_cuda::scan
