@@ -1,0 +1,2 @@
+#pragma once
+#include <gdn_cuda/kernels/scan/selective_forward.cuh>
