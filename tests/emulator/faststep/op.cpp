@@ -1,0 +1,255 @@
+#include "/tmp/faststep-emu/emu.hpp"
+// selective_state_update: one token or several of a selective scan, from and to slots of a pool of states.
+#include <algorithm>
+#include <gdn_cuda/scan.hpp>
+
+#include "/work/wt/faststep/csrc/operators/operator.hpp"
+#include "/work/wt/faststep/csrc/operators/packed.hpp"
+#include "/work/wt/faststep/csrc/operators/state_slots.hpp"
+#include "/work/wt/faststep/csrc/families/scan/selective_step.hpp"
+
+namespace gdn_cuda::scan {
+namespace {
+
+struct PreparedStep {
+    View state;
+    SelectiveStepProblem problem{};
+    SelectiveStepArgs args{};
+};
+
+// Ranks alone say what there is: of `state` whether there are heads, of x then whether there are tokens, and of B and C, each
+// on its own, whether there are groups.
+struct Layout {
+    Checks check;
+    View state, x;
+    bool heads, tokens;
+
+    int64_t of_heads() const { return heads ? state.size(1) : 1; }
+    int64_t of_tokens() const { return tokens ? x.size(1) : 1; }
+    // Strides in bytes; `middle` is that of heads or groups.
+    template <class Tensor>
+    Tensor walked(const View& view, int64_t middle) const {
+        const int64_t bytes = bytes_of(*dtype_of(view));
+        return {tagged(view), view.stride(0) * bytes, view.stride(of_tokens() > 1 ? 1 : 0) * bytes, middle * bytes,
+                view.stride(-1) * bytes};
+    }
+
+    void shape(const char* argument, const View& view, const View& expected, const char* words) const {
+        GDN_REQUIRE(check, view.rank == expected.rank && std::equal(view.sizes, view.sizes + view.rank, expected.sizes),
+                    argument, fmt::format("the shape of {} {}", words, shape_text(expected)), shape_text(view));
+    }
+    void common(const char* argument, const View& view, std::initializer_list<DType> types) const {
+        check.dtype(argument, view, types);
+        check.device(argument, view, state, "state");
+    }
+    SelectiveStepArgs::ByRow by_row(const char* argument, const View& view) const {
+        if (!view.defined()) return {};
+        shape(argument, view, x, "x");
+        common(argument, view, {DType::f32, DType::bf16, DType::f16});
+        return walked<SelectiveStepArgs::ByRow>(view, heads ? view.stride(-2) : 0);
+    }
+    SelectiveStepArgs::PerRow per_row(const char* argument, const View& view) const {
+        if (!view.defined()) return {};
+        if (heads)
+            check.shape(argument, view, {state.size(1), state.size(2)}, "(heads, dim)");
+        else
+            check.shape(argument, view, {state.size(1)}, "(dim,)");
+        common(argument, view, {DType::f32, DType::bf16, DType::f16});
+        return {tagged(view), heads ? view.stride(0) : 0, view.stride(-1)};
+    }
+    SelectiveStepArgs::ByColumn by_column(const char* argument, const View& view, int64_t& groups) const {
+        const int lead = tokens ? 2 : 1;
+        const bool grouped = view.rank == lead + 2;
+        const char* const words = tokens ? "(B, T, N) or (B, T, G, N)" : "(B, N) or (B, G, N)";
+        const bool fits = (grouped || view.rank == lead + 1) && view.size(0) == x.size(0) &&
+                          (!tokens || view.size(1) == x.size(1)) && view.size(-1) == state.size(-1);
+        GDN_REQUIRE(check, fits, argument,
+                    fmt::format("{} to match x {} and state {}", words, shape_text(x), shape_text(state)), shape_text(view));
+        if (is_complex(*dtype_of(state)))
+            common(argument, view, {DType::c64});
+        else
+            common(argument, view, {DType::f32, DType::bf16, DType::f16});
+        groups = grouped ? view.size(-2) : 1;
+        const int64_t divided = state.size(1);
+        GDN_REQUIRE(check, groups >= 1 && divided % groups == 0, argument,
+                    fmt::format("a number of groups that divides the {} {}", divided, heads ? "heads" : "channels"),
+                    fmt::format("{}", groups));
+        return walked<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0);
+    }
+};
+
+void check_states(const Checks& check, const char* argument, const View& states, const View& as) {
+    const int tail = as.rank - 1;
+    GDN_REQUIRE(check, std::equal(as.sizes + 1, as.sizes + as.rank, states.sizes + states.rank - tail), argument,
+                fmt::format("states like those of state {}", shape_text(as)), shape_text(states));
+    check.device(argument, states, as, "state");
+    GDN_REQUIRE(check, states.contiguous_tail(tail), argument, "contiguous states, at any stride between slots",
+                stride_text(states));
+    check.distinct(argument, states);
+}
+
+PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
+    const Checks check{arguments.name};
+    const View state(arguments.state), x(arguments.x);
+    GDN_REQUIRE(check, state.rank == 3 || state.rank == 4, "state", "(B, dim, N), or (B, heads, dim, N)", shape_text(state));
+    const bool heads = state.rank == 4;
+    GDN_REQUIRE(
+        check, x.rank == state.rank - 1 || x.rank == state.rank, "x",
+        heads ? "(B, heads, dim) or (B, T, heads, dim), as state has heads" : "(B, dim) or (B, T, dim), as state has no heads",
+        shape_text(x));
+    const Layout layout{check, state, x, heads, x.rank == state.rank};
+    const DType type = check.dtype("state", state, {DType::f32, DType::bf16, DType::f16, DType::c64});
+    const bool complex = is_complex(type);
+    GDN_REQUIRE(check, std::equal(state.sizes + 1, state.sizes + state.rank - 1, x.sizes + x.rank - (state.rank - 2)), "x",
+                heads ? fmt::format("(…, heads={}, dim={}) to match state", state.size(1), state.size(2))
+                      : fmt::format("(…, dim={}) to match state", state.size(1)),
+                shape_text(x));
+    GDN_REQUIRE(check, state.size(-1) >= 1 && state.size(-1) <= kMostStates, "state",
+                fmt::format("N from 1 to {}", kMostStates), shape_text(state));
+    GDN_REQUIRE(
+        check,
+        !complex || (arguments.discretization != Discretization::s7 && arguments.discretization != Discretization::rglru),
+        "discretization", "'mamba', 'zoh', 'bilinear' or 'dirac' for a complex state",
+        fmt::format("'{}'", names_of(Discretization{})[static_cast<size_t>(arguments.discretization)]));
+
+    PreparedStep prepared{.state = state};
+    SelectiveStepArgs& args = prepared.args;
+    const View dt(arguments.dt), delta_a = view_of(arguments.delta_a), z = view_of(arguments.z);
+    args.x = layout.by_row("x", x);
+    args.delta = layout.by_row("dt", dt);
+    args.delta_a = layout.by_row("delta_a", delta_a);
+    args.z = layout.by_row("z", z);
+    const View A(arguments.A), D = view_of(arguments.D), bias = view_of(arguments.dt_bias);
+    if (heads)
+        check.shape("A", A, {state.size(1), state.size(2), state.size(3)}, "(heads, dim, N)");
+    else
+        check.shape("A", A, {state.size(1), state.size(2)}, "(dim, N)");
+    layout.common("A", A, {complex ? DType::c64 : DType::f32});
+    args.A = A.data;
+    args.A_head = heads ? A.stride(0) : 0;
+    args.A_d = A.stride(-2);
+    args.A_n = A.stride(-1);
+    args.tied = args.A_n == 0;
+    args.A_vectors = args.A_n == 1 && A.aligned16();
+    args.D = layout.per_row("D", D);
+    args.bias = layout.per_row("dt_bias", bias);
+    const View B(arguments.B), C(arguments.C);
+    int64_t groups = 1, groups_of_C = 1;
+    args.B = layout.by_column("B", B, groups);
+    args.C = layout.by_column("C", C, groups_of_C);
+    const int64_t most = std::max(groups, groups_of_C);
+    check.count(groups < most ? "C" : "B", "groups", most, kMostBlocks[1]);
+    GDN_REQUIRE(check, groups == groups_of_C || std::min(groups, groups_of_C) == 1, "C",
+                fmt::format("one group, or the {} of B", groups), fmt::format("{}", groups_of_C));
+
+    const View out(arguments.out);
+    layout.shape("out", out, x, "x");
+    layout.common("out", out, {*dtype_of(x)});
+    check.distinct("out", out);
+    args.out = layout.by_row("out", out);
+
+    const int64_t rows = layout.of_heads() * state.size(-2);
+    args.discretization = arguments.discretization;
+    args.softplus = arguments.dt_softplus;
+    args.sequences = check.count("x", "sequences", x.size(0), most_sequences(layout.of_tokens()));
+    args.tokens = check.count("x", "tokens", layout.of_tokens(), kMaxTokens);
+    args.heads = check.count("state", "heads", layout.of_heads());
+    args.dim = check.count("state", "channels", state.size(-2));
+    args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
+    args.columns = static_cast<int>(state.size(-1));
+
+    const View slots = view_of(arguments.state_batch_indices), accepted = view_of(arguments.num_accepted_tokens);
+    const View steps = view_of(arguments.step_states), step_slots = view_of(arguments.step_slots);
+    const SlotTensors states{"state", "state_batch_indices", state, slots, accepted, steps, step_slots};
+    check_states(check, "state", state, state);
+    check_slots(check, states, {args.sequences, args.tokens, false, state, "state"});
+    args.pool = state.data;
+    args.pool_slot = state.stride(0);
+    args.slot_count = args.sequences;
+    if (slots.defined()) set_slots(check, args, states);
+    args.accepted = tagged(accepted);
+    args.kept = SelectiveStepArgs::last;
+    if (steps.defined()) {
+        check.dtype("step_states", steps, {type});
+        check_states(check, "step_states", steps, state);
+        set_step_slots(check, args, states);
+        args.kept = SelectiveStepArgs::every_by_step_slot;
+        args.steps = steps.data;
+        args.steps_row = steps.stride(0);
+        args.steps_token = steps.stride(1);
+    } else if (states.by_token()) {
+        args.kept = SelectiveStepArgs::every_by_slot;
+    }
+    check.apart({{"state", state}, {"step_states", steps}, {"out", out}}, {{"x", x},
+                                                                           {"dt", dt},
+                                                                           {"A", A},
+                                                                           {"B", B},
+                                                                           {"C", C},
+                                                                           {"D", D},
+                                                                           {"z", z},
+                                                                           {"dt_bias", bias},
+                                                                           {"delta_a", delta_a},
+                                                                           {"state_batch_indices", slots},
+                                                                           {"num_accepted_tokens", accepted},
+                                                                           {"step_slots", step_slots}});
+    prepared.problem = {
+        .sequences = args.sequences,
+        .tokens = args.tokens,
+        .groups = static_cast<int>(most),
+        .group_rows = args.group_rows,
+        .columns = args.columns,
+        .state = type,
+        .aligned = state.aligned16() && (!steps.defined() || steps.aligned16()) && args.columns * bytes_of(type) % 16 == 0};
+    return prepared;
+}
+
+}  // namespace
+}  // namespace gdn_cuda::scan
+#include <barrier>
+#include <thread>
+#include <memory>
+#include <torch/csrc/stable/library.h>
+thread_local Dim threadIdx; Dim blockIdx;
+static std::barrier<> all_barrier(128);
+static std::unique_ptr<std::barrier<>> warps[4];
+static float lanes_of[128];
+void __syncthreads(){ all_barrier.arrive_and_wait(); }
+void __syncwarp(){ warps[threadIdx.x/32]->arrive_and_wait(); }
+float __shfl_xor_sync(unsigned, float x, int step){ lanes_of[threadIdx.x]=x; __syncwarp(); float y=lanes_of[threadIdx.x^step]; __syncwarp(); return y; }
+namespace gdn_cuda::scan { alignas(16) unsigned char memory[1<<17]; }
+#include <gdn_cuda/kernels/scan/selective_step.cuh>
+namespace gdn_cuda::scan { namespace {
+template <SelectiveStepConfig kConfig>
+void emulate(const SelectiveStepArgs& args, const Blocks& blocks) {
+    for (auto& w : warps) if (!w) w = std::make_unique<std::barrier<>>(32);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 128; ++t) threads.emplace_back([&, t] {
+        threadIdx = {t,0,0};
+        for (int z = 0; z < blocks[2]; ++z) for (int y = 0; y < blocks[1]; ++y) for (int x = 0; x < blocks[0]; ++x) {
+            if (t == 0) { blockIdx = {x,y,z}; std::memset(memory, 0xff, sizeof memory); }
+            __syncthreads();
+            selective_step<kConfig>(args);
+            __syncthreads();
+        }
+    });
+    for (auto& t : threads) t.join();
+}
+template <size_t... k>
+void dispatch(const SelectiveStepConfig& c, const SelectiveStepArgs& args, const Blocks& blocks, std::index_sequence<k...>) {
+    bool found = false;
+    ((c == SelectiveStep::kConfigurations[k] ? (found = true, emulate<SelectiveStep::kConfigurations[k]>(args, blocks)) : void()), ...);
+    if (!found) std::abort();
+}
+void run(const Tensor& state, const Tensor& x, const Tensor& dt, const Tensor& A, const Tensor& B, const Tensor& C, const OptionalTensor& D, const OptionalTensor& z, const OptionalTensor& dt_bias, const OptionalTensor& delta_a, const OptionalTensor& sbi, const OptionalTensor& acc, const OptionalTensor& steps, const OptionalTensor& step_slots, bool softplus, int64_t disc, const Tensor& out, int64_t sms) {
+    SelectiveStateUpdate a{.state=state,.x=x,.dt=dt,.A=A,.B=B,.C=C,.D=D,.z=z,.dt_bias=dt_bias,.delta_a=delta_a,.state_batch_indices=sbi,.num_accepted_tokens=acc,.step_states=steps,.step_slots=step_slots,.dt_softplus=softplus,.discretization=Discretization(disc)};
+    a.out = out;
+    PreparedStep p = prepare_step(a);
+    jit::DeviceTraits device; device.multiprocessors = int(sms);
+    auto choice = selective_step_choice(p.problem, device);
+    p.args.lane_bits = std::countr_zero((unsigned)choice.lanes); p.args.block_sequences = choice.block_sequences;
+    if (p.problem.sequences == 0 || p.problem.tokens == 0 || p.problem.groups == 0 || p.problem.group_rows == 0) return;
+    dispatch(choice.config, p.args, selective_step_blocks(p.problem, choice), std::make_index_sequence<SelectiveStep::kConfigurations.size()>());
+}
+STABLE_TORCH_LIBRARY_FRAGMENT(gdn_emu, m) { m.def("step(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, Tensor? delta_a, Tensor? sbi, Tensor? acc, Tensor(b!)? steps, Tensor? step_slots, bool softplus, int disc, Tensor(c!) out, int sms) -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(gdn_emu, CompositeExplicitAutograd, m) { m.impl("step", TORCH_BOX(&run)); }
+}}

@@ -1,0 +1,3 @@
+#pragma once
+#include <gdn_cuda/kernels/scan/selective_backward.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward_sums.cuh>
