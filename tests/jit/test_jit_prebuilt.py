@@ -130,10 +130,9 @@ def test_prebuilt_kernels_of_other_sources_are_not_used(
     child.call("init", str(library), "")
     assert child.call("compile", *registered, ARCH)["origin"] == "prebuilt"  # the same sources elsewhere
     kernels = library / "gdn_cuda" / "kernels"
-    for plan in kernels.glob("*/*_plan.cuh"):
-        kernel = plan.with_name(plan.name.replace("_plan", ""))
-        if kernel != kernels / f"{registered[0]}.cuh":
-            edit(kernel, "// another kernel's\n")
+    for entry in child.call("kernels"):
+        if (kernel := f"{entry['family']}/{entry['name']}") != registered[0]:
+            edit(kernels / f"{kernel}.cuh", "// another kernel's\n")
     unrelated = start(GDN_JIT_PREBUILT_DIR=image)
     unrelated.call("init", str(library), "")
     assert unrelated.call("compile", *registered, ARCH)["origin"] == "prebuilt"
