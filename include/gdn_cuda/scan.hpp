@@ -8,9 +8,6 @@
 #include <span>
 #include <tuple>
 
-// Functions that take tensors would be hidden too.
-#pragma GCC visibility push(default)
-
 namespace gdn_cuda {
 
 // What the operators' schemas call the discretizations, in the order of the enumeration.
@@ -18,6 +15,13 @@ inline constexpr std::array kDiscretizationNames = {"mamba", "zoh", "bilinear", 
 constexpr std::span<const char* const> names_of(Discretization) {
     return kDiscretizationNames;
 }
+
+}  // namespace gdn_cuda
+
+// Functions that take tensors would be hidden too.
+#pragma GCC visibility push(default)
+
+namespace gdn_cuda {
 
 // u, delta, z, delta_a: (B, D, L), float32, bfloat16 or float16, contiguous or the transposed view of (B, L, D). A: (D, N),
 // float32 or complex64. B, C, each on its own: (D, N) as A, or (B, N, L) or (B, G, N, L), with a last dimension of 2L (real,
