@@ -25,8 +25,7 @@ struct SelectiveForward {
     using Shared = SelectiveForwardSharedPlan<kConfig>;
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens(), kStates = kConfig.states;
     static constexpr int kLanes = kConfig.lanes, kGroup = kConfig.group(), kParts = kConfig.parts();
-    static constexpr int kVectors =
-        2 * kGroup * kParts * kTokens / 8 / SelectiveForwardConfig::kThreads;  // of B and C, a thread
+    static constexpr int kVectors = Shared::kVectors;  // of B and C, a thread
     static constexpr Transition kTransition = kConfig.transition;
     static constexpr bool kOnePass = kConfig.is_narrow;
     using Own = Neighbours<kChannels, kTokens>;
