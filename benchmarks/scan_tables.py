@@ -40,22 +40,27 @@ ROOF = {
 }
 
 
+LAYOUTS = ("", " transposed", " mixed")
+
+
 def table(times: dict[str, float], what: int) -> str:
     """`what`: 0 forward, 1 backward."""
     suffix = (" forward", " backward")[what]
-    shapes = [shape.removesuffix(suffix) for shape in times if shape.endswith(suffix) and "transposed" not in shape]
-    columns = ["", "ms", "transposed", "mamba-ssm", "times as fast", "reach", "÷ reach", *["roof", "share"][: 2 - 2 * what]]
+    measured = [shape.removesuffix(suffix) for shape in times if shape.endswith(suffix)]
+    shapes = dict.fromkeys(shape.removesuffix(" transposed").removesuffix(" mixed") for shape in measured)
+    columns = ["", "ms", "transposed", "mixed", "mamba-ssm", "times as fast", "reach", "÷ reach"]
+    columns += ["roof", "share"][: 2 - 2 * what]
     lines = [f"| {' | '.join(columns)} |".replace("|  |", "| |"), "|---" * len(columns) + "|"]
     for shape in shapes:
-        ours, transposed = times[shape + suffix], times[f"{shape} transposed{suffix}"]
-        slower = max(ours, transposed)
-        compared = [""] * (len(columns) - 3)
+        ours = [times.get(f"{shape}{layout}{suffix}") for layout in LAYOUTS]
+        slower = max(one for one in ours[:2] if one is not None)
+        compared = [""] * (len(columns) - 4)
         if shape in PEER:
             peer, reach = PEER[shape][what], REACH[shape][what]
             compared = [_ms(peer), f"{peer / slower:.2f}", _ms(reach), f"{slower / reach:.1f}"]
             if not what:
                 compared += [_ms(ROOF[shape]), f"{100 * ROOF[shape] / slower:.0f} %"]
-        lines.append(f"| {shape} | {' | '.join([f'**{_ms(ours)}**', f'**{_ms(transposed)}**', *compared])} |")
+        lines.append(f"| {shape} | {' | '.join(['' if one is None else f'**{_ms(one)}**' for one in ours] + compared)} |")
     return "\n".join(lines)
 
 
