@@ -69,7 +69,8 @@ GPU_SHAPES = (
     Shape(1, 1536, sum(_PACKED), packed=_PACKED),
 )
 MIXED_SHAPES = tuple(replace(shape, layout="mixed") for shape in (Shape(8, 1536, 2048), Shape(1, 2048, 4096), GPU_SHAPES[-1]))
-CPU_SHAPES = (Shape(2, 8, 70),)
+CPU_SHAPES = (Shape(2, 8, 70), Shape(1, 8, 40, trained=True, packed=(1, 39)))
+CPU_MIXED_SHAPES = (Shape(1, 16, 9, layout="mixed"),)
 _DIFFERENTIATED = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
 
 
@@ -182,10 +183,8 @@ def mamba_ssm(x: Inputs) -> Peer:
 
 @bench({"mamba-ssm": mamba_ssm}, "gradients", operator="selective_scan")
 def _measured(device: str) -> Iterator[Case]:
-    on_gpu = device == "cuda"
-    shapes = GPU_SHAPES if on_gpu else CPU_SHAPES
-    transposed = (replace(shape, layout="transposed") for shape in shapes)
-    for shape in (*shapes, *transposed, *(MIXED_SHAPES if on_gpu else ())):
+    shapes, mixed = (GPU_SHAPES, MIXED_SHAPES) if device == "cuda" else (CPU_SHAPES, CPU_MIXED_SHAPES)
+    for shape in (*shapes, *(replace(shape, layout="transposed") for shape in shapes), *mixed):
         for backward in (False, True):
             name = f"{shape.name} {'backward' if backward else 'forward'}"
             yield Case(name, partial(_work, device, shape, backward))
