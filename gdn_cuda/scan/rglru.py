@@ -78,7 +78,7 @@ def _with_more_channels(operator: Differentiable, results: Sequence[str], x: Any
     return tuple(zip(*(split(*of) for of in zip(results, found, strict=True)), strict=True))
 
 
-_scan = first_order(
+_scan: Differentiable = first_order(
     _NAME,
     _NAME,
     shapes=_shapes,
@@ -87,7 +87,7 @@ _scan = first_order(
     batched=lambda x, dims: _with_more_channels(_scan, ("out", "last", "checkpoints"), x, dims),
     uses_results=True,
 )
-_backward = first_order(
+_backward: Differentiable = first_order(
     _NAME,
     "rglru_scan_backward",
     shapes=_backward_shapes,

@@ -50,7 +50,7 @@ def _with_more_sequences(operator: Differentiable, x: Any, dims: Any) -> Any:
     return tuple(zip(*(mapped.split(y, 0) for y in operator(*more)), strict=True))
 
 
-_scan = first_order(
+_scan: Differentiable = first_order(
     _NAME,
     _NAME,
     shapes=_shapes,
@@ -59,7 +59,7 @@ _scan = first_order(
     batched=lambda x, dims: _with_more_sequences(_scan, x, dims),
     uses_results=True,
 )
-_backward = first_order(
+_backward: Differentiable = first_order(
     _NAME,
     "s7_scan_backward",
     shapes=_backward_shapes,
