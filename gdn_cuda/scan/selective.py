@@ -13,13 +13,14 @@ from ..operators.examples import Arguments, draw, example, of_operator, random
 from ..operators.gradients import under_transforms
 from . import selective_reference as reference
 from .first_order import first_order
+from .layout import empty_in_layout
 from .mapped import Mapped
 
 
 def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     states = reference.chunk_count(x) if x.keep_states else 0
     return (
-        reference.rows_like(x.u),
+        empty_in_layout(x.u),
         x.A.new_empty(reference.sequence_count(x), *x.A.shape),
         x.A.new_empty(states, *x.A.shape),
     )
@@ -27,7 +28,7 @@ def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
     def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else reference.rows_like(of)
+        return x.u.new_empty(0) if of is None else empty_in_layout(of)
 
     def dense(of: Tensor | None) -> Tensor:
         return x.u.new_empty(0) if of is None else of.new_empty(of.shape)

@@ -17,18 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .discretizations import GRADIENTS, TRANSITIONS
+from .dtypes import wide, wide_dtype
+from .layout import empty_in_layout
 
 STATE_CHUNK = 64
 _conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
 _LINEAR_FROM = 20.0  # softplus is the identity above
-
-
-def rows_like(x: Tensor) -> Tensor:
-    """A dense tensor in the layout of x, (B, D, L) or the transposed view of (B, L, D)."""
-    batch, dim, length = x.shape
-    if x.stride(1) == 1 and not (length > 1 and x.stride(2) == 1):
-        return x.new_empty(batch, length, dim).transpose(1, 2)
-    return x.new_empty(batch, dim, length)
 
 
 def sequence_count(x: Any) -> Any:
@@ -98,14 +92,6 @@ def _sequences(x: Any) -> Iterator[_Sequence]:
 # ---- One chunk
 
 
-def _wide_dtype(x: Tensor) -> torch.dtype:
-    return torch.complex128 if x.is_complex() else torch.float64
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(_wide_dtype(x))
-
-
 def _tokens_first(rows: Tensor, tokens: slice) -> Tensor:
     return rows[:, :, tokens].permute(2, 0, 1).to(torch.float64, memory_format=torch.contiguous_format)
 
@@ -121,7 +107,7 @@ class _Coefficients:
         self.given, self.varies = given, given.dim() > 2
         self.in_pairs = self.varies and is_complex and not given.is_complex()
         if not self.varies:
-            self.constant = _wide(given)
+            self.constant = wide(given)
 
     def at(self, tokens: slice) -> Tensor:
         """(D, N), or (token, batch, group, N)."""
@@ -129,7 +115,7 @@ class _Coefficients:
             return self.constant
         grouped = self.given if self.given.dim() == 4 else self.given[:, None]
         if not self.in_pairs:
-            return _wide(grouped[..., tokens].permute(3, 0, 1, 2)).contiguous()
+            return wide(grouped[..., tokens].permute(3, 0, 1, 2)).contiguous()
         pairs = grouped[..., 2 * tokens.start : 2 * tokens.stop].unflatten(-1, (-1, 2))
         return torch.view_as_complex(pairs.permute(3, 0, 1, 2, 4).to(torch.float64, memory_format=torch.contiguous_format))
 
@@ -174,16 +160,16 @@ class _Scan:
     """A call, with the tensors that do not depend on the token in fp64."""
 
     def __init__(self, x: Any):
-        self.x, self.A = x, _wide(x.A)
+        self.x, self.A = x, wide(x.A)
         self.B, self.C = _Coefficients(x.B, x.A.is_complex()), _Coefficients(x.C, x.A.is_complex())
-        self.D = None if x.D is None else _wide(x.D)
-        self.bias = None if x.delta_bias is None else _wide(x.delta_bias)
+        self.D = None if x.D is None else wide(x.D)
+        self.bias = None if x.delta_bias is None else wide(x.delta_bias)
         self.is_rglru = x.discretization == "rglru"
         self.doubled = 2 if x.A.is_complex() else 1  # y = 2 Re Σ
 
     def initial_state(self, rows: slice) -> Tensor:
         if self.x.initial_state is not None:
-            return _wide(self.x.initial_state[rows])
+            return wide(self.x.initial_state[rows])
         return self.zeros(rows)
 
     def zeros(self, rows: slice) -> Tensor:
@@ -298,7 +284,7 @@ def _recurrence_backward(decay: Tensor, grad: Tensor, grad_last: Tensor) -> tupl
 
 def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, last state, the states before each chunk), as torch.ops.gdn_cuda.selective_scan returns them."""
-    out = rows_like(x.u).zero_()
+    out = empty_in_layout(x.u).zero_()
     last = x.A.new_empty(sequence_count(x), *x.A.shape)
     kept = x.A.new_zeros(chunk_count(x) if x.keep_states else 0, *x.A.shape)
     for sequence in _sequences(x):
@@ -318,10 +304,10 @@ def backward(x: Any) -> tuple[Tensor, ...]:
     """The gradients of u, delta, A, B, C, D, z, delta_bias, delta_a and initial_state; empty where there is none."""
 
     def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else rows_like(of).zero_()
+        return x.u.new_empty(0) if of is None else empty_in_layout(of).zero_()
 
     def sums(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else torch.zeros(of.shape, dtype=_wide_dtype(of))
+        return x.u.new_empty(0) if of is None else torch.zeros(of.shape, dtype=wide_dtype(of))
 
     def coefficients(of: Tensor) -> Tensor:
         return sums(of) if of.dim() == 2 else of.new_zeros(of.shape)
@@ -341,9 +327,9 @@ def backward(x: Any) -> tuple[Tensor, ...]:
     for sequence in _sequences(x):
         part = sequence.part(x)
         scan, to = _Scan(part), sequence.part(SimpleNamespace(**found))
-        grad = scan.zeros(sequence.rows) if x.grad_last_state is None else _wide(x.grad_last_state[sequence.rows])
+        grad = scan.zeros(sequence.rows) if x.grad_last_state is None else wide(x.grad_last_state[sequence.rows])
         for number, tokens in reversed(sequence.chunks()):
-            chunk = _Chunk(scan, tokens, _wide(sequence.kept(x.states, number)))
+            chunk = _Chunk(scan, tokens, wide(sequence.kept(x.states, number)))
             grad = chunk.backward(part.grad_out, grad, to)
         if x.initial_state is not None:
             found["initial_state"][sequence.rows] = grad
