@@ -152,16 +152,46 @@ def explain(cache: Path, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("operator", TUNABLES)
-def test_tune_all_measures_every_operator(operator: str, cache: Path) -> None:
-    dtype = list(TUNABLES[operator].tolerance)[-1]
-    done = faked("sound", "tune", operator, SHAPES.get(operator, "16x4x700"), "--dtype", dtype, "--json", cache=cache)
+CALLS = {
+    "selective_scan": "batch=3 dim=5 tokens=7 states=4 groups=1",
+    "selective_state_update": "B=3 dim=5 N=8",
+    "simplified_scan": "batch=2 H=4 P=3 L=1500",
+}
+
+
+def test_every_operator_is_measured_and_its_winner_decides_about_that_call(cache: Path) -> None:
+    """The problem that Python names is the one that the operator asks about."""
+    commands: list[str] = []
+    for operator, one in TUNABLES.items():
+        dtype = list(one.tolerance)[-1] if operator not in CALLS else next(iter(one.tolerance))
+        commands += ["then", "tune", operator, SHAPES.get(operator, "16x4x700"), "--dtype", dtype, "--json"]
+    done = faked("sound", *commands, cache=cache)
     assert done.returncode == 0, done.stderr
-    (report,) = json.loads(done.stdout)
-    assert report["why_not"] is None
-    assert report["decides"].startswith("tuned on this device")
-    assert report["candidates"][0]["choice"] == report["heuristic"]
-    assert [file["entry"]["problem"] for file in stored(cache)] == [report["problem"]]
+    reports = documents(done.stdout)
+    assert [report["operator"] for (report,) in reports] == list(TUNABLES)
+    for (report,) in reports:
+        assert report["why_not"] is None
+        assert report["decides"].startswith("tuned on this device")
+        assert report["candidates"][0]["choice"] == report["heuristic"]
+    assert {file["entry"]["problem"] for file in stored(cache)} == {report["problem"] for (report,) in reports}
+
+    calls = (
+        word for operator, sizes in CALLS.items() for word in ("then", "explain", operator, *sizes.split(), "--device", "h200")
+    )
+    explained = faked("sound", *calls, cache=cache).stdout
+    assert explained.count("tuned on this device: {.") == len(CALLS)
+    for operator in CALLS:
+        assert TUNABLES[operator].kernel in explained
+
+
+def documents(text: str) -> list[Any]:
+    """JSON texts, one behind the other."""
+    found, decoder = [], json.JSONDecoder()
+    while text := text.strip():
+        document, end = decoder.raw_decode(text)
+        found.append(document)
+        text = text[end:]
+    return found
 
 
 def test_a_gain_within_noise_keeps_the_choice_of_the_heuristic(cache: Path) -> None:
@@ -255,21 +285,6 @@ def test_measured_cases_are_valid_arguments_of_the_operator(operator: str) -> No
             assert TORCH_DTYPES[dtype] in {x.dtype for x in given.values() if isinstance(x, torch.Tensor)}
             assert len(_C.tuned_candidates(case.kernel, case.problem, H200)) > 1
             assert operator_of(case.kernel, case.problem) == operator
-
-
-CALLS = {
-    "selective_scan": "batch=3 dim=5 tokens=7 states=4 groups=1",
-    "selective_state_update": "B=3 dim=5 N=8",
-    "simplified_scan": "batch=2 H=4 P=3 L=1500",
-}
-
-
-@pytest.mark.parametrize("operator", CALLS)
-def test_a_stored_winner_of_a_scan_decides_about_the_call_that_was_measured(operator: str, cache: Path) -> None:
-    """The problem that Python names is the one that the operator asks about."""
-    assert faked("sound", "tune", operator, SHAPES[operator], cache=cache).returncode == 0
-    explained = gdn("explain", operator, *CALLS[operator].split(), "--device", "h200", cache=cache).stdout
-    assert "tuned on this device: {." in explained
 
 
 def test_the_difference_of_results_is_relative_and_infinite_for_nan() -> None:
