@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from gdn_cuda import _C, cli
-from gdn_cuda.cli.tune_measure import difference
+from gdn_cuda.cli import bench_timing
+from gdn_cuda.cli.tune_measure import GpuRunner, difference
 from gdn_cuda.operators import measure
-from gdn_cuda.operators.tunable import TORCH_DTYPES, Shape, operator_of
+from gdn_cuda.operators.tunable import TORCH_DTYPES, Case, Shape, operator_of
 from gdn_cuda.structured.measure_tune import Sums
 
 CHILD = Path(__file__).with_name("tune_child.py")
@@ -285,6 +286,20 @@ def test_measured_cases_are_valid_arguments_of_the_operator(operator: str) -> No
             assert TORCH_DTYPES[dtype] in {x.dtype for x in given.values() if isinstance(x, torch.Tensor)}
             assert len(_C.tuned_candidates(case.kernel, case.problem, H200)) > 1
             assert operator_of(case.kernel, case.problem) == operator
+
+
+@pytest.mark.parametrize("operator", TUNABLES)
+def test_every_result_is_that_of_the_same_inputs(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs, and states that are written in place; the runner itself, on CPU tensors."""
+    case = TUNABLES[operator].case(operator, TUNABLES[operator].shape.parse(SHAPES.get(operator, "3x5x7")))
+    given = Case.arguments
+    monkeypatch.setattr(Case, "arguments", lambda self, device: given(self, "cpu"))
+    monkeypatch.setattr(bench_timing, "Timer", lambda repeats: None)
+    runner = GpuRunner(case, H200, 3)
+    first, second = runner.result(), runner.result()
+    assert torch.equal(first, second) and bool(torch.isfinite(first).all())
+    written = sum(case.arguments("cpu")[name].numel() for name in TUNABLES[operator].in_place)
+    assert first.dim() == 1 and first.numel() > written
 
 
 def test_the_difference_of_results_is_relative_and_infinite_for_nan() -> None:
