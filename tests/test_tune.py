@@ -64,7 +64,7 @@ def unwritable(folder: Path) -> Iterator[None]:
 
 
 # Small ones that leave a choice.
-SHAPES = {"selective_scan": "3x5x7x4", "selective_state_update": "3x5x8", "simplified_scan": "2x3x1500"}
+SHAPES = {"selective_scan": "3x5x7x40", "selective_state_update": "3x5x8", "simplified_scan": "2x3x1500"}
 
 
 def problem(operator: str, shape: Shape, dtype: str | None = None, shared: bool = False) -> str:
@@ -154,7 +154,7 @@ def explain(cache: Path, **variables: str) -> str:
 
 
 CALLS = {
-    "selective_scan": "batch=3 dim=5 tokens=7 states=4 groups=1",
+    "selective_scan": "batch=3 dim=5 tokens=7 states=40 groups=1",
     "selective_state_update": "B=3 dim=5 N=8",
     "simplified_scan": "batch=2 H=4 P=3 L=1500",
 }

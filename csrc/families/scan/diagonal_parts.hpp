@@ -15,8 +15,8 @@ namespace gdn_cuda::scan {
 
 struct DiagonalProblem {
     i64 rows, length;
-    bool varying;  // a step size varies over time
-    bool reverse;  // the gradients
+    bool varying;          // a step size varies over time
+    bool reverse = false;  // the gradients
 
     constexpr bool operator==(const DiagonalProblem&) const = default;
 

@@ -137,15 +137,18 @@ __device__ __forceinline__ float sqrt_fast(float x) {
     return y;
 }
 
-// e^x - 1 for |x| < 1/2, relative error 2e-7.
-__device__ __forceinline__ float expm1_small(float x) {
+// (e^x - 1 - x) / x^2 for |x| < 1/2, such that e^x - 1 and its quotient by x have a relative error of 2e-7.
+__device__ __forceinline__ float expm1_tail(float x) {
     float p = 1.f / 5040;
     p = fmaf(p, x, 1.f / 720);
     p = fmaf(p, x, 1.f / 120);
     p = fmaf(p, x, 1.f / 24);
     p = fmaf(p, x, 1.f / 6);
-    p = fmaf(p, x, 0.5f);
-    return fmaf(x * x, p, x);
+    return fmaf(p, x, 0.5f);
+}
+__device__ __forceinline__ float expm1_small(float x) {
+    const float tail = expm1_tail(x);
+    return fmaf(x * x, tail, x);
 }
 
 // ln(1 + y) for 0 <= y <= 1, relative error below 2e-7. log1pf costs three times as much and made the gating kernel
