@@ -28,6 +28,7 @@ struct SelectiveForwardConfig {
 
 template <SelectiveForwardConfig kConfig>
 struct SelectiveForwardSharedPlan {
+    static constexpr SelectiveForwardConfig kConfiguration = kConfig;
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens();
     static constexpr int kPitch = kTokens + 4;  // rows of neighbours begin in different banks, 16 bytes apart
     static constexpr int kRowPitch = kTokens * kConfig.parts() + 4;
@@ -47,7 +48,8 @@ struct SelectiveForwardSharedPlan {
     // What is in flight for a thread: u of this tile and the next one, z of this one, δ of the next one, B and C of the next
     // pass.
     static constexpr int kVectors = 2 * kConfig.group() * kConfig.parts() * kTokens / 8 / SelectiveForwardConfig::kThreads;
-    alignas(16) unsigned in_flight[4 + kVectors][SelectiveForwardConfig::kThreads][kConfig.is_narrow ? 4 : 8];
+    using InFlight = unsigned[SelectiveForwardConfig::kThreads][kConfig.is_narrow ? 4 : 8];
+    alignas(16) InFlight elements_in_flight[4], coefficients_in_flight[kVectors];
     // The states before the tile, where they would take registers and so warps.
     static constexpr bool kKeepsStart = !kConfig.is_complex && kConfig.states > 2;
     float start[kKeepsStart ? kConfig.states : 1][kKeepsStart ? SelectiveForwardConfig::kThreads : 1];

@@ -1,4 +1,4 @@
-// The part of a selective scan that a block works on, and the elements of a tile that each of its threads prepares.
+// The part of a selective scan that a block works on, and the places of its elements in a tile.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -37,6 +37,17 @@ struct Neighbours {
     __device__ __forceinline__ int channel_of(int i) const { return along_tokens ? channel : channel + i; }
     __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i : token; }
 };
+
+// The compiler would compute what this hides, an address of a thread, again for every tile, in ten instructions each.
+__device__ __forceinline__ char* opaque(char* address) {
+    asm volatile("" : "+l"(address));
+    return address;
+}
+// And what rare paths compute of this would be kept in registers through the loop over tiles.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 // Neighbouring numbers in shared memory, aligned for vectors of four, or of two.
 template <int kCount>
