@@ -37,7 +37,6 @@ struct SelectiveForward {
     const SelectiveForwardArgs& args;
     const SelectiveInputs& in;
     Shared& shared;
-    SelectivePlace place;
     Elements elements;
     CoefficientTiles coefficients;
     int lane, channel;  // of the states
@@ -56,14 +55,14 @@ struct SelectiveForward {
     };
 
     __device__ __forceinline__ i64 state_at(i64 row, int first) const {
-        return (row * in.dim + place.channel + opaque(channel)) * in.state_size + first + lane;
+        return (row * in.dim + shared.place.channel + opaque(channel)) * in.state_size + first + lane;
     }
     // Neighbouring states are on neighbouring lanes. Calls with the index of each that exists.
     template <class F>
     __device__ __forceinline__ void each_state(int first, const F& call) const {
 #pragma unroll
         for (int s = 0; s < kStates; ++s)
-            if (channel < place.channels && first + s * kLanes + lane < in.state_size) call(s);
+            if (channel < shared.place.channels && first + s * kLanes + lane < in.state_size) call(s);
     }
     __device__ __forceinline__ static Number constant(const Coefficients& from, i64 channel, int n) {
         const float* at = static_cast<const float*>(from.data) + channel * from.group + n * from.n;
@@ -82,7 +81,7 @@ struct SelectiveForward {
             if (!in.B.varies) B[s * kLanes + lane] = Number{};
             if (!in.C.varies) C[s * kLanes + lane] = Number{};
         }
-        const i64 c = place.channel + opaque(channel);
+        const i64 c = shared.place.channel + opaque(channel);
         each_state(first, [&](int s) {
             const int n = s * kLanes + lane;
             states.poles[s] = Poles::of(constant(in.A, c, first + n));
@@ -226,18 +225,20 @@ struct SelectiveForward {
     }
 
     // States that do not stay in registers from tile to tile are in last_state.
-    __device__ __forceinline__ void run(int first_chunk) {
-        elements.begin();
-        elements.begin_outputs();
-        coefficients.begin();
+    __device__ __forceinline__ void run(const SelectivePlace& place, int first_chunk) {
+        if (threadIdx.x == 0) shared.place = place;
+        elements.begin(place);
+        elements.begin_outputs(place);
+        coefficients.begin(place);
         __syncthreads();
+        const int length = place.length;
         const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
                    stays = kOnePass || in.state_size <= kGroup;
         States states;
 #pragma unroll 1
         for (int first = 0; first < in.state_size; first += kGroup) {
-            load_states(states, in.initial_state, place.sequence, first);
-            if (!stays) store_states(states, args.last_state, place.sequence, first);
+            load_states(states, in.initial_state, shared.place.sequence, first);
+            if (!stays) store_states(states, args.last_state, shared.place.sequence, first);
         }
         load_poles(states, 0);
         int tile = -kTokens, first = kOnePass ? 0 : in.state_size;  // the first round only loads
@@ -252,7 +253,7 @@ struct SelectiveForward {
                 if (last_pass) elements.load_z(tile);
             }
             cp_async_fence();
-            if (next_tile < place.span.length) {
+            if (next_tile < length) {
                 if (next_first == 0) elements.load(next_tile);
                 coefficients.load(next_tile, next_first);
             }
@@ -260,7 +261,7 @@ struct SelectiveForward {
             if (tile >= 0) {
                 if (!stays) {
                     load_poles(states, first);
-                    load_states(states, args.last_state, place.sequence, first);
+                    load_states(states, args.last_state, shared.place.sequence, first);
                 }
                 if (args.states != nullptr && tile % kStateChunk == 0)
                     store_states(states, args.states, first_chunk + tile / kStateChunk, first);
@@ -271,7 +272,7 @@ struct SelectiveForward {
                     walk_tile<Pass::first>(states, true);
                 else if constexpr (!kOnePass)
                     walk_tile<Pass::later>(states, false);
-                if (!stays) store_states(states, args.last_state, place.sequence, first);
+                if (!stays) store_states(states, args.last_state, shared.place.sequence, first);
                 __syncthreads();
                 if (last_pass) {
                     cp_async_wait<1>();  // for z
@@ -279,9 +280,9 @@ struct SelectiveForward {
                 }
             }
             tile = next_tile, first = next_first;
-            if (tile >= place.span.length) break;
+            if (tile >= length) break;
         }
-        if (stays) store_states(states, args.last_state, place.sequence, 0);
+        if (stays) store_states(states, args.last_state, shared.place.sequence, 0);
     }
 };
 
@@ -295,21 +296,22 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
     const int blocks_per_span = (args.span + kChannels - 1) / kChannels, blocks = in.dim / args.span * blocks_per_span;
     const int sequence = blockIdx.x / blocks, block = blockIdx.x % blocks, thread = threadIdx.x;
     const int inside = block % blocks_per_span * kChannels;
+    const Span span = span_of(in.cu_seqlens, sequence, in.length);
     const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
                                .channels = min(args.span - inside, kChannels),
                                .sequence = sequence,
                                .batch = in.cu_seqlens.data != nullptr ? 0 : sequence,
-                               .span = span_of(in.cu_seqlens, sequence, in.length)};
+                               .length = span.length,
+                               .start = span.start};
     using Block = SelectiveForward<kConfig>;
     Block{args,
           in,
           shared,
-          place,
-          {args, shared, place, Block::Elements::Own::of_thread(args.along_tokens)},
-          {args, shared, place},
+          {args, shared, Block::Elements::Own::of_thread(thread, args.along_tokens)},
+          {args, shared},
           thread % kConfig.lanes,
           thread / kConfig.lanes}
-        .run(args.states == nullptr ? 0 : first_chunk(in, sequence));
+        .run(place, args.states == nullptr ? 0 : first_chunk(in, sequence));
 }
 
 }  // namespace gdn_cuda::scan

@@ -15,22 +15,14 @@ __device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequen
     return chunk;
 }
 
-// Channels of one group of B and C, in one sequence.
-struct SelectivePlace {
-    int channel, channels;  // the first, and how many exist
-    int sequence, batch;
-    Span span;
-};
-
 // Eight neighbours in a tile of channels × tokens, along tokens or along channels.
 template <int kChannels, int kTokens>
 struct Neighbours {
     int channel, token;
     bool along_tokens;
 
-    __device__ __forceinline__ static Neighbours of_thread(bool along_tokens) {
+    __device__ __forceinline__ static Neighbours of_thread(int thread, bool along_tokens) {
         constexpr int kRow = kTokens / 8, kColumn = kChannels / 8;
-        const int thread = threadIdx.x;
         return along_tokens ? Neighbours{thread / kRow, thread % kRow * 8, true}
                             : Neighbours{thread % kColumn * 8, thread / kColumn, false};
     }
