@@ -154,7 +154,7 @@ PreparedSelective prepare_selective(const Checks& check, const SelectiveScan& x)
     inputs.delta_softplus = x.delta_softplus;
 
     prepared.io = io;
-    prepared.layout = layout_of(u);
+    prepared.layout = layout_of_most({&u, &delta, &z, &delta_a});
     prepared.discretization = x.discretization;
     prepared.is_complex = types.is_complex;
     const auto dense = [](const View& view) { return !view.defined() || view.contiguous_tail(view.rank); };
