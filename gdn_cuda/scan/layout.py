@@ -10,10 +10,14 @@ def channels_are_last(x: Tensor) -> bool:
     return x.stride(1) == 1 and not (x.shape[2] > 1 and x.stride(2) == 1)
 
 
-def empty_in_layout(like: Tensor) -> Tensor:
-    """A dense tensor of the same size in the layout of `like`."""
+def empty_rows(like: Tensor, channels_last: bool) -> Tensor:
+    """A dense tensor of the same size."""
     B, D, L = like.shape
-    return like.new_empty((B, L, D)).transpose(1, 2) if channels_are_last(like) else like.new_empty((B, D, L))
+    return like.new_empty((B, L, D)).transpose(1, 2) if channels_last else like.new_empty((B, D, L))
+
+
+def empty_in_layout(like: Tensor) -> Tensor:
+    return empty_rows(like, channels_are_last(like))
 
 
 def in_layout(x: Tensor, like: Tensor) -> Tensor:

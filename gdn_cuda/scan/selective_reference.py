@@ -18,11 +18,18 @@ from torch import Tensor
 
 from .discretizations import GRADIENTS, TRANSITIONS
 from .dtypes import wide, wide_dtype
-from .layout import empty_in_layout
+from .layout import channels_are_last, empty_rows
 
 STATE_CHUNK = 64
 _conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
 _LINEAR_FROM = 20.0  # softplus is the identity above
+
+
+def results_are_channels_last(x: Any) -> bool:
+    """Whether most of what is shaped like u is the transposed view of (B, L, D); u decides a tie. A kernel takes one layout."""
+    rows = (x.u, x.delta, x.z, x.delta_a, getattr(x, "grad_out", None))
+    given = [channels_are_last(each) for each in rows if each is not None]
+    return given[0] if 2 * sum(given) == len(given) else 2 * sum(given) > len(given)
 
 
 def sequence_count(x: Any) -> Any:
@@ -284,7 +291,7 @@ def _recurrence_backward(decay: Tensor, grad: Tensor, grad_last: Tensor) -> tupl
 
 def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, last state, the states before each chunk), as torch.ops.gdn_cuda.selective_scan returns them."""
-    out = empty_in_layout(x.u).zero_()
+    out = empty_rows(x.u, results_are_channels_last(x)).zero_()
     last = x.A.new_empty(sequence_count(x), *x.A.shape)
     kept = x.A.new_zeros(chunk_count(x) if x.keep_states else 0, *x.A.shape)
     for sequence in _sequences(x):
@@ -303,8 +310,10 @@ def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 def backward(x: Any) -> tuple[Tensor, ...]:
     """The gradients of u, delta, A, B, C, D, z, delta_bias, delta_a and initial_state; empty where there is none."""
 
+    channels_last = results_are_channels_last(x)
+
     def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else empty_in_layout(of).zero_()
+        return x.u.new_empty(0) if of is None else empty_rows(of, channels_last).zero_()
 
     def sums(of: Tensor | None) -> Tensor:
         return x.u.new_empty(0) if of is None else torch.zeros(of.shape, dtype=wide_dtype(of))
