@@ -80,18 +80,21 @@ struct SelectiveElements {
             return;
         }
         const Read read = granules(from, tile);
-        if (own.along_tokens || read.before == 0)
-            read.fetch(in_flight(slot), args.io, own.along_tokens && is_last_of_row() ? behind(tensor) : nullptr);
+        if (args.along_tokens || read.before == 0)
+            read.fetch(in_flight(slot), args.io, args.along_tokens && is_last_of_row() ? behind(tensor) : nullptr);
     }
-    // Behind the wait: what was fetched otherwise, as vectors of the threads.
-    __device__ __forceinline__ void settle(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
+    // Behind the wait: the thread's vector.
+    __device__ __forceinline__ Vector settled(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
+        if (tile < plain) return in_flight(slot);
         const Read read = granules(in_tile(first, x, tile), tile);
-        if (own.along_tokens) {
-            __syncwarp();
-            read.settle(in_flight(slot), args.io, is_last_of_row() ? *behind(tensor) : (&in_flight(slot))[1].bits[0]);
-        } else if (read.before != 0) {
-            in_flight(slot) = read.load(args.io);
-        }
+        __syncwarp();
+        Vector found = in_flight(slot);
+        if (args.along_tokens)
+            found = read.joined(found, is_last_of_row() ? *behind(tensor) : (&in_flight(slot))[1].bits[0], args.io);
+        else if (read.before != 0)
+            found = read.load(args.io);
+        __syncwarp();  // what is fetched next overwrites it
+        return found;
     }
 
     __device__ __forceinline__ void begin(const SelectivePlace& place) {
@@ -125,13 +128,11 @@ struct SelectiveElements {
         return {step, args.input_times_delta ? u * delta : u, 0.f};
     }
     __device__ __forceinline__ void prepare(int tile) {
-        if (tile >= plain) {
-            settle(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
-            settle(delta, behind_delta, addresses[at_delta], args.in.delta, tile);
-        }
         float of_u[8], of_delta[8], of_delta_a[8] = {}, bias[8];
-        in_flight(u_of(tile)).to_floats(args.io, of_u);
-        in_flight(delta).to_floats(args.io, of_delta);
+        const Vector u = settled(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
+        if (tile >= plain) in_flight(u_of(tile)) = u;  // for the outputs
+        u.to_floats(args.io, of_u);
+        settled(delta, behind_delta, addresses[at_delta], args.in.delta, tile).to_floats(args.io, of_delta);
         if (args.in.delta_a.data != nullptr)  // rare, so not in flight before
             granules(address(args.in.delta_a, shared.place, rare_own(), tile), tile)
                 .load(args.io)
@@ -188,7 +189,6 @@ struct SelectiveElements {
     // Adds up the Σ C x of each lane, and stores the outputs of the elements that the thread prepared.
     __device__ __forceinline__ void finish(int tile) const {
         constexpr int kLanes = Shared::kConfiguration.lanes;
-        if (tile >= plain && args.in.z.data != nullptr) settle(z, behind_z, addresses[at_z], args.in.z, tile);
         float y[8] = {}, of_u[8], of_z[8], D[8];
         const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
 #pragma unroll
@@ -209,7 +209,7 @@ struct SelectiveElements {
 #pragma unroll
         for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
         if (args.in.z.data != nullptr) {
-            in_flight(z).to_floats(args.io, of_z);
+            settled(z, behind_z, addresses[at_z], args.in.z, tile).to_floats(args.io, of_z);
 #pragma unroll
             for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
         }
@@ -217,7 +217,7 @@ struct SelectiveElements {
         char* to = in_tile(addresses[at_out], args.out, tile);
         if (tile < plain)
             found.store(to, args.io);
-        else if (own.along_tokens && tile + kTokens <= shared.place.length)
+        else if (args.along_tokens && tile + kTokens <= shared.place.length)
             store_shifted(found, to, tile);
         else
             found.store_some(to, args.io, 0, left(tile));
