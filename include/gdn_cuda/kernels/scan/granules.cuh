@@ -33,7 +33,7 @@ struct Granules {
     __device__ __forceinline__ static int before_of(const char* address) {
         return static_cast<int>(reinterpret_cast<unsigned long long>(address)) & 15;
     }
-    // `left`: how many exist from the address on, in a row; not positive: that many before it, the last one.
+    // `left`: the elements of a row from the address on; negative where the row ends before it.
     __device__ __forceinline__ static Granules of(const char* address, int left, DType type) {
         const int before = before_of(address);
         return {reinterpret_cast<const uint4*>(address - before), before,
