@@ -20,6 +20,7 @@
 #include "../families/scan/selective_backward.hpp"
 #include "../families/scan/selective_backward_sums.hpp"
 #include "../families/scan/selective_forward.hpp"
+#include "../families/scan/selective_pieces.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/scan/simplified_step.hpp"
 #include "../families/structured/cauchy.hpp"
@@ -76,6 +77,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::SelectiveForward>(),
             entry<scan::SelectiveBackward>(),
             entry<scan::SelectiveBackwardSums>(),
+            entry<scan::SelectivePieces>(),
             entry<scan::SelectiveStep>(),
             entry<scan::SimplifiedStep>(),
             entry<structured::Cauchy>(),

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../../kernels/spec.hpp"
+#include "selective_cut.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -14,7 +15,11 @@ struct SelectiveForwardProblem {
     bool is_complex;
     bool is_narrow;  // u, delta, z, delta_a, B and C
     int states;
-    i64 channels;  // of all sequences
+    i64 sequences, dim;
+    int span;  // channels that share a group of B and one of C
+    Cut cut;
+
+    i64 channels() const { return sequences * dim * cut.count; }
 };
 
 inline constexpr std::array kSelectiveForwardConfigurations = [] {
@@ -29,8 +34,8 @@ inline constexpr std::array kSelectiveForwardConfigurations = [] {
 }();
 
 // Four states a lane take fewer instructions, eight lanes a channel make twice as many warps.
-constexpr SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int multiprocessors) {
-    const bool many = problem.channels >= i64{multiprocessors} * 64;
+inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int multiprocessors) {
+    const bool many = problem.channels() >= i64{multiprocessors} * 64;
     const bool plain = problem.transition == Transition::exponential && !problem.is_complex;
     return {.transition = problem.transition,
             .is_complex = problem.is_complex,
@@ -38,10 +43,29 @@ constexpr SelectiveForwardConfig selective_forward_config(const SelectiveForward
             .states = plain && many ? 4 : 2,
             .lanes = plain && many ? 4 : 8};
 }
+// Of one piece of every sequence.
+inline i64 selective_forward_blocks(const SelectiveForwardProblem& problem, const SelectiveForwardConfig& config) {
+    return problem.sequences * (problem.dim / problem.span) * ceil_div(problem.span, config.channels());
+}
+// A cut takes 1.65 times the instructions, as every state passes a token twice, so it has to find most of the GPU idle.
+inline Cut selective_forward_cut(const SelectiveForwardProblem& problem, const CutProblem& sizes, const jit::DeviceTraits& device,
+                                 int wanted) {
+    constexpr double kMore = 1.65, kWorth = 0.8, kAlone = 0.235, kWorkOfFewLanes = 0.9;
+    const auto launch = [&](int parts) {
+        SelectiveForwardProblem cut = problem;
+        cut.cut.count = parts;
+        const SelectiveForwardConfig config = selective_forward_config(cut, device.multiprocessors);
+        return CutLaunch{.blocks = selective_forward_blocks(problem, config),
+                         .resident = config.blocks_per_multiprocessor(device.capability),
+                         .alone = kAlone,
+                         .work = config.channels() * (config.lanes == 4 ? kWorkOfFewLanes : 1)};
+    };
+    return choose_cut(sizes, launch, device.multiprocessors, kMore, kWorth, wanted);
+}
 inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, const jit::DeviceTraits& device) {
     const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
-    return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel", problem.channels,
-                       device.multiprocessors, config.states, config.lanes);
+    return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel; {}", problem.channels(),
+                       device.multiprocessors, config.states, config.lanes, explain_cut(problem.cut));
 }
 
 struct SelectiveForward {
@@ -60,10 +84,8 @@ struct SelectiveForward {
             config, std::make_index_sequence<kSelectiveForwardConfigurations.size()>());
     }
 
-    static void run(const SelectiveForwardProblem& problem, const Args& args, const Target& target) {
-        const Config config = selective_forward_config(problem, jit::device_traits(target.ordinal).multiprocessors);
-        const i64 blocks = args.in.dim / args.span * ceil_div(args.span, config.channels());
-        launch<SelectiveForward>(config, args, {blocks * args.in.sequences, 1, 1}, target,
+    static void run(const SelectiveForwardProblem& problem, const Config& config, const Args& args, const Target& target) {
+        launch<SelectiveForward>(config, args, {selective_forward_blocks(problem, config), problem.cut.count, 1}, target,
                                  [&](const auto& device) { return explain_selective_forward(problem, device); });
     }
 };

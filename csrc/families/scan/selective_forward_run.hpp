@@ -1,15 +1,19 @@
-// selective_scan on CUDA: how its kernel reads the tensors of a call, and the launch.
+// selective_scan on CUDA: how its kernel reads the tensors of a call, and the launches.
 #pragma once
 
 #include <numeric>
 
+#include "../../jit/env.hpp"
 #include "selective.hpp"
 #include "selective_forward.hpp"
+#include "selective_memory.hpp"
+#include "selective_pieces.hpp"
 #include "selective_vectors.hpp"
 
 namespace gdn_cuda::scan {
 
-inline void run_selective_forward(const PreparedSelective& prepared, const SelectiveResults& results, const Target& target) {
+inline void run_selective_forward(const PreparedSelective& prepared, const SelectiveResults& results, const Target& target,
+                                  const Tensor& like) {
     const SelectiveInputs& in = prepared.inputs;
     if (in.dim == 0 || in.sequences == 0) return;
     const bool along_tokens = prepared.layout == Layout::tokens, packed = prepared.is_packed();
@@ -19,15 +23,42 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
     bool rows_are_vectors = along_tokens || span % 8 == 0 || span == in.dim;
     for (const ChannelRows* x : {&in.u, &in.delta, &in.z, &in.delta_a, &results.out})
         rows_are_vectors &= x->data == nullptr || has_vectors(*x, bytes_of(prepared.io), along_tokens, packed);
-    SelectiveForward::run({.transition = transition_of(prepared.discretization),
-                           .is_complex = prepared.is_complex,
-                           .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
-                           .states = in.state_size,
-                           .channels = i64{in.sequences} * in.dim},
+    SelectiveForwardProblem problem{.transition = transition_of(prepared.discretization),
+                                    .is_complex = prepared.is_complex,
+                                    .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
+                                    .states = in.state_size,
+                                    .sequences = in.sequences,
+                                    .dim = in.dim,
+                                    .span = span};
+    problem.cut = selective_forward_cut(problem, cut_problem(prepared), jit::device_traits(target.ordinal), jit::env().scan_pieces);
+    CallMemory memory(like);
+    const Pieces pieces = pieces_of(problem.cut, prepared, memory);
+    const Coefficients coefficients = problem.transition == Transition::rglru ? Coefficients{} : in.B;
+    if (pieces.count > 1)
+        SelectivePieces::run(problem.transition, problem.is_complex,
+                             {.in = in,
+                              .source = in.u,
+                              .coefficients = coefficients,
+                              .io = prepared.io,
+                              .input_times_delta = prepared.discretization == Discretization::mamba,
+                              .along_tokens = along_tokens,
+                              .rows_are_vectors = rows_are_vectors,
+                              .coefficients_are_vectors = has_vectors(coefficients, packed),
+                              .span = span,
+                              .pieces = pieces},
+                             target);
+    const SelectiveForwardConfig config = selective_forward_config(problem, jit::device_traits(target.ordinal).multiprocessors);
+    SelectiveForward::run(problem, config,
                           {.in = in,
                            .out = results.out,
                            .last_state = results.last_state,
                            .states = results.states,
+                           .chunks = prepared.chunks(),
+                           .pieces = pieces,
+                           .running = pieces.count == 1 ? results.last_state
+                                      : in.state_size > config.group()
+                                          ? memory.floats(pieces.count * in.sequences * states_of_sequence(prepared))
+                                          : nullptr,
                            .io = prepared.io,
                            .input_times_delta = prepared.discretization == Discretization::mamba,
                            .along_tokens = along_tokens,

@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> run_scan(const SelectiveScanCall& call) {
     const SelectiveResults results{.out = written_rows(out, prepared),
                                    .last_state = memory_of(last_state),
                                    .states = call.keep_states ? memory_of(states) : nullptr};
-    run_selective_forward(prepared, results, target);
+    run_selective_forward(prepared, results, target, call.scan.u);
     return {out, last_state, states};
 }
 

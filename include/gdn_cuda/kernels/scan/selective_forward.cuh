@@ -18,6 +18,7 @@
 #include <gdn_cuda/kernels/scan/discretization.cuh>
 #include <gdn_cuda/kernels/scan/eight.cuh>
 #include <gdn_cuda/kernels/scan/selective_forward_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_piece.cuh>
 #include <gdn_cuda/kernels/scan/selective_tile.cuh>
 
 namespace gdn_cuda::scan {
@@ -320,6 +321,21 @@ struct SelectiveForward {
         each_state(first, [&](int s) { x[s * kLanes] = states.x[s]; });
     }
 
+    // Those before the piece.
+    __device__ __forceinline__ void load_starts(States& states, int first) const {
+        load_states(states, in.initial_state, place.sequence, first);
+#pragma unroll 4
+        for (unsigned i = 0; i < blockIdx.y; ++i) {
+            const i64 at = state_at(static_cast<i64>(i) * in.sequences + place.sequence, first);
+            const Number *end = static_cast<const Number*>(args.pieces.ends) + at,
+                         *product = static_cast<const Number*>(args.pieces.products) + at;
+            each_state(first,
+                       [&](int s) { states.x[s] = through_piece(states.x[s], product[s * kLanes], end[s * kLanes]); });
+        }
+    }
+    // The row of the piece in args.running.
+    __device__ __forceinline__ i64 running_row() const { return static_cast<i64>(blockIdx.y) * in.sequences + place.sequence; }
+
     // ---- The recurrence
 
     template <int kCount>
@@ -473,16 +489,16 @@ struct SelectiveForward {
         __syncthreads();
     }
 
-    // States that do not stay in registers from tile to tile are in last_state.
-    __device__ __forceinline__ void run(int first_chunk) {
+    // States that do not stay in registers from tile to tile are in args.running.
+    __device__ __forceinline__ void run(int first_chunk, bool is_last_piece) {
         begin();
         const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
                    stays = kOnePass || in.state_size <= kGroup;
         States states;
 #pragma unroll 1
         for (int first = 0; first < in.state_size; first += kGroup) {
-            load_states(states, in.initial_state, place.sequence, first);
-            if (!stays) store_states(states, args.last_state, place.sequence, first);
+            load_starts(states, first);
+            if (!stays) store_states(states, args.running, running_row(), first);
         }
         load_poles(states, 0);
         int tile = -kTokens, first = kOnePass ? 0 : in.state_size;  // the first round only loads
@@ -503,9 +519,9 @@ struct SelectiveForward {
             if (tile >= 0) {
                 if (!stays) {
                     load_poles(states, first);
-                    load_states(states, args.last_state, place.sequence, first);
+                    load_states(states, args.running, running_row(), first);
                 }
-                if (args.states != nullptr && tile % kStateChunk == 0)
+                if (args.states != nullptr && tile % kStateChunk == 0 && first_chunk + tile / kStateChunk < args.chunks)
                     store_states(states, args.states, first_chunk + tile / kStateChunk, first);
                 __syncthreads();
                 if (!tiles)
@@ -514,7 +530,7 @@ struct SelectiveForward {
                     walk_tile<Pass::first>(states, true);
                 else if constexpr (!kOnePass)
                     walk_tile<Pass::later>(states, false);
-                if (!stays) store_states(states, args.last_state, place.sequence, first);
+                if (!stays) store_states(states, args.running, running_row(), first);
                 __syncthreads();
                 if (last_pass) {
                     cp_async_wait<1>();  // for z
@@ -524,7 +540,12 @@ struct SelectiveForward {
             tile = next_tile, first = next_first;
             if (tile >= place.span.length) break;
         }
-        if (stays) store_states(states, args.last_state, place.sequence, 0);
+        if (!is_last_piece) return;
+#pragma unroll 1
+        for (int first = 0; first < in.state_size; first += kGroup) {
+            if (!stays) load_states(states, args.running, running_row(), first);
+            store_states(states, args.last_state, place.sequence, first);
+        }
     }
 };
 
@@ -537,15 +558,18 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
     constexpr int kChannels = kConfig.channels();
     const int blocks_per_span = (args.span + kChannels - 1) / kChannels, blocks = in.dim / args.span * blocks_per_span;
     const int sequence = blockIdx.x / blocks, block = blockIdx.x % blocks, thread = threadIdx.x;
-    const int inside = block % blocks_per_span * kChannels;
+    const int inside = block % blocks_per_span * kChannels, piece = blockIdx.y;
+    const Span whole = span_of(in.cu_seqlens, sequence, in.length);
+    const int pieces = pieces_of(args.pieces, whole.length);
+    if (piece >= pieces) return;
     const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
                                .channels = min(args.span - inside, kChannels),
                                .sequence = sequence,
                                .batch = in.cu_seqlens.data != nullptr ? 0 : sequence,
-                               .span = span_of(in.cu_seqlens, sequence, in.length)};
+                               .span = span_of_piece(args.pieces, whole, piece)};
     using Block = SelectiveForward<kConfig>;
     Block{args, in, shared, place, Block::Own::of_thread(args.along_tokens), thread % kConfig.lanes, thread / kConfig.lanes}
-        .run(args.states == nullptr ? 0 : first_chunk(in, sequence));
+        .run(args.states == nullptr ? 0 : first_chunk(in, sequence) + piece * (args.pieces.length / kStateChunk), piece + 1 == pieces);
 }
 
 }  // namespace gdn_cuda::scan

@@ -59,6 +59,9 @@ struct SelectiveForwardArgs {
     ChannelRows out;
     void* last_state = nullptr;  // (sequence, channel, n)
     void* states = nullptr;      // (chunk, channel, n), the state before each chunk; null: not kept
+    i64 chunks = 0;              // rows of `states`
+    Pieces pieces;
+    void* running = nullptr;  // (piece, sequence, channel, n), of several passes; last_state where there is one piece
     DType io = DType::f32;
     bool input_times_delta = true;  // false: dirac
     bool along_tokens = true;       // u and out are contiguous along tokens, otherwise along channels

@@ -27,6 +27,15 @@ struct Coefficients {
     i64 batch = 0, group = 0, n = 0, token = 0, pair = 0;
 };
 
+// Sequences cut along their tokens, so that each has several blocks at work: into pieces of `length` tokens, the last with what
+// remains. All have the same number of them, of which the last ones are empty where packed sequences are shorter. A piece takes
+// a state x before it to product x + end, or in reverse the gradient of a state behind it to that of the state before it;
+// scan/selective_pieces writes both numbers, and a block takes the pieces before its own from there.
+struct Pieces {
+    int count = 1, length = 0;                       // the length is a multiple of kStateChunk
+    void *ends = nullptr, *products = nullptr;       // (count, sequences, dim, N), as A's numbers
+};
+
 struct SelectiveInputs {
     ChannelRows u, delta, z, delta_a;
     Coefficients A, B, C;
