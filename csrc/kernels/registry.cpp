@@ -21,6 +21,7 @@
 #include "../families/scan/selective_backward_sums.hpp"
 #include "../families/scan/selective_forward.hpp"
 #include "../families/scan/selective_pieces.hpp"
+#include "../families/scan/selective_starts.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/scan/simplified_step.hpp"
 #include "../families/structured/cauchy.hpp"
@@ -78,6 +79,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::SelectiveBackward>(),
             entry<scan::SelectiveBackwardSums>(),
             entry<scan::SelectivePieces>(),
+            entry<scan::SelectiveStarts>(),
             entry<scan::SelectiveStep>(),
             entry<scan::SimplifiedStep>(),
             entry<structured::Cauchy>(),

@@ -5,12 +5,10 @@
 #include <limits>
 #include <numeric>
 
-#include "../../jit/env.hpp"
 #include "selective.hpp"
 #include "selective_backward.hpp"
 #include "selective_backward_sums.hpp"
-#include "selective_memory.hpp"
-#include "selective_pieces.hpp"
+#include "selective_pieces_run.hpp"
 #include "selective_vectors.hpp"
 
 namespace gdn_cuda::scan {
@@ -45,22 +43,21 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     for (const Coefficients* x : {&in.B, &in.C}) coefficients_are_vectors &= !x->varies || has_vectors(*x, packed);
 
     CallMemory memory(like);
-    const Cut cut = selective_backward_cut(problem, cut_problem(prepared), jit::device_traits(target.ordinal), jit::env().scan_pieces);
-    const Pieces pieces = pieces_of(cut, prepared, memory);
-    if (pieces.count > 1)
-        SelectivePieces::run(problem.transition, problem.is_complex,
-                             {.in = in,
-                              .source = cotangents.out,
-                              .gate = in.z,
-                              .coefficients = in.C,
-                              .reverse = true,
-                              .io = prepared.io,
-                              .along_tokens = along_tokens,
-                              .rows_are_vectors = rows_are_vectors,
-                              .coefficients_are_vectors = has_vectors(in.C, packed),
-                              .span = static_cast<int>(problem.channels_per_span),
-                              .pieces = pieces},
-                             target);
+    const Pieces pieces = selective_backward_pieces(problem, cut_problem(prepared), jit::device_traits(target.ordinal),
+                                                    jit::env().scan_pieces);
+    const void* behind_pieces = states_before_pieces(prepared, cotangents.last_state,
+                                                     {.in = in,
+                                                      .source = cotangents.out,
+                                                      .gate = in.z,
+                                                      .coefficients = in.C,
+                                                      .reverse = true,
+                                                      .io = prepared.io,
+                                                      .along_tokens = along_tokens,
+                                                      .rows_are_vectors = rows_are_vectors,
+                                                      .coefficients_are_vectors = has_vectors(in.C, packed),
+                                                      .span = static_cast<int>(problem.channels_per_span),
+                                                      .pieces = pieces},
+                                                     memory, target);
     SelectiveBackwardArgs args{.in = in,
                                .io = prepared.io,
                                .input_times_delta = prepared.discretization != Discretization::dirac,
@@ -69,7 +66,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                .coefficients_are_vectors = coefficients_are_vectors,
                                .grad_out = cotangents.out,
                                .states = cotangents.states,
-                               .grad_last_state = cotangents.last_state,
+                               .grad_last_state = behind_pieces,
                                .du = to.u,
                                .ddelta = to.delta,
                                .dz = to.z,
@@ -103,7 +100,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
             args.first_sequence = static_cast<int>(first);
             args.rows = static_cast<int>(packed ? 1 : sequences);
             args.first_row = static_cast<int>(packed ? 0 : first);
-            SelectiveBackward::run(problem, cut, args, sequences, target);
+            SelectiveBackward::run(problem, pieces, args, sequences, target);
             if (packed && first + sequences < in.sequences) continue;  // other sequences are in the same row
             SelectiveBackwardSumsArgs sums;
             const auto varying_sums = [&](const float* from, const Coefficients& gradient, int partials) {

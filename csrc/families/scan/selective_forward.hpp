@@ -17,9 +17,9 @@ struct SelectiveForwardProblem {
     int states;
     i64 sequences, dim;
     int span;  // channels that share a group of B and one of C
-    Cut cut;
+    Pieces pieces;
 
-    i64 channels() const { return sequences * dim * cut.count; }
+    i64 channels() const { return sequences * dim * pieces.count; }
 };
 
 inline constexpr std::array kSelectiveForwardConfigurations = [] {
@@ -48,12 +48,12 @@ inline i64 selective_forward_blocks(const SelectiveForwardProblem& problem, cons
     return problem.sequences * (problem.dim / problem.span) * ceil_div(problem.span, config.channels());
 }
 // A cut takes 1.65 times the instructions, as every state passes a token twice, so it has to find most of the GPU idle.
-inline Cut selective_forward_cut(const SelectiveForwardProblem& problem, const CutProblem& sizes, const jit::DeviceTraits& device,
+inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes, const jit::DeviceTraits& device,
                                  int wanted) {
     constexpr double kMore = 1.65, kWorth = 0.8, kAlone = 0.235, kWorkOfFewLanes = 0.9;
     const auto launch = [&](int parts) {
         SelectiveForwardProblem cut = problem;
-        cut.cut.count = parts;
+        cut.pieces.count = parts;
         const SelectiveForwardConfig config = selective_forward_config(cut, device.multiprocessors);
         return CutLaunch{.blocks = selective_forward_blocks(problem, config),
                          .resident = config.blocks_per_multiprocessor(device.capability),
@@ -65,7 +65,7 @@ inline Cut selective_forward_cut(const SelectiveForwardProblem& problem, const C
 inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, const jit::DeviceTraits& device) {
     const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
     return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel; {}", problem.channels(),
-                       device.multiprocessors, config.states, config.lanes, explain_cut(problem.cut));
+                       device.multiprocessors, config.states, config.lanes, explain_pieces(problem.pieces));
 }
 
 struct SelectiveForward {
@@ -84,8 +84,9 @@ struct SelectiveForward {
             config, std::make_index_sequence<kSelectiveForwardConfigurations.size()>());
     }
 
-    static void run(const SelectiveForwardProblem& problem, const Config& config, const Args& args, const Target& target) {
-        launch<SelectiveForward>(config, args, {selective_forward_blocks(problem, config), problem.cut.count, 1}, target,
+    static void run(const SelectiveForwardProblem& problem, const Args& args, const Target& target) {
+        const Config config = selective_forward_config(problem, jit::device_traits(target.ordinal).multiprocessors);
+        launch<SelectiveForward>(config, args, {selective_forward_blocks(problem, config), problem.pieces.count, 1}, target,
                                  [&](const auto& device) { return explain_selective_forward(problem, device); });
     }
 };

@@ -3,11 +3,9 @@
 
 #include <numeric>
 
-#include "../../jit/env.hpp"
 #include "selective.hpp"
 #include "selective_forward.hpp"
-#include "selective_memory.hpp"
-#include "selective_pieces.hpp"
+#include "selective_pieces_run.hpp"
 #include "selective_vectors.hpp"
 
 namespace gdn_cuda::scan {
@@ -30,42 +28,36 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                     .sequences = in.sequences,
                                     .dim = in.dim,
                                     .span = span};
-    problem.cut = selective_forward_cut(problem, cut_problem(prepared), jit::device_traits(target.ordinal), jit::env().scan_pieces);
+    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+    problem.pieces = selective_forward_pieces(problem, cut_problem(prepared), device, jit::env().scan_pieces);
     CallMemory memory(like);
-    const Pieces pieces = pieces_of(problem.cut, prepared, memory);
-    const Coefficients coefficients = problem.transition == Transition::rglru ? Coefficients{} : in.B;
-    if (pieces.count > 1)
-        SelectivePieces::run(problem.transition, problem.is_complex,
-                             {.in = in,
-                              .source = in.u,
-                              .coefficients = coefficients,
+    SelectiveForwardArgs args{.in = in,
+                              .out = results.out,
+                              .last_state = results.last_state,
+                              .states = results.states,
+                              .chunks = prepared.chunks(),
+                              .pieces = problem.pieces,
                               .io = prepared.io,
                               .input_times_delta = prepared.discretization == Discretization::mamba,
                               .along_tokens = along_tokens,
                               .rows_are_vectors = rows_are_vectors,
-                              .coefficients_are_vectors = has_vectors(coefficients, packed),
-                              .span = span,
-                              .pieces = pieces},
-                             target);
-    const SelectiveForwardConfig config = selective_forward_config(problem, jit::device_traits(target.ordinal).multiprocessors);
-    SelectiveForward::run(problem, config,
-                          {.in = in,
-                           .out = results.out,
-                           .last_state = results.last_state,
-                           .states = results.states,
-                           .chunks = prepared.chunks(),
-                           .pieces = pieces,
-                           .running = pieces.count == 1 ? results.last_state
-                                      : in.state_size > config.group()
-                                          ? memory.floats(pieces.count * in.sequences * states_of_sequence(prepared))
-                                          : nullptr,
-                           .io = prepared.io,
-                           .input_times_delta = prepared.discretization == Discretization::mamba,
-                           .along_tokens = along_tokens,
-                           .rows_are_vectors = rows_are_vectors,
-                           .coefficients_are_vectors = has_vectors(in.B, packed) && has_vectors(in.C, packed),
-                           .span = span},
-                          target);
+                              .coefficients_are_vectors = has_vectors(in.B, packed) && has_vectors(in.C, packed),
+                              .span = span};
+    const Coefficients driven_by = problem.transition == Transition::rglru ? Coefficients{} : in.B;
+    args.in.initial_state = states_before_pieces(prepared, in.initial_state,
+                                                 {.in = in,
+                                                  .source = in.u,
+                                                  .coefficients = driven_by,
+                                                  .io = prepared.io,
+                                                  .input_times_delta = args.input_times_delta,
+                                                  .along_tokens = along_tokens,
+                                                  .rows_are_vectors = rows_are_vectors,
+                                                  .coefficients_are_vectors = has_vectors(driven_by, packed),
+                                                  .span = span,
+                                                  .pieces = problem.pieces},
+                                                 memory, target);
+    args.running = problem.pieces.count == 1 ? results.last_state : const_cast<void*>(args.in.initial_state);
+    SelectiveForward::run(problem, args, target);
 }
 
 }  // namespace gdn_cuda::scan

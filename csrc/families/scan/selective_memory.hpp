@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "selective.hpp"
-#include "selective_cut.hpp"
+#include "../../operators/tensor.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -26,23 +25,5 @@ class CallMemory {
     const Tensor& like_;
     std::vector<Tensor> kept_;
 };
-
-// ---- Of sequences in pieces
-
-// Real numbers of the states of a sequence.
-inline i64 states_of_sequence(const PreparedSelective& prepared) {
-    return i64{prepared.inputs.dim} * prepared.inputs.state_size * (prepared.is_complex ? 2 : 1);
-}
-inline CutProblem cut_problem(const PreparedSelective& prepared) {
-    return {.sequences = prepared.inputs.sequences,
-            .tokens = prepared.inputs.length,
-            .packed = prepared.is_packed(),
-            .states = states_of_sequence(prepared) * static_cast<i64>(sizeof(float))};
-}
-inline Pieces pieces_of(const Cut& cut, const PreparedSelective& prepared, CallMemory& memory) {
-    if (cut.count == 1) return {};
-    const i64 numbers = cut.count * prepared.inputs.sequences * states_of_sequence(prepared);
-    return {.count = cut.count, .length = cut.length, .ends = memory.floats(numbers), .products = memory.floats(numbers)};
-}
 
 }  // namespace gdn_cuda::scan

@@ -109,7 +109,7 @@ struct SelectiveBackward {
     __device__ __forceinline__ i64 row_of(i64 row, int channel) const {
         return (row * in.dim + place.channel + channel) * in.state_size;
     }
-    __device__ __forceinline__ i64 row_of_sums() const { return static_cast<i64>(place.piece) * in.sequences + place.sequence; }
+    __device__ __forceinline__ i64 row_of_piece() const { return static_cast<i64>(place.piece) * in.sequences + place.sequence; }
     __device__ __forceinline__ Number number_at(const Coefficients& x, i64 channel, int n) const {
         const float* from = static_cast<const float*>(x.data) + channel * x.group + n * x.n;
         if constexpr (kConfig.is_complex)
@@ -134,7 +134,7 @@ struct SelectiveBackward {
         const auto* last = static_cast<const Number*>(args.grad_last_state);
         each_state([&](int s, int channel, int n) {
             own.poles[s] = Poles::of(number_at(in.A, place.channel + channel, n));
-            if (last != nullptr) own.carry[s] = last[row_of(place.sequence, channel) + n];
+            if (last != nullptr) own.carry[s] = last[row_of(row_of_piece(), channel) + n];
             if constexpr (!kConfig.only_varying) {
                 if (!in.B.varies) B[s] = number_at(in.B, place.channel + channel, n);
                 if (!in.C.varies) C[s] = number_at(in.C, place.channel + channel, n);
@@ -142,13 +142,6 @@ struct SelectiveBackward {
                     if (!in.B.varies) own.gain[s] = B[s];
             }
         });
-#pragma unroll 2
-        for (int piece = place.pieces - 1; piece > place.piece; --piece)
-            each_state([&](int s, int channel, int n) {
-                const i64 at = row_of(static_cast<i64>(piece) * in.sequences + place.sequence, channel) + n;
-                own.carry[s] = through_piece(own.carry[s], static_cast<const Number*>(args.pieces.products)[at],
-                                             static_cast<const Number*>(args.pieces.ends)[at]);
-            });
         if constexpr (!kConfig.only_varying) {
             const Seat at = seat();
             // Without tokens, a tile has a row for each channel.
@@ -173,7 +166,7 @@ struct SelectiveBackward {
             load_numbers(dC, &shared.constant_dC[at.channel][at.number]);
         }
         each_state([&](int s, int channel, int n) {
-            const i64 row = row_of(row_of_sums(), channel);
+            const i64 row = row_of(row_of_piece(), channel);
             Number dpole = own.dpole[s];
             if constexpr (kIsRglru)
                 if (dpole != 0.f) dpole /= number_at(in.A, place.channel + channel, n);
@@ -897,7 +890,7 @@ struct SelectiveBackward {
             const int which = threadIdx.x / kChannels, channel = threadIdx.x % kChannels;
             float* to = which == 0 ? args.dD : args.ddelta_bias;
             if (to != nullptr && channel < place.channels)
-                to[row_of_sums() * in.dim + place.channel + channel] = shared.element_sums[which][channel];
+                to[row_of_piece() * in.dim + place.channel + channel] = shared.element_sums[which][channel];
         }
     }
 };
@@ -934,7 +927,6 @@ __global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kBlocksPerM
                         .sequence = sequence,
                         .batch = packed ? 0 : sequence,
                         .piece = piece,
-                        .pieces = pieces_of(args.pieces, whole.length),
                         .length = span.length,
                         .start = span.start,
                         .first_chunk = 0};

@@ -31,8 +31,7 @@ struct SelectiveBackwardConfig {
 // The place of a block: channels of one group of B and C, and a piece of a sequence, which may be all of it.
 struct BackwardPlace {
     int channel, channels;  // the first, and how many of the block's exist
-    int sequence, batch;
-    int piece, pieces;       // of the sequence
+    int sequence, batch, piece;
     int length;              // of the piece
     i64 start, first_chunk;  // of the piece: its first token in the row of the batch, its first chunk
 };
@@ -80,7 +79,8 @@ struct SelectiveBackwardArgs {
     // Eight neighbours of every tensor like u, or of B and C where they vary, are aligned and contiguous in that direction.
     bool rows_are_vectors = false, coefficients_are_vectors = false;
     ChannelRows grad_out;
-    const void *states = nullptr, *grad_last_state = nullptr;  // (chunks, dim, N), and (sequences, dim, N) or null
+    // (chunks, dim, N), and (sequences, dim, N) or null: (pieces, sequences, dim, N), behind each piece, where there are several.
+    const void *states = nullptr, *grad_last_state = nullptr;
     ChannelRows du, ddelta, dz, ddelta_a;
     void* dinitial_state = nullptr;
     Pieces pieces;

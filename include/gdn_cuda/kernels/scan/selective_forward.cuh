@@ -321,20 +321,16 @@ struct SelectiveForward {
         each_state(first, [&](int s) { x[s * kLanes] = states.x[s]; });
     }
 
-    // Those before the piece.
-    __device__ __forceinline__ void load_starts(States& states, int first) const {
-        load_states(states, in.initial_state, place.sequence, first);
-#pragma unroll 4
-        for (unsigned i = 0; i < blockIdx.y; ++i) {
-            const i64 at = state_at(static_cast<i64>(i) * in.sequences + place.sequence, first);
-            const Number *end = static_cast<const Number*>(args.pieces.ends) + at,
-                         *product = static_cast<const Number*>(args.pieces.products) + at;
-            each_state(first,
-                       [&](int s) { states.x[s] = through_piece(states.x[s], product[s * kLanes], end[s * kLanes]); });
-        }
+    // Packed sequences that overlap have more chunks than there is memory for.
+    __device__ __forceinline__ void keep_states(const States& states, int chunk, int first) const {
+        if (chunk < args.chunks) store_states(states, args.states, chunk, first);
     }
-    // The row of the piece in args.running.
-    __device__ __forceinline__ i64 running_row() const { return static_cast<i64>(blockIdx.y) * in.sequences + place.sequence; }
+    // The row of the piece in the states before pieces.
+    __device__ __forceinline__ i64 row_of_piece() const { return static_cast<i64>(blockIdx.y) * in.sequences + place.sequence; }
+    __device__ __forceinline__ bool is_last_piece() const {
+        const Span whole = span_of(in.cu_seqlens, opaque(place.sequence), in.length);
+        return static_cast<int>(blockIdx.y) + 1 == pieces_of(args.pieces, whole.length);
+    }
 
     // ---- The recurrence
 
@@ -490,15 +486,15 @@ struct SelectiveForward {
     }
 
     // States that do not stay in registers from tile to tile are in args.running.
-    __device__ __forceinline__ void run(int first_chunk, bool is_last_piece) {
+    __device__ __forceinline__ void run(int first_chunk) {
         begin();
         const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
                    stays = kOnePass || in.state_size <= kGroup;
         States states;
 #pragma unroll 1
         for (int first = 0; first < in.state_size; first += kGroup) {
-            load_starts(states, first);
-            if (!stays) store_states(states, args.running, running_row(), first);
+            load_states(states, in.initial_state, row_of_piece(), first);
+            if (!stays) store_states(states, args.running, row_of_piece(), first);
         }
         load_poles(states, 0);
         int tile = -kTokens, first = kOnePass ? 0 : in.state_size;  // the first round only loads
@@ -519,10 +515,9 @@ struct SelectiveForward {
             if (tile >= 0) {
                 if (!stays) {
                     load_poles(states, first);
-                    load_states(states, args.running, running_row(), first);
+                    load_states(states, args.running, row_of_piece(), first);
                 }
-                if (args.states != nullptr && tile % kStateChunk == 0 && first_chunk + tile / kStateChunk < args.chunks)
-                    store_states(states, args.states, first_chunk + tile / kStateChunk, first);
+                if (args.states != nullptr && tile % kStateChunk == 0) keep_states(states, first_chunk + tile / kStateChunk, first);
                 __syncthreads();
                 if (!tiles)
                     walk_tile<Pass::any>(states, first == 0);
@@ -530,7 +525,7 @@ struct SelectiveForward {
                     walk_tile<Pass::first>(states, true);
                 else if constexpr (!kOnePass)
                     walk_tile<Pass::later>(states, false);
-                if (!stays) store_states(states, args.running, running_row(), first);
+                if (!stays) store_states(states, args.running, row_of_piece(), first);
                 __syncthreads();
                 if (last_pass) {
                     cp_async_wait<1>();  // for z
@@ -540,10 +535,12 @@ struct SelectiveForward {
             tile = next_tile, first = next_first;
             if (tile >= place.span.length) break;
         }
-        if (!is_last_piece) return;
+        if (!is_last_piece()) return;
+        if (stays) return store_states(states, args.last_state, place.sequence, 0);
+        if (args.running == args.last_state) return;
 #pragma unroll 1
         for (int first = 0; first < in.state_size; first += kGroup) {
-            if (!stays) load_states(states, args.running, running_row(), first);
+            load_states(states, args.running, row_of_piece(), first);
             store_states(states, args.last_state, place.sequence, first);
         }
     }
@@ -560,8 +557,7 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
     const int sequence = blockIdx.x / blocks, block = blockIdx.x % blocks, thread = threadIdx.x;
     const int inside = block % blocks_per_span * kChannels, piece = blockIdx.y;
     const Span whole = span_of(in.cu_seqlens, sequence, in.length);
-    const int pieces = pieces_of(args.pieces, whole.length);
-    if (piece >= pieces) return;
+    if (piece >= pieces_of(args.pieces, whole.length)) return;
     const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
                                .channels = min(args.span - inside, kChannels),
                                .sequence = sequence,
@@ -569,7 +565,7 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
                                .span = span_of_piece(args.pieces, whole, piece)};
     using Block = SelectiveForward<kConfig>;
     Block{args, in, shared, place, Block::Own::of_thread(args.along_tokens), thread % kConfig.lanes, thread / kConfig.lanes}
-        .run(args.states == nullptr ? 0 : first_chunk(in, sequence) + piece * (args.pieces.length / kStateChunk), piece + 1 == pieces);
+        .run(args.states == nullptr ? 0 : first_chunk(in, sequence) + piece * (args.pieces.length / kStateChunk));
 }
 
 }  // namespace gdn_cuda::scan

@@ -1,5 +1,5 @@
-// scan/selective_pieces: what the pieces of sequences do to a state before them, for scan/selective_forward, and in reverse to
-// the gradient of a state behind them, for scan/selective_backward, where several blocks share a sequence:
+// scan/selective_pieces: what the pieces of sequences do to a state before them, before scan/selective_forward, and in
+// reverse to the gradient of a state behind them, before scan/selective_backward, where several blocks share a sequence:
 //     x_t = Ā_t x_{t−1} + (B̄u)_t          from 0 on, and the product of all Ā_t
 //     e_t = conj(Ā_t) (e_{t+1} + conj(C_t) g_t)  from 0 on, and the product of all conj(Ā_t)
 //
@@ -310,8 +310,8 @@ struct SelectivePieces {
         each_state([&](int s, int n) {
             const i64 at = row * in.state_size + n;
             const Number decayed = product(states, s);
-            static_cast<Number*>(args.pieces.ends)[at] = states.x[s] * drive(n);
-            static_cast<Number*>(args.pieces.products)[at] = args.reverse ? conjugate(decayed) : decayed;
+            static_cast<Number*>(args.maps.ends)[at] = states.x[s] * drive(n);
+            static_cast<Number*>(args.maps.products)[at] = args.reverse ? conjugate(decayed) : decayed;
         });
     }
 

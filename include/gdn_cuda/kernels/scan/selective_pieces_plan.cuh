@@ -17,7 +17,9 @@ struct SelectivePiecesConfig {
     GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: each thread prepares eight
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return is_complex ? 4 : 6; }  // registers are limited for
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {  // registers are limited for
+        return transition == Transition::exponential && !is_complex ? 5 : is_complex ? 3 : 4;
+    }
 
     GDN_FIELDS(transition, is_complex, states, lanes)
 };
@@ -52,6 +54,7 @@ struct SelectivePiecesArgs {
     int span = 0;    // channels that share a group of B and one of C; blocks do not cross its multiples
     int groups = 1;  // of states, a block each
     Pieces pieces;
+    PieceMaps maps;
 };
 
 }  // namespace gdn_cuda::scan

@@ -28,12 +28,16 @@ struct Coefficients {
 };
 
 // Sequences cut along their tokens, so that each has several blocks at work: into pieces of `length` tokens, the last with what
-// remains. All have the same number of them, of which the last ones are empty where packed sequences are shorter. A piece takes
-// a state x before it to product x + end, or in reverse the gradient of a state behind it to that of the state before it;
-// scan/selective_pieces writes both numbers, and a block takes the pieces before its own from there.
+// remains. All have the same number of them, of which the last ones are empty where packed sequences are shorter.
 struct Pieces {
-    int count = 1, length = 0;                       // the length is a multiple of kStateChunk
-    void *ends = nullptr, *products = nullptr;       // (count, sequences, dim, N), as A's numbers
+    int count = 1, length = 0;  // the length is a multiple of kStateChunk
+};
+
+// A piece takes a state x before it to product x + end, and in reverse the gradient of a state behind it to that of the state
+// before it. scan/selective_pieces writes both, and from them scan/selective_starts the states before each piece, or the
+// gradients behind it, in place of `ends`. (count, sequences, dim, N), as A's numbers.
+struct PieceMaps {
+    void *ends = nullptr, *products = nullptr;
 };
 
 struct SelectiveInputs {
