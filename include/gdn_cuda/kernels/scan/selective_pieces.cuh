@@ -9,8 +9,8 @@
 // block.
 //
 // A product over many tokens is no product of rounded decays, which near one are all rounded alike: it follows from the sum of
-// the steps, and where it cannot, it is kept as its difference from 1 too. Likewise, states whose decays are not relative walk
-// each tile from 0.
+// the steps, and where it cannot, it is kept as its difference from 1 too. Likewise the decay of the states over a tile, which
+// are walked from 0 in each.
 //
 // Elements that are not whole aligned vectors of a whole tile take a slower path, one at a time.
 //
@@ -280,14 +280,11 @@ struct SelectivePieces {
     // Ā of steps that sum to `steps`.
     __device__ __forceinline__ static Number decay_over(const Poles& pole, const ExactSum& steps) {
         if constexpr (kConfig.is_complex) {
-            // As in Pole::expm1, where the phase of the rest counts too.
-            const float phase = steps.sum * pole.turns;
-            const float error = fmaf(steps.sum, pole.rest, fmaf(steps.sum, pole.turns, -phase)) + steps.rest * pole.turns;
-            float turns = phase - rintf(phase) + error, sine, cosine;
-            turns -= rintf(turns);
-            sincos_half_turns(turns, sine, cosine);
-            const float size = exp2_fast(steps.sum * pole.A.re * kLog2e);
-            return Number{fmaf(-2.f * sine, sine, 1.f), 2.f * sine * cosine} * size;
+            // As in Pole::expm1, but of any number of turns.
+            const float turns = steps.sum * pole.turns, power = steps.sum * pole.A.re;
+            const float error = fmaf(steps.sum, pole.rest, fmaf(steps.sum, pole.turns, -turns)) + steps.rest * pole.turns;
+            const float size = fabsf(power) < 0.5f ? 1.f + expm1_small(power) : exp2_fast(power * kLog2e);
+            return unit_at(2.f * (turns - rintf(turns) + error)) * size;
         } else {
             float relative;
             if (pole.long_memory(steps.sum, relative)) return 1.f + relative;
@@ -326,9 +323,9 @@ struct SelectivePieces {
     }
 
     // Adds the tile's steps to those before, or for s7 its decays. Each lane takes eight, which makes a tile.
-    __device__ __forceinline__ float add_steps(States& states) const {
+    __device__ __forceinline__ ExactSum add_steps(States& states) const {
         static_assert(kLanes * 8 == kTokens);
-        if constexpr (kTransition == Transition::bilinear) return 0.f;
+        if constexpr (kTransition == Transition::bilinear) return {};
         float step[8];
         load_shared(step, row(kStep, channel) + swizzled<kChannels>(channel, lane * 8));
         const auto of = [](float x, int distance) { return __shfl_xor_sync(0xffffffffu, x, distance); };
@@ -340,7 +337,7 @@ struct SelectivePieces {
             for (int distance = kLanes / 2; distance > 0; distance /= 2)
                 tile.times(FactorProduct<float>{of(tile.whole, distance), of(tile.relative, distance)});
             states.factors[0].times(tile);
-            return 0.f;
+            return {};
         }
         ExactSum tile;
 #pragma unroll
@@ -353,14 +350,14 @@ struct SelectivePieces {
         for (int distance = kLanes / 2; distance > 0; distance /= 2)
             tile.add(ExactSum{of(tile.sum, distance), of(tile.rest, distance)});
         states.steps.add(tile);
-        return tile.sum;
+        return tile;
     }
     // Takes the states through a tile whose steps sum to `total`.
     template <bool kReverse>
-    __device__ __forceinline__ void walk(States& states, float total) const {
+    __device__ __forceinline__ void walk(States& states, const ExactSum& total) const {
         Number x[kStates];
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) x[s] = Poles::kRelative ? states.x[s] : Number{};
+        for (int s = 0; s < kStates; ++s) x[s] = kBySteps ? Number{} : states.x[s];
 #pragma unroll 1
         for (int i = 0; i < kTokens; i += 4) {
             const int four = kReverse ? kTokens - 4 - i : i;
@@ -390,12 +387,14 @@ struct SelectivePieces {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
             float relative;
-            if constexpr (Poles::kRelative)
+            if constexpr (!kBySteps)
                 states.x[s] = x[s];
-            else if (states.poles[s].long_memory(total, relative))
+            else if constexpr (kConfig.is_complex)
+                states.x[s] = through_piece(states.x[s], decay_over(states.poles[s], total), x[s]);
+            else if (states.poles[s].long_memory(total.sum, relative))
                 states.x[s] = states.x[s] + fmaf(relative, states.x[s], x[s]);
             else
-                states.x[s] = through_piece(states.x[s], states.poles[s].step({total, 0.f, 0.f}, 0.f).decay, x[s]);
+                states.x[s] = through_piece(states.x[s], decay_over(states.poles[s], total), x[s]);
         }
     }
 
@@ -440,7 +439,7 @@ struct SelectivePieces {
             if (i + 1 < tiles) load(tile(i + 1));
             cp_async_fence();
             __syncthreads();
-            const float total = add_steps(states);
+            const ExactSum total = add_steps(states);
             if (args.reverse)
                 walk<true>(states, total);
             else

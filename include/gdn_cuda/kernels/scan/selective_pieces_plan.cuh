@@ -17,9 +17,7 @@ struct SelectivePiecesConfig {
     GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: each thread prepares eight
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
-    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const {  // registers are limited for
-        return transition == Transition::exponential && !is_complex ? 5 : is_complex ? 3 : 4;
-    }
+    GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor() const { return is_complex ? 3 : 4; }  // registers are limited for
 
     GDN_FIELDS(transition, is_complex, states, lanes)
 };
