@@ -17,15 +17,17 @@ from .first_order import first_order
 def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     states = reference.chunk_count(x) if x.keep_states else 0
     return (
-        reference.rows_like(x.u),
+        reference.empty_rows(x.u, reference.results_are_channels_last(x)),
         x.A.new_empty(reference.sequence_count(x), *x.A.shape),
         x.A.new_empty(states, *x.A.shape),
     )
 
 
 def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
+    channels_last = reference.results_are_channels_last(x)
+
     def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else reference.rows_like(of)
+        return x.u.new_empty(0) if of is None else reference.empty_rows(of, channels_last)
 
     def dense(of: Tensor | None) -> Tensor:
         return x.u.new_empty(0) if of is None else of.new_empty(of.shape)
@@ -165,7 +167,8 @@ def selective_scan(
         cu_seqlens: (sequences + 1,), int32 or int64: offsets of sequences packed along L, with B = 1
         out: as u; (out, last state) with `return_last_state`
 
-    u may be contiguous or the transposed view of a (B, L, D) tensor: neither is copied, and out is as u.
+    u, delta, z and delta_a may be contiguous or transposed views of (B, L, D) tensors. Out is laid out as most of them are, and
+    the others are copied; u decides a tie.
 
     Edge cases:
         A sequence of no tokens has its initial state, or zeros, as its last.

@@ -56,8 +56,8 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
     return problem.state_size > varying->group() ? *wide : *varying;
 }
 // A cut takes a fifth more instructions: the gradients are many times those of the state alone.
-inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem, const CutProblem& sizes, const jit::DeviceTraits& device,
-                                  int wanted) {
+inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem, const CutProblem& sizes,
+                                        const jit::DeviceTraits& device, int wanted) {
     constexpr double kMore = 1.2, kWorth = 0.9, kAlone = 0.4;
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const CutLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
@@ -65,13 +65,15 @@ inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem,
                            .alone = kAlone};
     return choose_cut(sizes, [&](int) { return launch; }, device.multiprocessors, kMore, kWorth, wanted);
 }
-inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Pieces& pieces, const jit::DeviceTraits& device) {
+inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Pieces& pieces,
+                                              const jit::DeviceTraits& device) {
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 passes = ceil_div(problem.state_size, config.group());
     return fmt::format(
         "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors; {}",
         config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es", problem.state_size,
-        problem.sequences * pieces.count * selective_backward_blocks(problem, config), device.multiprocessors, explain_pieces(pieces));
+        problem.sequences * pieces.count * selective_backward_blocks(problem, config), device.multiprocessors,
+        explain_pieces(pieces));
 }
 
 // Sums over the channels of a block: 4 bytes for each token and number of B and of C, of so many sequences at a time that they

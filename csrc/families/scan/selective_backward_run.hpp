@@ -43,21 +43,20 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     for (const Coefficients* x : {&in.B, &in.C}) coefficients_are_vectors &= !x->varies || has_vectors(*x, packed);
 
     CallMemory memory(like);
-    const Pieces pieces = selective_backward_pieces(problem, cut_problem(prepared), jit::device_traits(target.ordinal),
-                                                    jit::env().scan_pieces);
-    const void* behind_pieces = states_before_pieces(prepared, cotangents.last_state,
-                                                     {.in = in,
-                                                      .source = cotangents.out,
-                                                      .gate = in.z,
-                                                      .coefficients = in.C,
-                                                      .reverse = true,
-                                                      .io = prepared.io,
-                                                      .along_tokens = along_tokens,
-                                                      .rows_are_vectors = rows_are_vectors,
-                                                      .coefficients_are_vectors = has_vectors(in.C, packed),
-                                                      .span = static_cast<int>(problem.channels_per_span),
-                                                      .pieces = pieces},
-                                                     memory, target);
+    const Pieces pieces =
+        selective_backward_pieces(problem, cut_problem(prepared), jit::device_traits(target.ordinal), jit::env().scan_pieces);
+    SelectivePiecesArgs reversed{.in = in,
+                                 .reverse = true,
+                                 .io = prepared.io,
+                                 .input_times_delta = false,
+                                 .along_tokens = along_tokens,
+                                 .rows_are_aligned = rows_are_vectors,
+                                 .coefficients_are_aligned = has_vectors(in.C, packed),
+                                 .span = static_cast<int>(problem.channels_per_span),
+                                 .pieces = pieces};
+    reversed.in.u = cotangents.out, reversed.in.B = with_neighbours(in.C, in.state_size);
+    if (problem.transition == Transition::rglru && !in.B.varies) reversed.gain = in.B;
+    const void* behind_pieces = states_before_pieces(prepared, cotangents.last_state, reversed, memory, target);
     SelectiveBackwardArgs args{.in = in,
                                .io = prepared.io,
                                .input_times_delta = prepared.discretization != Discretization::dirac,
@@ -76,8 +75,8 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                .chunks = prepared.chunks(),
                                .channels_per_span = static_cast<int>(problem.channels_per_span),
                                .most_root_gradient = std::numeric_limits<float>::infinity()};
-    const i64 rows_of_sums = static_cast<i64>(pieces.count) * in.sequences, poles = rows_of_sums * in.dim * in.state_size * parts,
-              channels = rows_of_sums * in.dim;
+    const i64 rows_of_sums = static_cast<i64>(pieces.count) * in.sequences,
+              poles = rows_of_sums * in.dim * in.state_size * parts, channels = rows_of_sums * in.dim;
     args.dA = memory.floats(poles);
     if (!in.B.varies) args.dB_constant = memory.floats(poles);
     if (!in.C.varies) args.dC_constant = memory.floats(poles);

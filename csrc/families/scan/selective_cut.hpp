@@ -15,8 +15,8 @@ inline constexpr i64 kMostPiecesBytes = i64{256} << 20;
 struct CutProblem {
     i64 sequences, tokens;  // tokens: of the batch, or of a row of it
     bool packed;
-    i64 states;             // of a sequence
-    int parts;              // real numbers of one
+    i64 states;  // of a sequence
+    int parts;   // real numbers of one
 };
 // A kernel's launch with so many pieces. Blocks that a multiprocessor holds, and the share of its rate that one alone reaches;
 // `work`: of a token of a block, in any unit.
@@ -28,7 +28,9 @@ struct CutLaunch {
 
 // Of the multiprocessor with the most blocks, for each token of a block.
 inline double time_of_blocks(i64 blocks, int multiprocessors, const CutLaunch& launch) {
-    const auto time = [&](i64 together) { return together == 0 ? 0. : std::max(static_cast<double>(together), 1 / launch.alone); };
+    const auto time = [&](i64 together) {
+        return together == 0 ? 0. : std::max(static_cast<double>(together), 1 / launch.alone);
+    };
     const i64 most = ceil_div(blocks, multiprocessors);
     return launch.work * (static_cast<double>(most / launch.resident) * time(launch.resident) + time(most % launch.resident));
 }
@@ -58,7 +60,8 @@ Pieces choose_cut(const CutProblem& problem, const Launch& launch, int multiproc
     Pieces best;
     double best_time = whole * worth;
     const CutLaunch many = launch(kMostPieces);
-    if (more * static_cast<double>(alike * many.blocks) / multiprocessors * many.work > best_time) return best;  // even at full rate
+    if (more * static_cast<double>(alike * many.blocks) / multiprocessors * many.work > best_time)
+        return best;  // even at full rate
     for (int parts = 2; parts <= most; ++parts) {
         const CutLaunch cut = launch(parts);
         const Pieces candidate = cut_into(problem, parts);

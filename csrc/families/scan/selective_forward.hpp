@@ -48,8 +48,8 @@ inline i64 selective_forward_blocks(const SelectiveForwardProblem& problem, cons
     return problem.sequences * (problem.dim / problem.span) * ceil_div(problem.span, config.channels());
 }
 // A cut takes 1.65 times the instructions, as every state passes a token twice, so it has to find most of the GPU idle.
-inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes, const jit::DeviceTraits& device,
-                                 int wanted) {
+inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes,
+                                       const jit::DeviceTraits& device, int wanted) {
     constexpr double kMore = 1.65, kWorth = 0.8, kAlone = 0.235, kWorkOfFewLanes = 0.9;
     const auto launch = [&](int parts) {
         SelectiveForwardProblem cut = problem;

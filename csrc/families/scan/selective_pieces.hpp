@@ -29,7 +29,8 @@ struct SelectivePieces {
     using Args = SelectivePiecesArgs;
     static constexpr const char *family = "scan", *name = "selective_pieces", *config_type = "SelectivePiecesConfig",
                                 *args_type = "SelectivePiecesArgs";
-    static constexpr const char* summary = "what pieces of long sequences do to a state, before scan/selective_forward and _backward";
+    static constexpr const char* summary =
+        "what pieces of long sequences do to a state, before scan/selective_forward and _backward";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -45,13 +46,12 @@ struct SelectivePieces {
         const Config config = selective_pieces_config(transition, is_complex);
         args.groups = static_cast<int>(ceil_div(args.in.state_size, config.group()));
         const i64 blocks = args.in.dim / args.span * ceil_div(args.span, config.channels());
-        launch<SelectivePieces>(config, args, {blocks * args.groups * args.in.sequences, args.pieces.count - 1, 1}, target,
-                                [&](const auto&) {
-                                    return fmt::format("{} of {} pieces, {}: {} channels and {} states a block",
-                                                       args.pieces.count - 1, args.pieces.count,
-                                                       args.reverse ? "in reverse" : "forward", config.channels(),
-                                                       config.group());
-                                });
+        launch<SelectivePieces>(
+            config, args, {blocks * args.groups * args.in.sequences, args.pieces.count - 1, 1}, target, [&](const auto&) {
+                return fmt::format("{} of {} pieces, {}: {} channels and {} states a block", args.pieces.count - 1,
+                                   args.pieces.count, args.reverse ? "in reverse" : "forward", config.channels(),
+                                   config.group());
+            });
     }
 };
 

@@ -6,11 +6,9 @@
 #include <gdn_cuda/kernels/scan/selective_plan.cuh>
 #include <initializer_list>
 
-#include "../../kernels/spec.hpp"
+#include "selective.hpp"
 
 namespace gdn_cuda::scan {
-
-inline constexpr i64 kMostStride = (i64{1} << 31) - 1;  // in bytes, of channels, tokens and states
 
 // Whether eight neighbours from a multiple of eight on are 16-byte vectors. Packed sequences begin at any token.
 inline bool aligned(const void* data, std::initializer_list<i64> strides, int bytes) {
@@ -28,6 +26,13 @@ inline bool has_vectors(const Coefficients& x, bool packed) {
     if (!x.varies || x.pair > 1 || x.token * bytes > kMostStride || x.n * bytes > kMostStride) return false;
     if (x.n == number) return aligned(x.data, {x.batch, x.group, x.token}, bytes);
     return !packed && x.token == number && aligned(x.data, {x.batch, x.group, x.n}, bytes);
+}
+
+// A tensor with one state or one token has no stride in that direction; kernels take that of neighbours.
+inline Coefficients with_neighbours(Coefficients x, int state_size) {
+    const i64 number = x.pair == 0 ? 1 : 2;
+    if (x.varies && x.n != number && x.token != number) (state_size == 1 ? x.n : x.token) = number;
+    return x;
 }
 
 }  // namespace gdn_cuda::scan

@@ -109,7 +109,9 @@ struct SelectiveBackward {
     __device__ __forceinline__ i64 row_of(i64 row, int channel) const {
         return (row * in.dim + place.channel + channel) * in.state_size;
     }
-    __device__ __forceinline__ i64 row_of_piece() const { return static_cast<i64>(place.piece) * in.sequences + place.sequence; }
+    __device__ __forceinline__ i64 row_of_piece() const {
+        return static_cast<i64>(place.piece) * in.sequences + place.sequence;
+    }
     __device__ __forceinline__ Number number_at(const Coefficients& x, i64 channel, int n) const {
         const float* from = static_cast<const float*>(x.data) + channel * x.group + n * x.n;
         if constexpr (kConfig.is_complex)

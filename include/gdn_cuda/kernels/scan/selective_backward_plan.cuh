@@ -79,7 +79,8 @@ struct SelectiveBackwardArgs {
     // Eight neighbours of every tensor like u, or of B and C where they vary, are aligned and contiguous in that direction.
     bool rows_are_vectors = false, coefficients_are_vectors = false;
     ChannelRows grad_out;
-    // (chunks, dim, N), and (sequences, dim, N) or null: (pieces, sequences, dim, N), behind each piece, where there are several.
+    // (chunks, dim, N), and (sequences, dim, N) or null: (pieces, sequences, dim, N), behind each piece, where there are
+    // several.
     const void *states = nullptr, *grad_last_state = nullptr;
     ChannelRows du, ddelta, dz, ddelta_a;
     void* dinitial_state = nullptr;

@@ -13,6 +13,7 @@ struct SelectivePiecesConfig {
 
     constexpr bool operator==(const SelectivePiecesConfig&) const = default;
     static constexpr int kThreads = 128;
+    static constexpr bool is_narrow = false;  // as in SelectiveForwardConfig
     GDN_HOST_DEVICE constexpr int channels() const { return kThreads / lanes; }
     GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: each thread prepares eight
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a block
@@ -24,31 +25,35 @@ struct SelectivePiecesConfig {
 
 template <SelectivePiecesConfig kConfig>
 struct SelectivePiecesSharedPlan {
+    static constexpr SelectivePiecesConfig kConfiguration = kConfig;
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens();
-    static constexpr int kPitch = kTokens + 4;  // rows of neighbours begin in different banks, 16 bytes apart
-    static constexpr int kRows = has_size(kConfig.transition) ? 3 : 2;
+    static constexpr int kPitch = kTokens + 4, kRowPitch = kTokens * kConfig.parts() + 4;  // as in SelectiveForwardSharedPlan
 
-    // The tile's steps, inputs and sizes, and its B, or C in reverse: ones where that is constant.
-    alignas(16) float rows[kRows][kChannels * kPitch];
-    alignas(16) float coefficients[kConfig.group()][kTokens * kConfig.parts() + 4];
-    // What is in flight for a thread: the elements of the next tile, and its B or C.
-    static constexpr int kNumbers = kConfig.group() * kConfig.parts() * kTokens;
-    static constexpr int kVectors = (kNumbers / 8 + SelectivePiecesConfig::kThreads - 1) / SelectivePiecesConfig::kThreads;
-    alignas(16) unsigned in_flight[3 + kVectors][SelectivePiecesConfig::kThreads][8];
+    // The tile's steps, inputs and sizes, and behind their rows what is in flight of the rows of u, δ and z.
+    alignas(16) float rows[3][kChannels * kPitch];
+    // B, or C in reverse; ones where that is constant.
+    struct Tile {
+        alignas(16) float tile[kConfig.group()][kRowPitch];
+    } B;
+    // What is in flight for a thread, of the next tile: u and u of the one after, z and δ, and B for the first threads.
+    static constexpr int kVectorsOfB = kConfig.group() * kConfig.parts() * kTokens / 8;
+    static constexpr int kVectors = (kVectorsOfB + SelectivePiecesConfig::kThreads - 1) / SelectivePiecesConfig::kThreads;
+    using InFlight = unsigned[SelectivePiecesConfig::kThreads][8];
+    alignas(16) InFlight elements_in_flight[4], coefficients_in_flight[kVectors];
     alignas(16) float bias[kChannels];
+    SelectivePlace place;
 };
 
 struct SelectivePiecesArgs {
+    // In reverse the gradient of out is in place of u, and C in place of B.
     SelectiveInputs in;
-    // What drives the recurrence: u and B; in reverse the gradient of out, z as its gate, and C. No data: none is read.
-    ChannelRows source, gate;
-    Coefficients coefficients;
+    Coefficients gain;  // in reverse, of rglru: the constant B that its output is multiplied by; no data: none
     bool reverse = false;
     DType io = DType::f32;
     bool input_times_delta = true;  // forward, but for dirac
     bool along_tokens = true;       // u is contiguous along tokens, otherwise along channels
-    // Eight neighbours of source, gate, delta and delta_a, or of `coefficients`, are aligned and contiguous in that direction.
-    bool rows_are_vectors = false, coefficients_are_vectors = false;
+    // Whether eight neighbours of every tensor like u, or of B, from a multiple of eight on are aligned to 16 bytes.
+    bool rows_are_aligned = false, coefficients_are_aligned = false;
     int span = 0;    // channels that share a group of B and one of C; blocks do not cross its multiples
     int groups = 1;  // of states, a block each
     Pieces pieces;

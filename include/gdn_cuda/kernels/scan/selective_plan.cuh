@@ -40,6 +40,13 @@ struct PieceMaps {
     void *ends = nullptr, *products = nullptr;
 };
 
+// The place of a block: channels of one group of B and C, in one sequence or a piece of it.
+struct SelectivePlace {
+    int channel, channels;  // the first, and how many exist
+    int sequence, batch, length;
+    i64 start;  // of the sequence or piece in its row of the batch
+};
+
 struct SelectiveInputs {
     ChannelRows u, delta, z, delta_a;
     Coefficients A, B, C;

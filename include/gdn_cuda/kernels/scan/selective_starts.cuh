@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(SelectiveStartsConfig::kThreads)
         Number end[kAtOnce] = {}, product[kAtOnce] = {};
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
-            if (first + i + 1 < count) end[i] = ends[row(first + i)], product[i] = products[row(first + i)];  // the last has none
+            if (first + i + 1 < count)
+                end[i] = ends[row(first + i)], product[i] = products[row(first + i)];  // the last has none
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
             if (first + i < count) {
