@@ -4,8 +4,11 @@
 #include <array>
 #include <gdn_cuda/kernels/scan/selective_forward_plan.cuh>
 #include <string>
+#include <vector>
 
 #include "../../kernels/spec.hpp"
+#include "../../kernels/tuned.hpp"
+#include "../../kernels/winners.hpp"
 #include "selective_cut.hpp"
 
 namespace gdn_cuda::scan {
@@ -15,12 +18,13 @@ struct SelectiveForwardProblem {
     bool is_complex;
     bool is_narrow;  // u, delta, z, delta_a, B and C
     int states;
-    i64 sequences, dim;
-    int span;  // channels that share a group of B and one of C
-    Pieces pieces;
+    i64 channels;  // of all sequences, and of all their pieces
 
-    i64 channels() const { return sequences * dim * pieces.count; }
+    constexpr bool operator==(const SelectiveForwardProblem&) const = default;
+
+    GDN_FIELDS(transition, is_complex, is_narrow, states, channels)
 };
+using SelectiveForwardWinners = Winners<SelectiveForwardProblem, SelectiveForwardConfig>;
 
 inline constexpr std::array kSelectiveForwardConfigurations = [] {
     using enum Transition;
@@ -34,8 +38,10 @@ inline constexpr std::array kSelectiveForwardConfigurations = [] {
 }();
 
 // Four states a lane take fewer instructions, eight lanes a channel make twice as many warps.
-inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int multiprocessors) {
-    const bool many = problem.channels() >= i64{multiprocessors} * 64;
+inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int multiprocessors,
+                                                       const SelectiveForwardWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
+    const bool many = problem.channels >= i64{multiprocessors} * 64;
     const bool plain = problem.transition == Transition::exponential && !problem.is_complex;
     return {.transition = problem.transition,
             .is_complex = problem.is_complex,
@@ -43,30 +49,52 @@ inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardPro
             .states = plain && many ? 4 : 2,
             .lanes = plain && many ? 4 : 8};
 }
-// Of one piece of every sequence.
-inline i64 selective_forward_blocks(const SelectiveForwardProblem& problem, const SelectiveForwardConfig& config) {
-    return problem.sequences * (problem.dim / problem.span) * ceil_div(problem.span, config.channels());
+// The heuristic's own choice, then the others.
+inline std::vector<SelectiveForwardConfig> selective_forward_candidates(const SelectiveForwardProblem& problem,
+                                                                        const jit::DeviceTraits& device) {
+    std::vector<SelectiveForwardConfig> all{selective_forward_config(problem, device.multiprocessors)};
+    const SelectiveForwardConfig own = all.front();
+    for (const SelectiveForwardConfig& config : kSelectiveForwardConfigurations)
+        if (config.transition == own.transition && config.is_complex == own.is_complex && config.is_narrow == own.is_narrow &&
+            config != own)
+            all.push_back(config);
+    return all;
+}
+inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, const jit::DeviceTraits& device,
+                                             const SelectiveForwardWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
+    const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
+    return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel", problem.channels,
+                       device.multiprocessors, config.states, config.lanes);
+}
+
+// Of one sequence, or of a piece of it. `span`: channels that share a group of B and one of C.
+inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int dim, int span) {
+    return i64{dim} / span * ceil_div(span, config.channels());
 }
 // A cut takes 1.65 times the instructions, as every state passes a token twice, so it has to find most of the GPU idle.
-inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes,
+inline Pieces selective_forward_pieces(const SelectiveForwardProblem& whole, const CutProblem& sizes, int dim, int span,
                                        const jit::DeviceTraits& device, int wanted) {
     constexpr double kMore = 1.65, kWorth = 0.8, kAlone = 0.235, kWorkOfFewLanes = 0.9;
     const auto launch = [&](int parts) {
-        SelectiveForwardProblem cut = problem;
-        cut.pieces.count = parts;
-        const SelectiveForwardConfig config = selective_forward_config(cut, device.multiprocessors);
-        return CutLaunch{.blocks = selective_forward_blocks(problem, config),
+        SelectiveForwardProblem problem = whole;
+        problem.channels *= parts;
+        const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
+        return CutLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
                          .resident = config.blocks_per_multiprocessor(device.capability),
                          .alone = kAlone,
                          .work = config.channels() * (config.lanes == 4 ? kWorkOfFewLanes : 1)};
     };
     return choose_cut(sizes, launch, device.multiprocessors, kMore, kWorth, wanted);
 }
-inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, const jit::DeviceTraits& device) {
-    const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
-    return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel; {}", problem.channels(),
-                       device.multiprocessors, config.states, config.lanes, explain_pieces(problem.pieces));
-}
+
+struct SelectiveForwardTuning {
+    using Problem = SelectiveForwardProblem;
+    using Choice = SelectiveForwardConfig;
+    static constexpr std::array kernels = {"scan/selective_forward"};
+    static constexpr auto& candidates = selective_forward_candidates;
+    static constexpr auto& explain = explain_selective_forward;
+};
 
 struct SelectiveForward {
     using Config = SelectiveForwardConfig;
@@ -85,9 +113,13 @@ struct SelectiveForward {
     }
 
     static void run(const SelectiveForwardProblem& problem, const Args& args, const Target& target) {
-        const Config config = selective_forward_config(problem, jit::device_traits(target.ordinal).multiprocessors);
-        launch<SelectiveForward>(config, args, {selective_forward_blocks(problem, config), problem.pieces.count, 1}, target,
-                                 [&](const auto& device) { return explain_selective_forward(problem, device); });
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const Config config = selective_forward_config(problem, device.multiprocessors, tuned<SelectiveForwardTuning>(device));
+        const i64 blocks = selective_forward_blocks(config, args.in.dim, args.span) * args.in.sequences;
+        launch<SelectiveForward>(config, args, {blocks, args.pieces.count, 1}, target, [&](const auto& of) {
+            return fmt::format("{}; {}", explain_selective_forward(problem, of, tuned<SelectiveForwardTuning>(of)),
+                               explain_pieces(args.pieces));
+        });
     }
 };
 

@@ -26,18 +26,17 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                     .is_complex = prepared.is_complex,
                                     .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
                                     .states = in.state_size,
-                                    .sequences = in.sequences,
-                                    .dim = in.dim,
-                                    .span = span};
-    const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-    problem.pieces = selective_forward_pieces(problem, cut_problem(prepared), device, jit::env().scan_pieces);
+                                    .channels = i64{in.sequences} * in.dim};
+    const Pieces pieces = selective_forward_pieces(problem, cut_problem(prepared), in.dim, span,
+                                                   jit::device_traits(target.ordinal), jit::env().scan_pieces);
+    problem.channels *= pieces.count;
     CallMemory memory(like);
     SelectiveForwardArgs args{.in = in,
                               .out = results.out,
                               .last_state = results.last_state,
                               .states = results.states,
                               .chunks = prepared.chunks(),
-                              .pieces = problem.pieces,
+                              .pieces = pieces,
                               .io = prepared.io,
                               .input_times_delta = prepared.discretization == Discretization::mamba,
                               .along_tokens = along_tokens,
@@ -52,9 +51,9 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                                                   .rows_are_aligned = rows_are_aligned,
                                                   .coefficients_are_aligned = has_vectors(in.B, packed),
                                                   .span = span,
-                                                  .pieces = problem.pieces},
+                                                  .pieces = pieces},
                                                  memory, target);
-    args.running = problem.pieces.count == 1 ? results.last_state : const_cast<void*>(args.in.initial_state);
+    args.running = pieces.count == 1 ? results.last_state : const_cast<void*>(args.in.initial_state);
     SelectiveForward::run(problem, args, target);
 }
 

@@ -61,7 +61,7 @@ struct SelectiveElements {
         const Own own = rare_own();
         const SelectivePlace& place = shared.place;
         const int channels = place.channels - own.channel, tokens = place.length - tile - own.token;
-        return own.along_tokens ? (channels > 0 ? tokens : kNone) : (tokens > 0 ? channels : kNone);
+        return args.along_tokens ? (channels > 0 ? tokens : kNone) : (tokens > 0 ? channels : kNone);
     }
     __device__ __forceinline__ Read granules(const char* address, int tile) const {
         return Read::of(address, left(tile), args.io);
@@ -80,18 +80,21 @@ struct SelectiveElements {
             return;
         }
         const Read read = granules(from, tile);
-        if (own.along_tokens || read.before == 0)
-            read.fetch(in_flight(slot), args.io, own.along_tokens && is_last_of_row() ? behind(tensor) : nullptr);
+        if (args.along_tokens || read.before == 0)
+            read.fetch(in_flight(slot), args.io, args.along_tokens && is_last_of_row() ? behind(tensor) : nullptr);
     }
-    // Behind the wait: what was fetched otherwise, as vectors of the threads.
-    __device__ __forceinline__ void settle(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
+    // Behind the wait: the thread's vector.
+    __device__ __forceinline__ Vector settled(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
+        if (tile < plain) return in_flight(slot);
         const Read read = granules(in_tile(first, x, tile), tile);
-        if (own.along_tokens) {
-            __syncwarp();
-            read.settle(in_flight(slot), args.io, is_last_of_row() ? *behind(tensor) : (&in_flight(slot))[1].bits[0]);
-        } else if (read.before != 0) {
-            in_flight(slot) = read.load(args.io);
-        }
+        __syncwarp();
+        Vector found = in_flight(slot);
+        if (args.along_tokens)
+            found = read.joined(found, is_last_of_row() ? *behind(tensor) : (&in_flight(slot))[1].bits[0], args.io);
+        else if (read.before != 0)
+            found = read.load(args.io);
+        __syncwarp();  // what is fetched next overwrites it
+        return found;
     }
 
     __device__ __forceinline__ void begin(const SelectivePlace& place) {
@@ -114,35 +117,29 @@ struct SelectiveElements {
 
     // ---- Steps and inputs
 
-    // What the recurrence needs of an element.
-    __device__ __forceinline__ ChannelStep prepared(float u, float delta, float delta_a, float bias) const {
-        delta += bias;
-        if (args.in.delta_softplus) delta = softplus_fast(delta);
-        if constexpr (kTransition == Transition::s7) return {-1.f / fmaf(delta, delta, 0.5f), u, 0.f};
-        if constexpr (kTransition == Transition::rglru) return {delta, u, 0.f};
-        const float step = args.in.delta_a.data != nullptr ? delta_a : delta;
-        if constexpr (has_size(kTransition)) return {step, u, delta};
-        return {step, args.input_times_delta ? u * delta : u, 0.f};
-    }
+    // Each stage takes all eight elements, so that they wait for the special function unit together.
     __device__ __forceinline__ void prepare(int tile) {
-        if (tile >= plain) {
-            settle(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
-            settle(delta, behind_delta, addresses[at_delta], args.in.delta, tile);
-        }
-        float of_u[8], of_delta[8], of_delta_a[8] = {}, bias[8];
-        in_flight(u_of(tile)).to_floats(args.io, of_u);
-        in_flight(delta).to_floats(args.io, of_delta);
-        if (args.in.delta_a.data != nullptr)  // rare, so not in flight before
-            granules(address(args.in.delta_a, shared.place, rare_own(), tile), tile)
-                .load(args.io)
-                .to_floats(args.io, of_delta_a);
+        const Vector u = settled(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
+        if (tile >= plain) in_flight(u_of(tile)) = u;  // for the outputs
+        float input[8], size[8], bias[8], step[8];
+        u.to_floats(args.io, input);
+        settled(delta, behind_delta, addresses[at_delta], args.in.delta, tile).to_floats(args.io, size);
         of_channels(shared.bias, bias);
-        float step[8], input[8], size[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const ChannelStep x = prepared(of_u[i], of_delta[i], of_delta_a[i], bias[i]);
-            step[i] = x.step, input[i] = x.input, size[i] = x.size;
+        for (int i = 0; i < 8; ++i) size[i] += bias[i];
+        if (args.in.delta_softplus) {
+#pragma unroll
+            for (float& x : size) x = softplus_fast(x);
         }
+        if (kTransition == Transition::exponential && args.input_times_delta) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) input[i] *= size[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) step[i] = kTransition == Transition::s7 ? -1.f / fmaf(size[i], size[i], 0.5f) : size[i];
+        constexpr bool kReadsDeltaA = kTransition != Transition::s7 && kTransition != Transition::rglru;
+        if (kReadsDeltaA && args.in.delta_a.data != nullptr)  // rare, so not in flight before
+            granules(address(args.in.delta_a, shared.place, rare_own(), tile), tile).load(args.io).to_floats(args.io, step);
         if (tile >= plain) {  // what does not exist leaves the states as they are
             const int count = left(tile);
 #pragma unroll
@@ -154,7 +151,7 @@ struct SelectiveElements {
         if constexpr (has_size(kTransition)) put(kSize, size);
     }
     __device__ __forceinline__ void of_channels(const float (&per_channel)[kChannels], float (&x)[8]) const {
-        if (own.along_tokens) {
+        if (args.along_tokens) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = per_channel[own.channel];
         } else {
@@ -163,7 +160,7 @@ struct SelectiveElements {
     }
     __device__ __forceinline__ void put(int rows, const float (&x)[8]) const {
         float* to = row(rows, own.channel) + swizzled<kChannels>(own.channel, own.token);
-        if (own.along_tokens) {
+        if (args.along_tokens) {
             reinterpret_cast<float4*>(to)[0] = {x[0], x[1], x[2], x[3]};
             reinterpret_cast<float4*>(to)[1] = {x[4], x[5], x[6], x[7]};
         } else {
@@ -188,20 +185,19 @@ struct SelectiveElements {
     // Adds up the Σ C x of each lane, and stores the outputs of the elements that the thread prepared.
     __device__ __forceinline__ void finish(int tile) const {
         constexpr int kLanes = Shared::kConfiguration.lanes;
-        if (tile >= plain && args.in.z.data != nullptr) settle(z, behind_z, addresses[at_z], args.in.z, tile);
-        float y[8] = {}, of_u[8], of_z[8], D[8];
+        float y[8], of_u[8], of_z[8], D[8];
         const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
 #pragma unroll
         for (int part = 0; part < kLanes; ++part) {
             float x[8];
-            if (own.along_tokens) {
+            if (args.along_tokens) {
                 load_shared(x, from);
             } else {
 #pragma unroll
                 for (int i = 0; i < 8; ++i) x[i] = from[i * Shared::kPitch];
             }
 #pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] += x[i];
+            for (int i = 0; i < 8; ++i) y[i] = part == 0 ? x[i] : y[i] + x[i];
             from += sizeof(shared.rows[0]) / sizeof(float);
         }
         of_channels(shared.D, D);
@@ -209,7 +205,7 @@ struct SelectiveElements {
 #pragma unroll
         for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
         if (args.in.z.data != nullptr) {
-            in_flight(z).to_floats(args.io, of_z);
+            settled(z, behind_z, addresses[at_z], args.in.z, tile).to_floats(args.io, of_z);
 #pragma unroll
             for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
         }
@@ -217,7 +213,7 @@ struct SelectiveElements {
         char* to = in_tile(addresses[at_out], args.out, tile);
         if (tile < plain)
             found.store(to, args.io);
-        else if (own.along_tokens && tile + kTokens <= shared.place.length)
+        else if (args.along_tokens && tile + kTokens <= shared.place.length)
             store_shifted(found, to, tile);
         else
             found.store_some(to, args.io, 0, left(tile));

@@ -7,8 +7,6 @@
 // shared memory, four tokens at a time. The thread that prepared an element adds them up and stores the output. What the next
 // tile needs from memory is in flight meanwhile. States beyond lanes × states a lane take further passes over the tile.
 //
-// Elements that are not whole aligned vectors of a whole tile take a slower path, one at a time.
-//
 // Bound: instructions and the special function unit alike. A state and token takes an exponential at 16 a clock and
 // multiprocessor, 8 cycles of a scheduler for a warp, and 11 instructions, all included (N = 16). docs/benchmarks/scan.md has
 // the share reached.

@@ -18,16 +18,12 @@ __device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequen
 // Eight neighbours in a tile of channels × tokens, along tokens or along channels.
 template <int kChannels, int kTokens>
 struct Neighbours {
-    int channel, token;
-    bool along_tokens;
+    int channel, token;  // of the first
 
     __device__ __forceinline__ static Neighbours of_thread(int thread, bool along_tokens) {
         constexpr int kRow = kTokens / 8, kColumn = kChannels / 8;
-        return along_tokens ? Neighbours{thread / kRow, thread % kRow * 8, true}
-                            : Neighbours{thread % kColumn * 8, thread / kColumn, false};
+        return along_tokens ? Neighbours{thread / kRow, thread % kRow * 8} : Neighbours{thread % kColumn * 8, thread / kColumn};
     }
-    __device__ __forceinline__ int channel_of(int i) const { return along_tokens ? channel : channel + i; }
-    __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i : token; }
 };
 
 // The compiler would compute what this hides, an address of a thread, again for every tile, in ten instructions each.
