@@ -104,24 +104,23 @@ struct SelectivePieces {
     // Of the elements of the thread, in place of the gradients of out those of Σ C x.
     __device__ __forceinline__ void gate(int tile) const {
         if (kParts == 1 && in.z.data == nullptr) return;
-        constexpr int kSlot = Elements::z;
-        float z[8], factors[8];
+        float factors[8];
 #pragma unroll
         for (float& x : factors) x = kParts;
         if (in.z.data != nullptr) {
-            const bool plain = tile < elements.plain;
-            if (!plain) elements.settle(kSlot, Elements::behind_z, elements.addresses[Elements::at_z], in.z, tile);
-            elements.in_flight(kSlot).to_floats(args.io, z);
-            const int count = plain ? 8 : elements.left(tile);
+            float z[8];
+            elements.settled(Elements::z, Elements::behind_z, elements.addresses[Elements::at_z], in.z, tile)
+                .to_floats(args.io, z);
+            const int count = tile < elements.plain ? 8 : elements.left(tile);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) factors[i] *= i < count ? silu_fast(z[i]) : 1.f;
+            for (int i = 0; i < 8; ++i)
+                if (i < count) factors[i] *= silu_fast(z[i]);
         }
         const auto& own = elements.own;
+        float* inputs = elements.row(Elements::kInput, own.channel) + swizzled<kConfig.channels()>(own.channel, own.token);
+        const int apart = args.along_tokens ? 1 : Shared::kPitch;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int channel = own.channel_of(i);
-            elements.row(Elements::kInput, channel)[swizzled<kConfig.channels()>(channel, own.token_of(i))] *= factors[i];
-        }
+        for (int i = 0; i < 8; ++i) inputs[i * apart] *= factors[i];
     }
 
     // ---- The states of a lane
