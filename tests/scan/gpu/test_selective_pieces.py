@@ -125,6 +125,12 @@ def test_discretizations(name: str, is_complex: bool, form: str, last: bool, see
 
 
 @HERE
+@EVERY_KIND
+def test_pieces_of_several_tiles(name: str, is_complex: bool, seed: int) -> None:
+    check(inputs(seed, name, is_complex=is_complex, length=2100, dim=5, N=7), seed)
+
+
+@HERE
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 129, 500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @BOTH_LAYOUTS
