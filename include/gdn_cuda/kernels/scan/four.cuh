@@ -1,4 +1,4 @@
-// Four neighbouring elements of a tensor whose dtype is known at run time, in flight as raw bits.
+// Four elements of a tensor whose dtype is known at run time, in flight as raw bits.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
@@ -6,9 +6,9 @@
 namespace gdn_cuda::scan {
 
 struct Four {
-    unsigned bits[4] = {};  // 16-bit elements are in the first two
+    unsigned bits[4] = {};  // 16-bit elements are in the first two, those of load_each until pack() in a word each
 
-    // From an address that is aligned to them.
+    // Neighbours, from an address that is aligned to them.
     __device__ __forceinline__ void load(const char* from, DType type) {
         if (type == DType::f32) {
             const uint4 x = *reinterpret_cast<const uint4*>(from);
@@ -17,6 +17,17 @@ struct Four {
             const uint2 x = *reinterpret_cast<const uint2*>(from);
             bits[0] = x.x, bits[1] = x.y;
         }
+    }
+    // Each alone, from `address` of its number, where it is below `count`; others are zeros.
+    template <class F>
+    __device__ __forceinline__ void load_each(DType type, int count, const F& address) {
+        if (type == DType::f32)
+            load_each_as<unsigned>(count, address);
+        else
+            load_each_as<unsigned short>(count, address);
+    }
+    __device__ __forceinline__ void pack(DType type) {
+        if (type != DType::f32) bits[0] |= bits[1] << 16, bits[1] = bits[2] | bits[3] << 16;
     }
     template <DType kType>
     __device__ __forceinline__ void to_floats(float (&x)[4]) const {
@@ -39,27 +50,48 @@ struct Four {
             to_floats<DType::f16>(x);
     }
     template <DType kType>
-    __device__ __forceinline__ static void store(char* to, const float (&x)[4]) {
+    __device__ __forceinline__ static Four of(const float (&x)[4]) {
+        Four y;
         if constexpr (kType == DType::f32) {
-            *reinterpret_cast<float4*>(to) = {x[0], x[1], x[2], x[3]};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) y.bits[i] = __float_as_uint(x[i]);
         } else if constexpr (kType == DType::bf16) {
             const __nv_bfloat162 low = __floats2bfloat162_rn(x[0], x[1]), high = __floats2bfloat162_rn(x[2], x[3]);
-            *reinterpret_cast<uint2*>(to) = {reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high)};
+            y.bits[0] = reinterpret_cast<const unsigned&>(low), y.bits[1] = reinterpret_cast<const unsigned&>(high);
         } else {
             const __half2 low = __floats2half2_rn(x[0], x[1]), high = __floats2half2_rn(x[2], x[3]);
-            *reinterpret_cast<uint2*>(to) = {reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high)};
+            y.bits[0] = reinterpret_cast<const unsigned&>(low), y.bits[1] = reinterpret_cast<const unsigned&>(high);
+        }
+        return y;
+    }
+    __device__ __forceinline__ void store(char* to, DType type) const {
+        if (type == DType::f32)
+            *reinterpret_cast<uint4*>(to) = {bits[0], bits[1], bits[2], bits[3]};
+        else
+            *reinterpret_cast<uint2*>(to) = {bits[0], bits[1]};
+    }
+    template <class F>
+    __device__ __forceinline__ void store_each(DType type, int count, const F& address) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            char* to = address(i);
+            const unsigned half = bits[i / 2] >> (i % 2 * 16);
+            if (i < count && type == DType::f32) *reinterpret_cast<unsigned*>(to) = bits[i];
+            if (i < count && type != DType::f32) *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(half);
+        }
+    }
+
+  private:
+    // Loads under a predicate, all in flight at once.
+    template <class Bits, class F>
+    __device__ __forceinline__ void load_each_as(int count, const F& address) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            bits[i] = 0;
+            const char* from = address(i);
+            if (i < count) bits[i] = *reinterpret_cast<const Bits*>(from);
         }
     }
 };
-
-// One element, where four do not lie side by side.
-__device__ __forceinline__ void store_element(char* to, DType type, i64 at, float x) {
-    if (type == DType::f32)
-        reinterpret_cast<float*>(to)[at] = x;
-    else if (type == DType::bf16)
-        reinterpret_cast<__nv_bfloat16*>(to)[at] = __float2bfloat16(x);
-    else
-        reinterpret_cast<__half*>(to)[at] = __float2half(x);
-}
 
 }  // namespace gdn_cuda::scan

@@ -55,7 +55,8 @@ struct BackwardBlock {
     using Tile = float (*)[kStateChunk];
     // Four tokens at a time lie elsewhere in each of eight neighbouring channels, and in each eighth one, so that lanes along
     // either do not meet in a bank.
-    __device__ __forceinline__ static int in_row(int channel, int token) { return token ^ ((channel ^ channel >> 3) & 7) << 2; }
+    __device__ __forceinline__ static int swizzle(int channel) { return ((channel ^ channel >> 3) & 7) << 2; }
+    __device__ __forceinline__ static int in_row(int channel, int token) { return token ^ swizzle(channel); }
     __device__ __forceinline__ static float4 four(const float (*tile)[kStateChunk], int channel, int token) {
         return *reinterpret_cast<const float4*>(&tile[channel][in_row(channel, token)]);
     }
@@ -118,7 +119,8 @@ struct BackwardBlock {
         return address;
     }
     // x + i y: unsigned, this is one instruction.
-    __device__ __forceinline__ static char* along(char* x, int i, unsigned y) {
+    template <class Byte>
+    __device__ __forceinline__ static Byte* along(Byte* x, int i, unsigned y) {
         return x + static_cast<unsigned long long>(static_cast<unsigned>(i)) * y;
     }
 };

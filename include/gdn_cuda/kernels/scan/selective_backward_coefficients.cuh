@@ -23,10 +23,12 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
         shared.coefficients[0] = varies(in.B) ? base_of(in.B) : nullptr;
         shared.coefficients[1] = varies(in.C) ? base_of(in.C) : nullptr;
     }
-    // B and C: four real numbers at a time, along tokens or along states as they lie in memory, or one; zeros where they do not
-    // exist.
+    // Four real numbers at a time, along tokens or along states as they lie in memory: a vector, or each alone where the host
+    // has found no vectors or the tile is ragged. Zeros where they do not exist.
     __device__ __forceinline__ void make(int first, int tokens) const {
-        const bool full = args.coefficients_are_vectors && tokens == kStateChunk && in.state_size - args.first_state >= kGroup;
+        constexpr int kOfVector = 4 / kParts, kRow = kColumns / 4;
+        const int states = min(in.state_size - args.first_state, kGroup);
+        const bool vectors = args.coefficients_are_vectors && tokens == kStateChunk && states == kGroup;
 #pragma unroll 1
         for (int which = 0; which < 2; ++which) {
             const Coefficients& from = which == 0 ? in.B : in.C;
@@ -34,36 +36,34 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
             auto* to = which == 0 ? shared.B : shared.C;
             const bool along_tokens = from.n != kParts;
             char* base = global(shared.coefficients[which]);
-            if (full) {
-                constexpr int kOfVector = 4 / kParts, kRow = kColumns / 4;
-                const int shift = from.type == DType::f32 ? 2 : 1;
-                const unsigned of_token = static_cast<unsigned>(from.token) << shift;
-                const unsigned of_n = static_cast<unsigned>(from.n) << shift;
+            const int shift = from.type == DType::f32 ? 2 : 1;
+            const unsigned of_token = static_cast<unsigned>(from.token) << shift;
+            const unsigned of_n = static_cast<unsigned>(from.n) << shift;
+            const unsigned of_part = static_cast<unsigned>(from.pair) << shift;
 #pragma unroll 2
-                for (int i = thread_again(); i < kStateChunk * kRow; i += Config::kThreads) {
-                    const int token = along_tokens ? i / kGroup * kOfVector : i / kRow;
-                    const int n = along_tokens ? i % kGroup : i % kRow * kOfVector;
-                    Four raw;
-                    raw.load(along(along(base, first + token, of_token), n, of_n), from.type);
-                    float x[4];
-                    raw.to_floats(from.type, x);
-                    if (along_tokens) {
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) to[token + j / kParts][n * kParts + j % kParts] = x[j];
-                    } else {
-                        *reinterpret_cast<float4*>(&to[token][n * kParts]) = {x[0], x[1], x[2], x[3]};
-                    }
+            for (int i = thread_again(); i < kStateChunk * kRow; i += Config::kThreads) {
+                const int token = along_tokens ? i / kGroup * kOfVector : i / kRow;
+                const int n = along_tokens ? i % kGroup : i % kRow * kOfVector;
+                const char* at = along(along(base, first + token, of_token), n, of_n);
+                Four raw;
+                if (vectors) {
+                    raw.load(at, from.type);
+                } else {
+                    const bool exist = token < tokens && n < states;
+                    const int count = exist ? (along_tokens ? tokens - token : states - n) * kParts : 0;
+                    const unsigned next = along_tokens ? of_token : of_n;
+                    raw.load_each(from.type, count,
+                                  [&](int j) { return along(along(at, j / kParts, next), j % kParts, of_part); });
+                    raw.pack(from.type);
                 }
-                continue;
-            }
-#pragma unroll 1
-            for (int i = thread_again(); i < kStateChunk * kColumns; i += Config::kThreads) {
-                const int token = along_tokens ? i % kStateChunk : i / kColumns;
-                const int column = along_tokens ? i / kStateChunk : i % kColumns, n = column / kParts;
-                const bool exists = token < tokens && args.first_state + n < in.state_size;
-                to[token][column] = exists ? load_number({base, from.type}, n * from.n + column % kParts * from.pair +
-                                                                                (first + token) * from.token)
-                                           : 0.f;
+                float x[4];
+                raw.to_floats(from.type, x);
+                if (along_tokens) {
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) to[token + j / kParts][n * kParts + j % kParts] = x[j];
+                } else {
+                    *reinterpret_cast<float4*>(&to[token][n * kParts]) = {x[0], x[1], x[2], x[3]};
+                }
             }
         }
     }

@@ -1,12 +1,8 @@
-// The elements of a chunk in scan/selective_backward, u, delta, z and so on: from memory into tiles before the walk, and from
-// the tiles that the walk leaves to their gradients.
-//
-// Elements are read and written four at a time where the host has found aligned vectors and the tile is whole, and one at a
-// time in a short loop otherwise.
+// The elements of a chunk in scan/selective_backward, u, delta, z and so on: made into tiles of steps, inputs and output
+// gradients before the walk; and the gradients of the elements, from the tiles that the walk leaves.
 #pragma once
 
-#include <gdn_cuda/kernels/scan/four.cuh>
-#include <gdn_cuda/kernels/scan/selective_backward_block.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward_units.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -15,68 +11,16 @@ __device__ __forceinline__ float sigmoid_fast(float x) {
 }
 
 template <SelectiveBackwardConfig kConfig>
-struct BackwardElements : BackwardBlock<kConfig> {
+struct BackwardElements : BackwardUnits<kConfig> {
     using Block = BackwardBlock<kConfig>;
-    using Block::along, Block::global, Block::in_row, Block::four;
+    using Units = BackwardUnits<kConfig>;
     using Block::args, Block::in, Block::place, Block::shared;
-    using Block::kIsRglru, Block::kTransition, Block::kChannels, Block::kParts, Block::kTokens, Block::kUnits;
-    using typename Block::Config, typename Block::Gradient, typename Block::Shared, typename Block::Tile;
+    using Block::four, Block::in_row;
+    using Block::kIsRglru, Block::kTransition, Block::kChannels, Block::kParts, Block::kTokens;
+    using typename Block::Config, typename Block::Gradient, typename Block::Shared;
+    using typename Units::Floats, typename Units::Outputs, typename Units::Shape, typename Units::Unit;
+    using Units::channels_apart, Units::for_units, Units::get, Units::per_channel, Units::put, Units::store;
 
-    // Four elements of a tile, along tokens or along channels as u lies in memory, which a thread prepares and finishes.
-    struct Unit {
-        int channel, token;
-    };
-    __device__ __forceinline__ Unit unit(int i) const {
-        constexpr int kRow = kStateChunk / 4, kColumn = kChannels / 4;
-        const int index = thread_again() + i * Config::kThreads;
-        return args.along_tokens ? Unit{index / kRow, index % kRow * 4} : Unit{index % kColumn * 4, index / kColumn};
-    }
-    // One element, or the four of a unit, of several tiles.
-    template <int kTiles, int kCount>
-    __device__ __forceinline__ void put(const Tile (&tiles)[kTiles], const Unit& to, const float (&x)[kTiles][kCount]) const {
-        const int row = in_row(to.channel, to.token);
-        if (kCount == 4 && args.along_tokens) {
-#pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile)
-                *reinterpret_cast<float4*>(&tiles[tile][to.channel][row]) = {x[tile][0], x[tile][kCount / 4],
-                                                                             x[tile][kCount / 2], x[tile][kCount - 1]};
-        } else {  // in_row, of channels that differ in their lowest bits
-#pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-                for (int i = 0; i < kCount; ++i) tiles[tile][to.channel + i][row ^ i << 2] = x[tile][i];
-        }
-    }
-    template <int kTiles, int kCount>
-    __device__ __forceinline__ void get(float (&x)[kTiles][kCount], const Tile (&tiles)[kTiles], const Unit& from) const {
-        const int row = in_row(from.channel, from.token);
-        if (kCount == 4 && args.along_tokens) {
-#pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile) {
-                const float4 y = *reinterpret_cast<const float4*>(&tiles[tile][from.channel][row]);
-                x[tile][0] = y.x, x[tile][kCount / 4] = y.y, x[tile][kCount / 2] = y.z, x[tile][kCount - 1] = y.w;
-            }
-        } else {
-#pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-                for (int i = 0; i < kCount; ++i) x[tile][i] = tiles[tile][from.channel + i][row ^ i << 2];
-        }
-    }
-    // D or bias of the channels of a unit.
-    template <int kCount>
-    __device__ __forceinline__ void per_channel(float (&to)[kCount], const float* from, const Unit& unit) const {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) to[i] = from[unit.channel + (args.along_tokens ? 0 : i)];
-    }
-
-    using Rows = typename Shared::Rows;
-    __device__ __forceinline__ Rows rows_of(const ChannelRows& x) const {
-        const i64 offset = place.batch * x.batch + place.channel * x.channel + place.start * x.token;
-        const int shift = args.io == DType::f32 ? 2 : 1;
-        return {static_cast<char*>(x.data) + (offset << shift), static_cast<unsigned>(x.channel) << shift,
-                static_cast<unsigned>(x.token) << shift};
-    }
     __device__ __forceinline__ void begin() const {
         // A thread sums the gradient of D or of the bias of a channel.
         static_assert(2 * kChannels <= Config::kThreads);
@@ -88,90 +32,12 @@ struct BackwardElements : BackwardBlock<kConfig> {
         }
         if (threadIdx.x < 2 * kChannels) shared.element_sums[threadIdx.x / kChannels][threadIdx.x % kChannels] = 0.f;
     }
-    __device__ __forceinline__ void keep_rows() const {
-        shared.u = rows_of(in.u), shared.delta = rows_of(in.delta), shared.grad_out = rows_of(args.grad_out);
-        shared.z = rows_of(in.z), shared.delta_a = rows_of(in.delta_a);
-        shared.du = rows_of(args.du), shared.ddelta = rows_of(args.ddelta), shared.dz = rows_of(args.dz);
-        shared.ddelta_a = rows_of(args.ddelta_a);
-    }
-    // Of four elements: the host has seen to it that strides fit.
-    __device__ __forceinline__ static char* address(const Rows& rows, const Unit& at, int first) {
-        return along(along(global(rows.begin), at.channel, rows.of_channel), first + at.token, rows.of_token);
-    }
-    __device__ __forceinline__ static i64 offset(const ChannelRows& x, const Unit& at, int first) {
-        return at.channel * x.channel + (first + at.token) * x.token;
-    }
-
-    struct InFlight {
-        Four u, delta, grad_out, z, delta_a;
-    };
-    template <int kCount>
-    struct Floats {
-        float u[kCount], delta[kCount], grad_out[kCount], z[kCount], delta_a[kCount];
-    };
-    __device__ __forceinline__ void load(InFlight& x, const Unit& at, int first) const {
-        x.u.load(address(shared.u, at, first), args.io);
-        x.delta.load(address(shared.delta, at, first), args.io);
-        x.grad_out.load(address(shared.grad_out, at, first), args.io);
-        if (in.z.data != nullptr) x.z.load(address(shared.z, at, first), args.io);
-        if (in.delta_a.data != nullptr) x.delta_a.load(address(shared.delta_a, at, first), args.io);
-    }
-    template <DType kType>
-    __device__ __forceinline__ static void convert(Floats<4>& x, const InFlight& raw) {
-        raw.u.template to_floats<kType>(x.u);
-        raw.delta.template to_floats<kType>(x.delta);
-        raw.grad_out.template to_floats<kType>(x.grad_out);
-        raw.z.template to_floats<kType>(x.z);
-        raw.delta_a.template to_floats<kType>(x.delta_a);
-    }
-    __device__ __forceinline__ void load(Floats<1>& x, const Unit& at, int first) const {
-        const auto one = [&](const Rows& rows, const ChannelRows& x) {
-            return load_number({rows.begin, args.io}, offset(x, at, first));
-        };
-        x.u[0] = one(shared.u, in.u);
-        x.delta[0] = one(shared.delta, in.delta);
-        x.grad_out[0] = one(shared.grad_out, args.grad_out);
-        if (in.z.data != nullptr) x.z[0] = one(shared.z, in.z);
-        if (in.delta_a.data != nullptr) x.delta_a[0] = one(shared.delta_a, in.delta_a);
-    }
-    // Calls with the elements of each unit, while those of the next are in flight; or with each element, in a ragged tile.
-    template <class F>
-    __device__ __forceinline__ void for_elements(int first, int tokens, const F& call) const {
-        if (args.rows_are_vectors && place.channels == kChannels && tokens == kStateChunk) {
-            InFlight raw{};
-            load(raw, unit(0), first);
-#pragma unroll 1
-            for (int i = 0; i < kUnits; ++i) {
-                Floats<4> x;
-                if (args.io == DType::bf16)
-                    convert<DType::bf16>(x, raw);
-                else if (args.io == DType::f32)
-                    convert<DType::f32>(x, raw);
-                else
-                    convert<DType::f16>(x, raw);
-                if (i + 1 < kUnits) load(raw, unit(i + 1), first);
-                call(x, unit(i), true);
-            }
-            return;
-        }
-#pragma unroll 1
-        for (int i = 0; i < 4 * kUnits; ++i) {
-            Unit at = unit(i / 4);
-            (args.along_tokens ? at.token : at.channel) += i % 4;
-            const bool exists = at.channel < place.channels && at.token < tokens;
-            Floats<1> x{};
-            if (exists) load(x, at, first);
-            call(x, at, exists);
-        }
-    }
-
-    template <int kCount>
-    __device__ __forceinline__ void make_elements(const Floats<kCount>& x, const Unit& unit, bool exists) const {
-        float bias[kCount], made[3][kCount], sizes[1][kCount];
+    __device__ __forceinline__ void make_elements(const Floats& x, const Unit& unit) const {
+        float bias[4], made[3][4], sizes[1][4];
         auto &input = made[0], &step = made[1], &cotangent = made[2];
         per_channel(bias, shared.bias, unit);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
+        for (int i = 0; i < 4; ++i) {
             float size = x.delta[i] + bias[i];
             if (in.delta_softplus) size = softplus_fast(size);
             step[i] = in.delta_a.data != nullptr ? x.delta_a[i] : size, input[i] = x.u[i], cotangent[i] = x.grad_out[i];
@@ -182,13 +48,16 @@ struct BackwardElements : BackwardBlock<kConfig> {
             if (in.z.data != nullptr) cotangent[i] *= silu_fast(x.z[i]);
             cotangent[i] *= static_cast<float>(kParts);  // y = 2 Re Σ C x of complex numbers
             sizes[0][i] = size;
-            if (!exists) step[i] = input[i] = cotangent[i] = sizes[0][i] = 0.f;
         }
+        if (unit.shape == Shape::apart)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (i >= unit.count) step[i] = input[i] = cotangent[i] = sizes[0][i] = 0.f;
         put({shared.input, shared.step, shared.cotangent}, unit, made);
         if constexpr (has_size(kTransition)) put({shared.size}, unit, sizes);
     }
     __device__ __forceinline__ void make(int first, int tokens) const {
-        for_elements(first, tokens, [&](const auto& x, const Unit& unit, bool exists) { make_elements(x, unit, exists); });
+        for_units(first, tokens, [&](const Floats& x, const Unit& unit) { make_elements(x, unit); });
     }
 
     // ---- Their gradients
@@ -213,49 +82,19 @@ struct BackwardElements : BackwardBlock<kConfig> {
             if constexpr (has_size(kTransition)) add(shared.size[channel][at]);
         }
     }
-    template <int kCount>
-    struct Outputs {
-        float du[kCount], ddelta[kCount], dz[kCount], ddelta_a[kCount];
-    };
-    template <DType kType>
-    __device__ __forceinline__ void store(const Outputs<4>& x, const Unit& at, int first) const {
-        Four::store<kType>(address(shared.du, at, first), x.du);
-        Four::store<kType>(address(shared.ddelta, at, first), x.ddelta);
-        if (in.z.data != nullptr) Four::store<kType>(address(shared.dz, at, first), x.dz);
-        if (in.delta_a.data != nullptr) Four::store<kType>(address(shared.ddelta_a, at, first), x.ddelta_a);
-    }
-    __device__ __forceinline__ void store(const Outputs<4>& x, const Unit& at, int first, bool) const {
-        if (args.io == DType::bf16)
-            store<DType::bf16>(x, at, first);
-        else if (args.io == DType::f32)
-            store<DType::f32>(x, at, first);
-        else
-            store<DType::f16>(x, at, first);
-    }
-    __device__ __forceinline__ void store(const Outputs<1>& x, const Unit& at, int first, bool exists) const {
-        if (!exists) return;
-        const auto one = [&](const Rows& rows, const ChannelRows& to, float y) {
-            store_element(global(rows.begin), args.io, offset(to, at, first), y);
-        };
-        one(shared.du, args.du, x.du[0]);
-        one(shared.ddelta, args.ddelta, x.ddelta[0]);
-        if (in.z.data != nullptr) one(shared.dz, args.dz, x.dz[0]);
-        if (in.delta_a.data != nullptr) one(shared.ddelta_a, args.ddelta_a, x.ddelta_a[0]);
-    }
-    template <int kCount>
-    __device__ __forceinline__ void finish_elements(const Floats<kCount>& x, const Unit& unit, int first, bool exists) const {
+    __device__ __forceinline__ void finish_elements(const Floats& x, const Unit& unit, int first) const {
         const bool has_z = in.z.data != nullptr, has_delta_a = in.delta_a.data != nullptr;
-        float made[3][kCount], of_size[1][kCount] = {}, bias[kCount], D[kCount], of_D_and_bias[2][kCount];
+        float made[3][4], of_size[1][4] = {}, bias[4], D[4], of_D_and_bias[2][4];
         get(made, {shared.input, shared.cotangent, shared.step}, unit);
         auto &of_input = made[0], &of_step = made[1], &step = made[2];
         if constexpr (has_size(kTransition)) get(of_size, {shared.size}, unit);
-        Outputs<kCount> to{};
+        Outputs to{};
         per_channel(bias, shared.bias, unit);
         per_channel(D, shared.D, unit);
         const float* y = &shared.checkpoint[unit.token / kTokens][unit.channel][unit.token % kTokens];
-        const int y_apart = args.along_tokens ? 1 : Shared::kCheckpoint;
+        const int y_apart = unit.shape == Shape::tokens ? 1 : channels_apart(unit) * Shared::kCheckpoint;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
+        for (int i = 0; i < 4; ++i) {
             const float before_softplus = x.delta[i] + bias[i];
             of_step[i] *= Gradient::kStepUnit;
             float d_size = of_size[0][i];
@@ -287,15 +126,18 @@ struct BackwardElements : BackwardBlock<kConfig> {
             to.du[i] = fmaf(D[i], cotangent, to.du[i]);
             to.ddelta[i] = d_size;
             if constexpr (kTransition != Transition::s7 && !kIsRglru) to.ddelta_a[i] = of_step[i];
-            of_D_and_bias[0][i] = exists ? cotangent * x.u[i] : 0.f;
-            of_D_and_bias[1][i] = exists ? d_size : 0.f;
+            of_D_and_bias[0][i] = cotangent * x.u[i];
+            of_D_and_bias[1][i] = d_size;
         }
-        store(to, unit, first, exists);
+        store(to, unit, first);
+        if (unit.shape == Shape::apart)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (i >= unit.count) of_D_and_bias[0][i] = of_D_and_bias[1][i] = 0.f;
         put({shared.input, shared.cotangent}, unit, of_D_and_bias);  // for sum_elements
     }
     __device__ __forceinline__ void finish(int first, int tokens) const {
-        for_elements(first, tokens,
-                     [&](const auto& x, const Unit& unit, bool exists) { finish_elements(x, unit, first, exists); });
+        for_units(first, tokens, [&](const Floats& x, const Unit& unit) { finish_elements(x, unit, first); });
         __syncthreads();
         if (args.dD == nullptr && args.ddelta_bias == nullptr) return;
         const int thread = thread_again();

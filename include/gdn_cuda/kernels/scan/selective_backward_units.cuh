@@ -1,0 +1,199 @@
+// How scan/selective_backward moves elements between memory and its tiles: four at a time, those of the next unit in flight.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/four.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward_block.cuh>
+
+namespace gdn_cuda::scan {
+
+template <SelectiveBackwardConfig kConfig>
+struct BackwardUnits : BackwardBlock<kConfig> {
+    using Block = BackwardBlock<kConfig>;
+    using Block::along, Block::global, Block::in_row, Block::swizzle;
+    using Block::args, Block::in, Block::place, Block::shared;
+    using Block::kChannels, Block::kUnits;
+    using typename Block::Config, typename Block::Shared, typename Block::Tile;
+
+    // Four elements of a tile. In memory they are a vector, of tokens or of channels; or, where the host has found no vectors
+    // or the tile is ragged, channels of one token so far apart that neighbouring lanes have neighbours, each read and written
+    // alone.
+    enum class Shape { tokens, channels, apart };
+    struct Unit {
+        int channel, token;  // of the first
+        Shape shape;
+        int count;  // of them exist, the first ones
+    };
+    static constexpr int kApart = kChannels / 4;
+
+    __device__ __forceinline__ Shape shape_of(int tokens) const {
+        if (!args.rows_are_vectors || place.channels < kChannels || tokens < kStateChunk) return Shape::apart;
+        return args.along_tokens ? Shape::tokens : Shape::channels;
+    }
+    // Of a thread; `tokens` are in the tile.
+    __device__ __forceinline__ Unit unit(int i, Shape shape, int tokens) const {
+        constexpr unsigned kRow = kStateChunk / 4, kColumn = kChannels / 4;
+        const unsigned index = thread_again() + i * Config::kThreads;
+        const auto at = [&](unsigned channel, unsigned token) {
+            return Unit{static_cast<int>(channel), static_cast<int>(token), shape, 4};
+        };
+        if (shape == Shape::tokens) return at(index / kRow, index % kRow * 4);
+        if (shape == Shape::channels) return at(index % kColumn * 4, index / kColumn);
+        Unit unit = args.along_tokens ? at(index / kStateChunk, index % kStateChunk) : at(index % kApart, index / kApart);
+        unit.count = unit.token < tokens ? (place.channels - unit.channel + kApart - 1) / kApart : 0;
+        return unit;
+    }
+    // Of two elements of a unit.
+    __device__ __forceinline__ static int channels_apart(const Unit& unit) {
+        return unit.shape == Shape::tokens ? 0 : unit.shape == Shape::channels ? 1 : kApart;
+    }
+
+    // ---- Tiles
+
+    template <int kStep, int kTiles>
+    __device__ __forceinline__ static void put_channels(const Tile (&tiles)[kTiles], const Unit& to,
+                                                        const float (&x)[kTiles][4]) {
+        const int row = in_row(to.channel, to.token);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) tiles[tile][to.channel + i * kStep][row ^ swizzle(i * kStep)] = x[tile][i];
+    }
+    template <int kTiles>
+    __device__ __forceinline__ static void put(const Tile (&tiles)[kTiles], const Unit& to, const float (&x)[kTiles][4]) {
+        if (to.shape == Shape::channels) return put_channels<1>(tiles, to, x);
+        if (to.shape == Shape::apart) return put_channels<kApart>(tiles, to, x);
+        const int row = in_row(to.channel, to.token);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+            *reinterpret_cast<float4*>(&tiles[tile][to.channel][row]) = {x[tile][0], x[tile][1], x[tile][2], x[tile][3]};
+    }
+    template <int kStep, int kTiles>
+    __device__ __forceinline__ static void get_channels(float (&x)[kTiles][4], const Tile (&tiles)[kTiles], const Unit& from) {
+        const int row = in_row(from.channel, from.token);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[tile][i] = tiles[tile][from.channel + i * kStep][row ^ swizzle(i * kStep)];
+    }
+    template <int kTiles>
+    __device__ __forceinline__ static void get(float (&x)[kTiles][4], const Tile (&tiles)[kTiles], const Unit& from) {
+        if (from.shape == Shape::channels) return get_channels<1>(x, tiles, from);
+        if (from.shape == Shape::apart) return get_channels<kApart>(x, tiles, from);
+        const int row = in_row(from.channel, from.token);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+            const float4 y = *reinterpret_cast<const float4*>(&tiles[tile][from.channel][row]);
+            x[tile][0] = y.x, x[tile][1] = y.y, x[tile][2] = y.z, x[tile][3] = y.w;
+        }
+    }
+    // D or bias of the channels of a unit.
+    __device__ __forceinline__ static void per_channel(float (&to)[4], const float* from, const Unit& unit) {
+        const int apart = channels_apart(unit);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[i] = from[unit.channel + i * apart];
+    }
+
+    // ---- Memory
+
+    using Rows = typename Shared::Rows;
+    __device__ __forceinline__ Rows rows_of(const ChannelRows& x) const {
+        const i64 offset = place.batch * x.batch + place.channel * x.channel + place.start * x.token;
+        const int shift = args.io == DType::f32 ? 2 : 1;
+        return {static_cast<char*>(x.data) + (offset << shift), static_cast<unsigned>(x.channel) << shift,
+                static_cast<unsigned>(x.token) << shift};
+    }
+    __device__ __forceinline__ void keep_rows() const {
+        shared.u = rows_of(in.u), shared.delta = rows_of(in.delta), shared.grad_out = rows_of(args.grad_out);
+        shared.z = rows_of(in.z), shared.delta_a = rows_of(in.delta_a);
+        shared.du = rows_of(args.du), shared.ddelta = rows_of(args.ddelta), shared.dz = rows_of(args.dz);
+        shared.ddelta_a = rows_of(args.ddelta_a);
+    }
+    // The host has seen to it that strides fit.
+    __device__ __forceinline__ static char* address(const Rows& rows, const Unit& at, int first) {
+        return along(along(global(rows.begin), at.channel, rows.of_channel), first + at.token, rows.of_token);
+    }
+    __device__ __forceinline__ void load(Four& x, const Rows& rows, const Unit& at, int first) const {
+        const char* from = address(rows, at, first);
+        if (at.shape != Shape::apart) return x.load(from, args.io);
+        const unsigned apart = rows.of_channel;
+        x.load_each(args.io, at.count, [&](int i) { return along(from, i * kApart, apart); });
+    }
+    __device__ __forceinline__ void store(const Four& x, const Rows& rows, const Unit& at, int first) const {
+        char* to = address(rows, at, first);
+        if (at.shape != Shape::apart) return x.store(to, args.io);
+        const unsigned apart = rows.of_channel;
+        x.store_each(args.io, at.count, [&](int i) { return along(to, i * kApart, apart); });
+    }
+
+    struct InFlight {
+        Four u, delta, grad_out, z, delta_a;
+    };
+    struct Floats {
+        float u[4], delta[4], grad_out[4], z[4], delta_a[4];
+    };
+    __device__ __forceinline__ void load(InFlight& x, const Unit& at, int first) const {
+        load(x.u, shared.u, at, first);
+        load(x.delta, shared.delta, at, first);
+        load(x.grad_out, shared.grad_out, at, first);
+        if (in.z.data != nullptr) load(x.z, shared.z, at, first);
+        if (in.delta_a.data != nullptr) load(x.delta_a, shared.delta_a, at, first);
+    }
+    template <DType kType>
+    __device__ __forceinline__ static void convert(Floats& x, const InFlight& raw) {
+        raw.u.template to_floats<kType>(x.u);
+        raw.delta.template to_floats<kType>(x.delta);
+        raw.grad_out.template to_floats<kType>(x.grad_out);
+        raw.z.template to_floats<kType>(x.z);
+        raw.delta_a.template to_floats<kType>(x.delta_a);
+    }
+    __device__ __forceinline__ void convert(Floats& x, InFlight& raw, Shape shape) const {
+        if (shape == Shape::apart)
+            for (Four* each : {&raw.u, &raw.delta, &raw.grad_out, &raw.z, &raw.delta_a}) each->pack(args.io);
+        if (args.io == DType::bf16)
+            convert<DType::bf16>(x, raw);
+        else if (args.io == DType::f32)
+            convert<DType::f32>(x, raw);
+        else
+            convert<DType::f16>(x, raw);
+    }
+    // Calls with the elements of each unit, while those of the next are in flight.
+    template <class F>
+    __device__ __forceinline__ void for_units(int first, int tokens, const F& call) const {
+        const Shape shape = shape_of(tokens);
+        InFlight raw{};
+        load(raw, unit(0, shape, tokens), first);
+#pragma unroll 1
+        for (int i = 0; i < kUnits; ++i) {
+            Floats x;
+            convert(x, raw, shape);
+            if (i + 1 < kUnits) load(raw, unit(i + 1, shape, tokens), first);
+            call(x, unit(i, shape, tokens));
+        }
+    }
+
+    struct Outputs {
+        float du[4], ddelta[4], dz[4], ddelta_a[4];
+    };
+    struct RawOutputs {
+        Four du, ddelta, dz, ddelta_a;
+    };
+    template <DType kType>
+    __device__ __forceinline__ static void convert(RawOutputs& raw, const Outputs& x) {
+        raw = {Four::of<kType>(x.du), Four::of<kType>(x.ddelta), Four::of<kType>(x.dz), Four::of<kType>(x.ddelta_a)};
+    }
+    __device__ __forceinline__ void store(const Outputs& x, const Unit& at, int first) const {
+        RawOutputs raw;
+        if (args.io == DType::bf16)
+            convert<DType::bf16>(raw, x);
+        else if (args.io == DType::f32)
+            convert<DType::f32>(raw, x);
+        else
+            convert<DType::f16>(raw, x);
+        store(raw.du, shared.du, at, first);
+        store(raw.ddelta, shared.ddelta, at, first);
+        if (in.z.data != nullptr) store(raw.dz, shared.dz, at, first);
+        if (in.delta_a.data != nullptr) store(raw.ddelta_a, shared.ddelta_a, at, first);
+    }
+};
+
+}  // namespace gdn_cuda::scan
