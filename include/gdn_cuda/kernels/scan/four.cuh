@@ -18,13 +18,15 @@ struct Four {
             bits[0] = x.x, bits[1] = x.y;
         }
     }
-    // Each alone, from `address` of its number, where it is below `count`; others are zeros.
-    template <class F>
-    __device__ __forceinline__ void load_each(DType type, int count, const F& address) {
-        if (type == DType::f32)
-            load_each_as<unsigned>(count, address);
-        else
-            load_each_as<unsigned short>(count, address);
+    // Each alone, from `address` of its number, where it is below `count`; others are zeros. As Bits: of its size.
+    template <class Bits, class F>
+    __device__ __forceinline__ void load_each(int count, const F& address) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            bits[i] = 0;
+            const char* from = address(i);
+            if (i < count) bits[i] = *reinterpret_cast<const Bits*>(from);
+        }
     }
     __device__ __forceinline__ void pack(DType type) {
         if (type != DType::f32) bits[0] |= bits[1] << 16, bits[1] = bits[2] | bits[3] << 16;
@@ -70,26 +72,13 @@ struct Four {
         else
             *reinterpret_cast<uint2*>(to) = {bits[0], bits[1]};
     }
-    template <class F>
-    __device__ __forceinline__ void store_each(DType type, int count, const F& address) const {
+    template <class Bits, class F>
+    __device__ __forceinline__ void store_each(int count, const F& address) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             char* to = address(i);
-            const unsigned half = bits[i / 2] >> (i % 2 * 16);
-            if (i < count && type == DType::f32) *reinterpret_cast<unsigned*>(to) = bits[i];
-            if (i < count && type != DType::f32) *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(half);
-        }
-    }
-
-  private:
-    // Loads under a predicate, all in flight at once.
-    template <class Bits, class F>
-    __device__ __forceinline__ void load_each_as(int count, const F& address) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            bits[i] = 0;
-            const char* from = address(i);
-            if (i < count) bits[i] = *reinterpret_cast<const Bits*>(from);
+            const unsigned x = sizeof(Bits) == 4 ? bits[i] : bits[i / 2] >> i % 2 * 16;
+            if (i < count) *reinterpret_cast<Bits*>(to) = static_cast<Bits>(x);
         }
     }
 };

@@ -8,10 +8,10 @@
 namespace gdn_cuda::scan {
 
 // threadIdx.x, such that what follows from it is computed where it is used: kept through the walk, it would cost registers.
-__device__ __forceinline__ int thread_again() {
+__device__ __forceinline__ unsigned thread_again() {
     unsigned thread = threadIdx.x;
     asm volatile("" : "+r"(thread));
-    return static_cast<int>(thread);
+    return thread;
 }
 
 template <SelectiveBackwardConfig kConfig>
@@ -46,8 +46,8 @@ struct BackwardBlock {
         int thread, channel, number;
     };
     __device__ __forceinline__ static Seat seat() {
-        const int thread = thread_again();
-        return {thread, thread / kLanes, thread % kLanes * kNumbers};
+        const unsigned thread = thread_again();
+        return {static_cast<int>(thread), static_cast<int>(thread / kLanes), static_cast<int>(thread % kLanes * kNumbers)};
     }
 
     // ---- Tiles: channels × tokens, in fp32

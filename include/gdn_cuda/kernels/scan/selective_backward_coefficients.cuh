@@ -41,7 +41,7 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
             const unsigned of_n = static_cast<unsigned>(from.n) << shift;
             const unsigned of_part = static_cast<unsigned>(from.pair) << shift;
 #pragma unroll 2
-            for (int i = thread_again(); i < kStateChunk * kRow; i += Config::kThreads) {
+            for (unsigned i = thread_again(); i < kStateChunk * kRow; i += Config::kThreads) {
                 const int token = along_tokens ? i / kGroup * kOfVector : i / kRow;
                 const int n = along_tokens ? i % kGroup : i % kRow * kOfVector;
                 const char* at = along(along(base, first + token, of_token), n, of_n);
@@ -52,8 +52,11 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
                     const bool exist = token < tokens && n < states;
                     const int count = exist ? (along_tokens ? tokens - token : states - n) * kParts : 0;
                     const unsigned next = along_tokens ? of_token : of_n;
-                    raw.load_each(from.type, count,
-                                  [&](int j) { return along(along(at, j / kParts, next), j % kParts, of_part); });
+                    const auto address = [&](int j) { return along(along(at, j / kParts, next), j % kParts, of_part); };
+                    if (from.type == DType::f32)
+                        raw.load_each<unsigned>(count, address);
+                    else
+                        raw.load_each<unsigned short>(count, address);
                     raw.pack(from.type);
                 }
                 float x[4];

@@ -32,27 +32,43 @@ struct BackwardElements : BackwardUnits<kConfig> {
         }
         if (threadIdx.x < 2 * kChannels) shared.element_sums[threadIdx.x / kChannels][threadIdx.x % kChannels] = 0.f;
     }
+    // δ, from what it is before softplus.
+    __device__ __forceinline__ void make_sizes(float (&sizes)[4], const float (&before)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sizes[i] = before[i];
+        if (!in.delta_softplus) return;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sizes[i] = softplus_fast(before[i]);
+    }
+    // Flags are of a call: a branch for each, around four elements.
     __device__ __forceinline__ void make_elements(const Floats& x, const Unit& unit) const {
-        float bias[4], made[3][4], sizes[1][4];
-        auto &input = made[0], &step = made[1], &cotangent = made[2];
-        per_channel(bias, shared.bias, unit);
+        float before[4], sizes[1][4], made[3][4];
+        auto &input = made[0], &step = made[1], &cotangent = made[2], &size = sizes[0];
+        per_channel(before, shared.bias, unit);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) before[i] += x.delta[i];
+        make_sizes(size, before);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            float size = x.delta[i] + bias[i];
-            if (in.delta_softplus) size = softplus_fast(size);
-            step[i] = in.delta_a.data != nullptr ? x.delta_a[i] : size, input[i] = x.u[i], cotangent[i] = x.grad_out[i];
-            if constexpr (kTransition == Transition::exponential)
-                if (args.input_times_delta) input[i] *= size;
-            if constexpr (kTransition == Transition::s7) step[i] = -1.f / fmaf(size, size, 0.5f);
-            if constexpr (kIsRglru) step[i] = size;
-            if (in.z.data != nullptr) cotangent[i] *= silu_fast(x.z[i]);
-            cotangent[i] *= static_cast<float>(kParts);  // y = 2 Re Σ C x of complex numbers
-            sizes[0][i] = size;
+            step[i] = kTransition == Transition::s7 ? -1.f / fmaf(size[i], size[i], 0.5f) : size[i];
+            input[i] = x.u[i];
+            cotangent[i] = x.grad_out[i] * static_cast<float>(kParts);  // y = 2 Re Σ C x of complex numbers
         }
+        if constexpr (kTransition != Transition::s7 && !kIsRglru)
+            if (in.delta_a.data != nullptr)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) step[i] = x.delta_a[i];
+        if constexpr (kTransition == Transition::exponential)
+            if (args.input_times_delta)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) input[i] *= size[i];
+        if (in.z.data != nullptr)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) cotangent[i] *= silu_fast(x.z[i]);
         if (unit.shape == Shape::apart)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                if (i >= unit.count) step[i] = input[i] = cotangent[i] = sizes[0][i] = 0.f;
+                if (i >= unit.count) step[i] = input[i] = cotangent[i] = size[i] = 0.f;
         put({shared.input, shared.step, shared.cotangent}, unit, made);
         if constexpr (has_size(kTransition)) put({shared.size}, unit, sizes);
     }
@@ -66,7 +82,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
     __device__ __forceinline__ void add_earlier(int first, int tokens) const {
         const i64 apart = static_cast<i64>(in.batch) * in.dim * in.length;
 #pragma unroll 1
-        for (int i = thread_again(); i < kChannels * kStateChunk; i += Config::kThreads) {
+        for (unsigned i = thread_again(); i < kChannels * kStateChunk; i += Config::kThreads) {
             const int channel = i / kStateChunk, token = i % kStateChunk, at = in_row(channel, token);
             if (channel >= place.channels || token >= tokens) continue;
             float* earlier = args.earlier + (static_cast<i64>(place.batch) * in.dim + place.channel + channel) * in.length +
@@ -83,51 +99,59 @@ struct BackwardElements : BackwardUnits<kConfig> {
         }
     }
     __device__ __forceinline__ void finish_elements(const Floats& x, const Unit& unit, int first) const {
-        const bool has_z = in.z.data != nullptr, has_delta_a = in.delta_a.data != nullptr;
-        float made[3][4], of_size[1][4] = {}, bias[4], D[4], of_D_and_bias[2][4];
+        const bool has_delta_a = in.delta_a.data != nullptr;
+        float made[3][4], of_size[1][4] = {}, before[4], D[4], cotangent[4], of_D_and_bias[2][4];
         get(made, {shared.input, shared.cotangent, shared.step}, unit);
-        auto &of_input = made[0], &of_step = made[1], &step = made[2];
         if constexpr (has_size(kTransition)) get(of_size, {shared.size}, unit);
-        Outputs to{};
-        per_channel(bias, shared.bias, unit);
+        auto &of_input = made[0], &of_step = made[1], &step = made[2], &d_size = of_size[0];
+        per_channel(before, shared.bias, unit);
         per_channel(D, shared.D, unit);
-        const float* y = &shared.checkpoint[unit.token / kTokens][unit.channel][unit.token % kTokens];
-        const int y_apart = unit.shape == Shape::tokens ? 1 : channels_apart(unit) * Shared::kCheckpoint;
+        Outputs to{};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float before_softplus = x.delta[i] + bias[i];
+            before[i] += x.delta[i];
             of_step[i] *= Gradient::kStepUnit;
-            float d_size = of_size[0][i];
+            cotangent[i] = x.grad_out[i];
             to.du[i] = of_input[i];
-            if constexpr (kTransition == Transition::exponential) {
-                if (args.input_times_delta) {
-                    float size = step[i];
-                    if (has_delta_a) size = in.delta_softplus ? softplus_fast(before_softplus) : before_softplus;
-                    d_size = x.u[i] * of_input[i];
-                    to.du[i] = size * of_input[i];
-                }
+        }
+        if constexpr (kTransition == Transition::exponential) {
+            if (args.input_times_delta) {
+                if (has_delta_a) make_sizes(step, before);  // the step was another
+#pragma unroll
+                for (int i = 0; i < 4; ++i) d_size[i] = x.u[i] * of_input[i], to.du[i] = step[i] * of_input[i];
             }
-            if constexpr (kTransition == Transition::s7) {
-                const float size = in.delta_softplus ? softplus_fast(before_softplus) : before_softplus;
-                d_size = 2.f * size * step[i] * step[i] * of_step[i];
-            } else if constexpr (kIsRglru) {
-                d_size = of_step[i];
-            } else {
-                if (!has_delta_a) d_size += of_step[i];
-            }
-            if (in.delta_softplus && before_softplus <= 20.f) d_size *= sigmoid_fast(before_softplus);
-            float cotangent = x.grad_out[i];
-            if (has_z) {
-                const float gate = sigmoid_fast(x.z[i]);
-                const float out = fmaf(D[i], x.u[i], y[i * y_apart] * static_cast<float>(kParts));
+        }
+        if constexpr (kTransition == Transition::s7) {
+            float size[4];
+            make_sizes(size, before);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) d_size[i] = 2.f * size[i] * step[i] * step[i] * of_step[i];
+        } else if (kIsRglru || !has_delta_a) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) d_size[i] += of_step[i];
+        }
+        if (in.delta_softplus)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (before[i] <= 20.f) d_size[i] *= sigmoid_fast(before[i]);
+        if (in.z.data != nullptr) {
+            const float* y = &shared.checkpoint[unit.token / kTokens][unit.channel][unit.token % kTokens];
+            const int apart = unit.shape == Shape::tokens ? 1 : channels_apart(unit) * Shared::kCheckpoint;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float gate = sigmoid_fast(x.z[i]), silu = x.z[i] * gate;
+                const float out = fmaf(D[i], x.u[i], y[i * apart] * static_cast<float>(kParts));
                 to.dz[i] = x.grad_out[i] * out * gate * fmaf(x.z[i], 1.f - gate, 1.f);
-                cotangent *= x.z[i] * gate;
+                cotangent[i] *= silu;
             }
-            to.du[i] = fmaf(D[i], cotangent, to.du[i]);
-            to.ddelta[i] = d_size;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            to.du[i] = fmaf(D[i], cotangent[i], to.du[i]);
+            to.ddelta[i] = d_size[i];
             if constexpr (kTransition != Transition::s7 && !kIsRglru) to.ddelta_a[i] = of_step[i];
-            of_D_and_bias[0][i] = cotangent * x.u[i];
-            of_D_and_bias[1][i] = d_size;
+            of_D_and_bias[0][i] = cotangent[i] * x.u[i];
+            of_D_and_bias[1][i] = d_size[i];
         }
         store(to, unit, first);
         if (unit.shape == Shape::apart)
@@ -140,7 +164,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
         for_units(first, tokens, [&](const Floats& x, const Unit& unit) { finish_elements(x, unit, first); });
         __syncthreads();
         if (args.dD == nullptr && args.ddelta_bias == nullptr) return;
-        const int thread = thread_again();
+        const unsigned thread = thread_again();
         if (thread < 2 * kChannels) sum_elements(thread / kChannels, thread % kChannels);
         __syncthreads();
     }

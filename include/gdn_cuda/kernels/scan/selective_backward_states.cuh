@@ -25,7 +25,8 @@ struct BackwardStates : BackwardBlock<kConfig> {
     // Calls with each state that exists and its index in N.
     template <class F>
     __device__ __forceinline__ void each_state(const F& call) const {
-        const int thread = thread_again(), channel = thread / kLanes, first = args.first_state + thread % kLanes * kStates;
+        const unsigned thread = thread_again();
+        const int channel = thread / kLanes, first = args.first_state + thread % kLanes * kStates;
 #pragma unroll
         for (int s = 0; s < kStates; ++s)
             if (channel < place.channels && first + s < in.state_size) call(s, channel, first + s);

@@ -112,17 +112,15 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     __device__ __forceinline__ static char* address(const Rows& rows, const Unit& at, int first) {
         return along(along(global(rows.begin), at.channel, rows.of_channel), first + at.token, rows.of_token);
     }
-    __device__ __forceinline__ void load(Four& x, const Rows& rows, const Unit& at, int first) const {
-        const char* from = address(rows, at, first);
-        if (at.shape != Shape::apart) return x.load(from, args.io);
-        const unsigned apart = rows.of_channel;
-        x.load_each(args.io, at.count, [&](int i) { return along(from, i * kApart, apart); });
-    }
-    __device__ __forceinline__ void store(const Four& x, const Rows& rows, const Unit& at, int first) const {
-        char* to = address(rows, at, first);
-        if (at.shape != Shape::apart) return x.store(to, args.io);
-        const unsigned apart = rows.of_channel;
-        x.store_each(args.io, at.count, [&](int i) { return along(to, i * kApart, apart); });
+    // Of the elements of a unit, by number.
+    struct Addresses {
+        char* first;
+        unsigned of_channel;
+
+        __device__ __forceinline__ char* operator()(int i) const { return along(first, i * kApart, of_channel); }
+    };
+    __device__ __forceinline__ static Addresses addresses(const Rows& rows, const Unit& at, int first) {
+        return {address(rows, at, first), rows.of_channel};
     }
 
     struct InFlight {
@@ -131,12 +129,23 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     struct Floats {
         float u[4], delta[4], grad_out[4], z[4], delta_a[4];
     };
+    template <class F>
+    __device__ __forceinline__ void each_input(InFlight& x, const F& call) const {
+        call(x.u, shared.u), call(x.delta, shared.delta), call(x.grad_out, shared.grad_out);
+        if (in.z.data != nullptr) call(x.z, shared.z);
+        if (in.delta_a.data != nullptr) call(x.delta_a, shared.delta_a);
+    }
+    template <class Bits>
+    __device__ __forceinline__ void load_each(InFlight& x, const Unit& at, int first) const {
+        each_input(x, [&](Four& x, const Rows& rows) { x.load_each<Bits>(at.count, addresses(rows, at, first)); });
+    }
     __device__ __forceinline__ void load(InFlight& x, const Unit& at, int first) const {
-        load(x.u, shared.u, at, first);
-        load(x.delta, shared.delta, at, first);
-        load(x.grad_out, shared.grad_out, at, first);
-        if (in.z.data != nullptr) load(x.z, shared.z, at, first);
-        if (in.delta_a.data != nullptr) load(x.delta_a, shared.delta_a, at, first);
+        if (at.shape != Shape::apart)
+            each_input(x, [&](Four& x, const Rows& rows) { x.load(address(rows, at, first), args.io); });
+        else if (args.io == DType::f32)
+            load_each<unsigned>(x, at, first);
+        else
+            load_each<unsigned short>(x, at, first);
     }
     template <DType kType>
     __device__ __forceinline__ static void convert(Floats& x, const InFlight& raw) {
@@ -174,25 +183,37 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     struct Outputs {
         float du[4], ddelta[4], dz[4], ddelta_a[4];
     };
-    struct RawOutputs {
+    struct OutputBits {
         Four du, ddelta, dz, ddelta_a;
     };
     template <DType kType>
-    __device__ __forceinline__ static void convert(RawOutputs& raw, const Outputs& x) {
-        raw = {Four::of<kType>(x.du), Four::of<kType>(x.ddelta), Four::of<kType>(x.dz), Four::of<kType>(x.ddelta_a)};
+    __device__ __forceinline__ static void convert(OutputBits& bits, const Outputs& x) {
+        bits = {Four::of<kType>(x.du), Four::of<kType>(x.ddelta), Four::of<kType>(x.dz), Four::of<kType>(x.ddelta_a)};
+    }
+    template <class F>
+    __device__ __forceinline__ void each_output(const OutputBits& x, const F& call) const {
+        call(x.du, shared.du), call(x.ddelta, shared.ddelta);
+        if (in.z.data != nullptr) call(x.dz, shared.dz);
+        if (in.delta_a.data != nullptr) call(x.ddelta_a, shared.ddelta_a);
+    }
+    template <class Bits>
+    __device__ __forceinline__ void store_each(const OutputBits& x, const Unit& at, int first) const {
+        each_output(x, [&](const Four& x, const Rows& rows) { x.store_each<Bits>(at.count, addresses(rows, at, first)); });
     }
     __device__ __forceinline__ void store(const Outputs& x, const Unit& at, int first) const {
-        RawOutputs raw;
+        OutputBits bits;
         if (args.io == DType::bf16)
-            convert<DType::bf16>(raw, x);
+            convert<DType::bf16>(bits, x);
         else if (args.io == DType::f32)
-            convert<DType::f32>(raw, x);
+            convert<DType::f32>(bits, x);
         else
-            convert<DType::f16>(raw, x);
-        store(raw.du, shared.du, at, first);
-        store(raw.ddelta, shared.ddelta, at, first);
-        if (in.z.data != nullptr) store(raw.dz, shared.dz, at, first);
-        if (in.delta_a.data != nullptr) store(raw.ddelta_a, shared.ddelta_a, at, first);
+            convert<DType::f16>(bits, x);
+        if (at.shape != Shape::apart)
+            each_output(bits, [&](const Four& x, const Rows& rows) { x.store(address(rows, at, first), args.io); });
+        else if (args.io == DType::f32)
+            store_each<unsigned>(bits, at, first);
+        else
+            store_each<unsigned short>(bits, at, first);
     }
 };
 

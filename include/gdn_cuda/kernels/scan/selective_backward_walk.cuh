@@ -192,11 +192,18 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 of_step[t] = slopes.step;
                 of_size[t] = slopes.size;
             }
-            sums.over_states(&shared.input[channel][in_row(channel, first)], of_input, at.thread);
-            sums.over_states(&shared.cotangent[channel][in_row(channel, first)], of_step, at.thread);
-            if constexpr (has_size(kTransition))
-                sums.over_states(&shared.size[channel][in_row(channel, first)], of_size, at.thread);
-            if (in.z.data != nullptr) sums.over_states(&shared.checkpoint[k][channel][half], y, at.thread);
+            const bool has_z = in.z.data != nullptr;
+            const int token = sums.over_lanes(of_input, at.thread), row = in_row(channel, first) + token;
+            sums.over_lanes(of_step, at.thread);
+            if constexpr (has_size(kTransition)) sums.over_lanes(of_size, at.thread);
+            if (has_z) sums.over_lanes(y, at.thread);
+            __syncwarp();                             // all lanes have read elements, and have written to `exchange`
+            if (at.thread % (kLanes / kHalf) == 0) {  // others have the same sums
+                shared.input[channel][row] = of_input[0];
+                shared.cotangent[channel][row] = of_step[0];
+                if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
+                if (has_z) shared.checkpoint[k][channel][half + token] = y[0];
+            }
             if (any_varies) sums.over_channels(k, half, at.thread);
         }
 #pragma unroll

@@ -39,41 +39,29 @@ struct BackwardSums : BackwardBlock<kConfig> {
         if (threadIdx.x < 2)
             shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
     }
-    // Sums over the states of a channel, of four tokens, to where its lanes have read.
-    __device__ __forceinline__ void over_states(float* to, float (&x)[kHalf], int thread) const {
+    // Of four tokens: a lane gets one of their sums in front, and returns of which token; of more than four lanes, several get
+    // the same.
+    __device__ __forceinline__ static int over_lanes(float (&x)[kHalf], int thread) {
         static_assert(kLanes >= kHalf);
-        const int token = sum_over_lanes<kLanes, 1, kHalf>(x, thread);
-        __syncwarp();                                          // all lanes have read
-        if (thread % (kLanes / kHalf) == 0) to[token] = x[0];  // others have the same sum
+        return sum_over_lanes<kLanes, 1, kHalf>(x, thread);
     }
-    __device__ __forceinline__ static int buffer_of(int k) { return kConfig.buffers() == 1 ? 0 : k % 2; }
-    // The gradients of B and C of four tokens, over the channels of the warp.
+    __device__ __forceinline__ static int buffer_of(int k) { return kConfig.buffers() == 1 ? 0 : k & 1; }
+    // The gradients of B and C of four tokens, which the lanes of the warp have exchanged, over its channels.
     __device__ __forceinline__ void over_channels(int k, int half, int thread) const {
-        const int lane = thread % 32, warp = thread / 32;
+        const unsigned lane = thread % 32u, warp = thread / 32u;
         constexpr int kOver = kConfig.channels_per_warp(), kOfOne = kHalf * kColumns, kAll = 2 * kOfOne;
         constexpr int kVector = kAll < 128 ? 1 : 4;
         static_assert(kAll % (32 * kVector) == 0);
         const auto* from = &shared.exchange[warp * kOver];
         auto& to = shared.sums[buffer_of(k)][warp];
-        __syncwarp();
 #pragma unroll
         for (int i = 0; i < kAll; i += 32 * kVector) {
-            const int at = i + lane * kVector, which = at / kOfOne;
-            float sum[kVector] = {};
+            const unsigned at = i + lane * kVector, which = at / kOfOne;
+            float sum[kVector];
+            load(sum, &from[0][at]);
 #pragma unroll
-            for (int c = 0; c < kOver; ++c) {
-                if constexpr (kVector == 4) {
-                    const float4 x = *reinterpret_cast<const float4*>(&from[c][at]);
-                    sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
-                } else {
-                    sum[0] += from[c][at];
-                }
-            }
-            float* into = &to[which][half][0] + at % kOfOne;
-            if constexpr (kVector == 4)
-                *reinterpret_cast<float4*>(into) = {sum[0], sum[1], sum[2], sum[3]};
-            else
-                *into = sum[0];
+            for (int c = 1; c < kOver; ++c) add(sum, &from[c][at]);
+            store(&to[which][half][0] + at % kOfOne, sum);
         }
         __syncwarp();  // all lanes have read
     }
@@ -87,28 +75,46 @@ struct BackwardSums : BackwardBlock<kConfig> {
     }
     // Of all warps, to memory: a thread writes neighbouring sums of B or of C.
     __device__ __forceinline__ void over_warps(int k, int token, int tokens) const {
-        constexpr int kOfOne = kTokens * kColumns,
-                      kVector = 2 * kOfOne / Config::kThreads < 1 ? 1 : 2 * kOfOne / Config::kThreads;
-        static_assert(kVector == 1 || kVector == 2 || kVector == 4);
-        const int at = thread_again() * kVector, which = at / kOfOne, inside = at % kOfOne;
-        if (at >= 2 * kOfOne || inside >= tokens * kColumns) return;
+        constexpr unsigned kOfOne = kTokens * kColumns,
+                           kVector = 2 * kOfOne / Config::kThreads < 1 ? 1 : 2 * kOfOne / Config::kThreads;
+        const unsigned at = thread_again() * kVector, which = at / kOfOne, inside = at % kOfOne;
+        if (at >= 2 * kOfOne || static_cast<int>(inside) >= tokens * kColumns) return;
         float* to = shared.partial[which];
-        if (to == nullptr) return;  // constant
-        to += static_cast<i64>(token) * kColumns + inside;
+        if (!kConfig.only_varying && to == nullptr) return;  // constant
         float sum[kVector] = {};
-        if (!kIsRglru || which == 1)
+        if (!kIsRglru || which == 1) {
+            load(sum, &shared.sums[buffer_of(k)][0][which][0][0] + inside);
 #pragma unroll
-            for (int w = 0; w < Config::kWarps; ++w) {
-                const float* from = &shared.sums[buffer_of(k)][w][which][0][0] + inside;
+            for (int w = 1; w < Config::kWarps; ++w) add(sum, &shared.sums[buffer_of(k)][w][which][0][0] + inside);
+        }
+        store(to + static_cast<i64>(token) * kColumns + inside, sum);
+    }
+
+  private:
+    template <int kCount>
+    __device__ __forceinline__ static void load(float (&to)[kCount], const float* from) {
+        struct alignas(4 * kCount) Vector {
+            float x[kCount];
+        };
+        const Vector vector = *reinterpret_cast<const Vector*>(from);
 #pragma unroll
-                for (int i = 0; i < kVector; ++i) sum[i] += from[i];
-            }
-        if constexpr (kVector == 4)
-            *reinterpret_cast<float4*>(to) = {sum[0], sum[1], sum[2], sum[3]};
-        else if constexpr (kVector == 2)
-            *reinterpret_cast<float2*>(to) = {sum[0], sum[1]};
+        for (int i = 0; i < kCount; ++i) to[i] = vector.x[i];
+    }
+    template <int kCount>
+    __device__ __forceinline__ static void add(float (&to)[kCount], const float* from) {
+        float x[kCount];
+        load(x, from);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) to[i] += x[i];
+    }
+    template <int kCount>
+    __device__ __forceinline__ static void store(float* to, const float (&from)[kCount]) {
+        if constexpr (kCount == 4)
+            *reinterpret_cast<float4*>(to) = {from[0], from[1], from[2], from[3]};
+        else if constexpr (kCount == 2)
+            *reinterpret_cast<float2*>(to) = {from[0], from[1]};
         else
-            *to = sum[0];
+            *to = from[0];
     }
 };
 
