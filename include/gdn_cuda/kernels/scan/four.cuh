@@ -6,7 +6,7 @@
 namespace gdn_cuda::scan {
 
 struct Four {
-    unsigned bits[4] = {};  // 16-bit elements are in the first two, those of load_each until pack() in a word each
+    unsigned bits[4] = {};  // 16-bit elements are in the first two; those of load_each, in a word each
 
     // Neighbours, from an address that is aligned to them.
     __device__ __forceinline__ void load(const char* from, DType type) {
@@ -18,38 +18,37 @@ struct Four {
             bits[0] = x.x, bits[1] = x.y;
         }
     }
-    // Each alone, from `address` of its number, where it is below `count`; others are zeros. As Bits: of its size.
+    // Each alone, from `address` of its number, where it is below `count`; others stay. As Bits: of its size.
     template <class Bits, class F>
     __device__ __forceinline__ void load_each(int count, const F& address) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            bits[i] = 0;
             const char* from = address(i);
             if (i < count) bits[i] = *reinterpret_cast<const Bits*>(from);
         }
     }
-    __device__ __forceinline__ void pack(DType type) {
-        if (type != DType::f32) bits[0] |= bits[1] << 16, bits[1] = bits[2] | bits[3] << 16;
-    }
-    template <DType kType>
+    template <DType kType, bool kEach = false>
     __device__ __forceinline__ void to_floats(float (&x)[4]) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+            const unsigned word = bits[kEach || kType == DType::f32 ? i : i / 2];
+            const bool is_upper = !kEach && i % 2 == 1;
             if constexpr (kType == DType::f32)
-                x[i] = __uint_as_float(bits[i]);
+                x[i] = __uint_as_float(word);
             else if constexpr (kType == DType::bf16)
-                x[i] = __uint_as_float(i % 2 ? bits[i / 2] & 0xffff0000u : bits[i / 2] << 16);
+                x[i] = __uint_as_float(is_upper ? word & 0xffff0000u : word << 16);
             else
-                x[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits[i / 2] >> (i % 2 * 16))));
+                x[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(is_upper ? word >> 16 : word)));
         }
     }
+    template <bool kEach = false>
     __device__ __forceinline__ void to_floats(DType type, float (&x)[4]) const {
         if (type == DType::bf16)
-            to_floats<DType::bf16>(x);
+            to_floats<DType::bf16, kEach>(x);
         else if (type == DType::f32)
-            to_floats<DType::f32>(x);
+            to_floats<DType::f32, kEach>(x);
         else
-            to_floats<DType::f16>(x);
+            to_floats<DType::f16, kEach>(x);
     }
     template <DType kType>
     __device__ __forceinline__ static Four of(const float (&x)[4]) {

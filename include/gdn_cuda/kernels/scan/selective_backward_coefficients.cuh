@@ -46,8 +46,10 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
                 const int n = along_tokens ? i % kGroup : i % kRow * kOfVector;
                 const char* at = along(along(base, first + token, of_token), n, of_n);
                 Four raw;
+                float x[4];
                 if (vectors) {
                     raw.load(at, from.type);
+                    raw.to_floats(from.type, x);
                 } else {
                     const bool exist = token < tokens && n < states;
                     const int count = exist ? (along_tokens ? tokens - token : states - n) * kParts : 0;
@@ -57,10 +59,8 @@ struct BackwardCoefficients : BackwardBlock<kConfig> {
                         raw.load_each<unsigned>(count, address);
                     else
                         raw.load_each<unsigned short>(count, address);
-                    raw.pack(from.type);
+                    raw.to_floats<true>(from.type, x);
                 }
-                float x[4];
-                raw.to_floats(from.type, x);
                 if (along_tokens) {
 #pragma unroll
                     for (int j = 0; j < 4; ++j) to[token + j / kParts][n * kParts + j % kParts] = x[j];

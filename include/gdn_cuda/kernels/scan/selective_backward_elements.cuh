@@ -18,8 +18,8 @@ struct BackwardElements : BackwardUnits<kConfig> {
     using Block::four, Block::in_row;
     using Block::kIsRglru, Block::kTransition, Block::kChannels, Block::kParts, Block::kTokens;
     using typename Block::Config, typename Block::Gradient, typename Block::Shared;
-    using typename Units::Floats, typename Units::Outputs, typename Units::Shape, typename Units::Unit;
-    using Units::channels_apart, Units::for_units, Units::get, Units::per_channel, Units::put, Units::store;
+    using typename Units::Floats, typename Units::Outputs, typename Units::Unit;
+    using Units::for_units, Units::get, Units::get_outputs, Units::per_channel, Units::put, Units::store;
 
     __device__ __forceinline__ void begin() const {
         // A thread sums the gradient of D or of the bias of a channel.
@@ -65,7 +65,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
         if (in.z.data != nullptr)
 #pragma unroll
             for (int i = 0; i < 4; ++i) cotangent[i] *= silu_fast(x.z[i]);
-        if (unit.shape == Shape::apart)
+        if (unit.count < 4)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (i >= unit.count) step[i] = input[i] = cotangent[i] = size[i] = 0.f;
@@ -135,12 +135,12 @@ struct BackwardElements : BackwardUnits<kConfig> {
             for (int i = 0; i < 4; ++i)
                 if (before[i] <= 20.f) d_size[i] *= sigmoid_fast(before[i]);
         if (in.z.data != nullptr) {
-            const float* y = &shared.checkpoint[unit.token / kTokens][unit.channel][unit.token % kTokens];
-            const int apart = unit.shape == Shape::tokens ? 1 : channels_apart(unit) * Shared::kCheckpoint;
+            float y[4];
+            get_outputs(y, unit);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float gate = sigmoid_fast(x.z[i]), silu = x.z[i] * gate;
-                const float out = fmaf(D[i], x.u[i], y[i * apart] * static_cast<float>(kParts));
+                const float out = fmaf(D[i], x.u[i], y[i] * static_cast<float>(kParts));
                 to.dz[i] = x.grad_out[i] * out * gate * fmaf(x.z[i], 1.f - gate, 1.f);
                 cotangent[i] *= silu;
             }
@@ -154,7 +154,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
             of_D_and_bias[1][i] = d_size[i];
         }
         store(to, unit, first);
-        if (unit.shape == Shape::apart)
+        if (unit.count < 4)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (i >= unit.count) of_D_and_bias[0][i] = of_D_and_bias[1][i] = 0.f;

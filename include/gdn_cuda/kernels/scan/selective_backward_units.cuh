@@ -11,86 +11,104 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     using Block = BackwardBlock<kConfig>;
     using Block::along, Block::global, Block::in_row, Block::swizzle;
     using Block::args, Block::in, Block::place, Block::shared;
-    using Block::kChannels, Block::kUnits;
+    using Block::kChannels, Block::kTokens, Block::kUnits;
     using typename Block::Config, typename Block::Shared, typename Block::Tile;
 
     // Four elements of a tile. In memory they are a vector, of tokens or of channels; or, where the host has found no vectors
-    // or the tile is ragged, channels of one token so far apart that neighbouring lanes have neighbours, each read and written
-    // alone.
+    // or the tile is ragged, tokens of one channel so far apart that neighbouring lanes have neighbours in memory. Each of
+    // these is read and written alone.
     enum class Shape { tokens, channels, apart };
     struct Unit {
         int channel, token;  // of the first
         Shape shape;
         int count;  // of them exist, the first ones
     };
-    static constexpr int kApart = kChannels / 4;
+    static constexpr int kApart = kStateChunk / 4;
 
     __device__ __forceinline__ Shape shape_of(int tokens) const {
         if (!args.rows_are_vectors || place.channels < kChannels || tokens < kStateChunk) return Shape::apart;
         return args.along_tokens ? Shape::tokens : Shape::channels;
     }
-    // Of a thread; `tokens` are in the tile.
+    // Of a thread; `tokens` are in the tile. Lanes meet in no bank of a tile.
     __device__ __forceinline__ Unit unit(int i, Shape shape, int tokens) const {
-        constexpr unsigned kRow = kStateChunk / 4, kColumn = kChannels / 4;
-        const unsigned index = thread_again() + i * Config::kThreads;
+        constexpr unsigned kRow = kStateChunk / 4, kColumn = kChannels / 4, kEights = kChannels / 8;
+        const unsigned thread = thread_again(), index = thread + i * Config::kThreads, lane = thread % 32, warp = thread / 32;
         const auto at = [&](unsigned channel, unsigned token) {
             return Unit{static_cast<int>(channel), static_cast<int>(token), shape, 4};
         };
         if (shape == Shape::tokens) return at(index / kRow, index % kRow * 4);
         if (shape == Shape::channels) return at(index % kColumn * 4, index / kColumn);
-        Unit unit = args.along_tokens ? at(index / kStateChunk, index % kStateChunk) : at(index % kApart, index / kApart);
-        unit.count = unit.token < tokens ? (place.channels - unit.channel + kApart - 1) / kApart : 0;
+        // 16 tokens of channels four apart, or four of eight channels.
+        const unsigned group = warp + i * Config::kWarps;
+        Unit unit = args.along_tokens ? at(warp + lane / 16 * 4 + i * 8, lane % 16)
+                                      : at(lane % 8 + group % kEights * 8, lane / 8 + group / kEights * 4);
+        unit.count = unit.channel < place.channels ? (tokens - unit.token + kApart - 1) / kApart : 0;
         return unit;
-    }
-    // Of two elements of a unit.
-    __device__ __forceinline__ static int channels_apart(const Unit& unit) {
-        return unit.shape == Shape::tokens ? 0 : unit.shape == Shape::channels ? 1 : kApart;
     }
 
     // ---- Tiles
 
-    template <int kStep, int kTiles>
-    __device__ __forceinline__ static void put_channels(const Tile (&tiles)[kTiles], const Unit& to,
-                                                        const float (&x)[kTiles][4]) {
-        const int row = in_row(to.channel, to.token);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) tiles[tile][to.channel + i * kStep][row ^ swizzle(i * kStep)] = x[tile][i];
+    // One element of each tile; `i` is known when compiled. What is added to a channel or a token carries into nothing.
+    __device__ __forceinline__ static float& element(Tile tile, const Unit& of, int row, int i) {
+        return of.shape == Shape::channels ? tile[of.channel + i][row ^ swizzle(i)] : tile[of.channel][row ^ i * kApart];
     }
     template <int kTiles>
     __device__ __forceinline__ static void put(const Tile (&tiles)[kTiles], const Unit& to, const float (&x)[kTiles][4]) {
-        if (to.shape == Shape::channels) return put_channels<1>(tiles, to, x);
-        if (to.shape == Shape::apart) return put_channels<kApart>(tiles, to, x);
         const int row = in_row(to.channel, to.token);
+        if (to.shape == Shape::tokens) {
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile)
-            *reinterpret_cast<float4*>(&tiles[tile][to.channel][row]) = {x[tile][0], x[tile][1], x[tile][2], x[tile][3]};
-    }
-    template <int kStep, int kTiles>
-    __device__ __forceinline__ static void get_channels(float (&x)[kTiles][4], const Tile (&tiles)[kTiles], const Unit& from) {
-        const int row = in_row(from.channel, from.token);
+            for (int tile = 0; tile < kTiles; ++tile)
+                *reinterpret_cast<float4*>(&tiles[tile][to.channel][row]) = {x[tile][0], x[tile][1], x[tile][2], x[tile][3]};
+            return;
+        }
+        const auto each = [&](Shape shape) {
+            const Unit at{to.channel, to.token, shape, 4};
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile)
+            for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) x[tile][i] = tiles[tile][from.channel + i * kStep][row ^ swizzle(i * kStep)];
+                for (int tile = 0; tile < kTiles; ++tile) element(tiles[tile], at, row, i) = x[tile][i];
+        };
+        if (to.shape == Shape::channels)
+            each(Shape::channels);
+        else
+            each(Shape::apart);
     }
     template <int kTiles>
     __device__ __forceinline__ static void get(float (&x)[kTiles][4], const Tile (&tiles)[kTiles], const Unit& from) {
-        if (from.shape == Shape::channels) return get_channels<1>(x, tiles, from);
-        if (from.shape == Shape::apart) return get_channels<kApart>(x, tiles, from);
         const int row = in_row(from.channel, from.token);
+        if (from.shape == Shape::tokens) {
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-            const float4 y = *reinterpret_cast<const float4*>(&tiles[tile][from.channel][row]);
-            x[tile][0] = y.x, x[tile][1] = y.y, x[tile][2] = y.z, x[tile][3] = y.w;
+            for (int tile = 0; tile < kTiles; ++tile) {
+                const float4 y = *reinterpret_cast<const float4*>(&tiles[tile][from.channel][row]);
+                x[tile][0] = y.x, x[tile][1] = y.y, x[tile][2] = y.z, x[tile][3] = y.w;
+            }
+            return;
         }
+        const auto each = [&](Shape shape) {
+            const Unit at{from.channel, from.token, shape, 4};
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int tile = 0; tile < kTiles; ++tile) x[tile][i] = element(tiles[tile], at, row, i);
+        };
+        if (from.shape == Shape::channels)
+            each(Shape::channels);
+        else
+            each(Shape::apart);
     }
     // D or bias of the channels of a unit.
     __device__ __forceinline__ static void per_channel(float (&to)[4], const float* from, const Unit& unit) {
-        const int apart = channels_apart(unit);
+        const int apart = unit.shape == Shape::channels ? 1 : 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) to[i] = from[unit.channel + i * apart];
+    }
+    // Σ C x, where the walk has left it.
+    __device__ __forceinline__ void get_outputs(float (&y)[4], const Unit& from) const {
+        const float* first = &shared.checkpoint[from.token / kTokens][from.channel][from.token % kTokens];
+        constexpr int kChannel = Shared::kCheckpoint, kToken = kChannels * kChannel / kTokens;  // apart, in eight tokens
+        const int apart = from.shape == Shape::tokens ? 1 : from.shape == Shape::channels ? kChannel : kApart * kToken;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) y[i] = first[i * apart];
     }
 
     // ---- Memory
@@ -112,17 +130,6 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     __device__ __forceinline__ static char* address(const Rows& rows, const Unit& at, int first) {
         return along(along(global(rows.begin), at.channel, rows.of_channel), first + at.token, rows.of_token);
     }
-    // Of the elements of a unit, by number.
-    struct Addresses {
-        char* first;
-        unsigned of_channel;
-
-        __device__ __forceinline__ char* operator()(int i) const { return along(first, i * kApart, of_channel); }
-    };
-    __device__ __forceinline__ static Addresses addresses(const Rows& rows, const Unit& at, int first) {
-        return {address(rows, at, first), rows.of_channel};
-    }
-
     struct InFlight {
         Four u, delta, grad_out, z, delta_a;
     };
@@ -135,9 +142,19 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         if (in.z.data != nullptr) call(x.z, shared.z);
         if (in.delta_a.data != nullptr) call(x.delta_a, shared.delta_a);
     }
+    // Along tokens, elements of a unit are a fixed distance apart.
     template <class Bits>
     __device__ __forceinline__ void load_each(InFlight& x, const Unit& at, int first) const {
-        each_input(x, [&](Four& x, const Rows& rows) { x.load_each<Bits>(at.count, addresses(rows, at, first)); });
+        if (args.along_tokens)
+            each_input(x, [&](Four& x, const Rows& rows) {
+                const char* from = address(rows, at, first);
+                x.load_each<Bits>(at.count, [&](int i) { return from + i * kApart * sizeof(Bits); });
+            });
+        else
+            each_input(x, [&](Four& x, const Rows& rows) {
+                const char* from = address(rows, at, first);
+                x.load_each<Bits>(at.count, [&](int i) { return along(from, i * kApart, rows.of_token); });
+            });
     }
     __device__ __forceinline__ void load(InFlight& x, const Unit& at, int first) const {
         if (at.shape != Shape::apart)
@@ -147,23 +164,28 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         else
             load_each<unsigned short>(x, at, first);
     }
-    template <DType kType>
+    template <DType kType, bool kEach>
     __device__ __forceinline__ static void convert(Floats& x, const InFlight& raw) {
-        raw.u.template to_floats<kType>(x.u);
-        raw.delta.template to_floats<kType>(x.delta);
-        raw.grad_out.template to_floats<kType>(x.grad_out);
-        raw.z.template to_floats<kType>(x.z);
-        raw.delta_a.template to_floats<kType>(x.delta_a);
+        raw.u.template to_floats<kType, kEach>(x.u);
+        raw.delta.template to_floats<kType, kEach>(x.delta);
+        raw.grad_out.template to_floats<kType, kEach>(x.grad_out);
+        raw.z.template to_floats<kType, kEach>(x.z);
+        raw.delta_a.template to_floats<kType, kEach>(x.delta_a);
     }
-    __device__ __forceinline__ void convert(Floats& x, InFlight& raw, Shape shape) const {
-        if (shape == Shape::apart)
-            for (Four* each : {&raw.u, &raw.delta, &raw.grad_out, &raw.z, &raw.delta_a}) each->pack(args.io);
+    template <bool kEach>
+    __device__ __forceinline__ void convert(Floats& x, const InFlight& raw) const {
         if (args.io == DType::bf16)
-            convert<DType::bf16>(x, raw);
+            convert<DType::bf16, kEach>(x, raw);
         else if (args.io == DType::f32)
-            convert<DType::f32>(x, raw);
+            convert<DType::f32, kEach>(x, raw);
         else
-            convert<DType::f16>(x, raw);
+            convert<DType::f16, kEach>(x, raw);
+    }
+    __device__ __forceinline__ void convert(Floats& x, const InFlight& raw, Shape shape) const {
+        if (shape != Shape::apart)
+            convert<false>(x, raw);
+        else
+            convert<true>(x, raw);
     }
     // Calls with the elements of each unit, while those of the next are in flight.
     template <class F>
@@ -198,7 +220,16 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     template <class Bits>
     __device__ __forceinline__ void store_each(const OutputBits& x, const Unit& at, int first) const {
-        each_output(x, [&](const Four& x, const Rows& rows) { x.store_each<Bits>(at.count, addresses(rows, at, first)); });
+        if (args.along_tokens)
+            each_output(x, [&](const Four& x, const Rows& rows) {
+                char* to = address(rows, at, first);
+                x.store_each<Bits>(at.count, [&](int i) { return to + i * kApart * sizeof(Bits); });
+            });
+        else
+            each_output(x, [&](const Four& x, const Rows& rows) {
+                char* to = address(rows, at, first);
+                x.store_each<Bits>(at.count, [&](int i) { return along(to, i * kApart, rows.of_token); });
+            });
     }
     __device__ __forceinline__ void store(const Outputs& x, const Unit& at, int first) const {
         OutputBits bits;
