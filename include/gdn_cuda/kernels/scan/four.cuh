@@ -5,6 +5,30 @@
 
 namespace gdn_cuda::scan {
 
+// Under a predicate: branches around loads and stores take NVRTC long to compile.
+__device__ __forceinline__ void load_if(bool exists, unsigned& x, const unsigned* from) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %1, 0;\n@exists ld.global.u32 %0, [%2];\n}"
+                 : "+r"(x)
+                 : "r"(static_cast<unsigned>(exists)), "l"(from));
+}
+__device__ __forceinline__ void load_if(bool exists, unsigned& x, const unsigned short* from) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %1, 0;\n@exists ld.global.u16 %0, [%2];\n}"
+                 : "+r"(x)
+                 : "r"(static_cast<unsigned>(exists)), "l"(from));
+}
+__device__ __forceinline__ void store_if(bool exists, unsigned* to, unsigned x) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %0, 0;\n@exists st.global.u32 [%1], %2;\n}" ::"r"(
+                     static_cast<unsigned>(exists)),
+                 "l"(to), "r"(x)
+                 : "memory");
+}
+__device__ __forceinline__ void store_if(bool exists, unsigned short* to, unsigned x) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %0, 0;\n@exists st.global.u16 [%1], %2;\n}" ::"r"(
+                     static_cast<unsigned>(exists)),
+                 "l"(to), "r"(x)
+                 : "memory");
+}
+
 struct Four {
     unsigned bits[4] = {};  // 16-bit elements are in the first two; those of load_each, in a word each
 
@@ -24,7 +48,7 @@ struct Four {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const char* from = address(i);
-            if (i < count) bits[i] = *reinterpret_cast<const Bits*>(from);
+            load_if(i < count, bits[i], reinterpret_cast<const Bits*>(from));
         }
     }
     template <DType kType, bool kEach = false>
@@ -77,7 +101,7 @@ struct Four {
         for (int i = 0; i < 4; ++i) {
             char* to = address(i);
             const unsigned x = sizeof(Bits) == 4 ? bits[i] : bits[i / 2] >> i % 2 * 16;
-            if (i < count) *reinterpret_cast<Bits*>(to) = static_cast<Bits>(x);
+            store_if(i < count, reinterpret_cast<Bits*>(to), x);
         }
     }
 };

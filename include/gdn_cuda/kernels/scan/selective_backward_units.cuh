@@ -142,19 +142,13 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         if (in.z.data != nullptr) call(x.z, shared.z);
         if (in.delta_a.data != nullptr) call(x.delta_a, shared.delta_a);
     }
-    // Along tokens, elements of a unit are a fixed distance apart.
     template <class Bits>
     __device__ __forceinline__ void load_each(InFlight& x, const Unit& at, int first) const {
-        if (args.along_tokens)
-            each_input(x, [&](Four& x, const Rows& rows) {
-                const char* from = address(rows, at, first);
-                x.load_each<Bits>(at.count, [&](int i) { return from + i * kApart * sizeof(Bits); });
-            });
-        else
-            each_input(x, [&](Four& x, const Rows& rows) {
-                const char* from = address(rows, at, first);
-                x.load_each<Bits>(at.count, [&](int i) { return along(from, i * kApart, rows.of_token); });
-            });
+        each_input(x, [&](Four& x, const Rows& rows) {
+            const char* from = address(rows, at, first);
+            const unsigned of_token = rows.of_token;
+            x.load_each<Bits>(at.count, [&](int i) { return along(from, i * kApart, of_token); });
+        });
     }
     __device__ __forceinline__ void load(InFlight& x, const Unit& at, int first) const {
         if (at.shape != Shape::apart)
@@ -220,16 +214,11 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     template <class Bits>
     __device__ __forceinline__ void store_each(const OutputBits& x, const Unit& at, int first) const {
-        if (args.along_tokens)
-            each_output(x, [&](const Four& x, const Rows& rows) {
-                char* to = address(rows, at, first);
-                x.store_each<Bits>(at.count, [&](int i) { return to + i * kApart * sizeof(Bits); });
-            });
-        else
-            each_output(x, [&](const Four& x, const Rows& rows) {
-                char* to = address(rows, at, first);
-                x.store_each<Bits>(at.count, [&](int i) { return along(to, i * kApart, rows.of_token); });
-            });
+        each_output(x, [&](const Four& x, const Rows& rows) {
+            char* to = address(rows, at, first);
+            const unsigned of_token = rows.of_token;
+            x.store_each<Bits>(at.count, [&](int i) { return along(to, i * kApart, of_token); });
+        });
     }
     __device__ __forceinline__ void store(const Outputs& x, const Unit& at, int first) const {
         OutputBits bits;
