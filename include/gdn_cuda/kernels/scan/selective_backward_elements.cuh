@@ -78,24 +78,42 @@ struct BackwardElements : BackwardUnits<kConfig> {
 
     // ---- Their gradients
 
-    // Sums over the states of earlier passes are added to those of the tile, which before the last pass are kept.
+    // Sums over the states of earlier passes are added to those of the tile, which before the last pass are kept. A thread has
+    // four tokens' in flight.
     __device__ __forceinline__ void add_earlier(int first, int tokens) const {
+        constexpr int kAtOnce = 4, kSums = has_size(kTransition) ? 4 : 3;
         const i64 apart = static_cast<i64>(in.batch) * in.dim * in.length;
+        const bool has_y = in.z.data != nullptr;
 #pragma unroll 1
-        for (unsigned i = thread_again(); i < kChannels * kStateChunk; i += Config::kThreads) {
-            const int channel = i / kStateChunk, token = i % kStateChunk, at = in_row(channel, token);
-            if (channel >= place.channels || token >= tokens) continue;
-            float* earlier = args.earlier + (static_cast<i64>(place.batch) * in.dim + place.channel + channel) * in.length +
-                             place.start + first + token;
-            const auto add = [&](float& sum) {
-                if (!args.first_pass) sum += *earlier;
-                if (!args.last_pass) *earlier = sum;
-                earlier += apart;
-            };
-            add(shared.input[channel][at]);
-            add(shared.cotangent[channel][at]);
-            if (in.z.data != nullptr) add(shared.checkpoint[token / kTokens][channel][token % kTokens]);
-            if constexpr (has_size(kTransition)) add(shared.size[channel][at]);
+        for (unsigned i = thread_again(); i < kChannels * kStateChunk; i += kAtOnce * Config::kThreads) {
+            unsigned* at[kAtOnce];
+            bool exists[kAtOnce];
+            unsigned earlier[kAtOnce][kSums] = {};
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const int channel = (i + j * Config::kThreads) / kStateChunk, token = (i + j * Config::kThreads) % kStateChunk;
+                exists[j] = channel < place.channels && token < tokens;
+                at[j] = reinterpret_cast<unsigned*>(args.earlier) +
+                        (static_cast<i64>(place.batch) * in.dim + place.channel + channel) * in.length + place.start + first +
+                        token;
+#pragma unroll
+                for (int sum = 0; sum < kSums; ++sum)
+                    load_if(exists[j] && !args.first_pass && (sum != 2 || has_y), earlier[j][sum], at[j] + sum * apart);
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const int channel = (i + j * Config::kThreads) / kStateChunk, token = (i + j * Config::kThreads) % kStateChunk;
+                const int place_in_row = in_row(channel, token);
+                float* const sums[] = {&shared.input[channel][place_in_row], &shared.cotangent[channel][place_in_row],
+                                       &shared.checkpoint[token / kTokens][channel][token % kTokens],
+                                       kSums == 4 ? &shared.size[channel][place_in_row] : nullptr};
+#pragma unroll
+                for (int sum = 0; sum < kSums; ++sum) {
+                    *sums[sum] += __uint_as_float(earlier[j][sum]);
+                    store_if(exists[j] && !args.last_pass && (sum != 2 || has_y), at[j] + sum * apart,
+                             __float_as_uint(*sums[sum]));
+                }
+            }
         }
     }
     __device__ __forceinline__ void finish_elements(const Floats& x, const Unit& unit, int first) const {

@@ -48,53 +48,47 @@ struct BackwardUnits : BackwardBlock<kConfig> {
 
     // ---- Tiles
 
-    // One element of each tile; `i` is known when compiled. What is added to a channel or a token carries into nothing.
-    __device__ __forceinline__ static float& element(Tile tile, const Unit& of, int row, int i) {
-        return of.shape == Shape::channels ? tile[of.channel + i][row ^ swizzle(i)] : tile[of.channel][row ^ i * kApart];
+    // Calls with each element's number, channel and place in a row. What is added to a channel or a token carries into nothing.
+    template <class F>
+    __device__ __forceinline__ static void each_element(const Unit& unit, const F& call) {
+        const int row = in_row(unit.channel, unit.token);
+        if (unit.shape == Shape::channels) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) call(i, unit.channel + i, row ^ swizzle(i));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) call(i, unit.channel, row ^ i * kApart);
+        }
+    }
+    __device__ __forceinline__ static float4& vector(Tile tile, const Unit& unit) {
+        return *reinterpret_cast<float4*>(&tile[unit.channel][in_row(unit.channel, unit.token)]);
     }
     template <int kTiles>
     __device__ __forceinline__ static void put(const Tile (&tiles)[kTiles], const Unit& to, const float (&x)[kTiles][4]) {
-        const int row = in_row(to.channel, to.token);
         if (to.shape == Shape::tokens) {
 #pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile)
-                *reinterpret_cast<float4*>(&tiles[tile][to.channel][row]) = {x[tile][0], x[tile][1], x[tile][2], x[tile][3]};
-            return;
+            for (int t = 0; t < kTiles; ++t) vector(tiles[t], to) = {x[t][0], x[t][1], x[t][2], x[t][3]};
+        } else {
+            each_element(to, [&](int i, int channel, int at) {
+#pragma unroll
+                for (int t = 0; t < kTiles; ++t) tiles[t][channel][at] = x[t][i];
+            });
         }
-        const auto each = [&](Shape shape) {
-            const Unit at{to.channel, to.token, shape, 4};
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int tile = 0; tile < kTiles; ++tile) element(tiles[tile], at, row, i) = x[tile][i];
-        };
-        if (to.shape == Shape::channels)
-            each(Shape::channels);
-        else
-            each(Shape::apart);
     }
     template <int kTiles>
     __device__ __forceinline__ static void get(float (&x)[kTiles][4], const Tile (&tiles)[kTiles], const Unit& from) {
-        const int row = in_row(from.channel, from.token);
         if (from.shape == Shape::tokens) {
 #pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile) {
-                const float4 y = *reinterpret_cast<const float4*>(&tiles[tile][from.channel][row]);
-                x[tile][0] = y.x, x[tile][1] = y.y, x[tile][2] = y.z, x[tile][3] = y.w;
+            for (int t = 0; t < kTiles; ++t) {
+                const float4 y = vector(tiles[t], from);
+                x[t][0] = y.x, x[t][1] = y.y, x[t][2] = y.z, x[t][3] = y.w;
             }
-            return;
+        } else {
+            each_element(from, [&](int i, int channel, int at) {
+#pragma unroll
+                for (int t = 0; t < kTiles; ++t) x[t][i] = tiles[t][channel][at];
+            });
         }
-        const auto each = [&](Shape shape) {
-            const Unit at{from.channel, from.token, shape, 4};
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int tile = 0; tile < kTiles; ++tile) x[tile][i] = element(tiles[tile], at, row, i);
-        };
-        if (from.shape == Shape::channels)
-            each(Shape::channels);
-        else
-            each(Shape::apart);
     }
     // D or bias of the channels of a unit.
     __device__ __forceinline__ static void per_channel(float (&to)[4], const float* from, const Unit& unit) {
