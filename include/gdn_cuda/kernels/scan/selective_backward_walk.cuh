@@ -93,27 +93,43 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 own.carry[s] = fmaf(own.carry[s], __fdividef(exact - relative[s], 1.f + relative[s]), own.carry[s]);
         }
     }
-    // Keeps the states before each sub-tile.
-    __device__ __forceinline__ void walk_forward(Own& own, int subtiles) const {
-        const Seat at = seat();
+    // A step of each state, with the decays that it took.
+    __device__ __forceinline__ static void step(Numbers& to, Numbers& decay, const Own& own, const Numbers& from,
+                                                const ChannelStep& channel, const Numbers& B) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+            const Step<Number> step = own.poles[s].step(channel, B[s]);
+            decay[s] = step.decay;
+            to[s] = after<Poles::kRelative>(from[s], step);
+        }
+    }
+    // Calls `call` with each token of a sub-tile, its elements and its B.
+    template <class F>
+    __device__ __forceinline__ void each_token(int k, const Seat& at, const F& call) const {
         const TokenRows rows = rows_of(true, at);
-        static_assert(kTokens == 2 * kHalf);
-#pragma unroll 1
-        for (int half = 0;; ++half) {
-            if (half % 2 == 0) {
-                store_numbers(&shared.checkpoint[half / 2][at.channel][at.number], own.x);
-                if (half / 2 + 1 == subtiles) break;
-            }
+#pragma unroll
+        for (int half = 0; half < kTokens; half += kHalf) {
             Elements e;
-            load_elements(e, at.channel, half * kHalf, false);
+            load_elements(e, at.channel, k * kTokens + half, false);
 #pragma unroll
             for (int t = 0; t < kHalf; ++t) {
                 Numbers B;
-                load_row(B, rows, half * kHalf + t);
-#pragma unroll
-                for (int s = 0; s < kStates; ++s)
-                    own.x[s] = after<Poles::kRelative>(own.x[s], own.poles[s].step(e.at(t), B[s]));
+                load_row(B, rows, k * kTokens + half + t);
+                call(half + t, e.at(t), B);
             }
+        }
+    }
+    // Keeps the states before each sub-tile.
+    __device__ __forceinline__ void walk_forward(Own& own, int subtiles) const {
+        const Seat at = seat();
+#pragma unroll 1
+        for (int k = 0;; ++k) {
+            store_numbers(&shared.checkpoint[k][at.channel][at.number], own.x);
+            if (k + 1 == subtiles) break;
+            each_token(k, at, [&](int, const ChannelStep& channel, const Numbers& B) {
+                Numbers decay;
+                step(own.x, decay, own, own.x, channel, B);
+            });
         }
     }
 
@@ -122,23 +138,9 @@ struct BackwardWalk : BackwardBlock<kConfig> {
         Numbers x[kTokens + 1], decay[kTokens], dpole;
         const Seat here = seat();
         load_numbers(x[0], &shared.checkpoint[k][here.channel][here.number]);
-#pragma unroll
-        for (int half = 0; half < kTokens; half += kHalf) {
-            const TokenRows rows_B = rows_of(true, here);
-            Elements e;
-            load_elements(e, here.channel, k * kTokens + half, false);
-#pragma unroll
-            for (int t = 0; t < kHalf; ++t) {
-                Numbers B;
-                load_row(B, rows_B, k * kTokens + half + t);
-#pragma unroll
-                for (int s = 0; s < kStates; ++s) {
-                    const Step<Number> step = own.poles[s].step(e.at(t), B[s]);
-                    decay[half + t][s] = step.decay;
-                    x[half + t + 1][s] = after<Poles::kRelative>(x[half + t][s], step);
-                }
-            }
-        }
+        each_token(k, here, [&](int t, const ChannelStep& channel, const Numbers& B) {
+            step(x[t + 1], decay[t], own, x[t], channel, B);
+        });
 #pragma unroll
         for (Number& each : dpole) each = Number{};
 #pragma unroll
