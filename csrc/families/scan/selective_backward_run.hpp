@@ -7,6 +7,7 @@
 
 #include "selective.hpp"
 #include "selective_backward.hpp"
+#include "selective_backward_strides.hpp"
 #include "selective_backward_sums.hpp"
 #include "selective_pieces_run.hpp"
 #include "selective_vectors.hpp"
@@ -17,6 +18,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                    const SelectiveGradients& to, const Target& target, const Tensor& like) {
     const SelectiveInputs& in = prepared.inputs;
     if (in.dim == 0) return;
+    require_strides(prepared, cotangents);
     const bool packed = prepared.is_packed();
     const i64 parts = prepared.is_complex ? 2 : 1, of_B = in.B.varies ? in.dim / in.B.groups : in.dim,
               of_C = in.C.varies ? in.dim / in.C.groups : in.dim;

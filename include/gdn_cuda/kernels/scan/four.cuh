@@ -1,14 +1,38 @@
-// Four neighbouring elements of a tensor whose dtype is known at run time, in flight as raw bits.
+// Four elements of a tensor whose dtype is known at run time, in flight as raw bits.
 #pragma once
 
 #include <gdn_cuda/kernels/common/numeric.cuh>
 
 namespace gdn_cuda::scan {
 
-struct Four {
-    unsigned bits[4] = {};  // 16-bit elements are in the first two
+// Under a predicate: branches around loads and stores take NVRTC long to compile.
+__device__ __forceinline__ void load_if(bool exists, unsigned& x, const unsigned* from) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %1, 0;\n@exists ld.global.u32 %0, [%2];\n}"
+                 : "+r"(x)
+                 : "r"(static_cast<unsigned>(exists)), "l"(from));
+}
+__device__ __forceinline__ void load_if(bool exists, unsigned& x, const unsigned short* from) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %1, 0;\n@exists ld.global.u16 %0, [%2];\n}"
+                 : "+r"(x)
+                 : "r"(static_cast<unsigned>(exists)), "l"(from));
+}
+__device__ __forceinline__ void store_if(bool exists, unsigned* to, unsigned x) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %0, 0;\n@exists st.global.u32 [%1], %2;\n}" ::"r"(
+                     static_cast<unsigned>(exists)),
+                 "l"(to), "r"(x)
+                 : "memory");
+}
+__device__ __forceinline__ void store_if(bool exists, unsigned short* to, unsigned x) {
+    asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %0, 0;\n@exists st.global.u16 [%1], %2;\n}" ::"r"(
+                     static_cast<unsigned>(exists)),
+                 "l"(to), "r"(x)
+                 : "memory");
+}
 
-    // From an address that is aligned to them.
+struct Four {
+    unsigned bits[4] = {};  // 16-bit elements are in the first two; those of load_each, in a word each
+
+    // Neighbours, from an address that is aligned to them.
     __device__ __forceinline__ void load(const char* from, DType type) {
         if (type == DType::f32) {
             const uint4 x = *reinterpret_cast<const uint4*>(from);
@@ -18,48 +42,68 @@ struct Four {
             bits[0] = x.x, bits[1] = x.y;
         }
     }
-    template <DType kType>
+    // Each alone, from `address` of its number, where it is below `count`; others stay. As Bits: of its size.
+    template <class Bits, class F>
+    __device__ __forceinline__ void load_each(int count, const F& address) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const char* from = address(i);
+            load_if(i < count, bits[i], reinterpret_cast<const Bits*>(from));
+        }
+    }
+    template <DType kType, bool kEach = false>
     __device__ __forceinline__ void to_floats(float (&x)[4]) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+            const unsigned word = bits[kEach || kType == DType::f32 ? i : i / 2];
+            const bool is_upper = !kEach && i % 2 == 1;
             if constexpr (kType == DType::f32)
-                x[i] = __uint_as_float(bits[i]);
+                x[i] = __uint_as_float(word);
             else if constexpr (kType == DType::bf16)
-                x[i] = __uint_as_float(i % 2 ? bits[i / 2] & 0xffff0000u : bits[i / 2] << 16);
+                x[i] = __uint_as_float(is_upper ? word & 0xffff0000u : word << 16);
             else
-                x[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits[i / 2] >> (i % 2 * 16))));
+                x[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(is_upper ? word >> 16 : word)));
         }
     }
+    template <bool kEach = false>
     __device__ __forceinline__ void to_floats(DType type, float (&x)[4]) const {
         if (type == DType::bf16)
-            to_floats<DType::bf16>(x);
+            to_floats<DType::bf16, kEach>(x);
         else if (type == DType::f32)
-            to_floats<DType::f32>(x);
+            to_floats<DType::f32, kEach>(x);
         else
-            to_floats<DType::f16>(x);
+            to_floats<DType::f16, kEach>(x);
     }
     template <DType kType>
-    __device__ __forceinline__ static void store(char* to, const float (&x)[4]) {
+    __device__ __forceinline__ static Four of(const float (&x)[4]) {
+        Four y;
         if constexpr (kType == DType::f32) {
-            *reinterpret_cast<float4*>(to) = {x[0], x[1], x[2], x[3]};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) y.bits[i] = __float_as_uint(x[i]);
         } else if constexpr (kType == DType::bf16) {
             const __nv_bfloat162 low = __floats2bfloat162_rn(x[0], x[1]), high = __floats2bfloat162_rn(x[2], x[3]);
-            *reinterpret_cast<uint2*>(to) = {reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high)};
+            y.bits[0] = reinterpret_cast<const unsigned&>(low), y.bits[1] = reinterpret_cast<const unsigned&>(high);
         } else {
             const __half2 low = __floats2half2_rn(x[0], x[1]), high = __floats2half2_rn(x[2], x[3]);
-            *reinterpret_cast<uint2*>(to) = {reinterpret_cast<const unsigned&>(low), reinterpret_cast<const unsigned&>(high)};
+            y.bits[0] = reinterpret_cast<const unsigned&>(low), y.bits[1] = reinterpret_cast<const unsigned&>(high);
+        }
+        return y;
+    }
+    __device__ __forceinline__ void store(char* to, DType type) const {
+        if (type == DType::f32)
+            *reinterpret_cast<uint4*>(to) = {bits[0], bits[1], bits[2], bits[3]};
+        else
+            *reinterpret_cast<uint2*>(to) = {bits[0], bits[1]};
+    }
+    template <class Bits, class F>
+    __device__ __forceinline__ void store_each(int count, const F& address) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            char* to = address(i);
+            const unsigned x = sizeof(Bits) == 4 ? bits[i] : bits[i / 2] >> i % 2 * 16;
+            store_if(i < count, reinterpret_cast<Bits*>(to), x);
         }
     }
 };
-
-// One element, where four do not lie side by side.
-__device__ __forceinline__ void store_element(char* to, DType type, i64 at, float x) {
-    if (type == DType::f32)
-        reinterpret_cast<float*>(to)[at] = x;
-    else if (type == DType::bf16)
-        reinterpret_cast<__nv_bfloat16*>(to)[at] = __float2bfloat16(x);
-    else
-        reinterpret_cast<__half*>(to)[at] = __float2half(x);
-}
 
 }  // namespace gdn_cuda::scan

@@ -77,6 +77,7 @@ struct SelectiveBackwardArgs {
     bool input_times_delta = true;  // false: dirac
     bool along_tokens = true;       // u is contiguous along tokens, otherwise along channels
     // Eight neighbours of every tensor like u, or of B and C where they vary, are aligned and contiguous in that direction.
+    // Otherwise elements are read and written alone.
     bool rows_are_vectors = false, coefficients_are_vectors = false;
     ChannelRows grad_out;
     // (chunks, dim, N), and (sequences, dim, N) or null: (pieces, sequences, dim, N), behind each piece, where there are

@@ -1,0 +1,28 @@
+// The strides that scan/selective_backward takes.
+#pragma once
+
+#include <algorithm>
+
+#include "selective.hpp"
+
+namespace gdn_cuda::scan {
+
+// The kernel counts strides in bytes, in 32 bits.
+inline void require_strides(const PreparedSelective& prepared, const SelectiveCotangents& cotangents) {
+    const Checks check{"selective_scan_backward"};
+    constexpr i64 kMost = (i64{1} << 32) - 1;
+    const auto require = [&](const char* argument, i64 stride, int bytes) {
+        GDN_REQUIRE(check, stride * bytes <= kMost, argument, "strides below 4 GiB", fmt::format("{} elements", stride));
+    };
+    const SelectiveInputs& in = prepared.inputs;
+    const auto rows = [&](const char* argument, const ChannelRows& x) {
+        require(argument, std::max(x.channel, x.token), bytes_of(prepared.io));
+    };
+    rows("u", in.u), rows("delta", in.delta), rows("z", in.z), rows("delta_a", in.delta_a), rows("grad_out", cotangents.out);
+    const auto numbers = [&](const char* argument, const Coefficients& x) {
+        if (x.varies) require(argument, std::max({x.token, x.n, x.pair}), bytes_of(x.type));
+    };
+    numbers("B", in.B), numbers("C", in.C);
+}
+
+}  // namespace gdn_cuda::scan

@@ -1,0 +1,233 @@
+// A lane's walk through a chunk in scan/selective_backward. TODO
+#pragma once
+
+#include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward_states.cuh>
+#include <gdn_cuda/kernels/scan/selective_backward_walk_sums.cuh>
+
+namespace gdn_cuda::scan {
+
+template <SelectiveBackwardConfig kConfig>
+struct BackwardWalk : BackwardBlock<kConfig> {
+    using Block = BackwardBlock<kConfig>;
+    using Block::add_numbers, Block::load_numbers, Block::store_numbers;
+    using Block::args, Block::in, Block::place, Block::shared, Block::left, Block::seat, Block::varies;
+    using Block::four, Block::in_row;
+    using Block::kIsRglru, Block::kTransition, Block::kColumns, Block::kHalf, Block::kLanes, Block::kStates, Block::kTokens;
+    using typename Block::Gradient, typename Block::Number, typename Block::Numbers, typename Block::Poles,
+        typename Block::Seat;
+    using Own = typename BackwardStates<kConfig>::Own;
+
+    BackwardSums<kConfig> sums;
+
+    // Rows of B or C in shared memory: of the tokens of the tile, or the same one for each. By index, as a pointer to one of
+    // two arrays would be read as if to any memory.
+    struct TokenRows {
+        int first, pitch;
+    };
+    __device__ __forceinline__ const float* shared_floats() const { return reinterpret_cast<const float*>(&shared); }
+    __device__ __forceinline__ TokenRows rows_of(bool is_B, const Seat& at) const {
+        const Coefficients& x = is_B ? in.B : in.C;
+        const float* tile = &(is_B ? shared.B : shared.C)[0][0];
+        const int from = static_cast<int>(tile - shared_floats()) + at.number;
+        if (varies(x)) return {from, kColumns};
+        return {from + at.channel * kColumns, 0};
+    }
+    __device__ __forceinline__ void load_row(Numbers& to, const TokenRows& rows, int token) const {
+        load_numbers(to, shared_floats() + rows.first + token * (kConfig.only_varying ? kColumns : rows.pitch));
+    }
+
+    // Steps, inputs and so on of four tokens.
+    struct Elements {
+        float step[kHalf], input[kHalf], cotangent[kHalf], size[kHalf];
+
+        __device__ __forceinline__ ChannelStep at(int t) const { return {step[t], input[t], size[t]}; }
+    };
+    __device__ __forceinline__ static void load_four(float (&to)[kHalf], const float (*tile)[kStateChunk], int channel,
+                                                     int token) {
+        const float4 x = four(tile, channel, token);
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    }
+    __device__ __forceinline__ void load_elements(Elements& x, int channel, int token, bool with_cotangents) const {
+        load_four(x.step, shared.step, channel, token);
+        load_four(x.input, shared.input, channel, token);
+        if (with_cotangents) load_four(x.cotangent, shared.cotangent, channel, token);
+        if constexpr (has_size(kTransition)) {
+            load_four(x.size, shared.size, channel, token);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kHalf; ++i) x.size[i] = 0.f;
+        }
+    }
+
+    // The decays of tokens are rounded, near one always in the same direction where steps are alike, and over a long memory
+    // that adds up. Where it may, the decay of the carry over the chunk follows from the sum of its steps: the carry begins
+    // with what the decays lack.
+    __device__ __forceinline__ void anchor(Own& own, int tokens) const {
+        const int channel = seat().channel;
+        float total = 0.f;
+#pragma unroll 1
+        for (int token = 4 * (thread_again() % kLanes); token < kStateChunk; token += 4 * kLanes) {
+            const float4 x = four(shared.step, channel, token);
+            total += (x.x + x.y) + (x.z + x.w);
+        }
+        total = group_sum<kLanes>(total);
+        bool any = false;
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) any |= own.poles[s].rounds_alike(total, kStateChunk);
+        if (!__any_sync(0xffffffffu, any)) return;
+        float relative[kStates] = {};  // the product of the decays, minus 1, whose rounding is much finer
+#pragma unroll 1
+        for (int token = 0; token < tokens; ++token) {
+            const float step = shared.step[channel][in_row(channel, token)];
+#pragma unroll
+            for (int s = 0; s < kStates; ++s) {
+                const float decay = own.poles[s].step({step, 0.f, 0.f}, 0.f).decay;
+                relative[s] = fmaf(relative[s], decay, decay - 1.f);
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+            float exact;
+            if (own.poles[s].long_memory(total, exact) && own.poles[s].rounds_alike(total, kStateChunk))
+                own.carry[s] = fmaf(own.carry[s], __fdividef(exact - relative[s], 1.f + relative[s]), own.carry[s]);
+        }
+    }
+    // A step of each state, with the decays that it took.
+    __device__ __forceinline__ static void step(Numbers& to, Numbers& decay, const Own& own, const Numbers& from,
+                                                const ChannelStep& channel, const Numbers& B) {
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+            const Step<Number> step = own.poles[s].step(channel, B[s]);
+            decay[s] = step.decay;
+            to[s] = after<Poles::kRelative>(from[s], step);
+        }
+    }
+    // Calls `call` with each token of a sub-tile, its elements and its B.
+    template <class F>
+    __device__ __forceinline__ void each_token(int k, const Seat& at, const F& call) const {
+        const TokenRows rows = rows_of(true, at);
+#pragma unroll
+        for (int half = 0; half < kTokens; half += kHalf) {
+            Elements e;
+            load_elements(e, at.channel, k * kTokens + half, false);
+#pragma unroll
+            for (int t = 0; t < kHalf; ++t) {
+                Numbers B;
+                load_row(B, rows, k * kTokens + half + t);
+                call(half + t, e.at(t), B);
+            }
+        }
+    }
+    // Keeps the states before each sub-tile.
+    __device__ __forceinline__ void walk_forward(Own& own, int subtiles) const {
+        const Seat at = seat();
+#pragma unroll 1
+        for (int k = 0;; ++k) {
+            store_numbers(&shared.checkpoint[k][at.channel][at.number], own.x);
+            if (k + 1 == subtiles) break;
+            each_token(k, at, [&](int, const ChannelStep& channel, const Numbers& B) {
+                Numbers decay;
+                step(own.x, decay, own, own.x, channel, B);
+            });
+        }
+    }
+
+    // Back through a sub-tile.
+    __device__ __forceinline__ void walk_back(Own& own, int k, int tokens, bool any_varies) const {
+        Numbers x[kTokens + 1], decay[kTokens], dpole;
+        const Seat here = seat();
+        load_numbers(x[0], &shared.checkpoint[k][here.channel][here.number]);
+        each_token(k, here, [&](int t, const ChannelStep& channel, const Numbers& B) {
+            step(x[t + 1], decay[t], own, x[t], channel, B);
+        });
+#pragma unroll
+        for (Number& each : dpole) each = Number{};
+#pragma unroll
+        for (int half = kTokens - kHalf; half >= 0; half -= kHalf) {
+            const int first = k * kTokens + half;
+            const Seat at = kConfig.only_varying ? here : seat();  // again where registers are few
+            const int channel = at.channel;
+            const TokenRows rows_B = rows_of(true, at), rows_C = rows_of(false, at);
+            Elements e;
+            load_elements(e, channel, first, true);
+            float y[kHalf], of_input[kHalf], of_step[kHalf], of_size[kHalf];
+#pragma unroll
+            for (int t = kHalf - 1; t >= 0; --t) {
+                ChannelSlopes slopes;
+                Numbers dB, dC;
+#pragma unroll
+                for (int s = 0; s < kStates; ++s) dB[s] = dC[s] = Number{};
+                y[t] = 0.f;
+                if (kTransition == Transition::exponential || first + t < tokens) {
+                    Numbers B, C;
+                    load_row(B, rows_B, first + t);
+                    load_row(C, rows_C, first + t);
+#pragma unroll
+                    for (int s = 0; s < kStates; ++s) {
+                        const Number before = x[half + t][s], after = x[half + t + 1][s];
+                        [[maybe_unused]] Number dB_constant{};
+                        if constexpr (kIsRglru) {
+                            dB_constant = after * e.cotangent[t] * C[s];
+                            dC[s] = after * e.cotangent[t] * own.gain[s];
+                            C[s] *= own.gain[s];
+                        } else {
+                            dC[s] = plus_scaled(dC[s], conjugate(after), e.cotangent[t]);
+                        }
+                        y[t] = add_real_product(y[t], C[s], after);
+                        const Number dx = plus_scaled(own.carry[s], conjugate(C[s]), e.cotangent[t]);
+                        own.carry[s] = Gradient::add(own.poles[s], e.at(t), B[s], decay[half + t][s], before, dx,
+                                                     args.most_root_gradient, slopes, dpole[s], dB[s]);
+                        if constexpr (kIsRglru) dB[s] = dB_constant;
+                    }
+                }
+                if constexpr (!kConfig.only_varying) {
+                    if (!in.B.varies) add_numbers(&shared.constant_dB[at.channel][at.number], dB);
+                    if (!in.C.varies) add_numbers(&shared.constant_dC[at.channel][at.number], dC);
+                }
+                float* to = &shared.exchange[at.channel][t * kColumns + at.number];
+                if (any_varies) {
+                    store_numbers(to, dB);
+                    store_numbers(to + kHalf * kColumns, dC);
+                }
+                of_input[t] = slopes.input;
+                of_step[t] = slopes.step;
+                of_size[t] = slopes.size;
+            }
+            const bool has_z = in.z.data != nullptr;
+            const int token = sums.over_lanes(of_input, at.thread), row = in_row(channel, first) + token;
+            sums.over_lanes(of_step, at.thread);
+            if constexpr (has_size(kTransition)) sums.over_lanes(of_size, at.thread);
+            if (has_z) sums.over_lanes(y, at.thread);
+            __syncwarp();                             // all lanes have read elements, and have written to `exchange`
+            if (at.thread % (kLanes / kHalf) == 0) {  // others have the same sums
+                shared.input[channel][row] = of_input[0];
+                shared.cotangent[channel][row] = of_step[0];
+                if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
+                if (has_z) shared.checkpoint[k][channel][half + token] = y[0];
+            }
+            if (any_varies) sums.over_channels(k, half, at.thread);
+        }
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) own.dpole[s] = own.dpole[s] + dpole[s];
+    }
+    __device__ __forceinline__ static float conjugate(float x) { return x; }
+    __device__ __forceinline__ static ComplexNumber<float> conjugate(ComplexNumber<float> x) { return x.conjugate(); }
+
+    __device__ __forceinline__ void back_through(Own& own, int chunk) const {
+        const int tokens = min(kStateChunk, left(chunk)), subtiles = (tokens + kTokens - 1) / kTokens;
+        if constexpr (!Poles::kRelative) anchor(own, tokens);
+        walk_forward(own, subtiles);
+        const bool any_varies = varies(in.B) || varies(in.C);
+#pragma unroll 1
+        for (int k = subtiles - 1; k >= 0; --k) {
+            walk_back(own, k, kTransition == Transition::exponential ? 0 : left(chunk), any_varies);
+            if (!any_varies) continue;
+            __syncthreads();
+            sums.over_warps(k, chunk * kStateChunk + k * kTokens, left(chunk) - k * kTokens);
+            if constexpr (kConfig.buffers() == 1) __syncthreads();
+        }
+    }
+};
+
+}  // namespace gdn_cuda::scan
