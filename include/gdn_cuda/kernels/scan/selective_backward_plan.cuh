@@ -22,8 +22,8 @@ struct SelectiveBackwardConfig {
     GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }  // real numbers of these
     // Of a sub-tile's sums. One takes a barrier more, and leaves shared memory for another block.
     GDN_HOST_DEVICE constexpr int buffers() const { return only_varying && columns() <= 16 ? 2 : 1; }
-    // Of a multiprocessor: more would spill registers.
-    GDN_HOST_DEVICE constexpr int most_blocks() const { return transition == Transition::exponential && !only_varying ? 2 : 3; }
+    // Of a multiprocessor, for which registers are limited: more would spill them.
+    GDN_HOST_DEVICE constexpr int most_blocks() const { return transition == Transition::exponential && is_complex ? 2 : 3; }
 
     GDN_FIELDS(transition, is_complex, only_varying, lanes, states)
 };

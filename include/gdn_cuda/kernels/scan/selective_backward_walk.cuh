@@ -1,4 +1,7 @@
-// A lane's walk through a chunk in scan/selective_backward. TODO
+// The walk of scan/selective_backward through a chunk. A lane walks its states forward, keeping those before every eight tokens
+// (checkpoints, in shared memory). From the last eight tokens to the first, it walks them again, with all states and decays in
+// registers, and goes back through them: what comes back, dx, meets the state before a token and the one after it, which is all
+// that the gradients of the token need.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
