@@ -64,7 +64,7 @@ def _view(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
 
 def bits(x: Tensor) -> Tensor:
     """Of its elements."""
-    return x.detach().reshape(-1).contiguous().view(torch.uint8)
+    return torch.empty(x.shape, dtype=x.dtype).copy_(x).flatten().view(torch.uint8)
 
 
 def bytes_of(x: Tensor) -> Tensor:

@@ -1,13 +1,27 @@
-// What the operators' host code asks of the library around it. Calls are explained ones to it, which need no device and no
-// stream; but their tensors have memory.
+// What the operators' host code asks of a GPU. CPU tensors have the device index -1, which is jit::kStandIn.
 #include "operators.hpp"
 
+#include <dlfcn.h>
+
 #include <optional>
+
+extern "C" AOTITorchError emulator_device_type(AtenTensorHandle, int32_t* type) {
+    *type = aoti_torch_device_type_cuda();
+    return AOTI_TORCH_SUCCESS;
+}
+
+extern "C" void* emulator_dlsym(void*, const char*) noexcept {
+    const auto current_stream = [](int32_t, void** stream) -> AOTITorchError {
+        *stream = nullptr;
+        return AOTI_TORCH_SUCCESS;
+    };
+    return reinterpret_cast<void*>(+current_stream);
+}
 
 namespace gdn_cuda {
 
 bool explaining() {
-    return true;
+    return false;
 }
 void remark(std::string) {}
 

@@ -2,7 +2,11 @@
 // are registered as torch.ops.gdn_emulated.<name>. What they have for CUDA tensors takes CPU tensors here.
 #pragma once
 
-#define launch launch_on_gpu  // of kernels/spec.hpp and jit/runtime.hpp; never called
+// What these names are in the headers below, operators.cpp defines.
+#define aoti_torch_get_device_type emulator_device_type  // every tensor is on CUDA, on the device that stands for one,
+#define dlsym emulator_dlsym                             // and what is looked up in libtorch_cuda.so is the current stream
+#define launch launch_on_gpu                             // of spec.hpp, and never called
+
 #include "kernels/spec.hpp"
 #undef launch
 #include "grid.hpp"

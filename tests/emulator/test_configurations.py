@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from build import FAMILY
 from emulated import launched
+from emulator_build import FAMILY
 
 from gdn_cuda import _C
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 import pytest
 import torch
-from emulated import library, with_lines
+from emulated import emulated, library, with_lines
 from guarded import Guarded
+from helpers import rel_rms
 from torch import Tensor
 from translate import translated
+
+from gdn_cuda import selective_scan
 
 
 class Arguments(ctypes.Structure):
@@ -104,3 +108,15 @@ def test_translation() -> None:
         "auto& plan = emulator::shared_variable<typename Block::Plan>([] {});",
         "auto& two = emulator::shared_variable<float[N - 1][32]>([] {});",
     ]
+
+
+def test_operators_get_and_make_guarded_tensors() -> None:
+    """Both end where a page that nobody can touch begins; the bits of both runs are compared."""
+    given = {name: torch.rand(1, 3, 5) for name in ("u", "delta", "B", "C")} | {"A": -torch.rand(3, 3)}
+    with emulated():
+        out, last = selective_scan(**given, return_last_state=True)
+    for made in (out, last):
+        end = made.untyped_storage().data_ptr() + made.untyped_storage().nbytes()
+        assert -(-end // 16) * 16 % mmap.PAGESIZE == 0
+    expected = selective_scan(**given, return_last_state=True)
+    assert rel_rms(out, expected[0]) < 1e-5 and rel_rms(last, expected[1]) < 1e-5

@@ -65,7 +65,9 @@ def test_half_precision(dtype: torch.dtype, dim: int, length: int, multiprocesso
     check(selective_inputs(seed, length=length, dim=dim, N=16, dtype=dtype, last=last), seed, multiprocessors)
 
 
-@pytest.mark.parametrize("N, dim, is_complex", [(1, 9, False), (7, 9, False), (17, 9, False), (64, 3, False), (1, 9, True), (33, 3, True)])
+@pytest.mark.parametrize(
+    "N, dim, is_complex", [(1, 9, False), (7, 9, False), (17, 9, False), (64, 3, False), (1, 9, True), (33, 3, True)]
+)
 @BOTH_LAYOUTS
 def test_states(N: int, dim: int, is_complex: bool, last: bool, seed: int) -> None:
     check(selective_inputs(seed, length=70, dim=dim, N=N, is_complex=is_complex, last=last), seed)

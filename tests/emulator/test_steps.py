@@ -122,7 +122,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(seed: int) -> None:
     for name in REAL:
         clean, spoilt = (draws(seed, name, batch=4, dim=37, bare=True) for _ in range(2))
         spoilt["x"][1, 2], spoilt["dt"][2, 3], spoilt["state"][3, 1, 4] = torch.nan, torch.inf, -torch.inf
-        for (mine, wanted) in zip(*((step(**x), x["state"]) for x in (spoilt, clean)), strict=True):
+        for mine, wanted in zip(*((step(**x), x["state"]) for x in (spoilt, clean)), strict=True):
             same = torch.ones(4, 37, dtype=torch.bool)
             same[1, 2] = same[2, 3] = same[3, 1] = False
             assert torch.equal(mine[same], wanted[same])

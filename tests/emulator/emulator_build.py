@@ -1,5 +1,5 @@
-"""Builds libemulator.so in build/emulator: the kernels of a family, every registered configuration from the very source that NVRTC
-gets, and the operators that launch them. What depends on no changed file is not compiled again; ccache is used if there."""
+"""Builds libemulator.so in build/emulator: the kernels of a family, every registered configuration from the very source that
+NVRTC gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used if there."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def _kernel_units() -> Iterator[Unit]:
             codes = [(entry["configuration"], entry["code"]) for entry in kernel["configurations"]]
             for first in range(0, len(codes), SLICE):
                 source = FOLDER / f"kernel_{kernel['name']}_{first // SLICE}.cpp"
-                _write(source, "".join(_registered(f"{FAMILY}/{kernel['name']}", *each) for each in codes[first : first + SLICE]))
+                _write(
+                    source, "".join(_registered(f"{FAMILY}/{kernel['name']}", *each) for each in codes[first : first + SLICE])
+                )
                 yield Unit(source, KERNELS)
     faulty = FOLDER / "faulty_kernels.cpp"
     _write(faulty, _with_places(HERE / "faulty_kernels.cuh"))
@@ -125,11 +127,15 @@ def _registered(kernel: str, configuration: str, code: str) -> str:
     """The source that NVRTC gets, and its function under the kernel's name."""
     function = re.search(r"template __global__ void (.+)\(const __grid_constant__ ", code)
     assert function, code
-    return f'{code}static const emulator::Kernel<{function[1]}> registered_{_short(configuration)}{{"{kernel}", "{configuration}"}};\n'
+    name = f'registered_{_short(configuration)}{{"{kernel}", "{configuration}"}}'
+    return f"{code}static const emulator::Kernel<{function[1]}> {name};\n"
 
 
 def _host_units() -> Iterator[Unit]:
-    options = [*HOST, *(word for folder in _C.toolchain()["include_dirs"] for word in ("-isystem", str(Path(folder).resolve())))]
+    options = [
+        *HOST,
+        *(word for folder in _C.toolchain()["include_dirs"] for word in ("-isystem", str(Path(folder).resolve()))),
+    ]
     ahead = ["-include", str(HERE / "operators.hpp")]
     for source in [*(ROOT / "csrc/families" / FAMILY).glob("*.cpp"), *(ROOT / "csrc/operators").glob("*.cpp")]:
         yield Unit(source, [*options, *ahead])
@@ -140,7 +146,15 @@ def _host_units() -> Iterator[Unit]:
 def _link(units: list[Unit], target: Path) -> None:
     ours = runtime.library_path()
     assert ours is not None
-    command = [*COMPILER, "-shared", *(str(unit.target) for unit in units), "-o", str(target), "-Wl,--no-undefined", "-Wl,-Bsymbolic"]
+    command = [
+        *COMPILER,
+        "-shared",
+        *(str(unit.target) for unit in units),
+        "-o",
+        str(target),
+        "-Wl,--no-undefined",
+        "-Wl,-Bsymbolic",
+    ]
     command += [f"-L{ours.parent}", "-lgdn_cuda", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
