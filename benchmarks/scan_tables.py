@@ -9,7 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-# mamba-ssm 2.3.2 on an H200, measured once to set targets, and these: forward and backward, microseconds.
+# mamba-ssm 2.3.2 on an H200, measured once to set targets, where a report has no time of its own, and these: forward and
+# backward, microseconds.
 PEER = {
     "1×5120×4096": (395, 1609),
     "8×5120×2048": (1450, 5665),
@@ -40,22 +41,29 @@ ROOF = {
 }
 
 
-def table(times: dict[str, float], what: int) -> str:
+LAYOUTS = ("", " transposed", " mixed")
+
+
+def table(times: dict[str, float], peers: dict[str, float], what: int) -> str:
     """`what`: 0 forward, 1 backward."""
     suffix = (" forward", " backward")[what]
-    shapes = [shape.removesuffix(suffix) for shape in times if shape.endswith(suffix) and "transposed" not in shape]
-    columns = ["", "ms", "transposed", "mamba-ssm", "times as fast", "reach", "÷ reach", *["roof", "share"][: 2 - 2 * what]]
+    measured = [shape.removesuffix(suffix) for shape in times if shape.endswith(suffix)]
+    shapes = dict.fromkeys(shape.removesuffix(" transposed").removesuffix(" mixed") for shape in measured)
+    columns = ["", "ms", "transposed", "mixed", "mamba-ssm", "times as fast", "reach", "÷ reach"]
+    columns += ["roof", "share"][: 2 - 2 * what]
     lines = [f"| {' | '.join(columns)} |".replace("|  |", "| |"), "|---" * len(columns) + "|"]
     for shape in shapes:
-        ours, transposed = times[shape + suffix], times[f"{shape} transposed{suffix}"]
-        slower = max(ours, transposed)
-        compared = [""] * (len(columns) - 3)
-        if shape in PEER:
-            peer, reach = PEER[shape][what], REACH[shape][what]
-            compared = [_ms(peer), f"{peer / slower:.2f}", _ms(reach), f"{slower / reach:.1f}"]
+        ours = [times.get(f"{shape}{layout}{suffix}") for layout in LAYOUTS]
+        slower = max(one for one in ours[:2] if one is not None)
+        peer, compared = peers.get(shape + suffix), [""] * (len(columns) - 4)
+        if shape in REACH:
+            peer, reach = peer or PEER[shape][what], REACH[shape][what]
+            compared[2:4] = [_ms(reach), f"{slower / reach:.1f}"]
             if not what:
-                compared += [_ms(ROOF[shape]), f"{100 * ROOF[shape] / slower:.0f} %"]
-        lines.append(f"| {shape} | {' | '.join([f'**{_ms(ours)}**', f'**{_ms(transposed)}**', *compared])} |")
+                compared[4:] = [_ms(ROOF[shape]), f"{100 * ROOF[shape] / slower:.0f} %"]
+        if peer:
+            compared[:2] = [_ms(peer), f"{peer / slower:.2f}"]
+        lines.append(f"| {shape} | {' | '.join(['' if one is None else f'**{_ms(one)}**' for one in ours] + compared)} |")
     return "\n".join(lines)
 
 
@@ -66,6 +74,7 @@ def _ms(microseconds: float) -> str:
 if __name__ == "__main__":
     report = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     measured = {row["shape"]: row["time_us"] for row in report["rows"]}
+    peers = {row["shape"]: row.get("peers_us", {}).get("mamba-ssm") for row in report["rows"]}
     print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}, commit {report['commit'][:7]}\n")
     for number, title in enumerate(("forward", "backward")):
-        print(f"## `selective_scan`, {title}\n\n{table(measured, number)}\n")
+        print(f"## `selective_scan`, {title}\n\n{table(measured, peers, number)}\n")

@@ -21,6 +21,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "flashinfer.gdn_prefill": (flashinfer_chunk_gated_delta_rule,),
         "flashinfer.gdn_decode": (gated_delta_rule_decode_pretranspose,),
         "mamba_ssm.ops.selective_scan_interface": (selective_scan_fn,),
+        "mamba_ssm.ops.triton.selective_state_update": (selective_state_update,),
     }
     for name, functions in operators.items():
         parts = name.split(".")
@@ -167,3 +168,20 @@ def selective_scan_fn(
     require(all(x is not None and x.stride(-1) == 1 for x in (u, delta, B, C, z)), "tokens that are neighbours")
     require(not return_last_state, "outputs alone are measured")
     return gdn_cuda.selective_scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus=delta_softplus)
+
+
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+) -> Tensor:
+    require(x.dim() == state.dim() - 1, "one token")
+    return gdn_cuda.selective_state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)

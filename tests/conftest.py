@@ -1,5 +1,6 @@
-"""For all tests: gdn_cuda comes from this tree where it is not installed, seeds differ per test, folders named gpu are left out
-where there is no GPU, and tests/emulator where it is not named. The GPU suite is `pytest tests/gpu tests/*/gpu`."""
+"""For all tests: gdn_cuda comes from this tree where it is not installed, seeds differ per test, no test sets the number of
+threads, folders named gpu are left out where there is no GPU, and tests/emulator where it is not named. The GPU suite is
+`pytest tests/gpu tests/*/gpu`."""
 
 import importlib.util
 import sys
@@ -13,6 +14,15 @@ TESTS = Path(__file__).resolve().parent
 EMULATOR = TESTS / "emulator"
 if importlib.util.find_spec("gdn_cuda") is None:
     sys.path.insert(0, str(TESTS.parent))
+
+
+def _refused(threads: int) -> None:
+    """torch's makes MKL keep its number of threads inside parallel regions, where its LU factorization of a batch then waits
+    forever for threads that do not exist: any later test would hang."""
+    raise AssertionError(f"torch.set_num_threads: expected to be called in processes of their own, got {threads} in a test")
+
+
+torch.set_num_threads = _refused
 
 
 def needs_gpu(path: Path) -> bool:

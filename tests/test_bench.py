@@ -83,7 +83,9 @@ MEASURED = [
     ("fused_decode", "FlashInfer", 3),
     ("fused_decode", "FLA", 2),
     ("recurrent_forward", "FLA", 2),
-    *(("selective_scan", "mamba-ssm", number) for number in range(4)),
+    *(("selective_scan", "mamba-ssm", number) for number in (0, 1, 4, 5, 8, 9)),
+    ("selective_state_update", "mamba-ssm", 0),
+    ("selective_state_update", "mamba-ssm", 5),
     *(("chunked_forward", peer, number) for peer in ("FLA", "FlashInfer", "FlashQLA") for number in (0, 1)),
 ]
 
@@ -148,11 +150,31 @@ def test_the_structured_tables_have_these_rows() -> None:
 def test_the_scan_table_has_these_rows() -> None:
     rows = [case.shape for case in bench.chosen("selective_scan", "cuda", "forward")]
     tokens = ["1×5120×4096", "8×5120×2048", "8×1536×2048", "1×8192×32768", "1×256×131072", "8×1536×2048 fp32",
-              "8×1024×2048 complex", "8×5120×2048 N=64"]  # fmt: skip
-    assert rows == [f"{name} forward" for name in tokens] + [f"{name} transposed forward" for name in tokens]
+              "8×1024×2048 complex", "8×5120×2048 N=64", "1×1536×512", "1×2048×4096", "8×1536×2047", "8×1536×2048 trained",
+              "1×1536×16384 packed"]  # fmt: skip
+    mixed = ["8×1536×2048 mixed", "1×2048×4096 mixed", "1×1536×16384 packed mixed"]
+    assert rows == [f"{name} forward" for name in (*tokens, *(f"{name} transposed" for name in tokens), *mixed)]
     assert len(bench.chosen("selective_scan", "cuda", "backward")) == len(rows)
     forward = work_of("selective_scan", 0)
     assert forward.bytes == 2 * (4 * 2 * 8 * 70 + 2 * 2 * 16 * 70) + 4 * (8 * 16 + 2 * 8)
+
+
+def test_a_scan_is_measured_as_its_row_says() -> None:
+    layouts = {}
+    for case in bench.chosen("selective_scan", "cpu", "forward"):
+        x = case.prepare().inputs
+        layouts[case.shape.removesuffix(" forward")] = [x[name].stride(-1) == 1 for name in ("u", "delta", "z", "B")]
+        assert ("cu_seqlens" in x) == ("packed" in case.shape)
+        if "packed" in case.shape:
+            with pytest.raises(measures.Absent, match="no packed sequences"):
+                BENCHES["selective_scan"].peers["mamba-ssm"](x)
+    assert layouts == {
+        "2×8×70": [True] * 4,
+        "1×8×40 packed trained": [True] * 4,
+        "2×8×70 transposed": [False, False, False, True],
+        "1×8×40 packed trained transposed": [False, False, False, True],
+        "1×16×9 mixed": [True, False, False, False],
+    }
 
 
 def parameter_names(function: Callable[..., Any]) -> set[str]:
@@ -166,6 +188,7 @@ REAL = [
     ("flashinfer.gdn_prefill", "chunk_gated_delta_rule", bench_fakes.flashinfer_chunk_gated_delta_rule),
     ("flashinfer.gdn_decode", "gated_delta_rule_decode_pretranspose", bench_fakes.gated_delta_rule_decode_pretranspose),
     ("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", bench_fakes.selective_scan_fn),
+    ("mamba_ssm.ops.triton.selective_state_update", "selective_state_update", bench_fakes.selective_state_update),
 ]
 
 

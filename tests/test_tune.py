@@ -18,6 +18,7 @@ from gdn_cuda import _C, cli
 from gdn_cuda.cli.tune_measure import difference
 from gdn_cuda.operators import measure
 from gdn_cuda.operators.tunable import TORCH_DTYPES, Shape, operator_of
+from gdn_cuda.structured.measure_tune import Sums
 
 CHILD = Path(__file__).with_name("tune_child.py")
 TUNABLES = measure.load().tunables
@@ -61,6 +62,10 @@ def unwritable(folder: Path) -> Iterator[None]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+# Small ones that leave a choice.
+SHAPES = {"selective_scan": "3x5x7x4", "selective_state_update": "3x5x8", "simplified_scan": "2x3x1500"}
+
+
 def problem(operator: str, shape: Shape, dtype: str | None = None, shared: bool = False) -> str:
     return TUNABLES[operator].case(operator, shape, dtype, shared).problem
 
@@ -71,10 +76,14 @@ def problem(operator: str, shape: Shape, dtype: str | None = None, shared: bool 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "OP: expected one of cauchy_kernel, cauchy_conj, log_vandermonde, or --list or --clear, got none"),
-        (("fused_decode", "1x1x1"), "OP: expected one of cauchy_kernel, cauchy_conj, log_vandermonde, got fused_decode"),
+        ((), f"OP: expected one of {', '.join(TUNABLES)}, or --list or --clear, got none"),
+        (("fused_decode", "1x1x1"), f"OP: expected one of {', '.join(TUNABLES)}, got fused_decode"),
         (("cauchy_conj",), "SHAPE: expected at least one for cauchy_conj, such as 1024x32x16384, got none"),
         (("cauchy_conj", "8x8"), "SHAPE: expected ROWSxPOLESxPOINTS such as 1024x32x16384, got 8x8"),
+        (
+            ("selective_scan", "8x8x8"),
+            "SHAPE: expected BATCHxDIMxTOKENSxSTATES such as 8x5120x2048x16, got 8x8x8",
+        ),
         (("cauchy_conj", "8x8x8", "8x0x8"), "SHAPE: expected ROWSxPOLESxPOINTS such as 1024x32x16384, got 8x0x8"),
         (("cauchy_conj", "8x8x8", "--dtype", "f32"), "--dtype: expected one of c64, c128 for cauchy_conj, got f32"),
         (
@@ -103,7 +112,7 @@ def test_without_a_gpu_it_says_so(cache: Path) -> None:
 def test_a_winner_is_measured_stored_listed_used_and_removed(cache: Path) -> None:
     done = faked("sound", *TUNE, "16x4x3000", cache=cache)
     assert done.returncode == 0, done.stderr
-    candidates = _C.tuned_candidates("structured/cauchy", problem("cauchy_conj", Shape(8, 4, 3000)), H200)
+    candidates = _C.tuned_candidates("structured/cauchy", problem("cauchy_conj", Sums(8, 4, 3000)), H200)
     assert f"[{len(candidates)}/{len(candidates)}] cauchy_conj 8x4x3000 c64: " in done.stdout
     assert f"stored in {cache / 'tuned'}/structured-cauchy-" in done.stdout
 
@@ -137,7 +146,7 @@ def test_a_winner_is_measured_stored_listed_used_and_removed(cache: Path) -> Non
 def explain(cache: Path, **variables: str) -> str:
     code = "import sys; from gdn_cuda import _C; print(_C.tuned_explain(*sys.argv[1:], _C.device_traits_for_arch('sm_90a')))"
     kernel = TUNABLES["cauchy_conj"].kernel
-    case = problem("cauchy_conj", Shape(8, 4, 3000))
+    case = problem("cauchy_conj", Sums(8, 4, 3000))
     done = processes.run("-c", code, kernel, case, GDN_JIT_CACHE_DIR=str(cache), **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -146,7 +155,7 @@ def explain(cache: Path, **variables: str) -> str:
 @pytest.mark.parametrize("operator", TUNABLES)
 def test_tune_all_measures_every_operator(operator: str, cache: Path) -> None:
     dtype = list(TUNABLES[operator].tolerance)[-1]
-    done = faked("sound", "tune", operator, "16x4x700", "--dtype", dtype, "--json", cache=cache)
+    done = faked("sound", "tune", operator, SHAPES.get(operator, "16x4x700"), "--dtype", dtype, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     (report,) = json.loads(done.stdout)
     assert report["why_not"] is None
@@ -235,18 +244,32 @@ def test_cache_clear_keeps_winners_and_says_so(cache: Path) -> None:
 
 @pytest.mark.parametrize("operator", TUNABLES)
 def test_measured_cases_are_valid_arguments_of_the_operator(operator: str) -> None:
-    import gdn_cuda
-
     one = TUNABLES[operator]
+    shape = one.shape.parse(SHAPES.get(operator, "3x5x7"))
     for dtype in one.tolerance:
         for shared in {False, one.shares_poles}:
-            case = one.case(operator, Shape(3, 5, 7), dtype, shared)
-            result = getattr(gdn_cuda, operator)(**case.arguments("cpu"))
-            assert result.shape == (3, 7)
-            assert torch.isfinite(result).all(), "what is not finite cannot be compared"
-            assert case.arguments("cpu")["v"].dtype == TORCH_DTYPES[dtype]
+            case = one.case(operator, shape, dtype, shared)
+            given = case.arguments("cpu")
+            result = case.function()(**given)
+            assert torch.isfinite(result).all() and result.numel() > 0, "what is not finite cannot be compared"
+            assert TORCH_DTYPES[dtype] in {x.dtype for x in given.values() if isinstance(x, torch.Tensor)}
             assert len(_C.tuned_candidates(case.kernel, case.problem, H200)) > 1
             assert operator_of(case.kernel, case.problem) == operator
+
+
+CALLS = {
+    "selective_scan": "batch=3 dim=5 tokens=7 states=4 groups=1",
+    "selective_state_update": "B=3 dim=5 N=8",
+    "simplified_scan": "batch=2 H=4 P=3 L=1500",
+}
+
+
+@pytest.mark.parametrize("operator", CALLS)
+def test_a_stored_winner_of_a_scan_decides_about_the_call_that_was_measured(operator: str, cache: Path) -> None:
+    """The problem that Python names is the one that the operator asks about."""
+    assert faked("sound", "tune", operator, SHAPES[operator], cache=cache).returncode == 0
+    explained = gdn("explain", operator, *CALLS[operator].split(), "--device", "h200", cache=cache).stdout
+    assert "tuned on this device: {." in explained
 
 
 def test_the_difference_of_results_is_relative_and_infinite_for_nan() -> None:

@@ -1,5 +1,8 @@
 #include "tunables.hpp"
 
+#include "../families/scan/diagonal_parts.hpp"
+#include "../families/scan/selective_forward.hpp"
+#include "../families/scan/selective_step.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/vandermonde.hpp"
 #include "tuned.hpp"
@@ -55,8 +58,8 @@ const std::vector<Tunable>& tunables() {
     static constinit std::atomic<const std::vector<Tunable>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<Tunable>{
-            entry<structured::CauchyTuning>(),
-            entry<structured::VandermondeTuning>(),
+            entry<scan::DiagonalTuning>(),     entry<scan::SelectiveForwardTuning>(),  entry<scan::SelectiveStepTuning>(),
+            entry<structured::CauchyTuning>(), entry<structured::VandermondeTuning>(),
         };
     });
 }

@@ -22,9 +22,11 @@ def add_parser(commands: Any) -> None:
     from ..operators.measure import load
     from ..operators.tunable import TORCH_DTYPES
 
+    tunables = load().tunables
     parser = commands.add_parser("tune", help="measure an operator's configurations on this GPU and store the fastest")
-    parser.add_argument("operator", nargs="?", metavar="OP", help=", ".join(load().tunables))
-    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="ROWSxPOLESxPOINTS; points are steps for log_vandermonde")
+    parser.add_argument("operator", nargs="?", metavar="OP", help=", ".join(tunables))
+    shapes = ", ".join(f"{one.shape.form()} for {name}" for name, one in tunables.items())
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=shapes)
     parser.add_argument("--dtype", help=f"one of {', '.join(TORCH_DTYPES)}, if the operator has it; default: its first")
     parser.add_argument("--shared-poles", action="store_true", help="all rows have the same poles (Cauchy sums)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
@@ -55,15 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
     from ..operators.measure import load
-    from ..operators.tunable import parse_shape
 
     tunables = load().tunables
     if arguments.operator is None:
         raise ValueError(f"OP: expected one of {', '.join(tunables)}, or --list or --clear, got none")
-    if not arguments.shapes:
-        raise ValueError(f"SHAPE: expected at least one for {arguments.operator}, such as 1024x32x16384, got none")
     one = tunables[arguments.operator]
-    shapes = [parse_shape(text) for text in arguments.shapes]
+    if not arguments.shapes:
+        raise ValueError(f"SHAPE: expected at least one for {arguments.operator}, such as {one.shape()}, got none")
+    shapes = [one.shape.parse(text) for text in arguments.shapes]
     return [one.case(arguments.operator, shape, arguments.dtype, arguments.shared_poles) for shape in shapes]
 
 

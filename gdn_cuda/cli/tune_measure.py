@@ -34,21 +34,27 @@ class GpuRunner:
     """The operator itself, on this process's current GPU."""
 
     def __init__(self, case: Case, device: DeviceTraits, repeats: int):
-        import gdn_cuda
-
         from .bench_timing import Timer
 
         torch.manual_seed(0)
         self._case, self._ordinal = case, device["ordinal"]
-        arguments = case.arguments("cuda")
-        function = getattr(gdn_cuda, case.operator)
-        self._out = torch.empty_like(function(**arguments))
-        self._call = partial(function, **arguments, out=self._out)
+        self._arguments, function = case.arguments("cuda"), case.function()
+        self._start = {name: self._arguments[name].clone() for name in case.declared.in_place}
+        self._like = torch.empty_like(function(**self._arguments))
+        given = {"out": self._like} if case.declared.takes_out else {}
+        self._call = partial(function, **self._arguments, **given)
         self._timer = Timer(repeats)
 
     def result(self) -> Tensor:
-        self._out.fill_(torch.nan)  # shows elements that a candidate does not write
-        return self._call().clone()
+        """Output and what is written in place, in one row."""
+        for name, start in self._start.items():
+            self._arguments[name].copy_(start)
+        if self._case.declared.takes_out:
+            self._like.fill_(torch.nan)  # shows elements that a candidate does not write
+        else:
+            _leave_nan(self._like)
+        parts = [self._call(), *(self._arguments[name] for name in self._start)]
+        return torch.cat([part.flatten() for part in parts])
 
     def decided(self) -> bool:
         from .. import _C
@@ -57,6 +63,12 @@ class GpuRunner:
 
     def time_us(self) -> float:
         return self._timer.graph_us(self._call)  # excludes host time, which exceeds that of small kernels
+
+
+def _leave_nan(like: Tensor) -> None:
+    """Fills the memory that the next tensor of this size is allocated in."""
+    torch.cuda.empty_cache()
+    torch.full_like(like, torch.nan)
 
 
 @dataclass(frozen=True)

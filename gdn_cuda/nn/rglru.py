@@ -15,18 +15,18 @@ _LEAST, _MOST = 0.9, 0.999  # a^c at the start, as in the paper
 class RGLRU(nn.Module):
     """RG-LRU (Griffin): gates of blocks of the input, and a recurrence of every channel.
 
-    r = σ(W_a x + b_a), i = σ(W_x x + b_x), a = σ(Λ)^(c r), h_t = a h_{t−1} + √(1 − a²) i x_t. W_a and W_x are block-diagonal.
+    r = σ(W_a u + b_a), i = σ(W_x u + b_x), a = σ(Λ)^(c r), h_t = a h_{t−1} + √(1 − a²) i u_t. W_a and W_x are block-diagonal.
     Λ begins such that a^c is uniform in [0.9, 0.999]. The first token of a sequence has the multiplier 1, and the derivative of
     the root is at most `max_sqrt_gradient`, both as in RecurrentGemma.
 
     Shapes:
-        x: (B, L, width), or (B, width) in a step; the result is like x
+        u: (B, L, width), or (B, width) in a step; the result is like u
         state: (B, width), fp32; None begins a sequence
         reset: (B, L), bool or integer: not 0 where a token begins a sequence
 
     Example:
         >>> layer = gdn_cuda.nn.RGLRU(8, 2)
-        >>> y, state = layer(torch.randn(3, 5, 8))
+        >>> y, state = layer(torch.randn(3, 5, 8), return_last_state=True)
         >>> y_next, state = layer.step(torch.randn(3, 8), state)
         >>> y.shape, y_next.shape, state.shape
         (torch.Size([3, 5, 8]), torch.Size([3, 8]), torch.Size([3, 8]))
@@ -64,13 +64,15 @@ class RGLRU(nn.Module):
             nn.init.normal_(weight, std=math.sqrt(1 / weight.shape[-1]))
             nn.init.zeros_(getattr(self, f"{name}_bias"))
 
-    def forward(self, x: Tensor, state: Tensor | None = None, reset: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns the outputs and the state behind the last token."""
-        if x.dim() != 3 or x.shape[-1] != self.width:
-            raise ValueError(f"RGLRU: x: expected (B, L, width={self.width}), got {tuple(x.shape)}")
-        gated = x * self._gate(x, self.input_gate_weight, self.input_gate_bias)
-        rate = self._gate(x, self.recurrent_gate_weight, self.recurrent_gate_bias)
-        wide = self.Lambda.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    def forward(
+        self, u: Tensor, state: Tensor | None = None, *, reset: Tensor | None = None, return_last_state: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns y (B, L, width), or (y, last state (B, width)); `state` is the one before the first token."""
+        if u.dim() != 3 or u.shape[-1] != self.width:
+            raise ValueError(f"RGLRU: u: expected (B, L, width={self.width}), got {tuple(u.shape)}")
+        gated = u * self._gate(u, self.input_gate_weight, self.input_gate_bias)
+        rate = self._gate(u, self.recurrent_gate_weight, self.recurrent_gate_bias)
+        wide = self.Lambda.to(torch.float64 if u.dtype == torch.float64 else torch.float32)
         decay = torch.exp(self.c * nn.functional.logsigmoid(wide))  # of the power r
         out, last = rglru_scan(
             gated.transpose(1, 2),
@@ -82,17 +84,22 @@ class RGLRU(nn.Module):
             first_multiplier=True,
             max_sqrt_gradient=self.max_sqrt_gradient,
         )
-        return out.transpose(1, 2), last[..., 0]
+        return (out.transpose(1, 2), last[..., 0]) if return_last_state else out.transpose(1, 2)
 
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One token."""
-        if x.dim() != 2 or x.shape[-1] != self.width:
-            raise ValueError(f"RGLRU: x: expected (B, width={self.width}), got {tuple(x.shape)}")
-        out, state = self(x[:, None], state)
-        return out[:, 0], state
+    def default_state(self, *batch: int) -> Tensor:
+        """Zeros (…, width). A sequence that goes on from them does not begin: its first token has no multiplier of 1."""
+        dtype = torch.float64 if self.input_gate_weight.dtype == torch.float64 else torch.float32
+        return torch.zeros(*batch, self.width, dtype=dtype, device=self.Lambda.device)
 
-    def _gate(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        blocks = torch.einsum("blhi,hij->blhj", x.unflatten(-1, (self.num_blocks, -1)), weight)
+    def step(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns y (B, width) and the next state, for one token u (B, width); as `forward` has them."""
+        if u.dim() != 2 or u.shape[-1] != self.width:
+            raise ValueError(f"RGLRU: u: expected (B, width={self.width}), got {tuple(u.shape)}")
+        y, last = self.forward(u[:, None], state, return_last_state=True)
+        return y[:, 0], last
+
+    def _gate(self, u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        blocks = torch.einsum("blhi,hij->blhj", u.unflatten(-1, (self.num_blocks, -1)), weight)
         return torch.sigmoid(blocks.flatten(-2) + bias)
 
     def extra_repr(self) -> str:

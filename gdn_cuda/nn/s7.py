@@ -20,12 +20,12 @@ class S7(nn.Module):
     small.
 
     Shapes:
-        u: (batch, L, H), or (batch, H) in a step; the result is like u
-        state: (batch, N); None stands for zeros
+        u: (batch, L, d_model), or (batch, d_model) in a step; the result is like u
+        state: (batch, d_state); None stands for zeros
 
     Example:
         >>> layer = gdn_cuda.nn.S7(4, 3)
-        >>> y, state = layer(torch.randn(2, 5, 4))
+        >>> y, state = layer(torch.randn(2, 5, 4), return_last_state=True)
         >>> y_next, state = layer.step(torch.randn(2, 4), state)
         >>> y.shape, y_next.shape, state.shape
         (torch.Size([2, 5, 4]), torch.Size([2, 4]), torch.Size([2, 3]))
@@ -37,7 +37,7 @@ class S7(nn.Module):
         super().__init__()
         if d_model < 1 or d_state < 1:
             raise ValueError(f"S7: d_model, d_state: expected positive sizes, got {d_model} and {d_state}")
-        self.H, self.N = H, N = d_model, d_state
+        self.d_model, self.d_state = H, N = d_model, d_state
         like = {"device": device, "dtype": dtype}
         self._rows = (N, N * H, H * N, N)  # of A, B, C and b in one projection
         self.weight = nn.Parameter(torch.empty(sum(self._rows), H, **like))
@@ -48,19 +48,21 @@ class S7(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         A, B, C, b = self.bias.split(self._rows)
-        decay = torch.empty(self.N, device=A.device).uniform_(_LEAST, _MOST)
+        decay = torch.empty(self.d_state, device=A.device).uniform_(_LEAST, _MOST)
         A.copy_((1 / (1 - decay) - 0.5).sqrt())
-        nn.init.normal_(B, std=math.sqrt(1 / self.H))
-        nn.init.normal_(C, std=math.sqrt(1 / self.N))
+        nn.init.normal_(B, std=math.sqrt(1 / self.d_model))
+        nn.init.normal_(C, std=math.sqrt(1 / self.d_state))
         nn.init.zeros_(b)
-        for part, scale in zip(self.weight.split(self._rows), (1, 1 / self.H, 1 / self.N, 1), strict=True):
-            nn.init.normal_(part, std=0.1 * math.sqrt(scale / self.H))
+        for part, scale in zip(self.weight.split(self._rows), (1, 1 / self.d_model, 1 / self.d_state, 1), strict=True):
+            nn.init.normal_(part, std=0.1 * math.sqrt(scale / self.d_model))
         nn.init.ones_(self.D)
 
-    def forward(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns the outputs and the state behind the last token."""
-        if u.dim() != 3 or u.shape[-1] != self.H:
-            raise ValueError(f"S7: u: expected (batch, L, H={self.H}), got {tuple(u.shape)}")
+    def forward(
+        self, u: Tensor, state: Tensor | None = None, *, return_last_state: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns y (batch, L, d_model), or (y, last state (batch, d_state)); `state` is the one before the first token."""
+        if u.dim() != 3 or u.shape[-1] != self.d_model:
+            raise ValueError(f"S7: u: expected (batch, L, d_model={self.d_model}), got {tuple(u.shape)}")
         tokens = u.mT.contiguous()
         A, B, C, b = self._projected(tokens)
         if state is not None and u.shape[1] > 0:
@@ -69,21 +71,29 @@ class S7(nn.Module):
         y, last = s7_scan(tokens, A, B, C, b, True)
         if state is not None and u.shape[1] == 0:
             last = state
-        return y.mT + self.D * u, last
+        y = y.mT + self.D * u
+        return (y, last) if return_last_state else y
+
+    def default_state(self, *batch: int) -> Tensor:
+        """Zeros (…, d_state)."""
+        dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+        return torch.zeros(*batch, self.d_state, dtype=dtype, device=self.weight.device)
 
     def step(self, u: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One token, in plain torch: a step is a few products."""
-        if u.dim() != 2 or u.shape[-1] != self.H:
-            raise ValueError(f"S7: u: expected (batch, H={self.H}), got {tuple(u.shape)}")
+        """Returns y (batch, d_model) and the next state, for one token u (batch, d_model). In plain torch: it is a few
+        products."""
+        if u.dim() != 2 or u.shape[-1] != self.d_model:
+            raise ValueError(f"S7: u: expected (batch, d_model={self.d_model}), got {tuple(u.shape)}")
         A, B, C, b = (x[..., 0] for x in self._projected(u[..., None]))
         added = torch.einsum("bnh,bh->bn", B, u) + b
         state = added if state is None else (1 - 1 / (A * A + 0.5)) * state + added
         return torch.einsum("bhn,bn->bh", C, state.to(C.dtype)) + self.D * u, state
 
     def _projected(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """A, B, C and b of tokens (batch, H, L), with tokens contiguous."""
+        """A, B, C and b of tokens (batch, d_model, L), which are contiguous along L."""
         A, B, C, b = (self.weight @ tokens + self.bias[:, None]).split(self._rows, 1)
-        return A, B.unflatten(1, (self.N, self.H)), C.unflatten(1, (self.H, self.N)), b
+        H, N = self.d_model, self.d_state
+        return A, B.unflatten(1, (N, H)), C.unflatten(1, (H, N)), b
 
     def extra_repr(self) -> str:
-        return f"d_model={self.H}, d_state={self.N}"
+        return f"d_model={self.d_model}, d_state={self.d_state}"

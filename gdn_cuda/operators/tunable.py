@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass, fields
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from .measure import load
 
@@ -21,21 +22,26 @@ TORCH_DTYPES = {
 }
 
 
+_Shape = TypeVar("_Shape", bound="Shape")
+
+
 @dataclass(frozen=True)
 class Shape:
-    rows: int
-    poles: int
-    points: int
+    """The sizes of a problem: a dataclass of integers, whose defaults are an example."""
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.poles}x{self.points}"
+        return "x".join(map(str, astuple(self)))
 
+    @classmethod
+    def form(cls) -> str:
+        return "x".join(field.name.upper() for field in fields(cls))
 
-def parse_shape(text: str) -> Shape:
-    match = re.fullmatch(r"(\d{1,9})[x×](\d{1,9})[x×](\d{1,9})", text)
-    if match is None or min(map(int, match.groups())) < 1:
-        raise ValueError(f"SHAPE: expected ROWSxPOLESxPOINTS such as 1024x32x16384, got {text}")
-    return Shape(*map(int, match.groups()))
+    @classmethod
+    def parse(cls: type[_Shape], text: str) -> _Shape:
+        sizes = re.split("[x×]", text)
+        if len(sizes) != len(fields(cls)) or not all(re.fullmatch(r"\d{1,9}", one) and int(one) >= 1 for one in sizes):
+            raise ValueError(f"SHAPE: expected {cls.form()} such as {cls()}, got {text}")
+        return cls(*map(int, sizes))
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,18 @@ class Case:
     problem: str  # in the core's notation
     tolerance: float
 
+    @property
+    def declared(self) -> Tunable:
+        return load().tunables[self.operator]
+
     def arguments(self, device: str) -> dict[str, Any]:
-        return load().tunables[self.operator].arguments(self.shape, TORCH_DTYPES[self.dtype], self.shared, device)
+        return self.declared.arguments(self.shape, TORCH_DTYPES[self.dtype], self.shared, device)
+
+    def function(self) -> Callable[..., Tensor]:
+        import gdn_cuda
+
+        found: Callable[..., Tensor] = self.declared.function or getattr(gdn_cuda, self.operator)
+        return found
 
     def __str__(self) -> str:
         return f"{self.operator} {self.shape} {self.dtype}" + (", shared poles" if self.shared else "")
@@ -60,13 +76,17 @@ class Case:
 @dataclass(frozen=True)
 class Tunable:
     kernel: str  # under which its winners are stored
+    shape: type[Shape]
     tolerance: dict[str, float]  # by dtype, the default first
-    shares_poles: bool  # whether the heuristic depends on rows sharing poles
-    problem: Callable[[Shape, str, bool], str]
-    arguments: Callable[[Shape, torch.dtype, bool, str], dict[str, Any]]
-    owns: Callable[[str], bool]  # whether a problem stored under the kernel is this operator's
+    problem: Callable[[Any, str, bool], str]  # of a shape, a dtype, and whether rows share poles
+    arguments: Callable[[Any, torch.dtype, bool, str], dict[str, Any]]
+    owns: Callable[[str], bool] = lambda problem: True  # whether a problem stored under the kernel is this operator's
+    shares_poles: bool = False  # whether the heuristic depends on rows sharing poles
+    function: Callable[..., Tensor] | None = None  # where it is not the public one
+    takes_out: bool = True
+    in_place: tuple[str, ...] = ()  # arguments that are written
 
-    def case(self, name: str, shape: Shape, dtype: str | None, shared: bool) -> Case:
+    def case(self, name: str, shape: Shape, dtype: str | None = None, shared: bool = False) -> Case:
         dtype = dtype or next(iter(self.tolerance))
         if dtype not in self.tolerance:
             raise ValueError(f"--dtype: expected one of {', '.join(self.tolerance)} for {name}, got {dtype}")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .discretizations import GRADIENTS, TRANSITIONS
 from .first_order import first_order
+from .mapped import Mapped
 
 
 class _Step(NamedTuple):
@@ -107,34 +108,23 @@ def _gradients(x: Any, needs: Any, grad: Tensor, grad_of_last: Tensor) -> dict[s
 # ---- torch.vmap: what is mapped over becomes more states
 
 
-def _with_more_states(x: Any, dims: Any, names: tuple[str, ...]) -> tuple[int, list[Tensor | None]]:
-    given = [(name, getattr(x, name), getattr(dims, name)) for name in names]
-    count = next(y.shape[d] for _, y, d in given if y is not None and d is not None)
-    found: list[Tensor | None] = []
-    for _, y, d in given:
-        if y is not None:
-            y = y[None].expand(count, *y.shape) if d is None else y.movedim(d, 0)
-            y = y.flatten(0, 1) if y.dim() == 2 else y.movedim(0, 1).flatten(1, 2)
-        found.append(y)
-    return count, found
+def _with_more_states(operator: Any, x: Any, dims: Any) -> Any:
+    mapped = Mapped(x, dims)
 
+    def more(name: str) -> Any:
+        given = getattr(x, name)
+        return mapped.widened(name, min(mapped.rank(name) - 1, 1)) if isinstance(given, Tensor) else given
 
-def _split(count: int, y: Tensor) -> tuple[Tensor, int]:
-    at = 0 if y.dim() == 1 else 1
-    return y.unflatten(at, (count, y.shape[at] // count)), at
-
-
-_ARGUMENTS = ("Bu", "delta", "A", "delta_a", "initial_state")
+    results = operator(*(more(name) for name in operator.schema.arguments))
+    return tuple(zip(*(mapped.split(y, min(y.dim() - 1, 1)) for y in results), strict=True))
 
 
 def _batched(x: Any, dims: Any) -> Any:
-    count, more = _with_more_states(x, dims, _ARGUMENTS)
-    return tuple(zip(*(_split(count, y) for y in diagonal_scan(*more, x.discretization)), strict=True))
+    return _with_more_states(diagonal_scan, x, dims)
 
 
 def _batched_backward(x: Any, dims: Any) -> Any:
-    count, more = _with_more_states(x, dims, ("grad", "grad_of_last", "x", *_ARGUMENTS))
-    return tuple(zip(*(_split(count, y) for y in diagonal_scan_backward(*more, x.discretization)), strict=True))
+    return _with_more_states(diagonal_scan_backward, x, dims)
 
 
 _NAME = "simplified_scan"

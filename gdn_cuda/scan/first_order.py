@@ -1,4 +1,4 @@
-"""Operators with a backward and no other derivatives: what they do not compute, they refuse by name."""
+"""Operators with a backward and no other derivatives: those that they do not compute, they refuse by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def first_order(
     function: str,
     name: str,
     backward: Callable[..., dict[str, Any]] | None = None,
-    batched: Callable[[Any, Any], Any] | None = None,
     **how: Any,
 ) -> Differentiable:
     """torch.ops.gdn_cuda.<name>, which `function` calls; without `backward` it is an operator of the gradients."""
@@ -27,6 +26,5 @@ def first_order(
         name,
         backward=backward or _refuse(f"{function}: gradients of gradients are not computed"),
         tangent=_refuse(f"{function}: forward-mode derivatives are not computed"),
-        batched=batched or _refuse(f"{function}: torch.vmap is not supported; u has a batch dimension"),
         **how,
     )

@@ -1,3 +1,3 @@
-"""Benchmarks and compute-sanitizer calls of scans."""
+"""Benchmarks, tunable operators and compute-sanitizer calls of scans."""
 
-from . import measure_selective  # noqa: F401  (declares its own)
+from . import measure_selective, measure_tune  # noqa: F401  (each declares its own)

@@ -1,7 +1,7 @@
 """Benchmark of the selective scan, forward and backward, beside mamba-ssm; calls of its kernels for compute-sanitizer.
 
 Inputs are those of a Mamba layer at initialisation: A = −1 … −N, δ log-uniform in 0.001 … 0.1 through bias and softplus, z and
-D. The roof of a row is the bytes that it reads and writes; what bounds the scan is exponentials.
+D; or `trained`. The roof of a row is the bytes that it reads and writes; what bounds the scan is exponentials.
 """
 
 from __future__ import annotations
@@ -10,11 +10,26 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from ..operators.measure import Call, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
+from ..operators.measure import (
+    Absent,
+    Call,
+    Case,
+    Inputs,
+    Outcome,
+    Peer,
+    Work,
+    bench,
+    draw,
+    import_peer,
+    normal,
+    sanitizes,
+    size,
+)
 from .selective import selective_scan
 
 
@@ -26,14 +41,18 @@ class Shape:
     N: int = 16
     dtype: torch.dtype = torch.bfloat16
     is_complex: bool = False
-    channels_last: bool = False  # the transposed view of (B, L, D)
+    layout: str = "tokens"  # or "transposed", views of (B, L, D); or "mixed", as transformers' Mamba has them
+    packed: tuple[int, ...] = ()  # lengths of sequences
+    trained: bool = False
 
     @property
     def name(self) -> str:
         options = " fp32" * (self.dtype == torch.float32) + " complex" * self.is_complex + f" N={self.N}" * (self.N != 16)
-        return f"{self.batch}×{self.dim}×{self.length}{options}{' transposed' * self.channels_last}"
+        options += " packed" * bool(self.packed) + " trained" * self.trained
+        return f"{self.batch}×{self.dim}×{self.length}{options}{f' {self.layout}' * (self.layout != 'tokens')}"
 
 
+_PACKED = (1, 4096, 7, 2048, 33, 1024, 129, 512, 255, 3071, 64, 2000, 1, 1500, 900, 743)
 GPU_SHAPES = (
     Shape(1, 5120, 4096),
     Shape(8, 5120, 2048),
@@ -43,52 +62,81 @@ GPU_SHAPES = (
     Shape(8, 1536, 2048, dtype=torch.float32),
     Shape(8, 1024, 2048, is_complex=True),
     Shape(8, 5120, 2048, N=64),
+    Shape(1, 1536, 512),
+    Shape(1, 2048, 4096),
+    Shape(8, 1536, 2047),
+    Shape(8, 1536, 2048, trained=True),
+    Shape(1, 1536, sum(_PACKED), packed=_PACKED),
 )
-CPU_SHAPES = (Shape(2, 8, 70),)
+MIXED_SHAPES = tuple(replace(shape, layout="mixed") for shape in (Shape(8, 1536, 2048), Shape(1, 2048, 4096), GPU_SHAPES[-1]))
+CPU_SHAPES = (Shape(2, 8, 70), Shape(1, 8, 40, trained=True, packed=(1, 39)))
+CPU_MIXED_SHAPES = (Shape(1, 16, 9, layout="mixed"),)
 _DIFFERENTIATED = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
 
 
 def layer_inputs(device: str, shape: Shape) -> Inputs:
-    """B and C of a complex A are in pairs."""
+    """B and C of a complex A are in pairs. Mixed: u is contiguous, as a convolution returns it, the others are views of what
+    projections return; of z it is the half, of B and C the last columns behind those of δ. Trained: poles at a tenth to ten
+    times their size at the start, and δ that depends on the token by as much."""
+    options = {"device": device, "dtype": shape.dtype}
+    batch, dim, length, N = shape.batch, shape.dim, shape.length, shape.N
 
-    def rows(scale: float = 1) -> Tensor:
-        sizes = (shape.length, shape.dim) if shape.channels_last else (shape.dim, shape.length)
-        x = scale * normal(shape.batch, *sizes, device=device, dtype=shape.dtype)
-        return x.mT if shape.channels_last else x
+    def rows(scale: float = 1, before: int = 0, layout: str = shape.layout) -> Tensor:
+        if layout == "tokens":
+            return scale * normal(batch, dim, length, **options)
+        return scale * normal(batch, length, before + dim, **options)[..., before:].mT
 
-    A = -torch.arange(1, shape.N + 1, dtype=torch.float32, device=device).repeat(shape.dim, 1)
+    def coefficients() -> tuple[Tensor, Tensor]:
+        if shape.layout == "mixed":
+            B, C = normal(batch, length, dim // 16 + 2 * N, **options)[..., -2 * N :].chunk(2, -1)
+            return B.mT, C.mT
+        B, C = (normal(batch, N, length * (1 + shape.is_complex), **options) for _ in range(2))
+        return B, C
+
+    A = -torch.arange(1, N + 1, dtype=torch.float32, device=device).repeat(dim, 1)
+    if shape.trained:
+        A *= torch.exp(torch.randn_like(A))
     if shape.is_complex:  # as S4D-Lin
         A = torch.complex(torch.full_like(A, -0.5), -math.pi * (A + 1))
-    steps = torch.exp(math.log(0.001) + math.log(100) * torch.rand(shape.dim, device=device))
-    coefficients = (shape.batch, shape.N, shape.length * (1 + shape.is_complex))
-    return {
-        "u": rows(),
-        "delta": rows(0.1),
+    steps = torch.exp(math.log(0.001) + math.log(100) * torch.rand(dim, device=device))
+    B, C = coefficients()
+    x = {
+        "u": rows(layout="tokens" if shape.layout == "mixed" else shape.layout),
+        "delta": rows(1 if shape.trained else 0.1),
         "A": A,
-        "B": normal(*coefficients, device=device, dtype=shape.dtype),
-        "C": normal(*coefficients, device=device, dtype=shape.dtype),
-        "D": torch.ones(shape.dim, device=device),
-        "z": rows(),
+        "B": B,
+        "C": C,
+        "D": torch.ones(dim, device=device),
+        "z": rows(before=dim if shape.layout == "mixed" else 0),
         "delta_bias": steps + torch.log(-torch.expm1(-steps)),  # the inverse of softplus
     }
+    if shape.packed:
+        x["cu_seqlens"] = torch.tensor([0, *accumulate(shape.packed)], device=device, dtype=torch.int32)
+    return x
 
 
 def _leaves(x: Inputs) -> Inputs:
     return {name: x[name].detach().requires_grad_() for name in _DIFFERENTIATED}
 
 
+def _scan(given: Inputs, leaves: Inputs | None = None) -> Tensor:
+    x = {name: value for name, value in given.items() if name != "backward"}
+    out: Tensor = selective_scan(**x | (leaves or {}), delta_softplus=True)
+    return out
+
+
 def _timed(x: Inputs, backward: bool) -> Call:
     if not backward:
-        return partial(selective_scan, **x, delta_softplus=True)
+        return partial(_scan, x)
     leaves = _leaves(x)
-    out = selective_scan(**leaves, delta_softplus=True)
+    out = _scan(x, leaves)
     return partial(torch.autograd.grad, out, tuple(leaves.values()), torch.randn_like(out), retain_graph=True)
 
 
 def _outcome(x: Inputs) -> Outcome:
     """Output and gradients, whichever pass is timed."""
     leaves = _leaves(x)
-    return _with_gradients(selective_scan(**leaves, delta_softplus=True), leaves)
+    return _with_gradients(_scan(x, leaves), leaves)
 
 
 def _with_gradients(out: Tensor, leaves: Inputs) -> Outcome:
@@ -104,16 +152,16 @@ def _work(device: str, shape: Shape, backward: bool) -> Work:
     moved = size(*x.values(), x["u"])
     if backward:
         moved += size(*x.values())
-    few = layer_inputs(device, replace(shape, dim=min(shape.dim, 64), length=min(shape.length, 512)))
-    return Work(_timed(x, backward), moved, 0, x | {"backward": backward}, _checked, few | {"backward": backward})
-
-
-def _checked(x: Inputs) -> Outcome:
-    return _outcome({name: value for name, value in x.items() if name != "backward"})
+    small = tuple(count for count in shape.packed if count < 256)
+    length = sum(small) if small else min(shape.length, 512)
+    few = layer_inputs(device, replace(shape, dim=min(shape.dim, 64), length=length, packed=small))
+    return Work(_timed(x, backward), moved, 0, x | {"backward": backward}, _outcome, few | {"backward": backward})
 
 
 def mamba_ssm(x: Inputs) -> Peer:
     """Its CUDA scan takes tokens that are neighbours only: the copies are made before it is timed."""
+    if "cu_seqlens" in x:
+        raise Absent("it has no packed sequences")
     scan = import_peer("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn")
     leaves = {name: x[name].contiguous().detach() for name in _DIFFERENTIATED}
 
@@ -135,9 +183,9 @@ def mamba_ssm(x: Inputs) -> Peer:
 
 @bench({"mamba-ssm": mamba_ssm}, "gradients", operator="selective_scan")
 def _measured(device: str) -> Iterator[Case]:
-    shapes = GPU_SHAPES if device == "cuda" else CPU_SHAPES
-    for backward in (False, True):
-        for shape in (*shapes, *(replace(shape, channels_last=True) for shape in shapes)):
+    shapes, mixed = (GPU_SHAPES, MIXED_SHAPES) if device == "cuda" else (CPU_SHAPES, CPU_MIXED_SHAPES)
+    for shape in (*shapes, *(replace(shape, layout="transposed") for shape in shapes), *mixed):
+        for backward in (False, True):
             name = f"{shape.name} {'backward' if backward else 'forward'}"
             yield Case(name, partial(_work, device, shape, backward))
 
@@ -157,13 +205,15 @@ def _differentiated(backward: bool, **x: Tensor | bool | str) -> None:
 def _small_calls(backward: bool) -> None:
     """Both layouts, every dtype, odd sizes, packed sequences and offsets that lie."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for transposed in (False, True):
+        for layout in ("tokens", "transposed", "mixed"):
             for N, is_complex in ((1, False), (7, False), (16, False), (64, False), (3, True), (16, True)):
-                shape = Shape(2, 37, 131, N, dtype, is_complex, transposed)
+                if is_complex and layout == "mixed":
+                    continue
+                shape = Shape(2, 37, 131, N, dtype, is_complex, layout)
                 x = layer_inputs("cuda", shape)
                 start = draw(2, 37, N, dtype=x["A"].dtype)
                 _differentiated(backward, **x, initial_state=start, delta_softplus=True)
-            packed = layer_inputs("cuda", Shape(1, 70, 271, 16, dtype, channels_last=transposed))
+            packed = layer_inputs("cuda", Shape(1, 70, 271, 16, dtype, layout=layout))
             for offsets in (
                 [0, 70, 70, 71, 271],
                 [0, 271, 0, 271, 0],

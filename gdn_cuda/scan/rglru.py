@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_rglru as reference
 from .first_order import first_order
-from .layout import channels_are_last, empty_in_layout, in_layout
+from .layout import channels_are_last, empty_in_layout
+from .mapped import Mapped
 
 _NAME = "rglru_scan"
 
@@ -37,7 +39,8 @@ def _backward_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _gradients(x: Any, needs: Any, grad: Tensor, grad_last: Tensor, _: Tensor) -> dict[str, Any]:
-    grad = grad if channels_are_last(grad) == channels_are_last(x.u) else in_layout(grad, x.u)
+    if channels_are_last(grad) != channels_are_last(x.u):
+        grad = grad.mT.contiguous().mT if channels_are_last(x.u) else grad.contiguous()
     of_u, of_delta, of_log_A, of_initial = _backward(
         grad,
         x.results[2],
@@ -52,8 +55,45 @@ def _gradients(x: Any, needs: Any, grad: Tensor, grad_last: Tensor, _: Tensor) -
     }
 
 
-_scan = first_order(_NAME, _NAME, shapes=_shapes, cpu=reference.rglru_forward, backward=_gradients, uses_results=True)
-_backward = first_order(_NAME, "rglru_scan_backward", shapes=_backward_shapes, cpu=reference.rglru_backward)
+# For torch.vmap: what is mapped over becomes more channels, dimension 1 but in these.
+_CHANNELS_AT = {"A": 0, "checkpoints": 3}
+
+
+def _with_more_channels(operator: Differentiable, results: Sequence[str], x: Any, dims: Any) -> Any:
+    mapped = Mapped(x, dims)
+    if mapped.is_over("cu_seqlens", "reset"):
+        raise RuntimeError(f"{_NAME}: torch.vmap over cu_seqlens and reset is not supported")
+
+    def more(name: str) -> Any:
+        given = getattr(x, name)
+        if not isinstance(given, Tensor) or name in ("cu_seqlens", "reset"):
+            return given
+        return mapped.widened(name, _CHANNELS_AT.get(name, 1)).contiguous()  # so that tiles are the same in backward
+
+    def split(name: str, result: Tensor) -> tuple[Tensor, int | None]:
+        absent = getattr(x, name, result) is None
+        return (result, None) if absent else mapped.split(result, _CHANNELS_AT.get(name, 1))
+
+    found = operator(*(more(name) for name in operator.schema.arguments))
+    return tuple(zip(*(split(*of) for of in zip(results, found, strict=True)), strict=True))
+
+
+_scan: Differentiable = first_order(
+    _NAME,
+    _NAME,
+    shapes=_shapes,
+    cpu=reference.rglru_forward,
+    backward=_gradients,
+    batched=lambda x, dims: _with_more_channels(_scan, ("out", "last", "checkpoints"), x, dims),
+    uses_results=True,
+)
+_backward: Differentiable = first_order(
+    _NAME,
+    "rglru_scan_backward",
+    shapes=_backward_shapes,
+    cpu=reference.rglru_backward,
+    batched=lambda x, dims: _with_more_channels(_backward, ("u", "delta", "A", "initial_state"), x, dims),
+)
 
 
 def rglru_scan(
@@ -88,7 +128,7 @@ def rglru_scan(
         A sequence without tokens has its initial state, or zeros, as its last.
         The root's derivative is infinite at 1 − a² = 0 and taken as 0; with max_sqrt_gradient it is at most that.
         delta = 0 keeps the state, also for A = 0, whose own gradient is taken as 0. A > 1 gives NaN.
-        Gradients of gradients and forward mode raise RuntimeError.
+        Gradients of gradients, forward mode and torch.vmap over cu_seqlens or reset raise RuntimeError.
 
     Example:
         >>> ones = torch.ones(1, 1, 3)

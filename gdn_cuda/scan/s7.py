@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_s7 as reference
 from .first_order import first_order
 from .layout import state_dtype
+from .mapped import Mapped
 
 _NAME = "s7_scan"
 
@@ -41,8 +43,29 @@ def _forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out.contiguous(), last.clone(), states.contiguous()
 
 
-_scan = first_order(_NAME, _NAME, shapes=_shapes, cpu=_forward, backward=_gradients, uses_results=True)
-_backward = first_order(_NAME, "s7_scan_backward", shapes=_backward_shapes, cpu=reference.s7_backward)
+def _with_more_sequences(operator: Differentiable, x: Any, dims: Any) -> Any:
+    """For torch.vmap: every tensor has a batch dimension, and contiguous tokens."""
+    mapped = Mapped(x, dims)
+    more = (None if y is None else mapped.widened(name, 0).contiguous() for name, y in vars(x).items())
+    return tuple(zip(*(mapped.split(y, 0) for y in operator(*more)), strict=True))
+
+
+_scan: Differentiable = first_order(
+    _NAME,
+    _NAME,
+    shapes=_shapes,
+    cpu=_forward,
+    backward=_gradients,
+    batched=lambda x, dims: _with_more_sequences(_scan, x, dims),
+    uses_results=True,
+)
+_backward: Differentiable = first_order(
+    _NAME,
+    "s7_scan_backward",
+    shapes=_backward_shapes,
+    cpu=reference.s7_backward,
+    batched=lambda x, dims: _with_more_sequences(_backward, x, dims),
+)
 
 
 def s7_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None = None, return_last_state: bool = False) -> Any:

@@ -7,25 +7,29 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, draw, example, of_operator, random
 from ..operators.gradients import under_transforms
 from . import selective_reference as reference
 from .first_order import first_order
+from .mapped import Mapped
 
 
 def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     states = reference.chunk_count(x) if x.keep_states else 0
     return (
-        reference.rows_like(x.u),
+        reference.empty_rows(x.u, reference.results_are_channels_last(x)),
         x.A.new_empty(reference.sequence_count(x), *x.A.shape),
         x.A.new_empty(states, *x.A.shape),
     )
 
 
 def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
+    channels_last = reference.results_are_channels_last(x)
+
     def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else reference.rows_like(of)
+        return x.u.new_empty(0) if of is None else reference.empty_rows(of, channels_last)
 
     def dense(of: Tensor | None) -> Tensor:
         return x.u.new_empty(0) if of is None else of.new_empty(of.shape)
@@ -55,9 +59,54 @@ def _gradients(x: Any, needs: Any, grad_out: Tensor | None, grad_last_state: Ten
     return {argument: grad for argument, grad in zip(_GRADIENTS, found, strict=True) if getattr(needs, argument)}
 
 
+# ---- torch.vmap: what is mapped over becomes more channels, and more groups of B and C
+
+
+def _channels_at(rank: int) -> int:
+    """Which dimension has the channels, or the groups: of (D, …), (B or sequences or chunks, D, …) and (B, G, N, L)."""
+    return 0 if rank < 3 else 1
+
+
+def _with_more_channels(operator: Differentiable, x: Any, dims: Any) -> tuple[Mapped, Any]:
+    """The operator's results, where every element mapped over has channels of its own."""
+    mapped = Mapped(x, dims)
+    if mapped.is_over("cu_seqlens"):
+        raise RuntimeError(f"{_NAME}: torch.vmap over cu_seqlens is not supported")
+
+    def more(name: str) -> Any:
+        given = getattr(x, name)
+        if not isinstance(given, Tensor) or name == "cu_seqlens":
+            return given
+        rank = mapped.rank(name)
+        is_one_group = name in ("B", "C") and rank == 3
+        return (mapped.inserted if is_one_group else mapped.widened)(name, _channels_at(rank))
+
+    return mapped, operator(*(more(name) for name in operator.schema.arguments))
+
+
+def _batched(x: Any, dims: Any) -> Any:
+    mapped, results = _with_more_channels(_scan, x, dims)
+    return tuple(zip(*(mapped.split(y, 1) for y in results), strict=True))
+
+
+def _batched_backward(x: Any, dims: Any) -> Any:
+    mapped, results = _with_more_channels(_backward, x, dims)
+
+    def split(argument: str, grad: Tensor) -> tuple[Tensor, int | None]:
+        if getattr(x, argument) is None:
+            return grad, None
+        if argument in ("B", "C") and mapped.rank(argument) == 3:
+            return grad, 1
+        return mapped.split(grad, _channels_at(mapped.rank(argument)))
+
+    return tuple(zip(*(split(*of) for of in zip(_GRADIENTS, results, strict=True)), strict=True))
+
+
 _NAME = "selective_scan"
-_backward = first_order(_NAME, "selective_scan_backward", shapes=_backward_shapes, cpu=reference.backward)
-_scan = first_order(_NAME, _NAME, shapes=_shapes, cpu=reference.forward, backward=_gradients, backward_only=1)
+_backward = first_order(
+    _NAME, "selective_scan_backward", shapes=_backward_shapes, cpu=reference.backward, batched=_batched_backward
+)
+_scan = first_order(_NAME, _NAME, shapes=_shapes, cpu=reference.forward, backward=_gradients, backward_only=1, batched=_batched)
 
 
 def _no_derivatives(tensors: tuple[Tensor | None, ...]) -> bool:
@@ -165,12 +214,13 @@ def selective_scan(
         cu_seqlens: (sequences + 1,), int32 or int64: offsets of sequences packed along L, with B = 1
         out: as u; (out, last state) with `return_last_state`
 
-    u may be contiguous or the transposed view of a (B, L, D) tensor: neither is copied, and out is as u.
+    u, delta, z and delta_a may be contiguous or transposed views of (B, L, D) tensors. Out is laid out as most of them are, and
+    the others are copied; u decides a tie.
 
     Edge cases:
         A sequence of no tokens has its initial state, or zeros, as its last.
         Gradients flow to every floating-point input, from out and from the last state. Those of gradients are refused, and so
-        are forward mode and torch.vmap.
+        are forward mode and torch.vmap over cu_seqlens.
         'rglru' ignores a B that varies, and multiplies the output by a constant one; where δ = 0, the root's derivative, which
         is infinite, counts as 0. 's7' ignores A. Both are real.
         Tokens behind the end of the last sequence have the output 0.

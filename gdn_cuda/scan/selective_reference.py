@@ -23,12 +23,22 @@ _conj = torch.conj_physical  # the mark of torch.conj is not always read below a
 _LINEAR_FROM = 20.0  # softplus is the identity above
 
 
-def rows_like(x: Tensor) -> Tensor:
-    """A dense tensor in the layout of x, (B, D, L) or the transposed view of (B, L, D)."""
-    batch, dim, length = x.shape
-    if x.stride(1) == 1 and not (length > 1 and x.stride(2) == 1):
-        return x.new_empty(batch, length, dim).transpose(1, 2)
-    return x.new_empty(batch, dim, length)
+def _is_channels_last(x: Tensor) -> bool:
+    return x.stride(1) == 1 and not (x.shape[2] > 1 and x.stride(2) == 1)
+
+
+def results_are_channels_last(x: Any) -> bool:
+    """Whether most of what is shaped like u is the transposed view of (B, L, D); u decides a tie. A kernel takes one layout."""
+    rows = (x.u, x.delta, x.z, x.delta_a, getattr(x, "grad_out", None))
+    given = [_is_channels_last(each) for each in rows if each is not None]
+    return given[0] if 2 * sum(given) == len(given) else 2 * sum(given) > len(given)
+
+
+def empty_rows(like: Tensor, channels_last: bool) -> Tensor:
+    batch, dim, length = like.shape
+    if channels_last:
+        return like.new_empty(batch, length, dim).transpose(1, 2)
+    return like.new_empty(batch, dim, length)
 
 
 def sequence_count(x: Any) -> Any:
@@ -298,7 +308,7 @@ def _recurrence_backward(decay: Tensor, grad: Tensor, grad_last: Tensor) -> tupl
 
 def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(out, last state, the states before each chunk), as torch.ops.gdn_cuda.selective_scan returns them."""
-    out = rows_like(x.u).zero_()
+    out = empty_rows(x.u, results_are_channels_last(x)).zero_()
     last = x.A.new_empty(sequence_count(x), *x.A.shape)
     kept = x.A.new_zeros(chunk_count(x) if x.keep_states else 0, *x.A.shape)
     for sequence in _sequences(x):
@@ -317,8 +327,10 @@ def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 def backward(x: Any) -> tuple[Tensor, ...]:
     """The gradients of u, delta, A, B, C, D, z, delta_bias, delta_a and initial_state; empty where there is none."""
 
+    channels_last = results_are_channels_last(x)
+
     def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else rows_like(of).zero_()
+        return x.u.new_empty(0) if of is None else empty_rows(of, channels_last).zero_()
 
     def sums(of: Tensor | None) -> Tensor:
         return x.u.new_empty(0) if of is None else torch.zeros(of.shape, dtype=_wide_dtype(of))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,14 @@ from torch import Tensor
 
 from ..operators.measure import tunable
 from ..operators.tunable import Shape, Tunable
+
+
+@dataclass(frozen=True)
+class Sums(Shape):
+    rows: int = 1024
+    poles: int = 32
+    points: int = 16384
+
 
 # Twice the error (relative RMS) that a result may have, as both compared results may have it: documented for fp32, one rounding
 # for narrower dtypes. Wrong indices cause far larger errors.
@@ -21,8 +30,8 @@ POWERS_TOLERANCE = {"c64": 2e-5, "c128": 1e-12}
 # ---- Cauchy sums: v (rows, poles), points (points), poles (rows, poles) or (poles)
 
 
-def _cauchy_problem(conj: bool) -> Callable[[Shape, str, bool], str]:
-    def problem(shape: Shape, dtype: str, shared: bool) -> str:
+def _cauchy_problem(conj: bool) -> Callable[[Sums, str, bool], str]:
+    def problem(shape: Sums, dtype: str, shared: bool) -> str:
         return (
             f"{{.rows = {shape.rows}, .shared_rows = {shape.rows if shared else 1}, .points = {shape.points}, "
             f".poles = {shape.poles}, .io = DType::{dtype}, .conj = {str(conj).lower()}}}"
@@ -31,7 +40,7 @@ def _cauchy_problem(conj: bool) -> Callable[[Shape, str, bool], str]:
     return problem
 
 
-def _apart(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
+def _apart(shape: Sums, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
     """Points to the right and poles to the left, without cancellation, so that results can be compared."""
     real = torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
 
@@ -47,7 +56,7 @@ def _apart(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict[
     }
 
 
-def _s4(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
+def _s4(shape: Sums, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
     """Points on the imaginary axis, poles of S4's initialisation."""
     theta = math.pi * torch.arange(shape.points, dtype=torch.float64, device=device) / shape.points
     z = torch.complex(torch.zeros_like(theta), 2 * torch.tan(0.5 * theta))
@@ -55,7 +64,7 @@ def _s4(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict[str
     return {"v": v.to(dtype), "z": z.to(dtype), "w": _poles(shape, shared, device).to(dtype)}
 
 
-def _poles(shape: Shape, shared: bool, device: str) -> Tensor:
+def _poles(shape: Sums, shared: bool, device: str) -> Tensor:
     imaginary = math.pi * torch.arange(shape.poles, device=device, dtype=torch.float64)
     one = torch.complex(torch.full_like(imaginary, -0.5), imaginary)
     return one if shared else one * (0.5 + torch.rand(shape.rows, 1, device=device, dtype=torch.float64))
@@ -64,11 +73,11 @@ def _poles(shape: Shape, shared: bool, device: str) -> Tensor:
 # ---- Sums of powers: v and x (rows, poles), points are steps
 
 
-def _powers_problem(shape: Shape, dtype: str, shared: bool) -> str:
+def _powers_problem(shape: Sums, dtype: str, shared: bool) -> str:
     return f"{{.rows = {shape.rows}, .steps = {shape.points}, .poles = {shape.poles}, .io = DType::{dtype}}}"
 
 
-def _powers(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
+def _powers(shape: Sums, dtype: torch.dtype, shared: bool, device: str) -> dict[str, Any]:
     v = torch.randn(shape.rows, shape.poles, device=device, dtype=torch.complex128)
     return {"v": v.to(dtype), "x": (_poles(shape, False, device) / shape.points).to(dtype), "L": shape.points}
 
@@ -76,21 +85,25 @@ def _powers(shape: Shape, dtype: torch.dtype, shared: bool, device: str) -> dict
 tunable(
     "cauchy_kernel",
     Tunable(
-        "structured/cauchy", CAUCHY_TOLERANCE, True, _cauchy_problem(False), _apart, lambda problem: ".conj = false" in problem
+        "structured/cauchy",
+        Sums,
+        CAUCHY_TOLERANCE,
+        _cauchy_problem(False),
+        _apart,
+        owns=lambda problem: ".conj = false" in problem,
+        shares_poles=True,
     ),
 )
 tunable(
     "cauchy_conj",
     Tunable(
         "structured/cauchy",
+        Sums,
         {dtype: CAUCHY_TOLERANCE[dtype] for dtype in ("c64", "c128")},
-        True,
         _cauchy_problem(True),
         _s4,
-        lambda problem: ".conj = true" in problem,
+        owns=lambda problem: ".conj = true" in problem,
+        shares_poles=True,
     ),
 )
-tunable(
-    "log_vandermonde",
-    Tunable("structured/vandermonde", POWERS_TOLERANCE, False, _powers_problem, _powers, lambda problem: True),
-)
+tunable("log_vandermonde", Tunable("structured/vandermonde", Sums, POWERS_TOLERANCE, _powers_problem, _powers))

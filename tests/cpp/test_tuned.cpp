@@ -307,11 +307,13 @@ TEST(Tuned, AnAttemptDecidesUntilItIsForgotten) {
 TEST(Tuned, EveryTunableSaysWhatIsWrong) {
     for (const Tunable& one : tunables()) {
         EXPECT_CONTAINS(message_of([&] { one.candidates("{}", {}); }),
-                        one.kernel + ": problem: expected a form like {.rows = ");
+                        one.kernel + ": problem: expected a form like " + one.problem);
         EXPECT_CONTAINS(message_of([&] { one.candidates("{}", {}); }), "got {}");
     }
-    EXPECT_CONTAINS(message_of([] { tunable("gdn/decode"); }),
-                    "expected a kernel among structured/cauchy, structured/vandermonde, got gdn/decode");
+    EXPECT_CONTAINS(
+        message_of([] { tunable("gdn/decode"); }),
+        "expected a kernel among scan/diagonal_scan, scan/selective_forward, scan/selective_step, structured/cauchy, "
+        "structured/vandermonde, got gdn/decode");
     const Tunable& cauchy = tunable(kCauchy);
     EXPECT_CONTAINS(message_of([&] { cauchy.attempt(to_text(kS4), "{}", {}); }), "choice: expected one of {.in_batches = ");
 }

@@ -15,16 +15,22 @@ import gdn_cuda
 from gdn_cuda import _C
 from gdn_cuda.cli.tune_measure import GpuRunner, tune
 from gdn_cuda.operators import measure
-from gdn_cuda.operators.tunable import Shape
+from gdn_cuda.structured.measure_tune import Sums
 
 TUNABLES = measure.load().tunables
-SHAPES = (Shape(1, 3, 5), Shape(4, 64, 5000), Shape(48, 33, 2049))
+SHAPES = {
+    "selective_scan": ("1x3x5x7", "2x64x500x16", "4x2200x130x40"),
+    "selective_state_update": ("1x3x5", "70x64x16", "300x129x128"),
+    "simplified_scan": ("1x3x5", "2x5x5000", "1x64x20001"),
+}
+CASES = [(operator, shape) for operator in TUNABLES for shape in SHAPES.get(operator, ("1x3x5", "4x64x5000", "48x33x2049"))]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("operator", TUNABLES)
-def test_every_candidate_is_correct_and_actually_runs(operator: str, shape: Shape) -> None:
-    one, device = TUNABLES[operator], _C.driver()["devices"][torch.cuda.current_device()]
+@pytest.mark.parametrize(("operator", "text"), CASES)
+def test_every_candidate_is_correct_and_actually_runs(operator: str, text: str) -> None:
+    one = TUNABLES[operator]
+    shape = one.shape.parse(text)
+    device = _C.driver()["devices"][torch.cuda.current_device()]
     for dtype in one.tolerance:
         for shared in {False, one.shares_poles}:
             case = one.case(operator, shape, dtype, shared)
@@ -37,7 +43,7 @@ def test_every_candidate_is_correct_and_actually_runs(operator: str, shape: Shap
 def test_a_call_with_other_strides_is_the_same_tuning_problem() -> None:
     """Leading dimensions merge; what the command calls rows is what a model's call has."""
     device = _C.driver()["devices"][torch.cuda.current_device()]
-    case = TUNABLES["cauchy_conj"].case("cauchy_conj", Shape(12, 8, 600), None, False)
+    case = TUNABLES["cauchy_conj"].case("cauchy_conj", Sums(12, 8, 600), None, False)
     x = case.arguments("cuda")
     choice = _C.tuned_candidates(case.kernel, case.problem, device)[-1]
     expected = gdn_cuda.cauchy_conj(**x)

@@ -2,17 +2,27 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <gdn_cuda/kernels/scan/diagonal_inputs.cuh>
 #include <string>
+#include <vector>
 
 #include "../../jit/device.hpp"
 #include "../../jit/text.hpp"
+#include "../../kernels/grid.hpp"
+#include "../../kernels/tuned.hpp"
+#include "../../kernels/winners.hpp"
 
 namespace gdn_cuda::scan {
 
 struct DiagonalProblem {
     i64 rows, length;
     bool varying;  // a step size varies over time
+    bool reverse;  // the gradients
+
+    constexpr bool operator==(const DiagonalProblem&) const = default;
+
+    GDN_FIELDS(rows, length, varying, reverse)
 };
 
 inline constexpr int kDiagonalThreads = 128, kDiagonalThreadsOfShort = 32;
@@ -24,27 +34,69 @@ constexpr int diagonal_threads(const DiagonalProblem& problem) {
 
 struct DiagonalParts {
     int parts, part_tokens;
+
+    constexpr bool operator==(const DiagonalParts&) const = default;
+
+    GDN_FIELDS(parts, part_tokens)
 };
-// Several blocks a row read it twice, once for the map of each part: worth it where a block a row would leave multiprocessors
-// without enough loads in flight.
-inline DiagonalParts diagonal_parts(const DiagonalProblem& problem, const jit::DeviceTraits& device) {
-    constexpr i64 kBlocksOfSM = 4, kLeastTiles = 4, kMostParts = 64;  // a block goes through the maps before it one by one
-    const i64 tile = diagonal_threads(problem) * kDiagonalTokens, tiles = ceil_div(problem.length, tile);
-    i64 parts = 1;
-    if (problem.rows > 0 && problem.rows < 2 * device.multiprocessors)
-        parts = std::clamp<i64>(ceil_div(kBlocksOfSM * device.multiprocessors, problem.rows), 1,
-                                std::clamp<i64>(tiles / kLeastTiles, 1, kMostParts));
-    const i64 of_part = ceil_div(tiles, parts) * tile;
+using DiagonalWinners = Winners<DiagonalProblem, DiagonalParts>;
+
+inline constexpr int kMostDiagonalParts = 64;  // a block goes through the maps before it one by one
+
+// As many parts of whole tiles, without empty ones.
+inline DiagonalParts parts_of_whole_tiles(const DiagonalProblem& problem, i64 parts) {
+    const i64 tile = diagonal_threads(problem) * kDiagonalTokens,
+              of_part = ceil_div(ceil_div(problem.length, tile), parts) * tile;
     return {.parts = of_part == 0 ? 1 : static_cast<int>(ceil_div(problem.length, of_part)),
             .part_tokens = static_cast<int>(of_part)};
 }
 
-inline std::string explain_diagonal_parts(const DiagonalProblem& problem, const jit::DeviceTraits& device) {
+// Several blocks a row read it twice, once for the map of each part: worth it where a block a row would leave multiprocessors
+// without enough loads in flight.
+inline DiagonalParts diagonal_parts(const DiagonalProblem& problem, const jit::DeviceTraits& device,
+                                    const DiagonalWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
+    constexpr i64 kBlocksOfSM = 4, kLeastTiles = 4;
+    const i64 tiles = ceil_div(problem.length, i64{diagonal_threads(problem)} * kDiagonalTokens);
+    i64 parts = 1;
+    if (problem.rows > 0 && problem.rows < 2 * device.multiprocessors)
+        parts = std::clamp<i64>(ceil_div(kBlocksOfSM * device.multiprocessors, problem.rows), 1,
+                                std::clamp<i64>(tiles / kLeastTiles, 1, kMostDiagonalParts));
+    return parts_of_whole_tiles(problem, parts);
+}
+
+// The heuristic's own choice, then the others.
+inline std::vector<DiagonalParts> diagonal_candidates(const DiagonalProblem& problem, const jit::DeviceTraits& device) {
+    std::vector<DiagonalParts> all{diagonal_parts(problem, device)};
+    for (int parts = 1; parts <= kMostDiagonalParts; parts *= 2) {
+        const DiagonalParts other = parts_of_whole_tiles(problem, parts);
+        const bool fits = other.parts == parts && fits_grid({problem.rows * parts, 1, 1});
+        if (fits && std::ranges::find(all, other) == all.end()) all.push_back(other);
+    }
+    return all;
+}
+
+inline std::string explain_diagonal_parts(const DiagonalProblem& problem, const jit::DeviceTraits& device,
+                                          const DiagonalWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
     const DiagonalParts found = diagonal_parts(problem, device);
     const std::string rows = fmt::format("{} row{}", problem.rows, problem.rows == 1 ? "" : "s");
     if (found.parts == 1) return fmt::format("a block of {} threads for each of {}", diagonal_threads(problem), rows);
     return fmt::format("{} for {} multiprocessors: each is shared by {} blocks of {} tokens", rows, device.multiprocessors,
                        found.parts, found.part_tokens);
+}
+
+// What the command `tune` and ../tuned.hpp need: forward and backward are problems of one list.
+struct DiagonalTuning {
+    using Problem = DiagonalProblem;
+    using Choice = DiagonalParts;
+    static constexpr std::array kernels = {"scan/diagonal_scan", "scan/diagonal_scan_parts", "scan/diagonal_scan_backward"};
+    static constexpr auto& candidates = diagonal_candidates;
+    static constexpr auto& explain = explain_diagonal_parts;
+};
+
+inline std::string explain_diagonal_parts_on(const DiagonalProblem& problem, const jit::DeviceTraits& device) {
+    return explain_diagonal_parts(problem, device, tuned<DiagonalTuning>(device));
 }
 
 }  // namespace gdn_cuda::scan

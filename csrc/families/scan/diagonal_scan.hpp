@@ -29,7 +29,7 @@ struct DiagonalScan {
         if (problem.rows == 0) return;
         launch<DiagonalScan>({.threads = diagonal_threads(problem), .varying = problem.varying}, args,
                              {problem.rows * args.inputs.parts, 1, 1}, target,
-                             [&](const auto& device) { return explain_diagonal_parts(problem, device); });
+                             [&](const auto& device) { return explain_diagonal_parts_on(problem, device); });
     }
 };
 

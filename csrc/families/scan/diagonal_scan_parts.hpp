@@ -25,10 +25,10 @@ struct DiagonalScanParts {
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config&) { return 0; }  // static shared memory
 
-    static void run(const DiagonalProblem& problem, bool reverse, const Args& args, const Target& target) {
-        launch<DiagonalScanParts>({.threads = kDiagonalThreads, .varying = problem.varying, .reverse = reverse}, args,
+    static void run(const DiagonalProblem& problem, const Args& args, const Target& target) {
+        launch<DiagonalScanParts>({.threads = kDiagonalThreads, .varying = problem.varying, .reverse = problem.reverse}, args,
                                   {problem.rows * args.inputs.parts, 1, 1}, target,
-                                  [&](const auto& device) { return explain_diagonal_parts(problem, device); });
+                                  [&](const auto& device) { return explain_diagonal_parts_on(problem, device); });
     }
 };
 

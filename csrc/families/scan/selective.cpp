@@ -91,9 +91,8 @@ PreparedSelective prepare_selective(const Checks& check, const SelectiveScan& x)
     const View u(x.u), delta(x.delta), A(x.A), B(x.B), C(x.C),
         D = view_of(x.D), z = view_of(x.z), delta_bias = view_of(x.delta_bias), delta_a = view_of(x.delta_a),
         initial_state = view_of(x.initial_state), cu_seqlens = view_of(x.cu_seqlens);
-    PreparedSelective prepared{.inputs = {}, .u = u};
+    PreparedSelective prepared{.inputs = {}, .u = u, .delta = delta, .z = z, .delta_a = delta_a};
     SelectiveInputs& inputs = prepared.inputs;
-    bool readable = true;
 
     check.rank("u", u, 3, "(B, D, L)");
     const DType io = check.dtype("u", u, {DType::f32, DType::bf16, DType::f16, DType::f64});
@@ -103,7 +102,6 @@ PreparedSelective prepare_selective(const Checks& check, const SelectiveScan& x)
                     fmt::format("the shape of u {}", shape_text(u)), shape_text(view));
         check.dtype(argument, view, {io});
         check.device(argument, view, u, "u");
-        readable = readable && kernels_can_read_rows(view);
         return channel_rows(view);
     };
     inputs.u = rows("u", u);
@@ -156,11 +154,13 @@ PreparedSelective prepare_selective(const Checks& check, const SelectiveScan& x)
     inputs.delta_softplus = x.delta_softplus;
 
     prepared.io = io;
-    prepared.layout = layout_of(u);
+    prepared.layout = layout_of_most({&u, &delta, &z, &delta_a});
     prepared.discretization = x.discretization;
     prepared.is_complex = types.is_complex;
     const auto dense = [](const View& view) { return !view.defined() || view.contiguous_tail(view.rank); };
-    prepared.kernels_can_read = readable && dense(D) && dense(delta_bias) && dense(initial_state);
+    prepared.can_read_others = dense(D) && dense(delta_bias) && dense(initial_state) &&
+                               kernels_can_read(inputs.B, inputs.state_size, inputs.length) &&
+                               kernels_can_read(inputs.C, inputs.state_size, inputs.length);
     check.count("u", "chunks of the sequence", prepared.chunks());
     // The states of all chunks, in bytes that torch can count.
     const auto states = static_cast<double>(prepared.chunks() + sequences) * static_cast<double>(dim * state_size);

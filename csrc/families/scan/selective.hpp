@@ -1,34 +1,63 @@
 // selective_scan and its backward on the host: the checked arguments, which the hosts of their kernels take.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <gdn_cuda/kernels/scan/selective_plan.cuh>
 #include <gdn_cuda/scan.hpp>
+#include <optional>
 
 #include "../../operators/tensor.hpp"
 
 namespace gdn_cuda::scan {
 
-// Which elements of u, and so of out, are neighbours in memory.
+inline constexpr i64 kMostStride = (i64{1} << 31) - 1;  // in bytes, of tokens and states
+
+// Which elements of u and what is shaped like it are neighbours in memory. A kernel takes one layout.
 enum class Layout : int { tokens, channels };
 // The channels are: the transposed view of (B, L, D). One token in a contiguous tensor counts as such, too.
 inline Layout layout_of(const View& rows) {
     return rows.strides[1] == 1 && !(rows.size(2) > 1 && rows.strides[2] == 1) ? Layout::channels : Layout::tokens;
 }
 // The others are copied.
-inline bool kernels_can_read_rows(const View& rows) {
-    return layout_of(rows) == Layout::channels || rows.size(2) <= 1 || rows.strides[2] == 1;
+inline bool kernels_can_read_rows(const View& rows, Layout layout) {
+    if (rows.numel() == 0) return true;
+    if (layout == Layout::tokens) return rows.size(2) <= 1 || rows.strides[2] == 1;
+    return (rows.size(1) <= 1 || rows.strides[1] == 1) && rows.stride(2) * bytes_of(*dtype_of(rows)) <= kMostStride;
+}
+// That of most tensors, or of the first.
+inline Layout layout_of_most(std::initializer_list<const View*> all) {
+    const auto has = [](const View* rows, Layout layout) { return rows->defined() && layout_of(*rows) == layout; };
+    const Layout first = layout_of(**all.begin()), other = first == Layout::tokens ? Layout::channels : Layout::tokens;
+    const auto count = [&](Layout layout) {
+        return std::ranges::count_if(all, [&](const View* rows) { return has(rows, layout); });
+    };
+    return count(other) > count(first) ? other : first;
+}
+// B and C are read along states or along tokens.
+inline bool kernels_can_read(const Coefficients& x, int state_size, int length) {
+    const i64 number = x.pair == 0 ? 1 : 2, bytes = bytes_of(x.type);
+    if (!x.varies) return true;
+    if (x.pair > 1 || x.token * bytes > kMostStride || x.n * bytes > kMostStride) return false;
+    return x.n == number || x.token == number || state_size == 1 || length <= 1;
 }
 
 struct PreparedSelective {
     SelectiveInputs inputs;
-    View u;  // for its device
+    View u, delta, z, delta_a;
     DType io = DType::f32;
     Layout layout = Layout::tokens;
     Discretization discretization = Discretization::mamba;
     bool is_complex = false;
-    bool kernels_can_read = true;  // where the tensors lie; otherwise they are copied
+    bool can_read_others = true;  // what is not like u, where it lies
 
     bool is_packed() const { return inputs.cu_seqlens.data != nullptr; }
+    // Otherwise tensors are copied.
+    bool kernels_can_read() const {
+        return can_read_others && std::ranges::all_of(std::array{&u, &delta, &z, &delta_a}, [&](const View* rows) {
+                   return !rows->defined() || kernels_can_read_rows(*rows, layout);
+               });
+    }
     // As many as there can be where sequences are packed.
     int64_t chunks() const {
         const int64_t length = inputs.length, chunk = kStateChunk;

@@ -4,8 +4,11 @@
 #include <array>
 #include <gdn_cuda/kernels/scan/selective_forward_plan.cuh>
 #include <string>
+#include <vector>
 
 #include "../../kernels/spec.hpp"
+#include "../../kernels/tuned.hpp"
+#include "../../kernels/winners.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -15,7 +18,12 @@ struct SelectiveForwardProblem {
     bool is_narrow;  // u, delta, z, delta_a, B and C
     int states;
     i64 channels;  // of all sequences
+
+    constexpr bool operator==(const SelectiveForwardProblem&) const = default;
+
+    GDN_FIELDS(transition, is_complex, is_narrow, states, channels)
 };
+using SelectiveForwardWinners = Winners<SelectiveForwardProblem, SelectiveForwardConfig>;
 
 inline constexpr std::array kSelectiveForwardConfigurations = [] {
     using enum Transition;
@@ -29,7 +37,9 @@ inline constexpr std::array kSelectiveForwardConfigurations = [] {
 }();
 
 // Four states a lane take fewer instructions, eight lanes a channel make twice as many warps.
-constexpr SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int multiprocessors) {
+inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int multiprocessors,
+                                                       const SelectiveForwardWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
     const bool many = problem.channels >= i64{multiprocessors} * 64;
     const bool plain = problem.transition == Transition::exponential && !problem.is_complex;
     return {.transition = problem.transition,
@@ -38,11 +48,32 @@ constexpr SelectiveForwardConfig selective_forward_config(const SelectiveForward
             .states = plain && many ? 4 : 2,
             .lanes = plain && many ? 4 : 8};
 }
-inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, const jit::DeviceTraits& device) {
+// The heuristic's own choice, then the others.
+inline std::vector<SelectiveForwardConfig> selective_forward_candidates(const SelectiveForwardProblem& problem,
+                                                                        const jit::DeviceTraits& device) {
+    std::vector<SelectiveForwardConfig> all{selective_forward_config(problem, device.multiprocessors)};
+    const SelectiveForwardConfig own = all.front();
+    for (const SelectiveForwardConfig& config : kSelectiveForwardConfigurations)
+        if (config.transition == own.transition && config.is_complex == own.is_complex && config.is_narrow == own.is_narrow &&
+            config != own)
+            all.push_back(config);
+    return all;
+}
+inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, const jit::DeviceTraits& device,
+                                             const SelectiveForwardWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
     const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
     return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel", problem.channels,
                        device.multiprocessors, config.states, config.lanes);
 }
+
+struct SelectiveForwardTuning {
+    using Problem = SelectiveForwardProblem;
+    using Choice = SelectiveForwardConfig;
+    static constexpr std::array kernels = {"scan/selective_forward"};
+    static constexpr auto& candidates = selective_forward_candidates;
+    static constexpr auto& explain = explain_selective_forward;
+};
 
 struct SelectiveForward {
     using Config = SelectiveForwardConfig;
@@ -61,10 +92,12 @@ struct SelectiveForward {
     }
 
     static void run(const SelectiveForwardProblem& problem, const Args& args, const Target& target) {
-        const Config config = selective_forward_config(problem, jit::device_traits(target.ordinal).multiprocessors);
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const Config config = selective_forward_config(problem, device.multiprocessors, tuned<SelectiveForwardTuning>(device));
         const i64 blocks = args.in.dim / args.span * ceil_div(args.span, config.channels());
-        launch<SelectiveForward>(config, args, {blocks * args.in.sequences, 1, 1}, target,
-                                 [&](const auto& device) { return explain_selective_forward(problem, device); });
+        launch<SelectiveForward>(config, args, {blocks * args.in.sequences, 1, 1}, target, [&](const auto& of) {
+            return explain_selective_forward(problem, of, tuned<SelectiveForwardTuning>(of));
+        });
     }
 };
 

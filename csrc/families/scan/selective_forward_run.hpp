@@ -9,16 +9,24 @@
 
 namespace gdn_cuda::scan {
 
+// A tensor with one state or one token has no stride in that direction; the kernel takes that of neighbours.
+inline Coefficients with_neighbours(Coefficients x, int state_size) {
+    const i64 number = x.pair == 0 ? 1 : 2;
+    if (x.varies && x.n != number && x.token != number) (state_size == 1 ? x.n : x.token) = number;
+    return x;
+}
+
 inline void run_selective_forward(const PreparedSelective& prepared, const SelectiveResults& results, const Target& target) {
-    const SelectiveInputs& in = prepared.inputs;
+    SelectiveInputs in = prepared.inputs;
+    in.B = with_neighbours(in.B, in.state_size), in.C = with_neighbours(in.C, in.state_size);
     if (in.dim == 0 || in.sequences == 0) return;
     const bool along_tokens = prepared.layout == Layout::tokens, packed = prepared.is_packed();
     const auto is_narrow = [](const Coefficients& x) { return !x.varies || x.type != DType::f32; };
     const auto channels_of_group = [&](const Coefficients& x) { return x.varies ? in.dim / x.groups : in.dim; };
     const int span = std::gcd(channels_of_group(in.B), channels_of_group(in.C));
-    bool rows_are_vectors = along_tokens || span % 8 == 0 || span == in.dim;
-    for (const ChannelRows* x : {&in.u, &in.delta, &in.z, &in.delta_a, &results.out})
-        rows_are_vectors &= x->data == nullptr || has_vectors(*x, bytes_of(prepared.io), along_tokens, packed);
+    bool rows_are_aligned = along_tokens || span % 8 == 0 || span == in.dim;
+    for (const ChannelRows& x : {in.u, in.delta, in.z, results.out})
+        rows_are_aligned &= x.data == nullptr || has_vectors(x, bytes_of(prepared.io), along_tokens, packed);
     SelectiveForward::run({.transition = transition_of(prepared.discretization),
                            .is_complex = prepared.is_complex,
                            .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
@@ -31,8 +39,8 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
                            .io = prepared.io,
                            .input_times_delta = prepared.discretization == Discretization::mamba,
                            .along_tokens = along_tokens,
-                           .rows_are_vectors = rows_are_vectors,
-                           .coefficients_are_vectors = has_vectors(in.B, packed) && has_vectors(in.C, packed),
+                           .rows_are_aligned = rows_are_aligned,
+                           .coefficients_are_aligned = has_vectors(in.B, packed) && has_vectors(in.C, packed),
                            .span = span},
                           target);
 }

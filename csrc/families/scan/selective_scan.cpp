@@ -43,16 +43,22 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 Tensor dense(const Tensor& x) {
     return torch::stable::contiguous(x);
 }
-Tensor readable_rows(const Tensor& rows) {
-    return kernels_can_read_rows(View(rows)) ? rows : dense(rows);
+Tensor readable_rows(const Tensor& rows, Layout layout) {
+    if (kernels_can_read_rows(View(rows), layout)) return rows;
+    if (layout == Layout::tokens) return dense(rows);
+    return torch::stable::transpose(dense(torch::stable::transpose(rows, 1, 2)), 1, 2);
 }
 void apply(Tensor (*copy)(const Tensor&), std::initializer_list<OptionalTensor*> to) {
     for (OptionalTensor* each : to)
         if (*each) *each = copy(**each);
 }
-SelectiveScan readable(SelectiveScan x) {
-    apply(readable_rows, {&x.u, &x.delta, &x.z, &x.delta_a});
+SelectiveScan readable(SelectiveScan x, const PreparedSelective& prepared) {
+    for (OptionalTensor* rows : std::initializer_list<OptionalTensor*>{&x.u, &x.delta, &x.z, &x.delta_a})
+        if (*rows) *rows = readable_rows(**rows, prepared.layout);
     apply(dense, {&x.D, &x.delta_bias, &x.initial_state});
+    const SelectiveInputs& in = prepared.inputs;
+    if (!kernels_can_read(in.B, in.state_size, in.length)) apply(dense, {&x.B});
+    if (!kernels_can_read(in.C, in.state_size, in.length)) apply(dense, {&x.C});
     return x;
 }
 
@@ -67,10 +73,10 @@ SelectiveScan with_plain_numbers(SelectiveScan x) {
 std::vector<int64_t> sizes_of(const View& view) {
     return {view.sizes, view.sizes + view.rank};
 }
-// Dense, in the layout of `like`.
-Tensor empty_rows(const Tensor& like) {
+// Dense.
+Tensor empty_rows(const Tensor& like, Layout layout) {
     const View view(like);
-    if (layout_of(view) == Layout::tokens) return torch::stable::new_empty(like, sizes_of(view));
+    if (layout == Layout::tokens) return torch::stable::new_empty(like, sizes_of(view));
     return torch::stable::transpose(torch::stable::new_empty(like, {view.size(0), view.size(2), view.size(1)}), 1, 2);
 }
 ChannelRows written_rows(Tensor rows, const PreparedSelective& prepared) {
@@ -88,23 +94,22 @@ Tensor empty_states(const Tensor& like, int64_t count, const PreparedSelective& 
 // ---- Forward
 
 PreparedSelective prepare_scan(const SelectiveScanCall& call) {
-    return prepare_selective(Checks{"selective_scan"}, call.scan);
+    return prepare_selective(Checks{call.name}, call.scan);
 }
 
 void require_kernel_types(const Checks& check, const PreparedSelective& prepared) {
     GDN_REQUIRE(check, prepared.io != DType::f64, "u", "float32 or bfloat16 or float16 on CUDA", "float64");
 }
 
-std::tuple<Tensor, Tensor, Tensor> run_scan(const SelectiveScanCall& call) {
-    const Checks check{"selective_scan"};
-    PreparedSelective prepared = prepare_scan(call);
-    require_kernel_types(check, prepared);
-    if (!prepared.kernels_can_read) return run_scan({readable(call.scan), call.keep_states});
-    const Tensor out = empty_rows(call.scan.u), last_state = empty_states(call.scan.u, prepared.inputs.sequences, prepared);
+using ScanResults = std::tuple<Tensor, Tensor, Tensor>;
+
+ScanResults launch_scan(const SelectiveScanCall& call, const PreparedSelective& prepared) {
+    const Tensor out = empty_rows(call.scan.u, prepared.layout),
+                 last_state = empty_states(call.scan.u, prepared.inputs.sequences, prepared);
     Tensor states = empty_states(call.scan.u, call.keep_states ? prepared.chunks() : 0, prepared);
     if (prepared.is_packed() && call.keep_states) torch::stable::zero_(states);
     const DeviceScope scope(prepared.u.device_index);
-    const Target target = target_of(check.function, prepared.u);
+    const Target target = target_of(call.name, prepared.u);
     const SelectiveResults results{.out = written_rows(out, prepared),
                                    .last_state = memory_of(last_state),
                                    .states = call.keep_states ? memory_of(states) : nullptr};
@@ -112,12 +117,22 @@ std::tuple<Tensor, Tensor, Tensor> run_scan(const SelectiveScanCall& call) {
     return {out, last_state, states};
 }
 
+ScanResults run_scan(const SelectiveScanCall& call) {
+    const PreparedSelective prepared = prepare_scan(call);
+    require_kernel_types(Checks{call.name}, prepared);
+    if (prepared.kernels_can_read()) return launch_scan(call, prepared);
+    const SelectiveScanCall copied{readable(call.scan, prepared), call.keep_states};
+    PreparedSelective of_copies = prepare_scan(copied);
+    of_copies.layout = prepared.layout;
+    return launch_scan(copied, of_copies);
+}
+
 // ---- Backward
 
 struct PreparedBackward {
     PreparedSelective scan;
     SelectiveCotangents cotangents;
-    bool kernels_can_read;
+    bool kernels_can_read;  // otherwise tensors are copied
 };
 
 PreparedBackward prepare_backward(const SelectiveScanBackwardCall& call) {
@@ -137,27 +152,21 @@ PreparedBackward prepare_backward(const SelectiveScanBackwardCall& call) {
     };
     bool dense = state_like("states", states, prepared.scan.chunks(), "(chunks, D, N)");
     if (grad_last.defined()) dense &= state_like("grad_last_state", grad_last, inputs.sequences, "(sequences, D, N)");
-    prepared.kernels_can_read = prepared.scan.kernels_can_read && dense && kernels_can_read_rows(grad_out);
+    PreparedSelective& scan = prepared.scan;
+    scan.layout = layout_of_most({&u, &scan.delta, &scan.z, &scan.delta_a, &grad_out});
+    prepared.kernels_can_read = scan.kernels_can_read() && dense && kernels_can_read_rows(grad_out, scan.layout);
     prepared.cotangents = {.out = channel_rows(grad_out), .last_state = grad_last.data, .states = states.data};
     return prepared;
 }
 
-Gradients run_backward(const SelectiveScanBackwardCall& call) {
-    const Checks check{call.name};
-    const PreparedBackward prepared = prepare_backward(call);
-    require_kernel_types(check, prepared.scan);
+Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedBackward& prepared) {
     const SelectiveScan& x = call.scan;
-    if (!prepared.kernels_can_read) {
-        SelectiveScanBackwardCall copied{readable_rows(call.grad_out), call.grad_last_state, readable(x), dense(call.states)};
-        apply(dense, {&copied.grad_last_state});
-        return run_backward(copied);
-    }
     const Tensor& like = x.u;
     const auto none = [&] { return torch::stable::new_empty(like, {0}); };
     SelectiveGradients to{};
     const auto rows = [&](const OptionalTensor& of, ChannelRows& into) {
         if (!of) return none();
-        const Tensor made = empty_rows(*of);
+        const Tensor made = empty_rows(*of, prepared.scan.layout);
         into = written_rows(made, prepared.scan);
         return made;
     };
@@ -195,8 +204,20 @@ Gradients run_backward(const SelectiveScanBackwardCall& call) {
     const Tensor dinitial = x.initial_state ? empty_states(like, prepared.scan.inputs.sequences, prepared.scan) : none();
     if (x.initial_state) to.initial_state = memory_of(dinitial);
     const DeviceScope scope(prepared.scan.u.device_index);
-    run_selective_backward(prepared.scan, prepared.cotangents, to, target_of(check.function, prepared.scan.u), like);
+    run_selective_backward(prepared.scan, prepared.cotangents, to, target_of(call.name, prepared.scan.u), like);
     return {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, ddelta_a, dinitial};
+}
+
+Gradients run_backward(const SelectiveScanBackwardCall& call) {
+    const PreparedBackward prepared = prepare_backward(call);
+    require_kernel_types(Checks{call.name}, prepared.scan);
+    if (prepared.kernels_can_read) return launch_backward(call, prepared);
+    SelectiveScanBackwardCall copied{readable_rows(call.grad_out, prepared.scan.layout), call.grad_last_state,
+                                     readable(call.scan, prepared.scan), dense(call.states)};
+    apply(dense, {&copied.grad_last_state});
+    PreparedBackward of_copies = prepare_backward(copied);
+    of_copies.scan.layout = prepared.scan.layout;
+    return launch_backward(copied, of_copies);
 }
 
 GDN_REGISTER(SelectiveScanCall, prepare_scan, run_scan)

@@ -6,8 +6,11 @@
 #include <bit>
 #include <gdn_cuda/kernels/scan/selective_step_plan.cuh>
 #include <string>
+#include <vector>
 
 #include "../../kernels/spec.hpp"
+#include "../../kernels/tuned.hpp"
+#include "../../kernels/winners.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -19,6 +22,10 @@ struct SelectiveStepProblem {
     int columns;  // N
     DType state;
     bool aligned;  // rows consist of 16-byte units, and start on them
+
+    constexpr bool operator==(const SelectiveStepProblem&) const = default;
+
+    GDN_FIELDS(sequences, tokens, groups, group_rows, columns, state, aligned)
 };
 
 struct SelectiveStepChoice {
@@ -27,7 +34,12 @@ struct SelectiveStepChoice {
     int block_sequences;  // sequences a block takes
 
     int rows() const { return SelectiveStepConfig::threads() / lanes; }
+
+    constexpr bool operator==(const SelectiveStepChoice&) const = default;
+
+    GDN_FIELDS(lanes, block_sequences)  // the configuration follows from the problem
 };
+using SelectiveStepWinners = Winners<SelectiveStepProblem, SelectiveStepChoice>;
 
 // Long rows have more numbers a lane, as what a lane does for a row counts; a row's lanes still take at least 64 bytes at once.
 constexpr SelectiveStepConfig selective_step_config(DType state, bool aligned, int columns) {
@@ -42,7 +54,9 @@ inline Blocks selective_step_blocks(const SelectiveStepProblem& problem, const S
 
 // Several sequences a block share A and keep more bytes in flight, as long as every multiprocessor has a wave of blocks. With
 // more than are at work at once, a block also prepares itself once for all, as long as the last wave of blocks counts little.
-inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device) {
+inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device,
+                                                 const SelectiveStepWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return winner->choice;
     constexpr i64 kBlocksPerMultiprocessor = 8, kBlocksOfMoreItems = 24;
     const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
     // Where a lane has several vectors of a row, none of them is empty.
@@ -66,7 +80,24 @@ constexpr i64 most_sequences(i64 tokens) {
     return kMostBlocks[2] * (tokens > 1 ? 1 : kFewestItems);
 }
 
-inline std::string explain_selective_step(const SelectiveStepProblem& problem, const jit::DeviceTraits& device) {
+// The heuristic's own choice, then those with other numbers of sequences a block.
+inline std::vector<SelectiveStepChoice> selective_step_candidates(const SelectiveStepProblem& problem,
+                                                                  const jit::DeviceTraits& device) {
+    const SelectiveStepChoice own = selective_step_choice(problem, device);
+    std::vector<SelectiveStepChoice> all{own};
+    if (problem.tokens > 1) return all;
+    for (int sequences = 1; sequences <= SelectiveStepConfig::most_sequences(); sequences *= 2) {
+        SelectiveStepChoice other = own;
+        other.block_sequences = sequences;
+        if (other != own && sequences <= problem.sequences && fits_grid(selective_step_blocks(problem, other)))
+            all.push_back(other);
+    }
+    return all;
+}
+
+inline std::string explain_selective_step(const SelectiveStepProblem& problem, const jit::DeviceTraits& device,
+                                          const SelectiveStepWinners* winners = nullptr) {
+    if (const auto* winner = find(winners, problem)) return explain(*winner);
     const SelectiveStepChoice choice = selective_step_choice(problem, device);
     const std::string access =
         problem.aligned ? fmt::format("{} bytes of a row a lane, {} lanes a row", 16 * choice.config.vectors, choice.lanes)
@@ -76,6 +107,14 @@ inline std::string explain_selective_step(const SelectiveStepProblem& problem, c
                ? fmt::format("{}; {} sequences a block: bytes count", access, choice.block_sequences)
                : fmt::format("{}; one sequence a block for {} multiprocessors: latency counts", access, device.multiprocessors);
 }
+
+struct SelectiveStepTuning {
+    using Problem = SelectiveStepProblem;
+    using Choice = SelectiveStepChoice;
+    static constexpr std::array kernels = {"scan/selective_step"};
+    static constexpr auto& candidates = selective_step_candidates;
+    static constexpr auto& explain = explain_selective_step;
+};
 
 struct SelectiveStep {
     using Config = SelectiveStepConfig;
@@ -101,11 +140,13 @@ struct SelectiveStep {
 
     static void run(const SelectiveStepProblem& problem, Args args, const Target& target) {
         if (problem.sequences == 0 || problem.tokens == 0 || problem.groups == 0 || problem.group_rows == 0) return;
-        const SelectiveStepChoice choice = selective_step_choice(problem, jit::device_traits(target.ordinal));
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const SelectiveStepChoice choice = selective_step_choice(problem, device, tuned<SelectiveStepTuning>(device));
         args.lane_bits = std::countr_zero(static_cast<unsigned>(choice.lanes));
         args.block_sequences = choice.block_sequences;
-        launch<SelectiveStep>(choice.config, args, selective_step_blocks(problem, choice), target,
-                              [&](const auto& device) { return explain_selective_step(problem, device); });
+        launch<SelectiveStep>(choice.config, args, selective_step_blocks(problem, choice), target, [&](const auto& of) {
+            return explain_selective_step(problem, of, tuned<SelectiveStepTuning>(of));
+        });
     }
 };
 

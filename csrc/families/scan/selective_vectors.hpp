@@ -6,11 +6,9 @@
 #include <gdn_cuda/kernels/scan/selective_plan.cuh>
 #include <initializer_list>
 
-#include "../../kernels/spec.hpp"
+#include "selective.hpp"
 
 namespace gdn_cuda::scan {
-
-inline constexpr i64 kMostStride = (i64{1} << 31) - 1;  // in bytes, of channels, tokens and states
 
 // Whether eight neighbours from a multiple of eight on are 16-byte vectors. Packed sequences begin at any token.
 inline bool aligned(const void* data, std::initializer_list<i64> strides, int bytes) {

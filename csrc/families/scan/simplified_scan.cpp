@@ -174,7 +174,7 @@ struct ScanOnGpu {
     const void* initial = nullptr;
     Target target;
 
-    ScanOnGpu(const DiagonalScanCall& x, const PreparedDiagonalScan& prepared)
+    ScanOnGpu(const DiagonalScanCall& x, const PreparedDiagonalScan& prepared, bool reverse)
         : Bu(torch::stable::contiguous(x.Bu)),
           delta(torch::stable::contiguous(x.delta)),
           A(torch::stable::contiguous(x.A)),
@@ -195,8 +195,12 @@ struct ScanOnGpu {
         inputs.rows = static_cast<int>(prepared.sizes.batch * prepared.sizes.states);
         inputs.length = static_cast<int>(prepared.sizes.length);
         inputs.discretization = x.discretization;
-        problem = {.rows = inputs.rows, .length = inputs.length, .varying = inputs.delta.varies || inputs.delta_a.varies};
-        const DiagonalParts parts = diagonal_parts(problem, jit::device_traits(target.ordinal));
+        problem = {.rows = inputs.rows,
+                   .length = inputs.length,
+                   .varying = inputs.delta.varies || inputs.delta_a.varies,
+                   .reverse = reverse};
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const DiagonalParts parts = diagonal_parts(problem, device, tuned<DiagonalTuning>(device));
         inputs.parts = parts.parts;
         inputs.part_tokens = parts.part_tokens;
         inputs.aligned = inputs.length % kDiagonalTokens == 0 && on_16_bytes(Bu) &&
@@ -206,13 +210,13 @@ struct ScanOnGpu {
     static bool on_16_bytes(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(memory_of(tensor)) % 16 == 0; }
 
     // The maps of parts, where rows have several; `scanned` is Bu, or in reverse the gradient of x.
-    OptionalTensor maps(const Tensor& scanned, bool reverse) const {
+    OptionalTensor maps(const Tensor& scanned) const {
         if (inputs.parts == 1) return {};
         const std::vector<int64_t> shape{inputs.rows, inputs.parts, 4};
         Tensor maps = torch::stable::new_empty(Bu, shape, ScalarType::Double);
         DiagonalScanPartsArgs args{.inputs = inputs, .maps = static_cast<double*>(memory_of(maps))};
         args.inputs.input = memory_of(scanned);
-        DiagonalScanParts::run(problem, reverse, args, target);
+        DiagonalScanParts::run(problem, args, target);
         return maps;
     }
 };
@@ -221,10 +225,10 @@ std::tuple<Tensor, Tensor> run_diagonal_scan(const DiagonalScanCall& x) {
     const PreparedDiagonalScan prepared = prepare_diagonal_scan(x);
     const auto& [batch, states, length] = prepared.sizes;
     const DeviceScope scope(prepared.Bu.device_index);
-    const ScanOnGpu scan(x, prepared);
+    const ScanOnGpu scan(x, prepared, false);
     const std::vector<int64_t> shape{batch, states, length}, last_shape{batch, states};
     const Tensor out = torch::stable::new_empty(x.Bu, shape), last = torch::stable::new_empty(x.Bu, last_shape);
-    const OptionalTensor maps = scan.maps(scan.Bu, false);
+    const OptionalTensor maps = scan.maps(scan.Bu);
     const DiagonalScanArgs args{.inputs = scan.inputs,
                                 .initial_state = scan.initial,
                                 .maps = maps ? static_cast<const double*>(memory_of(*maps)) : nullptr,
@@ -244,11 +248,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_diagonal_scan_backward(co
     const PreparedDiagonalScan prepared = prepare_diagonal_scan_backward(x);
     const auto& [batch, states, length] = prepared.sizes;
     const DeviceScope scope(prepared.Bu.device_index);
-    ScanOnGpu scan(x.scan, prepared);
+    ScanOnGpu scan(x.scan, prepared, true);
     const Tensor grad = torch::stable::contiguous(x.grad), out = torch::stable::contiguous(x.x),
                  grad_of_last = torch::stable::contiguous(x.grad_of_last);
     scan.inputs.aligned = scan.inputs.aligned && ScanOnGpu::on_16_bytes(grad) && ScanOnGpu::on_16_bytes(out);
-    const OptionalTensor maps = scan.maps(grad, true);
+    const OptionalTensor maps = scan.maps(grad);
     const std::vector<int64_t> shape{batch, states, length}, last_shape{batch, states},
         sums_shape{batch, scan.inputs.parts, states, DiagonalScanBackwardConfig::kSums};
     const Tensor of_Bu = torch::stable::new_empty(x.scan.Bu, shape),

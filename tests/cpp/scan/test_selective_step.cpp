@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "families/scan/selective_step.hpp"
 #include "heuristics_tools.hpp"
@@ -52,7 +53,24 @@ TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
         ASSERT_GE(blocks[0] * choice.rows(), problem.group_rows);
         ASSERT_GE(blocks[2] * choice.block_sequences, problem.sequences);
         ASSERT_NE(explain_selective_step(problem, device), "");
+        for (const SelectiveStepChoice& other : selective_step_candidates(problem, device)) {
+            ASSERT_EQ(other.config, choice.config);
+            ASSERT_LE(other.block_sequences, std::min<i64>(problem.sequences, SelectiveStepConfig::most_sequences()));
+            ASSERT_TRUE(fits_grid(selective_step_blocks(problem, other)));
+        }
     }
+}
+
+TEST(SelectiveStepHeuristic, CandidatesAreAllNumbersOfSequencesAndAWinnerDecides) {
+    const SelectiveStepProblem problem{256, 1, 1, 5120, 16, DType::f32, true};
+    const std::vector<SelectiveStepChoice> all = selective_step_candidates(problem, {});
+    ASSERT_EQ(all.front(), selective_step_choice(problem, {}));
+    EXPECT_EQ(all.size(), 6u) << "1 to 32";
+    SelectiveStepWinners winners;
+    winners.all = {{problem, all.back(), 3, 4}};
+    EXPECT_EQ(selective_step_choice(problem, {}, &winners), all.back());
+    EXPECT_NE(explain_selective_step(problem, {}, &winners).find("tuned on this device: {.lanes = "), std::string::npos);
+    EXPECT_EQ(selective_step_candidates({256, 4, 1, 5120, 16, DType::f32, true}, {}).size(), 1u) << "several tokens";
 }
 
 TEST(SelectiveStepHeuristic, TheLargestBatchFitsTheGrid) {

@@ -18,7 +18,8 @@ def layer(request: pytest.FixtureRequest, seed: int) -> nn.Module:
 
 def test_a_sequence_is_its_steps(layer: nn.Module, rng: torch.Generator) -> None:
     u = torch.randn(2, 7, 6, generator=rng, dtype=torch.float64)
-    y, last = layer(u)
+    y, last = layer(u, return_last_state=True)
+    assert torch.equal(layer(u), y)
     state, steps = None, []
     for t in range(7):
         out, state = layer.step(u[:, t], state)
@@ -28,16 +29,19 @@ def test_a_sequence_is_its_steps(layer: nn.Module, rng: torch.Generator) -> None
 
 def test_two_parts_are_the_whole(layer: nn.Module, rng: torch.Generator) -> None:
     u = torch.randn(2, 7, 6, generator=rng, dtype=torch.float64)
-    y, last = layer(u)
-    first, state = layer(u[:, :3])
-    second, end = layer(u[:, 3:], state)
+    y, last = layer(u, return_last_state=True)
+    first, state = layer(u[:, :3], return_last_state=True)
+    second, end = layer(u[:, 3:], state, return_last_state=True)
     assert rel_rms(torch.cat([first, second], 1), y) < 1e-6 and rel_rms(end, last) < 1e-6
-    _, same = layer(u[:, :0], state)
+    _, same = layer(u[:, :0], state, return_last_state=True)
     assert torch.equal(same, state)
+    start = layer.default_state(2)
+    assert start.shape == last.shape and start.dtype == last.dtype and not start.any()
+    assert not layer(u[:, :0], start, return_last_state=True)[1].any()
 
 
 def test_every_parameter_gets_a_gradient(layer: nn.Module, rng: torch.Generator) -> None:
-    y, last = layer(torch.randn(2, 7, 6, generator=rng, dtype=torch.float64))
+    y, last = layer(torch.randn(2, 7, 6, generator=rng, dtype=torch.float64), return_last_state=True)
     (y.square().sum() + last.sum()).backward()
     assert all(p.grad is not None and bool(p.grad.any()) and bool(p.grad.isfinite().all()) for p in layer.parameters())
 
@@ -51,22 +55,22 @@ def test_decays_begin_as_in_the_papers() -> None:
 
 
 def test_a_reset_begins_a_sequence(rng: torch.Generator) -> None:
-    layer, x = RGLRU(6, 2), torch.randn(1, 7, 6, generator=rng)
-    y, last = layer(x, reset=torch.arange(7)[None] == 3)
-    alone, end = layer(x[:, 3:])
+    layer, u = RGLRU(6, 2), torch.randn(1, 7, 6, generator=rng)
+    y, last = layer(u, reset=torch.arange(7)[None] == 3, return_last_state=True)
+    alone, end = layer(u[:, 3:], return_last_state=True)
     assert torch.equal(y[:, 3:], alone) and torch.equal(last, end)
 
 
 def test_errors_say_what_is_wrong() -> None:
     with pytest.raises(ValueError, match=r"^RGLRU: num_blocks: expected a divisor of width=6, got 4$"):
         RGLRU(6, 4)
-    with pytest.raises(ValueError, match=r"^RGLRU: x: expected \(B, L, width=6\), got \(2, 6\)$"):
+    with pytest.raises(ValueError, match=r"^RGLRU: u: expected \(B, L, width=6\), got \(2, 6\)$"):
         RGLRU(6, 2)(torch.ones(2, 6))
-    with pytest.raises(ValueError, match=r"^RGLRU: x: expected \(B, width=6\), got \(2, 1, 6\)$"):
+    with pytest.raises(ValueError, match=r"^RGLRU: u: expected \(B, width=6\), got \(2, 1, 6\)$"):
         RGLRU(6, 2).step(torch.ones(2, 1, 6))
     with pytest.raises(ValueError, match=r"^S7: d_model, d_state: expected positive sizes, got 0 and 3$"):
         S7(0, 3)
-    with pytest.raises(ValueError, match=r"^S7: u: expected \(batch, L, H=2\), got \(2, 3\)$"):
+    with pytest.raises(ValueError, match=r"^S7: u: expected \(batch, L, d_model=2\), got \(2, 3\)$"):
         S7(2, 3)(torch.ones(2, 3))
-    with pytest.raises(ValueError, match=r"^S7: u: expected \(batch, H=2\), got \(3,\)$"):
+    with pytest.raises(ValueError, match=r"^S7: u: expected \(batch, d_model=2\), got \(3,\)$"):
         S7(2, 3).step(torch.ones(3))

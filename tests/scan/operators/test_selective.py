@@ -188,12 +188,6 @@ def test_forward_mode_is_refused(seed: int) -> None:
             gdn_cuda.selective_scan(**x | {"u": dual})
 
 
-def test_vmap_is_refused(seed: int) -> None:
-    x = selective_inputs(seed)
-    with pytest.raises(RuntimeError, match=r"^selective_scan: torch\.vmap is not supported"):
-        torch.vmap(lambda u: gdn_cuda.selective_scan(**x | {"u": u}))(x["u"][None])
-
-
 def test_torch_func_has_its_gradients(seed: int) -> None:
     x = selective_inputs(seed)
     wanted = oracle.gradients(scan, x, torch.ones_like(x["u"]), None)["u"]

@@ -31,6 +31,23 @@ struct Eight {
         if constexpr (!kNarrow)
             if (is_wide(type)) vectors[1] = bits[1];
     }
+    // Those from `begin` to `end`, each alone.
+    __device__ __forceinline__ void store_some(void* to, DType type, int begin, int end) const {
+        const unsigned words[4] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w};
+        if (is_wide(type)) {
+            if constexpr (!kNarrow) {
+                const unsigned others[4] = {bits[1].x, bits[1].y, bits[1].z, bits[1].w};
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    if (begin <= i && i < end) static_cast<unsigned*>(to)[i] = i < 4 ? words[i] : others[i - 4];
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (begin <= i && i < end)
+                    static_cast<unsigned short*>(to)[i] = static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16));
+        }
+    }
     __device__ __forceinline__ void to_floats(DType type, float (&x)[8]) const {
         const unsigned words[4] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w};
         if (type == DType::bf16) {
@@ -73,15 +90,5 @@ struct Eight {
         return y;
     }
 };
-
-// One element, where eight do not lie side by side.
-__device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
-    if (type == DType::f32)
-        static_cast<float*>(to)[at] = x;
-    else if (type == DType::bf16)
-        static_cast<__nv_bfloat16*>(to)[at] = __float2bfloat16(x);
-    else
-        static_cast<__half*>(to)[at] = __float2half(x);
-}
 
 }  // namespace gdn_cuda::scan

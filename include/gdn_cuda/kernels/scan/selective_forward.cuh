@@ -7,8 +7,6 @@
 // shared memory, four tokens at a time. The thread that prepared an element adds them up and stores the output. What the next
 // tile needs from memory is in flight meanwhile. States beyond lanes × states a lane take further passes over the tile.
 //
-// Elements that are not whole aligned vectors of a whole tile take a slower path, one at a time.
-//
 // Bound: instructions and the special function unit alike. A state and token takes an exponential at 16 a clock and
 // multiprocessor, 8 cycles of a scheduler for a warp, and 11 instructions, all included (N = 16). docs/benchmarks/scan.md has
 // the share reached.
@@ -16,254 +14,35 @@
 
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/discretization.cuh>
-#include <gdn_cuda/kernels/scan/eight.cuh>
+#include <gdn_cuda/kernels/scan/selective_coefficients.cuh>
+#include <gdn_cuda/kernels/scan/selective_elements.cuh>
 #include <gdn_cuda/kernels/scan/selective_forward_plan.cuh>
-#include <gdn_cuda/kernels/scan/selective_tile.cuh>
 
 namespace gdn_cuda::scan {
 
 template <SelectiveForwardConfig kConfig>
 struct SelectiveForward {
     using Shared = SelectiveForwardSharedPlan<kConfig>;
-    static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens(), kStates = kConfig.states;
+    using Elements = SelectiveElements<Shared, SelectiveForwardArgs>;
+    using CoefficientTiles = SelectiveCoefficients<Shared, SelectiveForwardArgs, true>;
+    static constexpr int kTokens = kConfig.tokens(), kStates = kConfig.states;
     static constexpr int kLanes = kConfig.lanes, kGroup = kConfig.group(), kParts = kConfig.parts();
-    static constexpr int kVectors = Shared::kVectors;  // of B and C, a thread
     static constexpr Transition kTransition = kConfig.transition;
     static constexpr bool kOnePass = kConfig.is_narrow;
-    using Own = Neighbours<kChannels, kTokens>;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
-    using Vector = Eight<kConfig.is_narrow>;
 
     const SelectiveForwardArgs& args;
     const SelectiveInputs& in;
     Shared& shared;
-    SelectivePlace place;
-    Own own;                           // of a tile
-    int lane, channel;                 // of the states
-    int full_rows, full_coefficients;  // ends of the tiles that are whole and of aligned vectors
-    char* addresses[4 + kVectors];     // of the first tile
-    enum Address { at_u, at_delta, at_z, at_out, at_coefficients };
+    Elements elements;
+    CoefficientTiles coefficients;
+    int lane, channel;  // of the states
 
-    enum InFlight { u_even, u_odd, delta, z, first_coefficient };
-    __device__ __forceinline__ Vector& in_flight(int i) const {
-        return reinterpret_cast<Vector&>(shared.in_flight[i][threadIdx.x]);
-    }
-    __device__ __forceinline__ static int u_of(int tile) { return tile / kTokens % 2 == 0 ? u_even : u_odd; }
-
-    // ---- Elements
-
-    enum Rows { kStep, kInput, kSize };
-    __device__ __forceinline__ float* row(int rows, int channel) const { return &shared.rows[rows][channel * Shared::kPitch]; }
-
-    __device__ __forceinline__ i64 offset_of(const ChannelRows& x, int tile, int i) const {
-        return place.batch * x.batch + (place.channel + own.channel_of(i)) * x.channel +
-               (place.span.start + tile + own.token_of(i)) * x.token;
-    }
-    __device__ __forceinline__ bool exists(int tile, int i) const {
-        return own.channel_of(i) < place.channels && tile + own.token_of(i) < place.span.length;
-    }
-    __device__ __forceinline__ char* address(const ChannelRows& x, int tile) const {
-        return static_cast<char*>(x.data) + (offset_of(x, tile, 0) << (Vector::is_wide(args.io) ? 2 : 1));
-    }
-    // The compiler would compute these addresses again for every tile, in ten instructions each.
-    __device__ __forceinline__ static char* opaque(char* address) {
-        asm volatile("" : "+l"(address));
-        return address;
-    }
-    // And what rare paths compute of this would be kept in registers through the loop over tiles.
-    __device__ __forceinline__ static int opaque(int x) {
-        asm volatile("" : "+r"(x));
-        return x;
-    }
-    // From the address of the first tile; the host has seen to it that a token's stride fits.
-    template <class Byte>
-    __device__ __forceinline__ Byte* in_tile(Byte* first, const ChannelRows& x, int tile) const {
-        return first + static_cast<i64>(tile) * (static_cast<int>(x.token) << (Vector::is_wide(args.io) ? 2 : 1));
-    }
-    __device__ __forceinline__ float load_one(const ChannelRows& x, int tile, int i) const {
-        return load_number({x.data, args.io}, offset_of(x, tile, i));
-    }
-
-    // What the recurrence needs of an element.
-    __device__ __forceinline__ ChannelStep prepared(float u, float delta, float delta_a, float bias) const {
-        delta += bias;
-        if (in.delta_softplus) delta = softplus_fast(delta);
-        if constexpr (kTransition == Transition::s7) return {-1.f / fmaf(delta, delta, 0.5f), u, 0.f};
-        if constexpr (kTransition == Transition::rglru) return {delta, u, 0.f};
-        const float step = in.delta_a.data != nullptr ? delta_a : delta;
-        if constexpr (has_size(kTransition)) return {step, u, delta};
-        return {step, args.input_times_delta ? u * delta : u, 0.f};
-    }
-    __device__ __forceinline__ void prepare(int tile) {
-        if (tile < full_rows) {
-            float of_u[8], of_delta[8], of_delta_a[8] = {}, bias[8];
-            in_flight(u_of(tile)).to_floats(args.io, of_u);
-            in_flight(delta).to_floats(args.io, of_delta);
-            if (in.delta_a.data != nullptr) {  // rare, so not in flight before
-                Vector raw;
-                raw.load(address(in.delta_a, tile), args.io);
-                raw.to_floats(args.io, of_delta_a);
-            }
-            of_channels(shared.bias, bias);
-            float step[8], input[8], size[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const ChannelStep x = prepared(of_u[i], of_delta[i], of_delta_a[i], bias[i]);
-                step[i] = x.step, input[i] = x.input, size[i] = x.size;
-            }
-            put(kStep, step);
-            put(kInput, input);
-            if constexpr (has_size(kTransition)) put(kSize, size);
-            return;
-        }
-#pragma unroll 1
-        for (int element = 0; element < 8; ++element) {
-            const int i = opaque(element), c = own.channel_of(i), token = swizzled<kChannels>(c, own.token_of(i));
-            ChannelStep x{};  // leaves the states as they are
-            if (exists(tile, i))
-                x = prepared(load_one(in.u, tile, i), load_one(in.delta, tile, i),
-                             in.delta_a.data != nullptr ? load_one(in.delta_a, tile, i) : 0.f, shared.bias[c]);
-            row(kStep, c)[token] = x.step;
-            row(kInput, c)[token] = x.input;
-            if constexpr (has_size(kTransition)) row(kSize, c)[token] = x.size;
-        }
-    }
-    __device__ __forceinline__ void of_channels(const float (&per_channel)[kChannels], float (&x)[8]) const {
-        if (own.along_tokens) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = per_channel[own.channel];
-        } else {
-            load_shared(x, &per_channel[own.channel]);
-        }
-    }
-    __device__ __forceinline__ void put(int rows, const float (&x)[8]) const {
-        float* to = row(rows, own.channel) + swizzled<kChannels>(own.channel, own.token);
-        if (own.along_tokens) {
-            reinterpret_cast<float4*>(to)[0] = {x[0], x[1], x[2], x[3]};
-            reinterpret_cast<float4*>(to)[1] = {x[4], x[5], x[6], x[7]};
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) to[i * Shared::kPitch] = x[i];
-        }
-    }
-
-    __device__ __forceinline__ static float ungated(float y, float of_u, float D) {
-        if constexpr (kConfig.is_complex) y *= 2.f;
-        return fmaf(D, of_u, y);
-    }
-    // Stores the outputs of the elements that the thread prepared.
-    __device__ __forceinline__ void finish(int tile) const {
-        if (tile < full_rows) {
-            float y[8] = {}, of_u[8], of_z[8], D[8];
-            const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
-#pragma unroll
-            for (int part = 0; part < kLanes; ++part) {
-                float x[8];
-                if (own.along_tokens) {
-                    load_shared(x, from);
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) x[i] = from[i * Shared::kPitch];
-                }
-#pragma unroll
-                for (int i = 0; i < 8; ++i) y[i] += x[i];
-                from += sizeof(shared.rows[0]) / sizeof(float);
-            }
-            of_channels(shared.D, D);
-            in_flight(u_of(tile)).to_floats(args.io, of_u);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
-            if (in.z.data != nullptr) {
-                in_flight(z).to_floats(args.io, of_z);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
-            }
-            Vector::of(args.io, y).store(in_tile(addresses[at_out], args.out, tile), args.io);
-            return;
-        }
-#pragma unroll 1
-        for (int element = 0; element < 8; ++element) {
-            const int i = opaque(element);
-            if (!exists(tile, i)) continue;
-            const int c = own.channel_of(i), token = swizzled<kChannels>(c, own.token_of(i));
-            float y = 0.f;
-            for (int part = 0; part < kLanes; ++part) y += row(Shared::kFirstSum + part, c)[token];
-            y = ungated(y, in.D != nullptr ? load_one(in.u, tile, i) : 0.f, shared.D[c]);
-            if (in.z.data != nullptr) y *= silu_fast(load_one(in.z, tile, i));
-            store_number(args.out.data, args.io, offset_of(args.out, tile, i), y);
-        }
-    }
-
-    // ---- B and C of a tile, states from `first` on: eight real numbers a vector, along tokens or along states
-
-    struct CoefficientPlace {
-        const Coefficients* from;
-        float (*to)[Shared::kRowPitch];
-        int n, token;
-        bool along_tokens;
-
-        __device__ __forceinline__ int n_of(int i) const { return along_tokens ? n : n + i / kParts; }
-        __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i / kParts : token; }
-        __device__ __forceinline__ float& to_of(int i) const { return to[n_of(i)][token_of(i) * kParts + i % kParts]; }
-    };
-    __device__ __forceinline__ CoefficientPlace coefficient_place(int i) const {
-        constexpr int kOfB = kGroup * kParts * kTokens / 8, kAlongTokens = kTokens * kParts / 8,
-                      kAlongStates = kGroup * kParts / 8;
-        const int vector = threadIdx.x + i * SelectiveForwardConfig::kThreads, of = vector % kOfB;
-        const bool is_B = vector < kOfB;
-        const Coefficients& from = is_B ? in.B : in.C;
-        const bool along_tokens = from.n != kParts;
-        const int n = along_tokens ? of / kAlongTokens : of % kAlongStates * (8 / kParts);
-        const int token = along_tokens ? of % kAlongTokens * (8 / kParts) : of / kAlongStates;
-        return {&from, is_B ? shared.B.tile : shared.C.tile, n, token, along_tokens};
-    }
-    __device__ __forceinline__ i64 coefficient_offset(const CoefficientPlace& at, int tile, int first, int i) const {
-        const Coefficients& from = *at.from;
-        return place.batch * from.batch + place.channel / (in.dim / from.groups) * from.group + (first + at.n_of(i)) * from.n +
-               (place.span.start + tile + at.token_of(i)) * from.token + i % kParts * from.pair;
-    }
-    __device__ __forceinline__ bool coefficients_are_full(int tile, int first) const {
-        return tile < full_coefficients && first + kGroup <= in.state_size;
-    }
-    __device__ __forceinline__ void load_coefficients(int tile, int first) const {
-        if (!coefficients_are_full(tile, first)) return;
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-            const Coefficients& from = *coefficient_place(i).from;
-            const int shift = Vector::is_wide(from.type) ? 2 : 1;
-            Vector::fetch(in_flight(first_coefficient + i),
-                          addresses[at_coefficients + i] + static_cast<i64>(first) * (static_cast<int>(from.n) << shift) +
-                              static_cast<i64>(tile) * (static_cast<int>(from.token) << shift),
-                          from.type);
-        }
-    }
-    __device__ __forceinline__ void put_coefficients(int tile, int first) const {
-        const bool full = coefficients_are_full(tile, first);
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-            const CoefficientPlace at = coefficient_place(i);
-            if (full) {
-                float x[8];
-                in_flight(first_coefficient + i).to_floats(at.from->type, x);
-                if (at.along_tokens) {
-                    auto* to = reinterpret_cast<float4*>(&at.to_of(0));
-                    to[0] = {x[0], x[1], x[2], x[3]};
-                    to[1] = {x[4], x[5], x[6], x[7]};
-                } else {
-#pragma unroll
-                    for (int j = 0; j < 8; ++j) at.to_of(j) = x[j];
-                }
-            } else if (at.from->varies) {
-#pragma unroll 1
-                for (int element = 0; element < 8; ++element) {
-                    const int j = opaque(element);
-                    const bool exists = first + at.n_of(j) < in.state_size && tile + at.token_of(j) < place.span.length;
-                    at.to_of(j) =
-                        exists ? load_number({at.from->data, at.from->type}, coefficient_offset(at, tile, first, j)) : 0.f;
-                }
-            }
-        }
+    // In shared memory.
+    __device__ __forceinline__ float* row(int rows) const { return elements.row(rows, channel); }
+    __device__ __forceinline__ static int place_in_row(int channel, int token) {
+        return swizzled<kConfig.channels()>(channel, token);
     }
 
     // ---- The states of a lane
@@ -274,14 +53,14 @@ struct SelectiveForward {
     };
 
     __device__ __forceinline__ i64 state_at(i64 row, int first) const {
-        return (row * in.dim + place.channel + opaque(channel)) * in.state_size + first + lane;
+        return (row * in.dim + shared.place.channel + opaque(channel)) * in.state_size + first + lane;
     }
     // Neighbouring states are on neighbouring lanes. Calls with the index of each that exists.
     template <class F>
     __device__ __forceinline__ void each_state(int first, const F& call) const {
 #pragma unroll
         for (int s = 0; s < kStates; ++s)
-            if (channel < place.channels && first + s * kLanes + lane < in.state_size) call(s);
+            if (channel < shared.place.channels && first + s * kLanes + lane < in.state_size) call(s);
     }
     __device__ __forceinline__ static Number constant(const Coefficients& from, i64 channel, int n) {
         const float* at = static_cast<const float*>(from.data) + channel * from.group + n * from.n;
@@ -300,7 +79,7 @@ struct SelectiveForward {
             if (!in.B.varies) B[s * kLanes + lane] = Number{};
             if (!in.C.varies) C[s * kLanes + lane] = Number{};
         }
-        const i64 c = place.channel + opaque(channel);
+        const i64 c = shared.place.channel + opaque(channel);
         each_state(first, [&](int s) {
             const int n = s * kLanes + lane;
             states.poles[s] = Poles::of(constant(in.A, c, first + n));
@@ -379,16 +158,16 @@ struct SelectiveForward {
             start[s] = states.x[s];
             if constexpr (kAnchored && Shared::kKeepsStart) shared.start[s][threadIdx.x] = states.x[s];
         }
-        float* partial = row(Shared::kFirstSum + lane, channel);
+        float* partial = row(Shared::kFirstSum + lane);
 #pragma unroll 1
         for (int eight = 0; eight < kTokens; eight += 8) {
-            const int token = swizzled<kChannels>(channel, eight);  // tokens are exchanged by eights
+            const int token = place_in_row(channel, eight);  // tokens are exchanged by eights
 #pragma unroll 1
             for (int four = 0; four < 8; four += 4) {
                 float step[4], input[4], size[4] = {}, y[4] = {};
-                load_shared(step, row(kStep, channel) + token + four);
-                load_shared(input, row(kInput, channel) + token + four);
-                if constexpr (has_size(kTransition)) load_shared(size, row(kSize, channel) + token + four);
+                load_shared(step, row(Elements::kStep) + token + four);
+                load_shared(input, row(Elements::kInput) + token + four);
+                if constexpr (has_size(kTransition)) load_shared(size, row(Elements::kSize) + token + four);
                 if (kPass == Pass::later || (kPass == Pass::any && !is_first)) load_shared(y, partial + token + four);
                 // One state ahead: exponentials and loads take long.
                 Ahead now = ahead<kPass>(states, step, input, size, 0, eight + four);
@@ -422,7 +201,7 @@ struct SelectiveForward {
     __device__ __forceinline__ float total_of_steps() const {
         static_assert(kLanes * 8 == kTokens);
         float step[8], total = 0.f;
-        load_shared(step, row(kStep, channel) + swizzled<kChannels>(channel, lane * 8));
+        load_shared(step, row(Elements::kStep) + place_in_row(channel, lane * 8));
 #pragma unroll
         for (float x : step) total += x;
         return group_sum<kLanes>(total);
@@ -443,46 +222,21 @@ struct SelectiveForward {
         }
     }
 
-    // What the next pass, of this tile or the next one, needs from memory.
-    __device__ __forceinline__ void load_next(int tile, int first) const {
-        if (first == 0 && tile < full_rows) {
-            Vector::fetch(in_flight(u_of(tile)), in_tile(addresses[at_u], in.u, tile), args.io);
-            Vector::fetch(in_flight(delta), in_tile(addresses[at_delta], in.delta, tile), args.io);
-        }
-        load_coefficients(tile, first);
-    }
-    __device__ __forceinline__ void begin() {
-        const int whole = place.span.length / kTokens * kTokens;
-        full_rows = args.rows_are_vectors && place.channels == kChannels ? whole : 0;
-        full_coefficients = args.coefficients_are_vectors ? whole : 0;
-        addresses[at_u] = opaque(address(in.u, 0)), addresses[at_delta] = opaque(address(in.delta, 0));
-        addresses[at_z] = opaque(address(in.z, 0)), addresses[at_out] = opaque(address(args.out, 0));
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-            const CoefficientPlace at = coefficient_place(i);
-            addresses[at_coefficients + i] =
-                opaque(static_cast<char*>(at.from->data) +
-                       (coefficient_offset(at, 0, 0, 0) << (Vector::is_wide(at.from->type) ? 2 : 1)));
-        }
-        if (threadIdx.x < kChannels) {
-            const int c = threadIdx.x;
-            const bool exists = c < place.channels;
-            shared.D[c] = exists && in.D != nullptr ? in.D[place.channel + c] : 0.f;
-            shared.bias[c] = exists && in.delta_bias != nullptr ? in.delta_bias[place.channel + c] : 0.f;
-        }
-        __syncthreads();
-    }
-
     // States that do not stay in registers from tile to tile are in last_state.
-    __device__ __forceinline__ void run(int first_chunk) {
-        begin();
+    __device__ __forceinline__ void run(const SelectivePlace& place, int first_chunk) {
+        if (threadIdx.x == 0) shared.place = place;
+        elements.begin(place);
+        elements.begin_outputs(place);
+        coefficients.begin(place);
+        __syncthreads();
+        const int length = place.length;
         const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
                    stays = kOnePass || in.state_size <= kGroup;
         States states;
 #pragma unroll 1
         for (int first = 0; first < in.state_size; first += kGroup) {
-            load_states(states, in.initial_state, place.sequence, first);
-            if (!stays) store_states(states, args.last_state, place.sequence, first);
+            load_states(states, in.initial_state, shared.place.sequence, first);
+            if (!stays) store_states(states, args.last_state, shared.place.sequence, first);
         }
         load_poles(states, 0);
         int tile = -kTokens, first = kOnePass ? 0 : in.state_size;  // the first round only loads
@@ -492,18 +246,20 @@ struct SelectiveForward {
             const int next_tile = last_pass ? tile + kTokens : tile, next_first = last_pass ? 0 : first + kGroup;
             if (tile >= 0) {
                 cp_async_wait<0>();
-                if (first == 0) prepare(tile);
-                put_coefficients(tile, first);
-                if (last_pass && in.z.data != nullptr && tile < full_rows)
-                    Vector::fetch(in_flight(z), in_tile(addresses[at_z], in.z, tile), args.io);
+                if (first == 0) elements.prepare(tile);
+                coefficients.put(tile, first);
+                if (last_pass) elements.load_z(tile);
             }
             cp_async_fence();
-            if (next_tile < place.span.length) load_next(next_tile, next_first);
+            if (next_tile < length) {
+                if (next_first == 0) elements.load(next_tile);
+                coefficients.load(next_tile, next_first);
+            }
             cp_async_fence();
             if (tile >= 0) {
                 if (!stays) {
                     load_poles(states, first);
-                    load_states(states, args.last_state, place.sequence, first);
+                    load_states(states, args.last_state, shared.place.sequence, first);
                 }
                 if (args.states != nullptr && tile % kStateChunk == 0)
                     store_states(states, args.states, first_chunk + tile / kStateChunk, first);
@@ -514,17 +270,17 @@ struct SelectiveForward {
                     walk_tile<Pass::first>(states, true);
                 else if constexpr (!kOnePass)
                     walk_tile<Pass::later>(states, false);
-                if (!stays) store_states(states, args.last_state, place.sequence, first);
+                if (!stays) store_states(states, args.last_state, shared.place.sequence, first);
                 __syncthreads();
                 if (last_pass) {
                     cp_async_wait<1>();  // for z
-                    finish(tile);
+                    elements.finish(tile);
                 }
             }
             tile = next_tile, first = next_first;
-            if (tile >= place.span.length) break;
+            if (tile >= length) break;
         }
-        if (stays) store_states(states, args.last_state, place.sequence, 0);
+        if (stays) store_states(states, args.last_state, shared.place.sequence, 0);
     }
 };
 
@@ -538,14 +294,22 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
     const int blocks_per_span = (args.span + kChannels - 1) / kChannels, blocks = in.dim / args.span * blocks_per_span;
     const int sequence = blockIdx.x / blocks, block = blockIdx.x % blocks, thread = threadIdx.x;
     const int inside = block % blocks_per_span * kChannels;
+    const Span span = span_of(in.cu_seqlens, sequence, in.length);
     const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
                                .channels = min(args.span - inside, kChannels),
                                .sequence = sequence,
                                .batch = in.cu_seqlens.data != nullptr ? 0 : sequence,
-                               .span = span_of(in.cu_seqlens, sequence, in.length)};
+                               .length = span.length,
+                               .start = span.start};
     using Block = SelectiveForward<kConfig>;
-    Block{args, in, shared, place, Block::Own::of_thread(args.along_tokens), thread % kConfig.lanes, thread / kConfig.lanes}
-        .run(args.states == nullptr ? 0 : first_chunk(in, sequence));
+    Block{args,
+          in,
+          shared,
+          {args, shared, Block::Elements::Own::of_thread(thread, args.along_tokens)},
+          {args, shared},
+          thread % kConfig.lanes,
+          thread / kConfig.lanes}
+        .run(place, args.states == nullptr ? 0 : first_chunk(in, sequence));
 }
 
 }  // namespace gdn_cuda::scan

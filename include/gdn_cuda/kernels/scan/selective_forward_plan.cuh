@@ -28,8 +28,11 @@ struct SelectiveForwardConfig {
 
 template <SelectiveForwardConfig kConfig>
 struct SelectiveForwardSharedPlan {
+    static constexpr SelectiveForwardConfig kConfiguration = kConfig;
     static constexpr int kChannels = kConfig.channels(), kTokens = kConfig.tokens();
-    static constexpr int kPitch = kTokens + 4;  // rows of neighbours begin in different banks, 16 bytes apart
+    // Rows of neighbours begin in different banks, 16 bytes apart. There, behind a row, is what is in flight of a row of a
+    // tensor beyond the threads' own vectors, where rows are not aligned.
+    static constexpr int kPitch = kTokens + 4;
     static constexpr int kRowPitch = kTokens * kConfig.parts() + 4;
 
     // B or C: of every token, or of every channel where it is constant.
@@ -47,11 +50,13 @@ struct SelectiveForwardSharedPlan {
     // What is in flight for a thread: u of this tile and the next one, z of this one, δ of the next one, B and C of the next
     // pass.
     static constexpr int kVectors = 2 * kConfig.group() * kConfig.parts() * kTokens / 8 / SelectiveForwardConfig::kThreads;
-    alignas(16) unsigned in_flight[4 + kVectors][SelectiveForwardConfig::kThreads][kConfig.is_narrow ? 4 : 8];
+    using InFlight = unsigned[SelectiveForwardConfig::kThreads][kConfig.is_narrow ? 4 : 8];
+    alignas(16) InFlight elements_in_flight[4], coefficients_in_flight[kVectors];
     // The states before the tile, where they would take registers and so warps.
     static constexpr bool kKeepsStart = !kConfig.is_complex && kConfig.states > 2;
     float start[kKeepsStart ? kConfig.states : 1][kKeepsStart ? SelectiveForwardConfig::kThreads : 1];
     alignas(16) float D[kChannels], bias[kChannels];
+    SelectivePlace place;  // read where it is used: in registers it would take them from the walk
 };
 
 struct SelectiveForwardArgs {
@@ -62,8 +67,8 @@ struct SelectiveForwardArgs {
     DType io = DType::f32;
     bool input_times_delta = true;  // false: dirac
     bool along_tokens = true;       // u and out are contiguous along tokens, otherwise along channels
-    // Eight neighbours of u, delta, z, delta_a and out, or of B and C, are aligned and contiguous in that direction.
-    bool rows_are_vectors = false, coefficients_are_vectors = false;
+    // Whether eight neighbours of every tensor like u, or of B and C, from a multiple of eight on are aligned to 16 bytes.
+    bool rows_are_aligned = false, coefficients_are_aligned = false;
     int span = 0;  // channels that share a group of B and one of C; blocks do not cross its multiples
 };
 

@@ -27,6 +27,13 @@ struct Coefficients {
     i64 batch = 0, group = 0, n = 0, token = 0, pair = 0;
 };
 
+// The place of a block: channels of one group of B and C, in one sequence.
+struct SelectivePlace {
+    int channel, channels;  // the first, and how many exist
+    int sequence, batch, length;
+    i64 start;  // of the sequence in its row of the batch
+};
+
 struct SelectiveInputs {
     ChannelRows u, delta, z, delta_a;
     Coefficients A, B, C;

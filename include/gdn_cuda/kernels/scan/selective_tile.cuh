@@ -1,4 +1,4 @@
-// The part of a selective scan that a block works on, and the elements of a tile that each of its threads prepares.
+// The part of a selective scan that a block works on, and the places of its elements in a tile.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -15,28 +15,27 @@ __device__ __forceinline__ int first_chunk(const SelectiveInputs& in, int sequen
     return chunk;
 }
 
-// Channels of one group of B and C, in one sequence.
-struct SelectivePlace {
-    int channel, channels;  // the first, and how many exist
-    int sequence, batch;
-    Span span;
-};
-
 // Eight neighbours in a tile of channels × tokens, along tokens or along channels.
 template <int kChannels, int kTokens>
 struct Neighbours {
-    int channel, token;
-    bool along_tokens;
+    int channel, token;  // of the first
 
-    __device__ __forceinline__ static Neighbours of_thread(bool along_tokens) {
+    __device__ __forceinline__ static Neighbours of_thread(int thread, bool along_tokens) {
         constexpr int kRow = kTokens / 8, kColumn = kChannels / 8;
-        const int thread = threadIdx.x;
-        return along_tokens ? Neighbours{thread / kRow, thread % kRow * 8, true}
-                            : Neighbours{thread % kColumn * 8, thread / kColumn, false};
+        return along_tokens ? Neighbours{thread / kRow, thread % kRow * 8} : Neighbours{thread % kColumn * 8, thread / kColumn};
     }
-    __device__ __forceinline__ int channel_of(int i) const { return along_tokens ? channel : channel + i; }
-    __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i : token; }
 };
+
+// The compiler would compute what this hides, an address of a thread, again for every tile, in ten instructions each.
+__device__ __forceinline__ char* opaque(char* address) {
+    asm volatile("" : "+l"(address));
+    return address;
+}
+// And what rare paths compute of this would be kept in registers through the loop over tiles.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 // Neighbouring numbers in shared memory, aligned for vectors of four, or of two.
 template <int kCount>

@@ -1,0 +1,80 @@
+// Eight neighbours that lie anywhere in memory, read in aligned granules of 16 bytes and shifted into place. No granule is read
+// that has none of the elements that exist, so no read leaves the pages of a tensor.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/eight.cuh>
+
+namespace gdn_cuda::scan {
+
+// 16 bytes of two granules, from byte `from` on, which is even and below 16.
+__device__ __forceinline__ uint4 joined(const uint4& low, const uint4& high, int from) {
+    unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (from & 8) {
+#pragma unroll
+        for (int i = 0; i < 6; ++i) words[i] = words[i + 2];
+    }
+    if (from & 4) {
+#pragma unroll
+        for (int i = 0; i < 5; ++i) words[i] = words[i + 1];
+    }
+    const int bits = from % 4 * 8;
+    return {__funnelshift_r(words[0], words[1], bits), __funnelshift_r(words[1], words[2], bits),
+            __funnelshift_r(words[2], words[3], bits), __funnelshift_r(words[3], words[4], bits)};
+}
+
+template <bool kNarrow>
+struct Granules {
+    using Vector = Eight<kNarrow>;
+
+    const uint4* first;
+    int before;  // bytes of the first before the eight
+    int reach;   // bytes from there to the end of what exists
+
+    // `left`: how many exist from the address on, in a row; not positive: that many before it, the last one.
+    __device__ __forceinline__ static Granules of(const char* address, int left, DType type) {
+        const int before = static_cast<int>(reinterpret_cast<unsigned long long>(address)) & 15;
+        return {reinterpret_cast<const uint4*>(address - before), before,
+                before + min(left, 8) * (Vector::is_wide(type) ? 4 : 2)};
+    }
+    __device__ __forceinline__ bool exists(int granule) const { return granule * 16 < reach; }
+    __device__ __forceinline__ static Vector joined(const Vector& own, const uint4& next, int from, DType type) {
+        Vector x;
+        if constexpr (kNarrow) {
+            x.bits[0] = scan::joined(own.bits[0], next, from);
+        } else {
+            const bool wide = Vector::is_wide(type);
+            x.bits[0] = scan::joined(own.bits[0], wide ? own.bits[1] : next, from);
+            if (wide) x.bits[1] = scan::joined(own.bits[1], next, from);
+        }
+        return x;
+    }
+
+    __device__ __forceinline__ Vector load(DType type) const {
+        constexpr uint4 kNothing{0, 0, 0, 0};
+        const bool wide = Vector::is_wide(type);
+        Vector own;
+        own.bits[0] = exists(0) ? first[0] : kNothing;
+        uint4 next = exists(1) ? first[1] : kNothing;
+        if constexpr (!kNarrow) {
+            own.bits[1] = next;
+            if (wide) next = exists(2) ? first[2] : kNothing;
+        }
+        return joined(own, next, before, type);
+    }
+    // Where the threads of a row are neighbours, each fetches what begins before its eight, and the last one what is behind.
+    __device__ __forceinline__ void fetch(Vector& to, DType type, uint4* behind) const {
+        const bool wide = Vector::is_wide(type);
+        if (exists(0)) cp_async_16(&to.bits[0], first);
+        if constexpr (!kNarrow)
+            if (wide && exists(1)) cp_async_16(&to.bits[1], first + 1);
+        if (behind != nullptr && exists(wide ? 2 : 1)) cp_async_16(behind, first + (wide ? 2 : 1));
+    }
+    // A warp calls it behind the wait and __syncwarp(). `next`: the neighbour's first granule, or what is behind.
+    __device__ __forceinline__ void settle(Vector& fetched, DType type, const uint4& next) const {
+        const Vector x = joined(fetched, next, before, type);
+        __syncwarp();
+        fetched = x;
+    }
+};
+
+}  // namespace gdn_cuda::scan

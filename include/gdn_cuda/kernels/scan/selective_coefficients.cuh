@@ -1,0 +1,151 @@
+// B and C of a tile in a selective scan, in fp32 in shared memory, where all channels of a block use them. A thread has some
+// vectors of eight real numbers, along tokens or along states as they lie in memory; they are in flight a pass ahead. Those
+// that are not aligned are read as SelectiveElements reads its own.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/granules.cuh>
+#include <gdn_cuda/kernels/scan/selective_tile.cuh>
+
+namespace gdn_cuda::scan {
+
+// kBoth: B and C; otherwise B alone, or what stands in its place. Shared has their tiles and what is in flight, Args the
+// tensors, as those of selective_forward.
+template <class Shared, class Args, bool kBoth>
+struct SelectiveCoefficients {
+    static constexpr int kTokens = Shared::kTokens, kGroup = Shared::kConfiguration.group(),
+                         kParts = Shared::kConfiguration.parts();
+    static constexpr int kVectors = Shared::kVectors;  // a thread
+    using Vector = Eight<Shared::kConfiguration.is_narrow>;
+    using Read = Granules<Shared::kConfiguration.is_narrow>;
+
+    const Args& args;
+    Shared& shared;
+    int length;                 // of the sequence
+    char* addresses[kVectors];  // of the first tile
+
+    __device__ __forceinline__ Vector& in_flight(int i) const {
+        return reinterpret_cast<Vector&>(shared.coefficients_in_flight[i][threadIdx.x]);
+    }
+
+    // Of a vector, in a tile and in memory.
+    struct Place {
+        const Coefficients* from;
+        float (*to)[Shared::kRowPitch];
+        int n, token;
+        bool along_tokens;
+
+        __device__ __forceinline__ int n_of(int i) const { return along_tokens ? n : n + i / kParts; }
+        __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i / kParts : token; }
+        __device__ __forceinline__ float& to_of(int i) const { return to[n_of(i)][token_of(i) * kParts + i % kParts]; }
+    };
+    __device__ __forceinline__ Place place_of(int i, int thread) const {
+        constexpr int kOfOne = kGroup * kParts * kTokens / 8, kAlongTokens = kTokens * kParts / 8,
+                      kAlongStates = kGroup * kParts / 8;
+        const int vector = thread + i * Shared::kConfiguration.kThreads, of = vector % kOfOne;
+        const Coefficients* from = &args.in.B;
+        auto* to = shared.B.tile;
+        if constexpr (kBoth)
+            if (vector >= kOfOne) from = &args.in.C, to = shared.C.tile;
+        const bool along_tokens = from->n != kParts;
+        const int n = along_tokens ? of / kAlongTokens : of % kAlongStates * (8 / kParts);
+        const int token = along_tokens ? of % kAlongTokens * (8 / kParts) : of / kAlongStates;
+        return {from, to, n, token, along_tokens};
+    }
+    __device__ __forceinline__ i64 offset_of(const SelectivePlace& place, const Place& at) const {
+        const Coefficients& from = *at.from;
+        return place.batch * from.batch + place.channel / (args.in.dim / from.groups) * from.group + at.n * from.n +
+               (place.start + at.token) * from.token;
+    }
+    __device__ __forceinline__ const char* address(int i, const Coefficients& from, int tile, int first) const {
+        const int shift = Vector::is_wide(from.type) ? 2 : 1;
+        return addresses[i] + static_cast<i64>(first) * (static_cast<int>(from.n) << shift) +
+               static_cast<i64>(tile) * (static_cast<int>(from.token) << shift);
+    }
+    __device__ __forceinline__ void begin(const SelectivePlace& place) {
+        length = place.length;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            const Place at = place_of(i, threadIdx.x);
+            addresses[i] =
+                opaque(static_cast<char*>(at.from->data) + (offset_of(place, at) << (Vector::is_wide(at.from->type) ? 2 : 1)));
+        }
+    }
+    // Of the states from `first` on: whether all exist, in aligned vectors.
+    __device__ __forceinline__ bool is_plain(int tile, int first) const {
+        return args.coefficients_are_aligned && tile + kTokens <= length && first + kGroup <= args.in.state_size;
+    }
+    __device__ __forceinline__ void load(int tile, int first) const {
+        const bool plain = is_plain(tile, first);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            const Coefficients& tensor = *place_of(i, threadIdx.x).from;
+            const char* from = address(i, tensor, tile, first);
+            if (plain)
+                Vector::fetch(in_flight(i), from, tensor.type);
+            else
+                fetch_granules(i, from, tile, first);
+        }
+    }
+    __device__ __forceinline__ void put(int tile, int first) const {
+        const bool plain = is_plain(tile, first);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            const Place at = place_of(i, threadIdx.x);
+            if (!plain) {
+                if (!at.from->varies) continue;  // a warp's vectors are of one tensor
+                settle(i, address(i, *at.from, tile, first), tile, first);
+            }
+            float x[8];
+            in_flight(i).to_floats(at.from->type, x);
+            if (!plain) {
+                const int count = left(rare_place(i), tile, first);
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+                    if (j >= count) x[j] = 0.f;
+            }
+            if (at.along_tokens) {
+                auto* to = reinterpret_cast<float4*>(&at.to_of(0));
+                to[0] = {x[0], x[1], x[2], x[3]};
+                to[1] = {x[4], x[5], x[6], x[7]};
+            } else {
+#pragma unroll
+                for (int j = 0; j < 8; ++j) at.to_of(j) = x[j];
+            }
+        }
+    }
+
+    // ---- What is not plain. None of it is to be kept in registers through the loop over tiles.
+
+    __device__ __forceinline__ Place rare_place(int i) const { return place_of(i, opaque(threadIdx.x)); }
+    // How many real numbers exist from the first of a vector on, as Granules count them.
+    __device__ __forceinline__ int left(const Place& at, int tile, int first) const {
+        constexpr int kNone = -8;
+        const int states = (args.in.state_size - first - at.n) * kParts, tokens = (length - tile - at.token) * kParts;
+        return at.along_tokens ? (states > 0 ? tokens : kNone) : (tokens > 0 ? states : kNone);
+    }
+    __device__ __forceinline__ void fetch_granules(int i, const char* from, int tile, int first) const {
+        const Place at = rare_place(i);
+        if (!at.from->varies) return;
+        const Read read = Read::of(from, left(at, tile, first), at.from->type);
+        if (at.along_tokens || read.before == 0)
+            read.fetch(in_flight(i), at.from->type, at.along_tokens && is_last_of_row(at) ? behind(at) : nullptr);
+    }
+    // Behind the wait.
+    __device__ __forceinline__ void settle(int i, const char* from, int tile, int first) const {
+        const Place at = rare_place(i);
+        const Read read = Read::of(from, left(at, tile, first), at.from->type);
+        if (at.along_tokens) {
+            __syncwarp();
+            read.settle(in_flight(i), at.from->type, is_last_of_row(at) ? *behind(at) : (&in_flight(i))[1].bits[0]);
+        } else if (read.before != 0) {
+            in_flight(i) = read.load(at.from->type);
+        }
+    }
+    // Along tokens. What is in flight behind a row of a tensor is behind the row of the tile.
+    __device__ __forceinline__ static bool is_last_of_row(const Place& at) { return at.token == kTokens - 8 / kParts; }
+    __device__ __forceinline__ static uint4* behind(const Place& at) {
+        return reinterpret_cast<uint4*>(&at.to[at.n][kTokens * kParts]);
+    }
+};
+
+}  // namespace gdn_cuda::scan

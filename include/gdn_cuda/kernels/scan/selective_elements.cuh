@@ -1,0 +1,254 @@
+// The elements of a tile in a selective scan: u, δ, z and what is shaped like them. A thread prepares eight, which are
+// neighbours along tokens or along channels, as they lie in memory: u and δ become the step and the input of the recurrence, in
+// fp32 in shared memory, and where there are outputs, the thread stores those of its elements.
+//
+// What the next tile needs from memory is in flight meanwhile. Where every vector is aligned and every element of a tile
+// exists, a vector is a thread's. Otherwise rows are read in aligned granules: along tokens, each thread fetches one, the last
+// thread of a row one more, and a thread's elements lie in its own granule and its neighbour's; along channels, a thread reads
+// the two in which its elements lie, and does not wait ahead. Outputs along tokens are shifted back into granules.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/discretization.cuh>
+#include <gdn_cuda/kernels/scan/granules.cuh>
+#include <gdn_cuda/kernels/scan/selective_tile.cuh>
+
+namespace gdn_cuda::scan {
+
+// Shared has rows of a tile and what is in flight, Args the tensors, as those of selective_forward.
+template <class Shared, class Args>
+struct SelectiveElements {
+    static constexpr int kChannels = Shared::kChannels, kTokens = Shared::kTokens;
+    static constexpr Transition kTransition = Shared::kConfiguration.transition;
+    using Own = Neighbours<kChannels, kTokens>;
+    using Vector = Eight<Shared::kConfiguration.is_narrow>;
+    using Read = Granules<Shared::kConfiguration.is_narrow>;
+
+    const Args& args;
+    Shared& shared;
+    Own own;             // of a tile
+    int plain;           // the end of the tiles that are whole and of aligned vectors
+    char* addresses[4];  // of the first tile
+    enum Address { at_u, at_delta, at_z, at_out };
+
+    enum InFlight { u_even, u_odd, delta, z };
+    __device__ __forceinline__ Vector& in_flight(int i) const {
+        return reinterpret_cast<Vector&>(shared.elements_in_flight[i][threadIdx.x]);
+    }
+    __device__ __forceinline__ static int u_of(int tile) { return tile / kTokens % 2 == 0 ? u_even : u_odd; }
+
+    enum Rows { kStep, kInput, kSize };
+    __device__ __forceinline__ float* row(int rows, int channel) const { return &shared.rows[rows][channel * Shared::kPitch]; }
+
+    // ---- In memory
+
+    // Of the first of a thread's elements.
+    __device__ __forceinline__ char* address(const ChannelRows& x, const SelectivePlace& place, const Own& own,
+                                             int tile) const {
+        const i64 offset =
+            place.batch * x.batch + (place.channel + own.channel) * x.channel + (place.start + tile + own.token) * x.token;
+        return static_cast<char*>(x.data) + (offset << (Vector::is_wide(args.io) ? 2 : 1));
+    }
+    // From the address of the first tile; the host has seen to it that a token's stride fits.
+    template <class Byte>
+    __device__ __forceinline__ Byte* in_tile(Byte* first, const ChannelRows& x, int tile) const {
+        return first + static_cast<i64>(tile) * (static_cast<int>(x.token) << (Vector::is_wide(args.io) ? 2 : 1));
+    }
+    // Nothing of rare paths is to be kept in registers.
+    __device__ __forceinline__ Own rare_own() const { return Own::of_thread(opaque(threadIdx.x), args.along_tokens); }
+    // How many elements exist from the thread's first one on, as Granules count them.
+    __device__ __forceinline__ int left(int tile) const {
+        constexpr int kNone = -8;
+        const Own own = rare_own();
+        const SelectivePlace& place = shared.place;
+        const int channels = place.channels - own.channel, tokens = place.length - tile - own.token;
+        return args.along_tokens ? (channels > 0 ? tokens : kNone) : (tokens > 0 ? channels : kNone);
+    }
+    __device__ __forceinline__ Read granules(const char* address, int tile) const {
+        return Read::of(address, left(tile), args.io);
+    }
+    // Along tokens. What is in flight behind a row of a tensor is behind the row of a tile.
+    __device__ __forceinline__ bool is_last_of_row() const { return rare_own().token == kTokens - 8; }
+    __device__ __forceinline__ uint4* behind(int tensor) const {
+        return reinterpret_cast<uint4*>(row(tensor, rare_own().channel) + kTokens);
+    }
+    enum Behind { behind_u, behind_delta, behind_z, behind_out };
+
+    __device__ __forceinline__ void fetch(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
+        const char* from = in_tile(first, x, tile);
+        if (tile < plain) {
+            Vector::fetch(in_flight(slot), from, args.io);
+            return;
+        }
+        const Read read = granules(from, tile);
+        if (args.along_tokens || read.before == 0)
+            read.fetch(in_flight(slot), args.io, args.along_tokens && is_last_of_row() ? behind(tensor) : nullptr);
+    }
+    // Behind the wait: what was fetched otherwise, as vectors of the threads.
+    __device__ __forceinline__ void settle(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
+        const Read read = granules(in_tile(first, x, tile), tile);
+        if (args.along_tokens) {
+            __syncwarp();
+            read.settle(in_flight(slot), args.io, is_last_of_row() ? *behind(tensor) : (&in_flight(slot))[1].bits[0]);
+        } else if (read.before != 0) {
+            in_flight(slot) = read.load(args.io);
+        }
+    }
+
+    __device__ __forceinline__ void begin(const SelectivePlace& place) {
+        plain = args.rows_are_aligned && place.channels == kChannels ? place.length / kTokens * kTokens : 0;
+        addresses[at_u] = opaque(address(args.in.u, place, own, 0)),
+        addresses[at_delta] = opaque(address(args.in.delta, place, own, 0));
+        addresses[at_z] = opaque(address(args.in.z, place, own, 0));
+        if (threadIdx.x < kChannels) {
+            const int c = threadIdx.x;
+            shared.bias[c] = c < place.channels && args.in.delta_bias != nullptr ? args.in.delta_bias[place.channel + c] : 0.f;
+        }
+    }
+    __device__ __forceinline__ void load(int tile) const {
+        fetch(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
+        fetch(delta, behind_delta, addresses[at_delta], args.in.delta, tile);
+    }
+    __device__ __forceinline__ void load_z(int tile) const {
+        if (args.in.z.data != nullptr) fetch(z, behind_z, addresses[at_z], args.in.z, tile);
+    }
+
+    // ---- Steps and inputs
+
+    // Each stage takes all eight elements, so that they wait for the special function unit together.
+    __device__ __forceinline__ void prepare(int tile) {
+        if (tile >= plain) {
+            settle(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
+            settle(delta, behind_delta, addresses[at_delta], args.in.delta, tile);
+        }
+        float input[8], size[8], bias[8], step[8];
+        in_flight(u_of(tile)).to_floats(args.io, input);
+        in_flight(delta).to_floats(args.io, size);
+        of_channels(shared.bias, bias);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) size[i] += bias[i];
+        if (args.in.delta_softplus) {
+#pragma unroll
+            for (float& x : size) x = softplus_fast(x);
+        }
+        if (kTransition == Transition::exponential && args.input_times_delta) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) input[i] *= size[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) step[i] = kTransition == Transition::s7 ? -1.f / fmaf(size[i], size[i], 0.5f) : size[i];
+        constexpr bool kReadsDeltaA = kTransition != Transition::s7 && kTransition != Transition::rglru;
+        if (kReadsDeltaA && args.in.delta_a.data != nullptr)  // rare, so not in flight before
+            granules(address(args.in.delta_a, shared.place, rare_own(), tile), tile).load(args.io).to_floats(args.io, step);
+        if (tile >= plain) {  // what does not exist leaves the states as they are
+            const int count = left(tile);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (i >= count) step[i] = input[i] = size[i] = 0.f;
+        }
+        put(kStep, step);
+        put(kInput, input);
+        if constexpr (has_size(kTransition)) put(kSize, size);
+    }
+    __device__ __forceinline__ void of_channels(const float (&per_channel)[kChannels], float (&x)[8]) const {
+        if (args.along_tokens) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = per_channel[own.channel];
+        } else {
+            load_shared(x, &per_channel[own.channel]);
+        }
+    }
+    __device__ __forceinline__ void put(int rows, const float (&x)[8]) const {
+        float* to = row(rows, own.channel) + swizzled<kChannels>(own.channel, own.token);
+        if (args.along_tokens) {
+            reinterpret_cast<float4*>(to)[0] = {x[0], x[1], x[2], x[3]};
+            reinterpret_cast<float4*>(to)[1] = {x[4], x[5], x[6], x[7]};
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) to[i * Shared::kPitch] = x[i];
+        }
+    }
+
+    // ---- Outputs
+
+    __device__ __forceinline__ void begin_outputs(const SelectivePlace& place) {
+        addresses[at_out] = opaque(address(args.out, place, own, 0));
+        if (threadIdx.x < kChannels) {
+            const int c = threadIdx.x;
+            shared.D[c] = c < place.channels && args.in.D != nullptr ? args.in.D[place.channel + c] : 0.f;
+        }
+    }
+    __device__ __forceinline__ static float ungated(float y, float of_u, float D) {
+        if constexpr (Shared::kConfiguration.is_complex) y *= 2.f;
+        return fmaf(D, of_u, y);
+    }
+    // Adds up the Σ C x of each lane, and stores the outputs of the elements that the thread prepared.
+    __device__ __forceinline__ void finish(int tile) const {
+        constexpr int kLanes = Shared::kConfiguration.lanes;
+        if (tile >= plain && args.in.z.data != nullptr) settle(z, behind_z, addresses[at_z], args.in.z, tile);
+        float y[8], of_u[8], of_z[8], D[8];
+        const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
+#pragma unroll
+        for (int part = 0; part < kLanes; ++part) {
+            float x[8];
+            if (args.along_tokens) {
+                load_shared(x, from);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) x[i] = from[i * Shared::kPitch];
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) y[i] = part == 0 ? x[i] : y[i] + x[i];
+            from += sizeof(shared.rows[0]) / sizeof(float);
+        }
+        of_channels(shared.D, D);
+        in_flight(u_of(tile)).to_floats(args.io, of_u);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
+        if (args.in.z.data != nullptr) {
+            in_flight(z).to_floats(args.io, of_z);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
+        }
+        const Vector found = Vector::of(args.io, y);
+        char* to = in_tile(addresses[at_out], args.out, tile);
+        if (tile < plain)
+            found.store(to, args.io);
+        else if (args.along_tokens && tile + kTokens <= shared.place.length)
+            store_shifted(found, to, tile);
+        else
+            found.store_some(to, args.io, 0, left(tile));
+    }
+    // Rows of whole tiles that begin anywhere, in granules: a thread stores those that begin in its eight, the last of which
+    // ends in its neighbour's. The neighbour of a row's last thread is its first one a tile later.
+    __device__ __forceinline__ void store_shifted(const Vector& found, char* to, int tile) const {
+        const Own own = rare_own();
+        const bool wide = Vector::is_wide(args.io), exists = own.channel < shared.place.channels, is_last = is_last_of_row();
+        const int size = wide ? 4 : 2, before = -static_cast<int>(reinterpret_cast<unsigned long long>(to)) & 15,
+                  skipped = before / size;
+        Vector& mine = in_flight(u_of(tile));  // u has been read
+        mine = found;
+        __syncwarp();
+        const uint4 next = (is_last ? (&mine)[1 - kTokens / 8] : (&mine)[1]).bits[0];
+        uint4 own_last = found.bits[0];
+        auto* granules = reinterpret_cast<uint4*>(to + before);
+        if constexpr (!Shared::kConfiguration.is_narrow)
+            if (wide) {
+                if (exists) *granules++ = joined(found.bits[0], found.bits[1], before);
+                own_last = found.bits[1];
+            }
+        if (is_last) {
+            uint4& kept = *behind(behind_out);
+            const uint4 earlier = kept;
+            kept = own_last;
+            own_last = earlier;
+            granules -= kTokens * size / 16;
+        }
+        if (exists && !(is_last && tile == 0)) *granules = joined(own_last, next, before);
+        if (exists && own.token == 0 && tile == 0) found.store_some(to, args.io, 0, skipped);
+        if (exists && is_last && tile + 2 * kTokens > shared.place.length)
+            found.store_some(to, args.io, (wide ? 4 : 0) + skipped, 8);
+        __syncwarp();  // the next u overwrites `mine`
+    }
+};
+
+}  // namespace gdn_cuda::scan

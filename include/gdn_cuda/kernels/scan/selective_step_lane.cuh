@@ -1,0 +1,86 @@
+// scan/selective_step: the types of a configuration, and which row, sequences and tokens a thread works for.
+#pragma once
+
+#include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/scan/exact_step.cuh>
+#include <gdn_cuda/kernels/scan/selective_step_plan.cuh>
+
+namespace gdn_cuda::scan {
+
+template <SelectiveStepConfig kConfig>
+struct StepTypes {
+    static constexpr bool kComplex = is_complex(kConfig.state);
+    static constexpr int kParts = kConfig.parts();
+    using Element = Storage<kComplex ? DType::f32 : kConfig.state>;
+    using Vector = gdn_cuda::Vector<Element, kConfig.vector * kParts, kConfig.aligned()>;
+    using Wide = gdn_cuda::Vector<float, kConfig.vector * kParts, kConfig.aligned()>;  // the same numbers in fp32
+    using Number = scan::Number<kComplex>;
+
+    template <class AnyVector>
+    __device__ __forceinline__ static Number at(const AnyVector& vector, int j) {
+        if constexpr (kComplex)
+            return Complex{vector[2 * j], vector[2 * j + 1]};
+        else
+            return vector[j];
+    }
+    __device__ __forceinline__ static void set(Vector& vector, int j, const Number& x) {
+        if constexpr (kComplex) {
+            vector.set(2 * j, x.re);
+            vector.set(2 * j + 1, x.im);
+        } else {
+            vector.set(j, x);
+        }
+    }
+};
+
+// A row of the block, and a lane's part of it.
+template <SelectiveStepConfig kConfig>
+struct StepLane {
+    int in_block;  // row
+    bool exists;
+    int head, d;
+    int lane, lanes;
+
+    __device__ __forceinline__ StepLane(const SelectiveStepArgs& args, int row, int lane)
+        : in_block(row), lane(lane), lanes(1 << args.lane_bits) {
+        const int in_group = static_cast<int>(blockIdx.x) * (kConfig.threads() >> args.lane_bits) + row;
+        exists = in_group < args.group_rows;
+        const unsigned of_state = blockIdx.y * static_cast<unsigned>(args.group_rows) + (exists ? in_group : 0);
+        head = args.heads == 1 ? 0 : static_cast<int>(of_state / static_cast<unsigned>(args.dim));
+        d = static_cast<int>(of_state) - head * args.dim;
+    }
+    // Whether there is anything for this lane in its row.
+    __device__ __forceinline__ bool works(int columns) const { return exists && column(0) < columns; }
+    // The column of a vector's first number.
+    __device__ __forceinline__ int column(int vector) const { return (vector * lanes + lane) * kConfig.vector; }
+    // Where this lane's part of the row starts in a state, in bytes.
+    __device__ __forceinline__ i64 state_offset(const SelectiveStepArgs& args) const {
+        const i64 row = static_cast<i64>(head) * args.dim + d;
+        return (row * args.columns + lane * kConfig.vector) * bytes_of(kConfig.state);
+    }
+    // Of a vector, from that of the lane's first.
+    __device__ __forceinline__ int vector_offset(int vector) const {
+        return vector * lanes * kConfig.vector * bytes_of(kConfig.state);
+    }
+};
+
+// What the items of a block are: tokens of one sequence, or sequences with one token each. `first` is the first of those at
+// work, `count` how many these are.
+struct StepItems {
+    bool one_token;
+    int first_sequence, all;
+    int first, count;
+
+    __device__ __forceinline__ int sequence(int item) const {
+        return one_token ? first_sequence + first + item : first_sequence;
+    }
+    __device__ __forceinline__ int token(int item) const { return one_token ? 0 : first + item; }
+    __device__ __forceinline__ int in_block(int item) const { return one_token ? first + item : 0; }  // sequence
+    // Where a tensor has the number of one of the block's items.
+    template <class Tensor>
+    __device__ __forceinline__ const char* address(const Tensor& of, int item, i64 offset) const {
+        return static_cast<const char*>(of.values.data) + first_sequence * of.sequence + item * of.item + offset;
+    }
+};
+
+}  // namespace gdn_cuda::scan

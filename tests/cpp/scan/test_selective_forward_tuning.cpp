@@ -1,0 +1,41 @@
+// Which configurations of scan/selective_forward can be measured in place of the heuristic's.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "families/scan/selective_forward.hpp"
+#include "heuristics_tools.hpp"
+
+namespace gdn_cuda::scan {
+namespace {
+
+TEST(SelectiveForwardHeuristic, CandidatesComputeTheSameProblemAndAWinnerDecides) {
+    Random random;
+    for (int i = 0; i < kProblems; ++i) {
+        const Transition transition = random.one_of({Transition::exponential, Transition::zoh, Transition::bilinear});
+        const SelectiveForwardProblem problem{.transition = transition,
+                                              .is_complex = random.one_of({true, false}),
+                                              .is_narrow = random.one_of({true, false}),
+                                              .states = static_cast<int>(random.size(256)),
+                                              .channels = random.size(1 << 20)};
+        const std::vector<SelectiveForwardConfig> all = selective_forward_candidates(problem, {});
+        const SelectiveForwardConfig own = selective_forward_config(problem, jit::DeviceTraits{}.multiprocessors);
+        ASSERT_EQ(all.front(), own);
+        ASSERT_EQ(all.size(), transition == Transition::exponential && !problem.is_complex ? 2u : 1u);
+        for (const SelectiveForwardConfig& config : all) {
+            ASSERT_TRUE(in(kSelectiveForwardConfigurations, config)) << to_text(config);
+            ASSERT_EQ(config.is_narrow, own.is_narrow) << "as many states as its shared memory is laid out for";
+            ASSERT_TRUE(config.transition == problem.transition && config.is_complex == problem.is_complex);
+        }
+        ASSERT_EQ(from_text<SelectiveForwardProblem>(to_text(problem)), problem);
+        SelectiveForwardWinners winners;
+        winners.all = {{problem, all.back(), 3, 4}};
+        ASSERT_EQ(selective_forward_config(problem, 132, &winners), all.back());
+        ASSERT_NE(explain_selective_forward(problem, {}, &winners).find("tuned on this device: {.transition = "),
+                  std::string::npos);
+    }
+}
+
+}  // namespace
+}  // namespace gdn_cuda::scan
