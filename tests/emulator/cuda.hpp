@@ -144,6 +144,10 @@ inline int __ffs(int x) {
 inline int __popc(unsigned x) {
     return std::popcount(x);
 }
+// The low word of both, shifted by bits % 32.
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
+    return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (bits % 32));
+}
 // Its result for a divisor above 2^126 is 0.
 inline float __fdividef(float x, float y) {
     return fabsf(y) > 0x1p126f && std::isfinite(y) ? x * 0.f : x / y;
