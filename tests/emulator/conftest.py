@@ -1,10 +1,11 @@
-"""test_configurations.py runs last, and only where it can count."""
+"""The emulator is built once, before the first test. test_configurations.py runs last, and only where it can count."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from emulated import library
 
 HERE = Path(__file__).resolve().parent
 
@@ -22,3 +23,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if narrowed or hasattr(config, "workerinput") or not any(HERE.is_relative_to(path) for path in asked):
         for item in counting:
             item.add_marker(pytest.mark.skip(reason="counts the launches of a run of all of tests/emulator in one process"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built() -> None:
+    """Its error is that of all tests, without another try."""
+    library()

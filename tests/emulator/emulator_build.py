@@ -72,7 +72,7 @@ class Unit:
         ccache = [path] if (path := shutil.which("ccache")) else []
         done = subprocess.run(self.command([*ccache, *COMPILER]), capture_output=True, text=True)
         if done.returncode != 0:
-            raise RuntimeError(f"{self.source} does not compile for the emulator:\n{done.stderr[:8000]}")
+            raise RuntimeError(f"{self.source} does not compile for the emulator:\n{done.stderr[:3000]}")
         self.target.with_suffix(".json").write_text(json.dumps(self.record()))
 
 
@@ -158,7 +158,7 @@ def _link(units: list[Unit], target: Path) -> None:
     command += [f"-L{ours.parent}", "-lgdn_cuda", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"the emulator does not link:\n{done.stderr[-8000:]}")
+        raise RuntimeError(f"the emulator does not link:\n{done.stderr[-3000:]}")
 
 
 def _named(units: list[Unit]) -> str:
