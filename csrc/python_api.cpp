@@ -193,8 +193,8 @@ py::list kernels() {
     for (const auto& kernel : registry()) {
         py::list configurations;
         for (const auto& entry : kernel.configurations)
-            configurations.append(py::dict("configuration"_a = entry.source.configuration, "threads"_a = entry.threads,
-                                           "shared_bytes"_a = entry.shared_bytes));
+            configurations.append(py::dict("configuration"_a = entry.source.configuration, "code"_a = entry.source.code,
+                                           "threads"_a = entry.threads, "shared_bytes"_a = entry.shared_bytes));
         const bool limited = kernel.max_capability < std::numeric_limits<int>::max();
         result.append(py::dict("family"_a = kernel.family, "name"_a = kernel.name, "summary"_a = kernel.summary,
                                "min_capability"_a = kernel.min_capability,

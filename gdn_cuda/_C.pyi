@@ -65,6 +65,7 @@ class Driver(TypedDict):
 
 class Configuration(TypedDict):
     configuration: str
+    code: str  # what is compiled
     threads: int
     shared_bytes: int
 

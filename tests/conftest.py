@@ -1,5 +1,6 @@
 """For all tests: gdn_cuda comes from this tree where it is not installed, seeds differ per test, no test sets the number of
-threads, and folders named gpu are left out where there is no GPU. The GPU suite is `pytest tests/gpu tests/*/gpu`."""
+threads, folders named gpu are left out where there is no GPU, and tests/emulator where it is not named. The GPU suite is
+`pytest tests/gpu tests/*/gpu`."""
 
 import importlib.util
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 TESTS = Path(__file__).resolve().parent
+EMULATOR = TESTS / "emulator"
 if importlib.util.find_spec("gdn_cuda") is None:
     sys.path.insert(0, str(TESTS.parent))
 
@@ -29,6 +31,8 @@ def needs_gpu(path: Path) -> bool:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """pytest does not ask about paths named on the command line: `pytest tests/gpu` collects, and skips with the reason."""
+    if collection_path == EMULATOR:
+        return True
     return True if collection_path.name == "gpu" and needs_gpu(collection_path) and not torch.cuda.is_available() else None
 
 
@@ -50,6 +54,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     left_out = any(folder.is_relative_to(path) for path in asked for folder in TESTS.rglob("gpu"))
     if left_out and not named and not torch.cuda.is_available():
         terminalreporter.write_line("tests/gpu and tests/*/gpu: not collected: they need an NVIDIA GPU, and there is none here")
+    if any(path != EMULATOR and EMULATOR.is_relative_to(path) for path in asked) and EMULATOR not in asked:
+        terminalreporter.write_line("tests/emulator: not collected: it takes minutes, so it runs only where it is named")
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def _selective(x: dict[str, Any]) -> tuple[Any, Any, Any]:
     for n in range(batch):
         first = 0
         if x.get("num_accepted_tokens") is not None:
-            first = max(int(x["num_accepted_tokens"][n]), 1) - 1
+            first = min(max(int(x["num_accepted_tokens"][n]), 1), slots.shape[1]) - 1
         slot = int(slots[n] if slots.ndim == 1 else slots[n, first])
         if not 0 <= slot < len(before):
             out[n] = 0 if slot < 0 else np.nan

@@ -1,0 +1,120 @@
+"""gdn_cuda's operators on CPU tensors, computed by their kernels: `with emulated(): gdn_cuda.selective_scan(…)`.
+
+Each call runs twice, its threads in opposite orders, on memory that ends where nobody can read or write. Both runs give the
+same bits, and change no argument but those that the operator says it writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import emulator_build
+import torch
+from guarded import Guarded, bits, bytes_of
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # of what is registered for CUDA tensors
+_NEW = ("aten::new_empty", "aten::empty", "aten::empty_strided", "aten::empty_like")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    path = emulator_build.library()
+    torch.ops.load_library(path)
+    loaded = ctypes.CDLL(str(path))
+    loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
+    loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
+    loaded.emulator_launch.argtypes = (ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
+    return loaded
+
+
+def launched() -> set[str]:
+    """Kernels with their configurations, of this process."""
+    return set(library().emulator_launched().decode().splitlines())
+
+
+@contextmanager
+def emulated(multiprocessors: int = 132, deterministic: bool = True) -> Iterator[None]:
+    """`multiprocessors`: of the device that heuristics choose for. `deterministic`: whether results have to be the same."""
+    library().emulator_device(multiprocessors)
+    with _Emulated(deterministic):
+        yield
+
+
+class _Emulated(TorchDispatchMode):
+    def __init__(self, deterministic: bool):
+        super().__init__()
+        self.deterministic = deterministic
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "gdn_cuda" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
+            return func(*args, **(kwargs or {}))
+        ours = getattr(torch.ops.gdn_emulated, func.overloadpacket.__name__).default
+        given = tree_map_only(Tensor, lambda x: x.resolve_conj().resolve_neg(), list(args))
+        written = [argument.is_write for argument in ours._schema.arguments]
+        assert len(given) == len(written) and not kwargs, "torch passes all arguments by position"
+        (results, after), again = (_run(ours, given, reverse) for reverse in (False, True))
+        for mine, other in zip(_tensors([results, after]), _tensors(again), strict=True):
+            same = mine.stride() == other.stride() and torch.equal(bits(mine), bits(other))
+            assert same or not self.deterministic, f"{ours}: another order of threads gives other results: a race"
+        pairs = [(x, y, is_written) for x, y, is_written in zip(given, after, written, strict=True) if isinstance(x, Tensor)]
+        written_storages = {x.untyped_storage().data_ptr() for x, _, is_written in pairs if is_written}
+        for before, now, is_written in pairs:
+            if is_written:
+                before.copy_(now)
+            elif before.untyped_storage().data_ptr() not in written_storages:
+                assert torch.equal(bytes_of(before), bytes_of(now)), f"{ours}: writes to an argument that it only reads"
+        return results
+
+
+def _run(operator: Any, given: list[Any], reverse: bool) -> tuple[Any, list[Any]]:
+    """Its results, and the arguments after it."""
+    memory = Guarded()
+    copies = tree_map_only(Tensor, memory.copy, given)
+    library().emulator_schedule(7, reverse)
+    with _NewTensors(memory):
+        try:
+            results = operator.redispatch(_CUDA, *copies)
+        except RuntimeError as error:
+            raise RuntimeError(with_lines(str(error))) from None
+    memory.check()
+    return results, copies
+
+
+class _NewTensors(TorchDispatchMode):
+    """What the operator allocates is guarded, and NaN until it is written."""
+
+    def __init__(self, memory: Guarded):
+        super().__init__()
+        self.memory = memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return self.memory.like(made) if func.name().partition(".")[0] in _NEW else made
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+
+
+def with_lines(text: str) -> str:
+    """With lines of source where the emulator has places in its code."""
+
+    def line(found: re.Match[str]) -> str:
+        command = ["addr2line", "-e", str(emulator_build.library()), found[1]]
+        try:
+            where = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return found[0]
+        return f" at {Path(where.partition(' ')[0]).name}"
+
+    return re.sub(r" at \+(0x[0-9a-f]+)", line, text)

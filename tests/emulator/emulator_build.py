@@ -1,0 +1,183 @@
+"""Builds libemulator.so in build/emulator: the kernels of a family, every registered configuration from the very source that
+NVRTC gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used if there."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from translate import translated
+
+from gdn_cuda import _C, runtime
+
+FAMILY = "scan"
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+FOLDER = ROOT / "build" / "emulator"
+TORCH = Path(torch.__file__).resolve().parent
+
+COMPILER = shlex.split(os.environ.get("CXX") or "g++")
+COMMON = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", f"-I{HERE}"]  # setjmp between stacks is on purpose
+KERNELS = [
+    *("-O1", "-g1", "-include", str(HERE / "cuda.hpp"), f"-I{FOLDER / 'include'}", "-Wno-attributes", "-Wno-unknown-pragmas"),
+    *("-fno-strict-aliasing", "-ffp-contract=fast", *(["-mfma"] if platform.machine() == "x86_64" else [])),
+    "-ftrivial-auto-var-init=pattern",  # what nobody has written is large
+    *("-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero", "-fno-sanitize-recover=all"),
+]
+HOST = [
+    *("-O0", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DFMT_HEADER_ONLY=1", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}"),
+    *("-isystem", str(TORCH / "include")),
+]
+SLICE = 4  # configurations of a file
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A file to compile."""
+
+    source: Path
+    options: list[str]
+
+    @property
+    def target(self) -> Path:
+        return FOLDER / f"{self.source.stem}.o"
+
+    def command(self, compiler: list[str]) -> list[str]:
+        return [*compiler, *COMMON, *self.options, "-MMD", "-c", str(self.source), "-o", str(self.target)]
+
+    def dependencies(self) -> list[str]:
+        rule = self.target.with_suffix(".d").read_text().replace("\\\n", " ")
+        return rule.partition(":")[2].split()
+
+    def is_current(self) -> bool:
+        record = self.target.with_suffix(".json")
+        return record.is_file() and json.loads(record.read_text()) == self.record()
+
+    def record(self) -> list[str]:
+        return [*self.command(COMPILER), *(f"{path} {_digest(Path(path))}" for path in self.dependencies())]
+
+    def compile(self) -> None:
+        ccache = [path] if (path := shutil.which("ccache")) else []
+        done = subprocess.run(self.command([*ccache, *COMPILER]), capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{self.source} does not compile for the emulator:\n{done.stderr[:3000]}")
+        self.target.with_suffix(".json").write_text(json.dumps(self.record()))
+
+
+def library() -> Path:
+    """The library as the files are now."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _translate()
+        units = [*_kernel_units(), *_host_units()]
+        stale = [unit for unit in units if not unit.is_current()]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            try:
+                for compiled in [pool.submit(unit.compile) for unit in stale]:
+                    compiled.result()
+            except RuntimeError:
+                pool.shutdown(cancel_futures=True)
+                raise
+        target = FOLDER / f"libemulator-{_named(units)}.so"
+        if not target.is_file():
+            for old in FOLDER.glob("libemulator-*.so"):
+                old.unlink()
+            _link(units, target)
+    return target
+
+
+def _translate() -> None:
+    for header in (ROOT / "include").rglob("*.*h*"):
+        _write(FOLDER / "include" / header.relative_to(ROOT / "include"), _with_places(header))
+
+
+def _with_places(header: Path) -> str:
+    return f'#line 1 "{header}"\n' + translated(header.read_text())
+
+
+def _kernel_units() -> Iterator[Unit]:
+    for kernel in _C.kernels():
+        if kernel["family"] == FAMILY:
+            codes = [(entry["configuration"], entry["code"]) for entry in kernel["configurations"]]
+            for first in range(0, len(codes), SLICE):
+                source = FOLDER / f"kernel_{kernel['name']}_{first // SLICE}.cpp"
+                _write(
+                    source, "".join(_registered(f"{FAMILY}/{kernel['name']}", *each) for each in codes[first : first + SLICE])
+                )
+                yield Unit(source, KERNELS)
+    faulty = FOLDER / "faulty_kernels.cpp"
+    _write(faulty, _with_places(HERE / "faulty_kernels.cuh"))
+    yield Unit(faulty, KERNELS)
+
+
+def _registered(kernel: str, configuration: str, code: str) -> str:
+    """The source that NVRTC gets, and its function under the kernel's name."""
+    function = re.search(r"template __global__ void (.+)\(const __grid_constant__ ", code)
+    assert function, code
+    name = f'registered_{_short(configuration)}{{"{kernel}", "{configuration}"}}'
+    return f"{code}static const emulator::Kernel<{function[1]}> {name};\n"
+
+
+def _host_units() -> Iterator[Unit]:
+    options = [
+        *HOST,
+        *(word for folder in _C.toolchain()["include_dirs"] for word in ("-isystem", str(Path(folder).resolve()))),
+    ]
+    ahead = ["-include", str(HERE / "operators.hpp")]
+    for source in [*(ROOT / "csrc/families" / FAMILY).glob("*.cpp"), *(ROOT / "csrc/operators").glob("*.cpp")]:
+        yield Unit(source, [*options, *ahead])
+    yield Unit(HERE / "operators.cpp", options)
+    yield Unit(HERE / "grid.cpp", ["-O2"])
+
+
+def _link(units: list[Unit], target: Path) -> None:
+    ours = runtime.library_path()
+    assert ours is not None
+    command = [
+        *COMPILER,
+        "-shared",
+        *(str(unit.target) for unit in units),
+        "-o",
+        str(target),
+        "-Wl,--no-undefined",
+        "-Wl,-Bsymbolic",
+    ]
+    command += [f"-L{ours.parent}", "-lgdn_cuda", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"the emulator does not link:\n{done.stderr[-3000:]}")
+
+
+def _named(units: list[Unit]) -> str:
+    return _short("".join(unit.target.with_suffix(".json").read_text() for unit in units))
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    print(library())

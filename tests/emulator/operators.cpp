@@ -1,0 +1,37 @@
+// What the operators' host code asks of a GPU. CPU tensors have the device index -1, which is jit::kStandIn.
+#include "operators.hpp"
+
+#include <dlfcn.h>
+
+#include <optional>
+
+extern "C" AOTITorchError emulator_device_type(AtenTensorHandle, int32_t* type) {
+    *type = aoti_torch_device_type_cuda();
+    return AOTI_TORCH_SUCCESS;
+}
+
+extern "C" void* emulator_dlsym(void*, const char*) noexcept {
+    const auto current_stream = [](int32_t, void** stream) -> AOTITorchError {
+        *stream = nullptr;
+        return AOTI_TORCH_SUCCESS;
+    };
+    return reinterpret_cast<void*>(+current_stream);
+}
+
+namespace gdn_cuda {
+
+bool explaining() {
+    return false;
+}
+void remark(std::string) {}
+
+}  // namespace gdn_cuda
+
+// From now on heuristics choose for a Hopper GPU with so many multiprocessors.
+extern "C" __attribute__((visibility("default"))) void emulator_device(int multiprocessors) {
+    static std::optional<gdn_cuda::jit::StandIn> device;
+    gdn_cuda::jit::DeviceTraits traits;
+    traits.multiprocessors = multiprocessors;
+    device.reset();
+    device.emplace(traits);
+}

@@ -1,0 +1,108 @@
+// Inline PTX on a CPU. translate.py makes `asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));` a call
+// ptx<"ex2.approx.ftz.f32 %0, %1;">(y, x), and here is what each text does, as exactly as fp32 can; a text that is not here
+// does not compile.
+#pragma once
+
+#include <math.h>
+
+#include <cstring>
+#include <string_view>
+
+#include "grid.hpp"
+
+namespace emulator {
+
+template <std::size_t kLength>
+struct Text {
+    char characters[kLength];
+
+    constexpr Text(const char (&text)[kLength]) {
+        for (std::size_t i = 0; i < kLength; ++i) characters[i] = text[i];
+    }
+    constexpr bool operator==(std::string_view text) const { return std::string_view(characters, kLength - 1) == text; }
+};
+template <Text kText>
+inline constexpr bool kIsKnown = false;
+
+inline float without_subnormals(float x) {
+    return fabsf(x) < 0x1p-126f ? copysignf(0.f, x) : x;
+}
+template <class T>
+T load(const void* from) {
+    if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) != 0) fail("a misaligned address");
+    T x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+inline void check_copy(unsigned to, const void* from) {
+    if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("cp.async: a misaligned address");
+}
+
+template <Text kText, class... Operands>
+void ptx(Operands&&... operands) {
+    const auto run = [&](auto&& instruction) { instruction(operands...); };
+    if constexpr (kText == "") {  // keeps the compiler from knowing a value
+    } else if constexpr (kText == "ex2.approx.ftz.f32 %0, %1;") {
+        run([](float& y, float x) { y = without_subnormals(exp2f(without_subnormals(x))); });
+    } else if constexpr (kText == "rcp.approx.ftz.f32 %0, %1;") {
+        run([](float& y, float x) { y = without_subnormals(1 / without_subnormals(x)); });
+    } else if constexpr (kText == "sqrt.approx.ftz.f32 %0, %1;") {
+        run([](float& y, float x) { y = sqrtf(without_subnormals(x)); });
+    } else if constexpr (kText == "max.NaN.f32 %0, %1, %2;") {
+        run([](float& y, float a, float b) { y = a != a || b != b ? NAN : fmaxf(a, b); });
+    } else if constexpr (kText == "min.NaN.f32 %0, %1, %2;") {
+        run([](float& y, float a, float b) { y = a != a || b != b ? NAN : fminf(a, b); });
+    } else if constexpr (kText ==
+                         "{ .reg .pred wide; setp.ne.u32 wide, %2, 0; @wide ld.global.u32 %0, [%1]; "
+                         "@!wide ld.global.u16 %0, [%1]; }") {
+        run([](unsigned& x, const void* from, unsigned wide) {
+            x = wide != 0 ? load<unsigned>(from) : load<unsigned short>(from);
+        });
+    } else if constexpr (kText ==
+                         "{ .reg .pred wide; setp.ne.u32 wide, %3, 0; @wide ld.global.u32 %0, [%2]; "
+                         "@!wide ld.global.u16 %1, [%2]; }") {
+        run([](unsigned& x, unsigned& narrow, const void* from, unsigned wide) {
+            wide != 0 ? x = load<unsigned>(from) : narrow = load<unsigned short>(from);
+        });
+    } else if constexpr (kText ==
+                         "{ .reg .pred wide; setp.ne.u32 wide, %2, 0; @wide ld.global.s64 %0, [%1]; "
+                         "@!wide ld.global.s32 %0, [%1]; }") {
+        run([](long long& x, const void* from, unsigned wide) { x = wide != 0 ? load<long long>(from) : load<int>(from); });
+    } else if constexpr (kText == "ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];") {
+        run([](unsigned& x, unsigned& y, unsigned& z, unsigned& w, const void* from) {
+            struct alignas(16) Four {
+                unsigned x, y, z, w;
+            } const four = load<Four>(from);
+            x = four.x, y = four.y, z = four.z, w = four.w;
+        });
+    } else if constexpr (kText == "ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];") {
+        run([](unsigned& x, unsigned& y, const void* from) {
+            const auto both = load<unsigned long long>(from);
+            x = static_cast<unsigned>(both), y = static_cast<unsigned>(both >> 32);
+        });
+    } else if constexpr (kText == "st.global.v4.u32 [%0], {%1, %2, %3, %4};") {
+        run([](void* to, unsigned x, unsigned y, unsigned z, unsigned w) {
+            if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) fail("a misaligned address");
+            const unsigned words[] = {x, y, z, w};
+            std::memcpy(to, words, sizeof words);
+        });
+    } else if constexpr (kText == "cp.async.cg.shared.global [%0], [%1], 16;") {
+        run([](unsigned to, const void* from) {
+            check_copy(to, from);
+            copy_later(shared_pointer(to), from);
+        });
+    } else if constexpr (kText == "cp.async.cg.shared.global [%0], [%1], 16, %2;") {
+        run([](unsigned to, const void* from, int bytes) {
+            check_copy(to, from);
+            copy_later(shared_pointer(to), bytes == 16 ? from : nullptr);
+        });
+    } else if constexpr (kText == "cp.async.commit_group;") {
+        close_group_of_copies();
+    } else if constexpr (kText == "cp.async.wait_group %0;") {
+        run(wait_for_copies);
+    } else {
+        static_assert(kIsKnown<kText>, "tests/emulator/ptx.hpp: expected a known text of PTX, got the one above");
+    }
+}
+
+}  // namespace emulator

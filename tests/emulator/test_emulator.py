@@ -1,0 +1,122 @@
+"""What the emulator finds: kernels with one fault each (faulty_kernels.cuh), and none in those without."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import pytest
+import torch
+from emulated import emulated, library, with_lines
+from guarded import Guarded
+from helpers import rel_rms
+from torch import Tensor
+from translate import translated
+
+from gdn_cuda import selective_scan
+
+
+class Arguments(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p)]
+
+
+def launch(kernel: str, reverse: bool = False) -> tuple[Tensor, str]:
+    """The numbers 0 … 63 after a kernel of one block, and what it did wrong."""
+    memory = Guarded()
+    numbers = memory.copy(torch.arange(64.0))
+    library().emulator_schedule(7, reverse)
+    arguments = ctypes.byref(Arguments(numbers.data_ptr()))
+    fault = library().emulator_launch(f"faulty/{kernel}".encode(), 1, 64, 256, arguments).decode()
+    memory.check()
+    return numbers, with_lines(fault)
+
+
+def orders(kernel: str) -> tuple[Tensor, Tensor]:
+    (numbers, fault), (others, other_fault) = (launch(kernel, reverse) for reverse in (False, True))
+    assert not fault and not other_fault
+    return numbers, others
+
+
+def test_a_kernel_without_fault() -> None:
+    assert all(torch.equal(numbers, torch.full((64,), 63.0)) for numbers in orders("none"))
+
+
+@pytest.mark.parametrize("kernel", ["reads_before_a_barrier", "overwrites_before_a_barrier"])
+def test_a_race_shows_in_the_other_order(kernel: str) -> None:
+    numbers, others = orders(kernel)
+    assert not torch.equal(numbers, others)
+
+
+def test_what_nobody_wrote_is_nan() -> None:
+    assert all(numbers.isnan().all() for numbers in orders("reads_what_nobody_wrote"))
+
+
+def test_copies_have_arrived_after_a_wait() -> None:
+    for wrong in (False, True):
+        copied = torch.cat([x[::4][:16] for x in orders("copies_without_a_wait" if wrong else "copies")])
+        assert bool(copied.isnan().all()) if wrong else torch.equal(copied, torch.arange(1.0, 64, 4).repeat(2))
+
+
+@pytest.mark.parametrize(
+    "kernel, expected",
+    [
+        ("waits_for_nobody", "a deadlock: from thread 0 on __syncthreads from thread 1 on __syncwarp"),
+        ("waits_in_two_places", "waits in __"),
+        ("reads_behind_a_tensor", "thread 63: memory of nobody"),
+        ("is_misaligned", "a misaligned address"),
+        ("leaves_an_array", "an index outside of its array"),
+        ("overflows", "an integer overflows"),
+        ("writes_behind_shared_memory", "thread 63: memory of nobody"),
+    ],
+)
+def test_faults(kernel: str, expected: str) -> None:
+    for reverse in (False, True):
+        _, fault = launch(kernel, reverse)
+        assert fault.startswith(f"faulty/{kernel}: block (0, 0, 0), ") and expected in fault
+        assert "waits" in kernel or "faulty_kernels.cuh:" in fault
+
+
+def test_an_unknown_kernel_is_refused() -> None:
+    assert "no such kernel" in launch("unknown")[1]
+
+
+def test_writes_in_front_of_a_tensor_are_found() -> None:
+    memory = Guarded()
+    numbers = memory.copy(torch.arange(3.0))
+    memory.check()
+    ctypes.c_ubyte.from_address(numbers.data_ptr() - 1).value = 0
+    with pytest.raises(AssertionError, match="outside of a tensor"):
+        memory.check()
+
+
+def test_translation() -> None:
+    source = """
+        asm volatile("ld.v2 {%0, %1}, [%2];" : "=r"(x.y), "=r"(a[1])
+                     : "l"(c ? std::min(p, q) : r)
+                     : "memory");
+        asm("" : "+f"(x));
+        extern __shared__ __align__(16) unsigned char memory[];
+        __shared__ typename Block::Plan plan;
+        __shared__ float two[N - 1][32];"""
+    assert [line.strip() for line in translated(source).split("\n")] == [
+        "",
+        'emulator::ptx<"ld.v2 {%0, %1}, [%2];">(x.y, a[1], c ? std::min(p, q) : r)',
+        "",
+        ";",
+        'emulator::ptx<"">(x);',
+        "unsigned char* const memory = static_cast<unsigned char*>(emulator::dynamic_shared());",
+        "auto& plan = emulator::shared_variable<typename Block::Plan>([] {});",
+        "auto& two = emulator::shared_variable<float[N - 1][32]>([] {});",
+    ]
+
+
+def test_operators_get_and_make_guarded_tensors() -> None:
+    """Both end where a page that nobody can touch begins; the bits of both runs are compared."""
+    given = {name: torch.rand(1, 3, 5) for name in ("u", "delta", "B", "C")} | {"A": -torch.rand(3, 3)}
+    with emulated():
+        out, last = selective_scan(**given, return_last_state=True)
+    for made in (out, last):
+        end = made.untyped_storage().data_ptr() + made.untyped_storage().nbytes()
+        assert -(-end // 16) * 16 % mmap.PAGESIZE == 0
+    expected = selective_scan(**given, return_last_state=True)
+    assert rel_rms(out, expected[0]) < 1e-5 and rel_rms(last, expected[1]) < 1e-5

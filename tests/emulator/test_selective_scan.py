@@ -1,0 +1,215 @@
+"""The kernels of selective_scan, forward and backward, in the emulator against the literal recurrence in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracle
+import pytest
+import torch
+from emulated import emulated
+from oracle import DISCRETIZATIONS, REAL_ONLY, relative_rms
+from selective_inputs import Draw, channels_last, model_inputs, selective_inputs
+from torch import Tensor
+
+import gdn_cuda
+
+BOUND = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.bfloat16: 3e-3, torch.float16: 4e-4}  # relative RMS
+KINDS = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
+EVERY_KIND = pytest.mark.parametrize("name, is_complex", KINDS, ids=[f"{n}-complex" if c else n for n, c in KINDS])
+BOTH_LAYOUTS = pytest.mark.parametrize("last", [False, True], ids=["tokens", "channels"])
+# One multiprocessor is busy with few channels: the configurations for many.
+FEW_AND_MANY = pytest.mark.parametrize("multiprocessors", [132, 1], ids=["few", "many"])
+ROWS = ("u", "delta", "z", "delta_a")
+
+
+def scan(**x: Any) -> tuple[Tensor, Tensor]:
+    return gdn_cuda.selective_scan(**x, return_last_state=True)
+
+
+def weights(results: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+    draw = Draw(seed + 1)
+    out, last = results
+    return draw.normal(*out.shape, dtype=out.dtype), draw.normal(*last.shape, dtype=last.dtype)
+
+
+def check(x: dict[str, Any], seed: int, multiprocessors: int = 132) -> None:
+    expected = oracle.selective_scan(**x)
+    grads = weights((expected[0].to(x["u"].dtype), expected[1].to(x["A"].dtype)), seed)
+    wanted = oracle.gradients(oracle.selective_scan, x, *grads)
+    with emulated(multiprocessors):
+        results = scan(**x)
+        found = oracle.gradients(scan, x, *grads)
+    for mine, theirs in zip(results, expected, strict=True):
+        assert relative_rms(mine, theirs) < BOUND[mine.dtype]
+    for argument, gradient in found.items():
+        assert relative_rms(gradient, wanted[argument]) < BOUND[gradient.dtype], argument
+
+
+# ---- Sizes and forms
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 130])
+@FEW_AND_MANY
+@BOTH_LAYOUTS
+def test_lengths(length: int, multiprocessors: int, last: bool, seed: int) -> None:
+    """The batches have 70 channels, of which a block has some or too many."""
+    check(selective_inputs(seed, length=length, dim=35, N=16, last=last), seed, multiprocessors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim, length", [(32, 72), (37, 67)], ids=["vectors", "odd"])
+@FEW_AND_MANY
+@BOTH_LAYOUTS
+def test_half_precision(dtype: torch.dtype, dim: int, length: int, multiprocessors: int, last: bool, seed: int) -> None:
+    check(selective_inputs(seed, length=length, dim=dim, N=16, dtype=dtype, last=last), seed, multiprocessors)
+
+
+@pytest.mark.parametrize(
+    "N, dim, is_complex", [(1, 9, False), (7, 9, False), (17, 9, False), (64, 3, False), (1, 9, True), (33, 3, True)]
+)
+@BOTH_LAYOUTS
+def test_states(N: int, dim: int, is_complex: bool, last: bool, seed: int) -> None:
+    check(selective_inputs(seed, length=70, dim=dim, N=N, is_complex=is_complex, last=last), seed)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "varying": {},
+    "bare": {"bare": True},
+    "B-constant": {"B": "constant", "groups": 2},
+    "C-constant": {"C": "constant", "groups": 4},
+    "constant": {"B": "constant", "C": "constant", "length": 64},
+    "packed": {"batch": 1, "groups": 2, "cu_seqlens": [0, 0, 1, 64, 65, 130, 130, 133]},
+    "packed-with-a-tail": {"batch": 1, "cu_seqlens": [0, 100]},
+}
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("form", FORMS)
+def test_discretizations(name: str, is_complex: bool, form: str, seed: int) -> None:
+    x = {"length": 133, "dim": 8, "N": 5} | FORMS[form]
+    check(selective_inputs(seed, name, is_complex=is_complex, last=bool(seed % 2), **x), seed)
+
+
+@pytest.mark.parametrize("form", ["varying", "B-constant", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_complex_coefficients_in_pairs(form: str, dtype: torch.dtype, seed: int) -> None:
+    x = {"length": 133, "dtype": dtype, "last": bool(seed % 2)} | FORMS[form]
+    check(selective_inputs(seed, is_complex=True, in_pairs=True, **x), seed)
+
+
+@BOTH_LAYOUTS
+def test_coefficients_in_fp32_beside_rows_in_half(last: bool, seed: int) -> None:
+    check(selective_inputs(seed, length=70, dtype=torch.bfloat16, wide_coefficients=True, last=last), seed)
+    mixed = selective_inputs(seed, length=70, dtype=torch.bfloat16, last=last)
+    check(mixed | {"B": mixed["B"].float()}, seed)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 36])
+@BOTH_LAYOUTS
+def test_groups(groups: int, last: bool, seed: int) -> None:
+    check(selective_inputs(seed, length=70, dim=36, N=16, groups=groups, last=last), seed)
+
+
+@pytest.mark.parametrize("batch, dim, length", [(2, 4, 0), (0, 4, 5), (2, 0, 5)])
+@BOTH_LAYOUTS
+def test_empty_tensors(batch: int, dim: int, length: int, last: bool, seed: int) -> None:
+    x = selective_inputs(seed, batch=batch, dim=dim, length=length, last=last)
+    with emulated():
+        out, state = scan(**x)
+        found = oracle.gradients(scan, x, torch.ones_like(out), torch.ones_like(state))
+    assert out.shape == (batch, dim, length) and state.shape == (batch, dim, 3)
+    if length == 0:
+        assert torch.equal(state, x["initial_state"]) and torch.equal(found["initial_state"], torch.ones_like(state))
+        assert not any(found[k].any() for k in ("A", "D", "delta_bias"))
+
+
+# ---- Memory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@BOTH_LAYOUTS
+def test_slices_and_mixed_layouts(dtype: torch.dtype, last: bool, seed: int) -> None:
+    """Rows that start off 16 bytes, in a larger tensor full of NaN; z in the other layout; strides that are never one."""
+    x = selective_inputs(seed, length=70, dim=6, N=16, dtype=dtype, last=last)
+
+    def within_more(x: Tensor) -> Tensor:
+        more = torch.full([size + 3 for size in x.shape], torch.nan, dtype=x.dtype)
+        return (channels_last(more) if last else more)[1:-2, 1:-2, 1:-2].copy_(x)
+
+    y = {k: within_more(v) if k in ROWS else v for k, v in x.items()}
+    y["z"] = x["z"].contiguous() if last else channels_last(x["z"])
+    y["B"] = channels_last(x["B"])
+    check(y, seed)
+    check({k: torch.stack([v, v], -1)[..., 0] if isinstance(v, Tensor) else v for k, v in x.items()}, seed)
+
+
+@pytest.mark.parametrize("offsets", [
+    [0, 171, 0, 171, 0],
+    [200, 130, 100, 0, -100],
+    [-(2**63), 2**63 - 1, 5, -(2**63), 2**62],
+    [0, 70, 70, 71, 2**32],
+])  # fmt: skip
+@BOTH_LAYOUTS
+def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
+    x = selective_inputs(seed, batch=1, length=171, cu_seqlens=[0, 5, 6, 7, 171], last=last)
+    x |= {"cu_seqlens": torch.tensor(offsets)}
+    with emulated():
+        out, state = scan(**x)
+        found = oracle.gradients(scan, x, torch.ones_like(out), torch.ones_like(state))
+    assert all(torch.isfinite(y).all() for y in (out, state, *found.values()))
+
+
+# ---- Numbers
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1.0, 1e3])
+@pytest.mark.parametrize("name", ["mamba", "zoh", "bilinear"])
+def test_rates(rate: float, name: str, seed: int) -> None:
+    x = selective_inputs(seed, name, length=130, bare=True, last=bool(seed % 2))
+    check(x | {"A": torch.full_like(x["A"], -rate) * torch.tensor([0.5, 1, 2])}, seed)
+
+
+@pytest.mark.parametrize("delta", [0.0, 100.0])
+@EVERY_KIND
+def test_step_sizes(delta: float, name: str, is_complex: bool, seed: int) -> None:
+    x = selective_inputs(seed, name, length=70, is_complex=is_complex, bare=True, last=bool(seed % 2))
+    x["delta"] = torch.full_like(x["delta"], delta)
+    if name == "rglru" and delta == 0:  # its root has no gradient there
+        with emulated():
+            results = scan(**x)
+        for mine, theirs in zip(results, oracle.selective_scan(**x), strict=True):
+            assert relative_rms(mine, theirs) < BOUND[mine.dtype]
+    else:
+        check(x, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@FEW_AND_MANY
+@BOTH_LAYOUTS
+def test_a_layer_at_initialisation(dtype: torch.dtype, multiprocessors: int, last: bool, seed: int) -> None:
+    check(model_inputs(seed, 1, 64, 200, 16, dtype, last=last), seed, multiprocessors)
+
+
+@pytest.mark.parametrize("argument, value", [("u", torch.nan), ("delta", torch.nan), ("z", torch.inf), ("u", torch.inf)])
+@FEW_AND_MANY
+@BOTH_LAYOUTS
+def test_what_is_not_finite_stays_in_its_channel(
+    argument: str, value: float, multiprocessors: int, last: bool, seed: int
+) -> None:
+    x = selective_inputs(seed, batch=2, dim=40, N=16, length=130, last=last)
+    hurt = x | {argument: x[argument].clone(memory_format=torch.preserve_format)}
+    hurt[argument][1, 22, 70] = value
+    with emulated(multiprocessors):
+        clean, clean_state = scan(**x)
+        out, state = scan(**hurt)
+        found = oracle.gradients(scan, hurt, *weights((out, state), seed))
+    touched = torch.zeros_like(out, dtype=torch.bool)
+    touched[1, 22, 70:] = True
+    assert torch.equal(out[~touched], clean[~touched]) and not torch.isfinite(out[1, 22, 70])
+    of_channel = touched.any(-1)
+    assert torch.equal(state[~of_channel], clean_state[~of_channel])
+    for row in ROWS:
+        assert torch.isfinite(found[row][~of_channel]).all(), row
+    for parameter in ("A", "D", "delta_bias"):
+        assert torch.isfinite(found[parameter][torch.arange(40) != 22]).all(), parameter
