@@ -34,6 +34,8 @@ constexpr std::array kVariables = std::to_array<Variable>({
     {"GDN_JIT_LINEINFO", "0", "1: line numbers in compiled kernels, for profilers"},
     {"GDN_JIT_PRINT", "0", "1: one line on standard error for each compile"},
     {"GDN_PREFILL", "auto", "the kernel of chunked_forward where it can run: auto, mma or recurrent"},
+    {"GDN_SCAN_PIECES", "auto",
+     "how many pieces selective_scan cuts long sequences into, forward and backward: auto, or 1 to 128"},
     {"GDN_TUNED", "1", "0: ignore what `python -m gdn_cuda tune` stored, and leave every choice to the heuristics"},
     {"GDN_LOG_LEVEL", "warning", "debug, info, warning, error or off"},
     {"GDN_CUDA_HOME", "", "CUDA to use first: a folder with include/ and lib/ or lib64/"},
@@ -96,6 +98,18 @@ Prefill prefill(const char* name) {
     for (const auto& [word, choice] : kPrefillChoices)
         if (value == word) return choice;
     malformed(name, "auto, mma or recurrent", get(name));
+}
+
+// 0: auto
+int pieces(const char* name) {
+    constexpr int kMost = 128;
+    const std::string value = lower(get(name));
+    if (value.empty() || value == "auto") return 0;
+    int count = 0;
+    const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), count);
+    if (error != std::errc{} || rest != value.data() + value.size() || count < 1 || count > kMost)
+        malformed(name, fmt::format("auto, or a number from 1 to {}", kMost), get(name));
+    return count;
 }
 
 fs::path absolute_path(const char* name) {
@@ -165,6 +179,7 @@ Env parse_env() {
         .lineinfo = boolean("GDN_JIT_LINEINFO"),
         .print = boolean("GDN_JIT_PRINT"),
         .prefill = prefill("GDN_PREFILL"),
+        .scan_pieces = pieces("GDN_SCAN_PIECES"),
         .tuned = boolean("GDN_TUNED", true),
         .log_level = level("GDN_LOG_LEVEL"),
         .cuda_home = existing("GDN_CUDA_HOME", true),

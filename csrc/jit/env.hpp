@@ -30,6 +30,7 @@ struct Env {
     bool lineinfo;                          // GDN_JIT_LINEINFO
     bool print;                             // GDN_JIT_PRINT
     Prefill prefill;                        // GDN_PREFILL
+    int scan_pieces;                        // GDN_SCAN_PIECES, 0: auto
     bool tuned;                             // GDN_TUNED
     int log_level;                          // GDN_LOG_LEVEL, as in log.hpp
     std::filesystem::path cuda_home;        // GDN_CUDA_HOME

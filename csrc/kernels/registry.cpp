@@ -20,6 +20,8 @@
 #include "../families/scan/selective_backward.hpp"
 #include "../families/scan/selective_backward_sums.hpp"
 #include "../families/scan/selective_forward.hpp"
+#include "../families/scan/selective_pieces.hpp"
+#include "../families/scan/selective_starts.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/scan/simplified_step.hpp"
 #include "../families/structured/cauchy.hpp"
@@ -76,6 +78,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::SelectiveForward>(),
             entry<scan::SelectiveBackward>(),
             entry<scan::SelectiveBackwardSums>(),
+            entry<scan::SelectivePieces>(),
+            entry<scan::SelectiveStarts>(),
             entry<scan::SelectiveStep>(),
             entry<scan::SimplifiedStep>(),
             entry<structured::Cauchy>(),

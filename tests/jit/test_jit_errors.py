@@ -262,6 +262,7 @@ def test_a_malformed_variable_is_an_error_that_names_it(start: Start) -> None:
     malformed = [(name, value) for name in SWITCHES for value in ("2", "maybe", " 1", "-1", "yess")]
     malformed += [("GDN_JIT_CACHE_MAX_BYTES", value) for value in SIZES]
     malformed += [("GDN_LOG_LEVEL", value) for value in ("loud", "30", "warn ing")]
+    malformed += [("GDN_SCAN_PIECES", value) for value in ("0", "129", "-1", "many", "2.5", " 2")]
     malformed += [(name, value) for name in FOLDERS for value in ("/nowhere/at/all", __file__)]
     malformed += [("GDN_JIT_NVCC", value) for value in ("/nowhere/nvcc", "/usr")]
     child = start()
@@ -283,6 +284,7 @@ def test_the_table_lists_every_variable_and_its_actual_default(start: Start) -> 
         "GDN_JIT_NVCC",
         "GDN_LOG_LEVEL",
         "GDN_PREFILL",
+        "GDN_SCAN_PIECES",
         "GDN_TUNED",
         *SWITCHES,
         *FOLDERS,

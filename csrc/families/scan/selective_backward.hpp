@@ -7,6 +7,7 @@
 #include <string>
 
 #include "../../kernels/spec.hpp"
+#include "selective_cut.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -54,13 +55,25 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
     if (!problem.varies || varying == nullptr) return *any;
     return problem.state_size > varying->group() ? *wide : *varying;
 }
-inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const jit::DeviceTraits& device) {
+// A cut takes a fifth more instructions: the gradients are many times those of the state alone.
+inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem, const CutProblem& sizes,
+                                        const jit::DeviceTraits& device, int wanted) {
+    constexpr double kMore = 1.2, kWorth = 0.9, kAlone = 0.4;
+    const SelectiveBackwardConfig config = selective_backward_config(problem);
+    const CutLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
+                           .resident = config.most_blocks(),
+                           .alone = kAlone};
+    return choose_cut(sizes, [&](int) { return launch; }, device.multiprocessors, kMore, kWorth, wanted);
+}
+inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Pieces& pieces,
+                                              const jit::DeviceTraits& device) {
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const i64 passes = ceil_div(problem.state_size, config.group());
     return fmt::format(
-        "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors",
+        "{} channels a block, {} lanes with {} states each; {} pass{} over {} states; {} blocks for {} multiprocessors; {}",
         config.channels_per_block(), config.lanes, config.states, passes, passes == 1 ? "" : "es", problem.state_size,
-        problem.sequences * selective_backward_blocks(problem, config), device.multiprocessors);
+        problem.sequences * pieces.count * selective_backward_blocks(problem, config), device.multiprocessors,
+        explain_pieces(pieces));
 }
 
 // Sums over the channels of a block: 4 bytes for each token and number of B and of C, of so many sequences at a time that they
@@ -88,10 +101,11 @@ struct SelectiveBackward {
             config, std::make_index_sequence<kSelectiveBackwardConfigurations.size()>());
     }
 
-    static void run(const SelectiveBackwardProblem& problem, const Args& args, i64 sequences, const Target& target) {
+    static void run(const SelectiveBackwardProblem& problem, const Pieces& pieces, const Args& args, i64 sequences,
+                    const Target& target) {
         const Config config = selective_backward_config(problem);
-        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, 1}, target,
-                                  [&](const auto& traits) { return explain_selective_backward(problem, traits); });
+        launch<SelectiveBackward>(config, args, {selective_backward_blocks(problem, config), sequences, pieces.count}, target,
+                                  [&](const auto& traits) { return explain_selective_backward(problem, pieces, traits); });
     }
 };
 

@@ -2,35 +2,16 @@
 // over sequences.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <limits>
 #include <numeric>
-#include <vector>
 
 #include "selective.hpp"
 #include "selective_backward.hpp"
 #include "selective_backward_sums.hpp"
+#include "selective_pieces_run.hpp"
 #include "selective_vectors.hpp"
 
 namespace gdn_cuda::scan {
-
-// Memory of a call for partial sums, freed when the call returns; torch keeps it until the stream has passed.
-class BackwardMemory {
-  public:
-    explicit BackwardMemory(const Tensor& like) : like_(like) {}
-    float* floats(i64 count, bool zeros = false) {
-        if (count == 0) return nullptr;
-        const std::vector<int64_t> shape{count};
-        kept_.push_back(torch::stable::new_empty(like_, shape, ScalarType::Float));
-        if (zeros) torch::stable::zero_(kept_.back());
-        return static_cast<float*>(memory_of(kept_.back()));
-    }
-
-  private:
-    const Tensor& like_;
-    std::vector<Tensor> kept_;
-};
 
 inline void run_selective_backward(const PreparedSelective& prepared, const SelectiveCotangents& cotangents,
                                    const SelectiveGradients& to, const Target& target, const Tensor& like) {
@@ -61,7 +42,21 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     bool coefficients_are_vectors = true;
     for (const Coefficients* x : {&in.B, &in.C}) coefficients_are_vectors &= !x->varies || has_vectors(*x, packed);
 
-    BackwardMemory memory(like);
+    CallMemory memory(like);
+    const Pieces pieces =
+        selective_backward_pieces(problem, cut_problem(prepared), jit::device_traits(target.ordinal), jit::env().scan_pieces);
+    SelectivePiecesArgs reversed{.in = in,
+                                 .reverse = true,
+                                 .io = prepared.io,
+                                 .input_times_delta = false,
+                                 .along_tokens = along_tokens,
+                                 .rows_are_aligned = rows_are_vectors,
+                                 .coefficients_are_aligned = has_vectors(in.C, packed),
+                                 .span = static_cast<int>(problem.channels_per_span),
+                                 .pieces = pieces};
+    reversed.in.u = cotangents.out, reversed.in.B = with_neighbours(in.C, in.state_size);
+    if (problem.transition == Transition::rglru && !in.B.varies) reversed.gain = in.B;
+    const void* behind_pieces = states_before_pieces(prepared, cotangents.last_state, reversed, memory, target);
     SelectiveBackwardArgs args{.in = in,
                                .io = prepared.io,
                                .input_times_delta = prepared.discretization != Discretization::dirac,
@@ -70,17 +65,18 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
                                .coefficients_are_vectors = coefficients_are_vectors,
                                .grad_out = cotangents.out,
                                .states = cotangents.states,
-                               .grad_last_state = cotangents.last_state,
+                               .grad_last_state = behind_pieces,
                                .du = to.u,
                                .ddelta = to.delta,
                                .dz = to.z,
                                .ddelta_a = to.delta_a,
                                .dinitial_state = to.initial_state,
+                               .pieces = pieces,
                                .chunks = prepared.chunks(),
                                .channels_per_span = static_cast<int>(problem.channels_per_span),
                                .most_root_gradient = std::numeric_limits<float>::infinity()};
-    const i64 poles = static_cast<i64>(in.sequences) * in.dim * in.state_size * parts,
-              channels = static_cast<i64>(in.sequences) * in.dim;
+    const i64 rows_of_sums = static_cast<i64>(pieces.count) * in.sequences,
+              poles = rows_of_sums * in.dim * in.state_size * parts, channels = rows_of_sums * in.dim;
     args.dA = memory.floats(poles);
     if (!in.B.varies) args.dB_constant = memory.floats(poles);
     if (!in.C.varies) args.dC_constant = memory.floats(poles);
@@ -103,7 +99,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
             args.first_sequence = static_cast<int>(first);
             args.rows = static_cast<int>(packed ? 1 : sequences);
             args.first_row = static_cast<int>(packed ? 0 : first);
-            SelectiveBackward::run(problem, args, sequences, target);
+            SelectiveBackward::run(problem, pieces, args, sequences, target);
             if (packed && first + sequences < in.sequences) continue;  // other sequences are in the same row
             SelectiveBackwardSumsArgs sums;
             const auto varying_sums = [&](const float* from, const Coefficients& gradient, int partials) {
@@ -128,7 +124,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     const auto constant_sums = [&](const float* from, const Coefficients& gradient, i64 row) {
         SelectiveBackwardSums::add(sums, {.from = from,
                                           .to = gradient,
-                                          .partials = in.sequences,
+                                          .partials = static_cast<int>(rows_of_sums),
                                           .groups = in.dim,
                                           .columns = static_cast<int>(row),
                                           .pitch = static_cast<int>(row)});

@@ -9,6 +9,7 @@
 #include "../../kernels/spec.hpp"
 #include "../../kernels/tuned.hpp"
 #include "../../kernels/winners.hpp"
+#include "selective_cut.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -17,7 +18,7 @@ struct SelectiveForwardProblem {
     bool is_complex;
     bool is_narrow;  // u, delta, z, delta_a, B and C
     int states;
-    i64 channels;  // of all sequences
+    i64 channels;  // of all sequences, and of all their pieces
 
     constexpr bool operator==(const SelectiveForwardProblem&) const = default;
 
@@ -67,6 +68,26 @@ inline std::string explain_selective_forward(const SelectiveForwardProblem& prob
                        device.multiprocessors, config.states, config.lanes);
 }
 
+// Of one sequence, or of a piece of it. `span`: channels that share a group of B and one of C.
+inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int dim, int span) {
+    return i64{dim} / span * ceil_div(span, config.channels());
+}
+// A cut takes 1.65 times the instructions, as every state passes a token twice, so it has to find most of the GPU idle.
+inline Pieces selective_forward_pieces(const SelectiveForwardProblem& whole, const CutProblem& sizes, int dim, int span,
+                                       const jit::DeviceTraits& device, int wanted) {
+    constexpr double kMore = 1.65, kWorth = 0.8, kAlone = 0.235, kWorkOfFewLanes = 0.9;
+    const auto launch = [&](int parts) {
+        SelectiveForwardProblem problem = whole;
+        problem.channels *= parts;
+        const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
+        return CutLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
+                         .resident = config.blocks_per_multiprocessor(device.capability),
+                         .alone = kAlone,
+                         .work = config.channels() * (config.lanes == 4 ? kWorkOfFewLanes : 1)};
+    };
+    return choose_cut(sizes, launch, device.multiprocessors, kMore, kWorth, wanted);
+}
+
 struct SelectiveForwardTuning {
     using Problem = SelectiveForwardProblem;
     using Choice = SelectiveForwardConfig;
@@ -94,9 +115,10 @@ struct SelectiveForward {
     static void run(const SelectiveForwardProblem& problem, const Args& args, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         const Config config = selective_forward_config(problem, device.multiprocessors, tuned<SelectiveForwardTuning>(device));
-        const i64 blocks = args.in.dim / args.span * ceil_div(args.span, config.channels());
-        launch<SelectiveForward>(config, args, {blocks * args.in.sequences, 1, 1}, target, [&](const auto& of) {
-            return explain_selective_forward(problem, of, tuned<SelectiveForwardTuning>(of));
+        const i64 blocks = selective_forward_blocks(config, args.in.dim, args.span) * args.in.sequences;
+        launch<SelectiveForward>(config, args, {blocks, args.pieces.count, 1}, target, [&](const auto& of) {
+            return fmt::format("{}; {}", explain_selective_forward(problem, of, tuned<SelectiveForwardTuning>(of)),
+                               explain_pieces(args.pieces));
         });
     }
 };

@@ -1,22 +1,17 @@
-// selective_scan on CUDA: how its kernel reads the tensors of a call, and the launch.
+// selective_scan on CUDA: how its kernels read the tensors of a call, and the launches.
 #pragma once
 
 #include <numeric>
 
 #include "selective.hpp"
 #include "selective_forward.hpp"
+#include "selective_pieces_run.hpp"
 #include "selective_vectors.hpp"
 
 namespace gdn_cuda::scan {
 
-// A tensor with one state or one token has no stride in that direction; the kernel takes that of neighbours.
-inline Coefficients with_neighbours(Coefficients x, int state_size) {
-    const i64 number = x.pair == 0 ? 1 : 2;
-    if (x.varies && x.n != number && x.token != number) (state_size == 1 ? x.n : x.token) = number;
-    return x;
-}
-
-inline void run_selective_forward(const PreparedSelective& prepared, const SelectiveResults& results, const Target& target) {
+inline void run_selective_forward(const PreparedSelective& prepared, const SelectiveResults& results, const Target& target,
+                                  const Tensor& like) {
     SelectiveInputs in = prepared.inputs;
     in.B = with_neighbours(in.B, in.state_size), in.C = with_neighbours(in.C, in.state_size);
     if (in.dim == 0 || in.sequences == 0) return;
@@ -27,22 +22,39 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
     bool rows_are_aligned = along_tokens || span % 8 == 0 || span == in.dim;
     for (const ChannelRows& x : {in.u, in.delta, in.z, results.out})
         rows_are_aligned &= x.data == nullptr || has_vectors(x, bytes_of(prepared.io), along_tokens, packed);
-    SelectiveForward::run({.transition = transition_of(prepared.discretization),
-                           .is_complex = prepared.is_complex,
-                           .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
-                           .states = in.state_size,
-                           .channels = i64{in.sequences} * in.dim},
-                          {.in = in,
-                           .out = results.out,
-                           .last_state = results.last_state,
-                           .states = results.states,
-                           .io = prepared.io,
-                           .input_times_delta = prepared.discretization == Discretization::mamba,
-                           .along_tokens = along_tokens,
-                           .rows_are_aligned = rows_are_aligned,
-                           .coefficients_are_aligned = has_vectors(in.B, packed) && has_vectors(in.C, packed),
-                           .span = span},
-                          target);
+    SelectiveForwardProblem problem{.transition = transition_of(prepared.discretization),
+                                    .is_complex = prepared.is_complex,
+                                    .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
+                                    .states = in.state_size,
+                                    .channels = i64{in.sequences} * in.dim};
+    const Pieces pieces = selective_forward_pieces(problem, cut_problem(prepared), in.dim, span,
+                                                   jit::device_traits(target.ordinal), jit::env().scan_pieces);
+    problem.channels *= pieces.count;
+    CallMemory memory(like);
+    SelectiveForwardArgs args{.in = in,
+                              .out = results.out,
+                              .last_state = results.last_state,
+                              .states = results.states,
+                              .chunks = prepared.chunks(),
+                              .pieces = pieces,
+                              .io = prepared.io,
+                              .input_times_delta = prepared.discretization == Discretization::mamba,
+                              .along_tokens = along_tokens,
+                              .rows_are_aligned = rows_are_aligned,
+                              .coefficients_are_aligned = has_vectors(in.B, packed) && has_vectors(in.C, packed),
+                              .span = span};
+    args.in.initial_state = states_before_pieces(prepared, in.initial_state,
+                                                 {.in = in,
+                                                  .io = prepared.io,
+                                                  .input_times_delta = args.input_times_delta,
+                                                  .along_tokens = along_tokens,
+                                                  .rows_are_aligned = rows_are_aligned,
+                                                  .coefficients_are_aligned = has_vectors(in.B, packed),
+                                                  .span = span,
+                                                  .pieces = pieces},
+                                                 memory, target);
+    args.running = pieces.count == 1 ? results.last_state : const_cast<void*>(args.in.initial_state);
+    SelectiveForward::run(problem, args, target);
 }
 
 }  // namespace gdn_cuda::scan

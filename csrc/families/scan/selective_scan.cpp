@@ -113,7 +113,7 @@ ScanResults launch_scan(const SelectiveScanCall& call, const PreparedSelective& 
     const SelectiveResults results{.out = written_rows(out, prepared),
                                    .last_state = memory_of(last_state),
                                    .states = call.keep_states ? memory_of(states) : nullptr};
-    run_selective_forward(prepared, results, target);
+    run_selective_forward(prepared, results, target, call.scan.u);
     return {out, last_state, states};
 }
 

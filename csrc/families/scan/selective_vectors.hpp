@@ -28,4 +28,11 @@ inline bool has_vectors(const Coefficients& x, bool packed) {
     return !packed && x.token == number && aligned(x.data, {x.batch, x.group, x.n}, bytes);
 }
 
+// A tensor with one state or one token has no stride in that direction; kernels take that of neighbours.
+inline Coefficients with_neighbours(Coefficients x, int state_size) {
+    const i64 number = x.pair == 0 ? 1 : 2;
+    if (x.varies && x.n != number && x.token != number) (state_size == 1 ? x.n : x.token) = number;
+    return x;
+}
+
 }  // namespace gdn_cuda::scan

@@ -37,18 +37,18 @@ struct Granules {
                 before + min(left, 8) * (Vector::is_wide(type) ? 4 : 2)};
     }
     __device__ __forceinline__ bool exists(int granule) const { return granule * 16 < reach; }
-    __device__ __forceinline__ static Vector joined(const Vector& own, const uint4& next, int from, DType type) {
+    // The eight, where the last granule is `next`.
+    __device__ __forceinline__ Vector joined(const Vector& own, const uint4& next, DType type) const {
         Vector x;
         if constexpr (kNarrow) {
-            x.bits[0] = scan::joined(own.bits[0], next, from);
+            x.bits[0] = scan::joined(own.bits[0], next, before);
         } else {
             const bool wide = Vector::is_wide(type);
-            x.bits[0] = scan::joined(own.bits[0], wide ? own.bits[1] : next, from);
-            if (wide) x.bits[1] = scan::joined(own.bits[1], next, from);
+            x.bits[0] = scan::joined(own.bits[0], wide ? own.bits[1] : next, before);
+            if (wide) x.bits[1] = scan::joined(own.bits[1], next, before);
         }
         return x;
     }
-
     __device__ __forceinline__ Vector load(DType type) const {
         constexpr uint4 kNothing{0, 0, 0, 0};
         const bool wide = Vector::is_wide(type);
@@ -59,7 +59,7 @@ struct Granules {
             own.bits[1] = next;
             if (wide) next = exists(2) ? first[2] : kNothing;
         }
-        return joined(own, next, before, type);
+        return joined(own, next, type);
     }
     // Where the threads of a row are neighbours, each fetches what begins before its eight, and the last one what is behind.
     __device__ __forceinline__ void fetch(Vector& to, DType type, uint4* behind) const {
@@ -68,12 +68,6 @@ struct Granules {
         if constexpr (!kNarrow)
             if (wide && exists(1)) cp_async_16(&to.bits[1], first + 1);
         if (behind != nullptr && exists(wide ? 2 : 1)) cp_async_16(behind, first + (wide ? 2 : 1));
-    }
-    // A warp calls it behind the wait and __syncwarp(). `next`: the neighbour's first granule, or what is behind.
-    __device__ __forceinline__ void settle(Vector& fetched, DType type, const uint4& next) const {
-        const Vector x = joined(fetched, next, before, type);
-        __syncwarp();
-        fetched = x;
     }
 };
 

@@ -23,6 +23,7 @@
 #include <gdn_cuda/kernels/scan/discretization_gradients.cuh>
 #include <gdn_cuda/kernels/scan/four.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_piece.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -108,6 +109,9 @@ struct SelectiveBackward {
     __device__ __forceinline__ i64 row_of(i64 row, int channel) const {
         return (row * in.dim + place.channel + channel) * in.state_size;
     }
+    __device__ __forceinline__ i64 row_of_piece() const {
+        return static_cast<i64>(place.piece) * in.sequences + place.sequence;
+    }
     __device__ __forceinline__ Number number_at(const Coefficients& x, i64 channel, int n) const {
         const float* from = static_cast<const float*>(x.data) + channel * x.group + n * x.n;
         if constexpr (kConfig.is_complex)
@@ -132,7 +136,7 @@ struct SelectiveBackward {
         const auto* last = static_cast<const Number*>(args.grad_last_state);
         each_state([&](int s, int channel, int n) {
             own.poles[s] = Poles::of(number_at(in.A, place.channel + channel, n));
-            if (last != nullptr) own.carry[s] = last[row_of(place.sequence, channel) + n];
+            if (last != nullptr) own.carry[s] = last[row_of(row_of_piece(), channel) + n];
             if constexpr (!kConfig.only_varying) {
                 if (!in.B.varies) B[s] = number_at(in.B, place.channel + channel, n);
                 if (!in.C.varies) C[s] = number_at(in.C, place.channel + channel, n);
@@ -164,12 +168,13 @@ struct SelectiveBackward {
             load_numbers(dC, &shared.constant_dC[at.channel][at.number]);
         }
         each_state([&](int s, int channel, int n) {
-            const i64 row = row_of(place.sequence, channel);
+            const i64 row = row_of(row_of_piece(), channel);
             Number dpole = own.dpole[s];
             if constexpr (kIsRglru)
                 if (dpole != 0.f) dpole /= number_at(in.A, place.channel + channel, n);
             reinterpret_cast<Number*>(args.dA)[row + n] = dpole;
-            if (args.dinitial_state != nullptr) static_cast<Number*>(args.dinitial_state)[row + n] = own.carry[s];
+            if (args.dinitial_state != nullptr && place.piece == 0)
+                static_cast<Number*>(args.dinitial_state)[row_of(place.sequence, channel) + n] = own.carry[s];
             if constexpr (!kConfig.only_varying) {
                 if (!in.B.varies) reinterpret_cast<Number*>(args.dB_constant)[row + n] = dB[s];
                 if (!in.C.varies) reinterpret_cast<Number*>(args.dC_constant)[row + n] = dC[s];
@@ -887,7 +892,7 @@ struct SelectiveBackward {
             const int which = threadIdx.x / kChannels, channel = threadIdx.x % kChannels;
             float* to = which == 0 ? args.dD : args.ddelta_bias;
             if (to != nullptr && channel < place.channels)
-                to[static_cast<i64>(place.sequence) * in.dim + place.channel + channel] = shared.element_sums[which][channel];
+                to[row_of_piece() * in.dim + place.channel + channel] = shared.element_sums[which][channel];
         }
     }
 };
@@ -916,11 +921,14 @@ __global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kBlocksPerM
     const int sequence = args.first_sequence + blockIdx.y;
     const int blocks_of_span = static_cast<int>(ceil_div(args.channels_per_span, kConfig.channels_per_block()));
     const int inside = blockIdx.x % blocks_of_span * kConfig.channels_per_block();
-    const Span span = span_of(in.cu_seqlens, sequence, in.length);
+    const Span whole = span_of(in.cu_seqlens, sequence, in.length);
+    const int piece = blockIdx.z;
+    const Span span = span_of_piece(args.pieces, whole, piece);
     BackwardPlace place{.channel = static_cast<int>(blockIdx.x) / blocks_of_span * args.channels_per_span + inside,
                         .channels = min(args.channels_per_span - inside, kConfig.channels_per_block()),
                         .sequence = sequence,
                         .batch = packed ? 0 : sequence,
+                        .piece = piece,
                         .length = span.length,
                         .start = span.start,
                         .first_chunk = 0};
@@ -931,6 +939,7 @@ __global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kBlocksPerM
     } else {
         place.first_chunk = sequence * ceil_div(in.length, kStateChunk);
     }
+    place.first_chunk += (span.start - whole.start) / kStateChunk;
     if (threadIdx.x == 0) shared.place = place;
     __syncthreads();
     SelectiveBackward<kConfig>{args, in, shared, shared.place}.run();

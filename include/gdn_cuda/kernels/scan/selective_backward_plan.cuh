@@ -28,11 +28,12 @@ struct SelectiveBackwardConfig {
     GDN_FIELDS(transition, is_complex, only_varying, lanes, states)
 };
 
-// The place of a block: channels of one group of B and C, and a sequence.
+// The place of a block: channels of one group of B and C, and a piece of a sequence, which may be all of it.
 struct BackwardPlace {
     int channel, channels;  // the first, and how many of the block's exist
-    int sequence, batch, length;
-    i64 start, first_chunk;  // of the sequence: its first token in the row of the batch, its first chunk
+    int sequence, batch, piece;
+    int length;              // of the piece
+    i64 start, first_chunk;  // of the piece: its first token in the row of the batch, its first chunk
 };
 
 template <SelectiveBackwardConfig kConfig>
@@ -78,10 +79,13 @@ struct SelectiveBackwardArgs {
     // Eight neighbours of every tensor like u, or of B and C where they vary, are aligned and contiguous in that direction.
     bool rows_are_vectors = false, coefficients_are_vectors = false;
     ChannelRows grad_out;
-    const void *states = nullptr, *grad_last_state = nullptr;  // (chunks, dim, N), and (sequences, dim, N) or null
+    // (chunks, dim, N), and (sequences, dim, N) or null: (pieces, sequences, dim, N), behind each piece, where there are
+    // several.
+    const void *states = nullptr, *grad_last_state = nullptr;
     ChannelRows du, ddelta, dz, ddelta_a;
     void* dinitial_state = nullptr;
-    // Sums over the tokens of a sequence: (sequences, dim, N) and (sequences, dim).
+    Pieces pieces;
+    // Sums over the tokens of a piece: (pieces, sequences, dim, N) and (pieces, sequences, dim).
     float *dA = nullptr, *dB_constant = nullptr, *dC_constant = nullptr, *dD = nullptr, *ddelta_bias = nullptr;
     // Sums over the channels of a block: (partials of a group, rows, groups, length, columns); null where constant.
     float *dB = nullptr, *dC = nullptr;

@@ -91,13 +91,10 @@ struct SelectiveCoefficients {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             const Place at = place_of(i, threadIdx.x);
-            if (!plain) {
-                if (!at.from->varies) continue;  // a warp's vectors are of one tensor
-                settle(i, address(i, *at.from, tile, first), tile, first);
-            }
             float x[8];
-            in_flight(i).to_floats(at.from->type, x);
+            (plain ? in_flight(i) : settled(i, address(i, *at.from, tile, first), tile, first)).to_floats(at.from->type, x);
             if (!plain) {
+                if (!at.from->varies) continue;
                 const int count = left(rare_place(i), tile, first);
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
@@ -130,16 +127,18 @@ struct SelectiveCoefficients {
         if (at.along_tokens || read.before == 0)
             read.fetch(in_flight(i), at.from->type, at.along_tokens && is_last_of_row(at) ? behind(at) : nullptr);
     }
-    // Behind the wait.
-    __device__ __forceinline__ void settle(int i, const char* from, int tile, int first) const {
+    // Behind the wait. A warp's vectors are of one tensor.
+    __device__ __forceinline__ Vector settled(int i, const char* from, int tile, int first) const {
         const Place at = rare_place(i);
         const Read read = Read::of(from, left(at, tile, first), at.from->type);
-        if (at.along_tokens) {
-            __syncwarp();
-            read.settle(in_flight(i), at.from->type, is_last_of_row(at) ? *behind(at) : (&in_flight(i))[1].bits[0]);
-        } else if (read.before != 0) {
-            in_flight(i) = read.load(at.from->type);
-        }
+        __syncwarp();
+        Vector x = in_flight(i);
+        if (at.along_tokens)
+            x = read.joined(x, is_last_of_row(at) ? *behind(at) : (&in_flight(i))[1].bits[0], at.from->type);
+        else if (at.from->varies && read.before != 0)
+            x = read.load(at.from->type);
+        __syncwarp();  // what is fetched next overwrites it
+        return x;
     }
     // Along tokens. What is in flight behind a row of a tensor is behind the row of the tile.
     __device__ __forceinline__ static bool is_last_of_row(const Place& at) { return at.token == kTokens - 8 / kParts; }

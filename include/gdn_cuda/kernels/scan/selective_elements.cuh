@@ -83,15 +83,18 @@ struct SelectiveElements {
         if (args.along_tokens || read.before == 0)
             read.fetch(in_flight(slot), args.io, args.along_tokens && is_last_of_row() ? behind(tensor) : nullptr);
     }
-    // Behind the wait: what was fetched otherwise, as vectors of the threads.
-    __device__ __forceinline__ void settle(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
+    // Behind the wait: the thread's vector.
+    __device__ __forceinline__ Vector settled(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
+        if (tile < plain) return in_flight(slot);
         const Read read = granules(in_tile(first, x, tile), tile);
-        if (args.along_tokens) {
-            __syncwarp();
-            read.settle(in_flight(slot), args.io, is_last_of_row() ? *behind(tensor) : (&in_flight(slot))[1].bits[0]);
-        } else if (read.before != 0) {
-            in_flight(slot) = read.load(args.io);
-        }
+        __syncwarp();
+        Vector found = in_flight(slot);
+        if (args.along_tokens)
+            found = read.joined(found, is_last_of_row() ? *behind(tensor) : (&in_flight(slot))[1].bits[0], args.io);
+        else if (read.before != 0)
+            found = read.load(args.io);
+        __syncwarp();  // what is fetched next overwrites it
+        return found;
     }
 
     __device__ __forceinline__ void begin(const SelectivePlace& place) {
@@ -116,13 +119,11 @@ struct SelectiveElements {
 
     // Each stage takes all eight elements, so that they wait for the special function unit together.
     __device__ __forceinline__ void prepare(int tile) {
-        if (tile >= plain) {
-            settle(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
-            settle(delta, behind_delta, addresses[at_delta], args.in.delta, tile);
-        }
+        const Vector u = settled(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
+        if (tile >= plain) in_flight(u_of(tile)) = u;  // for the outputs
         float input[8], size[8], bias[8], step[8];
-        in_flight(u_of(tile)).to_floats(args.io, input);
-        in_flight(delta).to_floats(args.io, size);
+        u.to_floats(args.io, input);
+        settled(delta, behind_delta, addresses[at_delta], args.in.delta, tile).to_floats(args.io, size);
         of_channels(shared.bias, bias);
 #pragma unroll
         for (int i = 0; i < 8; ++i) size[i] += bias[i];
@@ -184,7 +185,6 @@ struct SelectiveElements {
     // Adds up the Σ C x of each lane, and stores the outputs of the elements that the thread prepared.
     __device__ __forceinline__ void finish(int tile) const {
         constexpr int kLanes = Shared::kConfiguration.lanes;
-        if (tile >= plain && args.in.z.data != nullptr) settle(z, behind_z, addresses[at_z], args.in.z, tile);
         float y[8], of_u[8], of_z[8], D[8];
         const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
 #pragma unroll
@@ -205,7 +205,7 @@ struct SelectiveElements {
 #pragma unroll
         for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
         if (args.in.z.data != nullptr) {
-            in_flight(z).to_floats(args.io, of_z);
+            settled(z, behind_z, addresses[at_z], args.in.z, tile).to_floats(args.io, of_z);
 #pragma unroll
             for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
         }

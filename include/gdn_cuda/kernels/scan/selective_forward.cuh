@@ -17,6 +17,7 @@
 #include <gdn_cuda/kernels/scan/selective_coefficients.cuh>
 #include <gdn_cuda/kernels/scan/selective_elements.cuh>
 #include <gdn_cuda/kernels/scan/selective_forward_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_piece.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -97,6 +98,19 @@ struct SelectiveForward {
     __device__ __forceinline__ void store_states(const States& states, void* to, i64 row, int first) const {
         Number* x = static_cast<Number*>(to) + state_at(row, first);
         each_state(first, [&](int s) { x[s * kLanes] = states.x[s]; });
+    }
+
+    // Packed sequences that overlap have more chunks than there is memory for.
+    __device__ __forceinline__ void keep_states(const States& states, int chunk, int first) const {
+        if (chunk < args.chunks) store_states(states, args.states, chunk, first);
+    }
+    // The row of the piece in the states before pieces.
+    __device__ __forceinline__ i64 row_of_piece() const {
+        return static_cast<i64>(blockIdx.y) * in.sequences + shared.place.sequence;
+    }
+    __device__ __forceinline__ bool is_last_piece() const {
+        const Span whole = span_of(in.cu_seqlens, shared.place.sequence, in.length);
+        return static_cast<int>(blockIdx.y) + 1 == pieces_of(args.pieces, whole.length);
     }
 
     // ---- The recurrence
@@ -222,7 +236,7 @@ struct SelectiveForward {
         }
     }
 
-    // States that do not stay in registers from tile to tile are in last_state.
+    // States that do not stay in registers from tile to tile are in args.running.
     __device__ __forceinline__ void run(const SelectivePlace& place, int first_chunk) {
         if (threadIdx.x == 0) shared.place = place;
         elements.begin(place);
@@ -235,8 +249,8 @@ struct SelectiveForward {
         States states;
 #pragma unroll 1
         for (int first = 0; first < in.state_size; first += kGroup) {
-            load_states(states, in.initial_state, shared.place.sequence, first);
-            if (!stays) store_states(states, args.last_state, shared.place.sequence, first);
+            load_states(states, in.initial_state, row_of_piece(), first);
+            if (!stays) store_states(states, args.running, row_of_piece(), first);
         }
         load_poles(states, 0);
         int tile = -kTokens, first = kOnePass ? 0 : in.state_size;  // the first round only loads
@@ -259,10 +273,10 @@ struct SelectiveForward {
             if (tile >= 0) {
                 if (!stays) {
                     load_poles(states, first);
-                    load_states(states, args.last_state, shared.place.sequence, first);
+                    load_states(states, args.running, row_of_piece(), first);
                 }
                 if (args.states != nullptr && tile % kStateChunk == 0)
-                    store_states(states, args.states, first_chunk + tile / kStateChunk, first);
+                    keep_states(states, first_chunk + tile / kStateChunk, first);
                 __syncthreads();
                 if (!tiles)
                     walk_tile<Pass::any>(states, first == 0);
@@ -270,7 +284,7 @@ struct SelectiveForward {
                     walk_tile<Pass::first>(states, true);
                 else if constexpr (!kOnePass)
                     walk_tile<Pass::later>(states, false);
-                if (!stays) store_states(states, args.last_state, shared.place.sequence, first);
+                if (!stays) store_states(states, args.running, row_of_piece(), first);
                 __syncthreads();
                 if (last_pass) {
                     cp_async_wait<1>();  // for z
@@ -280,7 +294,14 @@ struct SelectiveForward {
             tile = next_tile, first = next_first;
             if (tile >= length) break;
         }
-        if (stays) store_states(states, args.last_state, shared.place.sequence, 0);
+        if (!is_last_piece()) return;
+        if (stays) return store_states(states, args.last_state, shared.place.sequence, 0);
+        if (args.running == args.last_state) return;
+#pragma unroll 1
+        for (int first = 0; first < in.state_size; first += kGroup) {
+            load_states(states, args.running, row_of_piece(), first);
+            store_states(states, args.last_state, shared.place.sequence, first);
+        }
     }
 };
 
@@ -293,8 +314,10 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
     constexpr int kChannels = kConfig.channels();
     const int blocks_per_span = (args.span + kChannels - 1) / kChannels, blocks = in.dim / args.span * blocks_per_span;
     const int sequence = blockIdx.x / blocks, block = blockIdx.x % blocks, thread = threadIdx.x;
-    const int inside = block % blocks_per_span * kChannels;
-    const Span span = span_of(in.cu_seqlens, sequence, in.length);
+    const int inside = block % blocks_per_span * kChannels, piece = blockIdx.y;
+    const Span whole = span_of(in.cu_seqlens, sequence, in.length);
+    if (piece >= pieces_of(args.pieces, whole.length)) return;
+    const Span span = span_of_piece(args.pieces, whole, piece);
     const SelectivePlace place{.channel = block / blocks_per_span * args.span + inside,
                                .channels = min(args.span - inside, kChannels),
                                .sequence = sequence,
@@ -309,7 +332,7 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
           {args, shared},
           thread % kConfig.lanes,
           thread / kConfig.lanes}
-        .run(place, args.states == nullptr ? 0 : first_chunk(in, sequence));
+        .run(place, args.states == nullptr ? 0 : first_chunk(in, sequence) + piece * (args.pieces.length / kStateChunk));
 }
 
 }  // namespace gdn_cuda::scan

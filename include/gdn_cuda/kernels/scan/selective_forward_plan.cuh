@@ -64,6 +64,11 @@ struct SelectiveForwardArgs {
     ChannelRows out;
     void* last_state = nullptr;  // (sequence, channel, n)
     void* states = nullptr;      // (chunk, channel, n), the state before each chunk; null: not kept
+    i64 chunks = 0;              // rows of `states`
+    // in.initial_state has a row for each (piece, sequence); so has `running`, which states of several passes are kept in on
+    // the way. With one piece it is last_state, otherwise in.initial_state.
+    Pieces pieces;
+    void* running = nullptr;
     DType io = DType::f32;
     bool input_times_delta = true;  // false: dirac
     bool along_tokens = true;       // u and out are contiguous along tokens, otherwise along channels

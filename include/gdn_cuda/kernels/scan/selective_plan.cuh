@@ -27,11 +27,24 @@ struct Coefficients {
     i64 batch = 0, group = 0, n = 0, token = 0, pair = 0;
 };
 
-// The place of a block: channels of one group of B and C, in one sequence.
+// Sequences cut along their tokens, so that each has several blocks at work: into pieces of `length` tokens, the last with what
+// remains. All have the same number of them, of which the last ones are empty where packed sequences are shorter.
+struct Pieces {
+    int count = 1, length = 0;  // the length is a multiple of kStateChunk
+};
+
+// A piece takes a state x before it to product x + end, and in reverse the gradient of a state behind it to that of the state
+// before it. scan/selective_pieces writes both, and from them scan/selective_starts the states before each piece, or the
+// gradients behind it, in place of `ends`. (count, sequences, dim, N), as A's numbers.
+struct PieceMaps {
+    void *ends = nullptr, *products = nullptr;
+};
+
+// The place of a block: channels of one group of B and C, in one sequence or a piece of it.
 struct SelectivePlace {
     int channel, channels;  // the first, and how many exist
     int sequence, batch, length;
-    i64 start;  // of the sequence in its row of the batch
+    i64 start;  // of the sequence or piece in its row of the batch
 };
 
 struct SelectiveInputs {

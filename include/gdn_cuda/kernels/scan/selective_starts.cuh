@@ -1,0 +1,44 @@
+// scan/selective_starts: from what scan/selective_pieces wrote of the pieces of sequences, the states before each piece, or in
+// reverse the gradients of the states behind each, in place of their ends.
+//
+// A thread takes a state of a sequence through the pieces, one after another, with the maps of eight in flight.
+//
+// Bound: the latency of memory, once for eight pieces.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/selective_piece.cuh>
+#include <gdn_cuda/kernels/scan/selective_starts_plan.cuh>
+
+namespace gdn_cuda::scan {
+
+template <SelectiveStartsConfig kConfig>
+__global__ void __launch_bounds__(SelectiveStartsConfig::kThreads)
+    selective_starts(const __grid_constant__ SelectiveStartsArgs args) {
+    using Number = scan::Number<kConfig.is_complex>;
+    constexpr int kAtOnce = SelectiveStartsConfig::kAtOnce;
+    const i64 all = args.sequences * args.states;
+    const i64 state = static_cast<i64>(blockIdx.x) * SelectiveStartsConfig::kThreads + threadIdx.x;
+    if (state >= all) return;
+    auto *ends = static_cast<Number*>(args.maps.ends) + state, *products = static_cast<Number*>(args.maps.products) + state;
+    const int sequence = static_cast<int>(state / args.states);
+    const int count = pieces_of(args.pieces, span_of(args.cu_seqlens, sequence, args.length).length);
+    const auto row = [&](int i) { return (args.reverse ? count - 1 - i : i) * all; };
+    Number x{};
+    if (args.first != nullptr) x = static_cast<const Number*>(args.first)[state];
+#pragma unroll 1
+    for (int first = 0; first < count; first += kAtOnce) {
+        Number end[kAtOnce] = {}, product[kAtOnce] = {};
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            if (first + i + 1 < count)
+                end[i] = ends[row(first + i)], product[i] = products[row(first + i)];  // the last has none
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            if (first + i < count) {
+                ends[row(first + i)] = x;
+                x = through_piece(x, product[i], end[i]);
+            }
+    }
+}
+
+}  // namespace gdn_cuda::scan
