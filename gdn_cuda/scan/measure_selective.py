@@ -228,3 +228,20 @@ def _small_calls(backward: bool) -> None:
 
 sanitizes("selective_forward")(partial(_small_calls, False))
 sanitizes("selective_backward", "selective_backward_sums")(partial(_small_calls, True))
+
+
+def _long_calls(backward: bool) -> None:
+    """Of so few channels that sequences are cut into pieces."""
+    for layout in ("tokens", "transposed"):
+        for N, is_complex in ((16, False), (70, False), (3, True)):
+            x = layer_inputs("cuda", Shape(1, 37, 1031, N, torch.float32, is_complex, layout))
+            _differentiated(backward, **x, initial_state=draw(1, 37, N, dtype=x["A"].dtype), delta_softplus=True)
+        packed = layer_inputs("cuda", Shape(1, 37, 1031, layout=layout))
+        for offsets in ([0, 3, 3, 700, 1031], [0, 1031, 0, 1031, 0], [2000, 200, 100, 0, -100]):
+            _differentiated(backward, **packed, cu_seqlens=torch.tensor(offsets, device="cuda"), delta_softplus=True)
+    for name in ("zoh", "bilinear", "s7", "rglru"):
+        x = layer_inputs("cuda", Shape(1, 9, 1031, 5, torch.float32))
+        _differentiated(backward, **x | {"A": torch.rand(9, 5, device="cuda")}, discretization=name, delta_softplus=True)
+
+
+sanitizes("selective_pieces", "selective_starts")(partial(_long_calls, True))

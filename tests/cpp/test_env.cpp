@@ -67,6 +67,15 @@ TEST(Env, ThePrefillKernel) {
     EXPECT_CONTAINS(parsed("GDN_PREFILL", "wgmma", show), "GDN_PREFILL: expected auto, mma or recurrent, got \"wgmma\"");
 }
 
+TEST(Env, PiecesOfLongSequences) {
+    const auto show = [](const jit::Env& env) { return std::to_string(env.scan_pieces); };
+    for (const char* text : {"", "auto", "Auto"}) EXPECT_EQ(parsed("GDN_SCAN_PIECES", text, show), "0") << text;
+    for (const char* text : {"1", "7", "128"}) EXPECT_EQ(parsed("GDN_SCAN_PIECES", text, show), text);
+    for (const char* text : {"0", "129", "-1", "2.5", "many", " 2"})
+        EXPECT_CONTAINS(parsed("GDN_SCAN_PIECES", text, show),
+                        std::string("error: GDN_SCAN_PIECES: expected auto, or a number from 1 to 128, got \"") + text + "\"");
+}
+
 TEST(Env, PathsThatMustExist) {
     const TemporaryFolder folder;
     write(folder / "file", "");

@@ -41,7 +41,7 @@ TEST(SelectiveBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryChannelAnd
         ASSERT_EQ(blocks % spans, 0) << "no block crosses a span";
         ASSERT_GE(blocks / spans * config.channels_per_block(), problem.channels_per_span);
         ASSERT_LT((blocks / spans - 1) * config.channels_per_block(), problem.channels_per_span);
-        const std::string why = explain_selective_backward(problem, device);
+        const std::string why = explain_selective_backward(problem, {}, device);
         const i64 passes = ceil_div(problem.state_size, config.group());
         ASSERT_NE(why.find(fmt::format("{} pass{} over {} states", passes, passes == 1 ? "" : "es", problem.state_size)),
                   std::string::npos)

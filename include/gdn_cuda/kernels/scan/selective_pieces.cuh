@@ -261,14 +261,16 @@ struct SelectivePieces {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
             float relative;
-            if constexpr (!kBySteps)
+            if constexpr (!kBySteps) {
                 states.x[s] = x[s];
-            else if constexpr (kConfig.is_complex)
-                states.x[s] = through_piece(states.x[s], decay_over(states.poles[s], total), x[s]);
-            else if (states.poles[s].long_memory(total.sum, relative))
-                states.x[s] = states.x[s] + fmaf(relative, states.x[s], x[s]);
-            else
-                states.x[s] = through_piece(states.x[s], decay_over(states.poles[s], total), x[s]);
+            } else if constexpr (kConfig.is_complex) {
+                const Number decay = decay_over(states.poles[s], total);
+                states.x[s] = through_piece(states.x[s], kReverse ? conjugate(decay) : decay, x[s]);
+            } else {
+                const bool is_long = states.poles[s].long_memory(total.sum, relative);
+                states.x[s] = is_long ? states.x[s] + fmaf(relative, states.x[s], x[s])
+                                      : through_piece(states.x[s], decay_over(states.poles[s], total), x[s]);
+            }
         }
     }
 
