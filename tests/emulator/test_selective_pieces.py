@@ -1,4 +1,4 @@
-"""Sequences of selective_scan that are cut into pieces, forward and backward, in the emulator against the recurrence in fp64."""
+"""Sequences of selective_scan in pieces, forward and backward, in the emulator against the literal recurrence in fp64."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True, params=["2", "7"])
-def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("GDN_SCAN_PIECES", request.param)
-    return request.param
+@pytest.fixture(autouse=True)
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDN_SCAN_PIECES", getattr(request, "param", "2"))
+
+
+OF_SEVERAL_TILES_AND_OF_ONE = pytest.mark.parametrize("pieces", ["2", "7"], indirect=True)
 
 
 @EVERY_KIND
@@ -36,6 +38,7 @@ def test_discretizations(name: str, is_complex: bool, form: str, seed: int) -> N
     assert any(kernel.startswith("scan/selective_pieces") for kernel in launched())
 
 
+@OF_SEVERAL_TILES_AND_OF_ONE
 @pytest.mark.parametrize("length", [1, 64, 65, 129, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @FEW_AND_MANY
@@ -44,6 +47,7 @@ def test_lengths(length: int, dtype: torch.dtype, multiprocessors: int, last: bo
     check(selective_inputs(seed, length=length, dim=37, N=16, dtype=dtype, last=last), seed, multiprocessors)
 
 
+@OF_SEVERAL_TILES_AND_OF_ONE
 @BOTH_LAYOUTS
 def test_a_layer_at_initialisation(last: bool, seed: int) -> None:
     check(model_inputs(seed, 1, 64, 330, 16, torch.bfloat16, last=last), seed)
