@@ -1,3 +1,4 @@
+// Fibers and their turns, barriers, shared memory, and what becomes of a fault.
 #include "grid.hpp"
 
 #include <dlfcn.h>
@@ -73,7 +74,6 @@ struct Variable {
 };
 
 struct Launch {
-    std::string kernel;
     Run run;
     const void* args;
     std::size_t shared_bytes, static_bytes;
@@ -146,6 +146,7 @@ void wait_in(M& meeting, const char* what) {
 
 void fiber() {
     now.run(now.args);
+    fibers[current].waits_for = nullptr;
     WarpMeeting& warp = now.warps[current / kLanes];
     --now.living;
     --now.block.members;
