@@ -30,15 +30,18 @@ struct Granules {
     int before;  // bytes of the first before the eight
     int reach;   // bytes from there to the end of what exists
 
-    // `left`: how many exist from the address on, in a row; not positive: that many before it, the last one.
+    __device__ __forceinline__ static int before_of(const char* address) {
+        return static_cast<int>(reinterpret_cast<unsigned long long>(address)) & 15;
+    }
+    // `left`: the elements of a row from the address on; negative where the row ends before it.
     __device__ __forceinline__ static Granules of(const char* address, int left, DType type) {
-        const int before = static_cast<int>(reinterpret_cast<unsigned long long>(address)) & 15;
+        const int before = before_of(address);
         return {reinterpret_cast<const uint4*>(address - before), before,
                 before + min(left, 8) * (Vector::is_wide(type) ? 4 : 2)};
     }
     __device__ __forceinline__ bool exists(int granule) const { return granule * 16 < reach; }
     // The eight, where the last granule is `next`.
-    __device__ __forceinline__ Vector joined(const Vector& own, const uint4& next, DType type) const {
+    __device__ __forceinline__ static Vector joined(const Vector& own, const uint4& next, int before, DType type) {
         Vector x;
         if constexpr (kNarrow) {
             x.bits[0] = scan::joined(own.bits[0], next, before);
@@ -59,15 +62,17 @@ struct Granules {
             own.bits[1] = next;
             if (wide) next = exists(2) ? first[2] : kNothing;
         }
-        return joined(own, next, type);
+        return joined(own, next, before, type);
     }
-    // Where the threads of a row are neighbours, each fetches what begins before its eight, and the last one what is behind.
-    __device__ __forceinline__ void fetch(Vector& to, DType type, uint4* behind) const {
-        const bool wide = Vector::is_wide(type);
+    // Where the threads of a row are neighbours, each fetches what begins before its eight, and the last one its last granule.
+    __device__ __forceinline__ void fetch(Vector& to, DType type) const {
         if (exists(0)) cp_async_16(&to.bits[0], first);
         if constexpr (!kNarrow)
-            if (wide && exists(1)) cp_async_16(&to.bits[1], first + 1);
-        if (behind != nullptr && exists(wide ? 2 : 1)) cp_async_16(behind, first + (wide ? 2 : 1));
+            if (Vector::is_wide(type) && exists(1)) cp_async_16(&to.bits[1], first + 1);
+    }
+    __device__ __forceinline__ void fetch_last(uint4& to, DType type) const {
+        const int last = Vector::is_wide(type) ? 2 : 1;
+        if (exists(last)) cp_async_16(&to, first + last);
     }
 };
 

@@ -38,18 +38,18 @@ struct SelectiveCoefficients {
         __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i / kParts : token; }
         __device__ __forceinline__ float& to_of(int i) const { return to[n_of(i)][token_of(i) * kParts + i % kParts]; }
     };
-    __device__ __forceinline__ Place place_of(int i, int thread) const {
-        constexpr int kOfOne = kGroup * kParts * kTokens / 8, kAlongTokens = kTokens * kParts / 8,
-                      kAlongStates = kGroup * kParts / 8;
-        const int vector = thread + i * Shared::kConfiguration.kThreads, of = vector % kOfOne;
+    __device__ __forceinline__ Place place_of(int i, unsigned thread) const {
+        constexpr unsigned kOfOne = kGroup * kParts * kTokens / 8, kAlongTokens = kTokens * kParts / 8,
+                           kAlongStates = kGroup * kParts / 8;
+        const unsigned vector = thread + i * Shared::kConfiguration.kThreads, of = vector % kOfOne;
         const Coefficients* from = &args.in.B;
         auto* to = shared.B.tile;
         if constexpr (kBoth)
             if (vector >= kOfOne) from = &args.in.C, to = shared.C.tile;
         const bool along_tokens = from->n != kParts;
-        const int n = along_tokens ? of / kAlongTokens : of % kAlongStates * (8 / kParts);
-        const int token = along_tokens ? of % kAlongTokens * (8 / kParts) : of / kAlongStates;
-        return {from, to, n, token, along_tokens};
+        const unsigned n = along_tokens ? of / kAlongTokens : of % kAlongStates * (8 / kParts);
+        const unsigned token = along_tokens ? of % kAlongTokens * (8 / kParts) : of / kAlongStates;
+        return {from, to, static_cast<int>(n), static_cast<int>(token), along_tokens};
     }
     __device__ __forceinline__ i64 offset_of(const SelectivePlace& place, const Place& at) const {
         const Coefficients& from = *at.from;
@@ -70,9 +70,12 @@ struct SelectiveCoefficients {
                 opaque(static_cast<char*>(at.from->data) + (offset_of(place, at) << (Vector::is_wide(at.from->type) ? 2 : 1)));
         }
     }
-    // Of the states from `first` on: whether all exist, in aligned vectors.
+    // Of the states from `first` on: whether all exist, and in aligned vectors.
+    __device__ __forceinline__ bool is_whole(int tile, int first) const {
+        return tile + kTokens <= length && first + kGroup <= args.in.state_size;
+    }
     __device__ __forceinline__ bool is_plain(int tile, int first) const {
-        return args.coefficients_are_aligned && tile + kTokens <= length && first + kGroup <= args.in.state_size;
+        return args.coefficients_are_aligned && is_whole(tile, first);
     }
     __device__ __forceinline__ void load(int tile, int first) const {
         const bool plain = is_plain(tile, first);
@@ -93,8 +96,8 @@ struct SelectiveCoefficients {
             const Place at = place_of(i, threadIdx.x);
             float x[8];
             (plain ? in_flight(i) : settled(i, address(i, *at.from, tile, first), tile, first)).to_floats(at.from->type, x);
-            if (!plain) {
-                if (!at.from->varies) continue;
+            if (!plain && !at.from->varies) continue;
+            if (!is_whole(tile, first)) {
                 const int count = left(rare_place(i), tile, first);
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
@@ -120,23 +123,27 @@ struct SelectiveCoefficients {
         const int states = (args.in.state_size - first - at.n) * kParts, tokens = (length - tile - at.token) * kParts;
         return at.along_tokens ? (states > 0 ? tokens : kNone) : (tokens > 0 ? states : kNone);
     }
+    __device__ __forceinline__ int count(const Place& at, int tile, int first) const {
+        return is_whole(tile, first) ? 8 : left(at, tile, first);
+    }
     __device__ __forceinline__ void fetch_granules(int i, const char* from, int tile, int first) const {
         const Place at = rare_place(i);
         if (!at.from->varies) return;
-        const Read read = Read::of(from, left(at, tile, first), at.from->type);
-        if (at.along_tokens || read.before == 0)
-            read.fetch(in_flight(i), at.from->type, at.along_tokens && is_last_of_row(at) ? behind(at) : nullptr);
+        const Read read = Read::of(from, count(at, tile, first), at.from->type);
+        if (at.along_tokens || read.before == 0) read.fetch(in_flight(i), at.from->type);
+        if (at.along_tokens && is_last_of_row(at)) read.fetch_last(*behind(at), at.from->type);
     }
     // Behind the wait. A warp's vectors are of one tensor.
     __device__ __forceinline__ Vector settled(int i, const char* from, int tile, int first) const {
         const Place at = rare_place(i);
-        const Read read = Read::of(from, left(at, tile, first), at.from->type);
+        const DType type = at.from->type;
+        const int before = Read::before_of(from);
         __syncwarp();
         Vector x = in_flight(i);
         if (at.along_tokens)
-            x = read.joined(x, is_last_of_row(at) ? *behind(at) : (&in_flight(i))[1].bits[0], at.from->type);
-        else if (at.from->varies && read.before != 0)
-            x = read.load(at.from->type);
+            x = Read::joined(x, is_last_of_row(at) ? *behind(at) : (&in_flight(i))[1].bits[0], before, type);
+        else if (at.from->varies && before != 0)
+            x = Read::of(from, count(at, tile, first), type).load(type);
         __syncwarp();  // what is fetched next overwrites it
         return x;
     }

@@ -26,7 +26,7 @@ struct SelectiveElements {
     const Args& args;
     Shared& shared;
     Own own;             // of a tile
-    int plain;           // the end of the tiles that are whole and of aligned vectors
+    int whole, plain;    // ends of the tiles whose elements all exist, and are in aligned vectors
     char* addresses[4];  // of the first tile
     enum Address { at_u, at_delta, at_z, at_out };
 
@@ -34,7 +34,7 @@ struct SelectiveElements {
     __device__ __forceinline__ Vector& in_flight(int i) const {
         return reinterpret_cast<Vector&>(shared.elements_in_flight[i][threadIdx.x]);
     }
-    __device__ __forceinline__ static int u_of(int tile) { return tile / kTokens % 2 == 0 ? u_even : u_odd; }
+    __device__ __forceinline__ static int u_of(int tile) { return (tile & kTokens) == 0 ? u_even : u_odd; }
 
     enum Rows { kStep, kInput, kSize };
     __device__ __forceinline__ float* row(int rows, int channel) const { return &shared.rows[rows][channel * Shared::kPitch]; }
@@ -63,13 +63,11 @@ struct SelectiveElements {
         const int channels = place.channels - own.channel, tokens = place.length - tile - own.token;
         return args.along_tokens ? (channels > 0 ? tokens : kNone) : (tokens > 0 ? channels : kNone);
     }
-    __device__ __forceinline__ Read granules(const char* address, int tile) const {
-        return Read::of(address, left(tile), args.io);
-    }
+    __device__ __forceinline__ int count(int tile) const { return tile < whole ? 8 : left(tile); }
     // Along tokens. What is in flight behind a row of a tensor is behind the row of a tile.
-    __device__ __forceinline__ bool is_last_of_row() const { return rare_own().token == kTokens - 8; }
-    __device__ __forceinline__ uint4* behind(int tensor) const {
-        return reinterpret_cast<uint4*>(row(tensor, rare_own().channel) + kTokens);
+    __device__ __forceinline__ static bool is_last_of_row(const Own& own) { return own.token == kTokens - 8; }
+    __device__ __forceinline__ uint4* behind(int tensor, const Own& own) const {
+        return reinterpret_cast<uint4*>(row(tensor, own.channel) + kTokens);
     }
     enum Behind { behind_u, behind_delta, behind_z, behind_out };
 
@@ -79,26 +77,35 @@ struct SelectiveElements {
             Vector::fetch(in_flight(slot), from, args.io);
             return;
         }
-        const Read read = granules(from, tile);
-        if (args.along_tokens || read.before == 0)
-            read.fetch(in_flight(slot), args.io, args.along_tokens && is_last_of_row() ? behind(tensor) : nullptr);
+        const Read read = Read::of(from, count(tile), args.io);
+        if (args.along_tokens) {
+            const Own own = rare_own();
+            read.fetch(in_flight(slot), args.io);
+            if (is_last_of_row(own)) read.fetch_last(*behind(tensor, own), args.io);
+        } else if (read.before == 0) {
+            read.fetch(in_flight(slot), args.io);
+        }
     }
     // Behind the wait: the thread's vector.
     __device__ __forceinline__ Vector settled(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
         if (tile < plain) return in_flight(slot);
-        const Read read = granules(in_tile(first, x, tile), tile);
+        const char* from = in_tile(first, x, tile);
         __syncwarp();
         Vector found = in_flight(slot);
-        if (args.along_tokens)
-            found = read.joined(found, is_last_of_row() ? *behind(tensor) : (&in_flight(slot))[1].bits[0], args.io);
-        else if (read.before != 0)
-            found = read.load(args.io);
+        if (args.along_tokens) {
+            const Own own = rare_own();
+            const uint4& next = is_last_of_row(own) ? *behind(tensor, own) : (&in_flight(slot))[1].bits[0];
+            found = Read::joined(found, next, Read::before_of(from), args.io);
+        } else if (Read::before_of(from) != 0) {
+            found = Read::of(from, count(tile), args.io).load(args.io);
+        }
         __syncwarp();  // what is fetched next overwrites it
         return found;
     }
 
     __device__ __forceinline__ void begin(const SelectivePlace& place) {
-        plain = args.rows_are_aligned && place.channels == kChannels ? place.length / kTokens * kTokens : 0;
+        whole = place.channels == kChannels ? place.length / kTokens * kTokens : 0;
+        plain = args.rows_are_aligned ? whole : 0;
         addresses[at_u] = opaque(address(args.in.u, place, own, 0)),
         addresses[at_delta] = opaque(address(args.in.delta, place, own, 0));
         addresses[at_z] = opaque(address(args.in.z, place, own, 0));
@@ -139,8 +146,10 @@ struct SelectiveElements {
         for (int i = 0; i < 8; ++i) step[i] = kTransition == Transition::s7 ? -1.f / fmaf(size[i], size[i], 0.5f) : size[i];
         constexpr bool kReadsDeltaA = kTransition != Transition::s7 && kTransition != Transition::rglru;
         if (kReadsDeltaA && args.in.delta_a.data != nullptr)  // rare, so not in flight before
-            granules(address(args.in.delta_a, shared.place, rare_own(), tile), tile).load(args.io).to_floats(args.io, step);
-        if (tile >= plain) {  // what does not exist leaves the states as they are
+            Read::of(address(args.in.delta_a, shared.place, rare_own(), tile), count(tile), args.io)
+                .load(args.io)
+                .to_floats(args.io, step);
+        if (tile >= whole) {  // what does not exist leaves the states as they are
             const int count = left(tile);
 #pragma unroll
             for (int i = 0; i < 8; ++i)
@@ -222,7 +231,7 @@ struct SelectiveElements {
     // ends in its neighbour's. The neighbour of a row's last thread is its first one a tile later.
     __device__ __forceinline__ void store_shifted(const Vector& found, char* to, int tile) const {
         const Own own = rare_own();
-        const bool wide = Vector::is_wide(args.io), exists = own.channel < shared.place.channels, is_last = is_last_of_row();
+        const bool wide = Vector::is_wide(args.io), exists = own.channel < shared.place.channels, is_last = is_last_of_row(own);
         const int size = wide ? 4 : 2, before = -static_cast<int>(reinterpret_cast<unsigned long long>(to)) & 15,
                   skipped = before / size;
         Vector& mine = in_flight(u_of(tile));  // u has been read
@@ -237,7 +246,7 @@ struct SelectiveElements {
                 own_last = found.bits[1];
             }
         if (is_last) {
-            uint4& kept = *behind(behind_out);
+            uint4& kept = *behind(behind_out, own);
             const uint4 earlier = kept;
             kept = own_last;
             own_last = earlier;

@@ -20,9 +20,11 @@ template <int kChannels, int kTokens>
 struct Neighbours {
     int channel, token;  // of the first
 
-    __device__ __forceinline__ static Neighbours of_thread(int thread, bool along_tokens) {
-        constexpr int kRow = kTokens / 8, kColumn = kChannels / 8;
-        return along_tokens ? Neighbours{thread / kRow, thread % kRow * 8} : Neighbours{thread % kColumn * 8, thread / kColumn};
+    __device__ __forceinline__ static Neighbours of_thread(unsigned thread, bool along_tokens) {
+        constexpr unsigned kRow = kTokens / 8, kColumn = kChannels / 8;
+        const unsigned channel = along_tokens ? thread / kRow : thread % kColumn * 8;
+        const unsigned token = along_tokens ? thread % kRow * 8 : thread / kColumn;
+        return {static_cast<int>(channel), static_cast<int>(token)};
     }
 };
 
@@ -32,7 +34,8 @@ __device__ __forceinline__ char* opaque(char* address) {
     return address;
 }
 // And what rare paths compute of this would be kept in registers through the loop over tiles.
-__device__ __forceinline__ int opaque(int x) {
+template <class T>
+__device__ __forceinline__ T opaque(T x) {
     asm volatile("" : "+r"(x));
     return x;
 }
