@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import shutil
@@ -19,9 +18,19 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCH = Path(torch.__file__).parent
 
 
-@functools.cache
 def load(source: Path, folder: Path) -> Any:
-    """torch.ops.gdn_cuda_api, once a process; skips the test where there is no compiler."""
+    """torch.ops.gdn_cuda_api with the operators of `source`, built in the folder that is given first in a process; skips the
+    test where there is no compiler."""
+    if source not in _loaded:
+        torch.ops.load_library(str(_built(source, folder)))
+        _loaded.add(source)
+    return torch.ops.gdn_cuda_api
+
+
+_loaded: set[Path] = set()
+
+
+def _built(source: Path, folder: Path) -> Path:
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"no C++ compiler: {compiler[0]} is not on PATH; install g++ or set CXX")
@@ -39,5 +48,4 @@ def load(source: Path, folder: Path) -> Any:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    torch.ops.load_library(str(target))
-    return torch.ops.gdn_cuda_api
+    return target

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from gdn_cuda import _C, cli
-from gdn_cuda.cli.tune_measure import difference
+from gdn_cuda.cli import bench_timing
+from gdn_cuda.cli.tune_measure import GpuRunner, difference
 from gdn_cuda.operators import measure
-from gdn_cuda.operators.tunable import TORCH_DTYPES, Shape, operator_of
+from gdn_cuda.operators.tunable import TORCH_DTYPES, Case, Shape, operator_of
 from gdn_cuda.structured.measure_tune import Sums
 
 CHILD = Path(__file__).with_name("tune_child.py")
@@ -63,7 +64,7 @@ def unwritable(folder: Path) -> Iterator[None]:
 
 
 # Small ones that leave a choice.
-SHAPES = {"selective_scan": "3x5x7x4", "selective_state_update": "3x5x8", "simplified_scan": "2x3x1500"}
+SHAPES = {"selective_scan": "3x5x7x40", "selective_state_update": "3x5x8", "simplified_scan": "2x3x1500"}
 
 
 def problem(operator: str, shape: Shape, dtype: str | None = None, shared: bool = False) -> str:
@@ -152,16 +153,46 @@ def explain(cache: Path, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("operator", TUNABLES)
-def test_tune_all_measures_every_operator(operator: str, cache: Path) -> None:
-    dtype = list(TUNABLES[operator].tolerance)[-1]
-    done = faked("sound", "tune", operator, SHAPES.get(operator, "16x4x700"), "--dtype", dtype, "--json", cache=cache)
+CALLS = {
+    "selective_scan": "batch=3 dim=5 tokens=7 states=40 groups=1",
+    "selective_state_update": "B=3 dim=5 N=8",
+    "simplified_scan": "batch=2 H=4 P=3 L=1500",
+}
+
+
+def test_every_operator_is_measured_and_its_winner_decides_about_that_call(cache: Path) -> None:
+    """The problem that Python names is the one that the operator asks about."""
+    commands: list[str] = []
+    for operator, one in TUNABLES.items():
+        dtype = list(one.tolerance)[-1] if operator not in CALLS else next(iter(one.tolerance))
+        commands += ["then", "tune", operator, SHAPES.get(operator, "16x4x700"), "--dtype", dtype, "--json"]
+    done = faked("sound", *commands, cache=cache)
     assert done.returncode == 0, done.stderr
-    (report,) = json.loads(done.stdout)
-    assert report["why_not"] is None
-    assert report["decides"].startswith("tuned on this device")
-    assert report["candidates"][0]["choice"] == report["heuristic"]
-    assert [file["entry"]["problem"] for file in stored(cache)] == [report["problem"]]
+    reports = documents(done.stdout)
+    assert [report["operator"] for (report,) in reports] == list(TUNABLES)
+    for (report,) in reports:
+        assert report["why_not"] is None
+        assert report["decides"].startswith("tuned on this device")
+        assert report["candidates"][0]["choice"] == report["heuristic"]
+    assert {file["entry"]["problem"] for file in stored(cache)} == {report["problem"] for (report,) in reports}
+
+    calls = (
+        word for operator, sizes in CALLS.items() for word in ("then", "explain", operator, *sizes.split(), "--device", "h200")
+    )
+    explained = faked("sound", *calls, cache=cache).stdout
+    assert explained.count("tuned on this device: {.") == len(CALLS)
+    for operator in CALLS:
+        assert TUNABLES[operator].kernel in explained
+
+
+def documents(text: str) -> list[Any]:
+    """JSON texts, one behind the other."""
+    found, decoder = [], json.JSONDecoder()
+    while text := text.strip():
+        document, end = decoder.raw_decode(text)
+        found.append(document)
+        text = text[end:]
+    return found
 
 
 def test_a_gain_within_noise_keeps_the_choice_of_the_heuristic(cache: Path) -> None:
@@ -257,19 +288,18 @@ def test_measured_cases_are_valid_arguments_of_the_operator(operator: str) -> No
             assert operator_of(case.kernel, case.problem) == operator
 
 
-CALLS = {
-    "selective_scan": "batch=3 dim=5 tokens=7 states=4 groups=1",
-    "selective_state_update": "B=3 dim=5 N=8",
-    "simplified_scan": "batch=2 H=4 P=3 L=1500",
-}
-
-
-@pytest.mark.parametrize("operator", CALLS)
-def test_a_stored_winner_of_a_scan_decides_about_the_call_that_was_measured(operator: str, cache: Path) -> None:
-    """The problem that Python names is the one that the operator asks about."""
-    assert faked("sound", "tune", operator, SHAPES[operator], cache=cache).returncode == 0
-    explained = gdn("explain", operator, *CALLS[operator].split(), "--device", "h200", cache=cache).stdout
-    assert "tuned on this device: {." in explained
+@pytest.mark.parametrize("operator", TUNABLES)
+def test_every_result_is_that_of_the_same_inputs(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs, and states that are written in place; the runner itself, on CPU tensors."""
+    case = TUNABLES[operator].case(operator, TUNABLES[operator].shape.parse(SHAPES.get(operator, "3x5x7")))
+    given = Case.arguments
+    monkeypatch.setattr(Case, "arguments", lambda self, device: given(self, "cpu"))
+    monkeypatch.setattr(bench_timing, "Timer", lambda repeats: None)
+    runner = GpuRunner(case, H200, 3)
+    first, second = runner.result(), runner.result()
+    assert torch.equal(first, second) and bool(torch.isfinite(first).all())
+    written = sum(case.arguments("cpu")[name].numel() for name in TUNABLES[operator].in_place)
+    assert first.dim() == 1 and first.numel() > written
 
 
 def test_the_difference_of_results_is_relative_and_infinite_for_nan() -> None:

@@ -1,4 +1,4 @@
-"""`python tune_child.py MODE ARGUMENTS…`: the command line with a simulated H200.
+"""`python tune_child.py MODE ARGUMENTS… [then ARGUMENTS…]`: the command line, once or several times, with a simulated H200.
 
 Everything but the GPU is real: results come from the reference, times are derived from the names of the choices. MODE: "sound";
 "wrong": one candidate gives a wrong result; "elsewhere": another choice than the attempted one runs; "slow": no choice gains
@@ -8,6 +8,7 @@ more over the heuristic's than the noise.
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,7 +51,8 @@ class FakeRunner:
 def main() -> int:
     tune.device_traits = lambda: _C.device_traits_for_arch("sm_90a")
     tune.make_runner = FakeRunner
-    return cli.main(sys.argv[2:])
+    commands = [list(words) for is_end, words in groupby(sys.argv[2:], "then".__eq__) if not is_end]
+    return max(cli.main(command) for command in commands)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .discretizations import GRADIENTS, TRANSITIONS
+from .dtypes import wide
 from .first_order import first_order
 from .mapped import Mapped
 
@@ -26,16 +27,12 @@ class _Step(NamedTuple):
     A: Tensor
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.complex128 if x.is_complex() else torch.float64)
-
-
 def _per_token(size: Tensor) -> Tensor:
-    return _wide(size if size.dim() == 3 else size[:, None])
+    return wide(size if size.dim() == 3 else size[:, None])
 
 
 def _step(x: Any) -> _Step:
-    delta, A = _per_token(x.delta), _wide(x.A)[:, None]
+    delta, A = _per_token(x.delta), wide(x.A)[:, None]
     delta_a = delta if x.delta_a is None else _per_token(x.delta_a)
     a, factor = TRANSITIONS[x.discretization](delta, delta_a, A)
     return _Step(a, factor, delta, delta_a, A)
@@ -51,12 +48,12 @@ def _states(a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _start(x: Any) -> Tensor:
-    return _wide(x.Bu.new_zeros(x.Bu.shape[:2]) if x.initial_state is None else x.initial_state)
+    return wide(x.Bu.new_zeros(x.Bu.shape[:2]) if x.initial_state is None else x.initial_state)
 
 
 def _reference(x: Any) -> tuple[Tensor, Tensor]:
     step = _step(x)
-    states, last = _states(step.a, step.factor * _wide(x.Bu), _start(x))
+    states, last = _states(step.a, step.factor * wide(x.Bu), _start(x))
     return states.to(x.Bu.dtype), last.to(x.Bu.dtype)
 
 
@@ -66,12 +63,12 @@ def _reference(x: Any) -> tuple[Tensor, Tensor]:
 def _reference_backward(x: Any) -> tuple[Tensor, ...]:
     """dx_t = g_t + conj(Ā_{t+1}) dx_{t+1}, and what follows. A lazy conj() would be lost where compiled code runs this."""
     step = _step(x)
-    grad, before = _wide(x.grad), torch.cat([_start(x)[..., None], _wide(x.x)], -1)[..., :-1]
+    grad, before = wide(x.grad), torch.cat([_start(x)[..., None], wide(x.x)], -1)[..., :-1]
     decay = torch.conj_physical(step.a).expand_as(grad)
-    carried, of_start = _states(decay.flip(-1), (decay * grad).flip(-1), _wide(x.grad_of_last))
-    after = torch.cat([carried.flip(-1), _wide(x.grad_of_last)[..., None]], -1)[..., 1:]
+    carried, of_start = _states(decay.flip(-1), (decay * grad).flip(-1), wide(x.grad_of_last))
+    after = torch.cat([carried.flip(-1), wide(x.grad_of_last)[..., None]], -1)[..., 1:]
     dx = grad + after
-    of_a, of_factor = dx * torch.conj_physical(before), dx * torch.conj_physical(_wide(x.Bu))
+    of_a, of_factor = dx * torch.conj_physical(before), dx * torch.conj_physical(wide(x.Bu))
     gradients = GRADIENTS[x.discretization]
     of_delta, of_delta_a, of_A = gradients(step.delta, step.delta_a, step.A, step.a, of_a, of_factor)
     if x.delta_a is None:

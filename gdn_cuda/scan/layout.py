@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
 def channels_are_last(x: Tensor) -> bool:
-    """As csrc/families/scan/gated_checks.hpp decides it."""
-    tokens = x.shape[2] > 1 and x.stride(2) == 1
-    return not tokens and x.shape[1] > 1 and x.stride(1) == 1
+    """As csrc/families/scan/selective.hpp and gated_checks.hpp decide it."""
+    return x.stride(1) == 1 and not (x.shape[2] > 1 and x.stride(2) == 1)
+
+
+def empty_rows(like: Tensor, channels_last: bool) -> Tensor:
+    """A dense tensor of the same size."""
+    B, D, L = like.shape
+    return like.new_empty((B, L, D)).transpose(1, 2) if channels_last else like.new_empty((B, D, L))
 
 
 def empty_in_layout(like: Tensor) -> Tensor:
-    B, D, L = like.shape
-    return like.new_empty((B, L, D)).transpose(1, 2) if channels_are_last(like) else like.new_empty((B, D, L))
+    return empty_rows(like, channels_are_last(like))
 
 
 def in_layout(x: Tensor, like: Tensor) -> Tensor:
     """x with memory of its own, in the layout of `like`."""
     return empty_in_layout(like).to(x.dtype).copy_(x)
-
-
-def state_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -34,9 +34,8 @@ class Scan(declared.Shape):
 
 
 def _scan_problem(shape: Scan, dtype: str, shared: bool) -> str:
-    is_narrow = dtype != "f32" and shape.states <= 16
     return (
-        f"{{.transition = scan::Transition::exponential, .is_complex = false, .is_narrow = {_word(is_narrow)}, "
+        f"{{.transition = scan::Transition::exponential, .is_complex = false, .is_narrow = {_word(dtype != 'f32')}, "
         f".states = {shape.states}, .channels = {shape.batch * shape.dim}}}"
     )
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .discretizations import expm1
-from .layout import channels_are_last, in_layout, state_dtype
+from .dtypes import state_dtype
+from .layout import channels_are_last, in_layout
 
 _WIDE = torch.float64
 

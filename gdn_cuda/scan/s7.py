@@ -14,8 +14,8 @@ from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_s7 as reference
+from .dtypes import state_dtype
 from .first_order import first_order
-from .layout import state_dtype
 from .mapped import Mapped
 
 _NAME = "s7_scan"

@@ -13,13 +13,14 @@ from ..operators.examples import Arguments, draw, example, of_operator, random
 from ..operators.gradients import under_transforms
 from . import selective_reference as reference
 from .first_order import first_order
+from .layout import empty_rows
 from .mapped import Mapped
 
 
 def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     states = reference.chunk_count(x) if x.keep_states else 0
     return (
-        reference.empty_rows(x.u, reference.results_are_channels_last(x)),
+        empty_rows(x.u, reference.results_are_channels_last(x)),
         x.A.new_empty(reference.sequence_count(x), *x.A.shape),
         x.A.new_empty(states, *x.A.shape),
     )
@@ -29,7 +30,7 @@ def _backward_shapes(x: Any) -> tuple[Tensor, ...]:
     channels_last = reference.results_are_channels_last(x)
 
     def rows(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else reference.empty_rows(of, channels_last)
+        return x.u.new_empty(0) if of is None else empty_rows(of, channels_last)
 
     def dense(of: Tensor | None) -> Tensor:
         return x.u.new_empty(0) if of is None else of.new_empty(of.shape)

@@ -17,28 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .discretizations import GRADIENTS, TRANSITIONS
+from .dtypes import wide, wide_dtype
+from .layout import channels_are_last, empty_rows
 
 STATE_CHUNK = 64
 _conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
 _LINEAR_FROM = 20.0  # softplus is the identity above
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    return x.stride(1) == 1 and not (x.shape[2] > 1 and x.stride(2) == 1)
-
-
 def results_are_channels_last(x: Any) -> bool:
     """Whether most of what is shaped like u is the transposed view of (B, L, D); u decides a tie. A kernel takes one layout."""
     rows = (x.u, x.delta, x.z, x.delta_a, getattr(x, "grad_out", None))
-    given = [_is_channels_last(each) for each in rows if each is not None]
+    given = [channels_are_last(each) for each in rows if each is not None]
     return given[0] if 2 * sum(given) == len(given) else 2 * sum(given) > len(given)
-
-
-def empty_rows(like: Tensor, channels_last: bool) -> Tensor:
-    batch, dim, length = like.shape
-    if channels_last:
-        return like.new_empty(batch, length, dim).transpose(1, 2)
-    return like.new_empty(batch, dim, length)
 
 
 def sequence_count(x: Any) -> Any:
@@ -108,14 +99,6 @@ def _sequences(x: Any) -> Iterator[_Sequence]:
 # ---- One chunk
 
 
-def _wide_dtype(x: Tensor) -> torch.dtype:
-    return torch.complex128 if x.is_complex() else torch.float64
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(_wide_dtype(x))
-
-
 def _tokens_first(rows: Tensor, tokens: slice) -> Tensor:
     return rows[:, :, tokens].permute(2, 0, 1).to(torch.float64, memory_format=torch.contiguous_format)
 
@@ -131,7 +114,7 @@ class _Coefficients:
         self.given, self.varies = given, given.dim() > 2
         self.in_pairs = self.varies and is_complex and not given.is_complex()
         if not self.varies:
-            self.constant = _wide(given)
+            self.constant = wide(given)
 
     def at(self, tokens: slice) -> Tensor:
         """(D, N), or (token, batch, group, N)."""
@@ -139,7 +122,7 @@ class _Coefficients:
             return self.constant
         grouped = self.given if self.given.dim() == 4 else self.given[:, None]
         if not self.in_pairs:
-            return _wide(grouped[..., tokens].permute(3, 0, 1, 2)).contiguous()
+            return wide(grouped[..., tokens].permute(3, 0, 1, 2)).contiguous()
         pairs = grouped[..., 2 * tokens.start : 2 * tokens.stop].unflatten(-1, (-1, 2))
         return torch.view_as_complex(pairs.permute(3, 0, 1, 2, 4).to(torch.float64, memory_format=torch.contiguous_format))
 
@@ -184,16 +167,16 @@ class _Scan:
     """A call, with the tensors that do not depend on the token in fp64."""
 
     def __init__(self, x: Any):
-        self.x, self.A = x, _wide(x.A)
+        self.x, self.A = x, wide(x.A)
         self.B, self.C = _Coefficients(x.B, x.A.is_complex()), _Coefficients(x.C, x.A.is_complex())
-        self.D = None if x.D is None else _wide(x.D)
-        self.bias = None if x.delta_bias is None else _wide(x.delta_bias)
+        self.D = None if x.D is None else wide(x.D)
+        self.bias = None if x.delta_bias is None else wide(x.delta_bias)
         self.is_rglru = x.discretization == "rglru"
         self.doubled = 2 if x.A.is_complex() else 1  # y = 2 Re Σ
 
     def initial_state(self, rows: slice) -> Tensor:
         if self.x.initial_state is not None:
-            return _wide(self.x.initial_state[rows])
+            return wide(self.x.initial_state[rows])
         return self.zeros(rows)
 
     def zeros(self, rows: slice) -> Tensor:
@@ -333,7 +316,7 @@ def backward(x: Any) -> tuple[Tensor, ...]:
         return x.u.new_empty(0) if of is None else empty_rows(of, channels_last).zero_()
 
     def sums(of: Tensor | None) -> Tensor:
-        return x.u.new_empty(0) if of is None else torch.zeros(of.shape, dtype=_wide_dtype(of))
+        return x.u.new_empty(0) if of is None else torch.zeros(of.shape, dtype=wide_dtype(of))
 
     def coefficients(of: Tensor) -> Tensor:
         return sums(of) if of.dim() == 2 else of.new_zeros(of.shape)
@@ -353,9 +336,9 @@ def backward(x: Any) -> tuple[Tensor, ...]:
     for sequence in _sequences(x):
         part = sequence.part(x)
         scan, to = _Scan(part), sequence.part(SimpleNamespace(**found))
-        grad = scan.zeros(sequence.rows) if x.grad_last_state is None else _wide(x.grad_last_state[sequence.rows])
+        grad = scan.zeros(sequence.rows) if x.grad_last_state is None else wide(x.grad_last_state[sequence.rows])
         for number, tokens in reversed(sequence.chunks()):
-            chunk = _Chunk(scan, tokens, _wide(sequence.kept(x.states, number)))
+            chunk = _Chunk(scan, tokens, wide(sequence.kept(x.states, number)))
             grad = chunk.backward(part.grad_out, grad, to)
         if x.initial_state is not None:
             found["initial_state"][sequence.rows] = grad

@@ -1,4 +1,4 @@
-"""The C++ API of RG-LRU's and S7's scans, callable from here: gated_api.cpp built as a program's library would be."""
+"""The C++ API of RG-LRU's and S7's scans, callable from here: scan_api.cpp built as a program's library would be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gdn_cuda
 
 
 def load(folder: Path) -> Any:
-    return cpp_api.load(Path(__file__).with_suffix(".cpp"), folder)
+    return cpp_api.load(Path(__file__).with_name("scan_api.cpp"), folder)
 
 
 def check(api: Any, device: str, seed: int) -> None:

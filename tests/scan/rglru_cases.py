@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from selective_inputs import channels_last as transposed
 from torch import Tensor
 
 
@@ -22,7 +23,7 @@ class Inputs:
 
 
 def laid_out(x: Tensor, channels_last: bool) -> Tensor:
-    return x.mT.contiguous().mT if channels_last else x.contiguous()
+    return transposed(x) if channels_last else x.contiguous()
 
 
 def inputs(

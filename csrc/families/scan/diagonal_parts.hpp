@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../../jit/device.hpp"
-#include "../../jit/text.hpp"
-#include "../../kernels/grid.hpp"
+#include "../../kernels/spec.hpp"
 #include "../../kernels/tuned.hpp"
 #include "../../kernels/winners.hpp"
 
@@ -17,8 +15,8 @@ namespace gdn_cuda::scan {
 
 struct DiagonalProblem {
     i64 rows, length;
-    bool varying;  // a step size varies over time
-    bool reverse;  // the gradients
+    bool varying;          // a step size varies over time
+    bool reverse = false;  // the gradients
 
     constexpr bool operator==(const DiagonalProblem&) const = default;
 
@@ -98,5 +96,29 @@ struct DiagonalTuning {
 inline std::string explain_diagonal_parts_on(const DiagonalProblem& problem, const jit::DeviceTraits& device) {
     return explain_diagonal_parts(problem, device, tuned<DiagonalTuning>(device));
 }
+
+// What the Specs of the scan and of its gradients share.
+template <class Spec, class OwnConfig, class OwnArgs>
+struct DiagonalSpec {
+    using Config = OwnConfig;
+    using Args = OwnArgs;
+    static constexpr const char* family = "scan";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {Config{kDiagonalThreads, false}, Config{kDiagonalThreads, true},
+                                                   Config{kDiagonalThreadsOfShort, false},
+                                                   Config{kDiagonalThreadsOfShort, true}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config& config) { return config.threads; }
+    static int shared_bytes(const Config&) { return 0; }  // static shared memory
+
+    static void run(const DiagonalProblem& problem, const Args& args, const Target& target) {
+        if (problem.rows == 0) return;
+        launch<Spec>(Config{.threads = diagonal_threads(problem), .varying = problem.varying}, args,
+                     {problem.rows * args.inputs.parts, 1, 1}, target,
+                     [&](const auto& device) { return explain_diagonal_parts_on(problem, device); });
+    }
+};
 
 }  // namespace gdn_cuda::scan

@@ -1,36 +1,16 @@
-// scan/diagonal_scan_backward on the host: which configuration runs a problem, and its launch.
+// scan/diagonal_scan_backward on the host.
 #pragma once
 
-#include <array>
 #include <gdn_cuda/kernels/scan/diagonal_scan_backward_plan.cuh>
 
-#include "../../kernels/spec.hpp"
 #include "diagonal_parts.hpp"
 
 namespace gdn_cuda::scan {
 
-struct DiagonalScanBackward {
-    using Config = DiagonalScanBackwardConfig;
-    using Args = DiagonalScanBackwardArgs;
-    static constexpr const char *family = "scan", *name = "diagonal_scan_backward", *config_type = "DiagonalScanBackwardConfig",
+struct DiagonalScanBackward : DiagonalSpec<DiagonalScanBackward, DiagonalScanBackwardConfig, DiagonalScanBackwardArgs> {
+    static constexpr const char *name = "diagonal_scan_backward", *config_type = "DiagonalScanBackwardConfig",
                                 *args_type = "DiagonalScanBackwardArgs";
     static constexpr const char* summary = "gradients of diagonal_scan: the recurrence in reverse";
-    static constexpr int min_capability = 80;
-    static constexpr bool uses_cutlass = false;
-
-    static constexpr std::array kConfigurations = {Config{kDiagonalThreads, false}, Config{kDiagonalThreads, true},
-                                                   Config{kDiagonalThreadsOfShort, false},
-                                                   Config{kDiagonalThreadsOfShort, true}};
-    static std::span<const Config> configurations() { return kConfigurations; }
-    static int threads(const Config& config) { return config.threads; }
-    static int shared_bytes(const Config&) { return 0; }  // static shared memory
-
-    static void run(const DiagonalProblem& problem, const Args& args, const Target& target) {
-        if (problem.rows == 0) return;
-        launch<DiagonalScanBackward>({.threads = diagonal_threads(problem), .varying = problem.varying}, args,
-                                     {problem.rows * args.inputs.parts, 1, 1}, target,
-                                     [&](const auto& device) { return explain_diagonal_parts_on(problem, device); });
-    }
 };
 
 }  // namespace gdn_cuda::scan

@@ -4,7 +4,6 @@
 #include <array>
 #include <gdn_cuda/kernels/scan/diagonal_scan_parts_plan.cuh>
 
-#include "../../kernels/spec.hpp"
 #include "diagonal_parts.hpp"
 
 namespace gdn_cuda::scan {

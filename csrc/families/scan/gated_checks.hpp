@@ -16,10 +16,10 @@ inline DType check_number(const Checks& check, const char* argument, const View&
     return check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16, DType::f64});
 }
 
-// Whether a (B, D, L) tensor is the transposed view of a (B, L, D) one: channels, not tokens, are neighbours in memory.
+// Whether a (B, D, L) tensor is the transposed view of a (B, L, D) one: channels, not tokens, are neighbours in memory. One
+// token in a contiguous tensor counts as such, too.
 inline bool channels_are_last(const View& view) {
-    const bool tokens = view.size(2) > 1 && view.stride(2) == 1;
-    return !tokens && view.size(1) > 1 && view.stride(1) == 1;
+    return view.stride(1) == 1 && !(view.size(2) > 1 && view.stride(2) == 1);
 }
 inline Tensor empty_in_layout(const Tensor& like, const View& view) {
     const int64_t B = view.size(0), D = view.size(1), L = view.size(2);

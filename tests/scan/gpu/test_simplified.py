@@ -208,7 +208,7 @@ def test_compiled(seed: int) -> None:
 
 
 def test_the_cpp_api(tmp_path: Path, seed: int) -> None:
-    api = cpp_api.load(Path(__file__).parents[1] / "simplified_api.cpp", tmp_path)
+    api = cpp_api.load(Path(__file__).parents[1] / "scan_api.cpp", tmp_path)
     x = oracle.drawn(seed, 2, 7, 10, 333, varying=True, with_a=True, with_state=True, device="cuda")
     for ours, theirs in zip(api.simplified_scan(*x.values()), simplified_scan(**x, return_last_state=True), strict=True):
         assert torch.equal(ours, theirs)

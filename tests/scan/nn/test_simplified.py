@@ -101,7 +101,7 @@ def test_lru_begins_in_its_ring(seed: int) -> None:
     assert abs((radius**2).mean() - (0.4**2 + 0.8**2) / 2) < 0.01
     assert A.imag.min() >= 0 and A.imag.max() <= math.pi / 10 + 1e-6
     assert rel_rms(torch.exp(layer.gamma_log), torch.sqrt(1 - radius**2)) < 1e-5
-    state = layer(torch.randn(400, 30, 2), return_last_state=True)[1]
+    state = layer(torch.randn(40, 20, 2), return_last_state=True)[1]
     assert 0.8 < state.abs().square().mean() < 1.25, "γ keeps the state's size"
 
 

@@ -130,7 +130,7 @@ def test_derivatives_that_are_not_computed_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return cpp_api.load(Path(__file__).parents[1] / "simplified_api.cpp", tmp_path_factory.mktemp("simplified_api"))
+    return cpp_api.load(Path(__file__).parents[1] / "scan_api.cpp", tmp_path_factory.mktemp("scan_api"))
 
 
 def test_the_cpp_api_gives_what_python_gives(api: Any) -> None:

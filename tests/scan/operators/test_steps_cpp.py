@@ -13,12 +13,12 @@ from step_cases import draws
 import gdn_cuda
 from gdn_cuda.scan.simplified_step import _inputs as simplified_inputs
 
-SOURCE = Path(__file__).resolve().parents[1] / "steps_api.cpp"
+SOURCE = Path(__file__).resolve().parents[1] / "scan_api.cpp"
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return cpp_api.load(SOURCE, tmp_path_factory.mktemp("steps_api"))
+    return cpp_api.load(SOURCE, tmp_path_factory.mktemp("scan_api"))
 
 
 @pytest.mark.parametrize("given", [False, True])

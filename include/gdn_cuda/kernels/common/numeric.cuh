@@ -125,6 +125,32 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+// 1/x and the square root, to an ulp; 0 for what is subnormal.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float sqrt_fast(float x) {
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// (e^x - 1 - x) / x^2 for |x| < 1/2, such that e^x - 1 and its quotient by x have a relative error of 3e-7.
+__device__ __forceinline__ float expm1_tail(float x) {
+    float p = 1.f / 5040;
+    p = fmaf(p, x, 1.f / 720);
+    p = fmaf(p, x, 1.f / 120);
+    p = fmaf(p, x, 1.f / 24);
+    p = fmaf(p, x, 1.f / 6);
+    return fmaf(p, x, 0.5f);
+}
+__device__ __forceinline__ float expm1_small(float x) {
+    const float tail = expm1_tail(x);
+    return fmaf(x * x, tail, x);
+}
+
 // ln(1 + y) for 0 <= y <= 1, relative error below 2e-7. log1pf costs three times as much and made the gating kernel
 // compute-bound.
 __device__ __forceinline__ float log1p_of_unit(float y) {

@@ -84,14 +84,8 @@ __device__ __forceinline__ double size_of(float z) {
     z = at_most(at_least(z, -700.f), 700.f);
     const float sum = fmaf(z, kInverse, kRound), n = sum - kRound;
     const float rest = fmaf(-n, kRest, fmaf(-n, kLn2, z));  // up to ln(2) / 2 in size
-    float p = fmaf(rest, 1.f / 5040, 1.f / 720);
-    p = fmaf(p, rest, 1.f / 120);
-    p = fmaf(p, rest, 1.f / 24);
-    p = fmaf(p, rest, 1.f / 6);
-    p = fmaf(p, rest, 0.5f);
-    p = fmaf(rest * rest, p, rest);
     const double power = __hiloint2double((1023 + __float_as_int(sum) - __float_as_int(kRound)) << 20, 0);
-    return fma(power, static_cast<double>(p), power);
+    return fma(power, static_cast<double>(expm1_small(rest)), power);
 }
 
 // e^(delta A)

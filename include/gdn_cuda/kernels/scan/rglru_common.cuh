@@ -16,17 +16,6 @@ namespace gdn_cuda::scan {
 __device__ __forceinline__ float minus_infinity() {
     return __int_as_float(0xff800000);
 }
-__device__ __forceinline__ float sqrt_fast(float x) {  // to an ulp
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float reciprocal_fast(float x) {  // to an ulp
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 constexpr float kNearOne = -0.5f;  // above it the series is used
 
 // 2^x - 1 for -1/2 < x <= 1/2, relative error 2e-7.

@@ -30,12 +30,30 @@ struct ColumnPlaces {
     }
 };
 
+// A number of B or C that is being loaded.
+template <bool kComplex>
+struct ColumnInFlight {
+    RawNumber raw;
+
+    __device__ __forceinline__ void load(const char* from, const Tagged& of) { raw = load_raw_number(from, of); }
+    __device__ __forceinline__ float number(DType type) const { return raw.number(type); }
+};
+template <>
+struct ColumnInFlight<true> {
+    Complex value;
+
+    __device__ __forceinline__ void load(const char* from, const Tagged&) { value = *reinterpret_cast<const Complex*>(from); }
+    __device__ __forceinline__ Complex number(DType) const { return value; }
+};
+
 // B and C; then the places are those of the next items. With rglru, B is 1.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const ColumnThread& mine, ColumnPlaces& places, const StepItems& items) {
+    using Number = typename StepTypes<kConfig>::Number;
+    using InFlight = ColumnInFlight<is_complex(kConfig.state)>;
     constexpr int kAtOnce = 4;  // items
-    const bool ignored = args.discretization == Discretization::rglru;
+    const bool ignored = !is_complex(kConfig.state) && args.discretization == Discretization::rglru;
     const i64 next_B = computed_once(args.B.item * mine.items), next_C = computed_once(args.C.item * mine.items);
     int passed = 0;  // columns
 #pragma unroll 1
@@ -44,40 +62,21 @@ __device__ __forceinline__ void stage_columns(SelectiveStepSharedPlan<kConfig>& 
         const char* C = places.C + passed * args.C.n;
 #pragma unroll 1
         for (int first = mine.first_item; first < items.count; first += kAtOnce * mine.items) {
-            if constexpr (kConfig.parts() == 1) {
-                RawNumber b[kAtOnce], c[kAtOnce];
+            InFlight b[kAtOnce], c[kAtOnce];
 #pragma unroll
-                for (int k = 0; k < kAtOnce; ++k) {
-                    if (first + k * mine.items >= items.count) break;
-                    b[k] = load_raw_number(B, args.B.values);
-                    c[k] = load_raw_number(C, args.C.values);
-                    B += next_B;
-                    C += next_C;
-                }
+            for (int k = 0; k < kAtOnce; ++k) {
+                if (first + k * mine.items >= items.count) break;
+                b[k].load(B, args.B.values);
+                c[k].load(C, args.C.values);
+                B += next_B;
+                C += next_C;
+            }
 #pragma unroll
-                for (int k = 0; k < kAtOnce; ++k) {
-                    const int item = first + k * mine.items;
-                    if (item >= items.count) break;
-                    shared.items[item].B[n] = ignored ? 1.f : b[k].number(args.B.values.type);
-                    shared.items[item].C[n] = c[k].number(args.C.values.type);
-                }
-            } else {
-                Complex b[kAtOnce], c[kAtOnce];
-#pragma unroll
-                for (int k = 0; k < kAtOnce; ++k) {
-                    if (first + k * mine.items >= items.count) break;
-                    b[k] = *reinterpret_cast<const Complex*>(B);
-                    c[k] = *reinterpret_cast<const Complex*>(C);
-                    B += next_B;
-                    C += next_C;
-                }
-#pragma unroll
-                for (int k = 0; k < kAtOnce; ++k) {
-                    const int item = first + k * mine.items;
-                    if (item >= items.count) break;
-                    reinterpret_cast<Complex*>(shared.items[item].B)[n] = b[k];
-                    reinterpret_cast<Complex*>(shared.items[item].C)[n] = c[k];
-                }
+            for (int k = 0; k < kAtOnce; ++k) {
+                const int item = first + k * mine.items;
+                if (item >= items.count) break;
+                reinterpret_cast<Number*>(shared.items[item].B)[n] = ignored ? Number{1.f} : b[k].number(args.B.values.type);
+                reinterpret_cast<Number*>(shared.items[item].C)[n] = c[k].number(args.C.values.type);
             }
         }
     }

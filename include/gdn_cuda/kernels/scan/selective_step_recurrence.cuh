@@ -15,20 +15,39 @@ __device__ __forceinline__ Complex kept_in_loop(const Complex& x) {
     return {kept_in_loop(x.re), kept_in_loop(x.im)};
 }
 
+// dirac is mamba, with a δ of 1 in shared memory: there δ is a factor of the input alone.
 template <SelectiveStepConfig kConfig, Discretization kKind>
-__device__ __forceinline__ auto transition(float delta, float delta_a, const typename StepTypes<kConfig>::Number& A) {
-    if constexpr (bytes_of(kConfig.state) == 2 && (kKind == Discretization::mamba || kKind == Discretization::dirac)) {
-        // The state's rounding hides that of Ā; where it has 16 bits, instructions count.
-        return ExactStep<float>{{exp2_fast(delta_a * kLog2e * A), false}, kKind == Discretization::mamba ? delta : 1.f};
-    } else {
-        return exact_step<kKind>(delta, delta_a, A);
+struct StepBy {
+    using Number = typename StepTypes<kConfig>::Number;
+
+    __device__ __forceinline__ ExactStep<Number> operator()(float delta, float delta_a, const Number& A) const {
+        if constexpr (bytes_of(kConfig.state) == 2 && kKind == Discretization::mamba)
+            // The state's rounding hides that of Ā; where it has 16 bits, instructions count.
+            return {{exp2_fast(delta_a * kLog2e * A), false}, delta};
+        else
+            return exact_step<kKind>(delta, delta_a, A);
     }
-}
+};
+// Any other, in one loop: for rows with one Ā, of which a lane computes one for each of its many numbers.
+template <SelectiveStepConfig kConfig>
+struct StepByAnother {
+    using Number = typename StepTypes<kConfig>::Number;
+    Discretization kind;
+
+    __device__ __forceinline__ ExactStep<Number> operator()(float delta, float delta_a, const Number& A) const {
+        if (kind == Discretization::zoh) return exact_step<Discretization::zoh>(delta, delta_a, A);
+        if constexpr (!is_complex(kConfig.state)) {
+            if (kind == Discretization::s7) return exact_step<Discretization::s7>(delta, delta_a, A);
+            if (kind == Discretization::rglru) return exact_step<Discretization::rglru>(delta, delta_a, A);
+        }
+        return exact_step<Discretization::bilinear>(delta, delta_a, A);
+    }
+};
 
 // All items at work: their states move on, and each lane's part of Σ C x goes to shared memory.
-template <SelectiveStepConfig kConfig, Discretization kKind, bool kTied>
-__device__ __forceinline__ void advance_as(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
-                                           const StepLane<kConfig>& lane, const StepItems& items,
+template <bool kTied, SelectiveStepConfig kConfig>
+__device__ __forceinline__ void advance_by(const auto& step_of, SelectiveStepSharedPlan<kConfig>& shared,
+                                           const SelectiveStepArgs& args, const StepLane<kConfig>& lane, const StepItems& items,
                                            const typename StepTypes<kConfig>::Number (&A)[kConfig.elements()],
                                            typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
     using Types = StepTypes<kConfig>;
@@ -41,7 +60,7 @@ __device__ __forceinline__ void advance_as(SelectiveStepSharedPlan<kConfig>& sha
         if (item < loaded) load_state<kConfig>(at, lane, offset, args.columns, state);
         const auto row = at.row[lane.in_block];
         ExactStep<typename Types::Number> by;
-        if (kTied) by = transition<kConfig, kKind>(row.delta, row.delta_a, kept_in_loop(A[0]));
+        if (kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[0]));
         float sum = 0.f;
 #pragma unroll
         for (int v = 0; v < kConfig.vectors; ++v) {
@@ -53,7 +72,7 @@ __device__ __forceinline__ void advance_as(SelectiveStepSharedPlan<kConfig>& sha
 #pragma unroll
             for (int j = 0; j < kConfig.vector; ++j) {
                 typename Types::Number& x = state[v * kConfig.vector + j];
-                if (!kTied) by = transition<kConfig, kKind>(row.delta, row.delta_a, kept_in_loop(A[v * kConfig.vector + j]));
+                if (!kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[v * kConfig.vector + j]));
                 x = advanced(x, by.decay, by.gain * row.u * Types::at(B, j));
                 sum = add_real_product(sum, Types::at(C, j), x);
             }
@@ -74,28 +93,19 @@ __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared
         for (int item = 0; item < items.count; ++item) shared.items[item].sum[threadIdx.x] = 0.f;
         return;
     }
-    const auto as = [&]<Discretization kKind>() {
-        if (kKind == Discretization::s7 || args.tied)
-            advance_as<kConfig, kKind, true>(shared, args, lane, items, A, state);
-        else
-            advance_as<kConfig, kKind, false>(shared, args, lane, items, A, state);
+    using enum Discretization;
+    const auto advance_as = [&]<Discretization kKind>() {
+        advance_by<false, kConfig>(StepBy<kConfig, kKind>{}, shared, args, lane, items, A, state);
     };
-    switch (args.discretization) {
-        case Discretization::mamba:
-            return as.template operator()<Discretization::mamba>();
-        case Discretization::zoh:
-            return as.template operator()<Discretization::zoh>();
-        case Discretization::bilinear:
-            return as.template operator()<Discretization::bilinear>();
-        case Discretization::dirac:
-            return as.template operator()<Discretization::dirac>();
-        case Discretization::s7:
-            if constexpr (!is_complex(kConfig.state)) as.template operator()<Discretization::s7>();
-            return;
-        case Discretization::rglru:
-            if constexpr (!is_complex(kConfig.state)) as.template operator()<Discretization::rglru>();
-            return;
-    }
+    const Discretization kind = args.discretization;
+    const bool is_mamba = kind == mamba || kind == dirac;
+    if (args.tied && is_mamba) return advance_by<true, kConfig>(StepBy<kConfig, mamba>{}, shared, args, lane, items, A, state);
+    if (args.tied || kind == s7)
+        return advance_by<true, kConfig>(StepByAnother<kConfig>{kind}, shared, args, lane, items, A, state);
+    if (is_mamba) return advance_as.template operator()<mamba>();
+    if (kind == zoh) return advance_as.template operator()<zoh>();
+    if (kind == bilinear) return advance_as.template operator()<bilinear>();
+    if constexpr (!is_complex(kConfig.state)) advance_as.template operator()<rglru>();
 }
 
 }  // namespace gdn_cuda::scan

@@ -37,13 +37,15 @@ struct RowPlaces {
     }
 };
 
-// δ, x and the gate of z: a thread has one row, and each lanes-th item. Then its places are those of the next items.
+// δ (1 for dirac), x and the gate of z: a thread has one row, and each lanes-th item. Then its places are those of the next
+// items.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                            const StepLane<kConfig>& mine, RowPlaces& places, float bias, int first_item,
                                            const StepItems& items) {
     if (!mine.exists) return;
     const bool own_delta_a = args.delta_a.values.data != nullptr, gated = args.z.values.data != nullptr;
+    const bool is_dirac = args.discretization == Discretization::dirac;
     const i64 next_x = computed_once(args.x.item << args.lane_bits);
     const i64 next_delta = computed_once(args.delta.item << args.lane_bits);
     const i64 next_z = computed_once(args.z.item << args.lane_bits);
@@ -64,9 +66,9 @@ __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& sha
         }
         float size = delta.number(args.delta.values.type) + bias;
         if (args.softplus) size = softplus_fast(size);
-        shared.items[item].row[mine.in_block] = {size, own_delta_a ? delta_a.number(args.delta_a.values.type) : size,
-                                                 x.number(args.x.values.type),
-                                                 gated ? silu_fast(z.number(args.z.values.type)) : 1.f};
+        shared.items[item].row[mine.in_block] = {
+            is_dirac ? 1.f : size, own_delta_a ? delta_a.number(args.delta_a.values.type) : size, x.number(args.x.values.type),
+            gated ? silu_fast(z.number(args.z.values.type)) : 1.f};
     }
     constexpr int kItems = kConfig.items();
     places.x += kItems * args.x.item;
