@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "jit/env.hpp"
+
 extern "C" AOTITorchError emulator_device_type(AtenTensorHandle, int32_t* type) {
     *type = aoti_torch_device_type_cuda();
     return AOTI_TORCH_SUCCESS;
@@ -16,6 +18,12 @@ extern "C" void* emulator_dlsym(void*, const char*) noexcept {
         return AOTI_TORCH_SUCCESS;
     };
     return reinterpret_cast<void*>(+current_stream);
+}
+
+// Variables are read at every call, so that a test can set them.
+const gdn_cuda::jit::Env& gdn_cuda::jit::env() {
+    static Env now;
+    return now = parse_env();
 }
 
 namespace gdn_cuda {

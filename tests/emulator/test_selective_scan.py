@@ -8,43 +8,10 @@ import oracle
 import pytest
 import torch
 from emulated import emulated
-from oracle import DISCRETIZATIONS, REAL_ONLY, relative_rms
-from selective_inputs import Draw, channels_last, model_inputs, selective_inputs
+from oracle import relative_rms
+from selective_checks import BOTH_LAYOUTS, BOUND, EVERY_KIND, FEW_AND_MANY, ROWS, check, scan, weights
+from selective_inputs import channels_last, model_inputs, selective_inputs
 from torch import Tensor
-
-import gdn_cuda
-
-BOUND = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.bfloat16: 3e-3, torch.float16: 4e-4}  # relative RMS
-KINDS = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
-EVERY_KIND = pytest.mark.parametrize("name, is_complex", KINDS, ids=[f"{n}-complex" if c else n for n, c in KINDS])
-BOTH_LAYOUTS = pytest.mark.parametrize("last", [False, True], ids=["tokens", "channels"])
-# One multiprocessor is busy with few channels: the configurations for many.
-FEW_AND_MANY = pytest.mark.parametrize("multiprocessors", [132, 1], ids=["few", "many"])
-ROWS = ("u", "delta", "z", "delta_a")
-
-
-def scan(**x: Any) -> tuple[Tensor, Tensor]:
-    return gdn_cuda.selective_scan(**x, return_last_state=True)
-
-
-def weights(results: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-    draw = Draw(seed + 1)
-    out, last = results
-    return draw.normal(*out.shape, dtype=out.dtype), draw.normal(*last.shape, dtype=last.dtype)
-
-
-def check(x: dict[str, Any], seed: int, multiprocessors: int = 132) -> None:
-    expected = oracle.selective_scan(**x)
-    grads = weights((expected[0].to(x["u"].dtype), expected[1].to(x["A"].dtype)), seed)
-    wanted = oracle.gradients(oracle.selective_scan, x, *grads)
-    with emulated(multiprocessors):
-        results = scan(**x)
-        found = oracle.gradients(scan, x, *grads)
-    for mine, theirs in zip(results, expected, strict=True):
-        assert relative_rms(mine, theirs) < BOUND[mine.dtype]
-    for argument, gradient in found.items():
-        assert relative_rms(gradient, wanted[argument]) < BOUND[gradient.dtype], argument
-
 
 # ---- Sizes and forms
 
