@@ -34,9 +34,18 @@ T load(const void* from) {
     std::memcpy(&x, from, sizeof x);
     return x;
 }
+template <class T>
+void store(void* to, const T& x) {
+    if (reinterpret_cast<std::uintptr_t>(to) % sizeof(T) != 0) fail("a misaligned address");
+    std::memcpy(to, &x, sizeof x);
+}
 inline void check_copy(unsigned to, const void* from) {
     if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("cp.async: a misaligned address");
 }
+
+struct alignas(16) Four {
+    unsigned x, y, z, w;
+};
 
 template <Text kText, class... Operands>
 void ptx(Operands&&... operands) {
@@ -68,11 +77,25 @@ void ptx(Operands&&... operands) {
                          "{ .reg .pred wide; setp.ne.u32 wide, %2, 0; @wide ld.global.s64 %0, [%1]; "
                          "@!wide ld.global.s32 %0, [%1]; }") {
         run([](long long& x, const void* from, unsigned wide) { x = wide != 0 ? load<long long>(from) : load<int>(from); });
+    } else if constexpr (kText == "{ .reg .pred exists; setp.ne.u32 exists, %1, 0; @exists ld.global.u32 %0, [%2]; }") {
+        run([](unsigned& x, unsigned exists, const void* from) {
+            if (exists != 0) x = load<unsigned>(from);
+        });
+    } else if constexpr (kText == "{ .reg .pred exists; setp.ne.u32 exists, %1, 0; @exists ld.global.u16 %0, [%2]; }") {
+        run([](unsigned& x, unsigned exists, const void* from) {
+            if (exists != 0) x = load<unsigned short>(from);
+        });
+    } else if constexpr (kText == "{ .reg .pred exists; setp.ne.u32 exists, %0, 0; @exists st.global.u32 [%1], %2; }") {
+        run([](unsigned exists, void* to, unsigned x) {
+            if (exists != 0) store(to, static_cast<unsigned>(x));
+        });
+    } else if constexpr (kText == "{ .reg .pred exists; setp.ne.u32 exists, %0, 0; @exists st.global.u16 [%1], %2; }") {
+        run([](unsigned exists, void* to, unsigned x) {
+            if (exists != 0) store(to, static_cast<unsigned short>(x));
+        });
     } else if constexpr (kText == "ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];") {
         run([](unsigned& x, unsigned& y, unsigned& z, unsigned& w, const void* from) {
-            struct alignas(16) Four {
-                unsigned x, y, z, w;
-            } const four = load<Four>(from);
+            const auto four = load<Four>(from);
             x = four.x, y = four.y, z = four.z, w = four.w;
         });
     } else if constexpr (kText == "ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];") {
@@ -81,11 +104,7 @@ void ptx(Operands&&... operands) {
             x = static_cast<unsigned>(both), y = static_cast<unsigned>(both >> 32);
         });
     } else if constexpr (kText == "st.global.v4.u32 [%0], {%1, %2, %3, %4};") {
-        run([](void* to, unsigned x, unsigned y, unsigned z, unsigned w) {
-            if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) fail("a misaligned address");
-            const unsigned words[] = {x, y, z, w};
-            std::memcpy(to, words, sizeof words);
-        });
+        run([](void* to, unsigned x, unsigned y, unsigned z, unsigned w) { store(to, Four{x, y, z, w}); });
     } else if constexpr (kText == "cp.async.cg.shared.global [%0], [%1], 16;") {
         run([](unsigned to, const void* from) {
             check_copy(to, from);
