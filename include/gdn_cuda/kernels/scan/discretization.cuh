@@ -42,30 +42,12 @@ __device__ __forceinline__ ComplexNumber<float> plus_product(ComplexNumber<float
                                                              ComplexNumber<float> z) {
     return y.plus(x, z);
 }
-__device__ __forceinline__ float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 __device__ __forceinline__ ComplexNumber<float> inverse(ComplexNumber<float> x) {
-    return x.conjugate() * reciprocal(x.square());
+    return x.conjugate() * reciprocal_fast(x.square());
 }
 
 // ---- Exponentials
 
-// (e^z − 1 − z) / z² for |z| < ½, such that e^z − 1 and its quotient by z are exact to 2e-7, relative.
-__device__ __forceinline__ float expm1_tail(float z) {
-    float p = 1.f / 5040;
-    p = fmaf(p, z, 1.f / 720);
-    p = fmaf(p, z, 1.f / 120);
-    p = fmaf(p, z, 1.f / 24);
-    p = fmaf(p, z, 1.f / 6);
-    return fmaf(p, z, 0.5f);
-}
-__device__ __forceinline__ float expm1_small(float z) {
-    return fmaf(z * z, expm1_tail(z), z);
-}
 __device__ __forceinline__ float expm1_fast(float z) {
     return fabsf(z) < 0.5f ? expm1_small(z) : exp2_fast(z * kLog2e) - 1.f;
 }
@@ -75,7 +57,7 @@ __device__ __forceinline__ float softplus_fast(float x) {
     return fmaxf(x, 0.f) + log1p_of_unit(exp2_fast(-fabsf(x) * kLog2e));
 }
 __device__ __forceinline__ float silu_fast(float x) {
-    return x * reciprocal(1.f + exp2_fast(-x * kLog2e));
+    return x * reciprocal_fast(1.f + exp2_fast(-x * kLog2e));
 }
 
 // Sine and cosine of π f for |f| <= ½, by minimax polynomials: 2e-7.
@@ -152,8 +134,8 @@ struct Pole<kTransition, false> {
             return {exp2_fast(channel.step * rate), channel.input * factor * B};
         } else if constexpr (kTransition == Transition::bilinear) {
             const float half = channel.step * rate;
-            return {2.f * half * reciprocal(1.f - half),
-                    channel.input * channel.size * reciprocal(fmaf(-channel.size, rate, 1.f)) * B};
+            return {2.f * half * reciprocal_fast(1.f - half),
+                    channel.input * channel.size * reciprocal_fast(fmaf(-channel.size, rate, 1.f)) * B};
         } else if constexpr (kTransition == Transition::s7) {
             return {channel.step, channel.input * B};
         } else {

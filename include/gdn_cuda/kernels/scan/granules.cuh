@@ -47,21 +47,25 @@ struct Granules {
             x.bits[0] = scan::joined(own.bits[0], next, before);
         } else {
             const bool wide = Vector::is_wide(type);
-            x.bits[0] = scan::joined(own.bits[0], wide ? own.bits[1] : next, before);
+            uint4 second = next;
+            if (wide) second = own.bits[1];
+            x.bits[0] = scan::joined(own.bits[0], second, before);
             if (wide) x.bits[1] = scan::joined(own.bits[1], next, before);
         }
         return x;
     }
     __device__ __forceinline__ Vector load(DType type) const {
-        constexpr uint4 kNothing{0, 0, 0, 0};
-        const bool wide = Vector::is_wide(type);
-        Vector own;
-        own.bits[0] = exists(0) ? first[0] : kNothing;
-        uint4 next = exists(1) ? first[1] : kNothing;
-        if constexpr (!kNarrow) {
-            own.bits[1] = next;
-            if (wide) next = exists(2) ? first[2] : kNothing;
-        }
+        // No conditional expressions: they would choose between addresses, and one of them would be of local memory.
+        Vector own{};
+        uint4 next{};
+        if (exists(0)) own.bits[0] = first[0];
+        if (exists(1)) next = first[1];
+        if constexpr (!kNarrow)
+            if (Vector::is_wide(type)) {
+                own.bits[1] = next;
+                next = {};
+                if (exists(2)) next = first[2];
+            }
         return joined(own, next, before, type);
     }
     // Where the threads of a row are neighbours, each fetches what begins before its eight, and the last one its last granule.

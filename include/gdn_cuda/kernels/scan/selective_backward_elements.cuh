@@ -7,7 +7,7 @@
 namespace gdn_cuda::scan {
 
 __device__ __forceinline__ float sigmoid_fast(float x) {
-    return reciprocal(1.f + exp2_fast(-x * kLog2e));
+    return reciprocal_fast(1.f + exp2_fast(-x * kLog2e));
 }
 
 template <SelectiveBackwardConfig kConfig>
