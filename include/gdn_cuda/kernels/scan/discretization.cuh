@@ -106,12 +106,28 @@ __device__ __forceinline__ ComplexNumber<float> after(ComplexNumber<float> x, co
     return {fmaf(step.kept, x.re, next.re), fmaf(step.kept, x.im, next.im)};
 }
 
+// A sum and what its rounding left.
+struct ExactSum {
+    float sum = 0.f, rest = 0.f;
+
+    __device__ __forceinline__ void add(float x) {
+        const float next = sum + x, added = next - sum;
+        rest += (sum - (next - added)) + (x - added);
+        sum = next;
+    }
+    __device__ __forceinline__ void add(const ExactSum& x) {
+        add(x.sum);
+        rest += x.rest;
+    }
+};
+
 template <Transition kTransition, bool kComplex>
 struct Pole;
 
 template <Transition kTransition>
 struct Pole<kTransition, false> {
     static constexpr bool kRelative = kTransition == Transition::bilinear || kTransition == Transition::s7;
+    static constexpr bool kFollowsSteps = !kRelative;  // decays over many steps follow from their sum
 
     float rate;     // log2 Ā a unit of δ; bilinear: A / 2
     float inverse;  // 1 / A, for zoh
@@ -160,7 +176,7 @@ struct Pole<kTransition, false> {
 
 template <Transition kTransition>
 struct Pole<kTransition, true> {
-    static constexpr bool kRelative = true;
+    static constexpr bool kRelative = true, kFollowsSteps = kTransition != Transition::bilinear;
     using Complex = ComplexNumber<float>;
 
     Complex A, inverse;  // inverse: 1 / A, for zoh
@@ -183,6 +199,17 @@ struct Pole<kTransition, true> {
         sincos_half_turns(phase - rintf(phase) + error, sine, cosine);
         const float power = delta * A.re, size = exp2_fast(power * kLog2e), twice = 2.f * size * sine;
         return {fmaf(-twice, sine, fabsf(power) < 0.5f ? expm1_small(power) : size - kept), twice * cosine};
+    }
+    // Ā of steps that sum to `steps`: as above, but of any number of turns.
+    __device__ __forceinline__ Complex decay_over(const ExactSum& steps) const {
+        const float phase = steps.sum * turns, power = steps.sum * A.re;
+        const float error = fmaf(steps.sum, rest, fmaf(steps.sum, turns, -phase)) + steps.rest * turns;
+        const float size = fabsf(power) < 0.5f ? 1.f + expm1_small(power) : exp2_fast(power * kLog2e);
+        return unit_at(2.f * (phase - rintf(phase) + error)) * size;
+    }
+    // As of a real pole; a product of complex decays loses up to 1e-7 a step.
+    __device__ __forceinline__ bool rounds_alike(float total, int steps) const {
+        return fabsf(total * A.re) < static_cast<float>(steps) / 128;
     }
     __device__ __forceinline__ Step<Complex> step(const ChannelStep& channel, Complex B) const {
         const float kept = this->kept(channel.step);

@@ -219,7 +219,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
 
     __device__ __forceinline__ void back_through(Own& own, int chunk) const {
         const int tokens = min(kStateChunk, left(chunk)), subtiles = (tokens + kTokens - 1) / kTokens;
-        if constexpr (!Poles::kRelative) anchor(own, tokens);
+        if constexpr (!kConfig.is_complex && Poles::kFollowsSteps) anchor(own, tokens);
         walk_forward(own, subtiles);
         const bool any_varies = varies(in.B) || varies(in.C);
 #pragma unroll 1

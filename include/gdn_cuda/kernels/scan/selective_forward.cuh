@@ -164,7 +164,7 @@ struct SelectiveForward {
     // Takes the states through the tile. kAnchored: from_zero is the tile's own part of the states, and what is left of the
     // states before it is known exactly from the sum of the steps.
     template <Pass kPass, bool kAnchored>
-    __device__ __forceinline__ void walk(States& states, bool is_first, float total) {
+    __device__ __forceinline__ void walk(States& states, bool is_first, const ExactSum& total) {
         Number from_zero[kStates], start[kStates];
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
@@ -192,7 +192,7 @@ struct SelectiveForward {
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
                         states.x[s] = after<Poles::kRelative>(states.x[s], now.steps[j]);
-                        if constexpr (kAnchored) from_zero[s] = after<false>(from_zero[s], now.steps[j]);
+                        if constexpr (kAnchored) from_zero[s] = after<Poles::kRelative>(from_zero[s], now.steps[j]);
                         y[j] = kPass == Pass::first && s == 0 ? real_product(now.C[j], states.x[s])
                                                               : add_real_product(y[j], now.C[j], states.x[s]);
                     }
@@ -206,29 +206,46 @@ struct SelectiveForward {
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
                 if constexpr (Shared::kKeepsStart) start[s] = shared.start[s][threadIdx.x];
-                float relative;
-                if (states.poles[s].long_memory(total, relative)) states.x[s] = start[s] + (relative * start[s] + from_zero[s]);
+                const Poles& pole = states.poles[s];
+                if constexpr (kConfig.is_complex) {
+                    if (pole.rounds_alike(total.sum, kTokens))
+                        states.x[s] = from_zero[s].plus(pole.decay_over(total), start[s]);
+                } else {
+                    float relative;
+                    if (pole.long_memory(total.sum, relative)) states.x[s] = start[s] + (relative * start[s] + from_zero[s]);
+                }
             }
         }
     }
-    // The sum of a tile's steps: each lane adds eight, which makes a tile.
-    __device__ __forceinline__ float total_of_steps() const {
+    // The sum of a tile's steps: each lane adds eight, which makes a tile. Phases take it exactly.
+    __device__ __forceinline__ ExactSum total_of_steps() const {
         static_assert(kLanes * 8 == kTokens);
-        float step[8], total = 0.f;
+        float step[8];
+        ExactSum total;
         load_shared(step, row(Elements::kStep) + place_in_row(channel, lane * 8));
+        if constexpr (kConfig.is_complex) {
 #pragma unroll
-        for (float x : step) total += x;
-        return group_sum<kLanes>(total);
+            for (float x : step) total.add(x);
+#pragma unroll
+            for (int distance = kLanes / 2; distance > 0; distance /= 2)
+                total.add(ExactSum{__shfl_xor_sync(0xffffffffu, total.sum, distance),
+                                   __shfl_xor_sync(0xffffffffu, total.rest, distance)});
+        } else {
+#pragma unroll
+            for (float x : step) total.sum += x;
+            total.sum = group_sum<kLanes>(total.sum);
+        }
+        return total;
     }
     template <Pass kPass>
     __device__ __forceinline__ void walk_tile(States& states, bool is_first) {
-        if constexpr (Poles::kRelative) {
-            walk<kPass, false>(states, is_first, 0.f);
+        if constexpr (!Poles::kFollowsSteps) {
+            walk<kPass, false>(states, is_first, {});
         } else {
-            const float total = total_of_steps();
+            const ExactSum total = total_of_steps();
             bool is_long = kPass == Pass::any;
 #pragma unroll
-            for (const Poles& pole : states.poles) is_long |= pole.rounds_alike(total, kTokens);
+            for (const Poles& pole : states.poles) is_long |= pole.rounds_alike(total.sum, kTokens);
             if (__any_sync(0xffffffffu, is_long))
                 walk<kPass, true>(states, is_first, total);
             else if constexpr (kPass != Pass::any)

@@ -24,21 +24,6 @@
 
 namespace gdn_cuda::scan {
 
-// A sum and what its rounding left.
-struct ExactSum {
-    float sum = 0.f, rest = 0.f;
-
-    __device__ __forceinline__ void add(float x) {
-        const float next = sum + x, added = next - sum;
-        rest += (sum - (next - added)) + (x - added);
-        sum = next;
-    }
-    __device__ __forceinline__ void add(const ExactSum& x) {
-        add(x.sum);
-        rest += x.rest;
-    }
-};
-
 // The product of factors 1 + x, and the product minus 1, which is exact where the product is near one.
 template <class Number>
 struct FactorProduct {
@@ -69,8 +54,6 @@ struct SelectivePieces {
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
     using Gradient = PoleGradient<kTransition, kConfig.is_complex>;
-    // What the product of decays follows from.
-    static constexpr bool kBySteps = kTransition != Transition::bilinear && kTransition != Transition::s7;
 
     const SelectivePiecesArgs& args;
     const SelectiveInputs& in;
@@ -154,11 +137,7 @@ struct SelectivePieces {
     // Ā of steps that sum to `steps`.
     __device__ __forceinline__ static Number decay_over(const Poles& pole, const ExactSum& steps) {
         if constexpr (kConfig.is_complex) {
-            // As in Pole::expm1, but of any number of turns.
-            const float turns = steps.sum * pole.turns, power = steps.sum * pole.A.re;
-            const float error = fmaf(steps.sum, pole.rest, fmaf(steps.sum, pole.turns, -turns)) + steps.rest * pole.turns;
-            const float size = fabsf(power) < 0.5f ? 1.f + expm1_small(power) : exp2_fast(power * kLog2e);
-            return unit_at(2.f * (turns - rintf(turns) + error)) * size;
+            return pole.decay_over(steps);
         } else {
             float relative;
             if (pole.long_memory(steps.sum, relative)) return 1.f + relative;
@@ -166,7 +145,7 @@ struct SelectivePieces {
         }
     }
     __device__ __forceinline__ Number product(const States& states, int s) const {
-        if constexpr (kBySteps) return decay_over(states.poles[s], states.steps);
+        if constexpr (Poles::kFollowsSteps) return decay_over(states.poles[s], states.steps);
         return states.factors[kTransition == Transition::bilinear ? s : 0].product();
     }
     // B or C where it is constant, and what else the output of rglru has as a factor.
@@ -232,7 +211,7 @@ struct SelectivePieces {
     __device__ __forceinline__ void walk(States& states, const ExactSum& total) const {
         Number x[kStates];
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) x[s] = kBySteps ? Number{} : states.x[s];
+        for (int s = 0; s < kStates; ++s) x[s] = Poles::kFollowsSteps ? Number{} : states.x[s];
 #pragma unroll 1
         for (int i = 0; i < kTokens; i += 4) {
             const int four = kReverse ? kTokens - 4 - i : i;
@@ -261,7 +240,7 @@ struct SelectivePieces {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
             float relative;
-            if constexpr (!kBySteps) {
+            if constexpr (!Poles::kFollowsSteps) {
                 states.x[s] = x[s];
             } else if constexpr (kConfig.is_complex) {
                 const Number decay = decay_over(states.poles[s], total);
