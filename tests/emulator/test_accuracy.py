@@ -1,4 +1,4 @@
-"""The table of scan_accuracy.py for emulated kernels; `pytest -s` prints it. Errors of approximate instructions are not in it."""
+"""The table of scan_accuracy.py for emulated kernels; `pytest -s` prints it. It lacks errors of approximate instructions."""
 
 from __future__ import annotations
 
