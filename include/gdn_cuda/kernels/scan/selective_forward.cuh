@@ -30,6 +30,8 @@ struct SelectiveForward {
     static constexpr int kLanes = kConfig.lanes, kGroup = kConfig.group(), kParts = kConfig.parts();
     static constexpr Transition kTransition = kConfig.transition;
     static constexpr bool kOnePass = kConfig.is_narrow;
+    // Where a lane has few states, four tokens keep it too little busy; where it has more, registers are short.
+    static constexpr int kFoursAtOnce = kStates == 2 && !kConfig.is_complex ? 2 : 1;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
 
@@ -176,7 +178,7 @@ struct SelectiveForward {
 #pragma unroll 1
         for (int eight = 0; eight < kTokens; eight += 8) {
             const int token = place_in_row(channel, eight);  // tokens are exchanged by eights
-#pragma unroll 1
+#pragma unroll(kFoursAtOnce)
             for (int four = 0; four < 8; four += 4) {
                 float step[4], input[4], size[4] = {}, y[4] = {};
                 load_shared(step, row(Elements::kStep) + token + four);
