@@ -4,8 +4,10 @@
 
 #include <math.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "grid.hpp"
 #include "ptx.hpp"
@@ -62,6 +64,10 @@ T said_by(int lane, T x, const char* what) {
 }
 
 }  // namespace emulator
+
+inline int atomicMax(int* at, int x) {
+    return std::exchange(*at, std::max(*at, x));
+}
 
 inline void __syncwarp(unsigned lanes = 0xffffffffu) {
     emulator::expect_all(lanes);

@@ -43,18 +43,14 @@ def launched() -> set[str]:
 
 
 @contextmanager
-def emulated(multiprocessors: int = 132, deterministic: bool = True) -> Iterator[None]:
-    """`multiprocessors`: of the device that heuristics choose for. `deterministic`: whether results have to be the same."""
+def emulated(multiprocessors: int = 132) -> Iterator[None]:
+    """`multiprocessors`: of the device that heuristics choose for."""
     library().emulator_device(multiprocessors)
-    with _Emulated(deterministic):
+    with _Emulated():
         yield
 
 
 class _Emulated(TorchDispatchMode):
-    def __init__(self, deterministic: bool):
-        super().__init__()
-        self.deterministic = deterministic
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "gdn_cuda" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
             return func(*args, **(kwargs or {}))
@@ -65,7 +61,7 @@ class _Emulated(TorchDispatchMode):
         (results, after), again = (_run(ours, given, reverse) for reverse in (False, True))
         for mine, other in zip(_tensors([results, after]), _tensors(again), strict=True):
             same = mine.stride() == other.stride() and torch.equal(bits(mine), bits(other))
-            assert same or not self.deterministic, f"{ours}: another order of threads gives other results: a race"
+            assert same, f"{ours}: another order of threads gives other results: a race"
         pairs = [(x, y, is_written) for x, y, is_written in zip(given, after, written, strict=True) if isinstance(x, Tensor)]
         written_storages = {x.untyped_storage().data_ptr() for x, _, is_written in pairs if is_written}
         for before, now, is_written in pairs:

@@ -153,8 +153,9 @@ PreparedRglruBackward prepare_rglru_backward(const RglruBackwardCall& call) {
 std::tuple<Tensor, Tensor, Tensor> run_rglru(const RglruCall& call) {
     PreparedRglru prepared = prepare_rglru(call);
     const Tensor out = empty_in_layout(call.scan.u, prepared.u),
-                 last = torch::stable::new_empty(call.scan.A, prepared.states_shape()),
                  checkpoints = torch::stable::new_empty(call.scan.A, prepared.checkpoints_shape());
+    Tensor last = torch::stable::new_empty(call.scan.A, prepared.states_shape());
+    if (call.scan.cu_seqlens) torch::stable::zero_(last);  // offsets that lie may leave out sequences
     RglruArgs& args = prepared.args;
     args.out = tensor_of(View(out));
     args.last = states_of(last);
@@ -172,8 +173,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_rglru_backward(const RglruBackwar
     const RglruConfig config = rglru_backward_config(forward.problem);
     const Tensor of_u = empty_in_layout(x.u, forward.u), of_delta = empty_in_layout(x.u, forward.u);
     const std::vector<int64_t> none{0}, sums_shape{forward.u.size(0), forward.u.size(1), forward.A.size(1), config.warps()};
-    const Tensor sums = torch::stable::new_empty(x.A, sums_shape),
-                 of_initial = torch::stable::new_empty(x.A, x.initial_state ? forward.states_shape() : none);
+    const Tensor sums = torch::stable::new_empty(x.A, sums_shape);
+    Tensor of_initial = torch::stable::new_empty(x.A, x.initial_state ? forward.states_shape() : none);
+    if (x.cu_seqlens) torch::stable::zero_(of_initial);
     RglruBackwardArgs& args = prepared.args;
     args.of_u = tensor_of(View(of_u));
     args.of_delta = tensor_of(View(of_delta));

@@ -229,7 +229,7 @@ __device__ __forceinline__ RglruMarked marks_of_tile(const RglruArgs& args, cons
                 if (start - first >= kTile) break;
                 const bool behind = sequence == args.sequences && start < args.tokens;
                 if (start >= first && (behind || (sequence < args.sequences && has_tokens(args, sequence))))
-                    shared.starts[start - first] = sequence + 1;
+                    atomicMax(&shared.starts[start - first], sequence + 1);  // of spans that overlap, the last
             }
             __syncthreads();
         }
