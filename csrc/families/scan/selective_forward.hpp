@@ -18,7 +18,7 @@ struct SelectiveForwardProblem {
     bool is_complex;
     bool is_narrow;  // u, delta, z, delta_a, B and C
     int states;
-    i64 channels;  // of all sequences, and of all their pieces
+    i64 channels;  // of all sequences
 
     constexpr bool operator==(const SelectiveForwardProblem&) const = default;
 
@@ -37,11 +37,12 @@ inline constexpr std::array kSelectiveForwardConfigurations = [] {
         SelectiveForwardConfig{bilinear, true, false, 2, 8}};
 }();
 
-// Four states a lane take fewer instructions, eight lanes a channel make twice as many warps.
-inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int multiprocessors,
+// Four states a lane take fewer instructions, eight lanes a channel make twice as many warps. A winner is for any number of
+// tokens, and so of pieces.
+inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardProblem& problem, int pieces, int multiprocessors,
                                                        const SelectiveForwardWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
-    const bool many = problem.channels >= i64{multiprocessors} * 64;
+    const bool many = problem.channels * pieces >= i64{multiprocessors} * 64;
     const bool plain = problem.transition == Transition::exponential && !problem.is_complex;
     return {.transition = problem.transition,
             .is_complex = problem.is_complex,
@@ -52,7 +53,7 @@ inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardPro
 // The heuristic's own choice, then the others.
 inline std::vector<SelectiveForwardConfig> selective_forward_candidates(const SelectiveForwardProblem& problem,
                                                                         const jit::DeviceTraits& device) {
-    std::vector<SelectiveForwardConfig> all{selective_forward_config(problem, device.multiprocessors)};
+    std::vector<SelectiveForwardConfig> all{selective_forward_config(problem, 1, device.multiprocessors)};
     const SelectiveForwardConfig own = all.front();
     for (const SelectiveForwardConfig& config : kSelectiveForwardConfigurations)
         if (config.transition == own.transition && config.is_complex == own.is_complex && config.is_narrow == own.is_narrow &&
@@ -60,11 +61,11 @@ inline std::vector<SelectiveForwardConfig> selective_forward_candidates(const Se
             all.push_back(config);
     return all;
 }
-inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, const jit::DeviceTraits& device,
-                                             const SelectiveForwardWinners* winners = nullptr) {
+inline std::string explain_selective_forward(const SelectiveForwardProblem& problem, int pieces,
+                                             const jit::DeviceTraits& device, const SelectiveForwardWinners* winners) {
     if (const auto* winner = find(winners, problem)) return explain(*winner);
-    const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
-    return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel", problem.channels,
+    const SelectiveForwardConfig config = selective_forward_config(problem, pieces, device.multiprocessors);
+    return fmt::format("{} channels for {} multiprocessors: {} states a lane, {} lanes a channel", problem.channels * pieces,
                        device.multiprocessors, config.states, config.lanes);
 }
 
@@ -73,13 +74,11 @@ inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int di
     return i64{dim} / span * ceil_div(span, config.channels());
 }
 // A cut takes 1.65 times the instructions, as every state passes a token twice, so it has to find most of the GPU idle.
-inline Pieces selective_forward_pieces(const SelectiveForwardProblem& whole, const CutProblem& sizes, int dim, int span,
+inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes, int dim, int span,
                                        const jit::DeviceTraits& device, int wanted) {
     constexpr double kMore = 1.65, kWorth = 0.8, kAlone = 0.235, kWorkOfFewLanes = 0.9;
     const auto launch = [&](int parts) {
-        SelectiveForwardProblem problem = whole;
-        problem.channels *= parts;
-        const SelectiveForwardConfig config = selective_forward_config(problem, device.multiprocessors);
+        const SelectiveForwardConfig config = selective_forward_config(problem, parts, device.multiprocessors);
         return CutLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
                          .resident = config.blocks_per_multiprocessor(device.capability),
                          .alone = kAlone,
@@ -93,7 +92,10 @@ struct SelectiveForwardTuning {
     using Choice = SelectiveForwardConfig;
     static constexpr std::array kernels = {"scan/selective_forward"};
     static constexpr auto& candidates = selective_forward_candidates;
-    static constexpr auto& explain = explain_selective_forward;
+    static std::string explain(const Problem& problem, const jit::DeviceTraits& device,
+                               const SelectiveForwardWinners* winners) {
+        return explain_selective_forward(problem, 1, device, winners);
+    }
 };
 
 struct SelectiveForward {
@@ -114,10 +116,12 @@ struct SelectiveForward {
 
     static void run(const SelectiveForwardProblem& problem, const Args& args, const Target& target) {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
-        const Config config = selective_forward_config(problem, device.multiprocessors, tuned<SelectiveForwardTuning>(device));
+        const Config config =
+            selective_forward_config(problem, args.pieces.count, device.multiprocessors, tuned<SelectiveForwardTuning>(device));
         const i64 blocks = selective_forward_blocks(config, args.in.dim, args.span) * args.in.sequences;
         launch<SelectiveForward>(config, args, {blocks, args.pieces.count, 1}, target, [&](const auto& of) {
-            return fmt::format("{}; {}", explain_selective_forward(problem, of, tuned<SelectiveForwardTuning>(of)),
+            return fmt::format("{}; {}",
+                               explain_selective_forward(problem, args.pieces.count, of, tuned<SelectiveForwardTuning>(of)),
                                explain_pieces(args.pieces));
         });
     }

@@ -22,14 +22,13 @@ inline void run_selective_forward(const PreparedSelective& prepared, const Selec
     bool rows_are_aligned = along_tokens || span % 8 == 0 || span == in.dim;
     for (const ChannelRows& x : {in.u, in.delta, in.z, results.out})
         rows_are_aligned &= x.data == nullptr || has_vectors(x, bytes_of(prepared.io), along_tokens, packed);
-    SelectiveForwardProblem problem{.transition = transition_of(prepared.discretization),
-                                    .is_complex = prepared.is_complex,
-                                    .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
-                                    .states = in.state_size,
-                                    .channels = i64{in.sequences} * in.dim};
+    const SelectiveForwardProblem problem{.transition = transition_of(prepared.discretization),
+                                          .is_complex = prepared.is_complex,
+                                          .is_narrow = prepared.io != DType::f32 && is_narrow(in.B) && is_narrow(in.C),
+                                          .states = in.state_size,
+                                          .channels = i64{in.sequences} * in.dim};
     const Pieces pieces = selective_forward_pieces(problem, cut_problem(prepared), in.dim, span,
                                                    jit::device_traits(target.ordinal), jit::env().scan_pieces);
-    problem.channels *= pieces.count;
     CallMemory memory(like);
     SelectiveForwardArgs args{.in = in,
                               .out = results.out,

@@ -20,7 +20,7 @@ TEST(SelectiveForwardHeuristic, CandidatesComputeTheSameProblemAndAWinnerDecides
                                               .states = static_cast<int>(random.size(256)),
                                               .channels = random.size(1 << 20)};
         const std::vector<SelectiveForwardConfig> all = selective_forward_candidates(problem, {});
-        const SelectiveForwardConfig own = selective_forward_config(problem, jit::DeviceTraits{}.multiprocessors);
+        const SelectiveForwardConfig own = selective_forward_config(problem, 1, jit::DeviceTraits{}.multiprocessors);
         ASSERT_EQ(all.front(), own);
         ASSERT_EQ(all.size(), transition == Transition::exponential && !problem.is_complex ? 2u : 1u);
         for (const SelectiveForwardConfig& config : all) {
@@ -31,8 +31,8 @@ TEST(SelectiveForwardHeuristic, CandidatesComputeTheSameProblemAndAWinnerDecides
         ASSERT_EQ(from_text<SelectiveForwardProblem>(to_text(problem)), problem);
         SelectiveForwardWinners winners;
         winners.all = {{problem, all.back(), 3, 4}};
-        ASSERT_EQ(selective_forward_config(problem, 132, &winners), all.back());
-        ASSERT_NE(explain_selective_forward(problem, {}, &winners).find("tuned on this device: {.transition = "),
+        for (const int pieces : {1, 82}) ASSERT_EQ(selective_forward_config(problem, pieces, 132, &winners), all.back());
+        ASSERT_NE(explain_selective_forward(problem, 1, {}, &winners).find("tuned on this device: {.transition = "),
                   std::string::npos);
     }
 }

@@ -22,6 +22,15 @@ struct NumberOf<true> {
 template <bool kComplex>
 using Number = typename NumberOf<kComplex>::type;
 
+// The i-th of real numbers, or of pairs of them.
+template <class Number, int kCount>
+__device__ __forceinline__ Number number_of(const float (&x)[kCount], int i) {
+    if constexpr (sizeof(Number) == sizeof(float))
+        return x[i];
+    else
+        return {x[2 * i], x[2 * i + 1]};
+}
+
 // Re(x z), and y + Re(x z)
 __device__ __forceinline__ float real_product(float x, float z) {
     return x * z;

@@ -8,6 +8,12 @@
 namespace gdn_cuda::scan {
 
 // x conj(y), and its real part added to z
+__device__ __forceinline__ float conjugate(float x) {
+    return x;
+}
+__device__ __forceinline__ ComplexNumber<float> conjugate(ComplexNumber<float> x) {
+    return x.conjugate();
+}
 __device__ __forceinline__ float times_conjugate(float x, float y) {
     return x * y;
 }

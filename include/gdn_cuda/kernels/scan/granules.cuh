@@ -1,5 +1,5 @@
-// Eight neighbours that lie anywhere in memory, read in aligned granules of 16 bytes and shifted into place. No granule is read
-// that has none of the elements that exist, so no read leaves the pages of a tensor.
+// Eight neighbouring elements at any address, read in granules (16 aligned bytes) and shifted into place. A granule is read
+// only if it holds an element of the tensor, so that no read leaves the tensor's pages.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/eight.cuh>
@@ -68,7 +68,8 @@ struct Granules {
             }
         return joined(own, next, before, type);
     }
-    // Where the threads of a row are neighbours, each fetches what begins before its eight, and the last one its last granule.
+    // Where neighbouring threads have neighbouring eights: each fetches the granule in which its eight begin, the last of a row
+    // also the one in which its eight end.
     __device__ __forceinline__ void fetch(Vector& to, DType type) const {
         if (exists(0)) cp_async_16(&to.bits[0], first);
         if constexpr (!kNarrow)

@@ -98,22 +98,15 @@ __global__ void __launch_bounds__(SelectiveBackwardConfig::kThreads, kBlocksPerM
     const Span whole = span_of(in.cu_seqlens, sequence, in.length);
     const int piece = blockIdx.z;
     const Span span = span_of_piece(args.pieces, whole, piece);
-    BackwardPlace place{.channel = static_cast<int>(blockIdx.x) / blocks_of_span * args.channels_per_span + inside,
-                        .channels = min(args.channels_per_span - inside, kConfig.channels_per_block()),
-                        .sequence = sequence,
-                        .batch = packed ? 0 : sequence,
-                        .piece = piece,
-                        .length = span.length,
-                        .start = span.start,
-                        .first_chunk = 0};
-    if (packed) {
-#pragma unroll 1
-        for (int i = 0; i < sequence; ++i)
-            place.first_chunk += ceil_div(span_of(in.cu_seqlens, i, in.length).length, kStateChunk);
-    } else {
-        place.first_chunk = sequence * ceil_div(in.length, kStateChunk);
-    }
-    place.first_chunk += (span.start - whole.start) / kStateChunk;
+    const BackwardPlace place{
+        .channel = static_cast<int>(blockIdx.x) / blocks_of_span * args.channels_per_span + inside,
+        .channels = min(args.channels_per_span - inside, kConfig.channels_per_block()),
+        .sequence = sequence,
+        .batch = packed ? 0 : sequence,
+        .piece = piece,
+        .length = span.length,
+        .start = span.start,
+        .first_chunk = first_chunk(in, sequence) + static_cast<int>((span.start - whole.start) / kStateChunk)};
     if (threadIdx.x == 0) shared.place = place;
     __syncthreads();
     go_back(BackwardBlock<kConfig>{args, in, shared, shared.place});

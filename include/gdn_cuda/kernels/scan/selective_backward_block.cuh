@@ -37,12 +37,11 @@ struct BackwardBlock {
 
     __device__ __forceinline__ bool varies(const Coefficients& x) const { return kConfig.only_varying || x.varies; }
 
-    // Tokens of the sequence from the first of a chunk on. Read where it is used: in a register it would take one from the
-    // Of the gradients that are summed over a piece.
+    // In tensors that have a row for each piece of each sequence.
     __device__ __forceinline__ i64 row_of_piece() const {
         return static_cast<i64>(place.piece) * in.sequences + place.sequence;
     }
-    // walk.
+    // Tokens of the piece from the first of a chunk on. Computed where it is used, as registers are short in the walk.
     __device__ __forceinline__ int left(int chunk) const { return place.length - chunk * kStateChunk; }
 
     // The states of a thread: a channel, and the first of their real numbers in a row.

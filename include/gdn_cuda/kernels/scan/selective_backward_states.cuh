@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective_backward_block.cuh>
+#include <gdn_cuda/kernels/scan/selective_tile.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -34,14 +35,6 @@ struct BackwardStates : BackwardBlock<kConfig> {
     __device__ __forceinline__ i64 row_of(i64 row, int channel) const {
         return (row * in.dim + place.channel + channel) * in.state_size;
     }
-    __device__ __forceinline__ Number number_at(const Coefficients& x, i64 channel, int n) const {
-        const float* from = static_cast<const float*>(x.data) + channel * x.group + n * x.n;
-        if constexpr (kConfig.is_complex)
-            return {from[0], from[x.pair]};
-        else
-            return from[0];
-    }
-
     __device__ __forceinline__ void begin(Own& own) const {
         Number padding{};
         if constexpr (kIsRglru) padding = 0.5f;  // its logarithm is finite
@@ -56,11 +49,11 @@ struct BackwardStates : BackwardBlock<kConfig> {
         for (int s = 0; s < kStates; ++s) B[s] = C[s] = Number{};
         const auto* last = static_cast<const Number*>(args.grad_last_state);
         each_state([&](int s, int channel, int n) {
-            own.poles[s] = Poles::of(number_at(in.A, place.channel + channel, n));
+            own.poles[s] = Poles::of(constant_number<Number>(in.A, place.channel + channel, n));
             if (last != nullptr) own.carry[s] = last[row_of(this->row_of_piece(), channel) + n];
             if constexpr (!kConfig.only_varying) {
-                if (!in.B.varies) B[s] = number_at(in.B, place.channel + channel, n);
-                if (!in.C.varies) C[s] = number_at(in.C, place.channel + channel, n);
+                if (!in.B.varies) B[s] = constant_number<Number>(in.B, place.channel + channel, n);
+                if (!in.C.varies) C[s] = constant_number<Number>(in.C, place.channel + channel, n);
                 if constexpr (kIsRglru)
                     if (!in.B.varies) own.gain[s] = B[s];
             }
@@ -92,7 +85,7 @@ struct BackwardStates : BackwardBlock<kConfig> {
             const i64 row = row_of(this->row_of_piece(), channel);
             Number dpole = own.dpole[s];
             if constexpr (kIsRglru)
-                if (dpole != 0.f) dpole /= number_at(in.A, place.channel + channel, n);
+                if (dpole != 0.f) dpole /= constant_number<Number>(in.A, place.channel + channel, n);
             reinterpret_cast<Number*>(args.dA)[row + n] = dpole;
             if (args.dinitial_state != nullptr && place.piece == 0)
                 static_cast<Number*>(args.dinitial_state)[row_of(place.sequence, channel) + n] = own.carry[s];

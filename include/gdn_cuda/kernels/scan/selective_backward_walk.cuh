@@ -214,8 +214,6 @@ struct BackwardWalk : BackwardBlock<kConfig> {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) own.dpole[s] = own.dpole[s] + dpole[s];
     }
-    __device__ __forceinline__ static float conjugate(float x) { return x; }
-    __device__ __forceinline__ static ComplexNumber<float> conjugate(ComplexNumber<float> x) { return x.conjugate(); }
 
     __device__ __forceinline__ void back_through(Own& own, int chunk) const {
         const int tokens = min(kStateChunk, left(chunk)), subtiles = (tokens + kTokens - 1) / kTokens;

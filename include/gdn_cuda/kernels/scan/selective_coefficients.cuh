@@ -114,10 +114,10 @@ struct SelectiveCoefficients {
         }
     }
 
-    // ---- What is not plain. None of it is to be kept in registers through the loop over tiles.
+    // ---- Tiles that are not whole, or not aligned. Places are computed again, so that they take no registers from the walk.
 
     __device__ __forceinline__ Place rare_place(int i) const { return place_of(i, opaque(threadIdx.x)); }
-    // How many real numbers exist from the first of a vector on, as Granules count them.
+    // How many real numbers exist from the first of a vector on; negative where there are none.
     __device__ __forceinline__ int left(const Place& at, int tile, int first) const {
         constexpr int kNone = -8;
         const int states = (args.in.state_size - first - at.n) * kParts, tokens = (length - tile - at.token) * kParts;
@@ -133,7 +133,7 @@ struct SelectiveCoefficients {
         if (at.along_tokens || read.before == 0) read.fetch(in_flight(i), at.from->type);
         if (at.along_tokens && is_last_of_row(at)) read.fetch_last(*behind(at), at.from->type);
     }
-    // Behind the wait. A warp's vectors are of one tensor.
+    // After cp_async_wait. The vectors of a warp are of one tensor.
     __device__ __forceinline__ Vector settled(int i, const char* from, int tile, int first) const {
         const Place at = rare_place(i);
         const DType type = at.from->type;
@@ -147,7 +147,7 @@ struct SelectiveCoefficients {
         __syncwarp();  // what is fetched next overwrites it
         return x;
     }
-    // Along tokens. What is in flight behind a row of a tensor is behind the row of the tile.
+    // Along tokens: where the extra granule of a row is in flight, in the padding behind a row of the tile.
     __device__ __forceinline__ static bool is_last_of_row(const Place& at) { return at.token == kTokens - 8 / kParts; }
     __device__ __forceinline__ static uint4* behind(const Place& at) {
         return reinterpret_cast<uint4*>(&at.to[at.n][kTokens * kParts]);

@@ -2,10 +2,11 @@
 // neighbours along tokens or along channels, as they lie in memory: u and δ become the step and the input of the recurrence, in
 // fp32 in shared memory, and where there are outputs, the thread stores those of its elements.
 //
-// What the next tile needs from memory is in flight meanwhile. Where every vector is aligned and every element of a tile
-// exists, a vector is a thread's. Otherwise rows are read in aligned granules: along tokens, each thread fetches one, the last
-// thread of a row one more, and a thread's elements lie in its own granule and its neighbour's; along channels, a thread reads
-// the two in which its elements lie, and does not wait ahead. Outputs along tokens are shifted back into granules.
+// What the next tile needs from memory is in flight meanwhile. In a whole tile of aligned vectors, a thread fetches the vector
+// of its eight elements. Otherwise rows are read in granules, which are 16 aligned bytes. Along tokens, each thread fetches one
+// and the last thread of a row one more; a thread's elements lie in its own granule and in its neighbour's. Along channels, a
+// thread loads the two granules that hold its elements where it needs them. Outputs along tokens are shifted back into
+// granules.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/discretization.cuh>
@@ -53,9 +54,9 @@ struct SelectiveElements {
     __device__ __forceinline__ Byte* in_tile(Byte* first, const ChannelRows& x, int tile) const {
         return first + static_cast<i64>(tile) * (static_cast<int>(x.token) << (Vector::is_wide(args.io) ? 2 : 1));
     }
-    // Nothing of rare paths is to be kept in registers.
+    // For rare paths: computed again, so that it takes no registers from the walk.
     __device__ __forceinline__ Own rare_own() const { return Own::of_thread(opaque(threadIdx.x), args.along_tokens); }
-    // How many elements exist from the thread's first one on, as Granules count them.
+    // How many elements of the row exist from the thread's first one on; negative where there are none.
     __device__ __forceinline__ int left(int tile) const {
         constexpr int kNone = -8;
         const Own own = rare_own();
@@ -64,7 +65,7 @@ struct SelectiveElements {
         return args.along_tokens ? (channels > 0 ? tokens : kNone) : (tokens > 0 ? channels : kNone);
     }
     __device__ __forceinline__ int count(int tile) const { return tile < whole ? 8 : left(tile); }
-    // Along tokens. What is in flight behind a row of a tensor is behind the row of a tile.
+    // Along tokens: where the extra granule of a row is in flight, in the padding behind a row of the tile.
     __device__ __forceinline__ static bool is_last_of_row(const Own& own) { return own.token == kTokens - 8; }
     __device__ __forceinline__ uint4* behind(int tensor, const Own& own) const {
         return reinterpret_cast<uint4*>(row(tensor, own.channel) + kTokens);
@@ -86,7 +87,7 @@ struct SelectiveElements {
             read.fetch(in_flight(slot), args.io);
         }
     }
-    // Behind the wait: the thread's vector.
+    // The thread's vector, after cp_async_wait.
     __device__ __forceinline__ Vector settled(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
         if (tile < plain) return in_flight(slot);
         const char* from = in_tile(first, x, tile);
@@ -106,7 +107,7 @@ struct SelectiveElements {
     __device__ __forceinline__ void begin(const SelectivePlace& place) {
         whole = place.channels == kChannels ? place.length / kTokens * kTokens : 0;
         plain = args.rows_are_aligned ? whole : 0;
-        addresses[at_u] = opaque(address(args.in.u, place, own, 0)),
+        addresses[at_u] = opaque(address(args.in.u, place, own, 0));
         addresses[at_delta] = opaque(address(args.in.delta, place, own, 0));
         addresses[at_z] = opaque(address(args.in.z, place, own, 0));
         if (threadIdx.x < kChannels) {
@@ -149,7 +150,7 @@ struct SelectiveElements {
             Read::of(address(args.in.delta_a, shared.place, rare_own(), tile), count(tile), args.io)
                 .load(args.io)
                 .to_floats(args.io, step);
-        if (tile >= whole) {  // what does not exist leaves the states as they are
+        if (tile >= whole) {  // elements outside of the tensor leave the states as they are
             const int count = left(tile);
 #pragma unroll
             for (int i = 0; i < 8; ++i)
@@ -227,8 +228,8 @@ struct SelectiveElements {
         else
             found.store_some(to, args.io, 0, left(tile));
     }
-    // Rows of whole tiles that begin anywhere, in granules: a thread stores those that begin in its eight, the last of which
-    // ends in its neighbour's. The neighbour of a row's last thread is its first one a tile later.
+    // For whole tiles whose rows are not aligned. A thread stores the granules that begin in its eight elements; the last of
+    // them ends in the elements of the next thread. After the last thread of a row comes the first thread, a tile later.
     __device__ __forceinline__ void store_shifted(const Vector& found, char* to, int tile) const {
         const Own own = rare_own();
         const bool wide = Vector::is_wide(args.io), exists = own.channel < shared.place.channels, is_last = is_last_of_row(own);

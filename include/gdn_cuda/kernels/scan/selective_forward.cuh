@@ -8,8 +8,8 @@
 // tile needs from memory is in flight meanwhile. States beyond lanes × states a lane take further passes over the tile.
 //
 // Bound: instructions and the special function unit alike. A state and token takes an exponential at 16 a clock and
-// multiprocessor, 8 cycles of a scheduler for a warp, and 11 instructions, all included (N = 16). docs/benchmarks/scan.md has
-// the share reached.
+// multiprocessor, 8 cycles of a scheduler for a warp, and 10 instructions by the machine code, all included (N = 16). At commit
+// a4949a8, with 11, the special function unit was busy for 49 % of the time at 8×5120×2048 (docs/benchmarks/scan.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -65,13 +65,6 @@ struct SelectiveForward {
         for (int s = 0; s < kStates; ++s)
             if (channel < shared.place.channels && first + s * kLanes + lane < in.state_size) call(s);
     }
-    __device__ __forceinline__ static Number constant(const Coefficients& from, i64 channel, int n) {
-        const float* at = static_cast<const float*>(from.data) + channel * from.group + n * from.n;
-        if constexpr (kConfig.is_complex)
-            return {at[0], at[from.pair]};
-        else
-            return *at;
-    }
     // And B and C where they are constant: the thread that stores them reads them.
     __device__ __forceinline__ void load_poles(States& states, int first) const {
         auto *B = reinterpret_cast<Number*>(shared.B.constant[channel]),
@@ -85,9 +78,9 @@ struct SelectiveForward {
         const i64 c = shared.place.channel + opaque(channel);
         each_state(first, [&](int s) {
             const int n = s * kLanes + lane;
-            states.poles[s] = Poles::of(constant(in.A, c, first + n));
-            if (!in.B.varies) B[n] = constant(in.B, c, first + n);
-            if (!in.C.varies) C[n] = constant(in.C, c, first + n);
+            states.poles[s] = Poles::of(constant_number<Number>(in.A, c, first + n));
+            if (!in.B.varies) B[n] = constant_number<Number>(in.B, c, first + n);
+            if (!in.C.varies) C[n] = constant_number<Number>(in.C, c, first + n);
         });
     }
     __device__ __forceinline__ void load_states(States& states, const void* from, i64 row, int first) const {
@@ -117,14 +110,6 @@ struct SelectiveForward {
 
     // ---- The recurrence
 
-    template <int kCount>
-    __device__ __forceinline__ static Number number(const float (&x)[kCount], int s) {
-        if constexpr (kConfig.is_complex)
-            return Number{x[2 * s], x[2 * s + 1]};
-        else
-            return x[s];
-    }
-
     enum class Pass { first, later, any };  // any: at run time, and B or C may be constant
 
     // Four tokens of B or C of one state.
@@ -135,7 +120,7 @@ struct SelectiveForward {
             float x[4 * kParts];
             load_shared(x, &from.tile[n][t * kParts]);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) to[j] = number(x, j);
+            for (int j = 0; j < 4; ++j) to[j] = number_of<Number>(x, j);
         } else {
 #pragma unroll
             for (Number& x : to) x = reinterpret_cast<const Number*>(from.constant[channel])[n];

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(SelectiveStartsConfig::kThreads)
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
             if (first + i + 1 < count)
-                end[i] = ends[row(first + i)], product[i] = products[row(first + i)];  // the last has none
+                end[i] = ends[row(first + i)], product[i] = products[row(first + i)];  // not of the last piece
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
             if (first + i < count) {

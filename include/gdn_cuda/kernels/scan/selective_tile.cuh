@@ -40,6 +40,16 @@ __device__ __forceinline__ T opaque(T x) {
     return x;
 }
 
+// A number of A, or of B or C where it is constant.
+template <class Number>
+__device__ __forceinline__ Number constant_number(const Coefficients& from, i64 channel, int n) {
+    const float* at = static_cast<const float*>(from.data) + channel * from.group + n * from.n;
+    if constexpr (sizeof(Number) == sizeof(float))
+        return *at;
+    else
+        return {at[0], at[from.pair]};
+}
+
 // Neighbouring numbers in shared memory, aligned for vectors of four, or of two.
 template <int kCount>
 __device__ __forceinline__ void load_shared(float (&to)[kCount], const float* from) {
