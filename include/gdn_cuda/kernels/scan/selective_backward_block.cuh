@@ -4,6 +4,7 @@
 
 #include <gdn_cuda/kernels/scan/discretization_gradients.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward_plan.cuh>
+#include <gdn_cuda/kernels/scan/selective_tile.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -23,6 +24,7 @@ struct BackwardBlock {
     static constexpr int kLanes = kConfig.lanes, kStates = kConfig.states, kGroup = kConfig.group();
     static constexpr int kTokens = Config::kTokens, kNumbers = kStates * kParts, kHalf = 4;  // tokens of half a sub-tile
     static constexpr int kUnits = kChannels * kStateChunk / 4 / Config::kThreads;            // of a thread, four elements each
+    using Lanes = ChannelLanes<kLanes>;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
     using Gradient = PoleGradient<kTransition, kConfig.is_complex>;
@@ -44,13 +46,15 @@ struct BackwardBlock {
     // Tokens of the piece from the first of a chunk on. Computed where it is used, as registers are short in the walk.
     __device__ __forceinline__ int left(int chunk) const { return place.length - chunk * kStateChunk; }
 
-    // The states of a thread: a channel, and the first of their real numbers in a row.
+    // The states of a thread: a channel, its lane, and the first of their real numbers in a row.
     struct Seat {
-        int thread, channel, number;
+        int thread, channel, lane, number;
     };
     __device__ __forceinline__ static Seat seat() {
         const unsigned thread = thread_again();
-        return {static_cast<int>(thread), static_cast<int>(thread / kLanes), static_cast<int>(thread % kLanes * kNumbers)};
+        const unsigned lane = Lanes::lane(thread);
+        return {static_cast<int>(thread), static_cast<int>(Lanes::channel(thread)), static_cast<int>(lane),
+                static_cast<int>(lane * kNumbers)};
     }
 
     // ---- Tiles: channels × tokens, in fp32

@@ -65,7 +65,7 @@ struct SelectiveBackwardSharedPlan {
     } u, delta, grad_out, z, delta_a, du, ddelta, dz, ddelta_a;
     char* coefficients[2];
     // Gradients of B and C of four tokens, (B or C, token, column), of each channel; lanes write to different banks.
-    static constexpr int kOfChannel = 8 * kColumns + (kColumns < 32 ? kColumns : 0);
+    static constexpr int kOfChannel = 8 * kColumns + (kColumns < 32 ? kColumns : 16);
     alignas(16) float exchange[kChannels][kOfChannel];
     // Gradients of B and C, summed over the channels of a warp.
     alignas(16) float sums[kConfig.buffers()][SelectiveBackwardConfig::kWarps][2][SelectiveBackwardConfig::kTokens][kColumns];

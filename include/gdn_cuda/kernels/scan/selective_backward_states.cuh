@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective_backward_block.cuh>
-#include <gdn_cuda/kernels/scan/selective_tile.cuh>
 
 namespace gdn_cuda::scan {
 
@@ -11,9 +10,9 @@ template <SelectiveBackwardConfig kConfig>
 struct BackwardStates : BackwardBlock<kConfig> {
     using Block = BackwardBlock<kConfig>;
     using Block::args, Block::in, Block::place, Block::shared, Block::seat, Block::varies;
-    using Block::kIsRglru, Block::kLanes, Block::kStates;
+    using Block::kIsRglru, Block::kStates;
     using Block::load_numbers, Block::store_numbers;
-    using typename Block::Number, typename Block::Numbers, typename Block::Poles, typename Block::Seat;
+    using typename Block::Lanes, typename Block::Number, typename Block::Numbers, typename Block::Poles, typename Block::Seat;
 
     struct Own {
         Poles poles[kStates];
@@ -27,7 +26,7 @@ struct BackwardStates : BackwardBlock<kConfig> {
     template <class F>
     __device__ __forceinline__ void each_state(const F& call) const {
         const unsigned thread = thread_again();
-        const int channel = thread / kLanes, first = args.first_state + thread % kLanes * kStates;
+        const int channel = Lanes::channel(thread), first = args.first_state + Lanes::lane(thread) * kStates;
 #pragma unroll
         for (int s = 0; s < kStates; ++s)
             if (channel < place.channels && first + s < in.state_size) call(s, channel, first + s);

@@ -17,8 +17,8 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     using Block::args, Block::in, Block::place, Block::shared, Block::left, Block::seat, Block::varies;
     using Block::four, Block::in_row;
     using Block::kIsRglru, Block::kTransition, Block::kColumns, Block::kHalf, Block::kLanes, Block::kStates, Block::kTokens;
-    using typename Block::Gradient, typename Block::Number, typename Block::Numbers, typename Block::Poles,
-        typename Block::Seat;
+    using typename Block::Gradient, typename Block::Lanes, typename Block::Number, typename Block::Numbers,
+        typename Block::Poles, typename Block::Seat;
     using Own = typename BackwardStates<kConfig>::Own;
 
     BackwardSums<kConfig> sums;
@@ -67,14 +67,14 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     // that adds up. Where it may, the decay of the carry over the chunk follows from the sum of its steps: the carry begins
     // with what the decays lack.
     __device__ __forceinline__ void anchor(Own& own, int tokens) const {
-        const int channel = seat().channel;
+        const Seat at = seat();
         float total = 0.f;
 #pragma unroll 1
-        for (int token = 4 * (thread_again() % kLanes); token < kStateChunk; token += 4 * kLanes) {
-            const float4 x = four(shared.step, channel, token);
+        for (int token = 4 * at.lane; token < kStateChunk; token += 4 * kLanes) {
+            const float4 x = four(shared.step, at.channel, token);
             total += (x.x + x.y) + (x.z + x.w);
         }
-        total = group_sum<kLanes>(total);
+        total = Lanes::sum(total);
         bool any = false;
 #pragma unroll
         for (int s = 0; s < kStates; ++s) any |= own.poles[s].rounds_alike(total, kStateChunk);
@@ -82,7 +82,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
         float relative[kStates] = {};  // the product of the decays, minus 1, whose rounding is much finer
 #pragma unroll 1
         for (int token = 0; token < tokens; ++token) {
-            const float step = shared.step[channel][in_row(channel, token)];
+            const float step = shared.step[at.channel][in_row(at.channel, token)];
 #pragma unroll
             for (int s = 0; s < kStates; ++s) {
                 const float decay = own.poles[s].step({step, 0.f, 0.f}, 0.f).decay;
@@ -202,8 +202,8 @@ struct BackwardWalk : BackwardBlock<kConfig> {
             sums.over_lanes(of_step, at.thread);
             if constexpr (has_size(kTransition)) sums.over_lanes(of_size, at.thread);
             if (has_z) sums.over_lanes(y, at.thread);
-            __syncwarp();                             // all lanes have read elements, and have written to `exchange`
-            if (at.thread % (kLanes / kHalf) == 0) {  // others have the same sums
+            __syncwarp();                           // all lanes have read elements, and have written to `exchange`
+            if (at.lane % (kLanes / kHalf) == 0) {  // others have the same sums
                 shared.input[channel][row] = of_input[0];
                 shared.cotangent[channel][row] = of_step[0];
                 if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];

@@ -43,7 +43,7 @@ struct BackwardSums : BackwardBlock<kConfig> {
     // the same.
     __device__ __forceinline__ static int over_lanes(float (&x)[kHalf], int thread) {
         static_assert(kLanes >= kHalf);
-        return sum_over_lanes<kLanes, 1, kHalf>(x, thread);
+        return sum_over_lanes<kLanes, Block::Lanes::kApart, kHalf>(x, thread);
     }
     __device__ __forceinline__ static int buffer_of(int k) { return kConfig.buffers() == 1 ? 0 : k & 1; }
     // The gradients of B and C of four tokens, which the lanes of the warp have exchanged, over its channels.

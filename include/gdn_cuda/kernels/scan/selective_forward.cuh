@@ -28,6 +28,7 @@ struct SelectiveForward {
     using CoefficientTiles = SelectiveCoefficients<Shared, SelectiveForwardArgs, true>;
     static constexpr int kTokens = kConfig.tokens(), kStates = kConfig.states;
     static constexpr int kLanes = kConfig.lanes, kGroup = kConfig.group(), kParts = kConfig.parts();
+    using Lanes = ChannelLanes<kLanes>;
     static constexpr Transition kTransition = kConfig.transition;
     static constexpr bool kOnePass = kConfig.is_narrow;
     // Where a lane has few states, four tokens keep it too little busy; where it has more, registers are short.
@@ -213,14 +214,14 @@ struct SelectiveForward {
         if constexpr (kConfig.is_complex) {
 #pragma unroll
             for (float x : step) total.add(x);
-#pragma unroll
-            for (int distance = kLanes / 2; distance > 0; distance /= 2)
+            Lanes::each_distance([&](int distance) {
                 total.add(ExactSum{__shfl_xor_sync(0xffffffffu, total.sum, distance),
                                    __shfl_xor_sync(0xffffffffu, total.rest, distance)});
+            });
         } else {
 #pragma unroll
             for (float x : step) total.sum += x;
-            total.sum = group_sum<kLanes>(total.sum);
+            total.sum = Lanes::sum(total.sum);
         }
         return total;
     }
@@ -334,8 +335,8 @@ __global__ void __launch_bounds__(SelectiveForwardConfig::kThreads, kConfig.bloc
           shared,
           {args, shared, Block::Elements::Own::of_thread(thread, args.along_tokens)},
           {args, shared},
-          thread % kConfig.lanes,
-          thread / kConfig.lanes}
+          Block::Lanes::lane(thread),
+          Block::Lanes::channel(thread)}
         .run(place, args.states == nullptr ? 0 : first_chunk(in, sequence) + piece * (args.pieces.length / kStateChunk));
 }
 

@@ -42,10 +42,10 @@ struct SelectiveForwardSharedPlan {
     };
 
     // The tile's steps, inputs and sizes, and behind them, a row a lane, Σ C x over the states of a thread. With one pass the
-    // sums of the first two lanes overwrite steps and inputs, which their warp has read. Lanes of a channel write to different
-    // banks.
+    // sums of the first two lanes overwrite steps and inputs, which their warp has read. Four lanes of
+    // each of two channels write to different banks.
     static constexpr int kSizes = has_size(kConfig.transition) ? 1 : 0, kFirstSum = kConfig.is_narrow ? 0 : 2 + kSizes;
-    alignas(16) float rows[kFirstSum + kConfig.lanes][kChannels * kPitch + 32 / kConfig.lanes];
+    alignas(16) float rows[kFirstSum + kConfig.lanes][kChannels * kPitch + 8];
     Tile B, C;
     // What is in flight for a thread: u of this tile and the next one, z of this one, δ of the next one, B and C of the next
     // pass.

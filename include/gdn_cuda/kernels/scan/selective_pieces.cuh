@@ -51,6 +51,7 @@ struct SelectivePieces {
     using CoefficientTile = SelectiveCoefficients<Shared, SelectivePiecesArgs, false>;
     static constexpr int kTokens = kConfig.tokens(), kStates = kConfig.states;
     static constexpr int kLanes = kConfig.lanes, kGroup = kConfig.group(), kParts = kConfig.parts();
+    using Lanes = ChannelLanes<kLanes>;
     static constexpr Transition kTransition = kConfig.transition;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
@@ -174,9 +175,8 @@ struct SelectivePieces {
             FactorProduct<float> tile;
 #pragma unroll
             for (float x : step) tile.times(x);
-#pragma unroll
-            for (int distance = kLanes / 2; distance > 0; distance /= 2)
-                tile.times(FactorProduct<float>{of(tile.whole, distance), of(tile.relative, distance)});
+            Lanes::each_distance(
+                [&](int distance) { tile.times(FactorProduct<float>{of(tile.whole, distance), of(tile.relative, distance)}); });
             states.factors[0].times(tile);
             return {};
         }
@@ -187,9 +187,7 @@ struct SelectivePieces {
                 tile.add(x);
             else
                 tile.sum += x;
-#pragma unroll
-        for (int distance = kLanes / 2; distance > 0; distance /= 2)
-            tile.add(ExactSum{of(tile.sum, distance), of(tile.rest, distance)});
+        Lanes::each_distance([&](int distance) { tile.add(ExactSum{of(tile.sum, distance), of(tile.rest, distance)}); });
         states.steps.add(tile);
         return tile;
     }
@@ -303,8 +301,8 @@ __global__ void __launch_bounds__(SelectivePiecesConfig::kThreads, kConfig.block
           .coefficients = {args, shared},
           .piece = piece,
           .first = group * kConfig.group(),
-          .lane = thread % kConfig.lanes,
-          .channel = thread / kConfig.lanes}
+          .lane = Block::Lanes::lane(thread),
+          .channel = Block::Lanes::channel(thread)}
         .run(place);
 }
 

@@ -28,6 +28,34 @@ struct Neighbours {
     }
 };
 
+// The lanes that share a channel are every second one of some neighbours, so that each lane and the next one have the same
+// states of two channels, and read the same B and C. Of 16 bytes a lane, shared memory serves a warp in four turns; in two
+// where neighbours read the same.
+template <int kLanes>
+struct ChannelLanes {
+    static constexpr int kApart = 2;
+
+    template <class Int>
+    __device__ __forceinline__ static Int lane(Int thread) {
+        return thread / kApart % kLanes;
+    }
+    template <class Int>
+    __device__ __forceinline__ static Int channel(Int thread) {
+        return thread / (kApart * kLanes) * kApart + thread % kApart;
+    }
+    // Calls with the distance of each exchange that a sum over the lanes takes.
+    template <class F>
+    __device__ __forceinline__ static void each_distance(const F& call) {
+#pragma unroll
+        for (int distance = kLanes / 2; distance > 0; distance /= 2) call(distance * kApart);
+    }
+    // Every lane gets the sum, in the same order.
+    __device__ __forceinline__ static float sum(float x) {
+        each_distance([&](int distance) { x += __shfl_xor_sync(0xffffffffu, x, distance); });
+        return x;
+    }
+};
+
 // The compiler would compute what this hides, an address of a thread, again for every tile, in ten instructions each.
 __device__ __forceinline__ char* opaque(char* address) {
     asm volatile("" : "+l"(address));
