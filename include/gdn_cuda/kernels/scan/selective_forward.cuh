@@ -248,7 +248,7 @@ struct SelectiveForward {
         elements.begin_outputs(place);
         coefficients.begin(place);
         __syncthreads();
-        const int length = place.length;
+        const int length = place.length, plain = coefficients.may_be_plain() ? elements.plain() : 0;
         const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
                    stays = kOnePass || in.state_size <= kGroup;
         States states;
@@ -265,15 +265,18 @@ struct SelectiveForward {
             const int next_tile = last_pass ? tile + kTokens : tile, next_first = last_pass ? 0 : first + kGroup;
             if (tile >= 0) {
                 cp_async_wait<0>();
-                if (first == 0) elements.prepare(tile);
-                coefficients.put(tile, first);
-                if (last_pass) elements.load_z(tile);
+                of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) {
+                    if (first == 0) elements.prepare(kind, tile);
+                    coefficients.put(kind, tile, first);
+                    if (last_pass) elements.load_z(kind, tile);
+                });
             }
             cp_async_fence();
-            if (next_tile < length) {
-                if (next_first == 0) elements.load(next_tile);
-                coefficients.load(next_tile, next_first);
-            }
+            if (next_tile < length)
+                of_kind<kConfig.is_narrow>(next_tile < plain, [&](auto kind) {
+                    if (next_first == 0) elements.load(kind, next_tile);
+                    coefficients.load(kind, next_tile, next_first);
+                });
             cp_async_fence();
             if (tile >= 0) {
                 if (!stays) {
@@ -293,7 +296,7 @@ struct SelectiveForward {
                 __syncthreads();
                 if (last_pass) {
                     cp_async_wait<1>();  // for z
-                    elements.finish(tile);
+                    of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) { elements.finish(kind, tile); });
                 }
             }
             tile = next_tile, first = next_first;
