@@ -54,6 +54,7 @@ struct SelectiveForward {
     struct States {
         Poles poles[kStates];
         Number x[kStates];
+        Poles slowest;  // of real poles: that of the slowest decay, or an infinitely fast one where no state decays
     };
 
     __device__ __forceinline__ i64 state_at(i64 row, int first) const {
@@ -83,6 +84,13 @@ struct SelectiveForward {
             if (!in.B.varies) B[n] = constant_number<Number>(in.B, c, first + n);
             if (!in.C.varies) C[n] = constant_number<Number>(in.C, c, first + n);
         });
+        if constexpr (Poles::kFollowsSteps && !kConfig.is_complex) {
+            constexpr float kNoDecay = 1e-30f;  // over as many tokens as there may be
+            states.slowest.rate = __int_as_float(0x7f800000);
+#pragma unroll
+            for (const Poles& pole : states.poles)
+                if (fabsf(pole.rate) > kNoDecay) states.slowest.rate = fminf(states.slowest.rate, fabsf(pole.rate));
+        }
     }
     __device__ __forceinline__ void load_states(States& states, const void* from, i64 row, int first) const {
 #pragma unroll
@@ -220,8 +228,10 @@ struct SelectiveForward {
             });
         } else {
 #pragma unroll
-            for (float x : step) total.sum += x;
-            total.sum = Lanes::sum(total.sum);
+            for (int distance = 4; distance > 0; distance /= 2)  // in pairs: a chain of sums takes long
+#pragma unroll
+                for (int i = 0; i < distance; ++i) step[i] += step[i + distance];
+            total.sum = Lanes::sum(step[0]);
         }
         return total;
     }
@@ -232,8 +242,12 @@ struct SelectiveForward {
         } else {
             const ExactSum total = total_of_steps();
             bool is_long = kPass == Pass::any;
+            if constexpr (kConfig.is_complex) {
 #pragma unroll
-            for (const Poles& pole : states.poles) is_long |= pole.rounds_alike(total.sum, kTokens);
+                for (const Poles& pole : states.poles) is_long |= pole.rounds_alike(total.sum, kTokens);
+            } else {
+                is_long |= states.slowest.rounds_alike(total.sum, kTokens);
+            }
             if (__any_sync(0xffffffffu, is_long))
                 walk<kPass, true>(states, is_first, total);
             else if constexpr (kPass != Pass::any)

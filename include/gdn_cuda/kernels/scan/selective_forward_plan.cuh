@@ -20,7 +20,9 @@ struct SelectiveForwardConfig {
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     // What registers are limited for. Five blocks take more shared memory than a multiprocessor has below sm_90.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor(int capability) const {
-        return is_complex ? 2 : !is_narrow ? 3 : states == 4 && capability >= 90 ? 5 : 4;
+        if (is_complex) return 2;
+        if (is_narrow) return states == 4 && capability >= 90 ? 5 : 4;
+        return states == 4 ? 4 : 3;
     }
 
     GDN_FIELDS(transition, is_complex, is_narrow, states, lanes)
