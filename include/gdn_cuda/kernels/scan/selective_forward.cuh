@@ -216,6 +216,7 @@ struct SelectiveForward {
     // The sum of a tile's steps: each lane adds eight, which makes a tile. Phases take it exactly.
     __device__ __forceinline__ ExactSum total_of_steps() const {
         static_assert(kLanes * 8 == kTokens);
+        if constexpr (!Poles::kFollowsSteps) return {};
         float step[8];
         ExactSum total;
         load_shared(step, row(Elements::kStep) + place_in_row(channel, lane * 8));
@@ -236,11 +237,10 @@ struct SelectiveForward {
         return total;
     }
     template <Pass kPass>
-    __device__ __forceinline__ void walk_tile(States& states, bool is_first) {
+    __device__ __forceinline__ void walk_tile(States& states, bool is_first, const ExactSum& total) {
         if constexpr (!Poles::kFollowsSteps) {
             walk<kPass, false>(states, is_first, {});
         } else {
-            const ExactSum total = total_of_steps();
             bool is_long = kPass == Pass::any;
             if constexpr (kConfig.is_complex) {
 #pragma unroll
@@ -277,10 +277,15 @@ struct SelectiveForward {
         for (;;) {
             const bool last_pass = kOnePass || first + kGroup >= in.state_size;
             const int next_tile = last_pass ? tile + kTokens : tile, next_first = last_pass ? 0 : first + kGroup;
+            ExactSum total;
             if (tile >= 0) {
                 cp_async_wait<0>();
                 of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) {
                     if (first == 0) elements.prepare(kind, tile);
+                    if (kind.is_plain) {  // each warp has prepared its own channels, so it can wait for their sum meanwhile
+                        __syncwarp();
+                        total = total_of_steps();
+                    }
                     coefficients.put(kind, tile, first);
                     if (last_pass) elements.load_z(kind, tile);
                 });
@@ -300,12 +305,13 @@ struct SelectiveForward {
                 if (args.states != nullptr && tile % kStateChunk == 0)
                     keep_states(states, first_chunk + tile / kStateChunk, first);
                 __syncthreads();
+                if (tile >= plain) total = total_of_steps();
                 if (!tiles)
-                    walk_tile<Pass::any>(states, first == 0);
+                    walk_tile<Pass::any>(states, first == 0, total);
                 else if (kOnePass || first == 0)
-                    walk_tile<Pass::first>(states, true);
+                    walk_tile<Pass::first>(states, true, total);
                 else if constexpr (!kOnePass)
-                    walk_tile<Pass::later>(states, false);
+                    walk_tile<Pass::later>(states, false, total);
                 if (!stays) store_states(states, args.running, row_of_piece(), first);
                 __syncthreads();
                 if (last_pass) {
