@@ -286,6 +286,8 @@ struct SelectiveForward {
                         __syncwarp();
                         total = total_of_steps();
                     }
+                    // Others may still walk the tile before; along tokens, each of them in its own rows of elements.
+                    if (kind.along_tokens(args.along_tokens)) __syncthreads();
                     coefficients.put(kind, tile, first);
                     if (last_pass) elements.load_z(kind, tile);
                 });
@@ -313,11 +315,14 @@ struct SelectiveForward {
                 else if constexpr (!kOnePass)
                     walk_tile<Pass::later>(states, false, total);
                 if (!stays) store_states(states, args.running, row_of_piece(), first);
-                __syncthreads();
-                if (last_pass) {
-                    cp_async_wait<1>();  // for z
-                    of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) { elements.finish(kind, tile); });
-                }
+                if (last_pass) cp_async_wait<1>();  // for z
+                of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) {
+                    if (kind.along_tokens(args.along_tokens))
+                        __syncwarp();
+                    else
+                        __syncthreads();
+                    if (last_pass) elements.finish(kind, tile);
+                });
             }
             tile = next_tile, first = next_first;
             if (tile >= length) break;
