@@ -66,19 +66,37 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     // The decays of tokens are rounded, near one always in the same direction where steps are alike, and over a long memory
     // that adds up. Where it may, the decay of the carry over the chunk follows from the sum of its steps: the carry begins
     // with what the decays lack.
+    __device__ __forceinline__ static bool rounds_alike(const Poles& pole, float total) {
+        return pole.rounds_alike(total, kStateChunk, 5e-5f);
+    }
     __device__ __forceinline__ void anchor(Own& own, int tokens) const {
         const Seat at = seat();
-        float total = 0.f;
+        ExactSum total;
 #pragma unroll 1
         for (int token = 4 * at.lane; token < kStateChunk; token += 4 * kLanes) {
             const float4 x = four(shared.step, at.channel, token);
-            total += (x.x + x.y) + (x.z + x.w);
+            if constexpr (kConfig.is_complex)
+                total.add(x.x), total.add(x.y), total.add(x.z), total.add(x.w);
+            else
+                total.sum += (x.x + x.y) + (x.z + x.w);
         }
-        total = Lanes::sum(total);
+        Lanes::each_distance([&](int distance) {
+            const auto of = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, distance); };
+            if constexpr (kConfig.is_complex)
+                total.add(ExactSum{of(total.sum), of(total.rest)});
+            else
+                total.sum += of(total.sum);
+        });
         bool any = false;
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) any |= own.poles[s].rounds_alike(total, kStateChunk);
+        for (int s = 0; s < kStates; ++s) any |= rounds_alike(own.poles[s], total.sum);
         if (!__any_sync(0xffffffffu, any)) return;
+        if constexpr (kConfig.is_complex)
+            anchor_phases(own, at, tokens, total);
+        else
+            anchor_sizes(own, at, tokens, total.sum);
+    }
+    __device__ __forceinline__ void anchor_sizes(Own& own, const Seat& at, int tokens, float total) const {
         float relative[kStates] = {};  // the product of the decays, minus 1, whose rounding is much finer
 #pragma unroll 1
         for (int token = 0; token < tokens; ++token) {
@@ -92,8 +110,36 @@ struct BackwardWalk : BackwardBlock<kConfig> {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
             float exact;
-            if (own.poles[s].long_memory(total, exact) && own.poles[s].rounds_alike(total, kStateChunk))
+            if (own.poles[s].long_memory(total, exact) && rounds_alike(own.poles[s], total))
                 own.carry[s] = fmaf(own.carry[s], __fdividef(exact - relative[s], 1.f + relative[s]), own.carry[s]);
+        }
+    }
+    // A product of complex decays is rounded no finer than the carry: the chunk's own part of the carry, and what the walk
+    // makes of all of it, tell what it lacks.
+    __device__ __forceinline__ void anchor_phases(Own& own, const Seat& at, int tokens, const ExactSum& total) const {
+        Numbers from_zero{}, walked;
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) walked[s] = own.carry[s];
+        const TokenRows rows = rows_of(false, at);
+#pragma unroll 1
+        for (int token = tokens - 1; token >= 0; --token) {
+            const int here = in_row(at.channel, token);
+            const float step = shared.step[at.channel][here], cotangent = shared.cotangent[at.channel][here];
+            Numbers C;
+            load_row(C, rows, token);
+#pragma unroll
+            for (int s = 0; s < kStates; ++s) {
+                const Number decay = own.poles[s].power(step);
+                from_zero[s] = Gradient::carried(plus_scaled(from_zero[s], conjugate(C[s]), cotangent), decay);
+                walked[s] = Gradient::carried(plus_scaled(walked[s], conjugate(C[s]), cotangent), decay);
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+            if (!rounds_alike(own.poles[s], total.sum)) continue;
+            const Number decay = conjugate(own.poles[s].decay_over(total));
+            const Number lacking = plus_product(from_zero[s], decay, own.carry[s]) - walked[s];
+            own.carry[s] = own.carry[s] + lacking * inverse(decay);
         }
     }
     // A step of each state, with the decays that it took.
@@ -217,7 +263,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
 
     __device__ __forceinline__ void back_through(Own& own, int chunk) const {
         const int tokens = min(kStateChunk, left(chunk)), subtiles = (tokens + kTokens - 1) / kTokens;
-        if constexpr (!kConfig.is_complex && Poles::kFollowsSteps) anchor(own, tokens);
+        if constexpr (Poles::kFollowsSteps) anchor(own, tokens);
         walk_forward(own, subtiles);
         const bool any_varies = varies(in.B) || varies(in.C);
 #pragma unroll 1
