@@ -17,6 +17,7 @@ struct SelectiveCoefficients {
     static constexpr int kVectors = Shared::kVectors;  // a thread
     using Vector = Eight<Shared::kConfiguration.is_narrow>;
     using Read = Granules<Shared::kConfiguration.is_narrow>;
+    using Careful = TileKind<false, Shared::kConfiguration.is_narrow>;
 
     const Args& args;
     Shared& shared;
@@ -38,7 +39,8 @@ struct SelectiveCoefficients {
         __device__ __forceinline__ int token_of(int i) const { return along_tokens ? token + i / kParts : token; }
         __device__ __forceinline__ float& to_of(int i) const { return to[n_of(i)][token_of(i) * kParts + i % kParts]; }
     };
-    __device__ __forceinline__ Place place_of(int i, unsigned thread) const {
+    template <class Kind>
+    __device__ __forceinline__ Place place_of(Kind kind, int i, unsigned thread) const {
         constexpr unsigned kOfOne = kGroup * kParts * kTokens / 8, kAlongTokens = kTokens * kParts / 8,
                            kAlongStates = kGroup * kParts / 8;
         const unsigned vector = thread + i * Shared::kConfiguration.kThreads, of = vector % kOfOne;
@@ -46,7 +48,7 @@ struct SelectiveCoefficients {
         auto* to = shared.B.tile;
         if constexpr (kBoth)
             if (vector >= kOfOne) from = &args.in.C, to = shared.C.tile;
-        const bool along_tokens = from->n != kParts;
+        const bool along_tokens = kind.along_tokens(from->n != kParts);
         const unsigned n = along_tokens ? of / kAlongTokens : of % kAlongStates * (8 / kParts);
         const unsigned token = along_tokens ? of % kAlongTokens * (8 / kParts) : of / kAlongStates;
         return {from, to, static_cast<int>(n), static_cast<int>(token), along_tokens};
@@ -56,16 +58,18 @@ struct SelectiveCoefficients {
         return place.batch * from.batch + place.channel / (args.in.dim / from.groups) * from.group + at.n * from.n +
                (place.start + at.token) * from.token;
     }
-    __device__ __forceinline__ const char* address(int i, const Coefficients& from, int tile, int first) const {
-        const int shift = Vector::is_wide(from.type) ? 2 : 1;
+    template <class Kind>
+    __device__ __forceinline__ const char* address(Kind kind, int i, const Coefficients& from, int tile, int first) const {
+        const int shift = Vector::is_wide(kind.type(from.type)) ? 2 : 1,
+                  apart = kind.is_plain ? kParts : static_cast<int>(from.token);
         return addresses[i] + static_cast<i64>(first) * (static_cast<int>(from.n) << shift) +
-               static_cast<i64>(tile) * (static_cast<int>(from.token) << shift);
+               static_cast<i64>(tile) * (apart << shift);
     }
     __device__ __forceinline__ void begin(const SelectivePlace& place) {
         length = place.length;
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            const Place at = place_of(i, threadIdx.x);
+            const Place at = place_of(Careful{}, i, threadIdx.x);
             addresses[i] =
                 opaque(static_cast<char*>(at.from->data) + (offset_of(place, at) << (Vector::is_wide(at.from->type) ? 2 : 1)));
         }
@@ -74,30 +78,41 @@ struct SelectiveCoefficients {
     __device__ __forceinline__ bool is_whole(int tile, int first) const {
         return tile + kTokens <= length && first + kGroup <= args.in.state_size;
     }
-    __device__ __forceinline__ bool is_plain(int tile, int first) const {
+    // Of any states.
+    __device__ __forceinline__ bool may_be_plain() const {
+        const auto is_plain = [](const Coefficients& x) {
+            return x.n != kParts && (!Shared::kConfiguration.is_narrow || x.type == DType::bf16);
+        };
+        return args.coefficients_are_aligned && args.in.state_size % kGroup == 0 && is_plain(args.in.B) &&
+               (!kBoth || is_plain(args.in.C));
+    }
+    __device__ __forceinline__ bool is_aligned(int tile, int first) const {
         return args.coefficients_are_aligned && is_whole(tile, first);
     }
-    __device__ __forceinline__ void load(int tile, int first) const {
-        const bool plain = is_plain(tile, first);
+    template <class Kind>
+    __device__ __forceinline__ void load(Kind kind, int tile, int first) const {
+        const bool aligned = kind.is_plain || is_aligned(tile, first);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            const Coefficients& tensor = *place_of(i, threadIdx.x).from;
-            const char* from = address(i, tensor, tile, first);
-            if (plain)
-                Vector::fetch(in_flight(i), from, tensor.type);
+            const Coefficients& tensor = *place_of(kind, i, threadIdx.x).from;
+            const char* from = address(kind, i, tensor, tile, first);
+            if (aligned)
+                Vector::fetch(in_flight(i), from, kind.type(tensor.type));
             else
                 fetch_granules(i, from, tile, first);
         }
     }
-    __device__ __forceinline__ void put(int tile, int first) const {
-        const bool plain = is_plain(tile, first);
+    template <class Kind>
+    __device__ __forceinline__ void put(Kind kind, int tile, int first) const {
+        const bool aligned = kind.is_plain || is_aligned(tile, first);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            const Place at = place_of(i, threadIdx.x);
+            const Place at = place_of(kind, i, threadIdx.x);
             float x[8];
-            (plain ? in_flight(i) : settled(i, address(i, *at.from, tile, first), tile, first)).to_floats(at.from->type, x);
-            if (!plain && !at.from->varies) continue;
-            if (!is_whole(tile, first)) {
+            (aligned ? in_flight(i) : settled(i, address(kind, i, *at.from, tile, first), tile, first))
+                .to_floats(kind.type(at.from->type), x);
+            if (!aligned && !at.from->varies) continue;
+            if (!kind.is_plain && !is_whole(tile, first)) {
                 const int count = left(rare_place(i), tile, first);
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
@@ -116,7 +131,7 @@ struct SelectiveCoefficients {
 
     // ---- Tiles that are not whole, or not aligned. Places are computed again, so that they take no registers from the walk.
 
-    __device__ __forceinline__ Place rare_place(int i) const { return place_of(i, opaque(threadIdx.x)); }
+    __device__ __forceinline__ Place rare_place(int i) const { return place_of(Careful{}, i, opaque(threadIdx.x)); }
     // How many real numbers exist from the first of a vector on; negative where there are none.
     __device__ __forceinline__ int left(const Place& at, int tile, int first) const {
         constexpr int kNone = -8;

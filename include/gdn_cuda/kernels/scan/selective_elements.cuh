@@ -27,7 +27,7 @@ struct SelectiveElements {
     const Args& args;
     Shared& shared;
     Own own;             // of a tile
-    int whole, plain;    // ends of the tiles whose elements all exist, and are in aligned vectors
+    int whole, aligned;  // ends of the tiles whose elements all exist, and are in aligned vectors
     char* addresses[4];  // of the first tile
     enum Address { at_u, at_delta, at_z, at_out };
 
@@ -35,7 +35,7 @@ struct SelectiveElements {
     __device__ __forceinline__ Vector& in_flight(int i) const {
         return reinterpret_cast<Vector&>(shared.elements_in_flight[i][threadIdx.x]);
     }
-    __device__ __forceinline__ static int u_of(int tile) { return (tile & kTokens) == 0 ? u_even : u_odd; }
+    __device__ __forceinline__ static int u_of(int tile) { return u_even + (tile & kTokens) / kTokens; }
 
     enum Rows { kStep, kInput, kSize };
     __device__ __forceinline__ float* row(int rows, int channel) const { return &shared.rows[rows][channel * Shared::kPitch]; }
@@ -50,9 +50,10 @@ struct SelectiveElements {
         return static_cast<char*>(x.data) + (offset << (Vector::is_wide(args.io) ? 2 : 1));
     }
     // From the address of the first tile; the host has seen to it that a token's stride fits.
-    template <class Byte>
-    __device__ __forceinline__ Byte* in_tile(Byte* first, const ChannelRows& x, int tile) const {
-        return first + static_cast<i64>(tile) * (static_cast<int>(x.token) << (Vector::is_wide(args.io) ? 2 : 1));
+    template <class Kind, class Byte>
+    __device__ __forceinline__ Byte* in_tile(Kind kind, Byte* first, const ChannelRows& x, int tile) const {
+        const int apart = kind.is_plain ? 1 : static_cast<int>(x.token);
+        return first + static_cast<i64>(tile) * (apart << (Vector::is_wide(kind.type(args.io)) ? 2 : 1));
     }
     // For rare paths: computed again, so that it takes no registers from the walk.
     __device__ __forceinline__ Own rare_own() const { return Own::of_thread(opaque(threadIdx.x), args.along_tokens); }
@@ -72,10 +73,12 @@ struct SelectiveElements {
     }
     enum Behind { behind_u, behind_delta, behind_z, behind_out };
 
-    __device__ __forceinline__ void fetch(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
-        const char* from = in_tile(first, x, tile);
-        if (tile < plain) {
-            Vector::fetch(in_flight(slot), from, args.io);
+    template <class Kind>
+    __device__ __forceinline__ void fetch(Kind kind, int slot, int tensor, const char* first, const ChannelRows& x,
+                                          int tile) const {
+        const char* from = in_tile(kind, first, x, tile);
+        if (kind.is_plain || tile < aligned) {
+            Vector::fetch(in_flight(slot), from, kind.type(args.io));
             return;
         }
         const Read read = Read::of(from, count(tile), args.io);
@@ -88,9 +91,11 @@ struct SelectiveElements {
         }
     }
     // The thread's vector, after cp_async_wait.
-    __device__ __forceinline__ Vector settled(int slot, int tensor, const char* first, const ChannelRows& x, int tile) const {
-        if (tile < plain) return in_flight(slot);
-        const char* from = in_tile(first, x, tile);
+    template <class Kind>
+    __device__ __forceinline__ Vector settled(Kind kind, int slot, int tensor, const char* first, const ChannelRows& x,
+                                              int tile) const {
+        if (kind.is_plain || tile < aligned) return in_flight(slot);
+        const char* from = in_tile(kind, first, x, tile);
         __syncwarp();
         Vector found = in_flight(slot);
         if (args.along_tokens) {
@@ -106,7 +111,7 @@ struct SelectiveElements {
 
     __device__ __forceinline__ void begin(const SelectivePlace& place) {
         whole = place.channels == kChannels ? place.length / kTokens * kTokens : 0;
-        plain = args.rows_are_aligned ? whole : 0;
+        aligned = args.rows_are_aligned ? whole : 0;
         addresses[at_u] = opaque(address(args.in.u, place, own, 0));
         addresses[at_delta] = opaque(address(args.in.delta, place, own, 0));
         addresses[at_z] = opaque(address(args.in.z, place, own, 0));
@@ -115,24 +120,34 @@ struct SelectiveElements {
             shared.bias[c] = c < place.channels && args.in.delta_bias != nullptr ? args.in.delta_bias[place.channel + c] : 0.f;
         }
     }
-    __device__ __forceinline__ void load(int tile) const {
-        fetch(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
-        fetch(delta, behind_delta, addresses[at_delta], args.in.delta, tile);
+    // The end of the plain tiles.
+    __device__ __forceinline__ int plain() const {
+        const bool may_be = args.along_tokens && args.in.delta_a.data == nullptr &&
+                            (!Shared::kConfiguration.is_narrow || args.io == DType::bf16);
+        return may_be ? aligned : 0;
     }
-    __device__ __forceinline__ void load_z(int tile) const {
-        if (args.in.z.data != nullptr) fetch(z, behind_z, addresses[at_z], args.in.z, tile);
+    template <class Kind>
+    __device__ __forceinline__ void load(Kind kind, int tile) const {
+        fetch(kind, u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
+        fetch(kind, delta, behind_delta, addresses[at_delta], args.in.delta, tile);
+    }
+    template <class Kind>
+    __device__ __forceinline__ void load_z(Kind kind, int tile) const {
+        if (args.in.z.data != nullptr) fetch(kind, z, behind_z, addresses[at_z], args.in.z, tile);
     }
 
     // ---- Steps and inputs
 
     // Each stage takes all eight elements, so that they wait for the special function unit together.
-    __device__ __forceinline__ void prepare(int tile) {
-        const Vector u = settled(u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
-        if (tile >= plain) in_flight(u_of(tile)) = u;  // for the outputs
+    template <class Kind>
+    __device__ __forceinline__ void prepare(Kind kind, int tile) const {
+        const DType io = kind.type(args.io);
+        const Vector u = settled(kind, u_of(tile), behind_u, addresses[at_u], args.in.u, tile);
+        if (!kind.is_plain && tile >= aligned) in_flight(u_of(tile)) = u;  // for the outputs
         float input[8], size[8], bias[8], step[8];
-        u.to_floats(args.io, input);
-        settled(delta, behind_delta, addresses[at_delta], args.in.delta, tile).to_floats(args.io, size);
-        of_channels(shared.bias, bias);
+        u.to_floats(io, input);
+        settled(kind, delta, behind_delta, addresses[at_delta], args.in.delta, tile).to_floats(io, size);
+        of_channels(kind, shared.bias, bias);
 #pragma unroll
         for (int i = 0; i < 8; ++i) size[i] += bias[i];
         if (args.in.delta_softplus) {
@@ -146,31 +161,33 @@ struct SelectiveElements {
 #pragma unroll
         for (int i = 0; i < 8; ++i) step[i] = kTransition == Transition::s7 ? -1.f / fmaf(size[i], size[i], 0.5f) : size[i];
         constexpr bool kReadsDeltaA = kTransition != Transition::s7 && kTransition != Transition::rglru;
-        if (kReadsDeltaA && args.in.delta_a.data != nullptr)  // rare, so not in flight before
+        if (kReadsDeltaA && !kind.is_plain && args.in.delta_a.data != nullptr)  // rare, so not in flight before
             Read::of(address(args.in.delta_a, shared.place, rare_own(), tile), count(tile), args.io)
                 .load(args.io)
                 .to_floats(args.io, step);
-        if (tile >= whole) {  // elements outside of the tensor leave the states as they are
+        if (!kind.is_plain && tile >= whole) {  // elements outside of the tensor leave the states as they are
             const int count = left(tile);
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 if (i >= count) step[i] = input[i] = size[i] = 0.f;
         }
-        put(kStep, step);
-        put(kInput, input);
-        if constexpr (has_size(kTransition)) put(kSize, size);
+        put(kind, kStep, step);
+        put(kind, kInput, input);
+        if constexpr (has_size(kTransition)) put(kind, kSize, size);
     }
-    __device__ __forceinline__ void of_channels(const float (&per_channel)[kChannels], float (&x)[8]) const {
-        if (args.along_tokens) {
+    template <class Kind>
+    __device__ __forceinline__ void of_channels(Kind kind, const float (&per_channel)[kChannels], float (&x)[8]) const {
+        if (kind.along_tokens(args.along_tokens)) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] = per_channel[own.channel];
         } else {
             load_shared(x, &per_channel[own.channel]);
         }
     }
-    __device__ __forceinline__ void put(int rows, const float (&x)[8]) const {
+    template <class Kind>
+    __device__ __forceinline__ void put(Kind kind, int rows, const float (&x)[8]) const {
         float* to = row(rows, own.channel) + swizzled<kChannels>(own.channel, own.token);
-        if (args.along_tokens) {
+        if (kind.along_tokens(args.along_tokens)) {
             reinterpret_cast<float4*>(to)[0] = {x[0], x[1], x[2], x[3]};
             reinterpret_cast<float4*>(to)[1] = {x[4], x[5], x[6], x[7]};
         } else {
@@ -193,14 +210,16 @@ struct SelectiveElements {
         return fmaf(D, of_u, y);
     }
     // Adds up the Σ C x of each lane, and stores the outputs of the elements that the thread prepared.
-    __device__ __forceinline__ void finish(int tile) const {
+    template <class Kind>
+    __device__ __forceinline__ void finish(Kind kind, int tile) const {
+        const DType io = kind.type(args.io);
         constexpr int kLanes = Shared::kConfiguration.lanes;
         float y[8], of_u[8], of_z[8], D[8];
         const float* from = row(Shared::kFirstSum, own.channel) + swizzled<kChannels>(own.channel, own.token);
 #pragma unroll
         for (int part = 0; part < kLanes; ++part) {
             float x[8];
-            if (args.along_tokens) {
+            if (kind.along_tokens(args.along_tokens)) {
                 load_shared(x, from);
             } else {
 #pragma unroll
@@ -210,19 +229,19 @@ struct SelectiveElements {
             for (int i = 0; i < 8; ++i) y[i] = part == 0 ? x[i] : y[i] + x[i];
             from += sizeof(shared.rows[0]) / sizeof(float);
         }
-        of_channels(shared.D, D);
-        in_flight(u_of(tile)).to_floats(args.io, of_u);
+        of_channels(kind, shared.D, D);
+        in_flight(u_of(tile)).to_floats(io, of_u);
 #pragma unroll
         for (int i = 0; i < 8; ++i) y[i] = ungated(y[i], of_u[i], D[i]);
         if (args.in.z.data != nullptr) {
-            settled(z, behind_z, addresses[at_z], args.in.z, tile).to_floats(args.io, of_z);
+            settled(kind, z, behind_z, addresses[at_z], args.in.z, tile).to_floats(io, of_z);
 #pragma unroll
             for (int i = 0; i < 8; ++i) y[i] *= silu_fast(of_z[i]);
         }
-        const Vector found = Vector::of(args.io, y);
-        char* to = in_tile(addresses[at_out], args.out, tile);
-        if (tile < plain)
-            found.store(to, args.io);
+        const Vector found = Vector::of(io, y);
+        char* to = in_tile(kind, addresses[at_out], args.out, tile);
+        if (kind.is_plain || tile < aligned)
+            found.store(to, io);
         else if (args.along_tokens && tile + kTokens <= shared.place.length)
             store_shifted(found, to, tile);
         else

@@ -54,6 +54,7 @@ struct SelectiveForward {
     struct States {
         Poles poles[kStates];
         Number x[kStates];
+        Poles slowest;  // of real poles but the first: that of the slowest decay, infinitely fast where there is none
     };
 
     __device__ __forceinline__ i64 state_at(i64 row, int first) const {
@@ -83,6 +84,14 @@ struct SelectiveForward {
             if (!in.B.varies) B[n] = constant_number<Number>(in.B, c, first + n);
             if (!in.C.varies) C[n] = constant_number<Number>(in.C, c, first + n);
         });
+        if constexpr (Poles::kFollowsSteps && !kConfig.is_complex) {
+            constexpr float kNoDecay = 1e-30f;  // over as many tokens as there may be
+            states.slowest.rate = __int_as_float(0x7f800000);
+#pragma unroll
+            for (int n = 1; n < kStates; ++n)
+                if (const float rate = fabsf(states.poles[n].rate); rate > kNoDecay)
+                    states.slowest.rate = fminf(states.slowest.rate, rate);
+        }
     }
     __device__ __forceinline__ void load_states(States& states, const void* from, i64 row, int first) const {
 #pragma unroll
@@ -217,8 +226,10 @@ struct SelectiveForward {
             });
         } else {
 #pragma unroll
-            for (float x : step) total.sum += x;
-            total.sum = Lanes::sum(total.sum);
+            for (int distance = 4; distance > 0; distance /= 2)  // in pairs: a chain of sums takes long
+#pragma unroll
+                for (int i = 0; i < distance; ++i) step[i] += step[i + distance];
+            total.sum = Lanes::sum(step[0]);
         }
         return total;
     }
@@ -236,8 +247,12 @@ struct SelectiveForward {
             const ExactSum total = total_of_steps();
             const bool first = rounds_alike(states.poles[0], total);
             bool others = kConfig.is_complex && first;
+            if constexpr (kConfig.is_complex) {
 #pragma unroll
-            for (int s = 1; s < kStates; ++s) others |= rounds_alike(states.poles[s], total);
+                for (int s = 1; s < kStates; ++s) others |= rounds_alike(states.poles[s], total);
+            } else {
+                others = rounds_alike(states.slowest, total);
+            }
             if (__any_sync(0xffffffffu, others))
                 walk<kPass, kStates>(states, is_first, total);
             else if (kConfig.is_complex || !__any_sync(0xffffffffu, first))
@@ -254,7 +269,7 @@ struct SelectiveForward {
         elements.begin_outputs(place);
         coefficients.begin(place);
         __syncthreads();
-        const int length = place.length;
+        const int length = place.length, plain = coefficients.may_be_plain() ? elements.plain() : 0;
         const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
                    stays = kOnePass || in.state_size <= kGroup;
         States states;
@@ -271,15 +286,18 @@ struct SelectiveForward {
             const int next_tile = last_pass ? tile + kTokens : tile, next_first = last_pass ? 0 : first + kGroup;
             if (tile >= 0) {
                 cp_async_wait<0>();
-                if (first == 0) elements.prepare(tile);
-                coefficients.put(tile, first);
-                if (last_pass) elements.load_z(tile);
+                of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) {
+                    if (first == 0) elements.prepare(kind, tile);
+                    coefficients.put(kind, tile, first);
+                    if (last_pass) elements.load_z(kind, tile);
+                });
             }
             cp_async_fence();
-            if (next_tile < length) {
-                if (next_first == 0) elements.load(next_tile);
-                coefficients.load(next_tile, next_first);
-            }
+            if (next_tile < length)
+                of_kind<kConfig.is_narrow>(next_tile < plain, [&](auto kind) {
+                    if (next_first == 0) elements.load(kind, next_tile);
+                    coefficients.load(kind, next_tile, next_first);
+                });
             cp_async_fence();
             if (tile >= 0) {
                 if (!stays) {
@@ -299,7 +317,7 @@ struct SelectiveForward {
                 __syncthreads();
                 if (last_pass) {
                     cp_async_wait<1>();  // for z
-                    elements.finish(tile);
+                    of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) { elements.finish(kind, tile); });
                 }
             }
             tile = next_tile, first = next_first;

@@ -22,7 +22,8 @@ struct SelectiveForwardConfig {
     // complex states.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor(int capability) const {
         if (is_complex) return is_narrow && capability >= 90 ? 3 : 2;
-        return !is_narrow ? 3 : states == 4 && capability >= 90 ? 5 : 4;
+        if (is_narrow) return states == 4 && capability >= 90 ? 5 : 4;
+        return states == 4 ? 4 : 3;
     }
 
     GDN_FIELDS(transition, is_complex, is_narrow, states, lanes)

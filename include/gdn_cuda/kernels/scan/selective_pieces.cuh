@@ -73,37 +73,42 @@ struct SelectivePieces {
     __device__ __forceinline__ bool takes_coefficients() const {
         return in.B.varies && static_cast<int>(threadIdx.x) < Shared::kVectorsOfB;
     }
-    // What it needs from memory.
-    __device__ __forceinline__ void load(int tile) const {
-        elements.load(tile);
-        elements.load_z(tile);
-        if (takes_coefficients()) coefficients.load(tile, first);
+    // What it needs from memory. `plain`: the end of the plain tiles.
+    __device__ __forceinline__ void load(int tile, int plain) const {
+        of_kind<false>(tile < plain, [&](auto kind) {
+            elements.load(kind, tile);
+            elements.load_z(kind, tile);
+            if (takes_coefficients()) coefficients.load(kind, tile, first);
+        });
         cp_async_fence();
     }
-    __device__ __forceinline__ void prepare(int tile) {
+    __device__ __forceinline__ void prepare(int tile, int plain) const {
         cp_async_wait<0>();
-        elements.prepare(tile);
-        if (args.reverse) gate(tile);
-        if (takes_coefficients()) coefficients.put(tile, first);
+        of_kind<false>(tile < plain, [&](auto kind) {
+            elements.prepare(kind, tile);
+            if (args.reverse) gate(kind, tile);
+            if (takes_coefficients()) coefficients.put(kind, tile, first);
+        });
     }
     // In reverse the inputs are gradients of `out`: multiplied by silu(z), and by 2 for complex states, those of Σ C x.
-    __device__ __forceinline__ void gate(int tile) const {
+    template <class Kind>
+    __device__ __forceinline__ void gate(Kind kind, int tile) const {
         if (kParts == 1 && in.z.data == nullptr) return;
         float factors[8];
 #pragma unroll
         for (float& x : factors) x = kParts;
         if (in.z.data != nullptr) {
             float z[8];
-            elements.settled(Elements::z, Elements::behind_z, elements.addresses[Elements::at_z], in.z, tile)
+            elements.settled(kind, Elements::z, Elements::behind_z, elements.addresses[Elements::at_z], in.z, tile)
                 .to_floats(args.io, z);
-            const int count = tile < elements.plain ? 8 : elements.left(tile);
+            const int count = kind.is_plain || tile < elements.aligned ? 8 : elements.left(tile);
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 if (i < count) factors[i] *= silu_fast(z[i]);
         }
         const auto& own = elements.own;
         float* inputs = elements.row(Elements::kInput, own.channel) + swizzled<kConfig.channels()>(own.channel, own.token);
-        const int apart = args.along_tokens ? 1 : Shared::kPitch;
+        const int apart = kind.along_tokens(args.along_tokens) ? 1 : Shared::kPitch;
 #pragma unroll
         for (int i = 0; i < 8; ++i) inputs[i * apart] *= factors[i];
     }
@@ -254,13 +259,14 @@ struct SelectivePieces {
 #pragma unroll
         for (Poles& pole : states.poles) pole = Poles::of(Number{});
         each_state([&](int s, int n) { states.poles[s] = Poles::of(constant(in.A, n)); });
+        const int plain = !in.B.varies || coefficients.may_be_plain() ? elements.plain() : 0;
         const int tiles = (place.length + kTokens - 1) / kTokens;
         const auto tile = [&](int i) { return (args.reverse ? tiles - 1 - i : i) * kTokens; };
-        load(tile(0));
+        load(tile(0), plain);
 #pragma unroll 1
         for (int i = 0; i < tiles; ++i) {
-            prepare(tile(i));
-            if (i + 1 < tiles) load(tile(i + 1));
+            prepare(tile(i), plain);
+            if (i + 1 < tiles) load(tile(i + 1), plain);
             __syncthreads();
             const ExactSum total = add_steps(states);
             if (args.reverse)

@@ -28,6 +28,26 @@ struct Neighbours {
     }
 };
 
+// What is known of a tile when it is compiled. All elements of a plain one exist, and so do its B and C; they are in aligned
+// vectors along tokens, and there is no δ_A. Most tiles are plain, and take a third of the instructions so. Where a
+// configuration is narrow, they are bf16 as well.
+template <bool kPlain, bool kNarrow>
+struct TileKind {
+    static constexpr bool is_plain = kPlain;
+
+    __device__ __forceinline__ static bool along_tokens(bool of_call) { return kPlain || of_call; }
+    __device__ __forceinline__ static DType type(DType of_call) { return kPlain && kNarrow ? DType::bf16 : of_call; }
+};
+
+// Calls with the kind of a tile.
+template <bool kNarrow, class F>
+__device__ __forceinline__ void of_kind(bool is_plain, const F& call) {
+    if (is_plain)
+        call(TileKind<true, kNarrow>{});
+    else
+        call(TileKind<false, kNarrow>{});
+}
+
 // The lanes that share a channel are every second one of some neighbours, so that each lane and the next one have the same
 // states of two channels, and read the same B and C. Of 16 bytes a lane, shared memory serves a warp in four turns; in two
 // where neighbours read the same.
