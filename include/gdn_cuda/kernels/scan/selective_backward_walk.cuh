@@ -69,9 +69,9 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     __device__ __forceinline__ void anchor(Own& own, int tokens) const {
         const Seat at = seat();
         float total = 0.f;
-#pragma unroll 1
-        for (int token = 4 * at.lane; token < kStateChunk; token += 4 * kLanes) {
-            const float4 x = four(shared.step, at.channel, token);
+#pragma unroll
+        for (int token = 0; token < kStateChunk; token += 4 * kLanes) {
+            const float4 x = four(shared.step, at.channel, token + 4 * at.lane);
             total += (x.x + x.y) + (x.z + x.w);
         }
         total = Lanes::sum(total);
@@ -81,13 +81,16 @@ struct BackwardWalk : BackwardBlock<kConfig> {
         if (!__any_sync(0xffffffffu, any)) return;
         float relative[kStates] = {};  // the product of the decays, minus 1, whose rounding is much finer
 #pragma unroll 1
-        for (int token = 0; token < tokens; ++token) {
-            const float step = shared.step[at.channel][in_row(at.channel, token)];
+        for (int token = 0; token < tokens; token += kHalf) {
+            float steps[kHalf];
+            load_four(steps, shared.step, at.channel, token);  // behind the last token, they are 0
 #pragma unroll
-            for (int s = 0; s < kStates; ++s) {
-                const float decay = own.poles[s].step({step, 0.f, 0.f}, 0.f).decay;
-                relative[s] = fmaf(relative[s], decay, decay - 1.f);
-            }
+            for (const float step : steps)
+#pragma unroll
+                for (int s = 0; s < kStates; ++s) {
+                    const float decay = own.poles[s].step({step, 0.f, 0.f}, 0.f).decay;
+                    relative[s] = fmaf(relative[s], decay, decay - 1.f);
+                }
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
