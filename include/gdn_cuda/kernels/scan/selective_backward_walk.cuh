@@ -18,7 +18,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     using Block::four, Block::in_row;
     using Block::kIsRglru, Block::kTransition, Block::kColumns, Block::kHalf, Block::kLanes, Block::kStates, Block::kTokens;
     using typename Block::Gradient, typename Block::Lanes, typename Block::Number, typename Block::Numbers,
-        typename Block::Poles, typename Block::Seat;
+        typename Block::Poles, typename Block::Seat, typename Block::Shared;
     using Own = typename BackwardStates<kConfig>::Own;
 
     BackwardSums<kConfig> sums;
@@ -210,7 +210,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 shared.input[channel][row] = of_input[0];
                 shared.cotangent[channel][row] = of_step[0];
                 if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
-                if (has_z) shared.checkpoint[k][channel][half + token] = y[0];
+                if (has_z) shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
             }
             if (any_varies) sums.over_channels(k, half, at.thread);
         }
