@@ -18,7 +18,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     using Block::four, Block::in_row;
     using Block::kIsRglru, Block::kTransition, Block::kColumns, Block::kHalf, Block::kLanes, Block::kStates, Block::kTokens;
     using typename Block::Gradient, typename Block::Lanes, typename Block::Number, typename Block::Numbers,
-        typename Block::Poles, typename Block::Seat;
+        typename Block::Poles, typename Block::Seat, typename Block::Shared;
     using Own = typename BackwardStates<kConfig>::Own;
 
     BackwardSums<kConfig> sums;
@@ -71,41 +71,35 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     }
     __device__ __forceinline__ void anchor(Own& own, int tokens) const {
         const Seat at = seat();
-        ExactSum total;
-#pragma unroll 1
-        for (int token = 4 * at.lane; token < kStateChunk; token += 4 * kLanes) {
-            const float4 x = four(shared.step, at.channel, token);
-            if constexpr (kConfig.is_complex)
-                total.add(x.x), total.add(x.y), total.add(x.z), total.add(x.w);
-            else
-                total.sum += (x.x + x.y) + (x.z + x.w);
+        float total = 0.f;
+#pragma unroll
+        for (int token = 0; token < kStateChunk; token += 4 * kLanes) {
+            const float4 x = four(shared.step, at.channel, token + 4 * at.lane);
+            total += (x.x + x.y) + (x.z + x.w);
         }
-        Lanes::each_distance([&](int distance) {
-            const auto of = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, distance); };
-            if constexpr (kConfig.is_complex)
-                total.add(ExactSum{of(total.sum), of(total.rest)});
-            else
-                total.sum += of(total.sum);
-        });
+        total = Lanes::sum(total);
         bool any = false;
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) any |= rounds_alike(own.poles[s], total.sum);
+        for (int s = 0; s < kStates; ++s) any |= rounds_alike(own.poles[s], total);
         if (!__any_sync(0xffffffffu, any)) return;
         if constexpr (kConfig.is_complex)
             anchor_phases(own, at, tokens, total);
         else
-            anchor_sizes(own, at, tokens, total.sum);
+            anchor_sizes(own, at, tokens, total);
     }
     __device__ __forceinline__ void anchor_sizes(Own& own, const Seat& at, int tokens, float total) const {
         float relative[kStates] = {};  // the product of the decays, minus 1, whose rounding is much finer
 #pragma unroll 1
-        for (int token = 0; token < tokens; ++token) {
-            const float step = shared.step[at.channel][in_row(at.channel, token)];
+        for (int token = 0; token < tokens; token += kHalf) {
+            float steps[kHalf];
+            load_four(steps, shared.step, at.channel, token);  // behind the last token, they are 0
 #pragma unroll
-            for (int s = 0; s < kStates; ++s) {
-                const float decay = own.poles[s].step({step, 0.f, 0.f}, 0.f).decay;
-                relative[s] = fmaf(relative[s], decay, decay - 1.f);
-            }
+            for (const float step : steps)
+#pragma unroll
+                for (int s = 0; s < kStates; ++s) {
+                    const float decay = own.poles[s].step({step, 0.f, 0.f}, 0.f).decay;
+                    relative[s] = fmaf(relative[s], decay, decay - 1.f);
+                }
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
@@ -116,15 +110,17 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     }
     // A product of complex decays is rounded no finer than the carry: the chunk's own part of the carry, and what the walk
     // makes of all of it, tell what it lacks.
-    __device__ __forceinline__ void anchor_phases(Own& own, const Seat& at, int tokens, const ExactSum& total) const {
+    __device__ __forceinline__ void anchor_phases(Own& own, const Seat& at, int tokens, float total) const {
         Numbers from_zero{}, walked;
 #pragma unroll
         for (int s = 0; s < kStates; ++s) walked[s] = own.carry[s];
         const TokenRows rows = rows_of(false, at);
+        ExactSum steps;
 #pragma unroll 1
         for (int token = tokens - 1; token >= 0; --token) {
             const int here = in_row(at.channel, token);
             const float step = shared.step[at.channel][here], cotangent = shared.cotangent[at.channel][here];
+            steps.add(step);
             Numbers C;
             load_row(C, rows, token);
 #pragma unroll
@@ -136,8 +132,8 @@ struct BackwardWalk : BackwardBlock<kConfig> {
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-            if (!rounds_alike(own.poles[s], total.sum)) continue;
-            const Number decay = conjugate(own.poles[s].decay_over(total));
+            if (!rounds_alike(own.poles[s], total)) continue;
+            const Number decay = conjugate(own.poles[s].decay_over(steps));
             const Number lacking = plus_product(from_zero[s], decay, own.carry[s]) - walked[s];
             own.carry[s] = own.carry[s] + lacking * inverse(decay);
         }
@@ -253,7 +249,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 shared.input[channel][row] = of_input[0];
                 shared.cotangent[channel][row] = of_step[0];
                 if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
-                if (has_z) shared.checkpoint[k][channel][half + token] = y[0];
+                if (has_z) shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
             }
             if (any_varies) sums.over_channels(k, half, at.thread);
         }
