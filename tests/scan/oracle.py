@@ -135,3 +135,9 @@ def relative_rms(got: Tensor, wanted: Tensor) -> float:
     assert got.shape == wanted.shape, (got.shape, wanted.shape)
     error, size = torch.linalg.vector_norm(got - wanted).item(), torch.linalg.vector_norm(wanted).item()
     return error / size if size > 0 else error
+
+
+def within(got: Tensor, wanted: Tensor, most: float) -> bool:
+    """Whether the error is at most that of the arithmetic, and of storing it: half a unit in the last place."""
+    stored = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(got.dtype, 0.0)
+    return relative_rms(got, wanted) < most + stored

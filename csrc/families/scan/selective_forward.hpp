@@ -33,8 +33,8 @@ inline constexpr std::array kSelectiveForwardConfigurations = [] {
         SelectiveForwardConfig{exponential, false, false, 4, 4}, SelectiveForwardConfig{exponential, false, false, 2, 8},
         SelectiveForwardConfig{zoh, false, false, 2, 8},         SelectiveForwardConfig{bilinear, false, false, 2, 8},
         SelectiveForwardConfig{s7, false, false, 2, 8},          SelectiveForwardConfig{rglru, false, false, 2, 8},
-        SelectiveForwardConfig{exponential, true, false, 2, 8},  SelectiveForwardConfig{zoh, true, false, 2, 8},
-        SelectiveForwardConfig{bilinear, true, false, 2, 8}};
+        SelectiveForwardConfig{exponential, true, true, 2, 8},   SelectiveForwardConfig{exponential, true, false, 2, 8},
+        SelectiveForwardConfig{zoh, true, false, 2, 8},          SelectiveForwardConfig{bilinear, true, false, 2, 8}};
 }();
 
 // Four states a lane take fewer instructions, eight lanes a channel make twice as many warps. A winner is for any number of
@@ -43,12 +43,13 @@ inline SelectiveForwardConfig selective_forward_config(const SelectiveForwardPro
                                                        const SelectiveForwardWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
     const bool many = problem.channels * pieces >= i64{multiprocessors} * 64;
-    const bool plain = problem.transition == Transition::exponential && !problem.is_complex;
+    const bool is_exponential = problem.transition == Transition::exponential;
+    const bool is_wide = is_exponential && !problem.is_complex && many;
     return {.transition = problem.transition,
             .is_complex = problem.is_complex,
-            .is_narrow = plain && problem.is_narrow && problem.states <= 16,
-            .states = plain && many ? 4 : 2,
-            .lanes = plain && many ? 4 : 8};
+            .is_narrow = is_exponential && problem.is_narrow && problem.states <= 16,
+            .states = is_wide ? 4 : 2,
+            .lanes = is_wide ? 4 : 8};
 }
 // The heuristic's own choice, then the others.
 inline std::vector<SelectiveForwardConfig> selective_forward_candidates(const SelectiveForwardProblem& problem,

@@ -78,20 +78,21 @@ __device__ __forceinline__ float silu_fast(float x) {
     return x * reciprocal_fast(1.f + exp2_fast(-x * kLog2e));
 }
 
-// Sine and cosine of π f for |f| <= ½, by minimax polynomials: 2e-7.
+// √2 times the sine and cosine of π f for |f| <= ½, by minimax polynomials: 2e-7. Of the angle 2π f, the cosine is 1 − sine²,
+// and the sine is sine × cosine.
 __device__ __forceinline__ void sincos_half_turns(float f, float& sine, float& cosine) {
     const float square = f * f;
-    float odd = 0.077657662f, even = -0.024627469f;
-    odd = fmaf(odd, square, -0.598291278f);
-    odd = fmaf(odd, square, 2.55007744f);
-    odd = fmaf(odd, square, -5.1677103f);
-    odd = fmaf(odd, square, 3.14159274f);
-    even = fmaf(even, square, 0.23507455f);
-    even = fmaf(even, square, -1.33524001f);
-    even = fmaf(even, square, 4.05871153f);
-    even = fmaf(even, square, -4.93480206f);
+    float odd = 0.109824516f, even = -0.0348285f;
+    odd = fmaf(odd, square, -0.84611166f);
+    odd = fmaf(odd, square, 3.606354f);
+    odd = fmaf(odd, square, -7.308246f);
+    odd = fmaf(odd, square, 4.442883f);
+    even = fmaf(even, square, 0.33244562f);
+    even = fmaf(even, square, -1.8883145f);
+    even = fmaf(even, square, 5.739885f);
+    even = fmaf(even, square, -6.978864f);
     sine = f * odd;
-    cosine = fmaf(even, square, 1.f);
+    cosine = fmaf(even, square, 1.41421356f);
 }
 
 // ---- Steps
@@ -106,22 +107,18 @@ struct ChannelStep {
     float step, input, size;
 };
 
-// x ← decay x + drive; or with a relative decay, which is Ā − 1, x ← x + (decay x + drive): exact where Ā is near one. A
-// complex decay is relative where `kept` is 1, and not where it is 0: near 0 it would lose digits.
+// x ← decay x + drive; or with a relative decay, which is Ā − 1, x ← x + (decay x + drive): exact where Ā is near one.
 template <class T>
 struct Step {
     T decay, drive;
-    float kept = 1.f;
 };
-template <bool kRelative>
-__device__ __forceinline__ float after(float x, const Step<float>& step) {
-    const float next = fmaf(step.decay, x, step.drive);
-    return kRelative ? x + next : next;
-}
-template <bool kRelative>
-__device__ __forceinline__ ComplexNumber<float> after(ComplexNumber<float> x, const Step<ComplexNumber<float>>& step) {
-    const ComplexNumber<float> next = step.drive.plus(step.decay, x);
-    return {fmaf(step.kept, x.re, next.re), fmaf(step.kept, x.im, next.im)};
+template <bool kRelative, class T>
+__device__ __forceinline__ T after(T x, const Step<T>& step) {
+    const T next = plus_product(step.drive, step.decay, x);
+    if constexpr (kRelative)
+        return x + next;
+    else
+        return next;
 }
 
 // A sum and what its rounding left.
@@ -178,11 +175,11 @@ struct Pole<kTransition, false> {
         }
     }
 
-    // A decay near one is rounded by up to 2^-25 a step, always in the same direction where steps are alike. Whether that may
-    // add up to 1e-5, over steps that sum to `total`.
-    __device__ __forceinline__ bool rounds_alike(float total, int steps) const {
+    // A decay near one is rounded by up to 3e-8, always in the same direction where steps are alike. Whether that may add up to
+    // more than `most` while a state is remembered, with so many steps that sum to `total`.
+    __device__ __forceinline__ bool rounds_alike(float total, int steps, float most) const {
         const float power = fabsf(total * rate);
-        return power < static_cast<float>(steps) / 512 && power > 0.f;
+        return power < static_cast<float>(steps) * (3e-8f * kLog2e / most) && power > 0.f;
     }
     // Ā of steps that sum to `total`, minus 1, without that error, where the states before have not decayed anyway.
     __device__ __forceinline__ bool long_memory(float total, float& relative) const {
@@ -194,49 +191,56 @@ struct Pole<kTransition, false> {
 
 template <Transition kTransition>
 struct Pole<kTransition, true> {
-    static constexpr bool kRelative = true, kFollowsSteps = kTransition != Transition::bilinear;
+    static constexpr bool kRelative = kTransition == Transition::bilinear, kFollowsSteps = !kRelative;
     using Complex = ComplexNumber<float>;
 
-    Complex A, inverse;  // inverse: 1 / A, for zoh
-    float turns, rest;   // of a unit of δ: Im A / 2π, and the rounding error of that
+    Complex A, inverse;       // inverse: 1 / A, for zoh
+    float rate, turns, rest;  // of a unit of δ: log2 |Ā|, Im A / 2π, and the rounding error of that
 
     __device__ __forceinline__ static Pole of(Complex A) {
         constexpr float kInverse = 0.159154937f, kRest = 6.42063833e-9f;  // 1 / 2π
         const float turns = A.im * kInverse;
-        return {A, kTransition == Transition::zoh ? scan::inverse(A) : Complex{}, turns,
+        return {A, kTransition == Transition::zoh ? scan::inverse(A) : Complex{}, A.re * kLog2e, turns,
                 fmaf(A.im, kRest, fmaf(A.im, kInverse, -turns))};
     }
-    // Whether a decay is relative: 1 or 0.
-    __device__ __forceinline__ float kept(float step) const {
-        return kTransition == Transition::bilinear || fabsf(step * A.re) < 0.5f ? 1.f : 0.f;
+    // Of half the angle of e^(δA), whose turns are reduced without error.
+    __device__ __forceinline__ void sincos(float delta, float& sine, float& cosine) const {
+        const float part = fmaf(delta, turns, -rintf(delta * turns));
+        sincos_half_turns(fmaf(delta, rest, part), sine, cosine);
     }
-    // e^(δA) − 1, and e^(δA) where `kept` is 0. The phase is reduced without error.
-    __device__ __forceinline__ Complex expm1(float delta, float kept = 1.f) const {
-        const float phase = delta * turns, error = fmaf(delta, rest, fmaf(delta, turns, -phase));
-        float sine, cosine;  // of half the angle: cos θ − 1 = −2 sin² θ/2 does not cancel
-        sincos_half_turns(phase - rintf(phase) + error, sine, cosine);
-        const float power = delta * A.re, size = exp2_fast(power * kLog2e), twice = 2.f * size * sine;
-        return {fmaf(-twice, sine, fabsf(power) < 0.5f ? expm1_small(power) : size - kept), twice * cosine};
+    // e^(δA)
+    __device__ __forceinline__ Complex power(float delta) const {
+        float sine, cosine;
+        sincos(delta, sine, cosine);
+        const float size = exp2_fast(delta * rate), of_sine = size * sine;
+        return {fmaf(-of_sine, sine, size), of_sine * cosine};
+    }
+    // e^(δA) − 1
+    __device__ __forceinline__ Complex power_less_one(float delta) const {
+        float sine, cosine;
+        sincos(delta, sine, cosine);
+        const float real = delta * A.re, size = exp2_fast(delta * rate), of_sine = size * sine;
+        return {fmaf(-of_sine, sine, fabsf(real) < 0.5f ? expm1_small(real) : size - 1.f), of_sine * cosine};
     }
     // Ā of steps that sum to `steps`: as above, but of any number of turns.
     __device__ __forceinline__ Complex decay_over(const ExactSum& steps) const {
         const float phase = steps.sum * turns, power = steps.sum * A.re;
         const float error = fmaf(steps.sum, rest, fmaf(steps.sum, turns, -phase)) + steps.rest * turns;
-        const float size = fabsf(power) < 0.5f ? 1.f + expm1_small(power) : exp2_fast(power * kLog2e);
+        const float size = fabsf(power) < 0.5f ? 1.f + expm1_small(power) : exp2_fast(steps.sum * rate);
         return unit_at(2.f * (phase - rintf(phase) + error)) * size;
     }
-    // As of a real pole; a product of complex decays loses up to 1e-7 a step.
-    __device__ __forceinline__ bool rounds_alike(float total, int steps) const {
-        return fabsf(total * A.re) < static_cast<float>(steps) / 128;
+    // As of a real pole, with 1e-7 a step.
+    __device__ __forceinline__ bool rounds_alike(float total, int steps, float most) const {
+        return fabsf(total * rate) < static_cast<float>(steps) * (1e-7f * kLog2e / most);
     }
     __device__ __forceinline__ Step<Complex> step(const ChannelStep& channel, Complex B) const {
-        const float kept = this->kept(channel.step);
         if constexpr (kTransition == Transition::exponential) {
-            return {expm1(channel.step, kept), B * channel.input, kept};
+            return {power(channel.step), B * channel.input};
         } else if constexpr (kTransition == Transition::zoh) {
             const Complex z = A * channel.size;
-            const Complex near = Complex{1.f, 0.f}.plus(z, {0.5f, 0.f}) * channel.size, far = expm1(channel.size) * inverse;
-            return {expm1(channel.step, kept), (z.square() < 1e-7f ? near : far) * channel.input * B, kept};
+            const Complex near = Complex{1.f, 0.f}.plus(z, {0.5f, 0.f}) * channel.size,
+                          far = power_less_one(channel.size) * inverse;
+            return {power(channel.step), (z.square() < 1e-7f ? near : far) * channel.input * B};
         } else {
             const Complex twice = A * channel.step, half = twice * 0.5f, other = A * (0.5f * channel.size);
             const Complex one{1.f, 0.f};

@@ -91,10 +91,8 @@ struct PoleGradient {
             return pole.rate * kLn2;
     }
     // The gradient of x_{t−1} through Ā.
-    __device__ __forceinline__ static Number carried(const Poles& pole, const ChannelStep& channel, Number dx, Number decay) {
-        if constexpr (kComplex)
-            return plus_times_conjugate(dx * pole.kept(channel.step), dx, decay);
-        else if constexpr (Poles::kRelative)
+    __device__ __forceinline__ static Number carried(Number dx, Number decay) {
+        if constexpr (Poles::kRelative)
             return plus_times_conjugate(dx, dx, decay);
         else
             return times_conjugate(dx, decay);
@@ -109,7 +107,7 @@ struct PoleGradient {
     __device__ __forceinline__ static Number add(const Poles& pole, const ChannelStep& channel, Number B, Number decay,
                                                  Number before, Number dx, float most_root_gradient, ChannelSlopes& slopes,
                                                  Number& dpole, Number& dB) {
-        const Number carry = carried(pole, channel, dx, decay);
+        const Number carry = carried(dx, decay);
         if constexpr (kTransition == Transition::exponential) {
             const Number through = times_conjugate(carry, before);
             slopes.input = add_real_of_conjugate(slopes.input, dx, B);
@@ -142,9 +140,7 @@ struct PoleGradient {
                 const Number through = times_conjugate(carry, before), z = A * channel.size;
                 Number relative, whole;
                 if constexpr (kComplex) {
-                    const float kept = pole.kept(channel.size);
-                    relative = pole.expm1(channel.size);
-                    whole = kept == 0.f ? pole.expm1(channel.size, kept) : relative + one_of(A);
+                    relative = pole.power_less_one(channel.size), whole = pole.power(channel.size);
                 } else {
                     relative = expm1_fast(z), whole = exp2_fast(channel.size * pole.rate);
                 }

@@ -63,11 +63,11 @@ struct Exponent {
 };
 
 __device__ __forceinline__ Decay<Complex> exact_exp(const Exponent& z) {
-    float sine, cosine;  // of half the phase: cos − 1 = −2 sin² of the half does not cancel
+    float sine, cosine;
     sincos_half_turns(z.turns, sine, cosine);
-    const float size = exp2_fast(z.real * kLog2e), twice = 2.f * size * sine;
+    const float size = exp2_fast(z.real * kLog2e), of_sine = size * sine;
     const bool offset = fabsf(z.real) < kOffsetBelow;
-    return {{fmaf(-twice, sine, offset ? less_one_of_small(z.real) : size), twice * cosine}, offset};
+    return {{fmaf(-of_sine, sine, offset ? less_one_of_small(z.real) : size), of_sine * cosine}, offset};
 }
 
 // e^z − 1

@@ -53,9 +53,11 @@ __device__ __forceinline__ void go_back(const BackwardBlock<kConfig>& block) {
     for (int chunk = (block.place.length + kStateChunk - 1) / kStateChunk - 1; chunk >= 0; --chunk) {
         const int first = chunk * kStateChunk;
         int tokens = min(kStateChunk, block.left(chunk));
+        typename BackwardCoefficients<kConfig>::InFlight loaded;
+        coefficients.load(loaded, first, tokens);
         states.load(own, block.place.first_chunk + chunk);
         elements.make(first, tokens);
-        coefficients.make(first, tokens);
+        coefficients.make(loaded, first, tokens);
         __syncthreads();
         walk.back_through(own, chunk);
         __syncthreads();

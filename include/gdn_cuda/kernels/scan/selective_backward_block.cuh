@@ -23,7 +23,7 @@ struct BackwardBlock {
     static constexpr int kChannels = Shared::kChannels, kColumns = Shared::kColumns, kParts = kConfig.parts();
     static constexpr int kLanes = kConfig.lanes, kStates = kConfig.states, kGroup = kConfig.group();
     static constexpr int kTokens = Config::kTokens, kNumbers = kStates * kParts, kHalf = 4;  // tokens of half a sub-tile
-    static constexpr int kUnits = kChannels * kStateChunk / 4 / Config::kThreads;            // of a thread, four elements each
+    static constexpr int kFours = kChannels * kStateChunk / 4 / Config::kThreads;            // elements of a thread, by fours
     using Lanes = ChannelLanes<kLanes>;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;

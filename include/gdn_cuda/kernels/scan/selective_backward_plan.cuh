@@ -51,6 +51,10 @@ struct SelectiveBackwardSharedPlan {
     static constexpr bool kHasSize = has_size(kConfig.transition);
     alignas(16) float size[kHasSize ? kChannels : 1][kHasSize ? kStateChunk : 1];
     alignas(16) float checkpoint[kSubtiles][kChannels][kCheckpoint];  // states before each sub-tile
+    // Where Σ C x of a token of a sub-tile is: of half the sub-tiles elsewhere, as their checkpoints begin in the same banks.
+    GDN_HOST_DEVICE static constexpr int place_of_output(int subtile, int token) {
+        return kCheckpoint < 16 ? token : (subtile & 1) * 8 + token;
+    }
     alignas(16) float B[kStateChunk][kColumns], C[kStateChunk][kColumns];
     static constexpr int kConstant = kConfig.only_varying ? 1 : kChannels;
     alignas(16) float constant_dB[kConstant][kColumns], constant_dC[kConstant][kColumns];  // of each channel

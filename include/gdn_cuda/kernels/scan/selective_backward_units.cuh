@@ -1,4 +1,5 @@
-// How scan/selective_backward moves elements between memory and its tiles: four at a time, those of the next unit in flight.
+// How scan/selective_backward moves elements between memory and its tiles: in units, those of the next one in flight. Where
+// vectors are of tokens, a unit is compiled for its dtype; otherwise what it is made of is asked for each.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/four.cuh>
@@ -11,30 +12,57 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     using Block = BackwardBlock<kConfig>;
     using Block::along, Block::global, Block::in_row, Block::swizzle;
     using Block::args, Block::in, Block::place, Block::shared;
-    using Block::kChannels, Block::kTokens, Block::kUnits;
+    using Block::kChannels, Block::kTokens, Block::kFours;
     using typename Block::Config, typename Block::Shared, typename Block::Tile;
 
-    // Four elements of a tile. In memory they are a vector, of tokens or of channels; or, where the host has found no vectors
-    // or the tile is ragged, tokens of one channel so far apart that neighbouring lanes have neighbours in memory. Each of
-    // these is read and written alone.
+    // In memory, four elements of a tile are a vector, of tokens or of channels; or, where the host has found no vectors or the
+    // tile is ragged, tokens of one channel so far apart that neighbouring lanes have neighbours in memory. Each of these is
+    // read and written alone.
     enum class Shape { tokens, channels, apart };
     struct Unit {
+        static constexpr bool kIsPlain = false;
+        static constexpr int kSize = 4;
         int channel, token;  // of the first
         Shape shape;
+        DType type;
         int count;  // of them exist, the first ones
     };
+    // Four tokens of one channel, or of two that are kRows apart, of a call without δ_A.
+    template <DType kType>
+    struct PlainUnit {
+        static constexpr bool kIsPlain = true;
+        static constexpr int kSize = kFours < 2 ? 4 : 8, kUnits = kFours * 4 / kSize;  // of a thread
+        static constexpr Shape shape = Shape::tokens;
+        static constexpr DType type = kType;
+        static constexpr int count = kSize;
+        int channel, token;
+    };
+    static constexpr int kLanesOfRow = kStateChunk / 4, kRows = Config::kThreads / kLanesOfRow;
+    template <class Unit>
+    __device__ __forceinline__ bool has_delta_a(const Unit&) const {
+        return !Unit::kIsPlain && in.delta_a.data != nullptr;
+    }
     static constexpr int kApart = kStateChunk / 4;
 
     __device__ __forceinline__ Shape shape_of(int tokens) const {
         if (!args.rows_are_vectors || place.channels < kChannels || tokens < kStateChunk) return Shape::apart;
         return args.along_tokens ? Shape::tokens : Shape::channels;
     }
+    __device__ __forceinline__ bool is_plain(int tokens) const {
+        return shape_of(tokens) == Shape::tokens && in.delta_a.data == nullptr;
+    }
     // Of a thread; `tokens` are in the tile. Lanes meet in no bank of a tile.
+    template <DType kType>
+    __device__ __forceinline__ static PlainUnit<kType> plain_unit(int i) {
+        const unsigned thread = thread_again();
+        return {static_cast<int>(thread / kLanesOfRow) + i * kRows * PlainUnit<kType>::kSize / 4,
+                static_cast<int>(thread % kLanesOfRow * 4)};
+    }
     __device__ __forceinline__ Unit unit(int i, Shape shape, int tokens) const {
         constexpr unsigned kRow = kStateChunk / 4, kColumn = kChannels / 4, kEights = kChannels / 8;
         const unsigned thread = thread_again(), index = thread + i * Config::kThreads, lane = thread % 32, warp = thread / 32;
         const auto at = [&](unsigned channel, unsigned token) {
-            return Unit{static_cast<int>(channel), static_cast<int>(token), shape, 4};
+            return Unit{static_cast<int>(channel), static_cast<int>(token), shape, args.io, 4};
         };
         if (shape == Shape::tokens) return at(index / kRow, index % kRow * 4);
         if (shape == Shape::channels) return at(index % kColumn * 4, index / kColumn);
@@ -60,30 +88,43 @@ struct BackwardUnits : BackwardBlock<kConfig> {
             for (int i = 0; i < 4; ++i) call(i, unit.channel, row ^ i * kApart);
         }
     }
-    __device__ __forceinline__ static float4& vector(Tile tile, const Unit& unit) {
-        return *reinterpret_cast<float4*>(&tile[unit.channel][in_row(unit.channel, unit.token)]);
-    }
-    template <int kTiles>
-    __device__ __forceinline__ static void put(const Tile (&tiles)[kTiles], const Unit& to, const float (&x)[kTiles][4]) {
-        if (to.shape == Shape::tokens) {
+    // Calls with each vector's first element and place.
+    template <class Unit, class F>
+    __device__ __forceinline__ static void each_vector(const Unit& unit, const F& call) {
 #pragma unroll
-            for (int t = 0; t < kTiles; ++t) vector(tiles[t], to) = {x[t][0], x[t][1], x[t][2], x[t][3]};
-        } else {
+        for (int i = 0; i < Unit::kSize; i += 4) {
+            const int channel = unit.channel + i / 4 * kRows;
+            call(i, channel, in_row(channel, unit.token));
+        }
+    }
+    template <class Unit, int kTiles>
+    __device__ __forceinline__ static void put(const Tile (&tiles)[kTiles], const Unit& to,
+                                               const float (&x)[kTiles][Unit::kSize]) {
+        if (to.shape == Shape::tokens) {
+            each_vector(to, [&](int i, int channel, int at) {
+#pragma unroll
+                for (int t = 0; t < kTiles; ++t)
+                    *reinterpret_cast<float4*>(&tiles[t][channel][at]) = {x[t][i], x[t][i + 1], x[t][i + 2], x[t][i + 3]};
+            });
+        } else if constexpr (!Unit::kIsPlain) {
             each_element(to, [&](int i, int channel, int at) {
 #pragma unroll
                 for (int t = 0; t < kTiles; ++t) tiles[t][channel][at] = x[t][i];
             });
         }
     }
-    template <int kTiles>
-    __device__ __forceinline__ static void get(float (&x)[kTiles][4], const Tile (&tiles)[kTiles], const Unit& from) {
+    __device__ __forceinline__ static void load_four(float* to, const float* from) {
+        const float4 x = *reinterpret_cast<const float4*>(from);
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    }
+    template <class Unit, int kTiles>
+    __device__ __forceinline__ static void get(float (&x)[kTiles][Unit::kSize], const Tile (&tiles)[kTiles], const Unit& from) {
         if (from.shape == Shape::tokens) {
+            each_vector(from, [&](int i, int channel, int at) {
 #pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                const float4 y = vector(tiles[t], from);
-                x[t][0] = y.x, x[t][1] = y.y, x[t][2] = y.z, x[t][3] = y.w;
-            }
-        } else {
+                for (int t = 0; t < kTiles; ++t) load_four(&x[t][i], &tiles[t][channel][at]);
+            });
+        } else if constexpr (!Unit::kIsPlain) {
             each_element(from, [&](int i, int channel, int at) {
 #pragma unroll
                 for (int t = 0; t < kTiles; ++t) x[t][i] = tiles[t][channel][at];
@@ -91,18 +132,25 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         }
     }
     // D or bias of the channels of a unit.
-    __device__ __forceinline__ static void per_channel(float (&to)[4], const float* from, const Unit& unit) {
+    template <class Unit>
+    __device__ __forceinline__ static void per_channel(float (&to)[Unit::kSize], const float* from, const Unit& unit) {
         const int apart = unit.shape == Shape::channels ? 1 : 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) to[i] = from[unit.channel + i * apart];
+        for (int i = 0; i < Unit::kSize; ++i) to[i] = from[unit.channel + i / 4 * kRows + i * apart];
     }
     // Σ C x, where the walk has left it.
-    __device__ __forceinline__ void get_outputs(float (&y)[4], const Unit& from) const {
-        const float* first = &shared.checkpoint[from.token / kTokens][from.channel][from.token % kTokens];
-        constexpr int kChannel = Shared::kCheckpoint, kToken = kChannels * kChannel / kTokens;  // apart, in eight tokens
-        const int apart = from.shape == Shape::tokens ? 1 : from.shape == Shape::channels ? kChannel : kApart * kToken;
+    template <class Unit>
+    __device__ __forceinline__ void get_outputs(float (&y)[Unit::kSize], const Unit& from) const {
+        const int k = from.token / kTokens, place = Shared::place_of_output(k, from.token % kTokens);
+        if (from.shape == Shape::tokens) {
+            each_vector(from, [&](int i, int channel, int) { load_four(&y[i], &shared.checkpoint[k][channel][place]); });
+        } else if constexpr (!Unit::kIsPlain) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = first[i * apart];
+            for (int i = 0; i < 4; ++i) {
+                const bool apart = from.shape == Shape::apart;
+                y[i] = shared.checkpoint[k + apart * i * kApart / kTokens][from.channel + !apart * i][place];
+            }
+        }
     }
 
     // ---- Memory
@@ -121,113 +169,142 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         shared.ddelta_a = rows_of(args.ddelta_a);
     }
     // The host has seen to it that strides fit.
+    template <class Unit>
     __device__ __forceinline__ static char* address(const Rows& rows, const Unit& at, int first) {
         return along(along(global(rows.begin), at.channel, rows.of_channel), first + at.token, rows.of_token);
     }
+    template <int kSize>
     struct InFlight {
-        Four u, delta, grad_out, z, delta_a;
+        Four u[kSize / 4], delta[kSize / 4], grad_out[kSize / 4], z[kSize / 4], delta_a[kSize / 4];
     };
+    template <int kSize>
     struct Floats {
-        float u[4], delta[4], grad_out[4], z[4], delta_a[4];
+        float u[kSize], delta[kSize], grad_out[kSize], z[kSize], delta_a[kSize];
     };
-    template <class F>
-    __device__ __forceinline__ void each_input(InFlight& x, const F& call) const {
+    template <class Unit, class F>
+    __device__ __forceinline__ void each_input(InFlight<Unit::kSize>& x, const Unit& at, const F& call) const {
         call(x.u, shared.u), call(x.delta, shared.delta), call(x.grad_out, shared.grad_out);
         if (in.z.data != nullptr) call(x.z, shared.z);
-        if (in.delta_a.data != nullptr) call(x.delta_a, shared.delta_a);
+        if (has_delta_a(at)) call(x.delta_a, shared.delta_a);
     }
     template <class Bits>
-    __device__ __forceinline__ void load_each(InFlight& x, const Unit& at, int first) const {
-        each_input(x, [&](Four& x, const Rows& rows) {
+    __device__ __forceinline__ void load_each(InFlight<4>& x, const Unit& at, int first) const {
+        each_input(x, at, [&](Four(&x)[1], const Rows& rows) {
             const char* from = address(rows, at, first);
             const unsigned of_token = rows.of_token;
-            x.load_each<Bits>(at.count, [&](int i) { return along(from, i * kApart, of_token); });
+            x[0].template load_each<Bits>(at.count, [&](int i) { return along(from, i * kApart, of_token); });
         });
     }
-    __device__ __forceinline__ void load(InFlight& x, const Unit& at, int first) const {
-        if (at.shape != Shape::apart)
-            each_input(x, [&](Four& x, const Rows& rows) { x.load(address(rows, at, first), args.io); });
-        else if (args.io == DType::f32)
-            load_each<unsigned>(x, at, first);
-        else
-            load_each<unsigned short>(x, at, first);
+    template <class Unit>
+    __device__ __forceinline__ void load(InFlight<Unit::kSize>& x, const Unit& at, int first) const {
+        if (at.shape != Shape::apart) {
+            each_input(x, at, [&](auto& x, const Rows& rows) {
+                const char* from = address(rows, at, first);
+                const unsigned of_channel = rows.of_channel;
+#pragma unroll
+                for (int i = 0; i < Unit::kSize / 4; ++i) x[i].load(along(from, i * kRows, of_channel), at.type);
+            });
+        } else if constexpr (!Unit::kIsPlain) {
+            if (at.type == DType::f32)
+                load_each<unsigned>(x, at, first);
+            else
+                load_each<unsigned short>(x, at, first);
+        }
     }
-    template <DType kType, bool kEach>
-    __device__ __forceinline__ static void convert(Floats& x, const InFlight& raw) {
-        raw.u.template to_floats<kType, kEach>(x.u);
-        raw.delta.template to_floats<kType, kEach>(x.delta);
-        raw.grad_out.template to_floats<kType, kEach>(x.grad_out);
-        raw.z.template to_floats<kType, kEach>(x.z);
-        raw.delta_a.template to_floats<kType, kEach>(x.delta_a);
+    template <DType kType, bool kEach, int kSize>
+    __device__ __forceinline__ static void convert(Floats<kSize>& x, const InFlight<kSize>& raw) {
+        const auto floats = [](float(&to)[kSize], const Four(&from)[kSize / 4]) {
+#pragma unroll
+            for (int i = 0; i < kSize; i += 4) {
+                float x[4];
+                from[i / 4].template to_floats<kType, kEach>(x);
+                to[i] = x[0], to[i + 1] = x[1], to[i + 2] = x[2], to[i + 3] = x[3];
+            }
+        };
+        floats(x.u, raw.u), floats(x.delta, raw.delta), floats(x.grad_out, raw.grad_out);
+        floats(x.z, raw.z), floats(x.delta_a, raw.delta_a);
     }
-    template <bool kEach>
-    __device__ __forceinline__ void convert(Floats& x, const InFlight& raw) const {
-        if (args.io == DType::bf16)
+    template <bool kEach, class Unit>
+    __device__ __forceinline__ static void convert(Floats<Unit::kSize>& x, const InFlight<Unit::kSize>& raw, const Unit& at) {
+        if (at.type == DType::bf16)
             convert<DType::bf16, kEach>(x, raw);
-        else if (args.io == DType::f32)
+        else if (at.type == DType::f32)
             convert<DType::f32, kEach>(x, raw);
         else
             convert<DType::f16, kEach>(x, raw);
     }
-    __device__ __forceinline__ void convert(Floats& x, const InFlight& raw, Shape shape) const {
-        if (shape != Shape::apart)
-            convert<false>(x, raw);
+    template <class Unit>
+    __device__ __forceinline__ static void convert(Floats<Unit::kSize>& x, const InFlight<Unit::kSize>& raw, const Unit& at) {
+        if (at.shape != Shape::apart)
+            convert<false>(x, raw, at);
         else
-            convert<true>(x, raw);
+            convert<true>(x, raw, at);
     }
     // Calls with the elements of each unit, while those of the next are in flight.
     template <class F>
     __device__ __forceinline__ void for_units(int first, int tokens, const F& call) const {
-        const Shape shape = shape_of(tokens);
-        InFlight raw{};
-        load(raw, unit(0, shape, tokens), first);
+        if (!is_plain(tokens)) {
+            const Shape shape = shape_of(tokens);
+            for_units<kFours>(first, [&](int i) { return unit(i, shape, tokens); }, call);
+        } else if (args.io == DType::bf16) {
+            for_plain_units<DType::bf16>(first, call);
+        } else if (args.io == DType::f32) {
+            for_plain_units<DType::f32>(first, call);
+        } else {
+            for_plain_units<DType::f16>(first, call);
+        }
+    }
+    template <DType kType, class F>
+    __device__ __forceinline__ void for_plain_units(int first, const F& call) const {
+        for_units<PlainUnit<kType>::kUnits>(first, [](int i) { return plain_unit<kType>(i); }, call);
+    }
+    template <int kUnits, class F, class UnitAt>
+    __device__ __forceinline__ void for_units(int first, const UnitAt& unit_at, const F& call) const {
+        constexpr int kSize = decltype(unit_at(0))::kSize;
+        InFlight<kSize> raw{};
+        load(raw, unit_at(0), first);
 #pragma unroll 1
         for (int i = 0; i < kUnits; ++i) {
-            Floats x;
-            convert(x, raw, shape);
-            if (i + 1 < kUnits) load(raw, unit(i + 1, shape, tokens), first);
-            call(x, unit(i, shape, tokens));
+            Floats<kSize> x;
+            convert(x, raw, unit_at(i));
+            if (i + 1 < kUnits) load(raw, unit_at(i + 1), first);
+            call(x, unit_at(i));
         }
     }
 
+    template <int kSize>
     struct Outputs {
-        float du[4], ddelta[4], dz[4], ddelta_a[4];
+        float du[kSize], ddelta[kSize], dz[kSize], ddelta_a[kSize];
     };
-    struct OutputBits {
-        Four du, ddelta, dz, ddelta_a;
-    };
-    template <DType kType>
-    __device__ __forceinline__ static void convert(OutputBits& bits, const Outputs& x) {
-        bits = {Four::of<kType>(x.du), Four::of<kType>(x.ddelta), Four::of<kType>(x.dz), Four::of<kType>(x.ddelta_a)};
-    }
-    template <class F>
-    __device__ __forceinline__ void each_output(const OutputBits& x, const F& call) const {
+    template <class Unit, class F>
+    __device__ __forceinline__ void each_output(const Outputs<Unit::kSize>& x, const Unit& at, const F& call) const {
         call(x.du, shared.du), call(x.ddelta, shared.ddelta);
         if (in.z.data != nullptr) call(x.dz, shared.dz);
-        if (in.delta_a.data != nullptr) call(x.ddelta_a, shared.ddelta_a);
+        if (has_delta_a(at)) call(x.ddelta_a, shared.ddelta_a);
     }
-    template <class Bits>
-    __device__ __forceinline__ void store_each(const OutputBits& x, const Unit& at, int first) const {
-        each_output(x, [&](const Four& x, const Rows& rows) {
+    template <DType kType, class Bits, class Unit>
+    __device__ __forceinline__ void store_as(const Outputs<Unit::kSize>& x, const Unit& at, int first) const {
+        each_output(x, at, [&](const float(&x)[Unit::kSize], const Rows& rows) {
             char* to = address(rows, at, first);
-            const unsigned of_token = rows.of_token;
-            x.store_each<Bits>(at.count, [&](int i) { return along(to, i * kApart, of_token); });
+            const unsigned of_channel = rows.of_channel, of_token = rows.of_token;
+#pragma unroll
+            for (int i = 0; i < Unit::kSize; i += 4) {
+                const Four bits = Four::of<kType>({x[i], x[i + 1], x[i + 2], x[i + 3]});
+                if (at.shape != Shape::apart)
+                    bits.store(along(to, i / 4 * kRows, of_channel), kType);
+                else
+                    bits.template store_each<Bits>(at.count, [&](int i) { return along(to, i * kApart, of_token); });
+            }
         });
     }
-    __device__ __forceinline__ void store(const Outputs& x, const Unit& at, int first) const {
-        OutputBits bits;
-        if (args.io == DType::bf16)
-            convert<DType::bf16>(bits, x);
-        else if (args.io == DType::f32)
-            convert<DType::f32>(bits, x);
+    template <class Unit>
+    __device__ __forceinline__ void store(const Outputs<Unit::kSize>& x, const Unit& at, int first) const {
+        if (at.type == DType::bf16)
+            store_as<DType::bf16, unsigned short>(x, at, first);
+        else if (at.type == DType::f32)
+            store_as<DType::f32, unsigned>(x, at, first);
         else
-            convert<DType::f16>(bits, x);
-        if (at.shape != Shape::apart)
-            each_output(bits, [&](const Four& x, const Rows& rows) { x.store(address(rows, at, first), args.io); });
-        else if (args.io == DType::f32)
-            store_each<unsigned>(bits, at, first);
-        else
-            store_each<unsigned short>(bits, at, first);
+            store_as<DType::f16, unsigned short>(x, at, first);
     }
 };
 

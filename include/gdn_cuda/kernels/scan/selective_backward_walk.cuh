@@ -18,7 +18,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     using Block::four, Block::in_row;
     using Block::kIsRglru, Block::kTransition, Block::kColumns, Block::kHalf, Block::kLanes, Block::kStates, Block::kTokens;
     using typename Block::Gradient, typename Block::Lanes, typename Block::Number, typename Block::Numbers,
-        typename Block::Poles, typename Block::Seat;
+        typename Block::Poles, typename Block::Seat, typename Block::Shared;
     using Own = typename BackwardStates<kConfig>::Own;
 
     BackwardSums<kConfig> sums;
@@ -66,34 +66,76 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     // The decays of tokens are rounded, near one always in the same direction where steps are alike, and over a long memory
     // that adds up. Where it may, the decay of the carry over the chunk follows from the sum of its steps: the carry begins
     // with what the decays lack.
+    __device__ __forceinline__ static bool rounds_alike(const Poles& pole, float total) {
+        return pole.rounds_alike(total, kStateChunk, 5e-5f);
+    }
     __device__ __forceinline__ void anchor(Own& own, int tokens) const {
         const Seat at = seat();
         float total = 0.f;
-#pragma unroll 1
-        for (int token = 4 * at.lane; token < kStateChunk; token += 4 * kLanes) {
-            const float4 x = four(shared.step, at.channel, token);
+#pragma unroll
+        for (int token = 0; token < kStateChunk; token += 4 * kLanes) {
+            const float4 x = four(shared.step, at.channel, token + 4 * at.lane);
             total += (x.x + x.y) + (x.z + x.w);
         }
         total = Lanes::sum(total);
         bool any = false;
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) any |= own.poles[s].rounds_alike(total, kStateChunk);
+        for (int s = 0; s < kStates; ++s) any |= rounds_alike(own.poles[s], total);
         if (!__any_sync(0xffffffffu, any)) return;
+        if constexpr (kConfig.is_complex)
+            anchor_phases(own, at, tokens, total);
+        else
+            anchor_sizes(own, at, tokens, total);
+    }
+    __device__ __forceinline__ void anchor_sizes(Own& own, const Seat& at, int tokens, float total) const {
         float relative[kStates] = {};  // the product of the decays, minus 1, whose rounding is much finer
 #pragma unroll 1
-        for (int token = 0; token < tokens; ++token) {
-            const float step = shared.step[at.channel][in_row(at.channel, token)];
+        for (int token = 0; token < tokens; token += kHalf) {
+            float steps[kHalf];
+            load_four(steps, shared.step, at.channel, token);  // behind the last token, they are 0
 #pragma unroll
-            for (int s = 0; s < kStates; ++s) {
-                const float decay = own.poles[s].step({step, 0.f, 0.f}, 0.f).decay;
-                relative[s] = fmaf(relative[s], decay, decay - 1.f);
-            }
+            for (const float step : steps)
+#pragma unroll
+                for (int s = 0; s < kStates; ++s) {
+                    const float decay = own.poles[s].step({step, 0.f, 0.f}, 0.f).decay;
+                    relative[s] = fmaf(relative[s], decay, decay - 1.f);
+                }
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
             float exact;
-            if (own.poles[s].long_memory(total, exact) && own.poles[s].rounds_alike(total, kStateChunk))
+            if (own.poles[s].long_memory(total, exact) && rounds_alike(own.poles[s], total))
                 own.carry[s] = fmaf(own.carry[s], __fdividef(exact - relative[s], 1.f + relative[s]), own.carry[s]);
+        }
+    }
+    // A product of complex decays is rounded no finer than the carry: the chunk's own part of the carry, and what the walk
+    // makes of all of it, tell what it lacks.
+    __device__ __forceinline__ void anchor_phases(Own& own, const Seat& at, int tokens, float total) const {
+        Numbers from_zero{}, walked;
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) walked[s] = own.carry[s];
+        const TokenRows rows = rows_of(false, at);
+        ExactSum steps;
+#pragma unroll 1
+        for (int token = tokens - 1; token >= 0; --token) {
+            const int here = in_row(at.channel, token);
+            const float step = shared.step[at.channel][here], cotangent = shared.cotangent[at.channel][here];
+            steps.add(step);
+            Numbers C;
+            load_row(C, rows, token);
+#pragma unroll
+            for (int s = 0; s < kStates; ++s) {
+                const Number decay = own.poles[s].power(step);
+                from_zero[s] = Gradient::carried(plus_scaled(from_zero[s], conjugate(C[s]), cotangent), decay);
+                walked[s] = Gradient::carried(plus_scaled(walked[s], conjugate(C[s]), cotangent), decay);
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < kStates; ++s) {
+            if (!rounds_alike(own.poles[s], total)) continue;
+            const Number decay = conjugate(own.poles[s].decay_over(steps));
+            const Number lacking = plus_product(from_zero[s], decay, own.carry[s]) - walked[s];
+            own.carry[s] = own.carry[s] + lacking * inverse(decay);
         }
     }
     // A step of each state, with the decays that it took.
@@ -207,7 +249,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 shared.input[channel][row] = of_input[0];
                 shared.cotangent[channel][row] = of_step[0];
                 if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
-                if (has_z) shared.checkpoint[k][channel][half + token] = y[0];
+                if (has_z) shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
             }
             if (any_varies) sums.over_channels(k, half, at.thread);
         }
@@ -217,7 +259,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
 
     __device__ __forceinline__ void back_through(Own& own, int chunk) const {
         const int tokens = min(kStateChunk, left(chunk)), subtiles = (tokens + kTokens - 1) / kTokens;
-        if constexpr (!kConfig.is_complex && Poles::kFollowsSteps) anchor(own, tokens);
+        if constexpr (Poles::kFollowsSteps) anchor(own, tokens);
         walk_forward(own, subtiles);
         const bool any_varies = varies(in.B) || varies(in.C);
 #pragma unroll 1

@@ -54,7 +54,7 @@ struct SelectiveForward {
     struct States {
         Poles poles[kStates];
         Number x[kStates];
-        Poles slowest;  // of real poles: that of the slowest decay, or an infinitely fast one where no state decays
+        Poles slowest;  // of real poles but the first: that of the slowest decay, infinitely fast where there is none
     };
 
     __device__ __forceinline__ i64 state_at(i64 row, int first) const {
@@ -88,8 +88,9 @@ struct SelectiveForward {
             constexpr float kNoDecay = 1e-30f;  // over as many tokens as there may be
             states.slowest.rate = __int_as_float(0x7f800000);
 #pragma unroll
-            for (const Poles& pole : states.poles)
-                if (fabsf(pole.rate) > kNoDecay) states.slowest.rate = fminf(states.slowest.rate, fabsf(pole.rate));
+            for (int n = 1; n < kStates; ++n)
+                if (const float rate = fabsf(states.poles[n].rate); rate > kNoDecay)
+                    states.slowest.rate = fminf(states.slowest.rate, rate);
         }
     }
     __device__ __forceinline__ void load_states(States& states, const void* from, i64 row, int first) const {
@@ -157,16 +158,16 @@ struct SelectiveForward {
         return four;
     }
 
-    // Takes the states through the tile. kAnchored: from_zero is the tile's own part of the states, and what is left of the
-    // states before it is known exactly from the sum of the steps.
-    template <Pass kPass, bool kAnchored>
+    // Takes the states through the tile. Of the first kAnchored of a lane, from_zero is the tile's own part, and what is left
+    // of the state before it is known exactly from the sum of the steps.
+    template <Pass kPass, int kAnchored>
     __device__ __forceinline__ void walk(States& states, bool is_first, const ExactSum& total) {
         Number from_zero[kStates], start[kStates];
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) {
+        for (int s = 0; s < kAnchored; ++s) {
             from_zero[s] = Number{};
             start[s] = states.x[s];
-            if constexpr (kAnchored && Shared::kKeepsStart) shared.start[s][threadIdx.x] = states.x[s];
+            if constexpr (Shared::kKeepsStart) shared.start[s][threadIdx.x] = states.x[s];
         }
         float* partial = row(Shared::kFirstSum + lane);
 #pragma unroll 1
@@ -188,7 +189,7 @@ struct SelectiveForward {
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
                         states.x[s] = after<Poles::kRelative>(states.x[s], now.steps[j]);
-                        if constexpr (kAnchored) from_zero[s] = after<Poles::kRelative>(from_zero[s], now.steps[j]);
+                        if (s < kAnchored) from_zero[s] = after<Poles::kRelative>(from_zero[s], now.steps[j]);
                         y[j] = kPass == Pass::first && s == 0 ? real_product(now.C[j], states.x[s])
                                                               : add_real_product(y[j], now.C[j], states.x[s]);
                     }
@@ -198,18 +199,15 @@ struct SelectiveForward {
                 *reinterpret_cast<float4*>(partial + token + four) = {y[0], y[1], y[2], y[3]};
             }
         }
-        if constexpr (kAnchored) {
 #pragma unroll
-            for (int s = 0; s < kStates; ++s) {
-                if constexpr (Shared::kKeepsStart) start[s] = shared.start[s][threadIdx.x];
-                const Poles& pole = states.poles[s];
-                if constexpr (kConfig.is_complex) {
-                    if (pole.rounds_alike(total.sum, kTokens))
-                        states.x[s] = from_zero[s].plus(pole.decay_over(total), start[s]);
-                } else {
-                    float relative;
-                    if (pole.long_memory(total.sum, relative)) states.x[s] = start[s] + (relative * start[s] + from_zero[s]);
-                }
+        for (int s = 0; s < kAnchored; ++s) {
+            if constexpr (Shared::kKeepsStart) start[s] = shared.start[s][threadIdx.x];
+            const Poles& pole = states.poles[s];
+            if constexpr (kConfig.is_complex) {
+                if (rounds_alike(pole, total)) states.x[s] = from_zero[s].plus(pole.decay_over(total), start[s]);
+            } else {
+                float relative;
+                if (pole.long_memory(total.sum, relative)) states.x[s] = start[s] + (relative * start[s] + from_zero[s]);
             }
         }
     }
@@ -236,22 +234,31 @@ struct SelectiveForward {
         }
         return total;
     }
+    __device__ __forceinline__ static bool rounds_alike(const Poles& pole, const ExactSum& total) {
+        return pole.rounds_alike(total.sum, kTokens, 5e-6f);
+    }
+    // The first state of a lane has the longest memory as models order them, and often it alone is to be anchored.
     template <Pass kPass>
     __device__ __forceinline__ void walk_tile(States& states, bool is_first, const ExactSum& total) {
         if constexpr (!Poles::kFollowsSteps) {
-            walk<kPass, false>(states, is_first, {});
+            walk<kPass, 0>(states, is_first, {});
+        } else if constexpr (kPass == Pass::any) {
+            walk<kPass, kStates>(states, is_first, total);
         } else {
-            bool is_long = kPass == Pass::any;
+            const bool first = rounds_alike(states.poles[0], total);
+            bool others = kConfig.is_complex && first;
             if constexpr (kConfig.is_complex) {
 #pragma unroll
-                for (const Poles& pole : states.poles) is_long |= pole.rounds_alike(total.sum, kTokens);
+                for (int s = 1; s < kStates; ++s) others |= rounds_alike(states.poles[s], total);
             } else {
-                is_long |= states.slowest.rounds_alike(total.sum, kTokens);
+                others = rounds_alike(states.slowest, total);
             }
-            if (__any_sync(0xffffffffu, is_long))
-                walk<kPass, true>(states, is_first, total);
-            else if constexpr (kPass != Pass::any)
-                walk<kPass, false>(states, is_first, total);
+            if (__any_sync(0xffffffffu, others))
+                walk<kPass, kStates>(states, is_first, total);
+            else if (kConfig.is_complex || !__any_sync(0xffffffffu, first))
+                walk<kPass, 0>(states, is_first, total);
+            else
+                walk<kPass, 1>(states, is_first, total);
         }
     }
 

@@ -18,9 +18,10 @@ struct SelectiveForwardConfig {
     GDN_HOST_DEVICE constexpr int tokens() const { return kThreads * 8 / channels(); }  // of a tile: each thread prepares eight
     GDN_HOST_DEVICE constexpr int group() const { return states * lanes; }              // states of a pass over a tile
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
-    // What registers are limited for. Five blocks take more shared memory than a multiprocessor has below sm_90.
+    // What registers are limited for. Five blocks take more shared memory than a multiprocessor has below sm_90, as do three of
+    // complex states.
     GDN_HOST_DEVICE constexpr int blocks_per_multiprocessor(int capability) const {
-        if (is_complex) return 2;
+        if (is_complex) return is_narrow && capability >= 90 ? 3 : 2;
         if (is_narrow) return states == 4 && capability >= 90 ? 5 : 4;
         return states == 4 ? 4 : 3;
     }

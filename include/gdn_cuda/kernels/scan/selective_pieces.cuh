@@ -220,8 +220,7 @@ struct SelectivePieces {
                     const Step<Number> next = pole.step({step[t], input[t], size[t]}, number_of<Number>(of_B, t));
                     if constexpr (kReverse)
                         x[s] =
-                            Gradient::carried(pole, {step[t], 0.f, 0.f},
-                                              plus_scaled(x[s], conjugate(number_of<Number>(of_B, t)), input[t]), next.decay);
+                            Gradient::carried(plus_scaled(x[s], conjugate(number_of<Number>(of_B, t)), input[t]), next.decay);
                     else
                         x[s] = after<Poles::kRelative>(x[s], next);
                     if constexpr (kTransition == Transition::bilinear) states.factors[s].times(next.decay);
