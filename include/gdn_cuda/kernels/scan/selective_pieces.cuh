@@ -87,6 +87,8 @@ struct SelectivePieces {
         of_kind<false>(tile < plain, [&](auto kind) {
             elements.prepare(kind, tile);
             if (args.reverse) gate(kind, tile);
+            // Others may still walk the tile before; along tokens, each of them in its own rows of elements.
+            if (kind.along_tokens(args.along_tokens)) __syncthreads();
             if (takes_coefficients()) coefficients.put(kind, tile, first);
         });
     }
@@ -273,7 +275,10 @@ struct SelectivePieces {
                 walk<true>(states, total);
             else
                 walk<false>(states, total);
-            __syncthreads();
+            if (args.along_tokens)
+                __syncwarp();
+            else
+                __syncthreads();
         }
         store(states);
     }
