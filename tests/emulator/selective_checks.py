@@ -8,7 +8,7 @@ import oracle
 import pytest
 from emulated import emulated
 from oracle import DISCRETIZATIONS, REAL_ONLY, within
-from selective_inputs import Draw
+from selective_inputs import Draw, selective_inputs
 from torch import Tensor
 
 import gdn_cuda
@@ -24,6 +24,13 @@ ROWS = ("u", "delta", "z", "delta_a")
 
 def scan(**x: Any) -> tuple[Tensor, Tensor]:
     return gdn_cuda.selective_scan(**x, return_last_state=True)
+
+
+def plain_inputs(seed: int, *args: Any, length: int = 136, N: int = 16, **kwargs: Any) -> dict[str, Any]:
+    """Aligned along tokens and without delta_a: most tiles are whole, the last one and the last channels are not."""
+    x = selective_inputs(seed, *args, batch=1, dim=40, length=length, N=N, **kwargs)
+    x.pop("delta_a", None)
+    return x
 
 
 def weights(results: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:

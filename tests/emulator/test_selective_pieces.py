@@ -8,7 +8,7 @@ import oracle
 import pytest
 import torch
 from emulated import emulated, launched
-from selective_checks import BOTH_LAYOUTS, EVERY_KIND, FEW_AND_MANY, ROWS, check, scan, weights
+from selective_checks import BOTH_LAYOUTS, EVERY_KIND, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
 from selective_inputs import channels_last, model_inputs, selective_inputs
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -45,6 +45,12 @@ def test_discretizations(name: str, is_complex: bool, form: str, seed: int) -> N
 @BOTH_LAYOUTS
 def test_lengths(length: int, dtype: torch.dtype, multiprocessors: int, last: bool, seed: int) -> None:
     check(selective_inputs(seed, length=length, dim=37, N=16, dtype=dtype, last=last), seed, multiprocessors)
+
+
+@EVERY_KIND
+def test_plain_tiles(name: str, is_complex: bool, seed: int) -> None:
+    dtype = torch.bfloat16 if seed % 2 else torch.float32
+    check(plain_inputs(seed, name, is_complex=is_complex, dtype=dtype, length=200), seed)
 
 
 @OF_SEVERAL_TILES_AND_OF_ONE

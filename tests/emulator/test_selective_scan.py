@@ -9,7 +9,7 @@ import pytest
 import torch
 from emulated import emulated
 from oracle import within
-from selective_checks import BOTH_LAYOUTS, BOUND, EVERY_KIND, FEW_AND_MANY, ROWS, check, scan, weights
+from selective_checks import BOTH_LAYOUTS, BOUND, EVERY_KIND, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
 from selective_inputs import channels_last, model_inputs, selective_inputs
 from torch import Tensor
 
@@ -30,6 +30,18 @@ def test_lengths(length: int, multiprocessors: int, last: bool, seed: int) -> No
 @BOTH_LAYOUTS
 def test_half_precision(dtype: torch.dtype, dim: int, length: int, multiprocessors: int, last: bool, seed: int) -> None:
     check(selective_inputs(seed, length=length, dim=dim, N=16, dtype=dtype, last=last), seed, multiprocessors)
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_tiles(name: str, is_complex: bool, dtype: torch.dtype, seed: int) -> None:
+    check(plain_inputs(seed, name, is_complex=is_complex, dtype=dtype), seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("N", [16, 48])
+def test_plain_tiles_of_many_channels(dtype: torch.dtype, N: int, seed: int) -> None:
+    check(plain_inputs(seed, N=N, dtype=dtype), seed, multiprocessors=1)
 
 
 @pytest.mark.parametrize(
