@@ -31,8 +31,8 @@ struct SelectiveForward {
     using Lanes = ChannelLanes<kLanes>;
     static constexpr Transition kTransition = kConfig.transition;
     static constexpr bool kOnePass = kConfig.is_narrow;
-    // Where a lane has few states, four tokens keep it too little busy; where it has more, registers are short.
-    static constexpr int kFoursAtOnce = kStates == 2 && !kConfig.is_complex ? 2 : 1;
+    // Tokens. Where a lane has few states, four keep it too little busy; where it has more, registers are short.
+    static constexpr int kAtOnce = kStates == 2 && !kConfig.is_complex ? 8 : 4;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
 
@@ -171,21 +171,21 @@ struct SelectiveForward {
         }
         float* partial = row(Shared::kFirstSum + lane);
 #pragma unroll 1
-        for (int eight = 0; eight < kTokens; eight += 8) {
-            const int token = place_in_row(channel, eight);  // tokens are exchanged by eights
-#pragma unroll(kFoursAtOnce)
-            for (int four = 0; four < 8; four += 4) {
+        for (int t = 0; t < kTokens; t += kAtOnce) {
+            const int token = place_in_row(channel, t);  // tokens are exchanged by eights
+#pragma unroll
+            for (int four = 0; four < kAtOnce; four += 4) {
                 float step[4], input[4], size[4] = {}, y[4] = {};
                 load_shared(step, row(Elements::kStep) + token + four);
                 load_shared(input, row(Elements::kInput) + token + four);
                 if constexpr (has_size(kTransition)) load_shared(size, row(Elements::kSize) + token + four);
                 if (kPass == Pass::later || (kPass == Pass::any && !is_first)) load_shared(y, partial + token + four);
                 // One state ahead: exponentials and loads take long.
-                Ahead now = ahead<kPass>(states, step, input, size, 0, eight + four);
+                Ahead now = ahead<kPass>(states, step, input, size, 0, t + four);
 #pragma unroll
                 for (int s = 0; s < kStates; ++s) {
                     Ahead next{};
-                    if (s + 1 < kStates) next = ahead<kPass>(states, step, input, size, s + 1, eight + four);
+                    if (s + 1 < kStates) next = ahead<kPass>(states, step, input, size, s + 1, t + four);
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
                         states.x[s] = after<Poles::kRelative>(states.x[s], now.steps[j]);
