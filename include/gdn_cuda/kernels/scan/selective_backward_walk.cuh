@@ -140,7 +140,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     }
 
     // Back through a sub-tile.
-    __device__ __forceinline__ void walk_back(Own& own, int k, int tokens, bool any_varies) const {
+    __device__ __forceinline__ void walk_back(Own& own, int k, int subtiles, int tokens, bool any_varies, int warp) const {
         Numbers x[kTokens + 1], decay[kTokens], dpole;
         const Seat here = seat();
         load_numbers(x[0], &shared.checkpoint[k][here.channel][here.number]);
@@ -212,7 +212,9 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
                 if (has_z) shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
             }
-            if (any_varies) sums.over_channels(k, half, at.thread);
+            if (!any_varies) continue;
+            if (half + kHalf == kTokens) sums.wait_until_read(k, subtiles, warp);
+            sums.over_channels(k, half, at.thread);
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) own.dpole[s] = own.dpole[s] + dpole[s];
@@ -223,13 +225,11 @@ struct BackwardWalk : BackwardBlock<kConfig> {
         if constexpr (!kConfig.is_complex && Poles::kFollowsSteps) anchor(own, tokens);
         walk_forward(own, subtiles);
         const bool any_varies = varies(in.B) || varies(in.C);
+        const int warp = sums.warp();
 #pragma unroll 1
         for (int k = subtiles - 1; k >= 0; --k) {
-            walk_back(own, k, kTransition == Transition::exponential ? 0 : left(chunk), any_varies);
-            if (!any_varies) continue;
-            __syncthreads();
-            sums.over_warps(k, chunk * kStateChunk + k * kTokens, left(chunk) - k * kTokens);
-            if constexpr (kConfig.buffers() == 1) __syncthreads();
+            walk_back(own, k, subtiles, kTransition == Transition::exponential ? 0 : left(chunk), any_varies, warp);
+            if (any_varies) sums.over_warps(k, chunk * kStateChunk + k * kTokens, left(chunk) - k * kTokens, warp);
         }
     }
 };
