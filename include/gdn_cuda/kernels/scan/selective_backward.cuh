@@ -59,6 +59,7 @@ __device__ __forceinline__ void go_back(const BackwardBlock<kConfig>& block) {
         elements.make(first, tokens);
         coefficients.make(loaded, first, tokens);
         __syncthreads();
+        if (chunk > 0) elements.prefetch(first - kStateChunk);
         walk.back_through(own, chunk);
         __syncthreads();
         tokens = min(kStateChunk, block.left(chunk));
