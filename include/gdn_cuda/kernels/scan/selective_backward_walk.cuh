@@ -200,21 +200,20 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 of_step[t] = slopes.step;
                 of_size[t] = slopes.size;
             }
-            const bool has_z = in.z.data != nullptr;
+            if (any_varies && half + kHalf == kTokens) sums.wait_until_read(k, subtiles, warp);
+            __syncwarp();  // all lanes have read elements, and have written to `exchange`
+            if (any_varies) sums.over_channels(k, half, at.thread);
             const int token = sums.over_lanes(of_input, at.thread), row = in_row(channel, first) + token;
             sums.over_lanes(of_step, at.thread);
             if constexpr (has_size(kTransition)) sums.over_lanes(of_size, at.thread);
-            if (has_z) sums.over_lanes(y, at.thread);
-            __syncwarp();                           // all lanes have read elements, and have written to `exchange`
+            sums.over_lanes(y, at.thread);          // also where nothing takes it: a branch would wait for each exchange
             if (at.lane % (kLanes / kHalf) == 0) {  // others have the same sums
                 shared.input[channel][row] = of_input[0];
                 shared.cotangent[channel][row] = of_step[0];
                 if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
-                if (has_z) shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
+                if (in.z.data != nullptr) shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
             }
-            if (!any_varies) continue;
-            if (half + kHalf == kTokens) sums.wait_until_read(k, subtiles, warp);
-            sums.over_channels(k, half, at.thread);
+            __syncwarp();  // all lanes have read `exchange`
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) own.dpole[s] = own.dpole[s] + dpole[s];

@@ -78,7 +78,6 @@ struct BackwardSums : BackwardBlock<kConfig> {
             for (int c = 1; c < kOver; ++c) add(sum, &from[c][at]);
             store(&to[which][half][0] + at % kOfOne, sum);
         }
-        __syncwarp();  // all lanes have read
     }
     // Where the sums of the block begin.
     __device__ __forceinline__ float* partial_of(bool is_B) const {
