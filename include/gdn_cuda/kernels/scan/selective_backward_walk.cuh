@@ -206,12 +206,12 @@ struct BackwardWalk : BackwardBlock<kConfig> {
             const int token = sums.over_lanes(of_input, at.thread), row = in_row(channel, first) + token;
             sums.over_lanes(of_step, at.thread);
             if constexpr (has_size(kTransition)) sums.over_lanes(of_size, at.thread);
-            sums.over_lanes(y, at.thread);          // also where nothing takes it: a branch would wait for each exchange
+            sums.over_lanes(y, at.thread);          // also where z does not take it: a branch would wait for exchanges
             if (at.lane % (kLanes / kHalf) == 0) {  // others have the same sums
                 shared.input[channel][row] = of_input[0];
                 shared.cotangent[channel][row] = of_step[0];
                 if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
-                if (in.z.data != nullptr) shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
+                shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
             }
             __syncwarp();  // all lanes have read `exchange`
         }
