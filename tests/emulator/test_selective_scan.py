@@ -52,6 +52,14 @@ def test_states(N: int, dim: int, is_complex: bool, last: bool, seed: int) -> No
     check(selective_inputs(seed, length=70, dim=dim, N=N, is_complex=is_complex, last=last), seed)
 
 
+@EVERY_KIND
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_whole_chunks_of_vectors(name: str, is_complex: bool, dtype: torch.dtype, seed: int) -> None:
+    """Of tokens, and without delta_a: two chunks, and two blocks of 16 channels or less."""
+    x = selective_inputs(seed, name, is_complex=is_complex, batch=1, length=128, dim=32, N=3, dtype=dtype)
+    check(x | {"delta_a": None}, seed)
+
+
 FORMS: dict[str, dict[str, Any]] = {
     "varying": {},
     "bare": {"bare": True},

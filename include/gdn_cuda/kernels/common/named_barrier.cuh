@@ -10,6 +10,16 @@ namespace gdn_cuda {
 __device__ __forceinline__ void named_barrier_sync(int threads, int number) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
+// The same, and one that counts as a thread and does not wait for the others, for a constant number: with others, a block
+// reserves all 16 barriers, of which a multiprocessor of some architectures has 16 to 32.
+template <int kNumber>
+__device__ __forceinline__ void named_barrier_sync(int threads) {
+    asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "r"(threads) : "memory");
+}
+template <int kNumber>
+__device__ __forceinline__ void named_barrier_arrive(int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"n"(kNumber), "r"(threads) : "memory");
+}
 // Also returns whether `found` holds for any of the threads.
 __device__ __forceinline__ bool named_barrier_or(int threads, int number, bool found) {
     unsigned any;

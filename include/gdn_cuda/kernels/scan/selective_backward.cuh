@@ -17,10 +17,10 @@
 // keep poles, states and what comes back in registers (selective_backward_states.cuh). States beyond one group take further
 // launches, which add to `earlier`. All sums have a fixed order; selective_backward_sums adds up those of the blocks.
 //
-// Bound: instructions. Of bf16 with 16 real states, z and softplus, 34 an update of a state: 4 to walk forward; 13 to walk
-// again and back, which is all of the mathematics, with one exponential each; 10 around them, half of it for the sums over
-// lanes and channels; 6 for the elements, 9 where they are no vectors; 1 for the rest of a chunk. The loop over eight tokens is
-// written to be short, as all warps together run it from the instruction cache.
+// Bound: instructions, and shared memory half as much. Of bf16 with 16 real states, z and softplus, 35 an update of a state: 4
+// to walk forward; 13 to walk again and back, which is all of the mathematics, with one exponential each; 9 around them, most
+// of it for the sums over lanes and channels; 6 for the elements, 9 where they are no vectors of tokens; 3 for the rest of a
+// chunk. The loop over eight tokens is written to be short, as all warps together run it from the instruction cache.
 #pragma once
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
@@ -59,6 +59,7 @@ __device__ __forceinline__ void go_back(const BackwardBlock<kConfig>& block) {
         elements.make(first, tokens);
         coefficients.make(loaded, first, tokens);
         __syncthreads();
+        if (chunk > 0) elements.prefetch(first - kStateChunk);
         walk.back_through(own, chunk);
         __syncthreads();
         tokens = min(kStateChunk, block.left(chunk));

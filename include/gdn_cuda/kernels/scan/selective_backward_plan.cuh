@@ -20,7 +20,7 @@ struct SelectiveBackwardConfig {
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int group() const { return lanes * states; }       // states of a pass
     GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }  // real numbers of these
-    // Of a sub-tile's sums. One takes a barrier more, and leaves shared memory for another block.
+    // Of a sub-tile's sums. With one, warps wait more for each other; it leaves shared memory for another block.
     GDN_HOST_DEVICE constexpr int buffers() const { return only_varying && columns() <= 16 ? 2 : 1; }
     // Of a multiprocessor, for which registers are limited: more would spill them.
     GDN_HOST_DEVICE constexpr int most_blocks() const { return transition == Transition::exponential && is_complex ? 2 : 3; }

@@ -71,7 +71,18 @@ struct BackwardStates : BackwardBlock<kConfig> {
         const auto* from = static_cast<const Number*>(args.states);
 #pragma unroll
         for (Number& x : own.x) x = Number{};
-        if (chunk < args.chunks) each_state([&](int s, int channel, int n) { own.x[s] = from[row_of(chunk, channel) + n]; });
+        if (chunk >= args.chunks) return;
+        // A lane's states begin at a multiple of them: they are vectors if the first and the rows are.
+        const bool vectors =
+            Block::kNumbers % 4 == 0 && in.state_size % kStates == 0 && reinterpret_cast<unsigned long long>(from) % 16 == 0;
+        if (vectors) {
+            const Seat at = seat();
+            const int n = args.first_state + at.lane * kStates;
+            if (at.channel < place.channels && n < in.state_size)
+                load_numbers(own.x, reinterpret_cast<const float*>(from + row_of(chunk, at.channel) + n));
+        } else {
+            each_state([&](int s, int channel, int n) { own.x[s] = from[row_of(chunk, channel) + n]; });
+        }
     }
     __device__ __forceinline__ void finish(const Own& own) const {
         Numbers dB{}, dC{};

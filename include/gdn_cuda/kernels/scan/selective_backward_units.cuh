@@ -187,6 +187,22 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         if (in.z.data != nullptr) call(x.z, shared.z);
         if (has_delta_a(at)) call(x.delta_a, shared.delta_a);
     }
+    // What plain units of a chunk load, into the L2 cache: while another chunk is walked, memory has time.
+    __device__ __forceinline__ void prefetch(int first) const {
+        if (!is_plain(kStateChunk)) return;
+        constexpr unsigned kSector = 32;
+        const unsigned log_sectors = args.io == DType::f32 ? 3 : 2;  // of a row
+        static_assert(kStateChunk * sizeof(float) == kSector << 3);
+#pragma unroll 1
+        for (unsigned i = thread_again(); i < kChannels << log_sectors; i += Config::kThreads) {
+            const int channel = static_cast<int>(i >> log_sectors);
+            const unsigned byte = (i - (channel << log_sectors)) * kSector;
+            InFlight<4> none;
+            each_input(none, Unit{channel, 0}, [&](auto&, const Rows& rows) {
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(address(rows, Unit{channel, 0}, first) + byte));
+            });
+        }
+    }
     template <class Bits>
     __device__ __forceinline__ void load_each(InFlight<4>& x, const Unit& at, int first) const {
         each_input(x, at, [&](Four(&x)[1], const Rows& rows) {

@@ -179,7 +179,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     }
 
     // Back through a sub-tile.
-    __device__ __forceinline__ void walk_back(Own& own, int k, int tokens, bool any_varies) const {
+    __device__ __forceinline__ void walk_back(Own& own, int k, int subtiles, int tokens, bool any_varies, int warp) const {
         Numbers x[kTokens + 1], decay[kTokens], dpole;
         const Seat here = seat();
         load_numbers(x[0], &shared.checkpoint[k][here.channel][here.number]);
@@ -239,19 +239,20 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 of_step[t] = slopes.step;
                 of_size[t] = slopes.size;
             }
-            const bool has_z = in.z.data != nullptr;
+            if (any_varies && half + kHalf == kTokens) sums.wait_until_read(k, subtiles, warp);
+            __syncwarp();  // all lanes have read elements, and have written to `exchange`
+            if (any_varies) sums.over_channels(k, half, at.thread);
             const int token = sums.over_lanes(of_input, at.thread), row = in_row(channel, first) + token;
             sums.over_lanes(of_step, at.thread);
             if constexpr (has_size(kTransition)) sums.over_lanes(of_size, at.thread);
-            if (has_z) sums.over_lanes(y, at.thread);
-            __syncwarp();                           // all lanes have read elements, and have written to `exchange`
+            sums.over_lanes(y, at.thread);          // also where z does not take it: a branch would wait for exchanges
             if (at.lane % (kLanes / kHalf) == 0) {  // others have the same sums
                 shared.input[channel][row] = of_input[0];
                 shared.cotangent[channel][row] = of_step[0];
                 if constexpr (has_size(kTransition)) shared.size[channel][row] = of_size[0];
-                if (has_z) shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
+                shared.checkpoint[k][channel][Shared::place_of_output(k, half + token)] = y[0];
             }
-            if (any_varies) sums.over_channels(k, half, at.thread);
+            __syncwarp();  // all lanes have read `exchange`
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) own.dpole[s] = own.dpole[s] + dpole[s];
@@ -262,13 +263,11 @@ struct BackwardWalk : BackwardBlock<kConfig> {
         if constexpr (Poles::kFollowsSteps) anchor(own, tokens);
         walk_forward(own, subtiles);
         const bool any_varies = varies(in.B) || varies(in.C);
+        const int warp = sums.warp();
 #pragma unroll 1
         for (int k = subtiles - 1; k >= 0; --k) {
-            walk_back(own, k, kTransition == Transition::exponential ? 0 : left(chunk), any_varies);
-            if (!any_varies) continue;
-            __syncthreads();
-            sums.over_warps(k, chunk * kStateChunk + k * kTokens, left(chunk) - k * kTokens);
-            if constexpr (kConfig.buffers() == 1) __syncthreads();
+            walk_back(own, k, subtiles, kTransition == Transition::exponential ? 0 : left(chunk), any_varies, warp);
+            if (any_varies) sums.over_warps(k, chunk * kStateChunk + k * kTokens, left(chunk) - k * kTokens, warp);
         }
     }
 };

@@ -1,8 +1,9 @@
 // The sums of scan/selective_backward, each in a fixed order: over the lanes of a channel, and, for the gradients of B and C,
-// over the channels of a warp, then over the warps of the block. The sums of blocks are added up by
-// scan/selective_backward_sums.
+// over the channels of a warp, then over the warps of the block: by one of them, in turn, while the others go on. The sums of
+// blocks are added up by scan/selective_backward_sums.
 #pragma once
 
+#include <gdn_cuda/kernels/common/named_barrier.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward_block.cuh>
 
 namespace gdn_cuda::scan {
@@ -32,8 +33,13 @@ template <SelectiveBackwardConfig kConfig>
 struct BackwardSums : BackwardBlock<kConfig> {
     using Block = BackwardBlock<kConfig>;
     using Block::args, Block::in, Block::place, Block::shared, Block::varies;
-    using Block::kIsRglru, Block::kColumns, Block::kHalf, Block::kLanes, Block::kTokens;
+    using Block::global, Block::kIsRglru, Block::kColumns, Block::kHalf, Block::kLanes, Block::kTokens;
     using typename Block::Config;
+
+    // Named barriers: that the warps have written a buffer, one for each; and that it has been read, one for even sub-tiles and
+    // one for odd ones. The warp that reads does not wait, so it may come to the next of these before others have come to the
+    // last one, but not to the one behind.
+    static constexpr int kBuffers = kConfig.buffers(), kWritten = 1, kRead = kWritten + kBuffers;
 
     __device__ __forceinline__ void begin() const {
         if (threadIdx.x < 2)
@@ -45,7 +51,16 @@ struct BackwardSums : BackwardBlock<kConfig> {
         static_assert(kLanes >= kHalf);
         return sum_over_lanes<kLanes, Block::Lanes::kApart, kHalf>(x, thread);
     }
-    __device__ __forceinline__ static int buffer_of(int k) { return kConfig.buffers() == 1 ? 0 : k & 1; }
+    __device__ __forceinline__ static int buffer_of(int k) { return kBuffers == 1 ? 0 : k & 1; }
+    // Of the thread; said by a lane, so that the compiler knows that warps do not diverge.
+    __device__ __forceinline__ static int warp() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
+    // Whether the warp adds up sub-tile k. Neighbours have different ones.
+    __device__ __forceinline__ static bool adds_up(int k, int warp) { return (k & (Config::kWarps - 1)) == warp; }
+    // Before a warp writes sub-tile k, going back from `subtiles`.
+    __device__ __forceinline__ static void wait_until_read(int k, int subtiles, int warp) {
+        const int before = k + kBuffers;  // of the same buffer
+        if (before < subtiles && !adds_up(before, warp)) sync<kRead>(before & 1);
+    }
     // The gradients of B and C of four tokens, which the lanes of the warp have exchanged, over its channels.
     __device__ __forceinline__ void over_channels(int k, int half, int thread) const {
         const unsigned lane = thread % 32u, warp = thread / 32u;
@@ -63,7 +78,6 @@ struct BackwardSums : BackwardBlock<kConfig> {
             for (int c = 1; c < kOver; ++c) add(sum, &from[c][at]);
             store(&to[which][half][0] + at % kOfOne, sum);
         }
-        __syncwarp();  // all lanes have read
     }
     // Where the sums of the block begin.
     __device__ __forceinline__ float* partial_of(bool is_B) const {
@@ -73,24 +87,44 @@ struct BackwardSums : BackwardBlock<kConfig> {
         const i64 row = (static_cast<i64>(partial) * args.rows + (place.batch - args.first_row)) * of.groups + group;
         return (is_B ? args.dB : args.dC) + (row * in.length + place.start) * kColumns;
     }
-    // Of all warps, to memory: a thread writes neighbouring sums of B or of C.
-    __device__ __forceinline__ void over_warps(int k, int token, int tokens) const {
-        constexpr unsigned kOfOne = kTokens * kColumns,
-                           kVector = 2 * kOfOne / Config::kThreads < 1 ? 1 : 2 * kOfOne / Config::kThreads;
-        const unsigned at = thread_again() * kVector, which = at / kOfOne, inside = at % kOfOne;
-        if (at >= 2 * kOfOne || static_cast<int>(inside) >= tokens * kColumns) return;
-        float* to = shared.partial[which];
-        if (!kConfig.only_varying && to == nullptr) return;  // constant
-        float sum[kVector] = {};
-        if (!kIsRglru || which == 1) {
-            load(sum, &shared.sums[buffer_of(k)][0][which][0][0] + inside);
+    // Of all warps, once these have written sub-tile k, to memory. A lane writes neighbouring sums of B or of C.
+    __device__ __forceinline__ void over_warps(int k, int token, int tokens, int warp) const {
+        if (!adds_up(k, warp)) return arrive<kWritten>(buffer_of(k));
+        sync<kWritten>(buffer_of(k));
+        constexpr unsigned kOfOne = kTokens * kColumns, kAll = 2 * kOfOne, kVector = kAll < 128 ? kAll / 32 : 4;
+        static_assert(kAll % (32 * kVector) == 0);
 #pragma unroll
-            for (int w = 1; w < Config::kWarps; ++w) add(sum, &shared.sums[buffer_of(k)][w][which][0][0] + inside);
+        for (unsigned i = 0; i < kAll; i += 32 * kVector) {
+            const unsigned at = i + thread_again() % 32 * kVector, which = at / kOfOne, inside = at % kOfOne;
+            auto* to = reinterpret_cast<float*>(global(reinterpret_cast<char*>(shared.partial[which])));
+            const bool is_constant = !kConfig.only_varying && to == nullptr;
+            if (is_constant || static_cast<int>(inside) >= tokens * kColumns) continue;
+            float sum[kVector] = {};
+            if (!kIsRglru || which == 1) {
+                load(sum, &shared.sums[buffer_of(k)][0][which][0][0] + inside);
+#pragma unroll
+                for (int w = 1; w < Config::kWarps; ++w) add(sum, &shared.sums[buffer_of(k)][w][which][0][0] + inside);
+            }
+            store(to + static_cast<i64>(token) * kColumns + inside, sum);
         }
-        store(to + static_cast<i64>(token) * kColumns + inside, sum);
+        if (k >= kBuffers) arrive<kRead>(k & 1);
     }
 
   private:
+    template <int kBarrier>
+    __device__ __forceinline__ static void sync(int number) {
+        if (number == 0)
+            named_barrier_sync<kBarrier>(Config::kThreads);
+        else
+            named_barrier_sync<kBarrier + 1>(Config::kThreads);
+    }
+    template <int kBarrier>
+    __device__ __forceinline__ static void arrive(int number) {
+        if (number == 0)
+            named_barrier_arrive<kBarrier>(Config::kThreads);
+        else
+            named_barrier_arrive<kBarrier + 1>(Config::kThreads);
+    }
     template <int kCount>
     __device__ __forceinline__ static void load(float (&to)[kCount], const float* from) {
         struct alignas(4 * kCount) Vector {
