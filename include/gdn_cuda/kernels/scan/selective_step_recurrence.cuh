@@ -57,7 +57,7 @@ __device__ __forceinline__ void advance_by(const auto& step_of, SelectiveStepSha
 #pragma unroll 1
     for (int item = 0; item < items.count; ++item) {
         auto& at = *next++;
-        if (item < loaded) load_state<kConfig>(at, lane, offset, args.columns, state);
+        if (item < loaded) load_state<kConfig>(at, shared.from[items.in_block(item)], lane, offset, args.columns, state);
         const auto row = at.row[lane.in_block];
         ExactStep<typename Types::Number> by;
         if (kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[0]));
