@@ -21,11 +21,13 @@ struct StepBy {
     using Number = typename StepTypes<kConfig>::Number;
 
     __device__ __forceinline__ ExactStep<Number> operator()(float delta, float delta_a, const Number& A) const {
-        if constexpr (bytes_of(kConfig.state) == 2 && kKind == Discretization::mamba)
+        if constexpr (kKind != Discretization::mamba || is_complex(kConfig.state))
+            return exact_step<kKind>(delta, delta_a, A);
+        else if constexpr (bytes_of(kConfig.state) == 2)
             // The state's rounding hides that of Ā; where it has 16 bits, instructions count.
             return {{exp2_fast(delta_a * kLog2e * A), false}, delta};
         else
-            return exact_step<kKind>(delta, delta_a, A);
+            return {exact_exp2(delta_a * kLog2e * A), delta};
     }
 };
 // Any other, in one loop: for rows with one Ā, of which a lane computes one for each of its many numbers.
