@@ -41,6 +41,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     const StepLane<kConfig> mine(args, thread & (rows - 1), 0);
     StepItems items{one_token, first_sequence, one_token ? sequences : args.tokens, 0, 0};
 
+    find_states<kConfig>(shared, args, first_sequence, sequences);
+    __syncthreads();
+    const int fetched = lane.works(args.columns) ? min(sequences, at_once) : 0;
+#pragma unroll 1
+    for (int item = 0; item < fetched; ++item)
+        fetch_state<kConfig>(shared.items[item], lane, shared.from[item], lane.state_offset(args), args.columns);
     RowPlaces places = RowPlaces::of<kConfig>(args, mine, items, first_item);
     RowsInFlight<kConfig> rows_in_flight;
     // rglru has no B.
@@ -53,13 +59,6 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         if (column_units) fetch_columns<kConfig>(shared, args, items, first, count);
     };
     start_loads(0);
-    find_states<kConfig>(shared, args, first_sequence, sequences);
-    __syncthreads();
-    const int fetched = min(sequences, at_once);
-#pragma unroll 1
-    for (int item = 0; item < fetched; ++item)
-        if (lane.works(args.columns))
-            fetch_state<kConfig>(shared.items[item], lane, shared.from[item], lane.state_offset(args), args.columns);
     const auto of_row = [&](const SelectiveStepArgs::PerRow& of) {
         return of.values.data == nullptr || !mine.exists ? 0.f : load_number(of.values, mine.head * of.head + mine.d * of.d);
     };
