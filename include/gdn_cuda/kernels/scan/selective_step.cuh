@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     selective_step(const __grid_constant__ SelectiveStepArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<SelectiveStepSharedPlan<kConfig>*>(memory);
-    constexpr int kItems = kConfig.items();
 
     const int first_sequence = static_cast<int>(blockIdx.z) * args.block_sequences;
     const int sequences = min(args.block_sequences, args.sequences - first_sequence);
     const bool one_token = args.tokens == 1;
+    const int at_once = kConfig.items_of(1 << args.lane_bits);
     const int thread = static_cast<int>(threadIdx.x), rows = kConfig.threads() >> args.lane_bits;
     const int first_item = thread >> (31 - __clz(rows));
     // Whose state this thread has, and whose inputs and outputs it moves.
@@ -43,14 +43,22 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
 
     find_states<kConfig>(shared, args, first_sequence, sequences);
     __syncthreads();
-    const int fetched = min(sequences, kItems);
+    const int fetched = lane.works(args.columns) ? min(sequences, at_once) : 0;
 #pragma unroll 1
     for (int item = 0; item < fetched; ++item)
-        if (lane.works(args.columns))
-            fetch_state<kConfig>(shared.items[item], lane, shared.from[item], lane.state_offset(args), args.columns);
-    const ColumnThread columns = ColumnThread::of<kConfig.threads()>(args.columns);
-    ColumnPlaces column_places = ColumnPlaces::of(args, columns, items);
+        fetch_state<kConfig>(shared.items[item], lane, shared.from[item], lane.state_offset(args), args.columns);
     RowPlaces places = RowPlaces::of<kConfig>(args, mine, items, first_item);
+    RowsInFlight<kConfig> rows_in_flight;
+    // rglru has no B.
+    const bool column_units =
+        kConfig.column_units() && args.discretization != Discretization::rglru && has_column_units(args, items);
+    const auto start_loads = [&](int first) {
+        const int count = min(at_once, items.all - first);
+        rows_in_flight.load(args, places, mine.items_of(args, first_item, count));
+        places.move_inputs(args, at_once);
+        if (column_units) fetch_columns<kConfig>(shared, args, items, first, count);
+    };
+    start_loads(0);
     const auto of_row = [&](const SelectiveStepArgs::PerRow& of) {
         return of.values.data == nullptr || !mine.exists ? 0.f : load_number(of.values, mine.head * of.head + mine.d * of.d);
     };
@@ -59,23 +67,27 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     load_A<kConfig>(args, lane, A);
 
 #pragma unroll 1
-    for (; items.first < items.all; items.first += kItems) {
-        items.count = min(kItems, items.all - items.first);
-        stage_rows<kConfig>(shared, args, mine, places, bias, first_item, items);
-        stage_columns<kConfig>(shared, args, columns, column_places, items);
+    for (; items.first < items.all; items.first += at_once) {
+        items.count = min(at_once, items.all - items.first);
+        stage_rows<kConfig>(shared, args, mine, rows_in_flight, bias, first_item, items);
         if (thread < items.count) {
             auto& item = shared.items[thread];
-            const int later = items.first + kItems + thread;
-            item.from = shared.from[items.in_block(thread)];
+            const int later = items.first + at_once + thread;
             item.to = kept_state<kConfig>(shared, args, items, thread);
             item.later = one_token && later < sequences ? shared.from[later] : nullptr;
         }
         cp_async_fence();
         cp_async_wait<0>();
+        if (column_units)
+            widen_columns<kConfig>(shared, args, items);
+        else
+            stage_columns<kConfig>(shared, args, items);
+        start_loads(items.first + at_once);
         __syncthreads();
         advance<kConfig>(shared, args, lane, items, A, state);
         __syncthreads();
         store_outputs<kConfig>(shared, args, mine, places, D, first_item, items);
+        places.move_output(args, at_once);
     }
 }
 

@@ -38,6 +38,7 @@ template <SelectiveStepConfig kConfig>
 struct StepLane {
     int in_block;  // row
     bool exists;
+    int of_state;  // row
     int head, d;
     int lane, lanes;
 
@@ -45,9 +46,13 @@ struct StepLane {
         : in_block(row), lane(lane), lanes(1 << args.lane_bits) {
         const int in_group = static_cast<int>(blockIdx.x) * (kConfig.threads() >> args.lane_bits) + row;
         exists = in_group < args.group_rows;
-        const unsigned of_state = blockIdx.y * static_cast<unsigned>(args.group_rows) + (exists ? in_group : 0);
-        head = args.heads == 1 ? 0 : static_cast<int>(of_state / static_cast<unsigned>(args.dim));
-        d = static_cast<int>(of_state) - head * args.dim;
+        of_state = static_cast<int>(blockIdx.y) * args.group_rows + (exists ? in_group : 0);
+        head = args.heads == 1 ? 0 : static_cast<int>(static_cast<unsigned>(of_state) / static_cast<unsigned>(args.dim));
+        d = of_state - head * args.dim;
+    }
+    // How many of a block's first `count` items a thread has that moves this row's inputs and outputs, from `first` on.
+    __device__ __forceinline__ int items_of(const SelectiveStepArgs& args, int first, int count) const {
+        return exists ? (count - first + lanes - 1) >> args.lane_bits : 0;
     }
     // Whether there is anything for this lane in its row.
     __device__ __forceinline__ bool works(int columns) const { return exists && column(0) < columns; }
@@ -55,8 +60,7 @@ struct StepLane {
     __device__ __forceinline__ int column(int vector) const { return (vector * lanes + lane) * kConfig.vector; }
     // Where this lane's part of the row starts in a state, in bytes.
     __device__ __forceinline__ i64 state_offset(const SelectiveStepArgs& args) const {
-        const i64 row = static_cast<i64>(head) * args.dim + d;
-        return (row * args.columns + lane * kConfig.vector) * bytes_of(kConfig.state);
+        return (static_cast<i64>(of_state) * args.columns + lane * kConfig.vector) * bytes_of(kConfig.state);
     }
     // Of a vector, from that of the lane's first.
     __device__ __forceinline__ int vector_offset(int vector) const {

@@ -16,8 +16,16 @@ struct SelectiveStepConfig {
     GDN_FIELDS(state, vector, vectors)
 
     GDN_HOST_DEVICE static constexpr int threads() { return 128; }
-    // Tokens in shared memory at once: of one sequence, or one each of as many sequences.
+    // Most tokens in shared memory at once: of one sequence, or one each of as many sequences.
     GDN_HOST_DEVICE constexpr int items() const { return aligned() && vectors == 1 ? 8 : 4; }
+    // Of these, those whose x, δ and z a thread has in registers: bounds the items if a row has few lanes.
+    GDN_HOST_DEVICE constexpr int row_items() const {
+        const int all = (items() + fewest_lanes() - 1) / fewest_lanes();
+        return state == DType::f32 && all > 2 ? 2 : all;
+    }
+    GDN_HOST_DEVICE constexpr int items_of(int lanes) const {
+        return row_items() * fewest_lanes() >= items() || row_items() * lanes >= items() ? items() : row_items() * lanes;
+    }
     // Of one token each, in a block.
     GDN_HOST_DEVICE static constexpr int most_sequences() { return 32; }
     // Of a multiprocessor: bounds the registers, as far as nothing spills.
@@ -34,6 +42,9 @@ struct SelectiveStepConfig {
     GDN_HOST_DEVICE constexpr int fewest_lanes() const { return !aligned() ? 1 : vectors == 1 ? 2 : 4; }  // of a row
     GDN_HOST_DEVICE constexpr int most_rows() const { return threads() / fewest_lanes(); }                // of a block
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex(state) ? 2 : 1; }
+    // 16-byte units of B and C, as they are in memory, that a thread copies for the items at work.
+    GDN_HOST_DEVICE constexpr bool column_units() const { return aligned() && !is_complex(state); }
+    GDN_HOST_DEVICE constexpr int most_column_units() const { return 2 * items() * (columns() / 4) / threads(); }
 };
 
 template <SelectiveStepConfig kConfig>
@@ -52,11 +63,14 @@ struct SelectiveStepSharedPlan {
         alignas(16) float C[kConfig.columns() * kConfig.parts()];
         Row row[kConfig.most_rows()];
         alignas(16) float sum[kConfig.threads()];  // of each lane's C x
-        // States; nullptr: none. Where it comes from, where it is stored after the item, and whose takes its place then.
-        const void *from, *later;
+        // States; nullptr: none. Where it is stored after the item, and whose takes its place then.
         void* to;
+        const void* later;
     };
     Item items[kConfig.items()];
+    // B and C of the next items. Each thread reads back only what it copied itself.
+    Vector column_units[kConfig.column_units() ? kConfig.most_column_units() : 1]
+                       [kConfig.column_units() ? kConfig.threads() : 1];
     const void* from[kSequences];  // each sequence's state; nullptr: none
     int place[kSequences];
 };

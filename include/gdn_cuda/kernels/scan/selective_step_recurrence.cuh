@@ -21,11 +21,13 @@ struct StepBy {
     using Number = typename StepTypes<kConfig>::Number;
 
     __device__ __forceinline__ ExactStep<Number> operator()(float delta, float delta_a, const Number& A) const {
-        if constexpr (bytes_of(kConfig.state) == 2 && kKind == Discretization::mamba)
+        if constexpr (kKind != Discretization::mamba || is_complex(kConfig.state))
+            return exact_step<kKind>(delta, delta_a, A);
+        else if constexpr (bytes_of(kConfig.state) == 2)
             // The state's rounding hides that of Ā; where it has 16 bits, instructions count.
             return {{exp2_fast(delta_a * kLog2e * A), false}, delta};
         else
-            return exact_step<kKind>(delta, delta_a, A);
+            return {exact_exp2(delta_a * kLog2e * A), delta};
     }
 };
 // Any other, in one loop: for rows with one Ā, of which a lane computes one for each of its many numbers.
@@ -57,7 +59,7 @@ __device__ __forceinline__ void advance_by(const auto& step_of, SelectiveStepSha
 #pragma unroll 1
     for (int item = 0; item < items.count; ++item) {
         auto& at = *next++;
-        if (item < loaded) load_state<kConfig>(at, lane, offset, args.columns, state);
+        if (item < loaded) load_state<kConfig>(at, shared.from[items.in_block(item)], lane, offset, args.columns, state);
         const auto row = at.row[lane.in_block];
         ExactStep<typename Types::Number> by;
         if (kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[0]));

@@ -11,6 +11,10 @@ __device__ __forceinline__ i64 computed_once(i64 x) {
     asm volatile("" : "+l"(x));
     return x;
 }
+__device__ __forceinline__ int computed_once(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 __device__ __forceinline__ RawNumber load_raw_number(const char* from, const Tagged& of) {
     RawNumber number;
@@ -18,72 +22,110 @@ __device__ __forceinline__ RawNumber load_raw_number(const char* from, const Tag
     return number;
 }
 
-// Where a thread has δ, x and z of its row, and its output; of its first item of those at work.
+// The number that a tensor has in memory as `raw`, in few instructions: fp32 and bf16 take a shift.
+__device__ __forceinline__ float number_by_shift(unsigned raw, DType type) {
+    const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(raw)));
+    return type == DType::f16 ? half : __uint_as_float(raw << (type == DType::f32 ? 0 : 16));
+}
+
+// Where a thread has the number of its row in an item.
+template <SelectiveStepConfig kConfig>
+__device__ __forceinline__ const char* row_address(const SelectiveStepArgs::ByRow& of, const StepLane<kConfig>& mine,
+                                                   const StepItems& items, int item) {
+    return items.address(of, item, mine.head * of.head + mine.d * of.d);
+}
+
+// Where it has x, δ and z in the first of its items that are not yet loaded, and the output of its first item at work.
 struct RowPlaces {
-    const char *x, *delta, *delta_a, *z;
+    const char *x, *delta, *z;
     char* out;
+
+    // Past `items` items.
+    __device__ __forceinline__ void move_inputs(const SelectiveStepArgs& args, int items) {
+        x += items * args.x.item;
+        delta += items * args.delta.item;
+        z += items * args.z.item;
+    }
+    __device__ __forceinline__ void move_output(const SelectiveStepArgs& args, int items) { out += items * args.out.item; }
 
     template <SelectiveStepConfig kConfig>
     __device__ __forceinline__ static RowPlaces of(const SelectiveStepArgs& args, const StepLane<kConfig>& mine,
                                                    const StepItems& items, int item) {
-        const auto at = [&](const SelectiveStepArgs::ByRow& of) {
-            return items.address(of, item, mine.head * of.head + mine.d * of.d);
-        };
-        RowPlaces places{at(args.x), at(args.delta), nullptr, nullptr, nullptr};
-        if (args.delta_a.values.data != nullptr) places.delta_a = at(args.delta_a);
-        if (args.z.values.data != nullptr) places.z = at(args.z);
-        places.out = const_cast<char*>(at(args.out));
-        return places;
+        const auto at = [&](const SelectiveStepArgs::ByRow& of) { return row_address(of, mine, items, item); };
+        return {at(args.x), at(args.delta), args.z.values.data != nullptr ? at(args.z) : nullptr,
+                const_cast<char*>(at(args.out))};
     }
 };
 
-// δ (1 for dirac), x and the gate of z: a thread has one row, and each lanes-th item. Then its places are those of the next
-// items.
+// x, δ and z on their way to a thread, which has one row and each lanes-th item. They are loaded before the items at work
+// move on, and used after that.
+template <SelectiveStepConfig kConfig>
+struct RowsInFlight {
+    using Words = unsigned[kConfig.row_items()];
+    Words x, delta, z;
+
+    // Of `count` items of this thread.
+    __device__ __forceinline__ void load(const SelectiveStepArgs& args, const RowPlaces& places, int count) {
+        load_words(x, places.x, args.x, args.lane_bits, count);
+        load_words(delta, places.delta, args.delta, args.lane_bits, count);
+        if (args.z.values.data != nullptr) load_words(z, places.z, args.z, args.lane_bits, count);
+    }
+
+  private:
+    // A branch for the type: loads of both types to one register, each under a predicate, would wait for each other.
+    __device__ __forceinline__ static void load_words(Words& words, const char* from, const SelectiveStepArgs::ByRow& of,
+                                                      int lane_bits, int count) {
+        const i64 next = computed_once(of.item << lane_bits);
+        const auto load_as = [&]<class Word>(Word) {
+            const char* at = from;
+#pragma unroll
+            for (int k = 0; k < kConfig.row_items(); ++k, at += next) {
+                if (k >= count) break;
+                words[k] = *reinterpret_cast<const Word*>(at);
+            }
+        };
+        if (of.values.type == DType::f32)
+            load_as(unsigned{});
+        else
+            load_as(static_cast<unsigned short>(0));
+    }
+};
+
+// δ (1 for dirac), x and the gate of z, of the items at work.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
-                                           const StepLane<kConfig>& mine, RowPlaces& places, float bias, int first_item,
-                                           const StepItems& items) {
-    if (!mine.exists) return;
-    const bool own_delta_a = args.delta_a.values.data != nullptr, gated = args.z.values.data != nullptr;
+                                           const StepLane<kConfig>& mine, const RowsInFlight<kConfig>& loaded, float bias,
+                                           int first_item, const StepItems& items) {
+    const bool gated = args.z.values.data != nullptr;
     const bool is_dirac = args.discretization == Discretization::dirac;
-    const i64 next_x = computed_once(args.x.item << args.lane_bits);
-    const i64 next_delta = computed_once(args.delta.item << args.lane_bits);
-    const i64 next_z = computed_once(args.z.item << args.lane_bits);
-    RowPlaces at = places;
-#pragma unroll 1
-    for (int item = first_item; item < items.count; item += mine.lanes) {
-        const RawNumber x = load_raw_number(at.x, args.x.values), delta = load_raw_number(at.delta, args.delta.values);
-        RawNumber delta_a, z;
-        at.x += next_x;
-        at.delta += next_delta;
-        if (own_delta_a) {
-            delta_a = load_raw_number(at.delta_a, args.delta_a.values);
-            at.delta_a += args.delta_a.item << args.lane_bits;
-        }
-        if (gated) {
-            z = load_raw_number(at.z, args.z.values);
-            at.z += next_z;
-        }
-        float size = delta.number(args.delta.values.type) + bias;
+    const int count = mine.items_of(args, first_item, items.count);
+#pragma unroll
+    for (int k = 0; k < kConfig.row_items(); ++k) {
+        if (k >= count) break;
+        const int item = first_item + k * mine.lanes;
+        float size = number_by_shift(loaded.delta[k], args.delta.values.type) + bias;
         if (args.softplus) size = softplus_fast(size);
-        shared.items[item].row[mine.in_block] = {
-            is_dirac ? 1.f : size, own_delta_a ? delta_a.number(args.delta_a.values.type) : size, x.number(args.x.values.type),
-            gated ? silu_fast(z.number(args.z.values.type)) : 1.f};
+        shared.items[item].row[mine.in_block] = {is_dirac ? 1.f : size, size, number_by_shift(loaded.x[k], args.x.values.type),
+                                                 gated ? silu_fast(number_by_shift(loaded.z[k], args.z.values.type)) : 1.f};
     }
-    constexpr int kItems = kConfig.items();
-    places.x += kItems * args.x.item;
-    places.delta += kItems * args.delta.item;
-    if (own_delta_a) places.delta_a += kItems * args.delta_a.item;
-    if (gated) places.z += kItems * args.z.item;
+    if (args.delta_a.values.data == nullptr) return;
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+        const int item = first_item + k * mine.lanes;
+        const char* from = row_address(args.delta_a, mine, items, items.first + item);
+        shared.items[item].row[mine.in_block].delta_a =
+            load_raw_number(from, args.delta_a.values).number(args.delta_a.values.type);
+    }
 }
 
 __device__ __forceinline__ void store_number(void* to, DType type, float x) {
-    if (type == DType::f32)
+    if (type == DType::f32) {
         *static_cast<float*>(to) = x;
-    else if (type == DType::bf16)
-        *static_cast<__nv_bfloat16*>(to) = from_float<__nv_bfloat16>(x);
-    else
-        *static_cast<__half*>(to) = from_float<__half>(x);
+        return;
+    }
+    const unsigned short brain = __bfloat16_as_ushort(from_float<__nv_bfloat16>(x));
+    const unsigned short half = __half_as_ushort(from_float<__half>(x));
+    *static_cast<unsigned short*>(to) = type == DType::bf16 ? brain : half;
 }
 
 // Σ C x of a row from its lanes' parts.
@@ -103,14 +145,15 @@ __device__ __forceinline__ float row_sum(const float* parts, int lanes) {
 // (2 if complex) Σ C x + D u, times the gate; rows and items go to threads as in stage_rows.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
-                                              const StepLane<kConfig>& mine, RowPlaces& places, float D, int first_item,
+                                              const StepLane<kConfig>& mine, const RowPlaces& places, float D, int first_item,
                                               const StepItems& items) {
-    if (!mine.exists) return;
-    const DType type = args.x.values.type;
-    const i64 next_out = computed_once(args.out.item << args.lane_bits);
+    const i64 next = computed_once(args.out.item << args.lane_bits);
     char* out = places.out;
-#pragma unroll 1
-    for (int item = first_item; item < items.count; item += mine.lanes) {
+    const int count = mine.items_of(args, first_item, items.count);
+#pragma unroll
+    for (int k = 0; k < kConfig.row_items(); ++k, out += next) {
+        if (k >= count) break;
+        const int item = first_item + k * mine.lanes;
         const Place place = static_cast<Place>(shared.place[items.in_block(item)]);
         const auto row = shared.items[item].row[mine.in_block];
         float y = row_sum(shared.items[item].sum + (mine.in_block << args.lane_bits), mine.lanes);
@@ -118,10 +161,8 @@ __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kCon
         if (args.D.values.data != nullptr) y = fmaf(D, row.u, y);
         y *= row.gate;
         if (place != Place::run) y = place == Place::skip ? 0.f : quiet_nan();
-        store_number(out, type, y);
-        out += next_out;
+        store_number(out, args.x.values.type, y);
     }
-    places.out += kConfig.items() * args.out.item;
 }
 
 }  // namespace gdn_cuda::scan

@@ -35,10 +35,11 @@ __device__ __forceinline__ void fetch_state(Item& item, const StepLane<kConfig>&
     }
 }
 
-// The state of an item from shared memory, where fetch_state has copied it; what is not aligned is read from the pool.
+// The state of an item from shared memory, where fetch_state has copied it; what is not aligned is read from the pool, at
+// `from`.
 template <SelectiveStepConfig kConfig, class Item>
-__device__ __forceinline__ void load_state(const Item& item, const StepLane<kConfig>& lane, i64 offset, int columns,
-                                           typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
+__device__ __forceinline__ void load_state(const Item& item, const void* from, const StepLane<kConfig>& lane, i64 offset,
+                                           int columns, typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
     using Types = StepTypes<kConfig>;
     using Element = typename Types::Element;
 #pragma unroll
@@ -47,10 +48,9 @@ __device__ __forceinline__ void load_state(const Item& item, const StepLane<kCon
         if constexpr (kConfig.aligned()) {
             vector.load(reinterpret_cast<const Element*>(item.state[v][threadIdx.x].bytes));
         } else {
-            const char* from = static_cast<const char*>(item.from);
             vector.clear();
             if (from != nullptr && lane.column(v) < columns)
-                vector.load(reinterpret_cast<const Element*>(from + offset + lane.vector_offset(v)));
+                vector.load(reinterpret_cast<const Element*>(static_cast<const char*>(from) + offset + lane.vector_offset(v)));
         }
 #pragma unroll
         for (int j = 0; j < kConfig.vector; ++j) state[v * kConfig.vector + j] = Types::at(vector, j);
