@@ -61,7 +61,7 @@ inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem,
     constexpr double kMore = 1.2, kWorth = 0.9, kAlone = 0.4;
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const CutLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
-                           .resident = config.most_blocks(),
+                           .resident = SelectiveBackwardConfig::kMostBlocks,
                            .alone = kAlone};
     return choose_cut(sizes, [&](int) { return launch; }, device.multiprocessors, kMore, kWorth, wanted);
 }

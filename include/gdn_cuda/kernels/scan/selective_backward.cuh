@@ -84,7 +84,7 @@ template <SelectiveBackwardConfig kConfig>
 inline constexpr int kBlocksPerMultiprocessor = [] {
     constexpr int kKilobytes = kArchitecture >= 90 && kArchitecture < 120 ? 228 : kArchitecture == 80 ? 164 : 100;
     constexpr int kFit = kKilobytes * 1024 / static_cast<int>(sizeof(SelectiveBackwardSharedPlan<kConfig>) + 1024);
-    return kFit < kConfig.most_blocks() ? kFit : kConfig.most_blocks();
+    return kFit < SelectiveBackwardConfig::kMostBlocks ? kFit : SelectiveBackwardConfig::kMostBlocks;
 }();
 
 template <SelectiveBackwardConfig kConfig>

@@ -14,7 +14,8 @@ struct SelectiveBackwardConfig {
 
     constexpr bool operator==(const SelectiveBackwardConfig&) const = default;
     static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-    static constexpr int kTokens = 8;  // of a sub-tile, whose states are in registers
+    static constexpr int kTokens = 8;      // of a sub-tile, whose states are in registers
+    static constexpr int kMostBlocks = 3;  // of a multiprocessor, for which registers are limited: more would spill them
     GDN_HOST_DEVICE constexpr int channels_per_warp() const { return 32 / lanes; }
     GDN_HOST_DEVICE constexpr int channels_per_block() const { return kWarps * channels_per_warp(); }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
@@ -22,8 +23,6 @@ struct SelectiveBackwardConfig {
     GDN_HOST_DEVICE constexpr int columns() const { return group() * parts(); }  // real numbers of these
     // Of a sub-tile's sums. With one, warps wait more for each other; it leaves shared memory for another block.
     GDN_HOST_DEVICE constexpr int buffers() const { return only_varying && columns() <= 16 ? 2 : 1; }
-    // Of a multiprocessor, for which registers are limited: more would spill them.
-    GDN_HOST_DEVICE constexpr int most_blocks() const { return transition == Transition::exponential && is_complex ? 2 : 3; }
 
     GDN_FIELDS(transition, is_complex, only_varying, lanes, states)
 };
