@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     const int first_sequence = static_cast<int>(blockIdx.z) * args.block_sequences;
     const int sequences = min(args.block_sequences, args.sequences - first_sequence);
     const bool one_token = args.tokens == 1;
+    static_assert(kConfig.items_of(kConfig.fewest_lanes()) >= kGroupsInFlight);
     const int at_once = kConfig.items_of(1 << args.lane_bits);
     const int thread = static_cast<int>(threadIdx.x), rows = kConfig.threads() >> args.lane_bits;
     const int first_item = thread >> (31 - __clz(rows));
@@ -57,6 +58,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         rows_in_flight.load(args, places, mine.items_of(args, first_item, count));
         places.move_inputs(args, at_once);
         if (column_units) fetch_columns<kConfig>(shared, args, items, first, count);
+        cp_async_fence();
     };
     start_loads(0);
     const auto of_row = [&](const SelectiveStepArgs::PerRow& of) {
@@ -76,8 +78,10 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
             item.to = kept_state<kConfig>(shared, args, items, thread);
             item.later = one_token && later < sequences ? shared.from[later] : nullptr;
         }
-        cp_async_fence();
-        cp_async_wait<0>();
+        if (items.first == 0)
+            cp_async_wait<0>();
+        else
+            cp_async_wait<kGroupsInFlight>();
         if (column_units)
             widen_columns<kConfig>(shared, args, items);
         else

@@ -21,6 +21,10 @@ __device__ __forceinline__ void find_states(SelectiveStepSharedPlan<kConfig>& sh
     shared.from[mine] = place == Place::run ? pool + slot * args.pool_slot * bytes_of(kConfig.state) : nullptr;
 }
 
+// Each thread's copies by cp.async are in groups: one of B and C for each round of items, and after it one of a state for each
+// of its items. So this many groups may be in flight when a round needs its B and C, or an item its state.
+inline constexpr int kGroupsInFlight = 4;
+
 // The state at `from`, if any, into the place of an item. For lanes that work.
 template <SelectiveStepConfig kConfig, class Item>
 __device__ __forceinline__ void fetch_state(Item& item, const StepLane<kConfig>& lane, const void* from, i64 offset,
