@@ -5,10 +5,13 @@
 //
 // A row is one channel of one sequence: N numbers of the state, for a group of 1 to 32 lanes. A block takes the same rows of up
 // to 32 sequences, so A is loaded once for all of them, or of one sequence with several tokens, whose state stays in registers
-// from the first to the last. It has four or eight items at a time, which are sequences or tokens. States come by cp.async, to
-// the threads that will use them; once one is in registers, that of a later sequence takes its place in shared memory. δ, x, z
-// (a thread each row and item), B and C are converted to fp32 in shared memory. Outputs go back the same way: a thread each row
-// and item adds D u, applies the gate and stores.
+// from the first to the last. It has four or eight items at a time, which are sequences or tokens. δ, x, z (a thread each row
+// and item), B and C are converted to fp32 in shared memory. Outputs go back the same way: a thread each row and item adds D u,
+// applies the gate and stores.
+//
+// What later items need is on its way while the present ones move on. States come by cp.async, to the threads that will use
+// them; once one is in registers, that of a later sequence takes its place in shared memory. So do B and C where their rows
+// consist of 16-byte units. x, δ and z come to registers.
 //
 // The transition is computed to full fp32 accuracy (exact_step.cuh), one for each number of the state, or one for each
 // row where A does not vary along it, as in Mamba-2.
@@ -50,7 +53,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         fetch_state<kConfig>(shared.items[item], lane, shared.from[item], lane.state_offset(args), args.columns);
     RowPlaces places = RowPlaces::of<kConfig>(args, mine, items, first_item);
     RowsInFlight<kConfig> rows_in_flight;
-    // rglru has no B.
+    // rglru has no B to copy.
     const bool column_units =
         kConfig.column_units() && args.discretization != Discretization::rglru && has_column_units(args, items);
     const auto start_loads = [&](int first) {
