@@ -48,6 +48,21 @@ def test_batches(batch: int, N: int, groups: int | None, state: torch.dtype, see
     check(x, step)
 
 
+@pytest.mark.parametrize("N", [8, 24, 136])
+@pytest.mark.parametrize("types", [(torch.float32, torch.bfloat16), (torch.float16, torch.float32), (torch.bfloat16,) * 2])
+def test_columns(N: int, types: tuple[torch.dtype, torch.dtype], seed: int) -> None:
+    """B and C of two dtypes, in units of 16 bytes or beside them; one token of many sequences, and many of one."""
+    for state in STATES[:2]:
+        for more in ({"batch": 67}, {"batch": 2, "tokens": 9}):
+            x = draws(seed, dim=20, N=N, state=state, **more)
+            for name, type_of, gap in zip("BC", types, (0, 8), strict=True):
+                wide = torch.zeros(*x[name].shape[:-1], N + 16, dtype=type_of)
+                x[name] = wide[..., gap : gap + N].copy_(x[name])
+            check(x, step)
+            x["C"] = torch.zeros(*x["C"].shape[:-1], N + 1, dtype=types[1])[..., :N].copy_(x["C"])
+            check(x, step)
+
+
 @pytest.mark.parametrize("gap", [0, 1, 4])
 def test_strides(gap: int, seed: int) -> None:
     """Pools with room between slots, also such that rows do not start on 16 bytes, and transposed rows."""

@@ -5,10 +5,13 @@
 //
 // A row is one channel of one sequence: N numbers of the state, for a group of 1 to 32 lanes. A block takes the same rows of up
 // to 32 sequences, so A is loaded once for all of them, or of one sequence with several tokens, whose state stays in registers
-// from the first to the last. It has four or eight items at a time, which are sequences or tokens. States come by cp.async, to
-// the threads that will use them; once one is in registers, that of a later sequence takes its place in shared memory. δ, x, z
-// (a thread each row and item), B and C are converted to fp32 in shared memory. Outputs go back the same way: a thread each row
-// and item adds D u, applies the gate and stores.
+// from the first to the last. It has four or eight items at a time, which are sequences or tokens. δ, x, z (a thread each row
+// and item), B and C are converted to fp32 in shared memory. Outputs go back the same way: a thread each row and item adds D u,
+// applies the gate and stores.
+//
+// What later items need is on its way while the present ones move on. States come by cp.async, to the threads that will use
+// them; once one is in registers, that of a later sequence takes its place in shared memory. So do B and C where their rows
+// consist of 16-byte units. x, δ and z come to registers.
 //
 // The transition is computed to full fp32 accuracy (exact_step.cuh), one for each number of the state, or one for each
 // row where A does not vary along it, as in Mamba-2.
@@ -33,6 +36,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     const int first_sequence = static_cast<int>(blockIdx.z) * args.block_sequences;
     const int sequences = min(args.block_sequences, args.sequences - first_sequence);
     const bool one_token = args.tokens == 1;
+    static_assert(kConfig.items_of(kConfig.fewest_lanes()) >= kGroupsInFlight);
     const int at_once = kConfig.items_of(1 << args.lane_bits);
     const int thread = static_cast<int>(threadIdx.x), rows = kConfig.threads() >> args.lane_bits;
     const int first_item = thread >> (31 - __clz(rows));
@@ -49,7 +53,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         fetch_state<kConfig>(shared.items[item], lane, shared.from[item], lane.state_offset(args), args.columns);
     RowPlaces places = RowPlaces::of<kConfig>(args, mine, items, first_item);
     RowsInFlight<kConfig> rows_in_flight;
-    // rglru has no B.
+    // rglru has no B to copy.
     const bool column_units =
         kConfig.column_units() && args.discretization != Discretization::rglru && has_column_units(args, items);
     const auto start_loads = [&](int first) {
@@ -57,6 +61,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
         rows_in_flight.load(args, places, mine.items_of(args, first_item, count));
         places.move_inputs(args, at_once);
         if (column_units) fetch_columns<kConfig>(shared, args, items, first, count);
+        cp_async_fence();
     };
     start_loads(0);
     const auto of_row = [&](const SelectiveStepArgs::PerRow& of) {
@@ -76,8 +81,10 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
             item.to = kept_state<kConfig>(shared, args, items, thread);
             item.later = one_token && later < sequences ? shared.from[later] : nullptr;
         }
-        cp_async_fence();
-        cp_async_wait<0>();
+        if (items.first == 0)
+            cp_async_wait<0>();
+        else
+            cp_async_wait<kGroupsInFlight>();
         if (column_units)
             widen_columns<kConfig>(shared, args, items);
         else

@@ -71,7 +71,7 @@ __device__ __forceinline__ void widen(float* to, const unsigned char* from) {
     for (int n = 0; n < kNumbers; n += 4) {
         Vector<float, 4, true> four;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) four.set(j, numbers[n + j]);
+        for (int j = 0; j < 4; ++j) four.set(j, number_at(numbers, n + j));
         four.store(to + n);
     }
 }

@@ -7,6 +7,18 @@
 
 namespace gdn_cuda::scan {
 
+// The i-th number of a vector.
+template <class Element, int kCount, bool kAligned>
+__device__ __forceinline__ float number_at(const Vector<Element, kCount, kAligned>& vector, int i) {
+    return vector[i];
+}
+// By an instruction; the compiler would take two for the second number of a pair.
+template <int kCount>
+__device__ __forceinline__ float number_at(const Vector<__nv_bfloat16, kCount, true>& vector, int i) {
+    const unsigned pair = reinterpret_cast<const Raw<4>*>(vector.items)[i / 2].bits;
+    return __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+}
+
 template <SelectiveStepConfig kConfig>
 struct StepTypes {
     static constexpr bool kComplex = is_complex(kConfig.state);
@@ -21,7 +33,7 @@ struct StepTypes {
         if constexpr (kComplex)
             return Complex{vector[2 * j], vector[2 * j + 1]};
         else
-            return vector[j];
+            return number_at(vector, j);
     }
     __device__ __forceinline__ static void set(Vector& vector, int j, const Number& x) {
         if constexpr (kComplex) {

@@ -21,7 +21,7 @@ struct SelectiveStepConfig {
     // Of these, those whose x, δ and z a thread has in registers: bounds the items if a row has few lanes.
     GDN_HOST_DEVICE constexpr int row_items() const {
         const int all = (items() + fewest_lanes() - 1) / fewest_lanes();
-        return state == DType::f32 && all > 2 ? 2 : all;
+        return aligned() && state == DType::f32 && all > 2 ? 2 : all;
     }
     GDN_HOST_DEVICE constexpr int items_of(int lanes) const {
         return row_items() * fewest_lanes() >= items() || row_items() * lanes >= items() ? items() : row_items() * lanes;

@@ -59,6 +59,7 @@ __device__ __forceinline__ void advance_by(const auto& step_of, SelectiveStepSha
 #pragma unroll 1
     for (int item = 0; item < items.count; ++item) {
         auto& at = *next++;
+        cp_async_wait<kGroupsInFlight>();
         if (item < loaded) load_state<kConfig>(at, shared.from[items.in_block(item)], lane, offset, args.columns, state);
         const auto row = at.row[lane.in_block];
         ExactStep<typename Types::Number> by;
@@ -82,6 +83,7 @@ __device__ __forceinline__ void advance_by(const auto& step_of, SelectiveStepSha
         at.sum[threadIdx.x] = sum;
         store_state<kConfig>(at.to, lane, offset, args.columns, state);
         fetch_state<kConfig>(at, lane, at.later, offset, args.columns);
+        cp_async_fence();
     }
 }
 
@@ -92,7 +94,10 @@ __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared
                                         typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
     if (!lane.works(args.columns)) {
 #pragma unroll 1
-        for (int item = 0; item < items.count; ++item) shared.items[item].sum[threadIdx.x] = 0.f;
+        for (int item = 0; item < items.count; ++item) {
+            shared.items[item].sum[threadIdx.x] = 0.f;
+            cp_async_fence();
+        }
         return;
     }
     using enum Discretization;

@@ -109,10 +109,11 @@ __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& sha
                                                  gated ? silu_fast(number_by_shift(loaded.z[k], args.z.values.type)) : 1.f};
     }
     if (args.delta_a.values.data == nullptr) return;
+    const StepLane<kConfig> row(args, computed_once(mine.in_block), 0);  // rather than keep its head and channel in registers
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
         const int item = first_item + k * mine.lanes;
-        const char* from = row_address(args.delta_a, mine, items, items.first + item);
+        const char* from = row_address(args.delta_a, row, items, items.first + item);
         shared.items[item].row[mine.in_block].delta_a =
             load_raw_number(from, args.delta_a.values).number(args.delta_a.values.type);
     }

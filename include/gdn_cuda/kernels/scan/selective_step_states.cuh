@@ -21,12 +21,22 @@ __device__ __forceinline__ void find_states(SelectiveStepSharedPlan<kConfig>& sh
     shared.from[mine] = place == Place::run ? pool + slot * args.pool_slot * bytes_of(kConfig.state) : nullptr;
 }
 
+// Each thread's copies by cp.async are in groups: one of B and C for each round of items, and after it one of a state for each
+// of its items. So this many groups may be in flight when a round needs its B and C, or an item its state.
+inline constexpr int kGroupsInFlight = 4;
+
+// In an instruction; a comparison of pointers takes two.
+__device__ __forceinline__ bool is_null(const void* pointer) {
+    const i64 bits = reinterpret_cast<i64>(pointer);
+    return (static_cast<unsigned>(bits) | static_cast<unsigned>(bits >> 32)) == 0;
+}
+
 // The state at `from`, if any, into the place of an item. For lanes that work.
 template <SelectiveStepConfig kConfig, class Item>
 __device__ __forceinline__ void fetch_state(Item& item, const StepLane<kConfig>& lane, const void* from, i64 offset,
                                             int columns) {
     if constexpr (kConfig.aligned()) {
-        if (from == nullptr) return;
+        if (is_null(from)) return;
         const char* lanes_part = static_cast<const char*>(from) + offset;
 #pragma unroll
         for (int v = 0; v < kConfig.vectors; ++v)
@@ -61,7 +71,7 @@ template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void store_state(void* to, const StepLane<kConfig>& lane, i64 offset, int columns,
                                             const typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
     using Types = StepTypes<kConfig>;
-    if (to == nullptr) return;
+    if (is_null(to)) return;
     char* row = static_cast<char*>(to) + offset;
 #pragma unroll
     for (int v = 0; v < kConfig.vectors; ++v) {
