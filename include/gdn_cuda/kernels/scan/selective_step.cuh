@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     const int first_sequence = static_cast<int>(blockIdx.z) * args.block_sequences;
     const int sequences = min(args.block_sequences, args.sequences - first_sequence);
     const bool one_token = args.tokens == 1;
-    static_assert(kConfig.items_of(kConfig.fewest_lanes()) >= kGroupsInFlight);
-    const int at_once = kConfig.items_of(1 << args.lane_bits);
+    static_assert(kConfig.items_at_once(kConfig.fewest_lanes()) >= kGroupsInFlight);
+    const int at_once = kConfig.items_at_once(1 << args.lane_bits);
     const int thread = static_cast<int>(threadIdx.x), rows = kConfig.threads() >> args.lane_bits;
     const int first_item = thread >> (31 - __clz(rows));
     // Whose state this thread has, and whose inputs and outputs it moves.
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
             item.to = kept_state<kConfig>(shared, args, items, thread);
             item.later = one_token && later < sequences ? shared.from[later] : nullptr;
         }
-        if (items.first == 0)
+        if (items.first == 0)  // B and C are the latest group
             cp_async_wait<0>();
         else
             cp_async_wait<kGroupsInFlight>();

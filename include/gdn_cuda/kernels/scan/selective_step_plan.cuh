@@ -18,13 +18,16 @@ struct SelectiveStepConfig {
     GDN_HOST_DEVICE static constexpr int threads() { return 128; }
     // Most tokens in shared memory at once: of one sequence, or one each of as many sequences.
     GDN_HOST_DEVICE constexpr int items() const { return aligned() && vectors == 1 ? 8 : 4; }
-    // Of these, those whose x, δ and z a thread has in registers: bounds the items if a row has few lanes.
+    // Of these, the most whose x, δ and z a thread has in registers. Where registers are short, not all that few lanes would
+    // need.
     GDN_HOST_DEVICE constexpr int row_items() const {
         const int all = (items() + fewest_lanes() - 1) / fewest_lanes();
         return aligned() && state == DType::f32 && all > 2 ? 2 : all;
     }
-    GDN_HOST_DEVICE constexpr int items_of(int lanes) const {
-        return row_items() * fewest_lanes() >= items() || row_items() * lanes >= items() ? items() : row_items() * lanes;
+    // In shared memory at once if a row has so many lanes.
+    GDN_HOST_DEVICE constexpr int items_at_once(int lanes) const {
+        const bool always_all = row_items() * fewest_lanes() >= items();
+        return always_all || row_items() * lanes >= items() ? items() : row_items() * lanes;
     }
     // Of one token each, in a block.
     GDN_HOST_DEVICE static constexpr int most_sequences() { return 32; }
