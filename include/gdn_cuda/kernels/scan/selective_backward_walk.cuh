@@ -115,25 +115,29 @@ struct BackwardWalk : BackwardBlock<kConfig> {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) walked[s] = own.carry[s];
         const TokenRows rows = rows_of(false, at);
-        ExactSum steps;
+        ExactSum sum;
 #pragma unroll 1
-        for (int token = tokens - 1; token >= 0; --token) {
-            const int here = in_row(at.channel, token);
-            const float step = shared.step[at.channel][here], cotangent = shared.cotangent[at.channel][here];
-            steps.add(step);
-            Numbers C;
-            load_row(C, rows, token);
+        for (int four = (tokens - 1) / kHalf * kHalf; four >= 0; four -= kHalf) {
+            float steps[kHalf], cotangents[kHalf];  // behind the last token, they are 0
+            load_four(steps, shared.step, at.channel, four);
+            load_four(cotangents, shared.cotangent, at.channel, four);
 #pragma unroll
-            for (int s = 0; s < kStates; ++s) {
-                const Number decay = own.poles[s].power(step);
-                from_zero[s] = Gradient::carried(plus_scaled(from_zero[s], conjugate(C[s]), cotangent), decay);
-                walked[s] = Gradient::carried(plus_scaled(walked[s], conjugate(C[s]), cotangent), decay);
+            for (int t = kHalf - 1; t >= 0; --t) {
+                sum.add(steps[t]);
+                Numbers C;
+                load_row(C, rows, four + t);
+#pragma unroll
+                for (int s = 0; s < kStates; ++s) {
+                    const Number decay = own.poles[s].power(steps[t]);
+                    from_zero[s] = Gradient::carried(plus_scaled(from_zero[s], conjugate(C[s]), cotangents[t]), decay);
+                    walked[s] = Gradient::carried(plus_scaled(walked[s], conjugate(C[s]), cotangents[t]), decay);
+                }
             }
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
             if (!rounds_alike(own.poles[s], total)) continue;
-            const Number decay = conjugate(own.poles[s].decay_over(steps));
+            const Number decay = conjugate(own.poles[s].decay_over(sum));
             const Number lacking = plus_product(from_zero[s], decay, own.carry[s]) - walked[s];
             own.carry[s] = own.carry[s] + lacking * inverse(decay);
         }

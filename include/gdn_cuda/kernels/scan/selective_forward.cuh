@@ -7,9 +7,10 @@
 // shared memory, four tokens at a time. The thread that prepared an element adds them up and stores the output. What the next
 // tile needs from memory is in flight meanwhile. States beyond lanes × states a lane take further passes over the tile.
 //
-// Bound: instructions and the special function unit alike. A state and token takes an exponential at 16 a clock and
-// multiprocessor, 8 cycles of a scheduler for a warp, and 10 instructions by the machine code, all included (N = 16). At commit
-// a4949a8, with 11, the special function unit was busy for 49 % of the time at 8×5120×2048 (docs/benchmarks/scan.md).
+// Bound: instructions, the special function unit and shared memory alike. A state and token takes, for a warp, an exponential,
+// which is 8 cycles of a scheduler; 9 instructions by the machine code, all included (N = 16); and shared memory for 2.4 cycles
+// of its multiprocessor. At 8×5120×2048, before the last of these instructions went, they were busy for 62, 70 and 59 % of the
+// time (docs/benchmarks/scan.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
