@@ -9,7 +9,7 @@ import pytest
 import torch
 from emulated import emulated, launched
 from selective_checks import BOTH_LAYOUTS, EVERY_KIND, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
-from selective_inputs import channels_last, model_inputs, selective_inputs
+from selective_inputs import LYING_OFFSETS, channels_last, model_inputs, selective_inputs
 
 FORMS: dict[str, dict[str, Any]] = {
     "varying": {},
@@ -67,12 +67,7 @@ def test_slices_and_mixed_layouts(last: bool, seed: int) -> None:
     check(x | {"z": x["z"].contiguous() if last else channels_last(x["z"])}, seed)
 
 
-@pytest.mark.parametrize("offsets", [
-    [0, 271, 0, 271, 0],
-    [300, 200, 100, 0, -100],
-    [-(2**63), 2**63 - 1, 5, -(2**63), 2**62],
-    [0, 70, 70, 71, 2**32],
-])  # fmt: skip
+@pytest.mark.parametrize("offsets", LYING_OFFSETS)
 @BOTH_LAYOUTS
 def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
     x = selective_inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271], last=last)

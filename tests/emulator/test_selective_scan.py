@@ -10,7 +10,7 @@ import torch
 from emulated import emulated
 from oracle import within
 from selective_checks import BOTH_LAYOUTS, BOUND, EVERY_KIND, FEW_AND_MANY, ROWS, check, plain_inputs, scan, weights
-from selective_inputs import channels_last, model_inputs, selective_inputs
+from selective_inputs import LYING_OFFSETS, channels_last, model_inputs, selective_inputs, steps_alike
 from torch import Tensor
 
 # ---- Sizes and forms
@@ -131,15 +131,10 @@ def test_slices_and_mixed_layouts(dtype: torch.dtype, last: bool, seed: int) -> 
     check({k: torch.stack([v, v], -1)[..., 0] if isinstance(v, Tensor) else v for k, v in x.items()}, seed)
 
 
-@pytest.mark.parametrize("offsets", [
-    [0, 171, 0, 171, 0],
-    [200, 130, 100, 0, -100],
-    [-(2**63), 2**63 - 1, 5, -(2**63), 2**62],
-    [0, 70, 70, 71, 2**32],
-])  # fmt: skip
+@pytest.mark.parametrize("offsets", LYING_OFFSETS)
 @BOTH_LAYOUTS
 def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
-    x = selective_inputs(seed, batch=1, length=171, cu_seqlens=[0, 5, 6, 7, 171], last=last)
+    x = selective_inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271], last=last)
     x |= {"cu_seqlens": torch.tensor(offsets)}
     with emulated():
         out, state = scan(**x)
@@ -160,9 +155,8 @@ def test_rates(rate: float, name: str, seed: int) -> None:
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 3e-3, 1e-2])
 def test_steps_alike(rate: float, is_complex: bool, seed: int) -> None:
-    """A decay near one is rounded in the same direction at every token. Behind the last one, a gradient only decays."""
-    x = selective_inputs(seed, is_complex=is_complex, batch=1, dim=2, N=3, length=8192, bare=True)
-    x |= {"A": x["A"] - x["A"].real - rate, "delta": torch.full_like(x["delta"], 0.37)}
+    """Behind the last token, a gradient only decays."""
+    x = steps_alike(selective_inputs(seed, is_complex=is_complex, batch=1, dim=2, N=3, length=8192, bare=True), rate)
     state = torch.zeros(1, *x["A"].shape, dtype=x["A"].dtype, requires_grad=True)
     with emulated():
         out, last = scan(**x, initial_state=state)

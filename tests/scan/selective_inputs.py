@@ -10,6 +10,13 @@ from oracle import REAL_ONLY
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# cu_seqlens of 271 tokens that overlap, run backwards, or point anywhere.
+LYING_OFFSETS = (
+    [0, 271, 0, 271, 0],
+    [300, 200, 100, 0, -100],
+    [-(2**63), 2**63 - 1, 5, -(2**63), 2**62],
+    [0, 70, 70, 71, 2**32],
+)
 
 
 class Draw:
@@ -120,3 +127,8 @@ def model_inputs(
         "delta_bias": steps + torch.log(-torch.expm1(-steps)),  # the inverse of softplus
         "delta_softplus": True,
     }
+
+
+def steps_alike(x: dict[str, Any], rate: float) -> dict[str, Any]:
+    """With poles of this rate and one step size: a decay near one is rounded in the same direction at every token."""
+    return x | {"A": x["A"] - x["A"].real - rate, "delta": torch.full_like(x["delta"], 0.37)}

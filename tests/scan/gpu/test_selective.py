@@ -10,7 +10,7 @@ import pytest
 import selective_api
 import torch
 from oracle import DISCRETIZATIONS, REAL_ONLY, relative_rms, within
-from selective_inputs import DTYPES, Draw, channels_last, model_inputs, selective_inputs
+from selective_inputs import DTYPES, LYING_OFFSETS, Draw, channels_last, model_inputs, selective_inputs, steps_alike
 from torch import Tensor
 
 import gdn_cuda
@@ -209,12 +209,7 @@ def test_offsets_beyond_2_to_the_31(seed: int) -> None:
     assert relative_rms(out[:, -1:], wanted) < 1e-3 and relative_rms(state[:, -1:], wanted_state) < 1e-5
 
 
-@pytest.mark.parametrize("offsets", [
-    [0, 271, 0, 271, 0],
-    [300, 200, 100, 0, -100],
-    [-(2**63), 2**63 - 1, 5, -(2**63), 2**62],
-    [0, 70, 70, 71, 2**32],
-])  # fmt: skip
+@pytest.mark.parametrize("offsets", LYING_OFFSETS)
 @BOTH_LAYOUTS
 def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], last: bool, seed: int) -> None:
     x = inputs(seed, batch=1, length=271, cu_seqlens=[0, 5, 6, 7, 271], last=last)
@@ -284,22 +279,16 @@ def test_memories_of_65536_tokens(rate: float, last: bool, seed: int) -> None:
     check_forward(x | {"A": torch.full_like(x["A"], -rate)})
 
 
-def steps_alike(rate: float, is_complex: bool, seed: int) -> dict[str, Any]:
-    """65536 tokens of one step size: a decay near one is rounded in the same direction at each."""
-    x = inputs(seed, is_complex=is_complex, batch=1, dim=8, length=65536, bare=True)
-    return x | {"A": x["A"] - x["A"].real - rate, "delta": torch.full_like(x["delta"], 0.37)}
-
-
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 3e-3, 1e-2, 1.0])
 def test_steps_alike(rate: float, is_complex: bool, seed: int) -> None:
-    check_forward(steps_alike(rate, is_complex, seed))
+    check_forward(steps_alike(inputs(seed, is_complex=is_complex, batch=1, dim=8, length=65536, bare=True), rate))
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("rate", [1e-6, 1e-5, 1e-4])
 def test_gradients_through_steps_alike(rate: float, is_complex: bool, seed: int) -> None:
-    x = steps_alike(rate, is_complex, seed)
+    x = steps_alike(inputs(seed, is_complex=is_complex, batch=1, dim=8, length=65536, bare=True), rate)
     state = torch.zeros(1, *x["A"].shape, dtype=x["A"].dtype, device="cuda", requires_grad=True)
     out, last = scan(**x, initial_state=state)
     (found,) = torch.autograd.grad((out, last), [state], (torch.zeros_like(out), torch.ones_like(last)))

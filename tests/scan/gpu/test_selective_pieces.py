@@ -15,7 +15,7 @@ import oracle
 import pytest
 import torch
 from oracle import DISCRETIZATIONS, REAL_ONLY, within
-from selective_inputs import Draw, channels_last, model_inputs, selective_inputs
+from selective_inputs import Draw, channels_last, model_inputs, selective_inputs, steps_alike
 from torch import Tensor
 
 import gdn_cuda
@@ -81,9 +81,7 @@ def test_a_long_sequence_of_few_channels(last: bool, seed: int) -> None:
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 1e-2, 1.0, 1e3])
 @pytest.mark.parametrize("name", ["mamba", "zoh", "bilinear"])
 def test_memories_of_131072_tokens(rate: float, name: str, seed: int) -> None:
-    """With steps that are alike: a decay near one is rounded in the same direction at every token."""
-    x = inputs(seed, name, batch=1, dim=8, N=4, length=131072, bare=True)
-    x |= {"A": torch.full_like(x["A"], -rate), "delta": torch.full_like(x["delta"], 0.37)}
+    x = steps_alike(inputs(seed, name, batch=1, dim=8, N=4, length=131072, bare=True), rate)
     with torch.no_grad():
         assert is_cut(x)
         (out, last), (expected, expected_last) = scan(**x), oracle.selective_scan(**x)

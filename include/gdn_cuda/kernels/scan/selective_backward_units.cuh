@@ -1,5 +1,6 @@
-// How scan/selective_backward moves elements between memory and its tiles: in units, those of the next one in flight. Where
-// vectors are of tokens, a unit is compiled for its dtype; otherwise what it is made of is asked for each.
+// How scan/selective_backward moves elements between memory and its tiles: in units, those of the next one in flight. Units of
+// vectors along tokens, in bf16 or fp32, are compiled for their dtype (PlainUnit); of all others, shape and dtype are tested at
+// run time.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/four.cuh>

@@ -108,8 +108,9 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 own.carry[s] = fmaf(own.carry[s], __fdividef(exact - relative[s], 1.f + relative[s]), own.carry[s]);
         }
     }
-    // A product of complex decays is rounded no finer than the carry: the chunk's own part of the carry, and what the walk
-    // makes of all of it, tell what it lacks.
+    // A product of complex decays is rounded no finer than the carry itself. So two more walks through the chunk, side by side,
+    // tell what the carry lacks: one from zero, to which the exact decay of the carry is added, and one from the carry, as the
+    // walk itself will go.
     __device__ __forceinline__ void anchor_phases(Own& own, const Seat& at, int tokens, float total) const {
         Numbers from_zero{}, walked;
 #pragma unroll

@@ -36,9 +36,10 @@ struct BackwardSums : BackwardBlock<kConfig> {
     using Block::global, Block::kIsRglru, Block::kColumns, Block::kHalf, Block::kLanes, Block::kTokens;
     using typename Block::Config;
 
-    // Named barriers: that the warps have written a buffer, one for each; and that it has been read, one for even sub-tiles and
-    // one for odd ones. The warp that reads does not wait, so it may come to the next of these before others have come to the
-    // last one, but not to the one behind.
+    // Named barriers. kWritten + buffer: all warps have written their sums of a sub-tile; three arrive, the one that adds them
+    // up waits. kRead + k % 2: those of sub-tile k have been added up, so their buffer may be written again; the warp that did
+    // so arrives, the others wait. It goes on at once, and may have arrived for sub-tile k − 1 while others still wait for k:
+    // hence two numbers. For k − 2 it cannot, as kWritten of k − 1 holds it until all have passed kRead of k.
     static constexpr int kBuffers = kConfig.buffers(), kWritten = 1, kRead = kWritten + kBuffers;
 
     __device__ __forceinline__ void begin() const {
@@ -52,7 +53,7 @@ struct BackwardSums : BackwardBlock<kConfig> {
         return sum_over_lanes<kLanes, Block::Lanes::kApart, kHalf>(x, thread);
     }
     __device__ __forceinline__ static int buffer_of(int k) { return kBuffers == 1 ? 0 : k & 1; }
-    // Of the thread; said by a lane, so that the compiler knows that warps do not diverge.
+    // Of the thread; from lane 0, so that the compiler knows it to be uniform in a warp.
     __device__ __forceinline__ static int warp() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
     // Whether the warp adds up sub-tile k. Neighbours have different ones.
     __device__ __forceinline__ static bool adds_up(int k, int warp) { return (k & (Config::kWarps - 1)) == warp; }

@@ -27,7 +27,7 @@ struct SelectiveElements {
     const Args& args;
     Shared& shared;
     Own own;             // of a tile
-    int whole, aligned;  // ends of the tiles whose elements all exist, and are in aligned vectors
+    int whole, aligned;  // ends of the tiles whose elements all exist, and of those that are in aligned vectors as well
     char* addresses[4];  // of the first tile
     enum Address { at_u, at_delta, at_z, at_out };
 

@@ -45,8 +45,8 @@ struct SelectiveForwardSharedPlan {
     };
 
     // The tile's steps, inputs and sizes, and behind them, a row a lane, Σ C x over the states of a thread. With one pass the
-    // sums of the first two lanes overwrite steps and inputs, which their warp has read. Four lanes of
-    // each of two channels write to different banks.
+    // sums of the first two lanes overwrite steps and inputs, which their warp has read. Four lanes of each of two channels
+    // write to different banks.
     static constexpr int kSizes = has_size(kConfig.transition) ? 1 : 0, kFirstSum = kConfig.is_narrow ? 0 : 2 + kSizes;
     alignas(16) float rows[kFirstSum + kConfig.lanes][kChannels * kPitch + 8];
     Tile B, C;
