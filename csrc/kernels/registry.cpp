@@ -81,6 +81,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::SelectivePieces>(),
             entry<scan::SelectiveStarts>(),
             entry<scan::SelectiveStep>(),
+            entry<scan::SelectiveStepDirect>(),
             entry<scan::SimplifiedStep>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),

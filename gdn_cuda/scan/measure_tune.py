@@ -57,9 +57,11 @@ class Step(declared.Shape):
 
 def _step_problem(shape: Step, dtype: str, shared: bool) -> str:
     bytes_of_row = shape.states * declared.TORCH_DTYPES[dtype].itemsize
+    largest = max(4 * shape.dim * shape.states, 2 * shape.batch * max(shape.dim, shape.states))  # A, or what a token has
     return (
         f"{{.sequences = {shape.batch}, .tokens = 1, .groups = 1, .group_rows = {shape.dim}, .columns = {shape.states}, "
-        f".state = DType::{dtype}, .aligned = {_word(bytes_of_row % 16 == 0)}}}"
+        f".state = DType::{dtype}, .aligned = {_word(bytes_of_row % 16 == 0)}, .near = {_word(largest < 2**31)}, "
+        f".plain = {_word(shape.states % 8 == 0)}}}"
     )
 
 

@@ -323,7 +323,7 @@ def _work(device: str, batch: int, rows: tuple[int, ...], N: int, state: torch.d
 _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 
-@sanitizes("selective_step")
+@sanitizes("selective_step", "selective_step_direct")
 def _sanitized() -> None:
     kinds = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
     for state, N, (name, tokens) in product(kinds, (7, 16, 200), (("mamba", None), ("zoh", 6), ("bilinear", None))):

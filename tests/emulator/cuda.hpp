@@ -87,9 +87,9 @@ inline bool __all_sync(unsigned lanes, bool vote) {
     return __ballot_sync(lanes, vote) == 0xffffffffu;
 }
 template <class T>
-T __shfl_sync(unsigned lanes, T x, int from) {
+T __shfl_sync(unsigned lanes, T x, int from, int width = emulator::kLanes) {
     emulator::expect_all(lanes);
-    return emulator::said_by(from % emulator::kLanes, x, "__shfl_sync");
+    return emulator::said_by(emulator::lane() / width * width + from % width, x, "__shfl_sync");
 }
 template <class T>
 T __shfl_xor_sync(unsigned lanes, T x, int bits) {

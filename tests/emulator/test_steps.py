@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
-from step_cases import COMPLEX, REAL, check, close, draws, simplified
+from step_cases import COMPLEX, REAL, check, close, draws, of_layers, simplified
 from torch import Tensor
 
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -46,6 +46,23 @@ def test_batches(batch: int, N: int, groups: int | None, state: torch.dtype, see
     if batch > 60:
         x["state_batch_indices"][[0, 9, 31, 60]] = torch.tensor([-1, batch, -(2**63), 2**40])
     check(x, step)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("N", [4, 16, 40, 64, 128, 256])
+def test_few_sequences_and_many_have_the_same_bits(N: int, state: torch.dtype, seed: int) -> None:
+    """On many multiprocessors 40 sequences are few, on one they are many: another kernel each."""
+    for name in COMPLEX if state.is_complex else REAL:
+        x = draws(seed, name, batch=40, dim=6, N=N, state=state, io=torch.bfloat16)
+        if name == "mamba":
+            del x["delta_a"]
+        results = []
+        for multiprocessors in (1, 132):
+            given = x | {"state": x["state"].clone()}
+            with emulated(multiprocessors=multiprocessors):
+                results.append((selective_state_update(**given), given["state"]))
+        for many, few in zip(*results, strict=True):
+            assert torch.equal(many.view(torch.uint8), few.view(torch.uint8))
 
 
 @pytest.mark.parametrize("N", [8, 24, 136])
@@ -107,6 +124,13 @@ def test_hostile_numbers_of_accepted_tokens(seed: int) -> None:
     expected = x | {"state": x["state"].clone(), "num_accepted_tokens": accepted.clamp(1, 2)}
     assert torch.equal(step(**x, num_accepted_tokens=accepted), step(**expected))
     assert torch.equal(x["state"], expected["state"])
+
+
+@pytest.mark.parametrize("state", STATES[:3])
+@pytest.mark.parametrize("N", [8, 16, 24, 56, 64, 128, 256])
+def test_what_layers_hand_over(N: int, state: torch.dtype, seed: int) -> None:
+    for x in of_layers(seed, state, N):
+        check(x, step)
 
 
 @pytest.mark.parametrize("tokens", [1, 6])

@@ -3,6 +3,7 @@ Nothing here but the names of arguments comes from the package."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,23 @@ def draws(
         if name not in ("s7", "rglru"):
             x["delta_a"] = normal(*lead, *rows).abs().to(io)
     return x
+
+
+def of_layers(seed: int, state: torch.dtype, N: int, device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """What layers hand over in bf16: Mamba, Mamba-2 (heads, groups, one A for a row), a server, whose slots may be anything."""
+    lying = torch.tensor([6, -1, 2**31 - 1, 0, -(2**31), 3], device=device)
+    forms: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+        ({"dim": 37}, {}),
+        ({"dim": 6, "heads": 4, "groups": 2}, {}),
+        ({"dim": 37, "batch": 6, "slots": 8}, {"state_batch_indices": lying.int()}),
+        ({"dim": 3, "heads": 2, "batch": 6, "slots": 8}, {"state_batch_indices": lying}),
+    )
+    for shape, more in forms:
+        x = draws(seed, N=N, state=state, io=torch.bfloat16, device=device, **shape) | more
+        del x["delta_a"]
+        if "groups" in shape:
+            x["A"] = x["A"][..., :1].expand_as(x["A"])
+        yield x
 
 
 def close(got: Tensor, expected: Any, bound: float) -> None:

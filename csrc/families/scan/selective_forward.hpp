@@ -74,10 +74,12 @@ inline std::string explain_selective_forward(const SelectiveForwardProblem& prob
 inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int dim, int span) {
     return i64{dim} / span * ceil_div(span, config.channels());
 }
-// A cut takes 1.65 times the instructions, as every state passes a token twice, so it has to find most of the GPU idle.
+// A cut takes 1.65 times the instructions, as every state passes a token twice, and two more launches, so it has to find most
+// of the GPU idle, for long.
 inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes, int dim, int span,
                                        const jit::DeviceTraits& device, int wanted) {
-    constexpr double kMore = 1.65, kWorth = 0.8, kAlone = 0.235, kWorkOfFewLanes = 0.9;
+    constexpr CutCost kCost{.more = 1.65, .worth = 0.8, .before = 480, .fewest_chunks = 2};
+    constexpr double kAlone = 0.235, kWorkOfFewLanes = 0.9;
     const auto launch = [&](int parts) {
         const SelectiveForwardConfig config = selective_forward_config(problem, parts, device.multiprocessors);
         return CutLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
@@ -85,7 +87,7 @@ inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, c
                          .alone = kAlone,
                          .work = config.channels() * (config.lanes == 4 ? kWorkOfFewLanes : 1)};
     };
-    return choose_cut(sizes, launch, device.multiprocessors, kMore, kWorth, wanted);
+    return choose_cut(sizes, launch, device.multiprocessors, kCost, wanted);
 }
 
 struct SelectiveForwardTuning {

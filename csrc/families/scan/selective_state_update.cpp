@@ -54,7 +54,8 @@ struct Layout {
         else
             check.shape(argument, view, {state.size(1)}, "(dim,)");
         common(argument, view, {DType::f32, DType::bf16, DType::f16});
-        return {tagged(view), heads ? view.stride(0) : 0, view.stride(-1)};
+        const int64_t bytes = bytes_of(*dtype_of(view));
+        return {tagged(view), (heads ? view.stride(0) : 0) * bytes, view.stride(-1) * bytes};
     }
     SelectiveStepArgs::ByColumn by_column(const char* argument, const View& view, int64_t& groups) const {
         const int lead = tokens ? 2 : 1;
@@ -76,6 +77,13 @@ struct Layout {
         return walked<SelectiveStepArgs::ByColumn>(view, grouped ? view.stride(-2) : 0);
     }
 };
+
+// From the first byte of a tensor to behind its last one.
+i64 bytes_spanned(const View& view) {
+    i64 last = 0;
+    for (int d = 0; d < view.rank; ++d) last += (view.size(d) - 1) * view.stride(d);
+    return (last + 1) * bytes_of(*dtype_of(view));
+}
 
 void check_states(const Checks& check, const char* argument, const View& states, const View& as) {
     const int tail = as.rank - 1;
@@ -136,6 +144,11 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     int64_t groups = 1, groups_of_C = 1;
     args.B = layout.by_column("B", B, groups);
     args.C = layout.by_column("C", C, groups_of_C);
+    const auto has_units = [&](const SelectiveStepArgs::ByColumn& x) {
+        const i64 bytes = bytes_of(x.values.type), row = bytes * state.size(-1);
+        return x.n == bytes && ((reinterpret_cast<i64>(x.values.data) | x.sequence | x.item | x.group | row) & 15) == 0;
+    };
+    args.column_units = has_units(args.B) && has_units(args.C);
     const int64_t most = std::max(groups, groups_of_C);
     check.count(groups < most ? "C" : "B", "groups", most, kMostBlocks[1]);
     GDN_REQUIRE(check, groups == groups_of_C || std::min(groups, groups_of_C) == 1, "C",
@@ -156,6 +169,13 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
     args.dim = check.count("state", "channels", state.size(-2));
     args.group_rows = check.count("state", "channels", rows) / static_cast<int>(most);
     args.columns = static_cast<int>(state.size(-1));
+
+    const auto all_are = [](DType type, std::initializer_list<Tagged> tensors) {
+        return std::ranges::all_of(tensors, [&](const Tagged& x) { return x.data != nullptr && x.type == type; });
+    };
+    args.plain = args.discretization == Discretization::mamba && args.column_units && args.delta_a.values.data == nullptr &&
+                 all_are(DType::bf16, {args.x.values, args.delta.values, args.z.values, args.B.values, args.C.values}) &&
+                 all_are(DType::f32, {args.D.values, args.bias.values});
 
     const View slots = view_of(arguments.state_batch_indices), accepted = view_of(arguments.num_accepted_tokens);
     const View steps = view_of(arguments.step_states), step_slots = view_of(arguments.step_slots);
@@ -198,7 +218,11 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
         .group_rows = args.group_rows,
         .columns = args.columns,
         .state = type,
-        .aligned = state.aligned16() && (!steps.defined() || steps.aligned16()) && args.columns * bytes_of(type) % 16 == 0};
+        .aligned = state.aligned16() && (!steps.defined() || steps.aligned16()) && args.columns * bytes_of(type) % 16 == 0,
+        .near = args.kept == SelectiveStepArgs::last &&
+                std::ranges::all_of(std::array{&x, &dt, &delta_a, &z, &A, &D, &bias, &B, &C, &out},
+                                    [](const View* view) { return !view->defined() || bytes_spanned(*view) < i64{1} << 31; }),
+        .plain = args.plain};
     return prepared;
 }
 

@@ -1,4 +1,4 @@
-// Host side of scan/selective_step: configuration and launch.
+// Host side of scan/selective_step and scan/selective_step_direct: which of them, configuration and launch.
 #pragma once
 
 #include <algorithm>
@@ -22,22 +22,28 @@ struct SelectiveStepProblem {
     int columns;  // N
     DType state;
     bool aligned;  // rows consist of 16-byte units, and start on them
+    bool near;     // no tensor but the states extends over 2^31 bytes, and a sequence's slot keeps its last state
+
+    bool plain;  // SelectiveStepArgs::plain
 
     constexpr bool operator==(const SelectiveStepProblem&) const = default;
 
-    GDN_FIELDS(sequences, tokens, groups, group_rows, columns, state, aligned)
+    GDN_FIELDS(sequences, tokens, groups, group_rows, columns, state, aligned, near, plain)
+
+    bool may_be_direct() const { return tokens == 1 && aligned && near; }
 };
 
 struct SelectiveStepChoice {
     SelectiveStepConfig config;
     int lanes;            // of a row
     int block_sequences;  // sequences a block takes
+    bool direct = false;  // scan/selective_step_direct, which takes one
 
     int rows() const { return SelectiveStepConfig::threads() / lanes; }
 
     constexpr bool operator==(const SelectiveStepChoice&) const = default;
 
-    GDN_FIELDS(lanes, block_sequences)  // the configuration follows from the problem
+    GDN_FIELDS(lanes, block_sequences, direct)  // the configuration follows from the problem
 };
 using SelectiveStepWinners = Winners<SelectiveStepProblem, SelectiveStepChoice>;
 
@@ -52,22 +58,38 @@ inline Blocks selective_step_blocks(const SelectiveStepProblem& problem, const S
     return {ceil_div(problem.group_rows, choice.rows()), problem.groups, ceil_div(problem.sequences, choice.block_sequences)};
 }
 
-// Several sequences a block share A and keep more bytes in flight, as long as every multiprocessor has a wave of blocks. With
-// more than are at work at once, a block also prepares itself once for all, as long as the last wave of blocks counts little.
+inline i64 selective_step_blocks_in_all(const SelectiveStepProblem& problem, const SelectiveStepChoice& choice) {
+    const Blocks blocks = selective_step_blocks(problem, choice);
+    return blocks[0] * blocks[1] * blocks[2];
+}
+
+// Of a multiprocessor, such that nothing is faster. A plain call has few instructions for each lane, the fewer for a number the
+// more numbers a lane has; of 16 bits, a number is few bytes.
+constexpr i64 most_direct_blocks(const SelectiveStepProblem& problem, const SelectiveStepConfig& config) {
+    if (!problem.plain) return 10;
+    if (bytes_of(problem.state) == 2) return 40;
+    return config.vectors == 1 ? 80 : kMostBlocks[0];
+}
+
+// Of few sequences latency counts. Otherwise a block takes as many as leave the GPU full once: they share A, and what later
+// ones need is loaded while others move on.
 inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device,
                                                  const SelectiveStepWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
-    constexpr i64 kBlocksPerMultiprocessor = 8, kBlocksOfMoreItems = 24;
+    constexpr i64 kBlocks = 7;  // of two multiprocessors
     const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
     // Where a lane has several vectors of a row, none of them is empty.
     const auto units = static_cast<unsigned>(ceil_div(problem.columns, problem.aligned ? config.elements() : 1));
     SelectiveStepChoice choice{config, std::clamp(static_cast<int>(std::bit_ceil(units)), config.fewest_lanes(), 32), 1};
     if (problem.tokens > 1) return choice;
+    choice.direct =
+        problem.may_be_direct() && fits_grid(selective_step_blocks(problem, choice)) &&
+        selective_step_blocks_in_all(problem, choice) <= most_direct_blocks(problem, config) * device.multiprocessors;
+    if (choice.direct) return choice;
     for (int sequences = SelectiveStepConfig::most_sequences(); sequences > 1; sequences /= 2) {
         const i64 blocks =
             ceil_div(problem.group_rows, choice.rows()) * problem.groups * ceil_div(problem.sequences, sequences);
-        const i64 enough = sequences > config.items() ? kBlocksOfMoreItems : kBlocksPerMultiprocessor;
-        if (sequences > problem.sequences || blocks < enough * device.multiprocessors) continue;
+        if (sequences > problem.sequences || 2 * blocks < kBlocks * device.multiprocessors) continue;
         choice.block_sequences = sequences;
         break;
     }
@@ -80,7 +102,7 @@ constexpr i64 most_sequences(i64 tokens) {
     return kMostBlocks[2] * (tokens > 1 ? 1 : kFewestItems);
 }
 
-// The heuristic's own choice, then those with other numbers of sequences a block.
+// The heuristic's own choice, then scan/selective_step with other numbers of sequences a block, and the direct kernel.
 inline std::vector<SelectiveStepChoice> selective_step_candidates(const SelectiveStepProblem& problem,
                                                                   const jit::DeviceTraits& device) {
     const SelectiveStepChoice own = selective_step_choice(problem, device);
@@ -89,9 +111,13 @@ inline std::vector<SelectiveStepChoice> selective_step_candidates(const Selectiv
     for (int sequences = 1; sequences <= SelectiveStepConfig::most_sequences(); sequences *= 2) {
         SelectiveStepChoice other = own;
         other.block_sequences = sequences;
+        other.direct = false;
         if (other != own && sequences <= problem.sequences && fits_grid(selective_step_blocks(problem, other)))
             all.push_back(other);
     }
+    SelectiveStepChoice direct = own;
+    direct.block_sequences = 1, direct.direct = true;
+    if (direct != own && problem.may_be_direct() && fits_grid(selective_step_blocks(problem, direct))) all.push_back(direct);
     return all;
 }
 
@@ -103,6 +129,7 @@ inline std::string explain_selective_step(const SelectiveStepProblem& problem, c
         problem.aligned ? fmt::format("{} bytes of a row a lane, {} lanes a row", 16 * choice.config.vectors, choice.lanes)
                         : fmt::format("rows not in whole 16-byte units: one number a lane, {} lanes a row", choice.lanes);
     if (problem.tokens > 1) return fmt::format("{}; {} tokens of one sequence a block", access, problem.tokens);
+    if (choice.direct) return fmt::format("{}; few blocks, all loads at once: latency counts", access);
     return choice.block_sequences > 1
                ? fmt::format("{}; {} sequences a block: bytes count", access, choice.block_sequences)
                : fmt::format("{}; one sequence a block for {} multiprocessors: latency counts", access, device.multiprocessors);
@@ -111,9 +138,28 @@ inline std::string explain_selective_step(const SelectiveStepProblem& problem, c
 struct SelectiveStepTuning {
     using Problem = SelectiveStepProblem;
     using Choice = SelectiveStepChoice;
-    static constexpr std::array kernels = {"scan/selective_step"};
+    static constexpr std::array kernels = {"scan/selective_step", "scan/selective_step_direct"};
     static constexpr auto& candidates = selective_step_candidates;
     static constexpr auto& explain = explain_selective_step;
+};
+
+struct SelectiveStepDirect {
+    using Config = SelectiveStepConfig;
+    using Args = SelectiveStepArgs;
+    static constexpr const char *family = "scan", *name = "selective_step_direct", *config_type = "SelectiveStepConfig",
+                                *args_type = "SelectiveStepArgs";
+    static constexpr const char* summary = "a token of each of few sequences of a selective scan, states of a pool in place";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {
+        selective_step_config(DType::f32, true, 16),  selective_step_config(DType::f32, true, 256),
+        selective_step_config(DType::bf16, true, 16), selective_step_config(DType::bf16, true, 256),
+        selective_step_config(DType::f16, true, 16),  selective_step_config(DType::f16, true, 256),
+        selective_step_config(DType::c64, true, 16),  selective_step_config(DType::c64, true, 256)};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config&) { return Config::threads(); }
+    static int shared_bytes(const Config&) { return 0; }
 };
 
 struct SelectiveStep {
@@ -144,9 +190,14 @@ struct SelectiveStep {
         const SelectiveStepChoice choice = selective_step_choice(problem, device, tuned<SelectiveStepTuning>(device));
         args.lane_bits = std::countr_zero(static_cast<unsigned>(choice.lanes));
         args.block_sequences = choice.block_sequences;
-        launch<SelectiveStep>(choice.config, args, selective_step_blocks(problem, choice), target, [&](const auto& of) {
+        const auto explanation = [&](const auto& of) {
             return explain_selective_step(problem, of, tuned<SelectiveStepTuning>(of));
-        });
+        };
+        const Blocks blocks = selective_step_blocks(problem, choice);
+        if (choice.direct)
+            launch<SelectiveStepDirect>(choice.config, args, blocks, target, explanation);
+        else
+            launch<SelectiveStep>(choice.config, args, blocks, target, explanation);
     }
 };
 

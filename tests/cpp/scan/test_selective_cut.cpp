@@ -11,6 +11,8 @@
 namespace gdn_cuda::scan {
 namespace {
 
+constexpr CutCost kCost{.more = 1.2, .worth = 0.9, .before = 32, .fewest_chunks = 2};
+
 CutProblem random_problem(Random& random) {
     const bool packed = random.one_of({true, false});
     return {.sequences = random.size(64),
@@ -37,8 +39,8 @@ TEST(SelectiveCut, PiecesCoverEverySequenceAndAreNotEmpty) {
         for (const int parts : {1, 2, 3, 7, 128}) expect_covers(problem, cut_into(problem, parts));
         const CutLaunch launch{.blocks = random.size(2000), .resident = random.one_of({2, 3, 5}), .alone = 0.3};
         const auto of = [&](int) { return launch; };
-        expect_covers(problem, choose_cut(problem, of, 132, 1.2, 0.9, 0));
-        EXPECT_EQ(choose_cut(problem, of, 132, 1.2, 0.9, 7).count, cut_into(problem, 7).count);
+        expect_covers(problem, choose_cut(problem, of, 132, kCost, 0));
+        EXPECT_EQ(choose_cut(problem, of, 132, kCost, 7).count, cut_into(problem, 7).count);
     }
 }
 
@@ -50,7 +52,7 @@ TEST(SelectiveCut, FillsWavesOfIdleMachinesAndLeavesFullOnes) {
     const CutProblem problem{.sequences = 1, .tokens = 1 << 17, .packed = false, .states = 4096, .parts = 1};
     const auto chosen = [&](i64 blocks, int multiprocessors) {
         const auto of = [&](int) { return CutLaunch{.blocks = blocks, .resident = 3, .alone = 0.4}; };
-        return choose_cut(problem, of, multiprocessors, 1.2, 0.9, 0).count;
+        return choose_cut(problem, of, multiprocessors, kCost, 0).count;
     };
     for (const int multiprocessors : {46, 108, 132}) {
         for (const i64 blocks : {1, 8, 16}) {

@@ -21,7 +21,9 @@ SelectiveStepProblem random_step(Random& random) {
             .group_rows = static_cast<int>(random.size(8192)),
             .columns = columns,
             .state = state,
-            .aligned = columns * bytes_of(state) % 16 == 0 && random.one_of({true, false})};
+            .aligned = columns * bytes_of(state) % 16 == 0 && random.one_of({true, false}),
+            .near = random.one_of({true, false}),
+            .plain = random.one_of({true, false})};
 }
 
 TEST(SelectiveStepHeuristic, ChoosesOnlyWhatIsRegistered) {
@@ -49,6 +51,7 @@ TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
         ASSERT_TRUE(problem.tokens == 1 || choice.block_sequences == 1) << "tokens take the place of sequences";
         ASSERT_LE(choice.block_sequences, std::min<i64>(problem.sequences, SelectiveStepConfig::most_sequences()));
         ASSERT_LE(choice.rows(), choice.config.most_rows());
+        ASSERT_TRUE(!choice.direct || (problem.may_be_direct() && choice.block_sequences == 1));
         const Blocks blocks = selective_step_blocks(problem, choice);
         ASSERT_GE(blocks[0] * choice.rows(), problem.group_rows);
         ASSERT_GE(blocks[2] * choice.block_sequences, problem.sequences);
@@ -57,25 +60,38 @@ TEST(SelectiveStepHeuristic, LanesCoverARowAndBlocksCoverTheBatch) {
             ASSERT_EQ(other.config, choice.config);
             ASSERT_LE(other.block_sequences, std::min<i64>(problem.sequences, SelectiveStepConfig::most_sequences()));
             ASSERT_TRUE(fits_grid(selective_step_blocks(problem, other)));
+            ASSERT_TRUE(!other.direct || (problem.may_be_direct() && other.block_sequences == 1));
         }
     }
 }
 
 TEST(SelectiveStepHeuristic, CandidatesAreAllNumbersOfSequencesAndAWinnerDecides) {
-    const SelectiveStepProblem problem{256, 1, 1, 5120, 16, DType::f32, true};
+    const SelectiveStepProblem problem{256, 1, 1, 5120, 16, DType::f32, true, true, true};
     const std::vector<SelectiveStepChoice> all = selective_step_candidates(problem, {});
     ASSERT_EQ(all.front(), selective_step_choice(problem, {}));
-    EXPECT_EQ(all.size(), 6u) << "1 to 32";
+    EXPECT_EQ(all.size(), 7u) << "1 to 32, and the direct kernel";
     SelectiveStepWinners winners;
     winners.all = {{problem, all.back(), 3, 4}};
     EXPECT_EQ(selective_step_choice(problem, {}, &winners), all.back());
     EXPECT_NE(explain_selective_step(problem, {}, &winners).find("tuned on this device: {.lanes = "), std::string::npos);
-    EXPECT_EQ(selective_step_candidates({256, 4, 1, 5120, 16, DType::f32, true}, {}).size(), 1u) << "several tokens";
+    EXPECT_EQ(selective_step_candidates({256, 4, 1, 5120, 16, DType::f32, true, true, true}, {}).size(), 1u)
+        << "several tokens";
+}
+
+TEST(SelectiveStepHeuristic, FewSequencesGoDirectly) {
+    const auto is_direct = [](i64 sequences, i64 tokens, bool aligned, bool near) {
+        return selective_step_choice({sequences, tokens, 1, 5120, 16, DType::f32, aligned, near, true}, device_of(132)).direct;
+    };
+    EXPECT_TRUE(is_direct(1, 1, true, true));
+    EXPECT_FALSE(is_direct(256, 1, true, true));
+    EXPECT_FALSE(is_direct(1, 4, true, true));
+    EXPECT_FALSE(is_direct(1, 1, false, true));
+    EXPECT_FALSE(is_direct(1, 1, true, false));
 }
 
 TEST(SelectiveStepHeuristic, TheLargestBatchFitsTheGrid) {
     for (const i64 tokens : {1, 2}) {
-        const SelectiveStepProblem problem{most_sequences(tokens), tokens, 1, 1, 1, DType::f32, false};
+        const SelectiveStepProblem problem{most_sequences(tokens), tokens, 1, 1, 1, DType::f32, false, false, false};
         EXPECT_TRUE(fits_grid(selective_step_blocks(problem, selective_step_choice(problem, device_of(160)))));
     }
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_cases import COMPLEX, REAL, check, close, draws, simplified
+from step_cases import COMPLEX, REAL, check, close, draws, of_layers, simplified
 from torch import Tensor
 
 from gdn_cuda import selective_state_update, simplified_state_update
@@ -40,6 +40,13 @@ def test_discretizations(name: str, state: torch.dtype, N: int, seed: int) -> No
     check(on_gpu(seed, name, N=N, state=state, heads=4, groups=2), selective_state_update)
     check(on_gpu(seed, name, N=N, state=state, bare=True), selective_state_update)
     check(on_gpu(seed, name, N=N, state=state, bare=True, tokens=9), selective_state_update)
+
+
+@pytest.mark.parametrize("state", STATES[:3])
+@pytest.mark.parametrize("N", [8, 16, 24, 56, 64, 128, 256])
+def test_what_layers_hand_over(N: int, state: torch.dtype, seed: int) -> None:
+    for x in of_layers(seed, state, N, "cuda"):
+        check(x, selective_state_update)
 
 
 @pytest.mark.parametrize("name, is_complex", [*((n, False) for n in REAL), *((n, True) for n in COMPLEX)])

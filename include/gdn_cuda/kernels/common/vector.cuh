@@ -92,10 +92,11 @@ struct Vector {
             store(to);
         }
     }
-    __device__ __forceinline__ void clear() {
+    __device__ __forceinline__ void fill(float x) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) items[i] = from_float<T>(0.f);
+        for (T& item : items) item = from_float<T>(x);
     }
+    __device__ __forceinline__ void clear() { fill(0.f); }
     __device__ __forceinline__ float operator[](int i) const { return to_float(items[i]); }
     __device__ __forceinline__ void set(int i, float x) { items[i] = from_float<T>(x); }
 };

@@ -127,7 +127,7 @@ __device__ __forceinline__ ExactStep<float> exact_step(float delta, float delta_
         constexpr float kLarge = 3.f;
         const float square = delta * delta;
         const bool offset = square > kLarge;
-        result.decay = {__fdividef(offset ? -1.f : square - 0.5f, square + 0.5f), offset};
+        result.decay = {__fdividef(offset ? -1.f : fmaf(delta, delta, -0.5f), fmaf(delta, delta, 0.5f)), offset};
         result.gain = 1.f;
     } else if constexpr (kKind == Discretization::rglru) {
         result.decay = exact_exp(delta == 0.f ? 0.f : delta * A);

@@ -54,8 +54,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     RowPlaces places = RowPlaces::of<kConfig>(args, mine, items, first_item);
     RowsInFlight<kConfig> rows_in_flight;
     // rglru has no B to copy.
-    const bool column_units =
-        kConfig.column_units() && args.discretization != Discretization::rglru && has_column_units(args, items);
+    const bool column_units = kConfig.column_units() && args.discretization != Discretization::rglru && args.column_units;
     const auto start_loads = [&](int first) {
         const int count = min(at_once, items.all - first);
         rows_in_flight.load(args, places, mine.items_of(args, first_item, count));
@@ -65,7 +64,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least(kCo
     };
     start_loads(0);
     const auto of_row = [&](const SelectiveStepArgs::PerRow& of) {
-        return of.values.data == nullptr || !mine.exists ? 0.f : load_number(of.values, mine.head * of.head + mine.d * of.d);
+        if (of.values.data == nullptr || !mine.exists) return 0.f;
+        const char* from = static_cast<const char*>(of.values.data) + mine.head * of.head + mine.d * of.d;
+        return load_raw_number(from, of.values).number(of.values.type);
     };
     const float D = of_row(args.D), bias = of_row(args.bias);
     typename StepTypes<kConfig>::Number A[kConfig.elements()], state[kConfig.elements()];

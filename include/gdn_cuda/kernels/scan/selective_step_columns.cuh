@@ -34,16 +34,6 @@ struct ColumnUnit {
     }
 };
 
-// Whether rows of B and C consist of units.
-__device__ __forceinline__ bool has_column_units(const SelectiveStepArgs& args, const StepItems& items) {
-    const auto has_units = [&](const SelectiveStepArgs::ByColumn& of) {
-        const i64 start = reinterpret_cast<i64>(items.address(of, 0, blockIdx.y * of.group));
-        const int bytes = of.values.type == DType::f32 ? 4 : 2;
-        return of.n == bytes && ((start | of.item | (args.columns * bytes)) & 15) == 0;
-    };
-    return has_units(args.B) && has_units(args.C);
-}
-
 // B and C of `count` items from the block's `first` on start their way to shared memory.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void fetch_columns(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,

@@ -50,21 +50,23 @@ struct SelectiveStepConfig {
     GDN_HOST_DEVICE constexpr int most_column_units() const { return 2 * items() * (columns() / 4) / threads(); }
 };
 
+// What a row has of a token.
+struct alignas(16) StepRow {
+    float delta, delta_a, u, gate;
+};
+
 template <SelectiveStepConfig kConfig>
 struct SelectiveStepSharedPlan {
     static constexpr int kSequences = kConfig.most_sequences();
     struct alignas(16) Vector {
         unsigned char bytes[16];
     };
-    struct alignas(16) Row {
-        float delta, delta_a, u, gate;
-    };
     struct alignas(16) Item {
         // Each thread reads back only what it copied itself.
         Vector state[kConfig.aligned() ? kConfig.vectors : 1][kConfig.aligned() ? kConfig.threads() : 1];
         alignas(16) float B[kConfig.columns() * kConfig.parts()];
         alignas(16) float C[kConfig.columns() * kConfig.parts()];
-        Row row[kConfig.most_rows()];
+        StepRow row[kConfig.most_rows()];
         alignas(16) float sum[kConfig.threads()];  // of each lane's C x
         // States; nullptr: none. Where it is stored after the item, and whose takes its place then.
         void* to;
@@ -88,20 +90,23 @@ struct SelectiveStepArgs {
         Tagged values;
         i64 sequence = 0, item = 0, group = 0, n = 0;
     };
-    // From here on in elements.
     struct PerRow {  // (head, d)
         Tagged values;
         i64 head = 0, d = 0;
     };
+    // Other strides are in elements.
     ByRow x, delta, delta_a, z;
     ByRow out;  // of x's dtype
     ByColumn B, C;
-    const void* A;  // (head, d, n)
+    bool column_units;  // whether rows of B and C consist of 16-byte units, and start on them
+    const void* A;      // (head, d, n)
     i64 A_head, A_d, A_n;
     bool A_vectors;  // whether A can be loaded 16 bytes at a time
     PerRow D, bias;
     Discretization discretization;
     bool softplus;
+    // Whether x, δ, z, B and C are bf16, D and the bias are fp32, all given, there is no δ_A, columns have units, by mamba.
+    bool plain;
     bool tied;  // one Ā for all columns of a row
     int sequences, tokens, heads, dim;
     int group_rows;       // heads times d that share B and C; a state's rows are those of one group after another

@@ -46,47 +46,47 @@ struct StepByAnother {
     }
 };
 
-// All items at work: their states move on, and each lane's part of Σ C x goes to shared memory.
+// A lane's states move on by a token. `load_columns(v, B, C)` gives B and C of a vector. Returns the lane's part of Σ C x.
 template <bool kTied, SelectiveStepConfig kConfig>
-__device__ __forceinline__ void advance_by(const auto& step_of, SelectiveStepSharedPlan<kConfig>& shared,
-                                           const SelectiveStepArgs& args, const StepLane<kConfig>& lane, const StepItems& items,
-                                           const typename StepTypes<kConfig>::Number (&A)[kConfig.elements()],
-                                           typename StepTypes<kConfig>::Number (&state)[kConfig.elements()]) {
+__device__ __forceinline__ float moved_on(const auto& step_of, const StepRow& row, const StepLane<kConfig>& lane, int columns,
+                                          const typename StepTypes<kConfig>::Number (&A)[kConfig.elements()],
+                                          typename StepTypes<kConfig>::Number (&state)[kConfig.elements()],
+                                          const auto& load_columns) {
     using Types = StepTypes<kConfig>;
-    const i64 offset = lane.state_offset(args);
-    const int loaded = items.one_token ? items.count : items.first == 0 ? 1 : 0;
-    auto* next = shared.items;
-#pragma unroll 1
-    for (int item = 0; item < items.count; ++item) {
-        auto& at = *next++;
-        cp_async_wait<kGroupsInFlight>();
-        if (item < loaded) load_state<kConfig>(at, shared.from[items.in_block(item)], lane, offset, args.columns, state);
-        const auto row = at.row[lane.in_block];
-        ExactStep<typename Types::Number> by;
-        if (kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[0]));
-        float sum = 0.f;
+    ExactStep<typename Types::Number> by;
+    if (kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[0]));
+    float sum = 0.f;
 #pragma unroll
-        for (int v = 0; v < kConfig.vectors; ++v) {
-            const int column = lane.column(v);
-            if (v > 0 && column >= args.columns) break;
-            typename Types::Wide B, C;
-            B.load(at.B + column * kConfig.parts());
-            C.load(at.C + column * kConfig.parts());
+    for (int v = 0; v < kConfig.vectors; ++v) {
+        if (v > 0 && lane.column(v) >= columns) break;
+        typename Types::Wide B, C;
+        load_columns(v, B, C);
 #pragma unroll
-            for (int j = 0; j < kConfig.vector; ++j) {
-                typename Types::Number& x = state[v * kConfig.vector + j];
-                if (!kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[v * kConfig.vector + j]));
-                x = advanced(x, by.decay, by.gain * row.u * Types::at(B, j));
-                sum = add_real_product(sum, Types::at(C, j), x);
-            }
+        for (int j = 0; j < kConfig.vector; ++j) {
+            typename Types::Number& x = state[v * kConfig.vector + j];
+            if (!kTied) by = step_of(row.delta, row.delta_a, kept_in_loop(A[v * kConfig.vector + j]));
+            x = advanced(x, by.decay, by.gain * row.u * Types::at(B, j));
+            sum = add_real_product(sum, Types::at(C, j), x);
         }
-        at.sum[threadIdx.x] = sum;
-        store_state<kConfig>(at.to, lane, offset, args.columns, state);
-        fetch_state<kConfig>(at, lane, at.later, offset, args.columns);
-        cp_async_fence();
     }
+    return sum;
 }
 
+// Calls with how a call's discretization steps, and whether a step is for all numbers of a row. kMamba: known to be mamba.
+template <SelectiveStepConfig kConfig, bool kMamba = false>
+__device__ __forceinline__ void of_discretization(const SelectiveStepArgs& args, const auto& call) {
+    using enum Discretization;
+    const Discretization kind = kMamba ? mamba : args.discretization;
+    const bool is_mamba = kind == mamba || kind == dirac;
+    if (args.tied && is_mamba) return call.template operator()<true>(StepBy<kConfig, mamba>{});
+    if (args.tied || kind == s7) return call.template operator()<true>(StepByAnother<kConfig>{kind});
+    if (is_mamba) return call.template operator()<false>(StepBy<kConfig, mamba>{});
+    if (kind == zoh) return call.template operator()<false>(StepBy<kConfig, zoh>{});
+    if (kind == bilinear) return call.template operator()<false>(StepBy<kConfig, bilinear>{});
+    if constexpr (!is_complex(kConfig.state)) call.template operator()<false>(StepBy<kConfig, rglru>{});
+}
+
+// All items at work: their states move on, and each lane's part of Σ C x goes to shared memory.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                         const StepLane<kConfig>& lane, const StepItems& items,
@@ -100,19 +100,26 @@ __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared
         }
         return;
     }
-    using enum Discretization;
-    const auto advance_as = [&]<Discretization kKind>() {
-        advance_by<false, kConfig>(StepBy<kConfig, kKind>{}, shared, args, lane, items, A, state);
-    };
-    const Discretization kind = args.discretization;
-    const bool is_mamba = kind == mamba || kind == dirac;
-    if (args.tied && is_mamba) return advance_by<true, kConfig>(StepBy<kConfig, mamba>{}, shared, args, lane, items, A, state);
-    if (args.tied || kind == s7)
-        return advance_by<true, kConfig>(StepByAnother<kConfig>{kind}, shared, args, lane, items, A, state);
-    if (is_mamba) return advance_as.template operator()<mamba>();
-    if (kind == zoh) return advance_as.template operator()<zoh>();
-    if (kind == bilinear) return advance_as.template operator()<bilinear>();
-    if constexpr (!is_complex(kConfig.state)) advance_as.template operator()<rglru>();
+    of_discretization<kConfig>(args, [&]<bool kTied>(const auto& step_of) {
+        const i64 offset = lane.state_offset(args);
+        const int loaded = items.one_token ? items.count : items.first == 0 ? 1 : 0;
+        auto* next = shared.items;
+#pragma unroll 1
+        for (int item = 0; item < items.count; ++item) {
+            auto& at = *next++;
+            cp_async_wait<kGroupsInFlight>();
+            if (item < loaded) load_state<kConfig>(at, shared.from[items.in_block(item)], lane, offset, args.columns, state);
+            at.sum[threadIdx.x] = moved_on<kTied, kConfig>(step_of, at.row[lane.in_block], lane, args.columns, A, state,
+                                                           [&](int v, auto& B, auto& C) {
+                                                               const int first = lane.column(v) * kConfig.parts();
+                                                               B.load(at.B + first);
+                                                               C.load(at.C + first);
+                                                           });
+            store_state<kConfig>(at.to, lane, offset, args.columns, state);
+            fetch_state<kConfig>(at, lane, at.later, offset, args.columns);
+            cp_async_fence();
+        }
+    });
 }
 
 }  // namespace gdn_cuda::scan

@@ -62,7 +62,7 @@ struct RowPlaces {
 template <SelectiveStepConfig kConfig>
 struct RowsInFlight {
     using Words = unsigned[kConfig.row_items()];
-    Words x, delta, z;
+    Words x, delta, z = {};
 
     // Of `count` items of this thread.
     __device__ __forceinline__ void load(const SelectiveStepArgs& args, const RowPlaces& places, int count) {
@@ -91,22 +91,26 @@ struct RowsInFlight {
     }
 };
 
-// δ (1 for dirac), x and the gate of z, of the items at work.
+// δ is 1 for dirac. Without z the gate is 1.
+__device__ __forceinline__ StepRow row_of_token(const SelectiveStepArgs& args, float delta, float x, float z) {
+    if (args.softplus) delta = softplus_fast(delta);
+    return {args.discretization == Discretization::dirac ? 1.f : delta, delta, x,
+            args.z.values.data != nullptr ? silu_fast(z) : 1.f};
+}
+
+// Of the items at work.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void stage_rows(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                            const StepLane<kConfig>& mine, const RowsInFlight<kConfig>& loaded, float bias,
                                            int first_item, const StepItems& items) {
-    const bool gated = args.z.values.data != nullptr;
-    const bool is_dirac = args.discretization == Discretization::dirac;
     const int count = mine.items_of(args, first_item, items.count);
 #pragma unroll
     for (int k = 0; k < kConfig.row_items(); ++k) {
         if (k >= count) break;
         const int item = first_item + k * mine.lanes;
-        float size = number_by_shift(loaded.delta[k], args.delta.values.type) + bias;
-        if (args.softplus) size = softplus_fast(size);
-        shared.items[item].row[mine.in_block] = {is_dirac ? 1.f : size, size, number_by_shift(loaded.x[k], args.x.values.type),
-                                                 gated ? silu_fast(number_by_shift(loaded.z[k], args.z.values.type)) : 1.f};
+        shared.items[item].row[mine.in_block] =
+            row_of_token(args, number_by_shift(loaded.delta[k], args.delta.values.type) + bias,
+                         number_by_shift(loaded.x[k], args.x.values.type), number_by_shift(loaded.z[k], args.z.values.type));
     }
     if (args.delta_a.values.data == nullptr) return;
     const StepLane<kConfig> row(args, computed_once(mine.in_block), 0);  // rather than keep its head and channel in registers
@@ -143,7 +147,16 @@ __device__ __forceinline__ float row_sum(const float* parts, int lanes) {
     return sum;
 }
 
-// (2 if complex) Σ C x + D u, times the gate; rows and items go to threads as in stage_rows.
+// (2 if complex) Σ C x + D u, times the gate.
+template <SelectiveStepConfig kConfig>
+__device__ __forceinline__ float output_of(const SelectiveStepArgs& args, float sum, const StepRow& row, float D, Place place) {
+    float y = is_complex(kConfig.state) ? 2.f * sum : sum;
+    if (args.D.values.data != nullptr) y = fmaf(D, row.u, y);
+    y *= row.gate;
+    return place == Place::run ? y : place == Place::skip ? 0.f : quiet_nan();
+}
+
+// Rows and items go to threads as in stage_rows.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepLane<kConfig>& mine, const RowPlaces& places, float D, int first_item,
@@ -156,13 +169,8 @@ __device__ __forceinline__ void store_outputs(const SelectiveStepSharedPlan<kCon
         if (k >= count) break;
         const int item = first_item + k * mine.lanes;
         const Place place = static_cast<Place>(shared.place[items.in_block(item)]);
-        const auto row = shared.items[item].row[mine.in_block];
-        float y = row_sum(shared.items[item].sum + (mine.in_block << args.lane_bits), mine.lanes);
-        if (is_complex(kConfig.state)) y *= 2.f;
-        if (args.D.values.data != nullptr) y = fmaf(D, row.u, y);
-        y *= row.gate;
-        if (place != Place::run) y = place == Place::skip ? 0.f : quiet_nan();
-        store_number(out, args.x.values.type, y);
+        const float sum = row_sum(shared.items[item].sum + (mine.in_block << args.lane_bits), mine.lanes);
+        store_number(out, args.x.values.type, output_of<kConfig>(args, sum, shared.items[item].row[mine.in_block], D, place));
     }
 }
 

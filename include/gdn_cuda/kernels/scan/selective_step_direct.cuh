@@ -1,0 +1,199 @@
+// scan/selective_step_direct: one token of every sequence of a selective scan, where there are few sequences. What
+// scan/selective_step computes, to the bit, without shared memory and barriers.
+//
+// A row is one channel of one sequence, for a group of 2 to 32 lanes, as in scan/selective_step. A lane loads its numbers of
+// the state, A, B and C, and all that its row has, moves the state on, and stores it. The lanes sum Σ C x by shuffles, and the
+// first one stores the output.
+//
+// Bound: latency, of one load from memory, or of two where the first one tells the slot. So all loads are issued before the
+// first is used, and as instructions come from memory too, there are few. With many sequences it is instructions: every lane
+// computes what its row has, and every sequence loads A again.
+#pragma once
+
+#include <gdn_cuda/kernels/scan/selective_step_columns.cuh>
+#include <gdn_cuda/kernels/scan/selective_step_recurrence.cuh>
+#include <gdn_cuda/kernels/scan/selective_step_rows.cuh>
+#include <gdn_cuda/kernels/scan/selective_step_states.cuh>
+
+namespace gdn_cuda::scan {
+
+// The column of a vector's first number. Lanes without numbers load others', which takes no branch.
+template <SelectiveStepConfig kConfig>
+__device__ __forceinline__ int existing_column(const StepLane<kConfig>& lane, int vector, int columns) {
+    return lane.column(vector) < columns ? lane.column(vector) : 0;
+}
+
+// What is known of a call when it is compiled. Plain is what Mamba layers hand over: it takes half of the instructions.
+template <bool kPlain>
+struct DirectCall {
+    const SelectiveStepArgs& args;
+
+    __device__ __forceinline__ bool has(const Tagged& of) const { return kPlain || of.data != nullptr; }
+    __device__ __forceinline__ bool has_delta_a() const { return !kPlain && args.delta_a.values.data != nullptr; }
+    __device__ __forceinline__ DType of_token(const Tagged& of) const { return kPlain ? DType::bf16 : of.type; }
+    __device__ __forceinline__ DType of_row(const Tagged& of) const { return kPlain ? DType::f32 : of.type; }
+    __device__ __forceinline__ bool column_units() const { return kPlain || args.column_units; }
+    __device__ __forceinline__ bool is_rglru() const { return !kPlain && args.discretization == Discretization::rglru; }
+};
+
+// A lane's numbers of B or C, as they are in memory.
+template <SelectiveStepConfig kConfig, bool kPlain>
+struct DirectColumns {
+    using Types = StepTypes<kConfig>;
+    static constexpr int kNumbers = kConfig.vector * kConfig.parts(), kHalf = kNumbers / 2;
+    // The two halves of a vector of fp32. One of 16 bits is in the first.
+    Raw<4 * kHalf> halves[kConfig.vectors][2];
+    bool is_wide;
+
+    __device__ __forceinline__ void load(const DirectCall<kPlain>& call, const SelectiveStepArgs::ByColumn& of, int sequence,
+                                         const StepLane<kConfig>& lane) {
+        const char* from =
+            static_cast<const char*>(of.values.data) +
+            (sequence * static_cast<int>(of.sequence) + static_cast<int>(blockIdx.y) * static_cast<int>(of.group));
+        const int next = kPlain ? 2 : static_cast<int>(of.n);
+        is_wide = is_complex(kConfig.state) || call.of_token(of.values) == DType::f32 || !call.column_units();
+#pragma unroll
+        for (int v = 0; v < kConfig.vectors; ++v) {
+            const char* at = from + existing_column(lane, v, call.args.columns) * next;
+            if (call.column_units()) {
+                halves[v][0].load(at);
+                halves[v][1].load(at + (is_wide ? 4 * kHalf : 0));  // a branch would wait for what is loaded before it
+            } else {
+                load_numbers(reinterpret_cast<float*>(halves[v]), at, of);
+            }
+        }
+    }
+    __device__ __forceinline__ void widen(typename Types::Wide& to, int v, DType type) const {
+        const auto* words = reinterpret_cast<const unsigned*>(halves[v]);
+        if (is_wide) {
+#pragma unroll
+            for (int j = 0; j < kNumbers; ++j) to.set(j, __uint_as_float(words[j]));
+        } else if constexpr (!is_complex(kConfig.state)) {
+#pragma unroll
+            for (int j = 0; j < kNumbers; ++j) to.set(j, number_by_shift(words[j / 2] >> (j % 2 * 16) & 0xffffu, type));
+        }
+    }
+
+  private:
+    __device__ __forceinline__ static void load_numbers(float* to, const char* from, const SelectiveStepArgs::ByColumn& of) {
+#pragma unroll
+        for (int j = 0; j < kConfig.vector; ++j, from += of.n) {
+            if constexpr (is_complex(kConfig.state)) {
+                const Complex number = *reinterpret_cast<const Complex*>(from);
+                to[2 * j] = number.re, to[2 * j + 1] = number.im;
+            } else {
+                to[j] = load_raw_number(from, of.values).number(of.values.type);
+            }
+        }
+    }
+};
+
+// The sum of a row's parts, in the order of row_sum.
+__device__ __forceinline__ float row_sum_over_lanes(float part, int lanes) {
+    const float pair = part + __shfl_xor_sync(0xffffffffu, part, 1);
+    if (lanes == 2) return pair;
+    const float four = pair + __shfl_xor_sync(0xffffffffu, pair, 2);
+    float sum = 0.f;
+#pragma unroll 1
+    for (int lane = 0; lane < lanes; lane += 4) sum += __shfl_sync(0xffffffffu, four, lane, lanes);
+    return sum;
+}
+
+template <SelectiveStepConfig kConfig, bool kPlain>
+__device__ __forceinline__ void step_directly(const SelectiveStepArgs& args) {
+    using Types = StepTypes<kConfig>;
+    const DirectCall<kPlain> call{args};
+    const int thread = static_cast<int>(threadIdx.x), sequence = static_cast<int>(blockIdx.z);
+    const StepLane<kConfig> lane(args, thread >> args.lane_bits, thread & ((1 << args.lane_bits) - 1));
+    const bool works = lane.works(args.columns);
+
+    SlotInFlight loaded;
+    loaded.load(args, sequence);
+    const auto of_row = [&](const auto& of, int in_token) {
+        return static_cast<const char*>(of.values.data) +
+               (in_token + lane.head * static_cast<int>(of.head) + lane.d * static_cast<int>(of.d));
+    };
+    const auto of_token = [&](const SelectiveStepArgs::ByRow& of) {
+        return of_row(of, sequence * static_cast<int>(of.sequence));
+    };
+    struct OfRow {
+        DType type;
+        RawNumber raw;
+        __device__ __forceinline__ float number() const { return raw.number(type); }
+    };
+    const auto load = [&](const Tagged& of, DType type, const char* from) {
+        OfRow loading{type, {}};
+        if (call.has(of)) loading.raw.load(from, type == DType::f32);
+        return loading;
+    };
+    const auto token = [&](const SelectiveStepArgs::ByRow& of) {
+        return load(of.values, call.of_token(of.values), of_token(of));
+    };
+    const auto row_alone = [&](const SelectiveStepArgs::PerRow& of) {
+        return load(of.values, call.of_row(of.values), of_row(of, 0));
+    };
+    const OfRow x = token(args.x), delta = token(args.delta), z = token(args.z), bias = row_alone(args.bias),
+                D = row_alone(args.D);
+    OfRow delta_a{};
+    if (call.has_delta_a()) delta_a = token(args.delta_a);
+    typename Types::Number A[kConfig.elements()], state[kConfig.elements()];
+    const int next_A = static_cast<int>(args.A_n);
+    const auto* own_A = static_cast<const typename Types::Number*>(args.A) +
+                        (lane.head * static_cast<int>(args.A_head) + lane.d * static_cast<int>(args.A_d));
+#pragma unroll
+    for (int v = 0; v < kConfig.vectors; ++v) {
+        const auto* from = own_A + existing_column(lane, v, args.columns) * next_A;
+#pragma unroll
+        for (int j = 0; j < kConfig.vector; ++j) {
+            A[v * kConfig.vector + j] = {};
+            if (v + j == 0 || !args.tied) A[v * kConfig.vector + j] = from[j * next_A];
+        }
+    }
+    DirectColumns<kConfig, kPlain> B, C;
+    B.load(call, args.B, sequence, lane);
+    C.load(call, args.C, sequence, lane);
+    i64 slot;
+    const Place place = loaded.place(args, slot);
+    char* own = nullptr;
+    if (place == Place::run && works)
+        own = static_cast<char*>(args.pool) + slot * args.pool_slot * bytes_of(kConfig.state) + lane.state_offset(args);
+    typename Types::Vector vectors[kConfig.vectors];
+#pragma unroll
+    for (int v = 0; v < kConfig.vectors; ++v) {
+        vectors[v].clear();
+        if (own != nullptr && lane.column(v) < args.columns)
+            vectors[v].load_streaming(reinterpret_cast<typename Types::Element*>(own + lane.vector_offset(v)));
+    }
+
+    if constexpr (!is_complex(kConfig.state))
+        if (call.is_rglru())
+#pragma unroll
+            for (float& a : A) a = logf(a);
+    StepRow row = row_of_token(args, delta.number() + bias.number(), x.number(), z.number());
+    if (call.has_delta_a()) row.delta_a = delta_a.number();
+#pragma unroll
+    for (int i = 0; i < kConfig.elements(); ++i) state[i] = Types::at(vectors[i / kConfig.vector], i % kConfig.vector);
+    float part = 0.f;
+    const auto move_on = [&]<bool kTied>(const auto& step_of) {
+        part = moved_on<kTied, kConfig>(step_of, row, lane, args.columns, A, state, [&](int v, auto& to_B, auto& to_C) {
+            if (call.is_rglru())
+                to_B.fill(1.f);
+            else
+                B.widen(to_B, v, call.of_token(args.B.values));
+            C.widen(to_C, v, call.of_token(args.C.values));
+        });
+    };
+    if (works) of_discretization<kConfig, kPlain>(args, move_on);
+    store_state<kConfig>(own, lane, 0, args.columns, state);
+    const float y = output_of<kConfig>(args, row_sum_over_lanes(part, lane.lanes), row, D.number(), place);
+    if (lane.lane == 0 && lane.exists) store_number(const_cast<char*>(of_token(args.out)), call.of_token(args.x.values), y);
+}
+
+template <SelectiveStepConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads()) selective_step_direct(const __grid_constant__ SelectiveStepArgs args) {
+    if constexpr (!is_complex(kConfig.state))
+        if (args.plain) return step_directly<kConfig, true>(args);
+    step_directly<kConfig, false>(args);
+}
+
+}  // namespace gdn_cuda::scan
