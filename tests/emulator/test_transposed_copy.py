@@ -100,16 +100,19 @@ def test_rows_and_batches_that_are_one(element_bytes: int, seed: int) -> None:
 
 @BOTH_SIZES
 @pytest.mark.parametrize("vectors", [False, True])
-def test_offsets_beyond_2_to_the_31_elements(vectors: bool, element_bytes: int, seed: int) -> None:
+@pytest.mark.parametrize("rows, row, batch", [(2, (3 << 31) + 8, (1 << 31) + 16), (66, (1 << 27) + 8, (1 << 26) + 16)])
+def test_offsets_beyond_2_to_the_31_elements(
+    rows: int, row: int, batch: int, vectors: bool, element_bytes: int, seed: int
+) -> None:
     """From a file of which most is never touched."""
-    columns, row, batch = 72, (1 << 31) + 8, (1 << 32) + 128
-    size = (batch + row + columns) * element_bytes
+    columns = 72
+    size = (batch + (rows - 1) * row + columns) * element_bytes
     with tempfile.TemporaryFile() as file:
         file.truncate(size)
         memory = mmap.mmap(file.fileno(), size)
-    source = torch.frombuffer(memory, dtype=BITS[element_bytes]).as_strided((2, 2, columns), (batch, row, 1))
+    source = torch.frombuffer(memory, dtype=BITS[element_bytes]).as_strided((2, rows, columns), (batch, row, 1))
     source.copy_(any_bits(element_bytes, *source.shape, seed=seed))
-    to = torch.zeros(2, columns, 2, dtype=source.dtype)
+    to = torch.zeros(2, columns, rows, dtype=source.dtype)
     launch(source, to.data_ptr(), vectors, False, False)
     assert torch.equal(to, source.mT)
 

@@ -40,9 +40,8 @@ struct TransposedTile {
     i64 column_stride;       // of `to`
     unsigned rows, columns;  // that exist; may be more than kTile
 
-    // The vectors of a row are permuted by a number of the row. Eight lanes write those of one row, which are in different
-    // banks. A warp reads words of one vector, or of its neighbour in half of them, in eight rows that are kPerVector apart:
-    // also those are in 32 banks.
+    // The vectors of a row are permuted by a number of the row. Eight lanes write those of one row; a warp reads the four words
+    // of one vector from eight rows, kPerVector apart. Both are in different banks.
     __device__ __forceinline__ unsigned& word_at(unsigned row, unsigned word) {
         return shared.words[row][word ^ (row / kPerVector ^ row) % 8 * 4];
     }
