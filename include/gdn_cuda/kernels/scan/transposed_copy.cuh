@@ -1,10 +1,12 @@
 // scan/transposed_copy: to[b, j, i] = from[b, i, j], bit for bit; from lies along j and to along i.
 //
-// A block takes a tile of 64 rows i by 64 columns j through shared memory. A thread copies four vectors of 16 bytes to there,
-// all in flight at once. It makes as many of `to`: the words of one column, or for 16-bit elements of two, from as many rows as
-// a vector has elements. Neither copies nor words meet bank conflicts (TransposedTile::word_at). Where the vectors of a tensor
-// do not begin on 16 bytes, neighbouring lanes load or store neighbouring elements instead; four of the lanes that store read
-// from one bank.
+// A block takes a tile of 64 rows i by 64 columns j. Its threads copy the rows to shared memory by cp.async, four vectors of 16
+// bytes each, all in flight at once. Then a thread reads a word from each of as many neighbouring rows as a vector has
+// elements. These words are a vector of `to`, or, as a word holds two columns of 16-bit elements, two vectors. Shared memory is
+// written and read without bank conflicts.
+//
+// Where the vectors of `from` or of `to` do not begin on 16 bytes, neighbouring lanes load or store neighbouring elements
+// instead; the stores then read shared memory with four-way bank conflicts.
 //
 // Bound: memory, each element read and written once.
 #pragma once
