@@ -24,6 +24,7 @@
 #include "../families/scan/selective_starts.hpp"
 #include "../families/scan/selective_step.hpp"
 #include "../families/scan/simplified_step.hpp"
+#include "../families/scan/transposed_copy.hpp"
 #include "../families/structured/cauchy.hpp"
 #include "../families/structured/cauchy_backward.hpp"
 #include "../families/structured/cauchy_batch.hpp"
@@ -83,6 +84,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<scan::SelectiveStep>(),
             entry<scan::SelectiveStepDirect>(),
             entry<scan::SimplifiedStep>(),
+            entry<scan::TransposedCopy>(),
             entry<structured::Cauchy>(),
             entry<structured::CauchyBatch>(),
             entry<structured::CauchyBackward>(),

@@ -245,3 +245,13 @@ def _long_calls(backward: bool) -> None:
 
 
 sanitizes("selective_pieces", "selective_starts")(partial(_long_calls, True))
+
+
+@sanitizes("transposed_copy")
+def _mixed_calls() -> None:
+    """Copies that load, store, load and store, or do neither 16 bytes at a time."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for dim, length in ((72, 136), (37, 136), (72, 131), (37, 131)):
+            _differentiated(
+                True, **layer_inputs("cuda", Shape(2, dim, length, dtype=dtype, layout="mixed")), delta_softplus=True
+            )

@@ -64,6 +64,13 @@ def test_vectorized_gating_moves_16_bytes_at_a_time(compiler: Child) -> None:
         assert not local_accesses(code), each
 
 
+def test_transposed_copies_move_16_bytes_at_a_time(compiler: Child) -> None:
+    work = chosen("scan/transposed_copy", lambda _: True)
+    for each, code in zip(work, code_of(work, compiler), strict=True):
+        assert has(code, "LDGSTS.128") and has(code, "STG.128"), each
+        assert not local_accesses(code), each
+
+
 @pytest.mark.parametrize("piece", ["compute_u_w", "seq_state_update", "compute_o"])
 def test_the_pieces_use_the_tensor_cores(piece: str, compiler: Child) -> None:
     work = chosen(f"gdn/{piece}", lambda x: x["head_k"] == 128)

@@ -154,6 +154,16 @@ inline int __popc(unsigned x) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
     return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (bits % 32));
 }
+// A digit of the selector is the number of a byte of both, those of y behind those of x.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned from = selector >> 4 * i & 0xf;
+        if (from >= 8) emulator::fail("__byte_perm of a sign");
+        bytes |= static_cast<unsigned>((std::uint64_t{y} << 32 | x) >> 8 * from & 0xff) << 8 * i;
+    }
+    return bytes;
+}
 // Its result for a divisor above 2^126 is 0.
 inline float __fdividef(float x, float y) {
     return fabsf(y) > 0x1p126f && std::isfinite(y) ? x * 0.f : x / y;

@@ -9,6 +9,8 @@ import torch
 from oracle import REAL_ONLY
 from torch import Tensor
 
+import gdn_cuda
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # cu_seqlens of 271 tokens that overlap, run backwards, or point anywhere.
 LYING_OFFSETS = (
@@ -132,3 +134,16 @@ def model_inputs(
 def steps_alike(x: dict[str, Any], rate: float) -> dict[str, Any]:
     """With poles of this rate and one step size: a decay near one is rounded in the same direction at every token."""
     return x | {"A": x["A"] - x["A"].real - rate, "delta": torch.full_like(x["delta"], 0.37)}
+
+
+def through(u: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    """selective_scan where out is u, and the gradient of u that of out, which is u too, bit for bit but for the signs of zeros,
+    infinities and NaN. Most tensors are in the layout `last`."""
+    batch, dim, length = u.shape
+    ones, zeros = (torch.full((dim, 1), x, device=u.device) for x in (1.0, 0.0))
+    delta = torch.ones(batch, length, 1, dtype=u.dtype, device=u.device)
+    delta = channels_last(delta.expand(batch, length, dim).mT) if last else delta.mT.expand(batch, dim, length)
+    leaf = u.detach().requires_grad_()
+    out = gdn_cuda.selective_scan(leaf, delta, -ones, zeros, zeros, ones[:, 0], delta_a=delta)
+    (gradient,) = torch.autograd.grad(out, leaf, u)
+    return out.detach(), gradient

@@ -8,6 +8,7 @@
 #include "selective.hpp"
 #include "selective_backward_run.hpp"
 #include "selective_forward_run.hpp"
+#include "transposed_copy.hpp"
 
 namespace gdn_cuda::scan {
 namespace {
@@ -43,8 +44,34 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 Tensor dense(const Tensor& x) {
     return torch::stable::contiguous(x);
 }
-Tensor readable_rows(const Tensor& rows, Layout layout) {
-    if (kernels_can_read_rows(View(rows), layout)) return rows;
+std::vector<int64_t> sizes_of(const View& view) {
+    return {view.sizes, view.sizes + view.rank};
+}
+// Dense.
+Tensor empty_rows(const Tensor& like, Layout layout) {
+    const View view(like);
+    if (layout == Layout::tokens) return torch::stable::new_empty(like, sizes_of(view));
+    return torch::stable::transpose(torch::stable::new_empty(like, {view.size(0), view.size(2), view.size(1)}), 1, 2);
+}
+// In a layout in which the strides of `rows` are one along the other of channels and tokens.
+Tensor transposed(const Tensor& rows, Layout layout, const Target& target) {
+    const View from(rows);
+    Tensor to = empty_rows(rows, layout);
+    const int row = layout == Layout::tokens ? 2 : 1, column = 3 - row;
+    TransposedCopy::run({.element_bytes = bytes_of(*dtype_of(from))},
+                        {.from = from.data,
+                         .to = memory_of(to),
+                         .batch = from.stride(0),
+                         .row = from.stride(row),
+                         .rows = static_cast<int>(from.size(row)),
+                         .columns = static_cast<int>(from.size(column))},
+                        from.size(0), target);
+    return to;
+}
+Tensor readable_rows(const Tensor& rows, Layout layout, const Target& target) {
+    const View view(rows);
+    if (kernels_can_read_rows(view, layout)) return rows;
+    if (view.strides[layout == Layout::tokens ? 1 : 2] == 1) return transposed(rows, layout, target);
     if (layout == Layout::tokens) return dense(rows);
     return torch::stable::transpose(dense(torch::stable::transpose(rows, 1, 2)), 1, 2);
 }
@@ -52,9 +79,9 @@ void apply(Tensor (*copy)(const Tensor&), std::initializer_list<OptionalTensor*>
     for (OptionalTensor* each : to)
         if (*each) *each = copy(**each);
 }
-SelectiveScan readable(SelectiveScan x, const PreparedSelective& prepared) {
+SelectiveScan readable(SelectiveScan x, const PreparedSelective& prepared, const Target& target) {
     for (OptionalTensor* rows : std::initializer_list<OptionalTensor*>{&x.u, &x.delta, &x.z, &x.delta_a})
-        if (*rows) *rows = readable_rows(**rows, prepared.layout);
+        if (*rows) *rows = readable_rows(**rows, prepared.layout, target);
     apply(dense, {&x.D, &x.delta_bias, &x.initial_state});
     const SelectiveInputs& in = prepared.inputs;
     if (!kernels_can_read(in.B, in.state_size, in.length)) apply(dense, {&x.B});
@@ -70,15 +97,6 @@ SelectiveScan with_plain_numbers(SelectiveScan x) {
 
 // ---- Results
 
-std::vector<int64_t> sizes_of(const View& view) {
-    return {view.sizes, view.sizes + view.rank};
-}
-// Dense.
-Tensor empty_rows(const Tensor& like, Layout layout) {
-    const View view(like);
-    if (layout == Layout::tokens) return torch::stable::new_empty(like, sizes_of(view));
-    return torch::stable::transpose(torch::stable::new_empty(like, {view.size(0), view.size(2), view.size(1)}), 1, 2);
-}
 ChannelRows written_rows(Tensor rows, const PreparedSelective& prepared) {
     if (prepared.is_packed()) torch::stable::zero_(rows);
     return channel_rows(View(rows));
@@ -121,7 +139,9 @@ ScanResults run_scan(const SelectiveScanCall& call) {
     const PreparedSelective prepared = prepare_scan(call);
     require_kernel_types(Checks{call.name}, prepared);
     if (prepared.kernels_can_read()) return launch_scan(call, prepared);
-    const SelectiveScanCall copied{readable(call.scan, prepared), call.keep_states};
+    const DeviceScope scope(prepared.u.device_index);
+    const Target target = target_of(call.name, prepared.u);
+    const SelectiveScanCall copied{readable(call.scan, prepared, target), call.keep_states};
     PreparedSelective of_copies = prepare_scan(copied);
     of_copies.layout = prepared.layout;
     return launch_scan(copied, of_copies);
@@ -212,8 +232,10 @@ Gradients run_backward(const SelectiveScanBackwardCall& call) {
     const PreparedBackward prepared = prepare_backward(call);
     require_kernel_types(Checks{call.name}, prepared.scan);
     if (prepared.kernels_can_read) return launch_backward(call, prepared);
-    SelectiveScanBackwardCall copied{readable_rows(call.grad_out, prepared.scan.layout), call.grad_last_state,
-                                     readable(call.scan, prepared.scan), dense(call.states)};
+    const DeviceScope scope(prepared.scan.u.device_index);
+    const Target target = target_of(call.name, prepared.scan.u);
+    SelectiveScanBackwardCall copied{readable_rows(call.grad_out, prepared.scan.layout, target), call.grad_last_state,
+                                     readable(call.scan, prepared.scan, target), dense(call.states)};
     apply(dense, {&copied.grad_last_state});
     PreparedBackward of_copies = prepare_backward(copied);
     of_copies.scan.layout = prepared.scan.layout;
