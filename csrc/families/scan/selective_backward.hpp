@@ -58,7 +58,7 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
 // A cut takes a fifth more instructions: the gradients are many times those of the state alone.
 inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem, const CutProblem& sizes,
                                         const jit::DeviceTraits& device, int wanted) {
-    constexpr CutCost kCost{.more = 1.2, .worth = 0.9, .before = 32, .fewest_chunks = 1};
+    constexpr CutCost kCost{.more = 1.2, .worth = 0.9, .launches = 0};
     constexpr double kAlone = 0.4;
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const CutLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),

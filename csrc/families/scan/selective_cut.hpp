@@ -49,19 +49,18 @@ inline Pieces cut_into(const CutProblem& problem, int parts) {
 
 // What a cut costs, and is worth.
 struct CutCost {
-    double more;        // how many times as long a token takes
-    double worth;       // the share of the time without, at most
-    double before;      // tokens that a block could take while the launches and its own begin
-    i64 fewest_chunks;  // of a piece
+    double more;      // how many times as long a token takes
+    double worth;     // the share of the time without, at most
+    double launches;  // in the unit of CutLaunch::work
 };
 
 // `launch(parts)` is the kernel's launch. `wanted`: so many pieces wherever sequences are long enough; 0: by the estimate.
 template <class Launch>
 Pieces choose_cut(const CutProblem& problem, const Launch& launch, int multiprocessors, const CutCost& cost, int wanted) {
     if (wanted > 0) return cut_into(problem, wanted);
-    constexpr double kOfPiece = 2;  // tokens that a block could take while it takes a piece before its own
+    constexpr double kBefore = 32, kOfPiece = 2;  // tokens that a block could take while it begins, and takes a piece before it
     const i64 alike = problem.packed ? problem.tokens / std::max<i64>(problem.sequences, 1) : problem.tokens;
-    const i64 most = std::min<i64>(alike / kStateChunk / cost.fewest_chunks, kMostPieces);
+    const i64 most = std::min<i64>(alike / kStateChunk, kMostPieces);
     const double whole = static_cast<double>(alike) * time_of_blocks(launch(1).blocks, multiprocessors, launch(1));
     Pieces best;
     double best_time = whole * cost.worth;
@@ -73,8 +72,8 @@ Pieces choose_cut(const CutProblem& problem, const Launch& launch, int multiproc
         const Pieces candidate = cut_into(problem, parts);
         if (candidate.count == 1) continue;
         const i64 pieces = ceil_div(alike, candidate.length);
-        const double time = cost.more * (candidate.length + cost.before + kOfPiece * candidate.count) *
-                            time_of_blocks(cut.blocks * pieces, multiprocessors, cut);
+        const double time = cost.launches + cost.more * (candidate.length + kBefore + kOfPiece * candidate.count) *
+                                                time_of_blocks(cut.blocks * pieces, multiprocessors, cut);
         if (time > 0.97 * best_time) continue;  // more pieces have to be worth it
         best = candidate, best_time = time;
     }

@@ -74,18 +74,18 @@ inline std::string explain_selective_forward(const SelectiveForwardProblem& prob
 inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int dim, int span) {
     return i64{dim} / span * ceil_div(span, config.channels());
 }
-// A cut takes 1.65 times the instructions, as every state passes a token twice, and two more launches, so it has to find most
-// of the GPU idle, for long.
+// A cut takes 1.5 times as long for a token, as every state passes it twice, and 8 µs of launches, in which an H200 takes 7000
+// tokens of a channel a multiprocessor: so it has to find most of the GPU idle, for long.
 inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes, int dim, int span,
                                        const jit::DeviceTraits& device, int wanted) {
-    constexpr CutCost kCost{.more = 1.65, .worth = 0.8, .before = 480, .fewest_chunks = 2};
-    constexpr double kAlone = 0.235, kWorkOfFewLanes = 0.9;
+    constexpr CutCost kCost{.more = 1.5, .worth = 0.95, .launches = 7000};
+    constexpr double kAlone = 0.6, kWorkOfManyLanes = 1.15;
     const auto launch = [&](int parts) {
         const SelectiveForwardConfig config = selective_forward_config(problem, parts, device.multiprocessors);
         return CutLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
                          .resident = config.blocks_per_multiprocessor(device.capability),
                          .alone = kAlone,
-                         .work = config.channels() * (config.lanes == 4 ? kWorkOfFewLanes : 1)};
+                         .work = config.channels() * (config.lanes == 8 ? kWorkOfManyLanes : 1)};
     };
     return choose_cut(sizes, launch, device.multiprocessors, kCost, wanted);
 }

@@ -11,7 +11,7 @@
 namespace gdn_cuda::scan {
 namespace {
 
-constexpr CutCost kCost{.more = 1.2, .worth = 0.9, .before = 32, .fewest_chunks = 2};
+constexpr CutCost kCost{.more = 1.2, .worth = 0.9, .launches = 0};
 
 CutProblem random_problem(Random& random) {
     const bool packed = random.one_of({true, false});
@@ -64,6 +64,13 @@ TEST(SelectiveCut, FillsWavesOfIdleMachinesAndLeavesFullOnes) {
         EXPECT_EQ(chosen(3 * multiprocessors, multiprocessors), 1);
         EXPECT_EQ(chosen(100 * multiprocessors, multiprocessors), 1);
     }
+}
+
+TEST(SelectiveCut, LeavesShortSequencesWhole) {
+    const CutProblem problem{.sequences = 1, .tokens = 512, .packed = false, .states = 1536, .parts = 1};
+    const auto of = [](int) { return CutLaunch{.blocks = 20, .resident = 4, .alone = 0.6, .work = 16}; };
+    EXPECT_GT(choose_cut(problem, of, 132, {.more = 1.5, .worth = 0.95, .launches = 0}, 0).count, 1);
+    EXPECT_EQ(choose_cut(problem, of, 132, {.more = 1.5, .worth = 0.95, .launches = 20000}, 0).count, 1);
 }
 
 TEST(SelectivePieces, HasAConfigurationForEveryTransitionWithinTheSharedMemoryOfEveryGpu) {
