@@ -53,7 +53,9 @@ install_dependencies() {
     wanted=$(sha256sum requirements-dev.txt)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     say "installing the dependencies of requirements-dev.txt (several gigabytes, downloaded the first time)"
-    "$python" -m pip install --disable-pip-version-check -qq -r requirements-dev.txt
+    "$python" -m pip install --disable-pip-version-check -qq --no-compile -r requirements-dev.txt
+    # pip would do this on one core; some files are for other versions of Python.
+    "$python" -m compileall -qq -j 2 "$venv"/lib/python*/site-packages || true
     printf '%s\n' "$wanted" >"$stamp"
 }
 
@@ -61,6 +63,7 @@ build() {
     command -v "${CXX:-g++}" >/dev/null || fail "no C++ compiler: install g++ 12 or newer (on Debian: apt-get install g++), or set CXX"
     say "building and installing in place"
     "$python" -m pip install --disable-pip-version-check -qq --no-build-isolation --no-deps --editable .
+    "$python" -m compileall -q gdn_cuda
     "$python" -c 'import gdn_cuda; print("gdn_cuda", gdn_cuda.__version__, "in", gdn_cuda.__path__[0])'
 }
 
@@ -81,7 +84,8 @@ run_tests() {
     local python_tests=0 cpp_tests=0
     prepare_second_torch
     say "Python tests"
-    "$python" -m pytest -n 2 --dist worksteal -rfEs "$@" || python_tests=$?
+    # Half of the cores for torch in each of two processes: with more, its threads spend their time waiting for one another.
+    OMP_NUM_THREADS=$((($(nproc) + 1) / 2)) "$python" -m pytest -n 2 --dist worksteal -rfEs "$@" || python_tests=$?
     say "C++ tests, with address and undefined-behaviour sanitizers"
     PYTHON=$PWD/$python ./run_cmake.sh || cpp_tests=$?
     say "summary"

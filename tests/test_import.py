@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import shutil
@@ -14,41 +15,36 @@ import gdn_cuda
 PROBE = """
 import json, sys, time
 import torch
+before = {"modules": set(sys.modules), "mapped": open("/proc/self/maps").read()}
 start = time.perf_counter()
 import gdn_cuda
 seconds = time.perf_counter() - start
 mapped = open("/proc/self/maps").read()
 print(json.dumps({
     "seconds": seconds,
-    "libraries": [name for name in ("libcuda.so", "libnvrtc") if name in mapped],
+    "libraries": [name for name in ("libcuda.so", "libnvrtc") if name in mapped and name not in before["mapped"]],
     "modules": [name for name in ("rich", "cuda.pathfinder", "cutlass_library", "matplotlib", "concurrent.futures.thread")
-                if name in sys.modules and name not in before],
+                if name in sys.modules and name not in before["modules"]],
     "initialized": torch.cuda.is_initialized(),
 }))
-""".replace("start = time", "before = set(sys.modules)\nstart = time", 1)
+"""
 
 
-def probe() -> dict[str, object]:
+@functools.cache
+def probe(attempt: int = 1) -> dict[str, object]:
     return json.loads(subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout)
 
 
 def test_importing_the_package_after_torch_is_fast() -> None:
     """Some 15 ms on a quiet machine; a busy one takes several times that."""
-    assert min(probe()["seconds"] for _ in range(3)) < 0.3
+    assert any(probe(attempt)["seconds"] < 0.3 for attempt in (1, 2, 3))
 
 
 def test_import_touches_neither_cuda_nor_a_compiler() -> None:
     seen = probe()
     assert seen["initialized"] is False
     assert seen["modules"] == []
-    assert "libcuda.so" not in seen["libraries"]
-    without_us = subprocess.run(
-        [sys.executable, "-c", "import torch; print('libnvrtc' in open('/proc/self/maps').read())"],
-        capture_output=True,
-        text=True,
-    )
-    if "False" in without_us.stdout:  # some torch builds bring NVRTC with them
-        assert "libnvrtc" not in seen["libraries"]
+    assert seen["libraries"] == []  # some torch builds bring NVRTC with them
 
 
 def import_uncompiled(folder: Path, *behind: Path) -> str:

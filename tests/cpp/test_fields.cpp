@@ -1,7 +1,6 @@
 // A configuration as text.
 #include <gtest/gtest.h>
 
-#include <regex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -14,9 +13,12 @@ namespace {
 
 // "{.a = 1, .b = DType::f32}" -> {"a", "1"}, {"b", "DType::f32"}
 std::vector<std::pair<std::string, std::string>> fields_of(const std::string& text) {
-    static const std::regex field(R"(\.(\w+) = ([\w:]+))");
     std::vector<std::pair<std::string, std::string>> found;
-    for (std::sregex_iterator it(text.begin(), text.end(), field), end; it != end; ++it) found.emplace_back((*it)[1], (*it)[2]);
+    for (size_t dot = text.find('.'), end; dot != std::string::npos; dot = text.find('.', end)) {
+        const size_t equals = text.find(" = ", dot);
+        end = text.find_first_of(",}", equals);
+        found.emplace_back(text.substr(dot + 1, equals - dot - 1), text.substr(equals + 3, end - equals - 3));
+    }
     return found;
 }
 
