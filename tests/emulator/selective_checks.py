@@ -27,7 +27,7 @@ def scan(**x: Any) -> tuple[Tensor, Tensor]:
 
 
 def plain_inputs(seed: int, *args: Any, length: int = 136, N: int = 16, **kwargs: Any) -> dict[str, Any]:
-    """Aligned along tokens and without delta_a: most tiles are whole, the last one and the last channels are not."""
+    """Aligned and without delta_a: most tiles are whole, the last one and the last channels are not."""
     x = selective_inputs(seed, *args, batch=1, dim=40, length=length, N=N, **kwargs)
     x.pop("delta_a", None)
     return x

@@ -34,14 +34,16 @@ def test_half_precision(dtype: torch.dtype, dim: int, length: int, multiprocesso
 
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_plain_tiles(name: str, is_complex: bool, dtype: torch.dtype, seed: int) -> None:
-    check(plain_inputs(seed, name, is_complex=is_complex, dtype=dtype), seed)
+@BOTH_LAYOUTS
+def test_plain_tiles(name: str, is_complex: bool, dtype: torch.dtype, last: bool, seed: int) -> None:
+    check(plain_inputs(seed, name, is_complex=is_complex, dtype=dtype, last=last), seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("N", [16, 48])
-def test_plain_tiles_of_many_channels(dtype: torch.dtype, N: int, seed: int) -> None:
-    check(plain_inputs(seed, N=N, dtype=dtype), seed, multiprocessors=1)
+@BOTH_LAYOUTS
+def test_plain_tiles_of_many_channels(dtype: torch.dtype, N: int, last: bool, seed: int) -> None:
+    check(plain_inputs(seed, N=N, dtype=dtype, last=last), seed, multiprocessors=1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ struct SelectiveCoefficients {
     static constexpr int kVectors = Shared::kVectors;  // a thread
     using Vector = Eight<Shared::kConfiguration.is_narrow>;
     using Read = Granules<Shared::kConfiguration.is_narrow>;
-    using Careful = TileKind<false, Shared::kConfiguration.is_narrow>;
+    using Careful = TileKind<Plain::none, Shared::kConfiguration.is_narrow>;
 
     const Args& args;
     Shared& shared;

@@ -52,7 +52,7 @@ struct SelectiveElements {
     // From the address of the first tile; the host has seen to it that a token's stride fits.
     template <class Kind, class Byte>
     __device__ __forceinline__ Byte* in_tile(Kind kind, Byte* first, const ChannelRows& x, int tile) const {
-        const int apart = kind.is_plain ? 1 : static_cast<int>(x.token);
+        const int apart = kind.is_plain_along_tokens ? 1 : static_cast<int>(x.token);
         return first + static_cast<i64>(tile) * (apart << (Vector::is_wide(kind.type(args.io)) ? 2 : 1));
     }
     // For rare paths: computed again, so that it takes no registers from the walk.
@@ -122,9 +122,8 @@ struct SelectiveElements {
     }
     // The end of the plain tiles.
     __device__ __forceinline__ int plain() const {
-        const bool may_be = args.along_tokens && args.in.delta_a.data == nullptr &&
-                            (!Shared::kConfiguration.is_narrow || args.io == DType::bf16);
-        return may_be ? aligned : 0;
+        const bool may_be = Shared::kConfiguration.is_narrow ? args.io == DType::bf16 : args.along_tokens;
+        return may_be && args.in.delta_a.data == nullptr ? aligned : 0;
     }
     template <class Kind>
     __device__ __forceinline__ void load(Kind kind, int tile) const {

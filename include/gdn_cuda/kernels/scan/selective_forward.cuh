@@ -36,6 +36,7 @@ struct SelectiveForward {
     static constexpr int kAtOnce = kStates == 2 && !kConfig.is_complex ? 8 : 4;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
+    using Careful = TileKind<Plain::none, kConfig.is_narrow>;
 
     const SelectiveForwardArgs& args;
     const SelectiveInputs& in;
@@ -270,9 +271,10 @@ struct SelectiveForward {
         elements.begin_outputs(place);
         coefficients.begin(place);
         __syncthreads();
-        const int length = place.length, plain = coefficients.may_be_plain() ? elements.plain() : 0;
+        const int length = place.length, plain = !args.along_tokens || coefficients.may_be_plain() ? elements.plain() : 0;
         const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
                    stays = kOnePass || in.state_size <= kGroup;
+        const auto is_plain_along_tokens = [&](int tile) { return tile < plain && args.along_tokens; };
         States states;
 #pragma unroll 1
         for (int first = 0; first < in.state_size; first += kGroup) {
@@ -288,24 +290,28 @@ struct SelectiveForward {
             ExactSum total;
             if (tile >= 0) {
                 cp_async_wait<0>();
-                of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) {
+                of_kind<kConfig.is_narrow>(tile < plain, args.along_tokens, [&](auto kind) {
                     if (first == 0) elements.prepare(kind, tile);
-                    if (kind.is_plain) {  // each warp has prepared its own channels, so it can wait for their sum meanwhile
+                    if constexpr (kind.is_plain_along_tokens) {  // each warp has its own channels, so it can wait for their sum
+                                                                 // meanwhile
                         __syncwarp();
                         total = total_of_steps();
                     }
                     // Others may still walk the tile before; along tokens, each of them in its own rows of elements.
                     if (kind.along_tokens(args.along_tokens)) __syncthreads();
-                    coefficients.put(kind, tile, first);
+                    if constexpr (kind.is_plain_along_tokens) coefficients.put(kind, tile, first);
                     if (last_pass) elements.load_z(kind, tile);
                 });
+                if (!is_plain_along_tokens(tile)) coefficients.put(Careful{}, tile, first);
             }
             cp_async_fence();
-            if (next_tile < length)
-                of_kind<kConfig.is_narrow>(next_tile < plain, [&](auto kind) {
+            if (next_tile < length) {
+                of_kind<kConfig.is_narrow>(next_tile < plain, args.along_tokens, [&](auto kind) {
                     if (next_first == 0) elements.load(kind, next_tile);
-                    coefficients.load(kind, next_tile, next_first);
+                    if constexpr (kind.is_plain_along_tokens) coefficients.load(kind, next_tile, next_first);
                 });
+                if (!is_plain_along_tokens(next_tile)) coefficients.load(Careful{}, next_tile, next_first);
+            }
             cp_async_fence();
             if (tile >= 0) {
                 if (!stays) {
@@ -315,7 +321,7 @@ struct SelectiveForward {
                 if (args.states != nullptr && tile % kStateChunk == 0)
                     keep_states(states, first_chunk + tile / kStateChunk, first);
                 __syncthreads();
-                if (tile >= plain) total = total_of_steps();
+                if (!is_plain_along_tokens(tile)) total = total_of_steps();
                 if (!tiles)
                     walk_tile<Pass::any>(states, first == 0, total);
                 else if (kOnePass || first == 0)
@@ -324,7 +330,7 @@ struct SelectiveForward {
                     walk_tile<Pass::later>(states, false, total);
                 if (!stays) store_states(states, args.running, row_of_piece(), first);
                 if (last_pass) cp_async_wait<1>();  // for z
-                of_kind<kConfig.is_narrow>(tile < plain, [&](auto kind) {
+                of_kind<kConfig.is_narrow>(tile < plain, args.along_tokens, [&](auto kind) {
                     if (kind.along_tokens(args.along_tokens))
                         __syncwarp();
                     else

@@ -75,7 +75,7 @@ struct SelectivePieces {
     }
     // What it needs from memory. `plain`: the end of the plain tiles.
     __device__ __forceinline__ void load(int tile, int plain) const {
-        of_kind<false>(tile < plain, [&](auto kind) {
+        of_kind<false>(tile < plain, args.along_tokens, [&](auto kind) {
             elements.load(kind, tile);
             elements.load_z(kind, tile);
             if (takes_coefficients()) coefficients.load(kind, tile, first);
@@ -84,7 +84,7 @@ struct SelectivePieces {
     }
     __device__ __forceinline__ void prepare(int tile, int plain) const {
         cp_async_wait<0>();
-        of_kind<false>(tile < plain, [&](auto kind) {
+        of_kind<false>(tile < plain, args.along_tokens, [&](auto kind) {
             elements.prepare(kind, tile);
             if (args.reverse) gate(kind, tile);
             // Others may still walk the tile before; along tokens, each of them in its own rows of elements.

@@ -28,24 +28,25 @@ struct Neighbours {
     }
 };
 
-// What is known of a tile when it is compiled. All elements of a plain one exist, and so do its B and C; they are in aligned
-// vectors along tokens, and there is no δ_A. Most tiles are plain, and with code of their own take a quarter fewer
-// instructions around the walk. Where a configuration is narrow, they are bf16 as well.
-template <bool kPlain, bool kNarrow>
+// What is known of a tile when it is compiled. All elements of a plain one exist, in aligned vectors along tokens or along
+// channels, and there is no δ_A; along tokens, the same holds for its B and C. Most tiles are plain, and with code of their own
+// take a quarter fewer instructions around the walk. Where a configuration is narrow, they are bf16 as well.
+enum class Plain { none, tokens, channels };
+template <Plain kPlain, bool kNarrow>
 struct TileKind {
-    static constexpr bool is_plain = kPlain;
+    static constexpr bool is_plain = kPlain != Plain::none, is_plain_along_tokens = kPlain == Plain::tokens;
 
-    __device__ __forceinline__ static bool along_tokens(bool of_call) { return kPlain || of_call; }
-    __device__ __forceinline__ static DType type(DType of_call) { return kPlain && kNarrow ? DType::bf16 : of_call; }
+    __device__ __forceinline__ static bool along_tokens(bool of_call) { return is_plain ? is_plain_along_tokens : of_call; }
+    __device__ __forceinline__ static DType type(DType of_call) { return is_plain && kNarrow ? DType::bf16 : of_call; }
 };
 
-// Calls with the kind of a tile.
+// Calls with the kind of a tile. Those along channels are plain where the configuration is narrow, as models have them.
 template <bool kNarrow, class F>
-__device__ __forceinline__ void of_kind(bool is_plain, const F& call) {
-    if (is_plain)
-        call(TileKind<true, kNarrow>{});
-    else
-        call(TileKind<false, kNarrow>{});
+__device__ __forceinline__ void of_kind(bool is_plain, bool along_tokens, const F& call) {
+    if (!is_plain) return call(TileKind<Plain::none, kNarrow>{});
+    if constexpr (kNarrow)
+        if (!along_tokens) return call(TileKind<Plain::channels, kNarrow>{});
+    call(TileKind<Plain::tokens, kNarrow>{});
 }
 
 // The lanes that share a channel are every second one of some neighbours, so that each lane and the next one have the same
