@@ -14,7 +14,8 @@ namespace gdn_cuda::scan {
 struct SelectiveBackwardProblem {
     Transition transition;
     bool is_complex;
-    bool varies;  // both B and C
+    bool varies;     // both B and C
+    bool is_narrow;  // u, delta and their likes
     i64 state_size, sequences;
     i64 channels_per_span, dim;  // blocks do not cross multiples of a span
 };
@@ -23,13 +24,18 @@ inline constexpr std::array kSelectiveBackwardConfigurations = [] {
     using enum Transition;
     using Config = SelectiveBackwardConfig;
     constexpr auto complex_of = [](Transition transition, int lanes, int states) {
-        return Config{transition, true, false, lanes, states};
+        return Config{transition, true, false, false, lanes, states};
     };
-    constexpr auto real_of = [](Transition transition, int lanes, int states, bool only_varying = false) {
-        return Config{transition, false, only_varying, lanes, states};
+    constexpr auto real_of = [](Transition transition, int lanes, int states) {
+        return Config{transition, false, false, false, lanes, states};
     };
-    return std::array{real_of(exponential, 4, 4, true),
-                      real_of(exponential, 8, 4, true),
+    constexpr auto varying_of = [](Transition transition, bool is_narrow, int lanes, int states) {
+        return Config{transition, false, true, is_narrow, lanes, states};
+    };
+    return std::array{varying_of(exponential, true, 4, 4),
+                      varying_of(exponential, true, 8, 4),
+                      varying_of(exponential, false, 4, 4),
+                      varying_of(exponential, false, 8, 4),
                       real_of(exponential, 4, 4),
                       real_of(zoh, 8, 2),
                       real_of(bilinear, 4, 4),
@@ -50,6 +56,7 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
     const SelectiveBackwardConfig *any = nullptr, *varying = nullptr, *wide = nullptr;
     for (const SelectiveBackwardConfig& config : kSelectiveBackwardConfigurations) {
         if (config.transition != problem.transition || config.is_complex != problem.is_complex) continue;
+        if (config.only_varying && config.is_narrow != problem.is_narrow) continue;
         (!config.only_varying ? any : config.group() > 16 ? wide : varying) = &config;
     }
     if (!problem.varies || varying == nullptr) return *any;

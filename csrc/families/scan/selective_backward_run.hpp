@@ -25,6 +25,7 @@ inline void run_selective_backward(const PreparedSelective& prepared, const Sele
     const SelectiveBackwardProblem problem{.transition = transition_of(prepared.discretization),
                                            .is_complex = prepared.is_complex,
                                            .varies = in.B.varies && in.C.varies,
+                                           .is_narrow = prepared.io != DType::f32,
                                            .state_size = in.state_size,
                                            .sequences = in.sequences,
                                            .channels_per_span = std::gcd(of_B, of_C),

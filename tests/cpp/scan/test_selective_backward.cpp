@@ -20,6 +20,7 @@ SelectiveBackwardProblem random_problem(Random& random) {
                                      : random.one_of({exponential, zoh, bilinear, s7, rglru}),
             .is_complex = is_complex,
             .varies = random.one_of({true, false}),
+            .is_narrow = random.one_of({true, false}),
             .state_size = random.size(kMaxStates),
             .sequences = random.size(64),
             .channels_per_span = std::gcd(groups_B * channels, groups_C * channels),
@@ -36,6 +37,7 @@ TEST(SelectiveBackwardHeuristic, ChoosesWhatIsRegisteredAndCoversEveryChannelAnd
         ASSERT_EQ(config.transition, problem.transition);
         ASSERT_EQ(config.is_complex, problem.is_complex);
         ASSERT_TRUE(problem.varies || !config.only_varying) << "constant B or C";
+        ASSERT_TRUE(!config.only_varying || config.is_narrow == problem.is_narrow);
         const i64 spans = problem.dim / problem.channels_per_span, blocks = selective_backward_blocks(problem, config);
         ASSERT_EQ(problem.dim % problem.channels_per_span, 0);
         ASSERT_EQ(blocks % spans, 0) << "no block crosses a span";
@@ -53,12 +55,13 @@ TEST(SelectiveBackwardHeuristic, TakesLanesWhereThereAreManyStatesAndBAndCVary) 
     SelectiveBackwardProblem mamba{.transition = Transition::exponential,
                                    .is_complex = false,
                                    .varies = true,
+                                   .is_narrow = true,
                                    .state_size = 16,
                                    .sequences = 8,
                                    .channels_per_span = 5120,
                                    .dim = 5120};
     EXPECT_EQ(selective_backward_config(mamba).channels_per_block(), 32);
-    EXPECT_TRUE(selective_backward_config(mamba).only_varying);
+    EXPECT_TRUE(selective_backward_config(mamba).only_varying && selective_backward_config(mamba).is_narrow);
     mamba.state_size = 64;
     EXPECT_EQ(selective_backward_config(mamba).group(), 32);
     mamba.varies = false;

@@ -19,8 +19,8 @@ struct BackwardElements : BackwardUnits<kConfig> {
     using Block::four, Block::in_row;
     using Block::kIsRglru, Block::kTransition, Block::kChannels, Block::kParts, Block::kTokens;
     using typename Block::Config, typename Block::Gradient, typename Block::Shared;
-    using Units::for_units, Units::get, Units::get_outputs, Units::has_delta_a, Units::is_plain, Units::kLanesOfRow,
-        Units::kRows, Units::per_channel, Units::put, Units::store;
+    using Units::for_units, Units::get, Units::get_outputs, Units::has_delta_a, Units::is_plain_along_tokens,
+        Units::kLanesOfRow, Units::kRows, Units::per_channel, Units::put, Units::store;
     template <class Unit>
     using Floats = typename Units::template Floats<Unit::kSize>;
 
@@ -178,7 +178,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
             of_D_and_bias[1][i] = d_size[i];
         }
         store(to, unit, first);
-        if constexpr (Unit::kIsPlain) {
+        if constexpr (Unit::kIsAlongTokens) {
             sum_unit(of_D_and_bias, unit);
         } else {
             if (unit.count < kSize)
@@ -191,7 +191,7 @@ struct BackwardElements : BackwardUnits<kConfig> {
     // A thread finishes the places of a plain unit that it makes in the next chunk.
     __device__ __forceinline__ void finish(int first, int tokens) const {
         for_units(first, tokens, [&](const auto& x, const auto& unit) { finish_elements(x, unit, first); });
-        if (is_plain(tokens)) return;
+        if (is_plain_along_tokens(tokens)) return;
         __syncthreads();
         const unsigned thread = thread_again();
         if (thread < 2 * kChannels) sum_channel(thread / kChannels, thread % kChannels);

@@ -9,6 +9,7 @@ struct SelectiveBackwardConfig {
     Transition transition;
     bool is_complex;
     bool only_varying;  // neither B nor C is constant
+    bool is_narrow;     // all of u, delta and their likes have 16 bits. Without, but only varying: all have 32
     int lanes;          // of a warp that share a channel
     int states;         // a lane
 
@@ -16,6 +17,7 @@ struct SelectiveBackwardConfig {
     static constexpr int kWarps = 4, kThreads = 32 * kWarps;
     static constexpr int kTokens = 8;      // of a sub-tile, whose states are in registers
     static constexpr int kMostBlocks = 3;  // of a multiprocessor, for which registers are limited: more would spill them
+    GDN_HOST_DEVICE constexpr bool is_wide() const { return only_varying && !is_narrow; }
     GDN_HOST_DEVICE constexpr int channels_per_warp() const { return 32 / lanes; }
     GDN_HOST_DEVICE constexpr int channels_per_block() const { return kWarps * channels_per_warp(); }
     GDN_HOST_DEVICE constexpr int parts() const { return is_complex ? 2 : 1; }
@@ -24,7 +26,7 @@ struct SelectiveBackwardConfig {
     // Of a sub-tile's sums. With one, warps wait more for each other; it leaves shared memory for another block.
     GDN_HOST_DEVICE constexpr int buffers() const { return only_varying && columns() <= 16 ? 2 : 1; }
 
-    GDN_FIELDS(transition, is_complex, only_varying, lanes, states)
+    GDN_FIELDS(transition, is_complex, only_varying, is_narrow, lanes, states)
 };
 
 // The place of a block: channels of one group of B and C, and a piece of a sequence, which may be all of it.

@@ -1,6 +1,6 @@
 // How scan/selective_backward moves elements between memory and its tiles: in units, those of the next one in flight. Units of
-// vectors along tokens, in bf16 or fp32, are compiled for their dtype (PlainUnit); of all others, shape and dtype are tested at
-// run time.
+// vectors along tokens, in bf16 or fp32, and along channels in bf16, are compiled for shape and dtype (PlainUnit); of all
+// others these are tested at run time.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/four.cuh>
@@ -21,23 +21,25 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     // read and written alone.
     enum class Shape { tokens, channels, apart };
     struct Unit {
-        static constexpr bool kIsPlain = false;
+        static constexpr bool kIsPlain = false, kIsAlongTokens = false;  // known to be
         static constexpr int kSize = 4;
         int channel, token;  // of the first
         Shape shape;
         DType type;
         int count;  // of them exist, the first ones
     };
-    // Four tokens of one channel, or of two that are kRows apart, of a call without δ_A.
-    template <DType kType>
+    // Four tokens of one channel, or of two that are kRows apart; or four channels of one token. Of a call without δ_A.
+    template <DType kType, Shape kShape = Shape::tokens>
     struct PlainUnit {
-        static constexpr bool kIsPlain = true;
-        static constexpr int kSize = kFours < 2 ? 4 : 8, kUnits = kFours * 4 / kSize;  // of a thread
-        static constexpr Shape shape = Shape::tokens;
+        static constexpr bool kIsPlain = true, kIsAlongTokens = kShape == Shape::tokens;
+        static constexpr int kSize = kFours < 2 || kShape == Shape::channels ? 4 : 8,
+                             kUnits = kFours * 4 / kSize;  // of a thread
+        static constexpr Shape shape = kShape;
         static constexpr DType type = kType;
         static constexpr int count = kSize;
         int channel, token;
     };
+    static constexpr bool kIsNarrow = kConfig.is_narrow, kIsWide = kConfig.is_wide();
     static constexpr int kLanesOfRow = kStateChunk / 4, kRows = Config::kThreads / kLanesOfRow;
     template <class Unit>
     __device__ __forceinline__ bool has_delta_a(const Unit&) const {
@@ -51,20 +53,27 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     // Of bf16 or fp32: a dtype takes 0.4 s to compile, and fp16 is rare.
     __device__ __forceinline__ bool is_plain(int tokens) const {
-        return shape_of(tokens) == Shape::tokens && in.delta_a.data == nullptr && args.io != DType::f16;
+        const Shape shape = shape_of(tokens);
+        return (shape == Shape::tokens || (kIsNarrow && shape == Shape::channels)) && in.delta_a.data == nullptr &&
+               args.io != DType::f16;
     }
+    __device__ __forceinline__ bool is_plain_along_tokens(int tokens) const { return args.along_tokens && is_plain(tokens); }
     // Of a thread; `tokens` are in the tile. Lanes meet in no bank of a tile.
-    template <DType kType>
-    __device__ __forceinline__ static PlainUnit<kType> plain_unit(int i) {
-        const unsigned thread = thread_again();
-        return {static_cast<int>(thread / kLanesOfRow) + i * kRows * PlainUnit<kType>::kSize / 4,
-                static_cast<int>(thread % kLanesOfRow * 4)};
+    static constexpr unsigned kColumn = kChannels / 4;  // vectors
+    template <DType kType, Shape kShape>
+    __device__ __forceinline__ static PlainUnit<kType, kShape> plain_unit(int i) {
+        const unsigned thread = thread_again(), index = thread + i * Config::kThreads;
+        if constexpr (kShape == Shape::channels)
+            return {static_cast<int>(index % kColumn * 4), static_cast<int>(index / kColumn)};
+        else
+            return {static_cast<int>(thread / kLanesOfRow) + i * kRows * PlainUnit<kType>::kSize / 4,
+                    static_cast<int>(thread % kLanesOfRow * 4)};
     }
     __device__ __forceinline__ Unit unit(int i, Shape shape, int tokens) const {
-        constexpr unsigned kRow = kStateChunk / 4, kColumn = kChannels / 4, kEights = kChannels / 8;
+        constexpr unsigned kRow = kStateChunk / 4, kEights = kChannels / 8;
         const unsigned thread = thread_again(), index = thread + i * Config::kThreads, lane = thread % 32, warp = thread / 32;
         const auto at = [&](unsigned channel, unsigned token) {
-            return Unit{static_cast<int>(channel), static_cast<int>(token), shape, args.io, 4};
+            return Unit{static_cast<int>(channel), static_cast<int>(token), shape, kIsWide ? DType::f32 : args.io, 4};
         };
         if (shape == Shape::tokens) return at(index / kRow, index % kRow * 4);
         if (shape == Shape::channels) return at(index % kColumn * 4, index / kColumn);
@@ -79,7 +88,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     // ---- Tiles
 
     // Calls with each element's number, channel and place in a row. What is added to a channel or a token carries into nothing.
-    template <class F>
+    template <class Unit, class F>
     __device__ __forceinline__ static void each_element(const Unit& unit, const F& call) {
         const int row = in_row(unit.channel, unit.token);
         if (unit.shape == Shape::channels) {
@@ -108,7 +117,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
                 for (int t = 0; t < kTiles; ++t)
                     *reinterpret_cast<float4*>(&tiles[t][channel][at]) = {x[t][i], x[t][i + 1], x[t][i + 2], x[t][i + 3]};
             });
-        } else if constexpr (!Unit::kIsPlain) {
+        } else if constexpr (!Unit::kIsAlongTokens) {
             each_element(to, [&](int i, int channel, int at) {
 #pragma unroll
                 for (int t = 0; t < kTiles; ++t) tiles[t][channel][at] = x[t][i];
@@ -126,7 +135,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
 #pragma unroll
                 for (int t = 0; t < kTiles; ++t) load_four(&x[t][i], &tiles[t][channel][at]);
             });
-        } else if constexpr (!Unit::kIsPlain) {
+        } else if constexpr (!Unit::kIsAlongTokens) {
             each_element(from, [&](int i, int channel, int at) {
 #pragma unroll
                 for (int t = 0; t < kTiles; ++t) x[t][i] = tiles[t][channel][at];
@@ -146,7 +155,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         const int k = from.token / kTokens, place = Shared::place_of_output(k, from.token % kTokens);
         if (from.shape == Shape::tokens) {
             each_vector(from, [&](int i, int channel, int) { load_four(&y[i], &shared.checkpoint[k][channel][place]); });
-        } else if constexpr (!Unit::kIsPlain) {
+        } else if constexpr (!Unit::kIsAlongTokens) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const bool apart = from.shape == Shape::apart;
@@ -191,7 +200,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     }
     // What plain units of a chunk load, into the L2 cache: while another chunk is walked, memory has time.
     __device__ __forceinline__ void prefetch(int first) const {
-        if (!is_plain(kStateChunk)) return;
+        if (!is_plain_along_tokens(kStateChunk)) return;
         constexpr unsigned kSector = 32;
         const unsigned log_sectors = args.io == DType::f32 ? 3 : 2;  // of a row
         static_assert(kStateChunk * sizeof(float) == kSector << 3);
@@ -223,7 +232,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
                 for (int i = 0; i < Unit::kSize / 4; ++i) x[i].load(along(from, i * kRows, of_channel), at.type);
             });
         } else if constexpr (!Unit::kIsPlain) {
-            if (at.type == DType::f32)
+            if (!kIsNarrow && at.type == DType::f32)
                 load_each<unsigned>(x, at, first);
             else
                 load_each<unsigned short>(x, at, first);
@@ -246,7 +255,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     __device__ __forceinline__ static void convert(Floats<Unit::kSize>& x, const InFlight<Unit::kSize>& raw, const Unit& at) {
         if (at.type == DType::bf16)
             convert<DType::bf16, kEach>(x, raw);
-        else if (at.type == DType::f32)
+        else if (!kIsNarrow && at.type == DType::f32)
             convert<DType::f32, kEach>(x, raw);
         else
             convert<DType::f16, kEach>(x, raw);
@@ -264,15 +273,17 @@ struct BackwardUnits : BackwardBlock<kConfig> {
         if (!is_plain(tokens)) {
             const Shape shape = shape_of(tokens);
             for_units<kFours>(first, [&](int i) { return unit(i, shape, tokens); }, call);
-        } else if (args.io == DType::bf16) {
-            for_plain_units<DType::bf16>(first, call);
+        } else if (kIsNarrow && !args.along_tokens) {
+            if constexpr (kIsNarrow) for_plain_units<DType::bf16, Shape::channels>(first, call);
+        } else if (kIsNarrow || (!kIsWide && args.io == DType::bf16)) {
+            if constexpr (!kIsWide) for_plain_units<DType::bf16, Shape::tokens>(first, call);
         } else {
-            for_plain_units<DType::f32>(first, call);
+            if constexpr (!kIsNarrow) for_plain_units<DType::f32, Shape::tokens>(first, call);
         }
     }
-    template <DType kType, class F>
+    template <DType kType, Shape kShape, class F>
     __device__ __forceinline__ void for_plain_units(int first, const F& call) const {
-        for_units<PlainUnit<kType>::kUnits>(first, [](int i) { return plain_unit<kType>(i); }, call);
+        for_units<PlainUnit<kType, kShape>::kUnits>(first, [](int i) { return plain_unit<kType, kShape>(i); }, call);
     }
     template <int kUnits, class F, class UnitAt>
     __device__ __forceinline__ void for_units(int first, const UnitAt& unit_at, const F& call) const {
@@ -317,7 +328,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     __device__ __forceinline__ void store(const Outputs<Unit::kSize>& x, const Unit& at, int first) const {
         if (at.type == DType::bf16)
             store_as<DType::bf16, unsigned short>(x, at, first);
-        else if (at.type == DType::f32)
+        else if (!kIsNarrow && at.type == DType::f32)
             store_as<DType::f32, unsigned>(x, at, first);
         else
             store_as<DType::f16, unsigned short>(x, at, first);
