@@ -1,10 +1,12 @@
 """Calls every kernel at small sizes, for compute-sanitizer, under which the suite would take hours.
 
-    compute-sanitizer --tool racecheck --kernel-name kernel_substring=gdn_cuda python tests/sanitize.py [KERNEL ...]
+    compute-sanitizer --tool memcheck --kernel-name kernel_substring=gdn_cuda python tests/sanitize.py
+    compute-sanitizer --tool racecheck --kernel-name kernel_substring=KERNEL python tests/sanitize.py KERNEL
 
-Families declare the calls (gdn_cuda/<family>/sanitize.py). Without names, every kernel: 17 seconds under memcheck, minutes
-under racecheck, most of them for toeplitz_schur and toeplitz_eliminate. It prints how many configurations ran; whether results
-are right is the tests' concern.
+Families declare the calls (`@sanitizes`). Without names, every kernel: 17 seconds under memcheck. Under racecheck
+a kernel takes 5 to 15 seconds where the tool has it alone in view, and minutes beside the others of its calls; toeplitz_schur,
+toeplitz_eliminate and selective_backward take minutes anyway. It prints how many configurations ran; whether results are right
+is the tests' concern.
 
 In four kernels racecheck reports pairs of accesses that are ordered in a way that it does not follow:
 - prefill: one lane arrives at an mbarrier for its warp, behind __syncwarp. With an arrival of every lane, and every warp at the
