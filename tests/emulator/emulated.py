@@ -1,7 +1,7 @@
 """gdn_cuda's operators on CPU tensors, computed by their kernels: `with emulated(): gdn_cuda.selective_scan(…)`.
 
 Each call runs twice, its threads in opposite orders, on memory that ends where nobody can read or write. Both runs give the
-same bits, and change no argument but those that the operator says it writes.
+same bits, and change no memory but the elements of those arguments that the operator says it writes.
 """
 
 from __future__ import annotations
@@ -63,13 +63,17 @@ class _Emulated(TorchDispatchMode):
             same = mine.stride() == other.stride() and torch.equal(bits(mine), bits(other))
             assert same, f"{ours}: another order of threads gives other results: a race"
         pairs = [(x, y, is_written) for x, y, is_written in zip(given, after, written, strict=True) if isinstance(x, Tensor)]
-        written_storages = {x.untyped_storage().data_ptr() for x, _, is_written in pairs if is_written}
-        for before, now, is_written in pairs:
-            if is_written:
-                before.copy_(now)
-            elif before.untyped_storage().data_ptr() not in written_storages:
-                assert torch.equal(bytes_of(before), bytes_of(now)), f"{ours}: writes to an argument that it only reads"
+        take_over(pairs, str(ours))
         return results
+
+
+def take_over(pairs: list[tuple[Tensor, Tensor, bool]], operator: str) -> None:
+    """From (argument, its copy after the call, whether it is written): nothing else has changed in their storages."""
+    for before, now, is_written in pairs:
+        if is_written:
+            before.copy_(now)
+    for before, now, _ in pairs:
+        assert torch.equal(bytes_of(before), bytes_of(now)), f"{operator}: writes to memory that it only reads"
 
 
 def _run(operator: Any, given: list[Any], reverse: bool) -> tuple[Any, list[Any]]:
