@@ -10,7 +10,7 @@ import ctypes
 import functools
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,23 +31,24 @@ def library() -> ctypes.CDLL:
     path = emulator_build.library()
     torch.ops.load_library(path)
     loaded = ctypes.CDLL(str(path))
+    loaded.emulator_launches.restype, loaded.emulator_launched.argtypes = ctypes.c_size_t, (ctypes.c_size_t,)
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
     loaded.emulator_launch.argtypes = (ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
     return loaded
 
 
-def launched() -> set[str]:
-    """Kernels with their configurations, of this process."""
-    return set(library().emulator_launched().decode().splitlines())
+def launched(first: int = 0) -> set[str]:
+    """Kernels with their configurations, of this process from a launch on."""
+    return set(library().emulator_launched(first).decode().splitlines())
 
 
 @contextmanager
-def emulated(multiprocessors: int = 132) -> Iterator[None]:
-    """`multiprocessors`: of the device that heuristics choose for."""
+def emulated(multiprocessors: int = 132) -> Iterator[Callable[[], set[str]]]:
+    """`multiprocessors`: of the device that heuristics choose for. Gives what tells the kernels launched since."""
     library().emulator_device(multiprocessors)
     with _Emulated():
-        yield
+        yield functools.partial(launched, library().emulator_launches())
 
 
 class _Emulated(TorchDispatchMode):
