@@ -134,7 +134,8 @@ def selective_state_update(
           contiguous, any stride between them. With state_batch_indices B is the number of slots
         x, dt, z, delta_a, out: (B, dim) or (B, T, dim), with heads (B, heads, dim) or (B, T, heads, dim); fp32, bf16 or fp16,
           any strides; out as x
-        A: (dim, N) or (heads, dim, N), fp32, complex64 for a complex state; D, dt_bias: (dim,) or (heads, dim)
+        A: (dim, N) or (heads, dim, N), fp32, complex64 for a complex state
+        D, dt_bias: (dim,) or (heads, dim); fp32, bf16 or fp16
         B, C: (B, N) or (B, G, N), with tokens (B, T, N) or (B, T, G, N); fp32, bf16 or fp16, complex64 for a complex state.
           A group is shared by heads / G heads, without heads by dim / G channels
         state_batch_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has state n

@@ -1,7 +1,7 @@
 """gdn_cuda's operators on CPU tensors, computed by their kernels: `with emulated(): gdn_cuda.selective_scan(…)`.
 
 Each call runs twice, its threads in opposite orders, on memory that ends where nobody can read or write. Both runs give the
-same bits, and change no argument but those that the operator says it writes.
+same bits, and change no memory but the elements of those arguments that the operator says it writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import functools
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,23 +31,24 @@ def library() -> ctypes.CDLL:
     path = emulator_build.library()
     torch.ops.load_library(path)
     loaded = ctypes.CDLL(str(path))
+    loaded.emulator_launches.restype, loaded.emulator_launched.argtypes = ctypes.c_size_t, (ctypes.c_size_t,)
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
     loaded.emulator_launch.argtypes = (ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
     return loaded
 
 
-def launched() -> set[str]:
-    """Kernels with their configurations, of this process."""
-    return set(library().emulator_launched().decode().splitlines())
+def launched(first: int = 0) -> set[str]:
+    """Kernels with their configurations, of this process from a launch on."""
+    return set(library().emulator_launched(first).decode().splitlines())
 
 
 @contextmanager
-def emulated(multiprocessors: int = 132) -> Iterator[None]:
-    """`multiprocessors`: of the device that heuristics choose for."""
+def emulated(multiprocessors: int = 132) -> Iterator[Callable[[], set[str]]]:
+    """`multiprocessors`: of the device that heuristics choose for. Gives what tells the kernels launched since."""
     library().emulator_device(multiprocessors)
     with _Emulated():
-        yield
+        yield functools.partial(launched, library().emulator_launches())
 
 
 class _Emulated(TorchDispatchMode):
@@ -63,13 +64,17 @@ class _Emulated(TorchDispatchMode):
             same = mine.stride() == other.stride() and torch.equal(bits(mine), bits(other))
             assert same, f"{ours}: another order of threads gives other results: a race"
         pairs = [(x, y, is_written) for x, y, is_written in zip(given, after, written, strict=True) if isinstance(x, Tensor)]
-        written_storages = {x.untyped_storage().data_ptr() for x, _, is_written in pairs if is_written}
-        for before, now, is_written in pairs:
-            if is_written:
-                before.copy_(now)
-            elif before.untyped_storage().data_ptr() not in written_storages:
-                assert torch.equal(bytes_of(before), bytes_of(now)), f"{ours}: writes to an argument that it only reads"
+        take_over(pairs, str(ours))
         return results
+
+
+def take_over(pairs: list[tuple[Tensor, Tensor, bool]], operator: str) -> None:
+    """From (argument, its copy after the call, whether it is written): nothing else has changed in their storages."""
+    for before, now, is_written in pairs:
+        if is_written:
+            before.copy_(now)
+    for before, now, _ in pairs:
+        assert torch.equal(bytes_of(before), bytes_of(now)), f"{operator}: writes to memory that it only reads"
 
 
 def _run(operator: Any, given: list[Any], reverse: bool) -> tuple[Any, list[Any]]:

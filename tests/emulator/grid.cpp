@@ -106,7 +106,7 @@ std::map<std::string, Run>& kernels() {
     static std::map<std::string, Run> all;
     return all;
 }
-std::set<std::string> launched;
+std::vector<std::string> launched;
 
 std::string text_of(const uint3& at) {
     return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
@@ -405,7 +405,7 @@ void launch(const std::string& kernel, const std::string& configuration, const S
     if (shape.threads == 0 || shape.threads > kMostThreads)
         throw std::runtime_error(name + ": a block of that size cannot run");
     if (shape.shared_bytes > kSharedBytes) throw std::runtime_error(name + ": more shared memory than a block has");
-    launched.insert(name);
+    launched.push_back(name);
     now.run = found->second;
     now.args = args;
     now.shared_bytes = shape.shared_bytes;
@@ -456,11 +456,15 @@ GDN_HANDLER(divrem_overflow, "a division overflows")
 extern "C" __attribute__((visibility("default"))) void emulator_schedule(unsigned seed, bool reversed) {
     emulator::schedule = {seed, reversed};
 }
-// Names with configurations, a line each.
-extern "C" __attribute__((visibility("default"))) const char* emulator_launched() {
+// How often a kernel was launched, and names with configurations from the first of these launches on, a line each.
+extern "C" __attribute__((visibility("default"))) std::size_t emulator_launches() {
+    return emulator::launched.size();
+}
+extern "C" __attribute__((visibility("default"))) const char* emulator_launched(std::size_t first) {
     static std::string text;
+    const auto& all = emulator::launched;
     text.clear();
-    for (const std::string& name : emulator::launched) text += name + "\n";
+    for (const std::string& name : std::set(all.begin() + static_cast<std::ptrdiff_t>(first), all.end())) text += name + "\n";
     return text.c_str();
 }
 // Launches a kernel alone; returns what it did wrong.

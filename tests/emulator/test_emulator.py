@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 import torch
-from emulated import emulated, library, with_lines
+from emulated import emulated, library, take_over, with_lines
 from guarded import Guarded
 from helpers import rel_rms
 from torch import Tensor
@@ -88,6 +88,17 @@ def test_writes_in_front_of_a_tensor_are_found() -> None:
     ctypes.c_ubyte.from_address(numbers.data_ptr() - 1).value = 0
     with pytest.raises(AssertionError, match="outside of a tensor"):
         memory.check()
+
+
+def test_writes_between_the_elements_of_an_argument_are_found() -> None:
+    pool, copy = torch.zeros(4, 8), torch.zeros(4, 8)
+    copy[:, :6] = 1
+    take_over([(pool[:, :6], copy[:, :6], True)], "fine")
+    assert torch.equal(pool, copy)
+    copy[2, 7] = 1
+    for is_written in (True, False):
+        with pytest.raises(AssertionError, match="memory that it only reads"):
+            take_over([(pool[:, :6], copy[:, :6], is_written)], "faulty")
 
 
 def test_translation() -> None:

@@ -100,17 +100,17 @@ def test_groups(groups: int, last: bool, seed: int) -> None:
     check(selective_inputs(seed, length=70, dim=36, N=16, groups=groups, last=last), seed)
 
 
-@pytest.mark.parametrize("batch, dim, length", [(2, 4, 0), (0, 4, 5), (2, 0, 5)])
+@pytest.mark.parametrize("batch, dim, length, cu_seqlens", [(2, 4, 0, None), (0, 4, 5, None), (2, 0, 5, None), (1, 4, 5, [0])])
+@pytest.mark.parametrize("B", ["varying", "constant"])
 @BOTH_LAYOUTS
-def test_empty_tensors(batch: int, dim: int, length: int, last: bool, seed: int) -> None:
-    x = selective_inputs(seed, batch=batch, dim=dim, length=length, last=last)
+def test_empty_tensors(batch: int, dim: int, length: int, cu_seqlens: list[int] | None, B: str, last: bool, seed: int) -> None:
+    x = selective_inputs(seed, batch=batch, dim=dim, length=length, cu_seqlens=cu_seqlens, B=B, last=last)
     with emulated():
         out, state = scan(**x)
         found = oracle.gradients(scan, x, torch.ones_like(out), torch.ones_like(state))
-    assert out.shape == (batch, dim, length) and state.shape == (batch, dim, 3)
-    if length == 0:
-        assert torch.equal(state, x["initial_state"]) and torch.equal(found["initial_state"], torch.ones_like(state))
-        assert not any(found[k].any() for k in ("A", "D", "delta_bias"))
+    assert out.shape == (batch, dim, length) and not out.any() and state.shape == x["initial_state"].shape
+    assert torch.equal(state, x["initial_state"]) and torch.equal(found.pop("initial_state"), torch.ones_like(state))
+    assert not any(gradient.any() for gradient in found.values())
 
 
 # ---- Memory

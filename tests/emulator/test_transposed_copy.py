@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 import torch
-from emulated import emulated, launched, library, with_lines
+from emulated import emulated, library, with_lines
 from guarded import Guarded
 from selective_checks import check, scan
 from selective_inputs import channels_last, selective_inputs, through
@@ -127,7 +127,7 @@ def test_a_scan_that_returns_u_returns_it(dim: int, length: int, last: bool, dty
     rng = torch.Generator().manual_seed(seed)
     u = torch.randn(2, dim, length, generator=rng).to(dtype)
     u = u if last else channels_last(u)
-    with emulated():
+    with emulated() as launched:
         out, gradient = through(u, last)
     assert torch.equal(out, u) and torch.equal(gradient, u)
     assert not u.numel() or (out.mT if last else out).is_contiguous()

@@ -190,10 +190,12 @@ Gradients launch_backward(const SelectiveScanBackwardCall& call, const PreparedB
         into = written_rows(made, prepared.scan);
         return made;
     };
+    const bool nothing_to_sum = prepared.scan.inputs.dim == 0 || prepared.scan.inputs.sequences == 0;
     // Contiguous, as the argument; read as the argument is.
     const auto coefficients = [&](const Tensor& of, const Coefficients& as, Coefficients& into) {
         const View view(of);
-        const Tensor made = torch::stable::new_empty(of, sizes_of(view));
+        Tensor made = torch::stable::new_empty(of, sizes_of(view));
+        if (nothing_to_sum) torch::stable::zero_(made);
         const int64_t reals = is_complex(*dtype_of(view)) ? 2 : 1, pair = prepared.scan.is_complex;
         const int64_t last = view.size(-1) * reals, n = view.size(-2);
         into = as;

@@ -10,10 +10,11 @@ import torch
 from step_cases import COMPLEX, REAL, check, close, draws, of_layers, simplified
 from torch import Tensor
 
-from gdn_cuda import selective_state_update, simplified_state_update
+from gdn_cuda import _C, selective_state_update, simplified_state_update
 from gdn_cuda.scan.simplified_step import _inputs as simplified_inputs
 
 STATES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+DTYPES = dict(zip(STATES, ("f32", "bf16", "f16", "c64"), strict=True))
 HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 
@@ -197,6 +198,38 @@ def test_a_sequence_has_the_same_bits_in_any_batch(seed: int) -> None:
     one = {name: y[:1].clone() if isinstance(y, Tensor) and y.shape[0] == 300 else y for name, y in x.items()}
     assert torch.equal(selective_state_update(**x)[:1], selective_state_update(**one))
     assert torch.equal(x["state"][:1], one["state"])
+
+
+def problem_of(x: dict[str, Any]) -> str:
+    """What the heuristic of selective_state_update sees, of one token with bf16 inputs and rows of whole 16-byte units."""
+    batch, dim, N = x["state"].shape
+    plain = x["discretization"] == "mamba" and "delta_a" not in x and not x["state"].is_complex() and N % 8 == 0
+    return (
+        f"{{.sequences = {batch}, .tokens = 1, .groups = 1, .group_rows = {dim}, .columns = {N}, "
+        f".state = DType::{DTYPES[x['state'].dtype]}, .aligned = true, .near = true, .plain = {str(plain).lower()}}}"
+    )
+
+
+@pytest.mark.parametrize("N, state", [(N, s) for N in (4, 16, 40, 128, 256) for s in STATES if N * s.itemsize % 16 == 0])
+def test_both_kernels_and_any_number_of_sequences_a_block_give_the_same_bits(N: int, state: torch.dtype, seed: int) -> None:
+    device = _C.driver()["devices"][torch.cuda.current_device()]
+    for name in COMPLEX if state.is_complex else REAL:
+        x = on_gpu(seed, name, batch=9, dim=70, N=N, state=state, io=torch.bfloat16)
+        if name == "mamba":
+            del x["delta_a"]
+        problem = problem_of(x)
+        results = []
+        for choice in _C.tuned_candidates("scan/selective_step", problem, device):
+            _C.tuned_attempt("scan/selective_step", problem, choice, device)
+            try:
+                given = x | {"state": x["state"].clone()}
+                results.append((selective_state_update(**given), given["state"]))
+                assert _C.tuned_attempted("scan/selective_step", device["ordinal"])
+            finally:
+                _C.tuned_forget()
+        assert len(results) == 5  # the direct kernel, and blocks of 1 to 8 sequences
+        for mine, wanted in zip(results[1:], results[:1] * 4, strict=True):
+            assert all(torch.equal(*both) for both in zip(mine, wanted, strict=True))
 
 
 def test_equal_calls_give_equal_bits(seed: int) -> None:

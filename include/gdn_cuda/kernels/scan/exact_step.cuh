@@ -153,7 +153,8 @@ __device__ __forceinline__ ExactStep<Complex> exact_step(float delta, float delt
         const Complex z = A * delta_a, one{1.f, 0.f};
         result.decay.offset = fmaxf(fabsf(z.re), fabsf(z.im)) < kSmall;
         result.decay.rate = quotient(result.decay.offset ? z : one + z * 0.5f, one - z * 0.5f);
-        result.gain = quotient({delta, 0.f}, one - A * (0.5f * delta));
+        const float half = 0.5f * delta;  // products by fma, as those of ComplexNumber
+        result.gain = quotient({delta, 0.f}, {fmaf(-half, A.re, 1.f), -half * A.im});
     } else {
         const Exponent z = Exponent::of(delta_a, A);
         result.decay = exact_exp(z);
