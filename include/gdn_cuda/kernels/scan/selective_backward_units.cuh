@@ -53,7 +53,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
     __device__ __forceinline__ bool is_plain(int tokens) const {
         return shape_of(tokens) == Shape::tokens && in.delta_a.data == nullptr && args.io != DType::f16;
     }
-    // Of a thread; `tokens` are in the tile. Lanes meet in no bank of a tile.
+    // A thread's i-th unit; `tokens`: how many are in the tile. Tiles are read and written without bank conflicts.
     template <DType kType>
     __device__ __forceinline__ static PlainUnit<kType> plain_unit(int i) {
         const unsigned thread = thread_again();
@@ -78,7 +78,8 @@ struct BackwardUnits : BackwardBlock<kConfig> {
 
     // ---- Tiles
 
-    // Calls with each element's number, channel and place in a row. What is added to a channel or a token carries into nothing.
+    // Calls with each element's number, channel and place in a row. What is added to the unit's channel or token does not carry
+    // into its bits, so an XOR adds it to the place.
     template <class F>
     __device__ __forceinline__ static void each_element(const Unit& unit, const F& call) {
         const int row = in_row(unit.channel, unit.token);
