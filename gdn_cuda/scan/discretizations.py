@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+SOFTPLUS_THRESHOLD = 20.0  # of the step sizes: above it softplus is the identity
 _SMALL = 0.05  # below it the series of (e^z − 1) / z is exact to fp64
 
 

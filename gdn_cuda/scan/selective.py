@@ -11,7 +11,7 @@ from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, draw, example, of_operator, random
 from ..operators.gradients import under_transforms
-from . import selective_reference as reference
+from . import reference_selective as reference
 from .first_order import first_order
 from .layout import empty_rows
 from .mapped import Mapped

@@ -18,9 +18,8 @@ from ..operators.examples import draw as drawn
 from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
 from ..operators.schema import refuse
 from ..operators.state_slots import accepted_column, check_slots, gather_states, is_slot
-from .discretizations import TRANSITIONS
+from .discretizations import SOFTPLUS_THRESHOLD, TRANSITIONS
 
-SOFTPLUS_THRESHOLD = 20.0
 _NAME = "selective_state_update"
 
 

@@ -1,5 +1,5 @@
-// Selective and simplified scans: gdn_cuda/scan has the formulas, docs/scan.md the edge cases. The state is fp32. Gradients are
-// Python's.
+// Selective and simplified scans: gdn_cuda/scan has the formulas, docs/scan.md the edge cases. The state is fp32. Gradients
+// exist in Python only.
 #pragma once
 
 #include <array>
@@ -102,8 +102,8 @@ struct GDN_HOLDS_TENSORS S7Scan {
 // (out, last state)
 std::tuple<Tensor, Tensor> s7_scan(const S7Scan& arguments);
 
-// u, delta: (B, D, L); A: (D, N), in (0, 1); initial_state: (B or sequences, D, N); reset: (B, L) int32
-// or int64, which is not 0 where a sequence begins.
+// u, delta: (B, D, L); A: (D, N), in (0, 1); initial_state: (B or sequences, D, N); reset: (B, L) int32 or int64, which is not
+// 0 where a sequence begins.
 struct GDN_HOLDS_TENSORS RglruScan {
     Given u, delta, A;
     OptionalTensor initial_state = {}, cu_seqlens = {}, reset = {};

@@ -77,6 +77,18 @@ def test_mixed_layouts_of_rglru_off_16_bytes(channels_last: bool, seed: int) -> 
     rglru_check(Inputs(x.u[..., 1:].detach(), other[..., 1:].detach(), x.A, x.options))
 
 
+def test_a_channel_of_a_wider_tensor(seed: int) -> None:
+    """One channel of (B, L, D) is a transposed view for the kernels as for the shape function: its tiles are as short."""
+    x = inputs(2, 3, 300, 2, seed, channels_last=True, initial=True)
+    start = x.options["initial_state"][:, :1].contiguous()
+    given = x.u.detach()[:, :1], x.delta.detach()[:, :1], x.A[:1], start, None, None, False, None
+    expected = torch.ops.gdn_cuda.rglru_scan(*given)
+    with emulated():
+        found = torch.ops.gdn_cuda.rglru_scan(*given)
+    assert [y.shape for y in found] == [y.shape for y in expected]
+    compare(found, expected)
+
+
 @pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 150], [200, 0], [0, 0]])
 @BOTH_LAYOUTS
 def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], channels_last: bool, seed: int) -> None:

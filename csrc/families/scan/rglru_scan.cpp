@@ -2,9 +2,11 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/scan.hpp>
+#include <vector>
 
 #include "../../operators/operator.hpp"
 #include "gated_checks.hpp"
+#include "layout.hpp"
 #include "rglru.hpp"
 #include "rglru_backward.hpp"
 
@@ -111,7 +113,7 @@ PreparedRglru prepare_rglru(const RglruCall& call) {
     args.states = static_cast<int>(A.size(1));
     args.sequences = check.count("cu_seqlens", "sequences", prepared.sequences);
     args.first_multiplier = x.first_multiplier;
-    prepared.problem = {.io = io, .channels_last = channels_are_last(u), .states = A.size(1)};
+    prepared.problem = {.io = io, .channels_last = layout_of(u) == Layout::channels, .states = A.size(1)};
     const RglruConfig config = rglru_config(prepared.problem);
     args.tiles = static_cast<int>(ceil_div(args.tokens, config.tile()));
     check.grid("u", rglru_blocks(config, args.batches, args.channels));
@@ -152,7 +154,7 @@ PreparedRglruBackward prepare_rglru_backward(const RglruBackwardCall& call) {
 
 std::tuple<Tensor, Tensor, Tensor> run_rglru(const RglruCall& call) {
     PreparedRglru prepared = prepare_rglru(call);
-    const Tensor out = empty_in_layout(call.scan.u, prepared.u),
+    const Tensor out = empty_rows(call.scan.u, layout_of(prepared.u)),
                  checkpoints = torch::stable::new_empty(call.scan.A, prepared.checkpoints_shape());
     Tensor last = torch::stable::new_empty(call.scan.A, prepared.states_shape());
     if (call.scan.cu_seqlens) torch::stable::zero_(last);  // offsets that lie may leave out sequences
@@ -171,7 +173,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_rglru_backward(const RglruBackwar
     const PreparedRglru& forward = prepared.forward;
     const RglruScan& x = call.call.scan;
     const RglruConfig config = rglru_backward_config(forward.problem);
-    const Tensor of_u = empty_in_layout(x.u, forward.u), of_delta = empty_in_layout(x.u, forward.u);
+    const Tensor of_u = empty_rows(x.u, layout_of(forward.u)), of_delta = empty_rows(x.u, layout_of(forward.u));
     const std::vector<int64_t> none{0}, sums_shape{forward.u.size(0), forward.u.size(1), forward.A.size(1), config.warps()};
     const Tensor sums = torch::stable::new_empty(x.A, sums_shape);
     Tensor of_initial = torch::stable::new_empty(x.A, x.initial_state ? forward.states_shape() : none);

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <gdn_cuda/scan.hpp>
+#include <vector>
 
 #include "../../operators/operator.hpp"
 #include "gated_checks.hpp"
@@ -30,7 +31,7 @@ struct S7BackwardCall {
     }
 };
 
-S7Rows lines_of(const View& view) {
+S7Rows s7_rows_of(const View& view) {
     if (!view.defined()) return {};
     return {view.data, view.stride(0), view.stride(1)};
 }
@@ -110,9 +111,9 @@ void multiply(const PreparedS7& p, bool of_input, const S7Matrix& matrix, const 
               const View& bias, const View& out, const Target& target) {
     S7Product::run({p.io, of_input},
                    {.matrix = matrix,
-                    .vector = lines_of(vector),
-                    .bias = lines_of(bias),
-                    .out = lines_of(out),
+                    .vector = s7_rows_of(vector),
+                    .bias = s7_rows_of(bias),
+                    .out = s7_rows_of(out),
                     .rows = p.count(out.size(1)),
                     .columns = p.count(vector.size(1)),
                     .tokens = p.count(p.L),
@@ -132,7 +133,7 @@ std::tuple<Tensor, Tensor, Tensor> run_s7(const S7Call& call) {
     const Target target = target_of(call.name, p.u);
     multiply(p, true, matrix_of(p.B), p.B, p.u, p.bias, x, target);
     S7States::run({p.io, false},
-                  {.A = lines_of(p.A),
+                  {.A = s7_rows_of(p.A),
                    .states = static_cast<float*>(x.data),
                    .last = static_cast<float*>(memory_of(last)),
                    .rows = p.count(p.N),
@@ -155,7 +156,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_s7_backward(const S7Backw
     const Target target = target_of(call.name, p.u);
     multiply(p, true, transposed(matrix_of(p.C)), p.C, grad, {}, g, target);
     S7States::run({p.io, true},
-                  {.A = lines_of(p.A),
+                  {.A = s7_rows_of(p.A),
                    .states = static_cast<float*>(x.data),
                    .grads = static_cast<float*>(g.data),
                    .grad_last = grad_last.defined() ? static_cast<const float*>(grad_last.data) : nullptr,
@@ -166,8 +167,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_s7_backward(const S7Backw
     multiply(p, false, transposed(matrix_of(p.B)), p.B, g, {}, to_u, target);
     const auto outer = [&](const View& states, const View& inputs, const S7Matrix& to, const View& out) {
         S7Outer::run({p.io},
-                     {.states = lines_of(states),
-                      .inputs = lines_of(inputs),
+                     {.states = s7_rows_of(states),
+                      .inputs = s7_rows_of(inputs),
                       .out = to,
                       .states_count = p.count(p.N),
                       .inputs_count = p.count(p.H),

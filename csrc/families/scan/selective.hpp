@@ -8,18 +8,13 @@
 #include <optional>
 
 #include "../../operators/tensor.hpp"
+#include "layout.hpp"
 
 namespace gdn_cuda::scan {
 
 inline constexpr i64 kMostStride = (i64{1} << 31) - 1;  // in bytes, of tokens and states
 
-// Which elements of u and what is shaped like it are neighbours in memory. A kernel takes one layout.
-enum class Layout : int { tokens, channels };
-// The channels are: the transposed view of (B, L, D). One token in a contiguous tensor counts as such, too.
-inline Layout layout_of(const View& rows) {
-    return rows.strides[1] == 1 && !(rows.size(2) > 1 && rows.strides[2] == 1) ? Layout::channels : Layout::tokens;
-}
-// The others are copied.
+// Of u and what is shaped like it: tensors in the other layout are copied.
 inline bool kernels_can_read_rows(const View& rows, Layout layout) {
     if (rows.numel() == 0) return true;
     if (layout == Layout::tokens) return rows.size(2) <= 1 || rows.strides[2] == 1;

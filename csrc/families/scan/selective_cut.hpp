@@ -26,7 +26,7 @@ struct CutLaunch {
     double alone, work = 1;
 };
 
-// Of the multiprocessor with the most blocks, for each token of a block.
+// How long the multiprocessor with the most blocks takes, for each token of a block.
 inline double time_of_blocks(i64 blocks, int multiprocessors, const CutLaunch& launch) {
     const auto time = [&](i64 together) {
         return together == 0 ? 0. : std::max(static_cast<double>(together), 1 / launch.alone);
@@ -50,7 +50,7 @@ inline Pieces cut_into(const CutProblem& problem, int parts) {
 // What a cut costs, and is worth.
 struct CutCost {
     double more;      // how many times as long a token takes
-    double worth;     // the share of the time without, at most
+    double worth;     // the largest share of the time without a cut that is worth it
     double launches;  // in the unit of CutLaunch::work
 };
 
@@ -58,7 +58,7 @@ struct CutCost {
 template <class Launch>
 Pieces choose_cut(const CutProblem& problem, const Launch& launch, int multiprocessors, const CutCost& cost, int wanted) {
     if (wanted > 0) return cut_into(problem, wanted);
-    constexpr double kBefore = 32, kOfPiece = 2;  // tokens that a block could take while it begins, and takes a piece before it
+    constexpr double kBefore = 32, kOfPiece = 2;  // in tokens: what it takes to begin a piece, and to pass one before it
     const i64 alike = problem.packed ? problem.tokens / std::max<i64>(problem.sequences, 1) : problem.tokens;
     const i64 most = std::min<i64>(alike / kStateChunk, kMostPieces);
     const double whole = static_cast<double>(alike) * time_of_blocks(launch(1).blocks, multiprocessors, launch(1));
@@ -66,7 +66,7 @@ Pieces choose_cut(const CutProblem& problem, const Launch& launch, int multiproc
     double best_time = whole * cost.worth;
     const CutLaunch many = launch(kMostPieces);
     if (cost.more * static_cast<double>(alike * many.blocks) / multiprocessors * many.work > best_time)
-        return best;  // even at full rate
+        return best;  // no cut is worth it, even at the full rate
     for (int parts = 2; parts <= most; ++parts) {
         const CutLaunch cut = launch(parts);
         const Pieces candidate = cut_into(problem, parts);

@@ -74,8 +74,8 @@ inline std::string explain_selective_forward(const SelectiveForwardProblem& prob
 inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int dim, int span) {
     return i64{dim} / span * ceil_div(span, config.channels());
 }
-// A cut takes 1.5 times as long for a token, as every state passes it twice, and 8 µs of launches, in which an H200 takes 7000
-// tokens of a channel a multiprocessor: so it has to find most of the GPU idle, for long.
+// With a cut a token takes 1.5 times as long, as it is walked twice, and there are 8 µs of launches, in which a multiprocessor
+// of an H200 walks 7000 tokens of a channel. So a cut pays only where most of the GPU would be idle, for long.
 inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes, int dim, int span,
                                        const jit::DeviceTraits& device, int wanted) {
     constexpr CutCost kCost{.more = 1.5, .worth = 0.95, .launches = 7000};

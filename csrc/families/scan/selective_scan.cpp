@@ -47,12 +47,6 @@ Tensor dense(const Tensor& x) {
 std::vector<int64_t> sizes_of(const View& view) {
     return {view.sizes, view.sizes + view.rank};
 }
-// Dense.
-Tensor empty_rows(const Tensor& like, Layout layout) {
-    const View view(like);
-    if (layout == Layout::tokens) return torch::stable::new_empty(like, sizes_of(view));
-    return torch::stable::transpose(torch::stable::new_empty(like, {view.size(0), view.size(2), view.size(1)}), 1, 2);
-}
 // In a layout in which the strides of `rows` are one along the other of channels and tokens.
 Tensor transposed(const Tensor& rows, Layout layout, const Target& target) {
     const View from(rows);

@@ -111,8 +111,8 @@ PreparedStep prepare_step(const SelectiveStateUpdate& arguments) {
                 heads ? fmt::format("(…, heads={}, dim={}) to match state", state.size(1), state.size(2))
                       : fmt::format("(…, dim={}) to match state", state.size(1)),
                 shape_text(x));
-    GDN_REQUIRE(check, state.size(-1) >= 1 && state.size(-1) <= kMostStates, "state",
-                fmt::format("N from 1 to {}", kMostStates), shape_text(state));
+    GDN_REQUIRE(check, state.size(-1) >= 1 && state.size(-1) <= kMaxStates, "state", fmt::format("N from 1 to {}", kMaxStates),
+                shape_text(state));
     GDN_REQUIRE(
         check,
         !complex || (arguments.discretization != Discretization::s7 && arguments.discretization != Discretization::rglru),

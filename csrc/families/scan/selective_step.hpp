@@ -14,8 +14,6 @@
 
 namespace gdn_cuda::scan {
 
-inline constexpr int kMostStates = 256;  // N
-
 struct SelectiveStepProblem {
     i64 sequences, tokens;
     int groups, group_rows;
@@ -23,8 +21,7 @@ struct SelectiveStepProblem {
     DType state;
     bool aligned;  // rows consist of 16-byte units, and start on them
     bool near;     // no tensor but the states extends over 2^31 bytes, and a sequence's slot keeps its last state
-
-    bool plain;  // SelectiveStepArgs::plain
+    bool plain;    // SelectiveStepArgs::plain
 
     constexpr bool operator==(const SelectiveStepProblem&) const = default;
 
@@ -49,7 +46,7 @@ using SelectiveStepWinners = Winners<SelectiveStepProblem, SelectiveStepChoice>;
 
 // Long rows have more numbers a lane, as what a lane does for a row counts; a row's lanes still take at least 64 bytes at once.
 constexpr SelectiveStepConfig selective_step_config(DType state, bool aligned, int columns) {
-    if (!aligned) return {.state = state, .vector = 1, .vectors = kMostStates / 32};
+    if (!aligned) return {.state = state, .vector = 1, .vectors = kMaxStates / 32};
     const int vector = 16 / bytes_of(state);
     return {.state = state, .vector = vector, .vectors = columns < 16 * vector ? 1 : bytes_of(state) == 2 ? 2 : 4};
 }
@@ -63,20 +60,20 @@ inline i64 selective_step_blocks_in_all(const SelectiveStepProblem& problem, con
     return blocks[0] * blocks[1] * blocks[2];
 }
 
-// Of a multiprocessor, such that nothing is faster. A plain call has few instructions for each lane, the fewer for a number the
-// more numbers a lane has; of 16 bits, a number is few bytes.
+// Up to so many blocks a multiprocessor, scan/selective_step_direct is the faster kernel, as measured. More in a plain call,
+// which takes few instructions; fewer of 16-bit states, which have half the bytes for as many instructions.
 constexpr i64 most_direct_blocks(const SelectiveStepProblem& problem, const SelectiveStepConfig& config) {
     if (!problem.plain) return 10;
     if (bytes_of(problem.state) == 2) return 40;
     return config.vectors == 1 ? 80 : kMostBlocks[0];
 }
 
-// Of few sequences latency counts. Otherwise a block takes as many as leave the GPU full once: they share A, and what later
-// ones need is loaded while others move on.
+// With few blocks latency bounds a step: the direct kernel. Otherwise a block takes as many sequences as leave the GPU full
+// once: they share A, and what later ones need is loaded while others are computed.
 inline SelectiveStepChoice selective_step_choice(const SelectiveStepProblem& problem, const jit::DeviceTraits& device,
                                                  const SelectiveStepWinners* winners = nullptr) {
     if (const auto* winner = find(winners, problem)) return winner->choice;
-    constexpr i64 kBlocks = 7;  // of two multiprocessors
+    constexpr i64 kBlocks = 7;  // that fill two multiprocessors
     const SelectiveStepConfig config = selective_step_config(problem.state, problem.aligned, problem.columns);
     // Where a lane has several vectors of a row, none of them is empty.
     const auto units = static_cast<unsigned>(ceil_div(problem.columns, problem.aligned ? config.elements() : 1));

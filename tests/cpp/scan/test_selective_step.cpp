@@ -14,7 +14,7 @@ namespace {
 
 SelectiveStepProblem random_step(Random& random) {
     const DType state = random.one_of({DType::f32, DType::bf16, DType::f16, DType::c64});
-    const int columns = static_cast<int>(random.size(kMostStates));
+    const int columns = static_cast<int>(random.size(kMaxStates));
     return {.sequences = random.size(4096),
             .tokens = random.one_of({1, 1, 2, 8}),
             .groups = static_cast<int>(random.size(16)),

@@ -63,6 +63,7 @@ def test_what_fills_the_machine_is_not_cut_forward(shape: Shape) -> None:
 def test_short_sequences_are_not_cut() -> None:
     for length in (0, 1, 64, 127):
         assert pieces(Shape(1, 16, length)) == (1, 0)
+    assert pieces(Shape(1, 1536, 512)) == (1, 0)  # a prompt: the launches of a cut would take longer
 
 
 def test_backward_is_cut_where_forward_is_not_worth_it() -> None:

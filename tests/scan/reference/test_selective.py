@@ -12,7 +12,7 @@ from selective_inputs import Draw, selective_inputs
 from torch import Tensor
 
 import gdn_cuda
-from gdn_cuda.scan import discretizations, selective_reference
+from gdn_cuda.scan import discretizations, reference_selective
 
 ROUNDING = 1e-6  # of fp32 inputs and results
 KINDS = [(name, False) for name in DISCRETIZATIONS] + [(name, True) for name in DISCRETIZATIONS if name not in REAL_ONLY]
@@ -63,7 +63,7 @@ def test_other_dtypes(dtype: torch.dtype, bound: float, wide_coefficients: bool,
 
 
 def test_a_batch_in_several_blocks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(selective_reference, "_BLOCK", 2 * 4 * 3 * 64)
+    monkeypatch.setattr(reference_selective, "_BLOCK", 2 * 4 * 3 * 64)
     check(selective_inputs(seed, batch=5), seed)
 
 

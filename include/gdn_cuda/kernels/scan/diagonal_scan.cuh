@@ -2,7 +2,8 @@
 //
 // A block has one row, that is one state of one sequence, or a part of it; its threads lie along time, with four tokens each
 // (row_scan.cuh). Ā and f are made in registers, in fp64 as all of the scan, so that phases and decays near one add up exactly.
-// Where few rows share out a long sequence, scan/diagonal_scan_parts has made the maps of the parts before this one.
+// Where several blocks share a row, scan/diagonal_scan_parts has run before; the maps that it wrote give the state before a
+// part.
 //
 // Shared memory: the warps' maps, twice. Bound: 16 bytes a token, 20 with a step size that varies, of device memory, against 40
 // or 75 fp64 operations, of which data-center GPUs do 64 (Hopper) or 32 (Ampere) a clock and multiprocessor. GPUs with less

@@ -18,8 +18,8 @@ struct DiagonalScanPartsConfig {
 
 struct DiagonalScanPartsArgs {
     DiagonalInputs inputs;  // in reverse, `input` is the gradient of x
-    double* maps =
-        nullptr;  // (rows, parts, 4): the complex a and b of the map x -> a x + b of each part but the last one scanned
+    // (rows, parts, 4): the complex a and b of the map x -> a x + b of each part but the one that is scanned last
+    double* maps = nullptr;
 };
 
 }  // namespace gdn_cuda::scan

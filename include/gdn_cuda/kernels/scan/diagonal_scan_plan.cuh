@@ -1,4 +1,4 @@
-// Configuration, shared memory and arguments of scan/diagonal_scan, for host and device.
+// Configuration and arguments of scan/diagonal_scan, for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/diagonal_inputs.cuh>

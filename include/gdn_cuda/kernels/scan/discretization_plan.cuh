@@ -9,6 +9,8 @@ enum class Discretization : int { mamba, zoh, bilinear, dirac, s7, rglru };
 
 namespace scan {
 
+inline constexpr int kMaxStates = 256;  // N, of a selective scan and of its step
+
 // What a kernel is compiled for: mamba and dirac differ in the input alone.
 enum class Transition : int { exponential, zoh, bilinear, s7, rglru };
 

@@ -1,4 +1,4 @@
-// Configuration and arguments of scan/rglru and scan/rglru_backward, for host and device.
+// Configuration, shared memory and arguments of scan/rglru and scan/rglru_backward, for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>

@@ -7,14 +7,12 @@
 //
 // Numbers: float, double, and ComplexNumber of either. Products of many decays near one need double: in fp32 a decay of
 // 1 - 1e-7 is off by a fifth of its distance from one, and a phase by 4e-8 rad a step, which add up over 65536 tokens. In
-// double the rounding errors of a whole row stay below 1e-11. A real decay e^z is exact enough as 1 + double(expm1f(z)), for z
-// > -0.5.
+// double the rounding errors of a whole row stay below 1e-11.
 //
 // Reverse time, as gradients need it: dx_t = g_t + conj(a_{t+1}) dx_{t+1} is this recurrence if the caller numbers tokens from
 // the end, with conj(a_{t+1}) as the decay of token t.
 //
-// Tokens past the end of a row are RowMap::identity(). A map with a = 0 is a reset; where the state before it may be infinite
-// or NaN and must not come through, kForgets drops it by a comparison (0 times infinity is NaN).
+// Tokens past the end of a row are RowMap::identity(). A map with a = 0 is a reset of a finite state.
 #pragma once
 
 #include <gdn_cuda/kernels/common/complex.cuh>
@@ -33,14 +31,6 @@ __device__ __forceinline__ ComplexNumber<Real> fused(const ComplexNumber<Real>& 
     return b.plus(a, x);
 }
 template <class Real>
-__device__ __forceinline__ bool is_zero(const Real& x) {
-    return x == Real{0};
-}
-template <class Real>
-__device__ __forceinline__ bool is_zero(const ComplexNumber<Real>& x) {
-    return x.re == Real{0} && x.im == Real{0};
-}
-template <class Real>
 __device__ __forceinline__ Real shuffled_up(const Real& x, int lanes) {
     return __shfl_up_sync(0xffffffffu, x, lanes);
 }
@@ -50,35 +40,32 @@ __device__ __forceinline__ ComplexNumber<Real> shuffled_up(const ComplexNumber<R
 }
 
 // x -> a x + b
-template <class Number, bool kForgets = false>
+template <class Number>
 struct RowMap {
     Number a, b;
 
     __device__ __forceinline__ static RowMap identity() {
         return {{1}, {0}};  // a complex number's imaginary part is 0
     }
-    __device__ __forceinline__ Number operator()(const Number& x) const {
-        if (kForgets && is_zero(a)) return b;
-        return fused(a, x, b);
-    }
+    __device__ __forceinline__ Number operator()(const Number& x) const { return fused(a, x, b); }
     // This map, then `next`.
     __device__ __forceinline__ RowMap then(const RowMap& next) const { return {next.a * a, next(b)}; }
 };
 
 // ---- The scan
 
-template <class Number, int kWarps, bool kForgets = false>
+template <class Number, int kWarps>
 struct RowScanSharedPlan {
-    RowMap<Number, kForgets> of_warp[2][kWarps];  // by turns, so that one barrier a tile is enough
+    RowMap<Number> of_warp[2][kWarps];  // by turns, so that one barrier a tile is enough
 };
 
 // One object per thread. All threads of the block call the same functions in the same order.
-template <class Number, int kThreads, int kTokens, bool kForgets = false>
+template <class Number, int kThreads, int kTokens>
 struct RowScan {
     static constexpr int kWarps = kThreads / 32, kTile = kThreads * kTokens;
     static_assert(kThreads % 32 == 0);
-    using Map = RowMap<Number, kForgets>;
-    using Plan = RowScanSharedPlan<Number, kWarps, kForgets>;
+    using Map = RowMap<Number>;
+    using Plan = RowScanSharedPlan<Number, kWarps>;
 
     Plan& shared;
     Number state;  // before the next tile; the same in every thread

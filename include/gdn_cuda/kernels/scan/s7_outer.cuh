@@ -1,7 +1,7 @@
 // scan/s7_outer: out_ij = p_i q_j for every batch and token, the gradients of B and C; p is of states and q of inputs.
 //
-// A thread has 16 bytes of tokens of four states and goes over the inputs. A block has 128 threads along time. No shared
-// memory.
+// A thread has 16 bytes of tokens of four states. The four warps of a block have the same tokens, and every fourth input each.
+// No shared memory.
 //
 // Bound: memory, the matrix written once.
 #pragma once

@@ -18,7 +18,7 @@ struct S7Matrix {
 
 inline constexpr int kS7Threads = 128;
 inline constexpr int kS7Rows = 4;                 // of a thread: they share what it loads of columns
-inline constexpr int kS7Warps = kS7Threads / 32;  // of products: they take columns by turns
+inline constexpr int kS7Warps = kS7Threads / 32;  // of products: each takes every fourth column
 
 // ---- Products and outer products
 

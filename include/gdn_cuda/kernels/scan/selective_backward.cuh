@@ -14,7 +14,7 @@
 //     writes the gradients of u, delta, z and delta_a.      selective_backward_elements.cuh
 //
 // A block has 8 to 32 channels in front of four warps. A channel's states are on a few neighbouring lanes, some on each, which
-// keep poles, states and what comes back in registers (selective_backward_states.cuh). States beyond one group take further
+// keep poles, states and their gradients in registers (selective_backward_states.cuh). States beyond one group take further
 // launches, which add to `earlier`. All sums have a fixed order; selective_backward_sums adds up those of the blocks.
 //
 // Bound: instructions, and shared memory half as much. Of bf16 with 16 real states, z and softplus, 35 an update of a state: 4

@@ -8,11 +8,9 @@
 
 namespace gdn_cuda::scan {
 
-// threadIdx.x, such that what follows from it is computed where it is used: kept through the walk, it would cost registers.
+// threadIdx.x, such that what is computed from it is computed where it is used: kept through the walk, it would take registers.
 __device__ __forceinline__ unsigned thread_again() {
-    unsigned thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));
-    return thread;
+    return opaque(threadIdx.x);
 }
 
 template <SelectiveBackwardConfig kConfig>
@@ -60,8 +58,8 @@ struct BackwardBlock {
     // ---- Tiles: channels × tokens, in fp32
 
     using Tile = float (*)[kStateChunk];
-    // Four tokens at a time lie elsewhere in each of eight neighbouring channels, and in each eighth one, so that lanes along
-    // either do not meet in a bank.
+    // Groups of four tokens are swizzled by the channel, differently for eight neighbouring channels and for channels eight
+    // apart, so that lanes along either have no bank conflicts.
     __device__ __forceinline__ static int swizzle(int channel) { return ((channel ^ channel >> 3) & 7) << 2; }
     __device__ __forceinline__ static int in_row(int channel, int token) { return token ^ swizzle(channel); }
     __device__ __forceinline__ static float4 four(const float (*tile)[kStateChunk], int channel, int token) {
@@ -120,7 +118,7 @@ struct BackwardBlock {
         store_numbers(to, sum);
     }
 
-    // What comes out of shared memory could be an address of any memory.
+    // The compiler cannot know which memory an address points to that was read from shared memory.
     __device__ __forceinline__ static char* global(char* address) {
         __builtin_assume(__isGlobal(address));
         return address;

@@ -1,4 +1,4 @@
-// What a lane of scan/selective_backward keeps of a channel: poles, the state, what comes back, and sums over the sequence. It
+// What a lane of scan/selective_backward keeps of a channel: poles, the state, its gradient, and sums over the sequence. It
 // begins with the gradient of the last state and ends as the gradients of the initial state, of A, and of constant B and C.
 #pragma once
 

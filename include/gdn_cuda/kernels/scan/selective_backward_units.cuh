@@ -58,7 +58,7 @@ struct BackwardUnits : BackwardBlock<kConfig> {
                args.io != DType::f16;
     }
     __device__ __forceinline__ bool is_plain_along_tokens(int tokens) const { return args.along_tokens && is_plain(tokens); }
-    // Of a thread; `tokens` are in the tile. Lanes meet in no bank of a tile.
+    // A thread's i-th unit; `tokens`: how many are in the tile. Tiles are read and written without bank conflicts.
     static constexpr unsigned kColumn = kChannels / 4;  // vectors
     template <DType kType, Shape kShape>
     __device__ __forceinline__ static PlainUnit<kType, kShape> plain_unit(int i) {
@@ -87,7 +87,8 @@ struct BackwardUnits : BackwardBlock<kConfig> {
 
     // ---- Tiles
 
-    // Calls with each element's number, channel and place in a row. What is added to a channel or a token carries into nothing.
+    // Calls with each element's number, channel and place in a row. What is added to the unit's channel or token does not carry
+    // into its bits, so an XOR adds it to the place.
     template <class Unit, class F>
     __device__ __forceinline__ static void each_element(const Unit& unit, const F& call) {
         const int row = in_row(unit.channel, unit.token);

@@ -1,7 +1,7 @@
 // The walk of scan/selective_backward through a chunk. A lane walks its states forward, keeping those before every eight tokens
 // (checkpoints, in shared memory). From the last eight tokens to the first, it walks them again, with all states and decays in
-// registers, and goes back through them: what comes back, dx, meets the state before a token and the one after it, which is all
-// that the gradients of the token need.
+// registers, and goes back through them: dx and the states before and after a token are all that the gradients of the token
+// need.
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
@@ -23,8 +23,8 @@ struct BackwardWalk : BackwardBlock<kConfig> {
 
     BackwardSums<kConfig> sums;
 
-    // Rows of B or C in shared memory: of the tokens of the tile, or the same one for each. By index, as a pointer to one of
-    // two arrays would be read as if to any memory.
+    // Rows of B or C in shared memory: one for each token of the tile, or the same one for all. An index, as the compiler uses
+    // generic loads for a pointer to one of two arrays.
     struct TokenRows {
         int first, pitch;
     };

@@ -3,14 +3,14 @@
 // A block of 128 threads walks the tokens of a sequence tile by tile, for 16 or 32 channels. Per tile, each thread prepares
 // eight elements, along tokens or along channels as they lie in memory: u and δ become the step and the input of the
 // recurrence, in fp32 in shared memory, beside the tile's B and C, which all channels of the block use. Then a channel's states
-// are on a few lanes, some on each; a lane takes its states through the tile token by token, and the Σ C x of its states go to
-// shared memory, four tokens at a time. The thread that prepared an element adds them up and stores the output. What the next
-// tile needs from memory is in flight meanwhile. States beyond lanes × states a lane take further passes over the tile.
+// are on a few lanes, some on each; a lane takes its states through the tile token by token, and the Σ C x of its states goes
+// to shared memory, four tokens at a time. The thread that prepared an element adds them up and stores the output. What the
+// next tile needs from memory is in flight meanwhile. States beyond lanes × states a lane take further passes over the tile.
 //
 // Bound: instructions, the special function unit and shared memory alike. A state and token takes, for a warp, an exponential,
 // which is 8 cycles of a scheduler; 9 instructions by the machine code, all included (N = 16); and shared memory for 2.4 cycles
-// of its multiprocessor. At 8×5120×2048, before the last of these instructions went, they were busy for 62, 70 and 59 % of the
-// time (docs/benchmarks/scan.md).
+// of its multiprocessor. At 8×5120×2048 they were busy for 62, 70 and 59 % of the time, when it was a few instructions more
+// (docs/benchmarks/scan.md).
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>

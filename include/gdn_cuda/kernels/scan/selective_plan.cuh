@@ -9,7 +9,6 @@ namespace gdn_cuda::scan {
 
 // Forward keeps the state before every such number of tokens for backward. Chunks are numbered as in place_of_chunk.
 inline constexpr int kStateChunk = 64;
-inline constexpr int kMaxStates = 256;  // N
 
 // u, delta, z, delta_a and what is shaped like them. The stride of the channel or of the token is 1 (0 if there is one).
 struct ChannelRows {

@@ -9,9 +9,9 @@
 // and item), B and C are converted to fp32 in shared memory. Outputs go back the same way: a thread each row and item adds D u,
 // applies the gate and stores.
 //
-// What later items need is on its way while the present ones move on. States come by cp.async, to the threads that will use
-// them; once one is in registers, that of a later sequence takes its place in shared memory. So do B and C where their rows
-// consist of 16-byte units. x, δ and z come to registers.
+// What later items need is in flight while the present ones are computed. States are copied to shared memory by cp.async, each
+// part by the thread that will use it; once a state is in registers, that of a later sequence takes its place. B and C are
+// copied so too, where their rows consist of 16-byte units. x, δ and z are loaded to registers.
 //
 // The transition is computed to full fp32 accuracy (exact_step.cuh), one for each number of the state, or one for each
 // row where A does not vary along it, as in Mamba-2.

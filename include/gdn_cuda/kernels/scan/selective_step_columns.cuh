@@ -1,4 +1,4 @@
-// scan/selective_step: what the numbers of a state have: B and C of each item, which go to shared memory, and A.
+// scan/selective_step: the coefficients of the state: B and C of each item, which go to shared memory, and A.
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
@@ -34,7 +34,7 @@ struct ColumnUnit {
     }
 };
 
-// B and C of `count` items from the block's `first` on start their way to shared memory.
+// Starts to copy B and C of `count` items, from the block's item `first` on, to shared memory.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void fetch_columns(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                               const StepItems& items, int first, int count) {

@@ -31,7 +31,7 @@ struct SelectiveStepConfig {
     }
     // Of one token each, in a block.
     GDN_HOST_DEVICE static constexpr int most_sequences() { return 32; }
-    // Of a multiprocessor: bounds the registers, as far as nothing spills.
+    // Blocks of a multiprocessor, for which registers are limited: with more, some would spill.
     GDN_HOST_DEVICE constexpr int blocks_at_least(int capability) const {
         if (capability >= 100) return 2;
         if (!aligned() || vectors > 1 || state == DType::f16) return !aligned() && is_complex(state) ? 3 : 4;

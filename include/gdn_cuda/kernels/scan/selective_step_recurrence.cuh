@@ -1,12 +1,12 @@
-// scan/selective_step: the states move on over the items at work.
+// scan/selective_step: the recurrence, over the items at work.
 #pragma once
 
 #include <gdn_cuda/kernels/scan/selective_step_states.cuh>
 
 namespace gdn_cuda::scan {
 
-// Hides from the compiler that a number does not change: it would compute before the loop what a discretization makes of A, and
-// keep that in registers too.
+// Hides from the compiler that a number does not change. Otherwise it computes before the loop what a discretization needs of
+// A, and keeps that in registers too.
 __device__ __forceinline__ float kept_in_loop(float x) {
     asm volatile("" : "+f"(x));
     return x;
@@ -15,7 +15,7 @@ __device__ __forceinline__ Complex kept_in_loop(const Complex& x) {
     return {kept_in_loop(x.re), kept_in_loop(x.im)};
 }
 
-// dirac is mamba, with a δ of 1 in shared memory: there δ is a factor of the input alone.
+// dirac is mamba with δ = 1 in StepRow (row_of_token): mamba multiplies the input alone by it.
 template <SelectiveStepConfig kConfig, Discretization kKind>
 struct StepBy {
     using Number = typename StepTypes<kConfig>::Number;
@@ -30,7 +30,7 @@ struct StepBy {
             return {exact_exp2(delta_a * kLog2e * A), delta};
     }
 };
-// Any other, in one loop: for rows with one Ā, of which a lane computes one for each of its many numbers.
+// Any other discretization, tested at run time: for rows with one Ā, where a lane makes one step for all its numbers.
 template <SelectiveStepConfig kConfig>
 struct StepByAnother {
     using Number = typename StepTypes<kConfig>::Number;
@@ -46,7 +46,7 @@ struct StepByAnother {
     }
 };
 
-// A lane's states move on by a token. `load_columns(v, B, C)` gives B and C of a vector. Returns the lane's part of Σ C x.
+// Takes a lane's states through a token. `load_columns(v, B, C)` gives B and C of a vector. Returns the lane's part of Σ C x.
 template <bool kTied, SelectiveStepConfig kConfig>
 __device__ __forceinline__ float moved_on(const auto& step_of, const StepRow& row, const StepLane<kConfig>& lane, int columns,
                                           const typename StepTypes<kConfig>::Number (&A)[kConfig.elements()],
@@ -72,7 +72,8 @@ __device__ __forceinline__ float moved_on(const auto& step_of, const StepRow& ro
     return sum;
 }
 
-// Calls with how a call's discretization steps, and whether a step is for all numbers of a row. kMamba: known to be mamba.
+// Calls `call` with the step of the call's discretization, StepBy or StepByAnother, and with whether one step serves all
+// numbers of a row. kMamba: it is known to be mamba.
 template <SelectiveStepConfig kConfig, bool kMamba = false>
 __device__ __forceinline__ void of_discretization(const SelectiveStepArgs& args, const auto& call) {
     using enum Discretization;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void of_discretization(const SelectiveStepArgs& args,
     if constexpr (!is_complex(kConfig.state)) call.template operator()<false>(StepBy<kConfig, rglru>{});
 }
 
-// All items at work: their states move on, and each lane's part of Σ C x goes to shared memory.
+// Takes the states through all items at work; each lane's part of Σ C x goes to shared memory.
 template <SelectiveStepConfig kConfig>
 __device__ __forceinline__ void advance(SelectiveStepSharedPlan<kConfig>& shared, const SelectiveStepArgs& args,
                                         const StepLane<kConfig>& lane, const StepItems& items,

@@ -57,8 +57,8 @@ struct RowPlaces {
     }
 };
 
-// x, δ and z on their way to a thread, which has one row and each lanes-th item. They are loaded before the items at work
-// move on, and used after that.
+// x, δ and z in flight to a thread, which has one row and each lanes-th item. They are loaded before the present items are
+// computed, and used after that.
 template <SelectiveStepConfig kConfig>
 struct RowsInFlight {
     using Words = unsigned[kConfig.row_items()];

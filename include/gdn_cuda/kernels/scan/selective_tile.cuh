@@ -49,9 +49,8 @@ __device__ __forceinline__ void of_kind(bool is_plain, bool along_tokens, const 
     call(TileKind<Plain::tokens, kNarrow>{});
 }
 
-// The lanes that share a channel are every second one of some neighbours, so that each lane and the next one have the same
-// states of two channels, and read the same B and C. Of 16 bytes a lane, shared memory serves a warp in four turns; in two
-// where neighbours read the same.
+// A channel has every second one of 2 · kLanes neighbouring lanes. So two neighbours have the same states of two channels, and
+// read the same B and C: a warp's loads of 16 bytes a lane then take two wavefronts of shared memory, not four.
 template <int kLanes>
 struct ChannelLanes {
     static constexpr int kApart = 2;
@@ -77,12 +76,12 @@ struct ChannelLanes {
     }
 };
 
-// The compiler would compute what this hides, an address of a thread, again for every tile, in ten instructions each.
+// Hides from the compiler how a thread's address was computed: it would compute it again for every tile, in ten instructions.
 __device__ __forceinline__ char* opaque(char* address) {
     asm volatile("" : "+l"(address));
     return address;
 }
-// And what rare paths compute of this would be kept in registers through the loop over tiles.
+// The same for a number that only rare paths use: what they compute from it would be kept in registers through the loop.
 template <class T>
 __device__ __forceinline__ T opaque(T x) {
     asm volatile("" : "+r"(x));
@@ -117,7 +116,7 @@ __device__ __forceinline__ void load_shared(float (&to)[kCount], const float* fr
     }
 }
 
-// Where a row of a tile keeps a token: eight channels on, rows begin in the same bank, so their tokens are exchanged.
+// The place of a token in a row of a tile. Rows eight channels apart begin in the same bank, so their tokens are swizzled.
 template <int kChannels>
 __device__ __forceinline__ int swizzled(int channel, int token) {
     return token ^ (channel / 8 * (256 / kChannels));

@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .discretizations import GRADIENTS, TRANSITIONS
+from .discretizations import GRADIENTS, SOFTPLUS_THRESHOLD, TRANSITIONS
 from .dtypes import wide, wide_dtype
 from .layout import channels_are_last, empty_rows
 
 STATE_CHUNK = 64
 _conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd
-_LINEAR_FROM = 20.0  # softplus is the identity above
 
 
 def results_are_channels_last(x: Any) -> bool:
@@ -192,7 +191,7 @@ class _Chunk:
         self.u = _tokens_first(x.u, tokens).unsqueeze(-1)
         raw = _tokens_first(x.delta, tokens)
         self.raw = raw if scan.bias is None else raw + scan.bias
-        delta = F.softplus(self.raw, threshold=_LINEAR_FROM) if x.delta_softplus else self.raw
+        delta = F.softplus(self.raw, threshold=SOFTPLUS_THRESHOLD) if x.delta_softplus else self.raw
         self.delta = delta.unsqueeze(-1)
         self.delta_a = self.delta if x.delta_a is None else _tokens_first(x.delta_a, tokens).unsqueeze(-1)
         self.decay, self.factor = TRANSITIONS[x.discretization](self.delta, self.delta_a, scan.A)
@@ -262,7 +261,7 @@ class _Chunk:
             to.delta_a[:, :, tokens] = grad_delta_a.squeeze(-1).permute(1, 2, 0)
         grad_delta = grad_delta.squeeze(-1)
         if x.delta_softplus:
-            grad_delta = torch.where(self.raw > _LINEAR_FROM, grad_delta, grad_delta * torch.sigmoid(self.raw))
+            grad_delta = torch.where(self.raw > SOFTPLUS_THRESHOLD, grad_delta, grad_delta * torch.sigmoid(self.raw))
         to.delta[:, :, tokens] = grad_delta.permute(1, 2, 0)
         if scan.bias is not None:
             to.delta_bias += grad_delta.sum((0, 1))
@@ -309,7 +308,6 @@ def forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def backward(x: Any) -> tuple[Tensor, ...]:
     """The gradients of u, delta, A, B, C, D, z, delta_bias, delta_a and initial_state; empty where there is none."""
-
     channels_last = results_are_channels_last(x)
 
     def rows(of: Tensor | None) -> Tensor:

@@ -1,0 +1,26 @@
+// The two layouts of (B, D, L) tensors: contiguous, and the transposed view of a contiguous (B, L, D) one.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include "../../operators/tensor.hpp"
+
+namespace gdn_cuda::scan {
+
+// Which elements are neighbours in memory. A kernel takes one layout.
+enum class Layout : int { tokens, channels };
+
+// As gdn_cuda/scan/layout.py decides it. One token in a contiguous tensor counts as channels that are neighbours, too.
+inline Layout layout_of(const View& rows) {
+    return rows.strides[1] == 1 && !(rows.size(2) > 1 && rows.strides[2] == 1) ? Layout::channels : Layout::tokens;
+}
+
+// A dense tensor of the same size.
+inline Tensor empty_rows(const Tensor& like, Layout layout) {
+    const View view(like);
+    const int64_t B = view.size(0), D = view.size(1), L = view.size(2);
+    if (layout == Layout::tokens) return torch::stable::new_empty(like, {B, D, L});
+    return torch::stable::transpose(torch::stable::new_empty(like, {B, L, D}), 1, 2);
+}
+
+}  // namespace gdn_cuda::scan
