@@ -279,19 +279,15 @@ TEST_F(Compile, AKilledCompileFreesItsKey) {
         in_child(environment(), [&] {
             jit::init(root, {});
             const jit::KeyLock lock(cache, jit::full_key(source, kArch));
-            write(folder / "held", std::to_string(::getpid()));
-            ::pause();
+            write(folder / "held", "held");
+            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            ::raise(SIGKILL);
             return std::string();
         });
         return 0;
     });
     while (read(folder / "held").empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    std::thread killer([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        ::kill(std::stoi(read(folder / "held")), SIGKILL);
-    });
     EXPECT_EQ(obtain().value, "compiled");
-    killer.join();
     wait_for(victim);
 }
 
