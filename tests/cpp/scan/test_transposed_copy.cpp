@@ -1,6 +1,9 @@
 // What scan/transposed_copy moves by 16 bytes, and its grid.
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <utility>
+
 #include "families/scan/transposed_copy.hpp"
 
 namespace gdn_cuda::scan {
@@ -56,11 +59,10 @@ TEST(TransposedCopy, HasABlockForEveryTile) {
 }
 
 TEST(TransposedCopy, FitsEveryGpu) {
-    for (const TransposedCopyConfig& config : TransposedCopy::kConfigurations) {
-        EXPECT_EQ(sizeof(TransposedCopySharedPlan<TransposedCopyConfig{2}>), 8192);
-        EXPECT_EQ(TransposedCopy::threads(config) * 64, 64 * 64 * config.element_bytes) << "four vectors a thread";
+    EXPECT_LE(sizeof(TransposedCopySharedPlan<TransposedCopyConfig{2}>), kSharedBytesEverywhere);
+    EXPECT_LE(sizeof(TransposedCopySharedPlan<TransposedCopyConfig{4}>), kSharedBytesEverywhere);
+    for (const TransposedCopyConfig& config : TransposedCopy::kConfigurations)
         EXPECT_EQ(from_text<TransposedCopyConfig>(to_text(config)), config);
-    }
 }
 
 }  // namespace
