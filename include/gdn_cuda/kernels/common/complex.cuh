@@ -12,11 +12,11 @@ struct ComplexNumber {
     __device__ __forceinline__ ComplexNumber operator+(const ComplexNumber& y) const { return {re + y.re, im + y.im}; }
     __device__ __forceinline__ ComplexNumber operator-(const ComplexNumber& y) const { return {re - y.re, im - y.im}; }
     __device__ __forceinline__ ComplexNumber operator*(const ComplexNumber& y) const {
-        return {fma(re, y.re, -(im * y.im)), fma(re, y.im, im * y.re)};  // or each kernel would contract in its own way
+        return {fma(-im, y.im, re * y.re), fma(im, y.re, re * y.im)};  // or each kernel would contract in its own way
     }
     __device__ __forceinline__ ComplexNumber operator*(Real y) const { return {re * y, im * y}; }
     __device__ __forceinline__ ComplexNumber conjugate() const { return {re, -im}; }
-    __device__ __forceinline__ Real square() const { return fma(re, re, im * im); }
+    __device__ __forceinline__ Real square() const { return fma(im, im, re * re); }
 
     // *this + x y and *this - x y: four FMAs each, where the operators take six operations.
     __device__ __forceinline__ ComplexNumber plus(const ComplexNumber& x, const ComplexNumber& y) const {

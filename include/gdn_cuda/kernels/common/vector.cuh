@@ -94,7 +94,7 @@ struct Vector {
     }
     __device__ __forceinline__ void fill(float x) {
 #pragma unroll
-        for (T& item : items) item = from_float<T>(x);
+        for (int i = 0; i < kCount; ++i) items[i] = from_float<T>(x);
     }
     __device__ __forceinline__ void clear() { fill(0.f); }
     __device__ __forceinline__ float operator[](int i) const { return to_float(items[i]); }
