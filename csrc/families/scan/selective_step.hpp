@@ -140,6 +140,15 @@ struct SelectiveStepTuning {
     static constexpr auto& explain = explain_selective_step;
 };
 
+inline constexpr std::array kAlignedSteps = {
+    selective_step_config(DType::f32, true, 16),  selective_step_config(DType::f32, true, 256),
+    selective_step_config(DType::bf16, true, 16), selective_step_config(DType::bf16, true, 256),
+    selective_step_config(DType::f16, true, 16),  selective_step_config(DType::f16, true, 256),
+    selective_step_config(DType::c64, true, 16),  selective_step_config(DType::c64, true, 256)};
+inline constexpr std::array kUnalignedSteps = {
+    selective_step_config(DType::f32, false, 1), selective_step_config(DType::bf16, false, 1),
+    selective_step_config(DType::f16, false, 1), selective_step_config(DType::c64, false, 1)};
+
 struct SelectiveStepDirect {
     using Config = SelectiveStepConfig;
     using Args = SelectiveStepArgs;
@@ -149,12 +158,7 @@ struct SelectiveStepDirect {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static constexpr std::array kConfigurations = {
-        selective_step_config(DType::f32, true, 16),  selective_step_config(DType::f32, true, 256),
-        selective_step_config(DType::bf16, true, 16), selective_step_config(DType::bf16, true, 256),
-        selective_step_config(DType::f16, true, 16),  selective_step_config(DType::f16, true, 256),
-        selective_step_config(DType::c64, true, 16),  selective_step_config(DType::c64, true, 256)};
-    static std::span<const Config> configurations() { return kConfigurations; }
+    static std::span<const Config> configurations() { return kAlignedSteps; }
     static int threads(const Config&) { return Config::threads(); }
     static int shared_bytes(const Config&) { return 0; }
 };
@@ -168,13 +172,11 @@ struct SelectiveStep {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static constexpr std::array kConfigurations = {
-        selective_step_config(DType::f32, true, 16),  selective_step_config(DType::f32, true, 256),
-        selective_step_config(DType::bf16, true, 16), selective_step_config(DType::bf16, true, 256),
-        selective_step_config(DType::f16, true, 16),  selective_step_config(DType::f16, true, 256),
-        selective_step_config(DType::c64, true, 16),  selective_step_config(DType::c64, true, 256),
-        selective_step_config(DType::f32, false, 1),  selective_step_config(DType::bf16, false, 1),
-        selective_step_config(DType::f16, false, 1),  selective_step_config(DType::c64, false, 1)};
+    static constexpr auto kConfigurations = [] {
+        std::array<Config, kAlignedSteps.size() + kUnalignedSteps.size()> all{};
+        std::ranges::copy(kUnalignedSteps, std::ranges::copy(kAlignedSteps, all.begin()).out);
+        return all;
+    }();
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config&) { return Config::threads(); }
     static int shared_bytes(const Config& config) {

@@ -5,21 +5,11 @@
 // Bound: memory, each element read and written once; at usual sizes (gates of a few thousand tokens) the launch.
 #pragma once
 
+#include <gdn_cuda/kernels/common/bits_of.cuh>
 #include <gdn_cuda/kernels/common/types.cuh>
 #include <gdn_cuda/kernels/gdn/mn_major_plan.cuh>
 
 namespace gdn_cuda::gdn {
-
-template <int kBytes>
-struct BitsOf;
-template <>
-struct BitsOf<2> {
-    using type = unsigned short;
-};
-template <>
-struct BitsOf<4> {
-    using type = unsigned;
-};
 
 template <MnMajorConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads) mn_major(const __grid_constant__ MnMajorArgs args) {

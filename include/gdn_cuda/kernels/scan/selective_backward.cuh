@@ -19,7 +19,7 @@
 //
 // Bound: instructions, and shared memory half as much. Of bf16 with 16 real states, z and softplus, 35 an update of a state: 4
 // to walk forward; 13 to walk again and back, which is all of the mathematics, with one exponential each; 9 around them, most
-// of it for the sums over lanes and channels; 6 for the elements, 9 where they are no vectors of tokens; 3 for the rest of a
+// of it for the sums over lanes and channels; 6 for the elements, 9 where units are not plain; 3 for the rest of a
 // chunk. The loop over eight tokens is written to be short, as all warps together run it from the instruction cache.
 #pragma once
 

@@ -1,9 +1,9 @@
-// scan/selective_step_direct: one token of every sequence of a selective scan, where there are few sequences. What
-// scan/selective_step computes, to the bit, without shared memory and barriers.
+// scan/selective_step_direct: one token of every sequence of a selective scan, where there are few sequences. It computes the
+// same bits as scan/selective_step, without shared memory and barriers.
 //
 // A row is one channel of one sequence, for a group of 2 to 32 lanes, as in scan/selective_step. A lane loads its numbers of
-// the state, A, B and C, and all that its row has, moves the state on, and stores it. The lanes sum Σ C x by shuffles, and the
-// first one stores the output.
+// the state, A, B and C, and all that its row has, computes the next state, and stores it. The lanes sum Σ C x by shuffles, and
+// the first one stores the output.
 //
 // Bound: latency, of one load from memory, or of two where the first one tells the slot. So all loads are issued before the
 // first is used, and as instructions come from memory too, there are few. With many sequences it is instructions: every lane

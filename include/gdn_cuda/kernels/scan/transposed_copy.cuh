@@ -11,6 +11,7 @@
 // Bound: memory, each element read and written once.
 #pragma once
 
+#include <gdn_cuda/kernels/common/bits_of.cuh>
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/scan/four.cuh>
@@ -18,22 +19,11 @@
 
 namespace gdn_cuda::scan {
 
-template <int kBytes>
-struct ElementOf;
-template <>
-struct ElementOf<2> {
-    using type = unsigned short;
-};
-template <>
-struct ElementOf<4> {
-    using type = unsigned;
-};
-
 template <TransposedCopyConfig kConfig>
 struct TransposedTile {
     static constexpr unsigned kTile = kConfig.kTile, kThreads = kConfig.threads(), kPerWord = kConfig.per_word(),
                               kPerVector = kConfig.per_vector(), kWords = kTile / kPerWord, kVectors = kTile / kPerVector;
-    using Element = typename ElementOf<kConfig.element_bytes>::type;
+    using Element = typename BitsOf<kConfig.element_bytes>::type;
 
     TransposedCopySharedPlan<kConfig>& shared;
     const Element* from;  // of the first element of the tile, as `to`
