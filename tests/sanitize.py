@@ -3,12 +3,12 @@
     compute-sanitizer --tool memcheck --kernel-name kernel_substring=gdn_cuda python tests/sanitize.py
     compute-sanitizer --tool racecheck --kernel-name kernel_substring=KERNEL python tests/sanitize.py KERNEL
 
-Families declare the calls (`@sanitizes`). Without names, every kernel: 17 seconds under memcheck. Under racecheck
-a kernel takes 5 to 15 seconds where the tool has it alone in view, and minutes beside the others of its calls; toeplitz_schur,
-toeplitz_eliminate and selective_backward take minutes anyway. It prints how many configurations ran; whether results are right
-is the tests' concern.
+Families declare the calls (`@sanitizes`). Without names, every kernel: 17 seconds under memcheck once they are compiled. Under
+racecheck a kernel takes 5 to 15 seconds where the tool has it alone in view (selective_backward 60), and minutes beside the
+others of its calls; toeplitz_schur and toeplitz_eliminate take minutes anyway. It prints how many configurations ran; whether
+results are right is the tests' concern.
 
-In four kernels racecheck reports pairs of accesses that are ordered in a way that it does not follow:
+In three kernels racecheck reports pairs of accesses that are ordered in a way that it does not follow:
 - prefill: one lane arrives at an mbarrier for its warp, behind __syncwarp. With an arrival of every lane, and every warp at the
   named barrier that follows the clearing of a tail's tokens, 1 of 77 reports is left: that clearing before the reads of keys
   for their norms (head dimension 96). The same named barrier lies between the two.
@@ -16,9 +16,6 @@ In four kernels racecheck reports pairs of accesses that are ordered in a way th
   is taken for unordered. With every warp at that barrier there was no report (before chunks with resets were added). A chunk
   taken token by token overwrites a value with its output: a warp's lanes read it, exchange sums by shuffles, and one stores.
 - seq_state_update: a warp's ldmatrix, which is one instruction, then the same warp's stores.
-- selective_backward: three warps of a block arrive at a named barrier without waiting (bar.arrive), the fourth waits there and
-  reads what they have written. That is reported, and so are pairs with a __syncthreads between them, in kernels that arrive so.
-  Not repeated yet with barriers that all wait at.
 """
 
 from __future__ import annotations

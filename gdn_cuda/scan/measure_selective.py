@@ -125,7 +125,7 @@ def _scan(given: Inputs, leaves: Inputs | None = None) -> Tensor:
     return out
 
 
-def _timed(x: Inputs, backward: bool) -> Call:
+def timed_call(x: Inputs, backward: bool) -> Call:
     if not backward:
         return partial(_scan, x)
     leaves = _leaves(x)
@@ -155,7 +155,7 @@ def _work(device: str, shape: Shape, backward: bool) -> Work:
     small = tuple(count for count in shape.packed if count < 256)
     length = sum(small) if small else min(shape.length, 512)
     few = layer_inputs(device, replace(shape, dim=min(shape.dim, 64), length=length, packed=small))
-    return Work(_timed(x, backward), moved, 0, x | {"backward": backward}, _outcome, few | {"backward": backward})
+    return Work(timed_call(x, backward), moved, 0, x | {"backward": backward}, _outcome, few | {"backward": backward})
 
 
 def mamba_ssm(x: Inputs) -> Peer:

@@ -1,6 +1,5 @@
 // Kernels with one fault each, for test_emulator.py, and one without. Blocks of 64 threads, 256 bytes of dynamic shared memory.
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
-#include <gdn_cuda/kernels/common/named_barrier.cuh>
 
 namespace faulty {
 
@@ -40,11 +39,6 @@ __global__ void waits_in_two_places(const __grid_constant__ Args) {
         __syncwarp();
     else
         __ballot_sync(0xffffffffu, true);
-}
-
-__global__ void waits_for_none_between_arrivals(const __grid_constant__ Args) {
-    gdn_cuda::named_barrier_arrive<1>(64);
-    gdn_cuda::named_barrier_arrive<1>(64);
 }
 
 __global__ void reads_behind_a_tensor(const __grid_constant__ Args args) {
@@ -102,7 +96,6 @@ REGISTER(reads_before_a_barrier)
 REGISTER(overwrites_before_a_barrier)
 REGISTER(waits_for_nobody)
 REGISTER(waits_in_two_places)
-REGISTER(waits_for_none_between_arrivals)
 REGISTER(reads_behind_a_tensor)
 REGISTER(is_misaligned)
 REGISTER(leaves_an_array)

@@ -26,7 +26,7 @@ uint3 thread_index, block_index, grid_size, block_size;
 
 namespace {
 
-constexpr int kMostThreads = 1024, kNamedBarriers = 16;
+constexpr int kMostThreads = 1024;
 constexpr std::size_t kPage = 4096, kStackBytes = 256 << 10, kSharedBytes = 227 << 10, kArenaBytes = 256 << 10;
 constexpr unsigned char kUnwritten = 0xff;  // four or two of them are NaN
 
@@ -67,11 +67,6 @@ struct BlockMeeting : Meeting {
 struct WarpMeeting : Meeting {
     Words words[2];
 };
-struct NamedMeeting {
-    std::vector<int> waiting;
-    std::bitset<kMostThreads> come;
-    bool vote = false, voted = false;  // of those that have come, and of the last ones that all had
-};
 struct Variable {
     const void* key;
     char* memory;
@@ -85,7 +80,6 @@ struct Launch {
     int living;
     BlockMeeting block;
     WarpMeeting warps[kMostThreads / kLanes];
-    NamedMeeting named[kNamedBarriers];
     std::vector<Variable> variables;  // static shared memory
     std::vector<int> thread_at, rank_of;
     std::bitset<kMostThreads> ready;  // by rank
@@ -226,7 +220,6 @@ void run_block(int threads) {
         now.warps[warp] = {{{}, std::min(kLanes, threads - warp * kLanes), 0}, {}};
         for (Words& words : now.warps[warp].words) words.fill(~std::uint64_t{0});
     }
-    for (NamedMeeting& each : now.named) each = {};
     for (int thread = 0; thread < threads; ++thread) {
         Fiber& each = fibers[thread];
         each.started = false;
@@ -315,24 +308,6 @@ bool meet_block(const char* what, bool vote) {
     votes = votes || vote;
     wait_in(block, what);
     return votes;
-}
-
-bool meet_named(int number, int threads, bool waits, bool vote) {
-    if (number <= 0 || number >= kNamedBarriers || threads % kLanes != 0) fail("a named barrier that does not exist");
-    NamedMeeting& meeting = now.named[number];
-    if (meeting.come[current]) fail("named barrier " + std::to_string(number) + ", where others have not come once");
-    meeting.come.set(current);
-    meeting.vote |= vote;
-    if (waits) {
-        fibers[current].waits_for = "a named barrier";
-        meeting.waiting.push_back(current);
-    }
-    if (static_cast<int>(meeting.come.count()) == threads) {
-        for (const int thread : meeting.waiting) now.ready.set(now.rank_of[thread]);
-        meeting = {{}, {}, false, meeting.vote};
-    }
-    if (waits) leave();
-    return meeting.voted;
 }
 
 const Words& meet_warp(const char* what, std::uint64_t word) {

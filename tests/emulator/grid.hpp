@@ -30,9 +30,6 @@ extern uint3 thread_index, block_index, grid_size, block_size;
 // `vote`.
 bool meet_block(const char* what, bool vote = false);
 
-// A named barrier: once so many threads have come, those that wait go on. Returns to these whether any said `vote`.
-bool meet_named(int number, int threads, bool waits, bool vote = false);
-
 // The same in its warp; returns what all lanes said, which is overwritten in the meeting after the next.
 using Words = std::array<std::uint64_t, kLanes>;
 const Words& meet_warp(const char* what, std::uint64_t word = 0);

@@ -117,14 +117,6 @@ void ptx(Operands&&... operands) {
         });
     } else if constexpr (kText == "prefetch.global.L2 [%0];") {
         run([](const void* from) { [[maybe_unused]] const volatile char byte = load<char>(from); });
-    } else if constexpr (kText == "bar.sync %0, %1;") {
-        run([](int number, int threads) { meet_named(number, threads, true); });
-    } else if constexpr (kText == "bar.arrive %0, %1;") {
-        run([](int number, int threads) { meet_named(number, threads, false); });
-    } else if constexpr (kText ==
-                         "{ .reg .pred mine, any; setp.ne.u32 mine, %3, 0; bar.red.or.pred any, %1, %2, mine; "
-                         "selp.u32 %0, 1, 0, any; }") {
-        run([](unsigned& any, int number, int threads, unsigned vote) { any = meet_named(number, threads, true, vote != 0); });
     } else if constexpr (kText == "cp.async.commit_group;") {
         close_group_of_copies();
     } else if constexpr (kText == "cp.async.wait_group %0;") {

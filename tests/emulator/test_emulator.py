@@ -62,7 +62,6 @@ def test_copies_have_arrived_after_a_wait() -> None:
     [
         ("waits_for_nobody", "a deadlock: from thread 0 on __syncthreads from thread 1 on __syncwarp"),
         ("waits_in_two_places", "waits in __"),
-        ("waits_for_none_between_arrivals", "named barrier 1, where others have not come once"),
         ("reads_behind_a_tensor", "thread 63: memory of nobody"),
         ("is_misaligned", "a misaligned address"),
         ("leaves_an_array", "an index outside of its array"),

@@ -65,12 +65,13 @@ inline SelectiveBackwardConfig selective_backward_config(const SelectiveBackward
 // A cut takes a fifth more instructions: the gradients are many times those of the state alone.
 inline Pieces selective_backward_pieces(const SelectiveBackwardProblem& problem, const CutProblem& sizes,
                                         const jit::DeviceTraits& device, int wanted) {
-    constexpr CutCost kCost{.more = 1.2, .worth = 0.9, .launches = 0};
-    constexpr double kAlone = 0.4;
+    constexpr CutCost kCost{.more = 1.2, .launches = 4000};
+    constexpr double kWaits = 2;
     const SelectiveBackwardConfig config = selective_backward_config(problem);
     const CutLaunch launch{.blocks = problem.sequences * selective_backward_blocks(problem, config),
                            .resident = SelectiveBackwardConfig::kMostBlocks,
-                           .alone = kAlone};
+                           .waits = kWaits,
+                           .work = SelectiveBackwardConfig::kThreads / static_cast<double>(config.lanes)};
     return choose_cut(sizes, [&](int) { return launch; }, device.multiprocessors, kCost, wanted);
 }
 inline std::string explain_selective_backward(const SelectiveBackwardProblem& problem, const Pieces& pieces,

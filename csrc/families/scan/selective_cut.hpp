@@ -18,19 +18,18 @@ struct CutProblem {
     i64 states;  // of a sequence
     int parts;   // real numbers of one
 };
-// A kernel's launch with so many pieces. Blocks that a multiprocessor holds, and the share of its rate that one alone reaches;
-// `work`: of a token of a block, in any unit.
+// A kernel's launch with so many pieces. `waits`: n blocks of a multiprocessor take n + waits times as long as one block's
+// instructions.
 struct CutLaunch {
-    i64 blocks;  // with one piece a sequence
-    int resident;
-    double alone, work = 1;
+    i64 blocks;    // with one piece a sequence
+    int resident;  // of a multiprocessor
+    double waits;
+    double work;  // of a token of a block, in any unit
 };
 
 // How long the multiprocessor with the most blocks takes, for each token of a block.
 inline double time_of_blocks(i64 blocks, int multiprocessors, const CutLaunch& launch) {
-    const auto time = [&](i64 together) {
-        return together == 0 ? 0. : std::max(static_cast<double>(together), 1 / launch.alone);
-    };
+    const auto time = [&](i64 together) { return together == 0 ? 0. : static_cast<double>(together) + launch.waits; };
     const i64 most = ceil_div(blocks, multiprocessors);
     return launch.work * (static_cast<double>(most / launch.resident) * time(launch.resident) + time(most % launch.resident));
 }
@@ -47,10 +46,9 @@ inline Pieces cut_into(const CutProblem& problem, int parts) {
     return {static_cast<int>(count), static_cast<int>(length)};
 }
 
-// What a cut costs, and is worth.
+// What a cut costs.
 struct CutCost {
     double more;      // how many times as long a token takes
-    double worth;     // the largest share of the time without a cut that is worth it
     double launches;  // in the unit of CutLaunch::work
 };
 
@@ -58,12 +56,12 @@ struct CutCost {
 template <class Launch>
 Pieces choose_cut(const CutProblem& problem, const Launch& launch, int multiprocessors, const CutCost& cost, int wanted) {
     if (wanted > 0) return cut_into(problem, wanted);
-    constexpr double kBefore = 32, kOfPiece = 2;  // in tokens: what it takes to begin a piece, and to pass one before it
+    constexpr double kWorth = 0.9;                // the largest share of the time without a cut that is worth one
+    constexpr double kBefore = 32, kOfPiece = 1;  // in tokens: what it takes to begin a piece, and to pass one before it
     const i64 alike = problem.packed ? problem.tokens / std::max<i64>(problem.sequences, 1) : problem.tokens;
     const i64 most = std::min<i64>(alike / kStateChunk, kMostPieces);
-    const double whole = static_cast<double>(alike) * time_of_blocks(launch(1).blocks, multiprocessors, launch(1));
     Pieces best;
-    double best_time = whole * cost.worth;
+    double best_time = kWorth * static_cast<double>(alike) * time_of_blocks(launch(1).blocks, multiprocessors, launch(1));
     const CutLaunch many = launch(kMostPieces);
     if (cost.more * static_cast<double>(alike * many.blocks) / multiprocessors * many.work > best_time)
         return best;  // no cut is worth it, even at the full rate

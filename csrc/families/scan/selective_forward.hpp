@@ -75,16 +75,17 @@ inline i64 selective_forward_blocks(const SelectiveForwardConfig& config, int di
     return i64{dim} / span * ceil_div(span, config.channels());
 }
 // With a cut a token takes 1.5 times as long, as it is walked twice, and there are 8 µs of launches, in which a multiprocessor
-// of an H200 walks 7000 tokens of a channel. So a cut pays only where most of the GPU would be idle, for long.
+// of an H200 walks 12000 tokens of a channel. So a cut pays only where most of the GPU would be idle, for long.
+// benchmarks/scan_pieces.py measures what these constants come from.
 inline Pieces selective_forward_pieces(const SelectiveForwardProblem& problem, const CutProblem& sizes, int dim, int span,
                                        const jit::DeviceTraits& device, int wanted) {
-    constexpr CutCost kCost{.more = 1.5, .worth = 0.95, .launches = 7000};
-    constexpr double kAlone = 0.6, kWorkOfManyLanes = 1.15;
+    constexpr CutCost kCost{.more = 1.5, .launches = 12000};
+    constexpr double kWaits = 1.5, kWorkOfManyLanes = 1.2;
     const auto launch = [&](int parts) {
         const SelectiveForwardConfig config = selective_forward_config(problem, parts, device.multiprocessors);
         return CutLaunch{.blocks = sizes.sequences * selective_forward_blocks(config, dim, span),
                          .resident = config.blocks_per_multiprocessor(device.capability),
-                         .alone = kAlone,
+                         .waits = kWaits,
                          .work = config.channels() * (config.lanes == 8 ? kWorkOfManyLanes : 1)};
     };
     return choose_cut(sizes, launch, device.multiprocessors, kCost, wanted);

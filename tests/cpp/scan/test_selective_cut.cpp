@@ -11,7 +11,7 @@
 namespace gdn_cuda::scan {
 namespace {
 
-constexpr CutCost kCost{.more = 1.2, .worth = 0.9, .launches = 0};
+constexpr CutCost kCost{.more = 1.2, .launches = 0};
 
 CutProblem random_problem(Random& random) {
     const bool packed = random.one_of({true, false});
@@ -37,7 +37,7 @@ TEST(SelectiveCut, PiecesCoverEverySequenceAndAreNotEmpty) {
     for (int i = 0; i < kProblems; ++i) {
         const CutProblem problem = random_problem(random);
         for (const int parts : {1, 2, 3, 7, 128}) expect_covers(problem, cut_into(problem, parts));
-        const CutLaunch launch{.blocks = random.size(2000), .resident = random.one_of({2, 3, 5}), .alone = 0.3};
+        const CutLaunch launch{.blocks = random.size(2000), .resident = random.one_of({2, 3, 5}), .waits = 2, .work = 1};
         const auto of = [&](int) { return launch; };
         expect_covers(problem, choose_cut(problem, of, 132, kCost, 0));
         EXPECT_EQ(choose_cut(problem, of, 132, kCost, 7).count, cut_into(problem, 7).count);
@@ -51,7 +51,7 @@ TEST(SelectiveCut, WithoutTokensThereIsOnePiece) {
 TEST(SelectiveCut, FillsWavesOfIdleMachinesAndLeavesFullOnes) {
     const CutProblem problem{.sequences = 1, .tokens = 1 << 17, .packed = false, .states = 4096, .parts = 1};
     const auto chosen = [&](i64 blocks, int multiprocessors) {
-        const auto of = [&](int) { return CutLaunch{.blocks = blocks, .resident = 3, .alone = 0.4}; };
+        const auto of = [&](int) { return CutLaunch{.blocks = blocks, .resident = 3, .waits = 1.5, .work = 1}; };
         return choose_cut(problem, of, multiprocessors, kCost, 0).count;
     };
     for (const int multiprocessors : {46, 108, 132}) {
@@ -68,9 +68,9 @@ TEST(SelectiveCut, FillsWavesOfIdleMachinesAndLeavesFullOnes) {
 
 TEST(SelectiveCut, LeavesShortSequencesWhole) {
     const CutProblem problem{.sequences = 1, .tokens = 512, .packed = false, .states = 1536, .parts = 1};
-    const auto of = [](int) { return CutLaunch{.blocks = 20, .resident = 4, .alone = 0.6, .work = 16}; };
-    EXPECT_GT(choose_cut(problem, of, 132, {.more = 1.5, .worth = 0.95, .launches = 0}, 0).count, 1);
-    EXPECT_EQ(choose_cut(problem, of, 132, {.more = 1.5, .worth = 0.95, .launches = 20000}, 0).count, 1);
+    const auto of = [](int) { return CutLaunch{.blocks = 20, .resident = 4, .waits = 1.5, .work = 16}; };
+    EXPECT_GT(choose_cut(problem, of, 132, {.more = 1.5, .launches = 0}, 0).count, 1);
+    EXPECT_EQ(choose_cut(problem, of, 132, {.more = 1.5, .launches = 20000}, 0).count, 1);
 }
 
 TEST(SelectivePieces, HasAConfigurationForEveryTransitionWithinTheSharedMemoryOfEveryGpu) {

@@ -16,11 +16,6 @@ template <int kNumber>
 __device__ __forceinline__ void named_barrier_sync(int threads) {
     asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "r"(threads) : "memory");
 }
-// The calling warp counts as having come, and goes on without waiting.
-template <int kNumber>
-__device__ __forceinline__ void named_barrier_arrive(int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"n"(kNumber), "r"(threads) : "memory");
-}
 // Also returns whether `found` holds for any of the threads.
 __device__ __forceinline__ bool named_barrier_or(int threads, int number, bool found) {
     unsigned any;

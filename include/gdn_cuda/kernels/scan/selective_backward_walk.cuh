@@ -184,7 +184,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
     }
 
     // Back through a sub-tile.
-    __device__ __forceinline__ void walk_back(Own& own, int k, int subtiles, int tokens, bool any_varies, int warp) const {
+    __device__ __forceinline__ void walk_back(Own& own, int k, int tokens, bool any_varies) const {
         Numbers x[kTokens + 1], decay[kTokens], dpole;
         const Seat here = seat();
         load_numbers(x[0], &shared.checkpoint[k][here.channel][here.number]);
@@ -244,7 +244,6 @@ struct BackwardWalk : BackwardBlock<kConfig> {
                 of_step[t] = slopes.step;
                 of_size[t] = slopes.size;
             }
-            if (any_varies && half + kHalf == kTokens) sums.wait_until_read(k, subtiles, warp);
             __syncwarp();  // all lanes have read elements, and have written to `exchange`
             if (any_varies) sums.over_channels(k, half, at.thread);
             const int token = sums.over_lanes(of_input, at.thread), row = in_row(channel, first) + token;
@@ -271,7 +270,7 @@ struct BackwardWalk : BackwardBlock<kConfig> {
         const int warp = sums.warp();
 #pragma unroll 1
         for (int k = subtiles - 1; k >= 0; --k) {
-            walk_back(own, k, subtiles, kTransition == Transition::exponential ? 0 : left(chunk), any_varies, warp);
+            walk_back(own, k, kTransition == Transition::exponential ? 0 : left(chunk), any_varies);
             if (any_varies) sums.over_warps(k, chunk * kStateChunk + k * kTokens, left(chunk) - k * kTokens, warp);
         }
     }

@@ -3,7 +3,6 @@
 // blocks are added up by scan/selective_backward_sums.
 #pragma once
 
-#include <gdn_cuda/kernels/common/named_barrier.cuh>
 #include <gdn_cuda/kernels/scan/selective_backward_block.cuh>
 
 namespace gdn_cuda::scan {
@@ -36,12 +35,6 @@ struct BackwardSums : BackwardBlock<kConfig> {
     using Block::global, Block::kIsRglru, Block::kColumns, Block::kHalf, Block::kLanes, Block::kTokens;
     using typename Block::Config;
 
-    // Named barriers. kWritten + buffer: all warps have written their sums of a sub-tile; three arrive, the one that adds them
-    // up waits. kRead + k % 2: those of sub-tile k have been added up, so their buffer may be written again; the warp that did
-    // so arrives, the others wait. It goes on at once, and may have arrived for sub-tile k − 1 while others still wait for k:
-    // hence two numbers. For k − 2 it cannot, as kWritten of k − 1 holds it until all have passed kRead of k.
-    static constexpr int kBuffers = kConfig.buffers(), kWritten = 1, kRead = kWritten + kBuffers;
-
     __device__ __forceinline__ void begin() const {
         if (threadIdx.x < 2)
             shared.partial[threadIdx.x] = varies(threadIdx.x == 0 ? in.B : in.C) ? partial_of(threadIdx.x == 0) : nullptr;
@@ -52,16 +45,11 @@ struct BackwardSums : BackwardBlock<kConfig> {
         static_assert(kLanes >= kHalf);
         return sum_over_lanes<kLanes, Block::Lanes::kApart, kHalf>(x, thread);
     }
-    __device__ __forceinline__ static int buffer_of(int k) { return kBuffers == 1 ? 0 : k & 1; }
+    __device__ __forceinline__ static int buffer_of(int k) { return kConfig.buffers() == 1 ? 0 : k & 1; }
     // Of the thread; from lane 0, so that the compiler knows it to be uniform in a warp.
     __device__ __forceinline__ static int warp() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
     // Whether the warp adds up sub-tile k. Neighbours have different ones.
     __device__ __forceinline__ static bool adds_up(int k, int warp) { return (k & (Config::kWarps - 1)) == warp; }
-    // Before a warp writes sub-tile k, going back from `subtiles`.
-    __device__ __forceinline__ static void wait_until_read(int k, int subtiles, int warp) {
-        const int before = k + kBuffers;  // of the same buffer
-        if (before < subtiles && !adds_up(before, warp)) sync<kRead>(before & 1);
-    }
     // The gradients of B and C of four tokens, which the lanes of the warp have exchanged, over its channels.
     __device__ __forceinline__ void over_channels(int k, int half, int thread) const {
         const unsigned lane = thread % 32u, warp = thread / 32u;
@@ -88,10 +76,15 @@ struct BackwardSums : BackwardBlock<kConfig> {
         const i64 row = (static_cast<i64>(partial) * args.rows + (place.batch - args.first_row)) * of.groups + group;
         return (is_B ? args.dB : args.dC) + (row * in.length + place.start) * kColumns;
     }
-    // Of all warps, once these have written sub-tile k, to memory. A lane writes neighbouring sums of B or of C.
+    // Once all warps have written sub-tile k, one of them adds it up. Of two buffers the others write the second meanwhile, and
+    // can't return to the first before the next barrier.
     __device__ __forceinline__ void over_warps(int k, int token, int tokens, int warp) const {
-        if (!adds_up(k, warp)) return arrive<kWritten>(buffer_of(k));
-        sync<kWritten>(buffer_of(k));
+        __syncthreads();
+        if (adds_up(k, warp)) add_up(k, token, tokens);
+        if (kConfig.buffers() == 1) __syncthreads();
+    }
+    // To memory. A lane writes neighbouring sums of B or of C.
+    __device__ __forceinline__ void add_up(int k, int token, int tokens) const {
         constexpr unsigned kOfOne = kTokens * kColumns, kAll = 2 * kOfOne, kVector = kAll < 128 ? kAll / 32 : 4;
         static_assert(kAll % (32 * kVector) == 0);
 #pragma unroll
@@ -108,24 +101,9 @@ struct BackwardSums : BackwardBlock<kConfig> {
             }
             store(to + static_cast<i64>(token) * kColumns + inside, sum);
         }
-        if (k >= kBuffers) arrive<kRead>(k & 1);
     }
 
   private:
-    template <int kBarrier>
-    __device__ __forceinline__ static void sync(int number) {
-        if (number == 0)
-            named_barrier_sync<kBarrier>(Config::kThreads);
-        else
-            named_barrier_sync<kBarrier + 1>(Config::kThreads);
-    }
-    template <int kBarrier>
-    __device__ __forceinline__ static void arrive(int number) {
-        if (number == 0)
-            named_barrier_arrive<kBarrier>(Config::kThreads);
-        else
-            named_barrier_arrive<kBarrier + 1>(Config::kThreads);
-    }
     template <int kCount>
     __device__ __forceinline__ static void load(float (&to)[kCount], const float* from) {
         struct alignas(4 * kCount) Vector {
