@@ -94,6 +94,14 @@ def test_coefficients_in_fp32_beside_rows_in_half(last: bool, seed: int) -> None
     check(mixed | {"B": mixed["B"].float()}, seed)
 
 
+@pytest.mark.parametrize("other", ["B", "C", "BC"])
+@BOTH_LAYOUTS
+def test_coefficients_in_the_other_layout(other: str, last: bool, seed: int) -> None:
+    """Beside rows whose tiles have code of their own."""
+    x = selective_inputs(seed, batch=1, length=192, dim=32, N=16, dtype=torch.bfloat16, last=last) | {"delta_a": None}
+    check(x | {name: x[name].contiguous() if last else x[name].mT.contiguous().mT for name in other}, seed)
+
+
 @pytest.mark.parametrize("groups", [2, 3, 36])
 @BOTH_LAYOUTS
 def test_groups(groups: int, last: bool, seed: int) -> None:

@@ -61,7 +61,7 @@ struct SelectiveCoefficients {
     template <class Kind>
     __device__ __forceinline__ const char* address(Kind kind, int i, const Coefficients& from, int tile, int first) const {
         const int shift = Vector::is_wide(kind.type(from.type)) ? 2 : 1,
-                  apart = kind.is_plain ? kParts : static_cast<int>(from.token);
+                  apart = kind.is_plain_along_tokens ? kParts : static_cast<int>(from.token);
         return addresses[i] + static_cast<i64>(first) * (static_cast<int>(from.n) << shift) +
                static_cast<i64>(tile) * (apart << shift);
     }
@@ -80,8 +80,8 @@ struct SelectiveCoefficients {
     }
     // Of any states.
     __device__ __forceinline__ bool may_be_plain() const {
-        const auto is_plain = [](const Coefficients& x) {
-            return x.n != kParts && (!Shared::kConfiguration.is_narrow || x.type == DType::bf16);
+        const auto is_plain = [&](const Coefficients& x) {
+            return (x.n != kParts) == args.along_tokens && (!Shared::kConfiguration.is_narrow || x.type == DType::bf16);
         };
         return args.coefficients_are_aligned && args.in.state_size % kGroup == 0 && is_plain(args.in.B) &&
                (!kBoth || is_plain(args.in.C));

@@ -36,7 +36,6 @@ struct SelectiveForward {
     static constexpr int kAtOnce = kStates == 2 && !kConfig.is_complex ? 8 : 4;
     using Number = scan::Number<kConfig.is_complex>;
     using Poles = Pole<kTransition, kConfig.is_complex>;
-    using Careful = TileKind<Plain::none, kConfig.is_narrow>;
 
     const SelectiveForwardArgs& args;
     const SelectiveInputs& in;
@@ -271,7 +270,7 @@ struct SelectiveForward {
         elements.begin_outputs(place);
         coefficients.begin(place);
         __syncthreads();
-        const int length = place.length, plain = !args.along_tokens || coefficients.may_be_plain() ? elements.plain() : 0;
+        const int length = place.length, plain = coefficients.may_be_plain() ? elements.plain() : 0;
         const bool tiles = in.B.varies && in.C.varies && kTransition != Transition::rglru,
                    stays = kOnePass || in.state_size <= kGroup;
         const auto is_plain_along_tokens = [&](int tile) { return tile < plain && args.along_tokens; };
@@ -299,19 +298,16 @@ struct SelectiveForward {
                     }
                     // Others may still walk the tile before; along tokens, each of them in its own rows of elements.
                     if (kind.along_tokens(args.along_tokens)) __syncthreads();
-                    if constexpr (kind.is_plain_along_tokens) coefficients.put(kind, tile, first);
+                    coefficients.put(kind, tile, first);
                     if (last_pass) elements.load_z(kind, tile);
                 });
-                if (!is_plain_along_tokens(tile)) coefficients.put(Careful{}, tile, first);
             }
             cp_async_fence();
-            if (next_tile < length) {
+            if (next_tile < length)
                 of_kind<kConfig.is_narrow>(next_tile < plain, args.along_tokens, [&](auto kind) {
                     if (next_first == 0) elements.load(kind, next_tile);
-                    if constexpr (kind.is_plain_along_tokens) coefficients.load(kind, next_tile, next_first);
+                    coefficients.load(kind, next_tile, next_first);
                 });
-                if (!is_plain_along_tokens(next_tile)) coefficients.load(Careful{}, next_tile, next_first);
-            }
             cp_async_fence();
             if (tile >= 0) {
                 if (!stays) {
