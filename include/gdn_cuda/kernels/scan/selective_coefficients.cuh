@@ -48,7 +48,7 @@ struct SelectiveCoefficients {
         auto* to = shared.B.tile;
         if constexpr (kBoth)
             if (vector >= kOfOne) from = &args.in.C, to = shared.C.tile;
-        const bool along_tokens = kind.along_tokens(from->n != kParts);
+        const bool along_tokens = kind.is_plain_along_tokens || from->n != kParts;
         const unsigned n = along_tokens ? of / kAlongTokens : of % kAlongStates * (8 / kParts);
         const unsigned token = along_tokens ? of % kAlongTokens * (8 / kParts) : of / kAlongStates;
         return {from, to, static_cast<int>(n), static_cast<int>(token), along_tokens};
@@ -81,7 +81,7 @@ struct SelectiveCoefficients {
     // Of any states.
     __device__ __forceinline__ bool may_be_plain() const {
         const auto is_plain = [&](const Coefficients& x) {
-            return (x.n != kParts) == args.along_tokens && (!Shared::kConfiguration.is_narrow || x.type == DType::bf16);
+            return (x.n != kParts || !args.along_tokens) && (!Shared::kConfiguration.is_narrow || x.type == DType::bf16);
         };
         return args.coefficients_are_aligned && args.in.state_size % kGroup == 0 && is_plain(args.in.B) &&
                (!kBoth || is_plain(args.in.C));

@@ -28,9 +28,10 @@ struct Neighbours {
     }
 };
 
-// What is known of a tile when it is compiled. All elements of a plain one exist, in aligned vectors along tokens, or along
-// channels and, of B and C, along states; there is no δ_A. Most tiles are plain, and with code of their own take a quarter
-// fewer instructions around the walk. Where a configuration is narrow, they are bf16 as well.
+// What is known of a tile when it is compiled. All elements of a plain one exist, in aligned vectors along tokens or along
+// channels; so do its B and C, along tokens beside such elements, else in either layout; and there is no δ_A. Most tiles are
+// plain, and with code of their own take a quarter fewer instructions around the walk. Where a configuration is narrow, they
+// are bf16 as well.
 enum class Plain { none, tokens, channels };
 template <Plain kPlain, bool kNarrow>
 struct TileKind {
