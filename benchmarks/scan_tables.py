@@ -1,6 +1,7 @@
-"""The tables of docs/benchmarks/scan.md from a report of `python -m gdn_cuda bench selective_scan --json FILE`.
+"""The tables of docs/benchmarks/scan.md from reports of `python -m gdn_cuda bench OPERATOR --json FILE`, of selective_scan and
+of selective_state_update.
 
-python benchmarks/scan_tables.py FILE
+    python benchmarks/scan_tables.py FILE...
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 # mamba-ssm 2.3.2 on an H200, measured once to set targets, where a report has no time of its own, and these: forward and
 # backward, microseconds.
@@ -71,10 +73,27 @@ def _ms(microseconds: float) -> str:
     return f"{microseconds / 1000:.3f}"
 
 
+def steps(rows: list[dict[str, Any]]) -> str:
+    lines = ["| | µs | in-place add of the state | ÷ | mamba-ssm (Triton) | times as fast |", "|---" * 6 + "|"]
+    for row in rows:
+        ours, add, peer = row["time_us"], row["in_place_us"], row.get("peers_us", {}).get("mamba-ssm")
+        compared = [f"{peer:.1f}", f"{peer / ours:.2f}"] if peer else ["", ""]
+        lines.append(f"| {' | '.join([row['shape'], f'**{ours:.1f}**', f'{add:.1f}', f'{ours / add:.2f}', *compared])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    for file in sys.argv[1:]:
+        report = json.loads(Path(file).read_text(encoding="utf-8"))
+        print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}, commit {report['commit'][:7]}\n")
+        if report["operator"] == "selective_state_update":
+            print(f"## `selective_state_update`\n\n{steps(report['rows'])}\n")
+            continue
+        measured = {row["shape"]: row["time_us"] for row in report["rows"]}
+        peers = {row["shape"]: row.get("peers_us", {}).get("mamba-ssm") for row in report["rows"]}
+        for number, title in enumerate(("forward", "backward")):
+            print(f"## `selective_scan`, {title}\n\n{table(measured, peers, number)}\n")
+
+
 if __name__ == "__main__":
-    report = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    measured = {row["shape"]: row["time_us"] for row in report["rows"]}
-    peers = {row["shape"]: row.get("peers_us", {}).get("mamba-ssm") for row in report["rows"]}
-    print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}, commit {report['commit'][:7]}\n")
-    for number, title in enumerate(("forward", "backward")):
-        print(f"## `selective_scan`, {title}\n\n{table(measured, peers, number)}\n")
+    main()
