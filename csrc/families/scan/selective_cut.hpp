@@ -18,8 +18,8 @@ struct CutProblem {
     i64 states;  // of a sequence
     int parts;   // real numbers of one
 };
-// A kernel's launch with so many pieces. `waits`: n blocks of a multiprocessor take n + waits times as long as one block's
-// instructions.
+// A kernel's launch with so many pieces. n blocks that a multiprocessor runs together take the time of n + waits blocks at its
+// full rate, as few blocks leave it waiting.
 struct CutLaunch {
     i64 blocks;    // with one piece a sequence
     int resident;  // of a multiprocessor

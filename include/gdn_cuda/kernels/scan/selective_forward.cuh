@@ -291,8 +291,8 @@ struct SelectiveForward {
                 cp_async_wait<0>();
                 of_kind<kConfig.is_narrow>(tile < plain, args.along_tokens, [&](auto kind) {
                     if (first == 0) elements.prepare(kind, tile);
-                    if constexpr (kind.is_plain_along_tokens) {  // each warp has its own channels, so it can wait for their sum
-                                                                 // meanwhile
+                    if constexpr (kind.is_plain_along_tokens) {
+                        // Each warp prepares the channels that it walks, so it needs no other one for the sums of their steps.
                         __syncwarp();
                         total = total_of_steps();
                     }
