@@ -10,7 +10,8 @@ from . import runtime as _runtime
 
 _runtime.load_library()
 
-from . import gdn, nn, ops, reference, scan, structured  # noqa: E402, F401  (operators exist once the library is loaded)
+from . import conv, gdn, nn, ops, reference, scan, structured  # noqa: E402, F401  (operators exist once the library is loaded)
+from .conv import *  # noqa: E402, F403
 from .gdn import *  # noqa: E402, F403
 from .operators.explain import explain  # noqa: E402
 from .runtime import compile, init, warmup  # noqa: E402
@@ -18,6 +19,7 @@ from .scan import *  # noqa: E402, F403
 from .structured import *  # noqa: E402, F403
 
 __all__ = ["init", "compile", "warmup", "explain", "__version__"]
+__all__ += conv.__all__
 __all__ += gdn.__all__
 __all__ += scan.__all__
 __all__ += structured.__all__

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <filesystem>
+#include <gdn_cuda/conv.hpp>
 #include <gdn_cuda/gdn.hpp>
 #include <gdn_cuda/scan.hpp>
 #include <gdn_cuda/structured.hpp>

@@ -1,4 +1,4 @@
-"""Builds libemulator.so in build/emulator: the kernels of a family, every registered configuration from the very source that
+"""Builds libemulator.so in build/emulator: the kernels of some families, every registered configuration from the very source that
 NVRTC gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used if there."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from translate import translated
 
 from gdn_cuda import _C, runtime
 
-FAMILY = "scan"
+FAMILIES = ("conv", "scan")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build" / "emulator"
@@ -52,7 +52,7 @@ class Unit:
 
     @property
     def target(self) -> Path:
-        return FOLDER / f"{self.source.stem}.o"
+        return FOLDER / f"{self.source.parent.name}_{self.source.stem}.o"
 
     def command(self, compiler: list[str]) -> list[str]:
         return [*compiler, *COMMON, *self.options, "-MMD", "-c", str(self.source), "-o", str(self.target)]
@@ -110,13 +110,12 @@ def _with_places(header: Path) -> str:
 
 def _kernel_units() -> Iterator[Unit]:
     for kernel in _C.kernels():
-        if kernel["family"] == FAMILY:
+        if kernel["family"] in FAMILIES:
+            name = f"{kernel['family']}/{kernel['name']}"
             codes = [(entry["configuration"], entry["code"]) for entry in kernel["configurations"]]
             for first in range(0, len(codes), SLICE):
-                source = FOLDER / f"kernel_{kernel['name']}_{first // SLICE}.cpp"
-                _write(
-                    source, "".join(_registered(f"{FAMILY}/{kernel['name']}", *each) for each in codes[first : first + SLICE])
-                )
+                source = FOLDER / f"{name.replace('/', '_')}_{first // SLICE}.cpp"
+                _write(source, "".join(_registered(name, *each) for each in codes[first : first + SLICE]))
                 yield Unit(source, KERNELS)
     faulty = FOLDER / "faulty_kernels.cpp"
     _write(faulty, _with_places(HERE / "faulty_kernels.cuh"))
@@ -137,7 +136,8 @@ def _host_units() -> Iterator[Unit]:
         *(word for folder in _C.toolchain()["include_dirs"] for word in ("-isystem", str(Path(folder).resolve()))),
     ]
     ahead = ["-include", str(HERE / "operators.hpp")]
-    for source in [*(ROOT / "csrc/families" / FAMILY).glob("*.cpp"), *(ROOT / "csrc/operators").glob("*.cpp")]:
+    folders = [*(ROOT / "csrc/families" / family for family in FAMILIES), ROOT / "csrc/operators"]
+    for source in [each for folder in folders for each in folder.glob("*.cpp")]:
         yield Unit(source, [*options, *ahead])
     yield Unit(HERE / "operators.cpp", options)
     yield Unit(HERE / "grid.cpp", ["-O2"])
