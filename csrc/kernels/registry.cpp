@@ -1,5 +1,6 @@
 #include "registry.hpp"
 
+#include "../families/conv/causal_step.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -68,6 +69,9 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::ComputeO>(),
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
+            entry<conv::CausalStep>(),
+            entry<conv::CausalStepAny>(),
+            entry<conv::CausalStepStaged>(),
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),
             entry<scan::DiagonalScanParts>(),
