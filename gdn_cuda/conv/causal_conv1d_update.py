@@ -235,7 +235,7 @@ def _packed(B: int, T: int, seed: int) -> Arguments:
 # Where `python -m gdn_cuda explain causal_conv1d_update B=256` starts: Qwen3-Next's layers in a server; and a verify.
 typical_call(
     causal_conv1d_update,
-    {"B": 64, "D": 8192, "S": 3, "W": 4},
+    {"B": 64, "D": 8192, "S": 3, "W": 4, "T": 1},
     "x: B D; conv_state: B D S mn; weight: D W",
     "x: B D T mn; conv_state: B D S mn; weight: D W; num_accepted_tokens: B i32",
 )

@@ -40,30 +40,31 @@ def update(x: dict[str, Any]) -> tuple[Any, Any]:
     packed, many = x.get("cu_seqlens") is not None, given.ndim == 3
     out = np.zeros(given.shape)
 
-    def at(n: int, t: int, d: int) -> tuple[int, ...]:
+    def channels(n: int, t: int) -> tuple[Any, ...]:
+        """Where token t of sequence n has its channels."""
         if packed:
-            return (0, d, t) if many else (t, d)
-        return (n, d, t) if many else (n, d)
+            return (0, slice(None), t) if many else (t,)
+        return (n, slice(None), t) if many else (n,)
 
     for n, (start, end) in enumerate(spans(x)):
-        slot = n if x.get("conv_state_indices") is None else int(x["conv_state_indices"][n])
         indexed = x.get("conv_state_indices") is not None
-        poisoned = slot >= len(state) or _too_many(x, end - start)
+        slot = int(x["conv_state_indices"][n]) if indexed else n
         skipped = indexed and (slot < 0 or slot == x.get("null_slot"))
-        for d in range(len(weight)):
-            if skipped or poisoned or start == end:
-                for t in range(start, end):
-                    out[at(n, t, d)] = 0 if skipped else np.nan
-                continue
-            column = state[slot, d]
-            history = _history(x, n, column, weight.shape[1])
-            inputs = [*history, *(given[at(n, t, d)] for t in range(start, end))]
+        if skipped or slot >= len(state) or _too_many(x, end - start):
             for t in range(start, end):
-                z = bias[d]
+                out[channels(n, t)] = 0 if skipped else np.nan
+        elif start < end:
+            column = list(state[slot].T)
+            history = _history(x, n, column, weight.shape[1])
+            inputs = [*history, *(given[channels(n, t)] for t in range(start, end))]
+            for t in range(start, end):
+                z = bias
                 for k in range(weight.shape[1]):
-                    z += weight[d, k] * inputs[t - start + k]
-                out[at(n, t, d)] = z / (1 + np.exp(-z)) if x.get("activation") else z
-            state[slot, d] = _after(x, n, column, history, [rounded[at(n, t, d)] for t in range(start, end)])
+                    z = z + weight[:, k] * inputs[t - start + k]
+                out[channels(n, t)] = z / (1 + np.exp(-z)) if x.get("activation") else z
+            after = _after(x, n, column, history, [rounded[channels(n, t)] for t in range(start, end)])
+            for s, each in enumerate(after):
+                state[slot, :, s] = each
     return out, state
 
 
@@ -71,8 +72,8 @@ def _too_many(x: dict[str, Any], tokens: int) -> bool:
     return x.get("num_accepted_tokens") is not None and x["weight"].shape[1] - 2 + tokens > x["conv_state"].shape[2]
 
 
-def _history(x: dict[str, Any], n: int, column: Any, width: int) -> list[float]:
-    """The inputs before the first token, oldest first."""
+def _history(x: dict[str, Any], n: int, column: list[Any], width: int) -> list[Any]:
+    """The inputs before the first token, oldest first, each of all channels."""
     S = len(column)
     if x.get("cache_seqlens") is not None:
         return [column[(int(x["cache_seqlens"][n]) - (width - 1) + i) % S] for i in range(width - 1)]
@@ -82,8 +83,9 @@ def _history(x: dict[str, Any], n: int, column: Any, width: int) -> list[float]:
     return [column[S - (width - 1) + i] for i in range(width - 1)]
 
 
-def _after(x: dict[str, Any], n: int, column: Any, history: list[float], tokens: list[float]) -> Any:
-    S, after = len(column), column.copy()
+def _after(x: dict[str, Any], n: int, column: list[Any], history: list[Any], tokens: list[Any]) -> list[Any]:
+    """The columns of the state behind the tokens."""
+    S, after = len(column), list(column)
     if x.get("cache_seqlens") is not None:
         for t, number in enumerate(tokens):
             after[(int(x["cache_seqlens"][n]) + t) % S] = number
