@@ -4,4 +4,6 @@ Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the sa
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
-__all__: list[str] = []
+from .causal_conv1d import causal_conv1d
+
+__all__ = ["causal_conv1d"]
