@@ -1,5 +1,9 @@
 #include "registry.hpp"
 
+#include "../families/conv/causal_conv_backward.hpp"
+#include "../families/conv/causal_conv_states.hpp"
+#include "../families/conv/causal_conv_tile.hpp"
+#include "../families/conv/causal_step.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -57,6 +61,10 @@ const std::vector<RegisteredKernel>& registry() {
     static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
+            entry<conv::CausalBackward>(),
+            entry<conv::CausalStatesBehind>(),
+            entry<conv::CausalStatesBackward>(),
+            entry<conv::CausalTile>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
@@ -68,6 +76,9 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::ComputeO>(),
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
+            entry<conv::CausalStep>(),
+            entry<conv::CausalStepAny>(),
+            entry<conv::CausalStepStaged>(),
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),
             entry<scan::DiagonalScanParts>(),

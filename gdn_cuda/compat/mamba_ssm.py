@@ -5,20 +5,21 @@ where transformers looks for mamba_ssm's, so that its Mamba, FalconMamba, Jamba 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..conv import causal_conv1d
 from ..scan import selective_scan
 from ..scan import selective_state_update as _update
+from .stand_in import StandIn
 
 __all__ = [
     "install",
+    "mamba_inner_fn",
+    "mamba_inner_ref",
     "selective_scan_fn",
     "selective_scan_ref",
     "selective_state_update",
@@ -71,12 +72,96 @@ selective_scan_ref = selective_scan_fn
 selective_state_update_ref = selective_state_update
 
 
+# ---- The block
+
+
+def mamba_inner_fn(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    checkpoint_lvl: int = 1,
+    b_rms_weight: Tensor | None = None,
+    c_rms_weight: Tensor | None = None,
+    dt_rms_weight: Tensor | None = None,
+    b_c_dt_rms_eps: float = 1e-6,
+) -> Tensor:
+    """A Mamba block from its first projection on: `causal_conv1d`, `selective_scan` and matrix products, with gradients.
+
+    xz (B, 2d, L) may be contiguous or the transposed view of (B, L, 2d), which is not copied. `checkpoint_lvl`, by which
+    mamba_ssm computes some tensors again in backward, changes nothing. As there, the norm of dt follows its projection.
+    """
+    x, z = xz.chunk(2, 1)
+    x = causal_conv1d(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
+    projected = F.linear(x.mT, x_proj_weight)
+    rank, states = delta_proj_weight.shape[1], A.shape[-1] * (2 if A.is_complex() else 1)
+    delta = F.linear(projected[..., :rank], delta_proj_weight)
+    if dt_rms_weight is not None:
+        delta = _rms_norm(delta, dt_rms_weight, b_c_dt_rms_eps)
+
+    def by_token(given: Tensor | None, columns: slice, bias: Tensor | None, norm: Tensor | None) -> Tensor:
+        if given is not None:
+            return given
+        drawn = projected[..., columns]
+        drawn = drawn if bias is None else drawn + bias.to(drawn.dtype)
+        drawn = (drawn if norm is None else _rms_norm(drawn, norm, b_c_dt_rms_eps)).to(x.dtype)
+        # Pairs of a complex A are neighbours along tokens in a scan, and along states here.
+        return drawn.unflatten(2, (-1, 2)).transpose(1, 2).flatten(2) if A.is_complex() else drawn.mT
+
+    B = by_token(B, slice(rank, rank + states), B_proj_bias, b_rms_weight)
+    C = by_token(C, slice(projected.shape[-1] - states, None), C_proj_bias, c_rms_weight)
+    y = selective_scan(x, delta.to(x.dtype).mT, A, B, C, D, z, delta_bias, None, delta_softplus)
+    return F.linear(y.mT, out_proj_weight, None if out_proj_bias is None else out_proj_bias.to(out_proj_weight.dtype))
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def mamba_inner_ref(
+    xz: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,
+    delta_proj_weight: Tensor,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+) -> Tensor:
+    """`mamba_inner_fn` without norms."""
+    return mamba_inner_fn(
+        *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias),
+        *(A, B, C, D, delta_bias, B_proj_bias, C_proj_bias),
+        delta_softplus=delta_softplus,
+    )
+
+
 # ---- transformers
 
-_PACKAGE = "mamba_ssm"
-# The name that transformers looks up, and how its own functions that call it end.
-_LOOKED_UP = {"selective_scan_fn": "selective_scan", "selective_state_update": "selective_state_update"}
-_replaced: dict[str, Any] | None = None  # by name; None where uninstalled
+_stand_in = StandIn(
+    "mamba_ssm",
+    {"selective_scan_fn": "selective_scan", "selective_state_update": "selective_state_update"},
+    globals(),
+)
 
 
 def install() -> contextlib.AbstractContextManager[Any]:
@@ -84,57 +169,13 @@ def install() -> contextlib.AbstractContextManager[Any]:
 
     It imports mamba_ssm and takes each function by itself: the two of an installed mamba_ssm are replaced there; without one, a
     module of that name is there that has these two only. Models that are imported already look them up again.
+
+    `mamba_inner_fn` is not among them: it is given no mask, so padding before a sequence would change what a model computes;
+    and FalconMamba normalizes dt before its projection.
     """
-    global _replaced
-    if _replaced is None:
-        package = _mamba_ssm()
-        _replaced = {name: vars(package).get(name) for name in _LOOKED_UP}
-        for name in _LOOKED_UP:
-            setattr(package, name, globals()[name])
-        _look_up_again()
-    undo = contextlib.ExitStack()
-    undo.callback(uninstall)
-    return undo
+    return _stand_in.install()
 
 
 def uninstall() -> None:
     """Undoes `install`; models that transformers has imported look again for mamba_ssm's functions."""
-    global _replaced
-    if _replaced is None:
-        return
-    package = sys.modules[_PACKAGE]
-    for name, before in _replaced.items():
-        delattr(package, name) if before is None else setattr(package, name, before)
-    if package.__spec__ is _SPEC:
-        del sys.modules[_PACKAGE]
-    _replaced = None
-    _look_up_again()
-
-
-_SPEC = ModuleSpec(_PACKAGE, loader=None)
-
-
-def _mamba_ssm() -> ModuleType:
-    try:
-        return importlib.import_module(_PACKAGE)
-    except Exception:  # not installed, or built for another torch
-        package = ModuleType(_PACKAGE, "Stands in for mamba_ssm: gdn_cuda.compat.mamba_ssm.install")
-        package.__spec__ = _SPEC
-        sys.modules[_PACKAGE] = package
-        return package
-
-
-def _look_up_again() -> None:
-    """transformers looks functions up once, by a decorator in the modules of its models."""
-    kernels = sys.modules.get("transformers.integrations.hub_kernels")
-    for name, module in list(sys.modules.items()):
-        if kernels is None or not (name.startswith("transformers.models.") and ".modeling_" in name):
-            continue
-        for attribute, function in list(vars(module).items()):
-            for looked_up, end in _LOOKED_UP.items():
-                if attribute.endswith(end) and getattr(function, "__module__", None) == name:
-                    if not hasattr(function, "__wrapped__"):
-                        expected = "expected a call before its import where the package kernels is installed, got one after"
-                        raise RuntimeError(f"install: {name}: {expected}")
-                    decorate = kernels.use_kernel_func_from_hub_with_fallback(looked_up, _PACKAGE)
-                    setattr(module, attribute, decorate(function.__wrapped__))
+    _stand_in.uninstall()

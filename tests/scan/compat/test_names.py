@@ -18,10 +18,14 @@ from gdn_cuda.compat import lrnnx, mamba_ssm
 BATCH, DIM, N, L = 2, 3, 4, 7
 # Parameters as the peers' sources have them: mamba_ssm 2.3.2, lrnnx 1.0.0.post1.
 STEP = "state x dt A B C D z dt_bias dt_softplus"
+BLOCK = "xz conv1d_weight conv1d_bias x_proj_weight delta_proj_weight out_proj_weight out_proj_bias A B C D delta_bias"
+NORMS = "b_rms_weight c_rms_weight dt_rms_weight b_c_dt_rms_eps"
 SIGNATURES: dict[ModuleType, dict[str, str]] = {
     mamba_ssm: {
         "selective_scan_fn": "u delta A B C D z delta_bias delta_softplus return_last_state",
         "selective_state_update": f"{STEP} state_batch_indices",
+        "mamba_inner_fn": f"{BLOCK} B_proj_bias C_proj_bias delta_softplus checkpoint_lvl {NORMS}",
+        "mamba_inner_ref": f"{BLOCK} B_proj_bias C_proj_bias delta_softplus",
     },
     lrnnx: {
         "selective_scan_fn": "u delta A B C D z delta_bias deltaA delta_softplus return_last_state discretization",

@@ -1,0 +1,166 @@
+// Host side of conv/causal_step, conv/causal_step_staged and conv/causal_step_any: which of them, configuration and launch.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <gdn_cuda/kernels/conv/causal_step_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::conv {
+
+struct CausalStepProblem {
+    i64 sequences, channels;
+    int width, columns;
+    DType io, state;
+    StateWindow window;
+    bool vectors;           // channels are neighbours in x and out, in whole 16-byte units
+    bool columns_vectors;   // and in each column of the state
+    bool channels_vectors;  // or a channel's columns are neighbours in the state, and channels follow each other, as units
+};
+
+enum class CausalStepKernel { vectors, staged, any };
+
+inline constexpr std::array kCausalStepConfigurations = [] {
+    struct Types {
+        DType io, state;
+    };
+    constexpr std::array kTypes = {Types{DType::bf16, DType::bf16}, Types{DType::bf16, DType::f32},
+                                   Types{DType::f16, DType::f16}, Types{DType::f16, DType::f32}, Types{DType::f32, DType::f32}};
+    std::array<CausalStepConfig, 2 * kTypes.size()> all{};
+    for (size_t i = 0; i < all.size(); ++i)
+        all[i] = {.io = kTypes[i / 2].io, .state = kTypes[i / 2].state, .width = i % 2 == 0 ? 4 : 3};
+    return all;
+}();
+// States as wide as the history, and as transformers' caches one column wider.
+inline constexpr std::array kCausalStepStagedConfigurations = [] {
+    constexpr std::array kTypes = {DType::bf16, DType::f16, DType::f32};
+    std::array<CausalStepStagedConfig, 4 * kTypes.size()> all{};
+    for (size_t i = 0; i < all.size(); ++i) {
+        const int width = i % 4 < 2 ? 4 : 3;
+        all[i] = {.io = kTypes[i / 4], .width = width, .columns = width - 1 + static_cast<int>(i % 2)};
+    }
+    return all;
+}();
+inline constexpr CausalStepAnyConfig kCausalStepAny = {.threads = kStepThreads};
+
+constexpr CausalStepConfig causal_step_config(const CausalStepProblem& problem) {
+    return {.io = problem.io, .state = problem.state, .width = problem.width};
+}
+constexpr CausalStepStagedConfig causal_step_staged_config(const CausalStepProblem& problem) {
+    return {.io = problem.io, .width = problem.width, .columns = problem.columns};
+}
+
+struct CausalStepChoice {
+    CausalStepKernel kernel;
+    int block_sequences;
+};
+
+inline int causal_step_block_channels(const CausalStepProblem& problem, CausalStepKernel kernel) {
+    return kernel == CausalStepKernel::any ? kCausalStepAny.threads : kStepThreads * 16 / bytes_of(problem.state);
+}
+
+inline Blocks causal_step_blocks(const CausalStepProblem& problem, const CausalStepChoice& choice) {
+    return {ceil_div(problem.sequences, choice.block_sequences),
+            ceil_div(problem.channels, causal_step_block_channels(problem, choice.kernel)), 1};
+}
+
+// Blocks take as many sequences as leave each SM its blocks at once: they share taps, and what the next sequence needs is
+// loaded while one is computed.
+inline CausalStepChoice causal_step_choice(const CausalStepProblem& problem, const jit::DeviceTraits& device) {
+    const auto has = [](const auto& all, const auto& config) { return std::ranges::find(all, config) != all.end(); };
+    const bool vectors =
+        problem.vectors && problem.columns_vectors && has(kCausalStepConfigurations, causal_step_config(problem));
+    const bool staged = problem.vectors && problem.channels_vectors && problem.io == problem.state &&
+                        problem.window == StateWindow::last &&
+                        has(kCausalStepStagedConfigurations, causal_step_staged_config(problem));
+    if (!vectors && !staged) return {CausalStepKernel::any, 1};
+    const CausalStepKernel kernel = vectors ? CausalStepKernel::vectors : CausalStepKernel::staged;
+    const i64 one_each = problem.sequences * ceil_div(problem.channels, causal_step_block_channels(problem, kernel));
+    const i64 together = std::max(device.multiprocessors, 1) * i64{kStepBlocks};
+    return {kernel, static_cast<int>(std::clamp(ceil_div(one_each, together), i64{1}, std::max(problem.sequences, i64{1})))};
+}
+
+inline std::string explain_causal_step(const CausalStepProblem& problem, const jit::DeviceTraits& device) {
+    const CausalStepChoice choice = causal_step_choice(problem, device);
+    const std::string shared =
+        fmt::format("{} sequences a block on {} multiprocessors", choice.block_sequences, device.multiprocessors);
+    switch (choice.kernel) {
+        case CausalStepKernel::vectors:
+            return fmt::format("columns of the state are vectors of channels; {}", shared);
+        case CausalStepKernel::staged:
+            return fmt::format("{} columns of a channel are contiguous: through shared memory; {}", problem.columns, shared);
+        case CausalStepKernel::any:
+            return fmt::format("a thread a channel: {}", !problem.vectors ? "x or out are not in 16-byte vectors of channels"
+                                                         : problem.width != 3 && problem.width != 4
+                                                             ? fmt::format("W = {}", problem.width)
+                                                             : std::string("the state is not in 16-byte units, or of a type, "
+                                                                           "a length or a window without a kernel of its own"));
+    }
+    return {};
+}
+
+struct CausalStepAny {
+    using Config = CausalStepAnyConfig;
+    using Args = CausalStepArgs;
+    static constexpr const char *family = "conv", *name = "causal_step_any", *config_type = "CausalStepAnyConfig",
+                                *args_type = "CausalStepArgs";
+    static constexpr const char* summary = "tokens through a causal convolution of any width, states of any strides in place";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {kCausalStepAny};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config& config) { return config.threads; }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kConfigurations, CausalStepAnySharedPlan>(config, std::make_index_sequence<kConfigurations.size()>());
+    }
+};
+
+struct CausalStepStaged {
+    using Config = CausalStepStagedConfig;
+    using Args = CausalStepArgs;
+    static constexpr const char *family = "conv", *name = "causal_step_staged", *config_type = "CausalStepStagedConfig",
+                                *args_type = "CausalStepArgs";
+    static constexpr const char* summary = "the same where a channel's columns are contiguous: staged in shared memory";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kCausalStepStagedConfigurations; }
+    static int threads(const Config&) { return kStepThreads; }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kCausalStepStagedConfigurations, CausalStepStagedSharedPlan>(
+            config, std::make_index_sequence<kCausalStepStagedConfigurations.size()>());
+    }
+};
+
+struct CausalStep {
+    using Config = CausalStepConfig;
+    using Args = CausalStepArgs;
+    static constexpr const char *family = "conv", *name = "causal_step", *config_type = "CausalStepConfig",
+                                *args_type = "CausalStepArgs";
+    static constexpr const char* summary = "tokens of every sequence through a causal convolution, states of a pool in place";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kCausalStepConfigurations; }
+    static int threads(const Config&) { return kStepThreads; }
+    static int shared_bytes(const Config&) { return 0; }
+
+    static void run(const CausalStepProblem& problem, Args args, const Target& target) {
+        if (problem.sequences == 0 || problem.channels == 0 || args.tokens == 0) return;
+        const CausalStepChoice choice = causal_step_choice(problem, jit::device_traits(target.ordinal));
+        args.block_sequences = choice.block_sequences;
+        const Blocks blocks = causal_step_blocks(problem, choice);
+        const auto why = [&](const auto& device) { return explain_causal_step(problem, device); };
+        if (choice.kernel == CausalStepKernel::vectors)
+            launch<CausalStep>(causal_step_config(problem), args, blocks, target, why);
+        else if (choice.kernel == CausalStepKernel::staged)
+            launch<CausalStepStaged>(causal_step_staged_config(problem), args, blocks, target, why);
+        else
+            launch<CausalStepAny>(kCausalStepAny, args, blocks, target, why);
+    }
+};
+
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,119 @@
+"""Replaces the package causal_conv1d, 1.7: its functions, and those of `causal_conv1d_varlen`. `install` puts them where
+transformers looks for causal_conv1d's, so that its Mamba, Qwen3-Next, LFM2 and other models with a short convolution use them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..conv import causal_conv1d
+from ..conv import causal_conv1d_update as _update
+from .stand_in import StandIn
+
+__all__ = [
+    "causal_conv1d_fn",
+    "causal_conv1d_ref",
+    "causal_conv1d_update",
+    "causal_conv1d_update_ref",
+    "causal_conv1d_varlen_states",
+    "causal_conv1d_varlen_states_ref",
+    "install",
+    "uninstall",
+]
+
+
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`gdn_cuda.causal_conv1d`: W up to 32, any dtypes of x and weights, CPU tensors too.
+
+    Final states are in x's dtype, or written to `final_states_out`, which is then returned. Every layout of x has them, also
+    with seq_idx.
+    """
+    if not return_final_states:
+        return causal_conv1d(x, weight, bias, seq_idx, initial_states, False, activation)
+    out, states = causal_conv1d(x, weight, bias, seq_idx, initial_states, True, activation)
+    return out, states.to(x.dtype) if final_states_out is None else final_states_out.copy_(states)
+
+
+def causal_conv1d_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+    seq_idx: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`causal_conv1d_fn`, whose arguments the peer has in another order here."""
+    return causal_conv1d_fn(x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+) -> Tensor:
+    """`gdn_cuda.causal_conv1d_update`: W up to 32, any dtypes of x, state and weights, CPU tensors too."""
+    return _update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+
+
+def causal_conv1d_update_ref(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+) -> Tensor:
+    """`causal_conv1d_update` without slots."""
+    return _update(x, conv_state, weight, bias, activation, cache_seqlens)
+
+
+def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
+    """The last `state_len` tokens of each sequence of x (tokens, dim) as (sequences, dim, state_len), zeros in front where
+    there are fewer. In torch, without a synchronization; it is differentiable."""
+    ends, starts = cu_seqlens[1:, None].long(), cu_seqlens[:-1, None].long()
+    tokens = ends + torch.arange(-state_len, 0, device=x.device)
+    if x.shape[0] == 0:
+        return x.new_zeros(*tokens.shape, x.shape[1]).mT
+    states = x[tokens.clamp(0, x.shape[0] - 1)]
+    return states.masked_fill((tokens < starts)[..., None], 0).mT
+
+
+# What runs without CUDA has this name there.
+causal_conv1d_varlen_states_ref = causal_conv1d_varlen_states
+
+_stand_in = StandIn(
+    "causal_conv1d", {name: name for name in ("causal_conv1d_fn", "causal_conv1d_update")}, globals()
+)  # transformers' own functions have the same names
+
+
+def install() -> contextlib.AbstractContextManager[Any]:
+    """transformers 5 finds `causal_conv1d_fn` and `causal_conv1d_update` here, until `uninstall`, or to the end of a `with`.
+
+    It imports causal_conv1d and takes each function by itself: the two of an installed causal_conv1d are replaced there;
+    without one, a module of that name is there that has these two only. Models that are imported already look them up again.
+    """
+    return _stand_in.install()
+
+
+def uninstall() -> None:
+    """Undoes `install`; models that transformers has imported look again for causal_conv1d's functions."""
+    _stand_in.uninstall()

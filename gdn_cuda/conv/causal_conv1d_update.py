@@ -1,0 +1,321 @@
+"""A token or a few through a causal convolution: the operator, its reference, examples, benchmark and sanitizer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..operators.autograd import keep_autograd_out, with_autograd
+from ..operators.calls import typical_call
+from ..operators.examples import Arguments, example
+from ..operators.examples import draw as drawn
+from ..operators.measure import Absent, Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
+from ..operators.registration import register
+from ..operators.schema import not_a_tensor, refuse
+from ..operators.state_slots import accepted_column, check_slots, is_slot
+
+_NAME = "causal_conv1d_update"
+_ACTIVATIONS = (None, "silu", "swish")
+
+
+# ---- The reference: one sequence after the other, in fp64 whatever the inputs
+
+
+def _sequences(x: Any) -> list[Tensor]:
+    """The tokens (D, T) of each sequence, as views."""
+    if x.cu_seqlens is None:
+        return list(x.x.unsqueeze(2) if x.x.dim() == 2 else x.x)
+    packed = x.x.T if x.x.dim() == 2 else x.x[0]
+    offsets = x.cu_seqlens.tolist()
+    return [packed[:, start:end] for start, end in pairwise(offsets)]
+
+
+def _history_columns(x: Any, n: int, columns: int) -> Tensor:
+    """Columns of the W − 1 inputs before the first token of sequence n."""
+    history = x.weight.shape[1] - 1
+    if x.cache_seqlens is not None:
+        return (int(x.cache_seqlens[n]) % columns + torch.arange(-history, 0)) % columns
+    first = columns - history
+    if x.num_accepted_tokens is not None:
+        first = max(int(x.num_accepted_tokens[n]), 1) - 1
+    return torch.arange(first, first + history)
+
+
+def _push(x: Any, n: int, state: Tensor, history: Tensor, tokens: Tensor) -> None:
+    """Writes the state (D, S) of sequence n behind its tokens, of which there are some."""
+    columns, count = state.shape[1], tokens.shape[1]
+    if x.cache_seqlens is not None:
+        kept = tokens[:, max(count - columns, 0) :]
+        first = int(x.cache_seqlens[n]) % columns
+        state[:, (first + torch.arange(count - kept.shape[1], count)) % columns] = kept.to(state.dtype)
+    elif x.num_accepted_tokens is not None:
+        after = torch.cat([history, tokens.to(state.dtype)], 1)[:, 1:]
+        state[:, : after.shape[1]] = after
+    else:
+        every = torch.cat([state, tokens.to(state.dtype)], 1)
+        state.copy_(every[:, every.shape[1] - columns :])
+
+
+def _check_indices(x: Any, slots: Tensor, sequences: list[Tensor]) -> None:
+    """What the C++ checks do not see, as it depends on values."""
+    check_slots(_NAME, "conv_state_indices", slots, x.conv_state.shape[0], x.null_slot)
+    if x.num_accepted_tokens is None:
+        return
+    room = x.conv_state.shape[2] - x.weight.shape[1] + 2
+    accepted_column(_NAME, x.num_accepted_tokens, len(sequences), max(room, 1), slots.device)
+    for n in is_slot(slots, x.null_slot).nonzero()[:, 0].tolist():
+        if sequences[n].shape[1] > room:
+            raise IndexError(f"{_NAME}: cu_seqlens: expected at most {room} tokens a sequence, got {sequences[n].shape[1]}")
+
+
+@torch.no_grad()
+def _reference(x: Any) -> Tensor:
+    """States are rounded when stored, never between the tokens of one call."""
+    sequences = _sequences(x)
+    slots = torch.arange(len(sequences)) if x.conv_state_indices is None else x.conv_state_indices.to(torch.int64)
+    _check_indices(x, slots, sequences)
+    out = torch.zeros_like(x.x, dtype=torch.float64)
+    results = _sequences(_With(x, out))
+    runs = is_slot(slots, x.null_slot) if x.conv_state_indices is not None else torch.ones(len(sequences), dtype=torch.bool)
+    weight = x.weight.to(torch.float64)
+    for n, (tokens, result) in enumerate(zip(sequences, results, strict=True)):
+        if not runs[n] or tokens.shape[1] == 0:
+            continue
+        state = x.conv_state[int(slots[n])]
+        history = state[:, _history_columns(x, n, state.shape[1])]
+        inputs = torch.cat([history.to(torch.float64), tokens.to(torch.float64)], 1)
+        y = (inputs.unfold(1, weight.shape[1], 1) * weight[:, None]).sum(2)
+        y = y if x.bias is None else y + x.bias.to(torch.float64)[:, None]
+        result.copy_(F.silu(y) if x.silu else y)
+        _push(x, n, state, history, tokens)
+    return out.to(x.x.dtype)
+
+
+class _With:
+    """The sequences of another tensor like x."""
+
+    def __init__(self, x: Any, other: Tensor):
+        self.x, self.cu_seqlens = other, x.cu_seqlens
+
+
+_update = register(_NAME, reference=_reference, defaults={"activation": None})
+keep_autograd_out(_update)
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+    *,
+    num_accepted_tokens: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    null_slot: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """One token or several of every sequence through a causal convolution, with states updated in place: the serving step.
+
+    Formula:
+        inputs = the W − 1 inputs before, then x
+        z[d, t] = bias[d] + Σ_k weight[d, k] · inputs[d, t + k],  out = z, or z · sigmoid(z) for "silu" and "swish"
+
+    Shapes:
+        x, out: (B, D) or (B, D, T), fp32, bf16 or fp16, any strides; out is like x, and may be x itself
+        with cu_seqlens, (sequences + 1,) int32 or int64: x (tokens, D) or (1, D, tokens), packed sequences
+        conv_state: (B or slots, D, S), S at least W − 1; fp32, bf16 or fp16, any strides
+        weight: (D, W), W from 1 to 32; bias: (D,); fp32, bf16 or fp16
+        cache_seqlens, num_accepted_tokens: (B or sequences,), int32 or int64
+        conv_state_indices: (B or sequences,), int32 or int64, any stride; None: sequence n has state n
+
+    The inputs before are in the columns of the state, and the tokens go there too, in one of three ways:
+        by default the last W − 1 columns, as the tokens push out the oldest ones: the state is the last S inputs
+        with cache_seqlens the W − 1 columns before column cache_seqlens mod S, circularly; token t goes to column
+          (cache_seqlens + t) mod S
+        with num_accepted_tokens W − 1 columns from column max(accepted, 1) − 1 on, for speculative verify: column 0 and
+          following get these inputs but the first, and then all T tokens, W − 2 + T columns in all. Behind it the next call
+          continues after as many of the tokens as it is told were accepted
+
+    Nothing synchronizes, and nothing is allocated but out, so that a call can be part of a CUDA graph.
+
+    Edge cases:
+        A negative slot, or null_slot, skips its sequence: zero output, no slot touched. Without tokens a state stays as it is.
+        A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
+        So do more tokens than a state has room for with num_accepted_tokens; a higher number of accepted tokens raises on CPU
+          tensors, and is on a GPU the highest that there can be.
+        Tokens behind the last packed sequence have the output 0. Two sequences on one slot race.
+
+    Example:
+        >>> state, weight = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[100.0, 10.0, 1.0]])
+        >>> gdn_cuda.causal_conv1d_update(torch.tensor([[3.0]]), state, weight), state
+        (tensor([[123.]]), tensor([[[2., 3.]]]))
+        >>> gdn_cuda.causal_conv1d_update(torch.tensor([[[4.0, 5.0]]]), state, weight), state
+        (tensor([[[234., 345.]]]), tensor([[[4., 5.]]]))
+    """
+    if activation not in _ACTIVATIONS:
+        refuse(_NAME, "activation", "None, 'silu' or 'swish'", repr(activation))
+    if out is None:
+        if not isinstance(x, Tensor):
+            raise ValueError(not_a_tensor(_NAME, "x", x))
+        out = torch.empty_like(x)  # with x's layout
+    silu = activation is not None
+    given = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices, num_accepted_tokens, cu_seqlens)
+    with_autograd(_update, (*given, null_slot, silu, out))
+    return out
+
+
+# ---- Examples
+
+_CHANNELS = 24
+
+
+def _inputs(
+    B: int,
+    T: int | None,
+    seed: int,
+    W: int = 4,
+    columns: int | None = None,
+    slots: int = 0,
+    io: torch.dtype = torch.float32,
+    state: torch.dtype | None = None,
+) -> Arguments:
+    """T = None: one token without a dimension."""
+    columns = W - 1 if columns is None else columns
+    return {
+        "x": drawn(*((B, _CHANNELS) if T is None else (B, _CHANNELS, T)), seed=seed, dtype=io),
+        "conv_state": drawn(max(slots, B), _CHANNELS, columns, seed=seed + 1, dtype=state or io),
+        "weight": drawn(_CHANNELS, W, seed=seed + 2, dtype=io),
+        "bias": drawn(_CHANNELS, seed=seed + 3, dtype=io),
+    }
+
+
+@example(causal_conv1d_update)
+def _one_token(B: int, T: int, seed: int) -> Arguments:
+    slots = torch.arange(B, dtype=torch.int32).flip(0) + 1
+    slots[1:2] = -1  # a padding row
+    x = _inputs(B, None, seed, slots=B + 2, io=torch.bfloat16)
+    return x | {"conv_state_indices": slots, "null_slot": 0, "activation": "silu"}
+
+
+@example(causal_conv1d_update, "causal_conv1d_update-tokens")
+def _tokens(B: int, T: int, seed: int) -> Arguments:
+    return _inputs(B, T, seed, W=7, columns=9, state=torch.float16)
+
+
+@example(causal_conv1d_update, "causal_conv1d_update-circular")
+def _circular(B: int, T: int, seed: int) -> Arguments:
+    x = _inputs(B, T, seed, columns=5)
+    return x | {"cache_seqlens": torch.arange(B, dtype=torch.int32) * 3, "activation": "swish"}
+
+
+@example(causal_conv1d_update, "causal_conv1d_update-verify")
+def _verify(B: int, T: int, seed: int) -> Arguments:
+    """States (slots, S, D), as engines keep them."""
+    x = _inputs(B, T, seed, columns=T + 3, io=torch.bfloat16)
+    x["conv_state"] = x["conv_state"].mT.contiguous().mT
+    return x | {"num_accepted_tokens": torch.arange(B) % (T + 1), "activation": "silu"}
+
+
+@example(causal_conv1d_update, "causal_conv1d_update-packed", packed=True)
+def _packed(B: int, T: int, seed: int) -> Arguments:
+    x = _inputs(7, None, seed, W=3, columns=6, slots=5)
+    offsets = torch.tensor([0, 2, 2, 6], dtype=torch.int32)
+    more = {"conv_state_indices": torch.tensor([4, 0, 2]), "num_accepted_tokens": torch.tensor([1, 2, 3])}
+    return x | {"cu_seqlens": offsets} | more
+
+
+# Where `python -m gdn_cuda explain causal_conv1d_update B=256` starts: Qwen3-Next's layers in a server; and a verify.
+typical_call(
+    causal_conv1d_update,
+    {"B": 64, "D": 8192, "S": 3, "W": 4, "T": 1},
+    "x: B D; conv_state: B D S mn; weight: D W",
+    "x: B D T mn; conv_state: B D S mn; weight: D W; num_accepted_tokens: B i32",
+)
+
+
+# ---- Benchmarks
+
+
+def _causal_conv1d(x: Inputs) -> Peer:
+    """The CUDA kernel of the package causal-conv1d."""
+    step = import_peer("causal_conv1d", "causal_conv1d_update")
+    if "num_accepted_tokens" in x:
+        raise Absent("it has no window for verify")
+    state = x["conv_state"].clone(memory_format=torch.preserve_format)
+    given = {name: y for name, y in x.items() if name not in ("conv_state", "out")}
+    return Peer(lambda: step(conv_state=state, **given), lambda returned: (returned, state))
+
+
+@bench({"causal-conv1d": _causal_conv1d}, operator=_NAME)
+def _measured(device: str) -> Iterator[Case]:
+    on_gpu = device == "cuda"
+    channels = 8192 if on_gpu else 512
+    for rows, batch in product((True, False), (1, 16, 64, 256, 1024) if on_gpu else (1, 4)):
+        layout = "(slots, S, D)" if rows else "(slots, D, S)"
+        yield Case(f"B={batch} D={channels} W=4 state {layout}", partial(_work, device, batch, channels, rows))
+    for batch, tokens in product((1, 64) if on_gpu else (1,), (2, 4, 8)):
+        shape = f"B={batch} T={tokens} D={channels} W=4 verify, state (slots, S, D)"
+        yield Case(shape, partial(_work, device, batch, channels, True, tokens))
+
+
+def _work(device: str, batch: int, channels: int, rows: bool, tokens: int | None = None, W: int = 4) -> Work:
+    columns = W - 1 if tokens is None else W - 2 + tokens
+    state = normal(batch, columns, channels, device=device).mT
+    x: Inputs = {
+        "x": normal(batch, channels, device=device) if tokens is None else normal(batch, tokens, channels, device=device).mT,
+        "conv_state": state if rows else state.contiguous(),
+        "weight": normal(channels, W, device=device),
+        "bias": normal(channels, device=device),
+        "activation": "silu",
+        "conv_state_indices": torch.arange(batch, device=device, dtype=torch.int32),
+    }
+    if tokens is not None:
+        x["num_accepted_tokens"] = torch.ones(batch, device=device, dtype=torch.int32)
+    x["out"] = torch.empty_like(x["x"])
+
+    def outcome(inputs: Inputs) -> Outcome:
+        copy = inputs["conv_state"].clone(memory_format=torch.preserve_format)
+        return causal_conv1d_update(**inputs | {"conv_state": copy, "out": None}), copy
+
+    read = batch * (W - 1) * channels * state.element_size()
+    moved = read + size(state, x["x"], x["out"], x["weight"], x["bias"])
+    return Work(partial(causal_conv1d_update, **x), moved, 0, x, outcome, x)
+
+
+# ---- compute-sanitizer
+
+_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
+
+
+@sanitizes("causal_step", "causal_step_staged", "causal_step_any")
+def _sanitized() -> None:
+    """Either layout of the state, with rows in whole vectors and not, in every window; and several sequences a block."""
+    for io, rows, channels, W in product((torch.bfloat16, torch.float32), (True, False), (264, 37), (3, 4, 7)):
+        for window in ("last", "circular", "verify"):
+            _sanitized_call(5, channels, W, io, rows, window, tokens=3)
+    for rows, io in product((True, False), (torch.bfloat16, torch.float16, torch.float32)):
+        _sanitized_call(3000, 264, 4, io, rows, "last", tokens=None)
+
+
+def _sanitized_call(batch: int, channels: int, W: int, io: torch.dtype, rows: bool, window: str, tokens: int | None) -> None:
+    columns = W - 1 if window == "last" else W + 2
+    state = draw(4, columns, channels, dtype=io).mT
+    slots = torch.tensor(_HOSTILE, device="cuda").repeat(batch)[:batch]
+    numbers = {"last": {}, "circular": {"cache_seqlens": slots}, "verify": {"num_accepted_tokens": slots}}[window]
+    causal_conv1d_update(
+        draw(batch, channels, dtype=io) if tokens is None else draw(batch, tokens, channels, dtype=io).mT,
+        state if rows else state.contiguous(),
+        draw(channels, W, dtype=io),
+        draw(channels),
+        "silu",
+        conv_state_indices=slots,
+        **numbers,
+    )

@@ -1,0 +1,138 @@
+// conv/causal_step: a token or a few of every sequence through a causal depthwise convolution, with states of a pool updated in
+// place, where neighbouring channels are neighbours in memory: in x, in the output, and in each column of the state.
+//
+//     y[t] = silu(bias + Σ_k weight[k] history_and_x[t + k])
+//
+// A lane has 16 bytes of a column and walks the tokens of a sequence with the last W - 1 columns in registers. A block has the
+// same channels of several sequences: taps are loaded once, and the state and first token of the next sequence are on their way
+// while one is computed.
+//
+// Bound: the state's bytes, read and written once, and x and out. Few sequences: latency, of the slot and then of the state.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+
+namespace gdn_cuda::conv {
+
+template <CausalStepConfig kConfig>
+struct StepTypes {
+    using Io = Storage<kConfig.io>;
+    using State = Storage<kConfig.state>;
+    using X = Vector<Io, kConfig.vector(), true>;
+    using Column = Vector<State, kConfig.vector(), true>;
+};
+
+// A column from a token: its bits where the types are the same.
+template <CausalStepConfig kConfig>
+__device__ __forceinline__ typename StepTypes<kConfig>::Column column_of(const typename StepTypes<kConfig>::X& x) {
+    if constexpr (kConfig.io == kConfig.state) {
+        return x;
+    } else {
+        typename StepTypes<kConfig>::Column column;
+#pragma unroll
+        for (int v = 0; v < kConfig.vector(); ++v) column.set(v, x[v]);
+        return column;
+    }
+}
+
+// A sequence, its history and its first token, in flight.
+template <CausalStepConfig kConfig>
+struct LoadedSequence {
+    using Types = StepTypes<kConfig>;
+    StepSequence sequence;
+    typename Types::Column history[kConfig.width - 1];
+    typename Types::X x;
+    typename Types::State* state;  // of the lane's channels
+
+    __device__ __forceinline__ void load(const CausalStepArgs& args, int n, i64 channel) {
+        sequence = step_sequence(args, n);
+        if (sequence.place != Place::run || sequence.length == 0) return;
+        state = static_cast<typename Types::State*>(const_cast<void*>(args.state.values.data)) +
+                sequence.slot * args.state.slot + channel;
+#pragma unroll
+        for (int i = 0; i < kConfig.width - 1; ++i)
+            history[i].load(state + sequence.history_column(args, i) * args.state.column);
+        x.load(token(args, n, channel, 0));
+    }
+    __device__ __forceinline__ const typename Types::Io* token(const CausalStepArgs& args, int n, i64 channel, int t) const {
+        return static_cast<const typename Types::Io*>(args.x.values.data) + n * args.x.sequence +
+               (sequence.start + t) * args.x.token + channel;
+    }
+};
+
+// The columns of a sequence that its tokens push on: all reads come before the writes to the same place.
+template <CausalStepConfig kConfig>
+__device__ __forceinline__ void push_columns(const CausalStepArgs& args, const LoadedSequence<kConfig>& loaded) {
+    const int count = loaded.sequence.moved(args), history_to = loaded.sequence.history_to(args);
+#pragma unroll 1
+    for (int column = 0; column < count; ++column) {
+        typename StepTypes<kConfig>::Column moved;
+        moved.load(loaded.state + (column + i64{loaded.sequence.length}) * args.state.column);
+        moved.store(loaded.state + column * args.state.column);
+    }
+#pragma unroll
+    for (int i = 0; i < kConfig.width - 1; ++i)
+        if (i + history_to >= 0) loaded.history[i].store(loaded.state + (i + history_to) * args.state.column);
+}
+
+template <CausalStepConfig kConfig>
+__device__ __forceinline__ void walk_tokens(const CausalStepArgs& args, LoadedSequence<kConfig>& loaded,
+                                            const StepTaps<kConfig.width, kConfig.vector()>& taps, int n, i64 channel,
+                                            typename StepTypes<kConfig>::Io* out) {
+    using Types = StepTypes<kConfig>;
+    constexpr int kHistory = kConfig.width - 1;
+    const StepSequence& sequence = loaded.sequence;
+    const int kept_from = sequence.kept_from(args);
+    int column = sequence.token_to(args);
+#pragma unroll 1
+    for (int t = 0; t < sequence.length; ++t, out += args.out.token) {
+        typename Types::X later;
+        if (t + 1 < sequence.length) later.load(loaded.token(args, n, channel, t + 1));
+        const auto as_column = column_of<kConfig>(loaded.x);
+        if (t >= kept_from) as_column.store(loaded.state + column * args.state.column);
+        column = sequence.column_after(args, column);
+        typename Types::X y;
+#pragma unroll
+        for (int v = 0; v < kConfig.vector(); ++v) {
+            const float sum = taps.sum(v, [&](int k, int u) { return loaded.history[k][u]; }, loaded.x);
+            y.set(v, activated(sum, args.silu));
+        }
+        y.store(out);
+#pragma unroll
+        for (int i = 0; i + 1 < kHistory; ++i) loaded.history[i] = loaded.history[i + 1];
+        loaded.history[kHistory - 1] = as_column;
+        loaded.x = later;
+    }
+}
+
+template <CausalStepConfig kConfig>
+__global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step(const __grid_constant__ CausalStepArgs args) {
+    using Io = typename StepTypes<kConfig>::Io;
+    const i64 channel = (static_cast<i64>(blockIdx.y) * kStepThreads + threadIdx.x) * kConfig.vector();
+    if (channel >= args.channels) return;
+    const int first = static_cast<int>(blockIdx.x) * args.block_sequences;
+    const int count = min(args.block_sequences, args.sequences - first);
+
+    LoadedSequence<kConfig> now, next;
+    now.load(args, first, channel);
+    StepTaps<kConfig.width, kConfig.vector()> taps;
+    taps.load(args, channel);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, now = next) {
+        const int n = first + i;
+        if (i + 1 < count) next.load(args, n + 1, channel);
+        Io* const outputs = static_cast<Io*>(const_cast<void*>(args.out.values.data)) + n * args.out.sequence + channel;
+        Io* const out = outputs + now.sequence.start * args.out.token;
+        if (now.sequence.place != Place::run) {
+            fill_outputs<Io, kConfig.vector()>(out, args.out.token, now.sequence.length,
+                                               output_without_state(now.sequence.place));
+        } else if (now.sequence.length > 0) {
+            push_columns<kConfig>(args, now);
+            walk_tokens<kConfig>(args, now, taps, n, channel, out);
+        }
+        const Tail tail = tail_after(args, n, now.sequence);
+        fill_outputs<Io, kConfig.vector()>(outputs + tail.start * args.out.token, args.out.token, tail.length, 0.f);
+    }
+}
+
+}  // namespace gdn_cuda::conv

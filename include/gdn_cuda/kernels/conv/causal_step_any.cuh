@@ -1,0 +1,102 @@
+// conv/causal_step_any: the step of conv/causal_step for every width up to 32, and for tensors of any strides and types.
+//
+// A thread has one channel of one sequence and walks its tokens. The last W - 1 inputs are fp32 in shared memory, as a ring
+// whose oldest number each token replaces; taps come from L1. Neighbouring threads have neighbouring channels.
+//
+// Bound: where channels are neighbours in memory, the state's bytes. Otherwise each access takes a sector of its own, of which
+// L1 keeps the rest.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+
+namespace gdn_cuda::conv {
+
+__device__ __forceinline__ void store_number(const Tagged& to, i64 at, float x) {
+    void* const data = const_cast<void*>(to.data);
+    if (to.type == DType::f32)
+        static_cast<float*>(data)[at] = x;
+    else if (to.type == DType::bf16)
+        static_cast<__nv_bfloat16*>(data)[at] = from_float<__nv_bfloat16>(x);
+    else
+        static_cast<__half*>(data)[at] = from_float<__half>(x);
+}
+
+// The ring of a thread: number i of the history is `at + i`, after the last comes the first.
+template <CausalStepAnyConfig kConfig>
+struct StepRing {
+    float (&numbers)[kMaxStepWidth - 1][kConfig.threads];
+    int length, at = 0;
+
+    __device__ __forceinline__ float& operator[](int i) const { return numbers[i][threadIdx.x]; }
+    __device__ __forceinline__ int after(int i) const { return i + 1 == length ? 0 : i + 1; }
+    __device__ __forceinline__ void push(float x) {
+        if (length == 0) return;
+        (*this)[at] = x;
+        at = after(at);
+    }
+};
+
+// Bits move as fp32 numbers do: every 16-bit number is one.
+template <CausalStepAnyConfig kConfig>
+__device__ __forceinline__ void read_history(const CausalStepArgs& args, const StepSequence& sequence, i64 state,
+                                             const StepRing<kConfig>& ring) {
+    const auto column = [&](int i) { return state + i * args.state.column; };
+#pragma unroll 4
+    for (int i = 0; i < ring.length; ++i) ring[i] = load_number(args.state.values, column(sequence.history_column(args, i)));
+    const int count = sequence.moved(args), history_to = sequence.history_to(args);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i)
+        store_number(args.state.values, column(i),
+                     load_number(args.state.values, state + (i + i64{sequence.length}) * args.state.column));
+#pragma unroll 1
+    for (int i = max(0, -history_to); i < ring.length; ++i) store_number(args.state.values, column(i + history_to), ring[i]);
+}
+
+template <CausalStepAnyConfig kConfig>
+__device__ __forceinline__ float token_sum(const CausalStepArgs& args, i64 channel, float bias, const StepRing<kConfig>& ring,
+                                           float x) {
+    float y = bias;
+    i64 tap = channel * args.weight_channel;
+    int i = ring.at;
+#pragma unroll 4
+    for (int k = 0; k < ring.length; ++k, i = ring.after(i), tap += args.weight_tap)
+        y = fmaf(load_number(args.weight, tap), ring[i], y);
+    return fmaf(load_number(args.weight, tap), x, y);
+}
+
+template <CausalStepAnyConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads) causal_step_any(const __grid_constant__ CausalStepArgs args) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<CausalStepAnySharedPlan<kConfig>*>(memory);
+    const int n = static_cast<int>(blockIdx.x);
+    const i64 channel = static_cast<i64>(blockIdx.y) * kConfig.threads + threadIdx.x;
+    if (channel >= args.channels) return;
+    const auto at = [&](const CausalStepArgs::Rows& of, i64 token) {
+        return n * of.sequence + token * of.token + channel * of.channel;
+    };
+
+    const StepSequence sequence = step_sequence(args, n);
+    if (sequence.place != Place::run) {
+        for (int t = 0; t < sequence.length; ++t)
+            store_number(args.out.values, at(args.out, sequence.start + t), output_without_state(sequence.place));
+    } else if (sequence.length > 0) {
+        const i64 state = sequence.slot * args.state.slot + channel * args.state.channel;
+        StepRing<kConfig> ring{shared.ring, args.width - 1};
+        read_history<kConfig>(args, sequence, state, ring);
+        const float bias = args.bias.data == nullptr ? 0.f : load_number(args.bias, channel * args.bias_channel);
+        const int kept_from = sequence.kept_from(args);
+        int column = sequence.token_to(args);
+#pragma unroll 1
+        for (int t = 0; t < sequence.length; ++t, column = sequence.column_after(args, column)) {
+            const float x = load_number(args.x.values, at(args.x, sequence.start + t));
+            if (t >= kept_from) store_number(args.state.values, state + column * args.state.column, x);
+            const float y = token_sum<kConfig>(args, channel, bias, ring, x);
+            store_number(args.out.values, at(args.out, sequence.start + t), activated(y, args.silu));
+            ring.push(x);
+        }
+    }
+    const Tail tail = tail_after(args, n, sequence);
+    for (int t = 0; t < tail.length; ++t) store_number(args.out.values, at(args.out, tail.start + t), 0.f);
+}
+
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,149 @@
+// What the kernels of causal_conv1d_update share: where a sequence's tokens and state are, which columns it reads and writes,
+// taps, and the activation.
+//
+// The W - 1 numbers before the first token are the history. Of every window, the history is in columns `first`, first + 1, …,
+// number i of it goes to column i + history_to, and token t to column t + token_to, each if that is not negative. So one
+// loop serves all three windows; only a state that is longer than the history also moves columns within itself.
+#pragma once
+
+#include <gdn_cuda/kernels/common/state_slots.cuh>
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/conv/causal_step_plan.cuh>
+
+namespace gdn_cuda::conv {
+
+struct StepSequence {
+    Place place;
+    i64 start;   // first token
+    int length;  // tokens
+    int first;   // column of the oldest number of the history
+    i64 slot;    // of the state
+
+    __device__ __forceinline__ int history_column(const CausalStepArgs& args, int i) const {
+        const int column = first + i;
+        return args.window == StateWindow::circular && column >= args.columns ? column - args.columns : column;
+    }
+    // A circular state keeps its history where it is.
+    __device__ __forceinline__ int history_to(const CausalStepArgs& args) const {
+        if (args.window == StateWindow::last) return args.columns - (args.width - 1) - length;
+        return args.window == StateWindow::verify ? -1 : -args.width;
+    }
+    __device__ __forceinline__ int token_to(const CausalStepArgs& args) const {
+        if (args.window == StateWindow::last) return args.columns - length;
+        return args.window == StateWindow::verify ? args.width - 2 : history_column(args, args.width - 1);
+    }
+    // Of tokens, walked from the first: the column of the next one, and the first that is kept at all.
+    __device__ __forceinline__ static int column_after(const CausalStepArgs& args, int column) {
+        return args.window == StateWindow::circular && column + 1 == args.columns ? 0 : column + 1;
+    }
+    __device__ __forceinline__ int kept_from(const CausalStepArgs& args) const {
+        if (args.window == StateWindow::verify) return args.width == 1 ? 1 : 0;
+        return max(length - args.columns, 0);
+    }
+    // Columns 0, 1, … that get the numbers of the columns `length` further, where these are not part of the history.
+    __device__ __forceinline__ int moved(const CausalStepArgs& args) const {
+        return args.window == StateWindow::last ? max(history_to(args), 0) : 0;
+    }
+};
+
+// Sequence n of the call. Indices may lie: a slot past the pool, or more tokens than a verify window has room for, poison the
+// output and touch nothing; numbers of accepted tokens are clamped.
+__device__ __forceinline__ StepSequence step_sequence(const CausalStepArgs& args, int n) {
+    const Span span = span_of(args.cu_seqlens, n, args.tokens);
+    StepSequence sequence{Place::run, span.start, span.length, args.columns - (args.width - 1), n};
+    if (args.slots.data != nullptr) {
+        sequence.slot = load_index(args.slots, n * args.slots_sequence);
+        sequence.place = place_of(args, sequence.slot);
+    }
+    if (args.window == StateWindow::circular) {
+        const int at = static_cast<int>(load_index(args.cache_seqlens, n) % args.columns);  // of the sign of the number
+        const int first = at - (args.width - 1);
+        sequence.first = first < -args.columns ? first + 2 * args.columns : first < 0 ? first + args.columns : first;
+    } else if (args.window == StateWindow::verify) {
+        const int most = args.columns - args.width + 2;  // tokens that there is room for
+        const i64 accepted = load_index(args.accepted, n);
+        sequence.first = static_cast<int>(min(max(accepted, i64{1}), static_cast<i64>(max(most, 1)))) - 1;
+        if (sequence.place == Place::run && sequence.length > most) sequence.place = Place::poison;
+    }
+    return sequence;
+}
+
+// What a sequence that does not run has as output.
+__device__ __forceinline__ float output_without_state(Place place) {
+    return place == Place::skip ? 0.f : quiet_nan();
+}
+
+// Tokens behind the last sequence of a packed batch belong to none: their output is 0, written with the last sequence.
+struct Tail {
+    i64 start = 0;
+    int length = 0;
+};
+__device__ __forceinline__ Tail tail_after(const CausalStepArgs& args, int n, const StepSequence& sequence) {
+    if (args.cu_seqlens.data == nullptr || n + 1 < args.sequences) return {};
+    const i64 end = sequence.start + sequence.length;
+    return {end, static_cast<int>(args.tokens - end)};
+}
+
+__device__ __forceinline__ float activated(float y, bool silu) {
+    return silu ? y * sigmoid(y) : y;
+}
+
+// Taps and biases of kVector neighbouring channels, in fp32.
+template <int kWidth, int kVector>
+struct StepTaps {
+    float tap[kWidth][kVector], bias[kVector];
+
+    __device__ __forceinline__ void load(const CausalStepArgs& args, i64 channel) {
+        if (args.weight_vectors && args.weight.type == DType::f32)
+            load_vectors<float>(args, channel);
+        else if (args.weight_vectors && args.weight.type == DType::bf16)
+            load_vectors<__nv_bfloat16>(args, channel);
+        else if (args.weight_vectors)
+            load_vectors<__half>(args, channel);
+        else
+            load_numbers(args, channel);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v)
+            bias[v] = args.bias.data == nullptr ? 0.f : load_number(args.bias, (channel + v) * args.bias_channel);
+    }
+    // The sum of a token, before the activation, from the history and the token itself.
+    template <class History, class X>
+    __device__ __forceinline__ float sum(int v, const History& history, const X& x) const {
+        float y = bias[v];
+#pragma unroll
+        for (int k = 0; k < kWidth - 1; ++k) y = fmaf(tap[k][v], history(k, v), y);
+        return fmaf(tap[kWidth - 1][v], x[v], y);
+    }
+
+  private:
+    template <class T>
+    __device__ __forceinline__ void load_vectors(const CausalStepArgs& args, i64 channel) {
+        constexpr int kNumbers = kWidth * kVector;
+        constexpr int kUnit = (kNumbers * static_cast<int>(sizeof(T)) % 16 == 0 ? 16 : 8) / static_cast<int>(sizeof(T));
+        const T* from = static_cast<const T*>(args.weight.data) + channel * kWidth;
+        Vector<T, kUnit, true> units[kNumbers / kUnit];
+#pragma unroll
+        for (int i = 0; i < kNumbers / kUnit; ++i) units[i].load(from + i * kUnit);
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) tap[i % kWidth][i / kWidth] = units[i / kUnit][i % kUnit];
+    }
+    __device__ __forceinline__ void load_numbers(const CausalStepArgs& args, i64 channel) {
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k)
+#pragma unroll
+            for (int v = 0; v < kVector; ++v)
+                tap[k][v] = load_number(args.weight, (channel + v) * args.weight_channel + k * args.weight_tap);
+    }
+};
+
+// Outputs of tokens that no state gives: the same number for all.
+template <class T, int kVector>
+__device__ __forceinline__ void fill_outputs(T* out, i64 token_stride, int tokens, float y) {
+    Vector<T, kVector, true> filled;
+    filled.fill(y);
+#pragma unroll 1
+    for (int t = 0; t < tokens; ++t, out += token_stride) filled.store(out);
+}
+
+}  // namespace gdn_cuda::conv

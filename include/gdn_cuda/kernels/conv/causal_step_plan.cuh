@@ -1,0 +1,91 @@
+// conv/causal_step, conv/causal_step_staged and conv/causal_step_any: what host and device share.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::conv {
+
+inline constexpr int kMaxStepWidth = 32;
+inline constexpr int kStepThreads = 128;  // of a block
+inline constexpr int kStepBlocks = 4;     // that an SM holds at once, at least
+
+// What a state's columns are (docs/conv.md).
+enum class StateWindow : int {
+    last,      // the last inputs, oldest first; tokens push out the oldest columns
+    circular,  // token number n is in column n modulo the columns
+    verify     // the inputs before the tokens of a verify and all of these, of which only some were accepted
+};
+
+// A lane has the channels of 16 bytes of a column of the state.
+struct CausalStepConfig {
+    DType io, state;  // the state's type has every number of x's
+    int width;        // W
+
+    constexpr bool operator==(const CausalStepConfig&) const = default;
+    GDN_FIELDS(io, state, width)
+
+    GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(state); }
+};
+
+// A lane has the channels of 16 bytes of x, and so as many 16-byte units of the state as that has columns.
+struct CausalStepStagedConfig {
+    DType io;  // the state's type too
+    int width, columns;
+
+    constexpr bool operator==(const CausalStepStagedConfig&) const = default;
+    GDN_FIELDS(io, width, columns)
+
+    GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
+};
+
+struct CausalStepAnyConfig {
+    int threads;
+
+    constexpr bool operator==(const CausalStepAnyConfig&) const = default;
+    GDN_FIELDS(threads)
+};
+
+struct alignas(16) StateUnit {
+    unsigned char bytes[16];
+};
+
+// The states of two sequences for each warp: one at work, and the next on its way.
+template <CausalStepStagedConfig kConfig>
+struct CausalStepStagedSharedPlan {
+    StateUnit units[kStepThreads / 32][2][32 * kConfig.columns];
+};
+
+// The last W - 1 numbers of each thread's channel, as a ring.
+template <CausalStepAnyConfig kConfig>
+struct CausalStepAnySharedPlan {
+    float ring[kMaxStepWidth - 1][kConfig.threads];
+};
+
+// Strides are in elements. Sequences of a packed batch have stride 0 and start at cu_seqlens.
+struct CausalStepArgs {
+    struct Rows {
+        Tagged values;
+        i64 sequence, token, channel;
+    };
+    struct States {
+        Tagged values;
+        i64 slot, channel, column;
+    };
+
+    Rows x, out;
+    States state;
+    Tagged weight, bias;
+    i64 weight_channel, weight_tap, bias_channel;
+    Tagged cu_seqlens, slots, cache_seqlens, accepted;  // by sequence
+    i64 slots_sequence;
+    i64 slot_count, null_slot;  // null_slot is skipped as negatives are; -1: none
+    i64 channels;
+    int sequences, tokens;  // tokens of each sequence, or of a packed batch
+    int columns, width;
+    int block_sequences;
+    StateWindow window;
+    bool silu;
+    bool weight_vectors;  // taps are contiguous in 16-byte units of a lane's channels
+};
+
+}  // namespace gdn_cuda::conv
