@@ -1,5 +1,7 @@
 #include "registry.hpp"
 
+#include "../families/conv/rms_norm.hpp"
+#include "../families/conv/rms_norm_backward.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -57,6 +59,8 @@ const std::vector<RegisteredKernel>& registry() {
     static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
+            entry<conv::RmsNorm>(),
+            entry<conv::RmsNormBackward>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),

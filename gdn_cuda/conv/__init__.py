@@ -4,4 +4,6 @@ Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the sa
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
-__all__: list[str] = []
+from .rms_norm_gated import rms_norm_gated
+
+__all__ = ["rms_norm_gated"]
