@@ -65,7 +65,9 @@ def _backward_on_cpu(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     of_h = inverse * (of_n - n * mean)
     of_x = of_h if x.norm_before_gate else of_h * a
     of_gate = slope * (grad * weight * n if x.norm_before_gate else of_h * y)
-    of_weight = (grad * n * a if x.norm_before_gate else grad * n).flatten(0, -2).sum(0) if y.dim() > 1 else grad * n * a
+    of_weight = grad * n * a if x.norm_before_gate else grad * n
+    if y.dim() > 1:
+        of_weight = of_weight.flatten(0, -2).sum(0)
     none = x.x.new_empty(0)
     return (
         of_x.to(x.x.dtype).contiguous(),
