@@ -1,5 +1,8 @@
 #include "registry.hpp"
 
+#include "../families/conv/causal_conv_backward.hpp"
+#include "../families/conv/causal_conv_states.hpp"
+#include "../families/conv/causal_conv_tile.hpp"
 #include "../families/conv/rms_norm.hpp"
 #include "../families/conv/rms_norm_backward.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
@@ -59,6 +62,10 @@ const std::vector<RegisteredKernel>& registry() {
     static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
+            entry<conv::CausalBackward>(),
+            entry<conv::CausalStatesBehind>(),
+            entry<conv::CausalStatesBackward>(),
+            entry<conv::CausalTile>(),
             entry<conv::RmsNorm>(),
             entry<conv::RmsNormBackward>(),
             entry<gdn::Decode>(),

@@ -4,6 +4,7 @@ Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the sa
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
+from .causal_conv1d import causal_conv1d
 from .rms_norm_gated import rms_norm_gated
 
-__all__ = ["rms_norm_gated"]
+__all__ = ["causal_conv1d", "rms_norm_gated"]
