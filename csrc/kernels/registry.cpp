@@ -5,6 +5,8 @@
 #include "../families/conv/causal_conv_tile.hpp"
 #include "../families/conv/rms_norm.hpp"
 #include "../families/conv/rms_norm_backward.hpp"
+#include "../families/conv/split_backward.hpp"
+#include "../families/conv/split_conv.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -68,6 +70,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::CausalTile>(),
             entry<conv::RmsNorm>(),
             entry<conv::RmsNormBackward>(),
+            entry<conv::SplitConv>(),
+            entry<conv::SplitBackward>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),

@@ -67,6 +67,37 @@ struct GDN_HOLDS_TENSORS RmsNormGated {
 // out, contiguous and of x's dtype
 Tensor rms_norm_gated(const RmsNormGated& arguments);
 
+// x: (B, D, L) of D = 2 key_heads dk + value_heads dv channels, float32, bfloat16 or float16. weight: (D, W), bias: (D).
+struct GDN_HOLDS_TENSORS ConvSplitL2norm {
+    static constexpr const char* name = "conv_split_l2norm";
+    Given x, weight;
+    OptionalTensor bias = {}, cu_seqlens = {};
+    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    bool l2norm = true;
+    double eps = 1e-6;
+
+    GDN_FIELDS(x, weight, bias, cu_seqlens, key_heads, value_heads, dk, dv, l2norm, eps)
+};
+// (q, k, v)
+std::tuple<Tensor, Tensor, Tensor> conv_split_l2norm(const ConvSplitL2norm& arguments);
+
+// From and to slots of a pool: conv_state (slots, D, W - 1 or more). state_indices, has_initial_state: (B or sequences).
+struct GDN_HOLDS_TENSORS ConvSplitL2normPrefill {
+    static constexpr const char* name = "conv_split_l2norm_prefill";
+    Given x, weight;
+    OptionalTensor bias = {};
+    Written conv_state;
+    OptionalTensor state_indices = {}, has_initial_state = {}, cu_seqlens = {};
+    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    bool l2norm = true;
+    double eps = 1e-6;
+
+    GDN_FIELDS(x, weight, bias, conv_state, state_indices, has_initial_state, cu_seqlens, key_heads, value_heads, dk, dv,
+               l2norm, eps)
+};
+// (q, k, v)
+std::tuple<Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& arguments);
+
 }  // namespace gdn_cuda
 
 #pragma GCC visibility pop

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/conv/inverse_root.cuh>
 #include <gdn_cuda/kernels/conv/rms_norm_plan.cuh>
 
 namespace gdn_cuda::conv {
@@ -14,11 +15,6 @@ inline constexpr float kLeastMeanSquare = 1e-30f, kMostMeanSquare = 1e30f;
 __device__ __forceinline__ float inverse_magnitude(float x) {
     const int exponent = __float_as_int(x) >> 23 & 255;
     return __int_as_float(max(254 - exponent, 1) << 23);
-}
-
-// 1 / sqrt(x), to two ulps.
-__device__ __forceinline__ float inverse_root(float x) {
-    return reciprocal_fast(sqrt_fast(x));
 }
 
 struct Gated {
