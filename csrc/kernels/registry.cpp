@@ -1,5 +1,6 @@
 #include "registry.hpp"
 
+#include "../families/conv/causal_conv.hpp"
 #include "../families/conv/causal_conv_backward.hpp"
 #include "../families/conv/causal_conv_states.hpp"
 #include "../families/conv/causal_conv_tile.hpp"
@@ -64,6 +65,8 @@ const std::vector<RegisteredKernel>& registry() {
     static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
+            entry<conv::CausalConv>(),
+            entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalBackward>(),
             entry<conv::CausalStatesBehind>(),
             entry<conv::CausalStatesBackward>(),
