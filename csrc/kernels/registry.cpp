@@ -1,9 +1,14 @@
 #include "registry.hpp"
 
+#include "../families/conv/causal_conv.hpp"
 #include "../families/conv/causal_conv_backward.hpp"
 #include "../families/conv/causal_conv_states.hpp"
 #include "../families/conv/causal_conv_tile.hpp"
 #include "../families/conv/causal_step.hpp"
+#include "../families/conv/rms_norm.hpp"
+#include "../families/conv/rms_norm_backward.hpp"
+#include "../families/conv/split_backward.hpp"
+#include "../families/conv/split_conv.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -61,10 +66,16 @@ const std::vector<RegisteredKernel>& registry() {
     static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
+            entry<conv::CausalConv>(),
+            entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalBackward>(),
             entry<conv::CausalStatesBehind>(),
             entry<conv::CausalStatesBackward>(),
             entry<conv::CausalTile>(),
+            entry<conv::RmsNorm>(),
+            entry<conv::RmsNormBackward>(),
+            entry<conv::SplitConv>(),
+            entry<conv::SplitBackward>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),

@@ -8,3 +8,6 @@ from .causal_conv1d import causal_conv1d
 from .causal_conv1d_update import causal_conv1d_update
 
 __all__ = ["causal_conv1d", "causal_conv1d_update"]
+from .rms_norm_gated import rms_norm_gated
+
+__all__ = ["causal_conv1d", "rms_norm_gated"]
