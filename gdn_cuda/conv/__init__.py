@@ -4,4 +4,10 @@ Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the sa
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
-__all__: list[str] = []
+from .hyena_fir_step import hyena_fir_step
+from .hyena_modal_step import hyena_modal_step
+
+__all__ = [
+    "hyena_fir_step",
+    "hyena_modal_step",
+]
