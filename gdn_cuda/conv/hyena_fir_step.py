@@ -116,7 +116,11 @@ def _example_tokens(B: int, T: int, seed: int) -> Arguments:
     return given | {"state_indices": indices, "null_slot": B}
 
 
-typical_call(hyena_fir_step, {"B": 64, "D": 4096, "K": 128}, "u: B D; fir_state: B D K f32; weight: D 1 K+1 f32")
+typical_call(
+    hyena_fir_step,
+    {"B": 64, "D": 4096, "K": 127, "one": 1},
+    "u: B D; fir_state: B D K f32; weight: D one K+1 f32; bias: D f32; flip_filter = true; gated_bias = true",
+)
 
 
 # ---- Benchmark, compute-sanitizer
