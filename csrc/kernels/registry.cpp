@@ -1,5 +1,6 @@
 #include "registry.hpp"
 
+#include "../families/conv/hyena_filter.hpp"
 #include "../families/conv/hyena_step.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
@@ -58,6 +59,8 @@ const std::vector<RegisteredKernel>& registry() {
     static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
+            entry<conv::HyenaFilterKernel>(),
+            entry<conv::HyenaFilterBackwardKernel>(),
             entry<conv::HyenaFirStep>(),
             entry<conv::HyenaModalStep>(),
             entry<gdn::Decode>(),

@@ -4,10 +4,17 @@ Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the sa
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
+from .fft_causal_conv import fft_causal_conv
+from .hyena_filter import hyena_filter
 from .hyena_fir_step import hyena_fir_step
 from .hyena_modal_step import hyena_modal_step
+from .split_projections import Projections, split_projections
 
 __all__ = [
+    "Projections",
+    "fft_causal_conv",
+    "hyena_filter",
     "hyena_fir_step",
     "hyena_modal_step",
+    "split_projections",
 ]

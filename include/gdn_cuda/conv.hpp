@@ -9,6 +9,14 @@
 
 namespace gdn_cuda {
 
+// residues, log_poles: (rows, S), float32.
+struct GDN_HOLDS_TENSORS HyenaFilter {
+    Given residues, log_poles;
+    int64_t L = 0;
+};
+// (rows, L)
+Tensor hyena_filter(const HyenaFilter& arguments);
+
 // One token or several of a causal FIR filter. u, out: (B, D) or (B, D, T); fir_state, which is updated: (B or slots, D, K -
 // 1); weight: (groups, 1, K); bias: (D).
 struct GDN_HOLDS_TENSORS HyenaFirStep {
