@@ -9,6 +9,8 @@
 #include "../families/conv/rms_norm_backward.hpp"
 #include "../families/conv/split_backward.hpp"
 #include "../families/conv/split_conv.hpp"
+#include "../families/conv/hyena_filter.hpp"
+#include "../families/conv/hyena_step.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -76,6 +78,10 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::RmsNormBackward>(),
             entry<conv::SplitConv>(),
             entry<conv::SplitBackward>(),
+            entry<conv::HyenaFilterKernel>(),
+            entry<conv::HyenaFilterBackwardKernel>(),
+            entry<conv::HyenaFirStep>(),
+            entry<conv::HyenaModalStep>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),

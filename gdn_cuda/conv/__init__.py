@@ -11,3 +11,17 @@ __all__ = ["causal_conv1d", "causal_conv1d_update"]
 from .rms_norm_gated import rms_norm_gated
 
 __all__ = ["causal_conv1d", "rms_norm_gated"]
+from .fft_causal_conv import fft_causal_conv
+from .hyena_filter import hyena_filter
+from .hyena_fir_step import hyena_fir_step
+from .hyena_modal_step import hyena_modal_step
+from .split_projections import Projections, split_projections
+
+__all__ = [
+    "Projections",
+    "fft_causal_conv",
+    "hyena_filter",
+    "hyena_fir_step",
+    "hyena_modal_step",
+    "split_projections",
+]

@@ -114,6 +114,46 @@ struct GDN_HOLDS_TENSORS ConvSplitL2normPrefill {
 };
 // (q, k, v)
 std::tuple<Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& arguments);
+// residues, log_poles: (rows, S), float32.
+struct GDN_HOLDS_TENSORS HyenaFilter {
+    Given residues, log_poles;
+    int64_t L = 0;
+};
+// (rows, L)
+Tensor hyena_filter(const HyenaFilter& arguments);
+
+// One token or several of a causal FIR filter. u, out: (B, D) or (B, D, T); fir_state, which is updated: (B or slots, D, K -
+// 1); weight: (groups, 1, K); bias: (D).
+struct GDN_HOLDS_TENSORS HyenaFirStep {
+    static constexpr const char* name = "hyena_fir_step";
+    Given u;
+    Written fir_state;
+    Given weight;
+    OptionalTensor bias = {};
+    bool gated_bias = false, flip_filter = false;
+    OptionalTensor state_indices = {};
+    std::optional<int64_t> null_slot = {};
+    Output out = {};
+
+    GDN_FIELDS(u, fir_state, weight, bias, gated_bias, flip_filter, state_indices, null_slot, out)
+};
+// out
+Tensor hyena_fir_step(const HyenaFirStep& arguments);
+
+// One token or several of a filter in modal form. x2, x1, v, out: (B, D) or (B, D, T); D: (D); residues: (groups, S);
+// log_poles: the same or (groups, S, 1); state, which is updated: (B or slots, D, S).
+struct GDN_HOLDS_TENSORS HyenaModalStep {
+    static constexpr const char* name = "hyena_modal_step";
+    Given x2, x1, v, D, residues, log_poles;
+    Written state;
+    OptionalTensor state_indices = {};
+    std::optional<int64_t> null_slot = {};
+    Output out = {};
+
+    GDN_FIELDS(x2, x1, v, D, residues, log_poles, state, state_indices, null_slot, out)
+};
+// out
+Tensor hyena_modal_step(const HyenaModalStep& arguments);
 
 }  // namespace gdn_cuda
 
