@@ -4,4 +4,6 @@ Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the sa
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
-__all__: list[str] = []
+from .hyena_short import hyena_short
+
+__all__: list[str] = ["hyena_short"]

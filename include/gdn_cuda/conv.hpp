@@ -7,6 +7,22 @@
 // Functions that take tensors would be hidden too.
 #pragma GCC visibility push(default)
 
-namespace gdn_cuda {}  // namespace gdn_cuda
+namespace gdn_cuda {
+
+// x1, x2, v: (B, D, L), float32, bfloat16 or float16, contiguous or the transposed view of (B, L, D), other strides more
+// slowly. weight: (groups, 1, K), K up to 32, bias: (D), in the same type or float32. padding_mask: (B, L). initial_state: (B,
+// D, K - 1).
+struct GDN_HOLDS_TENSORS HyenaShort {
+    static constexpr const char* name = "hyena_short";
+    Given x1, x2, v, weight;
+    OptionalTensor bias = {}, padding_mask = {}, initial_state = {};
+    bool gated_bias = false;
+
+    GDN_FIELDS(x1, x2, v, weight, bias, padding_mask, initial_state, gated_bias)
+};
+// (y, state)
+std::tuple<Tensor, Tensor> hyena_short(const HyenaShort& arguments);
+
+}  // namespace gdn_cuda
 
 #pragma GCC visibility pop
