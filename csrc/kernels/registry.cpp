@@ -1,5 +1,6 @@
 #include "registry.hpp"
 
+#include "../families/conv/hyena_medium.hpp"
 #include "../families/conv/hyena_short.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
@@ -58,6 +59,7 @@ const std::vector<RegisteredKernel>& registry() {
     static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
+            entry<conv::HyenaMedium>(),
             entry<conv::HyenaShort>(),
             entry<conv::HyenaShortColumns>(),
             entry<gdn::Decode>(),

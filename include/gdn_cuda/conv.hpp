@@ -23,6 +23,17 @@ struct GDN_HOLDS_TENSORS HyenaShort {
 // (y, state)
 std::tuple<Tensor, Tensor> hyena_short(const HyenaShort& arguments);
 
+// The same tensors, K up to 1024; the first tap meets the current token, and the bias is multiplied by x1 * v.
+struct GDN_HOLDS_TENSORS HyenaMedium {
+    static constexpr const char* name = "hyena_medium";
+    Given x1, x2, v, weight, bias;
+    OptionalTensor padding_mask = {}, initial_state = {};
+
+    GDN_FIELDS(x1, x2, v, weight, bias, padding_mask, initial_state)
+};
+// (y, state)
+std::tuple<Tensor, Tensor> hyena_medium(const HyenaMedium& arguments);
+
 }  // namespace gdn_cuda
 
 #pragma GCC visibility pop

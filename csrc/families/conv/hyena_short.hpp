@@ -24,9 +24,6 @@ inline constexpr std::array kHyenaShortConfigurations = {
     hyena_short_config({DType::f32, 1}),  hyena_short_config({DType::f32, kHyenaShortMostTaps}),
 };
 
-inline Blocks hyena_blocks(i64 rows, int segments, int warps) {
-    return {ceil_div(rows * segments, warps), 1, 1};
-}
 inline std::string explain_hyena_short(const HyenaShortConfig& config, const char* row, const HyenaCut& cut) {
     return fmt::format("up to {} taps, a warp for each {} and {} tokens", config.taps, row, cut.segment_tokens);
 }
