@@ -68,6 +68,7 @@ struct GDN_HOLDS_TENSORS CausalConv1dUpdate {
 };
 // out
 Tensor causal_conv1d_update(const CausalConv1dUpdate& arguments);
+
 // x, gate: (…, D), weight: (D), float32, bfloat16 or float16, each on its own. group_size: columns that are normalised
 // together.
 struct GDN_HOLDS_TENSORS RmsNormGated {
@@ -114,6 +115,7 @@ struct GDN_HOLDS_TENSORS ConvSplitL2normPrefill {
 };
 // (q, k, v)
 std::tuple<Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& arguments);
+
 // residues, log_poles: (rows, S), float32.
 struct GDN_HOLDS_TENSORS HyenaFilter {
     Given residues, log_poles;
@@ -154,6 +156,7 @@ struct GDN_HOLDS_TENSORS HyenaModalStep {
 };
 // out
 Tensor hyena_modal_step(const HyenaModalStep& arguments);
+
 // x1, x2, v: (B, D, L), float32, bfloat16 or float16, contiguous or the transposed view of (B, L, D), other strides more
 // slowly. weight: (groups, 1, K), K up to 32, bias: (D), in the same type or float32. padding_mask: (B, L). initial_state: (B,
 // D, K - 1).
