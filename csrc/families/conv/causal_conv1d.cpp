@@ -168,6 +168,7 @@ PreparedCausal prepare_prefill(const CausalConv1dPrefill& x) {
     check_slots(check, {.pool_name = "conv_state", .slots_name = "state_indices", .pool = pool, .slots = slots}, batch);
     CausalSequenceArgs& sequences = prepared.args.sequences;
     sequences.initial = states_of(pool);
+    prepared.problem.sequences = true;
     sequences.slots = tagged(slots);
     if (slots.defined()) sequences.slots_sequence = slots.stride(0);
     sequences.slot_count = check.count("conv_state", "slots", pool.size(0));

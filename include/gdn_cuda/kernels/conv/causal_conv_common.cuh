@@ -91,8 +91,6 @@ struct CausalSequences {
         return {states.values, slot * states.slot + states.positions * states.position, states.channel, states.position,
                 states.positions};
     }
-    // Whether there are tokens whose output is not simply the sum over the last W tokens, zeros in front of the row's first.
-    __device__ __forceinline__ bool matter() const { return varies() || has_states() || args.slots.data != nullptr; }
     // Whether all tokens from `first` to before `end` are of one sequence and see no state; the row begins at 0.
     __device__ __forceinline__ bool together(int first, int end) const {
         const i64 id = id_of(max(first, 0));
