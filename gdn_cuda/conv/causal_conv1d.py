@@ -312,6 +312,7 @@ typical_call(
 
 @sanitizes(
     *("causal_conv", "causal_conv_channels_last", "causal_conv_tile", "causal_conv_backward"),
+    "causal_conv_backward_sequences",
     *("causal_conv_states", "causal_conv_states_backward"),
 )
 def _sanitized() -> None:
