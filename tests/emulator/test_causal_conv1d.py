@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import causal_accuracy
 import conv_oracle as oracle
 import pytest
+import scan_accuracy
 import torch
 from causal_cases import LAYOUTS, WAYS, Inputs, for_oracle, inputs, laid_out, leaves
 from emulated import emulated
@@ -190,3 +192,15 @@ def test_gradients_of_any_strides(layout: str, seed: int) -> None:
     with emulated():
         first, *others = (torch.autograd.grad(causal_conv1d(**x), given, grad)[0] for grad in grads)
     assert all(torch.equal(first, other) for other in others)
+
+
+# ---- Accuracy
+
+PARTS = causal_accuracy.parts(length=504)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_accuracy(part: str, seed: int) -> None:
+    """The table of causal_accuracy.py, without errors of approximate instructions; `pytest -s` prints it."""
+    with emulated():
+        scan_accuracy.check(part, PARTS, "cpu", seed)

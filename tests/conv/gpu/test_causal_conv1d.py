@@ -1,4 +1,4 @@
-"""causal_conv1d's kernels on a GPU against the definition in fp64: every way, layout and dtype, hostile inputs, huge strides."""
+"""causal_conv1d's kernels on a GPU against the definition in fp64: ways, layouts and dtypes, hostile inputs, huge strides."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_all_of_silu(layout: str) -> None:
     weight[:, 3] = 1
     out = causal_conv1d(x, weight, activation="silu").double()
     expected = torch.nn.functional.silu(x.double())
-    assert bool(((out - expected).abs() <= 1e-5 * expected.abs() + 1e-37).all())
+    assert bool(((out - expected).abs() <= 1e-5 * expected.abs() + 2e-36).all())
 
 
 @BOTH_LAYOUTS
@@ -222,8 +222,9 @@ def test_strides_beyond_2_to_the_31(along: str, seed: int) -> None:
 def test_rows_beyond_2_to_the_31_elements(layout: str) -> None:
     """Tokens that are all the same, but for the first and the last ones."""
     D, L = 1032, 2**21 + 8
-    x = laid_out(torch.ones(1, 1, 1, device="cuda", dtype=torch.bfloat16), "tokens").expand(1, D, L)
-    x = x.contiguous() if layout == "tokens" else x.mT.contiguous().mT
+    shape = (1, D, L) if layout == "tokens" else (1, L, D)
+    x = torch.ones(shape, device="cuda", dtype=torch.bfloat16)
+    x = x if layout == "tokens" else x.mT
     x[..., -1] = 3
     weight = torch.tensor([1.0, 2.0, 4.0, 8.0], device="cuda").expand(D, 4)
     out = causal_conv1d(x, weight)

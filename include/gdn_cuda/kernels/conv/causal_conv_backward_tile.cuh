@@ -224,8 +224,8 @@ struct CausalBackward {
         const int from = cut * args.tiles * kTokens;
 #pragma unroll 1
         for (int i = 0; i < args.tiles; ++i) {
+            if (i * kTokens >= forward.tokens - from) break;
             place.token = from + i * kTokens;
-            if (place.token >= forward.tokens) break;
             tile();
         }
         const i64 row = static_cast<i64>(place.batch) * args.cuts + cut;
