@@ -1,42 +1,76 @@
 #!/usr/bin/env bash
-# Runs the GPU suite, compute-sanitizer and the benchmarks: tests/gpu_session.sh OUT [suite] [sanitize] [bench]
+# Runs the GPU suite, compute-sanitizer and the benchmarks: tests/gpu_session.sh OUT [PHASE...]
 #
-# Logs go to the folder OUT, a summary to standard output; without names it runs all three. The exit status is 1 if anything failed.
-# Most of the time is compile time unless the kernels are there: `python -m gdn_cuda compile --arch sm_90a --out .pre` takes three
-# minutes on two cores, and .pre is used if it exists. One process at a time: kernels this small take many times longer when
-# several processes share the GPU by time slices.
+#   suite[=PATH,...]        pytest: tests/gpu and tests/*/gpu, or the named ones
+#   memcheck                of every kernel, and of GDN's fuzz tests
+#   racecheck[=KERNEL,...]  of every kernel; named ones are faster, each in a process that has it alone in view
+#   bench[=OPERATOR,...]    every benchmark, or `bench OPERATOR --json` of the named ones
+#
+# Without phases: suite, memcheck, racecheck, bench. Logs go to the folder OUT, a summary to standard output; the exit status is 1
+# if anything failed. LIMIT: seconds that a step may take (600). WORKERS: processes that share the suite (1). Eight halve its
+# time, which is mostly the oracles' on the CPU; tests/gpu times calls and wants the GPU for itself.
+#
+# Most of the time would be compile time: `tests/gpu_pack.sh` makes .carry/ beforehand, on any machine, with the compiled kernels and
+# the headers, which a GPU machine without network lacks. It is unpacked here, if it is there.
 set -uo pipefail
-[ $# -gt 0 ] || { echo "gpu_session.sh: expected a folder for the logs" >&2 && exit 2; }
+fail() { echo "gpu_session.sh: $*" >&2 && exit 2; }
+[ $# -gt 0 ] || fail "expected a folder for the logs"
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
-[ $# -gt 0 ] || set -- suite sanitize bench
+[ $# -gt 0 ] || set -- suite memcheck racecheck bench
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-[ -d .pre ] && export GDN_JIT_PREBUILT_DIR=$PWD/.pre
 python=${PYTHON:-python3}
-sanitizer="compute-sanitizer --kernel-name kernel_substring=gdn_cuda"
+sanitizer="compute-sanitizer --kernel-name kernel_substring"
 failed=0
+
+unpack() {
+    local to=${TMPDIR:-/tmp}/gdn_cuda_carry
+    mkdir -p "$to" && tar xJf .carry/carry.tar.xz -C "$to"
+    export GDN_JIT_PREBUILT_DIR=$to/prebuilt GDN_CUTLASS_INCLUDE=$to/cutlass GDN_CCCL_INCLUDE=$to/cccl
+    if [ -d .carry/wheels ]; then
+        "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$to/site" .carry/wheels/*.whl
+        export PYTHONPATH=$to/site${PYTHONPATH:+:$PYTHONPATH}
+    fi
+}
+[ -f .carry/carry.tar.xz ] && unpack
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 logged() { # NAME COMMAND...: its exit status, and the lines of its log that sum it up
     local name=$1 status
     shift
-    "$@" >"$out/$name.log" 2>&1
+    timeout --kill-after 2 "${LIMIT:-600}" "$@" >"$out/$name.log" 2>&1
     status=$?
     [ $status -eq 0 ] || failed=1
-    echo "$name: exit status $status"
+    echo "$name: exit status $status, $SECONDS s since the start"
     grep -aE '^(FAILED|ERROR )|passed|failed|ERROR SUMMARY|RACECHECK SUMMARY' "$out/$name.log" | tail -n 20
 }
 
-suite() { logged suite "$python" -m pytest tests/gpu tests/*/gpu -v --tb=short -p no:xdist -p no:cacheprovider --durations=10; }
-sanitize() {
-    logged memcheck $sanitizer --tool memcheck --error-exitcode 1 "$python" tests/sanitize.py
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 logged memcheck_fuzz $sanitizer --tool memcheck --error-exitcode 1 \
-        "$python" -m pytest -q -p no:xdist -p no:cacheprovider tests/gdn/gpu/test_fuzz.py
-    # Its reports have to be read: tests/sanitize.py says which are none.
-    logged racecheck $sanitizer --tool racecheck "$python" tests/sanitize.py
+suite() { # PATH...
+    local workers=(-p no:xdist)
+    [ "${WORKERS:-1}" -gt 1 ] && workers=(-n "$WORKERS" --dist worksteal)
+    [ $# -gt 0 ] || set -- tests/gpu tests/*/gpu
+    logged suite "$python" -m pytest "$@" "${workers[@]}" -v --tb=short -p no:cacheprovider --durations=10
 }
-bench() {
+memcheck() {
+    logged memcheck $sanitizer=gdn_cuda --tool memcheck --error-exitcode 1 "$python" tests/sanitize.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 logged memcheck_fuzz $sanitizer=gdn_cuda --tool memcheck --error-exitcode 1 \
+        "$python" -m pytest -q -p no:xdist -p no:cacheprovider tests/gdn/gpu/test_fuzz.py
+}
+racecheck() { # KERNEL...; its reports have to be read: tests/sanitize.py says which are none.
+    local kernel
+    [ $# -gt 0 ] || logged racecheck $sanitizer=gdn_cuda --tool racecheck "$python" tests/sanitize.py
+    for kernel; do
+        logged "racecheck_$kernel" $sanitizer="$kernel" --tool racecheck "$python" tests/sanitize.py "$kernel"
+    done
+}
+bench() { # OPERATOR...
+    local operator
+    for operator; do
+        logged "bench_$operator" "$python" -m gdn_cuda bench "$operator" --quick --json "$out/$operator.json"
+        cat "$out/bench_$operator.log"
+    done
+    [ $# -eq 0 ] || return 0
     logged prefill_gates "$python" benchmarks/prefill_gates.py --json "$out/prefill_gates.json"
     logged prefill_resets "$python" benchmarks/prefill_resets.py
     logged host_times "$python" benchmarks/host_times.py
@@ -46,9 +80,12 @@ bench() {
 }
 
 for phase; do
-    case $phase in
-    suite | sanitize | bench) "$phase" ;;
-    *) echo "gpu_session.sh: expected suite, sanitize or bench, got '$phase'" >&2 && exit 2 ;;
+    name=${phase%%=*} names=()
+    [ "$name" = "$phase" ] || IFS=, read -ra names <<<"${phase#*=}"
+    case $name in
+    suite | racecheck | bench) "$name" "${names[@]}" ;;
+    memcheck) memcheck ;;
+    *) fail "expected suite, memcheck, racecheck or bench, got '$name'" ;;
     esac
 done
 exit $failed

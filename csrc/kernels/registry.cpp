@@ -1,9 +1,18 @@
 #include "registry.hpp"
 
+#include "../families/conv/causal_conv.hpp"
 #include "../families/conv/causal_conv_backward.hpp"
 #include "../families/conv/causal_conv_states.hpp"
 #include "../families/conv/causal_conv_tile.hpp"
 #include "../families/conv/causal_step.hpp"
+#include "../families/conv/hyena_filter.hpp"
+#include "../families/conv/hyena_medium.hpp"
+#include "../families/conv/hyena_short.hpp"
+#include "../families/conv/hyena_step.hpp"
+#include "../families/conv/rms_norm.hpp"
+#include "../families/conv/rms_norm_backward.hpp"
+#include "../families/conv/split_backward.hpp"
+#include "../families/conv/split_conv.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -62,9 +71,25 @@ const std::vector<RegisteredKernel>& registry() {
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
             entry<conv::CausalBackward>(),
-            entry<conv::CausalStatesBehind>(),
+            entry<conv::CausalConv>(),
+            entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalStatesBackward>(),
+            entry<conv::CausalStatesBehind>(),
+            entry<conv::CausalStep>(),
+            entry<conv::CausalStepAny>(),
+            entry<conv::CausalStepStaged>(),
             entry<conv::CausalTile>(),
+            entry<conv::HyenaFilterBackwardKernel>(),
+            entry<conv::HyenaFilterKernel>(),
+            entry<conv::HyenaFirStep>(),
+            entry<conv::HyenaMedium>(),
+            entry<conv::HyenaModalStep>(),
+            entry<conv::HyenaShort>(),
+            entry<conv::HyenaShortColumns>(),
+            entry<conv::RmsNorm>(),
+            entry<conv::RmsNormBackward>(),
+            entry<conv::SplitBackward>(),
+            entry<conv::SplitConv>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
@@ -76,9 +101,6 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::ComputeO>(),
             entry<gdn::Prefill>(),
             entry<gdn::PrefillMma>(),
-            entry<conv::CausalStep>(),
-            entry<conv::CausalStepAny>(),
-            entry<conv::CausalStepStaged>(),
             entry<scan::DiagonalScan>(),
             entry<scan::DiagonalScanBackward>(),
             entry<scan::DiagonalScanParts>(),

@@ -6,5 +6,25 @@ raises ValueError, which names function, argument, expected and got, before anyt
 
 from .causal_conv1d import causal_conv1d
 from .causal_conv1d_update import causal_conv1d_update
+from .fft_causal_conv import fft_causal_conv
+from .hyena_filter import hyena_filter
+from .hyena_fir_step import hyena_fir_step
+from .hyena_medium import hyena_medium
+from .hyena_modal_step import hyena_modal_step
+from .hyena_short import hyena_short
+from .rms_norm_gated import rms_norm_gated
+from .split_projections import Projections, split_projections
 
-__all__ = ["causal_conv1d", "causal_conv1d_update"]
+__all__ = [
+    "Projections",
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "fft_causal_conv",
+    "hyena_filter",
+    "hyena_fir_step",
+    "hyena_medium",
+    "hyena_modal_step",
+    "hyena_short",
+    "rms_norm_gated",
+    "split_projections",
+]

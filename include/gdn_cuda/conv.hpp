@@ -1,8 +1,23 @@
 // Causal and Hyena convolutions: gdn_cuda/conv has the formulas, docs/conv.md the edge cases. Gradients exist in Python only.
 #pragma once
 
+#include <array>
 #include <gdn_cuda/arguments.hpp>
+#include <gdn_cuda/kernels/conv/rms_norm_plan.cuh>
+#include <span>
 #include <tuple>
+
+namespace gdn_cuda {
+
+// As the operators' schemas name them, in the order of the enumeration.
+inline constexpr std::array kGateActivationNames = {"silu", "swish", "sigmoid"};
+namespace conv {
+constexpr std::span<const char* const> names_of(GateActivation) {
+    return kGateActivationNames;
+}
+}  // namespace conv
+
+}  // namespace gdn_cuda
 
 // Functions that take tensors would be hidden too.
 #pragma GCC visibility push(default)
@@ -53,6 +68,119 @@ struct GDN_HOLDS_TENSORS CausalConv1dUpdate {
 };
 // out
 Tensor causal_conv1d_update(const CausalConv1dUpdate& arguments);
+
+// x, gate: (…, D), weight: (D), float32, bfloat16 or float16, each on its own. group_size: columns that are normalised
+// together.
+struct GDN_HOLDS_TENSORS RmsNormGated {
+    static constexpr const char* name = "rms_norm_gated";
+    Given x;
+    OptionalTensor gate = {}, weight = {};
+    double eps = 1e-5;
+    conv::GateActivation activation = conv::GateActivation::silu;
+    bool norm_before_gate = true;
+    std::optional<int64_t> group_size = {};
+
+    GDN_FIELDS(x, gate, weight, eps, activation, norm_before_gate, group_size)
+};
+// out, contiguous and of x's dtype
+Tensor rms_norm_gated(const RmsNormGated& arguments);
+
+// x: (B, D, L) of D = 2 key_heads dk + value_heads dv channels, float32, bfloat16 or float16. weight: (D, W), bias: (D).
+struct GDN_HOLDS_TENSORS ConvSplitL2norm {
+    static constexpr const char* name = "conv_split_l2norm";
+    Given x, weight;
+    OptionalTensor bias = {}, cu_seqlens = {};
+    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    bool l2norm = true;
+    double eps = 1e-6;
+
+    GDN_FIELDS(x, weight, bias, cu_seqlens, key_heads, value_heads, dk, dv, l2norm, eps)
+};
+// (q, k, v)
+std::tuple<Tensor, Tensor, Tensor> conv_split_l2norm(const ConvSplitL2norm& arguments);
+
+// From and to slots of a pool: conv_state (slots, D, W - 1 or more). state_indices, has_initial_state: (B or sequences).
+struct GDN_HOLDS_TENSORS ConvSplitL2normPrefill {
+    static constexpr const char* name = "conv_split_l2norm_prefill";
+    Given x, weight;
+    OptionalTensor bias = {};
+    Written conv_state;
+    OptionalTensor state_indices = {}, has_initial_state = {}, cu_seqlens = {};
+    int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    bool l2norm = true;
+    double eps = 1e-6;
+
+    GDN_FIELDS(x, weight, bias, conv_state, state_indices, has_initial_state, cu_seqlens, key_heads, value_heads, dk, dv,
+               l2norm, eps)
+};
+// (q, k, v)
+std::tuple<Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& arguments);
+
+// residues, log_poles: (rows, S), float32.
+struct GDN_HOLDS_TENSORS HyenaFilter {
+    Given residues, log_poles;
+    int64_t L = 0;
+};
+// (rows, L)
+Tensor hyena_filter(const HyenaFilter& arguments);
+
+// One token or several of a causal FIR filter. u, out: (B, D) or (B, D, T); fir_state, which is updated: (B or slots, D, K -
+// 1); weight: (groups, 1, K); bias: (D).
+struct GDN_HOLDS_TENSORS HyenaFirStep {
+    static constexpr const char* name = "hyena_fir_step";
+    Given u;
+    Written fir_state;
+    Given weight;
+    OptionalTensor bias = {};
+    bool gated_bias = false, flip_filter = false;
+    OptionalTensor state_indices = {};
+    std::optional<int64_t> null_slot = {};
+    Output out = {};
+
+    GDN_FIELDS(u, fir_state, weight, bias, gated_bias, flip_filter, state_indices, null_slot, out)
+};
+// out
+Tensor hyena_fir_step(const HyenaFirStep& arguments);
+
+// One token or several of a filter in modal form. x2, x1, v, out: (B, D) or (B, D, T); D: (D); residues: (groups, S);
+// log_poles: the same or (groups, S, 1); state, which is updated: (B or slots, D, S).
+struct GDN_HOLDS_TENSORS HyenaModalStep {
+    static constexpr const char* name = "hyena_modal_step";
+    Given x2, x1, v, D, residues, log_poles;
+    Written state;
+    OptionalTensor state_indices = {};
+    std::optional<int64_t> null_slot = {};
+    Output out = {};
+
+    GDN_FIELDS(x2, x1, v, D, residues, log_poles, state, state_indices, null_slot, out)
+};
+// out
+Tensor hyena_modal_step(const HyenaModalStep& arguments);
+
+// x1, x2, v: (B, D, L), float32, bfloat16 or float16, contiguous or the transposed view of (B, L, D), other strides more
+// slowly. weight: (groups, 1, K), K up to 32, bias: (D), in the same type or float32. padding_mask: (B, L). initial_state: (B,
+// D, K - 1).
+struct GDN_HOLDS_TENSORS HyenaShort {
+    static constexpr const char* name = "hyena_short";
+    Given x1, x2, v, weight;
+    OptionalTensor bias = {}, padding_mask = {}, initial_state = {};
+    bool gated_bias = false;
+
+    GDN_FIELDS(x1, x2, v, weight, bias, padding_mask, initial_state, gated_bias)
+};
+// (y, state)
+std::tuple<Tensor, Tensor> hyena_short(const HyenaShort& arguments);
+
+// The same tensors, K up to 1024; the first tap meets the current token, and the bias is multiplied by x1 * v.
+struct GDN_HOLDS_TENSORS HyenaMedium {
+    static constexpr const char* name = "hyena_medium";
+    Given x1, x2, v, weight, bias;
+    OptionalTensor padding_mask = {}, initial_state = {};
+
+    GDN_FIELDS(x1, x2, v, weight, bias, padding_mask, initial_state)
+};
+// (y, state)
+std::tuple<Tensor, Tensor> hyena_medium(const HyenaMedium& arguments);
 
 }  // namespace gdn_cuda
 

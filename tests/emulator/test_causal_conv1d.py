@@ -10,7 +10,6 @@ import torch
 from causal_cases import LAYOUTS, WAYS, Inputs, for_oracle, inputs, laid_out, leaves
 from emulated import emulated
 from helpers import rel_rms
-from torch import Tensor
 
 from gdn_cuda import causal_conv1d
 

@@ -8,6 +8,7 @@
 #include "../../operators/state_slots.hpp"
 #include "../../operators/torch_math.hpp"
 #include "../scan/layout.hpp"
+#include "causal_conv.hpp"
 #include "causal_conv_backward.hpp"
 #include "causal_conv_checks.hpp"
 #include "causal_conv_states.hpp"
@@ -16,15 +17,24 @@
 namespace gdn_cuda::conv {
 namespace {
 
-void check_grids(const Checks& check, const PreparedCausal& prepared) {
-    const CausalArgs& args = prepared.args;
-    check.grid("x", causal_tile_blocks(causal_tile_config(prepared.problem), args.batches, args.channels, args.tokens));
-    check.grid("x", causal_states_blocks(prepared.sequences, args.channels));
+Blocks forward_blocks(const CausalProblem& problem, const CausalArgs& args) {
+    if (!has_few_taps(problem))
+        return causal_tile_blocks(causal_tile_config(problem), args.batches, args.channels, args.tokens);
+    return problem.channels_last ? CausalConvChannelsLast::blocks(problem, args) : CausalConv::blocks(problem, args);
 }
 void run_forward(const PreparedCausal& prepared, const Target& target) {
-    CausalTile::run(prepared.problem, prepared.args, target);
+    if (!has_few_taps(prepared.problem)) return CausalTile::run(prepared.problem, prepared.args, target);
+    if (prepared.problem.channels_last) return CausalConvChannelsLast::run(prepared.problem, prepared.args, target);
+    CausalConv::run(prepared.problem, prepared.args, target);
 }
-
+void check_grids(const Checks& check, PreparedCausal prepared) {
+    const CausalArgs& args = prepared.args;
+    for (const bool vectors : {false, true}) {
+        prepared.problem.vectors = vectors;
+        check.grid("x", forward_blocks(prepared.problem, args));
+    }
+    check.grid("x", causal_states_blocks(prepared.sequences, args.channels));
+}
 // Behind the convolution, which reads the states before.
 void write_states(const PreparedCausal& prepared, const CausalStates& behind, bool in_place, const Target& target) {
     const CausalStatesArgs args{.x = prepared.args.x,

@@ -98,7 +98,10 @@ struct CausalBackward {
     __device__ __forceinline__ float seen(int channel, int token, int k) const {
         const int at = token - (forward.taps - 1) + k;
         const i64 own = id(token), before = sequences.first_of(own) - (place.token + at);
-        if (before > 0) return sequences.continues(own) ? sequences.state(own, place.channel + channel, before) : 0.f;
+        if (before > 0) {
+            const bool exists = place.channel + channel < forward.channels;
+            return exists && sequences.continues(own) ? sequences.state_of(own).at(place.channel + channel, before) : 0.f;
+        }
         return id(at) == own ? input(channel, at) : 0.f;
     }
     __device__ __forceinline__ void to_sums_apart(int channel, int first) const {

@@ -70,16 +70,39 @@ struct CausalSequences {
     __device__ __forceinline__ bool continues(i64 id) const {
         return has_states() && (packed() || args.seq_idx.data == nullptr || id == id_of(0));
     }
-    // The input `back` tokens before a sequence's first, 1 or more.
-    __device__ __forceinline__ float state(i64 id, int channel, i64 back) const {
+    // Where the state of a sequence is: inputs before its first token, which are zeros if it has none.
+    struct State {
+        Tagged values;
+        i64 end = 0, channel = 0, position = 0;  // `end` is behind the last position of channel 0
+        int positions = 0;
+
+        // The input `back` tokens before a sequence's first, 1 or more.
+        __device__ __forceinline__ float at(int of_channel, i64 back) const {
+            return back > positions ? 0.f : load_number(values, end + of_channel * channel - back * position);
+        }
+    };
+    __device__ __forceinline__ State state_of(i64 id) const {
         const int sequence = packed() ? static_cast<int>(id) : batch;
-        if (args.has_initial.data != nullptr && load_index(args.has_initial, sequence * args.has_initial_sequence) == 0)
-            return 0.f;
+        const bool fresh =
+            args.has_initial.data != nullptr && load_index(args.has_initial, sequence * args.has_initial_sequence) == 0;
         i64 slot;
-        if (slot_of(sequence, slot) != Place::run || back > args.initial.positions) return 0.f;
+        if (fresh || slot_of(sequence, slot) != Place::run) return {};
         const CausalStates& states = args.initial;
-        return load_number(states.values,
-                           slot * states.slot + channel * states.channel + (states.positions - back) * states.position);
+        return {states.values, slot * states.slot + states.positions * states.position, states.channel, states.position,
+                states.positions};
+    }
+    // Whether there are tokens whose output is not simply the sum over the last W tokens, zeros in front of the row's first.
+    __device__ __forceinline__ bool matter() const { return varies() || has_states() || args.slots.data != nullptr; }
+    // Whether all tokens from `first` to before `end` are of one sequence and see no state; the row begins at 0.
+    __device__ __forceinline__ bool together(int first, int end) const {
+        const i64 id = id_of(max(first, 0));
+        if (id < 0 || (has_states() && first < first_of(id))) return false;
+        if (packed()) return load_index(args.cu_seqlens, id + 1) >= end;
+        if (args.seq_idx.data != nullptr)
+#pragma unroll 1
+            for (int i = max(first, 0) + 1; i < end; ++i)
+                if (id_of(i) != id) return false;
+        return true;
     }
     // Whether a sequence has a slot.
     __device__ __forceinline__ bool runs(int sequence, i64& slot) const { return slot_of(sequence, slot) == Place::run; }
@@ -99,6 +122,26 @@ __device__ __forceinline__ float output_of(float z, bool activated) {
 // Of a token of no sequence.
 __device__ __forceinline__ float output_without_sequence(i64 id) {
     return id == kPoisoned ? quiet_nan() : 0.f;
+}
+
+// The output of a token from global memory, for tokens that see a state or not all of those before them.
+template <class T>
+__device__ __forceinline__ float output_of_token(const CausalArgs& args, const CausalSequences& sequences, int channel,
+                                                 int token, i64 id) {
+    if (id < 0) return output_without_sequence(id);
+    const T* const x = static_cast<const T*>(args.x.data) + sequences.batch * args.x.batch + channel * args.x.channel;
+    const i64 first = sequences.first_of(id);
+    const bool continues = sequences.continues(id), by_token = args.sequences.seq_idx.data != nullptr;
+    const CausalSequences::State state = continues ? sequences.state_of(id) : CausalSequences::State{};
+    float z = args.bias.data == nullptr ? 0.f : load_number(args.bias, channel * args.bias_channel);
+#pragma unroll 1
+    for (int k = 0; k < args.taps; ++k) {
+        const i64 at = token - (args.taps - 1) + k;
+        if (at < first ? !continues : by_token && sequences.id_of(static_cast<int>(at)) != id) continue;
+        const float seen = at < first ? state.at(channel, first - at) : to_float(x[at * args.x.token]);
+        z = fmaf(load_number(args.weight, channel * args.weight_channel + k * args.weight_tap), seen, z);
+    }
+    return output_of(z, args.silu);
 }
 
 }  // namespace gdn_cuda::conv

@@ -31,12 +31,33 @@ struct CausalSequenceArgs {
     int slot_count = 0, sequences = 0, tokens = 0;
 };
 
+// Of the kernels for 2 to 4 taps, whose threads have vectors of 16 bytes.
+struct CausalConvConfig {
+    DType io;  // x and out
+    int taps;
+
+    constexpr bool operator==(const CausalConvConfig&) const = default;
+
+    GDN_FIELDS(io, taps)
+
+    GDN_HOST_DEVICE constexpr int threads() const { return 128; }
+    GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
+    // Of conv/causal_conv: vectors that a thread has in flight, and tokens of a warp.
+    GDN_HOST_DEVICE constexpr int vectors() const { return 4; }
+    GDN_HOST_DEVICE constexpr int warp_tokens() const { return 32 * vectors() * vector(); }
+    // Of conv/causal_conv_channels_last: rows that a thread has in flight, its channels, and those of a block.
+    GDN_HOST_DEVICE constexpr int rows() const { return 8; }
+    GDN_HOST_DEVICE constexpr int lane_channels() const { return 4; }
+    GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }
+};
+
 struct CausalArgs {
     CausalTensor x, out;
     Tagged weight, bias;
     i64 weight_channel = 0, weight_tap = 0, bias_channel = 0;
     CausalSequenceArgs sequences;
     int batches = 0, channels = 0, tokens = 0, taps = 0;
+    int segment = 0;  // of conv/causal_conv_channels_last: tokens of a warp
     bool silu = false;
     bool vectors = false;  // rows of x and of out begin on 16 bytes and are whole vectors
 };

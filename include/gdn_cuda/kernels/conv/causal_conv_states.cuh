@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kConfig.threads) causal_conv_states(const __gr
         const int token = span.length - behind.positions + i;  // of the sequence
         float input = 0.f;
         if (token < 0) {
-            if (continues) input = sequences.state(id, channel, -token);
+            if (continues) input = sequences.state_of(id).at(channel, -token);
         } else if (packed || sequences.id_of(token) == id) {
             input = id < 0 ? 0.f : to_float(x[(span.start + token) * args.x.token]);
         }

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kConfig.threads)
             for (int k = 0; k < forward.taps; ++k) {
                 const int at = token - (forward.taps - 1) + k;
                 if (at < 0)
-                    z = fmaf(weight(k), sequences.state(id, channel, -at), z);
+                    z = fmaf(weight(k), sequences.state_of(id).at(channel, -at), z);
                 else if (id_of(at) == id)
                     z = fmaf(weight(k), of(forward.x, at), z);
             }

@@ -41,7 +41,8 @@ struct CausalTile {
             const int at = token - (args.taps - 1) + k;
             const i64 before = first - (origin + at);
             if (before > 0) {
-                if (continues) z = fmaf(shared.weight[k][channel], sequences.state(id, place.channel + channel, before), z);
+                if (continues)
+                    z = fmaf(shared.weight[k][channel], sequences.state_of(id).at(place.channel + channel, before), z);
             } else if (shared.ids[at] == id) {
                 z = fmaf(shared.weight[k][channel], input(channel, at), z);
             }

@@ -1,0 +1,62 @@
+// conv/hyena_filter and conv/hyena_filter_backward on the host.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/kernels/conv/hyena_filter_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::conv {
+
+struct HyenaFilterKernel {
+    using Config = HyenaFilterConfig;
+    using Args = HyenaFilterArgs;
+    static constexpr const char *family = "conv", *name = "hyena_filter", *config_type = "HyenaFilterConfig",
+                                *args_type = "HyenaFilterArgs";
+    static constexpr const char* summary = "filters of a modal form, of any length";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {Config{.stretches = 4}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config&) { return kHyenaFilterThreads; }
+    static int shared_bytes(const Config&) { return 0; }
+    static i64 blocks(i64 rows, i64 tokens) { return rows * ceil_div(tokens, kConfigurations.front().tokens()); }
+
+    static void run(const Args& args, const Target& target) {
+        const Config config = kConfigurations.front();
+        if (args.rows == 0 || args.tokens == 0) return;
+        launch<HyenaFilterKernel>(config, args, {blocks(args.rows, args.tokens), 1, 1}, target,
+                                  [&](const auto&) { return fmt::format("{} tokens of a row a block", config.tokens()); });
+    }
+};
+
+struct HyenaFilterBackwardKernel {
+    using Config = HyenaFilterBackwardConfig;
+    using Args = HyenaFilterArgs;
+    static constexpr const char *family = "conv", *name = "hyena_filter_backward", *config_type = "HyenaFilterBackwardConfig",
+                                *args_type = "HyenaFilterArgs";
+    static constexpr const char* summary = "gradients of filters of a modal form: sums over a piece of a row";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = {Config{.states = 4, .stretches = 64}};
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static int threads(const Config&) { return kHyenaFilterThreads; }
+    static int shared_bytes(const Config&) { return 0; }
+    static i64 pieces(i64 tokens) { return ceil_div(tokens, kConfigurations.front().tokens()); }
+    static i64 blocks(i64 rows, i64 count, i64 tokens) {
+        return rows * pieces(tokens) * ceil_div(count, kConfigurations.front().block_states());
+    }
+
+    static void run(const Args& args, const Target& target) {
+        const Config config = kConfigurations.front();
+        if (args.rows == 0 || args.tokens == 0) return;
+        launch<HyenaFilterBackwardKernel>(
+            config, args, {blocks(args.rows, args.count, args.tokens), 1, 1}, target,
+            [&](const auto&) { return fmt::format("{} tokens and {} poles a block", config.tokens(), config.block_states()); });
+    }
+};
+
+}  // namespace gdn_cuda::conv

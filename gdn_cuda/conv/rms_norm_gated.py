@@ -1,0 +1,266 @@
+"""RMS norm of rows with a gate: the operator, its gradients, reference, examples, benchmark and sanitizer call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators import Differentiable
+from ..operators.calls import typical_call
+from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
+from ..scan.first_order import first_order
+
+_NAME = "rms_norm_gated"
+
+# ---- CPU tensors: the definition in fp64
+
+
+def _grouped(y: Tensor, x: Any) -> Tensor:
+    """(…, groups, columns of a group)."""
+    columns = x.x.shape[-1] if x.group_size is None else x.group_size
+    return y.unflatten(-1, (-1, columns)) if columns else y.unsqueeze(-2)
+
+
+def _gate(x: Any) -> tuple[Tensor, Tensor]:
+    """a(gate) and its derivative."""
+    if x.gate is None:
+        return torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    gate = x.gate.double()
+    s = gate.sigmoid()
+    if x.activation == "sigmoid":
+        return s, s * (1 - s)
+    return gate * s, s * (1 + gate * (1 - s))
+
+
+def _inverse_rms(h: Tensor, x: Any) -> Tensor:
+    """Of every group, behind its columns."""
+    squares = _grouped(h, x).square().mean(-1, keepdim=True)
+    return (squares + x.eps).rsqrt().expand(_grouped(h, x).shape).flatten(-2)
+
+
+def _forward(x: Any) -> Tensor:
+    a, _ = _gate(x)
+    y = x.x.double()
+    h = y if x.norm_before_gate else y * a
+    out = h * _inverse_rms(h, x)
+    if x.weight is not None:
+        out = out * x.weight.double()
+    return (out * a if x.norm_before_gate else out).to(x.x.dtype).contiguous()
+
+
+def _backward_on_cpu(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    a, slope = _gate(x)
+    y, grad = x.x.double(), x.grad.double()
+    weight = 1.0 if x.weight is None else x.weight.double()
+    h = y if x.norm_before_gate else y * a
+    inverse = _inverse_rms(h, x)
+    n = h * inverse
+    of_n = grad * weight * a if x.norm_before_gate else grad * weight
+    mean = _grouped(of_n * n, x).mean(-1, keepdim=True).expand(_grouped(h, x).shape).flatten(-2)
+    of_h = inverse * (of_n - n * mean)
+    of_x = of_h if x.norm_before_gate else of_h * a
+    of_gate = slope * (grad * weight * n if x.norm_before_gate else of_h * y)
+    of_weight = grad * n * a if x.norm_before_gate else grad * n
+    if y.dim() > 1:
+        of_weight = of_weight.flatten(0, -2).sum(0)
+    none = x.x.new_empty(0)
+    return (
+        of_x.to(x.x.dtype).contiguous(),
+        none if x.gate is None else of_gate.to(x.gate.dtype).contiguous(),
+        x.x.new_empty(0, dtype=torch.float32) if x.weight is None else of_weight.to(_sum_dtype(x)),
+    )
+
+
+def _sum_dtype(x: Any) -> torch.dtype:
+    """The weight's gradient as it is summed up."""
+    return torch.float64 if x.weight is not None and x.weight.dtype == torch.float64 else torch.float32
+
+
+# ---- The operator and its gradients
+
+
+def _backward_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    of_gate = x.x.new_empty(0) if x.gate is None else x.gate.new_empty(x.gate.shape)
+    of_weight = x.x.new_empty((0,) if x.weight is None else x.weight.shape, dtype=_sum_dtype(x))
+    return x.x.new_empty(x.x.shape), of_gate, of_weight
+
+
+def _gradients(x: Any, needs: Any, grad: Tensor) -> dict[str, Any]:
+    of_x, of_gate, of_weight = _backward(grad, x.x, x.gate, x.weight, x.eps, x.activation, x.norm_before_gate, x.group_size)
+    return {
+        "x": of_x,
+        "gate": of_gate if needs.gate else None,
+        "weight": of_weight.to(x.weight.dtype) if needs.weight else None,
+    }
+
+
+def _mapped(operator: Differentiable, x: Any, dims: Any) -> Any:
+    """For torch.vmap: leading dimensions take what is mapped over, but a weight of its own, or a gradient of the weight, makes
+    it a call each."""
+    names = [name for name in operator.schema.arguments if isinstance(getattr(x, name), Tensor)]
+    count = next(getattr(x, name).shape[d] for name, d in vars(dims).items() if d is not None)
+    first = {
+        name: getattr(x, name).expand(count, *getattr(x, name).shape)
+        if getattr(dims, name) is None
+        else getattr(x, name).movedim(getattr(dims, name), 0)
+        for name in names
+    }
+    given = [first.get(name, getattr(x, name)) for name in operator.schema.arguments]
+    if "grad" not in names and getattr(dims, "weight", None) is None:
+        return operator(
+            *(x.weight if name == "weight" else y for name, y in zip(operator.schema.arguments, given, strict=True))
+        ), 0
+    each = [
+        operator(*(y[i] if name in names else y for name, y in zip(operator.schema.arguments, given, strict=True)))
+        for i in range(count)
+    ]
+    if isinstance(each[0], Tensor):
+        return torch.stack(each), 0
+    return tuple(torch.stack(of) for of in zip(*each, strict=True)), (0,) * len(each[0])
+
+
+_norm: Differentiable = first_order(
+    _NAME,
+    _NAME,
+    shapes=lambda x: x.x.new_empty(x.x.shape),
+    cpu=_forward,
+    backward=_gradients,
+    batched=lambda x, dims: _mapped(_norm, x, dims),
+)
+_backward: Differentiable = first_order(
+    _NAME,
+    "rms_norm_gated_backward",
+    shapes=_backward_shapes,
+    cpu=_backward_on_cpu,
+    batched=lambda x, dims: _mapped(_backward, x, dims),
+)
+
+
+def rms_norm_gated(
+    x: Tensor,
+    gate: Tensor | None,
+    weight: Tensor | None,
+    eps: float = 1e-5,
+    activation: str = "silu",
+    norm_before_gate: bool = True,
+    *,
+    group_size: int | None = None,
+) -> Tensor:
+    """RMS norm of rows, times a weight and a gate, with gradients: the end of a GDN, KDA or Mamba-2 layer.
+
+    Formula:
+        norm(h) = h / √(mean(h²) + eps) · weight
+        out = norm(x) · a(gate), or norm(x · a(gate)) where not norm_before_gate; a(g) = g σ(g) for silu and σ(g) for sigmoid
+
+    Shapes:
+        x, gate: (…, D), bf16, fp16 or fp32, each on its own; out is contiguous, of x's dtype
+        weight: (D,), bf16, fp16 or fp32, or None for ones
+
+    Rows may have any strides, as views of a wider projection have, and are not copied. Each group of group_size columns, a
+    divisor of D, is normalised on its own. "swish" is silu. Without a gate this is the plain RMS norm. CPU tensors may also be
+    fp64.
+
+    Edge cases:
+        Squares that fp32 cannot hold do not matter: a row of 1e30 is as one of 1.
+        A row of zeros with eps = 0 is NaN, as its formula is. NaN stays in its row, and in the gradient of the weight.
+        A gate of −∞ gives 0 with sigmoid, and NaN with silu.
+        Gradients of gradients and forward mode raise RuntimeError.
+
+    Example:
+        >>> gdn_cuda.rms_norm_gated(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), torch.ones(2), activation="sigmoid")
+        tensor([[0.4243, 0.5657]])
+    """
+    return _norm(x, gate, weight, eps, activation, norm_before_gate, group_size)
+
+
+# ---- Examples
+
+
+def _given(B: int, T: int, seed: int, D: int = 24) -> Arguments:
+    """The gate is a view of a wider projection."""
+    wide = random(B, T, 2 * D, seed=seed + 1, dtype=torch.bfloat16)
+    return {"x": random(B, T, D, seed=seed, dtype=torch.bfloat16), "gate": wide[..., D:], "weight": random(D, seed=seed + 2)}
+
+
+@example(rms_norm_gated)
+def _example(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, T, seed) | {"eps": 1e-6}
+
+
+@example(rms_norm_gated, "rms_norm_gated, the gate first, in groups")
+def _example_gate_first(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, T, seed) | {"norm_before_gate": False, "group_size": 8}
+
+
+@example(rms_norm_gated, "rms_norm_gated, sigmoid, mixed dtypes")
+def _example_mixed(B: int, T: int, seed: int) -> Arguments:
+    given = _given(B, T, seed, 5)
+    return given | {"gate": given["gate"].float(), "activation": "sigmoid", "weight": given["weight"].half()}
+
+
+@example(rms_norm_gated, "rms_norm_gated, neither gate nor weight")
+def _example_plain(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, T, seed) | {"gate": None, "weight": None}
+
+
+@example(of_operator("rms_norm_gated_backward"))
+def _example_backward(B: int, T: int, seed: int) -> Arguments:
+    given = _given(B, T, seed) | {"grad": random(B, T, 24, seed=seed + 3, dtype=torch.bfloat16), "eps": 1e-5}
+    return given | {"activation": "silu", "norm_before_gate": True, "group_size": None}
+
+
+# ---- Measurements
+
+# Prefill and decode of 32 heads, and whole rows as Mamba-2 has them.
+GPU_SHAPES = ((32768, 32, 128), *((B, 32, 128) for B in (1, 16, 256)), (32768, 4096), (16, 4096))
+CPU_SHAPES = ((2, 3, 16),)
+
+
+def _work(device: str, shape: tuple[int, ...], dtype: torch.dtype, backward: bool) -> Work:
+    x, gate = (normal(*shape, device=device, dtype=dtype) for _ in range(2))
+    weight = 1 + normal(shape[-1], device=device, dtype=dtype) / 8
+    inputs = {"x": x, "gate": gate, "weight": weight}
+    if not backward:
+        return Work(partial(rms_norm_gated, x, gate, weight), 3 * size(x), 0, inputs=inputs, outcome=_outcome, checked=inputs)
+    leaves = [y.detach().requires_grad_() for y in (x, gate, weight)]
+    out, grad = rms_norm_gated(*leaves), torch.empty_like(x).normal_()
+    return Work(partial(torch.autograd.grad, out, leaves, grad, retain_graph=True), 5 * size(x), 0)
+
+
+def _outcome(x: Inputs) -> Outcome:
+    out = rms_norm_gated(x["x"], x["gate"], x["weight"])
+    return out, out.new_zeros(1)
+
+
+def _fla(x: Inputs) -> Peer:
+    call = import_peer("fla.modules.fused_norm_gate", "rms_norm_gated")
+    return Peer(partial(call, x["x"], x["gate"], x["weight"], None, activation="swish", eps=1e-5), lambda out: (out, None))
+
+
+@bench(operator="rms_norm_gated", peers={"fla": _fla})
+def _measured(device: str) -> Iterator[Case]:
+    for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
+        for dtype in (torch.bfloat16, torch.float32):
+            for backward in (False, True):
+                name = f"{'×'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}{', backward' if backward else ''}"
+                yield Case(name, partial(_work, device, shape, dtype, backward))
+
+
+typical_call(rms_norm_gated, {"B": 1, "T": 8192, "Hv": 32, "dv": 128}, "x, gate: B T Hv dv; weight: dv f32")
+
+
+@sanitizes("rms_norm", "rms_norm_backward")
+def _sanitized() -> None:
+    """Every way of sharing a row among threads, in vectors and element by element."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for D in (1, 64, 70, 128, 250, 256, 1024, 1030, 4096, 8200):
+            x, wide = draw(37, D, dtype=dtype), draw(37, 2 * D, dtype=dtype)
+            for gate in (wide[:, D:], None):
+                leaves = [y.detach().requires_grad_() for y in (x, gate, draw(D)) if y is not None]
+                out = rms_norm_gated(leaves[0], gate if gate is None else leaves[1], leaves[-1], norm_before_gate=D > 128)
+                torch.autograd.grad(out, leaves, torch.ones_like(out))

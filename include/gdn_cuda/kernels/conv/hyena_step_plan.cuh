@@ -1,0 +1,67 @@
+// Configurations and arguments of conv/hyena_fir_step and conv/hyena_modal_step, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::conv {
+
+inline constexpr int kHyenaStepThreads = 128;
+
+// A row is a channel of a sequence. Neighbouring lanes of a warp share it, each with as many numbers of its state.
+struct HyenaFirStepConfig {
+    int lanes, elements;
+
+    constexpr bool operator==(const HyenaFirStepConfig&) const = default;
+    GDN_FIELDS(lanes, elements)
+
+    GDN_HOST_DEVICE constexpr int most_taps() const { return lanes * elements + 1; }
+    GDN_HOST_DEVICE constexpr int rows() const { return kHyenaStepThreads / lanes; }  // of a block
+};
+
+struct HyenaModalStepConfig {
+    int lanes;
+    bool vectors;  // states, residues and poles are loaded 16 bytes at a time
+
+    constexpr bool operator==(const HyenaModalStepConfig&) const = default;
+    GDN_FIELDS(lanes, vectors)
+
+    GDN_HOST_DEVICE static constexpr int elements() { return 4; }
+    GDN_HOST_DEVICE constexpr int most_states() const { return lanes * elements(); }
+    GDN_HOST_DEVICE constexpr int rows() const { return kHyenaStepThreads / lanes; }
+};
+
+// A tensor (sequences, channels, tokens); strides in elements.
+struct HyenaTokens {
+    Tagged values;
+    i64 sequence = 0, channel = 0, token = 0;
+};
+
+// What both steps have: rows, and states (slots, channels, positions) in slots of a pool.
+struct HyenaStepArgs {
+    i64 sequences;
+    int channels, tokens;
+    int group_channels;  // channels that share the parameters of a group
+    void* states;
+    DType state_type;
+    i64 state_slot, state_channel, state_position;  // strides
+    Tagged slots;                                   // (sequences,); absent: sequence n has slot n
+    i64 slot_count, null_slot;                      // null_slot skips its sequence as negatives do; -1: none
+};
+
+struct HyenaFirStepArgs : HyenaStepArgs {
+    HyenaTokens u, out;
+    int width;  // taps but one: numbers of a state
+    Tagged weight, bias;
+    i64 weight_group, weight_tap, bias_channel;  // strides
+    bool flipped;                                // the first tap meets the current token
+    bool gated_bias;
+};
+
+struct HyenaModalStepArgs : HyenaStepArgs {
+    HyenaTokens x2, x1, v, out;
+    int count;  // states of a channel
+    Tagged residues, log_poles, D;
+    i64 residues_group, residues_state, log_poles_group, log_poles_state, D_channel;  // strides
+};
+
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,118 @@
+// conv/rms_norm: out = h / sqrt(mean(h^2) + eps) * weight * a(gate) with h = x, or, where the gate comes first,
+// out = h / sqrt(mean(h^2) + eps) * weight with h = x * a(gate); a is silu, the sigmoid, or 1 without a gate.
+//
+// A row, or a group of its columns, belongs to 8, 16 or 32 lanes of a warp or to a block, by its length. Blocks stay, keep
+// their weights in registers, and take one row after the other; loads of the next are in flight while one is computed. Rows
+// beyond the registers of a block are read twice, in chunks.
+//
+// Shared memory: sums of warps, where a row belongs to a block.
+//
+// Bound: memory, 6 bytes an element for bf16 (x, the gate and out). That leaves some 40 instructions an element at 4.3 TB/s on
+// an H200; it takes 25, two of them on the special-function unit.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/rms_norm_row.cuh>
+
+namespace gdn_cuda::conv {
+
+template <RmsNormConfig kConfig>
+struct RmsNormForward {
+    static constexpr int kCount = kConfig.per_lane;
+
+    const RmsNormArgs& args;
+    RmsNormReduction<kConfig> reduction;
+    RmsNormPlace<kConfig> place{args};
+    RmsNormRaw<kConfig, true> x;
+    RmsNormRaw<kConfig, false> gate;
+    float h[kCount], factor[kCount], weight[kCount];
+
+    __device__ __forceinline__ bool has_gate() const { return args.gate.values.data != nullptr; }
+    __device__ __forceinline__ void load(i64 row, int chunk) {
+        const bool exists = row < args.rows;
+        place.load(x, args.x, exists ? place.offset(args.x, row) : 0, chunk, exists);
+        if (has_gate()) place.load(gate, args.gate, exists ? place.offset(args.gate, row) : 0, chunk, exists);
+    }
+    __device__ __forceinline__ void unpack() {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            h[i] = x.number(i, kConfig.io);
+            factor[i] = 1.f;
+        }
+        if (!has_gate()) return;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const float a = gate_value(args.activation, gate.number(i, args.gate.values.type));
+            h[i] *= args.norm_before_gate ? 1.f : a;
+            factor[i] = args.norm_before_gate ? a : 1.f;
+        }
+    }
+    // Chunks of the row, one after the other; a row in one chunk is in registers.
+    template <class Each>
+    __device__ __forceinline__ void for_chunks(i64 row, const Each& each) {
+        const int chunks = place.chunks();
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            if (chunks > 1) {
+                load(row, chunk);
+                unpack();
+            }
+            each(chunk);
+        }
+    }
+    template <bool kScaled>
+    __device__ __forceinline__ float sum_of_squares(i64 row, float scale) {
+        float sum[1] = {0.f};
+        for_chunks(row, [&](int) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                const float y = kScaled ? h[i] * scale : h[i];
+                sum[0] = fmaf(y, y, sum[0]);
+            }
+        });
+        reduction.sum(sum);
+        return sum[0];
+    }
+    // 1 / sqrt(mean(h^2) + eps). Squares that fp32 cannot hold are taken of a scaled row.
+    __device__ __forceinline__ float inverse_rms(i64 row) {
+        const float mean = fmaf(sum_of_squares<false>(row, 1.f), args.inverse_columns, args.epsilon);
+        float inverse = inverse_root(mean);
+        if (out_of_range(mean)) {
+            float most = 0.f;
+            for_chunks(row, [&](int) {
+#pragma unroll
+                for (int i = 0; i < kCount; ++i) most = fmaxf(most, fabsf(h[i]));
+            });
+            const float scale = inverse_magnitude(fmaxf(reduction.most(most), sqrtf(args.epsilon)));
+            const float scaled = fmaf(sum_of_squares<true>(row, scale), args.inverse_columns, args.epsilon * scale * scale);
+            if (!in_range(mean)) inverse = inverse_root(scaled) * scale;
+        }
+        return inverse;
+    }
+    __device__ __forceinline__ void run() {
+        const i64 step = static_cast<i64>(gridDim.x) * kConfig.rows();
+        i64 first = static_cast<i64>(blockIdx.x) * kConfig.rows();
+        load(first + place.row_of_block, 0);
+        if constexpr (!kConfig.is_long) place.load_weight(weight, 0);
+        for (; first < args.rows; first += step) {
+            const i64 row = first + place.row_of_block;
+            if (kConfig.is_long) load(row, 0);
+            unpack();
+            if (!kConfig.is_long) load(row + step, 0);  // in flight while this row is computed
+            const float inverse = inverse_rms(row);
+            for_chunks(row, [&](int chunk) {
+                if constexpr (kConfig.is_long) place.load_weight(weight, chunk);
+#pragma unroll
+                for (int i = 0; i < kCount; ++i) h[i] *= inverse * weight[i] * factor[i];
+                if (row < args.rows) place.store(args.out, kConfig.io, row, chunk, h);
+            });
+        }
+    }
+};
+
+template <RmsNormConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.forward_blocks())
+    rms_norm(const __grid_constant__ RmsNormArgs args) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    RmsNormForward<kConfig>{args, {*reinterpret_cast<RmsNormSharedPlan<kConfig>*>(memory)}}.run();
+}
+
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,59 @@
+// Configuration and arguments of conv/split_conv and conv/split_backward, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
+
+namespace gdn_cuda::conv {
+
+struct SplitConfig {
+    DType io;  // x, q, k and v
+    int threads;
+
+    constexpr bool operator==(const SplitConfig&) const = default;
+
+    GDN_FIELDS(io, threads)
+};
+
+// Channels of a row: key_heads of q, as many of k, dk each, and value_heads of v, dv each.
+struct SplitHeads {
+    int key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    bool normalised = true;  // q and k
+    float epsilon = 0;
+
+    GDN_HOST_DEVICE constexpr int heads() const { return 2 * key_heads + value_heads; }
+    GDN_HOST_DEVICE constexpr i64 channels() const { return i64{2} * key_heads * dk + i64{1} * value_heads * dv; }
+};
+
+// Where a head's channels begin in a row, and its place in a tensor of its kind: q, k or v.
+struct SplitHead {
+    int kind, of_kind, channel, size;
+
+    GDN_HOST_DEVICE constexpr SplitHead(const SplitHeads& heads, int head)
+        : kind(head < heads.key_heads       ? 0
+               : head < 2 * heads.key_heads ? 1
+                                            : 2),
+          of_kind(head - kind * heads.key_heads),
+          channel(kind < 2 ? head * heads.dk : 2 * heads.key_heads * heads.dk + of_kind * heads.dv),
+          size(kind < 2 ? heads.dk : heads.dv) {}
+    // In a contiguous (tokens, heads of the kind, size).
+    GDN_HOST_DEVICE constexpr i64 offset(const SplitHeads& heads, i64 token) const {
+        return (token * (kind < 2 ? heads.key_heads : heads.value_heads) + of_kind) * size;
+    }
+    GDN_HOST_DEVICE constexpr bool is_normalised(const SplitHeads& heads) const { return kind < 2 && heads.normalised; }
+};
+
+struct SplitArgs {
+    CausalArgs conv;
+    SplitHeads heads;
+    void* out[3] = {};  // q, k, v, contiguous (batch, token, head, channel)
+};
+
+struct SplitBackwardArgs {
+    SplitHeads heads;
+    CausalTensor y;             // of the convolution and silu
+    const void* grads[3] = {};  // of q, k and v, contiguous
+    void* of_y = nullptr;       // contiguous (batch, token, channel)
+    int batches = 0, tokens = 0;
+};
+
+}  // namespace gdn_cuda::conv

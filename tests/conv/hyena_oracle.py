@@ -1,0 +1,173 @@
+"""Hyena's operators in fp64 as the specification writes them: sums over taps, tokens and poles, and nothing of the package.
+
+Everything is numpy and runs on the CPU. Time is last; rows of a group are repeated over neighbouring channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+Array = npt.NDArray[np.float64]
+
+
+def wide(x: Tensor | Array | None) -> Any:
+    return x if x is None or isinstance(x, np.ndarray) else x.detach().cpu().double().numpy()
+
+
+def per_channel(x: Tensor | Array, channels: int) -> Array:
+    """Parameters (groups, …) as (channels, …)."""
+    values: Array = wide(x)
+    return np.repeat(values, channels // values.shape[0], axis=0)
+
+
+def taps_of(weight: Tensor | Array, channels: int) -> Array:
+    """(groups, 1, K) as (channels, K)."""
+    return per_channel(weight, channels)[:, 0]
+
+
+def causal_sum(taps: Array, u: Array) -> Array:
+    """Σ_j taps[j] u_{t−j} for taps (channels, K) and u (…, channels, L)."""
+    y, L = np.zeros_like(u), u.shape[-1]
+    for j in range(min(taps.shape[-1], L)):
+        y[..., j:] += taps[:, j, None] * u[..., : L - j]
+    return y
+
+
+def _fir(u: Array, taps: Array, state: Array | None) -> tuple[Array, Array]:
+    """The convolution of u, before which `state` came, and the last K − 1 inputs."""
+    B, D, L = u.shape
+    width = taps.shape[-1] - 1
+    before = np.zeros((B, D, width)) if state is None else state
+    whole = np.concatenate([before, u], -1)
+    return causal_sum(taps, whole)[..., width:], whole[..., L:].copy()
+
+
+def _times_mask(z: Array, mask: Tensor | None) -> Array:
+    return z if mask is None else z * wide(mask)[:, None]
+
+
+def short(
+    x1: Tensor,
+    x2: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gated_bias: bool = False,
+    padding_mask: Tensor | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Array, Array]:
+    """(y, state): a correlation, the last tap meets the current token."""
+    u = wide(x1) * wide(v)
+    z, state = _fir(u, taps_of(weight, u.shape[1])[:, ::-1], wide(initial_state))
+    if bias is not None:
+        z = z + wide(bias)[:, None] * (u if gated_bias else 1)
+    return wide(x2) * _times_mask(z, padding_mask), state
+
+
+def medium(
+    x1: Tensor,
+    x2: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    padding_mask: Tensor | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Array, Array]:
+    """(y, state): a convolution, the first tap meets the current token."""
+    u = wide(x1) * wide(v)
+    z, state = _fir(u, taps_of(weight, u.shape[1]), wide(initial_state))
+    return wide(x2) * _times_mask(z + wide(bias)[:, None] * u, padding_mask), state
+
+
+def filter_of(residues: Tensor, log_poles: Tensor, L: int) -> Array:
+    """h_t = Σ_s R_s e^{log p_s t}, (rows, L)."""
+    R, logs = wide(residues), wide(log_poles).reshape(residues.shape)
+    h = np.zeros((R.shape[0], L))
+    for t in range(L):
+        h[:, t] = (R * np.exp(logs * t)).sum(-1)
+    return h
+
+
+def long(
+    x1: Tensor,
+    x2: Tensor,
+    v: Tensor,
+    residues: Tensor,
+    log_poles: Tensor,
+    bias: Tensor,
+    initial_state: Tensor | None = None,
+) -> tuple[Array, Array]:
+    """(y, state) by the recurrence of the states, token by token."""
+    y, state = np.zeros_like(wide(v)), wide(initial_state)
+    B, D, L = y.shape
+    state = np.zeros((B, D, residues.shape[1])) if state is None else state
+    for t in range(L):
+        at = (x[:, :, t] for x in (x2, x1, v))
+        y[:, :, t], state = modal_step(*at, bias, residues, log_poles, state)
+    return y, state
+
+
+def long_by_filter(x1: Tensor, x2: Tensor, v: Tensor, residues: Tensor, log_poles: Tensor, bias: Tensor) -> Array:
+    """y by the sum of the filter's taps and the inputs."""
+    u = wide(x1) * wide(v)
+    h = per_channel(filter_of(residues, log_poles, u.shape[-1]), u.shape[1])
+    y: Array = wide(x2) * (causal_sum(h, u) + wide(bias)[:, None] * u)
+    return y
+
+
+def modal_step(
+    x2: Tensor, x1: Tensor, v: Tensor, D: Tensor, residues: Tensor, log_poles: Tensor, state: Tensor | Array
+) -> tuple[Array, Array]:
+    """A token of `long`, (B, D) each: (y, state)."""
+    u = wide(x1) * wide(v)
+    R = per_channel(residues, u.shape[1])
+    poles = np.exp(per_channel(log_poles, u.shape[1]).reshape(R.shape))
+    after = poles * wide(state) + u[..., None]
+    return wide(x2) * ((R * after).sum(-1) + wide(D) * u), after
+
+
+def fir_step(
+    u: Tensor,
+    fir_state: Tensor | Array,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gated_bias: bool = False,
+    flip_filter: bool = False,
+) -> tuple[Array, Array]:
+    """A token u (B, D) behind the K − 1 inputs in fir_state: (y, state)."""
+    now, before = wide(u), wide(fir_state)
+    taps = taps_of(weight, now.shape[1])
+    taps = taps[:, ::-1] if flip_filter else taps
+    window = np.concatenate([before, now[..., None]], -1)
+    y = (taps * window).sum(-1)
+    if bias is not None:
+        y = y + wide(bias) * (now if gated_bias else 1)
+    return y, window[..., 1:]
+
+
+def causal_conv(u: Tensor, k: Tensor, D: Tensor | None = None) -> Array:
+    """k * u + D ⊙ u for a filter (rows, K)."""
+    values = wide(u)
+    y = causal_sum(per_channel(k, values.shape[1]), values)
+    return y if D is None else y + wide(D)[:, None] * values
+
+
+def split(z: Tensor, heads: int, layout: str) -> tuple[Array, Array, Array]:
+    """Channels (B, 3D, …) as (x2, x1, v): of each channel, each head, or everything one after the other."""
+    values = wide(z)
+    D = values.shape[1] // 3
+    parts: list[list[Array]] = [[], [], []]
+    for channel in range(3 * D):
+        if layout == "interleaved":
+            part = channel % 3
+        elif layout == "heads":
+            part = channel % (3 * D // heads) // (D // heads)
+        else:
+            part = channel // D
+        parts[part].append(values[:, channel])
+    x2, x1, v = (np.stack(part, 1) for part in parts)
+    return x2, x1, v
