@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers_conv import KINDS, check_forward_and_backward, check_generate
 
 
