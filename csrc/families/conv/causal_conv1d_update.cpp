@@ -149,6 +149,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     args.width = static_cast<int>(width);
     args.window = window;
     args.silu = arguments.silu;
+    args.plain = !layout.packed && layout.tokens == 1 && window == StateWindow::last && state.size(2) == width - 1;
     args.weight_vectors = weight.contiguous_tail(2) && in_units(args.weight, {});
     check.count("x", "channels", layout.channels, kMostBlocks[1] * i64{kCausalStepAny.threads});
 
