@@ -144,7 +144,8 @@ def causal_conv1d_update(
           following get these inputs but the first, and then all T tokens, W − 2 + T columns in all. Behind it the next call
           continues after as many of the tokens as it is told were accepted
 
-    Nothing synchronizes, and nothing is allocated but out, so that a call can be part of a CUDA graph.
+    Nothing synchronizes, and nothing is allocated but out, so that a call can be part of a CUDA graph. CPU tensors may also be
+    fp64.
 
     Edge cases:
         A negative slot, or null_slot, skips its sequence: zero output, no slot touched. Without tokens a state stays as it is.

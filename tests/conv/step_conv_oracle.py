@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 IO = (torch.float32, torch.bfloat16, torch.float16)
-OUT_BOUND = {torch.float32: 2e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+OUT_BOUND = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 1]
 
 

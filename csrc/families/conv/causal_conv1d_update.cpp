@@ -5,6 +5,7 @@
 #include "../../operators/operator.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/state_slots.hpp"
+#include "causal_conv_checks.hpp"
 #include "causal_step.hpp"
 
 namespace gdn_cuda::conv {
@@ -75,8 +76,8 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     const View x(arguments.x), state(arguments.conv_state), weight(arguments.weight), bias = view_of(arguments.bias);
     const View cu_seqlens = view_of(arguments.cu_seqlens), slots = view_of(arguments.conv_state_indices);
     const View cache_seqlens = view_of(arguments.cache_seqlens), accepted = view_of(arguments.num_accepted_tokens);
-    const auto kTypes = {DType::f32, DType::bf16, DType::f16};
-    const DType io = check.dtype("x", x, kTypes);
+    const DType io = scan::check_number(check, "x", x);
+    const std::initializer_list<DType> types = number_types(x);
     const Layout layout = layout_of(check, x, cu_seqlens);
 
     check.rank("weight", weight, 2, "(D, W)");
@@ -84,16 +85,16 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     const int64_t width = weight.size(1);
     GDN_REQUIRE(check, width >= 1 && width <= kMaxStepWidth, "weight", fmt::format("W from 1 to {}", kMaxStepWidth),
                 shape_text(weight));
-    check.dtype("weight", weight, kTypes);
+    check.dtype("weight", weight, types);
     check.device("weight", weight, x, "x");
     if (bias.defined()) {
         check.shape("bias", bias, {layout.channels}, "(D,)");
-        check.dtype("bias", bias, kTypes);
+        check.dtype("bias", bias, types);
         check.device("bias", bias, x, "x");
     }
     check.rank("conv_state", state, 3, "(slots, D, S)");
     check.shape("conv_state", state, {state.size(0), layout.channels, state.size(2)}, "(slots, D, S)");
-    const DType state_type = check.dtype("conv_state", state, kTypes);
+    const DType state_type = check.dtype("conv_state", state, types);
     check.device("conv_state", state, x, "x");
     check.distinct("conv_state", state);
     const StateWindow window = check_window(check, state, width, layout, cache_seqlens, accepted);
@@ -148,6 +149,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     args.width = static_cast<int>(width);
     args.window = window;
     args.silu = arguments.silu;
+    args.plain = !layout.packed && layout.tokens == 1 && window == StateWindow::last && state.size(2) == width - 1;
     args.weight_vectors = weight.contiguous_tail(2) && in_units(args.weight, {});
     check.count("x", "channels", layout.channels, kMostBlocks[1] * i64{kCausalStepAny.threads});
 

@@ -27,6 +27,12 @@ def test_dtypes(io: torch.dtype, state: torch.dtype, weight: torch.dtype, seed: 
     check(draws(seed, tokens=3, io=io, state=state, weight=weight), causal_conv1d_update)
 
 
+@pytest.mark.parametrize("state", [torch.float64, torch.float32])
+def test_fp64_on_the_cpu(state: torch.dtype, seed: int) -> None:
+    x = draws(seed, tokens=3, io=torch.float64, state=state)
+    check(x | {"weight": x["weight"].float()}, causal_conv1d_update)
+
+
 def test_without_bias_and_activation(seed: int) -> None:
     check(draws(seed, bare=True), causal_conv1d_update)
     check(draws(seed) | {"activation": "swish"}, causal_conv1d_update)

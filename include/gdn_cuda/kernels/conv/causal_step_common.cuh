@@ -50,12 +50,14 @@ struct StepSequence {
 // Sequence n of the call. Indices may lie: a slot past the pool, or more tokens than a verify window has room for, poison the
 // output and touch nothing; numbers of accepted tokens are clamped.
 __device__ __forceinline__ StepSequence step_sequence(const CausalStepArgs& args, int n) {
-    const Span span = span_of(args.cu_seqlens, n, args.tokens);
-    StepSequence sequence{Place::run, span.start, span.length, args.columns - (args.width - 1), n};
+    StepSequence sequence{Place::run, 0, args.tokens, args.columns - (args.width - 1), n};
     if (args.slots.data != nullptr) {
         sequence.slot = load_index(args.slots, n * args.slots_sequence);
         sequence.place = place_of(args, sequence.slot);
     }
+    if (args.plain) return sequence;
+    const Span span = span_of(args.cu_seqlens, n, args.tokens);
+    sequence.start = span.start, sequence.length = span.length;
     if (args.window == StateWindow::circular) {
         const int at = static_cast<int>(load_index(args.cache_seqlens, n) % args.columns);  // of the sign of the number
         const int first = at - (args.width - 1);
@@ -88,6 +90,15 @@ __device__ __forceinline__ Tail tail_after(const CausalStepArgs& args, int n, co
 __device__ __forceinline__ float activated(float y, bool silu) {
     return silu ? y * sigmoid(y) : y;
 }
+// The same for outputs in `kIo`, with one branch for all. What the exponential of a large y lacks in fp32, 16 bits do not show.
+template <DType kIo, int kVector>
+__device__ __forceinline__ void activate(float (&y)[kVector], bool silu) {
+    constexpr float kLog2e = 1.44269504f;
+    if (!silu) return;
+#pragma unroll
+    for (int v = 0; v < kVector; ++v)
+        y[v] = kIo == DType::f32 ? activated(y[v], true) : y[v] * reciprocal_fast(1.f + exp2_fast(-kLog2e * y[v]));
+}
 
 // Taps and biases of kVector neighbouring channels, in fp32.
 template <int kWidth, int kVector>
@@ -103,20 +114,36 @@ struct StepTaps {
             load_vectors<__half>(args, channel);
         else
             load_numbers(args, channel);
-#pragma unroll
-        for (int v = 0; v < kVector; ++v)
-            bias[v] = args.bias.data == nullptr ? 0.f : load_number(args.bias, (channel + v) * args.bias_channel);
+        load_bias(args, channel);
     }
-    // The sum of a token, before the activation, from the history and the token itself.
-    template <class History, class X>
-    __device__ __forceinline__ float sum(int v, const History& history, const X& x) const {
-        float y = bias[v];
+    // The output of a token from the history and the token itself.
+    template <DType kIo, class History, class X>
+    __device__ __forceinline__ X output(const History& history, const X& x, bool silu) const {
+        float y[kVector];
 #pragma unroll
-        for (int k = 0; k < kWidth - 1; ++k) y = fmaf(tap[k][v], history(k, v), y);
-        return fmaf(tap[kWidth - 1][v], x[v], y);
+        for (int v = 0; v < kVector; ++v) {
+            y[v] = bias[v];
+#pragma unroll
+            for (int k = 0; k < kWidth - 1; ++k) y[v] = fmaf(tap[k][v], history(k, v), y[v]);
+            y[v] = fmaf(tap[kWidth - 1][v], x[v], y[v]);
+        }
+        activate<kIo>(y, silu);
+        X out;
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) out.set(v, y[v]);
+        return out;
     }
 
   private:
+    // All loads are in flight before the first is used.
+    __device__ __forceinline__ void load_bias(const CausalStepArgs& args, i64 channel) {
+        RawNumber raw[kVector];
+        if (args.bias.data != nullptr)
+#pragma unroll
+            for (int v = 0; v < kVector; ++v) raw[v].load(args.bias, (channel + v) * args.bias_channel);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) bias[v] = raw[v].number(args.bias.type);
+    }
     template <class T>
     __device__ __forceinline__ void load_vectors(const CausalStepArgs& args, i64 channel) {
         constexpr int kNumbers = kWidth * kVector;
@@ -136,6 +163,15 @@ struct StepTaps {
                 tap[k][v] = load_number(args.weight, (channel + v) * args.weight_channel + k * args.weight_tap);
     }
 };
+
+// In one instruction, which the compiler makes four of where it is under a predicate.
+template <class T, int kVector>
+__device__ __forceinline__ void store_whole(const Vector<T, kVector, true>& vector, T* to) {
+    if constexpr (kVector * sizeof(T) == 16)
+        vector.store_global(to);
+    else
+        vector.store(to);
+}
 
 // Outputs of tokens that no state gives: the same number for all.
 template <class T, int kVector>

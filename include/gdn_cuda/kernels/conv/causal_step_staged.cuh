@@ -95,18 +95,15 @@ __device__ __forceinline__ void walk_tokens(const CausalStepArgs& args, const St
             reinterpret_cast<const Storage<kConfig.io>*>(warp.buffers[buffer][place_of_unit<kColumns>(warp.lane, i)].bytes));
 #pragma unroll 1
     for (int t = 0; t < sequence.length; ++t, out += args.out.token) {
-        X later, y;
-        if (t + 1 < sequence.length) later.load(warp.token(args, n, sequence, t + 1));
+        const auto history = [&](int k, int v) { return to_float(number(v, kColumns - kHistory + k)); };
+        store_whole(taps.template output<kConfig.io>(history, x, args.silu), out);
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
-            const float sum = taps.sum(v, [&](int k, int u) { return to_float(number(u, kColumns - kHistory + k)); }, x);
-            y.set(v, activated(sum, args.silu));
 #pragma unroll
             for (int j = 0; j + 1 < kColumns; ++j) number(v, j) = number(v, j + 1);
             number(v, kColumns - 1) = x.items[v];
         }
-        y.store(out);
-        x = later;
+        if (t + 1 < sequence.length) x.load(warp.token(args, n, sequence, t + 1));
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i)
