@@ -7,6 +7,7 @@
 #include "../families/conv/rms_norm.hpp"
 #include "../families/conv/rms_norm_backward.hpp"
 #include "../families/conv/split_backward.hpp"
+#include "../families/conv/split_columns.hpp"
 #include "../families/conv/split_conv.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
@@ -74,6 +75,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::RmsNorm>(),
             entry<conv::RmsNormBackward>(),
             entry<conv::SplitConv>(),
+            entry<conv::SplitColumns>(),
             entry<conv::SplitBackward>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),

@@ -10,6 +10,7 @@
 #include "causal_conv_pool.hpp"
 #include "causal_conv_states.hpp"
 #include "split_backward.hpp"
+#include "split_columns.hpp"
 #include "split_conv.hpp"
 
 namespace gdn_cuda::conv {
@@ -91,7 +92,10 @@ Split run_any(const PreparedSplit& prepared, const Tensor& x, const Target& targ
     const std::array<Tensor, 3> out{torch::stable::new_empty(x, shapes[0]), torch::stable::new_empty(x, shapes[1]),
                                     torch::stable::new_empty(x, shapes[2])};
     for (int i = 0; i < 3; ++i) args.out[i] = memory_of(out[i]);
-    SplitConv::run(prepared.conv.problem.io, args, target);
+    if (columns_can_split(prepared.conv, prepared.heads))
+        SplitColumns::run(prepared.conv.problem.io, args, target);
+    else
+        SplitConv::run(prepared.conv.problem.io, args, target);
     return {out[0], out[1], out[2]};
 }
 Split run_split(const ConvSplitL2norm& x) {
