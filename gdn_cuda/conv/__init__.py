@@ -5,6 +5,7 @@ raises ValueError, which names function, argument, expected and got, before anyt
 """
 
 from .causal_conv1d import causal_conv1d
+from .conv_split_l2norm import conv_split_l2norm
 from .rms_norm_gated import rms_norm_gated
 
-__all__ = ["causal_conv1d", "rms_norm_gated"]
+__all__ = ["causal_conv1d", "conv_split_l2norm", "rms_norm_gated"]
