@@ -69,6 +69,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalBackward>(),
+            entry<conv::CausalBackwardSequences>(),
             entry<conv::CausalStatesBehind>(),
             entry<conv::CausalStatesBackward>(),
             entry<conv::CausalTile>(),

@@ -3,6 +3,8 @@ package."""
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ def causal_conv1d(
     W = weight.shape[1]
     bias = torch.zeros(D, dtype=torch.float64) if bias is None else bias.to("cpu", torch.float64)
     offsets = None if cu_seqlens is None else cu_seqlens.tolist()
-    spans = [(b, 0, L) for b in range(B)] if offsets is None else [(0, *pair) for pair in zip(offsets, offsets[1:])]
+    spans = [(b, 0, L) for b in range(B)] if offsets is None else [(0, *pair) for pair in itertools.pairwise(offsets)]
     states = torch.zeros(len(spans), D, W - 1) if initial_states is None else initial_states
     states = states.to("cpu", torch.float64)
     rows = [[torch.zeros(D, dtype=torch.float64) for _ in range(L)] for _ in range(B)]

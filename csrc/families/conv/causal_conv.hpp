@@ -10,16 +10,17 @@ namespace gdn_cuda::conv {
 
 // Kernels for rows of whole vectors, and these numbers of taps.
 constexpr bool has_few_taps(const CausalProblem& problem) {
-    return problem.vectors && problem.taps >= 2 && problem.taps <= 4;
+    return problem.vectors && (problem.taps == 3 || problem.taps == 4);
 }
 constexpr CausalConvConfig causal_conv_config(const CausalProblem& problem) {
-    return {.io = problem.io, .taps = static_cast<int>(problem.taps)};
+    return {.io = problem.io, .taps = static_cast<int>(problem.taps), .sequences = problem.sequences};
 }
 constexpr auto every_causal_conv() {
-    std::array<CausalConvConfig, 9> all{};
+    std::array<CausalConvConfig, 12> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int taps : {2, 3, 4}) all[count++] = {.io = io, .taps = taps};
+        for (const int taps : {3, 4})
+            for (const bool sequences : {false, true}) all[count++] = {.io = io, .taps = taps, .sequences = sequences};
     return all;
 }
 inline constexpr std::array kCausalConvConfigurations = every_causal_conv();
@@ -29,7 +30,7 @@ struct CausalConv {
     using Args = CausalArgs;
     static constexpr const char *family = "conv", *name = "causal_conv", *config_type = "CausalConvConfig",
                                 *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of 2 to 4 taps, tokens are neighbours";
+    static constexpr const char* summary = "causal depthwise convolution of 3 or 4 taps, tokens are neighbours";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -45,7 +46,7 @@ struct CausalConv {
         const Blocks grid = blocks(problem, args);
         if (grid[0] == 0) return;
         launch<CausalConv>(causal_conv_config(problem), args, grid, target,
-                           [&](const auto&) { return explain_causal(problem, "vectors of 8 or 4 tokens a lane"); });
+                           [&](const auto&) { return explain_causal(problem, "four vectors of tokens a lane"); });
     }
 };
 
@@ -63,7 +64,7 @@ struct CausalConvChannelsLast {
     using Args = CausalArgs;
     static constexpr const char *family = "conv", *name = "causal_conv_channels_last", *config_type = "CausalConvConfig",
                                 *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of 2 to 4 taps, channels are neighbours";
+    static constexpr const char* summary = "causal depthwise convolution of 3 or 4 taps, channels are neighbours";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 

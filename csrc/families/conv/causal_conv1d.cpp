@@ -122,7 +122,7 @@ PreparedCausalBackward prepare_backward(const CausalConv1dBackward& call) {
     args.grad_vectors = has_vectors(forward, grad);
     args.forward = forward.args;
     cut_rows(forward.problem, args);
-    check.grid("x", CausalBackward::blocks(forward.problem, args));
+    check.grid("x", causal_backward_blocks(forward.problem, args));
     return prepared;
 }
 
@@ -144,7 +144,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackwa
     args.of_bias = static_cast<float*>(memory_of(biases));
     const DeviceScope scope(forward.x.device_index);
     const Target target = target_of(call.name, forward.x);
-    CausalBackward::run(forward.problem, args, target);
+    run_causal_backward(forward.problem, args, target);
     if (x.initial_states) CausalStatesBackward::run(forward.problem.io, {args, states_of(View(of_initial))}, target);
     const Tensor of_weight = math::converted(math::sum(weights, 0), x.weight->scalar_type());
     const Tensor of_bias =
@@ -168,6 +168,7 @@ PreparedCausal prepare_prefill(const CausalConv1dPrefill& x) {
     check_slots(check, {.pool_name = "conv_state", .slots_name = "state_indices", .pool = pool, .slots = slots}, batch);
     CausalSequenceArgs& sequences = prepared.args.sequences;
     sequences.initial = states_of(pool);
+    prepared.problem.sequences = true;
     sequences.slots = tagged(slots);
     if (slots.defined()) sequences.slots_sequence = slots.stride(0);
     sequences.slot_count = check.count("conv_state", "slots", pool.size(0));

@@ -102,8 +102,11 @@ inline PreparedCausal prepare_inputs(const Checks& check, const CausalGiven& giv
     args.channels = check.count("x", "channels", x.size(1));
     args.taps = static_cast<int>(taps);
     args.silu = given.silu;
-    prepared.problem = {
-        .io = io, .channels_last = scan::layout_of(x) == scan::Layout::channels, .taps = taps, .vectors = false};
+    prepared.problem = {.io = io,
+                        .channels_last = scan::layout_of(x) == scan::Layout::channels,
+                        .taps = taps,
+                        .vectors = false,
+                        .sequences = cu_seqlens.defined() || seq_idx.defined()};
     return prepared;
 }
 
@@ -114,6 +117,7 @@ inline void set_initial_states(const Checks& check, PreparedCausal& prepared, co
     check.dtype("initial_states", initial, state_types(x));
     check.device("initial_states", initial, x, "x");
     prepared.args.sequences.initial = states_of(initial);
+    prepared.problem.sequences = true;
 }
 
 }  // namespace gdn_cuda::conv

@@ -13,7 +13,8 @@ struct CausalProblem {
     DType io;
     bool channels_last;
     i64 taps;
-    bool vectors;  // x and out are rows of whole vectors on 16 bytes
+    bool vectors;    // x and out are rows of whole vectors on 16 bytes
+    bool sequences;  // tokens of a row may be of several, or there are states
 };
 
 // Everything that a choice returns, from every dtype, layout and these numbers of taps.
@@ -23,7 +24,7 @@ constexpr auto every_configuration(const std::array<i64, kCount>& taps) {
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
         for (const bool channels_last : {false, true})
-            for (const i64 each : taps) all[count++] = kConfigOf({io, channels_last, each, true});
+            for (const i64 each : taps) all[count++] = kConfigOf({io, channels_last, each, true, false});
     return all;
 }
 

@@ -1,4 +1,4 @@
-// conv/causal_conv: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for 2 to 4 taps, where tokens are
+// conv/causal_conv: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for 3 or 4 taps, where tokens are
 // neighbours in memory.
 //
 // A warp has 128 vectors of 16 bytes of a row, four for each lane, which are all loaded before the first is used. The inputs
@@ -72,7 +72,7 @@ struct CausalRows {
         return __all_sync(0xffffffffu, same);
     }
     __device__ __forceinline__ void mend(int begin, T* out) const {
-        if (!sequences.matter() || together(begin - (kTaps - 1), min(begin + kConfig.warp_tokens(), args.tokens))) return;
+        if (together(begin - (kTaps - 1), min(begin + kConfig.warp_tokens(), args.tokens))) return;
 #pragma unroll 1
         for (int first = begin + lane * kVector; first < min(begin + kConfig.warp_tokens(), args.tokens);
              first += 32 * kVector) {
@@ -105,12 +105,13 @@ struct CausalRows {
             const Items y = outputs(in[i], before);
             if (first + i * kStep < args.tokens) y.store_global(out + first + i * kStep);
         }
-        mend(begin, out);
+        if constexpr (kConfig.sequences) mend(begin, out);
     }
 };
 
 template <CausalConvConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 5) causal_conv(const __grid_constant__ CausalArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences ? 5 : 8)
+    causal_conv(const __grid_constant__ CausalArgs args) {
     const int tiles = static_cast<int>(ceil_div(args.tokens, kConfig.warp_tokens()));
     const int thread = static_cast<int>(threadIdx.x);
     const i64 warp = static_cast<i64>(blockIdx.x) * (kConfig.threads() / 32) + thread / 32, row = warp / tiles;

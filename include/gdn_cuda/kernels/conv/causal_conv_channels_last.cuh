@@ -1,4 +1,4 @@
-// conv/causal_conv_channels_last: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for 2 to 4 taps, where
+// conv/causal_conv_channels_last: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for 3 or 4 taps, where
 // channels are neighbours in memory.
 //
 // A lane has four channels and walks over a segment of tokens with the last W - 1 inputs in registers. The
@@ -35,9 +35,12 @@ struct CausalColumns {
     const T* x;
     T* out;
     Items ahead[kRows];
+    const T* next;  // the row to load next
 
+    // The row behind those in flight; the last one again, where there is none.
     __device__ __forceinline__ void load_ahead(int row, int token, int last) {
-        if (exists && token < last) ahead[row].load_streaming(x + token * args.x.token);
+        ahead[row].load_streaming(next);
+        next += token + 1 < last ? args.x.token : 0;
     }
     __device__ __forceinline__ Items activated(const float (&z)[kVector]) const {
         Items y;
@@ -62,11 +65,11 @@ struct CausalColumns {
 #pragma unroll
             for (int e = 0; e < kVector; ++e) before[i][e] = row[e];
         }
+        T* to = out + token * args.out.token;
 #pragma unroll 1
         for (; token < last; token += kRows) {
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
-                if (token + i >= last) break;
                 float z[kVector];
 #pragma unroll
                 for (int e = 0; e < kVector; ++e) {
@@ -79,7 +82,8 @@ struct CausalColumns {
                     z[e] = fmaf(weight[kBefore][e], before[kBefore - 1][e], z[e]);
                 }
                 load_ahead(i, token + kRows + i, last);
-                activated(z).store(out + (token + i) * args.out.token);
+                if (token + i < last) activated(z).store(to);
+                to += args.out.token;
             }
         }
     }
@@ -89,7 +93,6 @@ struct CausalColumns {
     // Each lane looks at a token, and all lanes write those that are found.
     __device__ __forceinline__ void mend(int begin, int last) const {
         const CausalSequences sequences{args.sequences, batch};
-        if (!sequences.matter()) return;
 #pragma unroll 1
         for (int first = begin; first < last; first += 32) {
             const int own = first + lane;
@@ -108,7 +111,10 @@ struct CausalColumns {
 };
 
 template <CausalConvConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 6) causal_conv_channels_last(const __grid_constant__ CausalArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences           ? 4
+                                                     : bytes_of(kConfig.io) == 4 ? 5
+                                                                                 : 6)
+    causal_conv_channels_last(const __grid_constant__ CausalArgs args) {
     using Columns = CausalColumns<kConfig>;
     using T = Storage<kConfig.io>;
     constexpr int kWarps = kConfig.threads() / 32, kChannels = kConfig.channels();
@@ -126,7 +132,8 @@ __global__ void __launch_bounds__(kConfig.threads(), 6) causal_conv_channels_las
     columns.exists = channel < args.channels;
     columns.x = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel;
     columns.out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel;
-    if (token < args.tokens)
+    columns.next = columns.x + token * args.x.token;
+    if (token < args.tokens && columns.exists)
 #pragma unroll
         for (int i = 0; i < Columns::kRows; ++i) columns.load_ahead(i, static_cast<int>(token) + i, last);
     for (int i = thread; i < kChannels * (kConfig.taps + 1); i += kConfig.threads()) {
@@ -140,7 +147,7 @@ __global__ void __launch_bounds__(kConfig.threads(), 6) causal_conv_channels_las
     __syncthreads();
     if (token >= args.tokens) return;
     if (columns.exists) columns.walk(static_cast<int>(token), last);
-    columns.mend(static_cast<int>(token), last);
+    if constexpr (kConfig.sequences) columns.mend(static_cast<int>(token), last);
 }
 
 }  // namespace gdn_cuda::conv

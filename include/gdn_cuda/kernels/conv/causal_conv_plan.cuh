@@ -31,14 +31,15 @@ struct CausalSequenceArgs {
     int slot_count = 0, sequences = 0, tokens = 0;
 };
 
-// Of the kernels for 2 to 4 taps, whose threads have vectors of 16 bytes.
+// Of the kernels for 3 and 4 taps, whose threads have vectors of 16 bytes.
 struct CausalConvConfig {
     DType io;  // x and out
     int taps;
+    bool sequences;  // tokens of a row may be of several, and there may be states
 
     constexpr bool operator==(const CausalConvConfig&) const = default;
 
-    GDN_FIELDS(io, taps)
+    GDN_FIELDS(io, taps, sequences)
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
