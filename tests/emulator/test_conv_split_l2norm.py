@@ -26,7 +26,14 @@ def emulated_check(x: Inputs, kernel: str) -> None:
 @pytest.mark.parametrize("W", [3, 4])
 @pytest.mark.parametrize("heads", COLUMNS, ids=str)
 def test_heads_of_lanes(heads: tuple[int, int, int, int], W: int, dtype: torch.dtype, seed: int) -> None:
+    """A row that is packed has the bits that it has alone."""
     emulated_check(inputs(2, 37, heads, W, seed, dtype=dtype), "split_columns")
+    x = inputs(1, 37, heads, W, seed, dtype=dtype, packed=[0, 20, 37])
+    emulated_check(x, "split_columns")
+    with emulated():
+        packed = x.call()
+        alone = replace(x, x=x.x[:, :, 20:], options={}).call()
+    assert all(torch.equal(mine[:, 20:], theirs) for mine, theirs in zip(packed, alone, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

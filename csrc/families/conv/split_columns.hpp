@@ -8,15 +8,20 @@
 
 namespace gdn_cuda::conv {
 
-constexpr SplitColumnsConfig split_columns_config(DType io, int taps, const SplitHeads& heads) {
-    return {.io = io, .taps = taps, .lane_channels = heads.normalised && heads.dk > 128 ? 8 : 4};
+constexpr SplitColumnsConfig split_columns_config(DType io, int taps, const SplitHeads& heads, bool sequences) {
+    return {.io = io, .taps = taps, .lane_channels = heads.normalised && heads.dk > 128 ? 8 : 4, .sequences = sequences};
+}
+// Whether there is more than rows that are one sequence each and begin with zeros.
+inline bool has_sequences(const CausalSequenceArgs& sequences) {
+    return sequences.cu_seqlens.data != nullptr || sequences.initial.values.data != nullptr || sequences.slots.data != nullptr;
 }
 constexpr auto every_split_columns() {
-    std::array<SplitColumnsConfig, 12> all{};
+    std::array<SplitColumnsConfig, 24> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
         for (const int taps : {3, 4})
-            for (const int dk : {128, 256}) all[count++] = split_columns_config(io, taps, {.dk = dk});
+            for (const int dk : {128, 256})
+                for (const bool sequences : {false, true}) all[count++] = split_columns_config(io, taps, {.dk = dk}, sequences);
     return all;
 }
 inline constexpr std::array kSplitColumnsConfigurations = every_split_columns();
@@ -25,7 +30,7 @@ inline constexpr std::array kSplitColumnsConfigurations = every_split_columns();
 inline bool columns_can_split(const PreparedCausal& prepared, const SplitHeads& heads) {
     const CausalProblem& problem = prepared.problem;
     const int64_t keys = int64_t{heads.key_heads} * heads.dk, values = int64_t{heads.value_heads} * heads.dv;
-    const SplitColumnsConfig config = split_columns_config(problem.io, static_cast<int>(problem.taps), heads);
+    const SplitColumnsConfig config = split_columns_config(problem.io, static_cast<int>(problem.taps), heads, false);
     const auto whole = [&](int64_t channels) { return channels % 8 == 0; };
     const bool lanes = !heads.normalised || keys == 0 ||
                        (std::has_single_bit(static_cast<unsigned>(heads.dk)) && heads.dk >= config.lane_channels &&
@@ -61,7 +66,7 @@ struct SplitColumns {
         return {conv.batches * ceil_div(conv.channels, config.channels()) * ceil_div(conv.tokens, of_block), 1, 1};
     }
     static void run(DType io, Args args, const Target& target) {
-        const Config config = split_columns_config(io, args.conv.taps, args.heads);
+        const Config config = split_columns_config(io, args.conv.taps, args.heads, has_sequences(args.conv.sequences));
         const Blocks grid = blocks(config, args.conv);
         if (grid[0] == 0) return;
         args.conv.segment = segment(config, args.conv);

@@ -111,7 +111,6 @@ struct SplitColumns {
     // Each lane looks at a token, and all lanes write those that are found.
     __device__ __forceinline__ void mend(int begin, int last) const {
         const CausalSequences sequences{conv.sequences, batch};
-        if (!sequences.matter()) return;
 #pragma unroll 1
         for (int first = begin; first < last; first += 32) {
             const int own = first + lane;
@@ -168,7 +167,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_col
     __syncthreads();
     if (token >= conv.tokens) return;
     columns.walk(static_cast<int>(token), last);
-    columns.mend(static_cast<int>(token), last);
+    if constexpr (kConfig.sequences) columns.mend(static_cast<int>(token), last);
 }
 
 }  // namespace gdn_cuda::conv
