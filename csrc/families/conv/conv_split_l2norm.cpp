@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <gdn_cuda/conv.hpp>
 #include <vector>
@@ -82,6 +83,19 @@ PreparedSplit prepare_prefill(const ConvSplitL2normPrefill& x) {
                                                        {"has_initial_state", view_of(x.has_initial_state)},
                                                        {"cu_seqlens", view_of(x.cu_seqlens)}});
     return prepared;
+}
+
+// Whether rows are whole vectors, each of one of q, k and v, and a head's lanes are a power of two.
+bool columns_can_split(const PreparedCausal& prepared, const SplitHeads& heads) {
+    const CausalProblem& problem = prepared.problem;
+    const int64_t keys = int64_t{heads.key_heads} * heads.dk, values = int64_t{heads.value_heads} * heads.dv;
+    const SplitColumnsConfig config = split_columns_config(problem.io, static_cast<int>(problem.taps), heads, false);
+    const auto whole = [&](int64_t channels) { return channels % 8 == 0; };
+    const bool lanes = !heads.normalised || keys == 0 ||
+                       (std::has_single_bit(static_cast<unsigned>(heads.dk)) && heads.dk >= config.lane_channels &&
+                        heads.dk <= config.channels());
+    return problem.channels_last && (problem.taps == 3 || problem.taps == 4) && whole(keys) && whole(values) && lanes &&
+           has_vectors(prepared, prepared.x) && whole(prepared.x.stride(0)) && whole(prepared.x.stride(2));
 }
 
 using Split = std::tuple<Tensor, Tensor, Tensor>;

@@ -1,9 +1,6 @@
-// conv/split_columns on the host: when it runs, and its launch.
+// conv/split_columns on the host: which configuration runs a problem, and its launch.
 #pragma once
 
-#include <bit>
-
-#include "causal_conv_checks.hpp"
 #include "split_problem.hpp"
 
 namespace gdn_cuda::conv {
@@ -25,19 +22,6 @@ constexpr auto every_split_columns() {
     return all;
 }
 inline constexpr std::array kSplitColumnsConfigurations = every_split_columns();
-
-// Whether rows are whole vectors, each of one of q, k and v, and a head's lanes are a power of two.
-inline bool columns_can_split(const PreparedCausal& prepared, const SplitHeads& heads) {
-    const CausalProblem& problem = prepared.problem;
-    const int64_t keys = int64_t{heads.key_heads} * heads.dk, values = int64_t{heads.value_heads} * heads.dv;
-    const SplitColumnsConfig config = split_columns_config(problem.io, static_cast<int>(problem.taps), heads, false);
-    const auto whole = [&](int64_t channels) { return channels % 8 == 0; };
-    const bool lanes = !heads.normalised || keys == 0 ||
-                       (std::has_single_bit(static_cast<unsigned>(heads.dk)) && heads.dk >= config.lane_channels &&
-                        heads.dk <= config.channels());
-    return problem.channels_last && (problem.taps == 3 || problem.taps == 4) && whole(keys) && whole(values) && lanes &&
-           has_vectors(prepared, prepared.x) && whole(prepared.x.stride(0)) && whole(prepared.x.stride(2));
-}
 
 struct SplitColumns {
     using Config = SplitColumnsConfig;
