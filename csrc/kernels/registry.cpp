@@ -12,6 +12,7 @@
 #include "../families/conv/rms_norm.hpp"
 #include "../families/conv/rms_norm_backward.hpp"
 #include "../families/conv/split_backward.hpp"
+#include "../families/conv/split_columns.hpp"
 #include "../families/conv/split_conv.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
@@ -91,6 +92,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaShortColumns>(),
             entry<conv::RmsNorm>(),
             entry<conv::RmsNormBackward>(),
+            entry<conv::SplitConv>(),
+            entry<conv::SplitColumns>(),
             entry<conv::SplitBackward>(),
             entry<conv::SplitConv>(),
             entry<gdn::Decode>(),

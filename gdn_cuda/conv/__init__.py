@@ -12,6 +12,7 @@ from .hyena_fir_step import hyena_fir_step
 from .hyena_medium import hyena_medium
 from .hyena_modal_step import hyena_modal_step
 from .hyena_short import hyena_short
+from .conv_split_l2norm import conv_split_l2norm
 from .rms_norm_gated import rms_norm_gated
 from .split_projections import Projections, split_projections
 
@@ -28,3 +29,4 @@ __all__ = [
     "rms_norm_gated",
     "split_projections",
 ]
+__all__ = ["causal_conv1d", "conv_split_l2norm", "rms_norm_gated"]

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <gdn_cuda/conv.hpp>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "causal_conv_pool.hpp"
 #include "causal_conv_states.hpp"
 #include "split_backward.hpp"
+#include "split_columns.hpp"
 #include "split_conv.hpp"
 
 namespace gdn_cuda::conv {
@@ -83,6 +85,19 @@ PreparedSplit prepare_prefill(const ConvSplitL2normPrefill& x) {
     return prepared;
 }
 
+// Whether rows are whole vectors, each of one of q, k and v, and a head's lanes are a power of two.
+bool columns_can_split(const PreparedCausal& prepared, const SplitHeads& heads) {
+    const CausalProblem& problem = prepared.problem;
+    const int64_t keys = int64_t{heads.key_heads} * heads.dk, values = int64_t{heads.value_heads} * heads.dv;
+    const SplitColumnsConfig config = split_columns_config(problem.io, static_cast<int>(problem.taps), heads, false);
+    const auto whole = [&](int64_t channels) { return channels % 8 == 0; };
+    const bool lanes = !heads.normalised || keys == 0 ||
+                       (std::has_single_bit(static_cast<unsigned>(heads.dk)) && heads.dk >= config.lane_channels &&
+                        heads.dk <= config.channels());
+    return problem.channels_last && (problem.taps == 3 || problem.taps == 4) && whole(keys) && whole(values) && lanes &&
+           has_vectors(prepared, prepared.x) && whole(prepared.x.stride(0)) && whole(prepared.x.stride(2));
+}
+
 using Split = std::tuple<Tensor, Tensor, Tensor>;
 
 Split run_any(const PreparedSplit& prepared, const Tensor& x, const Target& target) {
@@ -91,7 +106,10 @@ Split run_any(const PreparedSplit& prepared, const Tensor& x, const Target& targ
     const std::array<Tensor, 3> out{torch::stable::new_empty(x, shapes[0]), torch::stable::new_empty(x, shapes[1]),
                                     torch::stable::new_empty(x, shapes[2])};
     for (int i = 0; i < 3; ++i) args.out[i] = memory_of(out[i]);
-    SplitConv::run(prepared.conv.problem.io, args, target);
+    if (columns_can_split(prepared.conv, prepared.heads))
+        SplitColumns::run(prepared.conv.problem.io, args, target);
+    else
+        SplitConv::run(prepared.conv.problem.io, args, target);
     return {out[0], out[1], out[2]};
 }
 Split run_split(const ConvSplitL2norm& x) {

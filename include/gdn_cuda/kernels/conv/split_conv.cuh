@@ -27,9 +27,7 @@ __global__ void __launch_bounds__(kConfig.threads) split_conv(const __grid_const
     const SplitHead head(args.heads, static_cast<int>(unit % args.heads.heads()));
     const CausalSequences sequences{args.conv.sequences, batch};
     const i64 id = sequences.id_of(token);
-    const auto output = [&](int c) {
-        return id < 0 ? output_without_sequence(id) : silu(sum_of_token<T>(args.conv, sequences, head.channel + c, token, id));
-    };
+    const auto output = [&](int c) { return output_of_token<T>(args.conv, sequences, head.channel + c, token, id); };
 
     float inverse = 1.f;
     if (id >= 0 && head.is_normalised(args.heads)) {

@@ -1,0 +1,117 @@
+"""conv_split_l2norm on a GPU against its definition in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from split_cases import check, check_gradients, inputs, with_pool
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEADS = (
+    (1, 2, 8, 8),
+    (3, 5, 16, 8),
+    (2, 3, 64, 24),
+    (1, 2, 128, 128),
+    (1, 2, 256, 8),
+    (2, 3, 4, 5),
+    (1, 2, 24, 8),
+    (1, 1, 512, 70),
+)
+WAYS: list[dict[str, Any]] = [
+    {"l2norm": False, "bias": False},
+    {"packed": [0, 1, 1, 35, 200]},
+    {"channels_last": False},
+    {"channels_last": False, "packed": [0, 70, 190]},
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("W", [2, 3, 4])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_heads(heads: tuple[int, int, int, int], W: int, dtype: torch.dtype, seed: int) -> None:
+    check(inputs(2, 150, heads, W, seed, dtype=dtype, device="cuda"))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_ways(way: dict[str, Any], seed: int) -> None:
+    for heads in ((2, 3, 16, 8), (1, 2, 5, 3)):
+        for W in (1, 4, 32):
+            check(inputs(1, 200, heads, W, seed, dtype=torch.bfloat16, device="cuda", **way))
+
+
+@pytest.mark.parametrize("L", [0, 1, 2, 3, 31, 32, 33, 128, 129, 260])
+def test_lengths(L: int, seed: int) -> None:
+    check(inputs(2, L, (1, 1, 8, 8), 4, seed, device="cuda"))
+
+
+def test_a_layer(seed: int) -> None:
+    """Qwen3-Next's heads in long segments; a view of a wider projection has the same bits."""
+    x = inputs(1, 600, (16, 32, 128, 128), 4, seed, dtype=torch.bfloat16, device="cuda")
+    wide = torch.randn(1, 600, 8192 + 4096, device="cuda").bfloat16()
+    wide[..., :8192] = x.x.mT
+    for mine, other in zip(x.call(), replace(x, x=wide[..., :8192].mT).call(), strict=True):
+        assert torch.equal(mine, other)
+    check(replace(x, x=x.x[:, :, :90]))
+
+
+@pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 2, 5, 3)], ids=str)
+@pytest.mark.parametrize("width", [0, 3])
+def test_pool(width: int, heads: tuple[int, int, int, int], seed: int) -> None:
+    x = inputs(1, 80, heads, 4, seed, dtype=torch.bfloat16, packed=[0, 2, 2, 66, 68, 80], device="cuda")
+    check(with_pool(x, [3, 1, 0, -1, 5], 6, seed, fresh=[2], width=width))
+    x = inputs(3, 2, heads, 4, seed, device="cuda")
+    check(with_pool(x, [3, -7, 0], 6, seed, fresh=[0], width=width))
+
+
+@pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 2, 5, 3)], ids=str)
+def test_slots_past_the_pool(heads: tuple[int, int, int, int], seed: int) -> None:
+    x = with_pool(inputs(1, 40, heads, 4, seed, packed=[0, 10, 30, 40], device="cuda"), [0, 1, 2], 3, seed, fresh=[])
+    pool = x.options["conv_state"].clone()
+    expected = x.call()
+    slots = torch.tensor([0, 2**40, 2], device="cuda")
+    lying = replace(x, options=x.options | {"conv_state": pool.clone(), "state_indices": slots})
+    for mine, theirs in zip(lying.call(), expected, strict=True):
+        assert bool(mine[:, 10:30].isnan().all())
+        assert torch.equal(mine[:, :10], theirs[:, :10]) and torch.equal(mine[:, 30:], theirs[:, 30:])
+    after = lying.options["conv_state"]
+    assert torch.equal(after[1], pool[1]) and torch.equal(after[[0, 2]], x.options["conv_state"][[0, 2]])
+
+
+@pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 50], [40, 0], [0, 0]])
+@pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 2, 5, 3)], ids=str)
+def test_offsets_that_lie_touch_nothing_outside(heads: tuple[int, int, int, int], offsets: list[int], seed: int) -> None:
+    """To be run under compute-sanitizer, too."""
+    x = inputs(1, 40, heads, 4, seed, packed=offsets, device="cuda")
+    x.call()
+    with_pool(x, [0] * (len(offsets) - 1), 2, seed, fresh=[]).call()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(2, 3, 16, 8), (1, 2, 5, 3), (1, 2, 128, 128)], ids=str)
+def test_gradients(heads: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> None:
+    for way in ({}, {"l2norm": False, "bias": False}, {"packed": [0, 7, 7, 60]}, {"channels_last": False}):
+        options: dict[str, Any] = way
+        check_gradients(inputs(1, 80, heads, 4, seed, dtype=dtype, device="cuda", **options), seed)
+
+
+def test_two_runs_give_the_same_bits(seed: int) -> None:
+    x = inputs(2, 500, (2, 4, 128, 128), 4, seed, dtype=torch.bfloat16, device="cuda")
+    leaves = [y.requires_grad_() for y in (x.x, x.weight)]
+    first, second = (torch.autograd.grad(sum(y.float().square().sum() for y in x.call()), leaves) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_graphs_and_compiled_code(seed: int) -> None:
+    x = inputs(1, 100, (2, 4, 128, 128), 4, seed, dtype=torch.bfloat16, device="cuda")
+    expected = x.call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = x.call()
+    graph.replay()
+    compiled = torch.compile(lambda rows: replace(x, x=rows).call(), fullgraph=False, backend="aot_eager")
+    for mine, other, theirs in zip(found, compiled(x.x), expected, strict=True):
+        assert torch.equal(mine, theirs) and torch.equal(other, theirs)

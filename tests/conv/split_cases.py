@@ -1,0 +1,158 @@
+"""conv_split_l2norm by its definition in fp64, token by token, and inputs for its tests on either device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from helpers import rel_rms
+from torch import Tensor
+
+from gdn_cuda import conv_split_l2norm
+
+BOUND = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 3e-3, torch.float16: 4e-4}
+# The gradients go through an output of the convolution that is rounded.
+BACKWARD_BOUND = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+@dataclass
+class Inputs:
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    heads: dict[str, int]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def call(self) -> tuple[Tensor, Tensor, Tensor]:
+        options: dict[str, Any] = {**self.heads, **self.options}
+        return conv_split_l2norm(self.x, self.weight, self.bias, **options)
+
+
+def inputs(
+    B: int,
+    L: int,
+    heads: tuple[int, int, int, int],
+    W: int,
+    seed: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    channels_last: bool = True,
+    bias: bool = True,
+    packed: list[int] | None = None,
+    **options: Any,
+) -> Inputs:
+    """heads: key_heads, value_heads, dk, dv."""
+    named = dict(zip(("key_heads", "value_heads", "dk", "dv"), heads, strict=True))
+    D = 2 * heads[0] * heads[2] + heads[1] * heads[3]
+    rng = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    x = drawn(B, L, D).to(device, dtype).mT
+    if packed is not None:
+        options["cu_seqlens"] = torch.tensor(packed, device=device)
+    return Inputs(
+        x if channels_last else x.contiguous(),
+        drawn(D, W).to(device, wide),
+        drawn(D).to(device, wide) if bias else None,
+        named,
+        options,
+    )
+
+
+def with_pool(given: Inputs, slots: list[int], count: int, seed: int, fresh: list[int], width: int = 0) -> Inputs:
+    """States in a pool, channels last, for each sequence its slot; `fresh` sequences do not continue from theirs."""
+    D, W = given.weight.shape
+    states = torch.randn(count, W - 1 + width, D, generator=torch.Generator().manual_seed(seed + 9)).to(given.x.device)
+    continues = torch.ones(len(slots), dtype=torch.bool)
+    continues[fresh] = False
+    given.options |= {
+        "conv_state": states.mT,
+        "state_indices": torch.tensor(slots, device=given.x.device),
+        "has_initial_state": continues.to(given.x.device),
+    }
+    return given
+
+
+def _sequences(x: Inputs) -> list[tuple[int, int, int]]:
+    """(batch, first token, end)."""
+    offsets = x.options.get("cu_seqlens")
+    B, _, L = x.x.shape
+    if offsets is None:
+        return [(b, 0, L) for b in range(B)]
+    found = offsets.tolist()
+    return [(0, found[i], found[i + 1]) for i in range(len(found) - 1)]
+
+
+def oracle(x: Inputs) -> tuple[list[Tensor], Tensor | None]:
+    """q, k, v in fp64 on the CPU, differentiable, and the pool after the call."""
+    eps, l2norm = x.options.get("eps", 1e-6), x.options.get("l2norm", True)
+    rows, weight = x.x.cpu().double(), x.weight.cpu().double()
+    B, D, L = rows.shape
+    W = weight.shape[1]
+    bias = torch.zeros(D, dtype=torch.float64) if x.bias is None else x.bias.cpu().double()
+    y: dict[tuple[int, int], Tensor] = {}
+    pool = x.options.get("conv_state")
+    after = None if pool is None else pool.cpu().double().clone()
+    for n, (b, first, end) in enumerate(_sequences(x)):
+        slots, continues = x.options.get("state_indices"), x.options.get("has_initial_state")
+        slot = n if slots is None else int(slots[n])
+        state = torch.zeros(D, W - 1, dtype=torch.float64)
+        if after is not None:
+            if slot < 0:
+                continue
+            state = torch.zeros_like(after[slot])
+            if continues is None or bool(continues[n]):
+                state = after[slot].clone()
+        seen = torch.cat([state, rows[b, :, first:end]], 1)
+        before = state.shape[1]
+        for t in range(end - first):
+            z = bias
+            for k in range(W):
+                z = z + weight[:, k] * seen[:, before + t - (W - 1) + k]
+            y[b, first + t] = z * torch.sigmoid(z)
+        if after is not None:
+            after[slot] = seen[:, seen.shape[1] - before :].to(pool.dtype).double()
+    zeros = torch.zeros(D, dtype=torch.float64)
+    all_y = torch.stack([torch.stack([y.get((b, t), zeros) for t in range(L)]) for b in range(B)]) if B * L else rows.mT
+    Hk, Hv, dk, dv = x.heads.values()
+    found = []
+    for kind, (heads, size) in enumerate(((Hk, dk), (Hk, dk), (Hv, dv))):
+        start = kind * Hk * dk
+        each = [all_y[..., start + h * size : start + (h + 1) * size] for h in range(heads)]
+        if kind < 2 and l2norm:
+            each = [h / torch.sqrt((h * h).sum(-1, keepdim=True) + eps) for h in each]
+        found.append(torch.stack(each, 2) if heads else all_y.new_zeros(B, L, 0, size))
+    return found, after
+
+
+def check(x: Inputs) -> None:
+    """The outputs, and the pool."""
+    expected, pool = oracle(x)
+    found = x.call()
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.is_contiguous() and mine.dtype == x.x.dtype and mine.shape == theirs.shape
+        if mine.numel():
+            assert rel_rms(mine, theirs) < BOUND[mine.dtype]
+    if pool is not None:
+        assert rel_rms(x.options["conv_state"], pool) < 1e-7
+
+
+def check_gradients(x: Inputs, seed: int) -> None:
+    leaves = [y.detach().requires_grad_() for y in (x.x, x.weight, x.bias) if y is not None]
+    wide = [y.detach().cpu().double().requires_grad_() for y in leaves]
+    ours, theirs = (
+        Inputs(given[0], given[1], given[2] if len(given) > 2 else None, x.heads, x.options) for given in (leaves, wide)
+    )
+    found, (expected, _) = ours.call(), oracle(theirs)
+    rng = torch.Generator().manual_seed(seed + 5)
+    grads = [torch.randn(y.shape, generator=rng, dtype=torch.float64).to(x.x.dtype) for y in expected]
+    mine = torch.autograd.grad(found, leaves, [g.to(x.x.device) for g in grads])
+    others = torch.autograd.grad(expected, wide, [g.double() for g in grads])
+    for a, b, like in zip(mine, others, leaves, strict=True):
+        assert a.dtype == like.dtype
+        assert rel_rms(a, b) < BACKWARD_BOUND[x.x.dtype]
