@@ -2,6 +2,8 @@
 
 #include "../families/conv/hyena_filter.hpp"
 #include "../families/conv/hyena_step.hpp"
+#include "../families/conv/hyena_medium.hpp"
+#include "../families/conv/hyena_short.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -63,6 +65,9 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaFilterBackwardKernel>(),
             entry<conv::HyenaFirStep>(),
             entry<conv::HyenaModalStep>(),
+            entry<conv::HyenaMedium>(),
+            entry<conv::HyenaShort>(),
+            entry<conv::HyenaShortColumns>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),

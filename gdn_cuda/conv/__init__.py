@@ -18,3 +18,7 @@ __all__ = [
     "hyena_modal_step",
     "split_projections",
 ]
+from .hyena_medium import hyena_medium
+from .hyena_short import hyena_short
+
+__all__: list[str] = ["hyena_medium", "hyena_short"]

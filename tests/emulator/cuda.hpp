@@ -114,6 +114,9 @@ T __shfl_down_sync(unsigned lanes, T x, unsigned distance) {
 inline std::size_t __cvta_generic_to_shared(const void* pointer) {
     return emulator::shared_address(pointer);
 }
+inline void* __cvta_shared_to_generic(std::size_t address) {
+    return emulator::shared_pointer(static_cast<unsigned>(address));
+}
 inline bool __isGlobal(const void* pointer) {
     return !emulator::is_shared(pointer);
 }
@@ -228,6 +231,9 @@ inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) {
 }
 inline __half2 __floats2half2_rn(float x, float y) {
     return {__float2half(x), __float2half(y)};
+}
+inline float2 __half22float2(__half2 x) {
+    return {__half2float(x.x), __half2float(x.y)};
 }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
     return {__float2bfloat16(x), __float2bfloat16(y)};

@@ -43,6 +43,12 @@ inline void check_copy(unsigned to, const void* from) {
     if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("cp.async: a misaligned address");
 }
 
+inline unsigned rounded_to_bf16(float x) {
+    unsigned bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
 struct alignas(16) Four {
     unsigned x, y, z, w;
 };
@@ -117,6 +123,19 @@ void ptx(Operands&&... operands) {
         });
     } else if constexpr (kText == "prefetch.global.L2 [%0];") {
         run([](const void* from) { [[maybe_unused]] const volatile char byte = load<char>(from); });
+    } else if constexpr (kText == "st.shared.u32 [%0], %1;") {
+        run([](unsigned to, unsigned x) { store(shared_pointer(to), x); });
+    } else if constexpr (kText == "st.shared.v4.u32 [%0], {%1, %2, %3, %4};") {
+        run([](unsigned to, unsigned x, unsigned y, unsigned z, unsigned w) { store(shared_pointer(to), Four{x, y, z, w}); });
+    } else if constexpr (kText == "ld.shared.u32 %0, [%1];") {
+        run([](unsigned& x, unsigned from) { x = load<unsigned>(shared_pointer(from)); });
+    } else if constexpr (kText == "ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];") {
+        run([](unsigned& x, unsigned& y, unsigned& z, unsigned& w, unsigned from) {
+            const auto four = load<Four>(shared_pointer(from));
+            x = four.x, y = four.y, z = four.z, w = four.w;
+        });
+    } else if constexpr (kText == "cvt.rn.bf16x2.f32 %0, %1, %2;") {
+        run([](unsigned& pair, float high, float low) { pair = rounded_to_bf16(high) << 16 | rounded_to_bf16(low); });
     } else if constexpr (kText == "cp.async.commit_group;") {
         close_group_of_copies();
     } else if constexpr (kText == "cp.async.wait_group %0;") {

@@ -1,0 +1,79 @@
+#include "hyena_checks.hpp"
+
+namespace gdn_cuda::conv {
+
+HyenaTensor hyena_tensor(const View& x) {
+    return {x.data, x.stride(0), x.stride(1), x.stride(2)};
+}
+
+bool has_vectors(const View& x, HyenaLayout layout) {
+    const bool by_tokens = layout == HyenaLayout::tokens;
+    const int64_t inner = x.stride(by_tokens ? 2 : 1), outer = x.stride(by_tokens ? 1 : 2);
+    const auto is_whole = [&](int64_t elements) { return elements * bytes_of(dtype_of(x).value_or(DType::f64)) % 16 == 0; };
+    return inner == 1 && is_whole(x.stride(0)) && is_whole(outer) && reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
+}
+
+HyenaGiven check_hyena(const Checks& check, const Tensor& x1, const Tensor& x2, const Tensor& v) {
+    HyenaGiven given{.x1 = View(x1), .x2 = View(x2), .v = View(v)};
+    check.rank("x1", given.x1, 3, "(B, D, L)");
+    const bool by_kernel = given.x1.is_cuda() || explaining();
+    given.io = by_kernel ? check.dtype("x1", given.x1, {DType::f32, DType::bf16, DType::f16})
+                         : check.dtype("x1", given.x1, {DType::f32, DType::bf16, DType::f16, DType::f64});
+    given.wide = given.io == DType::f64 ? DType::f64 : DType::f32;
+    for (const auto& [name, view] : {std::pair{"x2", &given.x2}, std::pair{"v", &given.v}}) {
+        check.shape(name, *view, {given.x1.size(0), given.x1.size(1), given.x1.size(2)}, "(B, D, L)");
+        check.dtype(name, *view, {given.io});
+        check.device(name, *view, given.x1, "x1");
+    }
+    check.count("x1", "sequences", given.x1.size(0));
+    check.count("x1", "channels", given.x1.size(1));
+    check.count("x1", "tokens", given.x1.size(2), kHyenaMostTokens);
+    given.layout = hyena_layout(given.x1);
+    return given;
+}
+
+HyenaFilter check_filter(const Checks& check, const HyenaGiven& given, const View& weight, const View& bias, int most_taps) {
+    const int64_t channels = given.x1.size(1);
+    check.rank("weight", weight, 3, "(groups, 1, K)");
+    check.dtype("weight", weight, {given.io, given.wide});
+    check.device("weight", weight, given.x1, "x1");
+    const int64_t groups = weight.size(0), taps = weight.size(2);
+    check.shape("weight", weight, {groups, 1, taps}, "(groups, 1, K)");
+    GDN_REQUIRE(check, groups >= 1 ? channels % groups == 0 : channels == 0, "weight",
+                fmt::format("a number of groups that divides the {} channels", channels), shape_text(weight));
+    GDN_REQUIRE(check, taps >= 1 && taps <= most_taps, "weight", fmt::format("1 to {} taps", most_taps), shape_text(weight));
+    HyenaFilter filter{.weight = tagged(weight), .group = weight.stride(0), .tap = weight.stride(2)};
+    filter.taps = static_cast<int>(taps);
+    filter.channels_a_group = groups >= 1 ? std::max(1, static_cast<int>(channels / groups)) : 1;
+    if (bias.defined()) {
+        check.shape("bias", bias, {channels}, "(D,)");
+        check.dtype("bias", bias, {given.io, given.wide});
+        check.device("bias", bias, given.x1, "x1");
+        filter.bias = tagged(bias);
+        filter.bias_channel = bias.stride(0);
+    }
+    return filter;
+}
+
+HyenaMask check_mask(const Checks& check, const HyenaGiven& given, const View& mask) {
+    if (!mask.defined()) return {};
+    static const int32_t of_bool = aoti_torch_dtype_bool();
+    check.shape("padding_mask", mask, {given.x1.size(0), given.x1.size(2)}, "(B, L)");
+    check.device("padding_mask", mask, given.x1, "x1");
+    HyenaMask result{.batch = mask.stride(0), .token = mask.stride(1)};
+    result.is_bool = mask.dtype == of_bool;
+    if (!result.is_bool) check.dtype("padding_mask", mask, {given.io, given.wide, DType::i32, DType::i64});
+    result.numbers = {mask.data, result.is_bool ? DType::f32 : *dtype_of(mask)};
+    return result;
+}
+
+HyenaInitial check_initial(const Checks& check, const HyenaGiven& given, const View& initial, int64_t length,
+                           const char* layout) {
+    if (!initial.defined()) return {};
+    check.shape("initial_state", initial, {given.x1.size(0), given.x1.size(1), length}, layout);
+    check.dtype("initial_state", initial, {given.io, given.wide});
+    check.device("initial_state", initial, given.x1, "x1");
+    return {tagged(initial), initial.stride(0), initial.stride(1), initial.stride(2)};
+}
+
+}  // namespace gdn_cuda::conv

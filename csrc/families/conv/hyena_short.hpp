@@ -1,0 +1,88 @@
+// conv/hyena_short and conv/hyena_short_columns on the host: which of them runs a problem, in which configuration and cut.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+#include "hyena_cut.hpp"
+
+namespace gdn_cuda::conv {
+
+struct HyenaShortProblem {
+    DType io;
+    i64 taps;
+};
+
+constexpr HyenaShortConfig hyena_short_config(const HyenaShortProblem& problem) {
+    return {.io = problem.io, .taps = problem.taps <= kHyenaShortFewTaps ? kHyenaShortFewTaps : kHyenaShortMostTaps};
+}
+inline constexpr std::array kHyenaShortConfigurations = {
+    hyena_short_config({DType::bf16, 1}), hyena_short_config({DType::bf16, kHyenaShortMostTaps}),
+    hyena_short_config({DType::f16, 1}),  hyena_short_config({DType::f16, kHyenaShortMostTaps}),
+    hyena_short_config({DType::f32, 1}),  hyena_short_config({DType::f32, kHyenaShortMostTaps}),
+};
+
+inline std::string explain_hyena_short(const HyenaShortConfig& config, const char* row, const HyenaCut& cut) {
+    return fmt::format("up to {} taps, a warp for each {} and {} tokens", config.taps, row, cut.segment_tokens);
+}
+
+// What both Specs share.
+struct HyenaShortCommon {
+    using Config = HyenaShortConfig;
+    using Args = HyenaArgs;
+    static constexpr const char *family = "conv", *config_type = "HyenaShortConfig", *args_type = "HyenaArgs";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
+    static int threads(const Config&) { return kHyenaShortThreads; }
+    static int shared_bytes(const Config&) { return 0; }
+    template <class Spec>
+    static void run_rows(i64 rows, const Config& config, const HyenaCut& cut, Args args, const Target& target,
+                         const char* row) {
+        if (rows == 0) return;
+        args.segments = cut.segments;
+        args.segment_tokens = cut.segment_tokens;
+        launch<Spec>(config, args, hyena_blocks(rows, cut.segments, kHyenaShortWarps), target,
+                     [&](const auto&) { return explain_hyena_short(config, row, cut); });
+    }
+};
+
+struct HyenaShort : HyenaShortCommon {
+    static constexpr const char* name = "hyena_short";
+    static constexpr const char* summary = "gated convolution of at most 32 taps, tokens neighbours in memory";
+    static constexpr int kWarpsAnSm = 128;  // of a launch: a few waves, so that the last one is short
+
+    static HyenaCut cut(i64 rows, i64 tokens, const jit::DeviceTraits& device) {
+        return hyena_cut(rows, tokens, Config::tile(), Config::tile(), i64{kWarpsAnSm} * device.multiprocessors);
+    }
+    static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
+        const i64 rows = i64{args.batches} * args.channels;
+        run_rows<HyenaShort>(rows, hyena_short_config(problem), cut(rows, args.tokens, jit::device_traits(target.ordinal)),
+                             args, target, "channel");
+    }
+};
+
+struct HyenaShortColumns : HyenaShortCommon {
+    static constexpr const char* name = "hyena_short_columns";
+    static constexpr const char* summary = "the same, channels neighbours in memory";
+    static constexpr int kWarpsAnSm = 48;
+    static constexpr int kLeastTokens = 64;  // of a share, before which tokens are read twice
+
+    static i64 rows_of(const Config& config, i64 batches, i64 channels) {
+        return batches * ceil_div(channels, config.warp_channels());
+    }
+    static HyenaCut cut(const Config& config, i64 rows, i64 tokens, const jit::DeviceTraits& device) {
+        return hyena_cut(rows, tokens, config.step(), kLeastTokens, i64{kWarpsAnSm} * device.multiprocessors);
+    }
+    static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
+        const Config config = hyena_short_config(problem);
+        const i64 rows = rows_of(config, args.batches, args.channels);
+        run_rows<HyenaShortColumns>(rows, config, cut(config, rows, args.tokens, jit::device_traits(target.ordinal)), args,
+                                    target, "group of channels");
+    }
+};
+
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,152 @@
+"""hyena_short: the operator, its examples, benchmark and sanitizer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators import operator
+from ..operators.calls import typical_call
+from ..operators.examples import Arguments, example, random
+from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
+from . import reference_hyena as reference
+from .hyena_layout import channels_adjacent, empty_in_layout, in_layout, state_dtype, tokens_adjacent
+
+
+def _computed(x: Any) -> tuple[Tensor, Tensor]:
+    return reference.short(x.x1, x.x2, x.v, x.weight, x.bias, x.gated_bias, x.padding_mask, x.initial_state)
+
+
+def _reference(x: Any) -> Any:
+    y, state = _computed(x)
+    return (y, state) if x.return_state else y
+
+
+def _cpu(x: Any) -> tuple[Tensor, Tensor]:
+    y, state = _computed(x)
+    return in_layout(y, x.x1), state.to(state_dtype(x.x1))
+
+
+def _shapes(x: Any) -> tuple[Tensor, Tensor]:
+    B, D, _ = x.x1.shape
+    return empty_in_layout(x.x1), x.x1.new_empty((B, D, x.weight.shape[2] - 1), dtype=state_dtype(x.x1))
+
+
+@operator(
+    reference=_reference,
+    cpu=_cpu,
+    shapes=_shapes,
+    results=lambda found, return_state: found if return_state else found[0],
+)
+def hyena_short(
+    x1: Tensor,
+    x2: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gated_bias: bool = False,
+    padding_mask: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+) -> Any:
+    """Hyena's short gated convolution (Evo 2's HCS), a correlation of up to 32 taps, in one launch.
+
+    Formula:
+        u = x1 ⊙ v,  z_t = Σ_k weight_k u_{t−K+1+k} + bias (times u_t with gated_bias),  y = x2 ⊙ mask ⊙ z
+
+    Shapes:
+        x1, x2, v: (B, D, L), one type of fp32, bf16 and fp16, contiguous or the transposed view of (B, L, D)
+        weight: (groups, 1, K), K from 1 to 32, in their type or fp32; a group is shared by D / groups neighbouring channels
+        bias: (D,), in their type or fp32
+        padding_mask: (B, L), bool, integer or a number of their type or fp32
+        initial_state, state: (B, D, K − 1), the last values of u, oldest first; fp32, the initial one also in their type
+        y: like x1
+
+    Returns y, or (y, state). Neither layout is copied; other strides are taken as they are, more slowly. CPU tensors may also
+    be fp64.
+
+    Edge cases:
+        Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives what it gives in one.
+        A state of fewer than K − 1 tokens begins with the end of the initial one, or zeros.
+        Only tokens that a tap meets reach an output: an infinity or NaN ends K − 1 tokens later.
+        It computes no gradients: backward, forward mode and torch.func transforms raise. gdn_cuda.reference has them.
+
+    Example:
+        >>> ones = torch.ones(1, 1, 4)
+        >>> gdn_cuda.hyena_short(ones, ones, ones, torch.tensor([[[1.0, 2.0, 4.0]]]))
+        tensor([[[4., 6., 7., 7.]]])
+    """
+
+
+# ---- Examples
+
+
+def _given(B: int, D: int, L: int, K: int, seed: int, groups: int | None = None) -> Arguments:
+    names = ("x1", "x2", "v")
+    x = {name: random(B, D, L, seed=seed + i, dtype=torch.bfloat16) for i, name in enumerate(names)}
+    return x | {"weight": random(groups or D, 1, K, seed=seed + 3, dtype=torch.bfloat16)}
+
+
+@example(hyena_short)
+def _example(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, 6, T, 7, seed, groups=2) | {"bias": random(6, seed=seed + 4), "return_state": True}
+
+
+@example(hyena_short, "hyena_short, channels neighbours")
+def _example_channels(B: int, T: int, seed: int) -> Arguments:
+    x = _given(B, 6, T, 3, seed)
+    for name in ("x1", "x2", "v"):
+        x[name] = channels_adjacent(x[name])
+    return x | {"padding_mask": random(B, T, seed=seed + 4) > 0}
+
+
+@example(hyena_short, "hyena_short, continued")
+def _example_continued(B: int, T: int, seed: int) -> Arguments:
+    x = _given(B, 4, T, 12, seed) | {"gated_bias": True, "bias": random(4, seed=seed + 4, dtype=torch.bfloat16)}
+    return x | {"initial_state": random(B, 4, 11, seed=seed + 5), "return_state": True}
+
+
+typical_call(
+    hyena_short,
+    {"B": 1, "D": 4096, "L": 65536, "G": 256, "one": 1, "K": 7},
+    "x1, x2, v: B D L; weight: G one K; bias: D",
+)
+
+
+# ---- Measurements
+
+GPU_SHAPES = ((1, 4096, 8192), (1, 4096, 65536), (1, 4096, 131072))
+CPU_SHAPES = ((1, 16, 64),)
+
+
+def _work(device: str, shape: tuple[int, int, int], taps: int, tokens_first: bool) -> Work:
+    """As Evo 2 calls it: 256 groups, no bias."""
+    rows = tokens_adjacent if tokens_first else channels_adjacent
+    x1, x2, v = (rows(normal(*shape, device=device)) for _ in range(3))
+    weight = normal(min(shape[1], 256), 1, taps, device=device)
+    return Work(partial(hyena_short, x1, x2, v, weight), 4 * size(x1), 2 * taps * x1.numel())
+
+
+@bench(operator="hyena_short")
+def _measured(device: str) -> Iterator[Case]:
+    for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
+        for taps in (7, 32):
+            for tokens_first in (True, False):
+                words = f"{'tokens' if tokens_first else 'channels'} neighbours, {taps} taps"
+                yield Case(f"{'×'.join(map(str, shape))} {words}", partial(_work, device, shape, taps, tokens_first))
+
+
+@sanitizes("hyena_short", "hyena_short_columns")
+def _sanitized() -> None:
+    """Both layouts, whole vectors and rows that are not, few taps and many, masks and states."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for D, L, K in ((3, 1029, 7), (136, 520, 8), (66, 300, 32), (5, 3, 12)):
+            for rows in (tokens_adjacent, channels_adjacent):
+                x1, x2, v = (rows(draw(2, D, L, dtype=dtype)) for _ in range(3))
+                given = {"padding_mask": draw(2, L) > 0, "initial_state": draw(2, D, K - 1), "return_state": True}
+                hyena_short(x1, x2, v, draw(D, 1, K), draw(D), gated_bias=K == 7, **given)

@@ -1,0 +1,108 @@
+// conv/hyena_medium: y_t = x2_t mask_t (sum_j h_j u_{t-j} + D u_t), u = x1 * v, up to 1024 taps, on tensor cores.
+//
+// A warp walks over its tokens of one channel in tiles of 512 (toeplitz_product.cuh). It computes u, keeps it in shared memory
+// in two bf16 parts beside that of the tokens before, and multiplies the tile and the tiles 32, 64, … tokens before it by
+// Toeplitz blocks: 5 for 128 taps. Loads of the next tile are in flight meanwhile.
+//
+// Shared memory, of each warp: the tables of taps, and u of the last 1024 tokens (2048 from 129 taps on).
+//
+// Bound: memory, 8 bytes an output in bf16 and 16 in fp32, up to some 200 taps; beyond, the tensor cores: a block takes 16 mma
+// for 512 outputs in bf16, 24 in fp16 and fp32.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/hyena_common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_medium_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_tile.cuh>
+#include <gdn_cuda/kernels/conv/toeplitz_product.cuh>
+
+namespace gdn_cuda::conv {
+
+template <HyenaMediumConfig kConfig>
+struct HyenaMediumWarp {
+    using T = Storage<kConfig.io>;
+
+    const HyenaArgs& args;
+    HyenaMediumShared<kConfig>& shared;
+    int batch, channel;
+
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+    __device__ __forceinline__ int blocks() const { return toeplitz_blocks(args.filter.taps); }
+    // u of the rows before the first tile, a lane a piece of eight tokens.
+    __device__ __forceinline__ void load_before(int begin) {
+        const int pieces = (blocks() - 1) * kRowTokens / kEight;
+        for (int i = lane(); i < pieces; i += 32) {
+            unsigned high[4], rest[4];
+#pragma unroll
+            for (int p = 0; p < 4; ++p) {
+                float u[2];
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const int before = (pieces - i) * kEight - 2 * p - j;
+                    u[j] = before < args.filter.taps ? u_at<T>(args, batch, channel, begin - before) : 0.f;
+                }
+                high[p] = pack<DType::bf16>(u[0], u[1]);
+                rest[p] = pack_rest<DType::bf16>(u[0], u[1], high[p]);
+            }
+            const int piece = begin / kEight - pieces + i;
+            piece_of(shared.ring, 0, piece) = {high[0], high[1], high[2], high[3]};
+            piece_of(shared.ring, 1, piece) = {rest[0], rest[1], rest[2], rest[3]};
+        }
+    }
+    __device__ __forceinline__ void fill_taps() {
+        const HyenaFilter& filter = args.filter;
+        const i64 group = channel / filter.channels_a_group * filter.group;
+        fill_pairs(shared.taps, lane(), blocks(),
+                   [&](int x) { return x >= 0 && x < filter.taps ? load_number(filter.weight, group + x * filter.tap) : 0.f; });
+    }
+    __device__ __forceinline__ void run(int begin, int end) {
+        const float bias = bias_of(args.filter, channel);
+        fill_taps();
+        load_before(begin);
+        HyenaTile<T> x1, v, x2;
+        const auto load = [&](HyenaTile<T>& to, const HyenaTensor& from, int tile) {
+            to.load(HyenaRow<T>(from, batch, channel), tile, end, args.vectors);
+        };
+        load(x1, args.x1, begin);
+        load(v, args.v, begin);
+#pragma unroll 1
+        for (int tile = begin; tile < end; tile += kTileTokens) {
+            TileSums sums;
+            TileParts own;
+            {
+                float u[2][kEight];
+                x1.multiply(v, u);
+                begin_sums(sums, u, bias);
+                own = TileParts::of(u);
+            }
+            load(x2, args.x2, tile);
+            if (tile + kTileTokens < end) {
+                load(x1, args.x1, tile + kTileTokens);
+                load(v, args.v, tile + kTileTokens);
+            }
+            __syncwarp();  // the pieces that are overwritten have been read
+            store_tile(shared.ring, own, tile / kEight, lane());
+            __syncwarp();
+            add_product(sums, own, load_pairs(shared.taps, lane(), 0));
+#pragma unroll 1
+            for (int block = 1; block < blocks(); ++block)
+                add_product(sums, load_tile(shared.ring, (tile - block * kRowTokens) / kEight, lane()),
+                            load_pairs(shared.taps, lane(), block));
+            if (args.mask.numbers.data != nullptr) multiply_by_mask(sums, args.mask, batch, tile, end);
+            x2.store_product(sums, HyenaRow<T>(args.y, batch, channel), tile, end, args.vectors);
+        }
+    }
+};
+
+template <HyenaMediumConfig kConfig>
+__global__ void __launch_bounds__(kHyenaMediumThreads) hyena_medium(const __grid_constant__ HyenaArgs args) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kHyenaMediumWarps + warp, args.channels);
+    if (!share.exists(args)) return;
+    auto& shared = reinterpret_cast<HyenaMediumSharedPlan<kConfig>*>(memory)->warps[warp];
+    HyenaMediumWarp<kConfig>{args, shared, share.batch, share.column}.run(share.first, share.end);
+    if (share.is_last(args)) write_last_inputs<Storage<kConfig.io>>(args, share.batch, share.column, lane, 32);
+}
+
+}  // namespace gdn_cuda::conv

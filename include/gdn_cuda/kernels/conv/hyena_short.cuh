@@ -1,0 +1,118 @@
+// conv/hyena_short: y_t = x2_t mask_t (sum_j h_j u_{t-j} + bias), u = x1 * v, up to 32 taps; tokens are neighbours in memory.
+//
+// A warp walks over its tokens of one channel in tiles of 256. A lane computes eight neighbouring outputs from its own eight
+// values of u and the one (up to 8 taps) or four lanes' eights before them, which come by shuffles; the first lanes get those
+// of the last lanes of the tile before, which these have kept. The vectors of the next tile are in flight meanwhile.
+//
+// Shared memory: the taps, newest first.
+//
+// Bound: memory, 8 bytes an output in bf16 and 16 in fp32 (x1, x2, v and y). A tap costs one FMA an output, so that 32 taps
+// still take less time than the memory of fp32.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/hyena_common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
+
+namespace gdn_cuda::conv {
+
+template <HyenaShortConfig kConfig>
+struct HyenaShortWarp {
+    using T = Storage<kConfig.io>;
+    static constexpr int kReach = (kConfig.taps - 1 + kEight - 1) / kEight;  // lanes whose eights a lane's outputs meet
+    static constexpr int kBefore = kReach * kEight;
+
+    struct Inputs {
+        EightTokens<T> x1, x2, v;
+    };
+
+    const HyenaArgs& args;
+    const float (&taps)[kConfig.taps];
+    int batch, channel;
+
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+    __device__ __forceinline__ bool is_whole(int tile, int end) const { return args.vectors && tile + kConfig.tile() <= end; }
+    __device__ __forceinline__ void load(Inputs& to, int tile, int end) const {
+        const int first = tile + lane() * kEight;
+        const bool whole = is_whole(tile, end);
+        to.x1.load(HyenaRow<T>(args.x1, batch, channel), first, end, whole);
+        to.v.load(HyenaRow<T>(args.v, batch, channel), first, end, whole);
+        to.x2.load(HyenaRow<T>(args.x2, batch, channel), first, end, whole);
+    }
+    // u of the tile before the first one, as far as it is met.
+    __device__ __forceinline__ void load_before(float (&u)[kEight], int first) const {
+#pragma unroll
+        for (int i = 0; i < kEight; ++i) {
+            const int before = (32 - lane()) * kEight - i;  // tokens before `first`
+            u[i] = before < args.filter.taps ? u_at<T>(args, batch, channel, first - before) : 0.f;
+        }
+    }
+    // window[kBefore + i - j] is u of j tokens before the lane's token i.
+    __device__ __forceinline__ void fill(float (&window)[kBefore + kEight], const float (&u)[kEight],
+                                         const float (&u_before)[kEight]) const {
+#pragma unroll
+        for (int i = 0; i < kEight; ++i) {
+            window[kBefore + i] = u[i];
+#pragma unroll
+            for (int lanes = 1; lanes <= kReach; ++lanes) {
+                const float given = lane() >= 32 - lanes ? u_before[i] : u[i];
+                window[kBefore - lanes * kEight + i] = __shfl_sync(0xffffffffu, given, (lane() - lanes) & 31);
+            }
+        }
+    }
+    __device__ __forceinline__ void convolve(float (&z)[kEight], const float (&window)[kBefore + kEight]) const {
+#pragma unroll
+        for (int lag = 0; lag < kConfig.taps; ++lag) {
+            if (lag >= args.filter.taps) break;  // a tap of zero would not do: zero times infinity is NaN
+            const float tap = taps[lag];
+#pragma unroll
+            for (int i = 0; i < kEight; ++i) z[i] = fmaf(tap, window[kBefore + i - lag], z[i]);
+        }
+    }
+    __device__ __forceinline__ void run(int begin, int end) const {
+        const float bias = bias_of(args.filter, channel);
+        const bool gated = args.filter.gated_bias;
+        float u[kEight], before[kEight];
+        load_before(before, begin);
+        Inputs next;
+        load(next, begin, end);
+#pragma unroll 1
+        for (int tile = begin; tile < end; tile += kConfig.tile()) {
+            const int first = tile + lane() * kEight;
+            const Inputs now = next;
+            if (tile + kConfig.tile() < end) load(next, tile + kConfig.tile(), end);
+            float window[kBefore + kEight], z[kEight];
+#pragma unroll
+            for (int i = 0; i < kEight; ++i) {
+                u[i] = now.x1[i] * now.v[i];
+                z[i] = gated ? bias * u[i] : bias;
+            }
+            fill(window, u, before);
+            convolve(z, window);
+            EightTokens<T> y;
+#pragma unroll
+            for (int i = 0; i < kEight; ++i) {
+                if (args.mask.numbers.data != nullptr && first + i < end) z[i] *= mask_at(args.mask, batch, first + i);
+                y.items[i] = from_float<T>(now.x2[i] * z[i]);
+                before[i] = u[i];
+            }
+            y.store(HyenaRow<T>(args.y, batch, channel), first, end, is_whole(tile, end));
+        }
+    }
+};
+
+template <HyenaShortConfig kConfig>
+__global__ void __launch_bounds__(kHyenaShortThreads, kConfig.taps <= kHyenaShortFewTaps && kConfig.io != DType::f32 ? 5 : 4)
+    hyena_short(const __grid_constant__ HyenaArgs args) {
+    __shared__ float taps[kHyenaShortWarps][kConfig.taps];
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const i64 number = static_cast<i64>(blockIdx.x) * kHyenaShortWarps + warp;
+    const HyenaShare share = HyenaShare::of(args, number, args.channels);
+    if (!share.exists(args)) return;
+    if (lane < args.filter.taps) taps[warp][lane] = correlation_tap(args.filter, share.column, lane);
+    __syncwarp();
+    HyenaShortWarp<kConfig>{args, taps[warp], share.batch, share.column}.run(share.first, share.end);
+    if (share.is_last(args)) write_last_inputs<Storage<kConfig.io>>(args, share.batch, share.column, lane, 32);
+}
+
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,27 @@
+// Configuration of conv/hyena_short and conv/hyena_short_columns, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/hyena_plan.cuh>
+
+namespace gdn_cuda::conv {
+
+inline constexpr int kHyenaShortFewTaps = 8, kHyenaShortMostTaps = 32;
+inline constexpr int kHyenaShortThreads = 128, kHyenaShortWarps = kHyenaShortThreads / 32;
+
+struct HyenaShortConfig {
+    DType io;  // x1, x2, v, y
+    int taps;  // at most so many
+
+    constexpr bool operator==(const HyenaShortConfig&) const = default;
+
+    GDN_FIELDS(io, taps)
+
+    // Of hyena_short: tokens of a warp's tile, eight a lane.
+    static constexpr int tile() { return 32 * 8; }
+    // Of hyena_short_columns: channels of a lane, such that its window fits into registers, and tokens of a step.
+    GDN_HOST_DEVICE constexpr int lane_channels() const { return taps <= kHyenaShortFewTaps ? 4 : 2; }
+    GDN_HOST_DEVICE constexpr int warp_channels() const { return 32 * lane_channels(); }
+    GDN_HOST_DEVICE constexpr int step() const { return io == DType::f32 ? 4 : 8; }
+};
+
+}  // namespace gdn_cuda::conv

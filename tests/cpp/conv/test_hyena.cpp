@@ -1,0 +1,34 @@
+// What the kernels of Hyena's operators are configured with, and how they cut sequences.
+#include <gtest/gtest.h>
+
+#include "families/conv/hyena_short.hpp"
+#include "heuristics_tools.hpp"
+
+namespace gdn_cuda::conv {
+namespace {
+
+TEST(HyenaCut, SharesAreWholeUnitsAndCoverEveryToken) {
+    for (const i64 rows : {i64{1}, i64{7}, i64{4096}, i64{1} << 40})
+        for (const i64 tokens : {0, 1, 255, 256, 257, 65536, 1 << 30}) {
+            const HyenaCut cut = hyena_cut(rows, tokens, 256, 512, 16896);
+            EXPECT_GE(cut.segments, 1);
+            EXPECT_EQ(cut.segment_tokens % 256, 0);
+            EXPECT_GE(cut.segment_tokens, 512);
+            EXPECT_GE(i64{cut.segments} * cut.segment_tokens, tokens);
+            EXPECT_LT((cut.segments - i64{1}) * cut.segment_tokens, std::max<i64>(1, tokens));
+        }
+    EXPECT_EQ(hyena_cut(i64{1} << 40, 65536, 256, 512, 16896).segments, 1);
+    EXPECT_GT(hyena_cut(1, 65536, 256, 512, 16896).segments, 100);
+}
+
+TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const i64 taps : {1, 8, 9, 32}) {
+            const HyenaShortConfig config = hyena_short_config({io, taps});
+            EXPECT_TRUE(in(kHyenaShortConfigurations, config)) << to_text(config);
+            EXPECT_GE(config.taps, taps);
+        }
+}
+
+}  // namespace
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,84 @@
+"""The kernel of hyena_medium in the emulator, against its definition in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from emulated import emulated
+from hyena_cases import fir_parameters, gated_inputs, mask
+from hyena_medium_checks import check_medium
+from hyena_short_checks import laid_out
+
+from gdn_cuda import hyena_medium
+
+
+def check(*args: Any, multiprocessors: int = 132, **options: Any) -> None:
+    with emulated(multiprocessors):
+        check_medium(*args, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("K", [1, 2, 3, 33, 34, 35, 127, 128, 129, 700])
+def test_taps(dtype: torch.dtype, K: int, seed: int) -> None:
+    check(1, 2, 600, K, seed, dtype, groups=1)
+
+
+@pytest.mark.parametrize("L", [0, 1, 2, 31, 32, 33, 127, 128, 129, 256, 512, 513, 1032, 3000])
+def test_lengths(L: int, seed: int) -> None:
+    check(1, 2, L, 128, seed)
+
+
+def test_the_most_taps(seed: int) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        check(1, 1, 2600, 1024, seed, dtype)
+        check(1, 1, 2600, 1024, seed, dtype, multiprocessors=1)
+
+
+@pytest.mark.parametrize("layout", ["channels", "neither"])
+def test_layouts(layout: str, seed: int) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        check(2, 3, 520, 128, seed, dtype, layout)
+
+
+@pytest.mark.parametrize("K", [7, 128, 300])
+def test_every_option(K: int, seed: int) -> None:
+    B, D, L = 2, 4, 530
+    state = torch.randn(B, D, K - 1, generator=torch.Generator().manual_seed(seed))
+    check(B, D, L, K, seed, padding_mask=mask(B, L, seed), initial_state=state, weights=torch.bfloat16)
+    check(B, D, L, K, seed, torch.float32, groups=2, initial_state=state)
+    check(B, D, 5, K, seed, initial_state=state)
+    check(B, D, 0, K, seed, initial_state=state)
+
+
+@pytest.mark.parametrize("B, D", [(0, 3), (2, 0)])
+def test_nothing(B: int, D: int, seed: int) -> None:
+    check(B, D, 5, 7, seed, groups=1)
+
+
+@pytest.mark.parametrize("K", [128, 140])
+def test_in_parts_as_in_one(K: int, seed: int) -> None:
+    D, L = 2, 1300
+    x1, x2, v = (x.float() for x in gated_inputs(1, D, L, seed))
+    weight, bias = (x.float() for x in fir_parameters(D, D, K, seed))
+    with emulated(multiprocessors=1):
+        whole, last = hyena_medium(x1, x2, v, weight, bias, return_state=True)
+    parts, state = [], None
+    with emulated():
+        for first, end in ((0, 300), (300, 302), (302, 1300)):
+            now = [x[..., first:end] for x in (x1, x2, v)]
+            y, state = hyena_medium(*now, weight, bias, initial_state=state, return_state=True)
+            parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-4, atol=1e-4)
+    assert state is not None and torch.equal(state, last)
+
+
+def test_nan_reaches_no_further_than_documented(seed: int) -> None:
+    K, L, at = 128, 1600, 777
+    x1, x2, v = (laid_out(x.bfloat16(), "tokens") for x in gated_inputs(1, 2, L, seed))
+    x1[:, :, at] = torch.nan
+    weight, bias = (x.float() for x in fir_parameters(2, 2, K, seed))
+    with emulated():
+        finite = hyena_medium(x1, x2, v, weight, bias).isfinite().all(1)[0]
+    assert not finite[at : at + K].any() and finite[: at - 31].all() and finite[at + K + 31 :].all()
