@@ -4,6 +4,10 @@
 #include "../families/conv/hyena_step.hpp"
 #include "../families/conv/hyena_medium.hpp"
 #include "../families/conv/hyena_short.hpp"
+#include "../families/conv/causal_conv.hpp"
+#include "../families/conv/causal_conv_backward.hpp"
+#include "../families/conv/causal_conv_states.hpp"
+#include "../families/conv/causal_conv_tile.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -68,6 +72,12 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaMedium>(),
             entry<conv::HyenaShort>(),
             entry<conv::HyenaShortColumns>(),
+            entry<conv::CausalConv>(),
+            entry<conv::CausalConvChannelsLast>(),
+            entry<conv::CausalBackward>(),
+            entry<conv::CausalStatesBehind>(),
+            entry<conv::CausalStatesBackward>(),
+            entry<conv::CausalTile>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),

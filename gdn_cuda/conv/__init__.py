@@ -22,3 +22,6 @@ from .hyena_medium import hyena_medium
 from .hyena_short import hyena_short
 
 __all__: list[str] = ["hyena_medium", "hyena_short"]
+from .causal_conv1d import causal_conv1d
+
+__all__ = ["causal_conv1d"]

@@ -73,6 +73,32 @@ struct GDN_HOLDS_TENSORS HyenaMedium {
 };
 // (y, state)
 std::tuple<Tensor, Tensor> hyena_medium(const HyenaMedium& arguments);
+// x: (B, D, L), float32, bfloat16 or float16. weight: (D, W), bias: (D). seq_idx: (B, L). initial_states: (B or sequences, D,
+// W - 1).
+struct GDN_HOLDS_TENSORS CausalConv1d {
+    static constexpr const char* name = "causal_conv1d";
+    Given x, weight;
+    OptionalTensor bias = {}, seq_idx = {}, initial_states = {}, cu_seqlens = {};
+    bool silu = false, return_final_states = false;
+
+    GDN_FIELDS(x, weight, bias, seq_idx, initial_states, cu_seqlens, silu, return_final_states)
+};
+// (out, final states, which are empty unless asked for)
+std::tuple<Tensor, Tensor> causal_conv1d(const CausalConv1d& arguments);
+
+// From and to slots of a pool: conv_state (slots, D, W - 1 or more). state_indices, has_initial_state: (B or sequences).
+struct GDN_HOLDS_TENSORS CausalConv1dPrefill {
+    static constexpr const char* name = "causal_conv1d_prefill";
+    Given x, weight;
+    OptionalTensor bias = {};
+    Written conv_state;
+    OptionalTensor state_indices = {}, has_initial_state = {}, seq_idx = {}, cu_seqlens = {};
+    bool silu = false;
+
+    GDN_FIELDS(x, weight, bias, conv_state, state_indices, has_initial_state, seq_idx, cu_seqlens, silu)
+};
+// out
+Tensor causal_conv1d_prefill(const CausalConv1dPrefill& arguments);
 
 }  // namespace gdn_cuda
 

@@ -1,0 +1,89 @@
+// conv/causal_conv and conv/causal_conv_channels_last on the host: when they run, and their launches.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "causal_conv_problem.hpp"
+
+namespace gdn_cuda::conv {
+
+// Kernels for rows of whole vectors, and these numbers of taps.
+constexpr bool has_few_taps(const CausalProblem& problem) {
+    return problem.vectors && (problem.taps == 3 || problem.taps == 4);
+}
+constexpr CausalConvConfig causal_conv_config(const CausalProblem& problem) {
+    return {.io = problem.io, .taps = static_cast<int>(problem.taps), .sequences = problem.sequences};
+}
+constexpr auto every_causal_conv() {
+    std::array<CausalConvConfig, 12> all{};
+    int count = 0;
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const int taps : {3, 4})
+            for (const bool sequences : {false, true}) all[count++] = {.io = io, .taps = taps, .sequences = sequences};
+    return all;
+}
+inline constexpr std::array kCausalConvConfigurations = every_causal_conv();
+
+struct CausalConv {
+    using Config = CausalConvConfig;
+    using Args = CausalArgs;
+    static constexpr const char *family = "conv", *name = "causal_conv", *config_type = "CausalConvConfig",
+                                *args_type = "CausalArgs";
+    static constexpr const char* summary = "causal depthwise convolution of 3 or 4 taps, tokens are neighbours";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kCausalConvConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+    static Blocks blocks(const CausalProblem& problem, const Args& args) {
+        const Config config = causal_conv_config(problem);
+        const i64 warps = i64{args.batches} * args.channels * ceil_div(args.tokens, config.warp_tokens());
+        return {ceil_div(warps, config.threads() / 32), 1, 1};
+    }
+    static void run(const CausalProblem& problem, const Args& args, const Target& target) {
+        const Blocks grid = blocks(problem, args);
+        if (grid[0] == 0) return;
+        launch<CausalConv>(causal_conv_config(problem), args, grid, target,
+                           [&](const auto&) { return explain_causal(problem, "four vectors of tokens a lane"); });
+    }
+};
+
+// Tokens of a warp: the rows in front of a segment are read twice, and there have to be warps for every SM.
+constexpr int causal_segment(const CausalProblem& problem, const CausalArgs& args) {
+    constexpr i64 kManyWarps = 8192;
+    constexpr int kLong = 64, kShort = 32;
+    const i64 warps =
+        args.batches * ceil_div(args.channels, causal_conv_config(problem).channels()) * ceil_div(args.tokens, kLong);
+    return warps >= kManyWarps ? kLong : kShort;
+}
+
+struct CausalConvChannelsLast {
+    using Config = CausalConvConfig;
+    using Args = CausalArgs;
+    static constexpr const char *family = "conv", *name = "causal_conv_channels_last", *config_type = "CausalConvConfig",
+                                *args_type = "CausalArgs";
+    static constexpr const char* summary = "causal depthwise convolution of 3 or 4 taps, channels are neighbours";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kCausalConvConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+    static Blocks blocks(const CausalProblem& problem, const Args& args) {
+        const Config config = causal_conv_config(problem);
+        const i64 of_block = causal_segment(problem, args) * (config.threads() / 32);
+        return {args.batches * ceil_div(args.channels, config.channels()) * ceil_div(args.tokens, of_block), 1, 1};
+    }
+    static void run(const CausalProblem& problem, Args args, const Target& target) {
+        const Blocks grid = blocks(problem, args);
+        if (grid[0] == 0) return;
+        args.segment = causal_segment(problem, args);
+        launch<CausalConvChannelsLast>(causal_conv_config(problem), args, grid, target, [&](const auto&) {
+            return explain_causal(problem, fmt::format("{} tokens a warp", args.segment).c_str());
+        });
+    }
+};
+
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,221 @@
+// causal_conv1d, and the same from and to slots of a pool of states.
+#include <torch/csrc/stable/ops.h>
+
+#include <gdn_cuda/conv.hpp>
+#include <vector>
+
+#include "../../operators/operator.hpp"
+#include "../../operators/state_slots.hpp"
+#include "../../operators/torch_math.hpp"
+#include "../scan/layout.hpp"
+#include "causal_conv.hpp"
+#include "causal_conv_backward.hpp"
+#include "causal_conv_checks.hpp"
+#include "causal_conv_states.hpp"
+#include "causal_conv_tile.hpp"
+
+namespace gdn_cuda::conv {
+namespace {
+
+Blocks forward_blocks(const CausalProblem& problem, const CausalArgs& args) {
+    if (!has_few_taps(problem))
+        return causal_tile_blocks(causal_tile_config(problem), args.batches, args.channels, args.tokens);
+    return problem.channels_last ? CausalConvChannelsLast::blocks(problem, args) : CausalConv::blocks(problem, args);
+}
+void run_forward(const PreparedCausal& prepared, const Target& target) {
+    if (!has_few_taps(prepared.problem)) return CausalTile::run(prepared.problem, prepared.args, target);
+    if (prepared.problem.channels_last) return CausalConvChannelsLast::run(prepared.problem, prepared.args, target);
+    CausalConv::run(prepared.problem, prepared.args, target);
+}
+void check_grids(const Checks& check, PreparedCausal prepared) {
+    const CausalArgs& args = prepared.args;
+    for (const bool vectors : {false, true}) {
+        prepared.problem.vectors = vectors;
+        check.grid("x", forward_blocks(prepared.problem, args));
+    }
+    check.grid("x", causal_states_blocks(prepared.sequences, args.channels));
+}
+// Behind the convolution, which reads the states before.
+void write_states(const PreparedCausal& prepared, const CausalStates& behind, bool in_place, const Target& target) {
+    const CausalStatesArgs args{.x = prepared.args.x,
+                                .sequences = prepared.args.sequences,
+                                .behind = behind,
+                                .in_place = in_place,
+                                .channels = prepared.args.channels};
+    CausalStatesBehind::run(prepared.problem.io, args, target);
+}
+
+Tensor empty_output(PreparedCausal& prepared, const Tensor& x) {
+    const Tensor out = scan::empty_rows(x, scan::layout_of(prepared.x));
+    const View view(out);
+    prepared.args.out = tensor_of(view);
+    prepared.problem.vectors = prepared.args.vectors = has_vectors(prepared, prepared.x) && has_vectors(prepared, view);
+    return out;
+}
+
+// ---- Functional, with gradients
+
+PreparedCausal prepare_causal(const CausalConv1d& x) {
+    const Checks check{x.name};
+    PreparedCausal prepared = prepare_inputs(check, {x.x, x.weight, x.bias, x.seq_idx, x.cu_seqlens, x.silu});
+    if (x.initial_states) set_initial_states(check, prepared, View(*x.initial_states));
+    check_grids(check, prepared);
+    return prepared;
+}
+
+std::tuple<Tensor, Tensor> run_causal(const CausalConv1d& x) {
+    PreparedCausal prepared = prepare_causal(x);
+    const Tensor out = empty_output(prepared, x.x);
+    const std::vector<int64_t> none{0};
+    const Tensor behind =
+        torch::stable::new_empty(x.x, x.return_final_states ? prepared.states_shape() : none, ScalarType::Float);
+    const DeviceScope scope(prepared.x.device_index);
+    const Target target = target_of(x.name, prepared.x);
+    run_forward(prepared, target);
+    if (x.return_final_states) write_states(prepared, states_of(View(behind)), false, target);
+    return {out, behind};
+}
+
+// ---- Gradients
+
+struct CausalConv1dBackward {
+    static constexpr const char* name = "causal_conv1d_backward";
+    Given grad;
+    OptionalTensor grad_states = {};
+    CausalConv1d call;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("grad", x.grad);
+        visit("grad_states", x.grad_states);
+        visit("x", x.call.x);
+        visit("weight", x.call.weight);
+        visit("bias", x.call.bias);
+        visit("seq_idx", x.call.seq_idx);
+        visit("initial_states", x.call.initial_states);
+        visit("cu_seqlens", x.call.cu_seqlens);
+        visit("silu", x.call.silu);
+    }
+};
+
+struct PreparedCausalBackward {
+    PreparedCausal forward;
+    CausalBackwardArgs args{};
+};
+
+PreparedCausalBackward prepare_backward(const CausalConv1dBackward& call) {
+    const Checks check{call.name};
+    PreparedCausalBackward prepared{.forward = prepare_causal(call.call)};
+    const PreparedCausal& forward = prepared.forward;
+    const View &x = forward.x, grad(call.grad), grad_states = view_of(call.grad_states);
+    check.shape("grad", grad, {x.size(0), x.size(1), x.size(2)}, "(B, D, L)");
+    check.dtype("grad", grad, {forward.problem.io});
+    check.device("grad", grad, x, "x");
+    CausalBackwardArgs& args = prepared.args;
+    if (grad_states.defined()) {
+        check.shape("grad_states", grad_states, {forward.sequences, x.size(1), forward.args.taps - 1},
+                    "(B or sequences, D, W − 1)");
+        check.dtype("grad_states", grad_states, {forward.problem.io == DType::f64 ? DType::f64 : DType::f32});
+        check.device("grad_states", grad_states, x, "x");
+        args.grad_behind = states_of(grad_states);
+    }
+    args.grad = tensor_of(grad);
+    args.grad_vectors = has_vectors(forward, grad);
+    args.forward = forward.args;
+    cut_rows(forward.problem, args);
+    check.grid("x", CausalBackward::blocks(forward.problem, args));
+    return prepared;
+}
+
+// The gradients of x, weight, bias and initial_states; those of what is not given are empty.
+std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackward& call) {
+    PreparedCausalBackward prepared = prepare_backward(call);
+    const CausalConv1d& x = call.call;
+    PreparedCausal& forward = prepared.forward;
+    const Tensor of_x = empty_output(forward, x.x);
+    CausalBackwardArgs& args = prepared.args;
+    args.forward = forward.args;
+    const int64_t D = forward.x.size(1), taps = forward.args.taps, rows = int64_t{args.forward.batches} * args.cuts;
+    const std::vector<int64_t> none{0}, of_weights{rows, D, taps}, of_biases{rows, D};
+    const Tensor weights = torch::stable::new_empty(x.x, of_weights, ScalarType::Float),
+                 biases = torch::stable::new_empty(x.x, of_biases, ScalarType::Float),
+                 of_initial =
+                     torch::stable::new_empty(x.x, x.initial_states ? forward.states_shape() : none, ScalarType::Float);
+    args.of_weight = static_cast<float*>(memory_of(weights));
+    args.of_bias = static_cast<float*>(memory_of(biases));
+    const DeviceScope scope(forward.x.device_index);
+    const Target target = target_of(call.name, forward.x);
+    CausalBackward::run(forward.problem, args, target);
+    if (x.initial_states) CausalStatesBackward::run(forward.problem.io, {args, states_of(View(of_initial))}, target);
+    const Tensor of_weight = math::converted(math::sum(weights, 0), x.weight->scalar_type());
+    const Tensor of_bias =
+        x.bias ? math::converted(math::sum(biases, 0), x.bias->scalar_type()) : torch::stable::new_empty(x.weight, none);
+    return {of_x, of_weight, of_bias, of_initial};
+}
+
+// ---- From and to a pool
+
+PreparedCausal prepare_prefill(const CausalConv1dPrefill& x) {
+    const Checks check{CausalConv1d::name};
+    PreparedCausal prepared = prepare_inputs(check, {x.x, x.weight, x.bias, x.seq_idx, x.cu_seqlens, x.silu});
+    const View pool(x.conv_state), slots = view_of(x.state_indices), has_initial = view_of(x.has_initial_state);
+    const int64_t least = prepared.args.taps - 1;
+    GDN_REQUIRE(check, pool.rank == 3 && pool.size(1) == prepared.x.size(1) && pool.size(2) >= least, "conv_state",
+                fmt::format("(slots, D={}, {} or more)", prepared.x.size(1), least), shape_text(pool));
+    check.dtype("conv_state", pool, state_types(prepared.x));
+    check.device("conv_state", pool, prepared.x, "x");
+    const Batch batch{prepared.sequences, prepared.x.size(2), x.cu_seqlens.has_value(), prepared.x, "x"};
+    GDN_REQUIRE(check, !slots.defined() || slots.rank == 1, "state_indices", "(sequences,)", shape_text(slots));
+    check_slots(check, {.pool_name = "conv_state", .slots_name = "state_indices", .pool = pool, .slots = slots}, batch);
+    CausalSequenceArgs& sequences = prepared.args.sequences;
+    sequences.initial = states_of(pool);
+    prepared.problem.sequences = true;
+    sequences.slots = tagged(slots);
+    if (slots.defined()) sequences.slots_sequence = slots.stride(0);
+    sequences.slot_count = check.count("conv_state", "slots", pool.size(0));
+    if (has_initial.defined()) {
+        check_per_sequence(check, "has_initial_state", has_initial, batch);
+        sequences.has_initial = tagged(has_initial);
+        sequences.has_initial_sequence = has_initial.stride(0);
+    }
+    check_grids(check, prepared);
+    check.distinct("conv_state", pool);
+    check.apart({{"conv_state", pool}}, {{"x", prepared.x},
+                                         {"weight", View(x.weight)},
+                                         {"bias", view_of(x.bias)},
+                                         {"state_indices", slots},
+                                         {"has_initial_state", has_initial},
+                                         {"seq_idx", view_of(x.seq_idx)},
+                                         {"cu_seqlens", view_of(x.cu_seqlens)}});
+    return prepared;
+}
+
+Tensor run_prefill(const CausalConv1dPrefill& x) {
+    PreparedCausal prepared = prepare_prefill(x);
+    const Tensor out = empty_output(prepared, x.x);
+    const DeviceScope scope(prepared.x.device_index);
+    const Target target = target_of(CausalConv1d::name, prepared.x);
+    run_forward(prepared, target);
+    write_states(prepared, prepared.args.sequences.initial, true, target);
+    return out;
+}
+
+GDN_REGISTER(CausalConv1d, prepare_causal, run_causal)
+GDN_REGISTER(CausalConv1dBackward, prepare_backward, run_backward)
+GDN_REGISTER(CausalConv1dPrefill, prepare_prefill, run_prefill)
+
+}  // namespace
+}  // namespace gdn_cuda::conv
+
+namespace gdn_cuda {
+
+std::tuple<Tensor, Tensor> causal_conv1d(const CausalConv1d& x) {
+    require_given(x.name, x);
+    return call<CausalConv1d, conv::run_causal>(x);
+}
+
+Tensor causal_conv1d_prefill(const CausalConv1dPrefill& x) {
+    require_given(x.name, x);
+    return call<CausalConv1dPrefill, conv::run_prefill>(x);
+}
+
+}  // namespace gdn_cuda

@@ -1,0 +1,45 @@
+// conv/causal_conv_tile on the host: which configuration runs a problem, and its launch.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/kernels/conv/causal_conv_tile_plan.cuh>
+#include <string>
+
+#include "causal_conv_problem.hpp"
+
+namespace gdn_cuda::conv {
+
+constexpr CausalTileConfig causal_tile_config(const CausalProblem& problem) {
+    return {.io = problem.io, .channels_last = problem.channels_last, .reach = problem.taps <= 8 ? 8 : kCausalMostTaps};
+}
+inline constexpr auto kCausalTileConfigurations = every_configuration<causal_tile_config, 2>({8, kCausalMostTaps});
+
+inline Blocks causal_tile_blocks(const CausalTileConfig& config, i64 batches, i64 channels, i64 tokens) {
+    return {batches * ceil_div(channels, config.channels()) * ceil_div(tokens, config.tokens()), 1, 1};
+}
+
+struct CausalTile {
+    using Config = CausalTileConfig;
+    using Args = CausalArgs;
+    static constexpr const char *family = "conv", *name = "causal_conv_tile", *config_type = "CausalTileConfig",
+                                *args_type = "CausalArgs";
+    static constexpr const char* summary = "causal depthwise convolution of up to 32 taps, any strides";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kCausalTileConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kCausalTileConfigurations, CausalTileSharedPlan>(
+            config, std::make_index_sequence<kCausalTileConfigurations.size()>());
+    }
+    static void run(const CausalProblem& problem, const Args& args, const Target& target) {
+        const Config config = causal_tile_config(problem);
+        const Blocks blocks = causal_tile_blocks(config, args.batches, args.channels, args.tokens);
+        if (blocks[0] == 0) return;
+        launch<CausalTile>(config, args, blocks, target,
+                           [&](const auto&) { return explain_causal(problem, "any taps and strides"); });
+    }
+};
+
+}  // namespace gdn_cuda::conv

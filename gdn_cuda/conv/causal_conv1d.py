@@ -1,0 +1,191 @@
+"""The causal depthwise convolution: the operator, its gradients, examples, benchmark and sanitizer calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators import Differentiable
+from ..operators.autograd import with_autograd
+from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.registration import register
+from ..operators.schema import refuse
+from ..scan.dtypes import state_dtype
+from ..scan.first_order import first_order
+from ..scan.layout import empty_in_layout
+from . import reference_causal as reference
+
+_NAME = "causal_conv1d"
+_ACTIVATIONS = (None, "silu", "swish")
+
+
+def _states_shape(x: Any) -> tuple[Any, ...]:
+    sequences = x.x.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+    return (sequences, x.x.shape[1], x.weight.shape[1] - 1)
+
+
+def _shapes(x: Any) -> tuple[Tensor, Tensor]:
+    states = _states_shape(x) if x.return_final_states else (0,)
+    return empty_in_layout(x.x), x.x.new_empty(states, dtype=state_dtype(x.x))
+
+
+def _backward_shapes(x: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_bias = x.weight.new_empty((0,)) if x.bias is None else x.bias.new_empty(x.bias.shape)
+    of_states = (0,) if x.initial_states is None else _states_shape(x)
+    return (
+        empty_in_layout(x.x),
+        x.weight.new_empty(x.weight.shape),
+        of_bias,
+        x.x.new_empty(of_states, dtype=state_dtype(x.x)),
+    )
+
+
+def _gradients(x: Any, needs: Any, grad: Tensor, grad_states: Tensor) -> dict[str, Any]:
+    given = (x.x, x.weight, x.bias, x.seq_idx, x.initial_states, x.cu_seqlens, x.silu)
+    of_x, of_weight, of_bias, of_states = _backward(grad, grad_states if x.return_final_states else None, *given)
+    return {
+        "x": of_x,
+        "weight": of_weight,
+        "bias": of_bias if needs.bias else None,
+        "initial_states": of_states.to(x.initial_states.dtype) if needs.initial_states else None,
+    }
+
+
+def _refuse_vmap(x: Any, dims: Any) -> Any:
+    raise RuntimeError(f"{_NAME}: torch.vmap is not supported; x has a batch dimension")
+
+
+_conv: Differentiable = first_order(
+    _NAME, _NAME, shapes=_shapes, cpu=reference.causal_conv1d, backward=_gradients, batched=_refuse_vmap
+)
+_backward: Differentiable = first_order(
+    _NAME,
+    "causal_conv1d_backward",
+    shapes=_backward_shapes,
+    cpu=reference.causal_conv1d_backward,
+    batched=_refuse_vmap,
+)
+_prefill = register(
+    "causal_conv1d_prefill",
+    shapes=lambda x: empty_in_layout(x.x),
+    cpu=reference.causal_conv1d_prefill,
+    function=_NAME,
+)
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    activation: str | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    conv_state: Tensor | None = None,
+    state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+) -> Any:
+    """A causal convolution of each channel with a filter of its own: the short convolution of GDN, Mamba, KDA and LFM2 layers.
+
+    Formula:
+        z[b, d, t] = bias[d] + Σ_k weight[d, k] · x[b, d, t − (W − 1) + k],  out = z, or z · sigmoid(z) for "silu" and "swish"
+
+    Shapes:
+        x: (B, D, L), fp32, bf16 or fp16; contiguous and the transposed view of (B, L, D) are fast, other strides are
+          right; out is like x
+        weight: (D, W), W from 1 to 32; bias: (D,); fp32, bf16 or fp16
+        seq_idx: (B, L), int32 or int64: tokens see only those with their own index
+        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
+        initial_states, final states: (B or sequences, D, W − 1), the last W − 1 inputs, oldest first; initial ones fp32 or
+          x's dtype, final ones fp32
+        conv_state: (slots, D, W − 1 or more), any strides, fp32, bf16 or fp16: a pool of states, in place
+        state_indices, has_initial_state: (B or sequences,), int32 or int64, the latter also bool
+
+    Returns out, or (out, final states). With conv_state sequence n continues from slot state_indices[n], by default n, if
+    has_initial_state says so, otherwise from zeros, and leaves its state there; this has no gradients. Without it gradients
+    exist, also of initial and through final states; those of weight and bias are summed in fp32. CPU tensors may also be fp64.
+
+    Edge cases:
+        A token whose seq_idx is negative is of no sequence: its output is 0, it is not seen and gets no gradient.
+        With seq_idx initial_states belong to the sequence of the first token, final ones to that of the last.
+        Tokens behind the last packed sequence have the output 0.
+        A sequence with fewer than W − 1 tokens keeps the end of its state before, or zeros, in front of them.
+        A conv_state wider than W − 1 keeps as many last inputs as it holds; the convolution continues from its last W − 1.
+        A negative state index: output 0, no slot touched. One past the pool touches nothing: on CPU tensors it raises
+          IndexError; on a GPU the output of the sequence is NaN. Two sequences on one slot race.
+
+    Example:
+        >>> x, weight = torch.tensor([[[1.0, 2.0, 3.0]]]), torch.tensor([[10.0, 1.0]])
+        >>> gdn_cuda.causal_conv1d(x, weight)
+        tensor([[[ 1., 12., 23.]]])
+        >>> gdn_cuda.causal_conv1d(x, weight, initial_states=torch.tensor([[[5.0]]]), return_final_states=True)
+        (tensor([[[51., 12., 23.]]]), tensor([[[3.]]]))
+    """
+    if activation not in _ACTIVATIONS:
+        refuse(_NAME, "activation", "None, 'silu' or 'swish'", repr(activation))
+    silu = activation is not None
+    if conv_state is None:
+        for argument, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
+            if given is not None:
+                refuse(_NAME, argument, "None without conv_state", "a tensor")
+        out, states = _conv(x, weight, bias, seq_idx, initial_states, cu_seqlens, silu, return_final_states)
+        return (out, states) if return_final_states else out
+    if initial_states is not None:
+        refuse(_NAME, "initial_states", "None with conv_state", "a tensor")
+    if return_final_states:
+        refuse(_NAME, "return_final_states", "False with conv_state, which holds them", "True")
+    if isinstance(has_initial_state, Tensor) and has_initial_state.dtype == torch.bool:
+        has_initial_state = has_initial_state.to(torch.int32)
+    given = (x, weight, bias, conv_state, state_indices, has_initial_state, seq_idx, cu_seqlens, silu)
+    return with_autograd(_prefill, given)
+
+
+# ---- Examples
+
+
+def _given(B: int, D: int, L: int, W: int, seed: int, dtype: torch.dtype = torch.float32) -> Arguments:
+    x = random(B, D, L, seed=seed, dtype=dtype)
+    return {"x": x, "weight": random(D, W, seed=seed + 1), "bias": random(D, seed=seed + 2), "activation": "silu"}
+
+
+@example(causal_conv1d)
+def _example(B: int, T: int, seed: int) -> Arguments:
+    states = random(B, 3, 3, seed=seed + 3)
+    return _given(B, 3, T, 4, seed) | {"initial_states": states, "return_final_states": True}
+
+
+@example(causal_conv1d, "causal_conv1d, channels last, seq_idx")
+def _example_seq_idx(B: int, T: int, seed: int) -> Arguments:
+    given = _given(B, 5, T, 6, seed, torch.bfloat16)
+    given["x"] = given["x"].mT.contiguous().mT
+    return given | {"seq_idx": (random(B, T, seed=seed + 4) > 0).int().cumsum(1) - 1}
+
+
+@example(causal_conv1d, "causal_conv1d, packed", packed=True)
+def _example_packed(B: int, T: int, seed: int) -> Arguments:
+    cu_seqlens = torch.tensor([0, 5, 5, 7], dtype=torch.int32)
+    return _given(1, 3, 7, 4, seed) | {"cu_seqlens": cu_seqlens, "initial_states": random(3, 3, 3, seed=seed + 3)}
+
+
+@example(causal_conv1d, "causal_conv1d, pool", packed=True)
+def _example_pool(B: int, T: int, seed: int) -> Arguments:
+    given = _given(1, 3, 7, 4, seed)
+    given["x"] = given["x"].mT.contiguous().mT
+    return given | {
+        "cu_seqlens": torch.tensor([0, 5, 5, 7]),
+        "conv_state": random(5, 3, 3, seed=seed + 3).mT.contiguous().mT,
+        "state_indices": torch.tensor([3, -1, 0]),
+        "has_initial_state": torch.tensor([True, True, False]),
+    }
+
+
+@example(of_operator("causal_conv1d_backward"))
+def _example_backward(B: int, T: int, seed: int) -> Arguments:
+    given = _given(B, 3, T, 4, seed)
+    del given["activation"]
+    given |= {"silu": True, "seq_idx": None, "cu_seqlens": None, "initial_states": random(B, 3, 3, seed=seed + 3)}
+    return given | {"grad": random(B, 3, T, seed=seed + 4), "grad_states": random(B, 3, 3, seed=seed + 5)}

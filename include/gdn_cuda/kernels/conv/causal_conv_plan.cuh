@@ -1,0 +1,66 @@
+// Arguments that the kernels of causal_conv1d share, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/common/types.cuh>
+
+namespace gdn_cuda::conv {
+
+inline constexpr int kCausalMostTaps = 32;
+
+// (batch, channel, token) with strides in elements.
+struct CausalTensor {
+    void* data = nullptr;
+    i64 batch = 0, channel = 0, token = 0;
+};
+
+// (sequence or slot, channel, position), oldest position first.
+struct CausalStates {
+    Tagged values;
+    i64 slot = 0, channel = 0, position = 0;
+    int positions = 0;  // W - 1 or more, of which a convolution sees the last W - 1
+};
+
+// Which tokens are of one sequence, and the states in front of them.
+struct CausalSequenceArgs {
+    Tagged cu_seqlens, seq_idx;
+    i64 seq_idx_batch = 0, seq_idx_token = 0;
+    CausalStates initial;       // without data: zeros
+    Tagged slots, has_initial;  // (sequences,)
+    i64 slots_sequence = 0, has_initial_sequence = 0;
+    i64 null_slot = -1;
+    int slot_count = 0, sequences = 0, tokens = 0;
+};
+
+// Of the kernels for 3 and 4 taps, whose threads have vectors of 16 bytes.
+struct CausalConvConfig {
+    DType io;  // x and out
+    int taps;
+    bool sequences;  // tokens of a row may be of several, and there may be states
+
+    constexpr bool operator==(const CausalConvConfig&) const = default;
+
+    GDN_FIELDS(io, taps, sequences)
+
+    GDN_HOST_DEVICE constexpr int threads() const { return 128; }
+    GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
+    // Of conv/causal_conv: vectors that a thread has in flight, and tokens of a warp.
+    GDN_HOST_DEVICE constexpr int vectors() const { return 4; }
+    GDN_HOST_DEVICE constexpr int warp_tokens() const { return 32 * vectors() * vector(); }
+    // Of conv/causal_conv_channels_last: rows that a thread has in flight, its channels, and those of a block.
+    GDN_HOST_DEVICE constexpr int rows() const { return 8; }
+    GDN_HOST_DEVICE constexpr int lane_channels() const { return 4; }
+    GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }
+};
+
+struct CausalArgs {
+    CausalTensor x, out;
+    Tagged weight, bias;
+    i64 weight_channel = 0, weight_tap = 0, bias_channel = 0;
+    CausalSequenceArgs sequences;
+    int batches = 0, channels = 0, tokens = 0, taps = 0;
+    int segment = 0;  // of conv/causal_conv_channels_last: tokens of a warp
+    bool silu = false;
+    bool vectors = false;  // rows of x and of out begin on 16 bytes and are whole vectors
+};
+
+}  // namespace gdn_cuda::conv

@@ -1,0 +1,56 @@
+// conv/causal_conv_states: the last inputs of every sequence, which its next tokens continue from.
+//
+// A thread has a channel of a sequence and copies its inputs one by one, oldest first: so a state in a pool may be its own
+// source where a sequence has fewer tokens than the state has inputs. It runs behind the convolution, whose blocks all read the
+// states before.
+//
+// Bound: the latency of a few loads.
+#pragma once
+
+#include <gdn_cuda/kernels/common/varlen.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_states_plan.cuh>
+
+namespace gdn_cuda::conv {
+
+__device__ __forceinline__ void store_number(const Tagged& to, i64 at, float x) {
+    void* const data = const_cast<void*>(to.data);
+    if (to.type == DType::f32)
+        static_cast<float*>(data)[at] = x;
+    else if (to.type == DType::bf16)
+        static_cast<__nv_bfloat16*>(data)[at] = from_float<__nv_bfloat16>(x);
+    else
+        static_cast<__half*>(data)[at] = from_float<__half>(x);
+}
+
+template <CausalStatesConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads) causal_conv_states(const __grid_constant__ CausalStatesArgs args) {
+    using T = Storage<kConfig.io>;
+    const int groups = static_cast<int>(ceil_div(args.channels, kConfig.threads));
+    const int sequence = static_cast<int>(blockIdx.x) / groups;
+    const int channel = static_cast<int>(blockIdx.x) % groups * kConfig.threads + static_cast<int>(threadIdx.x);
+    if (channel >= args.channels) return;
+    const bool packed = args.sequences.cu_seqlens.data != nullptr;
+    const CausalSequences sequences{args.sequences, packed ? 0 : sequence};
+    i64 slot = sequence;
+    if (args.in_place && !sequences.runs(sequence, slot)) return;
+
+    const Span span = span_of(args.sequences.cu_seqlens, sequence, args.sequences.tokens);
+    const i64 id = packed ? sequence : span.length > 0 ? sequences.id_of(span.length - 1) : 0;
+    const bool continues = sequences.has_states() && (span.length == 0 || (id >= 0 && sequences.continues(id)));
+    const T* const x = static_cast<const T*>(args.x.data) + (packed ? 0 : sequence * args.x.batch) + channel * args.x.channel;
+    const CausalStates& behind = args.behind;
+#pragma unroll 1
+    for (int i = 0; i < behind.positions; ++i) {
+        const int token = span.length - behind.positions + i;  // of the sequence
+        float input = 0.f;
+        if (token < 0) {
+            if (continues) input = sequences.state_of(id).at(channel, -token);
+        } else if (packed || sequences.id_of(token) == id) {
+            input = id < 0 ? 0.f : to_float(x[(span.start + token) * args.x.token]);
+        }
+        store_number(behind.values, slot * behind.slot + channel * behind.channel + i * behind.position, input);
+    }
+}
+
+}  // namespace gdn_cuda::conv
