@@ -4,24 +4,23 @@ Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the sa
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
+from .causal_conv1d import causal_conv1d
 from .fft_causal_conv import fft_causal_conv
 from .hyena_filter import hyena_filter
 from .hyena_fir_step import hyena_fir_step
+from .hyena_medium import hyena_medium
 from .hyena_modal_step import hyena_modal_step
+from .hyena_short import hyena_short
 from .split_projections import Projections, split_projections
 
 __all__ = [
     "Projections",
+    "causal_conv1d",
     "fft_causal_conv",
     "hyena_filter",
     "hyena_fir_step",
+    "hyena_medium",
     "hyena_modal_step",
+    "hyena_short",
     "split_projections",
 ]
-from .hyena_medium import hyena_medium
-from .hyena_short import hyena_short
-
-__all__: list[str] = ["hyena_medium", "hyena_short"]
-from .causal_conv1d import causal_conv1d
-
-__all__ = ["causal_conv1d"]

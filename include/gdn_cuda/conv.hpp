@@ -49,6 +49,7 @@ struct GDN_HOLDS_TENSORS HyenaModalStep {
 };
 // out
 Tensor hyena_modal_step(const HyenaModalStep& arguments);
+
 // x1, x2, v: (B, D, L), float32, bfloat16 or float16, contiguous or the transposed view of (B, L, D), other strides more
 // slowly. weight: (groups, 1, K), K up to 32, bias: (D), in the same type or float32. padding_mask: (B, L). initial_state: (B,
 // D, K - 1).
@@ -73,6 +74,7 @@ struct GDN_HOLDS_TENSORS HyenaMedium {
 };
 // (y, state)
 std::tuple<Tensor, Tensor> hyena_medium(const HyenaMedium& arguments);
+
 // x: (B, D, L), float32, bfloat16 or float16. weight: (D, W), bias: (D). seq_idx: (B, L). initial_states: (B or sequences, D,
 // W - 1).
 struct GDN_HOLDS_TENSORS CausalConv1d {
