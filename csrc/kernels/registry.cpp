@@ -1,5 +1,6 @@
 #include "registry.hpp"
 
+#include "../families/conv/hyena_long.hpp"
 #include "../families/conv/hyena_medium.hpp"
 #include "../families/conv/hyena_short.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
@@ -59,6 +60,7 @@ const std::vector<RegisteredKernel>& registry() {
     static constinit std::atomic<const std::vector<RegisteredKernel>*> all{nullptr};
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
+            entry<conv::HyenaLong>(),
             entry<conv::HyenaMedium>(),
             entry<conv::HyenaShort>(),
             entry<conv::HyenaShortColumns>(),

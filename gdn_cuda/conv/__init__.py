@@ -4,7 +4,8 @@ Arithmetic is fp32, on CPU tensors fp64 where the inputs are. Results are the sa
 raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 """
 
+from .hyena_long import hyena_long
 from .hyena_medium import hyena_medium
 from .hyena_short import hyena_short
 
-__all__: list[str] = ["hyena_medium", "hyena_short"]
+__all__: list[str] = ["hyena_long", "hyena_medium", "hyena_short"]
