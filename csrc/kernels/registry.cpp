@@ -5,6 +5,7 @@
 #include "../families/conv/causal_conv_states.hpp"
 #include "../families/conv/causal_conv_tile.hpp"
 #include "../families/conv/hyena_filter.hpp"
+#include "../families/conv/hyena_long.hpp"
 #include "../families/conv/hyena_medium.hpp"
 #include "../families/conv/hyena_short.hpp"
 #include "../families/conv/hyena_step.hpp"
@@ -69,6 +70,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaFilterBackwardKernel>(),
             entry<conv::HyenaFirStep>(),
             entry<conv::HyenaModalStep>(),
+            entry<conv::HyenaLong>(),
             entry<conv::HyenaMedium>(),
             entry<conv::HyenaShort>(),
             entry<conv::HyenaShortColumns>(),

@@ -8,6 +8,7 @@ from .causal_conv1d import causal_conv1d
 from .fft_causal_conv import fft_causal_conv
 from .hyena_filter import hyena_filter
 from .hyena_fir_step import hyena_fir_step
+from .hyena_long import hyena_long
 from .hyena_medium import hyena_medium
 from .hyena_modal_step import hyena_modal_step
 from .hyena_short import hyena_short
@@ -24,3 +25,4 @@ __all__ = [
     "hyena_short",
     "split_projections",
 ]
+__all__: list[str] = ["hyena_long", "hyena_medium", "hyena_short"]

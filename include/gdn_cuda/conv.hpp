@@ -101,6 +101,16 @@ struct GDN_HOLDS_TENSORS CausalConv1dPrefill {
 };
 // out
 Tensor causal_conv1d_prefill(const CausalConv1dPrefill& arguments);
+// The same tensors. residues, log_poles: (groups, S), S up to 64; initial_state: (B, D, S).
+struct GDN_HOLDS_TENSORS HyenaLong {
+    static constexpr const char* name = "hyena_long";
+    Given x1, x2, v, residues, log_poles, bias;
+    OptionalTensor initial_state = {};
+
+    GDN_FIELDS(x1, x2, v, residues, log_poles, bias, initial_state)
+};
+// (y, state)
+std::tuple<Tensor, Tensor> hyena_long(const HyenaLong& arguments);
 
 }  // namespace gdn_cuda
 

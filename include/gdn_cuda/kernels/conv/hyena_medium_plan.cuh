@@ -28,6 +28,7 @@ struct HyenaMediumConfig {
 template <HyenaMediumConfig kConfig>
 struct HyenaMediumShared {
     static_assert(kConfig.pieces() >= kTilePieces + (kConfig.blocks() - 1) * kRowTokens / 8);
+    HyenaStage<kTileTokens> stage;
     TileRing<kConfig.pieces()> ring;
     PairTables<kConfig.blocks(), kConfig.tap_parts()> taps;
 };

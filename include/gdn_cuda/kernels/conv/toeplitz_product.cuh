@@ -109,6 +109,14 @@ template <int kPieces>
 __device__ __forceinline__ uint4& piece_of(TileRing<kPieces>& ring, int part, int piece) {
     return *reinterpret_cast<uint4*>(ring.pieces[part][piece & (kPieces - 1)]);
 }
+// Pair `number` counts pairs of tokens as pieces count eights.
+template <int kPieces>
+__device__ __forceinline__ void store_pair(TileRing<kPieces>& ring, int number, float first, float second) {
+    const int at = number & (4 * kPieces - 1);
+    const unsigned high = pack<DType::bf16>(first, second);
+    ring.pieces[0][at / 4][at % 4] = high;
+    ring.pieces[1][at / 4][at % 4] = pack_rest<DType::bf16>(first, second, high);
+}
 // `piece`: the number of the tile's first one.
 template <int kPieces>
 __device__ __forceinline__ void store_tile(TileRing<kPieces>& ring, const TileParts& tile, int piece, int lane) {
