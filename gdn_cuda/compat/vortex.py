@@ -26,10 +26,10 @@ from ..conv import (
     causal_conv1d,
     fft_causal_conv,
     hyena_fir_step,
+    hyena_long,
     hyena_medium,
     hyena_modal_step,
     hyena_short,
-    reference_hyena,
     split_projections,
 )
 from ..operators.schema import refuse
@@ -196,7 +196,7 @@ def _parallel_iir(original: Callable[..., Any]) -> Callable[..., Any]:
             given = (z_pre, h, D, L, poles, residues, t, dims, layer_idx, inference_params, prefill_style, fftconv_fn)
             return original(self, *given, padding_mask, use_flashfft, column_split_hyena, long_fir_threshold)
         x2, x1, v = _projections(self, z_pre, dims, column_split_hyena)
-        y, state = reference_hyena.long(x1, x2, v, residues.float(), poles[..., 0].float(), D, None)
+        y, state = hyena_long(x1, x2, v, residues.float(), poles.float(), D, return_state=True)
         if inference_params is not None:
             inference_params.state_dict[layer_idx] = state
         return y.mT

@@ -20,9 +20,9 @@ __all__ = [
     "fft_causal_conv",
     "hyena_filter",
     "hyena_fir_step",
+    "hyena_long",
     "hyena_medium",
     "hyena_modal_step",
     "hyena_short",
     "split_projections",
 ]
-__all__: list[str] = ["hyena_long", "hyena_medium", "hyena_short"]
