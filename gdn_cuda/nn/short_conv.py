@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..conv import hyena_fir_step, hyena_short
+from ..conv.hyena_fir_step import hyena_fir_step
+from ..conv.hyena_short import hyena_short
 
 
 class ShortConv(nn.Module):
