@@ -77,6 +77,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalBackward>(),
+            entry<conv::CausalBackwardSequences>(),
             entry<conv::CausalStatesBehind>(),
             entry<conv::CausalStatesBackward>(),
             entry<conv::CausalTile>(),

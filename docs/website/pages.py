@@ -26,7 +26,7 @@ import gdn_cuda.compat
 import gdn_cuda.nn
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDES = ("jit", "structured", "scan", "numerics", "architecture")  # this order first; the others follow by name
+GUIDES = ("jit", "structured", "scan", "conv", "numerics", "architecture")  # this order first; the others follow by name
 LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)\s]+)?)\)")
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -9,7 +13,23 @@ from torch import Tensor
 
 from ..operators import Differentiable
 from ..operators.autograd import with_autograd
+from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.measure import (
+    Absent,
+    Call,
+    Case,
+    Inputs,
+    Outcome,
+    Peer,
+    Work,
+    bench,
+    draw,
+    import_peer,
+    normal,
+    sanitizes,
+    size,
+)
 from ..operators.registration import register
 from ..operators.schema import refuse
 from ..scan.dtypes import state_dtype
@@ -189,3 +209,129 @@ def _example_backward(B: int, T: int, seed: int) -> Arguments:
     del given["activation"]
     given |= {"silu": True, "seq_idx": None, "cu_seqlens": None, "initial_states": random(B, 3, 3, seed=seed + 3)}
     return given | {"grad": random(B, 3, T, seed=seed + 4), "grad_states": random(B, 3, 3, seed=seed + 5)}
+
+
+# ---- Measurements
+
+
+@dataclass(frozen=True)
+class Shape:
+    batch: int
+    channels: int
+    tokens: int
+    width: int = 4
+    channels_last: bool = False
+    packed: tuple[int, ...] = ()  # lengths of sequences
+
+    @property
+    def name(self) -> str:
+        layout = "channels last" if self.channels_last else "tokens last"
+        options = f" W={self.width}" * (self.width != 4) + " packed" * bool(self.packed)
+        return f"{self.batch}×{self.channels}×{self.tokens}{options} {layout}"
+
+
+_LENGTHS = tuple(range(64, 4064, 160))  # 25 sequences of 64 to 3904 tokens
+GPU_SHAPES = (
+    Shape(1, 8192, 32768),
+    Shape(8, 5120, 2048),
+    Shape(8, 5120, 2048, width=8),
+    Shape(1, 8192, sum(_LENGTHS), packed=_LENGTHS),
+)
+CPU_SHAPES = (Shape(2, 8, 40), Shape(1, 8, 40, packed=(2, 38)))
+_DIFFERENTIATED = ("x", "weight", "bias")
+
+
+def _inputs(device: str, shape: Shape) -> Inputs:
+    B, D, L = shape.batch, shape.channels, shape.tokens
+    x: Inputs = {
+        "x": normal(B, L, D, device=device).mT if shape.channels_last else normal(B, D, L, device=device),
+        "weight": normal(D, shape.width, device=device) / shape.width**0.5,
+        "bias": normal(D, device=device),
+        "activation": "silu",
+    }
+    if shape.packed:
+        x["cu_seqlens"] = torch.tensor([0, *accumulate(shape.packed)], device=device, dtype=torch.int32)
+    return x
+
+
+def _measured_call(convolve: Callable[..., Any], x: Inputs) -> tuple[Call, Callable[[], Outcome]]:
+    """What is timed, and output and gradients, whichever pass that is."""
+    leaves = {name: x[name].detach().requires_grad_() for name in _DIFFERENTIATED}
+    given = {name: value for name, value in x.items() if name != "backward"}
+    grad = torch.empty_like(x["x"]).normal_() if x["backward"] else None
+
+    def outcome() -> Outcome:
+        out = convolve(**given | leaves)
+        weights = torch.cos(torch.arange(out.shape[-1], device=out.device)).to(out.dtype).expand(out.shape).clone()
+        found = torch.autograd.grad(out, list(leaves.values()), weights)
+        return out.detach(), torch.cat([(g / g.abs().mean()).flatten().float() for g in found])
+
+    if grad is None:
+        return partial(convolve, **given), outcome
+    out = convolve(**given | leaves)
+    return partial(torch.autograd.grad, out, list(leaves.values()), grad, retain_graph=True), outcome
+
+
+def _work(device: str, shape: Shape, backward: bool) -> Work:
+    x = _inputs(device, shape) | {"backward": backward}
+    few = replace(shape, channels=min(shape.channels, 64), tokens=sum(shape.packed) or min(shape.tokens, 512))
+    call, _ = _measured_call(causal_conv1d, x)
+    checked = _inputs(device, few) | {"backward": backward}
+    moved = (3 if backward else 2) * size(x["x"])
+    return Work(call, moved, 0, x, lambda given: _measured_call(causal_conv1d, given)[1](), checked)
+
+
+def _causal_conv1d(x: Inputs) -> Peer:
+    """Its CUDA kernels."""
+    if "cu_seqlens" in x:
+        raise Absent("it has no packed sequences")
+    if x["weight"].shape[1] > 4:
+        raise Absent("it takes 2 to 4 taps")
+    call, outcome = _measured_call(import_peer("causal_conv1d", "causal_conv1d_fn"), x)
+    return Peer(call, lambda _: outcome())
+
+
+@bench({"causal-conv1d": _causal_conv1d}, "gradients", operator="causal_conv1d")
+def _measured(device: str) -> Iterator[Case]:
+    for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
+        for channels_last in (False, True):
+            for backward in (False, True):
+                each = replace(shape, channels_last=channels_last)
+                name = f"{each.name}, {'backward' if backward else 'forward'}"
+                yield Case(name, partial(_work, device, each, backward))
+
+
+# Where `python -m gdn_cuda explain causal_conv1d` starts: a layer of Mamba's, in either layout.
+typical_call(
+    causal_conv1d,
+    {"B": 8, "D": 5120, "L": 2048, "W": 4},
+    "x: B D L mn; weight: D W; bias: D",
+    "x: B D L; weight: D W; bias: D",
+)
+
+
+@sanitizes(
+    *("causal_conv", "causal_conv_channels_last", "causal_conv_tile", "causal_conv_backward"),
+    "causal_conv_backward_sequences",
+    *("causal_conv_states", "causal_conv_states_backward"),
+)
+def _sanitized() -> None:
+    """Both layouts, rows of whole vectors and others, few taps and many, packed sequences with short ones, seq_idx, pools."""
+    for channels_last in (False, True):
+        for D, L, W in ((136, 272, 4), (5, 131, 4), (9, 100, 12)):
+            for dtype in (torch.bfloat16, torch.float32):
+                x = draw(1, L, D, dtype=dtype).mT if channels_last else draw(1, D, L, dtype=dtype)
+                given = (x, draw(D, W), draw(D))
+                offsets = torch.tensor([0, 2, 2, 70, L - 3], device="cuda")
+                ids = torch.arange(L, device="cuda")[None] // 40 - 1
+                ways: tuple[Inputs, ...] = ({}, {"cu_seqlens": offsets}, {"seq_idx": ids})
+                for options in ways:
+                    initial = draw(4 if "cu_seqlens" in options else 1, D, W - 1)
+                    leaves = [y.detach().requires_grad_() for y in (*given, initial)]
+                    options |= {"initial_states": leaves[3], "return_final_states": True, "activation": "silu"}
+                    out, states = causal_conv1d(*leaves[:3], **options)
+                    torch.autograd.grad((out, states), leaves, (torch.ones_like(out), torch.ones_like(states)))
+                causal_conv1d(*given, activation="silu")
+                slots, fresh = torch.tensor([2, -1, 0, 4], device="cuda"), torch.tensor([1, 1, 0, 1], device="cuda")
+                pool = {"conv_state": draw(5, D, W), "state_indices": slots, "has_initial_state": fresh}
+                causal_conv1d(*given, cu_seqlens=offsets, **pool)

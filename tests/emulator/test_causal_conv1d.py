@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import causal_accuracy
 import conv_oracle as oracle
 import pytest
+import scan_accuracy
 import torch
 from causal_cases import LAYOUTS, WAYS, Inputs, for_oracle, inputs, laid_out, leaves
 from emulated import emulated
 from helpers import rel_rms
+from torch import Tensor
 
 from gdn_cuda import causal_conv1d
 
@@ -55,3 +59,148 @@ def test_every_way(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
 )
 def test_sizes(B: int, D: int, L: int, W: int, layout: str, seed: int) -> None:
     check(inputs(B, D, L, W, seed, layout=layout, states=True, bias=True, activation="silu"))
+
+
+# ---- Bits
+
+
+def results(x: Inputs, layout: str) -> Tensor:
+    with emulated():
+        found: Tensor = causal_conv1d(**x | {"x": laid_out(x["x"], layout)})
+    return found
+
+
+@pytest.mark.parametrize("W", [3, 4])
+def test_every_kernel_gives_the_same_bits(W: int, seed: int) -> None:
+    for way in ("biased, silu", "packed, states", "seq_idx"):
+        x = inputs(1, 24, 264, W, seed, dtype=torch.bfloat16, **WAYS[way])
+        first, *others = (results(x, layout) for layout in LAYOUTS)
+        assert all(torch.equal(first, other) for other in others), way
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("W", [4, 6])
+def test_packed_sequences_are_those_alone(layout: str, W: int, seed: int) -> None:
+    offsets = [0, 40, 40, 42, 168, 264]
+    x = inputs(1, 16, 264, W, seed, packed=offsets, states=True, bias=True, activation="silu", layout=layout)
+    with emulated():
+        out, states = causal_conv1d(**x, return_final_states=True)
+        for i, (start, end) in enumerate(itertools.pairwise(offsets)):
+            own = {name: y for name, y in x.items() if name != "cu_seqlens"}
+            own |= {"x": x["x"][..., start:end], "initial_states": x["initial_states"][i : i + 1]}
+            alone, behind = causal_conv1d(**own, return_final_states=True)
+            assert torch.equal(alone, out[..., start:end]) and torch.equal(behind[0], states[i])
+
+
+def test_which_kernels_run(seed: int) -> None:
+    expected = {"tokens": "causal_conv{", "channels": "causal_conv_channels_last{"}
+    for layout in LAYOUTS:
+        with emulated() as launches:
+            causal_conv1d(**inputs(1, 16, 64, 4, seed, layout=layout))
+            (kernel,) = launches()
+        assert f"conv/{expected.get(layout, 'causal_conv_tile{')}" in kernel
+
+
+# ---- Pools
+
+
+def pool_inputs(W: int, width: int, layout: str, seed: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Inputs, Inputs]:
+    x = inputs(1, 16, 200, W, seed, packed=[0, 1, 3, 3, 140, 190], bias=True, activation="silu", layout=layout, dtype=dtype)
+    pool = torch.randn(7, width, 16, generator=torch.Generator().manual_seed(seed)).mT
+    slots, has_initial = torch.tensor([4, 0, 6, -1, 2]), torch.tensor([True, True, False, True, False])
+    return x, {"conv_state": pool, "state_indices": slots, "has_initial_state": has_initial}
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("W, width", [(2, 1), (4, 3), (4, 6), (12, 11), (1, 0)])
+def test_pools(W: int, width: int, layout: str, seed: int) -> None:
+    x, pool = pool_inputs(W, width, layout, seed)
+    given = for_oracle(x)
+    order = ("conv_state", "state_indices", "has_initial_state")
+    expected, after = oracle.into_pool(
+        *(given[name] for name in ("x", "weight", "bias")), *(pool[name] for name in order), True, given["cu_seqlens"]
+    )
+    with emulated():
+        out = causal_conv1d(**x, **pool)
+    assert rel_rms(out, expected) < BOUND[torch.bfloat16] and rel_rms(pool["conv_state"], after) < 1e-6
+
+
+@BOTH_LAYOUTS
+def test_pools_of_a_batch(layout: str, seed: int) -> None:
+    x = inputs(3, 8, 40, 4, seed, activation="silu", layout=layout)
+    pool = torch.randn(3, 8, 3, generator=torch.Generator().manual_seed(seed))
+    expected, after = oracle.into_pool(x["x"], x["weight"], None, pool, None, None, True)
+    with emulated():
+        out = causal_conv1d(**x, conv_state=pool)
+    assert rel_rms(out, expected) < 1e-5 and rel_rms(pool, after) < 1e-6
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("lie", [7, 2**31 - 1, -(2**31)])
+def test_slots_that_lie_touch_nothing(lie: int, layout: str, seed: int) -> None:
+    x, pool = pool_inputs(4, 3, layout, seed, torch.float32)
+    pool["state_indices"] = pool["state_indices"].int()
+    pool["state_indices"][1] = lie
+    before = pool["conv_state"].clone()
+    with emulated():
+        out = causal_conv1d(**x, **pool)
+    of_lie = out[..., 1:3]
+    assert bool(of_lie.isnan().all()) if lie > 0 else not of_lie.any()
+    assert torch.equal(pool["conv_state"][[0, 1, 3, 5]], before[[0, 1, 3, 5]]) and bool(out[..., 140:].isfinite().all())
+
+
+# ---- Hostile inputs
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("offsets", [[-5, 400], [0, 10**9, -(10**9)], [7, 3, 150], [200, 0], [0, 0], [0, 90]])
+def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], layout: str, seed: int) -> None:
+    x = inputs(1, 8, 200, 4, seed, layout=layout, packed=[0] * len(offsets), states=True, activation="silu")
+    x["cu_seqlens"] = torch.tensor(offsets)
+    given = leaves(x)
+    ours = {name: y.requires_grad_() for name, y in given.items()}
+    with emulated():
+        found = causal_conv1d(**x | ours, return_final_states=True)
+        torch.autograd.grad(found, list(ours.values()), [torch.ones_like(y) for y in found])
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("way, first, last", [("packed, states", 8, 128), ("seq_idx", 9, 69)])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_nothing_comes_from_other_sequences(bad: float, way: str, first: int, last: int, layout: str, seed: int) -> None:
+    x = inputs(1, 8, 200, 4, seed, layout=layout, **WAYS[way])
+    spoilt = x["x"].clone(memory_format=torch.preserve_format)
+    spoilt[..., :first] = bad
+    spoilt[..., last:] = bad
+    grad = torch.zeros(1, 8, 200)
+    grad[..., :first] = bad
+    grad[..., first + 20 : last] = 1
+    with emulated():
+        clean, out = (causal_conv1d(**x | {"x": y.requires_grad_()}) for y in (x["x"], spoilt))
+        (of_x,) = torch.autograd.grad(out, spoilt, grad)
+        (wanted,) = torch.autograd.grad(clean, x["x"], grad)
+    assert torch.equal(out[..., first:last], clean[..., first:last])
+    assert torch.equal(of_x[..., first:last], wanted[..., first:last]) and bool(of_x[..., first:last].isfinite().all())
+
+
+@BOTH_LAYOUTS
+def test_gradients_of_any_strides(layout: str, seed: int) -> None:
+    """An expanded gradient, as a sum has it, and one of the other layout."""
+    x = inputs(2, 8, 40, 4, seed, layout=layout, activation="silu")
+    given = x["x"].requires_grad_()
+    grads = [torch.ones(()).expand(2, 8, 40), *(laid_out(torch.ones(2, 8, 40), each) for each in LAYOUTS)]
+    with emulated():
+        first, *others = (torch.autograd.grad(causal_conv1d(**x), given, grad)[0] for grad in grads)
+    assert all(torch.equal(first, other) for other in others)
+
+
+# ---- Accuracy
+
+PARTS = causal_accuracy.parts(length=504)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_accuracy(part: str, seed: int) -> None:
+    """The table of causal_accuracy.py, without errors of approximate instructions; `pytest -s` prints it."""
+    with emulated():
+        scan_accuracy.check(part, PARTS, "cpu", seed)

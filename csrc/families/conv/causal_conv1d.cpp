@@ -122,7 +122,7 @@ PreparedCausalBackward prepare_backward(const CausalConv1dBackward& call) {
     args.grad_vectors = has_vectors(forward, grad);
     args.forward = forward.args;
     cut_rows(forward.problem, args);
-    check.grid("x", CausalBackward::blocks(forward.problem, args));
+    check.grid("x", causal_backward_blocks(forward.problem, args));
     return prepared;
 }
 
@@ -144,7 +144,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackwa
     args.of_bias = static_cast<float*>(memory_of(biases));
     const DeviceScope scope(forward.x.device_index);
     const Target target = target_of(call.name, forward.x);
-    CausalBackward::run(forward.problem, args, target);
+    run_causal_backward(forward.problem, args, target);
     if (x.initial_states) CausalStatesBackward::run(forward.problem.io, {args, states_of(View(of_initial))}, target);
     const Tensor of_weight = math::converted(math::sum(weights, 0), x.weight->scalar_type());
     const Tensor of_bias =

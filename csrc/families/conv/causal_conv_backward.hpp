@@ -1,4 +1,5 @@
-// conv/causal_conv_backward on the host: which configuration runs a problem, how rows are cut, and its launch.
+// conv/causal_conv_backward and conv/causal_conv_backward_sequences on the host: which runs a problem, how rows are cut, and
+// their launches.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +10,15 @@
 
 namespace gdn_cuda::conv {
 
-struct CausalBackward {
+inline Blocks causal_backward_blocks(const CausalProblem& problem, const CausalBackwardArgs& args) {
+    return {args.forward.batches * ceil_div(args.forward.channels, causal_tile_config(problem).channels()) * args.cuts, 1, 1};
+}
+
+// What both kernels have.
+struct CausalBackwardSpec {
     using Config = CausalTileConfig;
     using Args = CausalBackwardArgs;
-    static constexpr const char *family = "conv", *name = "causal_conv_backward", *config_type = "CausalTileConfig",
-                                *args_type = "CausalBackwardArgs";
-    static constexpr const char* summary = "gradients of a causal convolution by its input, weights and bias";
+    static constexpr const char *family = "conv", *config_type = "CausalTileConfig", *args_type = "CausalBackwardArgs";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -24,18 +28,25 @@ struct CausalBackward {
         return plan_bytes<kCausalTileConfigurations, CausalBackwardSharedPlan>(
             config, std::make_index_sequence<kCausalTileConfigurations.size()>());
     }
-    static Blocks blocks(const CausalProblem& problem, const Args& args) {
-        return {args.forward.batches * ceil_div(args.forward.channels, causal_tile_config(problem).channels()) * args.cuts, 1,
-                1};
-    }
-    static void run(const CausalProblem& problem, const Args& args, const Target& target) {
-        const Blocks grid = blocks(problem, args);
-        if (grid[0] == 0) return;
-        launch<CausalBackward>(causal_tile_config(problem), args, grid, target, [&](const auto&) {
-            return explain_causal(problem, fmt::format("{} tiles a block", args.tiles).c_str());
-        });
-    }
 };
+struct CausalBackward : CausalBackwardSpec {
+    static constexpr const char* name = "causal_conv_backward";
+    static constexpr const char* summary = "gradients of a causal convolution by its input, weights and bias";
+};
+struct CausalBackwardSequences : CausalBackwardSpec {
+    static constexpr const char* name = "causal_conv_backward_sequences";
+    static constexpr const char* summary = "the same where rows have several sequences, or states";
+};
+
+inline void run_causal_backward(const CausalProblem& problem, const CausalBackwardArgs& args, const Target& target) {
+    const Blocks grid = causal_backward_blocks(problem, args);
+    if (grid[0] == 0) return;
+    const auto why = [&](const auto&) { return explain_causal(problem, fmt::format("{} tiles a block", args.tiles).c_str()); };
+    if (problem.sequences || args.grad_behind.values.data != nullptr)
+        launch<CausalBackwardSequences>(causal_tile_config(problem), args, grid, target, why);
+    else
+        launch<CausalBackward>(causal_tile_config(problem), args, grid, target, why);
+}
 
 // A block takes several tiles, so that fewer sums are added up behind it, where that leaves blocks enough for every GPU.
 inline void cut_rows(const CausalProblem& problem, CausalBackwardArgs& args) {

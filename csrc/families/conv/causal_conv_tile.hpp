@@ -37,8 +37,10 @@ struct CausalTile {
         const Config config = causal_tile_config(problem);
         const Blocks blocks = causal_tile_blocks(config, args.batches, args.channels, args.tokens);
         if (blocks[0] == 0) return;
-        launch<CausalTile>(config, args, blocks, target,
-                           [&](const auto&) { return explain_causal(problem, "any taps and strides"); });
+        launch<CausalTile>(config, args, blocks, target, [&](const auto&) {
+            return explain_causal(
+                problem, fmt::format("tiles of {} channels and {} tokens", config.channels(), config.tokens()).c_str());
+        });
     }
 };
 

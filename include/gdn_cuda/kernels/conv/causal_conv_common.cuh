@@ -14,9 +14,10 @@ namespace gdn_cuda::conv {
 // Ids of tokens that are of no sequence: their outputs are 0, and NaN where the index of a slot lies.
 inline constexpr i64 kNoSequence = -1, kPoisoned = -2;
 
-// 1 + e^-z, where e^-z is at most 2^126: dividing by that gives 0.
+// 1 + e^-z, where e^-z is at most 2^127. A number divided by more than 2^126 is 0 by div.approx, which __fdividef is, and an
+// infinite one NaN.
 __device__ __forceinline__ float one_and_power(float z) {
-    constexpr float kMinusLog2e = -1.44269504f, kMost = 126.f;
+    constexpr float kMinusLog2e = -1.44269504f, kMost = 127.f;
     return 1.f + exp2_fast(at_most(z * kMinusLog2e, kMost));
 }
 // silu(z) = z sigmoid(z), NaN for z = -infinity as in torch.
