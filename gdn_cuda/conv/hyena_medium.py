@@ -95,7 +95,7 @@ def _given(B: int, D: int, L: int, K: int, seed: int, groups: int) -> Arguments:
 
 @example(hyena_medium)
 def _example(B: int, T: int, seed: int) -> Arguments:
-    return _given(B, 6, T, 9, seed, groups=2) | {"padding_mask": random(B, T, seed=seed + 5), "return_state": True}
+    return _given(B, 6, T, 9, seed, groups=2) | {"padding_mask": random(B, T, seed=seed + 5) > 0, "return_state": True}
 
 
 @example(hyena_medium, "hyena_medium, continued")

@@ -99,7 +99,9 @@ __device__ __forceinline__ float right_of(int k, int n) {
 }
 __global__ void multiplies(const __grid_constant__ Args args) {
     using namespace gdn_cuda;
-    __shared__ __nv_bfloat16 left[16][16], right[16][16], right_trans[16][16];  // m x k, n x k, k x n
+    __shared__ __nv_bfloat16 left[16][16];   // m x k
+    __shared__ __nv_bfloat16 right[16][16];  // n x k
+    __shared__ __nv_bfloat16 right_trans[16][16];
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int i = threadIdx.x; i < 256; i += 64) {
         left[i / 16][i % 16] = __float2bfloat16(left_of(i / 16, i % 16));
