@@ -68,8 +68,8 @@ def hyena_long(
 
     Returns y, or (y, state). Nothing is copied, and no filter is formed: beside inputs and outputs it takes no memory, or S
     numbers for every 2048 tokens or more where there are few channels. Whole vectors are read where tokens are neighbours in
-    memory and rows begin on 16 bytes, and single elements otherwise. Products lose 2⁻¹⁷ of their factors: relative errors of
-    some 4e-6 in fp32. CPU tensors may also be fp64.
+    memory and rows begin on 16 bytes, and single elements otherwise. Of all factors 24 bits count where tensors are fp32, and
+    otherwise 16: relative errors of some 2e-7 in fp32. CPU tensors may also be fp64.
 
     Edge cases:
         Poles of any distance from 1 work: e^{−1e−6} over a million tokens, and e^{−50}, after which nothing is left.

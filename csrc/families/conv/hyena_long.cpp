@@ -54,7 +54,7 @@ PreparedHyenaLong prepare_hyena_long(const HyenaLongCall& x) {
     args.states = static_cast<int>(states);
     given.fill(args);
     prepared.problem = {.io = given.io, .states = states};
-    check.grid("x1", hyena_blocks(given.x1.size(0) * channels, 1, kHyenaLongWarps));
+    check.grid("x1", hyena_blocks(given.x1.size(0) * channels, 1, 1));
     return prepared;
 }
 

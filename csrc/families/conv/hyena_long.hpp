@@ -46,7 +46,7 @@ struct HyenaLong {
     static constexpr bool uses_cutlass = true;
 
     static std::span<const Config> configurations() { return kHyenaLongConfigurations; }
-    static int threads(const Config&) { return kHyenaLongThreads; }
+    static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
         return plan_bytes<kHyenaLongConfigurations, HyenaLongSharedPlan>(
             config, std::make_index_sequence<kHyenaLongConfigurations.size()>());
@@ -62,11 +62,11 @@ struct HyenaLong {
         if (args.segments > 1) {
             Args first = args;
             --first.segments;  // nothing follows the last share
-            launch<HyenaLong>(hyena_long_config(problem, true), first, hyena_blocks(rows, first.segments, kHyenaLongWarps),
-                              target, why);
+            const Config config = hyena_long_config(problem, true);
+            launch<HyenaLong>(config, first, hyena_blocks(rows, first.segments, config.warps()), target, why);
         }
-        launch<HyenaLong>(hyena_long_config(problem, false), args, hyena_blocks(rows, args.segments, kHyenaLongWarps), target,
-                          why);
+        const Config config = hyena_long_config(problem, false);
+        launch<HyenaLong>(config, args, hyena_blocks(rows, args.segments, config.warps()), target, why);
     }
 };
 

@@ -19,20 +19,15 @@
 
 namespace gdn_cuda::conv {
 
-// sums += (left[0] + left[1]) (right[0] + right[1]) but for the product of the rests; small products first.
-__device__ __forceinline__ void add_split(float (&sums)[4], const unsigned (&high)[4], const unsigned (&rest)[4],
-                                          const unsigned (&right_high)[2], const unsigned (&right_rest)[2]) {
-    mma_m16n8k16<DType::bf16>(sums, rest, right_high[0], right_high[1]);
-    mma_m16n8k16<DType::bf16>(sums, high, right_rest[0], right_rest[1]);
-    mma_m16n8k16<DType::bf16>(sums, high, right_high[0], right_high[1]);
-}
-
 // What a lane has of 16 states: [eight][i] is state 8 eight + 2 t + i.
 using LaneStates = float[2][2];
 
 template <HyenaLongConfig kConfig>
 struct HyenaLongWarp {
     using T = Storage<kConfig.io>;
+    static constexpr int kParts = kConfig.parts();
+    using Parts = TileParts<kParts>;
+    using Poles = HyenaPoleGroup<kParts>;
 
     const HyenaLongArgs& args;
     HyenaLongShared<kConfig>& shared;
@@ -65,22 +60,22 @@ struct HyenaLongWarp {
         return x;
     }
     // One group over one tile: adds to `sums` what its states add, and carries them on.
-    __device__ __forceinline__ void advance(int group, const TileParts& u, TileSums& sums, int tile) {
-        const HyenaPoleGroup& poles = shared.groups[group];
+    __device__ __forceinline__ void advance(int group, const Parts& u, TileSums& sums, int tile) {
+        const Poles& poles = shared.groups[group];
         LaneStates before[2];  // before rows g and g + 8
         float by_rows[2][4] = {};
 #pragma unroll
         for (int eight = 0; eight < 2; ++eight) {
-            const uint4 high = *reinterpret_cast<const uint4*>(poles.to_states[0][eight][lane_of_warp()]);
-            const uint4 rest = *reinterpret_cast<const uint4*>(poles.to_states[1][eight][lane_of_warp()]);
+            uint4 right[kParts];
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                unsigned a[4], b[4];
-                u.left(a, 0, k);
-                u.left(b, 1, k);
-                add_split(by_rows[eight], a, b, {k ? high.z : high.x, k ? high.w : high.y},
-                          {k ? rest.z : rest.x, k ? rest.w : rest.y});
-            }
+            for (int part = 0; part < kParts; ++part) right[part] = words_of(poles.to_states[part][eight]);
+            for_products<kParts, kParts>([&](int left, int part) {
+                unsigned a[4];
+                u.left(a, left, 0);
+                mma_m16n8k16<DType::bf16>(by_rows[eight], a, right[part].x, right[part].y);
+                u.left(a, left, 1);
+                mma_m16n8k16<DType::bf16>(by_rows[eight], a, right[part].z, right[part].w);
+            });
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int state = state_of(eight, i);
@@ -113,21 +108,28 @@ struct HyenaLongWarp {
             if (tile + kTileTokens > args.tokens) write_within(group, before, tile);
         }
     }
-    __device__ __forceinline__ static void add_outputs(const HyenaPoleGroup& poles, const LaneStates (&before)[2],
-                                                       TileSums& sums) {
-        unsigned high[4], rest[4];
+    __device__ __forceinline__ static uint4 words_of(const unsigned (&of_lanes)[32][4]) {
+        return *reinterpret_cast<const uint4*>(of_lanes[lane_of_warp()]);
+    }
+    __device__ __forceinline__ static void add_outputs(const Poles& poles, const LaneStates (&before)[2], TileSums& sums) {
+        unsigned a[kParts][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float(&pair)[2] = before[i % 2][i / 2];
-            high[i] = pack<DType::bf16>(pair[0], pair[1]);
-            rest[i] = pack_rest<DType::bf16>(pair[0], pair[1], high[i]);
+            const float(&states)[2] = before[i % 2][i / 2];
+            unsigned pair[kParts];
+            split_pair(pair, states[0], states[1]);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) a[part][i] = pair[part];
         }
 #pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-            const uint4 a = *reinterpret_cast<const uint4*>(poles.to_outputs[0][pair][lane_of_warp()]);
-            const uint4 b = *reinterpret_cast<const uint4*>(poles.to_outputs[1][pair][lane_of_warp()]);
-            add_split(sums[2 * pair], high, rest, {a.x, a.y}, {b.x, b.y});
-            add_split(sums[2 * pair + 1], high, rest, {a.z, a.w}, {b.z, b.w});
+        for (int j = 0; j < 4; j += 2) {
+            uint4 right[kParts];
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) right[part] = words_of(poles.to_outputs[part][j / 2]);
+            for_products<kParts, kParts>([&](int left, int part) {
+                mma_m16n8k16<DType::bf16>(sums[j], a[left], right[part].x, right[part].y);
+                mma_m16n8k16<DType::bf16>(sums[j + 1], a[left], right[part].z, right[part].w);
+            });
         }
     }
     // The states behind the last token, which is within this tile: those before its row, and the row's tokens one by one.
@@ -184,12 +186,12 @@ struct HyenaLongWarp {
 #pragma unroll 1
         for (int tile = share.first; tile < share.end; tile += kTileTokens) {
             TileSums sums;
-            TileParts own;
+            Parts own;
             {
                 float u[2][kEight];
                 multiply(u, x1, v);
                 begin_sums(sums, u, bias);
-                own = TileParts::of(u);
+                own = Parts::of(u);
             }
             if constexpr (!kConfig.only_states) load(x2, args.x2, tile);
             if (tile + kTileTokens < share.end) {
@@ -213,13 +215,11 @@ struct HyenaLongWarp {
 };
 
 template <HyenaLongConfig kConfig>
-__global__ void __launch_bounds__(kHyenaLongThreads, kConfig.io == DType::f32 ? 2
-                                                     : kConfig.groups > 1     ? 3
-                                                                              : 4)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.io == DType::f32 ? 2 : 3)
     hyena_long(const __grid_constant__ HyenaLongArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kHyenaLongWarps + warp, args.channels);
+    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kConfig.warps() + warp, args.channels);
     if (!share.exists(args)) return;
     HyenaLongWarp<kConfig>{args, reinterpret_cast<HyenaLongSharedPlan<kConfig>*>(memory)->warps[warp], share}.run();
 }

@@ -7,7 +7,6 @@
 namespace gdn_cuda::conv {
 
 inline constexpr int kHyenaGroup = 16, kHyenaMostGroups = 4, kHyenaMostStates = kHyenaGroup * kHyenaMostGroups;
-inline constexpr int kHyenaLongThreads = 128, kHyenaLongWarps = kHyenaLongThreads / 32;
 
 struct HyenaLongConfig {
     DType io;          // x1, x2, v, y
@@ -17,6 +16,12 @@ struct HyenaLongConfig {
     constexpr bool operator==(const HyenaLongConfig&) const = default;
 
     GDN_FIELDS(io, groups, only_states)
+
+    // bf16 parts of every number.
+    GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
+    // Of a block, such that its shared memory fits every GPU.
+    GDN_HOST_DEVICE constexpr int warps() const { return io == DType::f32 && groups > 1 ? 2 : 4; }
+    GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
 };
 
 struct HyenaLongArgs {
@@ -33,26 +38,27 @@ struct HyenaLongArgs {
 };
 
 // 16 states of a channel. w = p^32, what a state keeps over a row of 32 tokens.
+template <int kParts>
 struct HyenaPoleGroup {
-    // Right operands in two bf16 parts, words of lanes: from the tokens of a row to the states behind it, and from the states
+    // Right operands, words of lanes: from the tokens of a row to the states behind it, and from the states
     // before a row to its outputs.
-    alignas(16) unsigned to_states[2][2][32][4];   // [part][eight states][lane][2 k + register]
-    alignas(16) unsigned to_outputs[2][2][32][4];  // [part][half of the sums][lane][2 (j % 2) + register]
-    alignas(8) float rows[8][kHyenaGroup];         // w^g
-    alignas(8) float doubled[3][kHyenaGroup];      // w, w^2, w^4
-    alignas(8) float half[kHyenaGroup];            // w^8
-    alignas(8) float tile[2][kHyenaGroup];         // w^16, and what rounding took from it
+    alignas(16) unsigned to_states[kParts][2][32][4];   // [part][eight states][lane][2 k + register]
+    alignas(16) unsigned to_outputs[kParts][2][32][4];  // [part][half of the sums][lane][2 (j % 2) + register]
+    alignas(8) float rows[8][kHyenaGroup];              // w^g
+    alignas(8) float doubled[3][kHyenaGroup];           // w, w^2, w^4
+    alignas(8) float half[kHyenaGroup];                 // w^8
+    alignas(8) float tile[2][kHyenaGroup];              // w^16, and what rounding took from it
 };
 // Of a warp.
 template <HyenaLongConfig kConfig>
 struct HyenaLongShared {
-    HyenaPoleGroup groups[kConfig.groups];
+    HyenaPoleGroup<kConfig.parts()> groups[kConfig.groups];
     HyenaStage<kTileTokens> stage;
-    PairTables<1, 2> taps;
+    PairTables<1, kConfig.parts()> taps;
 };
 template <HyenaLongConfig kConfig>
 struct HyenaLongSharedPlan {
-    HyenaLongShared<kConfig> warps[kHyenaLongWarps];
+    HyenaLongShared<kConfig> warps[kConfig.warps()];
 };
 
 }  // namespace gdn_cuda::conv

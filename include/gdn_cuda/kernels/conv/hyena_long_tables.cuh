@@ -47,7 +47,8 @@ struct HyenaPoles {
         h[lane] = sum;
     }
     // States that do not exist add nothing and keep nothing.
-    __device__ __forceinline__ void fill(HyenaPoleGroup& to, int group, int lane) const {
+    template <int kParts>
+    __device__ __forceinline__ void fill(HyenaPoleGroup<kParts>& to, int group, int lane) const {
         const int g = lane / 4, t = lane % 4;
         const auto exists = [&](int state) { return group * kHyenaGroup + state < args.states; };
         const auto log_of = [&](int state) { return log_pole(group * kHyenaGroup + state); };
@@ -60,9 +61,10 @@ struct HyenaPoles {
                 const int behind = kRowTokens - 1 - (8 * t + 2 * p);  // tokens of the row behind the first of the pair
                 const float first = exists(state) ? pole_power(log, behind) : 0.f;
                 const float second = exists(state) ? pole_power(log, behind - 1) : 0.f;
-                const unsigned high = pack<DType::bf16>(first, second);
-                to.to_states[0][eight][lane][p] = high;
-                to.to_states[1][eight][lane][p] = pack_rest<DType::bf16>(first, second, high);
+                unsigned pair[kParts];
+                split_pair(pair, first, second);
+#pragma unroll
+                for (int part = 0; part < kParts; ++part) to.to_states[part][eight][lane][p] = pair[part];
             }
         }
 #pragma unroll 1
@@ -79,9 +81,10 @@ struct HyenaPoles {
                 const int after = 8 * (g / 2) + 2 * j + g % 2 + 1;
                 const float first = residues[0] * pole_power(logs[0], after);
                 const float second = residues[1] * pole_power(logs[1], after);
-                const unsigned high = pack<DType::bf16>(first, second);
-                to.to_outputs[0][j / 2][lane][2 * (j % 2) + eight] = high;
-                to.to_outputs[1][j / 2][lane][2 * (j % 2) + eight] = pack_rest<DType::bf16>(first, second, high);
+                unsigned pair[kParts];
+                split_pair(pair, first, second);
+#pragma unroll
+                for (int part = 0; part < kParts; ++part) to.to_outputs[part][j / 2][lane][2 * (j % 2) + eight] = pair[part];
             }
         }
         const int state = lane % kHyenaGroup;

@@ -1,13 +1,13 @@
 // conv/hyena_medium: y_t = x2_t mask_t (sum_j h_j u_{t-j} + D u_t), u = x1 * v, up to 1024 taps, on tensor cores.
 //
 // A warp walks over its tokens of one channel in tiles of 512 (toeplitz_product.cuh). It computes u, keeps it in shared memory
-// in two bf16 parts beside that of the tokens before, and multiplies the tile and the tiles 32, 64, … tokens before it by
+// in bf16 parts beside that of the tokens before, and multiplies the tile and the tiles 32, 64, … tokens before it by
 // Toeplitz blocks: 5 for 128 taps. Loads of the next tile are in flight meanwhile.
 //
 // Shared memory, of each warp: the tables of taps, and u of the last 1024 tokens (2048 from 129 taps on).
 //
 // Bound: memory, 8 bytes an output in bf16 and 16 in fp32, up to some 200 taps; beyond, the tensor cores: a block takes 16 mma
-// for 512 outputs in bf16, 24 in fp16 and fp32.
+// for 512 outputs in bf16, 24 in fp16 and 48 in fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_common.cuh>
@@ -61,12 +61,12 @@ struct HyenaMediumWarp {
 #pragma unroll 1
         for (int tile = begin; tile < end; tile += kTileTokens) {
             TileSums sums;
-            TileParts own;
+            TileParts<kConfig.parts()> own;
             {
                 float u[2][kEight];
                 multiply(u, x1, v);
                 begin_sums(sums, u, bias);
-                own = TileParts::of(u);
+                own = TileParts<kConfig.parts()>::of(u);
             }
             load(x2, args.x2, tile);
             if (tile + kTileTokens < end) {
@@ -88,11 +88,11 @@ struct HyenaMediumWarp {
 };
 
 template <HyenaMediumConfig kConfig>
-__global__ void __launch_bounds__(kHyenaMediumThreads, kConfig.io == DType::f32 ? 3 : 5)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.io == DType::f32 ? 3 : 5)
     hyena_medium(const __grid_constant__ HyenaArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kHyenaMediumWarps + warp, args.channels);
+    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kConfig.warps() + warp, args.channels);
     if (!share.exists(args)) return;
     auto& shared = reinterpret_cast<HyenaMediumSharedPlan<kConfig>*>(memory)->warps[warp];
     HyenaMediumWarp<kConfig>{args, shared, share.batch, share.column}.run(share.first, share.end);
