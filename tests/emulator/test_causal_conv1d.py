@@ -22,7 +22,7 @@ EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS[:2])
 
 
-def check(x: Inputs) -> None:
+def check(x: Inputs, multiprocessors: int = 132) -> None:
     given = leaves(x)
     ours = {name: y.detach().requires_grad_() for name, y in given.items()}
     exact = {name: y.detach().double().requires_grad_() for name, y in given.items()}
@@ -30,7 +30,7 @@ def check(x: Inputs) -> None:
     rng = torch.Generator().manual_seed(1)
     grads = [torch.randn(y.shape, generator=rng) for y in expected]
     grads[0] = laid_out(grads[0].to(x["x"].dtype), "channels" if x["x"].stride(1) == 1 else "tokens")
-    with emulated():
+    with emulated(multiprocessors):
         found = causal_conv1d(**x | ours, return_final_states=True)
         of_ours = torch.autograd.grad(found, list(ours.values()), grads)
     pairs = [(y, g.double()) for y, g in zip(expected, grads, strict=True) if y.requires_grad]
@@ -59,6 +59,14 @@ def test_every_way(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
 )
 def test_sizes(B: int, D: int, L: int, W: int, layout: str, seed: int) -> None:
     check(inputs(B, D, L, W, seed, layout=layout, states=True, bias=True, activation="silu"))
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("way", ["biased, silu", "packed, states"])
+def test_many_tiles_of_a_block(way: str, layout: str, seed: int) -> None:
+    """On one multiprocessor blocks go over several tiles, and warps over long segments."""
+    B, D, L = (1, 264, 1304) if layout == "channels" else (1, 136, 1600) if "packed" in way else (11, 16, 1032)
+    check(inputs(B, D, L, 4, seed, layout=layout, **WAYS[way]), multiprocessors=1)
 
 
 # ---- Bits

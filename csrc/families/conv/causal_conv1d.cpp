@@ -20,7 +20,8 @@ namespace {
 Blocks forward_blocks(const CausalProblem& problem, const CausalArgs& args) {
     if (!has_few_taps(problem))
         return causal_tile_blocks(causal_tile_config(problem), args.batches, args.channels, args.tokens);
-    return problem.channels_last ? CausalConvChannelsLast::blocks(problem, args) : CausalConv::blocks(problem, args);
+    return problem.channels_last ? CausalConvChannelsLast::blocks(problem, args, kShortSegment)
+                                 : CausalConv::blocks(problem, args);
 }
 void run_forward(const PreparedCausal& prepared, const Target& target) {
     if (!has_few_taps(prepared.problem)) return CausalTile::run(prepared.problem, prepared.args, target);
@@ -121,8 +122,6 @@ PreparedCausalBackward prepare_backward(const CausalConv1dBackward& call) {
     args.grad = tensor_of(grad);
     args.grad_vectors = has_vectors(forward, grad);
     args.forward = forward.args;
-    cut_rows(forward.problem, args);
-    check.grid("x", causal_backward_blocks(forward.problem, args));
     return prepared;
 }
 
@@ -134,6 +133,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackwa
     const Tensor of_x = empty_output(forward, x.x);
     CausalBackwardArgs& args = prepared.args;
     args.forward = forward.args;
+    const Target target = target_of(call.name, forward.x);
+    cut_rows(forward.problem, args, jit::device_traits(target.ordinal));
     const int64_t D = forward.x.size(1), taps = forward.args.taps, rows = int64_t{args.forward.batches} * args.cuts;
     const std::vector<int64_t> none{0}, of_weights{rows, D, taps}, of_biases{rows, D};
     const Tensor weights = torch::stable::new_empty(x.x, of_weights, ScalarType::Float),
@@ -143,7 +144,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackwa
     args.of_weight = static_cast<float*>(memory_of(weights));
     args.of_bias = static_cast<float*>(memory_of(biases));
     const DeviceScope scope(forward.x.device_index);
-    const Target target = target_of(call.name, forward.x);
     run_causal_backward(forward.problem, args, target);
     if (x.initial_states) CausalStatesBackward::run(forward.problem.io, {args, states_of(View(of_initial))}, target);
     const Tensor of_weight = math::converted(math::sum(weights, 0), x.weight->scalar_type());

@@ -48,13 +48,13 @@ inline void run_causal_backward(const CausalProblem& problem, const CausalBackwa
         launch<CausalBackward>(causal_tile_config(problem), args, grid, target, why);
 }
 
-// A block takes several tiles, so that fewer sums are added up behind it, where that leaves blocks enough for every GPU.
-inline void cut_rows(const CausalProblem& problem, CausalBackwardArgs& args) {
-    constexpr i64 kMostTiles = 16, kBlocks = 4096;
+// A block takes several tiles, so that fewer sums are added up behind it, where that leaves blocks to spare for every SM.
+inline void cut_rows(const CausalProblem& problem, CausalBackwardArgs& args, const jit::DeviceTraits& device) {
+    constexpr i64 kMostTiles = 16, kBlocksOfSm = 32;
     const CausalTileConfig config = causal_tile_config(problem);
     const i64 tiles = ceil_div(args.forward.tokens, config.tokens());
     const i64 blocks = tiles * args.forward.batches * ceil_div(args.forward.channels, config.channels());
-    args.tiles = static_cast<int>(std::clamp(blocks / kBlocks, i64{1}, kMostTiles));
+    args.tiles = static_cast<int>(std::clamp(blocks / (kBlocksOfSm * device.multiprocessors), i64{1}, kMostTiles));
     args.cuts = static_cast<int>(ceil_div(tiles, args.tiles));
 }
 

@@ -112,7 +112,7 @@ struct CausalColumns {
 
 template <CausalConvConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences           ? 4
-                                                     : bytes_of(kConfig.io) == 4 ? 5
+                                                     : bytes_of(kConfig.io) == 4 ? 4
                                                                                  : 6)
     causal_conv_channels_last(const __grid_constant__ CausalArgs args) {
     using Columns = CausalColumns<kConfig>;
