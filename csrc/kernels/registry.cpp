@@ -14,6 +14,11 @@
 #include "../families/conv/split_backward.hpp"
 #include "../families/conv/split_columns.hpp"
 #include "../families/conv/split_conv.hpp"
+#include "../families/conv/hyena_filter.hpp"
+#include "../families/conv/hyena_long.hpp"
+#include "../families/conv/hyena_medium.hpp"
+#include "../families/conv/hyena_short.hpp"
+#include "../families/conv/hyena_step.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -72,6 +77,14 @@ const std::vector<RegisteredKernel>& registry() {
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
             entry<conv::CausalBackward>(),
+            entry<conv::HyenaFilterKernel>(),
+            entry<conv::HyenaFilterBackwardKernel>(),
+            entry<conv::HyenaFirStep>(),
+            entry<conv::HyenaModalStep>(),
+            entry<conv::HyenaLong>(),
+            entry<conv::HyenaMedium>(),
+            entry<conv::HyenaShort>(),
+            entry<conv::HyenaShortColumns>(),
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalBackward>(),

@@ -14,6 +14,13 @@ from .hyena_modal_step import hyena_modal_step
 from .hyena_short import hyena_short
 from .conv_split_l2norm import conv_split_l2norm
 from .rms_norm_gated import rms_norm_gated
+from .fft_causal_conv import fft_causal_conv
+from .hyena_filter import hyena_filter
+from .hyena_fir_step import hyena_fir_step
+from .hyena_long import hyena_long
+from .hyena_medium import hyena_medium
+from .hyena_modal_step import hyena_modal_step
+from .hyena_short import hyena_short
 from .split_projections import Projections, split_projections
 
 __all__ = [
@@ -30,3 +37,12 @@ __all__ = [
     "split_projections",
 ]
 __all__ = ["causal_conv1d", "conv_split_l2norm", "rms_norm_gated"]
+    "fft_causal_conv",
+    "hyena_filter",
+    "hyena_fir_step",
+    "hyena_long",
+    "hyena_medium",
+    "hyena_modal_step",
+    "hyena_short",
+    "split_projections",
+]

@@ -1,7 +1,8 @@
 """Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; and of
-the scans: LRU, RG-LRU, S5, S6, S7 and Mamba."""
+the scans: LRU, RG-LRU, S5, S6, S7 and Mamba; and of the convolutions: Hyena and LFM2's short convolution."""
 
 from .cauchy import CauchyKernel
+from .hyena import HyenaCascade
 from .lru import LRU
 from .mamba import S6, Mamba
 from .rglru import RGLRU
@@ -9,11 +10,13 @@ from .s4 import S4Kernel
 from .s4d import S4DKernel
 from .s5 import S5
 from .s7 import S7
+from .short_conv import ShortConv
 from .toeplitz import DisplacementMV, ToeplitzInverse, ToeplitzMV, ToeplitzSolve
 
 __all__ = [
     "CauchyKernel",
     "DisplacementMV",
+    "HyenaCascade",
     "LRU",
     "Mamba",
     "RGLRU",
@@ -22,6 +25,7 @@ __all__ = [
     "S5",
     "S6",
     "S7",
+    "ShortConv",
     "ToeplitzInverse",
     "ToeplitzMV",
     "ToeplitzSolve",

@@ -1,5 +1,6 @@
 // Kernels with one fault each, for test_emulator.py, and one without. Blocks of 64 threads, 256 bytes of dynamic shared memory.
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/common/mma.cuh>
 
 namespace faulty {
 
@@ -88,6 +89,47 @@ __global__ void copies_without_a_wait(const __grid_constant__ Args args) {
     copy<false>(args);
 }
 
+// data[t] becomes the number of the lane's elements that differ from sums of products, small integers, so exact: of a product
+// whose right operand is loaded as rows of k, of one whose is loaded transposed, and of a transposed 8 x 8 matrix.
+__device__ __forceinline__ float left_of(int m, int k) {
+    return static_cast<float>((m + 2 * k) % 7 - 3);
+}
+__device__ __forceinline__ float right_of(int k, int n) {
+    return static_cast<float>((3 * n + k) % 5 - 2);
+}
+__global__ void multiplies(const __grid_constant__ Args args) {
+    using namespace gdn_cuda;
+    __shared__ __nv_bfloat16 left[16][16];   // m x k
+    __shared__ __nv_bfloat16 right[16][16];  // n x k
+    __shared__ __nv_bfloat16 right_trans[16][16];
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int i = threadIdx.x; i < 256; i += 64) {
+        left[i / 16][i % 16] = __float2bfloat16(left_of(i / 16, i % 16));
+        right[i / 16][i % 16] = __float2bfloat16(right_of(i % 16, i / 16));
+        right_trans[i / 16][i % 16] = __float2bfloat16(right_of(i / 16, i % 16));
+    }
+    __syncthreads();
+    const PieceOfLane straight = PieceOfLane::straight(lane), crossed = PieceOfLane::crossed(lane);
+    unsigned a[4], b[4], c[4];
+    ldmatrix_x4(a, shared_address(&left[straight.row][8 * straight.piece]));
+    ldmatrix_x4(b, shared_address(&right[crossed.row][8 * crossed.piece]));
+    ldmatrix_x4_trans(c, shared_address(&right_trans[straight.row][8 * straight.piece]));
+    int wrong = 0;
+    for (int half = 0; half < 2; ++half) {
+        float sums[4] = {1, 1, 1, 1}, again[4] = {1, 1, 1, 1};
+        mma_m16n8k16<DType::bf16>(sums, a, b[2 * half], b[2 * half + 1]);
+        mma_m16n8k16<DType::bf16>(again, a, c[2 * half], c[2 * half + 1]);
+        for (int i = 0; i < 4; ++i) {
+            float expected = 1;
+            for (int k = 0; k < 16; ++k) expected += left_of(g + 8 * (i / 2), k) * right_of(k, 8 * half + 2 * t + i % 2);
+            wrong += (sums[i] != expected) + (again[i] != expected);
+        }
+    }
+    const float2 pair = unpack<DType::bf16>(transposed(a[0]));
+    wrong += (pair.x != left_of(2 * t, g)) + (pair.y != left_of(2 * t + 1, g));
+    args.data[threadIdx.x] = static_cast<float>(wrong);
+}
+
 }  // namespace faulty
 
 #define REGISTER(kernel) static const emulator::Kernel<faulty::kernel> registered_##kernel{"faulty/" #kernel, ""};
@@ -104,3 +146,4 @@ REGISTER(writes_behind_shared_memory)
 REGISTER(reads_what_nobody_wrote)
 REGISTER(copies)
 REGISTER(copies_without_a_wait)
+REGISTER(multiplies)

@@ -41,6 +41,10 @@ def test_a_kernel_without_fault() -> None:
     assert all(torch.equal(numbers, torch.full((64,), 63.0)) for numbers in orders("none"))
 
 
+def test_tensor_cores_multiply_matrices() -> None:
+    assert all(not numbers.any() for numbers in orders("multiplies"))
+
+
 @pytest.mark.parametrize("kernel", ["reads_before_a_barrier", "overwrites_before_a_barrier"])
 def test_a_race_shows_in_the_other_order(kernel: str) -> None:
     numbers, others = orders(kernel)

@@ -32,6 +32,13 @@ HyenaGiven check_hyena(const Checks& check, const Tensor& x1, const Tensor& x2, 
     return given;
 }
 
+int check_groups(const Checks& check, const char* argument, const View& parameters, int64_t channels) {
+    const int64_t groups = parameters.size(0);
+    GDN_REQUIRE(check, groups >= 1 ? channels % groups == 0 : channels == 0, argument,
+                fmt::format("a number of groups that divides the {} channels", channels), shape_text(parameters));
+    return groups >= 1 ? std::max(1, static_cast<int>(channels / groups)) : 1;
+}
+
 HyenaFilter check_filter(const Checks& check, const HyenaGiven& given, const View& weight, const View& bias, int most_taps) {
     const int64_t channels = given.x1.size(1);
     check.rank("weight", weight, 3, "(groups, 1, K)");
@@ -39,12 +46,11 @@ HyenaFilter check_filter(const Checks& check, const HyenaGiven& given, const Vie
     check.device("weight", weight, given.x1, "x1");
     const int64_t groups = weight.size(0), taps = weight.size(2);
     check.shape("weight", weight, {groups, 1, taps}, "(groups, 1, K)");
-    GDN_REQUIRE(check, groups >= 1 ? channels % groups == 0 : channels == 0, "weight",
-                fmt::format("a number of groups that divides the {} channels", channels), shape_text(weight));
+    const int channels_a_group = check_groups(check, "weight", weight, channels);
     GDN_REQUIRE(check, taps >= 1 && taps <= most_taps, "weight", fmt::format("1 to {} taps", most_taps), shape_text(weight));
     HyenaFilter filter{.weight = tagged(weight), .group = weight.stride(0), .tap = weight.stride(2)};
     filter.taps = static_cast<int>(taps);
-    filter.channels_a_group = groups >= 1 ? std::max(1, static_cast<int>(channels / groups)) : 1;
+    filter.channels_a_group = channels_a_group;
     if (bias.defined()) {
         check.shape("bias", bias, {channels}, "(D,)");
         check.dtype("bias", bias, {given.io, given.wide});

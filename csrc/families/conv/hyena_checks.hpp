@@ -55,6 +55,8 @@ struct HyenaGiven {
 
 // x1, x2 and v.
 HyenaGiven check_hyena(const Checks& check, const Tensor& x1, const Tensor& x2, const Tensor& v);
+// Channels that share each of the first dimension's groups.
+int check_groups(const Checks& check, const char* argument, const View& parameters, int64_t channels);
 // weight (groups, 1, K) and bias (D,).
 HyenaFilter check_filter(const Checks& check, const HyenaGiven& given, const View& weight, const View& bias, int most_taps);
 // (B, L)

@@ -35,7 +35,7 @@ struct HyenaMedium {
     static constexpr int kWarpsAnSm = 64;  // of a launch: a few waves, so that the last one is short
 
     static std::span<const Config> configurations() { return kHyenaMediumConfigurations; }
-    static int threads(const Config&) { return kHyenaMediumThreads; }
+    static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config& config) {
         return plan_bytes<kHyenaMediumConfigurations, HyenaMediumSharedPlan>(
             config, std::make_index_sequence<kHyenaMediumConfigurations.size()>());
@@ -52,7 +52,7 @@ struct HyenaMedium {
         const HyenaCut cut = HyenaMedium::cut(rows, args.tokens, args.filter.taps, jit::device_traits(target.ordinal));
         args.segments = cut.segments;
         args.segment_tokens = cut.segment_tokens;
-        launch<HyenaMedium>(config, args, hyena_blocks(rows, cut.segments, kHyenaMediumWarps), target, [&](const auto&) {
+        launch<HyenaMedium>(config, args, hyena_blocks(rows, cut.segments, config.warps()), target, [&](const auto&) {
             return fmt::format("up to {} taps, a warp for each channel and {} tokens", config.taps, cut.segment_tokens);
         });
     }

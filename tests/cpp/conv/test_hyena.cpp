@@ -1,6 +1,8 @@
 // What the kernels of Hyena's operators are configured with, and how they cut sequences.
 #include <gtest/gtest.h>
 
+#include "families/conv/hyena_long.hpp"
+#include "families/conv/hyena_medium.hpp"
 #include "families/conv/hyena_short.hpp"
 #include "heuristics_tools.hpp"
 
@@ -28,6 +30,35 @@ TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
             EXPECT_TRUE(in(kHyenaShortConfigurations, config)) << to_text(config);
             EXPECT_GE(config.taps, taps);
         }
+}
+
+TEST(HyenaMediumHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const i64 taps : {1, 128, 129, 1024}) {
+            const HyenaMediumConfig config = hyena_medium_config({io, taps});
+            EXPECT_TRUE(in(kHyenaMediumConfigurations, config)) << to_text(config);
+            EXPECT_GE(config.taps, taps);
+            EXPECT_LE(HyenaMedium::shared_bytes(config), kSharedBytesEverywhere);
+        }
+}
+
+TEST(HyenaLongHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const i64 states : {1, 16, 17, 64})
+            for (const bool only_states : {false, true}) {
+                const HyenaLongConfig config = hyena_long_config({io, states}, only_states);
+                EXPECT_TRUE(in(kHyenaLongConfigurations, config)) << to_text(config);
+                EXPECT_GE(config.groups * kHyenaGroup, states);
+                EXPECT_LE(HyenaLong::shared_bytes(config), kSharedBytesEverywhere);
+            }
+}
+
+TEST(HyenaLongHeuristic, CutsOnlyWhereChannelsAreFew) {
+    const jit::DeviceTraits device;
+    EXPECT_EQ(hyena_long_cut(4096, 1 << 20, device).segments, 1);
+    EXPECT_GT(hyena_long_cut(64, 1 << 20, device).segments, 16);
+    EXPECT_EQ(hyena_long_cut(1, 2048, device).segments, 1);
+    EXPECT_EQ(hyena_long_cut(1, 0, device).segments, 1);
 }
 
 }  // namespace

@@ -25,31 +25,68 @@ struct EightTokens {
 
     alignas(16) T items[kEight];
 
-    // Tokens from `end` on are zeros. `whole`: there are none, and the row has vectors.
-    __device__ __forceinline__ void load(const HyenaRow<T>& row, int first, int end, bool whole) {
-        const T* from = row.data + first * row.token;
-        if (whole) {
+    __device__ __forceinline__ void load_streaming(const T* from) {
 #pragma unroll
-            for (int i = 0; i < kVectors; ++i)
-                reinterpret_cast<Raw<16>*>(items)[i].load_streaming(reinterpret_cast<const uint4*>(from) + i);
-        } else {
-#pragma unroll
-            for (int i = 0; i < kEight; ++i, from += row.token) items[i] = first + i < end ? *from : from_float<T>(0.f);
-        }
+        for (int i = 0; i < kVectors; ++i)
+            reinterpret_cast<Raw<16>*>(items)[i].load_streaming(reinterpret_cast<const uint4*>(from) + i);
     }
-    __device__ __forceinline__ void store(const HyenaRow<T>& row, int first, int end, bool whole) const {
-        T* to = row.data + first * row.token;
-        if (whole) {
+    __device__ __forceinline__ void load(const T* from) {
 #pragma unroll
-            for (int i = 0; i < kVectors; ++i)
-                reinterpret_cast<const Raw<16>*>(items)[i].store(reinterpret_cast<uint4*>(to) + i);
-        } else {
+        for (int i = 0; i < kVectors; ++i) reinterpret_cast<Raw<16>*>(items)[i].load(reinterpret_cast<const uint4*>(from) + i);
+    }
+    __device__ __forceinline__ void store(T* to) const {
 #pragma unroll
-            for (int i = 0; i < kEight; ++i, to += row.token)
-                if (first + i < end) *to = items[i];
-        }
+        for (int i = 0; i < kVectors; ++i) reinterpret_cast<const Raw<16>*>(items)[i].store(reinterpret_cast<uint4*>(to) + i);
     }
     __device__ __forceinline__ float operator[](int i) const { return to_float(items[i]); }
+};
+
+__device__ __forceinline__ int lane_of_warp() {
+    return static_cast<int>(threadIdx.x) % 32;
+}
+
+// A warp's tile: kParts times 256 neighbouring tokens of one channel, of each of which a lane has eight.
+template <class T, int kParts>
+struct TokenTile {
+    static constexpr int kTokens = kParts * 32 * kEight;
+    using Stage = HyenaStage<kTokens>;
+
+    EightTokens<T> eights[kParts];
+
+    // A lane's first token in a part of a tile.
+    __device__ __forceinline__ static int first(int tile, int part) { return tile + (part * 32 + lane_of_warp()) * kEight; }
+
+    // By all lanes. Tokens from `end` on are zeros. `vectors`: the row's vectors are aligned.
+    __device__ __forceinline__ void load(const HyenaRow<T>& row, int tile, int end, bool vectors, Stage& stage) {
+        if (vectors && tile + kTokens <= end) {
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) eights[part].load_streaming(row.data + first(tile, part));
+            return;
+        }
+        T* const staged = reinterpret_cast<T*>(stage.numbers);
+        __syncwarp();
+#pragma unroll 4
+        for (int i = lane_of_warp(); i < kTokens; i += 32)
+            staged[i] = tile + i < end ? row.data[(tile + i) * row.token] : from_float<T>(0.f);
+        __syncwarp();
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) eights[part].load(staged + first(0, part));
+    }
+    __device__ __forceinline__ void store(const HyenaRow<T>& row, int tile, int end, bool vectors, Stage& stage) const {
+        if (vectors && tile + kTokens <= end) {
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) eights[part].store(row.data + first(tile, part));
+            return;
+        }
+        T* const staged = reinterpret_cast<T*>(stage.numbers);
+        __syncwarp();
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) eights[part].store(staged + first(0, part));
+        __syncwarp();
+#pragma unroll 4
+        for (int i = lane_of_warp(); i < kTokens; i += 32)
+            if (tile + i < end) row.data[(tile + i) * row.token] = staged[i];
+    }
 };
 
 __device__ __forceinline__ float mask_at(const HyenaMask& mask, int batch, int token) {
@@ -58,6 +95,15 @@ __device__ __forceinline__ float mask_at(const HyenaMask& mask, int batch, int t
     const DType type = mask.numbers.type;
     if (type == DType::i32 || type == DType::i64) return static_cast<float>(load_index(mask.numbers, at));
     return load_number(mask.numbers, at);
+}
+
+// By all lanes: the factors of a tile of a sequence, 0 from `end` on, into `stage`.
+template <int kTokens>
+__device__ __forceinline__ void stage_mask(HyenaStage<kTokens>& stage, const HyenaMask& mask, int batch, int tile, int end) {
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane_of_warp(); i < kTokens; i += 32) stage.numbers[i] = tile + i < end ? mask_at(mask, batch, tile + i) : 0.f;
+    __syncwarp();
 }
 
 // The number of a state that stands `before` tokens before the first one, 1 for the last; 0 beyond the state.
@@ -96,15 +142,15 @@ struct HyenaShare {
     int batch, column, segment, first, end;
 
     // `columns` channels, or groups of channels; shares are numbered with segments first.
-    __device__ __forceinline__ static HyenaShare of(const HyenaArgs& args, i64 number, int columns) {
+    __device__ __forceinline__ static HyenaShare of(const auto& args, i64 number, int columns) {
         const i64 row = number / args.segments;
         const int segment = static_cast<int>(number - row * args.segments), batch = static_cast<int>(row / columns);
         const int first = segment * args.segment_tokens;
         return {batch, static_cast<int>(row - static_cast<i64>(batch) * columns), segment, first,
                 min(args.tokens, first + args.segment_tokens)};
     }
-    __device__ __forceinline__ bool exists(const HyenaArgs& args) const { return batch < args.batches; }
-    __device__ __forceinline__ bool is_last(const HyenaArgs& args) const { return segment == args.segments - 1; }
+    __device__ __forceinline__ bool exists(const auto& args) const { return batch < args.batches; }
+    __device__ __forceinline__ bool is_last(const auto& args) const { return segment == args.segments - 1; }
 };
 
 }  // namespace gdn_cuda::conv

@@ -1,13 +1,13 @@
 // conv/hyena_medium: y_t = x2_t mask_t (sum_j h_j u_{t-j} + D u_t), u = x1 * v, up to 1024 taps, on tensor cores.
 //
 // A warp walks over its tokens of one channel in tiles of 512 (toeplitz_product.cuh). It computes u, keeps it in shared memory
-// in two bf16 parts beside that of the tokens before, and multiplies the tile and the tiles 32, 64, … tokens before it by
+// in bf16 parts beside that of the tokens before, and multiplies the tile and the tiles 32, 64, … tokens before it by
 // Toeplitz blocks: 5 for 128 taps. Loads of the next tile are in flight meanwhile.
 //
 // Shared memory, of each warp: the tables of taps, and u of the last 1024 tokens (2048 from 129 taps on).
 //
 // Bound: memory, 8 bytes an output in bf16 and 16 in fp32, up to some 200 taps; beyond, the tensor cores: a block takes 16 mma
-// for 512 outputs in bf16, 24 in fp16 and fp32.
+// for 512 outputs in bf16, 24 in fp16 and 48 in fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_common.cuh>
@@ -25,28 +25,21 @@ struct HyenaMediumWarp {
     HyenaMediumShared<kConfig>& shared;
     int batch, channel;
 
-    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+    __device__ __forceinline__ static int lane() { return lane_of_warp(); }
 
     __device__ __forceinline__ int blocks() const { return toeplitz_blocks(args.filter.taps); }
-    // u of the rows before the first tile, a lane a piece of eight tokens.
+    // u of the rows before the first tile, a lane two tokens at a time.
     __device__ __forceinline__ void load_before(int begin) {
-        const int pieces = (blocks() - 1) * kRowTokens / kEight;
-        for (int i = lane(); i < pieces; i += 32) {
-            unsigned high[4], rest[4];
+        const int pairs = (blocks() - 1) * kRowTokens / 2;
+#pragma unroll 1
+        for (int i = lane(); i < pairs; i += 32) {
+            float u[2];
 #pragma unroll
-            for (int p = 0; p < 4; ++p) {
-                float u[2];
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const int before = (pieces - i) * kEight - 2 * p - j;
-                    u[j] = before < args.filter.taps ? u_at<T>(args, batch, channel, begin - before) : 0.f;
-                }
-                high[p] = pack<DType::bf16>(u[0], u[1]);
-                rest[p] = pack_rest<DType::bf16>(u[0], u[1], high[p]);
+            for (int j = 0; j < 2; ++j) {
+                const int before = 2 * (pairs - i) - j;
+                u[j] = before < args.filter.taps ? u_at<T>(args, batch, channel, begin - before) : 0.f;
             }
-            const int piece = begin / kEight - pieces + i;
-            piece_of(shared.ring, 0, piece) = {high[0], high[1], high[2], high[3]};
-            piece_of(shared.ring, 1, piece) = {rest[0], rest[1], rest[2], rest[3]};
+            store_pair(shared.ring, begin / 2 - pairs + i, u[0], u[1]);
         }
     }
     __device__ __forceinline__ void fill_taps() {
@@ -59,21 +52,21 @@ struct HyenaMediumWarp {
         const float bias = bias_of(args.filter, channel);
         fill_taps();
         load_before(begin);
-        HyenaTile<T> x1, v, x2;
-        const auto load = [&](HyenaTile<T>& to, const HyenaTensor& from, int tile) {
-            to.load(HyenaRow<T>(from, batch, channel), tile, end, args.vectors);
+        ToeplitzTile<T> x1, v, x2;
+        const auto load = [&](ToeplitzTile<T>& to, const HyenaTensor& from, int tile) {
+            to.load(HyenaRow<T>(from, batch, channel), tile, end, args.vectors, shared.stage);
         };
         load(x1, args.x1, begin);
         load(v, args.v, begin);
 #pragma unroll 1
         for (int tile = begin; tile < end; tile += kTileTokens) {
             TileSums sums;
-            TileParts own;
+            TileParts<kConfig.parts()> own;
             {
                 float u[2][kEight];
-                x1.multiply(v, u);
+                multiply(u, x1, v);
                 begin_sums(sums, u, bias);
-                own = TileParts::of(u);
+                own = TileParts<kConfig.parts()>::of(u);
             }
             load(x2, args.x2, tile);
             if (tile + kTileTokens < end) {
@@ -88,17 +81,18 @@ struct HyenaMediumWarp {
             for (int block = 1; block < blocks(); ++block)
                 add_product(sums, load_tile(shared.ring, (tile - block * kRowTokens) / kEight, lane()),
                             load_pairs(shared.taps, lane(), block));
-            if (args.mask.numbers.data != nullptr) multiply_by_mask(sums, args.mask, batch, tile, end);
-            x2.store_product(sums, HyenaRow<T>(args.y, batch, channel), tile, end, args.vectors);
+            if (args.mask.numbers.data != nullptr) multiply_by_mask(sums, shared.stage, args.mask, batch, tile, end);
+            gated(x2, sums).store(HyenaRow<T>(args.y, batch, channel), tile, end, args.vectors, shared.stage);
         }
     }
 };
 
 template <HyenaMediumConfig kConfig>
-__global__ void __launch_bounds__(kHyenaMediumThreads) hyena_medium(const __grid_constant__ HyenaArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.io == DType::f32 ? 3 : 5)
+    hyena_medium(const __grid_constant__ HyenaArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kHyenaMediumWarps + warp, args.channels);
+    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kConfig.warps() + warp, args.channels);
     if (!share.exists(args)) return;
     auto& shared = reinterpret_cast<HyenaMediumSharedPlan<kConfig>*>(memory)->warps[warp];
     HyenaMediumWarp<kConfig>{args, shared, share.batch, share.column}.run(share.first, share.end);

@@ -3,8 +3,7 @@
 //     s ← e^{log_poles} s + x1 v,   y = x2 (Σ residues s + D x1 v)
 //
 // A row, a channel of a sequence, has 4 or 16 lanes of a warp, and a lane 4 neighbouring states in registers. Poles are raised
-// once a call. A slow one is applied as s + (p − 1) s: p rounded to fp32 would lose the rate of its decay, 6 % of it at
-// e^−1e−6.
+// once a call. A slow one is applied as s + (p − 1) s: p rounded to fp32 would change the rate of its decay, by 3 % at e^−1e−6.
 //
 // Bound by bytes, 2 S numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state). Residues
 // and poles come from L1 and L2: sequences share them.

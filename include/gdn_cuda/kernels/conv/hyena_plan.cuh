@@ -43,4 +43,11 @@ struct HyenaArgs {
     bool vectors;                  // in x1, x2, v and y innermost elements are neighbours, and rows begin on 16 bytes
 };
 
+// Shared memory of a warp for a tile of tokens that memory does not hold in whole vectors: neighbouring lanes read neighbouring
+// tokens, and get their eights from here.
+template <int kTokens>
+struct alignas(16) HyenaStage {
+    float numbers[kTokens];
+};
+
 }  // namespace gdn_cuda::conv

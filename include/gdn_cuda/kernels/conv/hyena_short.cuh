@@ -4,7 +4,7 @@
 // values of u and the one (up to 8 taps) or four lanes' eights before them, which come by shuffles; the first lanes get those
 // of the last lanes of the tile before, which these have kept. The vectors of the next tile are in flight meanwhile.
 //
-// Shared memory: the taps, newest first.
+// Shared memory, of each warp: the taps, newest first, and a stage for rows without aligned vectors.
 //
 // Bound: memory, 8 bytes an output in bf16 and 16 in fp32 (x1, x2, v and y). A tap costs one FMA an output, so that 32 taps
 // still take less time than the memory of fp32.
@@ -21,23 +21,23 @@ struct HyenaShortWarp {
     static constexpr int kReach = (kConfig.taps - 1 + kEight - 1) / kEight;  // lanes whose eights a lane's outputs meet
     static constexpr int kBefore = kReach * kEight;
 
+    using Tile = TokenTile<T, 1>;
+    static_assert(Tile::kTokens == HyenaShortConfig::tile());
+
     struct Inputs {
-        EightTokens<T> x1, x2, v;
+        Tile x1, x2, v;
     };
 
     const HyenaArgs& args;
-    const float (&taps)[kConfig.taps];
+    HyenaShortShared<kConfig>& shared;
     int batch, channel;
 
-    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+    __device__ __forceinline__ static int lane() { return lane_of_warp(); }
 
-    __device__ __forceinline__ bool is_whole(int tile, int end) const { return args.vectors && tile + kConfig.tile() <= end; }
     __device__ __forceinline__ void load(Inputs& to, int tile, int end) const {
-        const int first = tile + lane() * kEight;
-        const bool whole = is_whole(tile, end);
-        to.x1.load(HyenaRow<T>(args.x1, batch, channel), first, end, whole);
-        to.v.load(HyenaRow<T>(args.v, batch, channel), first, end, whole);
-        to.x2.load(HyenaRow<T>(args.x2, batch, channel), first, end, whole);
+        to.x1.load(HyenaRow<T>(args.x1, batch, channel), tile, end, args.vectors, shared.stage);
+        to.v.load(HyenaRow<T>(args.v, batch, channel), tile, end, args.vectors, shared.stage);
+        to.x2.load(HyenaRow<T>(args.x2, batch, channel), tile, end, args.vectors, shared.stage);
     }
     // u of the tile before the first one, as far as it is met.
     __device__ __forceinline__ void load_before(float (&u)[kEight], int first) const {
@@ -64,7 +64,7 @@ struct HyenaShortWarp {
 #pragma unroll
         for (int lag = 0; lag < kConfig.taps; ++lag) {
             if (lag >= args.filter.taps) break;  // a tap of zero would not do: zero times infinity is NaN
-            const float tap = taps[lag];
+            const float tap = shared.taps[lag];
 #pragma unroll
             for (int i = 0; i < kEight; ++i) z[i] = fmaf(tap, window[kBefore + i - lag], z[i]);
         }
@@ -78,40 +78,44 @@ struct HyenaShortWarp {
         load(next, begin, end);
 #pragma unroll 1
         for (int tile = begin; tile < end; tile += kConfig.tile()) {
-            const int first = tile + lane() * kEight;
             const Inputs now = next;
             if (tile + kConfig.tile() < end) load(next, tile + kConfig.tile(), end);
             float window[kBefore + kEight], z[kEight];
 #pragma unroll
             for (int i = 0; i < kEight; ++i) {
-                u[i] = now.x1[i] * now.v[i];
+                u[i] = now.x1.eights[0][i] * now.v.eights[0][i];
                 z[i] = gated ? bias * u[i] : bias;
             }
             fill(window, u, before);
             convolve(z, window);
-            EightTokens<T> y;
+            if (args.mask.numbers.data != nullptr) {
+                stage_mask(shared.stage, args.mask, batch, tile, end);
+#pragma unroll
+                for (int i = 0; i < kEight; ++i) z[i] *= shared.stage.numbers[lane() * kEight + i];
+            }
+            Tile y;
 #pragma unroll
             for (int i = 0; i < kEight; ++i) {
-                if (args.mask.numbers.data != nullptr && first + i < end) z[i] *= mask_at(args.mask, batch, first + i);
-                y.items[i] = from_float<T>(now.x2[i] * z[i]);
+                y.eights[0].items[i] = from_float<T>(now.x2.eights[0][i] * z[i]);
                 before[i] = u[i];
             }
-            y.store(HyenaRow<T>(args.y, batch, channel), first, end, is_whole(tile, end));
+            y.store(HyenaRow<T>(args.y, batch, channel), tile, end, args.vectors, shared.stage);
         }
     }
 };
 
 template <HyenaShortConfig kConfig>
-__global__ void __launch_bounds__(kHyenaShortThreads, kConfig.taps <= kHyenaShortFewTaps && kConfig.io != DType::f32 ? 5 : 4)
+__global__ void __launch_bounds__(kHyenaShortThreads, kConfig.blocks_an_sm())
     hyena_short(const __grid_constant__ HyenaArgs args) {
-    __shared__ float taps[kHyenaShortWarps][kConfig.taps];
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    __shared__ HyenaShortShared<kConfig> warps[kHyenaShortWarps];
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_of_warp();
     const i64 number = static_cast<i64>(blockIdx.x) * kHyenaShortWarps + warp;
     const HyenaShare share = HyenaShare::of(args, number, args.channels);
     if (!share.exists(args)) return;
-    if (lane < args.filter.taps) taps[warp][lane] = correlation_tap(args.filter, share.column, lane);
+    HyenaShortShared<kConfig>& shared = warps[warp];
+    if (lane < args.filter.taps) shared.taps[lane] = correlation_tap(args.filter, share.column, lane);
     __syncwarp();
-    HyenaShortWarp<kConfig>{args, taps[warp], share.batch, share.column}.run(share.first, share.end);
+    HyenaShortWarp<kConfig>{args, shared, share.batch, share.column}.run(share.first, share.end);
     if (share.is_last(args)) write_last_inputs<Storage<kConfig.io>>(args, share.batch, share.column, lane, 32);
 }
 

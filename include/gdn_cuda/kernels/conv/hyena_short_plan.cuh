@@ -18,10 +18,22 @@ struct HyenaShortConfig {
 
     // Of hyena_short: tokens of a warp's tile, eight a lane.
     static constexpr int tile() { return 32 * 8; }
+    // Such that registers do not spill; more blocks have more loads in flight.
+    GDN_HOST_DEVICE constexpr int blocks_an_sm() const {
+        const bool few = taps <= kHyenaShortFewTaps;
+        return io == DType::f32 ? (few ? 5 : 3) : (few ? 7 : 5);
+    }
     // Of hyena_short_columns: channels of a lane, such that its window fits into registers, and tokens of a step.
     GDN_HOST_DEVICE constexpr int lane_channels() const { return taps <= kHyenaShortFewTaps ? 4 : 2; }
     GDN_HOST_DEVICE constexpr int warp_channels() const { return 32 * lane_channels(); }
     GDN_HOST_DEVICE constexpr int step() const { return io == DType::f32 ? 4 : 8; }
+};
+
+// Of a warp of hyena_short.
+template <HyenaShortConfig kConfig>
+struct HyenaShortShared {
+    HyenaStage<HyenaShortConfig::tile()> stage;
+    float taps[kConfig.taps];
 };
 
 }  // namespace gdn_cuda::conv

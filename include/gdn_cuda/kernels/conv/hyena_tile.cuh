@@ -6,54 +6,44 @@
 
 namespace gdn_cuda::conv {
 
-// The first of a lane's eight tokens of either half.
-__device__ __forceinline__ int first_of_half(int tile, int half) {
-    return tile + half * (kTileTokens / 2) + static_cast<int>(threadIdx.x) % 32 * kEight;
-}
+template <class T>
+using ToeplitzTile = TokenTile<T, 2>;  // rows g in part 0, rows g + 8 in part 1
+static_assert(ToeplitzTile<float>::kTokens == kTileTokens);
 
 template <class T>
-struct HyenaTile {
-    EightTokens<T> half[2];
-
-    __device__ __forceinline__ void load(const HyenaRow<T>& row, int tile, int end, bool vectors) {
-        const bool whole = vectors && tile + kTileTokens <= end;
+__device__ __forceinline__ void multiply(float (&u)[2][kEight], const ToeplitzTile<T>& x1, const ToeplitzTile<T>& v) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) half[i].load(row, first_of_half(tile, i), end, whole);
-    }
-    __device__ __forceinline__ void multiply(const HyenaTile& by, float (&product)[2][kEight]) const {
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-            for (int i = 0; i < kEight; ++i) product[h][i] = half[h][i] * by.half[h][i];
-    }
-    // Stores this tile times the sums.
-    __device__ __forceinline__ void store_product(const TileSums& sums, const HyenaRow<T>& row, int tile, int end,
-                                                  bool vectors) const {
-        const bool whole = vectors && tile + kTileTokens <= end;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            EightTokens<T> y;
-#pragma unroll
-            for (int i = 0; i < kEight; ++i) y.items[i] = from_float<T>(half[h][i] * sums[i / 2][2 * h + i % 2]);
-            y.store(row, first_of_half(tile, h), end, whole);
-        }
-    }
-};
-
+        for (int i = 0; i < kEight; ++i) u[half][i] = x1.eights[half][i] * v.eights[half][i];
+}
+// A lane's number i of a half.
+__device__ __forceinline__ float& sum_of(TileSums& sums, int half, int i) {
+    return sums[i / 2][2 * half + i % 2];
+}
 __device__ __forceinline__ void begin_sums(TileSums& sums, const float (&u)[2][kEight], float bias) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int i = 0; i < kEight; ++i) sums[i / 2][2 * h + i % 2] = bias * u[h][i];
+        for (int i = 0; i < kEight; ++i) sum_of(sums, half, i) = bias * u[half][i];
 }
-__device__ __forceinline__ void multiply_by_mask(TileSums& sums, const HyenaMask& mask, int batch, int tile, int end) {
+__device__ __forceinline__ void multiply_by_mask(TileSums& sums, HyenaStage<kTileTokens>& stage, const HyenaMask& mask,
+                                                 int batch, int tile, int end) {
+    stage_mask(stage, mask, batch, tile, end);
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int i = 0; i < kEight; ++i) {
-            const int token = first_of_half(tile, h) + i;
-            if (token < end) sums[i / 2][2 * h + i % 2] *= mask_at(mask, batch, token);
-        }
+        for (int i = 0; i < kEight; ++i) sum_of(sums, half, i) *= stage.numbers[ToeplitzTile<float>::first(0, half) + i];
+}
+// x2 times the sums.
+template <class T>
+__device__ __forceinline__ ToeplitzTile<T> gated(const ToeplitzTile<T>& x2, TileSums& sums) {
+    ToeplitzTile<T> y;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < kEight; ++i) y.eights[half].items[i] = from_float<T>(x2.eights[half][i] * sum_of(sums, half, i));
+    return y;
 }
 
 }  // namespace gdn_cuda::conv

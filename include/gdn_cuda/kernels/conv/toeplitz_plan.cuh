@@ -12,11 +12,11 @@ GDN_HOST_DEVICE constexpr int toeplitz_blocks(int taps) {
     return (taps + kRowTokens - 2) / kRowTokens + 1;
 }
 
-// u of the last tokens: pieces of eight tokens in two bf16 parts. Numbers of pieces count on, modulo kPieces.
-template <int kPieces>
+// u of the last tokens: pieces of eight tokens in kParts bf16 parts. Numbers of pieces count on, modulo kPieces.
+template <int kPieces, int kParts>
 struct TileRing {
     static_assert((kPieces & (kPieces - 1)) == 0);
-    alignas(16) unsigned pieces[2][kPieces][4];
+    alignas(16) unsigned pieces[kParts][kPieces][4];
 };
 
 // Pairs of taps h[x], h[x - 1] of up to kBlocks blocks, in kParts bf16 parts: those of even x, then those of odd x.

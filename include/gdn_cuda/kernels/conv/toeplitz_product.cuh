@@ -13,8 +13,9 @@
 // p. There are two tables of such pairs in shared memory, for even and odd x, so that a pair is one word; a warp's words lie in
 // different banks.
 //
-// Numbers are sums of two bf16, high and rest: 16 bits, exact for a product of two bf16. Sums are fp32. An infinity or NaN
-// makes NaN of all tokens whose row meets its row.
+// Numbers are sums of bf16 parts, each the rounded rest of those before it: two hold 16 bits, which is exact for a product of
+// two bf16, and three hold 24. A product takes those of parts that are above the last bit of the longer factor. Sums are fp32.
+// An infinity or NaN makes NaN of all tokens whose row meets its row.
 #pragma once
 
 #include <gdn_cuda/kernels/common/mma.cuh>
@@ -24,9 +25,31 @@ namespace gdn_cuda::conv {
 
 inline constexpr int kPairs = 7;  // of a block and lane
 
-// A tile as left operands; [part: high, rest][rows g, g + 8][pair].
+template <int kParts>
+__device__ __forceinline__ void split_pair(unsigned (&parts)[kParts], float first, float second) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+        parts[part] = pack<DType::bf16>(first, second);
+        const float2 taken = unpack<DType::bf16>(parts[part]);
+        first -= taken.x;
+        second -= taken.y;
+    }
+}
+// Calls product(left part, right part) for the products of parts that count, small ones first.
+template <int kLeft, int kRight>
+__device__ __forceinline__ void for_products(auto&& product) {
+    constexpr int kMost = kLeft > kRight ? kLeft : kRight;
+#pragma unroll
+    for (int both = kMost - 1; both >= 0; --both)
+#pragma unroll
+        for (int left = both; left >= 0; --left)
+            if (left < kLeft && both - left < kRight) product(left, both - left);
+}
+
+// A tile as left operands; [part][rows g, g + 8][pair].
+template <int kParts>
 struct TileParts {
-    unsigned at[2][2][4];
+    unsigned at[kParts][2][4];
 
     __device__ __forceinline__ static TileParts of(const float (&u)[2][8]) {
         TileParts parts;
@@ -34,9 +57,10 @@ struct TileParts {
         for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int p = 0; p < 4; ++p) {
-                const float first = u[half][2 * p], second = u[half][2 * p + 1];
-                parts.at[0][half][p] = pack<DType::bf16>(first, second);
-                parts.at[1][half][p] = pack_rest<DType::bf16>(first, second, parts.at[0][half][p]);
+                unsigned pair[kParts];
+                split_pair(pair, u[half][2 * p], u[half][2 * p + 1]);
+#pragma unroll
+                for (int part = 0; part < kParts; ++part) parts.at[part][half][p] = pair[part];
             }
         return parts;
     }
@@ -52,29 +76,26 @@ struct TileParts {
 // Sums of a tile: sums[j][2 half + i] is the lane's token 2 j + i of rows g (half 0) and g + 8.
 using TileSums = float[4][4];
 
-// The pairs of one block, for kParts of the taps: high, or high and rest.
+// The pairs of one block.
 template <int kParts>
 struct BlockTaps {
     unsigned pairs[kParts][kPairs];
 };
 
-template <int kLeftPart, int kTapPart, int kParts>
-__device__ __forceinline__ void add_parts(TileSums& sums, const TileParts& tile, const BlockTaps<kParts>& taps) {
+// sums += tile * block
+template <int kTileParts, int kTapParts>
+__device__ __forceinline__ void add_product(TileSums& sums, const TileParts<kTileParts>& tile,
+                                            const BlockTaps<kTapParts>& taps) {
+    for_products<kTileParts, kTapParts>([&](int left, int right) {
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-        unsigned a[4];
-        tile.left(a, kLeftPart, k);
+        for (int k = 0; k < 2; ++k) {
+            unsigned a[4];
+            tile.left(a, left, k);
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            mma_m16n8k16<DType::bf16>(sums[j], a, taps.pairs[kTapPart][j - 2 * k + 3], taps.pairs[kTapPart][j - 2 * k + 2]);
-    }
-}
-// sums += tile * block; small products first.
-template <int kParts>
-__device__ __forceinline__ void add_product(TileSums& sums, const TileParts& tile, const BlockTaps<kParts>& taps) {
-    add_parts<1, 0>(sums, tile, taps);
-    if constexpr (kParts > 1) add_parts<0, 1>(sums, tile, taps);
-    add_parts<0, 0>(sums, tile, taps);
+            for (int j = 0; j < 4; ++j)
+                mma_m16n8k16<DType::bf16>(sums[j], a, taps.pairs[right][j - 2 * k + 3], taps.pairs[right][j - 2 * k + 2]);
+        }
+    });
 }
 
 // By all lanes; `tap(x)` is h[x], 0 outside of the filter. A __syncwarp has to follow.
@@ -85,11 +106,10 @@ __device__ __forceinline__ void fill_pairs(PairTables<kBlocks, kParts>& tables, 
     for (int parity = 0; parity < 2; ++parity)
         for (int i = lane; i < used; i += 32) {
             const int x = 2 * (i - Tables::kBefore) + parity;
-            const float first = tap(x), second = tap(x - 1);
-            const unsigned high = pack<DType::bf16>(first, second);
-            tables.words[0][parity * Tables::kStride + i] = high;
-            if constexpr (kParts > 1)
-                tables.words[1][parity * Tables::kStride + i] = pack_rest<DType::bf16>(first, second, high);
+            unsigned pair[kParts];
+            split_pair(pair, tap(x), tap(x - 1));
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) tables.words[part][parity * Tables::kStride + i] = pair[part];
         }
 }
 template <int kBlocks, int kParts>
@@ -105,26 +125,36 @@ __device__ __forceinline__ BlockTaps<kParts> load_pairs(const PairTables<kBlocks
     return taps;
 }
 
-template <int kPieces>
-__device__ __forceinline__ uint4& piece_of(TileRing<kPieces>& ring, int part, int piece) {
+template <int kPieces, int kParts>
+__device__ __forceinline__ uint4& piece_of(TileRing<kPieces, kParts>& ring, int part, int piece) {
     return *reinterpret_cast<uint4*>(ring.pieces[part][piece & (kPieces - 1)]);
 }
-// `piece`: the number of the tile's first one.
-template <int kPieces>
-__device__ __forceinline__ void store_tile(TileRing<kPieces>& ring, const TileParts& tile, int piece, int lane) {
+// Pair `number` counts pairs of tokens as pieces count eights.
+template <int kPieces, int kParts>
+__device__ __forceinline__ void store_pair(TileRing<kPieces, kParts>& ring, int number, float first, float second) {
+    const int at = number & (4 * kPieces - 1);
+    unsigned pair[kParts];
+    split_pair(pair, first, second);
 #pragma unroll
-    for (int part = 0; part < 2; ++part)
+    for (int part = 0; part < kParts; ++part) ring.pieces[part][at / 4][at % 4] = pair[part];
+}
+// `piece`: the number of the tile's first one.
+template <int kPieces, int kParts>
+__device__ __forceinline__ void store_tile(TileRing<kPieces, kParts>& ring, const TileParts<kParts>& tile, int piece,
+                                           int lane) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned(&x)[4] = tile.at[part][half];
             piece_of(ring, part, piece + 32 * half + lane) = {x[0], x[1], x[2], x[3]};
         }
 }
-template <int kPieces>
-__device__ __forceinline__ TileParts load_tile(TileRing<kPieces>& ring, int piece, int lane) {
-    TileParts tile;
+template <int kPieces, int kParts>
+__device__ __forceinline__ TileParts<kParts> load_tile(TileRing<kPieces, kParts>& ring, int piece, int lane) {
+    TileParts<kParts> tile;
 #pragma unroll
-    for (int part = 0; part < 2; ++part)
+    for (int part = 0; part < kParts; ++part)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const uint4 x = piece_of(ring, part, piece + 32 * half + lane);

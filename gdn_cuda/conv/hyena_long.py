@@ -1,0 +1,156 @@
+"""hyena_long: the operator, its examples, benchmark and sanitizer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators import operator
+from ..operators.calls import typical_call
+from ..operators.examples import Arguments, example, random
+from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
+from . import reference_hyena as reference
+from .hyena_layout import channels_adjacent, empty_in_layout, in_layout, state_dtype, tokens_adjacent
+
+
+def _computed(x: Any) -> tuple[Tensor, Tensor]:
+    return reference.long(x.x1, x.x2, x.v, x.residues, x.log_poles, x.bias, x.initial_state)
+
+
+def _reference(x: Any) -> Any:
+    y, state = _computed(x)
+    return (y, state) if x.return_state else y
+
+
+def _cpu(x: Any) -> tuple[Tensor, Tensor]:
+    y, state = _computed(x)
+    return in_layout(y, x.x1), state.to(state_dtype(x.x1), memory_format=torch.contiguous_format, copy=True)
+
+
+def _shapes(x: Any) -> tuple[Tensor, Tensor]:
+    B, D, _ = x.x1.shape
+    return empty_in_layout(x.x1), x.x1.new_empty((B, D, x.residues.shape[1]), dtype=state_dtype(x.x1))
+
+
+@operator(
+    reference=_reference,
+    cpu=_cpu,
+    shapes=_shapes,
+    results=lambda found, return_state: found if return_state else found[0],
+)
+def hyena_long(
+    x1: Tensor,
+    x2: Tensor,
+    v: Tensor,
+    residues: Tensor,
+    log_poles: Tensor,
+    bias: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+) -> Any:
+    """Hyena's long gated convolution (Evo 2's HCL) with an implicit filter as long as the sequence, in one launch or two.
+
+    Formula:
+        u = x1 ⊙ v,  h_t = Σ_s residues_s e^{log_poles_s t},  z_t = Σ_j h_j u_{t−j} + bias u_t,  y = x2 ⊙ z
+        as a recurrence: state_s ← e^{log_poles_s} state_s + u_t,  z_t = Σ_s residues_s state_s + bias u_t
+
+    Shapes:
+        x1, x2, v: (B, D, L), one type of fp32, bf16 and fp16, contiguous or the transposed view of (B, L, D)
+        residues: (groups, S), S from 1 to 64, log_poles: (groups, S) or (groups, S, 1), at most 0; a group is shared by
+          D / groups neighbouring channels; bias: (D,); in the tensors' type or fp32
+        initial_state, state: (B, D, S), fp32, the initial one also in the tensors' type
+        y: like x1
+
+    Returns y, or (y, state). Nothing is copied, and no filter is formed: beside inputs and outputs it takes no memory, or S
+    numbers for every 2048 tokens or more where there are few channels. Whole vectors are read where tokens are neighbours in
+    memory and rows begin on 16 bytes, and single elements otherwise. Of all factors 24 bits count where tensors are fp32, and
+    otherwise 16: relative errors of some 2e-7 in fp32. CPU tensors may also be fp64.
+
+    Edge cases:
+        Poles of any distance from 1 work: e^{−1e−6} over a million tokens, and e^{−50}, after which nothing is left.
+        Without an initial_state, the state begins as zeros; with it, a sequence in parts gives what it gives in one.
+        A sequence without tokens has its initial state, or zeros, as its last.
+        On a GPU an infinity or NaN in u makes NaN of tokens from up to 31 before it.
+        It computes no gradients: backward, forward mode and torch.func transforms raise. gdn_cuda.reference has them.
+
+    Example:
+        >>> ones, halves = torch.ones(1, 1, 4), torch.tensor([[0.5]]).log()
+        >>> gdn_cuda.hyena_long(ones, ones, ones, torch.ones(1, 1), halves, torch.zeros(1))
+        tensor([[[1.0000, 1.5000, 1.7500, 1.8750]]])
+    """
+
+
+# ---- Examples
+
+
+def _given(B: int, D: int, L: int, S: int, seed: int, groups: int) -> Arguments:
+    names = ("x1", "x2", "v")
+    x = {name: random(B, D, L, seed=seed + i, dtype=torch.bfloat16) for i, name in enumerate(names)}
+    poles = -(4 * random(groups, S, seed=seed + 3) - 4).exp()
+    return x | {"residues": random(groups, S, seed=seed + 4), "log_poles": poles, "bias": random(D, seed=seed + 5)}
+
+
+@example(hyena_long)
+def _example(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, 6, T, 16, seed, groups=2) | {"return_state": True}
+
+
+@example(hyena_long, "hyena_long, continued")
+def _example_continued(B: int, T: int, seed: int) -> Arguments:
+    x = _given(B, 4, T, 3, seed, groups=4)
+    for name in ("x1", "x2", "v"):
+        x[name] = channels_adjacent(x[name])
+    return x | {"initial_state": random(B, 4, 3, seed=seed + 6), "return_state": True}
+
+
+typical_call(
+    hyena_long,
+    {"B": 1, "D": 4096, "L": 65536, "S": 16},
+    "x1, x2, v: B D L; residues, log_poles: D S f32; bias: D",
+)
+
+
+# ---- Measurements
+
+GPU_SHAPES = ((1, 4096, 8192), (1, 4096, 65536), (1, 4096, 131072), (1, 64, 131072))
+CPU_SHAPES = ((1, 16, 64),)
+
+
+def _work(device: str, shape: tuple[int, int, int], states: int, dtype: torch.dtype, tokens_first: bool) -> Work:
+    rows = tokens_adjacent if tokens_first else channels_adjacent
+    x1, x2, v = (rows(normal(*shape, device=device, dtype=dtype)) for _ in range(3))
+    parameters = partial(normal, shape[1], states, device=device, dtype=torch.float32)
+    poles, bias = -(3 * parameters() - 4).exp(), normal(shape[1], device=device, dtype=torch.float32)
+    flops = 4 * states * x1.numel()
+    return Work(partial(hyena_long, x1, x2, v, parameters(), poles, bias), 4 * size(x1), flops)
+
+
+@bench(operator="hyena_long")
+def _measured(device: str) -> Iterator[Case]:
+    for shape in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
+        for states, dtype, tokens_first in (
+            (16, torch.bfloat16, True),
+            (16, torch.bfloat16, False),
+            (16, torch.float32, True),
+            (64, torch.bfloat16, True),
+        ):
+            words = (
+                f"{'tokens' if tokens_first else 'channels'} neighbours, {states} poles, {str(dtype).removeprefix('torch.')}"
+            )
+            yield Case(f"{'×'.join(map(str, shape))} {words}", partial(_work, device, shape, states, dtype, tokens_first))
+
+
+@sanitizes("hyena_long")
+def _sanitized() -> None:
+    """Both layouts, whole tiles and rows that are not, one group of states and several, one warp a channel and several."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for D, L, S in ((3, 4608, 16), (5, 1029, 40), (2, 40, 64)):
+            for rows in (tokens_adjacent, channels_adjacent):
+                x1, x2, v = (rows(draw(2, D, L, dtype=dtype)) for _ in range(3))
+                poles, bias = -draw(D, S).exp(), draw(D)
+                hyena_long(x1, x2, v, draw(D, S), poles, bias, initial_state=draw(2, D, S), return_state=True)

@@ -1,0 +1,161 @@
+"""The Hyena layers of StripedHyena 2 and Evo 2, between the projections before and after them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..conv import (
+    Projections,
+    causal_conv1d,
+    hyena_fir_step,
+    hyena_long,
+    hyena_medium,
+    hyena_modal_step,
+    hyena_short,
+    split_projections,
+)
+
+_CONVOLUTION_FROM = 128  # filters of so many taps are convolutions with a bias D, shorter ones correlations without
+_LONGEST_SHORT = 32  # of hyena_short
+_GAMMA = (0.01, 0.1)  # at the start poles are e^(−γ / e), γ uniform between these, and residues small, as in savanna
+_RESIDUES = 0.1
+
+
+class HyenaState(NamedTuple):
+    """What the next tokens of a HyenaCascade go on from."""
+
+    fir: Tensor  # (B, 3 hidden_size, short_filter_length − 1)
+    inner: Tensor  # (B, hidden_size, K − 1) of an explicit filter, (B, hidden_size, state_size) of an implicit one
+
+
+class HyenaCascade(nn.Module):
+    """A Hyena layer: a short causal filter of the three projections, and x2 ⊙ (h * (x1 ⊙ v)).
+
+    `fir_inner_filter_length` says which: None is Evo 2's HCL, whose implicit filter h has `state_size` real poles; 128 taps and
+    more are HCM, with the bias D; fewer are HCS. Parameters have the names and shapes of vortex's `blocks.N.filter`, whose
+    state_dict fits: short_filter_weight, short_filter_bias, h and D, or residues, log_poles and D.
+
+    Shapes:
+        u: (B, L, 3 hidden_size), or (B, 3 hidden_size) in a step; the result (B, L, hidden_size) or (B, hidden_size)
+        padding_mask: (B, L), multiplied to what the filters give; HCL's inner filter has none
+        state: a HyenaState; None begins a sequence
+
+    `layout` and `num_attention_heads` are those of `split_projections`; Evo 2's is "interleaved".
+
+    Example:
+        >>> layer = gdn_cuda.nn.HyenaCascade(8, 7, hyena_filter_groups=2)
+        >>> with torch.no_grad():
+        ...     y, state = layer(torch.randn(3, 5, 24), return_state=True)
+        ...     y_next, state = layer.step(torch.randn(3, 24), state)
+        >>> y.shape, y_next.shape, state.inner.shape
+        (torch.Size([3, 5, 8]), torch.Size([3, 8]), torch.Size([3, 8, 6]))
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        fir_inner_filter_length: int | None = None,
+        *,
+        hyena_filter_groups: int | None = None,
+        short_filter_length: int = 3,
+        short_filter_bias: bool = False,
+        state_size: int = 16,
+        layout: str = "interleaved",
+        num_attention_heads: int = 1,
+        hyena_flip_x1x2: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        groups = hidden_size if hyena_filter_groups is None else hyena_filter_groups
+        if groups < 1 or hidden_size % groups != 0:
+            raise ValueError(f"HyenaCascade: hyena_filter_groups: expected a divisor of {hidden_size}, got {groups}")
+        self.hidden_size, self.fir_inner_filter_length = hidden_size, fir_inner_filter_length
+        self.layout, self.num_attention_heads, self.hyena_flip_x1x2 = layout, num_attention_heads, hyena_flip_x1x2
+        like = {"device": device, "dtype": dtype}
+        self.short_filter_weight = nn.Parameter(torch.empty(3 * hidden_size, 1, short_filter_length, **like))
+        self.register_parameter(
+            "short_filter_bias", nn.Parameter(torch.empty(3 * hidden_size, **like)) if short_filter_bias else None
+        )
+        has_D = fir_inner_filter_length is None or fir_inner_filter_length >= _CONVOLUTION_FROM
+        self.register_parameter("D", nn.Parameter(torch.empty(hidden_size, **like)) if has_D else None)
+        if fir_inner_filter_length is not None:
+            self.h = nn.Parameter(torch.empty(groups, 1, fir_inner_filter_length, **like))
+        else:  # fp32: poles are near one
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            self.log_poles = nn.Parameter(torch.empty(groups, state_size, 1, device=device, dtype=wide))
+            self.residues = nn.Parameter(torch.empty(groups, state_size, device=device, dtype=wide))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        bound = self.short_filter_weight.shape[-1] ** -0.5
+        nn.init.uniform_(self.short_filter_weight, -bound, bound)
+        if self.short_filter_bias is not None:
+            nn.init.zeros_(self.short_filter_bias)
+        if self.D is not None:
+            nn.init.zeros_(self.D)
+        if self.fir_inner_filter_length is not None:
+            nn.init.normal_(self.h, std=self.fir_inner_filter_length**-0.5)
+        else:
+            self.log_poles.uniform_(*_GAMMA).mul_(-math.exp(-1))
+            nn.init.normal_(self.residues, std=_RESIDUES * self.residues.shape[1] ** -0.5)
+
+    def forward(
+        self, u: Tensor, state: HyenaState | None = None, *, padding_mask: Tensor | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, HyenaState]:
+        """Returns y (B, L, hidden_size), or (y, state); `state` is the one before the first token."""
+        if u.dim() != 3 or u.shape[-1] != 3 * self.hidden_size:
+            raise ValueError(f"HyenaCascade: u: expected (B, L, {3 * self.hidden_size}), got {tuple(u.shape)}")
+        channels = u.mT.contiguous()  # every third channel of neighbouring ones would be no vectors
+        before = None if state is None else state.fir
+        z, fir = causal_conv1d(
+            channels, self.short_filter_weight[:, 0], self.short_filter_bias, None, before, return_final_states=True
+        )
+        if padding_mask is not None:
+            z = z * padding_mask[:, None]
+        x2, x1, v = self._split(z)
+        inner = None if state is None else state.inner
+        if self.fir_inner_filter_length is None:
+            y, inner = hyena_long(x1, x2, v, self.residues, self.log_poles, self.D, initial_state=inner, return_state=True)
+        elif self.fir_inner_filter_length <= _LONGEST_SHORT:
+            y, inner = hyena_short(x1, x2, v, self.h, padding_mask=padding_mask, initial_state=inner, return_state=True)
+        else:  # the last tap of a correlation meets the current token, the first of a convolution
+            taps = self.h if self.D is not None else self.h.flip(-1)
+            D = self.D if self.D is not None else self.h.new_zeros(self.hidden_size)
+            y, inner = hyena_medium(x1, x2, v, taps, D, padding_mask=padding_mask, initial_state=inner, return_state=True)
+        return (y.mT, HyenaState(fir, inner)) if return_state else y.mT
+
+    @torch.no_grad()
+    def step(self, u: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
+        """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, 3 hidden_size). No gradients."""
+        if u.dim() != 2 or u.shape[-1] != 3 * self.hidden_size:
+            raise ValueError(f"HyenaCascade: u: expected (B, {3 * self.hidden_size}), got {tuple(u.shape)}")
+        z, _ = hyena_fir_step(u, state.fir, self.short_filter_weight, self.short_filter_bias)
+        x2, x1, v = self._split(z)
+        if self.fir_inner_filter_length is None:
+            y, _ = hyena_modal_step(x2, x1, v, self.D, self.residues, self.log_poles, state.inner)
+            return y, state
+        is_convolution = self.D is not None
+        filtered, _ = hyena_fir_step(x1.float() * v.float(), state.inner, self.h, self.D, is_convolution, is_convolution)
+        return (x2 * filtered).to(u.dtype), state
+
+    def default_state(self, batch: int) -> HyenaState:
+        """That before the first token: zeros."""
+        zeros = self.short_filter_weight.new_zeros
+        explicit = self.fir_inner_filter_length
+        width = self.residues.shape[1] if explicit is None else explicit - 1
+        return HyenaState(
+            zeros(batch, 3 * self.hidden_size, self.short_filter_weight.shape[-1] - 1, dtype=torch.float32),
+            zeros(batch, self.hidden_size, width, dtype=torch.float32),
+        )
+
+    def _split(self, z: Tensor) -> Projections:
+        return split_projections(z, self.num_attention_heads, self.layout, self.hyena_flip_x1x2)
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.hidden_size}, fir_inner_filter_length={self.fir_inner_filter_length}"

@@ -1,0 +1,72 @@
+"""The gated short convolution of LFM2."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..conv.hyena_fir_step import hyena_fir_step
+from ..conv.hyena_short import hyena_short
+
+
+class ShortConv(nn.Module):
+    """LFM2's short convolution: a projection to B, C and x, C ⊙ conv(B ⊙ x) with K taps, and a projection back.
+
+    Parameters have the names and shapes, and begin as, in transformers' Lfm2ShortConv: in_proj, conv and out_proj.
+
+    Shapes:
+        u: (B, L, hidden_size), or (B, hidden_size) in a step; the result is like u
+        state: (B, hidden_size, K − 1), fp32, the last values of B ⊙ x; None begins a sequence
+
+    Example:
+        >>> layer = gdn_cuda.nn.ShortConv(8)
+        >>> with torch.no_grad():
+        ...     y, state = layer(torch.randn(3, 5, 8), return_state=True)
+        ...     y_next, state = layer.step(torch.randn(3, 8), state)
+        >>> y.shape, y_next.shape, state.shape
+        (torch.Size([3, 5, 8]), torch.Size([3, 8]), torch.Size([3, 8, 2]))
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        kernel_size: int = 3,
+        bias: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.hidden_size, self.kernel_size = hidden_size, kernel_size
+        like = {"device": device, "dtype": dtype}
+        self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=bias, **like)
+        self.conv = nn.Conv1d(
+            hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias, padding=kernel_size - 1, **like
+        )
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=bias, **like)
+
+    def forward(self, u: Tensor, state: Tensor | None = None, *, return_state: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns y (B, L, hidden_size), or (y, state); `state` is the one before the first token."""
+        if u.dim() != 3 or u.shape[-1] != self.hidden_size:
+            raise ValueError(f"ShortConv: u: expected (B, L, {self.hidden_size}), got {tuple(u.shape)}")
+        B, C, x = F.linear(u, self.in_proj.weight, self.in_proj.bias).chunk(3, -1)
+        y, state = hyena_short(B.mT, C.mT, x.mT, self.conv.weight, self.conv.bias, initial_state=state, return_state=True)
+        y = F.linear(y.mT, self.out_proj.weight, self.out_proj.bias)
+        return (y, state) if return_state else y
+
+    @torch.no_grad()
+    def step(self, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns y (B, hidden_size) and `state`, updated in place, for one token u (B, hidden_size). No gradients."""
+        if u.dim() != 2 or u.shape[-1] != self.hidden_size:
+            raise ValueError(f"ShortConv: u: expected (B, {self.hidden_size}), got {tuple(u.shape)}")
+        B, C, x = F.linear(u, self.in_proj.weight, self.in_proj.bias).chunk(3, -1)
+        y, _ = hyena_fir_step(B.float() * x.float(), state, self.conv.weight, self.conv.bias)
+        return F.linear((C * y).to(u.dtype), self.out_proj.weight, self.out_proj.bias), state
+
+    def default_state(self, batch: int) -> Tensor:
+        """That before the first token: zeros."""
+        return self.conv.weight.new_zeros(batch, self.hidden_size, self.kernel_size - 1, dtype=torch.float32)
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.hidden_size}, kernel_size={self.kernel_size}"

@@ -1,0 +1,227 @@
+// conv/hyena_long: y_t = x2_t (sum_j h_j u_{t-j} + D u_t) with u = x1 * v and h_t = sum_s R_s p_s^t, on tensor cores.
+//
+// A warp walks over its tokens of one channel in tiles of 512, 16 rows of 32 (toeplitz_product.cuh). Within a row, h is a
+// Toeplitz block; from row to row, the states x_s = sum_j p_s^j u_{t-j} carry everything before, 16 at a time:
+//     states that each row adds      (16 rows x 32 tokens) (32 tokens x 16 states)
+//     states before each row         a scan over the 16 rows by shuffles, behind the state that the warp carries
+//     what they add to the row       (16 rows x 16 states) (16 states x 32 tokens)
+// All operands of these products are in registers as memory and accumulators give them; every number is a sum of two bf16, and
+// a product three mma. Where there are few channels, warps share the tokens of one: a first launch (only_states) computes what
+// each share adds to the states behind it, and a warp of the second begins by carrying these through the shares before its own.
+//
+// Shared memory, of each warp: right operands made of the poles, 5 KB for 16 states, and a stage for rows without vectors.
+//
+// Bound: memory, 8 bytes an output in bf16 and 16 in fp32; 48 mma for 512 outputs of 16 states take some 40 % of bf16's time.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/hyena_long_tables.cuh>
+#include <gdn_cuda/kernels/conv/hyena_tile.cuh>
+
+namespace gdn_cuda::conv {
+
+// What a lane has of 16 states: [eight][i] is state 8 eight + 2 t + i.
+using LaneStates = float[2][2];
+
+template <HyenaLongConfig kConfig>
+struct HyenaLongWarp {
+    using T = Storage<kConfig.io>;
+    static constexpr int kParts = kConfig.parts();
+    using Parts = TileParts<kParts>;
+    using Poles = HyenaPoleGroup<kParts>;
+
+    const HyenaLongArgs& args;
+    HyenaLongShared<kConfig>& shared;
+    HyenaShare share;
+    LaneStates carried[kConfig.groups];  // the states before the tile, the same in all lanes of a t
+
+    __device__ __forceinline__ static int g() { return lane_of_warp() / 4; }
+    __device__ __forceinline__ static int t() { return lane_of_warp() % 4; }
+    __device__ __forceinline__ static int state_of(int eight, int i) { return 8 * eight + 2 * t() + i; }
+    __device__ __forceinline__ i64 row() const { return static_cast<i64>(share.batch) * args.channels + share.column; }
+
+    // The states before the first tile.
+    __device__ __forceinline__ void begin() {
+        const HyenaPoles poles(args, share.column);
+#pragma unroll
+        for (int group = 0; group < kConfig.groups; ++group)
+#pragma unroll
+            for (int eight = 0; eight < 2; ++eight)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    carried[group][eight][i] = first_state(poles, group * kHyenaGroup + state_of(eight, i));
+    }
+    __device__ __forceinline__ float first_state(const HyenaPoles& poles, int state) const {
+        if (kConfig.only_states || state >= args.states) return 0.f;
+        float x = initial_at(args.initial, share.batch, share.column, args.states, args.states - state);
+        const LongFactor kept(poles.log_pole(state), args.segment_tokens);
+        const float* added = args.added + row() * (args.segments - 1) * args.states + state;
+#pragma unroll 1
+        for (int segment = 0; segment < share.segment; ++segment, added += args.states) x = kept.times_plus(x, *added);
+        return x;
+    }
+    // One group over one tile: adds to `sums` what its states add, and carries them on.
+    __device__ __forceinline__ void advance(int group, const Parts& u, TileSums& sums, int tile) {
+        const Poles& poles = shared.groups[group];
+        LaneStates before[2];  // before rows g and g + 8
+        float by_rows[2][4] = {};
+#pragma unroll
+        for (int eight = 0; eight < 2; ++eight) {
+            uint4 right[kParts];
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) right[part] = words_of(poles.to_states[part][eight]);
+            for_products<kParts, kParts>([&](int left, int part) {
+                unsigned a[4];
+                u.left(a, left, 0);
+                mma_m16n8k16<DType::bf16>(by_rows[eight], a, right[part].x, right[part].y);
+                u.left(a, left, 1);
+                mma_m16n8k16<DType::bf16>(by_rows[eight], a, right[part].z, right[part].w);
+            });
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int state = state_of(eight, i);
+                float first = by_rows[eight][i], second = by_rows[eight][2 + i];
+#pragma unroll
+                for (int step = 0; step < 3; ++step) {
+                    const float other_first = __shfl_up_sync(0xffffffffu, first, 4 << step);
+                    const float other_second = __shfl_up_sync(0xffffffffu, second, 4 << step);
+                    if (g() >= 1 << step) {
+                        first = fmaf(poles.doubled[step][state], other_first, first);
+                        second = fmaf(poles.doubled[step][state], other_second, second);
+                    }
+                }
+                const float added_first = __shfl_sync(0xffffffffu, first, 28 + t());
+                const float added_second = __shfl_sync(0xffffffffu, second, 28 + t());
+                const float kept = poles.half[state], x = carried[group][eight][i];
+                if constexpr (!kConfig.only_states) {
+                    const float row = poles.rows[g()][state];
+                    const float up_first = __shfl_up_sync(0xffffffffu, first, 4);
+                    const float up_second = __shfl_up_sync(0xffffffffu, second, 4);
+                    before[0][eight][i] = fmaf(row, x, g() > 0 ? up_first : 0.f);
+                    before[1][eight][i] = fmaf(row, fmaf(kept, x, added_first), g() > 0 ? up_second : 0.f);
+                }
+                carried[group][eight][i] =
+                    LongFactor(poles.tile[0][state], poles.tile[1][state]).times_plus(x, fmaf(kept, added_first, added_second));
+            }
+        }
+        if constexpr (!kConfig.only_states) {
+            add_outputs(poles, before, sums);
+            if (tile + kTileTokens > args.tokens) write_within(group, before, tile);
+        }
+    }
+    __device__ __forceinline__ static uint4 words_of(const unsigned (&of_lanes)[32][4]) {
+        return *reinterpret_cast<const uint4*>(of_lanes[lane_of_warp()]);
+    }
+    __device__ __forceinline__ static void add_outputs(const Poles& poles, const LaneStates (&before)[2], TileSums& sums) {
+        unsigned a[kParts][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float(&states)[2] = before[i % 2][i / 2];
+            unsigned pair[kParts];
+            split_pair(pair, states[0], states[1]);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) a[part][i] = pair[part];
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            uint4 right[kParts];
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) right[part] = words_of(poles.to_outputs[part][j / 2]);
+            for_products<kParts, kParts>([&](int left, int part) {
+                mma_m16n8k16<DType::bf16>(sums[j], a[left], right[part].x, right[part].y);
+                mma_m16n8k16<DType::bf16>(sums[j + 1], a[left], right[part].z, right[part].w);
+            });
+        }
+    }
+    // The states behind the last token, which is within this tile: those before its row, and the row's tokens one by one.
+    __device__ __forceinline__ void write_within(int group, const LaneStates (&before)[2], int tile) const {
+        const int left = args.tokens - tile, row_of_end = left / kRowTokens;
+        if (g() != row_of_end % 8) return;
+        const HyenaPoles poles(args, share.column);
+        const HyenaRow<T> x1(args.x1, share.batch, share.column), v(args.v, share.batch, share.column);
+#pragma unroll
+        for (int eight = 0; eight < 2; ++eight)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int state = group * kHyenaGroup + state_of(eight, i);
+                if (state >= args.states) continue;
+                float x = row_of_end < 8 ? before[0][eight][i] : before[1][eight][i];
+                const LongFactor kept(poles.log_pole(state), 1);
+#pragma unroll 1
+                for (int token = tile + row_of_end * kRowTokens; token < args.tokens; ++token)
+                    x = kept.times_plus(x, x1.at(token) * v.at(token));
+                args.last[row() * args.states + state] = x;
+            }
+    }
+    __device__ __forceinline__ void write(float* to) const {
+        if (g() != 0) return;
+#pragma unroll
+        for (int group = 0; group < kConfig.groups; ++group)
+#pragma unroll
+            for (int eight = 0; eight < 2; ++eight)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int state = group * kHyenaGroup + state_of(eight, i);
+                    if (state < args.states) to[state] = carried[group][eight][i];
+                }
+    }
+    __device__ __forceinline__ void fill_tables() {
+        const HyenaPoles poles(args, share.column);
+        float* const h = shared.stage.numbers;
+        poles.fill_taps(h, lane_of_warp());
+        for (int group = 0; group < kConfig.groups; ++group) poles.fill(shared.groups[group], group, lane_of_warp());
+        __syncwarp();
+        fill_pairs(shared.taps, lane_of_warp(), 1, [&](int x) { return x >= 0 && x < kRowTokens ? h[x] : 0.f; });
+        __syncwarp();
+    }
+    __device__ __forceinline__ void run() {
+        fill_tables();
+        begin();
+        const float bias = args.bias.data == nullptr ? 0.f : load_number(args.bias, share.column * args.bias_channel);
+        ToeplitzTile<T> x1, v, x2;
+        const auto load = [&](ToeplitzTile<T>& to, const HyenaTensor& from, int tile) {
+            to.load(HyenaRow<T>(from, share.batch, share.column), tile, share.end, args.vectors, shared.stage);
+        };
+        load(x1, args.x1, share.first);
+        load(v, args.v, share.first);
+#pragma unroll 1
+        for (int tile = share.first; tile < share.end; tile += kTileTokens) {
+            TileSums sums;
+            Parts own;
+            {
+                float u[2][kEight];
+                multiply(u, x1, v);
+                begin_sums(sums, u, bias);
+                own = Parts::of(u);
+            }
+            if constexpr (!kConfig.only_states) load(x2, args.x2, tile);
+            if (tile + kTileTokens < share.end) {
+                load(x1, args.x1, tile + kTileTokens);
+                load(v, args.v, tile + kTileTokens);
+            }
+            if constexpr (!kConfig.only_states) add_product(sums, own, load_pairs(shared.taps, lane_of_warp(), 0));
+#pragma unroll
+            for (int group = 0; group < kConfig.groups; ++group)
+                if (group * kHyenaGroup < args.states) advance(group, own, sums, tile);
+            if constexpr (!kConfig.only_states)
+                gated(x2, sums).store(HyenaRow<T>(args.y, share.batch, share.column), tile, share.end, args.vectors,
+                                      shared.stage);
+        }
+        if constexpr (kConfig.only_states) {
+            write(args.added + (row() * args.segments + share.segment) * args.states);
+        } else {
+            if (share.is_last(args) && args.tokens % kTileTokens == 0) write(args.last + row() * args.states);
+        }
+    }
+};
+
+template <HyenaLongConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.io == DType::f32 ? 2 : 3)
+    hyena_long(const __grid_constant__ HyenaLongArgs args) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kConfig.warps() + warp, args.channels);
+    if (!share.exists(args)) return;
+    HyenaLongWarp<kConfig>{args, reinterpret_cast<HyenaLongSharedPlan<kConfig>*>(memory)->warps[warp], share}.run();
+}
+
+}  // namespace gdn_cuda::conv

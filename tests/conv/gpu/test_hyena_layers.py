@@ -1,0 +1,44 @@
+"""gdn_cuda.nn's Hyena layers on the GPU against themselves in fp64 on the CPU: prompts, parts and steps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from helpers import rel_rms
+
+from gdn_cuda.nn import HyenaCascade, ShortConv
+
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}  # a bf16 layer rounds its projections' filter, y and the steps between
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "thirds"])
+@pytest.mark.parametrize("kind", [None, 7, 64, 128])
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_hyena_cascade(dtype: torch.dtype, kind: int | None, layout: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    layer = HyenaCascade(64, kind, hyena_filter_groups=16, layout=layout, dtype=dtype).requires_grad_(False)
+    if layer.D is not None:
+        torch.nn.init.normal_(layer.D)
+    check(layer, torch.randn(2, 300, 192, dtype=dtype), BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_short_conv(dtype: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
+    check(ShortConv(64, dtype=dtype).requires_grad_(False), torch.randn(2, 300, 64, dtype=dtype), BOUNDS[dtype])
+
+
+def check(layer: Any, u: torch.Tensor, bound: float) -> None:
+    expected = copy.deepcopy(layer).double()(u.double())
+    layer, u, parts, state = layer.cuda(), u.cuda(), [], None
+    assert rel_rms(layer(u), expected) < bound
+    for start, end in ((0, 100), (100, 296)):
+        y, state = layer(u[:, start:end], state, return_state=True)
+        parts.append(y)
+    for t in range(296, 300):
+        y, state = layer.step(u[:, t], state)
+        parts.append(y[:, None])
+    assert rel_rms(torch.cat(parts, 1), expected) < bound

@@ -1,0 +1,145 @@
+"""gdn_cuda.nn.HyenaCascade and ShortConv: by their definitions, in parts, token by token, and with others' parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hyena_oracle as oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import rel_rms
+from torch import Tensor
+
+from gdn_cuda.nn import HyenaCascade, ShortConv
+
+KINDS = [None, 3, 7, 32, 33, 64, 128, 150]
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"layout": "heads", "num_attention_heads": 2, "hyena_flip_x1x2": True, "short_filter_bias": True},
+    {"layout": "thirds", "hyena_filter_groups": 4},
+]
+
+
+def layer_of(kind: int | None, seed: int, **more: Any) -> HyenaCascade:
+    torch.manual_seed(seed)
+    layer = HyenaCascade(8, kind, **more)
+    for name in ("D", "short_filter_bias"):
+        if getattr(layer, name) is not None:
+            torch.nn.init.normal_(getattr(layer, name))
+    return layer.requires_grad_(False)
+
+
+def expected(layer: HyenaCascade, u: Tensor, mask: Tensor | None) -> Tensor:
+    """From the oracle's operators; the inner filter by its length."""
+    z = oracle.causal_sum(layer.short_filter_weight.double().numpy()[:, 0, ::-1], u.mT.double().numpy())
+    if layer.short_filter_bias is not None:
+        z = z + layer.short_filter_bias.double().numpy()[:, None]
+    if mask is not None:
+        z = z * mask.double().numpy()[:, None]
+    x2, x1, v = (torch.from_numpy(x) for x in oracle.split(torch.from_numpy(z), layer.num_attention_heads, layer.layout))
+    if layer.hyena_flip_x1x2:
+        x1, x2 = x2, x1
+    if layer.fir_inner_filter_length is None:
+        y, _ = oracle.long(x1, x2, v, layer.residues, layer.log_poles, layer.D)
+    elif layer.fir_inner_filter_length >= 128:
+        y, _ = oracle.medium(x1, x2, v, layer.h, layer.D, mask)
+    else:
+        y, _ = oracle.short(x1, x2, v, layer.h, None, False, mask)
+    return torch.from_numpy(y).mT
+
+
+@pytest.mark.parametrize("more", LAYOUTS, ids=["evo2", "heads", "groups"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_parts_and_steps(kind: int | None, more: dict[str, Any], seed: int) -> None:
+    layer = layer_of(kind, seed, **more)
+    u = torch.randn(2, 40, 24)
+    mask = torch.rand(2, 40) < 0.7
+    assert rel_rms(layer(u, padding_mask=mask), expected(layer, u, mask)) < 3e-6
+    whole, last = layer(u, return_state=True)
+    assert rel_rms(whole, expected(layer, u, None)) < 3e-6
+    parts, state = [], None
+    for start, end in ((0, 5), (5, 37)):
+        y, state = layer(u[:, start:end], state, return_state=True)
+        parts.append(y)
+    for t in range(37, 40):
+        y, state = layer.step(u[:, t], state)
+        parts.append(y[:, None])
+    assert rel_rms(torch.cat(parts, 1), whole) < 3e-6
+    for mine, other in zip(state, last, strict=True):
+        assert rel_rms(mine, other) < 3e-6
+
+
+@pytest.mark.parametrize("kind", [None, 7, 128])
+def test_default_states_begin_sequences(kind: int | None, seed: int) -> None:
+    layer = layer_of(kind, seed)
+    u, state, parts = torch.randn(2, 6, 24), layer.default_state(2), []
+    for t in range(6):
+        y, state = layer.step(u[:, t], state)
+        parts.append(y)
+    assert rel_rms(torch.stack(parts, 1), layer(u)) < 3e-6
+
+
+def test_parameters_begin_as_documented() -> None:
+    torch.manual_seed(0)
+    long, medium = HyenaCascade(512), HyenaCascade(512, 128, hyena_filter_groups=32)
+    poles = long.log_poles.exp()
+    assert 0.96 < poles.min() < 0.965 and 0.995 < poles.max() < 0.997
+    assert abs(long.residues.std() / 0.025 - 1) < 0.05 and not long.D.any()
+    assert abs(medium.h.std() * 128**0.5 - 1) < 0.05 and medium.h.shape == (32, 1, 128)
+    assert HyenaCascade(8, 7).D is None and HyenaCascade(8, dtype=torch.bfloat16).log_poles.dtype == torch.float32
+
+
+def test_parameters_of_vortex_fit() -> None:
+    vortex_names = {
+        None: {"short_filter_weight": (24, 1, 3), "D": (8,), "log_poles": (8, 16, 1), "residues": (8, 16)},
+        7: {"short_filter_weight": (24, 1, 3), "h": (8, 1, 7)},
+        128: {"short_filter_weight": (24, 1, 3), "D": (8,), "h": (8, 1, 128)},
+    }
+    for kind, shapes in vortex_names.items():
+        assert {name: tuple(x.shape) for name, x in HyenaCascade(8, kind).state_dict().items()} == shapes
+
+
+def test_wrong_input() -> None:
+    layer = HyenaCascade(8, 7)
+    with pytest.raises(ValueError, match=r"^HyenaCascade: u: expected \(B, L, 24\), got \(2, 5, 8\)"):
+        layer(torch.ones(2, 5, 8))
+    with pytest.raises(ValueError, match=r"^HyenaCascade: u: expected \(B, 24\), got "):
+        layer.step(torch.ones(2, 5, 24), layer.default_state(2))
+    with pytest.raises(ValueError, match=r"^HyenaCascade: hyena_filter_groups: expected a divisor of 8, got 3"):
+        HyenaCascade(8, 7, hyena_filter_groups=3)
+
+
+# ---- ShortConv
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("K", [1, 3, 8])
+def test_short_conv(K: int, bias: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    layer = ShortConv(6, K, bias).requires_grad_(False)
+    u = torch.randn(2, 12, 6)
+    B, C, x = layer.in_proj(u).mT.chunk(3, 1)
+    filtered = F.conv1d(B * x, layer.conv.weight, layer.conv.bias, padding=K - 1, groups=6)[..., :12]
+    literal = layer.out_proj((C * filtered).mT)
+    whole, last = layer(u, return_state=True)
+    assert rel_rms(whole, literal) < 1e-6 and rel_rms(layer(u), whole) == 0
+    y, state = layer(u[:, :5], return_state=True)
+    parts = [y]
+    for t in range(5, 12):
+        y, state = layer.step(u[:, t], state)
+        parts.append(y[:, None])
+    assert rel_rms(torch.cat(parts, 1), whole) < 1e-6 and rel_rms(state, last) < 1e-6
+    y, _ = layer.step(u[:, 0], layer.default_state(2))
+    assert rel_rms(y, whole[:, 0]) < 1e-6
+
+
+def test_names_of_lfm2() -> None:
+    assert list(ShortConv(6, 3).state_dict()) == ["in_proj.weight", "conv.weight", "out_proj.weight"]
+
+
+def test_wrong_input_of_short_conv() -> None:
+    with pytest.raises(ValueError, match=r"^ShortConv: u: expected \(B, L, 6\), got "):
+        ShortConv(6)(torch.ones(2, 6))
+    with pytest.raises(ValueError, match=r"^ShortConv: u: expected \(B, 6\), got "):
+        ShortConv(6).step(torch.ones(2, 3, 6), torch.zeros(2, 6, 2))

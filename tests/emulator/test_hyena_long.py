@@ -1,0 +1,79 @@
+"""The kernel of hyena_long in the emulator, against its recurrence in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from emulated import emulated
+from hyena_cases import gated_inputs, modal_parameters
+from hyena_long_checks import check_long
+
+from gdn_cuda import hyena_long
+
+
+def check(*args: Any, multiprocessors: int = 132, **options: Any) -> None:
+    with emulated(multiprocessors):
+        check_long(*args, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("S", [1, 3, 15, 16, 17, 40, 64])
+def test_states(dtype: torch.dtype, S: int, seed: int) -> None:
+    check(1, 2, 700, S, seed, dtype)
+
+
+@pytest.mark.parametrize("L", [0, 1, 2, 31, 32, 33, 127, 128, 129, 256, 257, 511, 512, 513, 1024, 1032, 3000])
+def test_lengths(L: int, seed: int) -> None:
+    check(1, 2, L, 16, seed, torch.float32)
+
+
+@pytest.mark.parametrize("L", [2049, 4096, 4608, 9000])
+@pytest.mark.parametrize("S", [16, 20])
+def test_warps_that_share_a_channel(L: int, S: int, seed: int) -> None:
+    state = torch.randn(2, 2, S, generator=torch.Generator().manual_seed(seed))
+    check(2, 2, L, S, seed, torch.float32, initial_state=state)
+
+
+@pytest.mark.parametrize("layout", ["channels", "neither"])
+def test_layouts(layout: str, seed: int) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        check(2, 4, 520, 16, seed, dtype, layout, groups=2)
+
+
+@pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
+def test_poles(log_pole: float, seed: int) -> None:
+    """Alone, over thousands of tokens, in one share and in several."""
+    poles = torch.full((2, 1), log_pole)
+    for multiprocessors in (1, 132):
+        options = {"initial_state": torch.ones(1, 2, 1), "multiprocessors": multiprocessors}
+        check(1, 2, 5000, 1, seed, torch.float32, log_poles=poles, **options)
+
+
+def test_every_option(seed: int) -> None:
+    state = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(seed))
+    for L in (0, 5, 530, 1024):
+        check(2, 4, L, 16, seed, initial_state=state)
+        check(2, 4, L, 16, seed, initial_state=state.bfloat16(), groups=1)
+
+
+@pytest.mark.parametrize("B, D", [(0, 3), (2, 0)])
+def test_nothing(B: int, D: int, seed: int) -> None:
+    check(B, D, 5, 7, seed, groups=1)
+
+
+def test_in_parts_as_in_one(seed: int) -> None:
+    D, L = 2, 1300
+    x1, x2, v = (x.float() for x in gated_inputs(1, D, L, seed))
+    parameters = [x.float() for x in modal_parameters(D, D, 16, seed)]
+    parts, state = [], None
+    with emulated():
+        whole, last = hyena_long(x1, x2, v, *parameters, return_state=True)
+        for first, end in ((0, 300), (300, 302), (302, 1300)):
+            now = [x[..., first:end] for x in (x1, x2, v)]
+            y, state = hyena_long(*now, *parameters, initial_state=state, return_state=True)
+            parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-4, atol=1e-4)
+    assert state is not None
+    torch.testing.assert_close(state, last, rtol=1e-5, atol=1e-4)
