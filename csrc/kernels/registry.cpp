@@ -6,6 +6,7 @@
 #include "../families/conv/causal_conv_tile.hpp"
 #include "../families/conv/causal_step.hpp"
 #include "../families/conv/hyena_filter.hpp"
+#include "../families/conv/hyena_long.hpp"
 #include "../families/conv/hyena_medium.hpp"
 #include "../families/conv/hyena_short.hpp"
 #include "../families/conv/hyena_step.hpp"
@@ -14,11 +15,6 @@
 #include "../families/conv/split_backward.hpp"
 #include "../families/conv/split_columns.hpp"
 #include "../families/conv/split_conv.hpp"
-#include "../families/conv/hyena_filter.hpp"
-#include "../families/conv/hyena_long.hpp"
-#include "../families/conv/hyena_medium.hpp"
-#include "../families/conv/hyena_short.hpp"
-#include "../families/conv/hyena_step.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
@@ -77,19 +73,9 @@ const std::vector<RegisteredKernel>& registry() {
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
             entry<conv::CausalBackward>(),
-            entry<conv::HyenaFilterKernel>(),
-            entry<conv::HyenaFilterBackwardKernel>(),
-            entry<conv::HyenaFirStep>(),
-            entry<conv::HyenaModalStep>(),
-            entry<conv::HyenaLong>(),
-            entry<conv::HyenaMedium>(),
-            entry<conv::HyenaShort>(),
-            entry<conv::HyenaShortColumns>(),
+            entry<conv::CausalBackwardSequences>(),
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
-            entry<conv::CausalBackward>(),
-            entry<conv::CausalBackwardSequences>(),
-            entry<conv::CausalStatesBehind>(),
             entry<conv::CausalStatesBackward>(),
             entry<conv::CausalStatesBehind>(),
             entry<conv::CausalStep>(),
@@ -99,15 +85,15 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaFilterBackwardKernel>(),
             entry<conv::HyenaFilterKernel>(),
             entry<conv::HyenaFirStep>(),
+            entry<conv::HyenaLong>(),
             entry<conv::HyenaMedium>(),
             entry<conv::HyenaModalStep>(),
             entry<conv::HyenaShort>(),
             entry<conv::HyenaShortColumns>(),
             entry<conv::RmsNorm>(),
             entry<conv::RmsNormBackward>(),
-            entry<conv::SplitConv>(),
-            entry<conv::SplitColumns>(),
             entry<conv::SplitBackward>(),
+            entry<conv::SplitColumns>(),
             entry<conv::SplitConv>(),
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),

@@ -6,14 +6,7 @@ raises ValueError, which names function, argument, expected and got, before anyt
 
 from .causal_conv1d import causal_conv1d
 from .causal_conv1d_update import causal_conv1d_update
-from .fft_causal_conv import fft_causal_conv
-from .hyena_filter import hyena_filter
-from .hyena_fir_step import hyena_fir_step
-from .hyena_medium import hyena_medium
-from .hyena_modal_step import hyena_modal_step
-from .hyena_short import hyena_short
 from .conv_split_l2norm import conv_split_l2norm
-from .rms_norm_gated import rms_norm_gated
 from .fft_causal_conv import fft_causal_conv
 from .hyena_filter import hyena_filter
 from .hyena_fir_step import hyena_fir_step
@@ -21,22 +14,14 @@ from .hyena_long import hyena_long
 from .hyena_medium import hyena_medium
 from .hyena_modal_step import hyena_modal_step
 from .hyena_short import hyena_short
+from .rms_norm_gated import rms_norm_gated
 from .split_projections import Projections, split_projections
 
 __all__ = [
     "Projections",
     "causal_conv1d",
     "causal_conv1d_update",
-    "fft_causal_conv",
-    "hyena_filter",
-    "hyena_fir_step",
-    "hyena_medium",
-    "hyena_modal_step",
-    "hyena_short",
-    "rms_norm_gated",
-    "split_projections",
-]
-__all__ = ["causal_conv1d", "conv_split_l2norm", "rms_norm_gated"]
+    "conv_split_l2norm",
     "fft_causal_conv",
     "hyena_filter",
     "hyena_fir_step",
@@ -44,5 +29,6 @@ __all__ = ["causal_conv1d", "conv_split_l2norm", "rms_norm_gated"]
     "hyena_medium",
     "hyena_modal_step",
     "hyena_short",
+    "rms_norm_gated",
     "split_projections",
 ]
