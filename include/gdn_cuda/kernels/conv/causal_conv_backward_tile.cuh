@@ -10,8 +10,8 @@
 // conv/causal_conv_tile. Blocks go over several tiles and write sums of their tokens, which the caller adds up: no atomics, and
 // the same bits in every run.
 //
-// Bound, for 4 taps and bf16: shared memory and memory alike. An element takes about 46 bytes of shared memory, 0.36 cycles of an
-// SM, and 6 of memory, 0.32 cycles.
+// Bound, for 4 taps and bf16: shared memory and memory alike. An element takes about 46 bytes of shared memory, 0.36 cycles of
+// an SM, and 6 of memory, 0.32 cycles.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
