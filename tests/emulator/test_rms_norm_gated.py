@@ -129,6 +129,19 @@ def test_gates_at_the_ends() -> None:
             torch.testing.assert_close(out, function(gate), equal_nan=True, rtol=1e-5, atol=1e-36)
 
 
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+def test_every_slope_of_the_gate(activation: str) -> None:
+    """Element by element, also where the gate is nearly open or closed."""
+    gate = torch.linspace(-80, 60, 136)[None].requires_grad_()
+    wide = gate.detach().double()
+    power = torch.exp(-wide.abs())
+    slope = power / (1 + power) ** 2  # torch's has no digits in fp64 where the gate is open
+    expected = slope if activation == "sigmoid" else wide.sigmoid() + wide * slope
+    with emulated():
+        (found,) = torch.autograd.grad(rms_norm_gated(torch.ones(1, 136), gate, None, 0.0, activation).sum(), gate)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-36)
+
+
 def test_the_other_gradients_without_a_gate_or_a_weight(seed: int) -> None:
     """A tensor that needs no gradient gets none, and changes no other's."""
     given = [y for y in inputs(3, 16, seed=seed, dtypes=(F32, F32, F32)) if y is not None]

@@ -26,7 +26,8 @@ __device__ __forceinline__ float gate_value(GateActivation activation, float g) 
     return activation == GateActivation::sigmoid ? s : g * s;
 }
 __device__ __forceinline__ Gated gate_and_derivative(GateActivation activation, float g) {
-    const float s = sigmoid(g), of_sigmoid = s - s * s;
+    const float power = exp_fast(at_most(-g, 88.f)), s = __fdividef(1.f, 1.f + power);
+    const float of_sigmoid = s * (power * s);  // s - s^2 would lose its digits for large g
     if (activation == GateActivation::sigmoid) return {s, of_sigmoid};
     return {g * s, fmaf(g, of_sigmoid, s)};
 }
