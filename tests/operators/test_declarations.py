@@ -52,6 +52,9 @@ def test_what_no_kernel_reads_is_a_parameter_of_the_function_alone() -> None:
         lacking[name] = " ".join(p for p in inspect.signature(declared.function).parameters if p not in taken)
     assert {name: parameters for name, parameters in lacking.items() if parameters} == {
         "fused_gdn_gating": "is_var_len",
+        "hyena_long": "return_state",
+        "hyena_medium": "return_state",
+        "hyena_short": "return_state",
         "chunked_forward": "chunk_indices cu_chunks",
         "chunk_local_cumsum_bf16": "batch_size seq_len num_heads chunk_indices",
         "bf16_gdn_compute_u_w": "compiled_dims chunk_indices",
