@@ -29,11 +29,18 @@ def test_lengths(L: int, seed: int) -> None:
     check(1, 2, L, 16, seed, torch.float32)
 
 
-@pytest.mark.parametrize("L", [2049, 4096, 4608, 9000])
-@pytest.mark.parametrize("S", [16, 20])
-def test_warps_that_share_a_channel(L: int, S: int, seed: int) -> None:
-    state = torch.randn(2, 2, S, generator=torch.Generator().manual_seed(seed))
-    check(2, 2, L, S, seed, torch.float32, initial_state=state)
+@pytest.mark.parametrize("L", [2049, 4608])
+@pytest.mark.parametrize("S, dtype", [(16, torch.float32), (20, torch.bfloat16), (3, torch.float16)])
+def test_warps_that_share_a_channel(L: int, S: int, dtype: torch.dtype, seed: int) -> None:
+    state = torch.randn(1, 2, S, generator=torch.Generator().manual_seed(seed))
+    with emulated() as launched:
+        check_long(1, 2, L, S, seed, dtype, initial_state=state)
+    assert sum("only_states = true" in kernel for kernel in launched()) == 1
+
+
+@pytest.mark.parametrize("S, dtype", [(3, torch.bfloat16), (20, torch.float32), (20, torch.float16)])
+def test_other_configurations_of_shares(S: int, dtype: torch.dtype, seed: int) -> None:
+    check(1, 1, 2560, S, seed, dtype)
 
 
 @pytest.mark.parametrize("layout", ["channels", "neither"])
@@ -48,7 +55,7 @@ def test_poles(log_pole: float, seed: int) -> None:
     poles = torch.full((2, 1), log_pole)
     for multiprocessors in (1, 132):
         options = {"initial_state": torch.ones(1, 2, 1), "multiprocessors": multiprocessors}
-        check(1, 2, 5000, 1, seed, torch.float32, log_poles=poles, **options)
+        check(1, 2, 2600, 1, seed, torch.float32, log_poles=poles, **options)
 
 
 def test_every_option(seed: int) -> None:

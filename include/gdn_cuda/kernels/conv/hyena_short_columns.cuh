@@ -1,8 +1,8 @@
 // conv/hyena_short_columns: what conv/hyena_short computes, where channels are neighbours in memory.
 //
-// A warp walks over its tokens of 128 neighbouring channels (64 from 9 taps on), eight tokens a step (four in fp32). A lane has
-// two or four neighbouring channels, with u of the tokens that its taps meet in registers; all loads of a step are in flight at
-// once.
+// A warp walks over its tokens of 128 neighbouring channels (64 from 9 taps on), four tokens a step. A lane has two or four
+// neighbouring channels, with u of the tokens that its taps meet in registers; all loads of a step are in flight
+// at once.
 //
 // Shared memory: the taps of the warp's channels, newest first.
 //
@@ -112,7 +112,7 @@ struct HyenaShortColumns {
 };
 
 template <HyenaShortConfig kConfig>
-__global__ void __launch_bounds__(kHyenaShortThreads) hyena_short_columns(const __grid_constant__ HyenaArgs args) {
+__global__ void __launch_bounds__(kHyenaShortThreads, 3) hyena_short_columns(const __grid_constant__ HyenaArgs args) {
     using Columns = HyenaShortColumns<kConfig>;
     __shared__ __align__(16) typename Columns::Taps taps[kHyenaShortWarps];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;

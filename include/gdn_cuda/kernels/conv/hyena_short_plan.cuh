@@ -26,7 +26,7 @@ struct HyenaShortConfig {
     // Of hyena_short_columns: channels of a lane, such that its window fits into registers, and tokens of a step.
     GDN_HOST_DEVICE constexpr int lane_channels() const { return taps <= kHyenaShortFewTaps ? 4 : 2; }
     GDN_HOST_DEVICE constexpr int warp_channels() const { return 32 * lane_channels(); }
-    GDN_HOST_DEVICE constexpr int step() const { return io == DType::f32 ? 4 : 8; }
+    static constexpr int step() { return 4; }
 };
 
 // Of a warp of hyena_short.
