@@ -154,6 +154,11 @@ DType Checks::dtype(const char* argument, const View& view, std::initializer_lis
     fail(argument, names, dtype_name(view));
 }
 
+DType Checks::number(const char* argument, const View& view) const {
+    if (view.is_cuda() || explaining()) return dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
+    return dtype(argument, view, {DType::f32, DType::bf16, DType::f16, DType::f64});
+}
+
 void Checks::device(const char* argument, const View& view, const View& as, const char* as_name) const {
     if (view.device_type != as.device_type || view.device_index != as.device_index)
         fail(argument, fmt::format("{}, the device of {}", device_text(as), as_name), device_text(view));

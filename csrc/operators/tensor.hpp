@@ -94,6 +94,8 @@ struct Checks {
     void rank(const char* argument, const View& view, int rank, const char* layout) const;
     void shape(const char* argument, const View& view, std::initializer_list<int64_t> shape, const char* layout) const;
     DType dtype(const char* argument, const View& view, std::initializer_list<DType> allowed) const;
+    // float32, bfloat16 or float16, and float64 where no kernel computes.
+    DType number(const char* argument, const View& view) const;
     void device(const char* argument, const View& view, const View& as, const char* as_name) const;
     void last_contiguous(const char* argument, const View& view) const;
     // Every element of an output has its own address.

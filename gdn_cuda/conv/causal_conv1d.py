@@ -14,7 +14,10 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.autograd import with_autograd
 from ..operators.calls import typical_call
+from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.first_order import first_order
+from ..operators.layout import empty_in_layout
 from ..operators.measure import (
     Absent,
     Call,
@@ -32,9 +35,6 @@ from ..operators.measure import (
 )
 from ..operators.registration import register
 from ..operators.schema import refuse
-from ..scan.dtypes import state_dtype
-from ..scan.first_order import first_order
-from ..scan.layout import empty_in_layout
 from . import reference_causal as reference
 
 _NAME = "causal_conv1d"

@@ -15,11 +15,11 @@ from ..operators import Differentiable
 from ..operators.autograd import with_autograd
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.first_order import first_order
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from ..operators.registration import register
 from ..operators.schema import refuse
 from ..operators.state_slots import check_slots
-from ..scan.first_order import first_order
 from . import reference_causal
 from .causal_conv1d import _backward as _conv_backward
 from .causal_conv1d import _conv as _causal_conv

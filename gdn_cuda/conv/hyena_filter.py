@@ -12,10 +12,10 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.first_order import first_order
+from ..operators.mapped import Mapped
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from ..operators.schema import refuse
-from ..scan.first_order import first_order
-from ..scan.mapped import Mapped
 from .reference_hyena import modal_filter, powers
 
 _NAME = "hyena_filter"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..scan.layout import empty_in_layout, in_layout
+from ..operators.layout import empty_in_layout, in_layout
 
 __all__ = ["tokens_adjacent", "empty_in_layout", "in_layout", "state_dtype", "channels_adjacent"]
 

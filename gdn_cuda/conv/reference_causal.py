@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..operators.dtypes import state_dtype
+from ..operators.layout import in_layout
 from ..operators.state_slots import check_slots, gather_states, is_slot
-from ..scan.dtypes import state_dtype
-from ..scan.layout import in_layout
 
 _WIDE = torch.float64
 

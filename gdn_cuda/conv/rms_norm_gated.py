@@ -12,8 +12,8 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.first_order import first_order
 from ..operators.measure import Case, Inputs, Outcome, Peer, Work, bench, draw, import_peer, normal, sanitizes, size
-from ..scan.first_order import first_order
 
 _NAME = "rms_norm_gated"
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..operators.dtypes import wide
+from ..operators.first_order import first_order
+from ..operators.mapped import Mapped
 from .discretizations import GRADIENTS, TRANSITIONS
-from .dtypes import wide
-from .first_order import first_order
-from .mapped import Mapped
 
 
 class _Step(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..operators.dtypes import state_dtype
+from ..operators.layout import channels_are_last, in_layout
 from .discretizations import expm1
-from .dtypes import state_dtype
-from .layout import channels_are_last, in_layout
 
 _WIDE = torch.float64
 

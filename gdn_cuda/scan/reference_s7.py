@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dtypes import state_dtype
+from ..operators.dtypes import state_dtype
 
 
 def s7_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..operators.dtypes import wide, wide_dtype
+from ..operators.layout import channels_are_last, empty_rows
 from .discretizations import GRADIENTS, SOFTPLUS_THRESHOLD, TRANSITIONS
-from .dtypes import wide, wide_dtype
-from .layout import channels_are_last, empty_rows
 
 STATE_CHUNK = 64
 _conj = torch.conj_physical  # the mark of torch.conj is not always read below autograd

@@ -12,11 +12,11 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.first_order import first_order
+from ..operators.layout import channels_are_last, empty_in_layout
+from ..operators.mapped import Mapped
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_rglru as reference
-from .first_order import first_order
-from .layout import channels_are_last, empty_in_layout
-from .mapped import Mapped
 
 _NAME = "rglru_scan"
 

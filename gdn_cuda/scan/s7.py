@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..operators import Differentiable
 from ..operators.calls import typical_call
+from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, example, of_operator, random
+from ..operators.first_order import first_order
+from ..operators.mapped import Mapped
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_s7 as reference
-from .dtypes import state_dtype
-from .first_order import first_order
-from .mapped import Mapped
 
 _NAME = "s7_scan"
 

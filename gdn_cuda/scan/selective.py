@@ -10,11 +10,11 @@ from torch import Tensor
 from ..operators import Differentiable
 from ..operators.calls import typical_call
 from ..operators.examples import Arguments, draw, example, of_operator, random
+from ..operators.first_order import first_order
 from ..operators.gradients import under_transforms
+from ..operators.layout import empty_rows
+from ..operators.mapped import Mapped
 from . import reference_selective as reference
-from .first_order import first_order
-from .layout import empty_rows
-from .mapped import Mapped
 
 
 def _shapes(x: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,13 +4,13 @@
 #include <gdn_cuda/conv.hpp>
 #include <vector>
 
+#include "../../operators/layout.hpp"
 #include "../../operators/operator.hpp"
-#include "../../operators/state_slots.hpp"
 #include "../../operators/torch_math.hpp"
-#include "../scan/layout.hpp"
 #include "causal_conv.hpp"
 #include "causal_conv_backward.hpp"
 #include "causal_conv_checks.hpp"
+#include "causal_conv_pool.hpp"
 #include "causal_conv_states.hpp"
 #include "causal_conv_tile.hpp"
 
@@ -47,7 +47,7 @@ void write_states(const PreparedCausal& prepared, const CausalStates& behind, bo
 }
 
 Tensor empty_output(PreparedCausal& prepared, const Tensor& x) {
-    const Tensor out = scan::empty_rows(x, scan::layout_of(prepared.x));
+    const Tensor out = empty_rows(x, layout_of(prepared.x));
     const View view(out);
     prepared.args.out = tensor_of(view);
     prepared.problem.vectors = prepared.args.vectors = has_vectors(prepared, prepared.x) && has_vectors(prepared, view);
@@ -157,35 +157,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_backward(const CausalConv1dBackwa
 PreparedCausal prepare_prefill(const CausalConv1dPrefill& x) {
     const Checks check{CausalConv1d::name};
     PreparedCausal prepared = prepare_inputs(check, {x.x, x.weight, x.bias, x.seq_idx, x.cu_seqlens, x.silu});
-    const View pool(x.conv_state), slots = view_of(x.state_indices), has_initial = view_of(x.has_initial_state);
-    const int64_t least = prepared.args.taps - 1;
-    GDN_REQUIRE(check, pool.rank == 3 && pool.size(1) == prepared.x.size(1) && pool.size(2) >= least, "conv_state",
-                fmt::format("(slots, D={}, {} or more)", prepared.x.size(1), least), shape_text(pool));
-    check.dtype("conv_state", pool, state_types(prepared.x));
-    check.device("conv_state", pool, prepared.x, "x");
-    const Batch batch{prepared.sequences, prepared.x.size(2), x.cu_seqlens.has_value(), prepared.x, "x"};
-    GDN_REQUIRE(check, !slots.defined() || slots.rank == 1, "state_indices", "(sequences,)", shape_text(slots));
-    check_slots(check, {.pool_name = "conv_state", .slots_name = "state_indices", .pool = pool, .slots = slots}, batch);
-    CausalSequenceArgs& sequences = prepared.args.sequences;
-    sequences.initial = states_of(pool);
+    set_pool(check, prepared, {x.conv_state, x.state_indices, x.has_initial_state}, x.cu_seqlens.has_value());
     prepared.problem.sequences = true;
-    sequences.slots = tagged(slots);
-    if (slots.defined()) sequences.slots_sequence = slots.stride(0);
-    sequences.slot_count = check.count("conv_state", "slots", pool.size(0));
-    if (has_initial.defined()) {
-        check_per_sequence(check, "has_initial_state", has_initial, batch);
-        sequences.has_initial = tagged(has_initial);
-        sequences.has_initial_sequence = has_initial.stride(0);
-    }
     check_grids(check, prepared);
-    check.distinct("conv_state", pool);
-    check.apart({{"conv_state", pool}}, {{"x", prepared.x},
-                                         {"weight", View(x.weight)},
-                                         {"bias", view_of(x.bias)},
-                                         {"state_indices", slots},
-                                         {"has_initial_state", has_initial},
-                                         {"seq_idx", view_of(x.seq_idx)},
-                                         {"cu_seqlens", view_of(x.cu_seqlens)}});
+    check.apart({{"conv_state", View(x.conv_state)}}, {{"x", prepared.x},
+                                                       {"weight", View(x.weight)},
+                                                       {"bias", view_of(x.bias)},
+                                                       {"state_indices", view_of(x.state_indices)},
+                                                       {"has_initial_state", view_of(x.has_initial_state)},
+                                                       {"seq_idx", view_of(x.seq_idx)},
+                                                       {"cu_seqlens", view_of(x.cu_seqlens)}});
     return prepared;
 }
 

@@ -76,7 +76,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     const View x(arguments.x), state(arguments.conv_state), weight(arguments.weight), bias = view_of(arguments.bias);
     const View cu_seqlens = view_of(arguments.cu_seqlens), slots = view_of(arguments.conv_state_indices);
     const View cache_seqlens = view_of(arguments.cache_seqlens), accepted = view_of(arguments.num_accepted_tokens);
-    const DType io = scan::check_number(check, "x", x);
+    const DType io = check.number("x", x);
     const std::initializer_list<DType> types = number_types(x);
     const Layout layout = layout_of(check, x, cu_seqlens);
 

@@ -3,10 +3,9 @@
 
 #include <vector>
 
+#include "../../operators/layout.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/tensor.hpp"
-#include "../scan/gated_checks.hpp"
-#include "../scan/layout.hpp"
 #include "causal_conv_problem.hpp"
 
 namespace gdn_cuda::conv {
@@ -59,7 +58,7 @@ inline PreparedCausal prepare_inputs(const Checks& check, const CausalGiven& giv
     const View x(given.x), weight(given.weight), bias = view_of(given.bias), seq_idx = view_of(given.seq_idx),
                                                  cu_seqlens = view_of(given.cu_seqlens);
     check.rank("x", x, 3, "(B, D, L)");
-    const DType io = scan::check_number(check, "x", x);
+    const DType io = check.number("x", x);
     check.rank("weight", weight, 2, "(D, W)");
     check.dtype("weight", weight, number_types(x));
     check.device("weight", weight, x, "x");
@@ -103,7 +102,7 @@ inline PreparedCausal prepare_inputs(const Checks& check, const CausalGiven& giv
     args.taps = static_cast<int>(taps);
     args.silu = given.silu;
     prepared.problem = {.io = io,
-                        .channels_last = scan::layout_of(x) == scan::Layout::channels,
+                        .channels_last = layout_of(x) == Layout::channels,
                         .taps = taps,
                         .vectors = false,
                         .sequences = cu_seqlens.defined() || seq_idx.defined()};

@@ -147,7 +147,7 @@ PreparedSplitBackward prepare_backward(const SplitBackwardCall& x) {
     PreparedSplitBackward prepared{.y = View(x.y), .io = {}};
     const View& y = prepared.y;
     check.rank("y", y, 3, "(B, D, L)");
-    prepared.io = scan::check_number(check, "y", y);
+    prepared.io = check.number("y", y);
     SplitBackwardArgs& args = prepared.args;
     args.heads = heads_of(check, x, y, "y");
     const auto shapes = shapes_of(args.heads, y);

@@ -16,7 +16,7 @@ inline constexpr int64_t kHyenaMostTokens = (int64_t{1} << 31) - 4096;
 // Neighbours in memory: tokens, or channels as in the transposed view of a contiguous (B, L, D) tensor.
 enum class HyenaLayout : int { tokens, channels };
 
-// As gdn_cuda/scan/layout.py decides it.
+// As gdn_cuda/operators/layout.py decides it.
 inline HyenaLayout hyena_layout(const View& x) {
     return x.strides[1] == 1 && !(x.size(2) > 1 && x.strides[2] == 1) ? HyenaLayout::channels : HyenaLayout::tokens;
 }

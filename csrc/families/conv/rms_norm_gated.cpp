@@ -32,11 +32,6 @@ struct PreparedRmsNorm {
     std::vector<int64_t> shape() const { return {x.sizes, x.sizes + x.rank}; }
 };
 
-DType check_number(const Checks& check, const char* argument, const View& view) {
-    if (view.is_cuda() || explaining()) return check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
-    return check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16, DType::f64});
-}
-
 void check_like(const Checks& check, const char* argument, const View& view, const View& x) {
     GDN_REQUIRE(check, view.rank == x.rank && std::equal(view.sizes, view.sizes + view.rank, x.sizes), argument,
                 "the shape of x " + shape_text(x), shape_text(view));
@@ -82,17 +77,17 @@ PreparedRmsNorm prepare_rms_norm(const char* function, const RmsNormGated& x) {
     PreparedRmsNorm prepared{.x = View(x.x), .gate = view_of(x.gate), .weight = view_of(x.weight), .problem = {}};
     const View &rows = prepared.x, &gate = prepared.gate, &weight = prepared.weight;
     GDN_REQUIRE(check, rows.rank >= 1, "x", "(…, D)", shape_text(rows));
-    const DType io = check_number(check, "x", rows);
+    const DType io = check.number("x", rows);
     const int64_t D = rows.size(-1), group = x.group_size.value_or(D);
     GDN_REQUIRE(check, x.group_size ? group >= 1 && D % group == 0 : true, "group_size", fmt::format("a divisor of D = {}", D),
                 fmt::format("{}", group));
     if (gate.defined()) {
         check_like(check, "gate", gate, rows);
-        check_number(check, "gate", gate);
+        check.number("gate", gate);
     }
     if (weight.defined()) {
         check.shape("weight", weight, {D}, "(D,)");
-        check_number(check, "weight", weight);
+        check.number("weight", weight);
         check.device("weight", weight, rows, "x");
     }
     GDN_REQUIRE(check, x.eps >= 0 && std::isfinite(x.eps), "eps", "a number that is not negative", fmt::format("{}", x.eps));

@@ -4,9 +4,9 @@
 #include <gdn_cuda/scan.hpp>
 #include <vector>
 
+#include "../../operators/layout.hpp"
 #include "../../operators/operator.hpp"
-#include "gated_checks.hpp"
-#include "layout.hpp"
+#include "../../operators/packed.hpp"
 #include "rglru.hpp"
 #include "rglru_backward.hpp"
 
@@ -70,7 +70,7 @@ PreparedRglru prepare_rglru(const RglruCall& call) {
     const View u(x.u), delta(x.delta), A(x.A), initial = view_of(x.initial_state), cu_seqlens = view_of(x.cu_seqlens),
                                                reset = view_of(x.reset);
     check.rank("u", u, 3, "(B, D, L)");
-    const DType io = check_number(check, "u", u);
+    const DType io = check.number("u", u);
     check.dtype("delta", delta, {io});
     check.shape("delta", delta, {u.size(0), u.size(1), u.size(2)}, "(B, D, L)");
     check.device("delta", delta, u, "u");

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../../operators/operator.hpp"
-#include "gated_checks.hpp"
+#include "../../operators/packed.hpp"
 #include "s7.hpp"
 
 namespace gdn_cuda::scan {
@@ -61,7 +61,7 @@ PreparedS7 prepare(const char* name, const S7Scan& x) {
     PreparedS7 p{.u = View(x.u), .A = View(x.A), .B = View(x.B), .C = View(x.C), .bias = view_of(x.bias)};
     check.rank("u", p.u, 3, "(b, H, L)");
     check.rank("A", p.A, 3, "(b, N, L)");
-    p.io = check_number(check, "u", p.u);
+    p.io = check.number("u", p.u);
     p.b = p.u.size(0), p.H = p.u.size(1), p.N = p.A.size(1), p.L = p.u.size(2);
     check.shape("A", p.A, {p.b, p.N, p.L}, "(b, N, L)");
     check.shape("B", p.B, {p.b, p.N, p.H, p.L}, "(b, N, H, L)");

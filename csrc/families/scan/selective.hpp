@@ -7,8 +7,8 @@
 #include <gdn_cuda/scan.hpp>
 #include <optional>
 
+#include "../../operators/layout.hpp"
 #include "../../operators/tensor.hpp"
-#include "layout.hpp"
 
 namespace gdn_cuda::scan {
 

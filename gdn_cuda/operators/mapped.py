@@ -1,4 +1,4 @@
-"""torch.vmap of scans: what is mapped over becomes more channels, states or sequences, which do not see each other."""
+"""torch.vmap: what is mapped over becomes more channels, states or sequences, which do not see each other."""
 
 from __future__ import annotations
 

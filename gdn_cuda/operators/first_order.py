@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..operators import Differentiable
+from . import Differentiable
 
 
 def _refuse(message: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def channels_are_last(x: Tensor) -> bool:
-    """As csrc/families/scan/layout.hpp decides it."""
+    """As csrc/operators/layout.hpp decides it."""
     return x.stride(1) == 1 and not (x.shape[2] > 1 and x.stride(2) == 1)
 
 

@@ -3,14 +3,14 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "../../operators/tensor.hpp"
+#include "tensor.hpp"
 
-namespace gdn_cuda::scan {
+namespace gdn_cuda {
 
 // Which elements are neighbours in memory. A kernel takes one layout.
 enum class Layout : int { tokens, channels };
 
-// As gdn_cuda/scan/layout.py decides it. One token in a contiguous tensor counts as channels that are neighbours, too.
+// As gdn_cuda/operators/layout.py decides it. One token in a contiguous tensor counts as channels that are neighbours, too.
 inline Layout layout_of(const View& rows) {
     return rows.strides[1] == 1 && !(rows.size(2) > 1 && rows.strides[2] == 1) ? Layout::channels : Layout::tokens;
 }
@@ -23,4 +23,4 @@ inline Tensor empty_rows(const Tensor& like, Layout layout) {
     return torch::stable::transpose(torch::stable::new_empty(like, {B, L, D}), 1, 2);
 }
 
-}  // namespace gdn_cuda::scan
+}  // namespace gdn_cuda
