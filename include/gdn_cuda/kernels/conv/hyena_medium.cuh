@@ -88,7 +88,7 @@ struct HyenaMediumWarp {
 };
 
 template <HyenaMediumConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.io == DType::f32 ? 3 : 5)
+__global__ void __launch_bounds__(kConfig.threads(), blocks_without_spills(kConfig.io == DType::f32 ? 3 : 5))
     hyena_medium(const __grid_constant__ HyenaArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
