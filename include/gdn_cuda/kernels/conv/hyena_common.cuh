@@ -6,6 +6,12 @@
 
 namespace gdn_cuda::conv {
 
+// Blocks of an SM, from which ptxas derives how many registers a thread may have: beside Hopper it takes a few more for the
+// same code, which then would spill.
+__host__ __device__ constexpr int blocks_without_spills(int on_hopper) {
+    return kCompiledCapability == 90 ? on_hopper : on_hopper - 1;
+}
+
 inline constexpr int kEight = 8;  // neighbouring tokens of a lane: one or two vectors of 16 bytes
 
 // One channel of one sequence.

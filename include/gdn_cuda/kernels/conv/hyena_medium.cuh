@@ -48,6 +48,19 @@ struct HyenaMediumWarp {
         fill_pairs(shared.taps, lane(), blocks(),
                    [&](int x) { return x >= 0 && x < filter.taps ? load_number(filter.weight, group + x * filter.tap) : 0.f; });
     }
+    // Tensor cores truncate their sums, which in fp32 shows after the many products of a long filter: there each block has sums
+    // of its own, which are added with rounding to nearest.
+    __device__ __forceinline__ void add_block(TileSums& sums, const TileParts<kConfig.parts()>& tile, int block) const {
+        const BlockTaps<kConfig.tap_parts()> taps = load_pairs(shared.taps, lane(), block);
+        if constexpr (kConfig.io == DType::f32) {
+            TileSums of_block = {};
+            add_product(of_block, tile, taps);
+#pragma unroll
+            for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] += of_block[i / 4][i % 4];
+        } else {
+            add_product(sums, tile, taps);
+        }
+    }
     __device__ __forceinline__ void run(int begin, int end) {
         const float bias = bias_of(args.filter, channel);
         fill_taps();
@@ -76,11 +89,10 @@ struct HyenaMediumWarp {
             __syncwarp();  // the pieces that are overwritten have been read
             store_tile(shared.ring, own, tile / kEight, lane());
             __syncwarp();
-            add_product(sums, own, load_pairs(shared.taps, lane(), 0));
+            add_block(sums, own, 0);
 #pragma unroll 1
             for (int block = 1; block < blocks(); ++block)
-                add_product(sums, load_tile(shared.ring, (tile - block * kRowTokens) / kEight, lane()),
-                            load_pairs(shared.taps, lane(), block));
+                add_block(sums, load_tile(shared.ring, (tile - block * kRowTokens) / kEight, lane()), block);
             if (args.mask.numbers.data != nullptr) multiply_by_mask(sums, shared.stage, args.mask, batch, tile, end);
             gated(x2, sums).store(HyenaRow<T>(args.y, batch, channel), tile, end, args.vectors, shared.stage);
         }
@@ -88,7 +100,7 @@ struct HyenaMediumWarp {
 };
 
 template <HyenaMediumConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.io == DType::f32 ? 3 : 5)
+__global__ void __launch_bounds__(kConfig.threads(), blocks_without_spills(kConfig.io == DType::f32 ? 3 : 5))
     hyena_medium(const __grid_constant__ HyenaArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;

@@ -105,7 +105,7 @@ struct HyenaShortWarp {
 };
 
 template <HyenaShortConfig kConfig>
-__global__ void __launch_bounds__(kHyenaShortThreads, kConfig.blocks_an_sm())
+__global__ void __launch_bounds__(kHyenaShortThreads, blocks_without_spills(kConfig.blocks_an_sm()))
     hyena_short(const __grid_constant__ HyenaArgs args) {
     __shared__ HyenaShortShared<kConfig> warps[kHyenaShortWarps];
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_of_warp();
