@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-
-from ..operators.layout import empty_in_layout, in_layout
-
-__all__ = ["tokens_adjacent", "empty_in_layout", "in_layout", "state_dtype", "channels_adjacent"]
-
-
-def state_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def tokens_adjacent(x: Tensor) -> Tensor:

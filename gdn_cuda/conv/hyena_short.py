@@ -11,10 +11,12 @@ from torch import Tensor
 
 from ..operators import operator
 from ..operators.calls import typical_call
+from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, example, random
+from ..operators.layout import empty_in_layout, in_layout
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
-from .hyena_layout import channels_adjacent, empty_in_layout, in_layout, state_dtype, tokens_adjacent
+from .hyena_layout import channels_adjacent, tokens_adjacent
 
 
 def _computed(x: Any) -> tuple[Tensor, Tensor]:

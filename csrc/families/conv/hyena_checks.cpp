@@ -6,8 +6,8 @@ HyenaTensor hyena_tensor(const View& x) {
     return {x.data, x.stride(0), x.stride(1), x.stride(2)};
 }
 
-bool has_vectors(const View& x, HyenaLayout layout) {
-    const bool by_tokens = layout == HyenaLayout::tokens;
+bool has_vectors(const View& x, Layout layout) {
+    const bool by_tokens = layout == Layout::tokens;
     const int64_t inner = x.stride(by_tokens ? 2 : 1), outer = x.stride(by_tokens ? 1 : 2);
     const auto is_whole = [&](int64_t elements) { return elements * bytes_of(dtype_of(x).value_or(DType::f64)) % 16 == 0; };
     return inner == 1 && is_whole(x.stride(0)) && is_whole(outer) && reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
@@ -28,7 +28,7 @@ HyenaGiven check_hyena(const Checks& check, const Tensor& x1, const Tensor& x2, 
     check.count("x1", "sequences", given.x1.size(0));
     check.count("x1", "channels", given.x1.size(1));
     check.count("x1", "tokens", given.x1.size(2), kHyenaMostTokens);
-    given.layout = hyena_layout(given.x1);
+    given.layout = layout_of(given.x1);
     return given;
 }
 

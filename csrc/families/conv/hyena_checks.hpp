@@ -1,10 +1,9 @@
 // Checks that the three Hyena operators share, and their arguments as kernels take them.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <gdn_cuda/kernels/conv/hyena_plan.cuh>
 
+#include "../../operators/layout.hpp"
 #include "../../operators/packed.hpp"
 #include "../../operators/tensor.hpp"
 
@@ -13,28 +12,14 @@ namespace gdn_cuda::conv {
 // Tiles and steps that reach past the last token end below 2^31.
 inline constexpr int64_t kHyenaMostTokens = (int64_t{1} << 31) - 4096;
 
-// Neighbours in memory: tokens, or channels as in the transposed view of a contiguous (B, L, D) tensor.
-enum class HyenaLayout : int { tokens, channels };
-
-// As gdn_cuda/operators/layout.py decides it.
-inline HyenaLayout hyena_layout(const View& x) {
-    return x.strides[1] == 1 && !(x.size(2) > 1 && x.strides[2] == 1) ? HyenaLayout::channels : HyenaLayout::tokens;
-}
-inline Tensor empty_in_layout(const Tensor& like, HyenaLayout layout) {
-    const View view(like);
-    const int64_t B = view.size(0), D = view.size(1), L = view.size(2);
-    if (layout == HyenaLayout::tokens) return torch::stable::new_empty(like, {B, D, L});
-    return torch::stable::transpose(torch::stable::new_empty(like, {B, L, D}), 1, 2);
-}
-
 HyenaTensor hyena_tensor(const View& x);
 // Whether innermost elements are neighbours, and rows begin on 16 bytes.
-bool has_vectors(const View& x, HyenaLayout layout);
+bool has_vectors(const View& x, Layout layout);
 
 struct HyenaGiven {
     View x1, x2, v;
     DType io, wide;  // of the tensors; of filters and states that are not in it
-    HyenaLayout layout;
+    Layout layout;
 
     // Members that the arguments of all three have.
     void fill(auto& args) const {

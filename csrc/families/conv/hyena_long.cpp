@@ -68,12 +68,12 @@ std::tuple<Tensor, Tensor> run_hyena_long(const HyenaLongCall& x) {
     const HyenaCut cut = hyena_long_cut(rows, args.tokens, jit::device_traits(target.ordinal));
     args.segments = cut.segments;
     args.segment_tokens = cut.segment_tokens;
-    const Tensor y = empty_in_layout(x.x1, given.layout);
+    const Tensor y = empty_rows(x.x1, given.layout);
     const Tensor last = torch::stable::new_empty(x.x1, prepared.of_state(), ScalarType::Float);
     const std::vector<int64_t> of_shares = {rows, cut.segments - 1, args.states};
     const Tensor added = torch::stable::new_empty(x.x1, of_shares, ScalarType::Float);
     given.fill_output(args, y);
-    args.vectors &= given.layout == HyenaLayout::tokens;
+    args.vectors &= given.layout == Layout::tokens;
     args.last = static_cast<float*>(memory_of(last));
     args.added = static_cast<float*>(memory_of(added));
     const DeviceScope scope(given.x1.device_index);

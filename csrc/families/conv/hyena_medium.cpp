@@ -37,11 +37,11 @@ std::tuple<Tensor, Tensor> run_hyena_medium(const HyenaMediumCall& x) {
     PreparedHyenaMedium prepared = prepare_hyena_medium(x);
     const HyenaGiven& given = prepared.given;
     HyenaArgs& args = prepared.args;
-    const Tensor y = empty_in_layout(x.x1, given.layout);
+    const Tensor y = empty_rows(x.x1, given.layout);
     const std::vector<int64_t> of_state = {given.x1.size(0), given.x1.size(1), args.filter.taps - 1};
     const Tensor last = torch::stable::new_empty(x.x1, of_state, ScalarType::Float);
     given.fill_output(args, y);
-    args.vectors &= given.layout == HyenaLayout::tokens;
+    args.vectors &= given.layout == Layout::tokens;
     args.last = static_cast<float*>(memory_of(last));
     const DeviceScope scope(given.x1.device_index);
     HyenaMedium::run(prepared.problem, args, target_of(x.name, given.x1));
