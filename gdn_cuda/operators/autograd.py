@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from .registration import check, library
 from .schema import Schema
 
-_POOLS = ("state_pool", "step_states")  # too large to be copied in compiled code
+_POOLS = ("state_pool", "step_states", "conv_state")  # too large to be copied in compiled code
 
 
 def keep_autograd_out(schema: Schema) -> None:

@@ -89,12 +89,12 @@ PreparedSplit prepare_prefill(const ConvSplitL2normPrefill& x) {
 bool columns_can_split(const PreparedCausal& prepared, const SplitHeads& heads) {
     const CausalProblem& problem = prepared.problem;
     const int64_t keys = int64_t{heads.key_heads} * heads.dk, values = int64_t{heads.value_heads} * heads.dv;
-    const SplitColumnsConfig config = split_columns_config(problem.io, static_cast<int>(problem.taps), heads, false);
+    const SplitColumnsConfig config = split_columns_config(problem.io, heads, false);
     const auto whole = [&](int64_t channels) { return channels % 8 == 0; };
     const bool lanes = !heads.normalised || keys == 0 ||
                        (std::has_single_bit(static_cast<unsigned>(heads.dk)) && heads.dk >= config.lane_channels &&
                         heads.dk <= config.channels());
-    return problem.channels_last && (problem.taps == 3 || problem.taps == 4) && whole(keys) && whole(values) && lanes &&
+    return problem.channels_last && problem.taps == SplitColumnsConfig::taps && whole(keys) && whole(values) && lanes &&
            has_vectors(prepared, prepared.x) && whole(prepared.x.stride(0)) && whole(prepared.x.stride(2));
 }
 

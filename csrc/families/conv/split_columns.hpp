@@ -5,20 +5,19 @@
 
 namespace gdn_cuda::conv {
 
-constexpr SplitColumnsConfig split_columns_config(DType io, int taps, const SplitHeads& heads, bool sequences) {
-    return {.io = io, .taps = taps, .lane_channels = heads.normalised && heads.dk > 128 ? 8 : 4, .sequences = sequences};
+constexpr SplitColumnsConfig split_columns_config(DType io, const SplitHeads& heads, bool sequences) {
+    return {.io = io, .lane_channels = heads.normalised && heads.dk > 128 ? 8 : 4, .sequences = sequences};
 }
 // Whether there is more than rows that are one sequence each and begin with zeros.
 inline bool has_sequences(const CausalSequenceArgs& sequences) {
     return sequences.cu_seqlens.data != nullptr || sequences.initial.values.data != nullptr || sequences.slots.data != nullptr;
 }
 constexpr auto every_split_columns() {
-    std::array<SplitColumnsConfig, 24> all{};
+    std::array<SplitColumnsConfig, 12> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int taps : {3, 4})
-            for (const int dk : {128, 256})
-                for (const bool sequences : {false, true}) all[count++] = split_columns_config(io, taps, {.dk = dk}, sequences);
+        for (const int dk : {128, 256})
+            for (const bool sequences : {false, true}) all[count++] = split_columns_config(io, {.dk = dk}, sequences);
     return all;
 }
 inline constexpr std::array kSplitColumnsConfigurations = every_split_columns();
@@ -28,7 +27,7 @@ struct SplitColumns {
     using Args = SplitArgs;
     static constexpr const char *family = "conv", *name = "split_columns", *config_type = "SplitColumnsConfig",
                                 *args_type = "SplitArgs";
-    static constexpr const char* summary = "conv/split_conv for 3 and 4 taps, where channels are neighbours";
+    static constexpr const char* summary = "conv/split_conv for 4 taps, where channels are neighbours";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
@@ -50,7 +49,7 @@ struct SplitColumns {
         return {conv.batches * ceil_div(conv.channels, config.channels()) * ceil_div(conv.tokens, of_block), 1, 1};
     }
     static void run(DType io, Args args, const Target& target) {
-        const Config config = split_columns_config(io, args.conv.taps, args.heads, has_sequences(args.conv.sequences));
+        const Config config = split_columns_config(io, args.heads, has_sequences(args.conv.sequences));
         const Blocks grid = blocks(config, args.conv);
         if (grid[0] == 0) return;
         args.conv.segment = segment(config, args.conv);

@@ -1,4 +1,4 @@
-// conv/split_columns: conv/split_conv for 3 or 4 taps, where channels are neighbours in memory and heads of q and k are some
+// conv/split_columns: conv/split_conv for 4 taps, where channels are neighbours in memory and heads of q and k are some
 // lanes of a warp.
 //
 // A lane has 4 or 8 channels and walks over a segment of tokens with the last W - 1 inputs in registers; loads of the next 8

@@ -14,16 +14,17 @@ struct SplitConfig {
     GDN_FIELDS(io, threads)
 };
 
-// Of conv/split_columns, for 3 or 4 taps where channels are neighbours in memory.
+// Of conv/split_columns, for 4 taps where channels are neighbours in memory.
 struct SplitColumnsConfig {
+    static constexpr int taps = 4;  // as every published GDN layer has
+
     DType io;
-    int taps;
     int lane_channels;  // 4, or 8 for heads that are too wide for a warp otherwise
     bool sequences;     // tokens of a row may be of several, and there may be states
 
     constexpr bool operator==(const SplitColumnsConfig&) const = default;
 
-    GDN_FIELDS(io, taps, lane_channels, sequences)
+    GDN_FIELDS(io, lane_channels, sequences)
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     // Blocks of a multiprocessor, as registers allow.
