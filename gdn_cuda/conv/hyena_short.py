@@ -9,41 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import operator
 from ..operators.calls import typical_call
-from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, example, random
-from ..operators.layout import empty_in_layout, in_layout
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
-from .hyena_layout import channels_adjacent, tokens_adjacent
+from .hyena_operator import channels_adjacent, hyena_operator, tokens_adjacent
 
 
 def _computed(x: Any) -> tuple[Tensor, Tensor]:
     return reference.short(x.x1, x.x2, x.v, x.weight, x.bias, x.gated_bias, x.padding_mask, x.initial_state)
 
 
-def _reference(x: Any) -> Any:
-    y, state = _computed(x)
-    return (y, state) if x.return_state else y
-
-
-def _cpu(x: Any) -> tuple[Tensor, Tensor]:
-    y, state = _computed(x)
-    return in_layout(y, x.x1), state.to(state_dtype(x.x1))
-
-
-def _shapes(x: Any) -> tuple[Tensor, Tensor]:
-    B, D, _ = x.x1.shape
-    return empty_in_layout(x.x1), x.x1.new_empty((B, D, x.weight.shape[2] - 1), dtype=state_dtype(x.x1))
-
-
-@operator(
-    reference=_reference,
-    cpu=_cpu,
-    shapes=_shapes,
-    results=lambda found, return_state: found if return_state else found[0],
-)
+@hyena_operator(_computed, columns=lambda x: x.weight.shape[2] - 1)
 def hyena_short(
     x1: Tensor,
     x2: Tensor,
