@@ -54,7 +54,13 @@ def hcs_conv(
     gated_bias: bool = False,
     padding_mask: Tensor | None = None,
 ) -> Tensor:
-    """`hyena_short`: x2 (conv(x1 v, weight) + bias), times the mask; weight may be (groups, 1, K)."""
+    """`hyena_short`: x2 (conv(x1 v, weight) + bias), times the mask; weight may be (groups, 1, K), of any K."""
+    if weight.shape[-1] > _LONGEST_SHORT:
+        u = x1 * v
+        z = fft_causal_conv(u, _rows(weight.flip(-1), u), bias if gated_bias else None)
+        z = z if bias is None or gated_bias else z + bias[:, None]
+        z = z if padding_mask is None else z * padding_mask[:, None].to(z.dtype)
+        return x2 * z
     y: Tensor = hyena_short(x1, x2, v, weight, bias, gated_bias=gated_bias, padding_mask=padding_mask)
     return y
 
@@ -285,14 +291,17 @@ def patch() -> None:
     engine, model = _vortex()
     if _originals:
         return
-    for name, methods in _METHODS.items():
-        owner = getattr(engine if hasattr(engine, name) else model, name)
-        for method, make in methods.items():
-            original = getattr(owner, method)
-            _replace(owner, method, make(original))
-    for function in _FUNCTIONS:
-        if getattr(engine, function.__name__, None) is not None:  # older versions have not all of them
-            _replace(engine, function.__name__, function)
+    try:
+        for name, methods in _METHODS.items():
+            owner = getattr(engine if hasattr(engine, name) else model, name)
+            for method, make in methods.items():
+                _replace(owner, method, make(getattr(owner, method)))
+        for function in _FUNCTIONS:
+            if getattr(engine, function.__name__, None) is not None:  # older versions have not all of them
+                _replace(engine, function.__name__, function)
+    except AttributeError:
+        unpatch()
+        raise
 
 
 def unpatch() -> None:

@@ -68,7 +68,7 @@ def fft_causal_conv(u: Tensor, k: Tensor, D: Tensor | None = None) -> Tensor:
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in given) else torch.float32
     wide = u.to(dtype)
     if u.numel() == 0 or k.shape[1] == 0:
-        y = 0 * wide
+        y = 0 * wide.nan_to_num(posinf=0, neginf=0)
     else:
         column = per_channel(F.pad(k.to(dtype), (0, u.shape[2] - k.shape[1])), u.shape[1])[None]
         y = toeplitz_matvec(column, torch.zeros_like(column[:, :1]), wide)

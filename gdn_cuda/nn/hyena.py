@@ -117,7 +117,7 @@ class HyenaCascade(nn.Module):
             channels, self.short_filter_weight[:, 0], self.short_filter_bias, None, before, return_final_states=True
         )
         if padding_mask is not None:
-            z = z * padding_mask[:, None]
+            z = z * padding_mask[:, None].to(z.dtype)
         x2, x1, v = self._split(z)
         inner = None if state is None else state.inner
         if self.fir_inner_filter_length is None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import conv_oracle as oracle
 import torch
-from causal_cases import inputs
+from causal_cases import inputs, laid_out
 from scan_accuracy import REAL, Case, Parts, results_and_gradients
+from torch import Tensor
 
 import gdn_cuda
 
@@ -18,7 +19,10 @@ def _cases(length: int, dtype: torch.dtype, seed: int) -> Iterator[Case]:
     def case(kind: str, W: int, layout: str, **form: Any) -> Case:
         x = inputs(1, 16, length, W, seed, dtype=dtype, layout=layout, bias=True, activation="silu", **form)
         x = {name: y for name, y in x.items() if name != "activation"}
-        ours = partial(gdn_cuda.causal_conv1d, activation="silu", return_final_states=True)
+
+        def ours(x: Tensor, *others: Any, **more: Any) -> Any:  # a copy on a GPU is dense
+            return gdn_cuda.causal_conv1d(laid_out(x, layout), *others, activation="silu", return_final_states=True, **more)
+
         return Case("causal_conv1d", kind, results_and_gradients(ours, partial(oracle.causal_conv1d, silu=True), x))
 
     packed = [0, 0, length // 7, length // 2, length]

@@ -102,12 +102,13 @@ def long(
     initial_state: Tensor | None = None,
 ) -> tuple[Array, Array]:
     """(y, state) by the recurrence of the states, token by token."""
-    y, state = np.zeros_like(wide(v)), wide(initial_state)
+    given = [wide(x) for x in (x2, x1, v)]
+    parameters = [wide(x) for x in (bias, residues, log_poles)]
+    y, state = np.zeros_like(given[0]), wide(initial_state)
     B, D, L = y.shape
     state = np.zeros((B, D, residues.shape[1])) if state is None else state
     for t in range(L):
-        at = (x[:, :, t] for x in (x2, x1, v))
-        y[:, :, t], state = modal_step(*at, bias, residues, log_poles, state)
+        y[:, :, t], state = modal_step(*(x[:, :, t] for x in given), *parameters, state)
     return y, state
 
 
@@ -120,7 +121,13 @@ def long_by_filter(x1: Tensor, x2: Tensor, v: Tensor, residues: Tensor, log_pole
 
 
 def modal_step(
-    x2: Tensor, x1: Tensor, v: Tensor, D: Tensor, residues: Tensor, log_poles: Tensor, state: Tensor | Array
+    x2: Tensor | Array,
+    x1: Tensor | Array,
+    v: Tensor | Array,
+    D: Tensor | Array,
+    residues: Tensor | Array,
+    log_poles: Tensor | Array,
+    state: Tensor | Array,
 ) -> tuple[Array, Array]:
     """A token of `long`, (B, D) each: (y, state)."""
     u = wide(x1) * wide(v)

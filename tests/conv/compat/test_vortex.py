@@ -28,10 +28,11 @@ PROMPT, STEPS = 160, 6  # vortex's own steps need as many tokens as the longest 
 # ---- Functions
 
 
-def test_hcs_conv(seed: int) -> None:
-    x = gated_inputs(2, 6, 20, seed, torch.float32)
-    weight, bias = fir_parameters(6, 6, 7, seed, torch.float32)
-    for gated, masked in ((False, None), (True, mask(2, 20, seed))):
+@pytest.mark.parametrize("K", [7, 40])  # of the operator, and longer
+def test_hcs_conv(K: int, seed: int) -> None:
+    x = gated_inputs(2, 6, 50, seed, torch.float32)
+    weight, bias = fir_parameters(6, 6, K, seed, torch.float32)
+    for gated, masked in ((False, None), (False, mask(2, 50, seed)), (True, mask(2, 50, seed))):
         y = compat.hcs_conv(*x, weight, bias, gated_bias=gated, padding_mask=masked)
         assert rel_rms(y, torch.from_numpy(oracle.short(*x, weight, bias, gated, masked)[0])) < 1e-6
 

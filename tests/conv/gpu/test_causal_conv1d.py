@@ -186,7 +186,7 @@ def test_offsets_that_lie_touch_nothing_outside(offsets: list[int], layout: str,
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_nothing_comes_from_other_sequences(bad: float, way: str, first: int, last: int, layout: str, seed: int) -> None:
     x = inputs(1, 8, 200, 4, seed, device="cuda", layout=layout, **WAYS[way])
-    spoilt = x["x"].clone(memory_format=torch.preserve_format)
+    spoilt = laid_out(x["x"].clone(), layout)
     spoilt[..., :first] = bad
     spoilt[..., last:] = bad
     grad = torch.zeros(1, 8, 200, device="cuda")

@@ -48,13 +48,24 @@ def test_lengths(L: int, seed: int) -> None:
 
 
 def test_a_layer(seed: int) -> None:
-    """Qwen3-Next's heads in long segments; a view of a wider projection has the same bits."""
+    """Qwen3-Next's heads; a view of a wider projection has the same bits."""
     x = inputs(1, 600, (16, 32, 128, 128), 4, seed, dtype=torch.bfloat16, device="cuda")
     wide = torch.randn(1, 600, 8192 + 4096, device="cuda").bfloat16()
     wide[..., :8192] = x.x.mT
     for mine, other in zip(x.call(), replace(x, x=wide[..., :8192].mT).call(), strict=True):
         assert torch.equal(mine, other)
     check(replace(x, x=x.x[:, :, :90]))
+
+
+def test_long_segments(seed: int) -> None:
+    """So many tokens that a warp takes 64 at a time: the bits of short pieces."""
+    x = inputs(1, 9, (16, 32, 128, 128), 4, seed, dtype=torch.bfloat16, device="cuda")
+    rows = torch.randn(1, 8200, 8192, device="cuda").bfloat16()
+    whole = replace(x, x=rows.mT).call()
+    for start in (0, 4095, 8000):
+        first = max(start - 3, 0)  # what a token sees
+        for mine, other in zip(replace(x, x=rows[:, first : start + 200].mT).call(), whole, strict=True):
+            assert torch.equal(mine[:, start - first :], other[:, start : start + 200])
 
 
 @pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 2, 5, 3)], ids=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from helpers import rel_rms
@@ -79,3 +81,14 @@ def test_memory_is_that_of_the_results() -> None:
     before = torch.cuda.memory_allocated()
     y = hyena_long(x, x, x, *parameters)
     assert torch.cuda.max_memory_allocated() - before < y.numel() * 2 + (1 << 20)
+
+
+def test_the_last_of_nearly_2_to_the_31_tokens() -> None:
+    """Shares of tokens are longer than what is left for the last one."""
+    L, pole = 2**31 - 4096, 0.5
+    one = torch.ones(1, 1, 1, device="cuda", dtype=torch.bfloat16).expand(1, 1, L)
+    parameters = [torch.tensor(x, device="cuda") for x in ([[1.0]], [[math.log(pole)]], [0.0])]
+    y, state = hyena_long(one, one, one, *parameters, return_state=True)
+    last = 1 / (1 - pole)  # the sum of all powers
+    assert (y[0, 0, -(2**21) :].float() == last).all()
+    assert state.item() == pytest.approx(last, rel=1e-6)

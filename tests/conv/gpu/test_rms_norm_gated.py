@@ -18,7 +18,8 @@ BF16 = torch.bfloat16
 def test_row_lengths(columns: int, dtype: torch.dtype, seed: int) -> None:
     rows = 5000 if columns <= 256 else 300 if columns < 4096 else 17
     way = Way(0.5 if columns == 1 else 1e-5)
-    check(inputs(rows, columns, seed=seed, dtypes=(dtype,) * 3, device="cuda"), way, seed)
+    weight = None if columns == 1 else dtype  # its gradient would be one sum, which cancels and has no relative bound
+    check(inputs(rows, columns, seed=seed, dtypes=(dtype, dtype, weight), device="cuda"), way, seed)
 
 
 @pytest.mark.parametrize("way", [*WAYS, Way(group_size=8), Way(norm_before_gate=False, group_size=24)], ids=str)
@@ -29,7 +30,8 @@ def test_ways(way: Way, seed: int) -> None:
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (1,), (1, 1), (0,)])
 def test_sizes_of_0_and_1(shape: tuple[int, ...], seed: int) -> None:
-    check(inputs(*shape, seed=seed, dtypes=(torch.float32,) * 3, device="cuda"), Way(0.5), seed)
+    """A large eps: a row of one number has the norm 1, and hardly a gradient, without it."""
+    check(inputs(*shape, seed=seed, dtypes=(torch.float32,) * 3, device="cuda"), Way(20.0), seed)
 
 
 def test_strides(seed: int) -> None:

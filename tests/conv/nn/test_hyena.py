@@ -70,6 +70,12 @@ def test_values_parts_and_steps(kind: int | None, more: dict[str, Any], seed: in
         assert rel_rms(mine, other) < 3e-6
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_of_another_dtype(kind: int | None, seed: int) -> None:
+    layer, u, mask = layer_of(kind, seed).bfloat16(), torch.randn(2, 40, 24).bfloat16(), torch.rand(2, 40) < 0.7
+    assert torch.equal(layer(u, padding_mask=mask.float()), layer(u, padding_mask=mask))
+
+
 @pytest.mark.parametrize("kind", [None, 7, 128])
 def test_default_states_begin_sequences(kind: int | None, seed: int) -> None:
     layer = layer_of(kind, seed)

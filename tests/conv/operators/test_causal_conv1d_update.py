@@ -57,6 +57,13 @@ def test_packed(W: int, seed: int) -> None:
             check(given | more | {"conv_state": x["conv_state"].clone()}, causal_conv1d_update)
 
 
+def test_no_sequence_at_all(seed: int) -> None:
+    x = draws(seed, batch=5) | {"cu_seqlens": torch.tensor([0])}
+    before = x["conv_state"].clone()
+    assert not causal_conv1d_update(**x | {"out": torch.full_like(x["x"], torch.nan)}).any()
+    assert torch.equal(x["conv_state"], before)
+
+
 def test_padding_of_a_graph(seed: int) -> None:
     """Repeated offsets and null slots: what is padded changes nothing."""
     x = draws(seed, batch=6, slots=6)

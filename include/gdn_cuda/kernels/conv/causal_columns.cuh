@@ -112,6 +112,7 @@ struct CausalColumnWalk {
 template <class Write>
 __device__ __forceinline__ void mend_columns(const CausalSequences& sequences, int taps, int lane, int begin, int last,
                                              Write write) {
+    __syncwarp();  // stores of single numbers stay behind the vector stores to the same memory
 #pragma unroll 1
     for (int first = begin; first < last; first += 32) {
         const int own = first + lane;

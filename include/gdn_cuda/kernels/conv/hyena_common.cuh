@@ -153,7 +153,7 @@ struct HyenaShare {
         const int segment = static_cast<int>(number - row * args.segments), batch = static_cast<int>(row / columns);
         const int first = segment * args.segment_tokens;
         return {batch, static_cast<int>(row - static_cast<i64>(batch) * columns), segment, first,
-                min(args.tokens, first + args.segment_tokens)};
+                first + min(args.tokens - first, args.segment_tokens)};
     }
     __device__ __forceinline__ bool exists(const auto& args) const { return batch < args.batches; }
     __device__ __forceinline__ bool is_last(const auto& args) const { return segment == args.segments - 1; }

@@ -105,7 +105,10 @@ struct HyenaLongWarp {
         }
         if constexpr (!kConfig.only_states) {
             add_outputs(poles, before, sums);
-            if (tile + kTileTokens > args.tokens) write_within(group, before, tile);
+            if (tile + kTileTokens > args.tokens) {
+                write_within(group, before, tile);
+                __syncwarp();  // mma.sync takes all lanes
+            }
         }
     }
     __device__ __forceinline__ static uint4 words_of(const unsigned (&of_lanes)[32][4]) {
