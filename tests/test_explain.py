@@ -22,7 +22,7 @@ REGISTERED = {
     for entry in _C.kernels()
     for listed in entry["configurations"]
 }
-LAUNCHES_NOTHING = {"cauchy_pin_l2"}  # a window in L2 is no kernel
+LAUNCHES_NOTHING = {"cauchy_pin_l2", "split_projections"}  # a window in L2 and views are no kernels
 
 
 def launches(explanation: Explanation) -> list[tuple[str, str]]:

@@ -2,8 +2,8 @@
 
 #include "../families/conv/causal_conv.hpp"
 #include "../families/conv/causal_conv_backward.hpp"
-#include "../families/conv/causal_conv_states.hpp"
 #include "../families/conv/causal_conv_tile.hpp"
+#include "../families/conv/causal_states.hpp"
 #include "../families/conv/causal_step.hpp"
 #include "../families/conv/hyena_filter.hpp"
 #include "../families/conv/hyena_long.hpp"
@@ -73,7 +73,7 @@ const std::vector<RegisteredKernel>& registry() {
     return jit::made_once(all, [] {
         return std::vector<RegisteredKernel>{
             entry<conv::CausalBackward>(),
-            entry<conv::CausalBackwardSequences>(),
+            entry<conv::CausalBackwardAny>(),
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalStatesBackward>(),

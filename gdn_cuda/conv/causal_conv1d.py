@@ -312,8 +312,8 @@ typical_call(
 
 @sanitizes(
     *("causal_conv", "causal_conv_channels_last", "causal_conv_tile", "causal_conv_backward"),
-    "causal_conv_backward_sequences",
-    *("causal_conv_states", "causal_conv_states_backward"),
+    "causal_conv_backward_any",
+    *("causal_states", "causal_states_backward"),
 )
 def _sanitized() -> None:
     """Both layouts, rows of whole vectors and others, few taps and many, packed sequences with short ones, seq_idx, pools."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -227,9 +227,13 @@ def _work(device: str, shape: tuple[int, ...], dtype: torch.dtype, backward: boo
     inputs = {"x": x, "gate": gate, "weight": weight}
     if not backward:
         return Work(partial(rms_norm_gated, x, gate, weight), 3 * size(x), 0, inputs=inputs, outcome=_outcome, checked=inputs)
-    leaves = [y.detach().requires_grad_() for y in (x, gate, weight)]
-    out, grad = rms_norm_gated(*leaves), torch.empty_like(x).normal_()
-    return Work(partial(torch.autograd.grad, out, leaves, grad, retain_graph=True), 5 * size(x), 0)
+    inputs["grad"] = torch.empty_like(x).normal_()
+    return Work(_backward_of(rms_norm_gated, inputs), 5 * size(x), 0, inputs=inputs, outcome=_gradients_of, checked=inputs)
+
+
+def _backward_of(norm: Callable[..., Tensor], x: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    leaves = [x[name].detach().requires_grad_() for name in ("x", "gate", "weight")]
+    return partial(torch.autograd.grad, norm(*leaves), leaves, x["grad"], retain_graph=True)
 
 
 def _outcome(x: Inputs) -> Outcome:
@@ -237,9 +241,21 @@ def _outcome(x: Inputs) -> Outcome:
     return out, out.new_zeros(1)
 
 
+def _gradients_of(x: Inputs) -> Outcome:
+    found = _backward_of(rms_norm_gated, x)()
+    return found[0], found[1]
+
+
 def _fla(x: Inputs) -> Peer:
-    call = import_peer("fla.modules.fused_norm_gate", "rms_norm_gated")
-    return Peer(partial(call, x["x"], x["gate"], x["weight"], None, activation="swish", eps=1e-5), lambda out: (out, None))
+    theirs = import_peer("fla.modules.fused_norm_gate", "rms_norm_gated")
+
+    def norm(*given: Tensor) -> Tensor:
+        out: Tensor = theirs(*given, None, activation="swish", eps=1e-5)
+        return out
+
+    if "grad" in x:
+        return Peer(_backward_of(norm, x), lambda found: found[:2])
+    return Peer(partial(norm, x["x"], x["gate"], x["weight"]), lambda out: (out, None))
 
 
 @bench(operator="rms_norm_gated", peers={"fla": _fla})

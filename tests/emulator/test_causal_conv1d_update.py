@@ -108,6 +108,13 @@ def test_packed(rows: bool, seed: int) -> None:
     check(draws(seed, batch=11, rows=rows, channels=24) | {"cu_seqlens": offsets} | more, Step(ROWS if rows else ANY))
 
 
+def test_no_sequence_at_all(seed: int) -> None:
+    x = draws(seed, batch=5) | {"cu_seqlens": torch.tensor([0])}
+    with emulated():
+        out = causal_conv1d_update(**x | {"out": torch.full_like(x["x"], torch.nan)})
+    assert not out.any()
+
+
 @pytest.mark.parametrize("kernel", [ROWS, ANY])
 def test_numbers_that_lie(kernel: str, seed: int) -> None:
     """Numbers of accepted tokens are clamped, and positions in a circular state are taken modulo its columns."""

@@ -49,6 +49,8 @@ def differentiated():
     gdn_cuda.displacement_matvec(x.T, x.T, x[0])
     gdn_cuda.toeplitz_to_cauchy(c, r[:1])
     gdn_cuda.toeplitz_inverse_apply(*gdn_cuda.gs_compute_generators(c, r), x)
+    gdn_cuda.fft_causal_conv(x[None], c).sum().backward()
+    gdn_cuda.split_projections(torch.randn(1, 6, 2))
 if (child := os.fork()) == 0:
     differentiated()
     if found := new():
@@ -68,7 +70,8 @@ def test_neither_the_import_nor_a_first_call_imports_the_tracer() -> None:
 def test_every_public_operator_is_among_the_cases() -> None:
     called = {case.function for case in examples.load().values()}
     elsewhere = {"toeplitz_solve", "toeplitz_solve_symmetric", "gs_compute_generators", "toeplitz_inverse_apply",
-                 "toeplitz_to_cauchy", "displacement_matvec", "cauchy_pin_l2"}  # fmt: skip
+                 "toeplitz_to_cauchy", "displacement_matvec", "cauchy_pin_l2", "fft_causal_conv",
+                 "split_projections"}  # fmt: skip
     elsewhere |= {"init", "compile", "warmup", "explain"}
     functions = {getattr(gdn_cuda, name) for name in gdn_cuda.__all__ if name not in elsewhere}
     assert {f for f in functions if callable(f) and not isinstance(f, type)} <= called

@@ -11,8 +11,8 @@
 #include "causal_conv_backward.hpp"
 #include "causal_conv_checks.hpp"
 #include "causal_conv_pool.hpp"
-#include "causal_conv_states.hpp"
 #include "causal_conv_tile.hpp"
+#include "causal_states.hpp"
 
 namespace gdn_cuda::conv {
 namespace {

@@ -173,7 +173,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
 void run_update(const CausalConv1dUpdate& x) {
     const PreparedUpdate prepared = prepare_update(x);
     const DeviceScope scope(prepared.x.device_index);
-    if (prepared.args.sequences == 0 && on_gpu(*x.x)) {  // every token is behind the last sequence
+    if (prepared.args.sequences == 0) {  // every token is behind the last sequence
         Tensor out = x.out;
         torch::stable::zero_(out);
         return;

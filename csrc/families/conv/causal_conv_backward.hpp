@@ -1,4 +1,4 @@
-// conv/causal_conv_backward and conv/causal_conv_backward_sequences on the host: which runs a problem, how rows are cut, and
+// conv/causal_conv_backward and conv/causal_conv_backward_any on the host: which runs a problem, how rows are cut, and
 // their launches.
 #pragma once
 
@@ -33,8 +33,8 @@ struct CausalBackward : CausalBackwardSpec {
     static constexpr const char* name = "causal_conv_backward";
     static constexpr const char* summary = "gradients of a causal convolution by its input, weights and bias";
 };
-struct CausalBackwardSequences : CausalBackwardSpec {
-    static constexpr const char* name = "causal_conv_backward_sequences";
+struct CausalBackwardAny : CausalBackwardSpec {
+    static constexpr const char* name = "causal_conv_backward_any";
     static constexpr const char* summary = "the same where rows have several sequences, or states";
 };
 
@@ -43,7 +43,7 @@ inline void run_causal_backward(const CausalProblem& problem, const CausalBackwa
     if (grid[0] == 0) return;
     const auto why = [&](const auto&) { return explain_causal(problem, fmt::format("{} tiles a block", args.tiles).c_str()); };
     if (problem.sequences || args.grad_behind.values.data != nullptr)
-        launch<CausalBackwardSequences>(causal_tile_config(problem), args, grid, target, why);
+        launch<CausalBackwardAny>(causal_tile_config(problem), args, grid, target, why);
     else
         launch<CausalBackward>(causal_tile_config(problem), args, grid, target, why);
 }

@@ -9,7 +9,7 @@
 
 #include "../../operators/operator.hpp"
 #include "causal_conv_pool.hpp"
-#include "causal_conv_states.hpp"
+#include "causal_states.hpp"
 #include "split_backward.hpp"
 #include "split_columns.hpp"
 #include "split_conv.hpp"

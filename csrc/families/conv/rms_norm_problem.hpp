@@ -20,7 +20,7 @@ struct RmsNormProblem {
 constexpr RmsNormConfig rms_norm_config(const RmsNormProblem& problem, int most_per_lane) {
     RmsNormConfig config{.io = problem.io, .vectors = problem.vectors, .lanes = 32, .per_lane = 8, .is_long = false};
     if (problem.columns > 4096 || (problem.columns > 256 && !problem.vectors)) {
-        config.lanes = 512;
+        config.lanes = problem.vectors ? 512 : 256;
         config.per_lane = problem.vectors ? most_per_lane : 8;
         config.is_long = true;
     } else if (problem.columns > 1024) {

@@ -1,9 +1,9 @@
-// Configuration, shared memory and arguments of conv/causal_conv_backward and conv/causal_conv_states_backward, for host and
+// Configuration, shared memory and arguments of conv/causal_conv_backward and conv/causal_states_backward, for host and
 // device.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_states_plan.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv_tile_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
 namespace gdn_cuda::conv {
 

@@ -1,5 +1,5 @@
 // Gradients of a causal convolution by its input, weights and bias, for conv/causal_conv_backward and
-// conv/causal_conv_backward_sequences. With z before the activation,
+// conv/causal_conv_backward_any. With z before the activation,
 //
 //     dz[t] = grad[t] act'(z[t])
 //     dx[j] = sum over k of weight[k] dz[j + W - 1 - k]

@@ -28,7 +28,7 @@ struct RmsNormConfig {
     GDN_HOST_DEVICE constexpr int forward_blocks() const {
         return (per_lane > 8 || is_long ? 512 : io == DType::f32 ? 768 : 1024) / threads();
     }
-    GDN_HOST_DEVICE constexpr int backward_blocks() const { return 512 / threads(); }
+    GDN_HOST_DEVICE constexpr int backward_blocks() const { return (vectors ? 512 : 256) / threads(); }
 };
 
 // Sums of warps where a row is a block: two values, in two buffers that take turns, so that one barrier a sum is enough.

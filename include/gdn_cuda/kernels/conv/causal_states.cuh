@@ -1,4 +1,4 @@
-// conv/causal_conv_states: the last inputs of every sequence, which its next tokens continue from.
+// conv/causal_states: the last inputs of every sequence, which its next tokens continue from.
 //
 // A thread has a channel of a sequence and copies its inputs one by one, oldest first: so a state in a pool may be its own
 // source where a sequence has fewer tokens than the state has inputs. It runs behind the convolution, whose blocks all read the
@@ -9,7 +9,7 @@
 
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_states_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_number(const Tagged& to, i64 at, float x) 
 }
 
 template <CausalStatesConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads) causal_conv_states(const __grid_constant__ CausalStatesArgs args) {
+__global__ void __launch_bounds__(kConfig.threads) causal_states(const __grid_constant__ CausalStatesArgs args) {
     using T = Storage<kConfig.io>;
     const int groups = static_cast<int>(ceil_div(args.channels, kConfig.threads));
     const int sequence = static_cast<int>(blockIdx.x) / groups;

@@ -1,4 +1,4 @@
-// conv/causal_conv_backward_sequences: gradients of a causal convolution where there are several sequences, or states
+// conv/causal_conv_backward_any: gradients of a causal convolution where there are several sequences, or states
 // (causal_conv_backward_tile.cuh).
 #pragma once
 
@@ -8,7 +8,7 @@ namespace gdn_cuda::conv {
 
 template <CausalTileConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), 2)
-    causal_conv_backward_sequences(const __grid_constant__ CausalBackwardArgs args) {
+    causal_conv_backward_any(const __grid_constant__ CausalBackwardArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     run_causal_backward<kConfig, true>(args, memory);
 }

@@ -1,4 +1,4 @@
-// Configuration and arguments of conv/causal_conv_states, for host and device.
+// Configuration and arguments of conv/causal_states, for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>

@@ -1,4 +1,4 @@
-// conv/causal_conv_states_backward: gradients of a causal convolution by the states that its sequences continue from.
+// conv/causal_states_backward: gradients of a causal convolution by the states that its sequences continue from.
 //
 // A thread has a channel of a sequence. The state's last inputs are seen by the first W - 1 tokens, whose sums are computed
 // again; what is left of the state behind a short sequence has that state's gradient.
@@ -14,7 +14,7 @@ namespace gdn_cuda::conv {
 
 template <CausalStatesConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads)
-    causal_conv_states_backward(const __grid_constant__ CausalStatesBackwardArgs args) {
+    causal_states_backward(const __grid_constant__ CausalStatesBackwardArgs args) {
     using T = Storage<kConfig.io>;
     const CausalArgs& forward = args.call.forward;
     const int groups = static_cast<int>(ceil_div(forward.channels, kConfig.threads));

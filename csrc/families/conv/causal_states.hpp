@@ -1,9 +1,9 @@
-// conv/causal_conv_states and conv/causal_conv_states_backward on the host.
+// conv/causal_states and conv/causal_states_backward on the host.
 #pragma once
 
 #include <array>
 #include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_states_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_states_plan.cuh>
 
 #include "../../kernels/spec.hpp"
 
@@ -22,7 +22,7 @@ inline Blocks causal_states_blocks(i64 sequences, i64 channels) {
 struct CausalStatesBehind {
     using Config = CausalStatesConfig;
     using Args = CausalStatesArgs;
-    static constexpr const char *family = "conv", *name = "causal_conv_states", *config_type = "CausalStatesConfig",
+    static constexpr const char *family = "conv", *name = "causal_states", *config_type = "CausalStatesConfig",
                                 *args_type = "CausalStatesArgs";
     static constexpr const char* summary = "the last inputs of each sequence of a causal convolution";
     static constexpr int min_capability = 80;
@@ -42,7 +42,7 @@ struct CausalStatesBehind {
 struct CausalStatesBackward {
     using Config = CausalStatesConfig;
     using Args = CausalStatesBackwardArgs;
-    static constexpr const char *family = "conv", *name = "causal_conv_states_backward", *config_type = "CausalStatesConfig",
+    static constexpr const char *family = "conv", *name = "causal_states_backward", *config_type = "CausalStatesConfig",
                                 *args_type = "CausalStatesBackwardArgs";
     static constexpr const char* summary = "gradients of a causal convolution by initial states";
     static constexpr int min_capability = 80;
