@@ -1,8 +1,8 @@
 // conv/split_columns: conv/split_conv for 4 taps, where channels are neighbours in memory and heads of q and k are some
 // lanes of a warp.
 //
-// A lane has 4 or 8 channels and walks over a segment of tokens (causal_columns.cuh), with the next 8 rows in flight. The sum
-// of squares of a head goes through shuffles, a few for each token. A warp has the channels of 32
+// A lane has 4 or 8 channels and walks over a segment of tokens with the last W - 1 inputs in registers; loads of the next 8
+// rows are in flight. The sum of squares of a head goes through shuffles, a few for each token. A warp has the channels of 32
 // lanes, and a block four segments that follow each other. First each token is taken as if its row were one sequence that
 // begins with zeros; then those that see a state, or not all of the tokens before them, are written again, one by one.
 //
@@ -12,22 +12,24 @@
 // L2 cache.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_columns.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
 #include <gdn_cuda/kernels/conv/inverse_root.cuh>
 #include <gdn_cuda/kernels/conv/split_plan.cuh>
 
 namespace gdn_cuda::conv {
 
-// Where a lane's channels go, and the norms of their heads.
 template <SplitColumnsConfig kConfig>
-struct SplitOutputs {
+struct SplitColumns {
     using T = Storage<kConfig.io>;
-    static constexpr int kVector = kConfig.lane_channels;
+    static constexpr int kTaps = kConfig.taps, kVector = kConfig.lane_channels, kRows = kConfig.rows(), kBefore = kTaps - 1;
+    using Items = Vector<T, kVector, true>;
 
     const SplitArgs& args;
-    int batch, channel;  // the lane's first
+    const SplitColumnsSharedPlan<kConfig>& shared;
+    int batch, channel, lane;  // channel: the lane's first
     bool exists = channel < args.conv.channels;
 
+    const CausalArgs& conv = args.conv;
     // Channels of q, and the lane's place behind those of the tensors before its own: 0, 1, 2 for q, k, v.
     int keys = args.heads.key_heads * args.heads.dk;
     int kind = min(channel / max(keys, 1), 2);
@@ -35,30 +37,93 @@ struct SplitOutputs {
     // Any lane's, as shuffles take all of them.
     bool any_normalised = __any_sync(0xffffffffu, normalised);
     i64 step = kind < 2 && keys > 0 ? keys : args.heads.value_heads* args.heads.dv;  // of a token in the lane's tensor
-    T* out = static_cast<T*>(args.out[keys > 0 ? kind : 2]) + batch * step * args.conv.tokens + channel - kind * keys;
+    T* out = static_cast<T*>(args.out[keys > 0 ? kind : 2]) + batch * step * conv.tokens + channel - kind * keys;
+    const T* x = static_cast<const T*>(conv.x.data) + batch * conv.x.batch + channel;
+    const T* next = x;  // the row to load next
+    Items ahead[kRows];
 
+    // The row behind those in flight; the last one again, where there is none.
+    __device__ __forceinline__ void load_ahead(int row, int token, int last) {
+        ahead[row].load_streaming(next);
+        next += token + 1 < last ? conv.x.token : 0;
+    }
+    __device__ __forceinline__ void load_first(int token, int last) {
+        next = x + token * conv.x.token;
+        if (!exists) return;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) load_ahead(i, token + i, last);
+    }
     // The factor of a token's outputs, from the lane's squares. All lanes take part.
     __device__ __forceinline__ float inverse_norm(float squares) const {
         for (int other = args.heads.dk / kVector / 2; other > 0; other /= 2)
             squares += __shfl_xor_sync(0xffffffffu, squares, other);
         return normalised ? inverse_root(squares + args.heads.epsilon) : 1.f;
     }
-    __device__ __forceinline__ void write(int token, bool is_written, const float (&z)[kVector]) const {
-        float y[kVector], inverse = 1.f;
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) y[e] = silu(z[e]);
+    __device__ __forceinline__ void write(int token, bool is_written, const float (&y)[kVector]) const {
+        float inverse = 1.f;
         if (any_normalised) {
             float squares = 0.f;
 #pragma unroll
             for (int e = 0; e < kVector; ++e) squares = fmaf(y[e], y[e], squares);
             inverse = inverse_norm(squares);
         }
-        Vector<T, kVector, true> items;
+        Items items;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) items.set(e, y[e] * inverse);
         if (is_written && exists) items.store(out + token * step);
     }
-    // Computes outputs twice: registers are for the walk.
+    __device__ __forceinline__ void walk(int token, int last) {
+        float weight[kTaps][kVector], bias[kVector], before[kBefore][kVector];  // the last inputs, oldest first
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+            bias[e] = shared.bias[lane * kVector + e];
+#pragma unroll
+            for (int k = 0; k < kTaps; ++k) weight[k][e] = shared.weight[k][lane * kVector + e];
+        }
+#pragma unroll
+        for (int i = 0; i < kBefore; ++i) {
+            Items row;
+            row.clear();
+            if (token > 0 && exists) row.load(x + (token - kBefore + i) * conv.x.token);  // segments are longer than kBefore
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) before[i][e] = row[e];
+        }
+#pragma unroll 1
+        for (; token < last; token += kRows) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                float y[kVector];
+#pragma unroll
+                for (int e = 0; e < kVector; ++e) {
+                    float z = bias[e];
+#pragma unroll
+                    for (int k = 0; k < kBefore; ++k) z = fmaf(weight[k][e], before[k][e], z);
+#pragma unroll
+                    for (int k = 0; k + 1 < kBefore; ++k) before[k][e] = before[k + 1][e];
+                    before[kBefore - 1][e] = ahead[i][e];
+                    y[e] = silu(fmaf(weight[kBefore][e], before[kBefore - 1][e], z));
+                }
+                if (exists) load_ahead(i, token + kRows + i, last);
+                write(token + i, token + i < last, y);
+            }
+        }
+    }
+    // Each lane looks at a token, and all lanes write those that are found.
+    __device__ __forceinline__ void mend(int begin, int last) const {
+        __syncwarp();  // stores of single numbers stay behind the vector stores to the same memory
+        const CausalSequences sequences{conv.sequences, batch};
+#pragma unroll 1
+        for (int first = begin; first < last; first += 32) {
+            const int own = first + lane;
+            unsigned apart = __ballot_sync(0xffffffffu, own < last && !sequences.together(own - kBefore, own + 1));
+#pragma unroll 1
+            for (; apart != 0; apart &= apart - 1) {
+                const int token = first + __ffs(static_cast<int>(apart)) - 1;
+                write_alone(sequences, token, sequences.id_of(token));
+            }
+        }
+    }
+    // Computes outputs twice: registers are for `walk`.
     __device__ __forceinline__ void write_alone(const CausalSequences& sequences, int token, i64 id) const {
         const int count = exists ? kVector : 0;
         float inverse = 1.f;
@@ -66,43 +131,44 @@ struct SplitOutputs {
             float squares = 0.f;
 #pragma unroll 1
             for (int e = 0; e < count; ++e) {
-                const float y = output_of_token<T>(args.conv, sequences, channel + e, token, id);
+                const float y = output_of_token<T>(conv, sequences, channel + e, token, id);
                 squares = fmaf(y, y, squares);
             }
             inverse = inverse_norm(squares);
         }
 #pragma unroll 1
         for (int e = 0; e < count; ++e)
-            out[token * step + e] = from_float<T>(output_of_token<T>(args.conv, sequences, channel + e, token, id) * inverse);
+            out[token * step + e] = from_float<T>(output_of_token<T>(conv, sequences, channel + e, token, id) * inverse);
     }
 };
 
 template <SplitColumnsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_columns(const __grid_constant__ SplitArgs args) {
-    using T = Storage<kConfig.io>;
-    __shared__ CausalSharedTaps<kConfig.taps, kConfig.channels()> taps;
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<SplitColumnsSharedPlan<kConfig>*>(memory);
+    constexpr int kWarps = kConfig.threads() / 32, kChannels = kConfig.channels();
     const CausalArgs& conv = args.conv;
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-    const CausalPlace place(conv, kConfig.channels(), kConfig.threads() / 32, thread / 32);
-    const int first_channel = place.group * kConfig.channels(), channel = first_channel + lane * kConfig.lane_channels;
-    const int token = static_cast<int>(place.token);
+    const int groups = static_cast<int>(ceil_div(conv.channels, kChannels));
+    const int segments = static_cast<int>(ceil_div(conv.tokens, i64{conv.segment} * kWarps));
+    const int block = static_cast<int>(blockIdx.x), in_row = block % (groups * segments), batch = block / (groups * segments);
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, first_channel = in_row % groups * kChannels;
+    const i64 token = (static_cast<i64>(in_row / groups) * kWarps + thread / 32) * conv.segment;
+    const int last = static_cast<int>(min(token + conv.segment, i64{conv.tokens}));
 
-    const SplitOutputs<kConfig> outputs{args, place.batch, channel};
-    CausalColumnWalk<T, kConfig.taps, kConfig.lane_channels, kConfig.rows()> columns{
-        .x = static_cast<const T*>(conv.x.data) + place.batch * conv.x.batch + channel,
-        .step = conv.x.token,
-        .exists = outputs.exists};
-    if (place.token < conv.tokens) columns.load_first(token, place.last);
-    taps.load(conv, first_channel, thread, kConfig.threads());
-    __syncthreads();
-    if (place.token >= conv.tokens) return;
-    columns.walk(taps, lane, token, place.last,
-                 [&](int at, const float(&z)[kConfig.lane_channels]) { outputs.write(at, at < place.last, z); });
-    if constexpr (kConfig.sequences) {
-        const CausalSequences sequences{conv.sequences, place.batch};
-        mend_columns(sequences, kConfig.taps, lane, token, place.last,
-                     [&](int at, i64 id) { outputs.write_alone(sequences, at, id); });
+    SplitColumns<kConfig> columns{args, shared, batch, first_channel + lane * kConfig.lane_channels, lane};
+    if (token < conv.tokens) columns.load_first(static_cast<int>(token), last);
+    for (int i = thread; i < kChannels * (kConfig.taps + 1); i += kConfig.threads()) {
+        const int c = i / (kConfig.taps + 1), k = i % (kConfig.taps + 1), of = first_channel + c;
+        const bool exists = of < conv.channels;
+        if (k < kConfig.taps)
+            shared.weight[k][c] = exists ? load_number(conv.weight, of * conv.weight_channel + k * conv.weight_tap) : 0.f;
+        else
+            shared.bias[c] = exists && conv.bias.data != nullptr ? load_number(conv.bias, of * conv.bias_channel) : 0.f;
     }
+    __syncthreads();
+    if (token >= conv.tokens) return;
+    columns.walk(static_cast<int>(token), last);
+    if constexpr (kConfig.sequences) columns.mend(static_cast<int>(token), last);
 }
 
 }  // namespace gdn_cuda::conv
