@@ -25,6 +25,7 @@ CHILD = Path(__file__).with_name("compile_child.py")
 KEPT = Path(__file__).resolve().parents[2] / "build" / "compile-tests"
 JOBS = max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 HOPPER = "sm_90a"
+EVERY = os.environ.get("GDN_TEST_EVERY_CONFIGURATION") == "1"  # without it tests compile a part of what there is
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,18 @@ tests/gpu_pack.sh before every session on a GPU, which refuses spills as well.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from compile_helpers import HOPPER, Child, Registered, check_compiled, median_seconds, registered, representatives
+from compile_helpers import EVERY, HOPPER, Child, Registered, check_compiled, median_seconds, registered, representatives
 
 from gdn_cuda import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 SLICE = 8  # configurations a test: few enough to share the work between processes
 SAMPLE = 4
-EVERY = os.environ.get("GDN_TEST_EVERY_CONFIGURATION") == "1"
 
 
 def sampled(listed: list[Registered]) -> list[Registered]:
