@@ -5,9 +5,10 @@
 //     states that each row adds      (16 rows x 32 tokens) (32 tokens x 16 states)
 //     states before each row         a scan over the 16 rows by shuffles, behind the state that the warp carries
 //     what they add to the row       (16 rows x 16 states) (16 states x 32 tokens)
-// All operands of these products are in registers as memory and accumulators give them; every number is a sum of two bf16, and
-// a product three mma. Where there are few channels, warps share the tokens of one: a first launch (only_states) computes what
-// each share adds to the states behind it, and a warp of the second begins by carrying these through the shares before its own.
+// All operands of these products are in registers as memory and accumulators give them; every number is a sum of two
+// bf16, three for fp32 tensors. Where there are few channels, warps share the tokens of one: a first launch (only_states)
+// computes what each share adds to the states behind it, and a warp of the second begins by carrying these through the shares
+// before its own.
 //
 // Shared memory, of each warp: right operands made of the poles, 5 KB for 16 states, and a stage for rows without vectors.
 //
