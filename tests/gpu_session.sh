@@ -39,7 +39,7 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 logged() { # NAME COMMAND...: its exit status, and the lines of its log that sum it up
     local name=$1 status
     shift
-    timeout --kill-after 2 "${LIMIT:-600}" "$@" >"$out/$name.log" 2>&1
+    timeout --signal INT --kill-after 8 "${LIMIT:-600}" "$@" >"$out/$name.log" 2>&1
     status=$?
     [ $status -eq 0 ] || failed=1
     echo "$name: exit status $status, $SECONDS s since the start"
