@@ -89,6 +89,17 @@ TEST(SelectiveStepHeuristic, FewSequencesGoDirectly) {
     EXPECT_FALSE(is_direct(1, 1, true, false));
 }
 
+TEST(SelectiveStepHeuristic, LongRowsOfFullGpus) {
+    const auto choice = [](i64 sequences, DType state) {
+        return selective_step_choice({sequences, 1, 128, 64, 128, state, true, true, true}, device_of(132));
+    };
+    EXPECT_TRUE(choice(16, DType::f32).direct);
+    EXPECT_FALSE(choice(64, DType::f32).direct);
+    EXPECT_EQ(choice(256, DType::f32).block_sequences, SelectiveStepConfig::most_sequences());
+    EXPECT_EQ(choice(256, DType::bf16).block_sequences, 8);
+    EXPECT_EQ(choice(32, DType::bf16).block_sequences, SelectiveStepConfig::most_sequences());
+}
+
 TEST(SelectiveStepHeuristic, TheLargestBatchFitsTheGrid) {
     for (const i64 tokens : {1, 2}) {
         const SelectiveStepProblem problem{most_sequences(tokens), tokens, 1, 1, 1, DType::f32, false, false, false};
