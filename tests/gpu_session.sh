@@ -48,7 +48,10 @@ logged() { # NAME COMMAND...: its exit status, and the lines of its log that sum
 
 suite() { # PATH...
     local workers=(-p no:xdist)
-    [ "${WORKERS:-1}" -gt 1 ] && workers=(-n "$WORKERS" --dist worksteal)
+    if [ "${WORKERS:-1}" -gt 1 ]; then
+        workers=(-n "$WORKERS" --dist worksteal)
+        export OMP_NUM_THREADS=1  # of the oracles: threads of many processes wait for each other
+    fi
     [ $# -gt 0 ] || set -- tests/gpu tests/*/gpu
     logged suite "$python" -m pytest "$@" "${workers[@]}" -v --tb=short -p no:cacheprovider --durations=10
 }

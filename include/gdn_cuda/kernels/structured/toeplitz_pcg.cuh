@@ -4,11 +4,11 @@
 // A step has a product with T and one with the preconditioner (toeplitz_pcg_products.cuh). A thread has the same rows of every
 // vector, so only transforms and reductions need barriers.
 //
-// info: 0; -1 where T proves not positive definite, or 60 steps are not enough for one right-hand side, whose solution then is
-// NaN; n + 1 as in toeplitz_schur.cuh, the probe being one more right-hand side. Residuals end below 2^-47 |T| |x| for fp32,
-// invisible in the solution of any regular matrix, and 2^-51 |T| |x| for fp64, where rounding decides; the probe's where
-// epsilon does not see them. They are recomputed at the end. Matrices and right-hand sides are scaled by powers of two, to keep
-// squares in range.
+// info: 0; -1 where T proves not positive definite, or singular in fp64, or 60 steps are not enough for one right-hand side,
+// whose solution then is NaN; n + 1 as in toeplitz_schur.cuh, the probe being one more right-hand side. Residuals end below
+// 2^-47 |T| |x| for fp32, invisible in the solution of any regular matrix, and 2^-51 |T| |x| for fp64, where rounding decides;
+// the probe's where epsilon does not see them. They are recomputed at the end. Matrices and right-hand sides are scaled by
+// powers of two, to keep squares in range.
 //
 // Bound: a step is six transforms of 4096 numbers, by count 11 us of fp64 arithmetic and 9 of shared memory, which overlap
 // little; on an H200 it takes 24 us, and what precedes the first and follows the last step 44.
@@ -101,11 +101,20 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
     __device__ __forceinline__ bool converged(const Number& squares, double slack) const {
         return squares.re <= slack * shared.line.allowed * squares.im;
     }
-    // Allowed squared residual per |x|^2; 2 column_size bounds |T|.
-    __device__ __forceinline__ double allowed(unsigned line, double column_size) const {
-        constexpr double kOfType = kConfig.io == DType::f32 ? 0x1p-47 : 0x1p-51;
-        const double size = (is_probe(line) ? max_or_nan(kOfType, args.epsilon / 8) : kOfType) * 2 * column_size;
+    static constexpr double kOfType = kConfig.io == DType::f32 ? 0x1p-47 : 0x1p-51;
+    // The square of so many times |T|, which 2 column_size bounds.
+    __device__ __forceinline__ static double square_of_matrix(double times, double column_size) {
+        const double size = times * 2 * column_size;
         return size * size;
+    }
+    // Allowed squared residual per |x|^2.
+    __device__ __forceinline__ double allowed(unsigned line, double column_size) const {
+        return square_of_matrix(is_probe(line) ? max_or_nan(kOfType, args.epsilon / 8) : kOfType, column_size);
+    }
+    // Of a singular T, rounding may give a solution so large that a residual of the right-hand side's size is allowed.
+    __device__ __forceinline__ bool means_anything(double solution_square) const {
+        const double right_square = 4.0 * args.n;  // at most: scaled numbers are below 2
+        return square_of_matrix(kOfType, shared.line.column_size) * solution_square < right_square;
     }
 
     // Solves T x = b for b in residual and 0 in solution; false if it does not converge. Uniform over the block.
@@ -138,7 +147,8 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
                 load(solution(), along);
 #pragma unroll
                 for (int s = 0; s < kSlots; ++s) right[s] -= image[s];
-                return converged(over_block(Buffer::kFirst, product(right, right), product(along, along), sum_of), 4);
+                squares = over_block(Buffer::kFirst, product(right, right), product(along, along), sum_of);
+                return converged(squares, 4) && means_anything(squares.im);
             }
             load(direction(), along);
             const double curvature = over_block(Buffer::kSecond, product(image, along), sum_of);
