@@ -38,7 +38,7 @@ PreparedFirStep prepare_fir_step(const gdn_cuda::HyenaFirStep& x) {
     args.bias = tagged(bias);
     args.flipped = x.flip_filter;
     args.gated_bias = x.gated_bias;
-    check.grid("u", {ceil_div(args.sequences * args.channels, HyenaFirStep::config_for(args.width + 1).rows()), 1, 1});
+    check.grid("u", {ceil_div(args.channels, HyenaFirStep::config_for(args.width + 1).rows()) * args.sequences, 1, 1});
     check.apart({{"fir_state", state}, {"out", out}}, {{"u", u}, {"weight", weight}, {"bias", bias}, {"state_indices", slots}});
     return prepared;
 }

@@ -52,7 +52,7 @@ PreparedModalStep prepare_modal_step(const gdn_cuda::HyenaModalStep& x) {
     args.log_poles_group = log_poles.stride(0);
     args.log_poles_state = log_poles.stride(1);
     prepared.vectors = has_units(state) && has_units(residues) && log_poles.rank == 2 && has_units(log_poles);
-    check.grid("x2", {ceil_div(args.sequences * args.channels, HyenaModalStep::kConfigurations.back().rows()), 1, 1});
+    check.grid("x2", {ceil_div(args.channels, HyenaModalStep::kConfigurations.back().rows()) * args.sequences, 1, 1});
     check.apart({{"state", state}, {"out", out}}, {{"x2", x2},
                                                    {"x1", x1},
                                                    {"v", v},

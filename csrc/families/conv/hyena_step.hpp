@@ -11,6 +11,16 @@ namespace gdn_cuda::conv {
 
 inline constexpr int kMostFirTaps = 1024, kMostModalStates = 64;
 
+// Blocks of so many channels; each takes as many sequences in turn as leave the GPU full.
+template <class Args>
+Blocks hyena_step_blocks(Args& args, int rows, const jit::DeviceTraits& device) {
+    constexpr i64 kFull = 12, kMost = 16;  // blocks a multiprocessor; sequences of a block
+    const i64 of_channels = ceil_div(args.channels, rows);
+    const i64 share = args.sequences * of_channels / (kFull * std::max(1, device.multiprocessors));
+    args.block_sequences = static_cast<int>(std::clamp<i64>(share, 1, kMost));
+    return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
+}
+
 struct HyenaFirStep {
     using Config = HyenaFirStepConfig;
     using Args = HyenaFirStepArgs;
@@ -32,13 +42,14 @@ struct HyenaFirStep {
     static int threads(const Config&) { return kHyenaStepThreads; }
     static int shared_bytes(const Config&) { return 0; }
 
-    static void run(const Args& args, const Target& target) {
+    static void run(Args args, const Target& target) {
         const Config config = config_for(args.width + 1);
         const i64 rows = args.sequences * args.channels;
         if (rows == 0 || args.tokens == 0) return;
-        launch<HyenaFirStep>(config, args, {ceil_div(rows, config.rows()), 1, 1}, target, [&](const auto&) {
-            return fmt::format("{} taps, {} rows of {} lanes with {} numbers each", args.width + 1, rows, config.lanes,
-                               config.elements);
+        const Blocks blocks = hyena_step_blocks(args, config.rows(), jit::device_traits(target.ordinal));
+        launch<HyenaFirStep>(config, args, blocks, target, [&](const auto&) {
+            return fmt::format("{} taps, {} rows of {} lanes with {} numbers each, {} sequences a block", args.width + 1, rows,
+                               config.lanes, config.elements, args.block_sequences);
         });
     }
 };
@@ -59,13 +70,15 @@ struct HyenaModalStep {
     static int threads(const Config&) { return kHyenaStepThreads; }
     static int shared_bytes(const Config&) { return 0; }
 
-    static void run(const Args& args, bool vectors, const Target& target) {
+    static void run(Args args, bool vectors, const Target& target) {
         const Config narrow{.lanes = 4, .vectors = vectors};
         const Config config{.lanes = args.count <= narrow.most_states() ? narrow.lanes : 16, .vectors = vectors};
         const i64 rows = args.sequences * args.channels;
         if (rows == 0 || args.tokens == 0) return;
-        launch<HyenaModalStep>(config, args, {ceil_div(rows, config.rows()), 1, 1}, target, [&](const auto&) {
-            return fmt::format("{} rows of {} states, {} at a time", rows, args.count, vectors ? "16 bytes" : "one number");
+        const Blocks blocks = hyena_step_blocks(args, config.rows(), jit::device_traits(target.ordinal));
+        launch<HyenaModalStep>(config, args, blocks, target, [&](const auto&) {
+            return fmt::format("{} rows of {} states, {} at a time, {} sequences a block", rows, args.count,
+                               vectors ? "16 bytes" : "one number", args.block_sequences);
         });
     }
 };

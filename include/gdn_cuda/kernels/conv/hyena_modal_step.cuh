@@ -2,88 +2,125 @@
 //
 //     s ← e^{log_poles} s + x1 v,   y = x2 (Σ residues s + D x1 v)
 //
-// A row, a channel of a sequence, has 4 or 16 lanes of a warp, and a lane 4 neighbouring states in registers. Poles are raised
-// once a call. A slow one is applied as s + (p − 1) s: p rounded to fp32 would change the rate of its decay, by 3 % at e^−1e−6.
+// A channel has 4 or 16 lanes of a warp, and a lane 4 neighbouring states in registers. Poles are raised once, for all
+// sequences that a block takes in turn; a sequence's state is loaded while the one before it is computed. A slow pole is
+// applied as s + (p − 1) s: p rounded to fp32 would change the rate of its decay, by 3 % at e^−1e−6.
 //
-// Bound by bytes, 2 S numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state). Residues
-// and poles come from L1 and L2: sequences share them.
+// Bound by bytes, 2 S numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state).
 #pragma once
 
-#include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/conv/hyena_step_rows.cuh>
 
 namespace gdn_cuda::conv {
 
-// Four numbers of a row from `first` on, of which `count` exist.
+// Bits of four numbers of a row from `first` on, of which `count` exist.
 template <bool kVectors>
-__device__ __forceinline__ void load_four(float (&x)[4], const Tagged& from, i64 at, i64 stride, int first, int count) {
+__device__ __forceinline__ void load_four(unsigned (&x)[4], const Tagged& from, i64 at, i64 stride, int first, int count) {
+    uint4 loaded{};
     if constexpr (kVectors) {
-        Vector<float, 4, true> loaded;
-        loaded.clear();
-        if (first < count) loaded.load(static_cast<const float*>(from.data) + at + first);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = loaded[i];
+        if (first < count) loaded = *reinterpret_cast<const uint4*>(static_cast<const float*>(from.data) + at + first);
     } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = first + i < count ? load_number(from, at + (first + i) * stride) : 0.f;
+        if (first < count) loaded.x = load_raw(from, at + first * stride);
+        if (first + 1 < count) loaded.y = load_raw(from, at + (first + 1) * stride);
+        if (first + 2 < count) loaded.z = load_raw(from, at + (first + 2) * stride);
+        if (first + 3 < count) loaded.w = load_raw(from, at + (first + 3) * stride);
     }
+    x[0] = loaded.x, x[1] = loaded.y, x[2] = loaded.z, x[3] = loaded.w;
 }
 
 template <HyenaModalStepConfig kConfig>
-__global__ void __launch_bounds__(kHyenaStepThreads) hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
-    constexpr int kElements = kConfig.elements();
-    constexpr float kOffsetBelow = 0.25f;  // where p − 1 is applied
+struct ModalStep {
+    static constexpr int kElements = kConfig.elements();
+    static constexpr float kOffsetBelow = 0.25f;  // where p − 1 is applied
+
+    const HyenaModalStepArgs& args;
     const int lane = threadIdx.x % kConfig.lanes, first_state = lane * kElements;
-    const HyenaStepRow row(args, static_cast<i64>(blockIdx.x) * kConfig.rows() + threadIdx.x / kConfig.lanes);
-    if (row.exists && !row.runs) row.fill(args.out, args.tokens, lane, kConfig.lanes);
-
-    const Tagged states{args.states, args.state_type};
-    float state[kElements]{}, residue[kElements]{}, rate[kElements]{}, D = 0.f;
+    float residue[kElements]{}, rate[kElements]{}, D = 0.f;
     bool offset[kElements]{};
-    if (row.runs) {
-        load_four<kConfig.vectors>(state, states, row.state, args.state_position, first_state, args.count);
-        load_four<kConfig.vectors>(residue, args.residues, row.group * args.residues_group, args.residues_state, first_state,
+
+    __device__ __forceinline__ void load_filter(const HyenaStepRows& rows) {
+        if (!rows.exists) return;
+        unsigned residues[kElements], poles[kElements];
+        load_four<kConfig.vectors>(residues, args.residues, rows.group * args.residues_group, args.residues_state, first_state,
                                    args.count);
-        load_four<kConfig.vectors>(rate, args.log_poles, row.group * args.log_poles_group, args.log_poles_state, first_state,
+        load_four<kConfig.vectors>(poles, args.log_poles, rows.group * args.log_poles_group, args.log_poles_state, first_state,
                                    args.count);
-        D = load_number(args.D, row.channel * args.D_channel);
-    }
+        D = load_number(args.D, rows.channel * args.D_channel);
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-        const float log_pole = rate[i];
-        offset[i] = fabsf(log_pole) < kOffsetBelow;
-        rate[i] = offset[i] ? expm1_small(log_pole) : exp_fast(log_pole);
+        for (int i = 0; i < kElements; ++i) {
+            const float log_pole = number_of(poles[i], args.log_poles.type);
+            residue[i] = number_of(residues[i], args.residues.type);
+            offset[i] = fabsf(log_pole) < kOffsetBelow;
+            rate[i] = offset[i] ? expm1_small(log_pole) : exp_fast(log_pole);
+        }
     }
 
-    const i64 x2 = row.first(args.x2), x1 = row.first(args.x1), v = row.first(args.v), out = row.first(args.out);
-    for (int t = 0; t < args.tokens; ++t) {
-        float gate = 0.f, u = 0.f;
-        if (row.runs) {
-            gate = load_number(args.x2.values, x2 + t * args.x2.token);
-            u = load_number(args.x1.values, x1 + t * args.x1.token) * load_number(args.v.values, v + t * args.v.token);
-        }
-        float sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < kElements; ++i) {
-            state[i] = fmaf(rate[i], state[i], (offset[i] ? state[i] : 0.f) + u);
-            if (first_state + i < args.count) sum = fmaf(residue[i], state[i], sum);
-        }
-        sum = fmaf(D, u, group_sum<kConfig.lanes>(sum));
-        if (row.runs && lane == 0)
-            store_number(const_cast<void*>(args.out.values.data), args.out.values.type, out + t * args.out.token, gate * sum);
+    struct Loaded {
+        unsigned state[kElements]{};
+        float gate = 0.f, x1 = 0.f, v = 0.f;  // of the first token
+    };
+    __device__ __forceinline__ void load(Loaded& to, const HyenaStepRow& row) const {
+        if (!row.runs) return;
+        load_four<kConfig.vectors>(to.state, {args.states, args.state_type}, row.state, args.state_position, first_state,
+                                   args.count);
+        load_token(to, row, 0);
     }
-    if (!row.runs) return;
-    if constexpr (kConfig.vectors) {
-        Vector<float, 4, true> last;
+    __device__ __forceinline__ void load_token(Loaded& to, const HyenaStepRow& row, int token) const {
+        to.gate = row.load(args.x2, token);
+        to.x1 = row.load(args.x1, token);
+        to.v = row.load(args.v, token);
+    }
+
+    __device__ __forceinline__ void run(const HyenaStepRow& row, Loaded loaded) const {
+        float state[kElements];
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) last.set(i, state[i]);
-        if (first_state < args.count) last.store(static_cast<float*>(args.states) + row.state + first_state);
-    } else {
+        for (int i = 0; i < kElements; ++i) state[i] = number_of(loaded.state[i], args.state_type);
+        for (int t = 0; t < args.tokens; ++t) {
+            if (t > 0) load_token(loaded, row, t);
+            const float u = loaded.x1 * loaded.v;
+            float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) {
-            if (first_state + i < args.count)
-                store_number(args.states, args.state_type, row.state + (first_state + i) * args.state_position, state[i]);
+            for (int i = 0; i < kElements; ++i) {
+                state[i] = fmaf(rate[i], state[i], (offset[i] ? state[i] : 0.f) + u);
+                if (first_state + i < args.count) sum = fmaf(residue[i], state[i], sum);
+            }
+            sum = fmaf(D, u, group_sum<kConfig.lanes>(sum));
+            if (row.runs && lane == 0) row.store(args.out, t, loaded.gate * sum);
         }
+        if (row.runs) store(row, state);
+    }
+    __device__ __forceinline__ void store(const HyenaStepRow& row, const float (&state)[kElements]) const {
+        if constexpr (kConfig.vectors) {
+            if (first_state < args.count)
+                *reinterpret_cast<float4*>(static_cast<float*>(args.states) + row.state + first_state) = {state[0], state[1],
+                                                                                                          state[2], state[3]};
+        } else {
+#pragma unroll
+            for (int i = 0; i < kElements; ++i)
+                if (first_state + i < args.count)
+                    store_number(args.states, args.state_type, row.state + (first_state + i) * args.state_position, state[i]);
+        }
+    }
+};
+
+template <HyenaModalStepConfig kConfig>
+__global__ void __launch_bounds__(kHyenaStepThreads, 7) hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
+    using Step = ModalStep<kConfig>;
+    const HyenaStepRows rows(args, kConfig.rows(), threadIdx.x / kConfig.lanes);
+    Step step{args};
+    HyenaStepRow next = rows.at(rows.first);
+    typename Step::Loaded following;
+    step.load(following, next);
+    step.load_filter(rows);
+    for (i64 sequence = rows.first; sequence < rows.end; ++sequence) {
+        const HyenaStepRow row = next;
+        const typename Step::Loaded loaded = following;
+        if (sequence + 1 < rows.end) {
+            next = rows.at(sequence + 1);
+            step.load(following, next);
+        }
+        if (rows.exists && !row.runs) row.fill(args.out, args.tokens, step.lane, kConfig.lanes);
+        step.run(row, loaded);
     }
 }
 

@@ -7,7 +7,7 @@ namespace gdn_cuda::conv {
 
 inline constexpr int kHyenaStepThreads = 128;
 
-// A row is a channel of a sequence. Neighbouring lanes of a warp share it, each with as many numbers of its state.
+// A row is a channel of a sequence. Neighbouring lanes of a warp share it, each with so many numbers of its state.
 struct HyenaFirStepConfig {
     int lanes, elements;
 
@@ -39,6 +39,7 @@ struct HyenaTokens {
 // What both steps have: rows, and states (slots, channels, positions) in slots of a pool.
 struct HyenaStepArgs {
     i64 sequences;
+    int block_sequences;  // that a block takes in turn
     int channels, tokens;
     int group_channels;  // channels that share the parameters of a group
     void* states;

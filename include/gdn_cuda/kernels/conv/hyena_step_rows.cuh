@@ -1,7 +1,9 @@
-// What the steps of Hyena share: which row a thread has, where its state is, and numbers of any dtype.
+// What the steps of Hyena share: a thread's channel, the sequences that it takes in turn, where a state is, and numbers of any
+// dtype.
 #pragma once
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
+#include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/conv/hyena_step_plan.cuh>
 
 namespace gdn_cuda::conv {
@@ -15,34 +17,58 @@ __device__ __forceinline__ void store_number(void* to, DType type, i64 at, float
         static_cast<__half*>(to)[at] = from_float<__half>(x);
 }
 
-// Threads behind the last row have none: they take part in shuffles, and neither load nor store.
+// A channel of a sequence.
 struct HyenaStepRow {
-    bool exists, runs;
-    Place place;
-    i64 sequence;
-    int channel, group;
-    i64 state;  // of its first number in the pool, in elements
+    bool runs = false;
+    Place place = Place::run;
+    i64 sequence = 0;
+    int channel = 0;
+    i64 state = 0;  // of its first number in the pool, in elements
 
-    __device__ __forceinline__ HyenaStepRow(const HyenaStepArgs& args, i64 row) {
-        exists = row < args.sequences * args.channels;
-        sequence = exists ? row / args.channels : 0;
-        channel = static_cast<int>(exists ? row - sequence * args.channels : 0);
-        group = channel / args.group_channels;
-        i64 slot = sequence;
-        place = Place::run;
-        if (exists && args.slots.data != nullptr) {
-            slot = load_index(args.slots, sequence);
-            place = place_of(args, slot);
-        }
-        runs = exists && place == Place::run;
-        state = runs ? slot * args.state_slot + channel * args.state_channel : 0;
+    __device__ __forceinline__ i64 at(const HyenaTokens& x, int token) const {
+        return sequence * x.sequence + channel * x.channel + token * x.token;
     }
-    __device__ __forceinline__ i64 first(const HyenaTokens& x) const { return sequence * x.sequence + channel * x.channel; }
+    __device__ __forceinline__ float load(const HyenaTokens& x, int token) const {
+        return runs ? load_number(x.values, at(x, token)) : 0.f;
+    }
+    __device__ __forceinline__ void store(const HyenaTokens& to, int token, float x) const {
+        store_number(const_cast<void*>(to.values.data), to.values.type, at(to, token), x);
+    }
     // The output of a sequence that does not run.
     __device__ __forceinline__ void fill(const HyenaTokens& out, int tokens, int lane, int lanes) const {
         const float value = place == Place::skip ? 0.f : quiet_nan();
-        for (int t = lane; t < tokens; t += lanes)
-            store_number(const_cast<void*>(out.values.data), out.values.type, first(out) + t * out.token, value);
+        for (int t = lane; t < tokens; t += lanes) store(out, t, value);
+    }
+};
+
+// A thread has a channel of all sequences of its block, so that the filter is loaded once. Threads behind the last channel take
+// part in shuffles, and neither load nor store.
+struct HyenaStepRows {
+    const HyenaStepArgs& args;
+    bool exists;
+    int channel, group;
+    i64 first, end;  // sequences
+
+    // `rows` channels a block, of which the thread has the `row`-th.
+    __device__ __forceinline__ HyenaStepRows(const HyenaStepArgs& args, int rows, int row) : args(args) {
+        const unsigned blocks = (static_cast<unsigned>(args.channels) + rows - 1) / rows, turn = blockIdx.x / blocks;
+        const unsigned at = (blockIdx.x - turn * blocks) * rows + row;
+        exists = at < static_cast<unsigned>(args.channels);
+        channel = static_cast<int>(exists ? at : 0);
+        group = channel / args.group_channels;
+        first = static_cast<i64>(turn) * args.block_sequences;
+        end = min(first + args.block_sequences, args.sequences);
+    }
+    __device__ __forceinline__ HyenaStepRow at(i64 sequence) const {
+        HyenaStepRow row{exists, Place::run, sequence, channel};
+        i64 slot = sequence;
+        if (exists && args.slots.data != nullptr) {
+            slot = load_index(args.slots, sequence);
+            row.place = place_of(args, slot);
+            row.runs = row.place == Place::run;
+        }
+        if (row.runs) row.state = slot * args.state_slot + channel * args.state_channel;
+        return row;
     }
 };
 
