@@ -56,6 +56,14 @@ def test_slots(index: torch.dtype, T: int | None, seed: int) -> None:
         check(make(seed, B=6, T=T, slots=7) | {"state_indices": slots.clamp(max=7), "null_slot": 2}, step)
 
 
+def test_blocks_take_several_sequences_in_turn(seed: int) -> None:
+    B = 5000  # an odd share of them behind the last whole block
+    slots = torch.randperm(B + 3, generator=torch.Generator().manual_seed(seed))[:B]
+    slots[::7] = -1
+    for make in (fir_inputs, modal_inputs):
+        check(make(seed, B=B, D=5, T=2, slots=B + 3) | {"state_indices": slots}, step)
+
+
 def test_hostile_slots(seed: int) -> None:
     for make in (fir_inputs, modal_inputs):
         check(make(seed, B=5, T=2, slots=6) | {"state_indices": torch.tensor(HOSTILE)}, step)

@@ -40,6 +40,19 @@ def test_dtypes(io: torch.dtype, state: torch.dtype, seed: int) -> None:
     check(modal_inputs(seed, D=64, T=2, io=io, state=state, device="cuda"), step)
 
 
+@pytest.mark.parametrize("K", [7, 30, 128])
+def test_blocks_take_several_sequences_in_turn(K: int, seed: int) -> None:
+    B = 333
+    slots = torch.randperm(B + 3, generator=torch.Generator().manual_seed(seed))[:B].cuda()
+    slots[::7] = -1
+    for T in (None, 3):
+        for x in (
+            fir_inputs(seed, B=B, D=520, K=K, T=T, slots=B + 3, device="cuda"),
+            modal_inputs(seed, B=B, D=520, S=min(K, 64), T=T, slots=B + 3, device="cuda"),
+        ):
+            check(x | {"state_indices": slots}, step)
+
+
 def test_hostile_slots(seed: int) -> None:
     for make in (fir_inputs, modal_inputs):
         x = make(seed, B=5, D=64, T=2, slots=6, device="cuda")

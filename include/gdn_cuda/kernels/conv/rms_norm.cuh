@@ -32,16 +32,20 @@ struct RmsNormForward {
         place.load(x, args.x, exists ? place.offset(args.x, row) : 0, chunk, exists);
         if (has_gate()) place.load(gate, args.gate, exists ? place.offset(args.gate, row) : 0, chunk, exists);
     }
-    __device__ __forceinline__ void unpack() {
+    // x and the gate of the row in h and factor. `meanwhile` issues the next loads, before the gate's long computation.
+    template <class Meanwhile>
+    __device__ __forceinline__ void unpack(const Meanwhile& meanwhile) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             h[i] = x.number(i, kConfig.io);
             factor[i] = 1.f;
         }
+        const auto own_gate = gate;
+        meanwhile();
         if (!has_gate()) return;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            const float a = gate_value(args.activation, gate.number(i, args.gate.values.type));
+            const float a = gate_value(args.activation, own_gate.number(i, args.gate.values.type));
             h[i] *= args.norm_before_gate ? 1.f : a;
             factor[i] = args.norm_before_gate ? a : 1.f;
         }
@@ -53,7 +57,7 @@ struct RmsNormForward {
         for (int chunk = 0; chunk < chunks; ++chunk) {
             if (chunks > 1) {
                 load(row, chunk);
-                unpack();
+                unpack([] {});
             }
             each(chunk);
         }
@@ -95,8 +99,9 @@ struct RmsNormForward {
         for (; first < args.rows; first += step) {
             const i64 row = first + place.row_of_block;
             if (kConfig.is_long) load(row, 0);
-            unpack();
-            if (!kConfig.is_long) load(row + step, 0);  // in flight while this row is computed
+            unpack([&] {
+                if (!kConfig.is_long) load(row + step, 0);  // in flight while this row is computed
+            });
             const float inverse = inverse_rms(row);
             for_chunks(row, [&](int chunk) {
                 if constexpr (kConfig.is_long) place.load_weight(weight, chunk);
