@@ -13,14 +13,18 @@ from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
-from .hyena_operator import channels_adjacent, hyena_operator, tokens_adjacent
+from .hyena_operator import channels_adjacent, differentiable_hyena, tokens_adjacent, with_reference
 
 
 def _computed(x: Any) -> tuple[Tensor, Tensor]:
     return reference.long(x.x1, x.x2, x.v, x.residues, x.log_poles, x.bias, x.initial_state)
 
 
-@hyena_operator(_computed, columns=lambda x: x.residues.shape[1])
+_NAME = "hyena_long"
+_long = differentiable_hyena(_NAME, _computed, columns=lambda x: x.residues.shape[1])
+
+
+@with_reference(_long, _computed)
 def hyena_long(
     x1: Tensor,
     x2: Tensor,
@@ -62,6 +66,8 @@ def hyena_long(
         >>> gdn_cuda.hyena_long(ones, ones, ones, torch.ones(1, 1), halves, torch.zeros(1))
         tensor([[[1.0000, 1.5000, 1.7500, 1.8750]]])
     """
+    y, state = _long(x1, x2, v, residues, log_poles, bias, initial_state)
+    return (y, state) if return_state else y
 
 
 # ---- Examples
