@@ -63,7 +63,7 @@ struct HyenaLongBackwardWarp {
     HyenaLongBackwardShared<kConfig>& shared;
     HyenaShare share;
     HyenaPoles poles;
-    Correlation correlation;
+    Correlation correlation;  // of the tiles so far
 
     __device__ __forceinline__ HyenaLongBackwardWarp(const HyenaLongBackwardArgs& args,
                                                      HyenaLongBackwardShared<kConfig>& shared, const HyenaShare& share)
@@ -191,6 +191,20 @@ struct HyenaLongBackwardWarp {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) visit(half, eight, i, state_of_lane(eight, i));
     }
+    __device__ __forceinline__ void for_parked(auto&& visit) {
+        if constexpr (kConfig.parks_correlation()) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                visit(correlation[i / 4][i % 4], *reinterpret_cast<float4*>(shared.parked[i][lane_of_warp()]));
+        }
+    }
+    __device__ __forceinline__ void park_correlation() {
+        for_parked([](const float(&x)[4], float4& parked) { parked = {x[0], x[1], x[2], x[3]}; });
+    }
+    __device__ __forceinline__ void load_correlation() {
+        for_parked(
+            [](float(&x)[4], const float4& parked) { x[0] = parked.x, x[1] = parked.y, x[2] = parked.z, x[3] = parked.w; });
+    }
     // Factors of a tile's gradients, each lane its own tokens: in shared memory, as registers are for sums.
     enum Kept { kX1, kV, kGrad };
     __device__ __forceinline__ T* kept_tokens(int which, int part) const {
@@ -241,6 +255,7 @@ struct HyenaLongBackwardWarp {
     __device__ __forceinline__ void run() {
         fill_tables();
         begin();
+        park_correlation();
         const HyenaLongArgs& forward = args.forward;
         const float bias = load_number(forward.bias, share.column * forward.bias_channel);
         const auto load = [&](Tile& to, const HyenaTensor& from, int tile) {
@@ -276,7 +291,9 @@ struct HyenaLongBackwardWarp {
                 keep(kX1, x1);
                 keep(kV, v);
             }
+            load_correlation();
             add_correlation(correlation, back, own);
+            park_correlation();
             add_product(z, own, load_pairs(shared.taps, lane_of_warp(), 0));
             add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp(), 0));
             for_groups([&](int group, HyenaCarriedBack&) { advance(group, own, back, z, of_u, tile); });
@@ -291,6 +308,7 @@ struct HyenaLongBackwardWarp {
 
     __device__ __forceinline__ void finish() {
         const int lane = lane_of_warp(), g = row_of_lane(), t = lane % 4, S = states();
+        load_correlation();
         __syncwarp();
         for (int state = lane; state < S; state += 32) {
             const HyenaCarriedBack& carried = shared.carried[state / kHyenaGroup];

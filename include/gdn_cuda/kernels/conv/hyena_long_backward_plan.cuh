@@ -18,6 +18,8 @@ struct HyenaLongBackwardConfig {
     // Of a block, such that its shared memory fits every GPU.
     GDN_HOST_DEVICE constexpr int warps() const { return groups == 1 ? 4 : io == DType::f32 ? 1 : 2; }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
+    // Registers do not suffice for a loop over groups and for the correlation: it waits in shared memory.
+    GDN_HOST_DEVICE constexpr bool parks_correlation() const { return groups > 1; }
 };
 struct HyenaLongStatesConfig {
     DType io;
@@ -72,7 +74,8 @@ struct HyenaLongBackwardShared {
     HyenaStage<kTileTokens> stage;
     alignas(16) unsigned char kept[3][kTileTokens * bytes_of(kConfig.io)];  // of the tile: x1, v and the gradient of y
     HyenaCarriedBack carried[kConfig.groups];
-    float first[kHyenaGroup * kConfig.groups];    // states before the share
+    alignas(16) float parked[kConfig.parks_correlation() ? 8 : 1][32][4];  // [4 m + p][lane][i]
+    float first[kHyenaGroup * kConfig.groups];                             // states before the share
     float of_last[kHyenaGroup * kConfig.groups];  // what the gradient of the last state adds to those of the log poles
 };
 template <HyenaLongBackwardConfig kConfig>
