@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "families/conv/hyena_long.hpp"
+#include "families/conv/hyena_long_backward.hpp"
 #include "families/conv/hyena_medium.hpp"
 #include "families/conv/hyena_short.hpp"
 #include "heuristics_tools.hpp"
@@ -51,6 +52,22 @@ TEST(HyenaLongHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
                 EXPECT_GE(config.groups * kHyenaGroup, states);
                 EXPECT_LE(HyenaLong::shared_bytes(config), kSharedBytesEverywhere);
             }
+}
+
+TEST(HyenaLongBackwardHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const i64 states : {1, 16, 17, 64}) {
+            const HyenaLongBackwardConfig config = hyena_long_backward_config({io, states});
+            EXPECT_TRUE(in(kHyenaLongBackwardConfigurations, config)) << to_text(config);
+            EXPECT_GE(config.groups * kHyenaGroup, states);
+            EXPECT_LE(HyenaLongBackward::shared_bytes(config), kSharedBytesEverywhere);
+            for (const bool reversed : {false, true}) {
+                const HyenaLongStatesConfig before = hyena_long_states_config({io, states}, reversed);
+                EXPECT_TRUE(in(kHyenaLongStatesConfigurations, before)) << to_text(before);
+                EXPECT_GE(before.groups * kHyenaGroup, states);
+                EXPECT_LE(HyenaLongStates::shared_bytes(before), kSharedBytesEverywhere);
+            }
+        }
 }
 
 TEST(HyenaLongHeuristic, CutsOnlyWhereChannelsAreFew) {
