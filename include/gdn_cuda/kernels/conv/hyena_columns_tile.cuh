@@ -102,12 +102,13 @@ struct HyenaTileColumns {
     }
     __device__ __forceinline__ void multiply_by_mask(float (&x)[kOwn], const HyenaMask& mask, int tile) const {
         if (mask.numbers.data == nullptr) return;
-#pragma unroll
-        for (int vector = 0; vector < kVectors; ++vector) {
+#pragma unroll 1
+        for (int vector = 0; vector < kVectors; ++vector) {  // not unrolled: few calls have masks, and registers are short
             const int token = tile + own_token(vector);
             const float factor = token < end ? mask_at(mask, batch, token) : 0.f;
 #pragma unroll
-            for (int c = 0; c < kVector; ++c) x[vector * kVector + c] *= factor;
+            for (int i = 0; i < kOwn; ++i)
+                if (i / kVector == vector) x[i] *= factor;
         }
     }
 

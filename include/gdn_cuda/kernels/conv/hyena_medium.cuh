@@ -85,7 +85,6 @@ struct HyenaMediumWarp {
                 begin_sums(sums, u, bias);
                 own = parts_of_row<kConfig.parts()>(u);
             }
-            access.load(x2, args.x2, tile);
             if (tile + kTileTokens < end) {
                 access.load(x1, args.x1, tile + kTileTokens);
                 access.load(v, args.v, tile + kTileTokens);
@@ -94,6 +93,7 @@ struct HyenaMediumWarp {
             store_tile(shared.ring, own, tile / kEight, lane());
             __syncwarp();
             add_block(sums, own, 0);
+            access.load(x2, args.x2, tile);
 #pragma unroll 1
             for (int block = 1; block < blocks(); ++block)
                 add_block(sums, load_tile(shared.ring, (tile - block * kRowTokens) / kEight, lane()), block);
