@@ -35,12 +35,17 @@ TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
 
 TEST(HyenaMediumHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const i64 taps : {1, 128, 129, 1024}) {
-            const HyenaMediumConfig config = hyena_medium_config({io, taps});
-            EXPECT_TRUE(in(kHyenaMediumConfigurations, config)) << to_text(config);
-            EXPECT_GE(config.taps, taps);
-            EXPECT_LE(HyenaMedium::shared_bytes(config), kSharedBytesEverywhere);
-        }
+        for (const i64 taps : {1, 128, 129, 1024})
+            for (const bool columns : {false, true})
+                for (const int shared_bytes : {kSharedBytesEverywhere, jit::DeviceTraits{}.shared_bytes_per_block}) {
+                    jit::DeviceTraits device;
+                    device.shared_bytes_per_block = shared_bytes;
+                    const HyenaMediumConfig config = HyenaMedium::config_on({io, taps, columns}, device);
+                    EXPECT_TRUE(in(kHyenaMediumConfigurations, config)) << to_text(config);
+                    EXPECT_GE(config.taps, taps);
+                    EXPECT_LE(HyenaMedium::shared_bytes(config), shared_bytes);
+                    if (!columns) EXPECT_FALSE(config.columns);
+                }
 }
 
 TEST(HyenaLongHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
