@@ -7,6 +7,7 @@
 #include "../families/conv/causal_step.hpp"
 #include "../families/conv/hyena_filter.hpp"
 #include "../families/conv/hyena_long.hpp"
+#include "../families/conv/hyena_long_backward.hpp"
 #include "../families/conv/hyena_medium.hpp"
 #include "../families/conv/hyena_short.hpp"
 #include "../families/conv/hyena_step.hpp"
@@ -86,6 +87,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaFilterKernel>(),
             entry<conv::HyenaFirStep>(),
             entry<conv::HyenaLong>(),
+            entry<conv::HyenaLongBackward>(),
+            entry<conv::HyenaLongStates>(),
             entry<conv::HyenaMedium>(),
             entry<conv::HyenaModalStep>(),
             entry<conv::HyenaShort>(),

@@ -10,17 +10,21 @@ import torch
 from torch import Tensor
 
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, random
+from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
-from .hyena_operator import channels_adjacent, hyena_operator, tokens_adjacent
+from .hyena_operator import channels_adjacent, differentiable_hyena, tokens_adjacent, with_reference
 
 
 def _computed(x: Any) -> tuple[Tensor, Tensor]:
     return reference.long(x.x1, x.x2, x.v, x.residues, x.log_poles, x.bias, x.initial_state)
 
 
-@hyena_operator(_computed, columns=lambda x: x.residues.shape[1])
+_NAME = "hyena_long"
+_long = differentiable_hyena(_NAME, _computed, columns=lambda x: x.residues.shape[1])
+
+
+@with_reference(_long, _computed)
 def hyena_long(
     x1: Tensor,
     x2: Tensor,
@@ -45,23 +49,27 @@ def hyena_long(
         initial_state, state: (B, D, S), fp32, the initial one also in the tensors' type
         y: like x1
 
-    Returns y, or (y, state). Nothing is copied, and no filter is formed: beside inputs and outputs it takes no memory, or S
-    numbers for every 2048 tokens or more where there are few channels. Whole vectors are read where tokens are neighbours in
-    memory and rows begin on 16 bytes, and single elements otherwise. Of all factors 24 bits count where tensors are fp32, and
-    otherwise 16: relative errors of some 2e-7 in fp32. CPU tensors may also be fp64.
+    Returns y, or (y, state), with gradients. Nothing is copied, and no filter is formed: beside inputs and outputs it takes no
+    memory, or S numbers for every 2048 tokens or more where there are few channels; backward S for every 512 tokens. Whole
+    vectors are read where tokens are neighbours in memory and rows begin on 16 bytes, and single elements otherwise. Of all
+    factors 24 bits count where tensors are fp32, and otherwise 16: relative errors of some 2e-7 in fp32. Only the inputs are
+    saved for backward; gradients of parameters are summed in fp32, in the same order every time. CPU tensors may also be fp64.
 
     Edge cases:
         Poles of any distance from 1 work: e^{−1e−6} over a million tokens, and e^{−50}, after which nothing is left.
         Without an initial_state, the state begins as zeros; with it, a sequence in parts gives what it gives in one.
         A sequence without tokens has its initial state, or zeros, as its last.
-        On a GPU an infinity or NaN in u makes NaN of tokens from up to 31 before it.
-        It computes no gradients: backward, forward mode and torch.func transforms raise. gdn_cuda.reference has them.
+        On a GPU an infinity or NaN in u makes NaN of tokens from up to 31 before it; in a gradient or in x2, of gradients to
+          up to 31 behind it, and of those of all parameters of its channel's group.
+        Gradients of gradients, forward mode and torch.vmap raise RuntimeError; gdn_cuda.reference has them.
 
     Example:
         >>> ones, halves = torch.ones(1, 1, 4), torch.tensor([[0.5]]).log()
         >>> gdn_cuda.hyena_long(ones, ones, ones, torch.ones(1, 1), halves, torch.zeros(1))
         tensor([[[1.0000, 1.5000, 1.7500, 1.8750]]])
     """
+    y, state = _long(x1, x2, v, residues, log_poles, bias, initial_state)
+    return (y, state) if return_state else y
 
 
 # ---- Examples
@@ -87,6 +95,12 @@ def _example_continued(B: int, T: int, seed: int) -> Arguments:
     return x | {"initial_state": random(B, 4, 3, seed=seed + 6), "return_state": True}
 
 
+@example(of_operator("hyena_long_backward"))
+def _example_backward(B: int, T: int, seed: int) -> Arguments:
+    x = _given(B, 6, T, 16, seed, groups=2) | {"initial_state": random(B, 6, 16, seed=seed + 6)}
+    return x | {"grad": random(B, 6, T, seed=seed + 7, dtype=torch.bfloat16), "grad_state": random(B, 6, 16, seed=seed + 8)}
+
+
 typical_call(
     hyena_long,
     {"B": 1, "D": 4096, "L": 65536, "S": 16},
@@ -100,13 +114,21 @@ GPU_SHAPES = ((1, 4096, 8192), (1, 4096, 65536), (1, 4096, 131072), (1, 64, 1310
 CPU_SHAPES = ((1, 16, 64),)
 
 
-def _work(device: str, shape: tuple[int, int, int], states: int, dtype: torch.dtype, tokens_first: bool) -> Work:
+def _work(
+    device: str, shape: tuple[int, int, int], states: int, dtype: torch.dtype, tokens_first: bool, backward: bool
+) -> Work:
     rows = tokens_adjacent if tokens_first else channels_adjacent
     x1, x2, v = (rows(normal(*shape, device=device, dtype=dtype)) for _ in range(3))
     parameters = partial(normal, shape[1], states, device=device, dtype=torch.float32)
     poles, bias = -(3 * parameters() - 4).exp(), normal(shape[1], device=device, dtype=torch.float32)
+    given = (x1, x2, v, parameters(), poles, bias)
     flops = 4 * states * x1.numel()
-    return Work(partial(hyena_long, x1, x2, v, parameters(), poles, bias), 4 * size(x1), flops)
+    if not backward:
+        return Work(partial(hyena_long, *given), 4 * size(x1), flops)
+    leaves = [x.detach().requires_grad_() for x in given]
+    y = hyena_long(*leaves)
+    grad = rows(torch.empty_like(y).normal_())
+    return Work(partial(torch.autograd.grad, y, leaves, grad, retain_graph=True), 7 * size(x1), 3 * flops)
 
 
 @bench(operator="hyena_long")
@@ -118,18 +140,19 @@ def _measured(device: str) -> Iterator[Case]:
             (16, torch.float32, True),
             (64, torch.bfloat16, True),
         ):
-            words = (
-                f"{'tokens' if tokens_first else 'channels'} neighbours, {states} poles, {str(dtype).removeprefix('torch.')}"
-            )
-            yield Case(f"{'×'.join(map(str, shape))} {words}", partial(_work, device, shape, states, dtype, tokens_first))
+            layout, of = "tokens" if tokens_first else "channels", str(dtype).removeprefix("torch.")
+            for backward in (False, True):
+                name = f"{'×'.join(map(str, shape))} {layout} neighbours, {states} poles, {of}{', backward' * backward}"
+                yield Case(name, partial(_work, device, shape, states, dtype, tokens_first, backward))
 
 
-@sanitizes("hyena_long")
+@sanitizes("hyena_long", "hyena_long_states", "hyena_long_backward")
 def _sanitized() -> None:
     """Both layouts, whole tiles and rows that are not, one group of states and several, one warp a channel and several."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for D, L, S in ((3, 4608, 16), (5, 1029, 40), (2, 40, 64)):
             for rows in (tokens_adjacent, channels_adjacent):
-                x1, x2, v = (rows(draw(2, D, L, dtype=dtype)) for _ in range(3))
-                poles, bias = -draw(D, S).exp(), draw(D)
-                hyena_long(x1, x2, v, draw(D, S), poles, bias, initial_state=draw(2, D, S), return_state=True)
+                given = [*(rows(draw(2, D, L, dtype=dtype)) for _ in range(3)), draw(D, S), -draw(D, S).exp(), draw(D)]
+                leaves = [x.detach().requires_grad_() for x in (*given, draw(2, D, S))]
+                results = hyena_long(*leaves[:6], initial_state=leaves[6], return_state=True)
+                torch.autograd.grad(results, leaves, [torch.ones_like(x) for x in results])

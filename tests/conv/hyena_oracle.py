@@ -120,6 +120,61 @@ def long_by_filter(x1: Tensor, x2: Tensor, v: Tensor, residues: Tensor, log_pole
     return y
 
 
+def long_gradients(
+    grad: Tensor,
+    grad_state: Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    v: Tensor,
+    residues: Tensor,
+    log_poles: Tensor,
+    bias: Tensor,
+    initial_state: Tensor | None = None,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Gradients of `long` by the adjoint of its recurrence, token by token; and of those of parameters the root of the sum of
+    squares of all products of an input and a gradient of an output that they are sums of."""
+    X1, X2, V, dy = (wide(x) for x in (x1, x2, v, grad))
+    B, D, L = X1.shape
+    R = per_channel(residues, D)
+    p = np.exp(per_channel(log_poles, D).reshape(R.shape))
+    u, dz = X1 * V, dy * X2
+    state = np.zeros((B, D, R.shape[1])) if initial_state is None else wide(initial_state)
+    states = [state]
+    # Of the squares of a state's terms p^n u: their sums, those times n, and times n squared.
+    squares = [state**2, 0 * state, 0 * state]
+    of_residues, of_poles = 0 * state, 0 * state
+    for t in range(L):
+        state = p * state + u[:, :, t, None]
+        states.append(state)
+        once, n, nn = squares
+        squares = [p**2 * once + u[:, :, t, None] ** 2, p**2 * (n + once), p**2 * (nn + 2 * n + once)]
+        of_residues = of_residues + dz[:, :, t, None] ** 2 * squares[0]
+        of_poles = of_poles + (R * dz[:, :, t, None]) ** 2 * squares[2]
+    of_poles = of_poles + wide(grad_state) ** 2 * squares[2]
+
+    z, of_u = np.zeros_like(X1), np.zeros_like(X1)
+    R_sum, p_sum = 0 * state, 0 * state
+    back = wide(grad_state)
+    for t in reversed(range(L)):
+        z[:, :, t] = (R * states[t + 1]).sum(-1) + wide(bias) * u[:, :, t]
+        back = R * dz[:, :, t, None] + back
+        of_u[:, :, t] = back.sum(-1) + wide(bias) * dz[:, :, t]
+        R_sum += dz[:, :, t, None] * states[t + 1]
+        back = p * back
+        p_sum += back * states[t]
+    groups = residues.shape[0]
+    by_groups = (B, groups, D // max(1, groups), R.shape[1])
+
+    def of_groups(x: Array) -> Array:
+        total: Array = x.reshape(by_groups).sum((0, 2))
+        return total
+
+    found = {"x1": of_u * V, "x2": dy * z, "v": of_u * X1, "initial_state": back}
+    found |= {"residues": of_groups(R_sum), "log_poles": of_groups(p_sum), "bias": (dz * u).sum((0, 2))}
+    scales = {"residues": of_groups(of_residues), "log_poles": of_groups(of_poles), "bias": ((dz * u) ** 2).sum((0, 2))}
+    return found, {name: np.sqrt(x) for name, x in scales.items()}
+
+
 def modal_step(
     x2: Tensor | Array,
     x1: Tensor | Array,

@@ -131,9 +131,11 @@ def _registered(kernel: str, configuration: str, code: str) -> str:
 
 
 def _host_units() -> Iterator[Unit]:
+    # Not ours, which -I names: a system header is no dependency, and a system folder is one under any option.
+    others = [path for folder in _C.toolchain()["include_dirs"] if (path := Path(folder).resolve()) != ROOT / "include"]
     options = [
         *HOST,
-        *(word for folder in _C.toolchain()["include_dirs"] for word in ("-isystem", str(Path(folder).resolve()))),
+        *(word for folder in others for word in ("-isystem", str(folder))),
     ]
     ahead = ["-include", str(HERE / "operators.hpp")]
     folders = [*(ROOT / "csrc/families" / family for family in FAMILIES), ROOT / "csrc/operators"]

@@ -42,6 +42,23 @@ def test_layouts(layout: str, seed: int) -> None:
         check(2, 3, 520, 128, seed, dtype, layout)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("K", [1, 34, 128, 129, 700])
+def test_neighbouring_channels(dtype: torch.dtype, K: int, seed: int) -> None:
+    """Vectors of channels: blocks with all of their channels and without, tiles that end early, several shares."""
+    check(2, 8, 600, K, seed, dtype, "channels", groups=2)
+    check(1, 24, 1100, K, seed, dtype, "channels", groups=1, multiprocessors=1)
+
+
+@pytest.mark.parametrize("K", [7, 128, 300])
+def test_every_option_of_neighbouring_channels(K: int, seed: int) -> None:
+    B, D = 2, 24
+    state = torch.randn(B, D, K - 1, generator=torch.Generator().manual_seed(seed))
+    for L in (0, 1, 5, 530):
+        check(B, D, L, K, seed, layout="channels", padding_mask=mask(B, L, seed), initial_state=state)
+    check(B, D, 3 * 512 + 1, K, seed, torch.float32, "channels", groups=2, initial_state=state)
+
+
 @pytest.mark.parametrize("K", [7, 128, 300])
 def test_every_option(K: int, seed: int) -> None:
     B, D, L = 2, 4, 530

@@ -1,16 +1,30 @@
-// hyena_long: y = x2 * (h * u + D u) with u = x1 * v, and h a sum of up to 64 exponentials.
+// hyena_long and its gradients: y = x2 * (h * u + D u) with u = x1 * v, and h a sum of up to 64 exponentials.
 #include "hyena_long.hpp"
 
 #include <gdn_cuda/conv.hpp>
+#include <utility>
 #include <vector>
 
 #include "../../operators/operator.hpp"
+#include "../../operators/torch_math.hpp"
 #include "hyena_checks.hpp"
+#include "hyena_long_backward.hpp"
 
 namespace gdn_cuda::conv {
 namespace {
 
 using HyenaLongCall = gdn_cuda::HyenaLong;
+struct HyenaLongBackwardCall {
+    static constexpr const char* name = "hyena_long_backward";
+    Given grad, grad_state;
+    HyenaLongCall forward;
+
+    static void fields(auto& x, auto&& visit) {
+        visit("grad", x.grad);
+        visit("grad_state", x.grad_state);
+        HyenaLongCall::fields(x.forward, visit);
+    }
+};
 
 struct PreparedHyenaLong {
     HyenaGiven given;
@@ -20,8 +34,7 @@ struct PreparedHyenaLong {
     std::vector<int64_t> of_state() const { return {given.x1.size(0), given.x1.size(1), problem.states}; }
 };
 
-PreparedHyenaLong prepare_hyena_long(const HyenaLongCall& x) {
-    const Checks check{x.name};
+PreparedHyenaLong prepare(const Checks& check, const HyenaLongCall& x) {
     PreparedHyenaLong prepared{.given = check_hyena(check, x.x1, x.x2, x.v)};
     const HyenaGiven& given = prepared.given;
     const View residues(x.residues), log_poles(x.log_poles), bias(x.bias);
@@ -58,6 +71,10 @@ PreparedHyenaLong prepare_hyena_long(const HyenaLongCall& x) {
     return prepared;
 }
 
+PreparedHyenaLong prepare_hyena_long(const HyenaLongCall& x) {
+    return prepare({x.name}, x);
+}
+
 // y in the layout of x1, and the state behind the last token.
 std::tuple<Tensor, Tensor> run_hyena_long(const HyenaLongCall& x) {
     PreparedHyenaLong prepared = prepare_hyena_long(x);
@@ -81,7 +98,99 @@ std::tuple<Tensor, Tensor> run_hyena_long(const HyenaLongCall& x) {
     return {y, last};
 }
 
+// ---- Gradients
+
+struct PreparedHyenaLongBackward {
+    PreparedHyenaLong forward;
+    View grad;
+    HyenaLongBackwardArgs args{};
+};
+
+PreparedHyenaLongBackward prepare_hyena_long_backward(const HyenaLongBackwardCall& x) {
+    const Checks check{x.name};
+    PreparedHyenaLongBackward prepared{.forward = prepare(check, x.forward), .grad = View(x.grad)};
+    const HyenaGiven& given = prepared.forward.given;
+    const View &grad = prepared.grad, grad_state(x.grad_state);
+    check.shape("grad", grad, {given.x1.size(0), given.x1.size(1), given.x1.size(2)}, "(B, D, L)");
+    check.dtype("grad", grad, {given.io});
+    check.device("grad", grad, given.x1, "x1");
+    const std::vector<int64_t> of_state = prepared.forward.of_state();
+    check.shape("grad_state", grad_state, {of_state[0], of_state[1], of_state[2]}, "(B, D, S)");
+    check.dtype("grad_state", grad_state, {given.wide});
+    check.device("grad_state", grad_state, given.x1, "x1");
+    prepared.args.grad = hyena_tensor(grad);
+    prepared.args.grad_state = {tagged(grad_state), grad_state.stride(0), grad_state.stride(1), grad_state.stride(2)};
+    return prepared;
+}
+
+std::vector<int64_t> sizes_of(const Tensor& x) {
+    const View view(x);
+    return {view.sizes, view.sizes + view.rank};
+}
+
+// The gradients of x1, x2 and v, in the layout of x1, and in fp32 those of residues, log_poles, bias and initial_state.
+using HyenaLongGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
+    PreparedHyenaLongBackward prepared = prepare_hyena_long_backward(x);
+    const HyenaGiven& given = prepared.forward.given;
+    HyenaLongBackwardArgs& args = prepared.args;
+    HyenaLongArgs& forward = prepared.forward.args;
+    const Target target = target_of(x.name, given.x1);
+    const Tensor& like = x.forward.x1;
+    const auto empty = [&](const std::vector<int64_t>& shape) {
+        return torch::stable::new_empty(like, shape, ScalarType::Float);
+    };
+    const auto floats = [](const Tensor& tensor) { return static_cast<float*>(memory_of(tensor)); };
+
+    const i64 B = forward.batches, D = forward.channels, S = forward.states, rows = B * D;
+    const HyenaCut cut = hyena_long_cut(rows, forward.tokens, jit::device_traits(target.ordinal));
+    forward.segments = cut.segments;
+    forward.segment_tokens = cut.segment_tokens;
+    forward.vectors = given.layout == Layout::tokens;
+    for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
+        forward.vectors = forward.vectors && has_vectors(*each, given.layout);
+    const auto of_tokens = [&](HyenaTensor& to) {
+        const Tensor gradient = empty_rows(like, given.layout);
+        const View view(gradient);
+        to = hyena_tensor(view);
+        forward.vectors = forward.vectors && has_vectors(view, given.layout);
+        return gradient;
+    };
+    const Tensor of_x1 = of_tokens(args.of_x1), of_x2 = of_tokens(args.of_x2), of_v = of_tokens(args.of_v);
+    const bool continued = x.forward.initial_state.has_value();
+    const Tensor of_initial = empty(continued ? prepared.forward.of_state() : std::vector<int64_t>{0});
+    const Tensor of_poles = empty({B, D, cut.segments, 2 * S}), of_bias = empty({B, D, cut.segments});
+    const Tensor states = empty({rows, hyena_long_tiles(forward.tokens), S});
+    const Tensor added = empty({2, rows, cut.segments, S});
+    args.of_initial = continued ? floats(of_initial) : nullptr;
+    args.of_poles = floats(of_poles);
+    args.of_bias = floats(of_bias);
+    args.states = floats(states);
+    args.added = floats(added);
+    args.added_back = args.added + rows * cut.segments * S;
+    args.forward = forward;
+    {
+        const DeviceScope scope(given.x1.device_index);
+        HyenaLongStates::run(prepared.forward.problem, args, target);
+        HyenaLongBackward::run(prepared.forward.problem, args, target);
+    }
+    const Tensor of_channels = math::sum(math::sum(of_bias, 2), 0);
+    const int64_t groups = View(x.forward.residues).size(0);
+    const std::vector<int64_t> of_parameters{groups, S};
+    if (rows == 0) {
+        const Tensor zeros = math::zeros(of_bias, of_parameters);
+        return {of_x1, of_x2, of_v, zeros, math::zeros(of_bias, sizes_of(x.forward.log_poles)), of_channels, of_initial};
+    }
+    // Over shares and the channels of a group, then over the batch.
+    const Tensor by_groups = math::reshape(of_poles, {B, groups, D / groups * cut.segments, 2 * S});
+    const Tensor both = math::sum(math::sum(by_groups, 2), 0);
+    const Tensor of_residues = torch::stable::clone(math::narrow(both, 1, 0, S));
+    const Tensor of_log_poles = math::reshape(torch::stable::clone(math::narrow(both, 1, S, S)), sizes_of(x.forward.log_poles));
+    return {of_x1, of_x2, of_v, of_residues, of_log_poles, of_channels, of_initial};
+}
+
 GDN_REGISTER(HyenaLongCall, prepare_hyena_long, run_hyena_long)
+GDN_REGISTER(HyenaLongBackwardCall, prepare_hyena_long_backward, run_hyena_long_backward)
 
 }  // namespace
 }  // namespace gdn_cuda::conv

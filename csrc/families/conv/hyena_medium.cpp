@@ -27,7 +27,7 @@ PreparedHyenaMedium prepare_hyena_medium(const HyenaMediumCall& x) {
     args.mask = check_mask(check, given, view_of(x.padding_mask));
     args.initial = check_initial(check, given, view_of(x.initial_state), args.filter.taps - 1, "(B, D, K - 1)");
     given.fill(args);
-    prepared.problem = {.io = given.io, .taps = args.filter.taps};
+    prepared.problem = {.io = given.io, .taps = args.filter.taps, .columns = false};
     check.grid("x1", hyena_blocks(given.x1.size(0) * given.x1.size(1), 1, 1));
     return prepared;
 }
@@ -41,7 +41,9 @@ std::tuple<Tensor, Tensor> run_hyena_medium(const HyenaMediumCall& x) {
     const std::vector<int64_t> of_state = {given.x1.size(0), given.x1.size(1), args.filter.taps - 1};
     const Tensor last = torch::stable::new_empty(x.x1, of_state, ScalarType::Float);
     given.fill_output(args, y);
-    args.vectors &= given.layout == Layout::tokens;
+    const bool whole_vectors = args.channels * bytes_of(given.io) % 16 == 0;  // one token alone has no stride that says so
+    prepared.problem.columns = args.vectors && whole_vectors && given.layout == Layout::channels;
+    args.vectors &= given.layout == Layout::tokens || prepared.problem.columns;
     args.last = static_cast<float*>(memory_of(last));
     const DeviceScope scope(given.x1.device_index);
     HyenaMedium::run(prepared.problem, args, target_of(x.name, given.x1));

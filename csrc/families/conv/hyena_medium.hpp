@@ -13,16 +13,23 @@ namespace gdn_cuda::conv {
 struct HyenaMediumProblem {
     DType io;
     i64 taps;
+    bool columns;  // channels are neighbours in memory, in whole vectors
 };
 
 constexpr HyenaMediumConfig hyena_medium_config(const HyenaMediumProblem& problem) {
-    return {.io = problem.io, .taps = problem.taps <= kHyenaMediumFewTaps ? kHyenaMediumFewTaps : kHyenaMediumMostTaps};
+    return {.io = problem.io,
+            .taps = problem.taps <= kHyenaMediumFewTaps ? kHyenaMediumFewTaps : kHyenaMediumMostTaps,
+            .columns = problem.columns};
 }
-inline constexpr std::array kHyenaMediumConfigurations = {
-    hyena_medium_config({DType::bf16, 1}), hyena_medium_config({DType::bf16, kHyenaMediumMostTaps}),
-    hyena_medium_config({DType::f16, 1}),  hyena_medium_config({DType::f16, kHyenaMediumMostTaps}),
-    hyena_medium_config({DType::f32, 1}),  hyena_medium_config({DType::f32, kHyenaMediumMostTaps}),
-};
+constexpr std::array<HyenaMediumConfig, 12> every_hyena_medium_configuration() {
+    std::array<HyenaMediumConfig, 12> all{};
+    int count = 0;
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const int taps : {1, kHyenaMediumMostTaps})
+            for (const bool columns : {false, true}) all[count++] = hyena_medium_config({io, taps, columns});
+    return all;
+}
+inline constexpr std::array kHyenaMediumConfigurations = every_hyena_medium_configuration();
 
 struct HyenaMedium {
     using Config = HyenaMediumConfig;
@@ -40,20 +47,30 @@ struct HyenaMedium {
         return plan_bytes<kHyenaMediumConfigurations, HyenaMediumSharedPlan>(
             config, std::make_index_sequence<kHyenaMediumConfigurations.size()>());
     }
+    // Tiles of neighbouring channels take more shared memory than some GPUs have: there, as where they are not whole vectors,
+    // elements are loaded one by one.
+    static Config config_on(HyenaMediumProblem problem, const jit::DeviceTraits& device) {
+        problem.columns = problem.columns && shared_bytes(hyena_medium_config(problem)) <= device.shared_bytes_per_block;
+        return hyena_medium_config(problem);
+    }
     // What lies before a share is read twice: at most a quarter of it.
     static HyenaCut cut(i64 rows, i64 tokens, int taps, const jit::DeviceTraits& device) {
         return hyena_cut(rows, tokens, kTileTokens, 4 * kRowTokens * (toeplitz_blocks(taps) - 1),
                          i64{kWarpsAnSm} * device.multiprocessors);
     }
     static void run(const HyenaMediumProblem& problem, Args args, const Target& target) {
-        const i64 rows = i64{args.batches} * args.channels;
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const Config config = config_on(problem, device);
+        const i64 rows =
+            args.batches * (config.columns ? ceil_div(args.channels, config.warps()) * config.warps() : args.channels);
         if (rows == 0) return;
-        const Config config = hyena_medium_config(problem);
-        const HyenaCut cut = HyenaMedium::cut(rows, args.tokens, args.filter.taps, jit::device_traits(target.ordinal));
+        const HyenaCut cut = HyenaMedium::cut(rows, args.tokens, args.filter.taps, device);
         args.segments = cut.segments;
         args.segment_tokens = cut.segment_tokens;
+        args.vectors &= config.columns || !problem.columns;  // whole vectors of channels are none of tokens
         launch<HyenaMedium>(config, args, hyena_blocks(rows, cut.segments, config.warps()), target, [&](const auto&) {
-            return fmt::format("up to {} taps, a warp for each channel and {} tokens", config.taps, cut.segment_tokens);
+            return fmt::format("up to {} taps, a warp for each channel and {} tokens{}", config.taps, cut.segment_tokens,
+                               config.columns ? ", blocks of neighbouring channels" : "");
         });
     }
 };

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "families/conv/hyena_long.hpp"
+#include "families/conv/hyena_long_backward.hpp"
 #include "families/conv/hyena_medium.hpp"
 #include "families/conv/hyena_short.hpp"
 #include "heuristics_tools.hpp"
@@ -34,12 +35,17 @@ TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
 
 TEST(HyenaMediumHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const i64 taps : {1, 128, 129, 1024}) {
-            const HyenaMediumConfig config = hyena_medium_config({io, taps});
-            EXPECT_TRUE(in(kHyenaMediumConfigurations, config)) << to_text(config);
-            EXPECT_GE(config.taps, taps);
-            EXPECT_LE(HyenaMedium::shared_bytes(config), kSharedBytesEverywhere);
-        }
+        for (const i64 taps : {1, 128, 129, 1024})
+            for (const bool columns : {false, true})
+                for (const int shared_bytes : {kSharedBytesEverywhere, jit::DeviceTraits{}.shared_bytes_per_block}) {
+                    jit::DeviceTraits device;
+                    device.shared_bytes_per_block = shared_bytes;
+                    const HyenaMediumConfig config = HyenaMedium::config_on({io, taps, columns}, device);
+                    EXPECT_TRUE(in(kHyenaMediumConfigurations, config)) << to_text(config);
+                    EXPECT_GE(config.taps, taps);
+                    EXPECT_LE(HyenaMedium::shared_bytes(config), shared_bytes);
+                    if (!columns) EXPECT_FALSE(config.columns);
+                }
 }
 
 TEST(HyenaLongHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
@@ -51,6 +57,22 @@ TEST(HyenaLongHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
                 EXPECT_GE(config.groups * kHyenaGroup, states);
                 EXPECT_LE(HyenaLong::shared_bytes(config), kSharedBytesEverywhere);
             }
+}
+
+TEST(HyenaLongBackwardHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const i64 states : {1, 16, 17, 64}) {
+            const HyenaLongBackwardConfig config = hyena_long_backward_config({io, states});
+            EXPECT_TRUE(in(kHyenaLongBackwardConfigurations, config)) << to_text(config);
+            EXPECT_GE(config.groups * kHyenaGroup, states);
+            EXPECT_LE(HyenaLongBackward::shared_bytes(config), kSharedBytesEverywhere);
+            for (const bool reversed : {false, true}) {
+                const HyenaLongStatesConfig before = hyena_long_states_config({io, states}, reversed);
+                EXPECT_TRUE(in(kHyenaLongStatesConfigurations, before)) << to_text(before);
+                EXPECT_GE(before.groups * kHyenaGroup, states);
+                EXPECT_LE(HyenaLongStates::shared_bytes(before), kSharedBytesEverywhere);
+            }
+        }
 }
 
 TEST(HyenaLongHeuristic, CutsOnlyWhereChannelsAreFew) {

@@ -37,17 +37,19 @@ struct HyenaLongArgs {
     bool vectors;
 };
 
-// 16 states of a channel. w = p^32, what a state keeps over a row of 32 tokens.
+// What 16 states of a channel keep. w = p^32 is what they keep over a row of 32 tokens.
+struct HyenaDecays {
+    alignas(8) float rows[8][kHyenaGroup];     // w^g
+    alignas(8) float doubled[3][kHyenaGroup];  // w, w^2, w^4
+    alignas(8) float half[kHyenaGroup];        // w^8
+    alignas(8) float tile[2][kHyenaGroup];     // w^16, and what rounding took from it
+};
 template <int kParts>
-struct HyenaPoleGroup {
+struct HyenaPoleGroup : HyenaDecays {
     // Right operands, words of lanes: from the tokens of a row to the states behind it, and from the states
     // before a row to its outputs.
     alignas(16) unsigned to_states[kParts][2][32][4];   // [part][eight states][lane][2 k + register]
     alignas(16) unsigned to_outputs[kParts][2][32][4];  // [part][half of the sums][lane][2 (j % 2) + register]
-    alignas(8) float rows[8][kHyenaGroup];              // w^g
-    alignas(8) float doubled[3][kHyenaGroup];           // w, w^2, w^4
-    alignas(8) float half[kHyenaGroup];                 // w^8
-    alignas(8) float tile[2][kHyenaGroup];              // w^16, and what rounding took from it
 };
 // Of a warp.
 template <HyenaLongConfig kConfig>

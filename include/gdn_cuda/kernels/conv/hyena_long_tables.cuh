@@ -47,6 +47,20 @@ struct HyenaPoles {
         h[lane] = sum;
     }
     // States that do not exist add nothing and keep nothing.
+    __device__ __forceinline__ void fill_decays(HyenaDecays& to, int group, int lane) const {
+        const int state = lane % kHyenaGroup;
+        const bool exists = group * kHyenaGroup + state < args.states;
+        const float log = exists ? log_pole(group * kHyenaGroup + state) : 0.f;
+        const auto kept = [&](int tokens) { return exists ? LongFactor(log, tokens) : LongFactor(0.f, 0.f); };
+#pragma unroll 1
+        for (int i = lane / kHyenaGroup; i < 8; i += 2) to.rows[i][state] = kept(i * kRowTokens).value;
+#pragma unroll 1
+        for (int i = lane / kHyenaGroup; i < 3; i += 2) to.doubled[i][state] = kept(kRowTokens << i).value;
+        to.half[state] = kept(kTileTokens / 2).value;
+        const LongFactor tile = kept(kTileTokens);
+        to.tile[0][state] = tile.value;
+        to.tile[1][state] = tile.rest;
+    }
     template <int kParts>
     __device__ __forceinline__ void fill(HyenaPoleGroup<kParts>& to, int group, int lane) const {
         const int g = lane / 4, t = lane % 4;
@@ -87,17 +101,7 @@ struct HyenaPoles {
                 for (int part = 0; part < kParts; ++part) to.to_outputs[part][j / 2][lane][2 * (j % 2) + eight] = pair[part];
             }
         }
-        const int state = lane % kHyenaGroup;
-        const float log = exists(state) ? log_of(state) : 0.f;
-        const auto kept = [&](int tokens) { return exists(state) ? LongFactor(log, tokens) : LongFactor(0.f, 0.f); };
-#pragma unroll 1
-        for (int i = lane / kHyenaGroup; i < 8; i += 2) to.rows[i][state] = kept(i * kRowTokens).value;
-#pragma unroll 1
-        for (int i = lane / kHyenaGroup; i < 3; i += 2) to.doubled[i][state] = kept(kRowTokens << i).value;
-        to.half[state] = kept(kTileTokens / 2).value;
-        const LongFactor tile = kept(kTileTokens);
-        to.tile[0][state] = tile.value;
-        to.tile[1][state] = tile.rest;
+        fill_decays(to, group, lane);
     }
 };
 

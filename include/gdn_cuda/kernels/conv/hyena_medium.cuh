@@ -2,31 +2,35 @@
 //
 // A warp walks over its tokens of one channel in tiles of 512 (toeplitz_product.cuh). It computes u, keeps it in shared memory
 // in bf16 parts beside that of the tokens before, and multiplies the tile and the tiles 32, 64, … tokens before it by
-// Toeplitz blocks: 5 for 128 taps. Loads of the next tile are in flight meanwhile.
+// Toeplitz blocks: 5 for 128 taps. Loads of the next tile are in flight meanwhile. Where channels are neighbours in memory, the
+// warps of a block have neighbouring channels and walk together (hyena_columns_tile.cuh).
 //
-// Shared memory, of each warp: the tables of taps, and u of the last 1024 tokens (2048 from 129 taps on).
+// Shared memory, of each warp: the tables of taps, and u of the last 1024 tokens (2048 from 129 taps on); 2 KB for its tile.
 //
 // Bound: memory, 8 bytes an output in bf16 and 16 in fp32, up to some 200 taps; beyond, the tensor cores: a block takes 16 mma
 // for 512 outputs in bf16, 24 in fp16 and 48 in fp32.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_common.cuh>
+#include <gdn_cuda/kernels/conv/hyena_columns_tile.cuh>
 #include <gdn_cuda/kernels/conv/hyena_medium_plan.cuh>
-#include <gdn_cuda/kernels/conv/hyena_tile.cuh>
 #include <gdn_cuda/kernels/conv/toeplitz_product.cuh>
 
 namespace gdn_cuda::conv {
 
-template <HyenaMediumConfig kConfig>
+// Access: HyenaTileRows or HyenaTileColumns.
+template <HyenaMediumConfig kConfig, class Access>
 struct HyenaMediumWarp {
     using T = Storage<kConfig.io>;
+    using Parts = TileParts<kConfig.parts()>;
 
     const HyenaArgs& args;
     HyenaMediumShared<kConfig>& shared;
+    Access access;
     int batch, channel;
 
     __device__ __forceinline__ static int lane() { return lane_of_warp(); }
 
+    __device__ __forceinline__ bool exists() const { return !kConfig.columns || channel < args.channels; }
     __device__ __forceinline__ int blocks() const { return toeplitz_blocks(args.filter.taps); }
     // u of the rows before the first tile, a lane two tokens at a time.
     __device__ __forceinline__ void load_before(int begin) {
@@ -37,7 +41,8 @@ struct HyenaMediumWarp {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int before = 2 * (pairs - i) - j;
-                u[j] = before < args.filter.taps ? u_at<T>(args, batch, channel, begin - before) : 0.f;
+                const bool is_met = before < args.filter.taps && exists();
+                u[j] = is_met ? u_at<T>(args, batch, channel, begin - before) : 0.f;
             }
             store_pair(shared.ring, begin / 2 - pairs + i, u[0], u[1]);
         }
@@ -45,12 +50,13 @@ struct HyenaMediumWarp {
     __device__ __forceinline__ void fill_taps() {
         const HyenaFilter& filter = args.filter;
         const i64 group = channel / filter.channels_a_group * filter.group;
-        fill_pairs(shared.taps, lane(), blocks(),
-                   [&](int x) { return x >= 0 && x < filter.taps ? load_number(filter.weight, group + x * filter.tap) : 0.f; });
+        fill_pairs(shared.taps, lane(), blocks(), [&](int x) {
+            return x >= 0 && x < filter.taps && exists() ? load_number(filter.weight, group + x * filter.tap) : 0.f;
+        });
     }
     // Tensor cores truncate their sums, which in fp32 shows after the many products of a long filter: there each block has sums
     // of its own, which are added with rounding to nearest.
-    __device__ __forceinline__ void add_block(TileSums& sums, const TileParts<kConfig.parts()>& tile, int block) const {
+    __device__ __forceinline__ void add_block(TileSums& sums, const Parts& tile, int block) const {
         const BlockTaps<kConfig.tap_parts()> taps = load_pairs(shared.taps, lane(), block);
         if constexpr (kConfig.io == DType::f32) {
             TileSums of_block = {};
@@ -62,53 +68,70 @@ struct HyenaMediumWarp {
         }
     }
     __device__ __forceinline__ void run(int begin, int end) {
-        const float bias = bias_of(args.filter, channel);
+        const float bias = exists() ? bias_of(args.filter, channel) : 0.f;
         fill_taps();
         load_before(begin);
-        ToeplitzTile<T> x1, v, x2;
-        const auto load = [&](ToeplitzTile<T>& to, const HyenaTensor& from, int tile) {
-            to.load(HyenaRow<T>(from, batch, channel), tile, end, args.vectors, shared.stage);
-        };
-        load(x1, args.x1, begin);
-        load(v, args.v, begin);
+        typename Access::Own x1, v, x2;
+        access.load(x1, args.x1, begin);
+        access.load(v, args.v, begin);
 #pragma unroll 1
         for (int tile = begin; tile < end; tile += kTileTokens) {
             TileSums sums;
-            TileParts<kConfig.parts()> own;
+            Parts own;
             {
-                float u[2][kEight];
+                float u[kOwn];
                 multiply(u, x1, v);
+                access.to_row(u);
                 begin_sums(sums, u, bias);
-                own = TileParts<kConfig.parts()>::of(u);
+                own = parts_of_row<kConfig.parts()>(u);
             }
-            load(x2, args.x2, tile);
             if (tile + kTileTokens < end) {
-                load(x1, args.x1, tile + kTileTokens);
-                load(v, args.v, tile + kTileTokens);
+                access.load(x1, args.x1, tile + kTileTokens);
+                access.load(v, args.v, tile + kTileTokens);
             }
             __syncwarp();  // the pieces that are overwritten have been read
             store_tile(shared.ring, own, tile / kEight, lane());
             __syncwarp();
             add_block(sums, own, 0);
+            access.load(x2, args.x2, tile);
 #pragma unroll 1
             for (int block = 1; block < blocks(); ++block)
                 add_block(sums, load_tile(shared.ring, (tile - block * kRowTokens) / kEight, lane()), block);
-            if (args.mask.numbers.data != nullptr) multiply_by_mask(sums, shared.stage, args.mask, batch, tile, end);
-            gated(x2, sums).store(HyenaRow<T>(args.y, batch, channel), tile, end, args.vectors, shared.stage);
+            float z[kOwn];
+            take_sums(z, sums);
+            access.to_own(z);
+            access.multiply_by_mask(z, args.mask, tile);
+            typename Access::Own y;
+#pragma unroll
+            for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
+            access.store(y, args.y, tile);
         }
     }
 };
 
 template <HyenaMediumConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), blocks_without_spills(kConfig.io == DType::f32 ? 3 : 5))
+__global__ void __launch_bounds__(kConfig.threads(), blocks_without_spills(kConfig.blocks_of_sm()))
     hyena_medium(const __grid_constant__ HyenaArgs args) {
+    using T = Storage<kConfig.io>;
     extern __shared__ __align__(16) unsigned char memory[];
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kConfig.warps() + warp, args.channels);
+    auto& shared = *reinterpret_cast<HyenaMediumSharedPlan<kConfig>*>(memory);
+    constexpr int kWarps = kConfig.warps();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const HyenaShare share = hyena_share<kConfig.columns, kWarps>(args);
     if (!share.exists(args)) return;
-    auto& shared = reinterpret_cast<HyenaMediumSharedPlan<kConfig>*>(memory)->warps[warp];
-    HyenaMediumWarp<kConfig>{args, shared, share.batch, share.column}.run(share.first, share.end);
-    if (share.is_last(args)) write_last_inputs<Storage<kConfig.io>>(args, share.batch, share.column, lane, 32);
+    if constexpr (kConfig.columns) {
+        using Access = HyenaTileColumns<T, kWarps>;
+        const Access access{shared, share.batch, share.column - warp, args.channels, share.end};
+        HyenaMediumWarp<kConfig, Access>{args, shared.warps[warp], access, share.batch, share.column}.run(share.first,
+                                                                                                          share.end);
+        if (share.column >= args.channels) return;
+    } else {
+        using Access = HyenaTileRows<T>;
+        const Access access{shared.warps[warp].stage, share.batch, share.column, share.end, args.vectors};
+        HyenaMediumWarp<kConfig, Access>{args, shared.warps[warp], access, share.batch, share.column}.run(share.first,
+                                                                                                          share.end);
+    }
+    if (share.is_last(args)) write_last_inputs<T>(args, share.batch, share.column, lane_of_warp(), 32);
 }
 
 }  // namespace gdn_cuda::conv

@@ -1,6 +1,7 @@
 // Configuration and shared memory of conv/hyena_medium, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/conv/hyena_columns_plan.cuh>
 #include <gdn_cuda/kernels/conv/hyena_plan.cuh>
 #include <gdn_cuda/kernels/conv/toeplitz_plan.cuh>
 
@@ -9,34 +10,44 @@ namespace gdn_cuda::conv {
 inline constexpr int kHyenaMediumFewTaps = 128, kHyenaMediumMostTaps = 1024;
 
 struct HyenaMediumConfig {
-    DType io;  // x1, x2, v, y
-    int taps;  // at most so many
+    DType io;      // x1, x2, v, y
+    int taps;      // at most so many
+    bool columns;  // channels are neighbours in memory, in whole vectors
 
     constexpr bool operator==(const HyenaMediumConfig&) const = default;
 
-    GDN_FIELDS(io, taps)
+    GDN_FIELDS(io, taps, columns)
 
     GDN_HOST_DEVICE constexpr int blocks() const { return toeplitz_blocks(taps); }
+    GDN_HOST_DEVICE constexpr bool few_taps() const { return taps <= kHyenaMediumFewTaps; }
     // bf16 parts of u, and of taps, of which bf16 results do not show what rounding takes.
     GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
     GDN_HOST_DEVICE constexpr int tap_parts() const { return io == DType::bf16 ? 1 : parts(); }
-    // Of a block, such that its shared memory fits every GPU.
-    GDN_HOST_DEVICE constexpr int warps() const { return io == DType::f32 && taps > kHyenaMediumFewTaps ? 2 : 4; }
+    // Of a block: its neighbouring channels, or such that its shared memory fits every GPU.
+    GDN_HOST_DEVICE constexpr int warps() const {
+        if (columns) return hyena_columns(io, few_taps());
+        return io == DType::f32 && !few_taps() ? 2 : 4;
+    }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
+    // From which ptxas derives how many registers a thread may have.
+    GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
+        if (columns) return 1;
+        return io == DType::f32 ? 3 : io == DType::f16 ? 4 : 5;
+    }
     // Pieces of 8 tokens in shared memory: a tile of 64, and those that its first row meets.
-    GDN_HOST_DEVICE constexpr int pieces() const { return taps <= kHyenaMediumFewTaps ? 128 : 256; }
+    GDN_HOST_DEVICE constexpr int pieces() const { return few_taps() ? 128 : 256; }
 };
 
 // Of a warp.
 template <HyenaMediumConfig kConfig>
 struct HyenaMediumShared {
     static_assert(kConfig.pieces() >= kTilePieces + (kConfig.blocks() - 1) * kRowTokens / 8);
-    HyenaStage<kTileTokens> stage;
+    HyenaStage<kConfig.columns ? 4 : kTileTokens> stage;  // whole vectors take none
     TileRing<kConfig.pieces(), kConfig.parts()> ring;
     PairTables<kConfig.blocks(), kConfig.tap_parts()> taps;
 };
 template <HyenaMediumConfig kConfig>
-struct HyenaMediumSharedPlan {
+struct HyenaMediumSharedPlan : HyenaColumnsShared<kConfig.columns ? kConfig.warps() : 0> {
     HyenaMediumShared<kConfig> warps[kConfig.warps()];
 };
 

@@ -1,0 +1,101 @@
+// conv/hyena_long_backward and conv/hyena_long_states on the host: configurations and launches.
+#pragma once
+
+#include <array>
+#include <gdn_cuda/kernels/conv/hyena_long_backward_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+#include "hyena_cut.hpp"
+#include "hyena_long.hpp"
+
+namespace gdn_cuda::conv {
+
+constexpr HyenaLongBackwardConfig hyena_long_backward_config(const HyenaLongProblem& problem) {
+    return {.io = problem.io, .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups};
+}
+constexpr HyenaLongStatesConfig hyena_long_states_config(const HyenaLongProblem& problem, bool reversed) {
+    return {.io = problem.io, .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups, .reversed = reversed};
+}
+constexpr std::array<HyenaLongBackwardConfig, 6> every_hyena_long_backward_configuration() {
+    std::array<HyenaLongBackwardConfig, 6> all{};
+    int count = 0;
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const int states : {1, kHyenaMostStates}) all[count++] = hyena_long_backward_config({io, states});
+    return all;
+}
+constexpr std::array<HyenaLongStatesConfig, 12> every_hyena_long_states_configuration() {
+    std::array<HyenaLongStatesConfig, 12> all{};
+    int count = 0;
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        for (const int states : {1, kHyenaMostStates})
+            for (const bool reversed : {false, true}) all[count++] = hyena_long_states_config({io, states}, reversed);
+    return all;
+}
+inline constexpr std::array kHyenaLongBackwardConfigurations = every_hyena_long_backward_configuration();
+inline constexpr std::array kHyenaLongStatesConfigurations = every_hyena_long_states_configuration();
+
+inline i64 hyena_long_tiles(i64 tokens) {
+    return ceil_div(tokens, kTileTokens);
+}
+
+struct HyenaLongStates {
+    using Config = HyenaLongStatesConfig;
+    using Args = HyenaLongBackwardArgs;
+    static constexpr const char *family = "conv", *name = "hyena_long_states", *config_type = "HyenaLongStatesConfig",
+                                *args_type = "HyenaLongBackwardArgs";
+    static constexpr const char* summary = "states of hyena_long between tiles, for its gradients";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = true;
+
+    static std::span<const Config> configurations() { return kHyenaLongStatesConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kHyenaLongStatesConfigurations, HyenaLongStatesSharedPlan>(
+            config, std::make_index_sequence<kHyenaLongStatesConfigurations.size()>());
+    }
+    // The reversed walk where warps share the tokens of a channel.
+    static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
+        const HyenaLongArgs& forward = args.forward;
+        const i64 rows = i64{forward.batches} * forward.channels;
+        if (rows == 0 || forward.tokens == 0) return;
+        for (const bool reversed : {false, true}) {
+            if (reversed && forward.segments == 1) break;
+            const Config config = hyena_long_states_config(problem, reversed);
+            launch<HyenaLongStates>(config, args, hyena_blocks(rows, forward.segments, config.warps()), target,
+                                    [&](const auto&) {
+                                        return fmt::format("{} every {} tokens", reversed ? "gradients of states" : "states",
+                                                           reversed ? forward.segment_tokens : kTileTokens);
+                                    });
+        }
+    }
+};
+
+struct HyenaLongBackward {
+    using Config = HyenaLongBackwardConfig;
+    using Args = HyenaLongBackwardArgs;
+    static constexpr const char *family = "conv", *name = "hyena_long_backward", *config_type = "HyenaLongBackwardConfig",
+                                *args_type = "HyenaLongBackwardArgs";
+    static constexpr const char* summary = "gradients of hyena_long on tensor cores";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = true;
+
+    static std::span<const Config> configurations() { return kHyenaLongBackwardConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kHyenaLongBackwardConfigurations, HyenaLongBackwardSharedPlan>(
+            config, std::make_index_sequence<kHyenaLongBackwardConfigurations.size()>());
+    }
+    static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
+        const i64 rows = i64{args.forward.batches} * args.forward.channels;
+        if (rows == 0) return;
+        const Config config = hyena_long_backward_config(problem);
+        launch<HyenaLongBackward>(config, args, hyena_blocks(rows, args.forward.segments, config.warps()), target,
+                                  [&](const auto&) {
+                                      return fmt::format("up to {} states, a warp for each channel and {} tokens",
+                                                         config.groups * kHyenaGroup, args.forward.segment_tokens);
+                                  });
+    }
+};
+
+}  // namespace gdn_cuda::conv

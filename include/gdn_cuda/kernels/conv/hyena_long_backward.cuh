@@ -1,0 +1,374 @@
+// conv/hyena_long_backward: gradients of y_t = x2_t (sum_j h_j u_{t-j} + D u_t) with u = x1 * v and h_t = sum_s R_s p_s^t.
+//
+// With z = y / x2 and dz = grad x2, the adjoint of the recurrence x_t = p x_{t-1} + u_t is l_t = R dz_t + p l_{t+1}:
+//     of x2 = grad z,  of u = sum_s l_s + D dz,  of R = sum_t dz_t x_t,  of log p = sum_t l_t p x_{t-1}
+// A warp walks over its tokens of one channel from the last to the first, in tiles of 512, 16 rows of 32. The states before
+// each tile are hyena_long_states'; the warp carries l. A tile is computed as in hyena_long, twice: forward for z, backward for
+// the gradient of u. Per row, with x the states before it, l those behind it, q and q' the sums of p^i dz_i and i p^i dz_i, u'
+// that of (31 - i) p^(31 - i) u_i, and c_j that of dz_i u_{i-j}:
+//     of R       p q x + sum_j p^j c_j
+//     of log p   R p x (q + q') + l (32 p^32 x + u') + R sum_j j p^j c_j
+// q, q', u' and c are products on tensor cores, c of transposed tiles (the sum is over rows); every number is a sum of two
+// bf16, three for fp32 tensors. What shares add to the gradients of parameters is summed after the kernel, in a fixed order.
+//
+// Shared memory, of each warp: right operands made of the poles, 7 KB for 16 states, and a stage for rows without vectors.
+//
+// Bound: memory, 14 bytes a token in bf16 and 28 in fp32, and 4 or 8 for hyena_long_states; 144 mma for 512 tokens of 16
+// states.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
+
+namespace gdn_cuda::conv {
+
+// Sums of dz_i u_k over rows: [m][p][i] is i = 8 (g / 2) + 2 (2 m + i / 2) + g % 2 and k = 8 t + 2 p + i % 2.
+using Correlation = float[2][4][4];
+
+template <int kParts>
+__device__ __forceinline__ void add_correlation(Correlation& sums, const TileParts<kParts>& dz, const TileParts<kParts>& u) {
+    unsigned right[kParts][2][4];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int p = 0; p < 4; ++p) right[part][half][p] = transposed(u.at[part][half][p]);
+#pragma unroll
+    for (int left = kParts - 1; left >= 0; --left)
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            unsigned a[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = transposed(dz.at[left][i / 2][2 * m + i % 2]);
+#pragma unroll
+            for (int part = kParts - 1 - left; part >= 0; --part)
+#pragma unroll
+                for (int p = 0; p < 4; ++p) mma_m16n8k16<DType::bf16>(sums[m][p], a, right[part][0][p], right[part][1][p]);
+        }
+}
+
+__device__ __forceinline__ float sum_of_lanes(float x, int first_step) {
+    for (int step = first_step; step < 32; step *= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+template <HyenaLongBackwardConfig kConfig>
+struct HyenaLongBackwardWarp {
+    using T = Storage<kConfig.io>;
+    using Tile = ToeplitzTile<T>;
+    static constexpr int kParts = kConfig.parts();
+    using Parts = TileParts<kParts>;
+
+    const HyenaLongBackwardArgs& args;
+    HyenaLongBackwardShared<kConfig>& shared;
+    HyenaShare share;
+    HyenaPoles poles;
+    Correlation correlation;  // of the tiles so far
+
+    __device__ __forceinline__ HyenaLongBackwardWarp(const HyenaLongBackwardArgs& args,
+                                                     HyenaLongBackwardShared<kConfig>& shared, const HyenaShare& share)
+        : args(args), shared(shared), share(share), poles(args.forward, share.column), correlation{} {}
+
+    __device__ __forceinline__ int states() const { return args.forward.states; }
+    __device__ __forceinline__ int tokens() const { return args.forward.tokens; }
+    __device__ __forceinline__ i64 row() const { return static_cast<i64>(share.batch) * args.forward.channels + share.column; }
+    __device__ __forceinline__ i64 share_number() const { return row() * args.forward.segments + share.segment; }
+    __device__ __forceinline__ bool ends_within(int tile) const { return tile + kTileTokens > tokens(); }
+    __device__ __forceinline__ float of_last_state(int state) const {
+        return initial_at(args.grad_state, share.batch, share.column, states(), states() - state);
+    }
+
+    // ---- Before the first tile
+
+    __device__ __forceinline__ void fill_tables() {
+        float* const h = shared.stage.numbers;
+        const int lane = lane_of_warp();
+        poles.fill_taps(h, lane);
+        for (int group = 0; group < kConfig.groups; ++group) fill_powers(shared.groups[group], poles, group, lane);
+        __syncwarp();
+        fill_pairs(shared.taps, lane, 1, [&](int x) { return x >= 0 && x < kRowTokens ? h[x] : 0.f; });
+        fill_pairs(shared.taps_back, lane, 1, [&](int x) { return x <= 0 && x > -kRowTokens ? h[-x] : 0.f; });
+        for (int state = lane; state < states(); state += 32) {
+            shared.first[state] = first_state(state);
+            shared.of_last[state] = 0.f;
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ bool begins_with_zeros() const {
+        return share.segment == 0 && args.forward.initial.numbers.data == nullptr;
+    }
+    __device__ __forceinline__ float first_state(int state) const {
+        float x = initial_at(args.forward.initial, share.batch, share.column, states(), states() - state);
+        const LongFactor kept(poles.log_pole(state), args.forward.segment_tokens);
+        const float* added = args.added + row() * args.forward.segments * states() + state;
+#pragma unroll 1
+        for (int segment = 0; segment < share.segment; ++segment, added += states()) x = kept.times_plus(x, *added);
+        return x;
+    }
+    // The gradients of the states behind the share. Where the last token is within a tile, `add_of_last_state` adds that of
+    // the last states.
+    __device__ __forceinline__ void begin() {
+        for_groups([&](int group, HyenaCarriedBack& carried) {
+            LaneStates behind = {}, none = {};
+            for_states(group, states(), [&](int eight, int i, int state) { behind[eight][i] = gradient_behind(state); });
+            store_states(carried.behind[lane_of_warp()], behind);
+            store_states(carried.of_residues[lane_of_warp()], none);
+            store_states(carried.of_poles[lane_of_warp()], none);
+        });
+    }
+    __device__ __forceinline__ float gradient_behind(int state) const {
+        const int last = args.forward.segments - 1;
+        if (share.segment == last) return tokens() % kTileTokens == 0 ? of_last_state(state) : 0.f;
+        float x = of_last_state(state);
+        int length = tokens() - last * args.forward.segment_tokens;
+        const float* added = args.added_back + (row() * args.forward.segments + last) * states() + state;
+#pragma unroll 1
+        for (int segment = last; segment > share.segment; --segment, added -= states()) {
+            x = LongFactor(poles.log_pole(state), length).times_plus(x, *added);
+            length = args.forward.segment_tokens;
+        }
+        return x;
+    }
+
+    // ---- A tile
+
+    __device__ __forceinline__ float state_before(int tile, int state) const {
+        const i64 row_tiles = (static_cast<i64>(tokens()) + kTileTokens - 1) / kTileTokens;
+        const float x = args.states[(row() * row_tiles + tile / kTileTokens) * states() + state];
+        if (begins_with_zeros()) return x;
+        return fmaf(pole_power(poles.log_pole(state), tile - share.first), shared.first[state], x);
+    }
+    // One group over one tile: adds to the sums of z and of the gradient of u what the states add, and to those of the
+    // parameters.
+    __device__ __forceinline__ void advance(int group, const Parts& u, const Parts& dz, TileSums& z, TileSums& of_u, int tile) {
+        const HyenaPowerGroup<kParts>& powers = shared.groups[group];
+        HyenaCarriedBack& carried = shared.carried[group];
+        RowStates before, after;  // states before a row, and gradients of those behind it
+        LaneStates sums;
+        {
+            RowSums added = {};
+            LaneStates x = {};
+            add_tokens<false>(added, u, powers.from_tokens);
+            for_states(group, states(), [&](int eight, int i, int state) { x[eight][i] = state_before(tile, state); });
+            walk_rows<false>(before, added, x, powers);
+        }
+        {
+            RowSums added = {};
+            LaneStates behind;
+            add_tokens<true>(added, dz, powers.from_tokens);
+            load_states(sums, carried.of_residues[lane_of_warp()]);
+            for_rows([&](int half, int eight, int i, int) {
+                sums[eight][i] = fmaf(added[eight][2 * half + i], before[half][eight][i], sums[eight][i]);
+            });
+            store_states(carried.of_residues[lane_of_warp()], sums);
+            for_rows([&](int half, int eight, int i, int state) { added[eight][2 * half + i] *= powers.gains[state]; });
+            load_states(behind, carried.behind[lane_of_warp()]);
+            walk_rows<true>(after, added, behind, powers);
+            store_states(carried.behind[lane_of_warp()], behind);
+        }
+        add_states<true>(of_u, after, powers.to_tokens);
+        {
+            RowSums slopes = {}, back_slopes = {};
+            add_tokens<false>(slopes, u, powers.slopes);
+            add_tokens<true>(back_slopes, dz, powers.slopes);
+            load_states(sums, carried.of_poles[lane_of_warp()]);
+            for_rows([&](int half, int eight, int i, int state) {
+                const float x = before[half][eight][i], l = after[half][eight][i], row = kRowTokens * powers.doubled[0][state];
+                const float of_x = fmaf(powers.gains[state], back_slopes[eight][2 * half + i], row * l);
+                sums[eight][i] = fmaf(l, slopes[eight][2 * half + i], fmaf(of_x, x, sums[eight][i]));
+            });
+            store_states(carried.of_poles[lane_of_warp()], sums);
+        }
+        for_rows([&](int half, int eight, int i, int state) { before[half][eight][i] *= powers.gains[state]; });
+        add_states<false>(z, before, powers.to_tokens);
+    }
+    // Calls visit(half, eight, i, state of the group) for a lane's states of both of its rows.
+    __device__ __forceinline__ static void for_rows(auto&& visit) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int eight = 0; eight < 2; ++eight)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) visit(half, eight, i, state_of_lane(eight, i));
+    }
+    __device__ __forceinline__ void for_parked(auto&& visit) {
+        if constexpr (kConfig.parks_correlation()) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                visit(correlation[i / 4][i % 4], *reinterpret_cast<float4*>(shared.parked[i][lane_of_warp()]));
+        }
+    }
+    __device__ __forceinline__ void park_correlation() {
+        for_parked([](const float(&x)[4], float4& parked) { parked = {x[0], x[1], x[2], x[3]}; });
+    }
+    __device__ __forceinline__ void load_correlation() {
+        for_parked(
+            [](float(&x)[4], const float4& parked) { x[0] = parked.x, x[1] = parked.y, x[2] = parked.z, x[3] = parked.w; });
+    }
+    // Factors of a tile's gradients, each lane its own tokens: in shared memory, as registers are for sums.
+    enum Kept { kX1, kV, kGrad };
+    __device__ __forceinline__ T* kept_tokens(int which, int part) const {
+        return reinterpret_cast<T*>(shared.kept[which]) + Tile::first(0, part);
+    }
+    __device__ __forceinline__ void keep(int which, const Tile& x) {
+#pragma unroll
+        for (int part = 0; part < 2; ++part) x.eights[part].store(kept_tokens(which, part));
+    }
+    __device__ __forceinline__ Tile kept(int which) const {
+        Tile x;
+#pragma unroll
+        for (int part = 0; part < 2; ++part) x.eights[part].load(kept_tokens(which, part));
+        return x;
+    }
+    // What the gradient of the last states adds in the tile of the last token: a row may not carry it, as it would begin with
+    // p^-31 times it.
+    __device__ __forceinline__ void add_of_last_state(TileSums& of_u, int tile) {
+        float u[2][kEight];
+        multiply(u, kept(kX1), kept(kV));
+        const int length = tokens() - tile;
+#pragma unroll 1
+        for (int state = 0; state < states(); ++state) {
+            const float gradient = of_last_state(state);
+            if (gradient == 0.f) continue;
+            const float log = poles.log_pole(state);
+            float slope = 0.f;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int i = 0; i < kEight; ++i) {
+                    const int after = tokens() - 1 - (Tile::first(tile, half) + i);
+                    const float power = after >= 0 ? pole_power(log, after) : 0.f;
+                    sum_of(of_u, half, i) = fmaf(power, gradient, sum_of(of_u, half, i));
+                    slope = fmaf(after * power, u[half][i], slope);
+                }
+            slope = sum_of_lanes(slope, 1);
+            slope = fmaf(length * pole_power(log, length), state_before(tile, state), slope);
+            if (lane_of_warp() == 0) shared.of_last[state] = gradient * slope;
+        }
+        for_groups([&](int group, HyenaCarriedBack& carried) {
+            for_states(group, states(), [&](int eight, int i, int state) {
+                float& x = carried.behind[lane_of_warp()][2 * eight + i];
+                x = fmaf(pole_power(poles.log_pole(state), length), of_last_state(state), x);
+            });
+        });
+    }
+    __device__ __forceinline__ void run() {
+        fill_tables();
+        begin();
+        park_correlation();
+        const HyenaLongArgs& forward = args.forward;
+        const float bias = load_number(forward.bias, share.column * forward.bias_channel);
+        const auto load = [&](Tile& to, const HyenaTensor& from, int tile) {
+            to.load(HyenaRow<T>(from, share.batch, share.column), tile, share.end, forward.vectors, shared.stage);
+        };
+        const auto store = [&](const HyenaTensor& to, int factor, TileSums& sums, int tile) {
+            gated(kept(factor), sums)
+                .store(HyenaRow<T>(to, share.batch, share.column), tile, share.end, forward.vectors, shared.stage);
+        };
+        const int tiles = (share.end - share.first + kTileTokens - 1) / kTileTokens;
+#pragma unroll 1
+        for (int tile = share.first + (tiles - 1) * kTileTokens; tile >= share.first; tile -= kTileTokens) {
+            TileSums z, of_u;
+            Parts own, back;
+            {
+                Tile grad, x2;
+                float dz[2][kEight];
+                load(grad, args.grad, tile);
+                load(x2, forward.x2, tile);
+                multiply(dz, grad, x2);
+                begin_sums(of_u, dz, bias);
+                back = Parts::of(dz);
+                keep(kGrad, grad);
+            }
+            {
+                Tile x1, v;
+                float u[2][kEight];
+                load(x1, forward.x1, tile);
+                load(v, forward.v, tile);
+                multiply(u, x1, v);
+                begin_sums(z, u, bias);
+                own = Parts::of(u);
+                keep(kX1, x1);
+                keep(kV, v);
+            }
+            load_correlation();
+            add_correlation(correlation, back, own);
+            park_correlation();
+            add_product(z, own, load_pairs(shared.taps, lane_of_warp(), 0));
+            add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp(), 0));
+            for_groups([&](int group, HyenaCarriedBack&) { advance(group, own, back, z, of_u, tile); });
+            store(args.of_x2, kGrad, z, tile);
+            if (ends_within(tile)) add_of_last_state(of_u, tile);
+            store(args.of_x1, kV, of_u, tile);
+            store(args.of_v, kX1, of_u, tile);
+        }
+        finish();
+    }
+    // ---- Behind the last tile: the gradients of the parameters
+
+    __device__ __forceinline__ void finish() {
+        const int lane = lane_of_warp(), g = row_of_lane(), t = lane % 4, S = states();
+        load_correlation();
+        __syncwarp();
+        for (int state = lane; state < S; state += 32) {
+            const HyenaCarriedBack& carried = shared.carried[state / kHyenaGroup];
+            const int of_group = state % kHyenaGroup, lane_of_state = of_group % 8 / 2, at = of_group / 8 * 2 + of_group % 2;
+            float of_residue = 0.f, of_pole = shared.of_last[state];
+            for (int other = lane_of_state; other < 32; other += 4) {
+                of_residue += carried.of_residues[other][at];
+                of_pole += carried.of_poles[other][at];
+            }
+            shared.first[state] = of_residue;
+            shared.of_last[state] = of_pole;
+            if (share.segment == 0 && args.of_initial != nullptr)
+                args.of_initial[row() * S + state] = carried.behind[lane_of_state][at];
+        }
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+#pragma unroll
+            for (int p = 0; p < 4; ++p)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    shared.correlation[8 * (g / 2) + 2 * (2 * m + i / 2) + g % 2][8 * t + 2 * p + i % 2] = correlation[m][p][i];
+        __syncwarp();
+        float* const lags = shared.stage.numbers;
+        float sum = 0.f;
+        for (int i = lane; i < kRowTokens; ++i) sum += shared.correlation[i][i - lane];
+        lags[lane] = sum;
+        if (lane == 0) args.of_bias[share_number()] = sum;
+        __syncwarp();
+        for (int state = lane; state < S; state += 32) {
+            const float log = poles.log_pole(state), residue = poles.residue(state);
+            const float rows = pole_power(log, 1) * shared.first[state];
+            float near = 0.f, slope = 0.f;
+#pragma unroll 1
+            for (int lag = 0; lag < kRowTokens; ++lag) {
+                const float term = pole_power(log, lag) * lags[lag];
+                near += term;
+                slope = fmaf(static_cast<float>(lag), term, slope);
+            }
+            float* const to = args.of_poles + share_number() * 2 * S + state;
+            to[0] = rows + near;
+            to[S] = fmaf(residue, rows + slope, shared.of_last[state]);
+        }
+    }
+    __device__ __forceinline__ void for_groups(auto&& visit) {
+#pragma unroll 1
+        for (int group = 0; group < kConfig.groups && group * kHyenaGroup < states(); ++group)
+            visit(group, shared.carried[group]);
+    }
+};
+
+template <HyenaLongBackwardConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), 2)
+    hyena_long_backward(const __grid_constant__ HyenaLongBackwardArgs args) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const i64 number = static_cast<i64>(blockIdx.x) * kConfig.warps() + warp;
+    const HyenaShare share = HyenaShare::of(args.forward, number, args.forward.channels);
+    if (!share.exists(args.forward)) return;
+    HyenaLongBackwardWarp<kConfig>{args, reinterpret_cast<HyenaLongBackwardSharedPlan<kConfig>*>(memory)->warps[warp], share}
+        .run();
+}
+
+}  // namespace gdn_cuda::conv
