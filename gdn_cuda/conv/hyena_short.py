@@ -13,14 +13,17 @@ from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
-from .hyena_operator import channels_adjacent, hyena_operator, tokens_adjacent
+from .hyena_operator import channels_adjacent, differentiable_hyena, tokens_adjacent, with_reference
 
 
 def _computed(x: Any) -> tuple[Tensor, Tensor]:
     return reference.short(x.x1, x.x2, x.v, x.weight, x.bias, x.gated_bias, x.padding_mask, x.initial_state)
 
 
-@hyena_operator(_computed, columns=lambda x: x.weight.shape[2] - 1)
+_short = differentiable_hyena("hyena_short", _computed, columns=lambda x: x.weight.shape[2] - 1)
+
+
+@with_reference(_short, _computed)
 def hyena_short(
     x1: Tensor,
     x2: Tensor,
@@ -47,19 +50,23 @@ def hyena_short(
         y: like x1
 
     Returns y, or (y, state). Neither layout is copied; other strides are taken as they are, more slowly. CPU tensors may also
-    be fp64.
+    be fp64. Gradients exist of all but padding_mask, through the state too. They keep the inputs alone, and take memory for
+    K + 1 sums a channel of every warp; those of weight and bias are summed in fp32.
 
     Edge cases:
         Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives what it gives in one.
         A state of fewer than K − 1 tokens begins with the end of the initial one, or zeros.
         Only tokens that a tap meets reach an output: an infinity or NaN ends K − 1 tokens later.
-        It computes no gradients: backward, forward mode and torch.func transforms raise. gdn_cuda.reference has them.
+        In the gradients of a group's taps and of a bias, an infinity or NaN of one of its tokens is one of all.
+        Gradients of gradients and forward mode raise RuntimeError; gdn_cuda.reference has them.
 
     Example:
         >>> ones = torch.ones(1, 1, 4)
         >>> gdn_cuda.hyena_short(ones, ones, ones, torch.tensor([[[1.0, 2.0, 4.0]]]))
         tensor([[[4., 6., 7., 7.]]])
     """
+    y, state = _short(x1, x2, v, weight, bias, padding_mask, initial_state, gated_bias)
+    return (y, state) if return_state else y
 
 
 # ---- Examples

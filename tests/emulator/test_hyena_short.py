@@ -10,14 +10,16 @@ import torch
 from emulated import emulated
 from helpers import rel_rms
 from hyena_cases import fir_parameters, gated_inputs, mask
-from hyena_short_checks import BOUND, LAYOUTS, check_short, laid_out
+from hyena_short_checks import BOUND, LAYOUTS, check_short, check_short_gradients, laid_out
 
 from gdn_cuda import hyena_short
 
 
 def check(*args: Any, **options: Any) -> None:
+    """The backward computes y and the state, too."""
     with emulated():
         check_short(*args, **options)
+        check_short_gradients(*args, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
