@@ -114,3 +114,23 @@ def check_short_gradients(
         bound = BOUND[mine.dtype] if name in ("x1", "x2", "v") else SUM_BOUND[mine.dtype]
         if mine.numel():
             assert rel_rms(mine.cpu(), theirs) < (bound if mine.numel() > 100 else 1.5 * bound), name
+
+
+def reach_of_a_nan(layout: str, K: int, at: int, L: int, seed: int, device: str = "cpu") -> None:
+    """Which tokens' gradients a NaN reaches: of x1, and of the gradient of y."""
+    x1, x2, v = (laid_out(x.to(device, torch.bfloat16), layout) for x in gated_inputs(1, 66, L, seed))
+    weight, _ = (x.to(device, torch.float32) for x in fir_parameters(66, 66, K, seed))
+    grad = laid_out(torch.ones_like(x2), layout)
+    behind, before = range(at, min(at + K, L)), range(max(at - K + 1, 0), at + 1)
+    for spoilt, hit in ((x1, {"x1": range(0), "x2": behind, "v": [at]}), (grad, {"x1": before, "x2": [at], "v": before})):
+        kept = spoilt[:, :, at].clone()
+        spoilt[:, :, at] = torch.nan
+        leaves = {"x1": x1.clone(), "x2": x2, "v": v}
+        ours = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+        found = torch.autograd.grad(hyena_short(**ours, weight=weight), list(ours.values()), grad)
+        for name, mine in zip(ours, found, strict=True):
+            is_hit = torch.zeros(L, dtype=torch.bool)
+            is_hit[list(hit[name])] = True
+            assert torch.equal(mine.isnan().all(1)[0].cpu(), is_hit), name
+            assert bool(mine[:, :, ~is_hit].isfinite().all()), name
+        spoilt[:, :, at] = kept
