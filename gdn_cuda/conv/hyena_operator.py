@@ -110,9 +110,10 @@ def _gradients_on_cpu(computed: Computed, differentiated: list[str], x: Any) -> 
     with torch.inference_mode(False), torch.enable_grad():
         copies = {name: given.clone() if isinstance(given, Tensor) else given for name, given in vars(x).items()}
         leaves = [y.requires_grad_() for name in differentiated if (y := copies[name]) is not None]
-        results = computed(SimpleNamespace(**copies))
-        grads = [y.to(z.dtype) for y, z in zip((x.grad, x.grad_state), results, strict=True)]
-        found = iter(torch.autograd.grad(results, leaves, grads, materialize_grads=True))
+        # A state of no tokens and no initial state depends on nothing.
+        results = zip(computed(SimpleNamespace(**copies)), (x.grad, x.grad_state), strict=True)
+        used = [(result, grad.to(result.dtype)) for result, grad in results if result.requires_grad]
+        found = iter(torch.autograd.grad([y for y, _ in used], leaves, [grad for _, grad in used], materialize_grads=True))
     return [
         _gradient_shape(x, name).copy_(next(found)) if copies[name] is not None else _gradient_shape(x, name)
         for name in differentiated
