@@ -44,7 +44,7 @@ struct HyenaShortColumnsBackward {
     // Tokens of a step, 0 outside of [first, end).
     __device__ __forceinline__ void load(Some (&to)[kStep], const HyenaTensor& x, int token, int first, int end) const {
         const T* from = at(x, token);
-        if (forward.vectors && token >= first && token + kStep <= end && exists(kChannels - 1)) {
+        if (is_whole(token, first, end)) {
 #pragma unroll
             for (int i = 0; i < kStep; ++i, from += x.token) to[i].load(from);
         } else {
@@ -57,13 +57,21 @@ struct HyenaShortColumnsBackward {
                 }
         }
     }
-    __device__ __forceinline__ void store(T* to, const HyenaTensor& x, const Some& y) const {
-        if (forward.vectors && exists(kChannels - 1)) {
-            y.store(to);
+    __device__ __forceinline__ bool is_whole(int token, int first, int end) const {
+        return forward.vectors && token >= first && token + kStep <= end && exists(kChannels - 1);
+    }
+    // Those tokens of a step that are the share's.
+    __device__ __forceinline__ void store(const HyenaTensor& x, int token, const Some (&y)[kStep]) const {
+        T* to = at(x, token);
+        if (is_whole(token, share.first, share.end)) {
+#pragma unroll
+            for (int i = 0; i < kStep; ++i, to += x.token) y[i].store(to);
         } else {
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c)
-                if (exists(c)) to[c * x.channel] = y.items[c];
+            for (int i = 0; i < kStep; ++i, to += x.token)
+#pragma unroll
+                for (int c = 0; c < kChannels; ++c)
+                    if (token + i >= share.first && token + i < share.end && exists(c)) to[c * x.channel] = y[i].items[c];
         }
     }
     __device__ __forceinline__ void load_before() {
@@ -103,22 +111,16 @@ struct HyenaShortColumnsBackward {
                     of_taps[lag][c] = fmaf(dz[kBefore + i][c], u[kBefore + i - lag][c], of_taps[lag][c]);
                 }
         }
-        T* to = at(args.of_x2, token);
+        Some y[kStep];
 #pragma unroll
-        for (int i = 0; i < kStep; ++i, to += args.of_x2.token) {
-            if (token + i >= share.end) break;
-            Some y;
+        for (int i = 0; i < kStep; ++i)
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c) y.set(c, grad[i][c] * z[i][c]);
-            store(to, args.of_x2, y);
-        }
+            for (int c = 0; c < kChannels; ++c) y[i].set(c, grad[i][c] * z[i][c]);
+        store(args.of_x2, token, y);
     }
     // The gradients of x1 and v from a token on, where dz begins with that token's.
     __device__ __forceinline__ void correlate(int token) const {
         if (token + kStep <= share.first && share.first > 0) return;
-        Some x1[kStep], v[kStep];
-        load(x1, forward.x1, token, share.first, share.end);
-        load(v, forward.v, token, share.first, share.end);
         float du[kStep][kChannels];
 #pragma unroll
         for (int i = 0; i < kStep; ++i)
@@ -140,26 +142,31 @@ struct HyenaShortColumnsBackward {
 #pragma unroll
                 for (int c = 0; c < kChannels; ++c)
                     if (exists(c)) du[i][c] += of_last_at(args, batch, channel + c, token + i);
-        T *to_x1 = at(args.of_x1, token), *to_v = at(args.of_v, token);
+        Some x1[kStep], v[kStep], y[kStep];
+        load(x1, forward.x1, token, share.first, share.end);
+        load(v, forward.v, token, share.first, share.end);
 #pragma unroll
-        for (int i = 0; i < kStep; ++i, to_x1 += args.of_x1.token, to_v += args.of_v.token) {
-            if (token + i >= share.first && token + i < share.end) {
-                Some y;
+        for (int i = 0; i < kStep; ++i)
 #pragma unroll
-                for (int c = 0; c < kChannels; ++c) y.set(c, du[i][c] * v[i][c]);
-                store(to_x1, args.of_x1, y);
+            for (int c = 0; c < kChannels; ++c) y[i].set(c, du[i][c] * v[i][c]);
+        store(args.of_x1, token, y);
 #pragma unroll
-                for (int c = 0; c < kChannels; ++c) y.set(c, du[i][c] * x1[i][c]);
-                store(to_v, args.of_v, y);
-            } else if (token + i < 0 && token + i >= -length && args.of_initial != nullptr) {
+        for (int i = 0; i < kStep; ++i)
 #pragma unroll
-                for (int c = 0; c < kChannels; ++c)
-                    if (exists(c)) {
-                        const i64 row = static_cast<i64>(batch) * forward.channels + channel + c;
-                        args.of_initial[(row + 1) * length + token + i] = du[i][c];
-                    }
-            }
-        }
+            for (int c = 0; c < kChannels; ++c) y[i].set(c, du[i][c] * x1[i][c]);
+        store(args.of_v, token, y);
+        if (token < 0 && args.of_initial != nullptr) write_initial(token, du);
+    }
+    __device__ __forceinline__ void write_initial(int token, const float (&du)[kStep][kChannels]) const {
+        const int length = forward.filter.taps - 1;
+#pragma unroll
+        for (int i = 0; i < kStep; ++i)
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c)
+                if (token + i < 0 && token + i >= -length && exists(c)) {
+                    const i64 row = static_cast<i64>(batch) * forward.channels + channel + c;
+                    args.of_initial[(row + 1) * length + token + i] = du[i][c];
+                }
     }
     __device__ __forceinline__ void step(int token) {
         Some x1[kStep], x2[kStep], v[kStep], of_y[kStep];
