@@ -7,7 +7,7 @@ bias, stays in fp32 here: single elements differ by some 1e-2 in bfloat16. The f
 A prompt of n tokens before a filter of more than n + 1 taps: vortex's own steps multiply the newest tokens by the oldest taps
 until the tokens are as many as the taps but one. `patch()` gives the right values, those of all tokens at once.
 
-Left to vortex: calls that need gradients, `print_activations`, `use_flashfft`, `use_flash_depthwise`, `long_fir_threshold`, a
+Left to vortex: steps that need gradients, `print_activations`, `use_flashfft`, `use_flash_depthwise`, `long_fir_threshold`, a
 `prefill_style` other than "fft", dtypes other than fp32, bf16 and fp16, and filters of more taps than the operators take.
 """
 
@@ -126,10 +126,13 @@ def hcl_fft_conv(h: Tensor, x1v: Tensor, x2: Tensor, D: Tensor, L: int, fft_size
 
 
 def _serves(*given: Tensor | None) -> bool:
-    """Whether our operators take such tensors: their dtypes, and no gradients."""
-    tensors = [x for x in given if x is not None]
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return not gradients and all(x.dtype in _DTYPES for x in tensors)
+    """Whether our operators take tensors of such dtypes."""
+    return all(x is None or x.dtype in _DTYPES for x in given)
+
+
+def _steps(*given: Tensor | None) -> bool:
+    """Whether our steps take such tensors: they have no gradients."""
+    return _serves(*given) and not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given))
 
 
 def _projections(engine: Any, z: Tensor, dims: Any, column_split: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,7 +220,7 @@ def _compute_filter(original: Callable[..., Any]) -> Callable[..., Any]:
         plain = not (self.use_flashfft or self.print_activations) and self.long_fir_threshold is None
         by_us = plain and config.get("prefill_style", "fft") == "fft" and self.residues.shape[1] <= _MOST_POLES
         weights = (self.residues, self.log_poles, self.D, self.short_filter_weight)
-        if not by_us or not _serves(*weights) or torch.is_grad_enabled():
+        if not by_us or not _serves(*weights):
             return original(self, L, device)
         self.t = torch.arange(0, device=device)[None, None]
         log_poles, residues = self.log_poles.float(), self.residues.float()
@@ -238,7 +241,7 @@ def _step_fir(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         taps = weight.reshape(-1, 1, weight.shape[-1])
         missing = taps.shape[2] - 1 - fir_state.shape[-1]
-        if not _serves(u, fir_state, weight, bias) or taps.shape[2] > _LONGEST_MEDIUM or missing < 0:
+        if not _steps(u, fir_state, weight, bias) or taps.shape[2] > _LONGEST_MEDIUM or missing < 0:
             return original(self, u, fir_state, weight, bias, gated_bias, flip_filter)
         # A new state, as vortex returns one: the caller's may be a view of the prompt.
         state = F.pad(fir_state.float(), (missing, 0)) if missing else fir_state.float().clone()
@@ -259,7 +262,7 @@ def _step_iir(original: Callable[..., Any]) -> Callable[..., Any]:
         iir_state: Tensor,
         iir_groups: int = 1,
     ) -> Any:
-        if iir_groups > 1 or residues.shape[1] > _MOST_POLES or not _serves(x2, x1, v, D, residues, poles, iir_state):
+        if iir_groups > 1 or residues.shape[1] > _MOST_POLES or not _steps(x2, x1, v, D, residues, poles, iir_state):
             return original(self, x2, x1, v, D, residues, poles, iir_state, iir_groups)
         return hyena_modal_step(x2, x1, v, D, residues, poles, iir_state.clone())
 

@@ -220,8 +220,7 @@ def test_padding(vortex: Any) -> None:
 
 
 @needs_vortex
-def test_gradients_are_vortexs_own(vortex: Any) -> None:
-    """But for the convolutions that vortex calls by name, which have their own."""
+def test_gradients(vortex: Any) -> None:
     model, tokens = model_of(vortex, torch.float32), random_tokens(20)
     gradients = []
     for change in (lambda: None, compat.patch):

@@ -31,6 +31,23 @@ def test_short_conv(dtype: torch.dtype, seed: int) -> None:
     check(ShortConv(64, dtype=dtype).requires_grad_(False), torch.randn(2, 300, 64, dtype=dtype), BOUNDS[dtype])
 
 
+@pytest.mark.parametrize("kind", [None, 7, 64, 128, "short conv"])
+def test_gradients(kind: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    short = kind == "short conv"
+    layer = ShortConv(64) if short else HyenaCascade(64, kind, hyena_filter_groups=16)
+    u, weight = torch.randn(2, 300, 64 if short else 192), torch.randn(2, 300, 64)
+    expected = gradients(copy.deepcopy(layer).double(), u.double(), weight.double())
+    found = gradients(layer.cuda(), u.cuda(), weight.cuda())
+    for name, gradient in expected.items():
+        assert rel_rms(found[name], gradient) < BOUNDS[torch.float32], name
+
+
+def gradients(layer: Any, u: torch.Tensor, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    leaves = {"u": u.requires_grad_(), **dict(layer.named_parameters())}
+    return dict(zip(leaves, torch.autograd.grad(layer(u), list(leaves.values()), weight), strict=True))
+
+
 def check(layer: Any, u: torch.Tensor, bound: float) -> None:
     expected = copy.deepcopy(layer).double()(u.double())
     layer, u, parts, state = layer.cuda(), u.cuda(), [], None

@@ -86,6 +86,23 @@ def test_default_states_begin_sequences(kind: int | None, seed: int) -> None:
     assert rel_rms(torch.stack(parts, 1), layer(u)) < 3e-6
 
 
+def gradients_agree(layer: torch.nn.Module, u: Tensor) -> bool:
+    """With differences of the outputs: gradients by the input and all parameters."""
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def call(u: Tensor, *values: Tensor) -> Any:
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (u,))
+
+    return torch.autograd.gradcheck(call, (u.requires_grad_(), *parameters))
+
+
+@pytest.mark.parametrize("kind", [None, 7, 40, 128])
+def test_gradients(kind: int | None, seed: int) -> None:
+    torch.manual_seed(seed)
+    layer = HyenaCascade(4, kind, hyena_filter_groups=2, short_filter_bias=True, dtype=torch.float64)
+    assert gradients_agree(layer, torch.randn(2, 6, 12, dtype=torch.float64))
+
+
 def test_parameters_begin_as_documented() -> None:
     torch.manual_seed(0)
     long, medium = HyenaCascade(512), HyenaCascade(512, 128, hyena_filter_groups=32)
@@ -149,3 +166,8 @@ def test_wrong_input_of_short_conv() -> None:
         ShortConv(6)(torch.ones(2, 6))
     with pytest.raises(ValueError, match=r"^ShortConv: u: expected \(B, 6\), got "):
         ShortConv(6).step(torch.ones(2, 3, 6), torch.zeros(2, 6, 2))
+
+
+def test_gradients_of_short_conv(seed: int) -> None:
+    torch.manual_seed(seed)
+    assert gradients_agree(ShortConv(3, 4, True).double(), torch.randn(2, 6, 3, dtype=torch.float64))
