@@ -1,4 +1,4 @@
-"""Registered configurations compile through NVRTC for Hopper without spills, every kernel also for its other GPUs.
+"""Registered configurations compile through NVRTC for Hopper without spills, and for their other GPUs.
 
 There are hundreds: of each kernel two are compiled here, all of them with GDN_TEST_EVERY_CONFIGURATION=1, and by
 tests/gpu_pack.sh before every session on a GPU, which refuses spills as well.
