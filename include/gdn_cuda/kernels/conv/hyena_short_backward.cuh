@@ -1,6 +1,9 @@
 // conv/hyena_short_backward: the gradients of conv/hyena_short, tokens are neighbours in memory. With g the gradient of y,
-//   dz_t = g_t mask_t x2_t        dx2_t = g_t mask_t z_t        du_t = sum_j h_j dz_{t+j} (+ bias dz_t)        dx1 = du v, dv =
-//   du x1 dh_j = sum_t dz_t u_{t-j}     dbias = sum_t dz_t (u_t)
+//
+//     dz_t = g_t mask_t x2_t                dx2_t = g_t mask_t z_t
+//     du_t = sum_j h_j dz_{t+j} (+ bias dz_t)   dx1 = du v   dv = du x1
+//     dh_j = sum_t dz_t u_{t-j}             dbias = sum_t dz_t (u_t)
+//
 // where u and z are computed again from x1, v and the taps.
 //
 // A warp walks over its tokens of one channel in tiles of 256, with eight tokens a lane. Filtering needs u of the lanes before,
