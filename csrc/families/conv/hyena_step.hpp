@@ -14,7 +14,7 @@ inline constexpr int kMostFirTaps = 1024, kMostModalStates = 64;
 // Blocks of so many channels; each takes as many sequences in turn as leave the GPU full.
 template <class Args>
 Blocks hyena_step_blocks(Args& args, int rows, const jit::DeviceTraits& device) {
-    constexpr i64 kFull = 12, kMost = 16;  // blocks a multiprocessor; sequences of a block
+    constexpr i64 kFull = 12, kMost = 16;  // blocks a multiprocessor, twice what it holds; sequences of a block
     const i64 of_channels = ceil_div(args.channels, rows);
     const i64 share = args.sequences * of_channels / (kFull * std::max(1, device.multiprocessors));
     args.block_sequences = static_cast<int>(std::clamp<i64>(share, 1, kMost));

@@ -16,7 +16,7 @@ namespace gdn_cuda::conv {
 
 template <HyenaFirStepConfig kConfig>
 struct FirStep {
-    static constexpr int kLanes = kConfig.lanes, kElements = kConfig.elements;
+    static constexpr int kLanes = kConfig.lanes, kRows = kConfig.rows(), kElements = kConfig.elements;
 
     const HyenaFirStepArgs& args;
     const int lane = threadIdx.x % kLanes;
@@ -101,25 +101,9 @@ struct FirStep {
 };
 
 template <HyenaFirStepConfig kConfig>
-__global__ void __launch_bounds__(kHyenaStepThreads, kConfig.elements > 8 ? 3 : 7)
+__global__ void __launch_bounds__(kHyenaStepThreads, kConfig.elements > 8 ? 3 : 6)
     hyena_fir_step(const __grid_constant__ HyenaFirStepArgs args) {
-    using Step = FirStep<kConfig>;
-    const HyenaStepRows rows(args, kConfig.rows(), threadIdx.x / kConfig.lanes);
-    Step step{args};
-    HyenaStepRow next = rows.at(rows.first);
-    typename Step::Loaded following;
-    step.load(following, next);
-    step.load_filter(rows);
-    for (i64 sequence = rows.first; sequence < rows.end; ++sequence) {
-        const HyenaStepRow row = next;
-        const typename Step::Loaded loaded = following;
-        if (sequence + 1 < rows.end) {
-            next = rows.at(sequence + 1);
-            step.load(following, next);
-        }
-        if (rows.exists && !row.runs) row.fill(args.out, args.tokens, step.lane, kConfig.lanes);
-        step.run(row, loaded);
-    }
+    step_through_sequences<FirStep<kConfig>>(args);
 }
 
 }  // namespace gdn_cuda::conv

@@ -30,11 +30,11 @@ __device__ __forceinline__ void load_four(unsigned (&x)[4], const Tagged& from, 
 
 template <HyenaModalStepConfig kConfig>
 struct ModalStep {
-    static constexpr int kElements = kConfig.elements();
+    static constexpr int kLanes = kConfig.lanes, kRows = kConfig.rows(), kElements = kConfig.elements();
     static constexpr float kOffsetBelow = 0.25f;  // where p − 1 is applied
 
     const HyenaModalStepArgs& args;
-    const int lane = threadIdx.x % kConfig.lanes, first_state = lane * kElements;
+    const int lane = threadIdx.x % kLanes, first_state = lane * kElements;
     float residue[kElements]{}, rate[kElements]{}, D = 0.f;
     bool offset[kElements]{};
 
@@ -84,7 +84,7 @@ struct ModalStep {
                 state[i] = fmaf(rate[i], state[i], (offset[i] ? state[i] : 0.f) + u);
                 if (first_state + i < args.count) sum = fmaf(residue[i], state[i], sum);
             }
-            sum = fmaf(D, u, group_sum<kConfig.lanes>(sum));
+            sum = fmaf(D, u, group_sum<kLanes>(sum));
             if (row.runs && lane == 0) row.store(args.out, t, loaded.gate * sum);
         }
         if (row.runs) store(row, state);
@@ -104,24 +104,8 @@ struct ModalStep {
 };
 
 template <HyenaModalStepConfig kConfig>
-__global__ void __launch_bounds__(kHyenaStepThreads, 7) hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
-    using Step = ModalStep<kConfig>;
-    const HyenaStepRows rows(args, kConfig.rows(), threadIdx.x / kConfig.lanes);
-    Step step{args};
-    HyenaStepRow next = rows.at(rows.first);
-    typename Step::Loaded following;
-    step.load(following, next);
-    step.load_filter(rows);
-    for (i64 sequence = rows.first; sequence < rows.end; ++sequence) {
-        const HyenaStepRow row = next;
-        const typename Step::Loaded loaded = following;
-        if (sequence + 1 < rows.end) {
-            next = rows.at(sequence + 1);
-            step.load(following, next);
-        }
-        if (rows.exists && !row.runs) row.fill(args.out, args.tokens, step.lane, kConfig.lanes);
-        step.run(row, loaded);
-    }
+__global__ void __launch_bounds__(kHyenaStepThreads, 6) hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
+    step_through_sequences<ModalStep<kConfig>>(args);
 }
 
 }  // namespace gdn_cuda::conv

@@ -72,4 +72,25 @@ struct HyenaStepRows {
     }
 };
 
+// Sequence after sequence: loads one while the one before it is computed.
+template <class Step, class Args>
+__device__ __forceinline__ void step_through_sequences(const Args& args) {
+    const HyenaStepRows rows(args, Step::kRows, static_cast<int>(threadIdx.x) / Step::kLanes);
+    Step step{args};
+    HyenaStepRow next = rows.at(rows.first);
+    typename Step::Loaded following;
+    step.load(following, next);
+    step.load_filter(rows);
+    for (i64 sequence = rows.first; sequence < rows.end; ++sequence) {
+        const HyenaStepRow row = next;
+        const typename Step::Loaded loaded = following;
+        if (sequence + 1 < rows.end) {
+            next = rows.at(sequence + 1);
+            step.load(following, next);
+        }
+        if (rows.exists && !row.runs) row.fill(args.out, args.tokens, step.lane, Step::kLanes);
+        step.run(row, loaded);
+    }
+}
+
 }  // namespace gdn_cuda::conv
