@@ -8,6 +8,7 @@
 #include "../families/conv/hyena_filter.hpp"
 #include "../families/conv/hyena_long.hpp"
 #include "../families/conv/hyena_medium.hpp"
+#include "../families/conv/hyena_medium_backward.hpp"
 #include "../families/conv/hyena_short.hpp"
 #include "../families/conv/hyena_step.hpp"
 #include "../families/conv/rms_norm.hpp"
@@ -87,6 +88,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaFirStep>(),
             entry<conv::HyenaLong>(),
             entry<conv::HyenaMedium>(),
+            entry<conv::HyenaMediumBackward>(),
             entry<conv::HyenaModalStep>(),
             entry<conv::HyenaShort>(),
             entry<conv::HyenaShortColumns>(),

@@ -1,4 +1,4 @@
-"""The kernel of hyena_medium in the emulator, against its definition in fp64."""
+"""The kernels of hyena_medium and its gradients in the emulator, against its definition in fp64."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import pytest
 import torch
 from emulated import emulated
 from hyena_cases import fir_parameters, gated_inputs, mask
-from hyena_medium_checks import check_medium
+from hyena_medium_checks import check_medium, check_medium_gradients
 from hyena_short_checks import laid_out
 
 from gdn_cuda import hyena_medium
 
 
 def check(*args: Any, multiprocessors: int = 132, **options: Any) -> None:
+    """The backward computes y and the state, too."""
     with emulated(multiprocessors):
         check_medium(*args, **options)
+        check_medium_gradients(*args, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
