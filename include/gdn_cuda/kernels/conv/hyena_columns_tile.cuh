@@ -101,15 +101,26 @@ struct HyenaTileColumns {
     Shared& shared;
     int batch, first_channel, channels, end;  // the block's first channel, and how many the tensors have
 
-    __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
+    __device__ __forceinline__ static int thread() {
+        int x = static_cast<int>(threadIdx.x);
+        asm volatile("" : "+r"(x));
+        return x;
+    }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token(int vector) { return thread() / kVectorsOfToken + vector * kStep; }
     // Vectors exist as a whole: rows of channels begin on 16 bytes.
     __device__ __forceinline__ bool exists(int tile, int vector) const {
         return first_channel + own_channel() < channels && tile + own_token(vector) < end;
     }
+    // Keeps addresses in all tensors from being hoisted out of loops, where they spill.
+    __device__ __forceinline__ int opaque_batch() const {
+        int x = batch;
+        asm volatile("" : "+r"(x));
+        return x;
+    }
     __device__ __forceinline__ T* at(const HyenaTensor& x, int tile, int vector) const {
-        return static_cast<T*>(x.data) + batch * x.batch + first_channel + own_channel() + (tile + own_token(vector)) * x.token;
+        return static_cast<T*>(x.data) + opaque_batch() * x.batch + first_channel + own_channel() +
+               (tile + own_token(vector)) * x.token;
     }
     __device__ __forceinline__ void load(Own& to, const HyenaTensor& from, int tile) const { load_from(to, from, tile, 0); }
     __device__ __forceinline__ void load_from(Own& to, const HyenaTensor& from, int tile, int begin) const {
@@ -131,7 +142,7 @@ struct HyenaTileColumns {
 #pragma unroll 1
         for (int vector = 0; vector < kVectors; ++vector) {  // not unrolled: few calls have masks, and registers are short
             const int token = tile + own_token(vector);
-            const float factor = token < end ? mask_at(mask, batch, token) : 0.f;
+            const float factor = token < end ? mask_at(mask, opaque_batch(), token) : 0.f;
 #pragma unroll
             for (int i = 0; i < kOwn; ++i)
                 if (i / kVector == vector) x[i] *= factor;

@@ -67,6 +67,17 @@ struct HyenaMediumBackwardWarp {
         }
     }
 
+    // Adds number(token) to a lane's numbers of its row. Not unrolled: few calls have states, and registers are short.
+    __device__ __forceinline__ static void add_rarely(float (&x)[kOwn], int tile, auto&& number) {
+#pragma unroll 1
+        for (int i = 0; i < kOwn; ++i) {
+            const float added = number(token_of(tile, i));
+#pragma unroll
+            for (int j = 0; j < kOwn; ++j)
+                if (j == i) x[j] += added;
+        }
+    }
+
     // ---- dz and u
 
     __device__ __forceinline__ void dz_of(float (&dz)[kOwn], const Access& access, const Own& dy, const Own& x2,
@@ -108,13 +119,10 @@ struct HyenaMediumBackwardWarp {
             float u[kOwn];
             multiply(u, x1, v);
             of_u.to_row(u);
-            if (before < 0 && forward.initial.numbers.data != nullptr && exists()) {
-#pragma unroll
-                for (int i = 0; i < kOwn; ++i) {
-                    const int token = token_of(before, i);
-                    if (token < 0) u[i] = initial_at(forward.initial, share.batch, share.column, taps() - 1, -token);
-                }
-            }
+            if (before < 0 && forward.initial.numbers.data != nullptr && exists())
+                add_rarely(u, before, [&](int token) {
+                    return initial_at(forward.initial, share.batch, share.column, taps() - 1, -token);
+                });
             const Parts parts = parts_of_row<kParts>(u);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -137,11 +145,10 @@ struct HyenaMediumBackwardWarp {
         const HyenaInitial& state = args.of_last;
         const float* const from =
             static_cast<const float*>(state.numbers.data) + share.batch * state.batch + share.column * state.channel;
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
-            const int position = token_of(tile, i) - first;
-            if (position >= 0 && position < taps() - 1) du[i] += from[position * state.position];
-        }
+        add_rarely(du, tile, [&](int token) {
+            const int position = token - first;
+            return position >= 0 && position < taps() - 1 ? from[position * state.position] : 0.f;
+        });
     }
     __device__ __forceinline__ void sums_of_z(float (&z)[kOwn], int tile, float bias) {
         TileSums sums;
@@ -257,19 +264,19 @@ struct HyenaMediumBackwardWarp {
             store_tile(shared.u, parts_of_row<kParts>(numbers), tile / kEight, lane());
             __syncwarp();
 
-            Own x1_before, v_before;
-            load_before(x1_before, v_before, tile, tile - kTileTokens);
-            if (!is_first) of_u.load(x2, forward.x2, tile - kTileTokens);
             add_block(sums, own, load_transposed_pairs(shared.taps, lane(), 0));
             add_blocks_behind(sums, tile);
             take_sums(numbers, sums);
+            Own x1_before, v_before;
+            load_before(x1_before, v_before, tile, tile - kTileTokens);
             add_of_last(numbers, tile);
             of_dz.to_own(numbers);
             store_product(numbers, v, args.of_x1, tile);
             store_product(numbers, x1, args.of_v, tile);
 
-            if (!is_first) load_gated(tile - kTileTokens);
             keep_before(x1_before, v_before, tile);
+            if (!is_first) of_u.load(x2, forward.x2, tile - kTileTokens);
+            if (!is_first) load_gated(tile - kTileTokens);
             __syncwarp();
             sums_of_z(numbers, tile, bias);
             of_u.to_own(numbers);
