@@ -9,6 +9,7 @@
 #include "../families/conv/hyena_long.hpp"
 #include "../families/conv/hyena_long_backward.hpp"
 #include "../families/conv/hyena_medium.hpp"
+#include "../families/conv/hyena_medium_backward.hpp"
 #include "../families/conv/hyena_short.hpp"
 #include "../families/conv/hyena_short_backward.hpp"
 #include "../families/conv/hyena_step.hpp"
@@ -91,6 +92,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaLongBackward>(),
             entry<conv::HyenaLongStates>(),
             entry<conv::HyenaMedium>(),
+            entry<conv::HyenaMediumBackward>(),
             entry<conv::HyenaModalStep>(),
             entry<conv::HyenaShort>(),
             entry<conv::HyenaShortColumns>(),

@@ -1,4 +1,4 @@
-"""hyena_medium: the operator, its examples, benchmark and sanitizer calls."""
+"""hyena_medium: the operator, its gradients, examples, benchmark and sanitizer calls."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, random
+from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
-from .hyena_operator import channels_adjacent, hyena_operator, tokens_adjacent
+from .hyena_operator import channels_adjacent, differentiable_hyena, tokens_adjacent, with_reference
 
 
 def _computed(x: Any) -> tuple[Tensor, Tensor]:
     return reference.medium(x.x1, x.x2, x.v, x.weight, x.bias, x.padding_mask, x.initial_state)
 
 
-@hyena_operator(_computed, columns=lambda x: x.weight.shape[2] - 1)
+_medium = differentiable_hyena("hyena_medium", _computed, columns=lambda x: x.weight.shape[2] - 1)
+
+
+@with_reference(_medium, _computed)
 def hyena_medium(
     x1: Tensor,
     x2: Tensor,
@@ -45,22 +48,27 @@ def hyena_medium(
         initial_state, state: (B, D, K − 1), the last values of u, oldest first; fp32, the initial one also in their type
         y: like x1
 
-    Returns y, or (y, state). Nothing is copied; whole vectors are read where tokens are neighbours in memory and rows begin on
-    16 bytes, and single elements otherwise. Of u and taps 24 bits count where tensors are fp32, otherwise 16, of taps 8 where
-    they are bf16: relative errors of some 2e-7 in fp32 and 2.5e-3 in bf16. CPU tensors may also be fp64.
+    Returns y, or (y, state). Nothing is copied; whole vectors are read where tokens or channels are neighbours in memory and
+    their rows begin on 16 bytes, and single elements otherwise. Of u and taps 24 bits count where tensors are fp32, otherwise
+    16, of taps 8 where they are bf16: relative errors of some 2e-7 in fp32 and 2.5e-3 in bf16. CPU tensors may also be fp64.
+    Gradients exist of all but padding_mask, through the state too. They keep the inputs alone, and take memory for K sums a
+    channel of every 2048 tokens or more; those of weight and bias are summed in fp32, of products of as many bits as u has.
 
     Edge cases:
         The first tap meets the current token; in `hyena_short` the last one does.
         Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives what it gives in one.
         A state of fewer than K − 1 tokens begins with the end of the initial one, or zeros.
         On a GPU an infinity or NaN in u makes NaN of tokens from up to 31 before it to up to K + 31 behind it.
-        It computes no gradients: backward, forward mode and torch.func transforms raise. gdn_cuda.reference has them.
+        In its gradients it makes NaN of those of as many tokens, and of those of weight and bias.
+        Gradients of gradients and forward mode raise RuntimeError; gdn_cuda.reference has them.
 
     Example:
         >>> ones, taps = torch.ones(1, 1, 4), torch.tensor([[[1.0, 2.0, 4.0]]])
         >>> gdn_cuda.hyena_medium(ones, ones, ones, taps, torch.zeros(1))
         tensor([[[1., 3., 7., 7.]]])
     """
+    y, state = _medium(x1, x2, v, weight, bias, padding_mask, initial_state)
+    return (y, state) if return_state else y
 
 
 # ---- Examples
@@ -85,6 +93,14 @@ def _example_continued(B: int, T: int, seed: int) -> Arguments:
     return x | {"initial_state": random(B, 4, 39, seed=seed + 5), "return_state": True}
 
 
+@example(of_operator("hyena_medium_backward"))
+def _example_backward(B: int, T: int, seed: int) -> Arguments:
+    x = _example_continued(B, T, seed)
+    del x["return_state"]
+    grads = {"grad": random(B, 4, T, seed=seed + 6, dtype=torch.bfloat16), "grad_state": random(B, 4, 39, seed=seed + 7)}
+    return x | grads | {"padding_mask": None}
+
+
 typical_call(
     hyena_medium,
     {"B": 1, "D": 4096, "L": 65536, "G": 256, "one": 1, "K": 128},
@@ -98,13 +114,18 @@ GPU_SHAPES = ((1, 4096, 8192), (1, 4096, 65536), (1, 4096, 131072))
 CPU_SHAPES = ((1, 16, 64),)
 
 
-def _work(device: str, shape: tuple[int, int, int], taps: int, dtype: torch.dtype, tokens_first: bool) -> Work:
+def _work(device: str, shape: tuple[int, int, int], taps: int, dtype: torch.dtype, tokens_first: bool, backward: bool) -> Work:
     """As Evo 2 calls it: 256 groups."""
     rows = tokens_adjacent if tokens_first else channels_adjacent
-    x1, x2, v = (rows(normal(*shape, device=device, dtype=dtype)) for _ in range(3))
+    given = [rows(normal(*shape, device=device, dtype=dtype)) for _ in range(3)]
     weight, bias = normal(min(shape[1], 256), 1, taps, device=device), normal(shape[1], device=device)
-    weight, bias = weight.to(dtype) / taps**0.5, bias.to(dtype)
-    return Work(partial(hyena_medium, x1, x2, v, weight, bias), 4 * size(x1), 2 * taps * x1.numel())
+    given += [weight.to(dtype) / taps**0.5, bias.to(dtype)]
+    passed, flops = size(given[0]), 2 * taps * given[0].numel()
+    if not backward:
+        return Work(partial(hyena_medium, *given), 4 * passed, flops)
+    leaves = [x.requires_grad_() for x in given]
+    y, grad = hyena_medium(*leaves), rows(normal(*shape, device=device, dtype=dtype))
+    return Work(partial(torch.autograd.grad, y, leaves, grad, retain_graph=True), 7 * passed, 3 * flops)
 
 
 @bench(operator="hyena_medium")
@@ -114,18 +135,24 @@ def _measured(device: str) -> Iterator[Case]:
             (128, torch.bfloat16, True),
             (128, torch.bfloat16, False),
             (128, torch.float32, True),
+            (128, torch.float32, False),
             (1024, torch.bfloat16, True),
         ):
             words = f"{'tokens' if tokens_first else 'channels'} neighbours, {taps} taps, {str(dtype).removeprefix('torch.')}"
-            yield Case(f"{'×'.join(map(str, shape))} {words}", partial(_work, device, shape, taps, dtype, tokens_first))
+            for backward in (False, True):
+                name = f"{'×'.join(map(str, shape))} {words}{', backward' if backward else ''}"
+                yield Case(name, partial(_work, device, shape, taps, dtype, tokens_first, backward))
 
 
-@sanitizes("hyena_medium")
+@sanitizes("hyena_medium", "hyena_medium_backward")
 def _sanitized() -> None:
-    """Both layouts, whole tiles and rows that are not, few taps and many, masks and states."""
+    """Both layouts, whole tiles and rows that are not, whole vectors of channels, few taps and many, masks and states."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for D, L, K in ((3, 1536, 128), (5, 1029, 300), (2, 40, 1024)):
+        for D, L, K in ((3, 1536, 128), (24, 1029, 128), (8, 600, 300), (2, 40, 1024)):
             for rows in (tokens_adjacent, channels_adjacent):
-                x1, x2, v = (rows(draw(2, D, L, dtype=dtype)) for _ in range(3))
-                given = {"padding_mask": draw(2, L) > 0, "initial_state": draw(2, D, K - 1), "return_state": True}
-                hyena_medium(x1, x2, v, draw(D, 1, K), draw(D), **given)
+                leaves = [rows(draw(2, D, L, dtype=dtype)) for _ in range(3)]
+                leaves += [draw(D, 1, K), draw(D), draw(2, D, K - 1)]
+                leaves = [x.detach().requires_grad_() for x in leaves]
+                given = {"padding_mask": draw(2, L) > 0, "initial_state": leaves[5], "return_state": True}
+                y, state = hyena_medium(*leaves[:5], **given)
+                torch.autograd.grad((y, state), leaves, (torch.ones_like(y), torch.ones_like(state)))

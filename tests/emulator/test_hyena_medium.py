@@ -1,4 +1,4 @@
-"""The kernel of hyena_medium in the emulator, against its definition in fp64."""
+"""The kernels of hyena_medium and its gradients in the emulator, against its definition in fp64."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
+from helpers import rel_rms
 from hyena_cases import fir_parameters, gated_inputs, mask
-from hyena_medium_checks import check_medium
+from hyena_medium_checks import BOUND, check_medium, check_medium_gradients, literal_medium
 from hyena_short_checks import laid_out
 
 from gdn_cuda import hyena_medium
 
 
 def check(*args: Any, multiprocessors: int = 132, **options: Any) -> None:
+    """The backward computes y and the state, too."""
     with emulated(multiprocessors):
         check_medium(*args, **options)
+        check_medium_gradients(*args, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -89,6 +92,50 @@ def test_in_parts_as_in_one(K: int, seed: int) -> None:
             parts.append(y)
     torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-4, atol=1e-4)
     assert state is not None and torch.equal(state, last)
+
+
+@pytest.mark.parametrize("layout, D", [("tokens", 3), ("channels", 8)])
+@pytest.mark.parametrize("K", [128, 300])
+def test_gradients_of_several_shares(layout: str, D: int, K: int, seed: int) -> None:
+    """Each reaches into the tokens before and behind it."""
+    state = torch.randn(1, D, K - 1, generator=torch.Generator().manual_seed(seed))
+    for multiprocessors in (1, 132):
+        with emulated(multiprocessors):
+            check_medium_gradients(1, D, 2048 + 700, K, seed, layout=layout, initial_state=state)
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels"])
+def test_gradients_of_other_strides(layout: str, seed: int) -> None:
+    """One number for all, the other layout, rows that do not begin on 16 bytes, inputs in both layouts."""
+    x1, x2, v = (y.bfloat16() for y in gated_inputs(2, 8, 80, seed))
+    other = "channels" if layout == "tokens" else "tokens"
+    x = {"x1": laid_out(x1, layout), "x2": laid_out(x2, other), "v": laid_out(v, "neither")}
+    weight, bias = (y.float() for y in fir_parameters(2, 8, 40, seed))
+    wide = torch.randn(2, 8, 81, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    leaves = {name: y.requires_grad_() for name, y in (x | {"weight": weight, "bias": bias}).items()}
+    exact = {name: y.detach().double().requires_grad_() for name, y in leaves.items()}
+    for grad in (torch.ones(()).bfloat16().expand(2, 8, 80), laid_out(wide[..., 1:], other), wide[..., 1:]):
+        with emulated():
+            found = torch.autograd.grad(hyena_medium(**leaves), list(leaves.values()), grad)
+        wanted = torch.autograd.grad(literal_medium(exact)[0], list(exact.values()), grad.double())
+        assert all(rel_rms(mine, theirs) < BOUND[torch.bfloat16] for mine, theirs in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("layout, D", [("tokens", 2), ("channels", 8)])
+def test_nan_in_gradients_reaches_no_further_than_documented(layout: str, D: int, seed: int) -> None:
+    K, L, at = 128, 1600, 777
+    given = [laid_out(x.bfloat16(), layout) for x in gated_inputs(1, D, L, seed)]
+    given += [x.float() for x in fir_parameters(D, D, K, seed)]
+    leaves = [x.requires_grad_() for x in given]
+    grad = laid_out(torch.ones(1, D, L).bfloat16(), layout)
+    grad[:, :, at] = torch.nan
+    with emulated():
+        of_x1, of_x2, of_v, *sums = torch.autograd.grad(hyena_medium(*leaves), leaves, grad)
+    assert all(x.isnan().all() for x in sums)
+    assert of_x2.isnan().any(1)[0].nonzero().flatten().tolist() == [at]
+    for of in (of_x1, of_v):
+        finite = of.isfinite().all(1)[0]
+        assert not finite[at - K + 1 : at + 1].any() and finite[: at - K - 30].all() and finite[at + 32 :].all()
 
 
 def test_nan_reaches_no_further_than_documented(seed: int) -> None:

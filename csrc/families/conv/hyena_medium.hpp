@@ -31,6 +31,11 @@ constexpr std::array<HyenaMediumConfig, 12> every_hyena_medium_configuration() {
 }
 inline constexpr std::array kHyenaMediumConfigurations = every_hyena_medium_configuration();
 
+inline std::string explain_hyena_medium(const HyenaMediumConfig& config, int segment_tokens) {
+    return fmt::format("up to {} taps, a warp for each channel and {} tokens{}", config.taps, segment_tokens,
+                       config.columns ? ", blocks of neighbouring channels" : "");
+}
+
 struct HyenaMedium {
     using Config = HyenaMediumConfig;
     using Args = HyenaArgs;
@@ -68,10 +73,8 @@ struct HyenaMedium {
         args.segments = cut.segments;
         args.segment_tokens = cut.segment_tokens;
         args.vectors &= config.columns || !problem.columns;  // whole vectors of channels are none of tokens
-        launch<HyenaMedium>(config, args, hyena_blocks(rows, cut.segments, config.warps()), target, [&](const auto&) {
-            return fmt::format("up to {} taps, a warp for each channel and {} tokens{}", config.taps, cut.segment_tokens,
-                               config.columns ? ", blocks of neighbouring channels" : "");
-        });
+        launch<HyenaMedium>(config, args, hyena_blocks(rows, cut.segments, config.warps()), target,
+                            [&](const auto&) { return explain_hyena_medium(config, cut.segment_tokens); });
     }
 };
 

@@ -1,12 +1,14 @@
-"""hyena_medium's kernel against its definition in fp64: layouts, dtypes, taps, lengths, long rows."""
+"""hyena_medium's kernels and those of its gradients against its definition in fp64: layouts, dtypes, taps, lengths, long rows,
+strides past 2³¹."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from helpers import rel_rms
 from hyena_cases import fir_parameters, gated_inputs, mask
-from hyena_medium_checks import check_medium
-from hyena_short_checks import LAYOUTS
+from hyena_medium_checks import BOUND, SUM_BOUND, check_medium, check_medium_gradients, literal_medium
+from hyena_short_checks import LAYOUTS, laid_out
 
 from gdn_cuda import hyena_medium
 
@@ -16,15 +18,78 @@ from gdn_cuda import hyena_medium
 @pytest.mark.parametrize("K", [1, 2, 7, 127, 128, 129, 1024])
 def test_layouts_and_taps(dtype: torch.dtype, layout: str, K: int, seed: int) -> None:
     check_medium(2, 34, 2056, K, seed, dtype, layout, groups=17, device="cuda")
+    check_medium_gradients(2, 34, 2056, K, seed, dtype, layout, groups=17, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("D", [8, 24, 48, 40])
+@pytest.mark.parametrize("K", [1, 128, 300])
+def test_whole_vectors_of_channels(dtype: torch.dtype, D: int, K: int, seed: int) -> None:
+    """Blocks with all of their channels and without."""
+    check_medium(2, D, 2056, K, seed, dtype, "channels", groups=D // 8, device="cuda")
+    check_medium_gradients(2, D, 2056, K, seed, dtype, "channels", groups=D // 8, device="cuda")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("L", [0, 1, 2, 127, 128, 129, 511, 512, 513, 4099, 40000])
 def test_lengths_and_options(layout: str, L: int, seed: int) -> None:
-    for K in (7, 128, 300):
-        state = torch.randn(2, 6, K - 1, generator=torch.Generator().manual_seed(seed))
+    for K, D in ((7, 6), (128, 8), (300, 8)):
+        state = torch.randn(2, D, K - 1, generator=torch.Generator().manual_seed(seed))
         options = {"padding_mask": mask(2, L, seed), "initial_state": state}
-        check_medium(2, 6, L, K, seed, layout=layout, device="cuda", **options)
+        check_medium(2, D, L, K, seed, layout=layout, device="cuda", **options)
+        check_medium_gradients(2, D, L, K, seed, layout=layout, device="cuda", **options)
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels"])
+def test_gradients_of_long_rows(layout: str, seed: int) -> None:
+    """Weights' gradients are sums over 100000 tokens of 24 channels."""
+    check_medium_gradients(1, 96, 100000, 128, seed, layout=layout, groups=4, device="cuda")
+    check_medium_gradients(1, 16, 20000, 1024, seed, torch.float32, layout, groups=4, device="cuda")
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels"])
+@pytest.mark.parametrize("B, D", [(0, 8), (2, 0)])
+def test_gradients_of_nothing(layout: str, B: int, D: int, seed: int) -> None:
+    check_medium_gradients(B, D, 5, 7, seed, layout=layout, groups=1, device="cuda")
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels"])
+def test_two_runs_give_the_same_gradients(layout: str, seed: int) -> None:
+    x = [laid_out(y.bfloat16().cuda(), layout) for y in gated_inputs(1, 256, 8192, seed)]
+    leaves = [y.requires_grad_() for y in (*x, *(y.float().cuda() for y in fir_parameters(16, 256, 128, seed)))]
+    y = hyena_medium(*leaves)
+    grad = torch.randn_like(y)
+    first, again = (torch.autograd.grad(y, leaves, grad, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(mine, other) for mine, other in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels"])
+def test_gradients_past_2_to_the_31(layout: str, seed: int) -> None:
+    """The second sequence begins 2³¹ elements behind the first."""
+    far = 2**31 + 64
+    x = [y.bfloat16() for y in gated_inputs(2, 16, 600, seed)]
+    memory = torch.empty(far + 16 * 600, dtype=torch.bfloat16, device="cuda")
+    strides = (far, 600, 1) if layout == "tokens" else (far, 1, 16)
+    spread = torch.as_strided(memory, (2, 16, 600), strides).copy_(x[0])
+    weight, bias = (y.float() for y in fir_parameters(16, 16, 128, seed))
+    rest = [laid_out(y.cuda(), layout) for y in x[1:]] + [weight.cuda(), bias.cuda()]
+    leaves = [y.detach().requires_grad_() for y in (spread, *rest)]
+    exact = [y.double().requires_grad_() for y in (*x, weight, bias)]
+    grad = torch.ones(2, 16, 600).bfloat16()
+    found = torch.autograd.grad(hyena_medium(*leaves), leaves, grad.cuda())
+    expected, _ = literal_medium(dict(zip(("x1", "x2", "v", "weight", "bias"), exact, strict=True)))
+    wanted = torch.autograd.grad(expected, exact, grad.double())
+    bounds = (*(3 * [BOUND[torch.bfloat16]]), *(2 * [SUM_BOUND[torch.bfloat16]]))
+    assert all(rel_rms(mine.cpu(), theirs) < bound for mine, theirs, bound in zip(found, wanted, bounds, strict=True))
+
+
+def test_gradients_in_compiled_code(seed: int) -> None:
+    leaves = [y.bfloat16().cuda().requires_grad_() for y in gated_inputs(1, 64, 1024, seed)]
+    leaves += [y.float().cuda().requires_grad_() for y in fir_parameters(64, 64, 128, seed)]
+    compiled = torch.compile(lambda *x: hyena_medium(*x), fullgraph=True, backend="aot_eager")
+    grad = torch.ones(1, 64, 1024, dtype=torch.bfloat16, device="cuda")
+    mine, theirs = (torch.autograd.grad(f(*leaves), leaves, grad) for f in (compiled, hyena_medium))
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def test_two_runs_give_the_same_bits(seed: int) -> None:

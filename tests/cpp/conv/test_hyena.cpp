@@ -4,6 +4,7 @@
 #include "families/conv/hyena_long.hpp"
 #include "families/conv/hyena_long_backward.hpp"
 #include "families/conv/hyena_medium.hpp"
+#include "families/conv/hyena_medium_backward.hpp"
 #include "families/conv/hyena_short.hpp"
 #include "families/conv/hyena_short_backward.hpp"
 #include "heuristics_tools.hpp"
@@ -64,6 +65,11 @@ TEST(HyenaMediumHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
                     EXPECT_GE(config.taps, taps);
                     EXPECT_LE(HyenaMedium::shared_bytes(config), shared_bytes);
                     if (!columns) EXPECT_FALSE(config.columns);
+                    const HyenaMediumBackwardConfig backward = HyenaMediumBackward::config_on({io, taps, columns}, device);
+                    EXPECT_TRUE(in(kHyenaMediumBackwardConfigurations, backward)) << to_text(backward);
+                    EXPECT_GE(backward.taps, taps);
+                    EXPECT_LE(HyenaMediumBackward::shared_bytes(backward), shared_bytes);
+                    if (!columns) EXPECT_FALSE(backward.columns);
                 }
 }
 

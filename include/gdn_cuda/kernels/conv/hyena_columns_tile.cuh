@@ -15,7 +15,8 @@
 //
 // In HyenaTileColumns to_row and to_own are for all threads of the block: each has one __syncthreads. Two calls on one tile
 // in shared memory take turns, to_row and to_own; between them no other barrier is needed, as a lane reads and writes the same
-// elements of its row, and a thread the same own elements. A warp whose channel does not exist takes part with zeros.
+// elements of its row, and a thread the same own elements. Two to_row have between_rows between them. A warp whose channel does
+// not exist takes part with zeros.
 //
 // Both sides of the tile are without bank conflicts: of four neighbouring tokens each, units are swapped by bits of their
 // number and their channel. Memory is read and written in sectors of 32 bytes where a block has 32 bytes of channels.
@@ -43,6 +44,29 @@ struct HyenaTileRows {
     __device__ __forceinline__ void load(Own& to, const HyenaTensor& from, int tile) const {
         to.load(HyenaRow<T>(from, batch, channel), tile, end, vectors, stage);
     }
+    // Tokens before `begin` are zeros, too.
+    __device__ __forceinline__ void load_from(Own& to, const HyenaTensor& from, int tile, int begin) const {
+        const HyenaRow<T> row(from, batch, channel);
+        if (vectors && tile + kTileTokens <= end) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int token = ToeplitzTile<T>::first(tile, half);
+                to.eights[half] = {};
+                if (token >= begin) to.eights[half].load_streaming(row.data + token);
+            }
+            return;
+        }
+        T* const staged = reinterpret_cast<T*>(stage.numbers);
+        __syncwarp();
+#pragma unroll 4
+        for (int i = lane_of_warp(); i < kTileTokens; i += 32) {
+            const int token = tile + i;
+            staged[i] = token >= begin && token < end ? row.data[token * row.token] : from_float<T>(0.f);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) to.eights[half].load(staged + ToeplitzTile<T>::first(0, half));
+    }
     __device__ __forceinline__ void store(const Own& from, const HyenaTensor& to, int tile) const {
         from.store(HyenaRow<T>(to, batch, channel), tile, end, vectors, stage);
     }
@@ -55,6 +79,7 @@ struct HyenaTileRows {
     }
     __device__ __forceinline__ void to_row(float (&)[kOwn]) const {}
     __device__ __forceinline__ void to_own(float (&)[kOwn]) const {}
+    __device__ __forceinline__ void between_rows() const {}
 };
 
 // Channels are neighbours, and vectors of 16 bytes of them are aligned. Of a block of kChannels warps.
@@ -76,22 +101,34 @@ struct HyenaTileColumns {
     Shared& shared;
     int batch, first_channel, channels, end;  // the block's first channel, and how many the tensors have
 
-    __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
+    __device__ __forceinline__ static int thread() {
+        int x = static_cast<int>(threadIdx.x);
+        asm volatile("" : "+r"(x));
+        return x;
+    }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token(int vector) { return thread() / kVectorsOfToken + vector * kStep; }
     // Vectors exist as a whole: rows of channels begin on 16 bytes.
     __device__ __forceinline__ bool exists(int tile, int vector) const {
         return first_channel + own_channel() < channels && tile + own_token(vector) < end;
     }
-    __device__ __forceinline__ T* at(const HyenaTensor& x, int tile, int vector) const {
-        return static_cast<T*>(x.data) + batch * x.batch + first_channel + own_channel() + (tile + own_token(vector)) * x.token;
+    // Keeps addresses in all tensors from being hoisted out of loops, where they spill.
+    __device__ __forceinline__ int opaque_batch() const {
+        int x = batch;
+        asm volatile("" : "+r"(x));
+        return x;
     }
-    __device__ __forceinline__ void load(Own& to, const HyenaTensor& from, int tile) const {
+    __device__ __forceinline__ T* at(const HyenaTensor& x, int tile, int vector) const {
+        return static_cast<T*>(x.data) + opaque_batch() * x.batch + first_channel + own_channel() +
+               (tile + own_token(vector)) * x.token;
+    }
+    __device__ __forceinline__ void load(Own& to, const HyenaTensor& from, int tile) const { load_from(to, from, tile, 0); }
+    __device__ __forceinline__ void load_from(Own& to, const HyenaTensor& from, int tile, int begin) const {
 #pragma unroll
         for (int vector = 0; vector < kVectors; ++vector) {
             auto& raw = reinterpret_cast<Raw<16>&>(to.items[vector * kVector]);
             raw.bits = {};
-            if (exists(tile, vector)) raw.load_streaming(at(from, tile, vector));
+            if (exists(tile, vector) && tile + own_token(vector) >= begin) raw.load_streaming(at(from, tile, vector));
         }
     }
     __device__ __forceinline__ void store(const Own& from, const HyenaTensor& to, int tile) const {
@@ -105,7 +142,7 @@ struct HyenaTileColumns {
 #pragma unroll 1
         for (int vector = 0; vector < kVectors; ++vector) {  // not unrolled: few calls have masks, and registers are short
             const int token = tile + own_token(vector);
-            const float factor = token < end ? mask_at(mask, batch, token) : 0.f;
+            const float factor = token < end ? mask_at(mask, opaque_batch(), token) : 0.f;
 #pragma unroll
             for (int i = 0; i < kOwn; ++i)
                 if (i / kVector == vector) x[i] *= factor;
@@ -143,6 +180,8 @@ struct HyenaTileColumns {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) x[i] = own_at(i);
     }
+    // Between two calls of to_row on one tile in shared memory.
+    __device__ __forceinline__ void between_rows() const { __syncthreads(); }
 };
 
 // The share of this warp. kColumns: the warps of a block have neighbouring channels, of which the last may not exist, and the

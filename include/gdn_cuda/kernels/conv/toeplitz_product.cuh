@@ -13,6 +13,10 @@
 // p. There are two tables of such pairs in shared memory, for even and odd x, so that a pair is one word; a warp's words lie in
 // different banks.
 //
+// The transposed block, whose element (source, target) is h[32 m + source - target], multiplies the rows m rows after: of a
+// filter backwards in time. Its pairs are h[x - 1], h[x] with x = 32 m + 8 (t - g / 2) - g % 2 + 2 (p - j) + 1, words of the
+// same tables with their halves swapped.
+//
 // Numbers are sums of bf16 parts, each the rounded rest of those before it: two hold 16 bits, which is exact for a product of
 // two bf16, and three hold 24. A product takes those of parts that are above the last bit of the longer factor. Sums are fp32.
 // An infinity or NaN makes NaN of all tokens whose row meets its row.
@@ -63,6 +67,16 @@ struct TileParts {
                 for (int part = 0; part < kParts; ++part) parts.at[part][half][p] = pair[part];
             }
         return parts;
+    }
+    // A lane's number i of a half, from its parts.
+    __device__ __forceinline__ float number(int half, int i) const {
+        float sum = 0.f;
+#pragma unroll
+        for (int part = kParts - 1; part >= 0; --part) {
+            const float2 pair = unpack<DType::bf16>(at[part][half][i / 2]);
+            sum += i % 2 == 0 ? pair.x : pair.y;
+        }
+        return sum;
     }
     // The operand of one part and 16 of the 32 summed tokens.
     __device__ __forceinline__ void left(unsigned (&a)[4], int part, int k) const {
@@ -125,6 +139,22 @@ __device__ __forceinline__ BlockTaps<kParts> load_pairs(const PairTables<kBlocks
     return taps;
 }
 
+// Of the transposed block.
+template <int kBlocks, int kParts>
+__device__ __forceinline__ BlockTaps<kParts> load_transposed_pairs(const PairTables<kBlocks, kParts>& tables, int lane,
+                                                                   int block) {
+    using Tables = PairTables<kBlocks, kParts>;
+    const int g = lane / 4, t = lane % 4;
+    const int first = (1 - g % 2) * Tables::kStride + Tables::kBefore + 16 * block + 4 * (t - g / 2) - 3;
+    BlockTaps<kParts> taps;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i)
+            taps.pairs[part][kPairs - 1 - i] = __byte_perm(tables.words[part][first + i], 0, 0x1032);
+    return taps;
+}
+
 template <int kPieces, int kParts>
 __device__ __forceinline__ uint4& piece_of(TileRing<kPieces, kParts>& ring, int part, int piece) {
     return *reinterpret_cast<uint4*>(ring.pieces[part][piece & (kPieces - 1)]);
@@ -140,15 +170,19 @@ __device__ __forceinline__ void store_pair(TileRing<kPieces, kParts>& ring, int 
 }
 // `piece`: the number of the tile's first one.
 template <int kPieces, int kParts>
+__device__ __forceinline__ void store_half(TileRing<kPieces, kParts>& ring, const TileParts<kParts>& tile, int piece, int half,
+                                           int lane) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+        const unsigned(&x)[4] = tile.at[part][half];
+        piece_of(ring, part, piece + 32 * half + lane) = {x[0], x[1], x[2], x[3]};
+    }
+}
+template <int kPieces, int kParts>
 __device__ __forceinline__ void store_tile(TileRing<kPieces, kParts>& ring, const TileParts<kParts>& tile, int piece,
                                            int lane) {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const unsigned(&x)[4] = tile.at[part][half];
-            piece_of(ring, part, piece + 32 * half + lane) = {x[0], x[1], x[2], x[3]};
-        }
+    for (int half = 0; half < 2; ++half) store_half(ring, tile, piece, half, lane);
 }
 template <int kPieces, int kParts>
 __device__ __forceinline__ TileParts<kParts> load_tile(TileRing<kPieces, kParts>& ring, int piece, int lane) {
