@@ -101,6 +101,7 @@ struct HyenaTileColumns {
     Shared& shared;
     int batch, first_channel, channels, end;  // the block's first channel, and how many the tensors have
 
+    // Opaque, as opaque_batch: keeps what depends on the thread alone from being hoisted out of loops, where it spills.
     __device__ __forceinline__ static int thread() {
         int x = static_cast<int>(threadIdx.x);
         asm volatile("" : "+r"(x));
@@ -112,7 +113,6 @@ struct HyenaTileColumns {
     __device__ __forceinline__ bool exists(int tile, int vector) const {
         return first_channel + own_channel() < channels && tile + own_token(vector) < end;
     }
-    // Keeps addresses in all tensors from being hoisted out of loops, where they spill.
     __device__ __forceinline__ int opaque_batch() const {
         int x = batch;
         asm volatile("" : "+r"(x));
@@ -154,17 +154,23 @@ struct HyenaTileColumns {
     __device__ __forceinline__ float* unit_at(int channel, int unit) const {
         return shared.rows[channel] + 4 * (unit ^ (unit / 8 % 2) ^ (channel / kVector % 2 * 4));
     }
-    __device__ __forceinline__ float& own_at(int i) const {
-        const int token = own_token(i / kVector);
-        return unit_at(own_channel() + i % kVector, token / 4)[token % 4];
+    // Of the thread's first element: those of its other channels and vectors are rows and steps further.
+    __device__ __forceinline__ float* first_own() const {
+        const int token = own_token(0);
+        return unit_at(own_channel(), token / 4) + token % 4;
+    }
+    static_assert(kStep % 64 == 0);
+    __device__ __forceinline__ static constexpr int own_offset(int i) {
+        return i % kVector * kTileTokens + i / kVector * kStep;
     }
     __device__ __forceinline__ float4& row_at(int four) const {
         const int unit = 2 * (four / 2 * 32 + lane_of_warp()) + four % 2;
         return *reinterpret_cast<float4*>(unit_at(thread() / 32, unit));
     }
     __device__ __forceinline__ void to_row(float (&x)[kOwn]) const {
+        float* const own = first_own();
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) own_at(i) = x[i];
+        for (int i = 0; i < kOwn; ++i) own[own_offset(i)] = x[i];
         __syncthreads();
 #pragma unroll
         for (int four = 0; four < kOwn / 4; ++four) {
@@ -177,8 +183,9 @@ struct HyenaTileColumns {
         for (int four = 0; four < kOwn / 4; ++four)
             row_at(four) = {x[4 * four], x[4 * four + 1], x[4 * four + 2], x[4 * four + 3]};
         __syncthreads();
+        const float* const own = first_own();
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) x[i] = own_at(i);
+        for (int i = 0; i < kOwn; ++i) x[i] = own[own_offset(i)];
     }
     // Between two calls of to_row on one tile in shared memory.
     __device__ __forceinline__ void between_rows() const { __syncthreads(); }
