@@ -62,12 +62,12 @@ TEST(HyenaLongHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
 TEST(HyenaLongBackwardHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
         for (const i64 states : {1, 16, 17, 64}) {
-            const HyenaLongBackwardConfig config = hyena_long_backward_config({io, states});
+            const HyenaLongBackwardConfig config = hyena_long_backward_config({io, states, false});
             EXPECT_TRUE(in(kHyenaLongBackwardConfigurations, config)) << to_text(config);
             EXPECT_GE(config.groups * kHyenaGroup, states);
             EXPECT_LE(HyenaLongBackward::shared_bytes(config), kSharedBytesEverywhere);
             for (const bool reversed : {false, true}) {
-                const HyenaLongStatesConfig before = hyena_long_states_config({io, states}, reversed);
+                const HyenaLongStatesConfig before = hyena_long_states_config({io, states, false}, reversed);
                 EXPECT_TRUE(in(kHyenaLongStatesConfigurations, before)) << to_text(before);
                 EXPECT_GE(before.groups * kHyenaGroup, states);
                 EXPECT_LE(HyenaLongStates::shared_bytes(before), kSharedBytesEverywhere);
