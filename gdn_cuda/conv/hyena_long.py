@@ -51,9 +51,10 @@ def hyena_long(
 
     Returns y, or (y, state), with gradients. Nothing is copied, and no filter is formed: beside inputs and outputs it takes no
     memory, or S numbers for every 2048 tokens or more where there are few channels; backward S for every 512 tokens. Whole
-    vectors are read where tokens are neighbours in memory and rows begin on 16 bytes, and single elements otherwise. Of all
-    factors 24 bits count where tensors are fp32, and otherwise 16: relative errors of some 2e-7 in fp32. Only the inputs are
-    saved for backward; gradients of parameters are summed in fp32, in the same order every time. CPU tensors may also be fp64.
+    vectors are read in either layout where rows begin on 16 bytes (backward only where tokens are neighbours), and single
+    elements otherwise. Of all factors 24 bits count where tensors are fp32, and otherwise 16: relative errors of some 2e-7 in
+    fp32. Only the inputs are saved for backward; gradients of parameters are summed in fp32, in the same order every time. CPU
+    tensors may also be fp64.
 
     Edge cases:
         Poles of any distance from 1 work: e^{−1e−6} over a million tokens, and e^{−50}, after which nothing is left.
@@ -148,9 +149,9 @@ def _measured(device: str) -> Iterator[Case]:
 
 @sanitizes("hyena_long", "hyena_long_states", "hyena_long_backward")
 def _sanitized() -> None:
-    """Both layouts, whole tiles and rows that are not, one group of states and several, one warp a channel and several."""
+    """Both layouts, whole vectors and rows that are not, one group of states and several, one warp a channel and several."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for D, L, S in ((3, 4608, 16), (5, 1029, 40), (2, 40, 64)):
+        for D, L, S in ((3, 4608, 16), (5, 1029, 40), (2, 40, 64), (24, 600, 16), (8, 600, 40)):
             for rows in (tokens_adjacent, channels_adjacent):
                 given = [*(rows(draw(2, D, L, dtype=dtype)) for _ in range(3)), draw(D, S), -draw(D, S).exp(), draw(D)]
                 leaves = [x.detach().requires_grad_() for x in (*given, draw(2, D, S))]

@@ -49,6 +49,20 @@ def test_layouts(layout: str, seed: int) -> None:
         check(2, 4, 520, 16, seed, dtype, layout, groups=2)
 
 
+@pytest.mark.parametrize("S", [16, 40])
+@pytest.mark.parametrize("D, L", [(8, 700), (24, 513), (16, 2100), (8, 1)])
+def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
+    """A block's last channels may not exist, and the tokens of a block may be a share."""
+    for dtype in (torch.bfloat16, torch.float32):
+        state = torch.randn(1, D, S, generator=torch.Generator().manual_seed(seed))
+        with emulated() as launched:
+            check_long(1, D, L, S, seed, dtype, "channels", groups=D // 2, initial_state=state)
+        assert all("columns = true" in kernel for kernel in launched())
+    with emulated() as launched:  # fewer channels than a block takes
+        check_long(2, 4, 520, S, seed, torch.float32, "channels", groups=2)
+    assert all("columns = true" in kernel for kernel in launched())
+
+
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
 def test_poles(log_pole: float, seed: int) -> None:
     """Alone, over thousands of tokens, in one share and in several."""

@@ -66,7 +66,7 @@ PreparedHyenaLong prepare(const Checks& check, const HyenaLongCall& x) {
     args.bias_channel = bias.stride(0);
     args.states = static_cast<int>(states);
     given.fill(args);
-    prepared.problem = {.io = given.io, .states = states};
+    prepared.problem = {.io = given.io, .states = states, .columns = false};
     check.grid("x1", hyena_blocks(given.x1.size(0) * channels, 1, 1));
     return prepared;
 }
@@ -90,6 +90,8 @@ std::tuple<Tensor, Tensor> run_hyena_long(const HyenaLongCall& x) {
     const std::vector<int64_t> of_shares = {rows, cut.segments - 1, args.states};
     const Tensor added = torch::stable::new_empty(x.x1, of_shares, ScalarType::Float);
     given.fill_output(args, y);
+    const bool whole_vectors = args.channels * bytes_of(given.io) % 16 == 0;  // one token alone has no stride that says so
+    prepared.problem.columns = args.vectors && whole_vectors && given.layout == Layout::channels;
     args.vectors &= given.layout == Layout::tokens;
     args.last = static_cast<float*>(memory_of(last));
     args.added = static_cast<float*>(memory_of(added));

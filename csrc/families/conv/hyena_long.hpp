@@ -13,17 +13,23 @@ namespace gdn_cuda::conv {
 struct HyenaLongProblem {
     DType io;
     i64 states;
+    bool columns;  // channels are neighbours in memory, in whole vectors
 };
 
 constexpr HyenaLongConfig hyena_long_config(const HyenaLongProblem& problem, bool only_states) {
-    return {.io = problem.io, .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups, .only_states = only_states};
+    return {.io = problem.io,
+            .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups,
+            .columns = problem.columns,
+            .only_states = only_states};
 }
-constexpr std::array<HyenaLongConfig, 12> every_hyena_long_configuration() {
-    std::array<HyenaLongConfig, 12> all{};
+constexpr std::array<HyenaLongConfig, 24> every_hyena_long_configuration() {
+    std::array<HyenaLongConfig, 24> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
         for (const int states : {1, kHyenaMostStates})
-            for (const bool only_states : {false, true}) all[count++] = hyena_long_config({io, states}, only_states);
+            for (const bool columns : {false, true})
+                for (const bool only_states : {false, true})
+                    all[count++] = hyena_long_config({io, states, columns}, only_states);
     return all;
 }
 inline constexpr std::array kHyenaLongConfigurations = every_hyena_long_configuration();
@@ -51,22 +57,31 @@ struct HyenaLong {
         return plan_bytes<kHyenaLongConfigurations, HyenaLongSharedPlan>(
             config, std::make_index_sequence<kHyenaLongConfigurations.size()>());
     }
+    // Tiles of neighbouring channels take more shared memory than some GPUs have: there, as where they are not whole vectors,
+    // elements are loaded one by one.
+    static bool takes_columns(HyenaLongProblem problem, const jit::DeviceTraits& device) {
+        return problem.columns && shared_bytes(hyena_long_config(problem, false)) <= device.shared_bytes_per_block;
+    }
     // args.segments and args.segment_tokens are those of hyena_long_cut.
-    static void run(const HyenaLongProblem& problem, Args args, const Target& target) {
-        const i64 rows = i64{args.batches} * args.channels;
-        if (rows == 0) return;
-        const auto why = [&](const auto&) {
-            return fmt::format("up to {} states, a warp for each channel and {} tokens",
-                               hyena_long_config(problem, false).groups * kHyenaGroup, args.segment_tokens);
+    static void run(HyenaLongProblem problem, Args args, const Target& target) {
+        if (args.batches == 0 || args.channels == 0) return;
+        args.vectors &= !problem.columns;  // whole vectors of channels are none of tokens
+        problem.columns = takes_columns(problem, jit::device_traits(target.ordinal));
+        const auto launch_one = [&](bool only_states, const Args& given) {
+            const Config config = hyena_long_config(problem, only_states);
+            const i64 rows = config.columns ? ceil_div(args.channels, config.warps()) * config.warps() : args.channels;
+            launch<HyenaLong>(
+                config, given, hyena_blocks(args.batches * rows, given.segments, config.warps()), target, [&](const auto&) {
+                    return fmt::format("up to {} states, a warp for each channel and {} tokens{}", config.groups * kHyenaGroup,
+                                       args.segment_tokens, config.columns ? ", blocks of neighbouring channels" : "");
+                });
         };
         if (args.segments > 1) {
             Args first = args;
             --first.segments;  // nothing follows the last share
-            const Config config = hyena_long_config(problem, true);
-            launch<HyenaLong>(config, first, hyena_blocks(rows, first.segments, config.warps()), target, why);
+            launch_one(true, first);
         }
-        const Config config = hyena_long_config(problem, false);
-        launch<HyenaLong>(config, args, hyena_blocks(rows, args.segments, config.warps()), target, why);
+        launch_one(false, args);
     }
 };
 

@@ -21,7 +21,7 @@ constexpr std::array<HyenaLongBackwardConfig, 6> every_hyena_long_backward_confi
     std::array<HyenaLongBackwardConfig, 6> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int states : {1, kHyenaMostStates}) all[count++] = hyena_long_backward_config({io, states});
+        for (const int states : {1, kHyenaMostStates}) all[count++] = hyena_long_backward_config({io, states, false});
     return all;
 }
 constexpr std::array<HyenaLongStatesConfig, 12> every_hyena_long_states_configuration() {
@@ -29,7 +29,7 @@ constexpr std::array<HyenaLongStatesConfig, 12> every_hyena_long_states_configur
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
         for (const int states : {1, kHyenaMostStates})
-            for (const bool reversed : {false, true}) all[count++] = hyena_long_states_config({io, states}, reversed);
+            for (const bool reversed : {false, true}) all[count++] = hyena_long_states_config({io, states, false}, reversed);
     return all;
 }
 inline constexpr std::array kHyenaLongBackwardConfigurations = every_hyena_long_backward_configuration();

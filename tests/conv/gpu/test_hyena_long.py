@@ -21,6 +21,14 @@ def test_layouts_and_states(dtype: torch.dtype, layout: str, S: int, seed: int) 
     check_long(2, 34, 2056, S, seed, dtype, layout, groups=17, device="cuda")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("D, L", [(8, 4099), (40, 2056), (2048, 700)])  # a block's last channels may not exist
+def test_channels_in_whole_vectors(dtype: torch.dtype, D: int, L: int, seed: int) -> None:
+    for S in (16, 64):
+        state = torch.randn(1, D, S, generator=torch.Generator().manual_seed(seed))
+        check_long(1, D, L, S, seed, dtype, "channels", groups=D // 2, device="cuda", initial_state=state)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("L", [0, 1, 2, 127, 128, 129, 511, 512, 513, 4099, 20000])
 def test_lengths(layout: str, L: int, seed: int) -> None:

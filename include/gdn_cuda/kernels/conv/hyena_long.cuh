@@ -10,20 +10,25 @@
 // computes what each share adds to the states behind it, and a warp of the second begins by carrying these through the shares
 // before its own.
 //
-// Shared memory, of each warp: right operands made of the poles, 5 KB for 16 states, and a stage for rows without vectors.
+// Where channels are neighbours in memory, the warps of a block have neighbouring channels and walk together
+// (hyena_columns_tile.cuh).
+//
+// Shared memory, of each warp: right operands made of the poles, 5 KB for 16 states, and 2 KB for a tile that is not of whole
+// vectors of tokens.
 //
 // Bound: memory, 8 bytes an output in bf16 and 16 in fp32; 48 mma for 512 outputs of 16 states take some 40 % of bf16's time.
 #pragma once
 
+#include <gdn_cuda/kernels/conv/hyena_columns_tile.cuh>
 #include <gdn_cuda/kernels/conv/hyena_long_tables.cuh>
-#include <gdn_cuda/kernels/conv/hyena_tile.cuh>
 
 namespace gdn_cuda::conv {
 
 // What a lane has of 16 states: [eight][i] is state 8 eight + 2 t + i.
 using LaneStates = float[2][2];
 
-template <HyenaLongConfig kConfig>
+// Access: HyenaTileRows or HyenaTileColumns.
+template <HyenaLongConfig kConfig, class Access>
 struct HyenaLongWarp {
     using T = Storage<kConfig.io>;
     static constexpr int kParts = kConfig.parts();
@@ -32,7 +37,9 @@ struct HyenaLongWarp {
 
     const HyenaLongArgs& args;
     HyenaLongShared<kConfig>& shared;
+    Access access;
     HyenaShare share;
+    bool exists;  // false for a warp that has no channel: it computes with parameters of another one, and writes nothing
     LaneStates carried[kConfig.groups];  // the states before the tile, the same in all lanes of a t
 
     __device__ __forceinline__ static int g() { return lane_of_warp() / 4; }
@@ -139,7 +146,7 @@ struct HyenaLongWarp {
     // The states behind the last token, which is within this tile: those before its row, and the row's tokens one by one.
     __device__ __forceinline__ void write_within(int group, const LaneStates (&before)[2], int tile) const {
         const int left = args.tokens - tile, row_of_end = left / kRowTokens;
-        if (g() != row_of_end % 8) return;
+        if (g() != row_of_end % 8 || !exists) return;
         const HyenaPoles poles(args, share.column);
         const HyenaRow<T> x1(args.x1, share.batch, share.column), v(args.v, share.batch, share.column);
 #pragma unroll
@@ -157,7 +164,7 @@ struct HyenaLongWarp {
             }
     }
     __device__ __forceinline__ void write(float* to) const {
-        if (g() != 0) return;
+        if (g() != 0 || !exists) return;
 #pragma unroll
         for (int group = 0; group < kConfig.groups; ++group)
 #pragma unroll
@@ -181,34 +188,46 @@ struct HyenaLongWarp {
         fill_tables();
         begin();
         const float bias = args.bias.data == nullptr ? 0.f : load_number(args.bias, share.column * args.bias_channel);
-        ToeplitzTile<T> x1, v, x2;
-        const auto load = [&](ToeplitzTile<T>& to, const HyenaTensor& from, int tile) {
-            to.load(HyenaRow<T>(from, share.batch, share.column), tile, share.end, args.vectors, shared.stage);
+        // The loads of the next tile are in flight while this one is computed, where there are registers for it.
+        constexpr bool kAhead = kConfig.loads_ahead();
+        typename Access::Own x1, v, x2;
+        const auto load = [&](int tile) {
+            access.load(x1, args.x1, tile);
+            access.load(v, args.v, tile);
         };
-        load(x1, args.x1, share.first);
-        load(v, args.v, share.first);
+        if constexpr (kAhead) load(share.first);
 #pragma unroll 1
         for (int tile = share.first; tile < share.end; tile += kTileTokens) {
             TileSums sums;
+            if constexpr (!kAhead) load(tile);
             Parts own;
             {
-                float u[2][kEight];
+                float u[kOwn];
                 multiply(u, x1, v);
+                access.to_row(u);
                 begin_sums(sums, u, bias);
-                own = Parts::of(u);
+                own = parts_of_row<kParts>(u);
             }
-            if constexpr (!kConfig.only_states) load(x2, args.x2, tile);
-            if (tile + kTileTokens < share.end) {
-                load(x1, args.x1, tile + kTileTokens);
-                load(v, args.v, tile + kTileTokens);
+            if constexpr (!kConfig.only_states && !kConfig.columns) access.load(x2, args.x2, tile);
+            if (kAhead && tile + kTileTokens < share.end) load(tile + kTileTokens);
+            if constexpr (!kConfig.only_states) {
+                add_product(sums, own, load_pairs(shared.taps, lane_of_warp(), 0));
+                if constexpr (kConfig.columns) access.load(x2, args.x2, tile);  // registers are short before
             }
-            if constexpr (!kConfig.only_states) add_product(sums, own, load_pairs(shared.taps, lane_of_warp(), 0));
 #pragma unroll
             for (int group = 0; group < kConfig.groups; ++group)
                 if (group * kHyenaGroup < args.states) advance(group, own, sums, tile);
-            if constexpr (!kConfig.only_states)
-                gated(x2, sums).store(HyenaRow<T>(args.y, share.batch, share.column), tile, share.end, args.vectors,
-                                      shared.stage);
+            if constexpr (kConfig.only_states) {
+                if constexpr (kConfig.columns) __syncthreads();  // all have read the tile in shared memory
+            } else {
+                float z[kOwn];
+                take_sums(z, sums);
+                access.to_own(z);
+                typename Access::Own y;
+#pragma unroll
+                for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
+                access.store(y, args.y, tile);
+            }
         }
         if constexpr (kConfig.only_states) {
             write(args.added + (row() * args.segments + share.segment) * args.states);
@@ -219,13 +238,25 @@ struct HyenaLongWarp {
 };
 
 template <HyenaLongConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.io == DType::f32 ? 2 : 3)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_of_sm())
     hyena_long(const __grid_constant__ HyenaLongArgs args) {
+    using T = Storage<kConfig.io>;
     extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<HyenaLongSharedPlan<kConfig>*>(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kConfig.warps() + warp, args.channels);
+    HyenaShare share = hyena_share<kConfig.columns, kConfig.warps()>(args);
     if (!share.exists(args)) return;
-    HyenaLongWarp<kConfig>{args, reinterpret_cast<HyenaLongSharedPlan<kConfig>*>(memory)->warps[warp], share}.run();
+    if constexpr (kConfig.columns) {
+        using Access = HyenaTileColumns<T, kConfig.warps()>;
+        const Access access{shared, share.batch, share.column - warp, args.channels, share.end};
+        const bool exists = share.column < args.channels;
+        share.column = min(share.column, args.channels - 1);
+        HyenaLongWarp<kConfig, Access>{args, shared.warps[warp], access, share, exists}.run();
+    } else {
+        using Access = HyenaTileRows<T>;
+        const Access access{shared.warps[warp].stage, share.batch, share.column, share.end, args.vectors};
+        HyenaLongWarp<kConfig, Access>{args, shared.warps[warp], access, share, true}.run();
+    }
 }
 
 }  // namespace gdn_cuda::conv

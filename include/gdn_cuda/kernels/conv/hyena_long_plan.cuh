@@ -1,6 +1,7 @@
 // Configuration, shared memory and arguments of conv/hyena_long, for host and device.
 #pragma once
 
+#include <gdn_cuda/kernels/conv/hyena_columns_plan.cuh>
 #include <gdn_cuda/kernels/conv/hyena_plan.cuh>
 #include <gdn_cuda/kernels/conv/toeplitz_plan.cuh>
 
@@ -11,17 +12,29 @@ inline constexpr int kHyenaGroup = 16, kHyenaMostGroups = 4, kHyenaMostStates = 
 struct HyenaLongConfig {
     DType io;          // x1, x2, v, y
     int groups;        // of 16 states
+    bool columns;      // channels are neighbours in memory, in whole vectors
     bool only_states;  // what every share of the tokens adds to the states behind it, and no outputs
 
     constexpr bool operator==(const HyenaLongConfig&) const = default;
 
-    GDN_FIELDS(io, groups, only_states)
+    GDN_FIELDS(io, groups, columns, only_states)
 
     // bf16 parts of every number.
     GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
-    // Of a block, such that its shared memory fits every GPU.
-    GDN_HOST_DEVICE constexpr int warps() const { return io == DType::f32 && groups > 1 ? 2 : 4; }
+    // Of a block: its neighbouring channels, of a whole sector where registers and shared memory suffice; or such that its
+    // shared memory fits every GPU.
+    GDN_HOST_DEVICE constexpr int warps() const {
+        if (columns) return hyena_columns(io, io == DType::f32 && groups == 1);
+        return io == DType::f32 && groups > 1 ? 2 : 4;
+    }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
+    // From which ptxas derives how many registers a thread may have.
+    GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
+        if (columns) return 1;
+        return io == DType::f32 ? 2 : 3;
+    }
+    // Whether registers suffice for the loads of a tile while another one is computed.
+    GDN_HOST_DEVICE constexpr bool loads_ahead() const { return !columns || only_states || groups == 1 || io == DType::f32; }
 };
 
 struct HyenaLongArgs {
@@ -55,11 +68,11 @@ struct HyenaPoleGroup : HyenaDecays {
 template <HyenaLongConfig kConfig>
 struct HyenaLongShared {
     HyenaPoleGroup<kConfig.parts()> groups[kConfig.groups];
-    HyenaStage<kTileTokens> stage;
+    HyenaStage<kConfig.columns ? kRowTokens : kTileTokens> stage;  // the taps at first
     PairTables<1, kConfig.parts()> taps;
 };
 template <HyenaLongConfig kConfig>
-struct HyenaLongSharedPlan {
+struct HyenaLongSharedPlan : HyenaColumnsShared<kConfig.columns ? kConfig.warps() : 0> {
     HyenaLongShared<kConfig> warps[kConfig.warps()];
 };
 
