@@ -58,7 +58,6 @@ struct CausalFewTapsBackward {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static std::span<const Config> configurations() { return kCausalConvConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
 };
@@ -66,6 +65,7 @@ struct CausalBackwardRows : CausalFewTapsBackward {
     static constexpr const char* name = "causal_conv_backward_rows";
     static constexpr const char* summary = "gradients of a causal convolution of few taps, tokens are neighbours";
 
+    static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
         return {args.forward.batches * ceil_div(args.forward.channels, config.threads() / 32) * args.cuts, 1, 1};
     }
@@ -84,6 +84,7 @@ struct CausalBackwardColumns : CausalFewTapsBackward {
     static constexpr const char* name = "causal_conv_backward_columns";
     static constexpr const char* summary = "gradients of a causal convolution of few taps, channels are neighbours";
 
+    static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
         return {args.forward.batches * ceil_div(args.forward.channels, config.channels_backward()) * args.cuts, 1, 1};
     }
@@ -111,8 +112,8 @@ inline void run_causal_backward(const CausalProblem& problem, const CausalBackwa
         const auto why = [&](const auto&) {
             return explain_causal(problem, fmt::format("{} {} a warp", args.tiles, what).c_str());
         };
-        const Blocks grid = problem.channels_last ? CausalBackwardColumns::blocks(config, args)
-                                                  : CausalBackwardRows::blocks(config, args);
+        const Blocks grid =
+            problem.channels_last ? CausalBackwardColumns::blocks(config, args) : CausalBackwardRows::blocks(config, args);
         if (grid[0] == 0) return;
         if (problem.channels_last)
             launch<CausalBackwardColumns>(config, args, grid, target, why);

@@ -1,13 +1,12 @@
-// conv/causal_conv: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, where tokens are neighbours in
-// memory.
+// conv/causal_conv: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, where tokens are neighbours
+// in memory.
 //
 // A warp has 128 vectors of 16 bytes of a row, four for each lane, which are all loaded before the first is used. The inputs
 // before a lane's vector are the end of the vector of the lane before it, by a shuffle; the last lane passes on the one before,
-// so that lane 0 gets the end of the 32 vectors before these. Where a sequence begins, its first tokens are computed again from
-// the same registers and its state. With seq_idx, tokens that do not see all of those before them are computed again, one by
-// one from memory.
+// so that lane 0 gets the end of the 32 vectors before these. Steps with tokens of several sequences are computed once for
+// each, under masks. With seq_idx, tokens that do not see all of those before them are computed again, one by one from memory.
 //
-// Bound: memory, 4 bytes an element for bf16. At that rate an SM has 27 instructions for an element, of which this takes 16. 32
+// Bound: memory, 4 bytes an element for bf16. At that rate an SM has 27 instructions for an element, of which this takes 21. 32
 // KB have to be in flight in an SM: 64 bytes a thread, 16 warps or more.
 #pragma once
 
@@ -30,8 +29,7 @@ struct CausalRows {
 
     __device__ __forceinline__ void load_weights() {
 #pragma unroll
-        for (int k = 0; k < kTaps; ++k)
-            weight[k] = load_number(args.weight, channel * args.weight_channel + k * args.weight_tap);
+        for (int k = 0; k < kTaps; ++k) weight[k] = load_tap(args, kTaps, channel, k);
         bias = args.bias.data == nullptr ? 0.f : load_number(args.bias, channel * args.bias_channel);
     }
     __device__ __forceinline__ Items outputs(const Window& seen) const {
@@ -40,14 +38,15 @@ struct CausalRows {
         for (int i = 0; i < kVector; ++i) {
             float z = bias;
 #pragma unroll
-            for (int k = 0; k < kTaps; ++k) z = fmaf(weight[k], seen[i + k], z);
+            for (int k = 0; k < kTaps; ++k)
+                if (kConfig.exists(k, args.taps)) z = fmaf(weight[k], seen[i + k], z);
             y.set(i, output_of(z, args.silu));
         }
         return y;
     }
 
-    // Those of a step, which begins at token `begin` and ends before `end`. `run` is one of a step before, and becomes that of the
-    // last token.
+    // Those of a step, which begins at token `begin` and ends before `end`. `run` is one of a step before, and becomes that of
+    // the last token.
     __device__ __forceinline__ Items outputs(const Window& seen, CausalRun& run, int begin, int end) const {
         const CausalRuns<kConfig.sequences> runs{sequences, lane};
         if (run.end <= begin) run = runs.at(begin);
@@ -135,7 +134,7 @@ struct CausalRows {
 };
 
 template <CausalConvConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences ? 5 : 8)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks())
     causal_conv(const __grid_constant__ CausalArgs args) {
     const int tiles = static_cast<int>(ceil_div(args.tokens, kConfig.warp_tokens()));
     const CausalRowPlace place(args.channels, tiles, kConfig.threads() / 32);

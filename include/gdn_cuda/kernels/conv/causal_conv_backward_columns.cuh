@@ -1,5 +1,5 @@
-// conv/causal_conv_backward_columns: gradients of a causal convolution of few taps where channels are neighbours in memory. With
-// z before the activation,
+// conv/causal_conv_backward_columns: gradients of a causal convolution of few taps where channels are neighbours in memory.
+// With z before the activation,
 //
 //     dz[t] = grad[t] act'(z[t])
 //     dx[j] = sum over k of weight[k] dz[j + W - 1 - k]
@@ -7,13 +7,14 @@
 //
 // A lane has neighbouring channels and walks over a segment of tokens with the last W - 1 inputs in registers, as
 // conv/causal_conv_channels_last does, and the sums of dx for the last W - 1 tokens, which are complete W - 1 tokens later: a
-// walk goes on so far behind its segment. Rows of inputs and gradients are in flight ahead. Tokens are the same for all lanes, so a
-// walk ends where a sequence does. Sums for weights stay in registers until the end of the segment; then the block's
-// warps, which have segments that follow each other, add theirs up through shared memory: no atomics, and the same bits in every run.
+// walk goes on so far behind its segment. Rows of inputs and gradients are in flight ahead. Tokens are the same for all lanes,
+// so a walk ends where a sequence does. Sums for weights stay in registers until the end of the segment; then the block's
+// warps, which have segments that follow each other, add theirs up through shared memory: no atomics, and the same bits in
+// every run.
 //
 // Shared memory: weights and bias, which the block loads once, and the warps' sums.
 //
-// Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 29.
+// Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 28.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
@@ -50,6 +51,7 @@ struct CausalColumnsBackward {
     Items in[kRows], grads[kRows];
     const T *next, *next_grad;  // the rows to load next
 
+    __device__ __forceinline__ bool exists(int tap) const { return kConfig.exists(tap, forward.taps); }
     __device__ __forceinline__ void take_weights() {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
@@ -89,7 +91,8 @@ struct CausalColumnsBackward {
             for (int e = 0; e < kVector; ++e) {
                 float z = bias[e];
 #pragma unroll
-                for (int k = 0; k < kBefore; ++k) z = fmaf(weight[k][e], before[k][e], z);
+                for (int k = 0; k < kBefore; ++k)
+                    if (exists(k)) z = fmaf(weight[k][e], before[k][e], z);
                 d[e] *= silu_slope(fmaf(weight[kBefore][e], now[e], z));
             }
         }
@@ -105,10 +108,10 @@ struct CausalColumnsBackward {
         Items complete;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-            complete.set(e, fmaf(weight[0][e], d[e], dx[0][e]));
+            complete.set(e, exists(0) ? fmaf(weight[0][e], d[e], dx[0][e]) : dx[0][e]);
 #pragma unroll
             for (int k = 0; k + 1 < kBefore; ++k) {
-                dx[k][e] = fmaf(weight[k + 1][e], d[e], dx[k + 1][e]);
+                dx[k][e] = exists(k + 1) ? fmaf(weight[k + 1][e], d[e], dx[k + 1][e]) : dx[k + 1][e];
                 before[k][e] = before[k + 1][e];
             }
             dx[kBefore - 1][e] = weight[kBefore][e] * d[e];
@@ -171,10 +174,12 @@ struct CausalColumnsBackward {
         }
     }
     // The gradient of one of the last W - 1 tokens by the state behind its sequence.
-    __device__ __forceinline__ float of_state(const CausalRun& run, int of_channel, int position) const {
+    __device__ __forceinline__ float of_state(const CausalRun& run, int of_channel, int of_last) const {
         const CausalStates& states = args.grad_behind;
-        if (!kConfig.sequences || states.values.data == nullptr) return 0.f;
-        return load_number(states.values, run.sequence * states.slot + of_channel * states.channel + position * states.position);
+        const int position = of_last - (kBefore - states.positions);
+        if (!kConfig.sequences || states.values.data == nullptr || position < 0) return 0.f;
+        return load_number(states.values,
+                           run.sequence * states.slot + of_channel * states.channel + position * states.position);
     }
     __device__ __forceinline__ void fill(int token, int last) const {
         Items zeros;
@@ -184,6 +189,10 @@ struct CausalColumnsBackward {
     }
     template <bool kSilu>
     __device__ __forceinline__ void walk_runs(int token, int last, bool exists) {
+        if constexpr (!kConfig.sequences) {
+            if (exists && token < last) walk<kSilu>(token, last, runs.at(token));
+            return;
+        }
         bool loaded = true;  // the first rows
 #pragma unroll 1
         while (token < last) {
@@ -210,7 +219,7 @@ struct CausalColumnsBackward {
 };
 
 template <CausalConvConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_backward())
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks_backward())
     causal_conv_backward_columns(const __grid_constant__ CausalBackwardArgs args) {
     using Columns = CausalColumnsBackward<kConfig>;
     constexpr int kWarps = kConfig.threads() / 32, kChannels = kConfig.channels_backward(), kTaps = kConfig.taps;
@@ -218,7 +227,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_backward())
     const CausalArgs& forward = args.forward;
     const unsigned groups = (static_cast<unsigned>(forward.channels) + kChannels - 1) / kChannels;
     const unsigned block = blockIdx.x, cut = block / groups % args.cuts;
-    const int batch = static_cast<int>(block / groups / args.cuts), first_channel = static_cast<int>(block % groups) * kChannels;
+    const int batch = static_cast<int>(block / groups / args.cuts),
+              first_channel = static_cast<int>(block % groups) * kChannels;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
     const int channel = first_channel + lane * Columns::kVector;
     const i64 token = (static_cast<i64>(cut) * kWarps + warp) * forward.segment;
@@ -232,7 +242,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_backward())
         const int c = i / (kTaps + 1), k = i % (kTaps + 1), of = first_channel + c;
         if (of >= forward.channels) continue;
         if (k < kTaps)
-            shared.weight[k][c] = load_number(forward.weight, of * forward.weight_channel + k * forward.weight_tap);
+            shared.weight[k][c] = load_tap(forward, kTaps, of, k);
         else
             shared.bias[c] = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, of * forward.bias_channel);
     }
@@ -252,10 +262,11 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_backward())
 #pragma unroll
         for (int each = 0; each < kWarps; ++each) sum += shared.sums[each][k][c];
         const i64 at = row * forward.channels + of;
-        if (k < kTaps)
-            args.of_weight[at * kTaps + k] = sum;
-        else
+        const int tap = k - (kTaps - forward.taps);
+        if (k == kTaps)
             args.of_bias[at] = sum;
+        else if (tap >= 0)
+            args.of_weight[at * forward.taps + tap] = sum;
     }
 }
 

@@ -6,11 +6,12 @@
 //     dweight[k] = sum over t of dz[t] x[t - (W - 1) + k]
 //
 // A warp walks from the end of a piece of a row to its beginning, by a vector of 16 bytes of each lane a step, with the next
-// steps' inputs and gradients in flight. What a lane's tokens see before them comes from the lane before, and the dz behind them
-// from the lane behind: lane 31's from lane 0's of the step before. Sums for weights stay in registers until the end of the piece: no
-// atomics, and the same bits in every run. A step with tokens of several sequences is computed once for each, under masks.
+// steps' inputs and gradients in flight. What a lane's tokens see before them comes from the lane before, and the dz behind
+// them from the lane behind: lane 31's from lane 0's of the step before. Sums for weights stay in registers until the end of
+// the piece: no atomics, and the same bits in every run. A step with tokens of several sequences is computed once for each,
+// under masks.
 //
-// Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 28.
+// Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 34.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
@@ -47,10 +48,11 @@ struct CausalRowsBackward {
         in[slot].load_streaming(x + first);
         if (step >= 0) grads[slot].load_streaming(grad + first);
     }
+    __device__ __forceinline__ bool exists(int tap) const { return kConfig.exists(tap, forward.taps); }
     __device__ __forceinline__ void load_weights() {
 #pragma unroll
         for (int k = 0; k < kTaps; ++k) {
-            weight[k] = load_number(forward.weight, channel * forward.weight_channel + k * forward.weight_tap);
+            weight[k] = load_tap(forward, kTaps, channel, k);
             of_weight[k] = 0.f;
         }
         bias = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, channel * forward.bias_channel);
@@ -69,6 +71,7 @@ struct CausalRowsBackward {
 #pragma unroll
             for (int k = 0; k < kTaps; ++k) {
                 const int at = token - kBefore + k;
+                if (!exists(k)) continue;
                 z = fmaf(weight[k], at < run.first ? state.at(channel, run.first - at) : to_float(x[at]), z);
             }
             dz = to_float(grad[token]);
@@ -86,7 +89,8 @@ struct CausalRowsBackward {
         for (int i = 0; i < kVector; ++i) {
             float z = bias;
 #pragma unroll
-            for (int k = 0; k < kTaps; ++k) z = fmaf(weight[k], seen[i + k], z);
+            for (int k = 0; k < kTaps; ++k)
+                if (exists(k)) z = fmaf(weight[k], seen[i + k], z);
             d[i] *= silu_slope(z);
         }
     }
@@ -104,7 +108,8 @@ struct CausalRowsBackward {
     __device__ __forceinline__ float to_input(const float* d) const {
         float dx = 0.f;
 #pragma unroll
-        for (int m = 0; m < kTaps; ++m) dx = fmaf(weight[kBefore - m], d[m], dx);
+        for (int m = 0; m < kTaps; ++m)
+            if (exists(kBefore - m)) dx = fmaf(weight[kBefore - m], d[m], dx);
         return dx;
     }
     // Tokens of one sequence, or behind the row: those of whole lanes.
@@ -174,7 +179,7 @@ struct CausalRowsBackward {
     // The gradient of a token by the state behind its sequence.
     __device__ __forceinline__ float of_state(const CausalRun& run, int token) const {
         const CausalStates& states = args.grad_behind;
-        const int position = token - (run.end - kBefore);
+        const int position = token - (run.end - states.positions);
         if (states.values.data == nullptr || position < 0) return 0.f;
         return load_number(states.values, run.sequence * states.slot + channel * states.channel + position * states.position);
     }
@@ -230,7 +235,8 @@ struct CausalRowsBackward {
 #pragma unroll
         for (int k = 0; k < kTaps; ++k) {
             const float sum = group_sum<32>(of_weight[k]);
-            if (lane == k) args.of_weight[at * kTaps + k] = sum;
+            const int tap = k - (kTaps - forward.taps);
+            if (lane == k && tap >= 0) args.of_weight[at * forward.taps + tap] = sum;
         }
         const float sum = group_sum<32>(of_bias);
         if (lane == 0) args.of_bias[at] = sum;
@@ -238,7 +244,7 @@ struct CausalRowsBackward {
 };
 
 template <CausalConvConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences ? 4 : 5)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks_backward())
     causal_conv_backward_rows(const __grid_constant__ CausalBackwardArgs args) {
     const CausalRowPlace place(args.forward.channels, args.cuts, kConfig.threads() / 32);
     if (place.channel >= args.forward.channels) return;

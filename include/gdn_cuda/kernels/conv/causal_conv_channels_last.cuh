@@ -42,7 +42,9 @@ struct CausalColumns {
         CausalSequences::State state;
         int channel = 0;
 
-        __device__ __forceinline__ float at(int e, int back) const { return kConfig.sequences ? state.at(channel + e, back) : 0.f; }
+        __device__ __forceinline__ float at(int e, int back) const {
+            return kConfig.sequences ? state.at(channel + e, back) : 0.f;
+        }
     };
 
     // The row behind those in flight; the last one again, where there is none.
@@ -90,7 +92,8 @@ struct CausalColumns {
                 for (int e = 0; e < kVector; ++e) {
                     z[e] = bias[e];
 #pragma unroll
-                    for (int k = 0; k < kBefore; ++k) z[e] = fmaf(weight[k][e], before[k][e], z[e]);
+                    for (int k = 0; k < kBefore; ++k)
+                        if (kConfig.exists(k, args.taps)) z[e] = fmaf(weight[k][e], before[k][e], z[e]);
 #pragma unroll
                     for (int k = 0; k + 1 < kBefore; ++k) before[k][e] = before[k + 1][e];
                     before[kBefore - 1][e] = ahead[i][e];
@@ -153,9 +156,7 @@ struct CausalColumns {
 };
 
 template <CausalConvConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences           ? 4
-                                                     : bytes_of(kConfig.io) == 4 ? 4
-                                                                                 : 6)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks())
     causal_conv_channels_last(const __grid_constant__ CausalArgs args) {
     using Columns = CausalColumns<kConfig>;
     using T = Storage<kConfig.io>;
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences          
         const int c = i / (kConfig.taps + 1), k = i % (kConfig.taps + 1), of = first_channel + c;
         if (of >= args.channels) continue;
         if (k < kConfig.taps)
-            shared.weight[k][c] = load_number(args.weight, of * args.weight_channel + k * args.weight_tap);
+            shared.weight[k][c] = load_tap(args, kConfig.taps, of, k);
         else
             shared.bias[c] = args.bias.data == nullptr ? 0.f : load_number(args.bias, of * args.bias_channel);
     }

@@ -33,8 +33,8 @@ struct CausalSequenceArgs {
 
 // Of the kernels for few taps, whose threads have vectors.
 struct CausalConvConfig {
-    DType io;  // x and out
-    int taps;
+    DType io;        // x and out
+    int taps;        // the most: 3 also takes 2, and 8 takes 5 to 8
     bool sequences;  // tokens of a row may be of several, and there may be states
 
     constexpr bool operator==(const CausalConvConfig&) const = default;
@@ -43,23 +43,36 @@ struct CausalConvConfig {
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
+    // Whether tap k of the most is one of `count`; which ones may be missing is known when it is compiled.
+    GDN_HOST_DEVICE constexpr bool exists(int k, int count) const {
+        const int most_missing = taps == 8 ? 3 : taps == 3 ? 1 : 0;
+        return k >= most_missing || k >= taps - count;
+    }
     // Of conv/causal_conv: vectors that a thread has in flight, and tokens of a warp.
     GDN_HOST_DEVICE constexpr int vectors() const { return 4; }
     GDN_HOST_DEVICE constexpr int warp_tokens() const { return 32 * vectors() * vector(); }
     // Of conv/causal_conv_channels_last: rows that a thread has in flight, its channels, and those of a block.
     GDN_HOST_DEVICE constexpr int rows() const { return 8; }
-    GDN_HOST_DEVICE constexpr int lane_channels() const { return 4; }
+    GDN_HOST_DEVICE constexpr int lane_channels() const { return taps == 8 && bytes_of(io) == 4 ? 2 : 4; }
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }
     // Of conv/causal_conv_backward_rows: steps whose vectors a lane has in flight, and tokens of a warp's step.
-    GDN_HOST_DEVICE constexpr int steps_ahead() const { return 3; }
+    GDN_HOST_DEVICE constexpr int steps_ahead() const { return taps == 8 && sequences ? 2 : 3; }
     GDN_HOST_DEVICE constexpr int step_tokens() const { return 32 * vector(); }
     // Of conv/causal_conv_backward_columns: rows that a thread has in flight, its channels, and those of a block.
-    GDN_HOST_DEVICE constexpr int rows_backward() const { return 6; }
-    GDN_HOST_DEVICE constexpr int lane_channels_backward() const { return (sequences ? 4 : 8) / bytes_of(io); }
-    GDN_HOST_DEVICE constexpr int blocks_backward() const {  // of an SM: 168, 102 and 80 registers
-        return lane_channels_backward() == 4 ? 3 : bytes_of(io) == 4 || sequences ? 4 : 5;
-    }
+    GDN_HOST_DEVICE constexpr int rows_backward() const { return taps == 8 ? 7 : 6; }
+    GDN_HOST_DEVICE constexpr int lane_channels_backward() const { return (sequences || taps == 8 ? 4 : 8) / bytes_of(io); }
     GDN_HOST_DEVICE constexpr int channels_backward() const { return 32 * lane_channels_backward(); }
+    // Blocks of an SM, as many as registers allow without spills.
+    GDN_HOST_DEVICE constexpr int row_blocks() const { return !sequences ? 8 : taps == 8 ? 4 : 5; }
+    GDN_HOST_DEVICE constexpr int column_blocks() const {
+        if (taps == 8) return sequences ? 3 : 4;
+        return sequences || bytes_of(io) == 4 ? 4 : 6;
+    }
+    GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return !sequences ? 5 : taps == 8 ? 3 : 4; }
+    GDN_HOST_DEVICE constexpr int column_blocks_backward() const {
+        if (taps == 8) return sequences ? 2 : 3;
+        return lane_channels_backward() == 4 ? 3 : 4;
+    }
 };
 
 struct CausalArgs {

@@ -10,9 +10,15 @@ namespace gdn_cuda::conv {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+// Of `reach` taps that a kernel has, those that do not exist are the first ones.
+__device__ __forceinline__ float load_tap(const CausalArgs& args, int reach, int channel, int k) {
+    const int tap = k - (reach - args.taps);
+    return tap < 0 ? 0.f : load_number(args.weight, channel * args.weight_channel + tap * args.weight_tap);
+}
+
 struct CausalRun {
-    int sequence = -1;       // packed, or of the batch
-    int first = 0, end = 0;  // tokens
+    int sequence = -1;          // packed, or of the batch
+    int first = 0, end = 0;     // tokens
     Place place = Place::skip;  // what becomes of its tokens
 
     __device__ __forceinline__ bool contains(int token) const { return token >= first && token < end; }
@@ -112,7 +118,8 @@ __device__ __forceinline__ void load_window(float (&seen)[kBefore + kVector], co
 
 // The same as a run's tokens see them. `first` is the lane's first token, and `old` the inputs in front of the run.
 template <int kBefore, int kWindow>
-__device__ __forceinline__ void mask_window(float (&seen)[kWindow], const CausalRun& run, int first, const float (&old)[kBefore]) {
+__device__ __forceinline__ void mask_window(float (&seen)[kWindow], const CausalRun& run, int first,
+                                            const float (&old)[kBefore]) {
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
         const int token = first - kBefore + i;
@@ -128,7 +135,8 @@ struct CausalRowPlace {
     int batch, channel, tile;
 
     __device__ __forceinline__ CausalRowPlace(int channels, int tiles, int warps) {
-        const unsigned block = blockIdx.x, group = block / tiles, groups = (static_cast<unsigned>(channels) + warps - 1) / warps;
+        const unsigned block = blockIdx.x, group = block / tiles,
+                       groups = (static_cast<unsigned>(channels) + warps - 1) / warps;
         tile = static_cast<int>(block % tiles);
         batch = static_cast<int>(group / groups);
         channel = static_cast<int>(group % groups) * warps + static_cast<int>(threadIdx.x) / 32;
