@@ -56,7 +56,7 @@ struct CausalConvConfig {
     GDN_HOST_DEVICE constexpr int lane_channels() const { return taps == 8 && bytes_of(io) == 4 ? 2 : 4; }
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }
     // Of conv/causal_conv_backward_rows: steps whose vectors a lane has in flight, and tokens of a warp's step.
-    GDN_HOST_DEVICE constexpr int steps_ahead() const { return sequences ? 2 : 3; }
+    GDN_HOST_DEVICE constexpr int steps_ahead() const { return sequences && taps == 8 ? 2 : 3; }
     GDN_HOST_DEVICE constexpr int step_tokens() const { return 32 * vector(); }
     // Of conv/causal_conv_backward_columns: rows that a thread has in flight, its channels, and those of a block.
     GDN_HOST_DEVICE constexpr int rows_backward() const { return taps == 8 ? 7 : 6; }
@@ -68,7 +68,7 @@ struct CausalConvConfig {
         if (taps == 8) return sequences ? 3 : 4;
         return sequences || bytes_of(io) == 4 ? 4 : 6;
     }
-    GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return !sequences ? 5 : taps == 8 ? 3 : 4; }
+    GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return sequences ? 3 : 5; }
     GDN_HOST_DEVICE constexpr int column_blocks_backward() const {
         if (taps == 8) return sequences ? 2 : 3;
         return lane_channels_backward() == 4 ? 3 : 4;
