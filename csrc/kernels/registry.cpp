@@ -75,6 +75,8 @@ const std::vector<RegisteredKernel>& registry() {
         return std::vector<RegisteredKernel>{
             entry<conv::CausalBackward>(),
             entry<conv::CausalBackwardAny>(),
+            entry<conv::CausalBackwardColumns>(),
+            entry<conv::CausalBackwardRows>(),
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalStatesBackward>(),

@@ -39,8 +39,8 @@ struct CausalConv {
     static int shared_bytes(const Config&) { return 0; }
     static Blocks blocks(const CausalProblem& problem, const Args& args) {
         const Config config = causal_conv_config(problem);
-        const i64 warps = i64{args.batches} * args.channels * ceil_div(args.tokens, config.warp_tokens());
-        return {ceil_div(warps, config.threads() / 32), 1, 1};
+        const i64 groups = args.batches * ceil_div(args.channels, config.threads() / 32);
+        return {groups * ceil_div(args.tokens, config.warp_tokens()), 1, 1};
     }
     static void run(const CausalProblem& problem, const Args& args, const Target& target) {
         const Blocks grid = blocks(problem, args);

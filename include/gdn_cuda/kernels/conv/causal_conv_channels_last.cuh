@@ -1,10 +1,10 @@
-// conv/causal_conv_channels_last: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for 3 or 4 taps, where
+// conv/causal_conv_channels_last: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, where
 // channels are neighbours in memory.
 //
 // A lane has four channels and walks over a segment of tokens with the last W - 1 inputs in registers. The
 // next 8 rows are in flight: a row's registers take the row 8 behind it as soon as it is used. A warp has 128
-// neighbouring channels, and a block four segments that follow each other. Tokens are the same for all lanes, so what happens
-// at the ends of sequences does not diverge: there rows are taken one by one, with the sequence of each input beside it.
+// neighbouring channels, and a block four segments that follow each other. Tokens are the same for all lanes, so a walk ends
+// where a sequence does. With seq_idx, tokens that do not see all of those before them are computed again, one by one.
 //
 // Shared memory: weights and bias, which the block loads once.
 //
@@ -12,7 +12,7 @@
 // have 64 KB in flight.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -37,6 +37,14 @@ struct CausalColumns {
     Items ahead[kRows];
     const T* next;  // the row to load next
 
+    // What is in front of a sequence.
+    struct Old {
+        CausalSequences::State state;
+        int channel = 0;
+
+        __device__ __forceinline__ float at(int e, int back) const { return kConfig.sequences ? state.at(channel + e, back) : 0.f; }
+    };
+
     // The row behind those in flight; the last one again, where there is none.
     __device__ __forceinline__ void load_ahead(int row, int token, int last) {
         ahead[row].load_streaming(next);
@@ -48,7 +56,13 @@ struct CausalColumns {
         for (int e = 0; e < kVector; ++e) y.set(e, output_of(z[e], args.silu));
         return y;
     }
-    __device__ __forceinline__ void walk(int token, int last) {
+    __device__ __forceinline__ void load_first(int token, int last) {
+        next = x + token * args.x.token;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) load_ahead(i, token + i, last);
+    }
+    // Tokens of one sequence, which begins at `begin` and has `old` in front of it.
+    __device__ __forceinline__ void walk(int token, int last, int begin, const Old& old) {
         float weight[kTaps][kVector], bias[kVector];
         float before[kBefore][kVector];  // the last inputs, oldest first
 #pragma unroll
@@ -59,11 +73,12 @@ struct CausalColumns {
         }
 #pragma unroll
         for (int i = 0; i < kBefore; ++i) {
+            const int at = token - kBefore + i;
             Items row;
             row.clear();
-            if (token > 0) row.load(x + (token - kBefore + i) * args.x.token);  // segments are longer than kBefore
+            if (at >= begin) row.load(x + at * args.x.token);
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) before[i][e] = row[e];
+            for (int e = 0; e < kVector; ++e) before[i][e] = at < begin ? old.at(e, begin - at) : row[e];
         }
         T* to = out + token * args.out.token;
 #pragma unroll 1
@@ -88,7 +103,33 @@ struct CausalColumns {
         }
     }
 
-    // ---- Tokens that see a state, or not all of those before them: written again
+    // ---- Sequences
+
+    __device__ __forceinline__ void walk_runs(int token, int last) {
+        const CausalRuns<kConfig.sequences> runs{{args.sequences, batch}, lane};
+        bool loaded = true;  // the first rows
+#pragma unroll 1
+        while (token < last) {
+            const CausalRun run = runs.at(token);
+            const int end = min(run.end, last);
+            if (exists && run.exists()) {
+                if (!loaded) load_first(token, end);
+                walk(token, end, run.first, {runs.state(run), channel});
+            } else if (exists) {
+                fill(token, end, run.place);
+            }
+            token = end;
+            loaded = false;
+        }
+    }
+    __device__ __forceinline__ void fill(int token, int last, Place place) const {
+        Items y;
+        y.fill(place == Place::poison ? quiet_nan() : 0.f);
+#pragma unroll 1
+        for (; token < last; ++token) y.store(out + token * args.out.token);
+    }
+
+    // ---- With seq_idx: tokens that see a state, or not all of those before them, are written again
 
     // Each lane looks at a token, and all lanes write those that are found.
     __device__ __forceinline__ void mend(int begin, int last) const {
@@ -133,10 +174,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences          
     columns.exists = channel < args.channels;
     columns.x = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel;
     columns.out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel;
-    columns.next = columns.x + token * args.x.token;
-    if (token < args.tokens && columns.exists)
-#pragma unroll
-        for (int i = 0; i < Columns::kRows; ++i) columns.load_ahead(i, static_cast<int>(token) + i, last);
+    if (token < args.tokens && columns.exists) columns.load_first(static_cast<int>(token), last);
     for (int i = thread; i < kChannels * (kConfig.taps + 1); i += kConfig.threads()) {
         const int c = i / (kConfig.taps + 1), k = i % (kConfig.taps + 1), of = first_channel + c;
         if (of >= args.channels) continue;
@@ -147,8 +185,10 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.sequences          
     }
     __syncthreads();
     if (token >= args.tokens) return;
-    if (columns.exists) columns.walk(static_cast<int>(token), last);
-    if constexpr (kConfig.sequences) columns.mend(static_cast<int>(token), last);
+    const int begin = static_cast<int>(token);
+    if (kConfig.sequences && args.sequences.seq_idx.data == nullptr) return columns.walk_runs(begin, last);
+    if (columns.exists) columns.walk(begin, last, 0, {});
+    if constexpr (kConfig.sequences) columns.mend(begin, last);
 }
 
 }  // namespace gdn_cuda::conv

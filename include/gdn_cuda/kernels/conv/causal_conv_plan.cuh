@@ -31,7 +31,7 @@ struct CausalSequenceArgs {
     int slot_count = 0, sequences = 0, tokens = 0;
 };
 
-// Of the kernels for 3 and 4 taps, whose threads have vectors of 16 bytes.
+// Of the kernels for few taps, whose threads have vectors.
 struct CausalConvConfig {
     DType io;  // x and out
     int taps;
@@ -50,6 +50,16 @@ struct CausalConvConfig {
     GDN_HOST_DEVICE constexpr int rows() const { return 8; }
     GDN_HOST_DEVICE constexpr int lane_channels() const { return 4; }
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }
+    // Of conv/causal_conv_backward_rows: steps whose vectors a lane has in flight, and tokens of a warp's step.
+    GDN_HOST_DEVICE constexpr int steps_ahead() const { return 3; }
+    GDN_HOST_DEVICE constexpr int step_tokens() const { return 32 * vector(); }
+    // Of conv/causal_conv_backward_columns: rows that a thread has in flight, its channels, and those of a block.
+    GDN_HOST_DEVICE constexpr int rows_backward() const { return 6; }
+    GDN_HOST_DEVICE constexpr int lane_channels_backward() const { return (sequences ? 4 : 8) / bytes_of(io); }
+    GDN_HOST_DEVICE constexpr int blocks_backward() const {  // of an SM: 168, 102 and 80 registers
+        return lane_channels_backward() == 4 ? 3 : bytes_of(io) == 4 || sequences ? 4 : 5;
+    }
+    GDN_HOST_DEVICE constexpr int channels_backward() const { return 32 * lane_channels_backward(); }
 };
 
 struct CausalArgs {
@@ -58,7 +68,7 @@ struct CausalArgs {
     i64 weight_channel = 0, weight_tap = 0, bias_channel = 0;
     CausalSequenceArgs sequences;
     int batches = 0, channels = 0, tokens = 0, taps = 0;
-    int segment = 0;  // of conv/causal_conv_channels_last: tokens of a warp
+    int segment = 0;  // where channels are neighbours: tokens of a warp
     bool silu = false;
     bool vectors = false;  // rows of x and of out begin on 16 bytes and are whole vectors
 };
