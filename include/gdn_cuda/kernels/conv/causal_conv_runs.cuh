@@ -50,7 +50,7 @@ struct CausalRuns {
     // Whether the tokens from `first` to before `end` are of this run, and see none in front of it, nor its state.
     template <int kBefore>
     __device__ __forceinline__ bool together(const CausalRun& run, int first, int end) const {
-        const bool at_first = first == 0 && !has_states();
+        const bool at_first = first == 0 && run.first == 0 && !has_states();
         return run.exists() && (run.first + kBefore <= first || at_first) && run.end >= end;
     }
 
