@@ -29,8 +29,9 @@ struct SplitColumnsConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     // Blocks of a multiprocessor, as registers allow.
     GDN_HOST_DEVICE constexpr int blocks() const {
-        const bool many_registers = sequences || io == DType::f32;
-        return lane_channels > 4 ? (many_registers ? 2 : 3) : many_registers ? 4 : 6;
+        const bool is_wide = lane_channels > 4, is_fp32 = io == DType::f32;
+        if (sequences) return is_wide ? 2 : is_fp32 ? 3 : 4;
+        return is_wide ? (is_fp32 ? 2 : 3) : is_fp32 ? 4 : 6;
     }
     GDN_HOST_DEVICE constexpr int rows() const { return 8; }                       // that a thread has in flight
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels; }  // of a block
