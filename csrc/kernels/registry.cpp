@@ -9,6 +9,7 @@
 #include "../families/conv/hyena_long.hpp"
 #include "../families/conv/hyena_medium.hpp"
 #include "../families/conv/hyena_short.hpp"
+#include "../families/conv/hyena_short_backward.hpp"
 #include "../families/conv/hyena_step.hpp"
 #include "../families/conv/rms_norm.hpp"
 #include "../families/conv/rms_norm_backward.hpp"
@@ -92,6 +93,8 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaModalStep>(),
             entry<conv::HyenaShort>(),
             entry<conv::HyenaShortColumns>(),
+            entry<conv::HyenaShortBackward>(),
+            entry<conv::HyenaShortColumnsBackward>(),
             entry<conv::RmsNorm>(),
             entry<conv::RmsNormBackward>(),
             entry<conv::SplitBackward>(),

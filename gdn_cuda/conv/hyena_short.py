@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example, random
+from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
 from . import reference_hyena as reference
-from .hyena_operator import channels_adjacent, hyena_operator, tokens_adjacent
+from .hyena_operator import channels_adjacent, differentiable_hyena, tokens_adjacent, with_reference
 
 
 def _computed(x: Any) -> tuple[Tensor, Tensor]:
     return reference.short(x.x1, x.x2, x.v, x.weight, x.bias, x.gated_bias, x.padding_mask, x.initial_state)
 
 
-@hyena_operator(_computed, columns=lambda x: x.weight.shape[2] - 1)
+_short = differentiable_hyena("hyena_short", _computed, columns=lambda x: x.weight.shape[2] - 1)
+
+
+@with_reference(_short, _computed)
 def hyena_short(
     x1: Tensor,
     x2: Tensor,
@@ -47,19 +50,23 @@ def hyena_short(
         y: like x1
 
     Returns y, or (y, state). Neither layout is copied; other strides are taken as they are, more slowly. CPU tensors may also
-    be fp64.
+    be fp64. Gradients exist of all but padding_mask, through the state too. They keep the inputs alone, and take memory for
+    K + 1 sums a channel of every warp; those of weight and bias are summed in fp32.
 
     Edge cases:
         Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives what it gives in one.
         A state of fewer than K − 1 tokens begins with the end of the initial one, or zeros.
         Only tokens that a tap meets reach an output: an infinity or NaN ends K − 1 tokens later.
-        It computes no gradients: backward, forward mode and torch.func transforms raise. gdn_cuda.reference has them.
+        In the gradients of a group's taps and of a bias, an infinity or NaN of one of its tokens is one of all.
+        Gradients of gradients and forward mode raise RuntimeError; gdn_cuda.reference has them.
 
     Example:
         >>> ones = torch.ones(1, 1, 4)
         >>> gdn_cuda.hyena_short(ones, ones, ones, torch.tensor([[[1.0, 2.0, 4.0]]]))
         tensor([[[4., 6., 7., 7.]]])
     """
+    y, state = _short(x1, x2, v, weight, bias, padding_mask, initial_state, gated_bias)
+    return (y, state) if return_state else y
 
 
 # ---- Examples
@@ -90,6 +97,14 @@ def _example_continued(B: int, T: int, seed: int) -> Arguments:
     return x | {"initial_state": random(B, 4, 11, seed=seed + 5), "return_state": True}
 
 
+@example(of_operator("hyena_short_backward"))
+def _example_backward(B: int, T: int, seed: int) -> Arguments:
+    x = _example_continued(B, T, seed)
+    del x["return_state"]
+    grads = {"grad": random(B, 4, T, seed=seed + 6, dtype=torch.bfloat16), "grad_state": random(B, 4, 11, seed=seed + 7)}
+    return x | grads | {"padding_mask": None}
+
+
 typical_call(
     hyena_short,
     {"B": 1, "D": 4096, "L": 65536, "G": 256, "one": 1, "K": 7},
@@ -103,12 +118,17 @@ GPU_SHAPES = ((1, 4096, 8192), (1, 4096, 65536), (1, 4096, 131072))
 CPU_SHAPES = ((1, 16, 64),)
 
 
-def _work(device: str, shape: tuple[int, int, int], taps: int, tokens_first: bool) -> Work:
+def _work(device: str, shape: tuple[int, int, int], taps: int, tokens_first: bool, backward: bool) -> Work:
     """As Evo 2 calls it: 256 groups, no bias."""
     rows = tokens_adjacent if tokens_first else channels_adjacent
-    x1, x2, v = (rows(normal(*shape, device=device)) for _ in range(3))
-    weight = normal(min(shape[1], 256), 1, taps, device=device)
-    return Work(partial(hyena_short, x1, x2, v, weight), 4 * size(x1), 2 * taps * x1.numel())
+    given = [rows(normal(*shape, device=device)) for _ in range(3)]
+    given.append(normal(min(shape[1], 256), 1, taps, device=device))
+    passed, flops = size(given[0]), 2 * taps * given[0].numel()
+    if not backward:
+        return Work(partial(hyena_short, *given), 4 * passed, flops)
+    leaves = [x.requires_grad_() for x in given]
+    y, grad = hyena_short(*leaves), rows(normal(*shape, device=device))
+    return Work(partial(torch.autograd.grad, y, leaves, grad, retain_graph=True), 7 * passed, 3 * flops)
 
 
 @bench(operator="hyena_short")
@@ -117,15 +137,19 @@ def _measured(device: str) -> Iterator[Case]:
         for taps in (7, 32):
             for tokens_first in (True, False):
                 words = f"{'tokens' if tokens_first else 'channels'} neighbours, {taps} taps"
-                yield Case(f"{'×'.join(map(str, shape))} {words}", partial(_work, device, shape, taps, tokens_first))
+                for backward in (False, True):
+                    name = f"{'×'.join(map(str, shape))} {words}{', backward' if backward else ''}"
+                    yield Case(name, partial(_work, device, shape, taps, tokens_first, backward))
 
 
-@sanitizes("hyena_short", "hyena_short_columns")
+@sanitizes("hyena_short", "hyena_short_columns", "hyena_short_backward", "hyena_short_columns_backward")
 def _sanitized() -> None:
     """Both layouts, whole vectors and rows that are not, few taps and many, masks and states."""
     for dtype in (torch.bfloat16, torch.float32):
         for D, L, K in ((3, 1029, 7), (136, 520, 8), (66, 300, 32), (5, 3, 12)):
             for rows in (tokens_adjacent, channels_adjacent):
                 x1, x2, v = (rows(draw(2, D, L, dtype=dtype)) for _ in range(3))
-                given = {"padding_mask": draw(2, L) > 0, "initial_state": draw(2, D, K - 1), "return_state": True}
-                hyena_short(x1, x2, v, draw(D, 1, K), draw(D), gated_bias=K == 7, **given)
+                leaves = [x.requires_grad_() for x in (x1, x2, v, draw(D, 1, K), draw(D), draw(2, D, K - 1))]
+                given = {"padding_mask": draw(2, L) > 0, "initial_state": leaves[5], "return_state": True}
+                y, state = hyena_short(*leaves[:5], gated_bias=K == 7, **given)
+                torch.autograd.grad((y, state), leaves, (torch.ones_like(y), torch.ones_like(state)))

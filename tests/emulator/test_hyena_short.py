@@ -10,14 +10,16 @@ import torch
 from emulated import emulated
 from helpers import rel_rms
 from hyena_cases import fir_parameters, gated_inputs, mask
-from hyena_short_checks import BOUND, LAYOUTS, check_short, laid_out
+from hyena_short_checks import BOUND, LAYOUTS, check_short, check_short_gradients, laid_out, literal_short, reach_of_a_nan
 
 from gdn_cuda import hyena_short
 
 
 def check(*args: Any, **options: Any) -> None:
+    """The backward computes y and the state, too."""
     with emulated():
         check_short(*args, **options)
+        check_short_gradients(*args, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -97,6 +99,51 @@ def test_infinities_end_with_the_filter(layout: str, K: int, seed: int) -> None:
     for token in (0, 3, 250, 255, 256, 511):
         hit[token : token + K] = True
     assert y[:, :, ~hit].isfinite().all() and not y[:, :, hit].isfinite().any()
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels"])
+@pytest.mark.parametrize("K", [5, 20])
+def test_how_far_a_nan_reaches_in_gradients(layout: str, K: int, seed: int) -> None:
+    """At the ends of tiles, steps, shares and the sequence."""
+    with emulated():
+        for at in (0, 7, 223, 247, 248, 255, 256, 511, 598, 599):
+            reach_of_a_nan(layout, K, at, 600, seed)
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels"])
+@pytest.mark.parametrize("K", [7, 32])
+def test_gradients_do_not_depend_on_the_cut(layout: str, K: int, seed: int) -> None:
+    """Those of x1, x2, v and the initial state bit by bit; the others add up in another order."""
+    B, D, L = 1, 5, 1600
+    x = [laid_out(y.bfloat16(), layout) for y in gated_inputs(B, D, L, seed)]
+    given = [*x, *(y.float() for y in fir_parameters(D, D, K, seed)), torch.ones(B, D, K - 1)]
+    leaves = [y.requires_grad_() for y in given]
+
+    def gradients(multiprocessors: int) -> tuple[torch.Tensor, ...]:
+        with emulated(multiprocessors):
+            y, state = hyena_short(*leaves[:5], gated_bias=True, initial_state=leaves[5], return_state=True)
+            return torch.autograd.grad((y, state), leaves, (torch.ones_like(y), torch.ones_like(state)))
+
+    few, many = gradients(1), gradients(132)
+    for i, (mine, other) in enumerate(zip(few, many, strict=True)):
+        assert torch.equal(mine, other) if i not in (3, 4) else rel_rms(mine, other) < 1e-5, i
+
+
+@pytest.mark.parametrize("layout", ["tokens", "channels"])
+def test_gradients_of_other_strides(layout: str, seed: int) -> None:
+    """One number for all, the other layout, rows that do not begin on 16 bytes, inputs in both layouts."""
+    x1, x2, v = (y.bfloat16() for y in gated_inputs(2, 6, 80, seed))
+    other = "channels" if layout == "tokens" else "tokens"
+    x = {"x1": laid_out(x1, layout), "x2": laid_out(x2, other), "v": laid_out(v, "neither")}
+    weight, _ = (y.float() for y in fir_parameters(2, 6, 7, seed))
+    wide = torch.randn(2, 6, 81, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    leaves = {name: y.requires_grad_() for name, y in x.items()} | {"weight": weight.requires_grad_()}
+    exact = {name: y.detach().double().requires_grad_() for name, y in leaves.items()}
+    for grad in (torch.ones(()).bfloat16().expand(2, 6, 80), laid_out(wide[..., 1:], other), wide[..., 1:]):
+        with emulated():
+            found = torch.autograd.grad(hyena_short(**leaves), list(leaves.values()), grad)
+        wanted = torch.autograd.grad(literal_short(exact)[0], list(exact.values()), grad.double())
+        assert all(rel_rms(mine, theirs) < BOUND[torch.bfloat16] for mine, theirs in zip(found, wanted, strict=True))
 
 
 def test_interleaved_channels(seed: int) -> None:

@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "causal_columns.hpp"
 #include "causal_conv_problem.hpp"
 
 namespace gdn_cuda::conv {
@@ -59,14 +60,6 @@ struct CausalConv {
     }
 };
 
-// Tokens of a warp: the rows in front of a segment are read twice, and every SM has to have warps to spare.
-constexpr int kShortSegment = 32, kLongSegment = 64;
-constexpr int causal_segment(const CausalProblem& problem, const CausalArgs& args, const jit::DeviceTraits& device) {
-    constexpr i64 kManyWarps = 60;  // of an SM, two to three times those that it holds
-    const i64 groups = args.batches * ceil_div(args.channels, causal_conv_config(problem).channels());
-    return groups * ceil_div(args.tokens, kLongSegment) >= kManyWarps * device.multiprocessors ? kLongSegment : kShortSegment;
-}
-
 struct CausalConvChannelsLast {
     using Config = CausalConvConfig;
     using Args = CausalArgs;
@@ -79,16 +72,12 @@ struct CausalConvChannelsLast {
     static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
-    static Blocks blocks(const CausalProblem& problem, const Args& args, int segment) {
-        const Config config = causal_conv_config(problem);
-        const i64 of_block = segment * (config.threads() / 32);
-        return {args.batches * ceil_div(args.channels, config.channels()) * ceil_div(args.tokens, of_block), 1, 1};
-    }
     static void run(const CausalProblem& problem, Args args, const Target& target) {
-        args.segment = causal_segment(problem, args, jit::device_traits(target.ordinal));
-        const Blocks grid = blocks(problem, args, args.segment);
+        const Config config = causal_conv_config(problem);
+        args.segment = column_segment(args, config.channels(), jit::device_traits(target.ordinal));
+        const Blocks grid = column_blocks(args, args.segment, config);
         if (grid[0] == 0) return;
-        launch<CausalConvChannelsLast>(causal_conv_config(problem), args, grid, target, [&](const auto&) {
+        launch<CausalConvChannelsLast>(config, args, grid, target, [&](const auto&) {
             return explain_causal(problem, fmt::format("{} tokens a warp", args.segment).c_str());
         });
     }

@@ -1,4 +1,4 @@
-"""hyena_short on CPU tensors: its definition in fp64, and refusals of wrong input by name."""
+"""hyena_short on CPU tensors: its definition in fp64, gradients, and refusals of wrong input by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hyena_short_checks import LAYOUTS, check_short
+from hyena_short_checks import LAYOUTS, check_short, check_short_gradients
 
 from gdn_cuda import hyena_short
 
@@ -19,6 +19,38 @@ def test_definition(dtype: torch.dtype, layout: str, L: int, seed: int) -> None:
     for K in (1, 3, 7):
         weights = torch.float64 if dtype == torch.float64 else torch.float32
         check_short(2, 6, L, K, seed, dtype, layout, groups=2, weights=weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("L", [0, 1, 5, 40])
+def test_gradients(dtype: torch.dtype, layout: str, L: int, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    weights = torch.float64 if dtype == torch.float64 else torch.float32
+    for K, gated_bias in ((1, False), (3, True), (7, True)):
+        options = {"gated_bias": gated_bias, "initial_state": torch.randn(2, 6, K - 1, generator=rng).to(weights)}
+        check_short_gradients(2, 6, L, K, seed, dtype, layout, groups=2, weights=weights, **options)
+        mask = torch.rand(2, L, generator=rng) < 0.7
+        check_short_gradients(2, 6, L, K, seed, dtype, layout, groups=6, weights=weights, padding_mask=mask, bias=None)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    leaves = [torch.ones(1, 2, 5, requires_grad=True) for _ in range(3)]
+    weight = torch.ones(2, 1, 3, requires_grad=True)
+    first = torch.autograd.grad(hyena_short(*leaves, weight).square().sum(), leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match="hyena_short: gradients of gradients"):
+        torch.autograd.grad(first[0].sum(), leaves)
+
+
+def test_a_tensor_without_gradients_changes_no_other(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    given = [torch.randn(2, 4, 9, generator=rng) for _ in range(3)] + [torch.randn(2, 1, 5, generator=rng)]
+    every = [y.clone().requires_grad_() for y in given]
+    wanted = torch.autograd.grad(hyena_short(*every).sum(), every)
+    for i in range(4):
+        alone = [y.clone().requires_grad_(i == j) for j, y in enumerate(given)]
+        (found,) = torch.autograd.grad(hyena_short(*alone).sum(), alone[i])
+        assert torch.equal(found, wanted[i])
 
 
 def arguments() -> dict[str, Any]:
@@ -51,6 +83,23 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_wrong_arguments_are_refused_by_name(argument: str, given: Any, got: str) -> None:
     with pytest.raises(ValueError, match=rf"^hyena_short: {argument}: expected .*{re.escape(got)}$"):
         hyena_short(**arguments() | {argument: given})
+
+
+# of the operator of the gradients
+WRONG_GRADIENTS: list[tuple[str, Any, str]] = [
+    ("grad", torch.ones(2, 6, 9), "got (2, 6, 9)"),
+    ("grad", torch.ones(2, 6, 10).half(), "float32, got float16"),
+    ("grad_state", torch.ones(2, 6, 7), "got (2, 6, 7)"),
+    ("grad_state", torch.ones(2, 6, 6).half(), "float32, got float16"),
+    ("weight", torch.ones(3, 1, 33), "1 to 32 taps, got (3, 1, 33)"),
+]
+
+
+@pytest.mark.parametrize("argument, given, got", WRONG_GRADIENTS)
+def test_wrong_gradients_are_refused_by_name(argument: str, given: Any, got: str) -> None:
+    x = arguments() | {"grad": torch.ones(2, 6, 10), "grad_state": torch.ones(2, 6, 6), "padding_mask": None}
+    with pytest.raises(ValueError, match=rf"^hyena_short(_backward)?: {argument}: expected .*{re.escape(got)}$"):
+        torch.ops.gdn_cuda.hyena_short_backward(**x | {"gated_bias": False} | {argument: given})
 
 
 def test_more_tokens_than_kernels_count() -> None:

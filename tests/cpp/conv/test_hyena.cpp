@@ -4,6 +4,7 @@
 #include "families/conv/hyena_long.hpp"
 #include "families/conv/hyena_medium.hpp"
 #include "families/conv/hyena_short.hpp"
+#include "families/conv/hyena_short_backward.hpp"
 #include "heuristics_tools.hpp"
 
 namespace gdn_cuda::conv {
@@ -30,6 +31,24 @@ TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
             EXPECT_TRUE(in(kHyenaShortConfigurations, config)) << to_text(config);
             EXPECT_GE(config.taps, taps);
         }
+}
+
+TEST(HyenaShortBackwardHeuristic, SharesAreWholeTilesOrStepsAndCoverEveryToken) {
+    const jit::DeviceTraits device;
+    for (const i64 taps : {1, 8, 9, 32})
+        for (const i64 channels : {1, 33, 4096})
+            for (const i64 tokens : {0, 1, 224, 65536, 1 << 30}) {
+                const HyenaShortProblem problem{DType::bf16, taps};
+                const HyenaShortConfig config = hyena_short_config(problem);
+                const HyenaCut rows = HyenaShortBackward::cut(problem, 2, channels, tokens, device);
+                const HyenaCut columns = HyenaShortColumnsBackward::cut(problem, 2, channels, tokens, device);
+                EXPECT_EQ(rows.segment_tokens % HyenaShortBackwardTile{config.taps}.step(), 0);
+                EXPECT_EQ(columns.segment_tokens % HyenaShortBackwardColumns{config}.step(), 0);
+                for (const HyenaCut& cut : {rows, columns}) {
+                    EXPECT_GE(i64{cut.segments} * cut.segment_tokens, tokens);
+                    EXPECT_LT((cut.segments - i64{1}) * cut.segment_tokens, std::max<i64>(1, tokens));
+                }
+            }
 }
 
 TEST(HyenaMediumHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {

@@ -1,0 +1,68 @@
+// conv/hyena_short_backward and conv/hyena_short_columns_backward on the host: which of them runs a problem, and in which cut.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/hyena_short_backward_plan.cuh>
+
+#include "hyena_short.hpp"
+
+namespace gdn_cuda::conv {
+
+// What both Specs share. A cut decides how many sums there are, so it is chosen before the launch.
+struct HyenaShortBackwardCommon {
+    using Config = HyenaShortConfig;
+    using Args = HyenaShortBackwardArgs;
+    static constexpr const char *family = "conv", *config_type = "HyenaShortConfig", *args_type = "HyenaShortBackwardArgs";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
+    static int threads(const Config&) { return kHyenaShortThreads; }
+    static int shared_bytes(const Config&) { return 0; }
+    template <class Spec>
+    static void run_rows(i64 rows, const Config& config, const Args& args, const Target& target, const char* row) {
+        if (rows == 0) return;
+        launch<Spec>(config, args, hyena_blocks(rows, args.forward.segments, kHyenaShortWarps), target, [&](const auto&) {
+            return explain_hyena_short(config, row, {args.forward.segments, args.forward.segment_tokens});
+        });
+    }
+};
+
+struct HyenaShortBackward : HyenaShortBackwardCommon {
+    static constexpr const char* name = "hyena_short_backward";
+    static constexpr const char* summary = "gradients of conv/hyena_short, tokens neighbours in memory";
+    static constexpr int kWarpsAnSm = 64;  // of a launch: a few waves, so that the last one is short
+
+    static HyenaCut cut(const HyenaShortProblem& problem, i64 batches, i64 channels, i64 tokens,
+                        const jit::DeviceTraits& device) {
+        const int step = HyenaShortBackwardTile{hyena_short_config(problem).taps}.step();
+        return hyena_cut(batches * channels, tokens, step, step, i64{kWarpsAnSm} * device.multiprocessors);
+    }
+    static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
+        const i64 rows = i64{args.forward.batches} * args.forward.channels;
+        run_rows<HyenaShortBackward>(rows, hyena_short_config(problem), args, target, "channel");
+    }
+};
+
+struct HyenaShortColumnsBackward : HyenaShortBackwardCommon {
+    static constexpr const char* name = "hyena_short_columns_backward";
+    static constexpr const char* summary = "the same, channels neighbours in memory";
+    static constexpr int kWarpsAnSm = 24;
+    static constexpr int kLeastFilters = 16;  // lengths of a filter in a share, of whose tokens two filters' are read twice
+
+    static i64 rows_of(const Config& config, i64 batches, i64 channels) {
+        return batches * ceil_div(channels, HyenaShortBackwardColumns{config}.warp_channels());
+    }
+    static HyenaCut cut(const HyenaShortProblem& problem, i64 batches, i64 channels, i64 tokens,
+                        const jit::DeviceTraits& device) {
+        const Config config = hyena_short_config(problem);
+        return hyena_cut(rows_of(config, batches, channels), tokens, HyenaShortBackwardColumns{config}.step(),
+                         kLeastFilters * config.taps, i64{kWarpsAnSm} * device.multiprocessors);
+    }
+    static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
+        const Config config = hyena_short_config(problem);
+        run_rows<HyenaShortColumnsBackward>(rows_of(config, args.forward.batches, args.forward.channels), config, args, target,
+                                            "group of channels");
+    }
+};
+
+}  // namespace gdn_cuda::conv
