@@ -77,6 +77,8 @@ const std::vector<RegisteredKernel>& registry() {
         return std::vector<RegisteredKernel>{
             entry<conv::CausalBackward>(),
             entry<conv::CausalBackwardAny>(),
+            entry<conv::CausalBackwardColumns>(),
+            entry<conv::CausalBackwardRows>(),
             entry<conv::CausalConv>(),
             entry<conv::CausalConvChannelsLast>(),
             entry<conv::CausalStatesBackward>(),

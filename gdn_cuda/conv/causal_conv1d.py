@@ -312,13 +312,13 @@ typical_call(
 
 @sanitizes(
     *("causal_conv", "causal_conv_channels_last", "causal_conv_tile", "causal_conv_backward"),
-    "causal_conv_backward_any",
+    *("causal_conv_backward_any", "causal_conv_backward_rows", "causal_conv_backward_columns"),
     *("causal_states", "causal_states_backward"),
 )
 def _sanitized() -> None:
     """Both layouts, rows of whole vectors and others, few taps and many, packed sequences with short ones, seq_idx, pools."""
     for channels_last in (False, True):
-        for D, L, W in ((136, 272, 4), (5, 131, 4), (9, 100, 12)):
+        for D, L, W in ((136, 272, 4), (40, 272, 7), (5, 131, 4), (9, 100, 12)):
             for dtype in (torch.bfloat16, torch.float32):
                 x = draw(1, L, D, dtype=dtype).mT if channels_last else draw(1, D, L, dtype=dtype)
                 given = (x, draw(D, W), draw(D))

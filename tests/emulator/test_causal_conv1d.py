@@ -45,11 +45,12 @@ def check(x: Inputs, multiprocessors: int = 132) -> None:
 
 
 @pytest.mark.parametrize("dtype", BOUND)
-@pytest.mark.parametrize("W", [2, 3, 4, 7, 20])
+@pytest.mark.parametrize("W, D", [(2, 16), (3, 16), (4, 10), (4, 16), (6, 16), (8, 16), (20, 10)])
 @BOTH_LAYOUTS
-def test_every_way(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
+def test_every_way(layout: str, W: int, D: int, dtype: torch.dtype, seed: int) -> None:
+    """Rows of 10 channels are no whole vectors where channels are neighbours."""
     for way in WAYS.values():
-        check(inputs(1, 10, 208, W, seed, dtype=dtype, layout=layout, **way))
+        check(inputs(1, D, 208, W, seed, dtype=dtype, layout=layout, **way))
 
 
 @EVERY_LAYOUT
@@ -101,12 +102,34 @@ def test_packed_sequences_are_those_alone(layout: str, W: int, seed: int) -> Non
 
 
 def test_which_kernels_run(seed: int) -> None:
-    expected = {"tokens": "causal_conv{", "channels": "causal_conv_channels_last{"}
-    for layout in LAYOUTS:
+    few = {
+        "tokens": ("causal_conv{", "causal_conv_backward_rows{"),
+        "channels": ("causal_conv_channels_last{", "causal_conv_backward_columns{"),
+    }
+    for layout, W in itertools.product(LAYOUTS, (1, 2, 4, 8, 9)):
+        x = inputs(1, 16, 64, W, seed, layout=layout, dtype=torch.bfloat16)
         with emulated() as launches:
-            causal_conv1d(**inputs(1, 16, 64, 4, seed, layout=layout))
-            (kernel,) = launches()
-        assert f"conv/{expected.get(layout, 'causal_conv_tile{')}" in kernel
+            out = causal_conv1d(**x | {"x": x["x"].requires_grad_()})
+            torch.autograd.grad(out, x["x"], laid_out(torch.ones(1, 16, 64, dtype=torch.bfloat16), layout))
+            found = sorted(launches())
+        expected = few.get(layout) if 2 <= W <= 8 else None
+        for kernel, name in zip(found, sorted(expected or ("causal_conv_tile{", "causal_conv_backward{")), strict=True):
+            assert f"conv/{name}" in kernel
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("W", [2, 5])
+def test_taps_that_do_not_exist_see_nothing(W: int, layout: str, seed: int) -> None:
+    """Kernels for up to 3 and 8 taps. An infinite input reaches W tokens, and no gradient by inputs."""
+    x = inputs(1, 16, 64, W, seed, dtype=torch.bfloat16, layout=layout)
+    x["x"][..., 20] = torch.inf
+    leaf = x["x"].requires_grad_()
+    grad = laid_out((torch.arange(64) >= 20 + W).to(torch.bfloat16).expand(1, 16, 64), layout)
+    with emulated():
+        out = causal_conv1d(**x)
+        (of_x,) = torch.autograd.grad(out, leaf, grad)
+    assert not out[..., 20 : 20 + W].isfinite().any() and bool(out[..., 20 + W :].isfinite().all())
+    assert bool(of_x.isfinite().all())
 
 
 # ---- Pools

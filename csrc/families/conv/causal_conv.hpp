@@ -4,43 +4,53 @@
 #include <array>
 #include <string>
 
+#include "causal_columns.hpp"
 #include "causal_conv_problem.hpp"
 
 namespace gdn_cuda::conv {
 
-// Kernels for rows of whole vectors, and these numbers of taps.
+// Kernels for rows of whole vectors and few taps. A lane's tokens see its vector and the one before.
+constexpr int kFewTaps = 8;
+constexpr bool fits_vector(DType io, bool channels_last, i64 taps) {
+    return channels_last || taps <= 4 || bytes_of(io) == 2;
+}
 constexpr bool has_few_taps(const CausalProblem& problem) {
-    return problem.vectors && (problem.taps == 3 || problem.taps == 4);
+    return problem.vectors && problem.taps >= 2 && problem.taps <= kFewTaps &&
+           fits_vector(problem.io, problem.channels_last, problem.taps);
 }
 constexpr CausalConvConfig causal_conv_config(const CausalProblem& problem) {
-    return {.io = problem.io, .taps = static_cast<int>(problem.taps), .sequences = problem.sequences};
+    const int taps = problem.taps > 4 ? kFewTaps : problem.taps == 4 ? 4 : 3;
+    return {.io = problem.io, .taps = taps, .sequences = problem.sequences};
 }
+template <bool kChannelsLast>
 constexpr auto every_causal_conv() {
-    std::array<CausalConvConfig, 12> all{};
+    std::array<CausalConvConfig, kChannelsLast ? 18 : 16> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int taps : {3, 4})
-            for (const bool sequences : {false, true}) all[count++] = {.io = io, .taps = taps, .sequences = sequences};
+        for (const int taps : {3, 4, kFewTaps})
+            for (const bool sequences : {false, true})
+                if (fits_vector(io, kChannelsLast, taps)) all[count++] = {.io = io, .taps = taps, .sequences = sequences};
     return all;
 }
-inline constexpr std::array kCausalConvConfigurations = every_causal_conv();
+inline constexpr auto kCausalRowsConfigurations = every_causal_conv<false>();
+inline constexpr auto kCausalColumnsConfigurations = every_causal_conv<true>();
 
 struct CausalConv {
     using Config = CausalConvConfig;
     using Args = CausalArgs;
     static constexpr const char *family = "conv", *name = "causal_conv", *config_type = "CausalConvConfig",
                                 *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of 3 or 4 taps, tokens are neighbours";
+    static constexpr const char* summary = "causal depthwise convolution of 2 to 8 taps, tokens are neighbours";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static std::span<const Config> configurations() { return kCausalConvConfigurations; }
+    static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
     static Blocks blocks(const CausalProblem& problem, const Args& args) {
         const Config config = causal_conv_config(problem);
-        const i64 warps = i64{args.batches} * args.channels * ceil_div(args.tokens, config.warp_tokens());
-        return {ceil_div(warps, config.threads() / 32), 1, 1};
+        const i64 groups = args.batches * ceil_div(args.channels, config.threads() / 32);
+        return {groups * ceil_div(args.tokens, config.warp_tokens()), 1, 1};
     }
     static void run(const CausalProblem& problem, const Args& args, const Target& target) {
         const Blocks grid = blocks(problem, args);
@@ -50,36 +60,24 @@ struct CausalConv {
     }
 };
 
-// Tokens of a warp: the rows in front of a segment are read twice, and every SM has to have warps to spare.
-constexpr int kShortSegment = 32, kLongSegment = 64;
-constexpr int causal_segment(const CausalProblem& problem, const CausalArgs& args, const jit::DeviceTraits& device) {
-    constexpr i64 kManyWarps = 60;  // of an SM, two to three times those that it holds
-    const i64 groups = args.batches * ceil_div(args.channels, causal_conv_config(problem).channels());
-    return groups * ceil_div(args.tokens, kLongSegment) >= kManyWarps * device.multiprocessors ? kLongSegment : kShortSegment;
-}
-
 struct CausalConvChannelsLast {
     using Config = CausalConvConfig;
     using Args = CausalArgs;
     static constexpr const char *family = "conv", *name = "causal_conv_channels_last", *config_type = "CausalConvConfig",
                                 *args_type = "CausalArgs";
-    static constexpr const char* summary = "causal depthwise convolution of 3 or 4 taps, channels are neighbours";
+    static constexpr const char* summary = "causal depthwise convolution of 2 to 8 taps, channels are neighbours";
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static std::span<const Config> configurations() { return kCausalConvConfigurations; }
+    static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
-    static Blocks blocks(const CausalProblem& problem, const Args& args, int segment) {
-        const Config config = causal_conv_config(problem);
-        const i64 of_block = segment * (config.threads() / 32);
-        return {args.batches * ceil_div(args.channels, config.channels()) * ceil_div(args.tokens, of_block), 1, 1};
-    }
     static void run(const CausalProblem& problem, Args args, const Target& target) {
-        args.segment = causal_segment(problem, args, jit::device_traits(target.ordinal));
-        const Blocks grid = blocks(problem, args, args.segment);
+        const Config config = causal_conv_config(problem);
+        args.segment = column_segment(args, config.channels(), jit::device_traits(target.ordinal));
+        const Blocks grid = column_blocks(args, args.segment, config);
         if (grid[0] == 0) return;
-        launch<CausalConvChannelsLast>(causal_conv_config(problem), args, grid, target, [&](const auto&) {
+        launch<CausalConvChannelsLast>(config, args, grid, target, [&](const auto&) {
             return explain_causal(problem, fmt::format("{} tokens a warp", args.segment).c_str());
         });
     }

@@ -1,6 +1,7 @@
 // conv/split_columns on the host: which configuration runs a problem, and its launch.
 #pragma once
 
+#include "causal_columns.hpp"
 #include "split_problem.hpp"
 
 namespace gdn_cuda::conv {
@@ -33,26 +34,12 @@ struct SplitColumns {
 
     static std::span<const Config> configurations() { return kSplitColumnsConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    static int shared_bytes(const Config& config) {
-        return plan_bytes<kSplitColumnsConfigurations, SplitColumnsSharedPlan>(
-            config, std::make_index_sequence<kSplitColumnsConfigurations.size()>());
-    }
-    // Tokens of a warp: the rows in front of a segment are read twice, and there have to be warps for every SM.
-    static int segment(const Config& config, const CausalArgs& conv) {
-        constexpr i64 kManyWarps = 8192;
-        constexpr int kLong = 64, kShort = 32;
-        const i64 warps = conv.batches * ceil_div(conv.channels, config.channels()) * ceil_div(conv.tokens, kLong);
-        return warps >= kManyWarps ? kLong : kShort;
-    }
-    static Blocks blocks(const Config& config, const CausalArgs& conv) {
-        const i64 of_block = i64{segment(config, conv)} * (config.threads() / 32);
-        return {conv.batches * ceil_div(conv.channels, config.channels()) * ceil_div(conv.tokens, of_block), 1, 1};
-    }
+    static int shared_bytes(const Config&) { return 0; }
     static void run(DType io, Args args, const Target& target) {
         const Config config = split_columns_config(io, args.heads, has_sequences(args.conv.sequences));
-        const Blocks grid = blocks(config, args.conv);
+        args.conv.segment = column_segment(args.conv, config.channels(), jit::device_traits(target.ordinal));
+        const Blocks grid = column_blocks(args.conv, args.conv.segment, config);
         if (grid[0] == 0) return;
-        args.conv.segment = segment(config, args.conv);
         launch<SplitColumns>(config, args, grid, target, [&](const auto&) {
             return fmt::format("{} channels a lane, {} tokens a warp", config.lane_channels, args.conv.segment);
         });

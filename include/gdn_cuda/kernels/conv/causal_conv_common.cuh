@@ -14,19 +14,18 @@ namespace gdn_cuda::conv {
 // Ids of tokens that are of no sequence: their outputs are 0, and NaN where the index of a slot lies.
 inline constexpr i64 kNoSequence = -1, kPoisoned = -2;
 
-// 1 + e^-z, where e^-z is at most 2^127. A number divided by more than 2^126 is 0 by div.approx, which __fdividef is, and an
-// infinite one NaN.
-__device__ __forceinline__ float one_and_power(float z) {
-    constexpr float kMinusLog2e = -1.44269504f, kMost = 127.f;
-    return 1.f + exp2_fast(at_most(z * kMinusLog2e, kMost));
+// 1 / (1 + e^-z), 0 for z below -87.
+__device__ __forceinline__ float silu_gate(float z) {
+    constexpr float kMinusLog2e = -1.44269504f;
+    return reciprocal_fast(1.f + exp2_fast(z * kMinusLog2e));
 }
 // silu(z) = z sigmoid(z), NaN for z = -infinity as in torch.
 __device__ __forceinline__ float silu(float z) {
-    return __fdividef(z, one_and_power(z));
+    return z * silu_gate(z);
 }
 // Its derivative.
 __device__ __forceinline__ float silu_slope(float z) {
-    const float gate = __fdividef(1.f, one_and_power(z));
+    const float gate = silu_gate(z);
     return gate * fmaf(z, 1.f - gate, 1.f);
 }
 
@@ -102,6 +101,10 @@ struct CausalSequences {
             for (int i = max(first, 0) + 1; i < end; ++i)
                 if (id_of(i) != id) return false;
         return true;
+    }
+    __device__ __forceinline__ Place place_of_sequence(int sequence) const {
+        i64 slot;
+        return slot_of(sequence, slot);
     }
     // Whether a sequence has a slot.
     __device__ __forceinline__ bool runs(int sequence, i64& slot) const { return slot_of(sequence, slot) == Place::run; }

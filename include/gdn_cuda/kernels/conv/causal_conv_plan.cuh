@@ -31,10 +31,10 @@ struct CausalSequenceArgs {
     int slot_count = 0, sequences = 0, tokens = 0;
 };
 
-// Of the kernels for 3 and 4 taps, whose threads have vectors of 16 bytes.
+// Of the kernels for few taps, whose threads have vectors.
 struct CausalConvConfig {
-    DType io;  // x and out
-    int taps;
+    DType io;        // x and out
+    int taps;        // the most: 3 also takes 2, and 8 takes 5 to 8
     bool sequences;  // tokens of a row may be of several, and there may be states
 
     constexpr bool operator==(const CausalConvConfig&) const = default;
@@ -43,13 +43,36 @@ struct CausalConvConfig {
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
+    // Whether tap k of the most is one of `count`; which ones may be missing is known when it is compiled.
+    GDN_HOST_DEVICE constexpr bool exists(int k, int count) const {
+        const int most_missing = taps == 8 ? 3 : taps == 3 ? 1 : 0;
+        return k >= most_missing || k >= taps - count;
+    }
     // Of conv/causal_conv: vectors that a thread has in flight, and tokens of a warp.
     GDN_HOST_DEVICE constexpr int vectors() const { return 4; }
     GDN_HOST_DEVICE constexpr int warp_tokens() const { return 32 * vectors() * vector(); }
     // Of conv/causal_conv_channels_last: rows that a thread has in flight, its channels, and those of a block.
     GDN_HOST_DEVICE constexpr int rows() const { return 8; }
-    GDN_HOST_DEVICE constexpr int lane_channels() const { return 4; }
+    GDN_HOST_DEVICE constexpr int lane_channels() const { return taps == 8 && bytes_of(io) == 4 ? 2 : 4; }
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }
+    // Of conv/causal_conv_backward_rows: steps whose vectors a lane has in flight, and tokens of a warp's step.
+    GDN_HOST_DEVICE constexpr int steps_ahead() const { return sequences && taps == 8 ? 2 : 3; }
+    GDN_HOST_DEVICE constexpr int step_tokens() const { return 32 * vector(); }
+    // Of conv/causal_conv_backward_columns: rows that a thread has in flight, its channels, and those of a block.
+    GDN_HOST_DEVICE constexpr int rows_backward() const { return taps == 8 ? 7 : 6; }
+    GDN_HOST_DEVICE constexpr int lane_channels_backward() const { return (sequences || taps == 8 ? 4 : 8) / bytes_of(io); }
+    GDN_HOST_DEVICE constexpr int channels_backward() const { return 32 * lane_channels_backward(); }
+    // Blocks of an SM, as many as registers allow without spills.
+    GDN_HOST_DEVICE constexpr int row_blocks() const { return !sequences ? 8 : taps == 8 ? 3 : 4; }
+    GDN_HOST_DEVICE constexpr int column_blocks() const {
+        const bool wide = taps == 8 || bytes_of(io) == 4;
+        return sequences && wide ? 3 : sequences || wide ? 4 : 6;
+    }
+    GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return !sequences ? 5 : taps == 8 ? 2 : 3; }
+    GDN_HOST_DEVICE constexpr int column_blocks_backward() const {
+        if (taps == 8) return sequences ? 2 : 3;
+        return lane_channels_backward() == 4 ? 3 : 4;
+    }
 };
 
 struct CausalArgs {
@@ -58,7 +81,7 @@ struct CausalArgs {
     i64 weight_channel = 0, weight_tap = 0, bias_channel = 0;
     CausalSequenceArgs sequences;
     int batches = 0, channels = 0, tokens = 0, taps = 0;
-    int segment = 0;  // of conv/causal_conv_channels_last: tokens of a warp
+    int segment = 0;  // where channels are neighbours: tokens of a warp
     bool silu = false;
     bool vectors = false;  // rows of x and of out begin on 16 bytes and are whole vectors
 };

@@ -29,17 +29,14 @@ struct SplitColumnsConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     // Blocks of a multiprocessor, as registers allow.
     GDN_HOST_DEVICE constexpr int blocks() const {
-        return lane_channels > 4 ? (io == DType::f32 ? 2 : 3) : sequences ? 4 : io == DType::f32 ? 5 : 6;
+        const bool is_wide = lane_channels > 4, is_fp32 = io == DType::f32;
+        if (sequences) return is_wide ? 2 : is_fp32 ? 3 : 4;
+        return is_wide ? (is_fp32 ? 2 : 3) : is_fp32 ? 4 : 6;
     }
+    GDN_HOST_DEVICE constexpr bool exists(int, int) const { return true; }         // every tap
     GDN_HOST_DEVICE constexpr int rows() const { return 8; }                       // that a thread has in flight
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels; }  // of a block
 };
-template <SplitColumnsConfig kConfig>
-struct SplitColumnsSharedPlan {
-    float weight[kConfig.taps][kConfig.channels()];
-    float bias[kConfig.channels()];
-};
-
 // Channels of a row: key_heads of q, as many of k, dk each, and value_heads of v, dv each.
 struct SplitHeads {
     int key_heads = 0, value_heads = 0, dk = 0, dv = 0;

@@ -1,4 +1,4 @@
-// What conv/split_columns is configured with.
+// How kernels in which channels are neighbours are configured and cut: conv/split_columns, conv/causal_conv_channels_last.
 #include <gtest/gtest.h>
 
 #include "families/conv/split_columns.hpp"
@@ -19,7 +19,7 @@ TEST(SplitColumnsHeuristic, AHeadIsLanesOfAWarp) {
     }
 }
 
-TEST(SplitColumnsHeuristic, SegmentsCoverAllTokens) {
+TEST(CausalColumnsHeuristic, BlocksCoverAllTokensAndChannels) {
     Random random;
     for (int i = 0; i < kProblems; ++i) {
         CausalArgs conv;
@@ -27,10 +27,18 @@ TEST(SplitColumnsHeuristic, SegmentsCoverAllTokens) {
         conv.channels = static_cast<int>(8 * (1 + random.size(2048)));
         conv.tokens = static_cast<int>(1 + random.size(1 << 20));
         const SplitColumnsConfig config = split_columns_config(DType::bf16, {.dk = 128}, false);
+        const int segment = column_segment(conv, config.channels(), device_of(random.one_of({46, 108, 132, 160})));
         const i64 groups = i64{conv.batches} * ceil_div(conv.channels, config.channels()),
-                  tokens = i64{SplitColumns::segment(config, conv)} * (config.threads() / 32);
-        ASSERT_GE(SplitColumns::blocks(config, conv)[0] / groups * tokens, conv.tokens);
+                  tokens = i64{segment} * (config.threads() / 32);
+        ASSERT_EQ(column_blocks(conv, segment, config)[0], groups * ceil_div(conv.tokens, tokens));
+        ASSERT_TRUE(segment == kShortSegment || segment == kLongSegment);
     }
+}
+
+TEST(CausalColumnsHeuristic, ManyTokensTakeLongSegments) {
+    const CausalArgs many{.batches = 8, .channels = 8192, .tokens = 32768}, few{.batches = 1, .channels = 128, .tokens = 500};
+    EXPECT_EQ(column_segment(many, 128, device_of(132)), kLongSegment);
+    EXPECT_EQ(column_segment(few, 128, device_of(132)), kShortSegment);
 }
 
 }  // namespace

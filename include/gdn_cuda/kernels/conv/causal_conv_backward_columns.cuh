@@ -1,0 +1,273 @@
+// conv/causal_conv_backward_columns: gradients of a causal convolution of few taps where channels are neighbours in memory.
+// With z before the activation,
+//
+//     dz[t] = grad[t] act'(z[t])
+//     dx[j] = sum over k of weight[k] dz[j + W - 1 - k]
+//     dweight[k] = sum over t of dz[t] x[t - (W - 1) + k]
+//
+// A lane has neighbouring channels and walks over a segment of tokens with the last W - 1 inputs in registers, as
+// conv/causal_conv_channels_last does, and the sums of dx for the last W - 1 tokens, which are complete W - 1 tokens later: a
+// walk goes on so far behind its segment. Rows of inputs and gradients are in flight ahead. Tokens are the same for all lanes,
+// so a walk ends where a sequence does. Sums for weights stay in registers until the end of the segment; then the block's
+// warps, which have segments that follow each other, add theirs up through shared memory: no atomics, and the same bits in
+// every run.
+//
+// Shared memory: weights and bias, which the block loads once, and the warps' sums.
+//
+// Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 28.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>
+
+namespace gdn_cuda::conv {
+
+template <CausalConvConfig kConfig>
+struct CausalColumnsBackwardShared {
+    float weight[kConfig.taps][kConfig.channels_backward()];
+    float bias[kConfig.channels_backward()];
+    float sums[kConfig.threads() / 32][kConfig.taps + 1][kConfig.channels_backward()];  // of weights, and of bias
+};
+
+template <CausalConvConfig kConfig>
+struct CausalColumnsBackward {
+    using T = Storage<kConfig.io>;
+    static constexpr int kTaps = kConfig.taps, kBefore = kTaps - 1, kVector = kConfig.lane_channels_backward();
+    static constexpr int kRows = kConfig.rows_backward();
+    using Items = Vector<T, kVector, true>;
+
+    const CausalBackwardArgs& args;
+    CausalColumnsBackwardShared<kConfig>& shared;
+    int batch, channel, lane;  // channel: the first of the vector
+    const CausalArgs& forward = args.forward;
+    CausalRuns<kConfig.sequences> runs{{forward.sequences, batch}, lane};
+    const T* x = static_cast<const T*>(forward.x.data) + batch * forward.x.batch + channel;
+    const T* grad = static_cast<const T*>(args.grad.data) + batch * args.grad.batch + channel;
+    T* out = static_cast<T*>(forward.out.data) + batch * forward.out.batch + channel;
+    float weight[kTaps][kVector], bias[kVector];
+    float of_weight[kTaps][kVector], of_bias[kVector];
+    float before[kBefore][kVector];  // the last inputs, oldest first
+    float dx[kBefore][kVector];      // sums for these tokens
+    Items in[kRows], grads[kRows];
+    const T *next, *next_grad;  // the rows to load next
+
+    __device__ __forceinline__ bool exists(int tap) const { return kConfig.exists(tap, forward.taps); }
+    __device__ __forceinline__ void take_weights() {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+            bias[e] = shared.bias[lane * kVector + e];
+            of_bias[e] = 0.f;
+#pragma unroll
+            for (int k = 0; k < kTaps; ++k) {
+                weight[k][e] = shared.weight[k][lane * kVector + e];
+                of_weight[k][e] = 0.f;
+            }
+        }
+    }
+    // The rows behind those in flight; there are none from `end` on.
+    __device__ __forceinline__ void load_ahead(int slot, int token, int end) {
+        if (token < end) {
+            in[slot].load(next);
+            grads[slot].load(next_grad);
+        }
+        next += forward.x.token;
+        next_grad += args.grad.token;
+    }
+    __device__ __forceinline__ void load_first(int token, int end) {
+        next = x + token * forward.x.token;
+        next_grad = grad + token * args.grad.token;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) load_ahead(i, token + i, end);
+    }
+
+    // A token. `own`: it is of the segment, not behind it. Returns the gradient of the token W - 1 before.
+    template <bool kSilu>
+    __device__ __forceinline__ Items row(const Items& x_now, const Items& g, bool own) {
+        float d[kVector], now[kVector];
+        to_floats(d, g);
+        to_floats(now, x_now);
+        if constexpr (kSilu) {
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+                float z = bias[e];
+#pragma unroll
+                for (int k = 0; k < kBefore; ++k)
+                    if (exists(k)) z = fmaf(weight[k][e], before[k][e], z);
+                d[e] *= silu_slope(fmaf(weight[kBefore][e], now[e], z));
+            }
+        }
+        if (own) {
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+                of_bias[e] += d[e];
+#pragma unroll
+                for (int k = 0; k < kBefore; ++k) of_weight[k][e] = fmaf(d[e], before[k][e], of_weight[k][e]);
+                of_weight[kBefore][e] = fmaf(d[e], now[e], of_weight[kBefore][e]);
+            }
+        }
+        Items complete;
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+            complete.set(e, exists(0) ? fmaf(weight[0][e], d[e], dx[0][e]) : dx[0][e]);
+#pragma unroll
+            for (int k = 0; k + 1 < kBefore; ++k) {
+                dx[k][e] = exists(k + 1) ? fmaf(weight[k + 1][e], d[e], dx[k + 1][e]) : dx[k + 1][e];
+                before[k][e] = before[k + 1][e];
+            }
+            dx[kBefore - 1][e] = weight[kBefore][e] * d[e];
+            before[kBefore - 1][e] = now[e];
+        }
+        return complete;
+    }
+    // Tokens of a run. Its first rows are in flight.
+    template <bool kSilu>
+    __device__ __forceinline__ void walk(int first, int last, const CausalRun& run) {
+        const int end = min(last + kBefore, run.end);  // of the walk
+        load_before(first, run);
+        T* to = out + (first - kBefore) * forward.out.token;
+        const auto take = [&](int slot, int token, bool own) {
+            const Items complete = row<kSilu>(in[slot], grads[slot], own);
+            load_ahead(slot, token + kRows, end);
+            if (token >= first + kBefore) complete.store(to);
+            to += forward.out.token;
+        };
+        int token = first;
+#pragma unroll 1
+        for (; token + kRows <= last; token += kRows) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) take(i, token + i, true);
+        }
+#pragma unroll 1
+        for (; token < end; token += kRows) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i)
+                if (token + i < end) take(i, token + i, token + i < last);
+        }
+        if (end == run.end) store_last(first, last, run, to);
+    }
+    // What the first token of a walk sees before it.
+    __device__ __forceinline__ void load_before(int first, const CausalRun& run) {
+        const CausalSequences::State state = runs.state(run);
+#pragma unroll
+        for (int i = 0; i < kBefore; ++i) {
+            const int at = first - kBefore + i;
+            Items row;
+            row.clear();
+            if (at >= run.first) row.load(x + at * forward.x.token);
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) {
+                before[i][e] = kConfig.sequences && at < run.first ? state.at(channel + e, run.first - at) : row[e];
+                dx[i][e] = 0.f;
+            }
+        }
+    }
+    // The gradients of the last W - 1 tokens of a run; the first of them is at `to`.
+    __device__ __forceinline__ void store_last(int first, int last, const CausalRun& run, T* to) const {
+#pragma unroll
+        for (int i = 0; i < kBefore; ++i) {
+            const int token = run.end - kBefore + i;
+            Items complete;
+#pragma unroll
+            for (int e = 0; e < kVector; ++e) complete.set(e, dx[i][e] + of_state(run, channel + e, i));
+            if (token >= first && token < last) complete.store(to);
+            to += forward.out.token;
+        }
+    }
+    // The gradient of one of the last W - 1 tokens by the state behind its sequence.
+    __device__ __forceinline__ float of_state(const CausalRun& run, int of_channel, int of_last) const {
+        const CausalStates& states = args.grad_behind;
+        const int position = of_last - (kBefore - states.positions);
+        if (!kConfig.sequences || states.values.data == nullptr || position < 0) return 0.f;
+        return load_number(states.values,
+                           run.sequence * states.slot + of_channel * states.channel + position * states.position);
+    }
+    __device__ __forceinline__ void fill(int token, int last) const {
+        Items zeros;
+        zeros.clear();
+#pragma unroll 1
+        for (; token < last; ++token) zeros.store(out + token * forward.out.token);
+    }
+    template <bool kSilu>
+    __device__ __forceinline__ void walk_runs(int token, int last, bool exists) {
+        if constexpr (!kConfig.sequences) {
+            if (exists && token < last) walk<kSilu>(token, last, runs.at(token));
+            return;
+        }
+        bool loaded = true;  // the first rows
+#pragma unroll 1
+        while (token < last) {
+            const CausalRun run = runs.at(token);
+            const int end = min(run.end, last);
+            if (exists && run.exists()) {
+                if (!loaded) load_first(token, min(end + kBefore, run.end));
+                walk<kSilu>(token, end, run);
+            } else if (exists) {
+                fill(token, end);
+            }
+            token = end;
+            loaded = false;
+        }
+    }
+    __device__ __forceinline__ void give_sums(int warp) const {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+#pragma unroll
+            for (int k = 0; k < kTaps; ++k) shared.sums[warp][k][lane * kVector + e] = of_weight[k][e];
+            shared.sums[warp][kTaps][lane * kVector + e] = of_bias[e];
+        }
+    }
+};
+
+template <CausalConvConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks_backward())
+    causal_conv_backward_columns(const __grid_constant__ CausalBackwardArgs args) {
+    using Columns = CausalColumnsBackward<kConfig>;
+    constexpr int kWarps = kConfig.threads() / 32, kChannels = kConfig.channels_backward(), kTaps = kConfig.taps;
+    __shared__ CausalColumnsBackwardShared<kConfig> shared;
+    const CausalArgs& forward = args.forward;
+    const unsigned groups = (static_cast<unsigned>(forward.channels) + kChannels - 1) / kChannels;
+    const unsigned block = blockIdx.x, cut = block / groups % args.cuts;
+    const int batch = static_cast<int>(block / groups / args.cuts),
+              first_channel = static_cast<int>(block % groups) * kChannels;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    const int channel = first_channel + lane * Columns::kVector;
+    const i64 token = (static_cast<i64>(cut) * kWarps + warp) * forward.segment;
+    const int last = static_cast<int>(min(token + forward.segment, i64{forward.tokens}));
+    const bool exists = channel < forward.channels;
+
+    Columns columns{args, shared, batch, channel, lane};
+    const int from = static_cast<int>(min(token, i64{last}));
+    if (from < last && exists) columns.load_first(from, min(last + Columns::kBefore, forward.tokens));
+    for (int i = thread; i < kChannels * (kTaps + 1); i += kConfig.threads()) {
+        const int c = i / (kTaps + 1), k = i % (kTaps + 1), of = first_channel + c;
+        if (of >= forward.channels) continue;
+        if (k < kTaps)
+            shared.weight[k][c] = load_tap(forward, kTaps, of, k);
+        else
+            shared.bias[c] = forward.bias.data == nullptr ? 0.f : load_number(forward.bias, of * forward.bias_channel);
+    }
+    __syncthreads();
+    if (exists) columns.take_weights();
+    if (forward.silu)
+        columns.template walk_runs<true>(from, last, exists);
+    else
+        columns.template walk_runs<false>(from, last, exists);
+    if (exists) columns.give_sums(warp);
+    __syncthreads();
+    const i64 row = static_cast<i64>(batch) * args.cuts + cut;
+    for (int i = thread; i < kChannels * (kTaps + 1); i += kConfig.threads()) {
+        const int c = i / (kTaps + 1), k = i % (kTaps + 1), of = first_channel + c;
+        if (of >= forward.channels) continue;
+        float sum = 0.f;
+#pragma unroll
+        for (int each = 0; each < kWarps; ++each) sum += shared.sums[each][k][c];
+        const i64 at = row * forward.channels + of;
+        const int tap = k - (kTaps - forward.taps);
+        if (k == kTaps)
+            args.of_bias[at] = sum;
+        else if (tap >= 0)
+            args.of_weight[at * forward.taps + tap] = sum;
+    }
+}
+
+}  // namespace gdn_cuda::conv
