@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..operators import Differentiable, operator
+from ..operators import Differentiable
 from ..operators.declare import DECLARATIONS, Declaration
 from ..operators.dtypes import state_dtype
 from ..operators.first_order import first_order
@@ -21,25 +21,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _PER_TOKEN = ("x1", "x2", "v")
 
 
-def hyena_operator(computed: Computed, columns: Callable[[Any], int]) -> Callable[..., Any]:
-    """The decorator of an operator without gradients that returns y, or (y, state) with return_state.
-
-    `computed` gives both, in plain torch, and `columns` how many numbers a channel's state has.
-    """
-    return operator(
-        reference=_reference(computed),
-        cpu=lambda x: _on_cpu(computed, x),
-        shapes=lambda x: _shapes(x, columns(x)),
-        results=lambda found, return_state: found if return_state else found[0],
-    )
-
-
 def differentiable_hyena(name: str, computed: Computed, columns: Callable[[Any], int]) -> Differentiable:
     """torch.ops.gdn_cuda.<name>, which returns (y, state), with gradients by torch.ops.gdn_cuda.<name>_backward.
 
-    `computed` and `columns` as in `hyena_operator`. <name>_backward takes grad, grad_state and the arguments of <name>, in any
-    order. It returns gradients of all tensors of <name> but padding_mask, in their order: those of x1, x2 and v like x1; the
-    others contiguous, in fp32 (fp64), and without elements where an argument is None.
+    `computed` gives y and the state, in plain torch, and `columns` how many numbers a channel's state has. <name>_backward
+    takes grad, grad_state and the arguments of <name>, in any order. It returns gradients of all tensors of <name> but
+    padding_mask, in their order: those of x1, x2 and v like x1; the others contiguous, in fp32 (fp64), and without elements
+    where an argument is None.
     """
 
     def gradients(x: Any, needs: Any, grad: Tensor, grad_state: Tensor) -> dict[str, Any]:
