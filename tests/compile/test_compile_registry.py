@@ -77,7 +77,7 @@ def test_configurations_compile_for_hopper(name: str, work: list[Registered], co
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100a", "sm_120a"])
 def test_kernels_compile_for_their_other_architectures(arch: str, compiler: Child) -> None:
-    """The most special configuration of a kernel: of half of them for sm_80, where most kernels begin; others share them out."""
+    """The most special configuration: of half the kernels for sm_80, where most begin; the others share the kernels out."""
     work = list({each.kernel: each for each in representatives(arch)}.values())
     if not EVERY:
         work = work[::2] if arch == "sm_80" else work[("sm_89", "sm_100a", "sm_120a").index(arch) :: 3]
