@@ -100,8 +100,9 @@ def _gradients_on_cpu(computed: Computed, differentiated: list[str], x: Any) -> 
         leaves = [y.requires_grad_() for name in differentiated if (y := copies[name]) is not None]
         # A state of no tokens and no initial state depends on nothing.
         results = zip(computed(SimpleNamespace(**copies)), (x.grad, x.grad_state), strict=True)
-        used = [(result, grad.to(result.dtype)) for result, grad in results if result.requires_grad]
-        found = iter(torch.autograd.grad([y for y, _ in used], leaves, [grad for _, grad in used], materialize_grads=True))
+        weighted = [(result * grad.to(result.dtype)).sum() for result, grad in results if result.requires_grad]
+        # Of one number: with gradients of others, autograd would import sympy.
+        found = iter(torch.autograd.grad(sum(weighted, torch.zeros(())), leaves, materialize_grads=True))
     return [
         _gradient_shape(x, name).copy_(next(found)) if copies[name] is not None else _gradient_shape(x, name)
         for name in differentiated
