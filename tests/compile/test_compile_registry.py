@@ -68,7 +68,7 @@ def test_configurations_compile_for_hopper(name: str, work: list[Registered], co
     assert len({result["full_key"] for result in made.results}) == len(work)
     # One to two seconds on a quiet machine of two cores, several times that on a busy one: this catches code that explodes.
     print(f"{name}: median of {len(work)} cold compiles: {median_seconds(made):.2f} s")
-    assert median_seconds(made) < 20
+    assert median_seconds(made) < 60
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100a", "sm_120a"])

@@ -1,6 +1,7 @@
 // Every registered configuration: named once, and within the means of a block.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -37,14 +38,24 @@ TEST(Registry, EveryConfigurationFitsABlock) {
     }
 }
 
+// Of these, the host chooses configurations by a device's shared memory, as tests of their heuristics show.
+const std::set<std::string> kChosenByRoom = {"hyena_long", "hyena_medium", "hyena_medium_backward"};
+
 TEST(Registry, WhatAnArchitectureRunsFitsIt) {
     for (const char* arch : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}) {
         const auto device = jit::DeviceTraits::for_arch(arch);
         for (const RegisteredKernel& kernel : registry()) {
             if (device.capability < kernel.min_capability || device.capability > kernel.max_capability) continue;
+            const auto fits = [&](const RegisteredConfiguration& each) {
+                return each.shared_bytes <= device.shared_bytes_per_block;
+            };
+            if (kChosenByRoom.contains(kernel.name)) {
+                EXPECT_TRUE(std::ranges::any_of(kernel.configurations, fits)) << arch << ": " << kernel.name;
+                continue;
+            }
             for (const RegisteredConfiguration& each : kernel.configurations)
-                EXPECT_LE(each.shared_bytes, device.shared_bytes_per_block)
-                    << arch << ": " << kernel.name << " " << each.source.configuration;
+                EXPECT_TRUE(fits(each)) << arch << ": " << kernel.name << " " << each.source.configuration << " takes "
+                                        << each.shared_bytes << " bytes";
         }
     }
 }
