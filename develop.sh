@@ -53,9 +53,8 @@ install_dependencies() {
     wanted=$(sha256sum requirements-dev.txt)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     say "installing the dependencies of requirements-dev.txt (several gigabytes, downloaded the first time)"
+    # --no-compile: Python compiles what is imported, a small part of it.
     "$python" -m pip install --disable-pip-version-check -qq --no-compile -r requirements-dev.txt
-    # pip would do this on one core; some files are for other versions of Python.
-    "$python" -m compileall -qq -j 2 "$venv"/lib/python*/site-packages || true
     printf '%s\n' "$wanted" >"$stamp"
 }
 
