@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column, Table
 
-READABLE_WIDTH = 30  # characters; longer words, such as paths, may be folded inside a column
+READABLE_WIDTH = 40  # characters, as names of kernels have; longer words, such as paths, may be folded inside a column
 COLUMN_GAP = 3  # rich's gap between columns
 
 # ---- Characters

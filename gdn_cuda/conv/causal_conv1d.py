@@ -312,7 +312,7 @@ typical_call(
 
 @sanitizes(
     *("causal_conv", "causal_conv_channels_last", "causal_conv_tile", "causal_conv_backward"),
-    *("causal_conv_backward_any", "causal_backward_rows", "causal_backward_columns"),
+    *("causal_conv_backward_any", "causal_conv_backward_rows", "causal_conv_backward_columns"),
     *("causal_states", "causal_states_backward"),
 )
 def _sanitized() -> None:

@@ -142,7 +142,7 @@ def _measured(device: str) -> Iterator[Case]:
                     yield Case(name, partial(_work, device, shape, taps, tokens_first, backward))
 
 
-@sanitizes("hyena_short", "hyena_short_columns", "hyena_short_backward", "short_columns_backward")
+@sanitizes("hyena_short", "hyena_short_columns", "hyena_short_backward", "hyena_short_columns_backward")
 def _sanitized() -> None:
     """Both layouts, whole vectors and rows that are not, few taps and many, masks and states."""
     for dtype in (torch.bfloat16, torch.float32):

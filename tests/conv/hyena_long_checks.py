@@ -8,7 +8,7 @@ import hyena_oracle as oracle
 import torch
 from helpers import rel_rms
 from hyena_cases import gated_inputs, modal_parameters
-from hyena_short_checks import laid_out
+from hyena_fir_checks import laid_out
 from torch import Tensor
 
 from gdn_cuda import hyena_long

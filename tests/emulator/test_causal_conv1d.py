@@ -103,8 +103,8 @@ def test_packed_sequences_are_those_alone(layout: str, W: int, seed: int) -> Non
 
 def test_which_kernels_run(seed: int) -> None:
     few = {
-        "tokens": ("causal_conv{", "causal_backward_rows{"),
-        "channels": ("causal_conv_channels_last{", "causal_backward_columns{"),
+        "tokens": ("causal_conv{", "causal_conv_backward_rows{"),
+        "channels": ("causal_conv_channels_last{", "causal_conv_backward_columns{"),
     }
     for layout, W in itertools.product(LAYOUTS, (1, 2, 4, 8, 9)):
         x = inputs(1, 16, 64, W, seed, layout=layout, dtype=torch.bfloat16)

@@ -9,8 +9,8 @@ import torch
 from emulated import emulated
 from helpers import rel_rms
 from hyena_cases import fir_parameters, gated_inputs, mask
+from hyena_fir_checks import laid_out
 from hyena_medium_checks import BOUND, check_medium, check_medium_gradients, literal_medium
-from hyena_short_checks import laid_out
 
 from gdn_cuda import hyena_medium
 

@@ -62,7 +62,7 @@ struct CausalFewTapsBackward {
     static int shared_bytes(const Config&) { return 0; }
 };
 struct CausalBackwardRows : CausalFewTapsBackward {
-    static constexpr const char* name = "causal_backward_rows";
+    static constexpr const char* name = "causal_conv_backward_rows";
     static constexpr const char* summary = "gradients of a causal convolution of few taps, tokens are neighbours";
 
     static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
@@ -81,7 +81,7 @@ struct CausalBackwardRows : CausalFewTapsBackward {
     }
 };
 struct CausalBackwardColumns : CausalFewTapsBackward {
-    static constexpr const char* name = "causal_backward_columns";
+    static constexpr const char* name = "causal_conv_backward_columns";
     static constexpr const char* summary = "gradients of a causal convolution of few taps, channels are neighbours";
 
     static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }

@@ -1,4 +1,4 @@
-// conv/hyena_short_backward and conv/short_columns_backward on the host: which of them runs a problem, and in which cut.
+// conv/hyena_short_backward and conv/hyena_short_columns_backward on the host: which of them runs a problem, and in which cut.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_short_backward_plan.cuh>
@@ -44,7 +44,7 @@ struct HyenaShortBackward : HyenaShortBackwardCommon {
 };
 
 struct HyenaShortColumnsBackward : HyenaShortBackwardCommon {
-    static constexpr const char* name = "short_columns_backward";
+    static constexpr const char* name = "hyena_short_columns_backward";
     static constexpr const char* summary = "the same, channels neighbours in memory";
     static constexpr int kWarpsAnSm = 24;
     static constexpr int kLeastFilters = 16;  // lengths of a filter in a share, of whose tokens two filters' are read twice

@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers import rel_rms
 from hyena_cases import gated_inputs, modal_parameters
+from hyena_fir_checks import LAYOUTS
 from hyena_long_checks import check_long
-from hyena_short_checks import LAYOUTS
 
 from gdn_cuda import hyena_long
 

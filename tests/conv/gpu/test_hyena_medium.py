@@ -7,8 +7,8 @@ import pytest
 import torch
 from helpers import rel_rms
 from hyena_cases import fir_parameters, gated_inputs, mask
+from hyena_fir_checks import LAYOUTS, laid_out
 from hyena_medium_checks import BOUND, SUM_BOUND, check_medium, check_medium_gradients, literal_medium
-from hyena_short_checks import LAYOUTS, laid_out
 
 from gdn_cuda import hyena_medium
 

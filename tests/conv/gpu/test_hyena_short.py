@@ -8,15 +8,8 @@ import pytest
 import torch
 from helpers import rel_rms
 from hyena_cases import fir_parameters, gated_inputs, mask
-from hyena_short_checks import (
-    BOUND,
-    LAYOUTS,
-    check_short,
-    check_short_gradients,
-    laid_out,
-    literal_short,
-    reach_of_a_nan,
-)
+from hyena_fir_checks import LAYOUTS, laid_out
+from hyena_short_checks import BOUND, check_short, check_short_gradients, literal_short, reach_of_a_nan
 
 from gdn_cuda import hyena_short
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from hyena_fir_checks import LAYOUTS
 from hyena_long_checks import check_long
 from hyena_medium_checks import check_medium
-from hyena_short_checks import LAYOUTS
 
 from gdn_cuda import hyena_long, hyena_medium
 

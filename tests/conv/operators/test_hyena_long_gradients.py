@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hyena_fir_checks import LAYOUTS
 from hyena_long_gradients import check_long_gradients
-from hyena_short_checks import LAYOUTS
 
 from gdn_cuda import hyena_long
 

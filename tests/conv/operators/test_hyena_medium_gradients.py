@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hyena_fir_checks import LAYOUTS
 from hyena_medium_checks import check_medium_gradients
-from hyena_short_checks import LAYOUTS
 
 from gdn_cuda import hyena_medium
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hyena_short_checks import LAYOUTS, check_short, check_short_gradients
+from hyena_fir_checks import LAYOUTS
+from hyena_short_checks import check_short, check_short_gradients
 
 from gdn_cuda import hyena_short
 

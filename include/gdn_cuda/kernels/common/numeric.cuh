@@ -102,6 +102,19 @@ __device__ __forceinline__ float load_number(const Tagged& from, i64 at) {
     return number_of(load_raw(from, at), from.type);
 }
 
+// Rounds to a dtype that is known at run time.
+__device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
+    if (type == DType::f32)
+        static_cast<float*>(to)[at] = x;
+    else if (type == DType::bf16)
+        static_cast<__nv_bfloat16*>(to)[at] = from_float<__nv_bfloat16>(x);
+    else
+        static_cast<__half*>(to)[at] = from_float<__half>(x);
+}
+__device__ __forceinline__ void store_number(const Tagged& to, i64 at, float x) {
+    store_number(const_cast<void*>(to.data), to.type, at, x);
+}
+
 __device__ __forceinline__ i64 load_index(const Tagged& from, i64 at) {
     const bool wide = from.type == DType::i64;
     const char* address = static_cast<const char*>(from.data) + (at << (wide ? 3 : 2));

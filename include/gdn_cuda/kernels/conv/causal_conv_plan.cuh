@@ -55,10 +55,10 @@ struct CausalConvConfig {
     GDN_HOST_DEVICE constexpr int rows() const { return 8; }
     GDN_HOST_DEVICE constexpr int lane_channels() const { return taps == 8 && bytes_of(io) == 4 ? 2 : 4; }
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }
-    // Of conv/causal_backward_rows: steps whose vectors a lane has in flight, and tokens of a warp's step.
+    // Of conv/causal_conv_backward_rows: steps whose vectors a lane has in flight, and tokens of a warp's step.
     GDN_HOST_DEVICE constexpr int steps_ahead() const { return sequences && taps == 8 ? 2 : 3; }
     GDN_HOST_DEVICE constexpr int step_tokens() const { return 32 * vector(); }
-    // Of conv/causal_backward_columns: rows that a thread has in flight, its channels, and those of a block.
+    // Of conv/causal_conv_backward_columns: rows that a thread has in flight, its channels, and those of a block.
     GDN_HOST_DEVICE constexpr int rows_backward() const { return taps == 8 ? 7 : 6; }
     GDN_HOST_DEVICE constexpr int lane_channels_backward() const { return (sequences || taps == 8 ? 4 : 8) / bytes_of(io); }
     GDN_HOST_DEVICE constexpr int channels_backward() const { return 32 * lane_channels_backward(); }

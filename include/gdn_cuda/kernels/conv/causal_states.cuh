@@ -13,16 +13,6 @@
 
 namespace gdn_cuda::conv {
 
-__device__ __forceinline__ void store_number(const Tagged& to, i64 at, float x) {
-    void* const data = const_cast<void*>(to.data);
-    if (to.type == DType::f32)
-        static_cast<float*>(data)[at] = x;
-    else if (to.type == DType::bf16)
-        static_cast<__nv_bfloat16*>(data)[at] = from_float<__nv_bfloat16>(x);
-    else
-        static_cast<__half*>(data)[at] = from_float<__half>(x);
-}
-
 template <CausalStatesConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads) causal_states(const __grid_constant__ CausalStatesArgs args) {
     using T = Storage<kConfig.io>;

@@ -11,16 +11,6 @@
 
 namespace gdn_cuda::conv {
 
-__device__ __forceinline__ void store_number(const Tagged& to, i64 at, float x) {
-    void* const data = const_cast<void*>(to.data);
-    if (to.type == DType::f32)
-        static_cast<float*>(data)[at] = x;
-    else if (to.type == DType::bf16)
-        static_cast<__nv_bfloat16*>(data)[at] = from_float<__nv_bfloat16>(x);
-    else
-        static_cast<__half*>(data)[at] = from_float<__half>(x);
-}
-
 // The ring of a thread: number i of the history is `at + i`, after the last comes the first.
 template <CausalStepAnyConfig kConfig>
 struct StepRing {

@@ -21,12 +21,9 @@
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_columns_tile.cuh>
-#include <gdn_cuda/kernels/conv/hyena_long_tables.cuh>
+#include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
 
 namespace gdn_cuda::conv {
-
-// What a lane has of 16 states: [eight][i] is state 8 eight + 2 t + i.
-using LaneStates = float[2][2];
 
 // Access: HyenaTileRows or HyenaTileColumns.
 template <HyenaLongConfig kConfig, class Access>
@@ -71,7 +68,7 @@ struct HyenaLongWarp {
     // One group over one tile: adds to `sums` what its states add, and carries them on.
     __device__ __forceinline__ void advance(int group, const Parts& u, TileSums& sums, int tile) {
         const Poles& poles = shared.groups[group];
-        LaneStates before[2];  // before rows g and g + 8
+        RowStates before;  // before rows g and g + 8
         float by_rows[2][4] = {};
 #pragma unroll
         for (int eight = 0; eight < 2; ++eight) {
@@ -113,7 +110,7 @@ struct HyenaLongWarp {
             }
         }
         if constexpr (!kConfig.only_states) {
-            add_outputs(poles, before, sums);
+            add_states<false>(sums, before, poles.to_outputs);
             if (tile + kTileTokens > args.tokens) {
                 write_within(group, before, tile);
                 __syncwarp();  // mma.sync takes all lanes
@@ -123,29 +120,8 @@ struct HyenaLongWarp {
     __device__ __forceinline__ static uint4 words_of(const unsigned (&of_lanes)[32][4]) {
         return *reinterpret_cast<const uint4*>(of_lanes[lane_of_warp()]);
     }
-    __device__ __forceinline__ static void add_outputs(const Poles& poles, const LaneStates (&before)[2], TileSums& sums) {
-        unsigned a[kParts][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float(&states)[2] = before[i % 2][i / 2];
-            unsigned pair[kParts];
-            split_pair(pair, states[0], states[1]);
-#pragma unroll
-            for (int part = 0; part < kParts; ++part) a[part][i] = pair[part];
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            uint4 right[kParts];
-#pragma unroll
-            for (int part = 0; part < kParts; ++part) right[part] = words_of(poles.to_outputs[part][j / 2]);
-            for_products<kParts, kParts>([&](int left, int part) {
-                mma_m16n8k16<DType::bf16>(sums[j], a[left], right[part].x, right[part].y);
-                mma_m16n8k16<DType::bf16>(sums[j + 1], a[left], right[part].z, right[part].w);
-            });
-        }
-    }
     // The states behind the last token, which is within this tile: those before its row, and the row's tokens one by one.
-    __device__ __forceinline__ void write_within(int group, const LaneStates (&before)[2], int tile) const {
+    __device__ __forceinline__ void write_within(int group, const RowStates& before, int tile) const {
         const int left = args.tokens - tile, row_of_end = left / kRowTokens;
         if (g() != row_of_end % 8 || !exists) return;
         const HyenaPoles poles(args, share.column);

@@ -1,4 +1,5 @@
-// States of a tile's rows, in either direction of time: what conv/hyena_long_backward and conv/hyena_long_states share.
+// States of a tile's rows, in either direction of time: what conv/hyena_long_backward and conv/hyena_long_states share;
+// conv/hyena_long takes its states' product, too.
 //
 // A tile is 16 rows of 32 tokens (toeplitz_product.cuh). Forward in time a state carries u, x_t = p x_(t - 1) + u_t, and
 // backward its gradient carries dz, l_t = R dz_t + p l_(t + 1). Both are products by the same powers of p, as token k of a row

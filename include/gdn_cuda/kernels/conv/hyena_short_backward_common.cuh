@@ -1,4 +1,4 @@
-// What conv/hyena_short_backward and conv/short_columns_backward share.
+// What conv/hyena_short_backward and conv/hyena_short_columns_backward share.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_common.cuh>

@@ -1,4 +1,4 @@
-// Arguments of conv/hyena_short_backward and conv/short_columns_backward, and their tiles and steps, for host and device.
+// Arguments of conv/hyena_short_backward and conv/hyena_short_columns_backward, and their tiles and steps, for host and device.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
@@ -24,7 +24,7 @@ struct HyenaShortBackwardTile {
     GDN_HOST_DEVICE constexpr int step() const { return (32 - halo_lanes()) * 8; }
 };
 
-// Of short_columns_backward, such that two windows and the sums of the taps fit into registers.
+// Of hyena_short_columns_backward, such that two windows and the sums of the taps fit into registers.
 struct HyenaShortBackwardColumns {
     HyenaShortConfig config;
 

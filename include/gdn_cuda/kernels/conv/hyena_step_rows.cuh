@@ -8,15 +8,6 @@
 
 namespace gdn_cuda::conv {
 
-__device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
-    if (type == DType::f32)
-        static_cast<float*>(to)[at] = x;
-    else if (type == DType::bf16)
-        static_cast<__nv_bfloat16*>(to)[at] = from_float<__nv_bfloat16>(x);
-    else
-        static_cast<__half*>(to)[at] = from_float<__half>(x);
-}
-
 // A channel of a sequence.
 struct HyenaStepRow {
     bool runs = false;
@@ -32,7 +23,7 @@ struct HyenaStepRow {
         return runs ? load_number(x.values, at(x, token)) : 0.f;
     }
     __device__ __forceinline__ void store(const HyenaTokens& to, int token, float x) const {
-        store_number(const_cast<void*>(to.values.data), to.values.type, at(to, token), x);
+        store_number(to.values, at(to, token), x);
     }
     // The output of a sequence that does not run.
     __device__ __forceinline__ void fill(const HyenaTokens& out, int tokens, int lane, int lanes) const {

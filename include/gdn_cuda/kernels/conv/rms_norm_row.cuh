@@ -149,14 +149,6 @@ struct RmsNormPlace {
                 if (has(chunk, i)) store_number(to, type, at + column(chunk, i), from[i]);
         }
     }
-    __device__ __forceinline__ static void store_number(void* to, DType type, i64 at, float x) {
-        if (type == DType::f32)
-            static_cast<float*>(to)[at] = x;
-        else if (type == DType::bf16)
-            static_cast<__nv_bfloat16*>(to)[at] = from_float<__nv_bfloat16>(x);
-        else
-            static_cast<__half*>(to)[at] = from_float<__half>(x);
-    }
 };
 
 // Sums and maxima over the threads of a row, of up to two values; every thread gets them, in the same order of summation.

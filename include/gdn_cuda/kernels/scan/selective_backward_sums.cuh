@@ -11,15 +11,6 @@
 
 namespace gdn_cuda::scan {
 
-__device__ __forceinline__ void store_number(void* to, DType type, i64 at, float x) {
-    if (type == DType::f32)
-        static_cast<float*>(to)[at] = x;
-    else if (type == DType::bf16)
-        static_cast<__nv_bfloat16*>(to)[at] = from_float<__nv_bfloat16>(x);
-    else
-        static_cast<__half*>(to)[at] = from_float<__half>(x);
-}
-
 template <SelectiveBackwardSumsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads)
     selective_backward_sums(const __grid_constant__ SelectiveBackwardSumsArgs args) {

@@ -111,10 +111,11 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
     __device__ __forceinline__ double allowed(unsigned line, double column_size) const {
         return square_of_matrix(is_probe(line) ? max_or_nan(kOfType, args.epsilon / 8) : kOfType, column_size);
     }
-    // Of a singular T, rounding may give a solution so large that a residual of the right-hand side's size is allowed.
-    __device__ __forceinline__ bool means_anything(double solution_square) const {
+    // Of a T that is singular in fp64, rounding may give a solution so large that a residual of the right-hand side's size is
+    // allowed.
+    __device__ __forceinline__ bool is_singular(double solution_square) const {
         const double right_square = 4.0 * args.n;  // at most: scaled numbers are below 2
-        return square_of_matrix(kOfType, shared.line.column_size) * solution_square < right_square;
+        return !(square_of_matrix(kOfType, shared.line.column_size) * solution_square < right_square);
     }
 
     // Solves T x = b for b in residual and 0 in solution; false if it does not converge. Uniform over the block.
@@ -148,7 +149,7 @@ struct ToeplitzPcg : ToeplitzPcgProducts<kConfig> {
 #pragma unroll
                 for (int s = 0; s < kSlots; ++s) right[s] -= image[s];
                 squares = over_block(Buffer::kFirst, product(right, right), product(along, along), sum_of);
-                return converged(squares, 4) && means_anything(squares.im);
+                return converged(squares, 4) && !is_singular(squares.im);
             }
             load(direction(), along);
             const double curvature = over_block(Buffer::kSecond, product(image, along), sum_of);

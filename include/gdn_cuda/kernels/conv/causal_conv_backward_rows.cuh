@@ -1,4 +1,4 @@
-// conv/causal_backward_rows: gradients of a causal convolution of few taps where tokens are neighbours in memory. With z
+// conv/causal_conv_backward_rows: gradients of a causal convolution of few taps where tokens are neighbours in memory. With z
 // before the activation,
 //
 //     dz[t] = grad[t] act'(z[t])
@@ -245,7 +245,7 @@ struct CausalRowsBackward {
 
 template <CausalConvConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks_backward())
-    causal_backward_rows(const __grid_constant__ CausalBackwardArgs args) {
+    causal_conv_backward_rows(const __grid_constant__ CausalBackwardArgs args) {
     const CausalRowPlace place(args.forward.channels, args.cuts, kConfig.threads() / 32);
     if (place.channel >= args.forward.channels) return;
     CausalRowsBackward<kConfig>{args, place.batch, place.channel, static_cast<int>(threadIdx.x) % 32}.run(place.tile);

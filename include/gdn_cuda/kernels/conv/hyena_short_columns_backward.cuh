@@ -1,4 +1,4 @@
-// conv/short_columns_backward: what conv/hyena_short_backward computes, where channels are neighbours in memory.
+// conv/hyena_short_columns_backward: what conv/hyena_short_backward computes, where channels are neighbours in memory.
 //
 // A warp walks over its tokens of 64 neighbouring channels (32 from 9 taps on), four tokens a step (eight).
 // A lane has two channels or one, with u and dz of the last tokens in two windows in registers, and a sum for each tap.
@@ -218,7 +218,7 @@ struct HyenaShortColumnsBackward {
 
 template <HyenaShortConfig kConfig>
 __global__ void __launch_bounds__(kHyenaShortThreads, blocks_without_spills(HyenaShortBackwardColumns{kConfig}.blocks()))
-    short_columns_backward(const __grid_constant__ HyenaShortBackwardArgs args) {
+    hyena_short_columns_backward(const __grid_constant__ HyenaShortBackwardArgs args) {
     using Columns = HyenaShortColumnsBackward<kConfig>;
     constexpr int kChannels = Columns::kColumns.warp_channels();
     __shared__ __align__(16) typename Columns::Taps taps[kHyenaShortWarps];

@@ -1,4 +1,4 @@
-// conv/causal_backward_columns: gradients of a causal convolution of few taps where channels are neighbours in memory.
+// conv/causal_conv_backward_columns: gradients of a causal convolution of few taps where channels are neighbours in memory.
 // With z before the activation,
 //
 //     dz[t] = grad[t] act'(z[t])
@@ -220,7 +220,7 @@ struct CausalColumnsBackward {
 
 template <CausalConvConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks_backward())
-    causal_backward_columns(const __grid_constant__ CausalBackwardArgs args) {
+    causal_conv_backward_columns(const __grid_constant__ CausalBackwardArgs args) {
     using Columns = CausalColumnsBackward<kConfig>;
     constexpr int kWarps = kConfig.threads() / 32, kChannels = kConfig.channels_backward(), kTaps = kConfig.taps;
     __shared__ CausalColumnsBackwardShared<kConfig> shared;
