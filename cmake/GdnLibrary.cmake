@@ -26,6 +26,7 @@ file(GLOB gdn_api_sources CONFIGURE_DEPENDS csrc/api.cpp csrc/operators/*.cpp cs
 add_library(gdn_cuda SHARED ${gdn_api_sources})
 target_compile_definitions(gdn_cuda PUBLIC TORCH_TARGET_VERSION=0x020a000000000000)  # the stable ABI as of torch 2.10
 target_link_libraries(gdn_cuda PUBLIC gdn_core)
+gdn_precompile_headers(gdn_cuda csrc/kernels/spec.hpp csrc/operators/operator.hpp)
 # By name in DT_NEEDED, whichever torch is there then.
 target_link_libraries(gdn_cuda PRIVATE -Wl,--no-as-needed ${GDN_TORCH_DIR}/lib/libtorch_cpu.so ${GDN_TORCH_DIR}/lib/libc10.so
                       -Wl,--as-needed)
