@@ -139,6 +139,7 @@ struct CausalColumns {
                     oldest[e] = at < begin && exists ? state.at(channel + e, begin - at) : before[0][e];
                 push(before, oldest);
             }
+        load_taps();  // behind the look-ups of sequences and states, which need registers as well
         outputs.start(token);
         const int end = exists ? last : token;  // lanes without channels neither load nor store
 #pragma unroll 1
@@ -206,13 +207,13 @@ struct CausalColumns {
     __device__ __forceinline__ void load() {
         load_rows(segment.token, segment.last);
         if constexpr (!kConfig.sequences) load_old(segment.token, 0);
-        load_taps();
     }
     __device__ __forceinline__ void run(auto outputs) {
+        constexpr bool kByToken = requires { &decltype(outputs)::write_alone; };  // there may be a seq_idx
         if constexpr (kConfig.sequences)
-            if (args.sequences.seq_idx.data == nullptr) return walk_runs(outputs);
-        walk(segment.token, segment.last, 0, {}, outputs);
-        if constexpr (kConfig.sequences && requires { &decltype(outputs)::write_alone; }) mend(outputs);
+            if (!kByToken || args.sequences.seq_idx.data == nullptr) return walk_runs(outputs);
+        if constexpr (!kConfig.sequences || kByToken) walk(segment.token, segment.last, 0, {}, outputs);
+        if constexpr (kConfig.sequences && kByToken) mend(outputs);
     }
 };
 
