@@ -3,8 +3,8 @@
 //
 // A lane has four channels, of which the next 8 rows are in flight (causal_columns.cuh). A warp has 128 neighbouring channels.
 //
-// Bound: memory, 4 bytes an element for bf16; the W - 1 rows in front of a segment come from the L2 cache. 16 warps of an SM
-// have 64 KB in flight.
+// Bound: memory, 4 bytes an element for bf16; the W - 1 rows in front of a segment come from the L2 cache. 24 warps of an SM
+// have 48 KB of bf16 in flight.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_columns.cuh>
