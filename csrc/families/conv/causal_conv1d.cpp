@@ -20,7 +20,7 @@ namespace {
 Blocks forward_blocks(const CausalProblem& problem, const CausalArgs& args) {
     if (!has_few_taps(problem))
         return causal_tile_blocks(causal_tile_config(problem), args.batches, args.channels, args.tokens);
-    return problem.channels_last ? column_blocks(args, kShortSegment, causal_conv_config(problem))
+    return problem.channels_last ? column_blocks(args, kShortestSegment, causal_conv_config(problem))
                                  : CausalConv::blocks(problem, args);
 }
 void run_forward(const PreparedCausal& prepared, const Target& target) {

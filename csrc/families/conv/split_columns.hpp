@@ -7,17 +7,21 @@
 namespace gdn_cuda::conv {
 
 constexpr SplitColumnsConfig split_columns_config(DType io, const SplitHeads& heads, bool sequences) {
-    return {.io = io, .lane_channels = heads.normalised && heads.dk > 128 ? 8 : 4, .sequences = sequences};
+    const int channels = heads.normalised && heads.dk > 128 ? 8 : 4;
+    return {.io = io,
+            .lane_channels = channels,
+            .head_lanes = heads.normalised && heads.dk < 32 * channels ? 0 : 32,
+            .sequences = sequences};
 }
 // Whether there is more than rows that are one sequence each and begin with zeros.
 inline bool has_sequences(const CausalSequenceArgs& sequences) {
     return sequences.cu_seqlens.data != nullptr || sequences.initial.values.data != nullptr || sequences.slots.data != nullptr;
 }
 constexpr auto every_split_columns() {
-    std::array<SplitColumnsConfig, 12> all{};
+    std::array<SplitColumnsConfig, 18> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int dk : {128, 256})
+        for (const int dk : {64, 128, 256})
             for (const bool sequences : {false, true}) all[count++] = split_columns_config(io, {.dk = dk}, sequences);
     return all;
 }

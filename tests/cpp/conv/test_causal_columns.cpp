@@ -28,17 +28,16 @@ TEST(CausalColumnsHeuristic, BlocksCoverAllTokensAndChannels) {
         conv.tokens = static_cast<int>(1 + random.size(1 << 20));
         const SplitColumnsConfig config = split_columns_config(DType::bf16, {.dk = 128}, false);
         const int segment = column_segment(conv, config.channels(), device_of(random.one_of({46, 108, 132, 160})));
-        const i64 groups = i64{conv.batches} * ceil_div(conv.channels, config.channels()),
-                  tokens = i64{segment} * (config.threads() / 32);
-        ASSERT_EQ(column_blocks(conv, segment, config)[0], groups * ceil_div(conv.tokens, tokens));
-        ASSERT_TRUE(segment == kShortSegment || segment == kLongSegment);
+        const i64 warps = i64{conv.batches} * ceil_div(conv.channels, config.channels()) * ceil_div(conv.tokens, segment);
+        ASSERT_EQ(column_blocks(conv, segment, config)[0], ceil_div(warps, config.threads() / 32));
+        ASSERT_TRUE(segment >= kShortestSegment && segment <= kLongestSegment);
     }
 }
 
 TEST(CausalColumnsHeuristic, ManyTokensTakeLongSegments) {
     const CausalArgs many{.batches = 8, .channels = 8192, .tokens = 32768}, few{.batches = 1, .channels = 128, .tokens = 500};
-    EXPECT_EQ(column_segment(many, 128, device_of(132)), kLongSegment);
-    EXPECT_EQ(column_segment(few, 128, device_of(132)), kShortSegment);
+    EXPECT_EQ(column_segment(many, 128, device_of(132)), kLongestSegment);
+    EXPECT_EQ(column_segment(few, 128, device_of(132)), kShortestSegment);
 }
 
 }  // namespace

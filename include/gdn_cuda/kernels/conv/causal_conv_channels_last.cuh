@@ -1,13 +1,10 @@
 // conv/causal_conv_channels_last: out[t] = act(bias + sum over k of weight[k] x[t - (W - 1) + k]) for few taps, where
 // channels are neighbours in memory.
 //
-// A lane has four channels, of which the next 8 rows are in flight (causal_columns.cuh). A warp has 128 neighbouring channels,
-// and a block four segments that follow each other.
+// A lane has four channels, of which the next 8 rows are in flight (causal_columns.cuh). A warp has 128 neighbouring channels.
 //
-// Shared memory: weights and bias, which the block loads once.
-//
-// Bound: memory, 4 bytes an element for bf16; the W - 1 rows in front of a segment come from the L2 cache. 16 warps of an SM
-// have 64 KB in flight.
+// Bound: memory, 4 bytes an element for bf16; the W - 1 rows in front of a segment come from the L2 cache. 24 warps of an SM
+// have 48 KB of bf16 in flight.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_columns.cuh>
@@ -23,17 +20,21 @@ struct CausalOutputs {
     const CausalArgs& args;
     int channel;  // the lane's first
     T* out;
+    T* to = out;
 
-    __device__ __forceinline__ void write(int token, bool is_written, const float (&z)[kVector]) const {
+    __device__ __forceinline__ void start(int token) { to = out + token * args.out.token; }
+    __device__ __forceinline__ void write(bool is_written, const float (&z)[kVector]) {
         Items y;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) y.set(e, output_of(z[e], args.silu));
-        if (is_written) y.store(out + token * args.out.token);
+        if (is_written) y.store(to);
+        to += args.out.token;
     }
-    __device__ __forceinline__ void fill(int token, float number) const {
+    __device__ __forceinline__ void fill(float number) {
         Items y;
         y.fill(number);
-        y.store(out + token * args.out.token);
+        y.store(to);
+        to += args.out.token;
     }
     __device__ __forceinline__ void write_alone(const CausalSequences& sequences, int token, i64 id) const {
 #pragma unroll 1
@@ -46,10 +47,11 @@ template <CausalConvConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks())
     causal_conv_channels_last(const __grid_constant__ CausalArgs args) {
     using Outputs = CausalOutputs<kConfig>;
-    __shared__ CausalSharedTaps<kConfig> shared;
-    run_columns<kConfig>(args, shared, [&](int batch, int channel) {
-        return Outputs{args, channel, static_cast<typename Outputs::T*>(args.out.data) + batch * args.out.batch + channel};
-    });
+    CausalColumns<kConfig> columns(args);
+    if (!columns.has_tokens()) return;
+    columns.load();
+    columns.run(Outputs{args, columns.channel,
+                        static_cast<typename Outputs::T*>(args.out.data) + columns.batch * args.out.batch + columns.channel});
 }
 
 }  // namespace gdn_cuda::conv

@@ -51,7 +51,7 @@ struct CausalConvConfig {
     // Of conv/causal_conv: vectors that a thread has in flight, and tokens of a warp.
     GDN_HOST_DEVICE constexpr int vectors() const { return 4; }
     GDN_HOST_DEVICE constexpr int warp_tokens() const { return 32 * vectors() * vector(); }
-    // Of conv/causal_conv_channels_last: rows that a thread has in flight, its channels, and those of a block.
+    // Of conv/causal_conv_channels_last: rows that a thread has in flight, its channels, and those of a warp.
     GDN_HOST_DEVICE constexpr int rows() const { return 8; }
     GDN_HOST_DEVICE constexpr int lane_channels() const { return taps == 8 && bytes_of(io) == 4 ? 2 : 4; }
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels(); }

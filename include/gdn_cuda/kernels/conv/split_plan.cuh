@@ -20,22 +20,24 @@ struct SplitColumnsConfig {
 
     DType io;
     int lane_channels;  // 4, or 8 for heads that are too wide for a warp otherwise
+    int head_lanes;     // of a head of q and k: 32, or 0 where there are fewer, as arguments say
     bool sequences;     // tokens of a row may be of several, and there may be states
 
     constexpr bool operator==(const SplitColumnsConfig&) const = default;
 
-    GDN_FIELDS(io, lane_channels, sequences)
+    GDN_FIELDS(io, lane_channels, head_lanes, sequences)
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     // Blocks of a multiprocessor, as registers allow.
     GDN_HOST_DEVICE constexpr int blocks() const {
         const bool is_wide = lane_channels > 4, is_fp32 = io == DType::f32;
         if (sequences) return is_wide ? 2 : is_fp32 ? 3 : 4;
-        return is_wide ? (is_fp32 ? 2 : 3) : is_fp32 ? 4 : 6;
+        return is_wide ? (is_fp32 ? 2 : 3) : is_fp32 ? 4 : 5;
     }
     GDN_HOST_DEVICE constexpr bool exists(int, int) const { return true; }         // every tap
-    GDN_HOST_DEVICE constexpr int rows() const { return 8; }                       // that a thread has in flight
-    GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels; }  // of a block
+    GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels; }  // of a warp
+    // That a thread has in flight.
+    GDN_HOST_DEVICE constexpr int rows() const { return lane_channels * bytes_of(io) > 16 ? 4 : 8; }
 };
 // Channels of a row: key_heads of q, as many of k, dk each, and value_heads of v, dv each.
 struct SplitHeads {
