@@ -25,12 +25,22 @@ struct CausalRows {
     const CausalArgs& args;
     int batch, channel, lane;
     CausalSequences sequences{args.sequences, batch};
+    const T* row = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel * args.x.channel;
     float weight[kTaps], bias;
 
+    // Each by a lane, for all of them.
     __device__ __forceinline__ void load_weights() {
+        static_assert(kTaps < 32);
+        const int tap = lane - (kTaps - args.taps);
+        const bool of_bias = lane == kTaps;
+        const Tagged from = of_bias ? args.bias : args.weight;
+        float own = 0.f;
+        if (from.data != nullptr && tap >= 0 && lane <= kTaps)
+            own = load_number(from,
+                              of_bias ? channel * args.bias_channel : channel * args.weight_channel + tap * args.weight_tap);
 #pragma unroll
-        for (int k = 0; k < kTaps; ++k) weight[k] = load_tap(args, kTaps, channel, k);
-        bias = args.bias.data == nullptr ? 0.f : load_number(args.bias, channel * args.bias_channel);
+        for (int k = 0; k < kTaps; ++k) weight[k] = __shfl_sync(kAllLanes, own, k);
+        bias = __shfl_sync(kAllLanes, own, kTaps);
     }
     __device__ __forceinline__ Items outputs(const Window& seen) const {
         Items y;
@@ -45,33 +55,42 @@ struct CausalRows {
         return y;
     }
 
-    // Those of a step, which begins at token `begin` and ends before `end`. `run` is one of a step before, and becomes that of
-    // the last token.
-    __device__ __forceinline__ Items outputs(const Window& seen, CausalRun& run, int begin, int end) const {
+    // ---- With packed sequences, or states
+
+    // Tokens of a tile that see less than all of those before them, or a state, or are of no sequence.
+    __device__ __forceinline__ void mend_runs(int token, int end, T* out, CausalOffsets& near) const {
         const CausalRuns<kConfig.sequences> runs{sequences, lane};
-        if (run.end <= begin) run = runs.at(begin);
-        if (runs.template together<kBefore>(run, begin, end)) return outputs(seen);
-        const int first = begin + lane * kVector;
-        Items y;
-        y.clear();
+        __syncwarp();  // stores of single numbers stay behind the vector stores to the same memory
 #pragma unroll 1
-        while (true) {
-            float old[kBefore];
-            Window of_run;
-            const CausalSequences::State state = runs.state(run);
-#pragma unroll
-            for (int i = 0; i < kBefore; ++i) old[i] = state.at(channel, kBefore - i);
-#pragma unroll
-            for (int i = 0; i < kBefore + kVector; ++i) of_run[i] = seen[i];
-            mask_window(of_run, run, first, old);
-            Items each = outputs(of_run);
-            if (!run.exists()) each.fill(run.place == Place::poison ? quiet_nan() : 0.f);
-#pragma unroll
-            for (int i = 0; i < kVector; ++i)
-                if (run.contains(first + i)) y.items[i] = each.items[i];
-            if (run.end >= end) return y;
-            run = runs.at(run.end);
+        while (token < end) {
+            const CausalRun run = runs.at(token, near);
+            const int behind = min(run.end, end);
+            if (!run.exists()) {
+                const T none = from_float<T>(run.place == Place::poison ? quiet_nan() : 0.f);
+#pragma unroll 1
+                for (int i = token + lane; i < behind; i += 32) out[i] = none;
+            } else if (run.first + kBefore > token && (run.first > 0 || sequences.has_states())) {
+                mend_first(run, runs.state(run), token, behind, out);
+            }
+            token = run.end;
         }
+    }
+    // The first tokens of a run, of those from `begin` on. The first lanes have the inputs in front of the run, and the next
+    // ones an input and the output of a token.
+    __device__ __forceinline__ void mend_first(const CausalRun& run, const CausalSequences::State& state, int begin, int end,
+                                               T* out) const {
+        static_assert(2 * kBefore <= 32);
+        const int token = run.first - kBefore + lane;
+        const bool has_output = lane >= kBefore && lane < 2 * kBefore && token < end;
+        float input = 0.f, z = bias;
+        if (lane < kBefore) input = state.at(channel, kBefore - lane);
+        if (has_output) input = to_float(row[token]);
+#pragma unroll
+        for (int k = 0; k < kTaps; ++k) {
+            const float seen = __shfl_sync(kAllLanes, input, (lane + 32 - kBefore + k) % 32);
+            if (kConfig.exists(k, args.taps)) z = fmaf(weight[k], seen, z);
+        }
+        if (has_output && token >= begin) out[token] = from_float<T>(output_of(z, args.silu));
     }
 
     // ---- With seq_idx
@@ -98,38 +117,35 @@ struct CausalRows {
     }
 
     __device__ __forceinline__ void run(int tile) {
-        const T* const x = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel * args.x.channel;
         T* const out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel * args.out.channel;
         const int begin = tile * kConfig.warp_tokens(), first = begin + lane * kVector;
         const bool by_index = kConfig.sequences && args.sequences.seq_idx.data != nullptr;
         Items in[kVectors], before;
         before.clear();
-        if (lane == 31 && begin > 0) before.load_streaming(x + begin - kVector);
+        if (lane == 31 && begin > 0) before.load_streaming(row + begin - kVector);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             in[i].clear();
-            if (first + i * kStep < args.tokens) in[i].load_streaming(x + first + i * kStep);
+            if (first + i * kStep < args.tokens) in[i].load_streaming(row + first + i * kStep);
         }
         load_weights();
-        CausalRun of_sequence{};
-#pragma unroll(kConfig.sequences ? 1 : kVectors)
-        for (int i = 0; i < kVectors; ++i) {
-            const int from = begin + i * kStep;
-            if (from >= args.tokens) break;
-            Window seen;
-            load_window<kBefore>(seen, in[0], before, lane);
-            Items y;
-            if (kConfig.sequences && !by_index)
-                y = outputs(seen, of_sequence, from, min(from + kStep, args.tokens));
-            else
-                y = outputs(seen);
-            if (first + i * kStep < args.tokens) y.store_global(out + first + i * kStep);
-            before = in[0];
-#pragma unroll
-            for (int next = 1; next < kVectors; ++next) in[next - 1] = in[next];
-        }
+        CausalOffsets near;
         if constexpr (kConfig.sequences)
-            if (by_index) mend(begin, out);
+            if (sequences.packed()) near = CausalRuns<true>{sequences, lane}.around(begin);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            if (begin + i * kStep >= args.tokens) break;
+            Window seen;
+            load_window<kBefore>(seen, in[i], i == 0 ? before : in[i - 1], lane);
+            const Items y = outputs(seen);
+            if (first + i * kStep < args.tokens) y.store_global(out + first + i * kStep);
+        }
+        if constexpr (kConfig.sequences) {
+            if (by_index)
+                mend(begin, out);
+            else
+                mend_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), out, near);
+        }
     }
 };
 

@@ -8,26 +8,12 @@
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/conv/causal_conv_plan.cuh>
+#include <gdn_cuda/kernels/conv/silu.cuh>
 
 namespace gdn_cuda::conv {
 
 // Ids of tokens that are of no sequence: their outputs are 0, and NaN where the index of a slot lies.
 inline constexpr i64 kNoSequence = -1, kPoisoned = -2;
-
-// 1 / (1 + e^-z), 0 for z below -87.
-__device__ __forceinline__ float silu_gate(float z) {
-    constexpr float kMinusLog2e = -1.44269504f;
-    return reciprocal_fast(1.f + exp2_fast(z * kMinusLog2e));
-}
-// silu(z) = z sigmoid(z), NaN for z = -infinity as in torch.
-__device__ __forceinline__ float silu(float z) {
-    return z * silu_gate(z);
-}
-// Its derivative.
-__device__ __forceinline__ float silu_slope(float z) {
-    const float gate = silu_gate(z);
-    return gate * fmaf(z, 1.f - gate, 1.f);
-}
 
 // Of one row of a batch.
 struct CausalSequences {

@@ -63,7 +63,7 @@ struct CausalConvConfig {
     GDN_HOST_DEVICE constexpr int lane_channels_backward() const { return (sequences || taps == 8 ? 4 : 8) / bytes_of(io); }
     GDN_HOST_DEVICE constexpr int channels_backward() const { return 32 * lane_channels_backward(); }
     // Blocks of an SM, as many as registers allow without spills.
-    GDN_HOST_DEVICE constexpr int row_blocks() const { return !sequences ? 8 : taps == 8 ? 3 : 4; }
+    GDN_HOST_DEVICE constexpr int row_blocks() const { return sequences ? 5 : 8; }
     GDN_HOST_DEVICE constexpr int column_blocks() const {
         const bool wide = taps == 8 || bytes_of(io) == 4;
         return sequences && wide ? 3 : sequences || wide ? 4 : 6;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
+#include <gdn_cuda/kernels/conv/to_floats.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -25,6 +26,12 @@ struct CausalRun {
     __device__ __forceinline__ bool exists() const { return place == Place::run; }
 };
 
+// Offsets of packed sequences that follow each other, one in each lane of a warp: around no token yet.
+struct CausalOffsets {
+    int sequence = 0;  // whose offset lane 0 has; -1: there is none, and it has 0
+    int offset = 0;    // within the row; its end, behind the last one
+};
+
 // kSequences: tokens of a row may be of several, and there may be states.
 template <bool kSequences>
 struct CausalRuns {
@@ -33,6 +40,11 @@ struct CausalRuns {
 
     // The run of a token. Offsets that lie give any with this token, within the row. All lanes of a warp ask for the same.
     __device__ __forceinline__ CausalRun at(int token) const {
+        CausalOffsets near;
+        return at(token, near);
+    }
+    // The same, without a load where the offsets around the token are those of `near`, which becomes them.
+    __device__ __forceinline__ CausalRun at(int token, CausalOffsets& near) const {
         const CausalSequenceArgs& args = sequences.args;
         CausalRun run{.sequence = sequences.batch, .end = args.tokens};
         if constexpr (!kSequences) {
@@ -40,14 +52,37 @@ struct CausalRuns {
             return run;
         }
         if (sequences.packed()) {
-            const i64 behind = offsets_up_to(token), count = args.sequences;
-            if (behind > 0) run.first = clamped(load_index(args.cu_seqlens, behind - 1), 0, token);
-            if (behind <= count) run.end = clamped(load_index(args.cu_seqlens, behind), token + 1, args.tokens);
-            if (behind == 0 || behind > count) return run;
-            run.sequence = static_cast<int>(behind) - 1;
+            int up_to = count_up_to(token, near);
+            if (up_to == 0 || up_to == 32) {
+                near = around(token);
+                up_to = min(max(count_up_to(token, near), 1), 31);
+            }
+            run.first = min(__shfl_sync(kAllLanes, near.offset, up_to - 1), token);
+            run.end = max(__shfl_sync(kAllLanes, near.offset, up_to), token + 1);
+            run.sequence = near.sequence + up_to - 1;
+            if (run.sequence < 0 || run.sequence >= args.sequences) return run;
         }
         run.place = sequences.place_of_sequence(run.sequence);
         return run;
+    }
+    // The offsets that have the last one up to a token, and the next.
+    __device__ __forceinline__ CausalOffsets around(int token) const {
+        const CausalSequenceArgs& args = sequences.args;
+        i64 low = 0, high = i64{args.sequences} + 1;  // how many are up to the token, at least and at most
+#pragma unroll 1
+        while (high - low > 30) {  // each lane looks at the last one of a 32nd of those left
+            const i64 step = ceil_div(high - low, 32), at = low + lane * step + step - 1;
+            const bool up_to = at < high && load_index(args.cu_seqlens, at) <= token;
+            low += __popc(__ballot_sync(kAllLanes, up_to)) * step;
+            high = min(high, low + step - 1);
+        }
+        CausalOffsets found{.sequence = static_cast<int>(low) - 1, .offset = args.tokens};
+        const i64 own = low - 1 + lane;
+        if (own < 0)
+            found.offset = 0;
+        else if (own <= args.sequences)
+            found.offset = static_cast<int>(min(max(load_index(args.cu_seqlens, own), i64{0}), i64{args.tokens}));
+        return found;
     }
     // The inputs in front of its first token: zeros where it has no state.
     __device__ __forceinline__ CausalSequences::State state(const CausalRun& run) const {
@@ -62,39 +97,10 @@ struct CausalRuns {
 
   private:
     __device__ __forceinline__ bool has_states() const { return kSequences && sequences.has_states(); }
-    __device__ __forceinline__ static int clamped(i64 x, i64 least, i64 most) {
-        return static_cast<int>(min(max(x, least), most));
-    }
-    // How many offsets are at most `token`: each lane looks at the last one of a 32nd of those left.
-    __device__ __forceinline__ i64 offsets_up_to(int token) const {
-        i64 low = 0, high = i64{sequences.args.sequences} + 1;
-#pragma unroll 1
-        while (low < high) {
-            const i64 step = ceil_div(high - low, 32), at = low + lane * step + step - 1;
-            const bool up_to = at < high && load_index(sequences.args.cu_seqlens, at) <= token;
-            low += __popc(__ballot_sync(kAllLanes, up_to)) * step;
-            high = min(high, low + step - 1);
-        }
-        return low;
+    __device__ __forceinline__ static int count_up_to(int token, const CausalOffsets& near) {
+        return __popc(__ballot_sync(kAllLanes, near.offset <= token));
     }
 };
-
-template <class T, int kCount>
-__device__ __forceinline__ void to_floats(float* to, const Vector<T, kCount, true>& from) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = from[i];
-}
-// The two bf16 numbers of a word take an instruction each.
-template <int kCount>
-__device__ __forceinline__ void to_floats(float* to, const Vector<__nv_bfloat16, kCount, true>& from) {
-    static_assert(kCount % 2 == 0);
-    const unsigned* const words = reinterpret_cast<const unsigned*>(from.items);
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-        to[2 * i] = __uint_as_float(words[i] << 16);
-        to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    }
-}
 
 // The inputs that the tokens of a lane's vector see: those of the vector and kBefore in front of it, which are the end of the
 // vector of the lane before. Lane 0 gets them from `earlier`, the vector of lane 31 in front of these.

@@ -23,47 +23,48 @@ struct RmsNormForward {
     RmsNormReduction<kConfig> reduction;
     RmsNormPlace<kConfig> place{args};
     RmsNormRaw<kConfig, true> x;
-    RmsNormRaw<kConfig, false> gate;
-    float h[kCount], factor[kCount], weight[kCount];
+    RmsNormRaw<kConfig, false> gate, next_gate;
+    float h[kCount], weight[kCount];
 
     __device__ __forceinline__ bool has_gate() const { return args.gate.values.data != nullptr; }
-    __device__ __forceinline__ void load(i64 row, int chunk) {
-        const bool exists = row < args.rows;
+    __device__ __forceinline__ void load(unsigned row, int chunk) {
+        const bool exists = place.exists(row);
         place.load(x, args.x, exists ? place.offset(args.x, row) : 0, chunk, exists);
-        if (has_gate()) place.load(gate, args.gate, exists ? place.offset(args.gate, row) : 0, chunk, exists);
+        if (has_gate()) place.load(next_gate, args.gate, exists ? place.offset(args.gate, row) : 0, chunk, exists);
     }
-    // x and the gate of the row in h and factor. `meanwhile` issues the next loads, before the gate's long computation.
-    template <class Meanwhile>
-    __device__ __forceinline__ void unpack(const Meanwhile& meanwhile) {
+    // What is normalised, in h. The gate of this row stays as it was loaded, and the registers of loads are free for the next.
+    __device__ __forceinline__ void unpack() {
+        x.numbers(h, kConfig.io);
+        gate = next_gate;
+        if (has_gate() && !args.norm_before_gate) apply_gate<false>();
+    }
+    // kNormalised: h is what the norm gives, so that a gate may lose digits where it is subnormal.
+    template <bool kNormalised>
+    __device__ __forceinline__ void apply_gate() {
+        float g[kCount];
+        gate.numbers(g, args.gate.values.type);
+        if (args.activation == GateActivation::sigmoid) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            h[i] = x.number(i, kConfig.io);
-            factor[i] = 1.f;
-        }
-        const auto own_gate = gate;
-        meanwhile();
-        if (!has_gate()) return;
+            for (int i = 0; i < kCount; ++i) h[i] *= gate_sigmoid<kConfig, kNormalised>(g[i]);
+        } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            const float a = gate_value(args.activation, own_gate.number(i, args.gate.values.type));
-            h[i] *= args.norm_before_gate ? 1.f : a;
-            factor[i] = args.norm_before_gate ? a : 1.f;
+            for (int i = 0; i < kCount; ++i) h[i] *= g[i] * gate_sigmoid<kConfig, kNormalised>(g[i]);
         }
     }
     // Chunks of the row, one after the other; a row in one chunk is in registers.
     template <class Each>
-    __device__ __forceinline__ void for_chunks(i64 row, const Each& each) {
+    __device__ __forceinline__ void for_chunks(unsigned row, const Each& each) {
         const int chunks = place.chunks();
         for (int chunk = 0; chunk < chunks; ++chunk) {
             if (chunks > 1) {
                 load(row, chunk);
-                unpack([] {});
+                unpack();
             }
             each(chunk);
         }
     }
     template <bool kScaled>
-    __device__ __forceinline__ float sum_of_squares(i64 row, float scale) {
+    __device__ __forceinline__ float sum_of_squares(unsigned row, float scale) {
         float sum[1] = {0.f};
         for_chunks(row, [&](int) {
 #pragma unroll
@@ -76,7 +77,7 @@ struct RmsNormForward {
         return sum[0];
     }
     // 1 / sqrt(mean(h^2) + eps). Squares that fp32 cannot hold are taken of a scaled row.
-    __device__ __forceinline__ float inverse_rms(i64 row) {
+    __device__ __forceinline__ float inverse_rms(unsigned row) {
         const float mean = fmaf(sum_of_squares<false>(row, 1.f), args.inverse_columns, args.epsilon);
         float inverse = inverse_root(mean);
         if (out_of_range(mean)) {
@@ -92,22 +93,22 @@ struct RmsNormForward {
         return inverse;
     }
     __device__ __forceinline__ void run() {
-        const i64 step = static_cast<i64>(gridDim.x) * kConfig.rows();
-        i64 first = static_cast<i64>(blockIdx.x) * kConfig.rows();
+        const unsigned step = gridDim.x * kConfig.rows(), rows = args.rows;
+        unsigned first = blockIdx.x * kConfig.rows();
         load(first + place.row_of_block, 0);
         if constexpr (!kConfig.is_long) place.load_weight(weight, 0);
-        for (; first < args.rows; first += step) {
-            const i64 row = first + place.row_of_block;
+        for (; first < rows; first += step) {
+            const unsigned row = first + place.row_of_block;
             if (kConfig.is_long) load(row, 0);
-            unpack([&] {
-                if (!kConfig.is_long) load(row + step, 0);  // in flight while this row is computed
-            });
+            unpack();
+            if (!kConfig.is_long) load(row + step, 0);  // in flight while this row is computed
             const float inverse = inverse_rms(row);
             for_chunks(row, [&](int chunk) {
                 if constexpr (kConfig.is_long) place.load_weight(weight, chunk);
 #pragma unroll
-                for (int i = 0; i < kCount; ++i) h[i] *= inverse * weight[i] * factor[i];
-                if (row < args.rows) place.store(args.out, kConfig.io, row, chunk, h);
+                for (int i = 0; i < kCount; ++i) h[i] *= inverse * weight[i];
+                if (has_gate() && args.norm_before_gate) apply_gate<true>();
+                if (place.exists(row)) place.store(args.out, kConfig.io, row, chunk, h);
             });
         }
     }

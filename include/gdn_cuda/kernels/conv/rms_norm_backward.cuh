@@ -31,24 +31,30 @@ struct RmsNormBackward {
     float x[kCount], grad[kCount], a[kCount], slope[kCount], weight[kCount], of_weight[kCount];
 
     __device__ __forceinline__ bool has_gate() const { return args.gate.values.data != nullptr; }
-    __device__ __forceinline__ void load(i64 row, int chunk) {
-        const bool exists = row < args.rows;
+    __device__ __forceinline__ void load(unsigned row, int chunk) {
+        const bool exists = place.exists(row);
         place.load(x_raw, args.x, exists ? place.offset(args.x, row) : 0, chunk, exists);
         place.load(grad_raw, all.grad, exists ? place.offset(all.grad, row) : 0, chunk, exists);
         if (has_gate()) place.load(gate_raw, args.gate, exists ? place.offset(args.gate, row) : 0, chunk, exists);
     }
     __device__ __forceinline__ void unpack() {
+        x_raw.numbers(x, kConfig.io);
+        grad_raw.numbers(grad, kConfig.io);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            x[i] = x_raw.number(i, kConfig.io);
-            grad[i] = grad_raw.number(i, kConfig.io);
             a[i] = 1.f;
             slope[i] = 0.f;
         }
-        if (!has_gate()) return;
+        if (has_gate()) args.norm_before_gate ? unpack_gate<true>() : unpack_gate<false>();
+    }
+    // kNormalised: what is normalised has no gate, so that a gate may lose digits where it is subnormal.
+    template <bool kNormalised>
+    __device__ __forceinline__ void unpack_gate() {
+        float g[kCount];
+        gate_raw.numbers(g, args.gate.values.type);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            const Gated gated = gate_and_derivative(args.activation, gate_raw.number(i, args.gate.values.type));
+            const Gated gated = gate_and_derivative<kConfig, kNormalised>(args.activation, g[i]);
             a[i] = gated.value;
             slope[i] = gated.derivative;
         }
@@ -60,7 +66,7 @@ struct RmsNormBackward {
     }
     // Chunks of the row, one after the other; a row in one chunk is in registers, and so are weights.
     template <class Each>
-    __device__ __forceinline__ void for_chunks(i64 row, const Each& each) {
+    __device__ __forceinline__ void for_chunks(unsigned row, const Each& each) {
         const int chunks = place.chunks();
         for (int chunk = 0; chunk < chunks; ++chunk) {
             if (chunks > 1) {
@@ -73,7 +79,7 @@ struct RmsNormBackward {
     }
     // The sums over a row of (scale h)^2 and of (scale h) times the gradient of the normalised.
     template <bool kScaled>
-    __device__ __forceinline__ void sums_of(i64 row, float scale, float (&sums)[2]) {
+    __device__ __forceinline__ void sums_of(unsigned row, float scale, float (&sums)[2]) {
         sums[0] = sums[1] = 0.f;
         for_chunks(row, [&](int) {
 #pragma unroll
@@ -88,7 +94,7 @@ struct RmsNormBackward {
     struct Row {
         float inverse, mean_product;  // 1 / rms; the mean of the normalised times its gradient
     };
-    __device__ __forceinline__ Row measure(i64 row) {
+    __device__ __forceinline__ Row measure(unsigned row) {
         float sums[2];
         sums_of<false>(row, 1.f, sums);
         const float mean = fmaf(sums[0], args.inverse_columns, args.epsilon);
@@ -107,9 +113,9 @@ struct RmsNormBackward {
                 found = {scaled * scale, sums[1] * args.inverse_columns * scaled};
             }
         }
-        return row < args.rows ? found : Row{0.f, 0.f};
+        return place.exists(row) ? found : Row{0.f, 0.f};
     }
-    __device__ __forceinline__ void write(i64 row, int chunk, const Row& found, bool is_first) {
+    __device__ __forceinline__ void write(unsigned row, int chunk, const Row& found, bool is_first) {
         float of_x[kCount], of_gate[kCount], of_w[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -119,7 +125,7 @@ struct RmsNormBackward {
             of_gate[i] = slope[i] * (args.norm_before_gate ? grad[i] * weight[i] * n : of_h * x[i]);
             of_w[i] = grad[i] * n * (args.norm_before_gate ? a[i] : 1.f);
         }
-        if (row < args.rows) {
+        if (place.exists(row)) {
             place.store(all.of_x, kConfig.io, row, chunk, of_x);
             if (has_gate()) place.store(all.of_gate, args.gate.values.type, row, chunk, of_gate);
         }
@@ -159,14 +165,13 @@ struct RmsNormBackward {
     }
     __device__ __forceinline__ void run() {
         constexpr bool kAhead = !kConfig.is_long;  // loads of the next row are in flight while this one is computed
-        const i64 step = static_cast<i64>(gridDim.x) * kConfig.rows();
-        const i64 first_of_all = static_cast<i64>(blockIdx.x) * kConfig.rows();
+        const unsigned step = gridDim.x * kConfig.rows(), first_of_all = blockIdx.x * kConfig.rows(), rows = args.rows;
         if constexpr (kAhead) load(first_of_all + place.row_of_block, 0);
         place.load_weight(weight, 0);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) of_weight[i] = 0.f;
-        for (i64 first = first_of_all; first < args.rows; first += step) {
-            const i64 row = first + place.row_of_block;
+        for (unsigned first = first_of_all; first < rows; first += step) {
+            const unsigned row = first + place.row_of_block;
             if constexpr (!kAhead) load(row, 0);
             unpack();
             if constexpr (kAhead) load(row + step, 0);

@@ -24,9 +24,11 @@ struct RmsNormConfig {
     GDN_HOST_DEVICE constexpr int warps() const { return threads() / 32; }
     GDN_HOST_DEVICE constexpr int rows() const { return threads() / lanes; }  // of a block, at a time
     GDN_HOST_DEVICE constexpr int columns() const { return lanes * per_lane; }
+    GDN_HOST_DEVICE constexpr bool has_short_gate() const { return vectors && bytes_of(io) == 2; }
     // Blocks of a multiprocessor, as registers allow.
     GDN_HOST_DEVICE constexpr int forward_blocks() const {
-        return (per_lane > 8 || is_long ? 512 : io == DType::f32 ? 768 : 1024) / threads();
+        if (is_long || (per_lane > 8 && !has_short_gate())) return 512 / threads();
+        return (per_lane > 8 || io == DType::f32 ? 768 : has_short_gate() ? 1280 : 1024) / threads();
     }
     GDN_HOST_DEVICE constexpr int backward_blocks() const { return (vectors ? 512 : 256) / threads(); }
 };

@@ -2,9 +2,10 @@
 // the scale that keeps squares within the range of fp32.
 #pragma once
 
-#include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/conv/inverse_root.cuh>
 #include <gdn_cuda/kernels/conv/rms_norm_plan.cuh>
+#include <gdn_cuda/kernels/conv/silu.cuh>
+#include <gdn_cuda/kernels/conv/to_floats.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -20,13 +21,22 @@ __device__ __forceinline__ float inverse_magnitude(float x) {
 struct Gated {
     float value, derivative;
 };
-// silu or the sigmoid of g. silu(-inf) is NaN, as in torch: -inf times 0.
-__device__ __forceinline__ float gate_value(GateActivation activation, float g) {
-    const float s = sigmoid(g);
-    return activation == GateActivation::sigmoid ? s : g * s;
+// The sigmoid of a gate; times g = -infinity it is NaN, as torch's silu is. kMayFlush: 0 for g below -87. For gates of 16 bits
+// the rounding error of g log2(e) does not count.
+template <RmsNormConfig kConfig, bool kMayFlush>
+__device__ __forceinline__ float gate_sigmoid(float g) {
+    return kMayFlush && kConfig.has_short_gate() ? silu_gate(g) : sigmoid(g);
 }
+template <RmsNormConfig kConfig, bool kMayFlush>
 __device__ __forceinline__ Gated gate_and_derivative(GateActivation activation, float g) {
-    const float power = exp_fast(at_most(-g, 88.f)), s = __fdividef(1.f, 1.f + power);
+    float power, s;
+    if constexpr (kMayFlush && kConfig.has_short_gate()) {
+        power = exp2_fast(at_most(g * -1.44269504f, 127.f));
+        s = reciprocal_fast(1.f + power);
+    } else {
+        power = exp_fast(at_most(-g, 88.f));
+        s = __fdividef(1.f, 1.f + power);
+    }
     const float of_sigmoid = s * (power * s);  // s - s^2 would lose its digits for large g
     if (activation == GateActivation::sigmoid) return {s, of_sigmoid};
     return {g * s, fmaf(g, of_sigmoid, s)};
@@ -48,6 +58,15 @@ struct RmsNormRaw {
         if constexpr (kVectors) return vectors[i / 8][i % 8];
         return number_of(bits[i], kIsIo ? kConfig.io : type);
     }
+    __device__ __forceinline__ void numbers(float (&to)[kCount], DType type) const {
+        if constexpr (kVectors) {
+#pragma unroll
+            for (int i = 0; i < kCount; i += 8) to_floats(to + i, vectors[i / 8]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) to[i] = number(i, type);
+        }
+    }
 };
 
 template <RmsNormConfig kConfig>
@@ -59,6 +78,7 @@ struct RmsNormPlace {
     int lane = threadIdx.x % kConfig.lanes;
     int row_of_block = static_cast<int>(threadIdx.x) / kConfig.lanes;
 
+    __device__ __forceinline__ bool exists(unsigned row) const { return row < static_cast<unsigned>(args.rows); }
     // Chunks of a row: more than one only where the configuration says so.
     __device__ __forceinline__ int chunks() const {
         return kConfig.is_long ? static_cast<int>(ceil_div(args.columns, kConfig.columns())) : 1;
@@ -72,8 +92,8 @@ struct RmsNormPlace {
     __device__ __forceinline__ bool has(int chunk, int i) const { return column(chunk, i) < args.columns; }
 
     // The offset of a row's first element in the group of this block.
-    __device__ __forceinline__ i64 offset(const RmsNormTensor& x, i64 row) const {
-        auto rest = static_cast<unsigned>(row);
+    __device__ __forceinline__ i64 offset(const RmsNormTensor& x, unsigned row) const {
+        unsigned rest = row;
         i64 at = static_cast<i64>(blockIdx.y) * args.columns * x.column;
         for (int d = args.dims - 1; d > 0; --d) {
             const unsigned outer = rest / args.sizes[d];
