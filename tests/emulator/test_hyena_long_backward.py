@@ -50,6 +50,21 @@ def test_layouts(layout: str, seed: int) -> None:
     check(2, 4, 520, 3, seed, torch.bfloat16, layout, grad_layout="tokens")
 
 
+@pytest.mark.parametrize("D, L, S", [(8, 700, 16), (24, 513, 5), (16, 2100, 16), (8, 1, 3), (16, 0, 3), (8, 1024, 40)])
+def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
+    """The tokens of a block may be a share; more than 16 states are loaded one by one."""
+    for dtype in (torch.bfloat16, torch.float32):
+        with emulated() as launched:
+            check_long_gradients(1, D, L, S, seed, dtype, "channels", groups=D // 2, initial_state=states(1, D, S, seed))
+        kernels = [kernel for kernel in launched() if "hyena_long_backward" in kernel or "hyena_long_states" in kernel]
+        assert kernels and all((S <= 16) == ("columns = true" in kernel) for kernel in kernels)
+    check(2, 4, 520, S, seed, torch.float32, "channels", groups=2)
+
+
+def test_channels_in_whole_vectors_whose_gradient_is_not(seed: int) -> None:
+    check(2, 8, 520, 16, seed, torch.bfloat16, "channels", grad_layout="tokens")
+
+
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
 def test_poles(log_pole: float, seed: int) -> None:
     """Alone, over thousands of tokens, in one share and in several."""

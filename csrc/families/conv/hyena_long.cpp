@@ -31,6 +31,12 @@ struct PreparedHyenaLong {
     HyenaLongProblem problem{};
     HyenaLongArgs args{};
 
+    // args.vectors: of both layouts before, of tokens alone behind.
+    void split_vectors(HyenaLongArgs& args) {
+        const bool whole = args.channels * bytes_of(given.io) % 16 == 0;  // one token alone has no stride that says so
+        problem.columns = args.vectors && whole && given.layout == Layout::channels;
+        args.vectors &= given.layout == Layout::tokens;
+    }
     std::vector<int64_t> of_state() const { return {given.x1.size(0), given.x1.size(1), problem.states}; }
 };
 
@@ -90,9 +96,7 @@ std::tuple<Tensor, Tensor> run_hyena_long(const HyenaLongCall& x) {
     const std::vector<int64_t> of_shares = {rows, cut.segments - 1, args.states};
     const Tensor added = torch::stable::new_empty(x.x1, of_shares, ScalarType::Float);
     given.fill_output(args, y);
-    const bool whole_vectors = args.channels * bytes_of(given.io) % 16 == 0;  // one token alone has no stride that says so
-    prepared.problem.columns = args.vectors && whole_vectors && given.layout == Layout::channels;
-    args.vectors &= given.layout == Layout::tokens;
+    prepared.split_vectors(args);
     args.last = static_cast<float*>(memory_of(last));
     args.added = static_cast<float*>(memory_of(added));
     const DeviceScope scope(given.x1.device_index);
@@ -148,7 +152,7 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     const HyenaCut cut = hyena_long_cut(rows, forward.tokens, jit::device_traits(target.ordinal));
     forward.segments = cut.segments;
     forward.segment_tokens = cut.segment_tokens;
-    forward.vectors = given.layout == Layout::tokens;
+    forward.vectors = true;
     for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
         forward.vectors = forward.vectors && has_vectors(*each, given.layout);
     const auto of_tokens = [&](HyenaTensor& to) {
@@ -159,6 +163,9 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
         return gradient;
     };
     const Tensor of_x1 = of_tokens(args.of_x1), of_x2 = of_tokens(args.of_x2), of_v = of_tokens(args.of_v);
+    prepared.forward.split_vectors(forward);
+    HyenaLongProblem problem = prepared.forward.problem;
+    problem.columns = HyenaLongBackward::takes_columns(problem, jit::device_traits(target.ordinal));
     const bool continued = x.forward.initial_state.has_value();
     const Tensor of_initial = empty(continued ? prepared.forward.of_state() : std::vector<int64_t>{0});
     const Tensor of_poles = empty({B, D, cut.segments, 2 * S}), of_bias = empty({B, D, cut.segments});
@@ -173,8 +180,8 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     args.forward = forward;
     {
         const DeviceScope scope(given.x1.device_index);
-        HyenaLongStates::run(prepared.forward.problem, args, target);
-        HyenaLongBackward::run(prepared.forward.problem, args, target);
+        HyenaLongStates::run(problem, args, target);
+        HyenaLongBackward::run(problem, args, target);
     }
     const Tensor of_channels = math::sum(math::sum(of_bias, 2), 0);
     const int64_t groups = View(x.forward.residues).size(0);

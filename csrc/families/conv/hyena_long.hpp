@@ -16,20 +16,23 @@ struct HyenaLongProblem {
     bool columns;  // channels are neighbours in memory, in whole vectors
 };
 
-constexpr HyenaLongConfig hyena_long_config(const HyenaLongProblem& problem, bool only_states) {
+constexpr HyenaLongConfig hyena_long_config(const HyenaLongProblem& problem, bool sectors, bool only_states) {
     return {.io = problem.io,
             .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups,
             .columns = problem.columns,
+            .sectors = sectors,
             .only_states = only_states};
 }
-constexpr std::array<HyenaLongConfig, 24> every_hyena_long_configuration() {
-    std::array<HyenaLongConfig, 24> all{};
+constexpr std::array<HyenaLongConfig, 30> every_hyena_long_configuration() {
+    std::array<HyenaLongConfig, 30> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int states : {1, kHyenaMostStates})
-            for (const bool columns : {false, true})
-                for (const bool only_states : {false, true})
-                    all[count++] = hyena_long_config({io, states, columns}, only_states);
+        for (const bool only_states : {false, true}) {
+            for (const int states : {1, kHyenaMostStates})
+                for (const bool columns : {false, true})
+                    all[count++] = hyena_long_config({io, states, columns}, false, only_states);
+            all[count++] = hyena_long_config({io, 1, true}, true, only_states);
+        }
     return all;
 }
 inline constexpr std::array kHyenaLongConfigurations = every_hyena_long_configuration();
@@ -40,6 +43,11 @@ inline HyenaCut hyena_long_cut(i64 rows, i64 tokens, const jit::DeviceTraits& de
     constexpr int kEnoughWarpsAnSm = 6, kWarpsAnSm = 16, kLeastTokens = 4 * kTileTokens;
     const bool enough = rows >= i64{kEnoughWarpsAnSm} * device.multiprocessors;
     return hyena_cut(rows, tokens, kTileTokens, kLeastTokens, enough ? rows : i64{kWarpsAnSm} * device.multiprocessors);
+}
+
+Blocks hyena_long_blocks(const auto& config, const HyenaLongArgs& args) {
+    const i64 rows = config.columns ? ceil_div(args.channels, config.warps()) * config.warps() : args.channels;
+    return hyena_blocks(args.batches * rows, args.segments, config.warps());
 }
 
 struct HyenaLong {
@@ -57,24 +65,29 @@ struct HyenaLong {
         return plan_bytes<kHyenaLongConfigurations, HyenaLongSharedPlan>(
             config, std::make_index_sequence<kHyenaLongConfigurations.size()>());
     }
-    // Tiles of neighbouring channels take more shared memory than some GPUs have: there, as where they are not whole vectors,
-    // elements are loaded one by one.
-    static bool takes_columns(HyenaLongProblem problem, const jit::DeviceTraits& device) {
-        return problem.columns && shared_bytes(hyena_long_config(problem, false)) <= device.shared_bytes_per_block;
+    // Tiles of neighbouring channels take more shared memory than some GPUs have: those have blocks of half of the channels,
+    // and where these do not fit either, as where channels are not whole vectors, elements are loaded one by one.
+    static Config choose(HyenaLongProblem problem, bool only_states, const jit::DeviceTraits& device) {
+        const auto fits = [&](const Config& config) {  // both launches are of one kind
+            Config larger = config;
+            larger.only_states = false;
+            return shared_bytes(larger) <= device.shared_bytes_per_block;
+        };
+        const Config sectors = hyena_long_config(problem, true, only_states);
+        if (problem.columns && problem.states <= kHyenaGroup && fits(sectors)) return sectors;
+        problem.columns = problem.columns && fits(hyena_long_config(problem, false, only_states));
+        return hyena_long_config(problem, false, only_states);
     }
     // args.segments and args.segment_tokens are those of hyena_long_cut.
     static void run(HyenaLongProblem problem, Args args, const Target& target) {
         if (args.batches == 0 || args.channels == 0) return;
         args.vectors &= !problem.columns;  // whole vectors of channels are none of tokens
-        problem.columns = takes_columns(problem, jit::device_traits(target.ordinal));
         const auto launch_one = [&](bool only_states, const Args& given) {
-            const Config config = hyena_long_config(problem, only_states);
-            const i64 rows = config.columns ? ceil_div(args.channels, config.warps()) * config.warps() : args.channels;
-            launch<HyenaLong>(
-                config, given, hyena_blocks(args.batches * rows, given.segments, config.warps()), target, [&](const auto&) {
-                    return fmt::format("up to {} states, a warp for each channel and {} tokens{}", config.groups * kHyenaGroup,
-                                       args.segment_tokens, config.columns ? ", blocks of neighbouring channels" : "");
-                });
+            const Config config = choose(problem, only_states, jit::device_traits(target.ordinal));
+            launch<HyenaLong>(config, given, hyena_long_blocks(config, given), target, [&](const auto&) {
+                return fmt::format("up to {} states, a warp for each channel and {} tokens{}", config.groups * kHyenaGroup,
+                                   args.segment_tokens, config.columns ? ", blocks of neighbouring channels" : "");
+            });
         };
         if (args.segments > 1) {
             Args first = args;

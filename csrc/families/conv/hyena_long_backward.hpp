@@ -4,6 +4,7 @@
 #include <array>
 #include <gdn_cuda/kernels/conv/hyena_long_backward_plan.cuh>
 #include <string>
+#include <utility>
 
 #include "../../kernels/spec.hpp"
 #include "hyena_cut.hpp"
@@ -12,24 +13,31 @@
 namespace gdn_cuda::conv {
 
 constexpr HyenaLongBackwardConfig hyena_long_backward_config(const HyenaLongProblem& problem) {
-    return {.io = problem.io, .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups};
+    return {.io = problem.io, .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups, .columns = problem.columns};
 }
 constexpr HyenaLongStatesConfig hyena_long_states_config(const HyenaLongProblem& problem, bool reversed) {
-    return {.io = problem.io, .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups, .reversed = reversed};
+    return {.io = problem.io,
+            .groups = problem.states <= kHyenaGroup ? 1 : kHyenaMostGroups,
+            .reversed = reversed,
+            .columns = problem.columns};
 }
-constexpr std::array<HyenaLongBackwardConfig, 6> every_hyena_long_backward_configuration() {
-    std::array<HyenaLongBackwardConfig, 6> all{};
+// Tiles of neighbouring channels and the tables of more than 16 states of each do not fit shared memory.
+inline constexpr std::array<std::pair<int, bool>, 3> kHyenaLongBackwardKinds = {
+    {{1, false}, {1, true}, {kHyenaMostStates, false}}};
+constexpr std::array<HyenaLongBackwardConfig, 9> every_hyena_long_backward_configuration() {
+    std::array<HyenaLongBackwardConfig, 9> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int states : {1, kHyenaMostStates}) all[count++] = hyena_long_backward_config({io, states, false});
+        for (const auto& [states, columns] : kHyenaLongBackwardKinds)
+            all[count++] = hyena_long_backward_config({io, states, columns});
     return all;
 }
-constexpr std::array<HyenaLongStatesConfig, 12> every_hyena_long_states_configuration() {
-    std::array<HyenaLongStatesConfig, 12> all{};
+constexpr std::array<HyenaLongStatesConfig, 18> every_hyena_long_states_configuration() {
+    std::array<HyenaLongStatesConfig, 18> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int states : {1, kHyenaMostStates})
-            for (const bool reversed : {false, true}) all[count++] = hyena_long_states_config({io, states, false}, reversed);
+        for (const auto& [states, columns] : kHyenaLongBackwardKinds)
+            for (const bool reversed : {false, true}) all[count++] = hyena_long_states_config({io, states, columns}, reversed);
     return all;
 }
 inline constexpr std::array kHyenaLongBackwardConfigurations = every_hyena_long_backward_configuration();
@@ -57,16 +65,14 @@ struct HyenaLongStates {
     // The reversed walk where warps share the tokens of a channel.
     static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
         const HyenaLongArgs& forward = args.forward;
-        const i64 rows = i64{forward.batches} * forward.channels;
-        if (rows == 0 || forward.tokens == 0) return;
+        if (forward.batches == 0 || forward.channels == 0 || forward.tokens == 0) return;
         for (const bool reversed : {false, true}) {
             if (reversed && forward.segments == 1) break;
             const Config config = hyena_long_states_config(problem, reversed);
-            launch<HyenaLongStates>(config, args, hyena_blocks(rows, forward.segments, config.warps()), target,
-                                    [&](const auto&) {
-                                        return fmt::format("{} every {} tokens", reversed ? "gradients of states" : "states",
-                                                           reversed ? forward.segment_tokens : kTileTokens);
-                                    });
+            launch<HyenaLongStates>(config, args, hyena_long_blocks(config, forward), target, [&](const auto&) {
+                return fmt::format("{} every {} tokens", reversed ? "gradients of states" : "states",
+                                   reversed ? forward.segment_tokens : kTileTokens);
+            });
         }
     }
 };
@@ -86,15 +92,17 @@ struct HyenaLongBackward {
         return plan_bytes<kHyenaLongBackwardConfigurations, HyenaLongBackwardSharedPlan>(
             config, std::make_index_sequence<kHyenaLongBackwardConfigurations.size()>());
     }
+    static bool takes_columns(HyenaLongProblem problem, const jit::DeviceTraits& device) {
+        return problem.columns && problem.states <= kHyenaGroup &&
+               shared_bytes(hyena_long_backward_config(problem)) <= device.shared_bytes_per_block;
+    }
     static void run(const HyenaLongProblem& problem, const Args& args, const Target& target) {
-        const i64 rows = i64{args.forward.batches} * args.forward.channels;
-        if (rows == 0) return;
+        if (args.forward.batches == 0 || args.forward.channels == 0) return;
         const Config config = hyena_long_backward_config(problem);
-        launch<HyenaLongBackward>(config, args, hyena_blocks(rows, args.forward.segments, config.warps()), target,
-                                  [&](const auto&) {
-                                      return fmt::format("up to {} states, a warp for each channel and {} tokens",
-                                                         config.groups * kHyenaGroup, args.forward.segment_tokens);
-                                  });
+        launch<HyenaLongBackward>(config, args, hyena_long_blocks(config, args.forward), target, [&](const auto&) {
+            return fmt::format("up to {} states, a warp for each channel and {} tokens", config.groups * kHyenaGroup,
+                               args.forward.segment_tokens);
+        });
     }
 };
 

@@ -81,9 +81,7 @@ TEST(HyenaLongHeuristic, ChoosesWhatIsRegisteredAndFitsTheGpu) {
                     for (const bool only_states : {false, true}) {
                         jit::DeviceTraits device;
                         device.shared_bytes_per_block = shared_bytes;
-                        HyenaLongProblem problem{io, states, columns};
-                        problem.columns = HyenaLong::takes_columns(problem, device);
-                        const HyenaLongConfig config = hyena_long_config(problem, only_states);
+                        const HyenaLongConfig config = HyenaLong::choose({io, states, columns}, only_states, device);
                         EXPECT_TRUE(in(kHyenaLongConfigurations, config)) << to_text(config);
                         EXPECT_GE(config.groups * kHyenaGroup, states);
                         EXPECT_LE(HyenaLong::shared_bytes(config), shared_bytes);
@@ -91,20 +89,27 @@ TEST(HyenaLongHeuristic, ChoosesWhatIsRegisteredAndFitsTheGpu) {
                     }
 }
 
-TEST(HyenaLongBackwardHeuristic, ChoosesWhatIsRegisteredAndFitsEveryGpu) {
+TEST(HyenaLongBackwardHeuristic, ChoosesWhatIsRegisteredAndFitsTheGpu) {
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const i64 states : {1, 16, 17, 64}) {
-            const HyenaLongBackwardConfig config = hyena_long_backward_config({io, states, false});
-            EXPECT_TRUE(in(kHyenaLongBackwardConfigurations, config)) << to_text(config);
-            EXPECT_GE(config.groups * kHyenaGroup, states);
-            EXPECT_LE(HyenaLongBackward::shared_bytes(config), kSharedBytesEverywhere);
-            for (const bool reversed : {false, true}) {
-                const HyenaLongStatesConfig before = hyena_long_states_config({io, states, false}, reversed);
-                EXPECT_TRUE(in(kHyenaLongStatesConfigurations, before)) << to_text(before);
-                EXPECT_GE(before.groups * kHyenaGroup, states);
-                EXPECT_LE(HyenaLongStates::shared_bytes(before), kSharedBytesEverywhere);
-            }
-        }
+        for (const i64 states : {1, 16, 17, 64})
+            for (const bool columns : {false, true})
+                for (const int shared_bytes : {kSharedBytesEverywhere, jit::DeviceTraits{}.shared_bytes_per_block}) {
+                    jit::DeviceTraits device;
+                    device.shared_bytes_per_block = shared_bytes;
+                    HyenaLongProblem problem{io, states, columns};
+                    problem.columns = HyenaLongBackward::takes_columns(problem, device);
+                    EXPECT_TRUE(columns || !problem.columns);
+                    const HyenaLongBackwardConfig config = hyena_long_backward_config(problem);
+                    EXPECT_TRUE(in(kHyenaLongBackwardConfigurations, config)) << to_text(config);
+                    EXPECT_GE(config.groups * kHyenaGroup, states);
+                    EXPECT_LE(HyenaLongBackward::shared_bytes(config), shared_bytes);
+                    for (const bool reversed : {false, true}) {
+                        const HyenaLongStatesConfig before = hyena_long_states_config(problem, reversed);
+                        EXPECT_TRUE(in(kHyenaLongStatesConfigurations, before)) << to_text(before);
+                        EXPECT_GE(before.groups * kHyenaGroup, states);
+                        EXPECT_LE(HyenaLongStates::shared_bytes(before), shared_bytes);
+                    }
+                }
 }
 
 TEST(HyenaLongHeuristic, CutsOnlyWhereChannelsAreFew) {

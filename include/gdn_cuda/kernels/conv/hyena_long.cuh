@@ -20,8 +20,8 @@
 // numbers; 48 mma for 512 outputs of 16 states take some 40 % of bf16's time.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_columns_tile.cuh>
 #include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
+#include <gdn_cuda/kernels/conv/hyena_tile_ahead.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -124,8 +124,11 @@ struct HyenaLongWarp {
     __device__ __forceinline__ void write_within(int group, const RowStates& before, int tile) const {
         const int left = args.tokens - tile, row_of_end = left / kRowTokens;
         if (g() != row_of_end % 8 || !exists) return;
-        const HyenaPoles poles(args, share.column);
-        const HyenaRow<T> x1(args.x1, share.batch, share.column), v(args.v, share.batch, share.column);
+        int column = share.column;  // opaque: addresses are not to be computed before the loop over tiles, and kept
+        asm volatile("" : "+r"(column));
+        const HyenaPoles poles(args, column);
+        const HyenaRow<T> x1(args.x1, share.batch, column), v(args.v, share.batch, column);
+        float* const to = args.last + (static_cast<i64>(share.batch) * args.channels + column) * args.states;
 #pragma unroll
         for (int eight = 0; eight < 2; ++eight)
 #pragma unroll
@@ -137,7 +140,7 @@ struct HyenaLongWarp {
 #pragma unroll 1
                 for (int token = tile + row_of_end * kRowTokens; token < args.tokens; ++token)
                     x = kept.times_plus(x, x1.at(token) * v.at(token));
-                args.last[row() * args.states + state] = x;
+                to[state] = x;
             }
     }
     __device__ __forceinline__ void write(float* to) const {
@@ -165,32 +168,55 @@ struct HyenaLongWarp {
         fill_tables();
         begin();
         const float bias = args.bias.data == nullptr ? 0.f : load_number(args.bias, share.column * args.bias_channel);
-        // The loads of the next tile are in flight while this one is computed, where there are registers for it.
-        constexpr bool kAhead = kConfig.loads_ahead();
+        // Loads of the next tile are in flight while this one is computed: in registers, or by cp.async where these are short.
         typename Access::Own x1, v, x2;
         const auto load = [&](int tile) {
-            access.load(x1, args.x1, tile);
-            access.load(v, args.v, tile);
+            if constexpr (kConfig.columns) {
+                fetch(shared.next.of[0], access, args.x1, tile);
+                fetch(shared.next.of[1], access, args.v, tile);
+                cp_async_fence();
+            } else {
+                access.load(x1, args.x1, tile);
+                access.load(v, args.v, tile);
+            }
         };
-        if constexpr (kAhead) load(share.first);
+        const auto load_gate = [&](int tile) {
+            if constexpr (kConfig.columns && !kConfig.only_states) {
+                if (tile < share.end) fetch(shared.next.of[2], access, args.x2, tile);
+                cp_async_fence();
+            }
+        };
+        const auto wait = [&] {  // for all but the latest copies
+            if constexpr (kConfig.columns) {
+                cp_async_wait<kConfig.only_states ? 0 : 1>();
+                __syncwarp();
+            }
+        };
+        load(share.first);
+        load_gate(share.first);
 #pragma unroll 1
         for (int tile = share.first; tile < share.end; tile += kTileTokens) {
             TileSums sums;
-            if constexpr (!kAhead) load(tile);
             Parts own;
             {
                 float u[kOwn];
+                wait();
+                if constexpr (kConfig.columns) {
+                    x1 = read(access, shared.next.of[0]);
+                    v = read(access, shared.next.of[1]);
+                }
                 multiply(u, x1, v);
+                if constexpr (kConfig.columns) __syncwarp();
                 access.to_row(u);
                 begin_sums(sums, u, bias);
                 own = parts_of_row<kParts>(u);
             }
             if constexpr (!kConfig.only_states && !kConfig.columns) access.load(x2, args.x2, tile);
-            if (kAhead && tile + kTileTokens < share.end) load(tile + kTileTokens);
-            if constexpr (!kConfig.only_states) {
-                add_product(sums, own, load_pairs(shared.taps, lane_of_warp(), 0));
-                if constexpr (kConfig.columns) access.load(x2, args.x2, tile);  // registers are short before
-            }
+            if (tile + kTileTokens < share.end)
+                load(tile + kTileTokens);
+            else if constexpr (kConfig.columns)
+                cp_async_fence();
+            if constexpr (!kConfig.only_states) add_product(sums, own, load_pairs(shared.taps, lane_of_warp(), 0));
 #pragma unroll
             for (int group = 0; group < kConfig.groups; ++group)
                 if (group * kHyenaGroup < args.states) advance(group, own, sums, tile);
@@ -200,10 +226,14 @@ struct HyenaLongWarp {
                 float z[kOwn];
                 take_sums(z, sums);
                 access.to_own(z);
+                wait();
+                if constexpr (kConfig.columns) x2 = read(access, shared.next.of[2]);
                 typename Access::Own y;
 #pragma unroll
                 for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
                 access.store(y, args.y, tile);
+                __syncwarp();
+                load_gate(tile + kTileTokens);
             }
         }
         if constexpr (kConfig.only_states) {

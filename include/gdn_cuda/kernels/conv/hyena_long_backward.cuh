@@ -18,6 +18,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
+#include <gdn_cuda/kernels/conv/hyena_tile_ahead.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -52,22 +53,30 @@ __device__ __forceinline__ float sum_of_lanes(float x, int first_step) {
     return x;
 }
 
-template <HyenaLongBackwardConfig kConfig>
+// Access: HyenaTileRows or HyenaTileColumns; the latter's tiles in shared memory are two, as those of u and dz are in turns.
+template <HyenaLongBackwardConfig kConfig, class Access>
 struct HyenaLongBackwardWarp {
     using T = Storage<kConfig.io>;
-    using Tile = ToeplitzTile<T>;
     static constexpr int kParts = kConfig.parts();
     using Parts = TileParts<kParts>;
 
     const HyenaLongBackwardArgs& args;
     HyenaLongBackwardShared<kConfig>& shared;
+    Access dz_tile, u_tile;
     HyenaShare share;
     HyenaPoles poles;
     Correlation correlation;  // of the tiles so far
 
     __device__ __forceinline__ HyenaLongBackwardWarp(const HyenaLongBackwardArgs& args,
-                                                     HyenaLongBackwardShared<kConfig>& shared, const HyenaShare& share)
-        : args(args), shared(shared), share(share), poles(args.forward, share.column), correlation{} {}
+                                                     HyenaLongBackwardShared<kConfig>& shared, const Access& dz_tile,
+                                                     const Access& u_tile, const HyenaShare& share)
+        : args(args),
+          shared(shared),
+          dz_tile(dz_tile),
+          u_tile(u_tile),
+          share(share),
+          poles(args.forward, share.column),
+          correlation{} {}
 
     __device__ __forceinline__ int states() const { return args.forward.states; }
     __device__ __forceinline__ int tokens() const { return args.forward.tokens; }
@@ -205,26 +214,26 @@ struct HyenaLongBackwardWarp {
         for_parked(
             [](float(&x)[4], const float4& parked) { x[0] = parked.x, x[1] = parked.y, x[2] = parked.z, x[3] = parked.w; });
     }
-    // Factors of a tile's gradients, each lane its own tokens: in shared memory, as registers are for sums.
-    enum Kept { kX1, kV, kGrad };
-    __device__ __forceinline__ T* kept_tokens(int which, int part) const {
-        return reinterpret_cast<T*>(shared.kept[which]) + Tile::first(0, part);
+    // A tile's factors in shared memory.
+    enum Factor { kX1, kV, kGrad };
+    __device__ __forceinline__ void load(int tile, int buffer) {
+        fetch(shared.factors[buffer][kGrad], dz_tile, args.grad, tile);
+        fetch(shared.x2, dz_tile, args.forward.x2, tile);
+        fetch(shared.factors[buffer][kX1], u_tile, args.forward.x1, tile);
+        fetch(shared.factors[buffer][kV], u_tile, args.forward.v, tile);
+        cp_async_fence();
     }
-    __device__ __forceinline__ void keep(int which, const Tile& x) {
+    __device__ __forceinline__ void store_product(const float (&x)[kOwn], const HyenaOwnSlot<int(sizeof(T))>& factor,
+                                                  const HyenaTensor& to, int tile) const {
+        typename Access::Own product = read(u_tile, factor);
 #pragma unroll
-        for (int part = 0; part < 2; ++part) x.eights[part].store(kept_tokens(which, part));
-    }
-    __device__ __forceinline__ Tile kept(int which) const {
-        Tile x;
-#pragma unroll
-        for (int part = 0; part < 2; ++part) x.eights[part].load(kept_tokens(which, part));
-        return x;
+        for (int i = 0; i < kOwn; ++i) product.set(i, x[i] * product[i]);
+        u_tile.store(product, to, tile);
     }
     // What the gradient of the last states adds in the tile of the last token: a row may not carry it, as it would begin with
     // p^-31 times it.
     __device__ __forceinline__ void add_of_last_state(TileSums& of_u, int tile) {
-        float u[2][kEight];
-        multiply(u, kept(kX1), kept(kV));
+        const HyenaRow<T> x1(args.forward.x1, share.batch, share.column), v(args.forward.v, share.batch, share.column);
         const int length = tokens() - tile;
 #pragma unroll 1
         for (int state = 0; state < states(); ++state) {
@@ -236,10 +245,11 @@ struct HyenaLongBackwardWarp {
             for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int i = 0; i < kEight; ++i) {
-                    const int after = tokens() - 1 - (Tile::first(tile, half) + i);
-                    const float power = after >= 0 ? pole_power(log, after) : 0.f;
+                    const int token = ToeplitzTile<T>::first(tile, half) + i, after = tokens() - 1 - token;
+                    if (after < 0) continue;
+                    const float power = pole_power(log, after);
                     sum_of(of_u, half, i) = fmaf(power, gradient, sum_of(of_u, half, i));
-                    slope = fmaf(after * power, u[half][i], slope);
+                    slope = fmaf(after * power, x1.at(token) * v.at(token), slope);
                 }
             slope = sum_of_lanes(slope, 1);
             slope = fmaf(length * pole_power(log, length), state_before(tile, state), slope);
@@ -258,38 +268,31 @@ struct HyenaLongBackwardWarp {
         park_correlation();
         const HyenaLongArgs& forward = args.forward;
         const float bias = load_number(forward.bias, share.column * forward.bias_channel);
-        const auto load = [&](Tile& to, const HyenaTensor& from, int tile) {
-            to.load(HyenaRow<T>(from, share.batch, share.column), tile, share.end, forward.vectors, shared.stage);
-        };
-        const auto store = [&](const HyenaTensor& to, int factor, TileSums& sums, int tile) {
-            gated(kept(factor), sums)
-                .store(HyenaRow<T>(to, share.batch, share.column), tile, share.end, forward.vectors, shared.stage);
-        };
         const int tiles = (share.end - share.first + kTileTokens - 1) / kTileTokens;
+        constexpr bool kAhead = kConfig.buffers() == 2;
+        int buffer = 0, tile = share.first + (tiles - 1) * kTileTokens;
+        if (kAhead && tiles > 0) load(tile, buffer);
 #pragma unroll 1
-        for (int tile = share.first + (tiles - 1) * kTileTokens; tile >= share.first; tile -= kTileTokens) {
+        for (; tile >= share.first; tile -= kTileTokens) {
+            if constexpr (!kAhead) load(tile, buffer);
+            auto& factors = shared.factors[buffer];
             TileSums z, of_u;
             Parts own, back;
-            {
-                Tile grad, x2;
-                float dz[2][kEight];
-                load(grad, args.grad, tile);
-                load(x2, forward.x2, tile);
-                multiply(dz, grad, x2);
-                begin_sums(of_u, dz, bias);
-                back = Parts::of(dz);
-                keep(kGrad, grad);
-            }
-            {
-                Tile x1, v;
-                float u[2][kEight];
-                load(x1, forward.x1, tile);
-                load(v, forward.v, tile);
-                multiply(u, x1, v);
-                begin_sums(z, u, bias);
-                own = Parts::of(u);
-                keep(kX1, x1);
-                keep(kV, v);
+            float x[kOwn];
+            cp_async_wait<0>();
+            __syncwarp();
+            multiply(x, read(dz_tile, factors[kGrad]), read(dz_tile, shared.x2));
+            dz_tile.to_row(x);
+            begin_sums(of_u, x, bias);
+            back = parts_of_row<kParts>(x);
+            multiply(x, read(u_tile, factors[kX1]), read(u_tile, factors[kV]));
+            u_tile.to_row(x);
+            begin_sums(z, x, bias);
+            own = parts_of_row<kParts>(x);
+            __syncwarp();
+            if constexpr (kAhead) {
+                buffer ^= 1;
+                if (tile > share.first) load(tile - kTileTokens, buffer);
             }
             load_correlation();
             add_correlation(correlation, back, own);
@@ -297,10 +300,15 @@ struct HyenaLongBackwardWarp {
             add_product(z, own, load_pairs(shared.taps, lane_of_warp(), 0));
             add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp(), 0));
             for_groups([&](int group, HyenaCarriedBack&) { advance(group, own, back, z, of_u, tile); });
-            store(args.of_x2, kGrad, z, tile);
+            take_sums(x, z);
+            u_tile.to_own(x);
+            store_product(x, factors[kGrad], args.of_x2, tile);
             if (ends_within(tile)) add_of_last_state(of_u, tile);
-            store(args.of_x1, kV, of_u, tile);
-            store(args.of_v, kX1, of_u, tile);
+            take_sums(x, of_u);
+            dz_tile.to_own(x);
+            store_product(x, factors[kV], args.of_x1, tile);
+            store_product(x, factors[kX1], args.of_v, tile);
+            __syncwarp();
         }
         finish();
     }
@@ -360,15 +368,25 @@ struct HyenaLongBackwardWarp {
 };
 
 template <HyenaLongBackwardConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), 2)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_of_sm())
     hyena_long_backward(const __grid_constant__ HyenaLongBackwardArgs args) {
+    using T = Storage<kConfig.io>;
     extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<HyenaLongBackwardSharedPlan<kConfig>*>(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const i64 number = static_cast<i64>(blockIdx.x) * kConfig.warps() + warp;
-    const HyenaShare share = HyenaShare::of(args.forward, number, args.forward.channels);
+    const HyenaShare share = hyena_share<kConfig.columns, kConfig.warps()>(args.forward);
     if (!share.exists(args.forward)) return;
-    HyenaLongBackwardWarp<kConfig>{args, reinterpret_cast<HyenaLongBackwardSharedPlan<kConfig>*>(memory)->warps[warp], share}
-        .run();
+    auto& of_warp = shared.warps[warp];
+    if constexpr (kConfig.columns) {
+        using Access = HyenaTileColumns<T, kConfig.warps()>;
+        const Access dz_tile{shared.of_dz, share.batch, share.column - warp, args.forward.channels, share.end};
+        const Access u_tile{shared.of_u, share.batch, share.column - warp, args.forward.channels, share.end};
+        HyenaLongBackwardWarp<kConfig, Access>{args, of_warp, dz_tile, u_tile, share}.run();
+    } else {
+        using Access = HyenaTileRows<T>;
+        const Access access{of_warp.stage, share.batch, share.column, share.end, args.forward.vectors};
+        HyenaLongBackwardWarp<kConfig, Access>{args, of_warp, access, access, share}.run();
+    }
 }
 
 }  // namespace gdn_cuda::conv

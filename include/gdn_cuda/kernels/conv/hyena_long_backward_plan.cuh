@@ -6,17 +6,25 @@
 namespace gdn_cuda::conv {
 
 struct HyenaLongBackwardConfig {
-    DType io;    // x1, x2, v and their gradients, the gradient of y
-    int groups;  // of 16 states
+    DType io;      // x1, x2, v and their gradients, the gradient of y
+    int groups;    // of 16 states
+    bool columns;  // channels are neighbours in memory, in whole vectors
 
     constexpr bool operator==(const HyenaLongBackwardConfig&) const = default;
 
-    GDN_FIELDS(io, groups)
+    GDN_FIELDS(io, groups, columns)
 
     // bf16 parts of every number.
     GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
-    // Of a block, such that its shared memory fits every GPU.
-    GDN_HOST_DEVICE constexpr int warps() const { return groups == 1 ? 4 : io == DType::f32 ? 1 : 2; }
+    // Of a block: its neighbouring channels, or such that its shared memory fits every GPU.
+    GDN_HOST_DEVICE constexpr int warps() const {
+        if (columns) return hyena_columns(io, false);
+        return groups == 1 ? 4 : io == DType::f32 ? 1 : 2;
+    }
+    GDN_HOST_DEVICE constexpr int blocks_of_sm() const { return columns && io != DType::f32 ? 1 : 2; }
+    // Tiles of x1, v and the gradient of y in shared memory: the next one is copied while one is computed, where there is
+    // space.
+    GDN_HOST_DEVICE constexpr int buffers() const { return groups == 1 && io != DType::f32 ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
     // Registers do not suffice for a loop over groups and for the correlation: it waits in shared memory.
     GDN_HOST_DEVICE constexpr bool parks_correlation() const { return groups > 1; }
@@ -25,14 +33,19 @@ struct HyenaLongStatesConfig {
     DType io;
     int groups;
     bool reversed;  // gradients of the states before a share, from those of y; otherwise the states behind it, from u
+    bool columns;   // channels are neighbours in memory, in whole vectors
 
     constexpr bool operator==(const HyenaLongStatesConfig&) const = default;
 
-    GDN_FIELDS(io, groups, reversed)
+    GDN_FIELDS(io, groups, reversed, columns)
 
     GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
-    GDN_HOST_DEVICE constexpr int warps() const { return groups > 1 ? 2 : 4; }
+    GDN_HOST_DEVICE constexpr int warps() const {
+        if (columns) return hyena_columns(io, false);
+        return groups > 1 ? 2 : 4;
+    }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
+    GDN_HOST_DEVICE constexpr int blocks_of_sm() const { return columns || io == DType::f32 ? 2 : 3; }
 };
 
 // Of both kernels. A share is the tokens of a warp: (batch, channel, segment). All that is fp32 is contiguous.
@@ -71,8 +84,8 @@ struct HyenaLongBackwardShared {
         float correlation[kRowTokens][kRowTokens + 1];  // once the tables are not needed any more
     };
     PairTables<1, kConfig.parts()> taps, taps_back;
-    HyenaStage<kTileTokens> stage;
-    alignas(16) unsigned char kept[3][kTileTokens * bytes_of(kConfig.io)];  // of the tile: x1, v and the gradient of y
+    HyenaStage<kConfig.columns ? kRowTokens : kTileTokens> stage;
+    HyenaOwnSlot<bytes_of(kConfig.io)> x2, factors[kConfig.buffers()][3];  // of a tile: x1, v and the gradient of y
     HyenaCarriedBack carried[kConfig.groups];
     alignas(16) float parked[kConfig.parks_correlation() ? 8 : 1][32][4];  // [4 m + p][lane][i]
     float first[kHyenaGroup * kConfig.groups];                             // states before the share
@@ -80,15 +93,16 @@ struct HyenaLongBackwardShared {
 };
 template <HyenaLongBackwardConfig kConfig>
 struct HyenaLongBackwardSharedPlan {
+    HyenaColumnsShared<kConfig.columns ? kConfig.warps() : 0> of_dz, of_u;
     HyenaLongBackwardShared<kConfig> warps[kConfig.warps()];
 };
 template <HyenaLongStatesConfig kConfig>
 struct HyenaLongStatesShared {
     HyenaPowerGroup<kConfig.parts()> groups[kConfig.groups];
-    HyenaStage<kTileTokens> stage;
+    HyenaOwnSlot<bytes_of(kConfig.io)> factors[2];
 };
 template <HyenaLongStatesConfig kConfig>
-struct HyenaLongStatesSharedPlan {
+struct HyenaLongStatesSharedPlan : HyenaColumnsShared<kConfig.columns ? kConfig.warps() : 0> {
     HyenaLongStatesShared<kConfig> warps[kConfig.warps()];
 };
 

@@ -13,28 +13,28 @@ struct HyenaLongConfig {
     DType io;          // x1, x2, v, y
     int groups;        // of 16 states
     bool columns;      // channels are neighbours in memory, in whole vectors
+    bool sectors;      // of columns: a block has channels of a whole sector of memory, otherwise of half a one
     bool only_states;  // what every share of the tokens adds to the states behind it, and no outputs
 
     constexpr bool operator==(const HyenaLongConfig&) const = default;
 
-    GDN_FIELDS(io, groups, columns, only_states)
+    GDN_FIELDS(io, groups, columns, sectors, only_states)
 
     // bf16 parts of every number.
     GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
-    // Of a block: its neighbouring channels, of a whole sector where registers and shared memory suffice; or such that its
-    // shared memory fits every GPU.
+    // Of a block: its neighbouring channels, or such that its shared memory fits every GPU.
     GDN_HOST_DEVICE constexpr int warps() const {
-        if (columns) return hyena_columns(io, io == DType::f32 && groups == 1);
+        if (columns) return hyena_columns(io, sectors);
         return io == DType::f32 && groups > 1 ? 2 : 4;
     }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
     // From which ptxas derives how many registers a thread may have.
     GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
-        if (columns) return 1;
+        if (columns) return io != DType::f32 && groups == 1 && !sectors ? 2 : 1;
         return io == DType::f32 ? 2 : 3;
     }
-    // Whether registers suffice for the loads of a tile while another one is computed.
-    GDN_HOST_DEVICE constexpr bool loads_ahead() const { return !columns || only_states || groups == 1 || io == DType::f32; }
+    // Tensors whose next tile is copied to shared memory: x1, v and x2.
+    GDN_HOST_DEVICE constexpr int slots() const { return !columns ? 0 : only_states ? 2 : 3; }
 };
 
 struct HyenaLongArgs {
@@ -70,6 +70,7 @@ struct HyenaLongShared {
     HyenaPoleGroup<kConfig.parts()> groups[kConfig.groups];
     HyenaStage<kConfig.columns ? kRowTokens : kTileTokens> stage;  // the taps at first
     PairTables<1, kConfig.parts()> taps;
+    HyenaOwnSlots<kConfig.slots(), bytes_of(kConfig.io)> next;
 };
 template <HyenaLongConfig kConfig>
 struct HyenaLongSharedPlan : HyenaColumnsShared<kConfig.columns ? kConfig.warps() : 0> {

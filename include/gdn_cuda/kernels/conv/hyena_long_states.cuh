@@ -8,13 +8,13 @@
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
+#include <gdn_cuda/kernels/conv/hyena_tile_ahead.cuh>
 
 namespace gdn_cuda::conv {
 
 template <HyenaLongStatesConfig kConfig>
 __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, HyenaLongStatesShared<kConfig>& shared,
-                                            const HyenaShare& share) {
-    using T = Storage<kConfig.io>;
+                                            const auto& access, const HyenaShare& share) {
     constexpr int kParts = kConfig.parts(), kStep = kConfig.reversed ? -kTileTokens : kTileTokens;
     const HyenaLongArgs& forward = args.forward;
     const int lane = lane_of_warp(), S = forward.states, tiles = (share.end - share.first + kTileTokens - 1) / kTileTokens;
@@ -32,23 +32,25 @@ __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, H
         for (int group = 0; group < kConfig.groups; ++group)
             for_states(group, S, [&](int eight, int i, int state) { to[state] = carried[group][eight][i]; });
     };
-    ToeplitzTile<T> x, y;
     const auto load = [&](int tile) {
-        const auto each = [&](ToeplitzTile<T>& to, const HyenaTensor& from) {
-            to.load(HyenaRow<T>(from, share.batch, share.column), tile, share.end, forward.vectors, shared.stage);
-        };
-        each(x, kConfig.reversed ? args.grad : forward.x1);
-        each(y, kConfig.reversed ? forward.x2 : forward.v);
+        fetch(shared.factors[0], access, kConfig.reversed ? args.grad : forward.x1, tile);
+        fetch(shared.factors[1], access, kConfig.reversed ? forward.x2 : forward.v, tile);
+        cp_async_fence();
     };
     int tile = kConfig.reversed ? share.first + (tiles - 1) * kTileTokens : share.first;
     if (tiles > 0) load(tile);
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i, tile += kStep) {
         if constexpr (!kConfig.reversed) write(args.states + (row * row_tiles + tile / kTileTokens) * S);
-        float product[2][kEight];
-        multiply(product, x, y);
-        const TileParts<kParts> parts = TileParts<kParts>::of(product);
+        float product[kOwn];
+        cp_async_wait<0>();
+        __syncwarp();
+        multiply(product, read(access, shared.factors[0]), read(access, shared.factors[1]));
+        __syncwarp();
         if (i + 1 < tiles) load(tile + kStep);
+        access.to_row(product);
+        const TileParts<kParts> parts = parts_of_row<kParts>(product);
+        access.between_rows();
 #pragma unroll
         for (int group = 0; group < kConfig.groups; ++group) {
             if (group * kHyenaGroup >= S) continue;
@@ -63,14 +65,23 @@ __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, H
 }
 
 template <HyenaLongStatesConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads(), kConfig.io == DType::f32 ? 2 : 3)
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_of_sm())
     hyena_long_states(const __grid_constant__ HyenaLongBackwardArgs args) {
+    using T = Storage<kConfig.io>;
     extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<HyenaLongStatesSharedPlan<kConfig>*>(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const i64 number = static_cast<i64>(blockIdx.x) * kConfig.warps() + warp;
-    const HyenaShare share = HyenaShare::of(args.forward, number, args.forward.channels);
+    const HyenaShare share = hyena_share<kConfig.columns, kConfig.warps()>(args.forward);
     if (!share.exists(args.forward)) return;
-    walk_states<kConfig>(args, reinterpret_cast<HyenaLongStatesSharedPlan<kConfig>*>(memory)->warps[warp], share);
+    if constexpr (kConfig.columns) {
+        const HyenaTileColumns<T, kConfig.warps()> access{shared, share.batch, share.column - warp, args.forward.channels,
+                                                          share.end};
+        walk_states<kConfig>(args, shared.warps[warp], access, share);
+    } else {
+        auto& nowhere = reinterpret_cast<HyenaStage<kTileTokens>&>(shared.warps[warp]);  // is for stores: there are none
+        const HyenaTileRows<T> access{nowhere, share.batch, share.column, share.end, args.forward.vectors};
+        walk_states<kConfig>(args, shared.warps[warp], access, share);
+    }
 }
 
 }  // namespace gdn_cuda::conv
