@@ -1,6 +1,7 @@
 // conv/hyena_short and conv/hyena_short_columns on the host: which of them runs a problem, in which configuration and cut.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
 #include <string>
@@ -16,16 +17,20 @@ struct HyenaShortProblem {
 };
 
 constexpr HyenaShortConfig hyena_short_config(const HyenaShortProblem& problem) {
-    return {.io = problem.io, .taps = problem.taps <= kHyenaShortFewTaps ? kHyenaShortFewTaps : kHyenaShortMostTaps};
+    const bool exact = std::ranges::find(kHyenaShortExactTaps, problem.taps) != std::end(kHyenaShortExactTaps);
+    const int rounded = problem.taps <= kHyenaShortFewTaps ? kHyenaShortFewTaps : kHyenaShortMostTaps;
+    return {.io = problem.io, .taps = exact ? static_cast<int>(problem.taps) : rounded, .exact = exact};
 }
 inline constexpr std::array kHyenaShortConfigurations = {
-    hyena_short_config({DType::bf16, 1}), hyena_short_config({DType::bf16, kHyenaShortMostTaps}),
-    hyena_short_config({DType::f16, 1}),  hyena_short_config({DType::f16, kHyenaShortMostTaps}),
-    hyena_short_config({DType::f32, 1}),  hyena_short_config({DType::f32, kHyenaShortMostTaps}),
+    hyena_short_config({DType::bf16, 7}), hyena_short_config({DType::bf16, 1}), hyena_short_config({DType::bf16, 32}),
+    hyena_short_config({DType::bf16, 9}), hyena_short_config({DType::f16, 7}),  hyena_short_config({DType::f16, 1}),
+    hyena_short_config({DType::f16, 32}), hyena_short_config({DType::f16, 9}),  hyena_short_config({DType::f32, 7}),
+    hyena_short_config({DType::f32, 1}),  hyena_short_config({DType::f32, 32}), hyena_short_config({DType::f32, 9}),
 };
 
 inline std::string explain_hyena_short(const HyenaShortConfig& config, const char* row, const HyenaCut& cut) {
-    return fmt::format("up to {} taps, a warp for each {} and {} tokens", config.taps, row, cut.segment_tokens);
+    return fmt::format("{}{} taps, a warp for each {} and {} tokens", config.exact ? "" : "up to ", config.taps, row,
+                       cut.segment_tokens);
 }
 
 // What both Specs share.
@@ -68,14 +73,19 @@ struct HyenaShort : HyenaShortCommon {
 struct HyenaShortColumns : HyenaShortCommon {
     static constexpr const char* name = "hyena_short_columns";
     static constexpr const char* summary = "the same, channels neighbours in memory";
-    static constexpr int kWarpsAnSm = 48;
+    static constexpr int kWaves = 4;         // of a launch, so that the last one is short
     static constexpr int kLeastTokens = 64;  // of a share, before which tokens are read twice
 
+    // Taps and recent inputs of each warp's channels.
+    static int shared_bytes(const Config& config) {
+        return kHyenaShortWarps * 2 * config.taps * config.warp_channels() * bytes_of(DType::f32);
+    }
     static i64 rows_of(const Config& config, i64 batches, i64 channels) {
         return batches * ceil_div(channels, config.warp_channels());
     }
     static HyenaCut cut(const Config& config, i64 rows, i64 tokens, const jit::DeviceTraits& device) {
-        return hyena_cut(rows, tokens, config.step(), kLeastTokens, i64{kWarpsAnSm} * device.multiprocessors);
+        const i64 wave = i64{config.columns_blocks_an_sm()} * kHyenaShortWarps * device.multiprocessors;
+        return hyena_cut_by_waves(rows, tokens, config.step(), kLeastTokens, wave, kWaves, config.taps);
     }
     static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
         const Config config = hyena_short_config(problem);

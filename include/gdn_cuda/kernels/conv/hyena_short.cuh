@@ -63,7 +63,7 @@ struct HyenaShortWarp {
     __device__ __forceinline__ void convolve(float (&z)[kEight], const float (&window)[kBefore + kEight]) const {
 #pragma unroll
         for (int lag = 0; lag < kConfig.taps; ++lag) {
-            if (lag >= args.filter.taps) break;  // a tap of zero would not do: zero times infinity is NaN
+            if (kConfig.ends_before(lag, args.filter.taps)) break;
             const float tap = shared.taps[lag];
 #pragma unroll
             for (int i = 0; i < kEight; ++i) z[i] = fmaf(tap, window[kBefore + i - lag], z[i]);

@@ -100,7 +100,7 @@ struct HyenaShortBackwardWarp {
                                              const float (&window)[kHalo + kEight]) const {
 #pragma unroll
         for (int lag = 0; lag < kConfig.taps; ++lag) {
-            if (lag >= forward.filter.taps) break;  // a tap of zero would not do: zero times infinity is NaN
+            if (kConfig.ends_before(lag, forward.filter.taps)) break;
             const float tap = shared.taps[lag];
 #pragma unroll
             for (int i = 0; i < kEight; ++i) {
@@ -114,7 +114,7 @@ struct HyenaShortBackwardWarp {
         for (int i = 0; i < kEight; ++i) du[i] = forward.filter.gated_bias ? bias * window[i] : 0.f;
 #pragma unroll
         for (int lag = 0; lag < kConfig.taps; ++lag) {
-            if (lag >= forward.filter.taps) break;
+            if (kConfig.ends_before(lag, forward.filter.taps)) break;
             const float tap = shared.taps[lag];
 #pragma unroll
             for (int i = 0; i < kEight; ++i) du[i] = fmaf(tap, window[i + lag], du[i]);
@@ -175,7 +175,7 @@ struct HyenaShortBackwardWarp {
         const i64 at = sums_of(forward, share, channel);
 #pragma unroll
         for (int lag = 0; lag < kConfig.taps; ++lag) {
-            if (lag >= forward.filter.taps) break;
+            if (kConfig.ends_before(lag, forward.filter.taps)) break;
             const float sum = group_sum<32>(lane() < kOwners ? of_taps[lag] : 0.f);
             if (lane() == lag) args.of_weight[at * forward.filter.taps + forward.filter.taps - 1 - lag] = sum;
         }

@@ -1,16 +1,18 @@
 // conv/hyena_short_columns: what conv/hyena_short computes, where channels are neighbours in memory.
 //
-// A warp walks over its tokens of 128 neighbouring channels (64 from 9 taps on), four tokens a step. A lane has two or four
-// neighbouring channels, with u of the tokens that its taps meet in registers; all loads of a step are in flight
-// at once.
+// A warp walks over its tokens of 128 neighbouring channels (64 from 9 taps on), four tokens a step (eight). A lane has four or
+// two neighbouring channels, with u of the tokens that its taps meet in registers. The next step's loads are in flight while a
+// step is computed: each is issued as soon as the registers of the one before are read. Neighbouring warps have neighbouring
+// channels of the same tokens, so that the GPU reads whole rows at a time.
 //
-// Shared memory: the taps of the warp's channels, newest first.
+// Shared memory: the taps of the warp's channels, newest first, and the last values of u, for tokens that are read one by one:
+// those behind the last whole step, and all of tensors without aligned vectors.
 //
 // Bound: memory, as hyena_short. The tokens before a warp's share are read twice, six of some hundred for 7 taps.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_common.cuh>
-#include <gdn_cuda/kernels/conv/hyena_short_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_short_columns_common.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -19,112 +21,185 @@ struct HyenaShortColumns {
     using T = Storage<kConfig.io>;
     static constexpr int kChannels = kConfig.lane_channels(), kStep = kConfig.step(), kBefore = kConfig.taps - 1;
     using Some = Vector<T, kChannels, true>;
-    using Taps = float[kConfig.taps][32][kChannels];
+    using Column = HyenaColumn<T, kChannels>;
+    using Numbers = Vector<float, kChannels, true>;
+    using Shared = HyenaShortColumnsShared<kConfig, Numbers>;
 
     const HyenaArgs& args;
-    const Taps& taps;
+    Shared& shared;                            // of the warp; a lane reads what it wrote
     int batch, channel;                        // the lane's first channel
     float window[kBefore + kStep][kChannels];  // u; the step's tokens come last
+    float bias[kChannels];
 
-    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+    __device__ __forceinline__ Numbers& tap(int lag) const { return shared.taps[lag][lane_of_warp()]; }
+    __device__ __forceinline__ Numbers& recent(int slot) const { return shared.recent[slot][lane_of_warp()]; }
+    __device__ __forceinline__ Column column(const HyenaTensor& x, int token) const {
+        return {x, args.channels, batch, channel, token};
+    }
     __device__ __forceinline__ bool exists(int c) const { return channel + c < args.channels; }
 
-    // `whole`: the token and all channels exist, and there are vectors.
-    __device__ __forceinline__ void load(Some& to, const HyenaTensor& x, int token, int end, bool whole) const {
-        const T* from = static_cast<const T*>(x.data) + batch * x.batch + channel * x.channel + token * x.token;
-        if (whole) {
-            to.load(from);
-        } else {
+    __device__ __forceinline__ void load_filter() {
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c, from += x.channel)
-                to.items[c] = token < end && exists(c) ? *from : from_float<T>(0.f);
-        }
-    }
-    __device__ __forceinline__ void store(const Some& y, int token) const {
-        T* to = static_cast<T*>(args.y.data) + batch * args.y.batch + channel * args.y.channel + token * args.y.token;
-        if (args.vectors && exists(kChannels - 1)) {
-            y.store(to);
-        } else {
-#pragma unroll
-            for (int c = 0; c < kChannels; ++c, to += args.y.channel)
-                if (exists(c)) *to = y.items[c];
-        }
-    }
-    __device__ __forceinline__ void load_before(int first) {
-#pragma unroll
-        for (int i = 0; i < kBefore; ++i) {
-            const bool is_met = kBefore - i < args.filter.taps;
+        for (int c = 0; c < kChannels; ++c) bias[c] = exists(c) ? bias_of(args.filter, channel + c) : 0.f;
+#pragma unroll 8
+        for (int lag = 0; lag < kConfig.taps; ++lag) {
+            if (lag >= args.filter.taps) break;
+            Numbers taps;
 #pragma unroll
             for (int c = 0; c < kChannels; ++c)
-                window[i][c] = is_met && exists(c) ? u_at<T>(args, batch, channel + c, first - kBefore + i) : 0.f;
+                taps.items[c] = correlation_tap(args.filter, min(channel + c, args.channels - 1), lag);
+            tap(lag) = taps;
         }
     }
-    __device__ __forceinline__ void step(int first, int end, const float (&bias)[kChannels]) {
-        Some x1[kStep], x2[kStep], v[kStep];
-        const bool whole = args.vectors && first + kStep <= end && exists(kChannels - 1);
-#pragma unroll
-        for (int i = 0; i < kStep; ++i) {
-            load(x1[i], args.x1, first + i, end, whole);
-            load(v[i], args.v, first + i, end, whole);
-            load(x2[i], args.x2, first + i, end, whole);
-        }
-        float z[kStep][kChannels];
-#pragma unroll
-        for (int i = 0; i < kStep; ++i)
+    // u of the tokens before `first`, to the shared memory.
+    __device__ __forceinline__ void load_recent(int first) const {
+#pragma unroll 1
+        for (int i = 0; i < kBefore; ++i)
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) {
-                const float u = x1[i][c] * v[i][c];
-                window[kBefore + i][c] = u;
-                z[i][c] = args.filter.gated_bias ? bias[c] * u : bias[c];
+                const bool is_met = kBefore - i < args.filter.taps && exists(c);
+                recent(i).items[c] = is_met ? u_at<T>(args, batch, channel + c, first - kBefore + i) : 0.f;
             }
+    }
+    // The same to the window. Only a sequence's first share has no tokens before it.
+    __device__ __forceinline__ void load_window(int first) {
+        if (first == 0) {
+            load_recent(first);
 #pragma unroll
-        for (int lag = 0; lag < kConfig.taps; ++lag) {
-            if (lag >= args.filter.taps) break;  // a tap of zero would not do: zero times infinity is NaN
-            Vector<float, kChannels, true> tap;
-            tap.load(taps[lag][lane()]);
+            for (int i = 0; i < kBefore; ++i)
+#pragma unroll
+                for (int c = 0; c < kChannels; ++c) window[i][c] = recent(i)[c];
+        } else {
+            Column x1 = column(args.x1, first - kBefore), v = column(args.v, first - kBefore);
+            Some of_x1[kBefore + 1], of_v[kBefore + 1];
+            x1.template load<kBefore>(of_x1);
+            v.template load<kBefore>(of_v);
+#pragma unroll
+            for (int i = 0; i < kBefore; ++i)
+#pragma unroll
+                for (int c = 0; c < kChannels; ++c) window[i][c] = of_x1[i][c] * of_v[i][c];
+        }
+    }
+    // The tokens in [first, end), which are whole steps of aligned vectors.
+    __device__ __forceinline__ void walk_vectors(int first, int end) {
+        load_window(first);
+        Column x1 = column(args.x1, first), v = column(args.v, first), x2 = column(args.x2, first), y = column(args.y, first);
+        Some next_x1[kStep], next_v[kStep], next_x2[kStep];
+        if (first < end) {
+            x1.template load<kStep>(next_x1);
+            v.template load<kStep>(next_v);
+            x2.template load<kStep>(next_x2);
+        }
+#pragma unroll 1
+        for (; first < end; first += kStep) {
+            const bool goes_on = first + kStep < end;
+            float z[kStep][kChannels];
 #pragma unroll
             for (int i = 0; i < kStep; ++i)
 #pragma unroll
-                for (int c = 0; c < kChannels; ++c) z[i][c] = fmaf(tap[c], window[kBefore + i - lag][c], z[i][c]);
-        }
+                for (int c = 0; c < kChannels; ++c) {
+                    const float u = next_x1[i][c] * next_v[i][c];
+                    window[kBefore + i][c] = u;
+                    z[i][c] = args.filter.gated_bias ? bias[c] * u : bias[c];
+                }
+            if (goes_on) {
+                x1.template load<kStep>(next_x1);
+                v.template load<kStep>(next_v);
+            }
 #pragma unroll
-        for (int i = 0; i < kStep; ++i) {
-            if (first + i >= end) break;
-            const float mask = args.mask.numbers.data == nullptr ? 1.f : mask_at(args.mask, batch, first + i);
-            Some y;
+            for (int lag = 0; lag < kConfig.taps; ++lag) {
+                if (kConfig.ends_before(lag, args.filter.taps)) break;
+                const Numbers now = tap(lag);
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c) y.set(c, x2[i][c] * (z[i][c] * mask));
-            store(y, first + i);
+                for (int i = 0; i < kStep; ++i)
+#pragma unroll
+                    for (int c = 0; c < kChannels; ++c) z[i][c] = fmaf(now[c], window[kBefore + i - lag][c], z[i][c]);
+            }
+            if (args.mask.numbers.data != nullptr) multiply_by_mask(z, first);
+#pragma unroll
+            for (int i = 0; i < kStep; ++i)
+#pragma unroll
+                for (int c = 0; c < kChannels; ++c) next_x2[i].set(c, next_x2[i][c] * z[i][c]);
+            y.template store<kStep>(next_x2);
+            if (goes_on) x2.template load<kStep>(next_x2);
+#pragma unroll
+            for (int i = 0; i < kBefore; ++i)
+#pragma unroll
+                for (int c = 0; c < kChannels; ++c) window[i][c] = window[i + kStep][c];
         }
 #pragma unroll
         for (int i = 0; i < kBefore; ++i)
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c) window[i][c] = window[i + kStep][c];
+            for (int c = 0; c < kChannels; ++c) recent(i).items[c] = window[i][c];
     }
-    __device__ __forceinline__ void run(int begin, int end) {
-        float bias[kChannels];
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c) bias[c] = exists(c) ? bias_of(args.filter, channel + c) : 0.f;
-        load_before(begin);
+    // Of a step. In a loop that is not unrolled mask_at takes few registers; `recent` is free as long as there is a window.
+    __device__ __forceinline__ void multiply_by_mask(float (&z)[kStep][kChannels], int first) const {
+        static_assert(kStep <= kConfig.taps);
 #pragma unroll 1
-        for (int first = begin; first < end; first += kStep) step(first, end, bias);
+        for (int i = 0; i < kStep; ++i) recent(i).items[0] = mask_at(args.mask, batch, first + i);
+#pragma unroll
+        for (int i = 0; i < kStep; ++i)
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) z[i][c] *= recent(i).items[0];
+    }
+    // Tokens one after the other, element by element, behind those in `recent`.
+    __device__ __forceinline__ void walk_elements(int first, int end) const {
+        if (first >= end) return;
+        Column x1 = column(args.x1, first), v = column(args.v, first), x2 = column(args.x2, first), y = column(args.y, first);
+        Some now_x1, now_v, now_x2;
+        x1.load_one(now_x1), v.load_one(now_v), x2.load_one(now_x2);
+        int slot = kBefore;  // of the token
+#pragma unroll 1
+        for (; first < end; ++first) {
+            Numbers u, z;
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) {
+                u.items[c] = now_x1[c] * now_v[c];
+                z.items[c] = args.filter.gated_bias ? bias[c] * u[c] : bias[c];
+            }
+            recent(slot) = u;
+            Some gate = now_x2;
+            if (first + 1 < end) x1.load_one(now_x1), v.load_one(now_v), x2.load_one(now_x2);
+            int of_lag = slot;
+#pragma unroll 4
+            for (int lag = 0; lag < args.filter.taps; ++lag) {
+                const Numbers now = tap(lag), before = recent(of_lag);
+#pragma unroll
+                for (int c = 0; c < kChannels; ++c) z.items[c] = fmaf(now[c], before[c], z[c]);
+                of_lag = of_lag == 0 ? kBefore : of_lag - 1;
+            }
+            const float mask = args.mask.numbers.data == nullptr ? 1.f : mask_at(args.mask, batch, first);
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) gate.set(c, gate[c] * (z[c] * mask));
+            y.store_one(gate);
+            slot = slot == kBefore ? 0 : slot + 1;
+        }
+    }
+    __device__ __forceinline__ void run(const HyenaShare& share) {
+        int first = share.first;
+        load_filter();
+        if (args.vectors && args.channels % kChannels == 0) {
+            first += (share.end - share.first) / kStep * kStep;
+            walk_vectors(share.first, first);
+        } else {
+            load_recent(first);
+        }
+        walk_elements(first, share.end);
     }
 };
 
 template <HyenaShortConfig kConfig>
-__global__ void __launch_bounds__(kHyenaShortThreads, 3) hyena_short_columns(const __grid_constant__ HyenaArgs args) {
+__global__ void __launch_bounds__(kHyenaShortThreads, blocks_without_spills(kConfig.columns_blocks_an_sm()))
+    hyena_short_columns(const __grid_constant__ HyenaArgs args) {
     using Columns = HyenaShortColumns<kConfig>;
-    __shared__ __align__(16) typename Columns::Taps taps[kHyenaShortWarps];
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = reinterpret_cast<typename Columns::Shared*>(memory)[threadIdx.x / 32];
+    const int warp = static_cast<int>(threadIdx.x) / 32;
     const int columns = static_cast<int>(ceil_div(args.channels, kConfig.warp_channels()));
-    const HyenaShare share = HyenaShare::of(args, static_cast<i64>(blockIdx.x) * kHyenaShortWarps + warp, columns);
-    if (!share.exists(args)) return;
-    const int channel = share.column * kConfig.warp_channels() + lane * Columns::kChannels;
-    for (int lag = 0; lag < args.filter.taps; ++lag)
-        for (int c = 0; c < Columns::kChannels; ++c)
-            if (channel + c < args.channels) taps[warp][lag][lane][c] = correlation_tap(args.filter, channel + c, lag);
-    Columns walk{args, taps[warp], share.batch, channel};
-    walk.run(share.first, share.end);
+    const HyenaShare share = share_of_columns(args, static_cast<i64>(blockIdx.x) * kHyenaShortWarps + warp, columns);
+    const int channel = share.column * kConfig.warp_channels() + lane_of_warp() * Columns::kChannels;
+    if (!share.exists(args) || channel >= args.channels) return;  // lanes do not meet
+    Columns{args, shared, share.batch, channel}.run(share);
     if (!share.is_last(args)) return;
     for (int c = 0; c < Columns::kChannels; ++c)
         if (channel + c < args.channels) write_last_inputs<Storage<kConfig.io>>(args, share.batch, channel + c, 0, 1);

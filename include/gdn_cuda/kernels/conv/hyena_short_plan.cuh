@@ -6,15 +6,20 @@
 namespace gdn_cuda::conv {
 
 inline constexpr int kHyenaShortFewTaps = 8, kHyenaShortMostTaps = 32;
+inline constexpr int kHyenaShortExactTaps[] = {7, 32};  // Evo 2's, and the most
 inline constexpr int kHyenaShortThreads = 128, kHyenaShortWarps = kHyenaShortThreads / 32;
 
 struct HyenaShortConfig {
-    DType io;  // x1, x2, v, y
-    int taps;  // at most so many
+    DType io;    // x1, x2, v, y
+    int taps;    // at most so many
+    bool exact;  // not fewer: loops over taps have no branches
 
     constexpr bool operator==(const HyenaShortConfig&) const = default;
 
-    GDN_FIELDS(io, taps)
+    GDN_FIELDS(io, taps, exact)
+
+    // Of a filter with so many taps. A tap of zero would not do: zero times infinity is NaN.
+    GDN_HOST_DEVICE constexpr bool ends_before(int lag, int given) const { return !exact && lag >= given; }
 
     // Of hyena_short: tokens of a warp's tile, eight a lane.
     static constexpr int tile() { return 32 * 8; }
@@ -26,7 +31,11 @@ struct HyenaShortConfig {
     // Of hyena_short_columns: channels of a lane, such that its window fits into registers, and tokens of a step.
     GDN_HOST_DEVICE constexpr int lane_channels() const { return taps <= kHyenaShortFewTaps ? 4 : 2; }
     GDN_HOST_DEVICE constexpr int warp_channels() const { return 32 * lane_channels(); }
-    static constexpr int step() { return 4; }
+    GDN_HOST_DEVICE constexpr int step() const { return taps <= kHyenaShortFewTaps || io == DType::f32 ? 4 : 8; }
+    // Of hyena_short_columns, as blocks_an_sm.
+    GDN_HOST_DEVICE constexpr int columns_blocks_an_sm() const {
+        return taps <= kHyenaShortFewTaps && io != DType::f32 ? 4 : 3;
+    }
 };
 
 // Of a warp of hyena_short.
@@ -34,6 +43,12 @@ template <HyenaShortConfig kConfig>
 struct HyenaShortShared {
     HyenaStage<HyenaShortConfig::tile()> stage;
     float taps[kConfig.taps];
+};
+
+// Of a warp of hyena_short_columns: numbers of its lanes' channels.
+template <HyenaShortConfig kConfig, class Numbers>
+struct HyenaShortColumnsShared {
+    Numbers taps[kConfig.taps][32], recent[kConfig.taps][32];
 };
 
 }  // namespace gdn_cuda::conv
