@@ -328,11 +328,11 @@ def _sanitized() -> None:
                 for options in ways:
                     initial = draw(4 if "cu_seqlens" in options else 1, D, W - 1)
                     leaves = [y.detach().requires_grad_() for y in (*given, initial)]
+                    alone = causal_conv1d(*leaves[:3], activation="silu", **options)
+                    torch.autograd.grad(alone, leaves[:3], torch.ones_like(alone))
                     options |= {"initial_states": leaves[3], "return_final_states": True, "activation": "silu"}
                     out, states = causal_conv1d(*leaves[:3], **options)
                     torch.autograd.grad((out, states), leaves, (torch.ones_like(out), torch.ones_like(states)))
-                alone = causal_conv1d(leaves[0], leaves[1], leaves[2], activation="silu")
-                torch.autograd.grad(alone, leaves[:3], torch.ones_like(alone))
                 slots, fresh = torch.tensor([2, -1, 0, 4], device="cuda"), torch.tensor([1, 1, 0, 1], device="cuda")
                 pool = {"conv_state": draw(5, D, W), "state_indices": slots, "has_initial_state": fresh}
                 causal_conv1d(*given, cu_seqlens=offsets, **pool)

@@ -22,16 +22,17 @@ EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS[:2])
 
 
-def check(x: Inputs, multiprocessors: int = 132) -> None:
+def check(x: Inputs, multiprocessors: int = 132, final_states: bool = True) -> None:
     given = leaves(x)
     ours = {name: y.detach().requires_grad_() for name, y in given.items()}
     exact = {name: y.detach().double().requires_grad_() for name, y in given.items()}
-    expected = oracle.causal_conv1d(**for_oracle(x) | exact)
+    expected = oracle.causal_conv1d(**for_oracle(x) | exact)[: 1 + final_states]
     rng = torch.Generator().manual_seed(1)
     grads = [torch.randn(y.shape, generator=rng) for y in expected]
     grads[0] = laid_out(grads[0].to(x["x"].dtype), "channels" if x["x"].stride(1) == 1 else "tokens")
     with emulated(multiprocessors):
-        found = causal_conv1d(**x | ours, return_final_states=True)
+        found = causal_conv1d(**x | ours, return_final_states=final_states)
+        found = found if final_states else (found,)
         of_ours = torch.autograd.grad(found, list(ours.values()), grads)
     pairs = [(y, g.double()) for y, g in zip(expected, grads, strict=True) if y.requires_grad]
     wanted: Any = [torch.zeros_like(y) for y in exact.values()]
@@ -39,7 +40,7 @@ def check(x: Inputs, multiprocessors: int = 132) -> None:
         wanted = torch.autograd.grad(
             [y for y, _ in pairs], list(exact.values()), [g for _, g in pairs], allow_unused=True, materialize_grads=True
         )
-    names = ("out", "states", *exact)
+    names = (*("out", "states")[: len(found)], *exact)
     for name, mine, theirs in zip(names, (*found, *of_ours), (*expected, *wanted), strict=True):
         assert rel_rms(mine, theirs) < BOUND[mine.dtype], name
 
@@ -68,6 +69,26 @@ def test_many_tiles_of_a_block(way: str, layout: str, seed: int) -> None:
     """On one multiprocessor blocks go over several tiles, and warps over long segments."""
     B, D, L = (1, 264, 1304) if layout == "channels" else (1, 136, 1600) if "packed" in way else (11, 16, 1032)
     check(inputs(B, D, L, 4, seed, layout=layout, **WAYS[way]), multiprocessors=1)
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("W", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("dtype", BOUND)
+def test_borders_of_pieces_and_sequences(dtype: torch.dtype, W: int, layout: str, seed: int) -> None:
+    """Gradients that no state has a part in. A warp takes 128 or 256 tokens; one index comes again behind another."""
+    ways: tuple[dict[str, Any], ...] = (
+        {"packed": [0, 100, 126, 127, 129, 129, 131, 254, 256, 261, 500], "bias": True, "activation": "silu"},
+        {"packed": [3, 128, 256], "activation": "silu"},
+        {"seq_idx": [(0, 100), (1, 26), (2, 1), (1, 2), (-1, 2), (2, 123), (3, 2), (2, 1), (3, 300)], "activation": "silu"},
+    )
+    for way in ways:
+        check(inputs(1, 16, 520, W, seed, dtype=dtype, layout=layout, **way), final_states=False)
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("way", ["plain", "packed", "seq_idx"])
+def test_gradients_without_states(way: str, layout: str, seed: int) -> None:
+    check(inputs(1, 40, 1600, 4, seed, layout=layout, **WAYS[way]), multiprocessors=1, final_states=False)
 
 
 # ---- Bits

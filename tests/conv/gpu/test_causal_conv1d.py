@@ -20,12 +20,13 @@ EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS[:2])
 
 
-def check(x: Inputs) -> None:
+def check(x: Inputs, final_states: bool = True) -> None:
     given = leaves(x)
     ours = {name: y.detach().requires_grad_() for name, y in given.items()}
     exact = {name: y.detach().cpu().double().requires_grad_() for name, y in given.items()}
-    expected = oracle.causal_conv1d(**for_oracle(x) | exact)
-    found = causal_conv1d(**x | ours, return_final_states=True)
+    expected = oracle.causal_conv1d(**for_oracle(x) | exact)[: 1 + final_states]
+    found = causal_conv1d(**x | ours, return_final_states=final_states)
+    found = found if final_states else (found,)
     rng = torch.Generator().manual_seed(1)
     grads = [torch.randn(y.shape, generator=rng).to(mine.dtype) for y, mine in zip(expected, found, strict=True)]
     on_gpu = [y.cuda() for y in grads]
@@ -49,6 +50,20 @@ def check(x: Inputs) -> None:
 def test_every_way(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
     for way in WAYS.values():
         check(inputs(1, 40, 208, W, seed, device="cuda", dtype=dtype, layout=layout, **way))
+
+
+@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("W", [2, 3, 4, 7, 8])
+@BOTH_LAYOUTS
+def test_gradients_without_states(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
+    """Warps' pieces of 128 or 256 tokens begin and end beside sequences."""
+    for L in (520, 4104):
+        lengths = [100, 26, 1, 2, 0, 2, 123, 3, 1, L - 350]
+        offsets = list(itertools.accumulate(lengths, initial=0))
+        indices = [(index, count) for index, count in zip((0, 1, 2, 1, 1, -1, 2, 3, 2, 3), lengths, strict=True)]
+        for way in ({"packed": offsets}, {"seq_idx": indices}):
+            given = inputs(1, 40, L, W, seed, device="cuda", dtype=dtype, layout=layout, bias=True, activation="silu", **way)
+            check(given, final_states=False)
 
 
 @BOTH_LAYOUTS

@@ -3,11 +3,12 @@
 //
 // A warp has 128 vectors of 16 bytes of a row, four for each lane, which are all loaded before the first is used. The inputs
 // before a lane's vector are the end of the vector of the lane before it, by a shuffle; the last lane passes on the one before,
-// so that lane 0 gets the end of the 32 vectors before these. Steps with tokens of several sequences are computed once for
-// each, under masks. With seq_idx, tokens that do not see all of those before them are computed again, one by one from memory.
+// so that lane 0 gets the end of the 32 vectors before these. A row is computed as if it were one sequence without a state;
+// then the few tokens that see less than all of those before them, or a state, are computed again from memory: behind each
+// sequence's beginning by a lane each, and with seq_idx one by one.
 //
-// Bound: memory, 4 bytes an element for bf16. At that rate an SM has 27 instructions for an element, of which this takes 21. 32
-// KB have to be in flight in an SM: 64 bytes a thread, 16 warps or more.
+// Bound: memory, 4 bytes an element for bf16. At that rate an SM has 27 instructions for an element, of which this takes 20, or
+// 24 with packed sequences. 32 KB have to be in flight in an SM: 64 bytes a thread, 16 warps or more.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>

@@ -8,8 +8,8 @@
 // A warp walks from the end of a piece of a row to its beginning, by a vector of 16 bytes of each lane a step, with the next
 // steps' inputs and gradients in flight. What a lane's tokens see before them comes from the lane before, and the dz behind
 // them from the lane behind: lane 31's from lane 0's of the step before. Sums for weights stay in registers until the end of
-// the piece: no atomics, and the same bits in every run. A step with tokens of several sequences is computed once for each,
-// under masks.
+// the piece: no atomics, and the same bits in every run. In a step with tokens of several sequences a lane has bits for what
+// its tokens do not see; where there are states, such a step is computed once for each sequence.
 //
 // Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 37.
 #pragma once
@@ -34,6 +34,7 @@ struct CausalRowsBackward {
     const T* x = static_cast<const T*>(forward.x.data) + batch * forward.x.batch + channel * forward.x.channel;
     const T* grad = static_cast<const T*>(args.grad.data) + batch * args.grad.batch + channel * args.grad.channel;
     T* out = static_cast<T*>(forward.out.data) + batch * forward.out.batch + channel * forward.out.channel;
+    CausalOffsets near;  // those that were looked up last
     float weight[kTaps], bias;
     float of_weight[kTaps], of_bias;
     float behind[kBefore];  // of lane 0: dz of the tokens behind the step
@@ -129,8 +130,76 @@ struct CausalRowsBackward {
         for (int i = 0; i < kBefore; ++i) behind[i] = d[i];
         return dx;
     }
-    // Tokens of several sequences or of none, or with a state or its gradient. `run` has the last token and
-    // becomes that of the first.
+    // What a lane's tokens do not see. Bit i is token `first` - kBefore + i.
+    struct Hidden {
+        unsigned by[kTaps] = {};  // by[m]: tokens that do not see the one m before; by[0]: of no sequence
+        int first;
+
+        __device__ __forceinline__ static unsigned bits_up_to(int i) { return i >= 32 ? ~0u : (1u << max(i, 0)) - 1; }
+        // A sequence that ends before `end`.
+        __device__ __forceinline__ void end_at(int end) {
+            const int i = end - (first - kBefore);
+            if (i >= 0 && i < 32) by[1] |= 1u << i;
+        }
+        __device__ __forceinline__ void add_none(int begin, int end) {
+            const unsigned tokens = bits_up_to(end - (first - kBefore)) & ~bits_up_to(begin - (first - kBefore));
+            by[0] |= tokens;
+            by[1] |= tokens;
+        }
+        __device__ __forceinline__ void complete() {
+#pragma unroll
+            for (int m = 2; m < kTaps; ++m) by[m] = by[m - 1] | by[1] << (m - 1);
+        }
+        __device__ __forceinline__ float seen(float x, int token, int back) const {
+            return by[back] >> (kBefore + token) & 1 ? 0.f : x;
+        }
+    };
+    // The sequences of a step's tokens. `run` has the last token and becomes that of the first.
+    __device__ __forceinline__ Hidden hidden_of(CausalRun& run, int begin) {
+        Hidden hidden{.first = begin + lane * kVector};
+#pragma unroll 1
+        while (true) {
+            hidden.end_at(run.end);
+            if (!run.exists()) hidden.add_none(run.first, run.end);
+            if (run.first <= begin) break;
+            run = runs.at(run.first - 1, near);
+        }
+        hidden.end_at(run.first);
+        hidden.complete();
+        return hidden;
+    }
+    // Tokens of several sequences or of none, without states.
+    __device__ __forceinline__ Items masked_step(const Window& seen, const Items& g, const Hidden& hidden, bool exists) {
+        float d[kVector + kBefore];
+        to_floats(d, g);
+        if (exists) {
+#pragma unroll
+            for (int i = 0; i < kVector; ++i) {
+                float of_token[kTaps], z = bias;
+#pragma unroll
+                for (int k = 0; k < kTaps; ++k) {
+                    of_token[k] = hidden.seen(seen[i + k], i, kBefore - k);
+                    if (this->exists(k)) z = fmaf(weight[k], of_token[k], z);
+                }
+                if (forward.silu) d[i] *= silu_slope(z);
+                d[i] = hidden.seen(d[i], i, 0);
+                to_weights(d[i], of_token);
+            }
+        }
+        pass_on(d);
+        Items dx;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+            float of_behind[kTaps];
+#pragma unroll
+            for (int m = 0; m < kTaps; ++m) of_behind[m] = hidden.seen(d[i + m], i + m, m);
+            dx.set(i, to_input(of_behind));
+        }
+#pragma unroll
+        for (int i = 0; i < kBefore; ++i) behind[i] = d[i];
+        return dx;
+    }
+    // The same with states or their gradients, one sequence after the other.
     __device__ __forceinline__ Items step_by_runs(const Window& seen, const Items& g, CausalRun& run, int begin) {
         const int first = begin + lane * kVector;
         float dz[kBefore];
@@ -170,7 +239,7 @@ struct CausalRowsBackward {
                     if (run.contains(first + i)) dz[i] = d[i];
             }
             if (run.first <= begin) break;
-            run = runs.at(run.first - 1);
+            run = runs.at(run.first - 1, near);
         }
 #pragma unroll
         for (int i = 0; i < kBefore; ++i) behind[i] = dz[i];
@@ -191,10 +260,13 @@ struct CausalRowsBackward {
         load_window<kBefore>(seen, own, earlier, lane);
         Items dx;
         if constexpr (kConfig.sequences) {
-            if (run.first >= end) run = runs.at(end - 1);
-            const bool at_end = end == forward.tokens && args.grad_behind.values.data == nullptr;
+            if (run.first >= end) run = runs.at(end - 1, near);
+            const bool has_end_states = args.grad_behind.values.data != nullptr,
+                       at_end = end == forward.tokens && !has_end_states;
             if (runs.template together<kBefore>(run, begin, at_end ? end : end + kBefore))
                 dx = whole_step(seen, g, first < end);
+            else if (!has_end_states && !runs.sequences.has_states())
+                dx = masked_step(seen, g, hidden_of(run, begin), first < end);
             else
                 dx = step_by_runs(seen, g, run, begin);
         } else {
@@ -209,7 +281,7 @@ struct CausalRowsBackward {
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) load(i, begin, steps - 1 - i);
         load_weights();
-        CausalRun of_token = runs.at(end - 1);
+        CausalRun of_token = runs.at(end - 1, near);
         load_behind(end, of_token);
         // Slots of registers rotate by copies where a step's code is long.
         constexpr int kUnrolled = kConfig.sequences ? 1 : kAhead;

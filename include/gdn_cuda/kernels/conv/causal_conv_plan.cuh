@@ -68,7 +68,7 @@ struct CausalConvConfig {
         const bool wide = taps == 8 || bytes_of(io) == 4;
         return sequences && wide ? 3 : sequences || wide ? 4 : 6;
     }
-    GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return !sequences ? 5 : taps == 8 ? 2 : 3; }
+    GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return !sequences ? 5 : taps == 4 ? 4 : taps == 3 ? 3 : 2; }
     GDN_HOST_DEVICE constexpr int column_blocks_backward() const {
         if (taps == 8) return sequences ? 2 : 3;
         return lane_channels_backward() == 4 ? 3 : 4;
