@@ -328,9 +328,10 @@ def _sanitized() -> None:
                 for options in ways:
                     initial = draw(4 if "cu_seqlens" in options else 1, D, W - 1)
                     leaves = [y.detach().requires_grad_() for y in (*given, initial)]
-                    alone = causal_conv1d(*leaves[:3], activation="silu", **options)
+                    options |= {"activation": "silu"}
+                    alone = causal_conv1d(*leaves[:3], **options)
                     torch.autograd.grad(alone, leaves[:3], torch.ones_like(alone))
-                    options |= {"initial_states": leaves[3], "return_final_states": True, "activation": "silu"}
+                    options |= {"initial_states": leaves[3], "return_final_states": True}
                     out, states = causal_conv1d(*leaves[:3], **options)
                     torch.autograd.grad((out, states), leaves, (torch.ones_like(out), torch.ones_like(states)))
                 slots, fresh = torch.tensor([2, -1, 0, 4], device="cuda"), torch.tensor([1, 1, 0, 1], device="cuda")
