@@ -51,10 +51,10 @@ def hyena_long(
 
     Returns y, or (y, state), with gradients. Nothing is copied, and no filter is formed: beside inputs and outputs it takes no
     memory, or S numbers for every 2048 tokens or more where there are few channels; backward S for every 512 tokens. Whole
-    vectors are read in either layout where rows begin on 16 bytes (backward only where tokens are neighbours), and single
-    elements otherwise. Of all factors 24 bits count where tensors are fp32, and otherwise 16: relative errors of some 2e-7 in
-    fp32. Only the inputs are saved for backward; gradients of parameters are summed in fp32, in the same order every time. CPU
-    tensors may also be fp64.
+    vectors are read in either layout where rows begin on 16 bytes (backward where channels are neighbours only of up to 16
+    poles), and single elements otherwise. Of all factors 24 bits count where tensors are fp32, and otherwise 16: relative
+    errors of some 2e-7 in fp32. Only the inputs are saved for backward; gradients of parameters are summed in fp32, in the same
+    order every time. CPU tensors may also be fp64.
 
     Edge cases:
         Poles of any distance from 1 work: e^{−1e−6} over a million tokens, and e^{−50}, after which nothing is left.

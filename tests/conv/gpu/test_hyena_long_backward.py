@@ -31,6 +31,14 @@ def test_lengths(layout: str, L: int, seed: int) -> None:
     check_long_gradients(2, 6, L, 16, seed, torch.float32, layout, device="cuda", initial_state=states(2, 6, 16, seed))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("D, L", [(8, 4099), (40, 2056), (2048, 700), (8, 20000)])
+@pytest.mark.parametrize("S", [3, 16, 20])
+def test_channels_in_whole_vectors(dtype: torch.dtype, D: int, L: int, S: int, seed: int) -> None:
+    state = states(1, D, S, seed)
+    check_long_gradients(1, D, L, S, seed, dtype, "channels", groups=D // 2, device="cuda", initial_state=state)
+
+
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
 @pytest.mark.parametrize("D", [2, 1024])  # channels shared by warps, and not
 def test_poles(log_pole: float, D: int, seed: int) -> None:

@@ -11,13 +11,13 @@
 // before its own.
 //
 // Where channels are neighbours in memory, the warps of a block have neighbouring channels and walk together
-// (hyena_columns_tile.cuh).
+// (hyena_columns_tile.cuh); cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh), so that 16 warps of 128
+// registers take the channels of whole sectors.
 //
 // Shared memory, of each warp: right operands made of the poles, 5 KB for 16 states, and 2 KB for a tile that is not of whole
-// vectors of tokens.
+// vectors of tokens, or 3 KB for the next tile of neighbouring channels in bf16 and 2 KB for their transposition.
 //
-// Bound: memory, 8 bytes an output in bf16 and 16 in fp32: 75 and 89 % of an H200's speed for 16 states of 4096 x 65536
-// numbers; 48 mma for 512 outputs of 16 states take some 40 % of bf16's time.
+// Bound: memory, 8 bytes an output in bf16 and 16 in fp32; 48 mma for 512 outputs of 16 states take some 40 % of bf16's time.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_long_rows.cuh>
@@ -231,7 +231,7 @@ struct HyenaLongWarp {
                 typename Access::Own y;
 #pragma unroll
                 for (int i = 0; i < kOwn; ++i) y.set(i, x2[i] * z[i]);
-                access.store(y, args.y, tile);
+                store(y, access, args.y, tile);
                 __syncwarp();
                 load_gate(tile + kTileTokens);
             }

@@ -11,7 +11,12 @@
 // q, q', u' and c are products on tensor cores, c of transposed tiles (the sum is over rows); every number is a sum of two
 // bf16, three for fp32 tensors. What shares add to the gradients of parameters is summed after the kernel, in a fixed order.
 //
-// Shared memory, of each warp: right operands made of the poles, 7 KB for 16 states, and a stage for rows without vectors.
+// Where channels are neighbours in memory, the warps of a block have neighbouring channels and walk together
+// (hyena_columns_tile.cuh), for up to 16 states. cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh) while
+// one is computed: with 8 warps an SM nothing else hides the latency of memory.
+//
+// Shared memory, of each warp: right operands made of the poles, 7 KB for 16 states, 7 KB for two tiles in bf16, and a stage
+// for rows without vectors, or 4 KB for the transposition of neighbouring channels.
 //
 // Bound: memory, 14 bytes a token in bf16 and 28 in fp32, and 4 or 8 for hyena_long_states; 144 mma for 512 tokens of 16
 // states.
@@ -228,7 +233,7 @@ struct HyenaLongBackwardWarp {
         typename Access::Own product = read(u_tile, factor);
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) product.set(i, x[i] * product[i]);
-        u_tile.store(product, to, tile);
+        gdn_cuda::conv::store(product, u_tile, to, tile);
     }
     // What the gradient of the last states adds in the tile of the last token: a row may not carry it, as it would begin with
     // p^-31 times it.

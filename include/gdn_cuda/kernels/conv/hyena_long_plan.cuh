@@ -31,7 +31,7 @@ struct HyenaLongConfig {
     // From which ptxas derives how many registers a thread may have.
     GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
         if (columns) return io != DType::f32 && groups == 1 && !sectors ? 2 : 1;
-        return io == DType::f32 ? 2 : 3;
+        return io == DType::f32 || groups > 1 ? 2 : 3;
     }
     // Tensors whose next tile is copied to shared memory: x1, v and x2.
     GDN_HOST_DEVICE constexpr int slots() const { return !columns ? 0 : only_states ? 2 : 3; }

@@ -2,7 +2,8 @@
 //
 // A warp walks over its share of one channel's tokens in tiles of 512 and carries the states from zeros (hyena_long_rows.cuh).
 // Forward, it writes those before every tile and those behind the share. Reversed, it walks from the end, carries the gradients
-// of the states, and writes those before the share; this is launched only where warps share the tokens of a channel.
+// of the states, and writes those before the share; this is launched only where warps share the tokens of a channel. Channels
+// that are neighbours in memory are walked over together, as in conv/hyena_long_backward.
 //
 // Bound: memory, 4 bytes a token in bf16 (x1 and v, or the gradient of y and x2) and S / 128 for the states.
 #pragma once
