@@ -17,16 +17,27 @@ struct HyenaShortProblem {
 };
 
 constexpr HyenaShortConfig hyena_short_config(const HyenaShortProblem& problem) {
-    const bool exact = std::ranges::find(kHyenaShortExactTaps, problem.taps) != std::end(kHyenaShortExactTaps);
-    const int rounded = problem.taps <= kHyenaShortFewTaps ? kHyenaShortFewTaps : kHyenaShortMostTaps;
-    return {.io = problem.io, .taps = exact ? static_cast<int>(problem.taps) : rounded, .exact = exact};
+    const int most = problem.taps <= kHyenaShortFewTaps ? kHyenaShortFewTaps : kHyenaShortMostTaps;
+    return {.io = problem.io, .taps = most, .exact = problem.taps == kHyenaShortMostTaps};
+}
+constexpr HyenaShortConfig hyena_short_columns_config(const HyenaShortProblem& problem) {
+    if (problem.taps == kHyenaShortEvoTaps) return {.io = problem.io, .taps = kHyenaShortEvoTaps, .exact = true};
+    return hyena_short_config(problem);
 }
 inline constexpr std::array kHyenaShortConfigurations = {
-    hyena_short_config({DType::bf16, 7}), hyena_short_config({DType::bf16, 1}), hyena_short_config({DType::bf16, 32}),
-    hyena_short_config({DType::bf16, 9}), hyena_short_config({DType::f16, 7}),  hyena_short_config({DType::f16, 1}),
-    hyena_short_config({DType::f16, 32}), hyena_short_config({DType::f16, 9}),  hyena_short_config({DType::f32, 7}),
-    hyena_short_config({DType::f32, 1}),  hyena_short_config({DType::f32, 32}), hyena_short_config({DType::f32, 9}),
+    hyena_short_config({DType::bf16, 1}), hyena_short_config({DType::bf16, 9}), hyena_short_config({DType::bf16, 32}),
+    hyena_short_config({DType::f16, 1}),  hyena_short_config({DType::f16, 9}),  hyena_short_config({DType::f16, 32}),
+    hyena_short_config({DType::f32, 1}),  hyena_short_config({DType::f32, 9}),  hyena_short_config({DType::f32, 32}),
 };
+// The first are those of Evo 2.
+inline constexpr std::array kHyenaShortColumnsConfigurations = [] {
+    std::array<HyenaShortConfig, kHyenaShortConfigurations.size() + 3> all{};
+    std::ranges::copy(kHyenaShortConfigurations, all.begin() + 3);
+    int i = 0;
+    for (const DType io : {DType::bf16, DType::f16, DType::f32})
+        all[i++] = hyena_short_columns_config({io, kHyenaShortEvoTaps});
+    return all;
+}();
 
 inline std::string explain_hyena_short(const HyenaShortConfig& config, const char* row, const HyenaCut& cut) {
     return fmt::format("{}{} taps, a warp for each {} and {} tokens", config.exact ? "" : "up to ", config.taps, row,
@@ -41,9 +52,7 @@ struct HyenaShortCommon {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
     static int threads(const Config&) { return kHyenaShortThreads; }
-    static int shared_bytes(const Config&) { return 0; }
     template <class Spec>
     static void run_rows(i64 rows, const Config& config, const HyenaCut& cut, Args args, const Target& target,
                          const char* row) {
@@ -58,6 +67,8 @@ struct HyenaShortCommon {
 struct HyenaShort : HyenaShortCommon {
     static constexpr const char* name = "hyena_short";
     static constexpr const char* summary = "gated convolution of at most 32 taps, tokens neighbours in memory";
+    static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
+    static int shared_bytes(const Config&) { return 0; }
     static constexpr int kWarpsAnSm = 128;  // of a launch: a few waves, so that the last one is short
 
     static HyenaCut cut(i64 rows, i64 tokens, const jit::DeviceTraits& device) {
@@ -76,10 +87,8 @@ struct HyenaShortColumns : HyenaShortCommon {
     static constexpr int kWaves = 4;         // of a launch, so that the last one is short
     static constexpr int kLeastTokens = 64;  // of a share, before which tokens are read twice
 
-    // Taps and recent inputs of each warp's channels.
-    static int shared_bytes(const Config& config) {
-        return kHyenaShortWarps * 2 * config.taps * config.warp_channels() * bytes_of(DType::f32);
-    }
+    static std::span<const Config> configurations() { return kHyenaShortColumnsConfigurations; }
+    static int shared_bytes(const Config& config) { return kHyenaShortWarps * config.columns_shared_bytes(); }
     static i64 rows_of(const Config& config, i64 batches, i64 channels) {
         return batches * ceil_div(channels, config.warp_channels());
     }
@@ -88,7 +97,7 @@ struct HyenaShortColumns : HyenaShortCommon {
         return hyena_cut_by_waves(rows, tokens, config.step(), kLeastTokens, wave, kWaves, config.taps);
     }
     static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
-        const Config config = hyena_short_config(problem);
+        const Config config = hyena_short_columns_config(problem);
         const i64 rows = rows_of(config, args.batches, args.channels);
         run_rows<HyenaShortColumns>(rows, config, cut(config, rows, args.tokens, jit::device_traits(target.ordinal)), args,
                                     target, "group of channels");

@@ -15,9 +15,7 @@ struct HyenaShortBackwardCommon {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
     static int threads(const Config&) { return kHyenaShortThreads; }
-    static int shared_bytes(const Config&) { return 0; }
     template <class Spec>
     static void run_rows(i64 rows, const Config& config, const Args& args, const Target& target, const char* row) {
         if (rows == 0) return;
@@ -30,6 +28,8 @@ struct HyenaShortBackwardCommon {
 struct HyenaShortBackward : HyenaShortBackwardCommon {
     static constexpr const char* name = "hyena_short_backward";
     static constexpr const char* summary = "gradients of conv/hyena_short, tokens neighbours in memory";
+    static std::span<const Config> configurations() { return kHyenaShortConfigurations; }
+    static int shared_bytes(const Config&) { return 0; }
     static constexpr int kWarpsAnSm = 64;  // of a launch: a few waves, so that the last one is short
 
     static HyenaCut cut(const HyenaShortProblem& problem, i64 batches, i64 channels, i64 tokens,
@@ -46,20 +46,26 @@ struct HyenaShortBackward : HyenaShortBackwardCommon {
 struct HyenaShortColumnsBackward : HyenaShortBackwardCommon {
     static constexpr const char* name = "hyena_short_columns_backward";
     static constexpr const char* summary = "the same, channels neighbours in memory";
-    static constexpr int kWarpsAnSm = 24;
+    static constexpr int kWaves = 4;          // of a launch, so that the last one is short
     static constexpr int kLeastFilters = 16;  // lengths of a filter in a share, of whose tokens two filters' are read twice
 
+    static std::span<const Config> configurations() { return kHyenaShortColumnsConfigurations; }
+    static int shared_bytes(const Config& config) {
+        return kHyenaShortWarps * HyenaShortBackwardColumns{config}.shared_bytes();
+    }
     static i64 rows_of(const Config& config, i64 batches, i64 channels) {
         return batches * ceil_div(channels, HyenaShortBackwardColumns{config}.warp_channels());
     }
     static HyenaCut cut(const HyenaShortProblem& problem, i64 batches, i64 channels, i64 tokens,
                         const jit::DeviceTraits& device) {
-        const Config config = hyena_short_config(problem);
-        return hyena_cut(rows_of(config, batches, channels), tokens, HyenaShortBackwardColumns{config}.step(),
-                         kLeastFilters * config.taps, i64{kWarpsAnSm} * device.multiprocessors);
+        const Config config = hyena_short_columns_config(problem);
+        const HyenaShortBackwardColumns columns{config};
+        const i64 wave = i64{columns.blocks()} * kHyenaShortWarps * device.multiprocessors;
+        return hyena_cut_by_waves(rows_of(config, batches, channels), tokens, columns.step(), kLeastFilters * columns.delay(),
+                                  wave, kWaves, 2 * columns.delay());
     }
     static void run(const HyenaShortProblem& problem, const Args& args, const Target& target) {
-        const Config config = hyena_short_config(problem);
+        const Config config = hyena_short_columns_config(problem);
         run_rows<HyenaShortColumnsBackward>(rows_of(config, args.forward.batches, args.forward.channels), config, args, target,
                                             "group of channels");
     }

@@ -28,16 +28,18 @@ TEST(HyenaCut, SharesAreWholeUnitsAndCoverEveryToken) {
 
 TEST(HyenaShortHeuristic, ChoosesWhatIsRegistered) {
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const i64 taps : {1, 8, 9, 32}) {
-            const HyenaShortConfig config = hyena_short_config({io, taps});
-            EXPECT_TRUE(in(kHyenaShortConfigurations, config)) << to_text(config);
-            EXPECT_GE(config.taps, taps);
+        for (int taps = 1; taps <= kHyenaShortMostTaps; ++taps) {
+            const HyenaShortConfig rows = hyena_short_config({io, taps}), columns = hyena_short_columns_config({io, taps});
+            EXPECT_TRUE(in(kHyenaShortConfigurations, rows)) << to_text(rows);
+            EXPECT_TRUE(in(kHyenaShortColumnsConfigurations, columns)) << to_text(columns);
+            for (const HyenaShortConfig& config : {rows, columns})
+                EXPECT_TRUE(config.exact ? config.taps == taps : config.taps >= taps) << to_text(config);
         }
 }
 
 TEST(HyenaShortBackwardHeuristic, SharesAreWholeTilesOrStepsAndCoverEveryToken) {
     const jit::DeviceTraits device;
-    for (const i64 taps : {1, 8, 9, 32})
+    for (const i64 taps : {1, 7, 8, 9, 32})
         for (const i64 channels : {1, 33, 4096})
             for (const i64 tokens : {0, 1, 224, 65536, 1 << 30}) {
                 const HyenaShortProblem problem{DType::bf16, taps};
@@ -45,7 +47,7 @@ TEST(HyenaShortBackwardHeuristic, SharesAreWholeTilesOrStepsAndCoverEveryToken) 
                 const HyenaCut rows = HyenaShortBackward::cut(problem, 2, channels, tokens, device);
                 const HyenaCut columns = HyenaShortColumnsBackward::cut(problem, 2, channels, tokens, device);
                 EXPECT_EQ(rows.segment_tokens % HyenaShortBackwardTile{config.taps}.step(), 0);
-                EXPECT_EQ(columns.segment_tokens % HyenaShortBackwardColumns{config}.step(), 0);
+                EXPECT_EQ(columns.segment_tokens % HyenaShortBackwardColumns{hyena_short_columns_config(problem)}.step(), 0);
                 for (const HyenaCut& cut : {rows, columns}) {
                     EXPECT_GE(i64{cut.segments} * cut.segment_tokens, tokens);
                     EXPECT_LT((cut.segments - i64{1}) * cut.segment_tokens, std::max<i64>(1, tokens));

@@ -34,6 +34,20 @@ struct HyenaShortBackwardColumns {
     GDN_HOST_DEVICE constexpr int lane_channels() const { return has_few_taps() ? 2 : 1; }
     GDN_HOST_DEVICE constexpr int warp_channels() const { return 32 * lane_channels(); }
     GDN_HOST_DEVICE constexpr int step() const { return has_few_taps() ? 4 : 8; }
+    // Tokens that the gradients of x1 and v wait, whole steps.
+    GDN_HOST_DEVICE constexpr int delay() const { return (config.taps - 1 + step() - 1) / step() * step(); }
+    // Bytes of shared memory of a warp: taps, and u and dz of the tokens that wait and one more.
+    GDN_HOST_DEVICE constexpr int shared_bytes() const {
+        return (config.taps + 2 * (delay() + 1)) * warp_channels() * bytes_of(DType::f32);
+    }
+};
+
+// Of a warp of hyena_short_columns_backward: numbers of its lanes' channels.
+template <HyenaShortConfig kConfig, class Numbers>
+struct HyenaShortColumnsBackwardShared {
+    static constexpr int kWaiting = HyenaShortBackwardColumns{kConfig}.delay();
+    Numbers taps[kConfig.taps][32], u[kWaiting + 1][32], dz[kWaiting + 1][32];
+    static_assert(sizeof(taps) + sizeof(u) + sizeof(dz) == HyenaShortBackwardColumns{kConfig}.shared_bytes());
 };
 
 }  // namespace gdn_cuda::conv

@@ -6,7 +6,7 @@
 namespace gdn_cuda::conv {
 
 inline constexpr int kHyenaShortFewTaps = 8, kHyenaShortMostTaps = 32;
-inline constexpr int kHyenaShortExactTaps[] = {7, 32};  // Evo 2's, and the most
+inline constexpr int kHyenaShortEvoTaps = 7;
 inline constexpr int kHyenaShortThreads = 128, kHyenaShortWarps = kHyenaShortThreads / 32;
 
 struct HyenaShortConfig {
@@ -32,6 +32,8 @@ struct HyenaShortConfig {
     GDN_HOST_DEVICE constexpr int lane_channels() const { return taps <= kHyenaShortFewTaps ? 4 : 2; }
     GDN_HOST_DEVICE constexpr int warp_channels() const { return 32 * lane_channels(); }
     GDN_HOST_DEVICE constexpr int step() const { return taps <= kHyenaShortFewTaps || io == DType::f32 ? 4 : 8; }
+    // Of a warp: taps and recent inputs.
+    GDN_HOST_DEVICE constexpr int columns_shared_bytes() const { return 2 * taps * warp_channels() * bytes_of(DType::f32); }
     // Of hyena_short_columns, as blocks_an_sm.
     GDN_HOST_DEVICE constexpr int columns_blocks_an_sm() const {
         return taps <= kHyenaShortFewTaps && io != DType::f32 ? 4 : 3;
@@ -49,6 +51,7 @@ struct HyenaShortShared {
 template <HyenaShortConfig kConfig, class Numbers>
 struct HyenaShortColumnsShared {
     Numbers taps[kConfig.taps][32], recent[kConfig.taps][32];
+    static_assert(sizeof(taps) + sizeof(recent) == kConfig.columns_shared_bytes());
 };
 
 }  // namespace gdn_cuda::conv
