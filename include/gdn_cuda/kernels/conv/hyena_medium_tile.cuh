@@ -155,7 +155,9 @@ struct MediumColumns {
         return first_channel + own_channel() < channels && token < end;
     }
     __device__ __forceinline__ T* at(const HyenaTensor& x, int token) const {
-        return static_cast<T*>(x.data) + batch * x.batch + first_channel + own_channel() + token * x.token;
+        int opaque_batch = batch;  // as thread()
+        asm volatile("" : "+r"(opaque_batch));
+        return static_cast<T*>(x.data) + opaque_batch * x.batch + first_channel + own_channel() + token * x.token;
     }
     __device__ __forceinline__ void load(Own& to, const HyenaTensor& from, int tile) const { load_from(to, from, tile, 0); }
     __device__ __forceinline__ void load_from(Own& to, const HyenaTensor& from, int tile, int begin) const {
