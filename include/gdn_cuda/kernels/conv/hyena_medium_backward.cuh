@@ -13,7 +13,7 @@
 // Shared memory, of each warp: u and dz of 1024 tokens (2048 from 129 taps on), a table of taps, sums of their gradients, and
 // sums of a tile.
 //
-// Bound: memory, 14 bytes an element in bf16 and 28 in fp32, to 128 taps; 256 mma a tile in bf16, 324 in fp16, 648 in fp32.
+// Bound: memory, 14 bytes an element in bf16 and 28 in fp32, to 128 taps; 260 mma a tile in bf16, 324 in fp16, 648 in fp32.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/hyena_medium_backward_plan.cuh>

@@ -134,8 +134,11 @@ struct MediumColumns {
     int batch, first_channel, channels, end;  // the block's first channel, and how many the tensors have
 
     __device__ __forceinline__ MediumColumns(Shared* first, const HyenaShare& share, int channels)
-        : first(first), batch(share.batch), first_channel(share.column - static_cast<int>(threadIdx.x) / 32),
-          channels(channels), end(share.end) {}
+        : first(first),
+          batch(share.batch),
+          first_channel(share.column - static_cast<int>(threadIdx.x) / 32),
+          channels(channels),
+          end(share.end) {}
 
     // Opaque: keeps what depends on the thread alone from being hoisted out of loops, where it spills.
     __device__ __forceinline__ static int thread() {
@@ -151,9 +154,7 @@ struct MediumColumns {
     __device__ __forceinline__ static void meet() { __syncthreads(); }
 
     // Vectors exist as a whole: rows of channels begin on 16 bytes.
-    __device__ __forceinline__ bool exists(int token) const {
-        return first_channel + own_channel() < channels && token < end;
-    }
+    __device__ __forceinline__ bool exists(int token) const { return first_channel + own_channel() < channels && token < end; }
     __device__ __forceinline__ T* at(const HyenaTensor& x, int token) const {
         int opaque_batch = batch;  // as thread()
         asm volatile("" : "+r"(opaque_batch));
@@ -212,8 +213,8 @@ struct MediumColumns {
 #pragma unroll
                 for (int channel = 0; channel < kVector; ++channel) {
                     const unsigned(&from)[Parts::kPairsOfThread] = of_channels.at[part];
-                    parts.at[part][channel] = __byte_perm(from[channel / 2], from[kVector / 2 + channel / 2],
-                                                          channel % 2 == 0 ? 0x5410 : 0x7632);
+                    parts.at[part][channel] =
+                        __byte_perm(from[channel / 2], from[kVector / 2 + channel / 2], channel % 2 == 0 ? 0x5410 : 0x7632);
                 }
             return parts;
         } else {

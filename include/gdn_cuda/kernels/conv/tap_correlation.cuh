@@ -38,25 +38,38 @@ __device__ __forceinline__ void add_correlation(float* sums, float* scratch, con
     }
     const int first_left = first_unit - first_lag / 8 + unit_of_row + matrix - matrix % 2 * 2;
     __syncwarp();
+    // Units x and x + 1 before row m are those 4 further before row m + 4: m steps by 4, and each is loaded once.
+    const auto load_left = [&](unsigned(&left)[2][kParts][4], int unit) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x)
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) ldmatrix_x4_trans(left[x][part], u.address(part, unit + x));
+    };
+    const int last = (lags + 7) / 8;
 #pragma unroll 1
-    for (int m = 0; m <= (lags + 7) / 8; m += 2) {
-        float products[2][4] = {};  // two chains of sums
+    for (int begin = 0; begin <= min(last, 2); begin += 2) {
+        unsigned left[2][2][kParts][4];
+        load_left(left[1], first_left - begin + 4);
 #pragma unroll
-        for (int x = 0; x < 4; ++x) {
-            const int unit = first_left - m + x / 2 * 4 + x % 2;
-            unsigned left[kParts][4];
+        for (int step = 0; step < 5; ++step) {
+            const int m = begin + 4 * step;
+            if (m > last) break;
+            load_left(left[step % 2], first_left - m);
+            float products[2][4] = {};  // two chains of sums
 #pragma unroll
-            for (int part = 0; part < kParts; ++part) ldmatrix_x4_trans(left[part], u.address(part, unit));
-            for_products<kParts, kParts>([&](int i, int j) {
-                const unsigned(&b)[4] = right[j][x / 2];
-                mma_m16n8k16<DType::bf16>(products[x % 2], left[i], b[x % 2 * 2], b[x % 2 * 2 + 1]);
-            });
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int x = 0; x < 2; ++x)
+                    for_products<kParts, kParts>([&](int i, int j) {
+                        const unsigned(&b)[4] = right[j][half];
+                        mma_m16n8k16<DType::bf16>(products[x], left[(step + half) % 2][x][i], b[2 * x], b[2 * x + 1]);
+                    });
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (m + i < kCorrelatedPieces)
+                    *reinterpret_cast<float2*>(scratch + place_of_product(m + i, g, 2 * t)) = {
+                        products[0][2 * i] + products[1][2 * i], products[0][2 * i + 1] + products[1][2 * i + 1]};
         }
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            if (m + i < kCorrelatedPieces)
-                *reinterpret_cast<float2*>(scratch + place_of_product(m + i, g, 2 * t)) = {
-                    products[0][2 * i] + products[1][2 * i], products[0][2 * i + 1] + products[1][2 * i + 1]};
     }
     __syncwarp();
     float of_lags[4] = {};

@@ -155,8 +155,7 @@ __device__ __forceinline__ void add_band(TileSums& sums, const BandRing<kPieces,
         const unsigned low = g / 2 == t ? pack<DType::bf16>(rest, 0.f) : 0, high = low << 16;
         const unsigned a[4] = {g % 2 == 0 ? low : 0, g % 2 == 0 ? high : 0, g % 2 == 1 ? low : 0, g % 2 == 1 ? high : 0};
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            mma_m16n8k16<DType::bf16>(sums[i], a, sources.blocks[i][0][0], sources.blocks[i][0][1]);
+        for (int i = 0; i < 4; ++i) mma_m16n8k16<DType::bf16>(sums[i], a, sources.blocks[i][0][0], sources.blocks[i][0][1]);
     }
 #pragma unroll 1
     for (int row = 1; row <= rows; ++row) {
