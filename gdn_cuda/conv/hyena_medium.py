@@ -58,7 +58,7 @@ def hyena_medium(
         The first tap meets the current token; in `hyena_short` the last one does.
         Without an initial_state, u is 0 before the first token; with it, a sequence in parts gives what it gives in one.
         A state of fewer than K − 1 tokens begins with the end of the initial one, or zeros.
-        On a GPU an infinity or NaN in u makes NaN of tokens from up to 31 before it to up to K + 31 behind it.
+        On a GPU an infinity or NaN in u makes NaN of tokens from up to 15 before it to up to K + 77 behind it.
         In its gradients it makes NaN of those of as many tokens, and of those of weight and bias.
         Gradients of gradients and forward mode raise RuntimeError; gdn_cuda.reference has them.
 

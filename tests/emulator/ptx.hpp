@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include <bit>
 #include <cstring>
 #include <string_view>
 
@@ -136,6 +137,16 @@ void ptx(Operands&&... operands) {
         });
     } else if constexpr (kText == "cvt.rn.bf16x2.f32 %0, %1, %2;") {
         run([](unsigned& pair, float high, float low) { pair = rounded_to_bf16(high) << 16 | rounded_to_bf16(low); });
+    } else if constexpr (kText == "fma.rn.bf16x2 %0, %1, %2, %3;") {
+        run([](unsigned& y, unsigned a, unsigned b, unsigned c) {
+            const auto number = [](unsigned pair, int half) {
+                return static_cast<double>(std::bit_cast<float>(half == 0 ? pair << 16 : pair & 0xffff0000u));
+            };
+            const auto sum = [&](int half) {
+                return rounded_to_bf16(static_cast<float>(number(a, half) * number(b, half) + number(c, half)));
+            };
+            y = sum(1) << 16 | sum(0);
+        });
     } else if constexpr (kText == "cp.async.commit_group;") {
         close_group_of_copies();
     } else if constexpr (kText == "cp.async.wait_group %0;") {

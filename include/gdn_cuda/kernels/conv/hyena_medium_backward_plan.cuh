@@ -37,16 +37,17 @@ struct HyenaMediumBackwardArgs {
 
 // Of a warp. dz is the gradient of z, the sums before the gate.
 template <HyenaMediumBackwardConfig kConfig>
-struct HyenaMediumBackwardShared {
+struct alignas(128) HyenaMediumBackwardShared {
     static constexpr HyenaMediumConfig kForward = kConfig.forward();
-    HyenaStage<kForward.columns ? 4 : kTileTokens> stage;  // whole vectors take none
+    static constexpr int kScratch = 64 * kCorrelatedPieces;
+    static_assert(kScratch >= kTileTokens);
     TileRing<kForward.pieces(), kForward.parts()> u, dz;
-    PairTables<kForward.blocks(), kForward.tap_parts()> taps;
-    TapSums<kForward.taps> of_taps;
+    alignas(16) float scratch[kScratch];  // as forward's; products of tap_correlation.cuh
+    BandTable<kForward.taps, kForward.tap_parts()> taps;
+    float of_taps[kForward.taps];
 };
 template <HyenaMediumBackwardConfig kConfig>
 struct HyenaMediumBackwardSharedPlan {
-    HyenaColumnsShared<kConfig.columns ? kConfig.warps() : 0> tiles[2];  // of dz and du, of u and z
     HyenaMediumBackwardShared<kConfig> warps[kConfig.warps()];
 };
 

@@ -3,7 +3,7 @@
 
 #include <gdn_cuda/kernels/conv/hyena_columns_plan.cuh>
 #include <gdn_cuda/kernels/conv/hyena_plan.cuh>
-#include <gdn_cuda/kernels/conv/toeplitz_plan.cuh>
+#include <gdn_cuda/kernels/conv/toeplitz_band_plan.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -18,7 +18,6 @@ struct HyenaMediumConfig {
 
     GDN_FIELDS(io, taps, columns)
 
-    GDN_HOST_DEVICE constexpr int blocks() const { return toeplitz_blocks(taps); }
     GDN_HOST_DEVICE constexpr bool few_taps() const { return taps <= kHyenaMediumFewTaps; }
     // bf16 parts of u, and of taps, of which bf16 results do not show what rounding takes.
     GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
@@ -32,7 +31,7 @@ struct HyenaMediumConfig {
     // From which ptxas derives how many registers a thread may have.
     GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
         if (columns) return 1;
-        return io == DType::f32 ? 3 : io == DType::f16 ? 4 : 5;
+        return io == DType::f32 ? few_taps() ? 2 : 3 : 4;
     }
     // Pieces of 8 tokens in shared memory: a tile of 64, and those that its first row meets.
     GDN_HOST_DEVICE constexpr int pieces() const { return few_taps() ? 128 : 256; }
@@ -40,14 +39,14 @@ struct HyenaMediumConfig {
 
 // Of a warp.
 template <HyenaMediumConfig kConfig>
-struct HyenaMediumShared {
-    static_assert(kConfig.pieces() >= kTilePieces + (kConfig.blocks() - 1) * kRowTokens / 8);
-    HyenaStage<kConfig.columns ? 4 : kTileTokens> stage;  // whole vectors take none
-    TileRing<kConfig.pieces(), kConfig.parts()> ring;
-    PairTables<kConfig.blocks(), kConfig.tap_parts()> taps;
+struct alignas(128) HyenaMediumShared {
+    static_assert(kConfig.pieces() >= kTilePieces + band_rows(kConfig.taps) * kBandRow / 8);
+    TileRing<kConfig.pieces(), kConfig.parts()> u;
+    float scratch[kTileTokens];  // tiles that memory does not hold in whole vectors; sums, on their way to other lanes
+    BandTable<kConfig.taps, kConfig.tap_parts()> taps;
 };
 template <HyenaMediumConfig kConfig>
-struct HyenaMediumSharedPlan : HyenaColumnsShared<kConfig.columns ? kConfig.warps() : 0> {
+struct HyenaMediumSharedPlan {
     HyenaMediumShared<kConfig> warps[kConfig.warps()];
 };
 

@@ -1,93 +1,87 @@
-// Gradients of taps on tensor cores: sums over tokens s of dz_s u_{s-j}, for every lag j.
+// Gradients of taps on tensor cores: sums over tokens s of a tile of dz_s u_{s-j}, for 128 lags j.
 //
-// Of 128 lags j = 8 r + q, r < 16 and q < 8, one accumulator of 16 x 8 has all sums, each once, and there is no other number in
-// it:
-//     sums[r][q] += sum over tokens x of u_{x - 8 r} dz_{x + q}
-// A warp takes 32 tokens x a step; of the summed index lane t, pair p, i = 0, 1 is the token x = first + 8 t + 2 p + i, as in
-// toeplitz_product.cuh. Rows of the left operand are then pieces of u in shared memory, a vector of 16 bytes each, and rows
-// r + 8 are the rows r of two steps before. A column of the right operand begins q tokens later: a lane takes five neighbouring
-// words and, where q is odd, pairs across words.
+// With tokens in units of eight, s = 8 a + c and s - j = 8 (a - m) + b, the sums over units
+//     P_m[b][c] = sum over a of u_{8 (a - m) + b} dz_{8 a + c},    m = 0 .. 16
+// have every product once, and lag 8 m + c - b is a sum over eight of them. ldmatrix transposes units as they lie in shared
+// memory into operands. An mma takes m and m + 1 and 16 units: of each of the tile's eight rows of 64 tokens, which lie in
+// different banks (toeplitz_band.cuh), units x and x + 2. Registers of the left operand are then the units x - m, x - m - 1,
+// x - m + 2, x - m + 1 of rows, in the order in which ldmatrix loads them.
 //
-// A tile of 512 tokens takes 32 mma for 128 lags and each product of parts, and reads 144 words a lane and part. Tensor cores
-// truncate their sums: every 128 tokens they are added up with rounding to nearest.
+// A tile takes 108 mma for 128 lags and three products of parts. P goes through shared memory to be summed up, so that tensor
+// cores, which truncate, add up 64 products of each part at most.
 //
 // Lags beyond the filter may have any sums, also of memory that nobody has written: nobody reads them.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/tap_correlation_plan.cuh>
-#include <gdn_cuda/kernels/conv/toeplitz_product.cuh>
+#include <gdn_cuda/kernels/conv/toeplitz_band.cuh>
 
 namespace gdn_cuda::conv {
 
-// Pieces `row` rows of 8 tokens before those of the lanes t, in kUsed parts.
-template <int kUsed, int kPieces, int kParts>
-__device__ __forceinline__ void load_left(unsigned (&to)[kUsed][4], TileRing<kPieces, kParts>& u, int first_piece) {
-    const int g = lane_of_warp() / 4, t = lane_of_warp() % 4;
-#pragma unroll
-    for (int part = 0; part < kUsed; ++part) {
-        const uint4 x = piece_of(u, part, first_piece + t - g);
-        to[part][0] = x.x, to[part][1] = x.y, to[part][2] = x.z, to[part][3] = x.w;
-    }
-}
-template <int kUsed, int kPieces, int kParts>
-__device__ __forceinline__ void load_right(unsigned (&to)[kUsed][4], TileRing<kPieces, kParts>& dz, int first_piece) {
-    const int q = lane_of_warp() / 4, t = lane_of_warp() % 4;
-    const int first = 4 * (first_piece + t) + q / 2;
-    const unsigned both_halves = q % 2 == 0 ? 0x3210 : 0x5432;
-#pragma unroll
-    for (int part = 0; part < kUsed; ++part) {
-        unsigned words[5];
-#pragma unroll
-        for (int i = 0; i < 5; ++i) {
-            const int word = (first + i) & (4 * kPieces - 1);
-            words[i] = dz.pieces[part][word / 4][word % 4];
-        }
-#pragma unroll
-        for (int p = 0; p < 4; ++p) to[part][p] = __byte_perm(words[p], words[p + 1], both_halves);
-    }
+// P_m[b][c] in a warp's `scratch`; an XOR by m keeps what lanes of four m read in different banks.
+__device__ __forceinline__ int place_of_product(int m, int b, int c) {
+    return 64 * m + ((8 * b + c) ^ (8 * (m % 4)));
 }
 
-// sums += those of the 512 tokens x from piece `first_piece` on and the 128 lags from `first_lag` on, by products of kUsed
-// parts.
-template <int kUsed, int kPieces, int kParts>
-__device__ __forceinline__ void add_correlation(float4& sums, TileRing<kPieces, kParts>& u, TileRing<kPieces, kParts>& dz,
-                                                int first_piece, int first_lag) {
-    constexpr int kStepPieces = kRowTokens / 8, kStepsOfSum = 4;
-    const int first_left = first_piece - first_lag / 8;
-    unsigned left[2][kUsed][4];  // of the two steps before
-    load_left(left[0], u, first_left - 2 * kStepPieces);
-    load_left(left[1], u, first_left - kStepPieces);
-#pragma unroll 1
-    for (int first = 0; first < kTilePieces; first += kStepsOfSum * kStepPieces) {
-        float of_steps[2][4] = {};
+// sums[j] += those of the 512 tokens s from unit `first_unit` on and the lags first_lag + j, j < lags.
+template <int kPieces, int kParts>
+__device__ __forceinline__ void add_correlation(float* sums, float* scratch, const BandRing<kPieces, kParts>& u,
+                                                const BandRing<kPieces, kParts>& dz, int first_unit, int first_lag, int lags) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+    const int matrix = lane / 8, unit_of_row = 8 * (lane % 8);
+    unsigned right[kParts][2][4];  // units 0, 2, 1, 3 and 4, 6, 5, 7 of rows
 #pragma unroll
-        for (int step = 0; step < kStepsOfSum; ++step) {
-            const int piece = first + step * kStepPieces;
-            unsigned now[kUsed][4], right[kUsed][4];
-            load_left(now, u, first_left + piece);
-            load_right(right, dz, first_piece + piece);
-            for_products<kUsed, kUsed>([&](int i, int j) {
+    for (int half = 0; half < 2; ++half) {
+        const int unit = first_unit + unit_of_row + 4 * half + matrix % 2 * 2 + matrix / 2;
 #pragma unroll
-                for (int k = 0; k < 2; ++k) {
-                    const unsigned(&before)[4] = left[step % 2][i];
-                    const unsigned a[4] = {now[i][2 * k], before[2 * k], now[i][2 * k + 1], before[2 * k + 1]};
-                    mma_m16n8k16<DType::bf16>(of_steps[k], a, right[j][2 * k], right[j][2 * k + 1]);
-                }
-            });
-#pragma unroll
-            for (int part = 0; part < kUsed; ++part)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) left[step % 2][part][i] = now[part][i];
-        }
-        sums.x += of_steps[0][0] + of_steps[1][0];
-        sums.y += of_steps[0][1] + of_steps[1][1];
-        sums.z += of_steps[0][2] + of_steps[1][2];
-        sums.w += of_steps[0][3] + of_steps[1][3];
+        for (int part = 0; part < kParts; ++part) ldmatrix_x4_trans(right[part][half], dz.address(part, unit));
     }
-}
-// The lag of a lane's sum i.
-__device__ __forceinline__ int lag_of(int i) {
-    return 8 * (lane_of_warp() / 4 + 8 * (i / 2)) + 2 * (lane_of_warp() % 4) + i % 2;
+    const int first_left = first_unit - first_lag / 8 + unit_of_row + matrix - matrix % 2 * 2;
+    __syncwarp();
+    // Units x and x + 1 before row m are those 4 further before row m + 4: m steps by 4, and each is loaded once.
+    const auto load_left = [&](unsigned(&left)[2][kParts][4], int unit) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x)
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) ldmatrix_x4_trans(left[x][part], u.address(part, unit + x));
+    };
+    const int last = (lags + 7) / 8;
+#pragma unroll 1
+    for (int begin = 0; begin <= min(last, 2); begin += 2) {
+        unsigned left[2][2][kParts][4];
+        load_left(left[1], first_left - begin + 4);
+#pragma unroll
+        for (int step = 0; step < 5; ++step) {
+            const int m = begin + 4 * step;
+            if (m > last) break;
+            load_left(left[step % 2], first_left - m);
+            float products[2][4] = {};  // two chains of sums
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int x = 0; x < 2; ++x)
+                    for_products<kParts, kParts>([&](int i, int j) {
+                        const unsigned(&b)[4] = right[j][half];
+                        mma_m16n8k16<DType::bf16>(products[x], left[(step + half) % 2][x][i], b[2 * x], b[2 * x + 1]);
+                    });
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (m + i < kCorrelatedPieces)
+                    *reinterpret_cast<float2*>(scratch + place_of_product(m + i, g, 2 * t)) = {
+                        products[0][2 * i] + products[1][2 * i], products[0][2 * i + 1] + products[1][2 * i + 1]};
+        }
+    }
+    __syncwarp();
+    float of_lags[4] = {};
+#pragma unroll
+    for (int b = 0; b < 8; ++b) {
+        const int c = b + lane % 8;
+        const int place = place_of_product(lane / 8 + c / 8, b, c % 8);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) of_lags[i] += scratch[place + 4 * 64 * i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[32 * i + lane] += of_lags[i];
 }
 
 }  // namespace gdn_cuda::conv

@@ -5,13 +5,7 @@
 
 namespace gdn_cuda::conv {
 
-inline constexpr int kCorrelatedTaps = 128;  // of one accumulator
-
-// Sums of a warp for up to kTaps taps, as lanes have them in accumulators.
-template <int kTaps>
-struct TapSums {
-    static_assert(kTaps % kCorrelatedTaps == 0);
-    alignas(16) float of_lanes[kTaps / kCorrelatedTaps][32][4];
-};
+inline constexpr int kCorrelatedTaps = 128;                        // at a time
+inline constexpr int kCorrelatedPieces = kCorrelatedTaps / 8 + 1;  // 8 by 8 sums each
 
 }  // namespace gdn_cuda::conv

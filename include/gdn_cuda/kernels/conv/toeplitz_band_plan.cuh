@@ -1,0 +1,24 @@
+// Shared memory of toeplitz_band.cuh, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/conv/toeplitz_plan.cuh>
+
+namespace gdn_cuda::conv {
+
+inline constexpr int kBandRow = 64, kBandBlock = 16;  // tokens
+
+// Rows before a row of tokens that a filter's taps reach.
+GDN_HOST_DEVICE constexpr int band_rows(int taps) {
+    const int blocks = (taps + kBandBlock - 2) / kBandBlock;
+    return (blocks + 3) / 4;
+}
+
+// Pairs of taps h[x], h[x - 1] for every x, in kParts bf16 parts.
+template <int kTaps, int kParts>
+struct BandTable {
+    static constexpr int kBefore = 14;  // pairs before x = 0
+    static constexpr int kWords = kBefore + kBandRow * band_rows(kTaps) + kBandBlock;
+    alignas(16) unsigned words[kParts][kWords];
+};
+
+}  // namespace gdn_cuda::conv
