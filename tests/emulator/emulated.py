@@ -44,9 +44,9 @@ def launched(first: int = 0) -> set[str]:
 
 
 @contextmanager
-def emulated(multiprocessors: int = 132) -> Iterator[Callable[[], set[str]]]:
-    """`multiprocessors`: of the device that heuristics choose for. Gives what tells the kernels launched since."""
-    library().emulator_device(multiprocessors)
+def emulated(multiprocessors: int = 132, shared_bytes: int = 227 << 10) -> Iterator[Callable[[], set[str]]]:
+    """Arguments: of the device that heuristics choose for. Gives what tells the kernels launched since."""
+    library().emulator_device(multiprocessors, shared_bytes)
     with _Emulated():
         yield functools.partial(launched, library().emulator_launches())
 

@@ -35,11 +35,12 @@ void remark(std::string) {}
 
 }  // namespace gdn_cuda
 
-// From now on heuristics choose for a Hopper GPU with so many multiprocessors.
-extern "C" __attribute__((visibility("default"))) void emulator_device(int multiprocessors) {
+// From now on heuristics choose for a Hopper GPU with so many multiprocessors, and so much shared memory for a block.
+extern "C" __attribute__((visibility("default"))) void emulator_device(int multiprocessors, int shared_bytes) {
     static std::optional<gdn_cuda::jit::StandIn> device;
     gdn_cuda::jit::DeviceTraits traits;
     traits.multiprocessors = multiprocessors;
+    traits.shared_bytes_per_block = shared_bytes;
     device.reset();
     device.emplace(traits);
 }

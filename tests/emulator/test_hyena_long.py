@@ -53,7 +53,7 @@ def test_layouts(layout: str, seed: int) -> None:
 @pytest.mark.parametrize("D, L", [(8, 700), (24, 513), (16, 2100), (8, 1)])
 def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
     """A block's last channels may not exist, and the tokens of a block may be a share."""
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         state = torch.randn(1, D, S, generator=torch.Generator().manual_seed(seed))
         with emulated() as launched:
             check_long(1, D, L, S, seed, dtype, "channels", groups=D // 2, initial_state=state)
@@ -61,6 +61,16 @@ def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
     with emulated() as launched:  # fewer channels than a block takes
         check_long(2, 4, 520, S, seed, torch.float32, "channels", groups=2)
     assert all("columns = true" in kernel for kernel in launched())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shared_bytes, sectors", [(227 << 10, "true"), (99 << 10, "false")])
+def test_channels_by_shared_memory(dtype: torch.dtype, shared_bytes: int, sectors: str, seed: int) -> None:
+    with emulated(shared_bytes=shared_bytes) as launched:
+        check_long(1, 16, 2100, 16, seed, dtype, "channels")
+    kernels = launched()
+    assert len(kernels) == 2  # states of shares, and outputs
+    assert all("columns = true" in kernel and f"sectors = {sectors}" in kernel for kernel in kernels)
 
 
 @pytest.mark.parametrize("log_pole", [0.0, -1e-6, -1e-4, -0.01, -1.0, -50.0, -1000.0, -torch.inf])
