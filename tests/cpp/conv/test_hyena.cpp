@@ -21,6 +21,11 @@ TEST(HyenaCut, SharesAreWholeUnitsAndCoverEveryToken) {
             EXPECT_GE(cut.segment_tokens, 512);
             EXPECT_GE(i64{cut.segments} * cut.segment_tokens, tokens);
             EXPECT_LT((cut.segments - i64{1}) * cut.segment_tokens, std::max<i64>(1, tokens));
+            const HyenaCut waves = hyena_cut_by_waves(rows, tokens, 8, 64, 2112, 4, 7);
+            EXPECT_EQ(waves.segment_tokens % 8, 0);
+            EXPECT_GE(waves.segment_tokens, 64);
+            EXPECT_GE(i64{waves.segments} * waves.segment_tokens, tokens);
+            EXPECT_LT((waves.segments - i64{1}) * waves.segment_tokens, std::max<i64>(1, tokens));
         }
     EXPECT_EQ(hyena_cut(i64{1} << 40, 65536, 256, 512, 16896).segments, 1);
     EXPECT_GT(hyena_cut(1, 65536, 256, 512, 16896).segments, 100);

@@ -36,7 +36,7 @@ struct HyenaShortConfig {
     GDN_HOST_DEVICE constexpr int columns_shared_bytes() const { return 2 * taps * warp_channels() * bytes_of(DType::f32); }
     // Of hyena_short_columns, as blocks_an_sm.
     GDN_HOST_DEVICE constexpr int columns_blocks_an_sm() const {
-        return taps <= kHyenaShortFewTaps && io != DType::f32 ? 4 : 3;
+        return exact && taps <= kHyenaShortFewTaps && io != DType::f32 ? 4 : 3;
     }
 };
 
