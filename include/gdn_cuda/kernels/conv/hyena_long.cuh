@@ -124,8 +124,9 @@ struct HyenaLongWarp {
     __device__ __forceinline__ void write_within(int group, const RowStates& before, int tile) const {
         const int left = args.tokens - tile, row_of_end = left / kRowTokens;
         if (g() != row_of_end % 8 || !exists) return;
-        int column = share.column;  // opaque: addresses are not to be computed before the loop over tiles, and kept
-        asm volatile("" : "+r"(column));
+        int column = share.column;
+        if constexpr (kConfig.columns)  // opaque: addresses are not to be computed before the loop over tiles, and kept
+            asm volatile("" : "+r"(column));
         const HyenaPoles poles(args, column);
         const HyenaRow<T> x1(args.x1, share.batch, column), v(args.v, share.batch, column);
         float* const to = args.last + (static_cast<i64>(share.batch) * args.channels + column) * args.states;
