@@ -39,7 +39,7 @@ TEST(Registry, EveryConfigurationFitsABlock) {
 }
 
 // Of these, the host chooses configurations by a device's shared memory, as tests of their heuristics show.
-const std::set<std::string> kChosenByRoom = {"hyena_long", "hyena_medium", "hyena_medium_backward"};
+const std::set<std::string> kChosenByRoom = {"hyena_long", "hyena_long_backward", "hyena_medium", "hyena_medium_backward"};
 
 TEST(Registry, WhatAnArchitectureRunsFitsIt) {
     for (const char* arch : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}) {
