@@ -1,4 +1,5 @@
-// How a Hyena kernel whose warps each walk over one channel (hyena_medium, hyena_long) reaches its tensors, in either layout.
+// How the kernels of hyena_long, whose warps each walk over one channel, reach their tensors in either layout. hyena_medium
+// takes the loads and stores of rows alone (hyena_medium_tile.cuh).
 //
 // A thread has 16 elements of a tile of 512 tokens, its own, of every tensor: it multiplies own elements by own elements. A
 // warp's operands and sums of tensor cores are those of a row, 512 tokens of the warp's channel, of which a lane has eight in

@@ -100,8 +100,8 @@ struct HyenaLongBackwardWarp {
         poles.fill_taps(h, lane);
         for (int group = 0; group < kConfig.groups; ++group) fill_powers(shared.groups[group], poles, group, lane);
         __syncwarp();
-        fill_pairs(shared.taps, lane, 1, [&](int x) { return x >= 0 && x < kRowTokens ? h[x] : 0.f; });
-        fill_pairs(shared.taps_back, lane, 1, [&](int x) { return x <= 0 && x > -kRowTokens ? h[-x] : 0.f; });
+        fill_pairs(shared.taps, lane, [&](int x) { return x >= 0 && x < kRowTokens ? h[x] : 0.f; });
+        fill_pairs(shared.taps_back, lane, [&](int x) { return x <= 0 && x > -kRowTokens ? h[-x] : 0.f; });
         for (int state = lane; state < states(); state += 32) {
             shared.first[state] = first_state(state);
             shared.of_last[state] = 0.f;
@@ -302,8 +302,8 @@ struct HyenaLongBackwardWarp {
             load_correlation();
             add_correlation(correlation, back, own);
             park_correlation();
-            add_product(z, own, load_pairs(shared.taps, lane_of_warp(), 0));
-            add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp(), 0));
+            add_product(z, own, load_pairs(shared.taps, lane_of_warp()));
+            add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp()));
             for_groups([&](int group, HyenaCarriedBack&) { advance(group, own, back, z, of_u, tile); });
             take_sums(x, z);
             u_tile.to_own(x);

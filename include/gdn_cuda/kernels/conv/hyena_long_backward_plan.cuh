@@ -83,7 +83,7 @@ struct HyenaLongBackwardShared {
         HyenaPowerGroup<kConfig.parts()> groups[kConfig.groups];
         float correlation[kRowTokens][kRowTokens + 1];  // once the tables are not needed any more
     };
-    PairTables<1, kConfig.parts()> taps, taps_back;
+    PairTables<kConfig.parts()> taps, taps_back;
     HyenaStage<kConfig.columns ? kRowTokens : kTileTokens> stage;
     HyenaOwnSlot<bytes_of(kConfig.io)> x2, factors[kConfig.buffers()][3];  // of a tile: x1, v and the gradient of y
     HyenaCarriedBack carried[kConfig.groups];

@@ -69,7 +69,7 @@ template <HyenaLongConfig kConfig>
 struct HyenaLongShared {
     HyenaPoleGroup<kConfig.parts()> groups[kConfig.groups];
     HyenaStage<kConfig.columns ? kRowTokens : kTileTokens> stage;  // the taps at first
-    PairTables<1, kConfig.parts()> taps;
+    PairTables<kConfig.parts()> taps;
     HyenaOwnSlots<kConfig.slots(), bytes_of(kConfig.io)> next;
 };
 template <HyenaLongConfig kConfig>

@@ -13,6 +13,13 @@ GDN_HOST_DEVICE constexpr int band_rows(int taps) {
     return (blocks + 3) / 4;
 }
 
+// u of the last tokens: pieces of eight tokens in kParts bf16 parts. Numbers of pieces count on, modulo kPieces.
+template <int kPieces, int kParts>
+struct TileRing {
+    static_assert((kPieces & (kPieces - 1)) == 0);
+    alignas(16) unsigned pieces[kParts][kPieces][4];
+};
+
 // Pairs of taps h[x], h[x - 1] for every x, in kParts bf16 parts.
 template <int kTaps, int kParts>
 struct BandTable {

@@ -12,18 +12,11 @@ GDN_HOST_DEVICE constexpr int toeplitz_blocks(int taps) {
     return (taps + kRowTokens - 2) / kRowTokens + 1;
 }
 
-// u of the last tokens: pieces of eight tokens in kParts bf16 parts. Numbers of pieces count on, modulo kPieces.
-template <int kPieces, int kParts>
-struct TileRing {
-    static_assert((kPieces & (kPieces - 1)) == 0);
-    alignas(16) unsigned pieces[kParts][kPieces][4];
-};
-
-// Pairs of taps h[x], h[x - 1] of up to kBlocks blocks, in kParts bf16 parts: those of even x, then those of odd x.
-template <int kBlocks, int kParts>
+// Pairs of taps h[x], h[x - 1] for all x between -32 and 32, in kParts bf16 parts: those of even x, then those of odd x.
+template <int kParts>
 struct PairTables {
     static constexpr int kBefore = 15;  // pairs before x = 0 and x = 1
-    static constexpr int kPairs = 16 * (kBlocks - 1) + 2 * kBefore + 1;
+    static constexpr int kPairs = 2 * kBefore + 1;
     static constexpr int kStride = (kPairs + 3) / 4 * 4 + 2;  // so that both parities have different banks
     unsigned words[kParts][2 * kStride];
 };
