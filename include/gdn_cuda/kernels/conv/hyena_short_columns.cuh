@@ -39,19 +39,6 @@ struct HyenaShortColumns {
     }
     __device__ __forceinline__ bool exists(int c) const { return channel + c < args.channels; }
 
-    __device__ __forceinline__ void load_filter() {
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c) bias[c] = exists(c) ? bias_of(args.filter, channel + c) : 0.f;
-#pragma unroll 8
-        for (int lag = 0; lag < kConfig.taps; ++lag) {
-            if (lag >= args.filter.taps) break;
-            Numbers taps;
-#pragma unroll
-            for (int c = 0; c < kChannels; ++c)
-                taps.items[c] = correlation_tap(args.filter, min(channel + c, args.channels - 1), lag);
-            tap(lag) = taps;
-        }
-    }
     // u of the tokens before `first`, to the shared memory.
     __device__ __forceinline__ void load_recent(int first) const {
 #pragma unroll 1
@@ -71,14 +58,7 @@ struct HyenaShortColumns {
 #pragma unroll
                 for (int c = 0; c < kChannels; ++c) window[i][c] = recent(i)[c];
         } else {
-            Column x1 = column(args.x1, first - kBefore), v = column(args.v, first - kBefore);
-            Some of_x1[kBefore + 1], of_v[kBefore + 1];
-            x1.template load<kBefore>(of_x1);
-            v.template load<kBefore>(of_v);
-#pragma unroll
-            for (int i = 0; i < kBefore; ++i)
-#pragma unroll
-                for (int c = 0; c < kChannels; ++c) window[i][c] = of_x1[i][c] * of_v[i][c];
+            load_u<kBefore>(window, column(args.x1, first - kBefore), column(args.v, first - kBefore));
         }
     }
     // The tokens in [first, end), which are whole steps of aligned vectors.
@@ -178,7 +158,7 @@ struct HyenaShortColumns {
     }
     __device__ __forceinline__ void run(const HyenaShare& share) {
         int first = share.first;
-        load_filter();
+        load_filter_of_lane<kConfig.taps>(bias, args, channel, [&](int lag) -> Numbers& { return tap(lag); });
         if (args.vectors && args.channels % kChannels == 0) {
             first += (share.end - share.first) / kStep * kStep;
             walk_vectors(share.first, first);

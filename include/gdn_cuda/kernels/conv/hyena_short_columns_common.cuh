@@ -58,4 +58,32 @@ struct HyenaColumn {
     }
 };
 
+// A lane's bias, and its taps, newest first, to where `tap(lag)` says. Channels that do not exist have the last one's taps.
+template <int kTaps, int kChannels>
+__device__ __forceinline__ void load_filter_of_lane(float (&bias)[kChannels], const HyenaArgs& args, int channel, auto&& tap) {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) bias[c] = channel + c < args.channels ? bias_of(args.filter, channel + c) : 0.f;
+#pragma unroll 8
+    for (int lag = 0; lag < kTaps; ++lag) {
+        if (lag >= args.filter.taps) break;
+        Vector<float, kChannels, true> taps;
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c)
+            taps.items[c] = correlation_tap(args.filter, min(channel + c, args.channels - 1), lag);
+        tap(lag) = taps;
+    }
+}
+// u of kCount tokens, as vectors.
+template <int kCount, class T, int kChannels, int kMost>
+__device__ __forceinline__ void load_u(float (&u)[kMost][kChannels], HyenaColumn<T, kChannels> x1,
+                                       HyenaColumn<T, kChannels> v) {
+    typename HyenaColumn<T, kChannels>::Some of_x1[kCount + 1], of_v[kCount + 1];  // kCount may be 0
+    x1.template load<kCount>(of_x1);
+    v.template load<kCount>(of_v);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) u[i][c] = of_x1[i][c] * of_v[i][c];
+}
+
 }  // namespace gdn_cuda::conv
