@@ -1,5 +1,5 @@
-"""A GDN layer's short convolution, split into q, k and v and normalised: the operator, its gradients, reference, examples,
-benchmark and sanitizer call."""
+"""A GDN layer's short convolution, split into q, k and v and normalised, and its gates: the operator, its gradients, reference,
+examples, benchmark and sanitizer call."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
+from ..gdn.operators import fused_gdn_gating
+from ..gdn.reference_operators import fused_gdn_gating as gates_on_cpu
 from ..operators import Differentiable
 from ..operators.autograd import with_autograd
 from ..operators.calls import typical_call
+from ..operators.dtypes import state_dtype
 from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.first_order import first_order
 from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
@@ -26,6 +30,7 @@ from .causal_conv1d import _conv as _causal_conv
 
 _NAME = "conv_split_l2norm"
 Split = tuple[Tensor, Tensor, Tensor]
+WithGates = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 # ---- CPU tensors: the definition in fp64
 
@@ -46,23 +51,31 @@ def _normalised(x: Any, y: Tensor) -> Split:
     return q, k, v
 
 
+def _with_gates(x: Any, split: Split) -> WithGates:
+    return *split, *(_no_gates(x) if x.a is None else gates_on_cpu(x))
+
+
+def _no_gates(x: Any) -> tuple[Tensor, Tensor]:
+    return x.x.new_empty((0,)), x.x.new_empty((0,), dtype=torch.float32)
+
+
 def _unrounded(x: Any, **more: Any) -> Any:
     """The arguments of the convolution, whose output is not rounded."""
     given = {"x": x.x.double(), "weight": x.weight, "bias": x.bias, "cu_seqlens": x.cu_seqlens, "seq_idx": None, "silu": True}
     return SimpleNamespace(**given | more)
 
 
-def _forward(x: Any) -> Split:
+def _forward(x: Any) -> WithGates:
     y, _ = reference_causal.causal_conv1d(_unrounded(x, initial_states=None, return_final_states=False))
-    return _normalised(x, y)
+    return _with_gates(x, _normalised(x, y))
 
 
 @torch.no_grad()
-def _prefill_on_cpu(x: Any) -> Split:
+def _prefill_on_cpu(x: Any) -> WithGates:
     if x.state_indices is not None:
         check_slots(_NAME, "state_indices", x.state_indices.to(torch.int64), x.conv_state.shape[0])
     pool = {name: getattr(x, name) for name in ("conv_state", "state_indices", "has_initial_state")}
-    return _normalised(x, reference_causal.causal_conv1d_prefill(_unrounded(x, **pool)))
+    return _with_gates(x, _normalised(x, reference_causal.causal_conv1d_prefill(_unrounded(x, **pool))))
 
 
 def _backward_on_cpu(x: Any) -> Tensor:
@@ -79,20 +92,35 @@ def _backward_on_cpu(x: Any) -> Tensor:
 # ---- The operator and its gradients
 
 
-def _shapes(x: Any) -> Split:
+def _shapes(x: Any) -> WithGates:
     B, _, L = x.x.shape
     keys = (B, L, x.key_heads, x.dk)
-    return x.x.new_empty(keys), x.x.new_empty(keys), x.x.new_empty((B, L, x.value_heads, x.dv))
+    split = x.x.new_empty(keys), x.x.new_empty(keys), x.x.new_empty((B, L, x.value_heads, x.dv))
+    gates = _no_gates(x) if x.a is None else (x.b.new_empty(x.b.shape), x.a.new_empty(x.a.shape, dtype=state_dtype(x.a)))
+    return *split, *gates
 
 
 def _gradients(x: Any, needs: Any, *grads: Tensor) -> dict[str, Any]:
     """The convolution runs again: its output is larger than its input alone."""
+    grads, of_gates = grads[:3], {} if x.a is None else _gate_gradients(x, *grads[3:])
     given = (x.x, x.weight, x.bias, None, None, x.cu_seqlens, True)
     y, _ = _causal_conv(*given, False)
     heads = (x.key_heads, x.value_heads, x.dk, x.dv, x.l2norm, x.eps)
     of_y = _backward(y, *(grad.contiguous() for grad in grads), *heads)
     of_x, of_weight, of_bias, _ = _conv_backward(of_y, None, *given)
-    return {"x": of_x, "weight": of_weight, "bias": of_bias if needs.bias else None}
+    return of_gates | {"x": of_x, "weight": of_weight, "bias": of_bias if needs.bias else None}
+
+
+def _gate_gradients(x: Any, grad_beta: Tensor, grad_gate: Tensor) -> dict[str, Tensor]:
+    wide = state_dtype(x.a)
+    a, b, A_log, dt_bias = (y.to(wide) for y in (x.a, x.b, x.A_log, x.dt_bias))
+    # ∂gate/∂a = −exp(A_log)·sigmoid(a + dt_bias); exp(A_log) alone may be infinite.
+    of_a = -grad_gate * torch.exp(A_log + logsigmoid(a + dt_bias))
+    of_b = grad_beta.to(wide) * torch.sigmoid(b) * torch.sigmoid(-b)
+    raw = x.a.contiguous()
+    _, gate = fused_gdn_gating(x.A_log, x.dt_bias, raw, raw)
+    found = {"a": of_a, "b": of_b, "A_log": (grad_gate * gate).sum((0, 1)), "dt_bias": of_a.sum((0, 1))}
+    return {name: y.to(getattr(x, name).dtype) for name, y in found.items()}
 
 
 def _refuse_vmap(x: Any, dims: Any) -> Any:
@@ -125,12 +153,17 @@ def conv_split_l2norm(
     conv_state: Tensor | None = None,
     state_indices: Tensor | None = None,
     has_initial_state: Tensor | None = None,
-) -> Split:
-    """The short convolution of a GDN layer with silu, split into q, k and v, q and k normalised: one kernel before
-    chunked_forward.
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+) -> Split | WithGates:
+    """The short convolution of a GDN layer with silu, split into q, k and v, q and k normalised, and the layer's gates: all
+    that chunked_forward takes, from one kernel. Returns `(q, k, v)`, with a `(q, k, v, beta, gate)`.
 
     Formula:
         y = causal_conv1d(x, weight, bias, activation="silu"); q, k, v = the heads of y; q, k = q / √(Σ q² + eps), k alike
+        beta, gate = fused_gdn_gating(A_log, dt_bias, a, b)
 
     Shapes:
         x: (B, D, L) with D = 2·key_heads·dk + value_heads·dv channels, those of q, of k and of v; fp32, bf16 or fp16; the
@@ -139,6 +172,8 @@ def conv_split_l2norm(
         q, k: (B, L, key_heads, dk), v: (B, L, value_heads, dv), contiguous, of x's dtype
         cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
         conv_state, state_indices, has_initial_state: as of causal_conv1d, a pool of states in place
+        a, b: (B, L, value_heads), of one dtype, any strides; A_log, dt_bias: (value_heads,); fp32, bf16 or fp16; all or none
+        beta: as b, in b's dtype; gate: as a, fp32; both contiguous
 
     Without l2norm q and k are not normalised. Nothing is rounded between convolution and norm. With conv_state there are no
     gradients; without it there are, for which the convolution runs again. CPU tensors may also be fp64.
@@ -146,6 +181,7 @@ def conv_split_l2norm(
     Edge cases:
         Tokens behind the last packed sequence, and sequences with a negative state index, have zeros in q, k and v.
         A state index past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the sequence is NaN.
+        Every token has its gates, also those of no sequence.
         A head of zeros stays zeros; with eps = 0 it is NaN. Squares whose sum exceeds fp32 give zeros.
 
     Example:
@@ -154,16 +190,17 @@ def conv_split_l2norm(
         tensor([[[[40.],
                   [50.]]]])
     """
-    heads = (key_heads, value_heads, dk, dv, l2norm, eps)
+    rest = (cu_seqlens, a, b, A_log, dt_bias, key_heads, value_heads, dk, dv, l2norm, eps)
     if conv_state is None:
         for argument, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
             if given is not None:
                 refuse(_NAME, argument, "None without conv_state", "a tensor")
-        found: Split = _fused(x, weight, bias, cu_seqlens, *heads)
-        return found
+        found = _fused(x, weight, bias, *rest)
+        return found[:3] if a is None else found
     if isinstance(has_initial_state, Tensor) and has_initial_state.dtype == torch.bool:
         has_initial_state = has_initial_state.to(torch.int32)
-    return with_autograd(_prefill, (x, weight, bias, conv_state, state_indices, has_initial_state, cu_seqlens, *heads))
+    found = with_autograd(_prefill, (x, weight, bias, conv_state, state_indices, has_initial_state, *rest))
+    return found[:3] if a is None else found
 
 
 # ---- Examples
@@ -182,6 +219,16 @@ def _example(B: int, T: int, seed: int) -> Arguments:
     return _given(B, T, seed)
 
 
+def _given_gates(B: int, L: int, seed: int) -> Arguments:
+    a, b = random(2, B, L, 3, seed=seed + 4, dtype=torch.bfloat16)
+    return {"a": a, "b": b, "A_log": random(3, seed=seed + 5), "dt_bias": random(3, seed=seed + 6)}
+
+
+@example(conv_split_l2norm, "conv_split_l2norm, gates")
+def _example_gates(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, T, seed) | _given_gates(B, T, seed)
+
+
 @example(conv_split_l2norm, "conv_split_l2norm, packed", packed=True)
 def _example_packed(B: int, T: int, seed: int) -> Arguments:
     return _given(1, 7, seed) | {"cu_seqlens": torch.tensor([0, 5, 5, 7], dtype=torch.int32), "l2norm": False}
@@ -194,6 +241,7 @@ def _example_pool(B: int, T: int, seed: int) -> Arguments:
         "conv_state": random(5, 3, _CHANNELS, seed=seed + 3).mT,
         "state_indices": torch.tensor([3, -1, 0]),
         "has_initial_state": torch.tensor([True, True, False]),
+        **_given_gates(1, 7, seed),
     }
 
 
@@ -215,21 +263,24 @@ def _example_backward(B: int, T: int, seed: int) -> Arguments:
 GPU_LENGTHS, CPU_LENGTHS = ((1, 8192), (1, 32768), (8, 4096), (1, 512)), ((1, 8),)
 
 
-def _work(device: str, B: int, L: int, dtype: torch.dtype, pool: bool) -> Work:
+def _work(device: str, B: int, L: int, dtype: torch.dtype, pool: bool, gates: bool) -> Work:
     """Qwen3-Next's heads."""
     heads: Arguments = {"key_heads": 16, "value_heads": 32, "dk": 128, "dv": 128}
     D = 2 * 16 * 128 + 32 * 128
     x, weight = normal(B, L, D, device=device, dtype=dtype).mT, normal(D, 4, device=device, dtype=dtype)
     states = {"conv_state": normal(B, 3, D, device=device, dtype=dtype).mT} if pool else {}
-    return Work(partial(conv_split_l2norm, x, weight, **heads, **states), 2 * size(x), 0)
+    raw = normal(4, B, L, 32, device=device, dtype=dtype)
+    given = {"a": raw[0], "b": raw[1], "A_log": raw[2, 0, 0], "dt_bias": raw[3, 0, 0]} if gates else {}
+    moved = 2 * size(x) + (size(raw[0]) * 3 + B * L * 32 * 4 if gates else 0)
+    return Work(partial(conv_split_l2norm, x, weight, **heads, **states, **given), moved, 0)
 
 
 @bench(operator="conv_split_l2norm")
 def _measured(device: str) -> Iterator[Case]:
     for B, L in GPU_LENGTHS if device == "cuda" else CPU_LENGTHS:
-        for pool in (False, True):
-            name = f"{B}×{L} 16/32 heads of 128{', pool' if pool else ''}"
-            yield Case(name, partial(_work, device, B, L, torch.bfloat16, pool))
+        for more in ((), ("gates",), ("pool",), ("pool", "gates")):
+            name = ", ".join((f"{B}×{L} 16/32 heads of 128", *more))
+            yield Case(name, partial(_work, device, B, L, torch.bfloat16, "pool" in more, "gates" in more))
 
 
 typical_call(
@@ -250,5 +301,7 @@ def _sanitized() -> None:
             starts = torch.tensor([0, 7, 7, 100, 150], device="cuda")
             found = conv_split_l2norm(x, weight, **heads, cu_seqlens=starts)
             torch.autograd.grad(found, (x, weight), [torch.ones_like(y) for y in found])
+            a, b = draw(2, 1, 150, 3, dtype=dtype)
+            gates: Arguments = {"a": a, "b": b, "A_log": draw(3), "dt_bias": draw(3)}
             with torch.no_grad():
-                conv_split_l2norm(x, weight, **heads, cu_seqlens=starts, conv_state=draw(4, W - 1, D).mT)
+                conv_split_l2norm(x, weight, **heads, **gates, cu_seqlens=starts, conv_state=draw(4, W - 1, D).mT)

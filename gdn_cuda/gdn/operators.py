@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators import operator
+from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor
 from . import reference_operators as reference
 from .hints import check_chunk_hints
@@ -38,7 +39,7 @@ def _dtype_of(state: Tensor | None) -> torch.dtype:
 
 
 def _gate_shapes(x: Any) -> tuple[Tensor, Tensor]:
-    return x.b.new_empty(x.b.shape), x.a.new_empty(x.a.shape, dtype=torch.float32)
+    return x.b.new_empty(x.b.shape), x.a.new_empty(x.a.shape, dtype=state_dtype(x.a))
 
 
 def _check_gate_rank(a: Tensor, is_var_len: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gdn_cuda import conv_split_l2norm
 
+GATES = ("a", "b", "A_log", "dt_bias")
 BOUND = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 3e-3, torch.float16: 4e-4}
 # The gradients go through an output of the convolution that is rounded.
 BACKWARD_BOUND = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -24,7 +25,7 @@ class Inputs:
     heads: dict[str, int]
     options: dict[str, Any] = field(default_factory=dict)
 
-    def call(self) -> tuple[Tensor, Tensor, Tensor]:
+    def call(self) -> tuple[Tensor, ...]:
         options: dict[str, Any] = {**self.heads, **self.options}
         return conv_split_l2norm(self.x, self.weight, self.bias, **options)
 
@@ -76,6 +77,29 @@ def with_pool(given: Inputs, slots: list[int], count: int, seed: int, fresh: lis
         "has_initial_state": continues.to(given.x.device),
     }
     return given
+
+
+def with_gates(given: Inputs, seed: int, *, dtype: torch.dtype | None = None, views: bool = False) -> Inputs:
+    """A copy with a, b, A_log and dt_bias as models have them; with `views` a and b are every other number of one tensor."""
+    B, _, L = given.x.shape
+    heads, device = given.heads["value_heads"], given.x.device
+    rng = torch.Generator().manual_seed(seed + 11)
+    raw = (torch.randn(B, L, heads, 2, generator=rng, dtype=torch.float64) * 3).to(device, dtype or given.x.dtype)
+    a, b = raw.unbind(-1)
+    wide = torch.float64 if raw.dtype == torch.float64 else torch.float32
+    gates = {
+        "a": a if views else a.contiguous(),
+        "b": b if views else b.contiguous(),
+        "A_log": (torch.rand(heads, generator=rng, dtype=torch.float64) * 16).log().to(device, wide),
+        "dt_bias": torch.randn(heads, generator=rng, dtype=torch.float64).to(device, wide),
+    }
+    return replace(given, options=given.options | gates)
+
+
+def gates_oracle(x: Inputs) -> tuple[Tensor, Tensor]:
+    """beta and gate in fp64 on the CPU, differentiable."""
+    a, b, A_log, dt_bias = (x.options[name].cpu().double() for name in GATES)
+    return 1 / (1 + torch.exp(-b)), -torch.exp(A_log) * torch.log1p(torch.exp(a + dt_bias))
 
 
 def _sequences(x: Inputs) -> list[tuple[int, int, int]]:
@@ -134,6 +158,12 @@ def check(x: Inputs) -> None:
     """The outputs, and the pool."""
     expected, pool = oracle(x)
     found = x.call()
+    if "a" in x.options:
+        *found, beta, gate = found
+        for mine, theirs, like in zip((beta, gate), gates_oracle(x), (x.options["b"], x.options["A_log"]), strict=True):
+            assert mine.is_contiguous() and mine.dtype == like.dtype and mine.shape == theirs.shape
+            if mine.numel():
+                assert rel_rms(mine, theirs) < BOUND[mine.dtype]
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.is_contiguous() and mine.dtype == x.x.dtype and mine.shape == theirs.shape
         if mine.numel():
@@ -143,16 +173,22 @@ def check(x: Inputs) -> None:
 
 
 def check_gradients(x: Inputs, seed: int) -> None:
-    leaves = [y.detach().requires_grad_() for y in (x.x, x.weight, x.bias) if y is not None]
+    gates = [name for name in GATES if name in x.options]
+    given = [x.x, x.weight, *([] if x.bias is None else [x.bias])]
+    leaves = [y.detach().requires_grad_() for y in (*given, *(x.options[name] for name in gates))]
     wide = [y.detach().cpu().double().requires_grad_() for y in leaves]
-    ours, theirs = (
-        Inputs(given[0], given[1], given[2] if len(given) > 2 else None, x.heads, x.options) for given in (leaves, wide)
-    )
-    found, (expected, _) = ours.call(), oracle(theirs)
+
+    def of(y: list[Tensor]) -> Inputs:
+        options = x.options | dict(zip(gates, y[len(given) :], strict=True))
+        return Inputs(y[0], y[1], None if x.bias is None else y[2], x.heads, options)
+
+    found, (expected, _) = of(leaves).call(), oracle(of(wide))
+    if gates:
+        expected += gates_oracle(of(wide))
     rng = torch.Generator().manual_seed(seed + 5)
-    grads = [torch.randn(y.shape, generator=rng, dtype=torch.float64).to(x.x.dtype) for y in expected]
+    grads = [torch.randn(y.shape, generator=rng, dtype=torch.float64).to(z.dtype) for y, z in zip(expected, found, strict=True)]
     mine = torch.autograd.grad(found, leaves, [g.to(x.x.device) for g in grads])
     others = torch.autograd.grad(expected, wide, [g.double() for g in grads])
     for a, b, like in zip(mine, others, leaves, strict=True):
         assert a.dtype == like.dtype
-        assert rel_rms(a, b) < BACKWARD_BOUND[x.x.dtype]
+        assert rel_rms(a, b) < max(BACKWARD_BOUND[x.x.dtype], BACKWARD_BOUND[like.dtype])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
-from split_cases import Inputs, check, check_gradients, inputs, with_pool
+from split_cases import Inputs, check, check_gradients, inputs, with_gates, with_pool
 
 F32, BF16, F16 = DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Heads of some lanes, of a warp at four and at eight channels a lane, and others; tensors that begin within a warp.
@@ -130,3 +130,45 @@ def test_heads_of_zeros(seed: int) -> None:
         x.options["eps"] = 0.0
         q, k, v = x.call()
     assert bool(q.isnan().all() & k.isnan().all()) and not v.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 3, 5, 4)], ids=str)
+def test_gates(heads: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> None:
+    """As many as fill blocks and as do not; q, k and v have the bits that they have without."""
+    kernel = "split_columns" if heads[2] == 16 else "split_conv"
+    for B, L in ((2, 1), (2, 37), (1, 600)):
+        x = inputs(B, L, heads, 4, seed, dtype=dtype)
+        with emulated():
+            alone = x.call()
+        for gate_dtype, views in ((dtype, False), (F32, True), (BF16, False)):
+            given = with_gates(x, seed, dtype=gate_dtype, views=views)
+            emulated_check(given, kernel)
+            with emulated():
+                found = given.call()
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(found[:3], alone, strict=True))
+    emulated_check(with_pool(with_gates(inputs(2, 40, heads, 4, seed), seed), [3, -1], 6, seed, fresh=[0]), kernel)
+
+
+@pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 3, 5, 4), (2, 0, 16, 8)], ids=str)
+@pytest.mark.parametrize("B, L", [(0, 4), (2, 0), (1, 1)])
+def test_gates_of_sizes_0_and_1(B: int, L: int, heads: tuple[int, int, int, int], seed: int) -> None:
+    with emulated():
+        check(with_gates(inputs(B, L, heads, 4, seed), seed))
+
+
+def test_gates_that_are_not_finite_and_whose_factors_leave_the_range(seed: int) -> None:
+    x = with_gates(inputs(1, 4, (1, 2, 16, 8), 4, seed), seed)
+    with emulated():
+        clean = x.call()
+        x.options["a"][0, :3, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        x.options["b"][0, :3, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        *_, beta, gate = x.call()
+    assert beta[0, 0, 0].isnan() and gate[0, 0, 0].isnan()
+    assert beta[0, 1:3, 0].tolist() == [1.0, 0.0] and gate[0, 1:3, 0].tolist() == [-torch.inf, 0.0]
+    assert torch.equal(beta[..., 1], clean[3][..., 1]) and torch.equal(gate[..., 1], clean[4][..., 1])
+    x.options |= {"A_log": torch.tensor([95.0, 120.0]), "dt_bias": torch.zeros(2)}
+    x.options["a"][:] = torch.tensor([-100.0, -119.0])
+    with emulated():
+        gate = x.call()[4]
+    assert torch.allclose(gate, -torch.exp(torch.tensor([-5.0, 1.0])).expand_as(gate), rtol=1e-4)

@@ -1,4 +1,5 @@
-// conv_split_l2norm, the same from and to slots of a pool of states, and the gradients of the split and the norms.
+// conv_split_l2norm with a layer's gates, the same from and to slots of a pool of states, and the gradients of the split and
+// the norms.
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "../../operators/operator.hpp"
+#include "../gdn/gate_inputs.hpp"
 #include "causal_conv_pool.hpp"
 #include "causal_states.hpp"
 #include "split_backward.hpp"
@@ -56,16 +58,39 @@ std::array<std::vector<int64_t>, 3> shapes_of(const SplitHeads& heads, const Vie
 struct PreparedSplit {
     PreparedCausal conv;
     SplitHeads heads;
+    SplitGates gates;
+
+    SplitArgs args() const { return {.conv = conv.args, .heads = heads, .gates = gates}; }
 };
+
+// Of `Call`: the gates, all of their tensors or none.
+template <class Call>
+void set_gates(const Checks& check, const Call& x, PreparedSplit& prepared) {
+    const bool given = x.a.has_value();
+    for (const auto& [name, tensor] : {std::pair{"b", &x.b}, std::pair{"A_log", &x.A_log}, std::pair{"dt_bias", &x.dt_bias}})
+        GDN_REQUIRE(check, tensor->has_value() == given, name, given ? "a tensor, as a is given" : "None without a",
+                    given ? "None" : "a tensor");
+    if (!given) return;
+    const View &rows = prepared.conv.x, a = view_of(x.a), b = view_of(x.b), A_log = view_of(x.A_log),
+               dt_bias = view_of(x.dt_bias);
+    check.shape("a", a, {rows.size(0), rows.size(2), x.value_heads}, "(B, L, value_heads)");
+    check.device("a", a, rows, "x");
+    gdn::check_gate_inputs(check, {A_log, dt_bias, a, b});
+    prepared.gates = {.A_log = tagged(A_log), .dt_bias = tagged(dt_bias), .a = scalars_of(a), .b = scalars_of(b)};
+}
 
 template <class Call>
 PreparedSplit prepare_any(const Call& x) {
     const Checks check{kFunction};
     static const OptionalTensor none;
-    PreparedSplit prepared{.conv = prepare_inputs(check, {x.x, x.weight, x.bias, none, x.cu_seqlens, true}), .heads = {}};
+    PreparedSplit prepared{
+        .conv = prepare_inputs(check, {x.x, x.weight, x.bias, none, x.cu_seqlens, true}), .heads = {}, .gates = {}};
     const PreparedCausal& conv = prepared.conv;
     prepared.heads = heads_of(check, x, conv.x, "x");
-    check.grid("x", split_blocks(i64{conv.args.batches} * conv.args.tokens, prepared.heads));
+    set_gates(check, x, prepared);
+    SplitArgs args = prepared.args();
+    check.grid("x", with_gates(args, split_blocks(i64{conv.args.batches} * conv.args.tokens, prepared.heads),
+                               split_config(conv.problem.io).threads));
     check.grid("x", causal_states_blocks(conv.sequences, conv.args.channels));
     return prepared;
 }
@@ -81,7 +106,11 @@ PreparedSplit prepare_prefill(const ConvSplitL2normPrefill& x) {
                                                        {"bias", view_of(x.bias)},
                                                        {"state_indices", view_of(x.state_indices)},
                                                        {"has_initial_state", view_of(x.has_initial_state)},
-                                                       {"cu_seqlens", view_of(x.cu_seqlens)}});
+                                                       {"cu_seqlens", view_of(x.cu_seqlens)},
+                                                       {"a", view_of(x.a)},
+                                                       {"b", view_of(x.b)},
+                                                       {"A_log", view_of(x.A_log)},
+                                                       {"dt_bias", view_of(x.dt_bias)}});
     return prepared;
 }
 
@@ -98,30 +127,36 @@ bool columns_can_split(const PreparedCausal& prepared, const SplitHeads& heads) 
            has_vectors(prepared, prepared.x) && whole(prepared.x.stride(0)) && whole(prepared.x.stride(2));
 }
 
-using Split = std::tuple<Tensor, Tensor, Tensor>;
+using Split = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // q, k, v, beta, gate
 
-Split run_any(const PreparedSplit& prepared, const Tensor& x, const Target& target) {
+Split run_any(const PreparedSplit& prepared, const Tensor& x, const OptionalTensor& b, const Target& target) {
     const auto shapes = shapes_of(prepared.heads, prepared.conv.x);
-    SplitArgs args{.conv = prepared.conv.args, .heads = prepared.heads};
+    const int64_t B = prepared.conv.x.size(0), L = prepared.conv.x.size(2);
+    const std::vector<int64_t> of_gates = b ? std::vector<int64_t>{B, L, prepared.heads.value_heads} : std::vector<int64_t>{0};
+    SplitArgs args = prepared.args();
     const std::array<Tensor, 3> out{torch::stable::new_empty(x, shapes[0]), torch::stable::new_empty(x, shapes[1]),
                                     torch::stable::new_empty(x, shapes[2])};
     for (int i = 0; i < 3; ++i) args.out[i] = memory_of(out[i]);
+    const Tensor beta = torch::stable::new_empty(b.value_or(x), of_gates),
+                 gate = torch::stable::new_empty(x, of_gates, ScalarType::Float);
+    args.gates.beta = memory_of(beta);
+    args.gates.gate = static_cast<float*>(memory_of(gate));
     if (columns_can_split(prepared.conv, prepared.heads))
         SplitColumns::run(prepared.conv.problem.io, args, target);
     else
         SplitConv::run(prepared.conv.problem.io, args, target);
-    return {out[0], out[1], out[2]};
+    return {out[0], out[1], out[2], beta, gate};
 }
 Split run_split(const ConvSplitL2norm& x) {
     const PreparedSplit prepared = prepare_split(x);
     const DeviceScope scope(prepared.conv.x.device_index);
-    return run_any(prepared, x.x, target_of(kFunction, prepared.conv.x));
+    return run_any(prepared, x.x, x.b, target_of(kFunction, prepared.conv.x));
 }
 Split run_prefill(const ConvSplitL2normPrefill& x) {
     const PreparedSplit prepared = prepare_prefill(x);
     const DeviceScope scope(prepared.conv.x.device_index);
     const Target target = target_of(kFunction, prepared.conv.x);
-    Split out = run_any(prepared, x.x, target);
+    Split out = run_any(prepared, x.x, x.b, target);
     // Behind the convolution, which reads the states before.
     const CausalArgs& conv = prepared.conv.args;
     CausalStatesBehind::run(prepared.conv.problem.io,
@@ -187,12 +222,12 @@ GDN_REGISTER(SplitBackwardCall, prepare_backward, run_backward)
 
 namespace gdn_cuda {
 
-std::tuple<Tensor, Tensor, Tensor> conv_split_l2norm(const ConvSplitL2norm& x) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm(const ConvSplitL2norm& x) {
     require_given(x.name, x);
     return call<ConvSplitL2norm, conv::run_split>(x);
 }
 
-std::tuple<Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& x) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> conv_split_l2norm_prefill(const ConvSplitL2normPrefill& x) {
     require_given(x.name, x);
     return call<ConvSplitL2normPrefill, conv::run_prefill>(x);
 }

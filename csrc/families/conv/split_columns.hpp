@@ -42,7 +42,7 @@ struct SplitColumns {
     static void run(DType io, Args args, const Target& target) {
         const Config config = split_columns_config(io, args.heads, has_sequences(args.conv.sequences));
         args.conv.segment = column_segment(args.conv, config.channels(), jit::device_traits(target.ordinal));
-        const Blocks grid = column_blocks(args.conv, args.conv.segment, config);
+        const Blocks grid = with_gates(args, column_blocks(args.conv, args.conv.segment, config), config.threads());
         if (grid[0] == 0) return;
         launch<SplitColumns>(config, args, grid, target, [&](const auto&) {
             return fmt::format("{} channels a lane, {} tokens a warp", config.lane_channels, args.conv.segment);

@@ -16,10 +16,12 @@ struct SplitConv {
     static std::span<const Config> configurations() { return kSplitConfigurations; }
     static int threads(const Config& config) { return config.threads; }
     static int shared_bytes(const Config&) { return 0; }
-    static void run(DType io, const Args& args, const Target& target) {
-        const Blocks blocks = split_blocks(i64{args.conv.batches} * args.conv.tokens, args.heads);
+    static void run(DType io, Args args, const Target& target) {
+        const Config config = split_config(io);
+        const Blocks blocks =
+            with_gates(args, split_blocks(i64{args.conv.batches} * args.conv.tokens, args.heads), config.threads);
         if (blocks[0] == 0) return;
-        launch<SplitConv>(split_config(io), args, blocks, target,
+        launch<SplitConv>(config, args, blocks, target,
                           [](const auto&) { return std::string("a warp for each head of a token"); });
     }
 };

@@ -19,4 +19,11 @@ inline Blocks split_blocks(i64 rows, const SplitHeads& heads) {
     return {ceil_div(rows * heads.heads(), split_config(DType::f32).threads / 32), 1, 1};
 }
 
+// The grid of a kernel whose convolution has `blocks`, behind which are those of the gates.
+inline Blocks with_gates(SplitArgs& args, Blocks blocks, int threads) {
+    args.gates.first_block = static_cast<unsigned>(blocks[0]);
+    blocks[0] += ceil_div(args.gate_count(), threads * SplitGates::of_thread);
+    return blocks;
+}
+
 }  // namespace gdn_cuda::conv

@@ -1,10 +1,10 @@
 // fused_gdn_gating: computes beta and the gate from the projections.
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
 #include <gdn_cuda/gdn.hpp>
 
 #include "../../operators/operator.hpp"
+#include "gate_inputs.hpp"
 #include "gating.hpp"
 
 namespace gdn_cuda::gdn {
@@ -20,21 +20,11 @@ PreparedGating prepare_gating(const FusedGdnGating& x) {
     const Checks check{x.name};
     const View rates(x.A_log), bias(x.dt_bias), a(x.a), b(x.b);
     GDN_REQUIRE(check, a.rank == 2 || a.rank == 3, "a", "(B, T, Hv), or packed (N, Hv)", shape_text(a));
-    GDN_REQUIRE(check, b.rank == a.rank && std::equal(b.sizes, b.sizes + b.rank, a.sizes), "b",
-                "the shape of a " + shape_text(a), shape_text(b));
-    const DType io = check.dtype("a", a, {DType::bf16, DType::f16, DType::f32});
-    check.dtype("b", b, {io});
-    const int64_t heads = a.size(-1);
-    for (const auto& [argument, view] : {std::pair{"A_log", &rates}, std::pair{"dt_bias", &bias}}) {
-        check.shape(argument, *view, {heads}, "(Hv,)");
-        check.dtype(argument, *view, {DType::f32, DType::bf16, DType::f16});
-        check.device(argument, *view, a, "a");
-        check.last_contiguous(argument, *view);
-    }
-    check.device("b", b, a, "a");
+    const DType io = check_gate_inputs(check, {rates, bias, a, b});
     check.last_contiguous("a", a);
     check.last_contiguous("b", b);
 
+    const int64_t heads = a.size(-1);
     const bool packed = a.rank == 2;
     PreparedGating prepared{};
     prepared.a = a;

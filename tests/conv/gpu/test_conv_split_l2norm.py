@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from split_cases import check, check_gradients, inputs, with_pool
+from helpers import rel_rms
+from split_cases import GATES, check, check_gradients, gates_oracle, inputs, oracle, with_gates, with_pool
+
+from gdn_cuda import chunked_forward, fused_gdn_gating, rms_norm_gated
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS = (
@@ -126,3 +129,44 @@ def test_graphs_and_compiled_code(seed: int) -> None:
     compiled = torch.compile(lambda rows: replace(x, x=rows).call(), fullgraph=False, backend="aot_eager")
     for mine, other, theirs in zip(found, compiled(x.x), expected, strict=True):
         assert torch.equal(mine, theirs) and torch.equal(other, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 2, 16, 8), (1, 3, 5, 4), (16, 32, 128, 128)], ids=str)
+def test_gates(heads: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> None:
+    """Those of fused_gdn_gating, to the bit; q, k and v have the bits that they have without."""
+    for L in (1, 37, 600):
+        x = inputs(2, L, heads, 4, seed, dtype=dtype, device="cuda")
+        alone = x.call()
+        for gate_dtype, views in ((dtype, False), (torch.float32, True), (torch.bfloat16, False)):
+            given = with_gates(x, seed, dtype=gate_dtype, views=views)
+            found = given.call()
+            a, b, A_log, dt_bias = (given.options[name] for name in GATES)
+            expected = *alone, *fused_gdn_gating(A_log, dt_bias, a.contiguous(), b.contiguous())
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+            if heads[0] == 1 and L < 600:
+                check(given)
+                check_gradients(given, seed)
+    if heads[0] == 1:
+        check(with_pool(with_gates(inputs(2, 40, heads, 4, seed, device="cuda"), seed), [3, -1], 6, seed, fresh=[0]))
+
+
+def test_a_prefill_is_three_calls(seed: int) -> None:
+    """conv_split_l2norm, chunked_forward and rms_norm_gated against the layer in fp64."""
+    Hk, Hv, d, L = 2, 4, 64, 200
+    x = with_gates(inputs(1, L, (Hk, Hv, d, d), 4, seed, dtype=torch.bfloat16, device="cuda"), seed)
+    z, weight = torch.randn(1, L, Hv, d, device="cuda").bfloat16(), torch.rand(d, device="cuda")
+    out, state = chunked_forward(*x.call())
+    y = rms_norm_gated(out, z, weight)
+    (query, key, value), _ = oracle(x)
+    beta, gate = gates_oracle(x)
+    S, rows = torch.zeros(Hv, d, d, dtype=torch.float64), []
+    for t in range(L):
+        q, k = (each[0, t].repeat_interleave(Hv // Hk, 0) for each in (query, key))
+        S = torch.exp(gate[0, t])[:, None, None] * S
+        S = S + (beta[0, t][:, None] * (value[0, t] - torch.einsum("hvk,hk->hv", S, k)))[:, :, None] * k[:, None]
+        rows.append(torch.einsum("hvk,hk->hv", S, q) * d**-0.5)
+    expected = torch.stack(rows)[None]
+    expected = expected * torch.rsqrt(expected.square().mean(-1, keepdim=True) + 1e-5) * weight.cpu().double()
+    expected = expected * torch.nn.functional.silu(z.cpu().double())
+    assert rel_rms(state, S[None]) < 1e-2 and rel_rms(y, expected) < 1e-2

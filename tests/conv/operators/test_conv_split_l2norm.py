@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from split_cases import inputs
+from split_cases import inputs, with_gates
 
 from gdn_cuda import conv_split_l2norm
 
 X, WEIGHT = torch.ones(2, 31, 6), torch.ones(31, 4)
 HEADS = {"key_heads": 2, "value_heads": 3, "dk": 4, "dv": 5}
+GATES = {"a": torch.ones(2, 6, 3), "b": torch.ones(2, 6, 3), "A_log": torch.ones(3), "dt_bias": torch.ones(3)}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"x": X[0]}, "x: expected rank 3 (B, D, L), got (31, 6)"),
     ({"x": X.int()}, "x: expected float32 or bfloat16 or float16 or float64, got int32"),
@@ -25,14 +26,27 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"state_indices": torch.tensor([0, 1])}, "state_indices: expected None without conv_state, got a tensor"),
     ({"conv_state": torch.ones(4, 31, 2)}, "conv_state: expected (slots, D=31, 3 or more), got (4, 31, 2)"),
     ({"conv_state": torch.ones(1, 31, 3).expand(4, 31, 3)}, "conv_state: expected"),
+    (GATES | {"b": None}, "b: expected a tensor, as a is given, got None"),
+    (GATES | {"dt_bias": None}, "dt_bias: expected a tensor, as a is given, got None"),
+    (GATES | {"a": None}, "b: expected None without a, got a tensor"),
+    (GATES | {"a": torch.ones(2, 6, 4)}, "a: expected (B, L, value_heads) = (2, 6, 3), got (2, 6, 4)"),
+    (GATES | {"b": torch.ones(2, 6, 4)}, "b: expected the shape of a (2, 6, 3), got (2, 6, 4)"),
+    (GATES | {"b": torch.ones(2, 6, 3).half()}, "b: expected float32, got float16"),
+    (GATES | {"a": torch.ones(2, 6, 3).int()}, "a: expected float32 or bfloat16 or float16 or float64, got int32"),
+    (GATES | {"A_log": torch.ones(2)}, "A_log: expected (Hv,) = (3,), got (2,)"),
+    (GATES | {"A_log": torch.ones(3).double()}, "A_log: expected float32 or bfloat16 or float16, got float64"),
+    (GATES | {"dt_bias": torch.ones(6)[::2]}, "dt_bias: expected a contiguous last dimension, got stride 2"),
     ({"cu_seqlens": torch.tensor([0, 6])}, "x: expected (1, D, L), as cu_seqlens is given, got (2, 31, 6)"),
 ]
 
 
 @pytest.mark.parametrize("change, message", BAD, ids=[message for _, message in BAD])
 def test_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^conv_split_l2norm: {re.escape(message)}"):
-        conv_split_l2norm(**({"x": X, "weight": WEIGHT} | HEADS | change))
+    for pool in ({}, {"conv_state": torch.ones(2, 31, 3)}):
+        if pool and change.keys() & {"state_indices", "cu_seqlens", "conv_state", "weight"}:
+            continue
+        with pytest.raises(ValueError, match=f"^conv_split_l2norm: {re.escape(message)}"):
+            conv_split_l2norm(**({"x": X, "weight": WEIGHT} | HEADS | pool | change))
 
 
 def test_a_pool_has_no_gradients() -> None:
@@ -57,11 +71,12 @@ def test_a_pool_that_shares_memory_with_x() -> None:
 
 
 def test_compiled(seed: int) -> None:
-    given = inputs(2, 9, (2, 3, 4, 5), 4, seed, dtype=torch.bfloat16)
-    leaves = [y.requires_grad_() for y in (given.x, given.weight)]
+    given = with_gates(inputs(2, 9, (2, 3, 4, 5), 4, seed, dtype=torch.bfloat16), seed)
+    leaves = [y.requires_grad_() for y in (given.x, given.weight, *given.options.values())]
 
     def loss(*x: torch.Tensor) -> torch.Tensor:
-        return sum(y.float().square().sum() for y in conv_split_l2norm(*x, **given.heads, l2norm=False))
+        gates = dict(zip(given.options, x[2:], strict=True))
+        return sum(y.float().square().sum() for y in conv_split_l2norm(*x[:2], **given.heads, **gates, l2norm=False))
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     both = (torch.autograd.grad(f(*leaves), leaves) for f in (compiled, loss))

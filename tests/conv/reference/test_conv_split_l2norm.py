@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from split_cases import check, check_gradients, inputs, with_pool
+from split_cases import GATES, check, check_gradients, inputs, with_gates, with_pool
 
 from gdn_cuda import conv_split_l2norm
 
@@ -54,3 +55,40 @@ def test_gradcheck(seed: int) -> None:
     x = inputs(2, 4, (1, 1, 3, 2), 3, seed, dtype=F64)
     leaves = [y.requires_grad_() for y in (x.x, x.weight, x.bias) if y is not None]
     assert torch.autograd.gradcheck(lambda *y: conv_split_l2norm(*y, key_heads=1, value_heads=1, dk=3, dv=2), leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
+def test_gates(dtype: torch.dtype, seed: int) -> None:
+    """Of tensors of their own, of views, and of another dtype than x."""
+    for gate_dtype, views in ((dtype, False), (dtype, True), (torch.float32, False)):
+        x = with_gates(inputs(2, 9, HEADS, 4, seed, dtype=dtype), seed, dtype=gate_dtype, views=views)
+        check(x)
+        check_gradients(x, seed)
+    x = with_gates(inputs(1, 12, HEADS, 4, seed, dtype=dtype, packed=[0, 2, 2, 9]), seed)
+    check(with_pool(x, [3, 1, 0], 6, seed, fresh=[2]))
+
+
+@pytest.mark.parametrize("B, L, value_heads", [(0, 4, 3), (2, 0, 3), (2, 3, 0), (1, 1, 1)])
+def test_gates_of_sizes_0_and_1(B: int, L: int, value_heads: int, seed: int) -> None:
+    check(with_gates(inputs(B, L, (2, value_heads, 4, 5), 4, seed), seed))
+
+
+def test_gradients_of_gates_whose_factors_leave_the_range(seed: int) -> None:
+    """exp(A_log) is infinite, softplus 0: the gradient is that of the product's limit."""
+    x = with_gates(inputs(1, 1, (1, 2, 4, 4), 4, seed), seed)
+    x.options |= {"A_log": torch.tensor([95.0, 120.0]), "a": torch.tensor([[[-100.0, -119.0]]]), "dt_bias": torch.zeros(2)}
+    a = x.options["a"].requires_grad_()
+    gate = x.call()[4]
+    expected = -torch.exp(torch.tensor([-5.0, 1.0])).expand(1, 1, 2)
+    assert torch.allclose(gate, expected, rtol=1e-4)
+    assert torch.allclose(torch.autograd.grad(gate.sum(), a)[0], expected, rtol=1e-4)
+
+
+def test_gates_gradcheck(seed: int) -> None:
+    x = with_gates(inputs(2, 3, (1, 2, 3, 2), 3, seed, dtype=F64), seed)
+    leaves = [x.options[name].requires_grad_() for name in GATES]
+
+    def gates(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return replace(x, options=dict(zip(GATES, given, strict=True))).call()[3:]
+
+    assert torch.autograd.gradcheck(gates, leaves)

@@ -213,6 +213,11 @@ constexpr float kLargestRateLog = 88.f, kLowestOfSoftplus = -80.f;
 __device__ __forceinline__ float gate_by_logarithm(float A_log, float x, float soft) {
     return -expf(A_log + (x < kLowestOfSoftplus ? x : logf(soft)));
 }
+__device__ __forceinline__ float log_decay(float A_log, float x) {
+    const float soft = softplus(x);
+    if (A_log > kLargestRateLog || x < kLowestOfSoftplus) return gate_by_logarithm(A_log, x, soft);
+    return -expf(A_log) * soft;
+}
 
 __device__ __forceinline__ float sigmoid(float x) {
     return __fdividef(1.f, 1.f + exp_fast(at_most(-x, 88.f)));

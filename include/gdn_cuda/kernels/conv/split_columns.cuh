@@ -10,6 +10,7 @@
 
 #include <gdn_cuda/kernels/conv/causal_columns.cuh>
 #include <gdn_cuda/kernels/conv/inverse_root.cuh>
+#include <gdn_cuda/kernels/conv/split_gates.cuh>
 #include <gdn_cuda/kernels/conv/split_plan.cuh>
 
 namespace gdn_cuda::conv {
@@ -82,6 +83,7 @@ struct SplitOutputs {
 
 template <SplitColumnsConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks()) split_columns(const __grid_constant__ SplitArgs args) {
+    if (wrote_gates<kConfig.threads()>(args)) return;
     CausalColumns<kConfig> columns(args.conv);
     if (!columns.has_tokens()) return;
     columns.load();

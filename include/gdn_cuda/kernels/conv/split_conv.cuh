@@ -12,12 +12,14 @@
 
 #include <gdn_cuda/kernels/conv/causal_conv_common.cuh>
 #include <gdn_cuda/kernels/conv/inverse_root.cuh>
+#include <gdn_cuda/kernels/conv/split_gates.cuh>
 #include <gdn_cuda/kernels/conv/split_plan.cuh>
 
 namespace gdn_cuda::conv {
 
 template <SplitConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads) split_conv(const __grid_constant__ SplitArgs args) {
+    if (wrote_gates<kConfig.threads>(args)) return;
     using T = Storage<kConfig.io>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const i64 unit = static_cast<i64>(blockIdx.x) * (kConfig.threads / 32) + threadIdx.x / 32;

@@ -67,10 +67,26 @@ struct SplitHead {
     GDN_HOST_DEVICE constexpr bool is_normalised(const SplitHeads& heads) const { return kind < 2 && heads.normalised; }
 };
 
+// The gates of a layer, for the heads of v: blocks of their own behind those of the convolution compute them.
+struct SplitGates {
+    static constexpr int of_thread = 8;  // in flight together
+
+    Tagged A_log, dt_bias;
+    Scalars a, b;
+    void* beta = nullptr;  // contiguous (batch, token, head), of b's dtype
+    float* gate = nullptr;
+    unsigned first_block = 0;  // where there are no gates, the number of all blocks
+};
+
 struct SplitArgs {
     CausalArgs conv;
     SplitHeads heads;
+    SplitGates gates;
     void* out[3] = {};  // q, k, v, contiguous (batch, token, head, channel)
+
+    GDN_HOST_DEVICE constexpr i64 gate_count() const {
+        return gates.a.values.data == nullptr ? 0 : i64{conv.batches} * conv.tokens * heads.value_heads;
+    }
 };
 
 struct SplitBackwardArgs {

@@ -68,9 +68,8 @@ __global__ void __launch_bounds__(kConfig.threads, kConfig.blocks_per_multiproce
         const T* a_row = static_cast<const T*>(args.a) + batch * args.a_batch + token * args.a_token;
 #pragma unroll 1
         for (int h = head; h < head + kVector; ++h) {
-            const float x = to_float(a_row[h]) + load_number(args.dt_bias, h), rate_log = load_number(args.A_log, h);
-            if (rate_log > kLargestRateLog || x < kLowestOfSoftplus)
-                args.gate[row * args.heads + h] = gate_by_logarithm(rate_log, x, softplus(x));
+            const float x = to_float(a_row[h]) + load_number(args.dt_bias, h);
+            args.gate[row * args.heads + h] = log_decay(load_number(args.A_log, h), x);
         }
     }
 }

@@ -56,11 +56,8 @@ struct RawGates {
     __device__ __forceinline__ void finish(const Args& args, bool fused, TokenScalars& scalars) const {
         const float g = number_of(gate, args.gate.values.type), b = number_of(beta, args.beta.values.type);
         if (fused) {
-            const float rate_log = number_of(A_log, args.A_log.type), x = g + number_of(dt_bias, args.dt_bias.type);
-            const float soft = softplus(x);
-            float log_decay = -expf(rate_log) * soft;
-            if (rate_log > kLargestRateLog || x < kLowestOfSoftplus) log_decay = gate_by_logarithm(rate_log, x, soft);
-            scalars.decay = expf(log_decay);
+            const float x = g + number_of(dt_bias, args.dt_bias.type);
+            scalars.decay = expf(log_decay(number_of(A_log, args.A_log.type), x));
             scalars.beta = sigmoid(b);
         } else {
             scalars.decay = expf(g);
