@@ -215,8 +215,9 @@ __device__ __forceinline__ float gate_by_logarithm(float A_log, float x, float s
 }
 __device__ __forceinline__ float log_decay(float A_log, float x) {
     const float soft = softplus(x);
-    if (A_log > kLargestRateLog || x < kLowestOfSoftplus) return gate_by_logarithm(A_log, x, soft);
-    return -expf(A_log) * soft;
+    float product = -expf(A_log) * soft;
+    if (A_log > kLargestRateLog || x < kLowestOfSoftplus) product = gate_by_logarithm(A_log, x, soft);
+    return product;
 }
 
 __device__ __forceinline__ float sigmoid(float x) {
