@@ -47,6 +47,7 @@ target_include_directories(_C PRIVATE include csrc)
 target_include_directories(_C SYSTEM PRIVATE ${GDN_CUDA_INCLUDE})
 target_compile_options(_C PRIVATE -Wall -Wextra)
 target_link_libraries(_C PRIVATE $<TARGET_FILE:gdn_cuda>)
+gdn_precompile_headers(_C <pybind11/functional.h> <pybind11/stl.h>)
 add_dependencies(_C gdn_cuda)
 set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
 

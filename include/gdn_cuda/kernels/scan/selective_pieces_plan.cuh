@@ -47,7 +47,7 @@ struct SelectivePiecesSharedPlan {
 struct SelectivePiecesArgs {
     // In reverse the gradient of out is in place of u, and C in place of B.
     SelectiveInputs in;
-    Coefficients gain;  // in reverse, of rglru: the constant B that its output is multiplied by; no data: none
+    Coefficients gain = {};  // in reverse, of rglru: the constant B that its output is multiplied by; no data: none
     bool reverse = false;
     DType io = DType::f32;
     bool input_times_delta = true;  // forward, but for dirac
@@ -57,7 +57,7 @@ struct SelectivePiecesArgs {
     int span = 0;    // channels that share a group of B and one of C; blocks do not cross its multiples
     int groups = 1;  // of states, a block each
     Pieces pieces;
-    PieceMaps maps;
+    PieceMaps maps = {};
 };
 
 }  // namespace gdn_cuda::scan
