@@ -42,13 +42,28 @@ struct CausalBackwardAny : CausalBackwardSpec {
 // ---- Few taps
 
 constexpr bool has_few_taps_backward(const CausalProblem& problem, const CausalBackwardArgs& args) {
-    return has_few_taps(problem) && args.grad_vectors && args.forward.sequences.seq_idx.data == nullptr;
+    return has_few_taps(problem) && args.grad_vectors;
 }
 constexpr CausalConvConfig causal_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
     CausalProblem of_both = problem;
     of_both.sequences |= args.grad_behind.values.data != nullptr;
-    return causal_conv_config(of_both);
+    CausalConvConfig config = causal_conv_config(of_both);
+    config.indices = args.forward.sequences.seq_idx.data != nullptr;
+    return config;
 }
+template <size_t kForward>
+constexpr auto with_indices(const std::array<CausalConvConfig, kForward>& of_forward) {
+    std::array<CausalConvConfig, kForward + kForward / 2> all{};
+    size_t count = 0;
+    for (CausalConvConfig each : of_forward) {
+        all[count++] = each;
+        each.indices = true;
+        if (each.sequences) all[count++] = each;
+    }
+    return all;
+}
+inline constexpr auto kCausalRowsBackwardConfigurations = with_indices(kCausalRowsConfigurations);
+inline constexpr auto kCausalColumnsBackwardConfigurations = with_indices(kCausalColumnsConfigurations);
 
 // What both kernels for few taps have.
 struct CausalFewTapsBackward {
@@ -65,16 +80,16 @@ struct CausalBackwardRows : CausalFewTapsBackward {
     static constexpr const char* name = "causal_conv_backward_rows";
     static constexpr const char* summary = "gradients of a causal convolution of few taps, tokens are neighbours";
 
-    static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
+    static std::span<const Config> configurations() { return kCausalRowsBackwardConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
         return {args.forward.batches * ceil_div(args.forward.channels, config.threads() / 32) * args.cuts, 1, 1};
     }
     // Steps of a warp: what a piece begins with is spread over them, as long as every SM has warps to spare.
     static void cut(const Config& config, Args& args, const jit::DeviceTraits& device) {
-        constexpr i64 kWarpsOfSm = 160, kMostSteps = 64;
+        constexpr i64 kWarpsOfSm = 160;
         const i64 rows = i64{args.forward.batches} * args.forward.channels;
         const i64 steps = ceil_div(args.forward.tokens, config.step_tokens());
-        const i64 most = std::clamp(steps * rows / (kWarpsOfSm * device.multiprocessors), i64{1}, kMostSteps);
+        const i64 most = std::clamp(steps * rows / (kWarpsOfSm * device.multiprocessors), i64{1}, i64{config.most_steps()});
         const i64 pieces = std::max(ceil_div(steps, most), i64{1});
         args.tiles = static_cast<int>(std::max(ceil_div(steps, pieces), i64{1}));  // pieces of much the same length
         args.cuts = static_cast<int>(ceil_div(steps, args.tiles));
@@ -84,17 +99,17 @@ struct CausalBackwardColumns : CausalFewTapsBackward {
     static constexpr const char* name = "causal_conv_backward_columns";
     static constexpr const char* summary = "gradients of a causal convolution of few taps, channels are neighbours";
 
-    static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
+    static std::span<const Config> configurations() { return kCausalColumnsBackwardConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
         return {args.forward.batches * ceil_div(args.forward.channels, config.channels_backward()) * args.cuts, 1, 1};
     }
     // Tokens of a warp: the longest segment that leaves every SM warps to spare.
     static void cut(const Config& config, Args& args, const jit::DeviceTraits& device) {
         constexpr i64 kBlocksOfSm = 16;
-        constexpr int kShortest = 16, kLongest = 256;
+        constexpr int kShortest = 16;
         const i64 groups = args.forward.batches * ceil_div(args.forward.channels, config.channels_backward());
         const int warps = config.threads() / 32;
-        int segment = kLongest;
+        int segment = config.longest_segment();
         while (segment > kShortest &&
                groups * ceil_div(args.forward.tokens, segment * warps) < kBlocksOfSm * device.multiprocessors)
             segment /= 2;

@@ -66,6 +66,45 @@ def test_gradients_without_states(layout: str, W: int, dtype: torch.dtype, seed:
             check(given, final_states=False)
 
 
+@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("W", [2, 3, 4, 7])
+@BOTH_LAYOUTS
+def test_any_indices(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
+    """Of rows that differ, of tokens that see others across those between, and with strides."""
+    rng = torch.Generator().manual_seed(seed)
+    x = inputs(2, 72, 1064, W, seed, device="cuda", dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
+    often, seldom = (torch.rand(2, 1064, generator=rng) < share for share in (0.6, 0.005))
+    for ids in (
+        torch.randint(-1, 3, (2, 1064), generator=rng, dtype=torch.int32),
+        often.long().cumsum(1) + 2**40,
+        torch.stack([seldom.long().cumsum(1) % 3 - 1, torch.zeros(2, 1064).long()], 2)[..., 0],
+        (torch.arange(1064) // 1061)[None].expand(2, 1064),
+    ):
+        check(x | {"seq_idx": ids.cuda().repeat_interleave(2, 1)[:, ::2]})
+        check(x | {"seq_idx": ids.cuda()})
+
+
+@BOTH_LAYOUTS
+def test_indices_of_many_pieces(layout: str, seed: int) -> None:
+    """Pieces of several steps, and segments of 256 tokens: the gradients of the same sequences packed."""
+    lengths = [1, 6, 1000, 255, 2, 8192, 1, 4000, 30000, 7]
+    L, D = sum(lengths), 4104
+    offsets = [0, *itertools.accumulate(lengths)]
+    x = inputs(
+        1, D, L, 4, seed, device="cuda", dtype=torch.bfloat16, layout=layout, bias=True, activation="silu", packed=offsets
+    )
+    given = {name: y.requires_grad_() for name, y in leaves(x).items()}
+    packed = causal_conv1d(**x | given)
+    counts = torch.tensor(lengths, device="cuda")
+    ids = torch.arange(len(lengths), device="cuda").repeat_interleave(counts)[None]
+    by_index = causal_conv1d(**{name: y for name, y in x.items() if name != "cu_seqlens"} | given, seq_idx=ids)
+    assert torch.equal(by_index, packed)
+    grad = torch.randn_like(packed)
+    of_index, of_packed = (torch.autograd.grad(out, list(given.values()), grad) for out in (by_index, packed))
+    for mine, wanted in zip(of_index, of_packed, strict=True):
+        assert ((mine.float() - wanted.float()).norm() / wanted.float().norm()).item() < GRAD[torch.bfloat16]
+
+
 @BOTH_LAYOUTS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp32_weights_beside_16_bit_activations(dtype: torch.dtype, layout: str, seed: int) -> None:

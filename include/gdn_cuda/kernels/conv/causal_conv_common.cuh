@@ -45,8 +45,12 @@ struct CausalSequences {
         if (place != Place::run) return place == Place::skip ? kNoSequence : kPoisoned;
         if (packed()) return sequence;
         if (args.seq_idx.data == nullptr) return 0;
-        const i64 id = load_index(args.seq_idx, batch * args.seq_idx_batch + token * args.seq_idx_token);
+        const i64 id = index_of(token);
         return id < 0 ? kNoSequence : id;
+    }
+    // With seq_idx. What lies in front of a row, which may be a state, is of the first token's sequence.
+    __device__ __forceinline__ i64 index_of(int token) const {
+        return load_index(args.seq_idx, batch * args.seq_idx_batch + max(token, 0) * args.seq_idx_token);
     }
     // The first token of a sequence; the state lies in front of it.
     __device__ __forceinline__ i64 first_of(i64 id) const {
