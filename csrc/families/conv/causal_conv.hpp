@@ -22,6 +22,11 @@ constexpr CausalConvConfig causal_conv_config(const CausalProblem& problem) {
     const int taps = problem.taps > 4 ? kFewTaps : problem.taps == 4 ? 4 : 3;
     return {.io = problem.io, .taps = taps, .sequences = problem.sequences};
 }
+// What a call of a kernel that has configurations for seq_idx runs.
+constexpr CausalConvConfig with_index(CausalConvConfig config, const CausalSequenceArgs& sequences) {
+    config.indices = sequences.seq_idx.data != nullptr;
+    return config;
+}
 template <bool kChannelsLast>
 constexpr auto every_causal_conv() {
     std::array<CausalConvConfig, kChannelsLast ? 18 : 16> all{};
@@ -32,8 +37,20 @@ constexpr auto every_causal_conv() {
                 if (fits_vector(io, kChannelsLast, taps)) all[count++] = {.io = io, .taps = taps, .sequences = sequences};
     return all;
 }
-inline constexpr auto kCausalRowsConfigurations = every_causal_conv<false>();
+template <size_t kForward>
+constexpr auto with_indices(const std::array<CausalConvConfig, kForward>& of_forward) {
+    std::array<CausalConvConfig, kForward + kForward / 2> all{};
+    size_t count = 0;
+    for (CausalConvConfig each : of_forward) {
+        all[count++] = each;
+        each.indices = true;
+        if (each.sequences) all[count++] = each;
+    }
+    return all;
+}
+inline constexpr auto kCausalRowsConfigurations = with_indices(every_causal_conv<false>());
 inline constexpr auto kCausalColumnsConfigurations = every_causal_conv<true>();
+inline constexpr auto kCausalColumnsBackwardConfigurations = with_indices(kCausalColumnsConfigurations);
 
 struct CausalConv {
     using Config = CausalConvConfig;
@@ -55,7 +72,7 @@ struct CausalConv {
     static void run(const CausalProblem& problem, const Args& args, const Target& target) {
         const Blocks grid = blocks(problem, args);
         if (grid[0] == 0) return;
-        launch<CausalConv>(causal_conv_config(problem), args, grid, target,
+        launch<CausalConv>(with_index(causal_conv_config(problem), args.sequences), args, grid, target,
                            [&](const auto&) { return explain_causal(problem, "four vectors of tokens a lane"); });
     }
 };

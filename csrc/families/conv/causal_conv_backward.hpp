@@ -47,23 +47,8 @@ constexpr bool has_few_taps_backward(const CausalProblem& problem, const CausalB
 constexpr CausalConvConfig causal_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
     CausalProblem of_both = problem;
     of_both.sequences |= args.grad_behind.values.data != nullptr;
-    CausalConvConfig config = causal_conv_config(of_both);
-    config.indices = args.forward.sequences.seq_idx.data != nullptr;
-    return config;
+    return with_index(causal_conv_config(of_both), args.forward.sequences);
 }
-template <size_t kForward>
-constexpr auto with_indices(const std::array<CausalConvConfig, kForward>& of_forward) {
-    std::array<CausalConvConfig, kForward + kForward / 2> all{};
-    size_t count = 0;
-    for (CausalConvConfig each : of_forward) {
-        all[count++] = each;
-        each.indices = true;
-        if (each.sequences) all[count++] = each;
-    }
-    return all;
-}
-inline constexpr auto kCausalRowsBackwardConfigurations = with_indices(kCausalRowsConfigurations);
-inline constexpr auto kCausalColumnsBackwardConfigurations = with_indices(kCausalColumnsConfigurations);
 
 // What both kernels for few taps have.
 struct CausalFewTapsBackward {
@@ -80,7 +65,7 @@ struct CausalBackwardRows : CausalFewTapsBackward {
     static constexpr const char* name = "causal_conv_backward_rows";
     static constexpr const char* summary = "gradients of a causal convolution of few taps, tokens are neighbours";
 
-    static std::span<const Config> configurations() { return kCausalRowsBackwardConfigurations; }
+    static std::span<const Config> configurations() { return kCausalRowsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
         return {args.forward.batches * ceil_div(args.forward.channels, config.threads() / 32) * args.cuts, 1, 1};
     }

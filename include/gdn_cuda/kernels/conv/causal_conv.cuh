@@ -4,14 +4,15 @@
 // A warp has 128 vectors of 16 bytes of a row, four for each lane, which are all loaded before the first is used. The inputs
 // before a lane's vector are the end of the vector of the lane before it, by a shuffle; the last lane passes on the one before,
 // so that lane 0 gets the end of the 32 vectors before these. A row is computed as if it were one sequence without a state;
-// then the few tokens that see less than all of those before them, or a state, are computed again from memory: behind each
-// sequence's beginning by a lane each, and with seq_idx one by one.
+// then the few tokens that see less than all of those before them, or a state, are computed again from memory, behind each
+// sequence's beginning by a lane each. With seq_idx the block's warps, which have the same tokens of neighbouring channels,
+// first look up which vectors' tokens are of one sequence; those of others have bits for what they do not see.
 //
 // Bound: memory, 4 bytes an element for bf16. At that rate an SM has 27 instructions for an element, of which this takes 20, or
 // 24 with packed sequences. 32 KB have to be in flight in an SM: 64 bytes a thread, 16 warps or more.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -22,12 +23,14 @@ struct CausalRows {
     static constexpr int kStep = 32 * kVector;  // tokens of a vector of each lane
     using Items = Vector<T, kVector, true>;
     using Window = float[kBefore + kVector];
+    using Found = CausalStepsFound<kVectors, kStep, kBefore>;  // with seq_idx
 
     const CausalArgs& args;
     int batch, channel, lane;
     CausalSequences sequences{args.sequences, batch};
     const T* row = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel * args.x.channel;
     float weight[kTaps], bias;
+    Items in[kVectors], before;
 
     // Each by a lane, for all of them.
     __device__ __forceinline__ void load_weights() {
@@ -96,32 +99,40 @@ struct CausalRows {
 
     // ---- With seq_idx
 
-    // As CausalSequences::together, by all lanes.
-    __device__ __forceinline__ bool together(int first, int end) const {
-        const i64 id = sequences.id_of(max(first, 0));
-        bool same = id >= 0 && !(first < 0 && sequences.has_states());
-#pragma unroll 4
-        for (int i = max(first, 0) + lane; i < end; i += 32) same &= sequences.id_of(i) == id;
-        return __all_sync(kAllLanes, same);
-    }
-    __device__ __forceinline__ void mend(int begin, T* out) const {
-        if (together(begin - kBefore, min(begin + kConfig.warp_tokens(), args.tokens))) return;
-#pragma unroll 1
-        for (int first = begin + lane * kVector; first < min(begin + kConfig.warp_tokens(), args.tokens); first += kStep) {
-            if (sequences.together(first - kBefore, first + kVector)) continue;
-#pragma unroll 1
-            for (int token = first; token < first + kVector; ++token) {
-                const i64 id = sequences.id_of(token);
-                out[token] = from_float<T>(output_of_token<T>(args, sequences, channel, token, id));
-            }
+    // Tokens that do not all see all of those before them.
+    __device__ __forceinline__ Items outputs_apart(const Window& seen, const HiddenFromLane<kVector, kBefore>& hidden) const {
+        Items y;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+            float z = bias;
+#pragma unroll
+            for (int k = 0; k < kTaps; ++k)
+                if (kConfig.exists(k, args.taps) && !hidden.is(i, kBefore - k)) z = fmaf(weight[k], seen[i + k], z);
+            y.set(i, hidden.is(i, 0) ? 0.f : output_of(z, args.silu));
         }
+        return y;
+    }
+    __device__ __forceinline__ Items outputs_by_index(Window& seen, int step, int begin, const Found& found) const {
+        Items y;
+        const Place place = sequences.place_of_sequence(batch);
+        if (begin == 0 && lane == 0) {
+            const CausalSequences::State state = sequences.has_states() ? sequences.state_of(0) : CausalSequences::State{};
+#pragma unroll
+            for (int i = 0; i < kBefore; ++i) seen[i] = state.at(channel, kBefore - i);
+        }
+        if (place != Place::run)
+            y.fill(place == Place::poison ? quiet_nan() : 0.f);
+        else if (found.together[step])
+            y = outputs(seen);
+        else
+            y = outputs_apart(seen, found.template of_lane<kVector>(step, lane));
+        return y;
     }
 
-    __device__ __forceinline__ void run(int tile) {
-        T* const out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel * args.out.channel;
-        const int begin = tile * kConfig.warp_tokens(), first = begin + lane * kVector;
-        const bool by_index = kConfig.sequences && args.sequences.seq_idx.data != nullptr;
-        Items in[kVectors], before;
+    // ---- A tile, which begins at `begin`
+
+    __device__ __forceinline__ void load(int begin) {
+        const int first = begin + lane * kVector;
         before.clear();
         if (lane == 31 && begin > 0) before.load_streaming(row + begin - kVector);
 #pragma unroll
@@ -129,24 +140,29 @@ struct CausalRows {
             in[i].clear();
             if (first + i * kStep < args.tokens) in[i].load_streaming(row + first + i * kStep);
         }
+    }
+    // `found`: with seq_idx.
+    __device__ __forceinline__ void run(int begin, const Found* found) {
+        T* const out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel * args.out.channel;
+        const int first = begin + lane * kVector;
         load_weights();
         CausalOffsets near;
-        if constexpr (kConfig.sequences)
+        if constexpr (kConfig.sequences && !kConfig.indices)
             if (sequences.packed()) near = CausalRuns<true>{sequences, lane}.around(begin);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             if (begin + i * kStep >= args.tokens) break;
             Window seen;
             load_window<kBefore>(seen, in[i], i == 0 ? before : in[i - 1], lane);
-            const Items y = outputs(seen);
+            Items y;
+            if constexpr (kConfig.indices)
+                y = outputs_by_index(seen, i, begin + i * kStep, *found);
+            else
+                y = outputs(seen);
             if (first + i * kStep < args.tokens) y.store_global(out + first + i * kStep);
         }
-        if constexpr (kConfig.sequences) {
-            if (by_index)
-                mend(begin, out);
-            else
-                mend_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), out, near);
-        }
+        if constexpr (kConfig.sequences && !kConfig.indices)
+            mend_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), out, near);
     }
 };
 
@@ -155,8 +171,21 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks())
     causal_conv(const __grid_constant__ CausalArgs args) {
     const int tiles = static_cast<int>(ceil_div(args.tokens, kConfig.warp_tokens()));
     const CausalRowPlace place(args.channels, tiles, kConfig.threads() / 32);
-    if (place.channel >= args.channels) return;
-    CausalRows<kConfig>{args, place.batch, place.channel, static_cast<int>(threadIdx.x) % 32}.run(place.tile);
+    const bool exists = place.channel < args.channels;
+    if (!kConfig.indices && !exists) return;
+    using Rows = CausalRows<kConfig>;
+    Rows rows{args, place.batch, place.channel, static_cast<int>(threadIdx.x) % 32};
+    const int begin = place.tile * kConfig.warp_tokens();
+    if (exists) rows.load(begin);
+    if constexpr (kConfig.indices) {
+        __shared__ typename Rows::Found found;
+        const int tokens = min(kConfig.warp_tokens(), args.tokens - begin);
+        found.look_up(rows.sequences, begin, static_cast<int>(ceil_div(tokens, Rows::kStep)), false);
+        __syncthreads();
+        if (exists) rows.run(begin, &found);
+    } else {
+        rows.run(begin, nullptr);
+    }
 }
 
 }  // namespace gdn_cuda::conv

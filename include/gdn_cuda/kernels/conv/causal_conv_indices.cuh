@@ -1,4 +1,4 @@
-// What a token does not see where a seq_idx tells sequences: for the backward kernels of few taps.
+// What a token does not see where a seq_idx tells sequences: for the kernels of few taps.
 //
 // Tokens of one index need not be neighbours, so each token has bits of its own. Most steps of a kernel are of one sequence and
 // need none: which ones is looked up in advance, and bits are in shared memory for the other steps alone.
@@ -27,9 +27,10 @@ template <int kVector, int kBefore>
 struct HiddenFromLane {
     unsigned words[(kVector + kBefore + 3) / 4];
 
-    __device__ __forceinline__ float seen(float x, int token, int back) const {
-        return words[token / 4] >> (token % 4 * 8 + back) & 1 ? 0.f : x;
+    __device__ __forceinline__ bool is(int token, int back) const {
+        return (words[token / 4] >> (token % 4 * 8 + back) & 1) != 0;
     }
+    __device__ __forceinline__ float seen(float x, int token, int back) const { return is(token, back) ? 0.f : x; }
 };
 
 // What a block finds of up to kSteps steps of kStep tokens, in shared memory.

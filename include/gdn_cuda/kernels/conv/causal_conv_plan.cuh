@@ -36,7 +36,7 @@ struct CausalConvConfig {
     DType io;              // x and out
     int taps;              // the most: 3 also takes 2, and 8 takes 5 to 8
     bool sequences;        // tokens of a row may be of several, and there may be states
-    bool indices = false;  // of the backward kernels: it is seq_idx that tells which
+    bool indices = false;  // it is seq_idx that tells which; not of conv/causal_conv_channels_last
 
     constexpr bool operator==(const CausalConvConfig&) const = default;
 
