@@ -251,9 +251,9 @@ def _inputs(device: str, shape: Shape) -> Inputs:
         "bias": normal(D, device=device),
         "activation": "silu",
     }
-    lengths = torch.tensor(shape.packed, device=device)
     if shape.by_index:
-        x["seq_idx"] = torch.arange(len(lengths), device=device, dtype=torch.int32).repeat_interleave(lengths)[None]
+        ids = [i for i, length in enumerate(shape.packed) for _ in range(length)]
+        x["seq_idx"] = torch.tensor([ids], device=device, dtype=torch.int32)
     elif shape.packed:
         x["cu_seqlens"] = torch.tensor([0, *accumulate(shape.packed)], device=device, dtype=torch.int32)
     return x
