@@ -67,21 +67,20 @@ def test_gradients_without_states(layout: str, W: int, dtype: torch.dtype, seed:
 
 
 @pytest.mark.parametrize("dtype", OUT)
-@pytest.mark.parametrize("W", [2, 3, 4, 7])
+@pytest.mark.parametrize("W", [2, 4, 7])
 @BOTH_LAYOUTS
 def test_any_indices(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
     """Of rows that differ, of tokens that see others across those between, and with strides."""
     rng = torch.Generator().manual_seed(seed)
-    x = inputs(2, 72, 1064, W, seed, device="cuda", dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
-    often, seldom = (torch.rand(2, 1064, generator=rng) < share for share in (0.6, 0.005))
+    x = inputs(2, 72, 536, W, seed, device="cuda", dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
+    often, seldom = (torch.rand(2, 536, generator=rng) < share for share in (0.6, 0.01))
     for ids in (
-        torch.randint(-1, 3, (2, 1064), generator=rng, dtype=torch.int32),
+        torch.randint(-1, 3, (2, 536), generator=rng, dtype=torch.int32),
         often.long().cumsum(1) + 2**40,
-        torch.stack([seldom.long().cumsum(1) % 3 - 1, torch.zeros(2, 1064).long()], 2)[..., 0],
-        (torch.arange(1064) // 1061)[None].expand(2, 1064),
+        torch.stack([seldom.long().cumsum(1) % 3 - 1, torch.zeros(2, 536).long()], 2)[..., 0],
+        (torch.arange(536) // 529)[None].expand(2, 536),
     ):
-        check(x | {"seq_idx": ids.cuda().repeat_interleave(2, 1)[:, ::2]})
-        check(x | {"seq_idx": ids.cuda()})
+        check(x | {"seq_idx": ids.cuda() if ids.dtype == torch.int32 else ids.cuda().repeat_interleave(2, 1)[:, ::2]})
 
 
 @BOTH_LAYOUTS
