@@ -204,6 +204,20 @@ def test_pools(W: int, width: int, layout: str, seed: int) -> None:
 
 
 @EVERY_LAYOUT
+def test_pools_with_indices(layout: str, seed: int) -> None:
+    """A row that continues, one from zeros, one without a slot and one whose slot lies."""
+    x = inputs(4, 16, 520, 4, seed, device="cuda", layout=layout, activation="silu", seq_idx=[(2, 1), (3, 255), (2, 9)])
+    pool = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(seed))
+    initial = torch.stack([pool[2], torch.zeros(16, 3)])
+    two = for_oracle(x) | {"initial_states": initial, "x": x["x"][:2], "seq_idx": x["seq_idx"][:2]}
+    expected, _ = oracle.causal_conv1d(**two)
+    slots, has_initial = torch.tensor([2, 0, -1, 3]), torch.tensor([True, False, True, True])
+    into = {"conv_state": pool.cuda(), "state_indices": slots.cuda(), "has_initial_state": has_initial.cuda()}
+    out = causal_conv1d(**x, **into).cpu()
+    assert rel_rms(out[:2], expected) < 1e-5 and not out[2].any() and bool(out[3].isnan().all())
+
+
+@EVERY_LAYOUT
 @pytest.mark.parametrize("lie", [7, 2**31 - 1, -(2**31)])
 def test_slots_that_lie_touch_nothing(lie: int, layout: str, seed: int) -> None:
     """To be run under compute-sanitizer, too."""
