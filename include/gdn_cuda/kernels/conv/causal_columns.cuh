@@ -14,7 +14,7 @@
 //     write_alone(sequences, token, id)    for seq_idx
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -190,10 +190,13 @@ struct CausalColumns {
     __device__ __forceinline__ void mend(const auto& outputs) const {
         __syncwarp();  // stores of single numbers stay behind the vector stores to the same memory
         const CausalSequences sequences{args.sequences, batch};
+        const bool runs = sequences.place_of_sequence(batch) == Place::run;
+        const int behind_state = sequences.has_states() ? kBefore : 0;  // the first token that does not see it
 #pragma unroll 1
         for (int first = segment.token; first < segment.last; first += 32) {
             const int own = first + lane;
-            unsigned apart = __ballot_sync(kAllLanes, own < segment.last && !sequences.together(own - kBefore, own + 1));
+            const bool hides = !runs || own < behind_state || hidden_by_index<kBefore>(sequences, own) != 0;
+            unsigned apart = __ballot_sync(kAllLanes, own < segment.last && hides);
 #pragma unroll 1
             for (; apart != 0; apart &= apart - 1) {
                 const int token = first + __ffs(static_cast<int>(apart)) - 1;

@@ -81,17 +81,6 @@ struct CausalSequences {
         return {states.values, slot * states.slot + states.positions * states.position, states.channel, states.position,
                 states.positions};
     }
-    // Whether all tokens from `first` to before `end` are of one sequence and see no state; the row begins at 0.
-    __device__ __forceinline__ bool together(int first, int end) const {
-        const i64 id = id_of(max(first, 0));
-        if (id < 0 || (has_states() && first < first_of(id))) return false;
-        if (packed()) return load_index(args.cu_seqlens, id + 1) >= end;
-        if (args.seq_idx.data != nullptr)
-#pragma unroll 1
-            for (int i = max(first, 0) + 1; i < end; ++i)
-                if (id_of(i) != id) return false;
-        return true;
-    }
     __device__ __forceinline__ Place place_of_sequence(int sequence) const {
         i64 slot;
         return slot_of(sequence, slot);
