@@ -22,7 +22,6 @@ constexpr CausalConvConfig causal_conv_config(const CausalProblem& problem) {
     const int taps = problem.taps > 4 ? kFewTaps : problem.taps == 4 ? 4 : 3;
     return {.io = problem.io, .taps = taps, .sequences = problem.sequences};
 }
-// What a call of a kernel that has configurations for seq_idx runs.
 constexpr CausalConvConfig with_index(CausalConvConfig config, const CausalSequenceArgs& sequences) {
     config.indices = sequences.seq_idx.data != nullptr;
     return config;
@@ -49,8 +48,7 @@ constexpr auto with_indices(const std::array<CausalConvConfig, kForward>& of_for
     return all;
 }
 inline constexpr auto kCausalRowsConfigurations = with_indices(every_causal_conv<false>());
-inline constexpr auto kCausalColumnsConfigurations = every_causal_conv<true>();
-inline constexpr auto kCausalColumnsBackwardConfigurations = with_indices(kCausalColumnsConfigurations);
+inline constexpr auto kCausalColumnsConfigurations = with_indices(every_causal_conv<true>());
 
 struct CausalConv {
     using Config = CausalConvConfig;
@@ -90,7 +88,7 @@ struct CausalConvChannelsLast {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
     static void run(const CausalProblem& problem, Args args, const Target& target) {
-        const Config config = causal_conv_config(problem);
+        const Config config = with_index(causal_conv_config(problem), args.sequences);
         args.segment = column_segment(args, config.channels(), jit::device_traits(target.ordinal));
         const Blocks grid = column_blocks(args, args.segment, config);
         if (grid[0] == 0) return;

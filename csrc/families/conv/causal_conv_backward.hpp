@@ -84,7 +84,7 @@ struct CausalBackwardColumns : CausalFewTapsBackward {
     static constexpr const char* name = "causal_conv_backward_columns";
     static constexpr const char* summary = "gradients of a causal convolution of few taps, channels are neighbours";
 
-    static std::span<const Config> configurations() { return kCausalColumnsBackwardConfigurations; }
+    static std::span<const Config> configurations() { return kCausalColumnsConfigurations; }
     static Blocks blocks(const Config& config, const Args& args) {
         return {args.forward.batches * ceil_div(args.forward.channels, config.channels_backward()) * args.cuts, 1, 1};
     }

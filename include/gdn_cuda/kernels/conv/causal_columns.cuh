@@ -11,7 +11,7 @@
 //     start(token)                         the token that is written next
 //     write(is_written, z)                 all lanes of a warp call it, also those without channels and behind the last token
 //     fill(number)                         instead of `write`, for a token that is of no sequence
-//     write_alone(sequences, token, id)    for seq_idx
+//     write_alone(sequences, token, id)    for seq_idx, where a configuration has `indices`
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
@@ -55,6 +55,15 @@ struct Numbers {
             if (exists(i)) bits[i] = from[place_of(i)];
     }
 };
+
+// Whether it is a seq_idx that tells sequences.
+template <auto kConfig>
+constexpr bool has_indices() {
+    if constexpr (requires { kConfig.indices; })
+        return kConfig.indices;
+    else
+        return false;
+}
 
 template <auto kConfig>
 struct CausalColumns {
@@ -212,11 +221,10 @@ struct CausalColumns {
         if constexpr (!kConfig.sequences) load_old(segment.token, 0);
     }
     __device__ __forceinline__ void run(auto outputs) {
-        constexpr bool kByToken = requires { &decltype(outputs)::write_alone; };  // there may be a seq_idx
-        if constexpr (kConfig.sequences)
-            if (!kByToken || args.sequences.seq_idx.data == nullptr) return walk_runs(outputs);
-        if constexpr (!kConfig.sequences || kByToken) walk(segment.token, segment.last, 0, {}, outputs);
-        if constexpr (kConfig.sequences && kByToken) mend(outputs);
+        constexpr bool kIndices = has_indices<kConfig>();
+        if constexpr (kConfig.sequences && !kIndices) return walk_runs(outputs);
+        walk(segment.token, segment.last, 0, {}, outputs);
+        if constexpr (kIndices) mend(outputs);
     }
 };
 

@@ -36,7 +36,7 @@ struct CausalConvConfig {
     DType io;              // x and out
     int taps;              // the most: 3 also takes 2, and 8 takes 5 to 8
     bool sequences;        // tokens of a row may be of several, and there may be states
-    bool indices = false;  // it is seq_idx that tells which; not of conv/causal_conv_channels_last
+    bool indices = false;  // it is seq_idx that tells which
 
     constexpr bool operator==(const CausalConvConfig&) const = default;
 
@@ -69,6 +69,7 @@ struct CausalConvConfig {
     GDN_HOST_DEVICE constexpr int row_blocks() const { return sequences ? 5 : 8; }
     GDN_HOST_DEVICE constexpr int column_blocks() const {
         const bool wide = taps == 8 || bytes_of(io) == 4;
+        if (indices) return wide ? 4 : 5;
         return sequences && wide ? 3 : sequences || wide ? 4 : 6;
     }
     GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return !sequences ? 5 : taps == 4 ? 4 : taps == 3 ? 3 : 2; }
