@@ -28,27 +28,19 @@ constexpr CausalConvConfig with_index(CausalConvConfig config, const CausalSeque
 }
 template <bool kChannelsLast>
 constexpr auto every_causal_conv() {
-    std::array<CausalConvConfig, kChannelsLast ? 18 : 16> all{};
+    std::array<CausalConvConfig, kChannelsLast ? 27 : 24> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int taps : {3, 4, kFewTaps})
-            for (const bool sequences : {false, true})
-                if (fits_vector(io, kChannelsLast, taps)) all[count++] = {.io = io, .taps = taps, .sequences = sequences};
+        for (const int taps : {3, 4, kFewTaps}) {
+            if (!fits_vector(io, kChannelsLast, taps)) continue;
+            all[count++] = {.io = io, .taps = taps, .sequences = false};
+            all[count++] = {.io = io, .taps = taps, .sequences = true};
+            all[count++] = {.io = io, .taps = taps, .sequences = true, .indices = true};
+        }
     return all;
 }
-template <size_t kForward>
-constexpr auto with_indices(const std::array<CausalConvConfig, kForward>& of_forward) {
-    std::array<CausalConvConfig, kForward + kForward / 2> all{};
-    size_t count = 0;
-    for (CausalConvConfig each : of_forward) {
-        all[count++] = each;
-        each.indices = true;
-        if (each.sequences) all[count++] = each;
-    }
-    return all;
-}
-inline constexpr auto kCausalRowsConfigurations = with_indices(every_causal_conv<false>());
-inline constexpr auto kCausalColumnsConfigurations = with_indices(every_causal_conv<true>());
+inline constexpr auto kCausalRowsConfigurations = every_causal_conv<false>();
+inline constexpr auto kCausalColumnsConfigurations = every_causal_conv<true>();
 
 struct CausalConv {
     using Config = CausalConvConfig;
