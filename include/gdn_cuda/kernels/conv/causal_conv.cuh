@@ -6,7 +6,8 @@
 // so that lane 0 gets the end of the 32 vectors before these. A row is computed as if it were one sequence without a state;
 // then the few tokens that see less than all of those before them, or a state, are computed again from memory, behind each
 // sequence's beginning by a lane each. With seq_idx the block's warps, which have the same tokens of neighbouring channels,
-// first look up which vectors' tokens are of one sequence; those of others have bits for what they do not see.
+// look up together which steps of 32 vectors are of one sequence; others are computed again whole, with bits for what a token
+// does not see.
 //
 // Bound: memory, 4 bytes an element for bf16. At that rate an SM has 27 instructions for an element, of which this takes 20, or
 // 24 with packed sequences. 32 KB have to be in flight in an SM: 64 bytes a thread, 16 warps or more.
@@ -23,12 +24,13 @@ struct CausalRows {
     static constexpr int kStep = 32 * kVector;  // tokens of a vector of each lane
     using Items = Vector<T, kVector, true>;
     using Window = float[kBefore + kVector];
-    using Found = CausalStepsFound<kVectors, kStep, kBefore>;  // with seq_idx
+    using Found = CausalStepsFound<kVectors, kStep, kBefore, false>;  // with seq_idx
 
     const CausalArgs& args;
     int batch, channel, lane;
     CausalSequences sequences{args.sequences, batch};
     const T* row = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel * args.x.channel;
+    T* out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel * args.out.channel;
     float weight[kTaps], bias;
     Items in[kVectors], before;
 
@@ -62,7 +64,7 @@ struct CausalRows {
     // ---- With packed sequences, or states
 
     // Tokens of a tile that see less than all of those before them, or a state, or are of no sequence.
-    __device__ __forceinline__ void mend_runs(int token, int end, T* out, CausalOffsets& near) const {
+    __device__ __forceinline__ void mend_runs(int token, int end, CausalOffsets& near) const {
         const CausalRuns<kConfig.sequences> runs{sequences, lane};
         __syncwarp();  // stores of single numbers stay behind the vector stores to the same memory
 #pragma unroll 1
@@ -74,15 +76,15 @@ struct CausalRows {
 #pragma unroll 1
                 for (int i = token + lane; i < behind; i += 32) out[i] = none;
             } else if (run.first + kBefore > token && (run.first > 0 || sequences.has_states())) {
-                mend_first(run, runs.state(run), token, behind, out);
+                mend_first(run, runs.state(run), token, behind);
             }
             token = run.end;
         }
     }
     // The first tokens of a run, of those from `begin` on. The first lanes have the inputs in front of the run, and the next
     // ones an input and the output of a token.
-    __device__ __forceinline__ void mend_first(const CausalRun& run, const CausalSequences::State& state, int begin, int end,
-                                               T* out) const {
+    __device__ __forceinline__ void mend_first(const CausalRun& run, const CausalSequences::State& state, int begin,
+                                               int end) const {
         static_assert(2 * kBefore <= 32);
         const int token = run.first - kBefore + lane;
         const bool has_output = lane >= kBefore && lane < 2 * kBefore && token < end;
@@ -112,21 +114,31 @@ struct CausalRows {
         }
         return y;
     }
-    __device__ __forceinline__ Items outputs_by_index(Window& seen, int step, int begin, const Found& found) const {
-        Items y;
+    // Of steps that are not of one sequence, from memory once more, with a state in front of the row.
+    __device__ __forceinline__ void mend_steps(int begin, const Found& found) const {
         const Place place = sequences.place_of_sequence(batch);
-        if (begin == 0 && lane == 0) {
-            const CausalSequences::State state = sequences.has_states() ? sequences.state_of(0) : CausalSequences::State{};
+#pragma unroll 1
+        for (int i = 0; i < kVectors && begin + i * kStep < args.tokens; ++i) {
+            if (found.together[i]) continue;
+            const int first = begin + i * kStep + lane * kVector;
+            Items own, earlier, y;
+            own.clear();
+            earlier.clear();
+            if (first < args.tokens) own.load(row + first);
+            if (lane == 31 && first >= kStep) earlier.load(row + first - kStep);
+            Window seen;
+            load_window<kBefore>(seen, own, earlier, lane);
+            if (first == 0 && sequences.has_states()) {
+                const CausalSequences::State state = sequences.state_of(0);
 #pragma unroll
-            for (int i = 0; i < kBefore; ++i) seen[i] = state.at(channel, kBefore - i);
+                for (int k = 0; k < kBefore; ++k) seen[k] = state.at(channel, kBefore - k);
+            }
+            if (place == Place::run)
+                y = outputs_apart(seen, found.template of_lane<kVector>(i, lane));
+            else
+                y.fill(place == Place::poison ? quiet_nan() : 0.f);
+            if (first < args.tokens) y.store_global(out + first);
         }
-        if (place != Place::run)
-            y.fill(place == Place::poison ? quiet_nan() : 0.f);
-        else if (found.together[step])
-            y = outputs(seen);
-        else
-            y = outputs_apart(seen, found.template of_lane<kVector>(step, lane));
-        return y;
     }
 
     // ---- A tile, which begins at `begin`
@@ -141,9 +153,7 @@ struct CausalRows {
             if (first + i * kStep < args.tokens) in[i].load_streaming(row + first + i * kStep);
         }
     }
-    // `found`: with seq_idx.
-    __device__ __forceinline__ void run(int begin, const Found* found) {
-        T* const out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel * args.out.channel;
+    __device__ __forceinline__ void run(int begin) {
         const int first = begin + lane * kVector;
         load_weights();
         CausalOffsets near;
@@ -154,15 +164,11 @@ struct CausalRows {
             if (begin + i * kStep >= args.tokens) break;
             Window seen;
             load_window<kBefore>(seen, in[i], i == 0 ? before : in[i - 1], lane);
-            Items y;
-            if constexpr (kConfig.indices)
-                y = outputs_by_index(seen, i, begin + i * kStep, *found);
-            else
-                y = outputs(seen);
+            const Items y = outputs(seen);
             if (first + i * kStep < args.tokens) y.store_global(out + first + i * kStep);
         }
         if constexpr (kConfig.sequences && !kConfig.indices)
-            mend_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), out, near);
+            mend_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), near);
     }
 };
 
@@ -180,11 +186,14 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks())
     if constexpr (kConfig.indices) {
         __shared__ typename Rows::Found found;
         const int tokens = min(kConfig.warp_tokens(), args.tokens - begin);
-        found.look_up(rows.sequences, begin, static_cast<int>(ceil_div(tokens, Rows::kStep)), false);
+        const bool all_apart = rows.sequences.place_of_sequence(place.batch) != Place::run;
+        found.look_up(rows.sequences, begin, static_cast<int>(ceil_div(tokens, Rows::kStep)),
+                      [&](int step) { return all_apart || (step == 0 && rows.sequences.has_states()); });
+        if (exists) rows.run(begin);
         __syncthreads();
-        if (exists) rows.run(begin, &found);
+        if (exists) rows.mend_steps(begin, found);
     } else {
-        rows.run(begin, nullptr);
+        rows.run(begin);
     }
 }
 

@@ -27,7 +27,7 @@ struct CausalRowsBackward {
     static constexpr int kAhead = kConfig.steps_ahead(), kStep = kConfig.step_tokens();
     using Items = Vector<T, kVector, true>;
     using Window = float[kBefore + kVector];
-    using Found = CausalStepsFound<kConfig.most_steps(), kStep, kBefore>;  // with seq_idx
+    using Found = CausalStepsFound<kConfig.most_steps(), kStep, kBefore, true>;  // with seq_idx
 
     const CausalBackwardArgs& args;
     int batch, channel, lane;
@@ -364,7 +364,10 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks_backward
     if (exists) rows.load_first(piece);
     if constexpr (kConfig.indices) {
         __shared__ typename Rows::Found found;
-        found.look_up(rows.runs.sequences, piece.begin, piece.steps, args.grad_behind.values.data != nullptr);
+        // The last step of a row adds the gradient of a state behind it to some tokens.
+        found.look_up(rows.runs.sequences, piece.begin, piece.steps, [&](int begin) {
+            return args.grad_behind.values.data != nullptr && begin + Rows::kStep >= args.forward.tokens;
+        });
         rows.found = &found;
         __syncthreads();
         if (!exists) return;

@@ -33,32 +33,51 @@ struct HiddenFromLane {
     __device__ __forceinline__ float seen(float x, int token, int back) const { return is(token, back) ? 0.f : x; }
 };
 
-// What a block finds of up to kSteps steps of kStep tokens, in shared memory.
-template <int kSteps, int kStep, int kBefore>
+// What a block finds of up to kSteps steps of kStep tokens, in shared memory. kBehind: what sees a step's tokens matters as
+// well.
+template <int kSteps, int kStep, int kBefore, bool kBehind>
 struct CausalStepsFound {
     alignas(8) HiddenBits hidden[kSteps * kStep + 32];  // of the steps that are not together, and of 32 tokens behind each step
     bool together[kSteps];  // a step's tokens, those that they see and those that see them are of one sequence
 
-    // All threads of a block call it. The last step of a row is not together where a state behind it has a gradient.
-    __device__ __forceinline__ void look_up(const CausalSequences& sequences, int first, int steps, bool has_grad_behind) {
-        const int lane = static_cast<int>(threadIdx.x) % 32, warps = static_cast<int>(blockDim.x) / 32;
+    // All threads of a block call it. `is_apart`: a step by its first token that is not together in any case.
+    __device__ __forceinline__ void look_up(const CausalSequences& sequences, int first, int steps, const auto& is_apart) {
+        const int warps = static_cast<int>(blockDim.x) / 32;
 #pragma unroll 1
-        for (int i = static_cast<int>(threadIdx.x) / 32; i <= steps; i += warps) {
-            const int begin = first + i * kStep, behind = begin + kStep + kBefore, tokens = sequences.args.tokens;
-            const bool is_behind = i == steps;
-            bool same = false;
-            if (!is_behind) {
-                const i64 index = sequences.index_of(begin - kBefore);
-                same = index >= 0 && !(has_grad_behind && begin + kStep >= tokens);
+        for (int i = static_cast<int>(threadIdx.x) / 32; i < steps; i += warps)
+            look_up_step(sequences, first + i * kStep, i, i == steps - 1, is_apart(first + i * kStep));
+    }
+    // By a warp, from loads that are in flight together.
+    __device__ __forceinline__ void look_up_step(const CausalSequences& sequences, int begin, int step, bool is_last,
+                                                 bool is_apart) {
+        constexpr int kParts = kStep / 32;
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        i64 index[kParts + 1 + kBehind];  // of 32 tokens in front of the step, its tokens, and 32 behind it
 #pragma unroll
-                for (int j = -kBefore; j < kStep + kBefore; j += 32)
-                    same &= sequences.index_of(min(begin + j + lane, min(behind, tokens) - 1)) == index;
-                same = __all_sync(kAllLanes, same);
-                if (lane == 0) together[i] = same;
+        for (int p = 0; p < kParts + 1 + kBehind; ++p)
+            index[p] = sequences.index_of(min(begin + (p - 1) * 32 + lane, sequences.args.tokens - 1));
+        const i64 of_first = __shfl_sync(kAllLanes, index[1], 0);
+        bool same = of_first >= 0 && !is_apart && (lane < 32 - kBefore || index[0] == of_first);
+#pragma unroll
+        for (int p = 1; p <= kParts; ++p) same &= index[p] == of_first;
+        if constexpr (kBehind) same &= lane >= kBefore || index[kParts + 1] == of_first;
+        same = __all_sync(kAllLanes, same);
+        if (lane == 0) together[step] = same;
+        HiddenBits* const to = hidden + step * kStep + lane;
+        if (same) {
+            to[0] = 0;
+            if (kBehind && is_last) to[kStep] = 0;
+            return;
+        }
+#pragma unroll
+        for (int p = 1; p < kParts + 1 + kBehind; ++p) {
+            unsigned bits = index[p] < 0;
+#pragma unroll
+            for (int m = 1; m <= kBefore; ++m) {
+                const i64 before = __shfl_sync(kAllLanes, lane >= 32 - m ? index[p - 1] : index[p], (lane + 32 - m) % 32);
+                if (index[p] < 0 || before != index[p]) bits |= 1u << m;
             }
-#pragma unroll 1
-            for (int j = lane; j < (same || is_behind ? 32 : kStep); j += 32)
-                hidden[i * kStep + j] = same ? HiddenBits{} : hidden_by_index<kBefore>(sequences, begin + j);
+            if (p <= kParts || is_last) to[(p - 1) * 32] = static_cast<HiddenBits>(bits);
         }
     }
     template <int kVector>

@@ -66,7 +66,9 @@ struct CausalConvConfig {
     GDN_HOST_DEVICE constexpr int channels_backward() const { return 32 * lane_channels_backward(); }
     GDN_HOST_DEVICE constexpr int longest_segment() const { return 256; }
     // Blocks of an SM, as many as registers allow without spills.
-    GDN_HOST_DEVICE constexpr int row_blocks() const { return sequences ? 5 : 8; }
+    GDN_HOST_DEVICE constexpr int row_blocks() const {
+        return indices ? (taps == 8 ? 4 : taps == 4 ? 7 : 6) : sequences ? 5 : 8;
+    }
     GDN_HOST_DEVICE constexpr int column_blocks() const {
         const bool wide = taps == 8 || bytes_of(io) == 4;
         if (indices) return wide ? 4 : 5;
