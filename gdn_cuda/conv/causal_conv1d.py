@@ -222,11 +222,12 @@ class Shape:
     width: int = 4
     channels_last: bool = False
     packed: tuple[int, ...] = ()  # lengths of sequences
+    by_index: bool = False  # these are told by seq_idx
 
     @property
     def name(self) -> str:
         layout = "channels last" if self.channels_last else "tokens last"
-        options = f" W={self.width}" * (self.width != 4) + " packed" * bool(self.packed)
+        options = f" W={self.width}" * (self.width != 4) + " packed" * bool(self.packed) + " by seq_idx" * self.by_index
         return f"{self.batch}×{self.channels}×{self.tokens}{options} {layout}"
 
 
@@ -236,8 +237,9 @@ GPU_SHAPES = (
     Shape(8, 5120, 2048),
     Shape(8, 5120, 2048, width=8),
     Shape(1, 8192, sum(_LENGTHS), packed=_LENGTHS),
+    Shape(1, 8192, sum(_LENGTHS), packed=_LENGTHS, by_index=True),
 )
-CPU_SHAPES = (Shape(2, 8, 40), Shape(1, 8, 40, packed=(2, 38)))
+CPU_SHAPES = (Shape(2, 8, 40), Shape(1, 8, 40, packed=(2, 38)), Shape(1, 8, 40, packed=(2, 38), by_index=True))
 _DIFFERENTIATED = ("x", "weight", "bias")
 
 
@@ -249,7 +251,10 @@ def _inputs(device: str, shape: Shape) -> Inputs:
         "bias": normal(D, device=device),
         "activation": "silu",
     }
-    if shape.packed:
+    if shape.by_index:
+        ids = [i for i, length in enumerate(shape.packed) for _ in range(length)]
+        x["seq_idx"] = torch.tensor([ids], device=device, dtype=torch.int32)
+    elif shape.packed:
         x["cu_seqlens"] = torch.tensor([0, *accumulate(shape.packed)], device=device, dtype=torch.int32)
     return x
 
@@ -285,6 +290,8 @@ def _causal_conv1d(x: Inputs) -> Peer:
     """Its CUDA kernels."""
     if "cu_seqlens" in x:
         raise Absent("it has no packed sequences")
+    if "seq_idx" in x and x["x"].stride(1) != 1:
+        raise Absent("it takes seq_idx only where channels are neighbours")
     if x["weight"].shape[1] > 4:
         raise Absent("it takes 2 to 4 taps")
     call, outcome = _measured_call(import_peer("causal_conv1d", "causal_conv1d_fn"), x)

@@ -91,6 +91,31 @@ def test_gradients_without_states(way: str, layout: str, seed: int) -> None:
     check(inputs(1, 40, 1600, 4, seed, layout=layout, **WAYS[way]), multiprocessors=1, final_states=False)
 
 
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("W", [2, 3, 4, 7])
+@pytest.mark.parametrize("dtype", BOUND)
+def test_any_indices(dtype: torch.dtype, W: int, layout: str, seed: int) -> None:
+    """Of rows that differ, of tokens that see others across those between, and with strides."""
+    rng = torch.Generator().manual_seed(seed)
+    x = inputs(2, 24, 528, W, seed, dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
+    often, seldom = (torch.rand(2, 528, generator=rng) < share for share in (0.6, 0.01))
+    for ids in (
+        torch.randint(-1, 3, (2, 528), generator=rng, dtype=torch.int32),
+        often.long().cumsum(1) + 2**40,
+        torch.stack([seldom.long().cumsum(1) % 3 - 1, torch.zeros(2, 528).long()], 2)[..., 0],
+        (torch.arange(528) // 521)[None].expand(2, 528),
+    ):
+        check(x | {"seq_idx": ids}, multiprocessors=1 if ids.is_contiguous() else 132)
+
+
+@BOTH_LAYOUTS
+def test_indices_of_long_rows(layout: str, seed: int) -> None:
+    """Pieces of many steps, and channels that the last block of a row has not."""
+    ids = [(0, 257), (1, 254), (2, 1), (-1, 5), (0, 767), (3, 900), (1, 40)]
+    for channels in (10, 72):
+        check(inputs(1, channels, 2304, 4, seed, layout=layout, states=True, seq_idx=ids), multiprocessors=1)
+
+
 # ---- Bits
 
 
@@ -136,6 +161,17 @@ def test_which_kernels_run(seed: int) -> None:
         expected = few.get(layout) if 2 <= W <= 8 else None
         for kernel, name in zip(found, sorted(expected or ("causal_conv_tile{", "causal_conv_backward{")), strict=True):
             assert f"conv/{name}" in kernel
+
+
+def test_which_kernels_run_with_indices(seed: int) -> None:
+    few = {"tokens": "causal_conv_backward_rows{", "channels": "causal_conv_backward_columns{"}
+    for layout, W, states in itertools.product(LAYOUTS, (2, 8, 9), (False, True)):
+        x = inputs(1, 16, 64, W, seed, layout=layout, dtype=torch.bfloat16, states=states, seq_idx=[(0, 9), (1, 9)])
+        with emulated() as launches:
+            out = causal_conv1d(**x | {"x": x["x"].requires_grad_()})
+            torch.autograd.grad(out, x["x"], laid_out(torch.ones(1, 16, 64, dtype=torch.bfloat16), layout))
+            found = [kernel for kernel in launches() if "conv_backward" in kernel]
+        assert len(found) == 1 and few.get(layout if W <= 8 else "", "causal_conv_backward_any{") in found[0]
 
 
 @BOTH_LAYOUTS
@@ -185,6 +221,20 @@ def test_pools_of_a_batch(layout: str, seed: int) -> None:
     with emulated():
         out = causal_conv1d(**x, conv_state=pool)
     assert rel_rms(out, expected) < 1e-5 and rel_rms(pool, after) < 1e-6
+
+
+@EVERY_LAYOUT
+def test_pools_with_indices(layout: str, seed: int) -> None:
+    """A row that continues, one from zeros, one without a slot and one whose slot lies."""
+    x = inputs(4, 16, 520, 4, seed, layout=layout, activation="silu", seq_idx=[(2, 1), (3, 255), (2, 9)])
+    pool = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(seed))
+    initial = torch.stack([pool[2], torch.zeros(16, 3)])
+    two = for_oracle(x) | {"initial_states": initial, "x": x["x"][:2], "seq_idx": x["seq_idx"][:2]}
+    expected, _ = oracle.causal_conv1d(**two)
+    slots, has_initial = torch.tensor([2, 0, -1, 3]), torch.tensor([True, False, True, True])
+    with emulated():
+        out = causal_conv1d(**x, conv_state=pool, state_indices=slots, has_initial_state=has_initial)
+    assert rel_rms(out[:2], expected) < 1e-5 and not out[2].any() and bool(out[3].isnan().all())
 
 
 @EVERY_LAYOUT

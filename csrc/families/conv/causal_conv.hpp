@@ -22,14 +22,21 @@ constexpr CausalConvConfig causal_conv_config(const CausalProblem& problem) {
     const int taps = problem.taps > 4 ? kFewTaps : problem.taps == 4 ? 4 : 3;
     return {.io = problem.io, .taps = taps, .sequences = problem.sequences};
 }
+constexpr CausalConvConfig with_index(CausalConvConfig config, const CausalSequenceArgs& sequences) {
+    config.indices = sequences.seq_idx.data != nullptr;
+    return config;
+}
 template <bool kChannelsLast>
 constexpr auto every_causal_conv() {
-    std::array<CausalConvConfig, kChannelsLast ? 18 : 16> all{};
+    std::array<CausalConvConfig, kChannelsLast ? 27 : 24> all{};
     int count = 0;
     for (const DType io : {DType::bf16, DType::f16, DType::f32})
-        for (const int taps : {3, 4, kFewTaps})
-            for (const bool sequences : {false, true})
-                if (fits_vector(io, kChannelsLast, taps)) all[count++] = {.io = io, .taps = taps, .sequences = sequences};
+        for (const int taps : {3, 4, kFewTaps}) {
+            if (!fits_vector(io, kChannelsLast, taps)) continue;
+            all[count++] = {.io = io, .taps = taps, .sequences = false};
+            all[count++] = {.io = io, .taps = taps, .sequences = true};
+            all[count++] = {.io = io, .taps = taps, .sequences = true, .indices = true};
+        }
     return all;
 }
 inline constexpr auto kCausalRowsConfigurations = every_causal_conv<false>();
@@ -55,7 +62,7 @@ struct CausalConv {
     static void run(const CausalProblem& problem, const Args& args, const Target& target) {
         const Blocks grid = blocks(problem, args);
         if (grid[0] == 0) return;
-        launch<CausalConv>(causal_conv_config(problem), args, grid, target,
+        launch<CausalConv>(with_index(causal_conv_config(problem), args.sequences), args, grid, target,
                            [&](const auto&) { return explain_causal(problem, "four vectors of tokens a lane"); });
     }
 };
@@ -73,7 +80,7 @@ struct CausalConvChannelsLast {
     static int threads(const Config& config) { return config.threads(); }
     static int shared_bytes(const Config&) { return 0; }
     static void run(const CausalProblem& problem, Args args, const Target& target) {
-        const Config config = causal_conv_config(problem);
+        const Config config = with_index(causal_conv_config(problem), args.sequences);
         args.segment = column_segment(args, config.channels(), jit::device_traits(target.ordinal));
         const Blocks grid = column_blocks(args, args.segment, config);
         if (grid[0] == 0) return;

@@ -42,12 +42,12 @@ struct CausalBackwardAny : CausalBackwardSpec {
 // ---- Few taps
 
 constexpr bool has_few_taps_backward(const CausalProblem& problem, const CausalBackwardArgs& args) {
-    return has_few_taps(problem) && args.grad_vectors && args.forward.sequences.seq_idx.data == nullptr;
+    return has_few_taps(problem) && args.grad_vectors;
 }
 constexpr CausalConvConfig causal_backward_config(const CausalProblem& problem, const CausalBackwardArgs& args) {
     CausalProblem of_both = problem;
     of_both.sequences |= args.grad_behind.values.data != nullptr;
-    return causal_conv_config(of_both);
+    return with_index(causal_conv_config(of_both), args.forward.sequences);
 }
 
 // What both kernels for few taps have.
@@ -71,10 +71,10 @@ struct CausalBackwardRows : CausalFewTapsBackward {
     }
     // Steps of a warp: what a piece begins with is spread over them, as long as every SM has warps to spare.
     static void cut(const Config& config, Args& args, const jit::DeviceTraits& device) {
-        constexpr i64 kWarpsOfSm = 160, kMostSteps = 64;
+        constexpr i64 kWarpsOfSm = 160;
         const i64 rows = i64{args.forward.batches} * args.forward.channels;
         const i64 steps = ceil_div(args.forward.tokens, config.step_tokens());
-        const i64 most = std::clamp(steps * rows / (kWarpsOfSm * device.multiprocessors), i64{1}, kMostSteps);
+        const i64 most = std::clamp(steps * rows / (kWarpsOfSm * device.multiprocessors), i64{1}, i64{config.most_steps()});
         const i64 pieces = std::max(ceil_div(steps, most), i64{1});
         args.tiles = static_cast<int>(std::max(ceil_div(steps, pieces), i64{1}));  // pieces of much the same length
         args.cuts = static_cast<int>(ceil_div(steps, args.tiles));
@@ -91,10 +91,10 @@ struct CausalBackwardColumns : CausalFewTapsBackward {
     // Tokens of a warp: the longest segment that leaves every SM warps to spare.
     static void cut(const Config& config, Args& args, const jit::DeviceTraits& device) {
         constexpr i64 kBlocksOfSm = 16;
-        constexpr int kShortest = 16, kLongest = 256;
+        constexpr int kShortest = 16;
         const i64 groups = args.forward.batches * ceil_div(args.forward.channels, config.channels_backward());
         const int warps = config.threads() / 32;
-        int segment = kLongest;
+        int segment = config.longest_segment();
         while (segment > kShortest &&
                groups * ceil_div(args.forward.tokens, segment * warps) < kBlocksOfSm * device.multiprocessors)
             segment /= 2;

@@ -66,6 +66,44 @@ def test_gradients_without_states(layout: str, W: int, dtype: torch.dtype, seed:
             check(given, final_states=False)
 
 
+@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("W", [2, 4, 7])
+@BOTH_LAYOUTS
+def test_any_indices(layout: str, W: int, dtype: torch.dtype, seed: int) -> None:
+    """Of rows that differ, of tokens that see others across those between, and with strides."""
+    rng = torch.Generator().manual_seed(seed)
+    x = inputs(2, 72, 536, W, seed, device="cuda", dtype=dtype, layout=layout, states=True, bias=True, activation="silu")
+    often, seldom = (torch.rand(2, 536, generator=rng) < share for share in (0.6, 0.01))
+    for ids in (
+        torch.randint(-1, 3, (2, 536), generator=rng, dtype=torch.int32),
+        often.long().cumsum(1) + 2**40,
+        torch.stack([seldom.long().cumsum(1) % 3 - 1, torch.zeros(2, 536).long()], 2)[..., 0],
+        (torch.arange(536) // 529)[None].expand(2, 536),
+    ):
+        check(x | {"seq_idx": ids.cuda() if ids.dtype == torch.int32 else ids.cuda().repeat_interleave(2, 1)[:, ::2]})
+
+
+@BOTH_LAYOUTS
+def test_indices_of_many_pieces(layout: str, seed: int) -> None:
+    """Pieces of several steps, and segments of 256 tokens: the gradients of the same sequences packed."""
+    lengths = [1, 6, 1000, 255, 2, 8192, 1, 4000, 30000, 7]
+    L, D = sum(lengths), 4104
+    offsets = [0, *itertools.accumulate(lengths)]
+    x = inputs(
+        1, D, L, 4, seed, device="cuda", dtype=torch.bfloat16, layout=layout, bias=True, activation="silu", packed=offsets
+    )
+    given = {name: y.requires_grad_() for name, y in leaves(x).items()}
+    packed = causal_conv1d(**x | given)
+    counts = torch.tensor(lengths, device="cuda")
+    ids = torch.arange(len(lengths), device="cuda").repeat_interleave(counts)[None]
+    by_index = causal_conv1d(**{name: y for name, y in x.items() if name != "cu_seqlens"} | given, seq_idx=ids)
+    assert torch.equal(by_index, packed)
+    grad = torch.randn_like(packed)
+    of_index, of_packed = (torch.autograd.grad(out, list(given.values()), grad) for out in (by_index, packed))
+    for mine, wanted in zip(of_index, of_packed, strict=True):
+        assert ((mine.float() - wanted.float()).norm() / wanted.float().norm()).item() < GRAD[torch.bfloat16]
+
+
 @BOTH_LAYOUTS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp32_weights_beside_16_bit_activations(dtype: torch.dtype, layout: str, seed: int) -> None:
@@ -163,6 +201,20 @@ def test_pools(W: int, width: int, layout: str, seed: int) -> None:
     )
     out = causal_conv1d(**x, **pool)
     assert rel_rms(out.cpu(), expected) < OUT[torch.bfloat16] and rel_rms(pool["conv_state"].cpu(), after) < 1e-6
+
+
+@EVERY_LAYOUT
+def test_pools_with_indices(layout: str, seed: int) -> None:
+    """A row that continues, one from zeros, one without a slot and one whose slot lies."""
+    x = inputs(4, 16, 520, 4, seed, device="cuda", layout=layout, activation="silu", seq_idx=[(2, 1), (3, 255), (2, 9)])
+    pool = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(seed))
+    initial = torch.stack([pool[2], torch.zeros(16, 3)])
+    two = for_oracle(x) | {"initial_states": initial, "x": x["x"][:2], "seq_idx": x["seq_idx"][:2]}
+    expected, _ = oracle.causal_conv1d(**two)
+    slots, has_initial = torch.tensor([2, 0, -1, 3]), torch.tensor([True, False, True, True])
+    into = {"conv_state": pool.cuda(), "state_indices": slots.cuda(), "has_initial_state": has_initial.cuda()}
+    out = causal_conv1d(**x, **into).cpu()
+    assert rel_rms(out[:2], expected) < 1e-5 and not out[2].any() and bool(out[3].isnan().all())
 
 
 @EVERY_LAYOUT

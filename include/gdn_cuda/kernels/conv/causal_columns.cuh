@@ -11,10 +11,10 @@
 //     start(token)                         the token that is written next
 //     write(is_written, z)                 all lanes of a warp call it, also those without channels and behind the last token
 //     fill(number)                         instead of `write`, for a token that is of no sequence
-//     write_alone(sequences, token, id)    for seq_idx
+//     write_alone(sequences, token, id)    for seq_idx, where a configuration has `indices`
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -55,6 +55,15 @@ struct Numbers {
             if (exists(i)) bits[i] = from[place_of(i)];
     }
 };
+
+// Whether it is a seq_idx that tells sequences.
+template <auto kConfig>
+constexpr bool has_indices() {
+    if constexpr (requires { kConfig.indices; })
+        return kConfig.indices;
+    else
+        return false;
+}
 
 template <auto kConfig>
 struct CausalColumns {
@@ -190,10 +199,13 @@ struct CausalColumns {
     __device__ __forceinline__ void mend(const auto& outputs) const {
         __syncwarp();  // stores of single numbers stay behind the vector stores to the same memory
         const CausalSequences sequences{args.sequences, batch};
+        const bool runs = sequences.place_of_sequence(batch) == Place::run;
+        const int behind_state = sequences.has_states() ? kBefore : 0;  // the first token that does not see it
 #pragma unroll 1
         for (int first = segment.token; first < segment.last; first += 32) {
             const int own = first + lane;
-            unsigned apart = __ballot_sync(kAllLanes, own < segment.last && !sequences.together(own - kBefore, own + 1));
+            const bool hides = !runs || own < behind_state || hidden_by_index<kBefore>(sequences, own) != 0;
+            unsigned apart = __ballot_sync(kAllLanes, own < segment.last && hides);
 #pragma unroll 1
             for (; apart != 0; apart &= apart - 1) {
                 const int token = first + __ffs(static_cast<int>(apart)) - 1;
@@ -209,11 +221,10 @@ struct CausalColumns {
         if constexpr (!kConfig.sequences) load_old(segment.token, 0);
     }
     __device__ __forceinline__ void run(auto outputs) {
-        constexpr bool kByToken = requires { &decltype(outputs)::write_alone; };  // there may be a seq_idx
-        if constexpr (kConfig.sequences)
-            if (!kByToken || args.sequences.seq_idx.data == nullptr) return walk_runs(outputs);
-        if constexpr (!kConfig.sequences || kByToken) walk(segment.token, segment.last, 0, {}, outputs);
-        if constexpr (kConfig.sequences && kByToken) mend(outputs);
+        constexpr bool kIndices = has_indices<kConfig>();
+        if constexpr (kConfig.sequences && !kIndices) return walk_runs(outputs);
+        walk(segment.token, segment.last, 0, {}, outputs);
+        if constexpr (kIndices) mend(outputs);
     }
 };
 

@@ -4,14 +4,16 @@
 // A warp has 128 vectors of 16 bytes of a row, four for each lane, which are all loaded before the first is used. The inputs
 // before a lane's vector are the end of the vector of the lane before it, by a shuffle; the last lane passes on the one before,
 // so that lane 0 gets the end of the 32 vectors before these. A row is computed as if it were one sequence without a state;
-// then the few tokens that see less than all of those before them, or a state, are computed again from memory: behind each
-// sequence's beginning by a lane each, and with seq_idx one by one.
+// then the few tokens that see less than all of those before them, or a state, are computed again from memory, behind each
+// sequence's beginning by a lane each. With seq_idx the block's warps, which have the same tokens of neighbouring channels,
+// look up together which steps of 32 vectors are of one sequence; others are computed again whole, with bits for what a token
+// does not see.
 //
 // Bound: memory, 4 bytes an element for bf16. At that rate an SM has 27 instructions for an element, of which this takes 20, or
 // 24 with packed sequences. 32 KB have to be in flight in an SM: 64 bytes a thread, 16 warps or more.
 #pragma once
 
-#include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -22,12 +24,15 @@ struct CausalRows {
     static constexpr int kStep = 32 * kVector;  // tokens of a vector of each lane
     using Items = Vector<T, kVector, true>;
     using Window = float[kBefore + kVector];
+    using Found = CausalStepsFound<kVectors, kStep, kBefore, false>;  // with seq_idx
 
     const CausalArgs& args;
     int batch, channel, lane;
     CausalSequences sequences{args.sequences, batch};
     const T* row = static_cast<const T*>(args.x.data) + batch * args.x.batch + channel * args.x.channel;
+    T* out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel * args.out.channel;
     float weight[kTaps], bias;
+    Items in[kVectors], before;
 
     // Each by a lane, for all of them.
     __device__ __forceinline__ void load_weights() {
@@ -59,7 +64,7 @@ struct CausalRows {
     // ---- With packed sequences, or states
 
     // Tokens of a tile that see less than all of those before them, or a state, or are of no sequence.
-    __device__ __forceinline__ void mend_runs(int token, int end, T* out, CausalOffsets& near) const {
+    __device__ __forceinline__ void mend_runs(int token, int end, CausalOffsets& near) const {
         const CausalRuns<kConfig.sequences> runs{sequences, lane};
         __syncwarp();  // stores of single numbers stay behind the vector stores to the same memory
 #pragma unroll 1
@@ -71,15 +76,15 @@ struct CausalRows {
 #pragma unroll 1
                 for (int i = token + lane; i < behind; i += 32) out[i] = none;
             } else if (run.first + kBefore > token && (run.first > 0 || sequences.has_states())) {
-                mend_first(run, runs.state(run), token, behind, out);
+                mend_first(run, runs.state(run), token, behind);
             }
             token = run.end;
         }
     }
     // The first tokens of a run, of those from `begin` on. The first lanes have the inputs in front of the run, and the next
     // ones an input and the output of a token.
-    __device__ __forceinline__ void mend_first(const CausalRun& run, const CausalSequences::State& state, int begin, int end,
-                                               T* out) const {
+    __device__ __forceinline__ void mend_first(const CausalRun& run, const CausalSequences::State& state, int begin,
+                                               int end) const {
         static_assert(2 * kBefore <= 32);
         const int token = run.first - kBefore + lane;
         const bool has_output = lane >= kBefore && lane < 2 * kBefore && token < end;
@@ -96,32 +101,50 @@ struct CausalRows {
 
     // ---- With seq_idx
 
-    // As CausalSequences::together, by all lanes.
-    __device__ __forceinline__ bool together(int first, int end) const {
-        const i64 id = sequences.id_of(max(first, 0));
-        bool same = id >= 0 && !(first < 0 && sequences.has_states());
-#pragma unroll 4
-        for (int i = max(first, 0) + lane; i < end; i += 32) same &= sequences.id_of(i) == id;
-        return __all_sync(kAllLanes, same);
+    // Tokens that do not all see all of those before them.
+    __device__ __forceinline__ Items outputs_apart(const Window& seen, const HiddenFromLane<kVector, kBefore>& hidden) const {
+        Items y;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+            float z = bias;
+#pragma unroll
+            for (int k = 0; k < kTaps; ++k)
+                if (kConfig.exists(k, args.taps) && !hidden.is(i, kBefore - k)) z = fmaf(weight[k], seen[i + k], z);
+            y.set(i, hidden.is(i, 0) ? 0.f : output_of(z, args.silu));
+        }
+        return y;
     }
-    __device__ __forceinline__ void mend(int begin, T* out) const {
-        if (together(begin - kBefore, min(begin + kConfig.warp_tokens(), args.tokens))) return;
+    // Of steps that are not of one sequence, from memory once more, with a state in front of the row.
+    __device__ __forceinline__ void mend_steps(int begin, const Found& found) const {
+        const Place place = sequences.place_of_sequence(batch);
 #pragma unroll 1
-        for (int first = begin + lane * kVector; first < min(begin + kConfig.warp_tokens(), args.tokens); first += kStep) {
-            if (sequences.together(first - kBefore, first + kVector)) continue;
-#pragma unroll 1
-            for (int token = first; token < first + kVector; ++token) {
-                const i64 id = sequences.id_of(token);
-                out[token] = from_float<T>(output_of_token<T>(args, sequences, channel, token, id));
+        for (int i = 0; i < kVectors && begin + i * kStep < args.tokens; ++i) {
+            if (found.together[i]) continue;
+            const int first = begin + i * kStep + lane * kVector;
+            Items own, earlier, y;
+            own.clear();
+            earlier.clear();
+            if (first < args.tokens) own.load(row + first);
+            if (lane == 31 && first >= kStep) earlier.load(row + first - kStep);
+            Window seen;
+            load_window<kBefore>(seen, own, earlier, lane);
+            if (first == 0 && sequences.has_states()) {
+                const CausalSequences::State state = sequences.state_of(0);
+#pragma unroll
+                for (int k = 0; k < kBefore; ++k) seen[k] = state.at(channel, kBefore - k);
             }
+            if (place == Place::run)
+                y = outputs_apart(seen, found.template of_lane<kVector>(i, lane));
+            else
+                y.fill(place == Place::poison ? quiet_nan() : 0.f);
+            if (first < args.tokens) y.store_global(out + first);
         }
     }
 
-    __device__ __forceinline__ void run(int tile) {
-        T* const out = static_cast<T*>(args.out.data) + batch * args.out.batch + channel * args.out.channel;
-        const int begin = tile * kConfig.warp_tokens(), first = begin + lane * kVector;
-        const bool by_index = kConfig.sequences && args.sequences.seq_idx.data != nullptr;
-        Items in[kVectors], before;
+    // ---- A tile, which begins at `begin`
+
+    __device__ __forceinline__ void load(int begin) {
+        const int first = begin + lane * kVector;
         before.clear();
         if (lane == 31 && begin > 0) before.load_streaming(row + begin - kVector);
 #pragma unroll
@@ -129,9 +152,12 @@ struct CausalRows {
             in[i].clear();
             if (first + i * kStep < args.tokens) in[i].load_streaming(row + first + i * kStep);
         }
+    }
+    __device__ __forceinline__ void run(int begin) {
+        const int first = begin + lane * kVector;
         load_weights();
         CausalOffsets near;
-        if constexpr (kConfig.sequences)
+        if constexpr (kConfig.sequences && !kConfig.indices)
             if (sequences.packed()) near = CausalRuns<true>{sequences, lane}.around(begin);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
@@ -141,12 +167,8 @@ struct CausalRows {
             const Items y = outputs(seen);
             if (first + i * kStep < args.tokens) y.store_global(out + first + i * kStep);
         }
-        if constexpr (kConfig.sequences) {
-            if (by_index)
-                mend(begin, out);
-            else
-                mend_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), out, near);
-        }
+        if constexpr (kConfig.sequences && !kConfig.indices)
+            mend_runs(begin, min(begin + kConfig.warp_tokens(), args.tokens), near);
     }
 };
 
@@ -155,8 +177,24 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks())
     causal_conv(const __grid_constant__ CausalArgs args) {
     const int tiles = static_cast<int>(ceil_div(args.tokens, kConfig.warp_tokens()));
     const CausalRowPlace place(args.channels, tiles, kConfig.threads() / 32);
-    if (place.channel >= args.channels) return;
-    CausalRows<kConfig>{args, place.batch, place.channel, static_cast<int>(threadIdx.x) % 32}.run(place.tile);
+    const bool exists = place.channel < args.channels;
+    if (!kConfig.indices && !exists) return;
+    using Rows = CausalRows<kConfig>;
+    Rows rows{args, place.batch, place.channel, static_cast<int>(threadIdx.x) % 32};
+    const int begin = place.tile * kConfig.warp_tokens();
+    if (exists) rows.load(begin);
+    if constexpr (kConfig.indices) {
+        __shared__ typename Rows::Found found;
+        const int tokens = min(kConfig.warp_tokens(), args.tokens - begin);
+        const bool all_apart = rows.sequences.place_of_sequence(place.batch) != Place::run;
+        found.look_up(rows.sequences, begin, static_cast<int>(ceil_div(tokens, Rows::kStep)),
+                      [&](int step) { return all_apart || (step == 0 && rows.sequences.has_states()); });
+        if (exists) rows.run(begin);
+        __syncthreads();
+        if (exists) rows.mend_steps(begin, found);
+    } else {
+        rows.run(begin);
+    }
 }
 
 }  // namespace gdn_cuda::conv

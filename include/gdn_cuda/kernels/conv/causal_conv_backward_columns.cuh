@@ -8,9 +8,10 @@
 // A lane has neighbouring channels and walks over a segment of tokens with the last W - 1 inputs in registers, as
 // conv/causal_conv_channels_last does, and the sums of dx for the last W - 1 tokens, which are complete W - 1 tokens later: a
 // walk goes on so far behind its segment. Rows of inputs and gradients are in flight ahead. Tokens are the same for all lanes,
-// so a walk ends where a sequence does. Sums for weights stay in registers until the end of the segment; then the block's
-// warps, which have segments that follow each other, add theirs up through shared memory: no atomics, and the same bits in
-// every run.
+// so a walk ends where a sequence does; with seq_idx it goes on, and has bits for what a token does not see in the few steps
+// where tokens are of several sequences, which it finds in advance. Sums for weights stay in registers until the end of the
+// segment; then the block's warps, which have segments that follow each other, add theirs up through shared memory: no atomics,
+// and the same bits in every run.
 //
 // Shared memory: weights and bias, which the block loads once, and the warps' sums.
 //
@@ -18,7 +19,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -34,13 +35,17 @@ struct CausalColumnsBackward {
     using T = Storage<kConfig.io>;
     static constexpr int kTaps = kConfig.taps, kBefore = kTaps - 1, kVector = kConfig.lane_channels_backward();
     static constexpr int kRows = kConfig.rows_backward();
+    // With seq_idx a walk has steps of kRows tokens, and those whose tokens are not of one sequence have bits.
+    static constexpr int kMostSteps = (kConfig.longest_segment() + kBefore - 1) / kRows + 1;
+    using Apart = unsigned long long;
+    static_assert(kMostSteps <= 64);
     using Items = Vector<T, kVector, true>;
 
     const CausalBackwardArgs& args;
     CausalColumnsBackwardShared<kConfig>& shared;
     int batch, channel, lane;  // channel: the first of the vector
     const CausalArgs& forward = args.forward;
-    CausalRuns<kConfig.sequences> runs{{forward.sequences, batch}, lane};
+    CausalRuns<kConfig.sequences, kConfig.sequences && !kConfig.indices> runs{{forward.sequences, batch}, lane};
     const T* x = static_cast<const T*>(forward.x.data) + batch * forward.x.batch + channel;
     const T* grad = static_cast<const T*>(args.grad.data) + batch * args.grad.batch + channel;
     T* out = static_cast<T*>(forward.out.data) + batch * forward.out.batch + channel;
@@ -80,38 +85,41 @@ struct CausalColumnsBackward {
         for (int i = 0; i < kRows; ++i) load_ahead(i, token + i, end);
     }
 
-    // A token. `own`: it is of the segment, not behind it. Returns the gradient of the token W - 1 before.
+    // A token. `own`: it is of the segment, not behind it. Returns the gradient of the token W - 1 before. Bit m of `hidden`:
+    // the token does not see the one m before; bit 0: it is of no sequence.
     template <bool kSilu>
-    __device__ __forceinline__ Items row(const Items& x_now, const Items& g, bool own) {
+    __device__ __forceinline__ Items row(const Items& x_now, const Items& g, bool own, unsigned hidden) {
         float d[kVector], now[kVector];
         to_floats(d, g);
         to_floats(now, x_now);
-        if constexpr (kSilu) {
+        const auto seen = [&](float of, int k) { return hidden >> (kBefore - k) & 1 ? 0.f : of; };
 #pragma unroll
-            for (int e = 0; e < kVector; ++e) {
+        for (int e = 0; e < kVector; ++e) {
+            if constexpr (kSilu) {
                 float z = bias[e];
 #pragma unroll
                 for (int k = 0; k < kBefore; ++k)
-                    if (exists(k)) z = fmaf(weight[k][e], before[k][e], z);
+                    if (exists(k)) z = fmaf(weight[k][e], seen(before[k][e], k), z);
                 d[e] *= silu_slope(fmaf(weight[kBefore][e], now[e], z));
             }
+            d[e] = seen(d[e], kBefore);
         }
         if (own) {
 #pragma unroll
             for (int e = 0; e < kVector; ++e) {
                 of_bias[e] += d[e];
 #pragma unroll
-                for (int k = 0; k < kBefore; ++k) of_weight[k][e] = fmaf(d[e], before[k][e], of_weight[k][e]);
-                of_weight[kBefore][e] = fmaf(d[e], now[e], of_weight[kBefore][e]);
+                for (int k = 0; k < kBefore; ++k) of_weight[k][e] = fmaf(d[e], seen(before[k][e], k), of_weight[k][e]);
+                of_weight[kBefore][e] = fmaf(d[e], seen(now[e], kBefore), of_weight[kBefore][e]);
             }
         }
         Items complete;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-            complete.set(e, exists(0) ? fmaf(weight[0][e], d[e], dx[0][e]) : dx[0][e]);
+            complete.set(e, exists(0) ? fmaf(weight[0][e], seen(d[e], 0), dx[0][e]) : dx[0][e]);
 #pragma unroll
             for (int k = 0; k + 1 < kBefore; ++k) {
-                dx[k][e] = exists(k + 1) ? fmaf(weight[k + 1][e], d[e], dx[k + 1][e]) : dx[k + 1][e];
+                dx[k][e] = exists(k + 1) ? fmaf(weight[k + 1][e], seen(d[e], k + 1), dx[k + 1][e]) : dx[k + 1][e];
                 before[k][e] = before[k + 1][e];
             }
             dx[kBefore - 1][e] = weight[kBefore][e] * d[e];
@@ -119,29 +127,55 @@ struct CausalColumnsBackward {
         }
         return complete;
     }
+    // The steps of the walk over these tokens, by all lanes of a warp: each looks at two.
+    __device__ __forceinline__ Apart find_apart(int first, int last, HiddenBits* hidden) const {
+        const int end = min(last + kBefore, forward.tokens);
+        unsigned apart[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int step = half * 32 + lane, from = first + step * kRows;
+            bool together = true;
+            if (from < end) {
+                const i64 index = runs.sequences.index_of(from - kBefore);
+                together = index >= 0;
+#pragma unroll
+                for (int i = 1; i < kBefore + kRows; ++i)
+                    together &= runs.sequences.index_of(min(from - kBefore + i, end - 1)) == index;
+                if (!together)
+#pragma unroll 1
+                    for (int i = 0; i < kRows; ++i)
+                        hidden[step * kRows + i] = hidden_by_index<kBefore>(runs.sequences, from + i);
+            }
+            apart[half] = __ballot_sync(kAllLanes, !together);
+        }
+        __syncwarp();
+        return apart[0] | Apart{apart[1]} << 32;
+    }
     // Tokens of a run. Its first rows are in flight.
     template <bool kSilu>
-    __device__ __forceinline__ void walk(int first, int last, const CausalRun& run) {
+    __device__ __forceinline__ void walk(int first, int last, const CausalRun& run, Apart apart = 0,
+                                         const HiddenBits* hidden = nullptr) {
         const int end = min(last + kBefore, run.end);  // of the walk
         load_before(first, run);
         T* to = out + (first - kBefore) * forward.out.token;
-        const auto take = [&](int slot, int token, bool own) {
-            const Items complete = row<kSilu>(in[slot], grads[slot], own);
+        const auto take = [&](int slot, int token, bool own, unsigned of_token) {
+            const Items complete = row<kSilu>(in[slot], grads[slot], own, of_token);
             load_ahead(slot, token + kRows, end);
             if (token >= first + kBefore) complete.store(to);
             to += forward.out.token;
         };
         int token = first;
 #pragma unroll 1
-        for (; token + kRows <= last; token += kRows) {
+        for (; token < end; token += kRows, apart >>= 1, hidden += kRows) {
+            const bool is_apart = kConfig.indices && (apart & 1) != 0;
+            if (token + kRows <= last && !is_apart) {
 #pragma unroll
-            for (int i = 0; i < kRows; ++i) take(i, token + i, true);
-        }
-#pragma unroll 1
-        for (; token < end; token += kRows) {
+                for (int i = 0; i < kRows; ++i) take(i, token + i, true, 0);
+            } else {
 #pragma unroll
-            for (int i = 0; i < kRows; ++i)
-                if (token + i < end) take(i, token + i, token + i < last);
+                for (int i = 0; i < kRows; ++i)
+                    if (token + i < end) take(i, token + i, token + i < last, is_apart ? hidden[i] : 0);
+            }
         }
         if (end == run.end) store_last(first, last, run, to);
     }
@@ -178,6 +212,10 @@ struct CausalColumnsBackward {
         const CausalStates& states = args.grad_behind;
         const int position = of_last - (kBefore - states.positions);
         if (!kConfig.sequences || states.values.data == nullptr || position < 0) return 0.f;
+        if constexpr (kConfig.indices) {  // it is of the sequence of the last token
+            const i64 index = runs.sequences.index_of(run.end - kBefore + of_last);
+            if (index < 0 || index != runs.sequences.index_of(run.end - 1)) return 0.f;
+        }
         return load_number(states.values,
                            run.sequence * states.slot + of_channel * states.channel + position * states.position);
     }
@@ -188,9 +226,10 @@ struct CausalColumnsBackward {
         for (; token < last; ++token) zeros.store(out + token * forward.out.token);
     }
     template <bool kSilu>
-    __device__ __forceinline__ void walk_runs(int token, int last, bool exists) {
-        if constexpr (!kConfig.sequences) {
-            if (exists && token < last) walk<kSilu>(token, last, runs.at(token));
+    __device__ __forceinline__ void walk_runs(int token, int last, bool exists, HiddenBits* hidden) {
+        if constexpr (!kConfig.sequences || kConfig.indices) {
+            const Apart apart = kConfig.indices ? find_apart(token, last, hidden) : 0;
+            if (exists && token < last) walk<kSilu>(token, last, runs.at(token), apart, hidden);
             return;
         }
         bool loaded = true;  // the first rows
@@ -224,6 +263,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks_backw
     using Columns = CausalColumnsBackward<kConfig>;
     constexpr int kWarps = kConfig.threads() / 32, kChannels = kConfig.channels_backward(), kTaps = kConfig.taps;
     __shared__ CausalColumnsBackwardShared<kConfig> shared;
+    __shared__ HiddenBits hidden[kWarps][kConfig.indices ? Columns::kMostSteps * Columns::kRows : 1];
     const CausalArgs& forward = args.forward;
     const unsigned groups = (static_cast<unsigned>(forward.channels) + kChannels - 1) / kChannels;
     const unsigned block = blockIdx.x, cut = block / groups % args.cuts;
@@ -249,9 +289,9 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.column_blocks_backw
     __syncthreads();
     if (exists) columns.take_weights();
     if (forward.silu)
-        columns.template walk_runs<true>(from, last, exists);
+        columns.template walk_runs<true>(from, last, exists, hidden[warp]);
     else
-        columns.template walk_runs<false>(from, last, exists);
+        columns.template walk_runs<false>(from, last, exists, hidden[warp]);
     if (exists) columns.give_sums(warp);
     __syncthreads();
     const i64 row = static_cast<i64>(batch) * args.cuts + cut;

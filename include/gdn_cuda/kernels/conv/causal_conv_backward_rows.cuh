@@ -9,13 +9,14 @@
 // steps' inputs and gradients in flight. What a lane's tokens see before them comes from the lane before, and the dz behind
 // them from the lane behind: lane 31's from lane 0's of the step before. Sums for weights stay in registers until the end of
 // the piece: no atomics, and the same bits in every run. In a step with tokens of several sequences a lane has bits for what
-// its tokens do not see; where there are states, such a step is computed once for each sequence.
+// its tokens do not see; where packed sequences have states, such a step is computed once for each sequence. With seq_idx the
+// block's warps, which have the same tokens of neighbouring channels, first look up which steps are of one sequence.
 //
 // Bound: memory, 6 bytes an element for bf16. At that rate an SM has 41 instructions for an element, of which this takes 37.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_conv_backward_plan.cuh>
-#include <gdn_cuda/kernels/conv/causal_conv_runs.cuh>
+#include <gdn_cuda/kernels/conv/causal_conv_indices.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -26,14 +27,16 @@ struct CausalRowsBackward {
     static constexpr int kAhead = kConfig.steps_ahead(), kStep = kConfig.step_tokens();
     using Items = Vector<T, kVector, true>;
     using Window = float[kBefore + kVector];
+    using Found = CausalStepsFound<kConfig.most_steps(), kStep, kBefore, true>;  // with seq_idx
 
     const CausalBackwardArgs& args;
     int batch, channel, lane;
     const CausalArgs& forward = args.forward;
-    CausalRuns<kConfig.sequences> runs{{forward.sequences, batch}, lane};
+    CausalRuns<kConfig.sequences, kConfig.sequences && !kConfig.indices> runs{{forward.sequences, batch}, lane};
     const T* x = static_cast<const T*>(forward.x.data) + batch * forward.x.batch + channel * forward.x.channel;
     const T* grad = static_cast<const T*>(args.grad.data) + batch * args.grad.batch + channel * args.grad.channel;
     T* out = static_cast<T*>(forward.out.data) + batch * forward.out.batch + channel * forward.out.channel;
+    const Found* found = nullptr;
     CausalOffsets near;  // those that were looked up last
     float weight[kTaps], bias;
     float of_weight[kTaps], of_bias;
@@ -68,14 +71,15 @@ struct CausalRowsBackward {
         const int token = end + lane;
         if (lane < kBefore && token < run.end) {
             const CausalSequences::State state = runs.state(run);
+            const i64 index = kConfig.indices ? runs.sequences.index_of(token) : 0;
             float z = bias;
 #pragma unroll
             for (int k = 0; k < kTaps; ++k) {
                 const int at = token - kBefore + k;
-                if (!exists(k)) continue;
+                if (!exists(k) || (kConfig.indices && runs.sequences.index_of(at) != index)) continue;
                 z = fmaf(weight[k], at < run.first ? state.at(channel, run.first - at) : to_float(x[at]), z);
             }
-            dz = to_float(grad[token]);
+            dz = index < 0 ? 0.f : to_float(grad[token]);
             if (forward.silu) dz *= silu_slope(z);
         }
 #pragma unroll
@@ -168,8 +172,9 @@ struct CausalRowsBackward {
         hidden.complete();
         return hidden;
     }
-    // Tokens of several sequences or of none, without states.
-    __device__ __forceinline__ Items masked_step(const Window& seen, const Items& g, const Hidden& hidden, bool exists) {
+    // Tokens of several sequences or of none. Without states, but for seq_idx.
+    __device__ __forceinline__ Items masked_step(const Window& seen, const Items& g, const auto& hidden, bool exists,
+                                                 int first) {
         float d[kVector + kBefore];
         to_floats(d, g);
         if (exists) {
@@ -193,13 +198,13 @@ struct CausalRowsBackward {
             float of_behind[kTaps];
 #pragma unroll
             for (int m = 0; m < kTaps; ++m) of_behind[m] = hidden.seen(d[i + m], i + m, m);
-            dx.set(i, to_input(of_behind));
+            dx.set(i, to_input(of_behind) + of_last_state(first + i));
         }
 #pragma unroll
         for (int i = 0; i < kBefore; ++i) behind[i] = d[i];
         return dx;
     }
-    // The same with states or their gradients, one sequence after the other.
+    // The same for packed sequences with states or their gradients, one after the other.
     __device__ __forceinline__ Items step_by_runs(const Window& seen, const Items& g, CausalRun& run, int begin) {
         const int first = begin + lane * kVector;
         float dz[kBefore];
@@ -253,20 +258,40 @@ struct CausalRowsBackward {
         return load_number(states.values, run.sequence * states.slot + channel * states.channel + position * states.position);
     }
 
+    // With seq_idx: that state is of the sequence of the last token.
+    __device__ __forceinline__ float of_last_state(int token) const {
+        const bool has_one = kConfig.indices && args.grad_behind.values.data != nullptr;
+        if (!has_one || token >= forward.tokens || token < forward.tokens - kBefore) return 0.f;
+        const i64 index = runs.sequences.index_of(token);
+        if (index < 0 || index != runs.sequences.index_of(forward.tokens - 1)) return 0.f;
+        return of_state({.sequence = batch, .end = forward.tokens}, token);
+    }
+
     // `earlier`: the inputs of the step before in the row.
-    __device__ __forceinline__ void step(const Items& own, const Items& earlier, const Items& g, CausalRun& run, int begin) {
+    __device__ __forceinline__ void step(const Items& own, const Items& earlier, const Items& g, CausalRun& run, int begin,
+                                         int number) {
         const int end = min(begin + kStep, forward.tokens), first = begin + lane * kVector;
         Window seen;
         load_window<kBefore>(seen, own, earlier, lane);
         Items dx;
-        if constexpr (kConfig.sequences) {
+        if constexpr (kConfig.indices) {
+            if (begin == 0 && lane == 0) {
+                const CausalSequences::State state = runs.state(run);
+#pragma unroll
+                for (int i = 0; i < kBefore; ++i) seen[i] = state.at(channel, kBefore - i);
+            }
+            if (found->together[number])
+                dx = whole_step(seen, g, first < end);
+            else
+                dx = masked_step(seen, g, found->template of_lane<kVector>(number, lane), first < end, first);
+        } else if constexpr (kConfig.sequences) {
             if (run.first >= end) run = runs.at(end - 1, near);
             const bool has_end_states = args.grad_behind.values.data != nullptr,
                        at_end = end == forward.tokens && !has_end_states;
             if (runs.template together<kBefore>(run, begin, at_end ? end : end + kBefore))
                 dx = whole_step(seen, g, first < end);
             else if (!has_end_states && !runs.sequences.has_states())
-                dx = masked_step(seen, g, hidden_of(run, begin), first < end);
+                dx = masked_step(seen, g, hidden_of(run, begin), first < end, first);
             else
                 dx = step_by_runs(seen, g, run, begin);
         } else {
@@ -274,12 +299,22 @@ struct CausalRowsBackward {
         }
         if (first < end) dx.store_global(out + first);
     }
-    __device__ __forceinline__ void run(int piece) {
-        const int begin = piece * args.tiles * kStep;
-        const int end = static_cast<int>(min(begin + i64{args.tiles} * kStep, i64{forward.tokens}));
-        const int steps = static_cast<int>(ceil_div(end - begin, kStep));
+    // A piece of a row.
+    struct Piece {
+        int number, begin, end, steps;
+
+        __device__ __forceinline__ Piece(int of_row, const CausalBackwardArgs& args)
+            : number(of_row),
+              begin(of_row * args.tiles * kStep),
+              end(static_cast<int>(min(begin + i64{args.tiles} * kStep, i64{args.forward.tokens}))),
+              steps(static_cast<int>(ceil_div(end - begin, kStep))) {}
+    };
+    __device__ __forceinline__ void load_first(const Piece& piece) {
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) load(i, begin, steps - 1 - i);
+        for (int i = 0; i < kAhead; ++i) load(i, piece.begin, piece.steps - 1 - i);
+    }
+    __device__ __forceinline__ void run(const Piece& piece) {
+        const auto [number, begin, end, steps] = piece;
         load_weights();
         CausalRun of_token = runs.at(end - 1, near);
         load_behind(end, of_token);
@@ -290,7 +325,7 @@ struct CausalRowsBackward {
 #pragma unroll
             for (int i = 0; i < kUnrolled; ++i) {
                 if (last < i) break;
-                step(in[i], in[(i + 1) % kAhead], grads[i], of_token, begin + (last - i) * kStep);
+                step(in[i], in[(i + 1) % kAhead], grads[i], of_token, begin + (last - i) * kStep, last - i);
                 if constexpr (kConfig.sequences) {
 #pragma unroll
                     for (int next = 1; next < kAhead; ++next) in[next - 1] = in[next], grads[next - 1] = grads[next];
@@ -300,7 +335,7 @@ struct CausalRowsBackward {
                 }
             }
         }
-        store_sums(piece);
+        store_sums(number);
     }
     __device__ __forceinline__ void store_sums(int piece) const {
         const i64 at = (static_cast<i64>(batch) * args.cuts + piece) * forward.channels + channel;
@@ -318,9 +353,26 @@ struct CausalRowsBackward {
 template <CausalConvConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.row_blocks_backward())
     causal_conv_backward_rows(const __grid_constant__ CausalBackwardArgs args) {
-    const CausalRowPlace place(args.forward.channels, args.cuts, kConfig.threads() / 32);
-    if (place.channel >= args.forward.channels) return;
-    CausalRowsBackward<kConfig>{args, place.batch, place.channel, static_cast<int>(threadIdx.x) % 32}.run(place.tile);
+    using Rows = CausalRowsBackward<kConfig>;
+    constexpr int kWarps = kConfig.threads() / 32;
+    const CausalRowPlace place(args.forward.channels, args.cuts, kWarps);
+    const bool exists = place.channel < args.forward.channels;
+    if (!kConfig.indices && !exists) return;
+    const int thread = static_cast<int>(threadIdx.x);
+    const typename Rows::Piece piece(place.tile, args);
+    Rows rows{args, place.batch, place.channel, thread % 32};
+    if (exists) rows.load_first(piece);
+    if constexpr (kConfig.indices) {
+        __shared__ typename Rows::Found found;
+        // The last step of a row adds the gradient of a state behind it to some tokens.
+        found.look_up(rows.runs.sequences, piece.begin, piece.steps, [&](int begin) {
+            return args.grad_behind.values.data != nullptr && begin + Rows::kStep >= args.forward.tokens;
+        });
+        rows.found = &found;
+        __syncthreads();
+        if (!exists) return;
+    }
+    rows.run(piece);
 }
 
 }  // namespace gdn_cuda::conv

@@ -45,8 +45,12 @@ struct CausalSequences {
         if (place != Place::run) return place == Place::skip ? kNoSequence : kPoisoned;
         if (packed()) return sequence;
         if (args.seq_idx.data == nullptr) return 0;
-        const i64 id = load_index(args.seq_idx, batch * args.seq_idx_batch + token * args.seq_idx_token);
+        const i64 id = index_of(token);
         return id < 0 ? kNoSequence : id;
+    }
+    // With seq_idx. What lies in front of a row, which may be a state, is of the first token's sequence.
+    __device__ __forceinline__ i64 index_of(int token) const {
+        return load_index(args.seq_idx, batch * args.seq_idx_batch + max(token, 0) * args.seq_idx_token);
     }
     // The first token of a sequence; the state lies in front of it.
     __device__ __forceinline__ i64 first_of(i64 id) const {
@@ -76,17 +80,6 @@ struct CausalSequences {
         const CausalStates& states = args.initial;
         return {states.values, slot * states.slot + states.positions * states.position, states.channel, states.position,
                 states.positions};
-    }
-    // Whether all tokens from `first` to before `end` are of one sequence and see no state; the row begins at 0.
-    __device__ __forceinline__ bool together(int first, int end) const {
-        const i64 id = id_of(max(first, 0));
-        if (id < 0 || (has_states() && first < first_of(id))) return false;
-        if (packed()) return load_index(args.cu_seqlens, id + 1) >= end;
-        if (args.seq_idx.data != nullptr)
-#pragma unroll 1
-            for (int i = max(first, 0) + 1; i < end; ++i)
-                if (id_of(i) != id) return false;
-        return true;
     }
     __device__ __forceinline__ Place place_of_sequence(int sequence) const {
         i64 slot;

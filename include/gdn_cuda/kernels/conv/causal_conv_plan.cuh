@@ -33,13 +33,14 @@ struct CausalSequenceArgs {
 
 // Of the kernels for few taps, whose threads have vectors.
 struct CausalConvConfig {
-    DType io;        // x and out
-    int taps;        // the most: 3 also takes 2, and 8 takes 5 to 8
-    bool sequences;  // tokens of a row may be of several, and there may be states
+    DType io;              // x and out
+    int taps;              // the most: 3 also takes 2, and 8 takes 5 to 8
+    bool sequences;        // tokens of a row may be of several, and there may be states
+    bool indices = false;  // it is seq_idx that tells which
 
     constexpr bool operator==(const CausalConvConfig&) const = default;
 
-    GDN_FIELDS(io, taps, sequences)
+    GDN_FIELDS(io, taps, sequences, indices)
 
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
     GDN_HOST_DEVICE constexpr int vector() const { return 16 / bytes_of(io); }
@@ -58,19 +59,24 @@ struct CausalConvConfig {
     // Of conv/causal_conv_backward_rows: steps whose vectors a lane has in flight, and tokens of a warp's step.
     GDN_HOST_DEVICE constexpr int steps_ahead() const { return sequences && taps == 8 ? 2 : 3; }
     GDN_HOST_DEVICE constexpr int step_tokens() const { return 32 * vector(); }
+    GDN_HOST_DEVICE constexpr int most_steps() const { return 64; }
     // Of conv/causal_conv_backward_columns: rows that a thread has in flight, its channels, and those of a block.
     GDN_HOST_DEVICE constexpr int rows_backward() const { return taps == 8 ? 7 : 6; }
     GDN_HOST_DEVICE constexpr int lane_channels_backward() const { return (sequences || taps == 8 ? 4 : 8) / bytes_of(io); }
     GDN_HOST_DEVICE constexpr int channels_backward() const { return 32 * lane_channels_backward(); }
+    GDN_HOST_DEVICE constexpr int longest_segment() const { return 256; }
     // Blocks of an SM, as many as registers allow without spills.
-    GDN_HOST_DEVICE constexpr int row_blocks() const { return sequences ? 5 : 8; }
+    GDN_HOST_DEVICE constexpr int row_blocks() const {
+        return indices ? (taps == 8 ? 4 : taps == 4 ? 7 : 6) : sequences ? 5 : 8;
+    }
     GDN_HOST_DEVICE constexpr int column_blocks() const {
         const bool wide = taps == 8 || bytes_of(io) == 4;
+        if (indices) return wide ? 4 : 5;
         return sequences && wide ? 3 : sequences || wide ? 4 : 6;
     }
     GDN_HOST_DEVICE constexpr int row_blocks_backward() const { return !sequences ? 5 : taps == 4 ? 4 : taps == 3 ? 3 : 2; }
     GDN_HOST_DEVICE constexpr int column_blocks_backward() const {
-        if (taps == 8) return sequences ? 2 : 3;
+        if (taps == 8) return sequences && !indices ? 2 : 3;
         return lane_channels_backward() == 4 ? 3 : 4;
     }
 };

@@ -32,8 +32,8 @@ struct CausalOffsets {
     int offset = 0;    // within the row; its end, behind the last one
 };
 
-// kSequences: tokens of a row may be of several, and there may be states.
-template <bool kSequences>
+// kSequences: tokens of a row may be of several, and there may be states. kPacked: not by a seq_idx.
+template <bool kSequences, bool kPacked = kSequences>
 struct CausalRuns {
     CausalSequences sequences;
     int lane;
@@ -47,7 +47,7 @@ struct CausalRuns {
     __device__ __forceinline__ CausalRun at(int token, CausalOffsets& near) const {
         const CausalSequenceArgs& args = sequences.args;
         CausalRun run{.sequence = sequences.batch, .end = args.tokens};
-        if constexpr (!kSequences) {
+        if constexpr (!kPacked) {
             run.place = Place::run;
             return run;
         }
