@@ -22,7 +22,7 @@ struct HyenaMediumBackwardConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
     // From which ptxas derives how many registers a thread may have.
     GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
-        const int warps_of_sm = io == DType::f32 ? 8 : 12;
+        const int warps_of_sm = io == DType::f32 ? 8 : forward().few_taps() ? 16 : 12;
         return columns ? 1 : warps_of_sm / warps();
     }
 };
