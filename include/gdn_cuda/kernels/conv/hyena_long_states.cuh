@@ -13,9 +13,10 @@
 
 namespace gdn_cuda::conv {
 
+// A warp that has no channel (`exists`) computes with the poles of another one, and writes nothing.
 template <HyenaLongStatesConfig kConfig>
 __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, HyenaLongStatesShared<kConfig>& shared,
-                                            const auto& access, const HyenaShare& share) {
+                                            const auto& access, const HyenaShare& share, bool exists) {
     constexpr int kParts = kConfig.parts(), kStep = kConfig.reversed ? -kTileTokens : kTileTokens;
     const HyenaLongArgs& forward = args.forward;
     const int lane = lane_of_warp(), S = forward.states, tiles = (share.end - share.first + kTileTokens - 1) / kTileTokens;
@@ -28,7 +29,7 @@ __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, H
 
     LaneStates carried[kConfig.groups] = {};
     const auto write = [&](float* to) {
-        if (row_of_lane() != 0) return;
+        if (row_of_lane() != 0 || !exists) return;
 #pragma unroll
         for (int group = 0; group < kConfig.groups; ++group)
             for_states(group, S, [&](int eight, int i, int state) { to[state] = carried[group][eight][i]; });
@@ -51,7 +52,7 @@ __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, H
         if (i + 1 < tiles) load(tile + kStep);
         access.to_row(product);
         const TileParts<kParts> parts = parts_of_row<kParts>(product);
-        access.between_rows();
+        access.meet();
 #pragma unroll
         for (int group = 0; group < kConfig.groups; ++group) {
             if (group * kHyenaGroup >= S) continue;
@@ -72,16 +73,18 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_of_sm())
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<HyenaLongStatesSharedPlan<kConfig>*>(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const HyenaShare share = hyena_share<kConfig.columns, kConfig.warps()>(args.forward);
+    HyenaShare share = hyena_share<kConfig.columns, kConfig.warps()>(args.forward);
     if (!share.exists(args.forward)) return;
     if constexpr (kConfig.columns) {
         const HyenaTileColumns<T, kConfig.warps()> access{shared, share.batch, share.column - warp, args.forward.channels,
                                                           share.end};
-        walk_states<kConfig>(args, shared.warps[warp], access, share);
+        const bool exists = share.column < args.forward.channels;
+        share.column = min(share.column, args.forward.channels - 1);
+        walk_states<kConfig>(args, shared.warps[warp], access, share, exists);
     } else {
         auto& nowhere = reinterpret_cast<HyenaStage<kTileTokens>&>(shared.warps[warp]);  // is for stores: there are none
         const HyenaTileRows<T> access{nowhere, share.batch, share.column, share.end, args.forward.vectors};
-        walk_states<kConfig>(args, shared.warps[warp], access, share);
+        walk_states<kConfig>(args, shared.warps[warp], access, share, true);
     }
 }
 
