@@ -297,7 +297,7 @@ struct HyenaLongBackwardWarp {
             TileSums z, of_u;
             Parts own, back;
             LaneStates before;
-            if constexpr (kConfig.groups == 1) load_states_before(before, 0, tile);  // in flight until `advance`
+            if constexpr (kConfig.loads_states_ahead()) load_states_before(before, 0, tile);  // in flight until `advance`
             float x[kOwn], y[kOwn];
             cp_async_wait<0>();
             __syncwarp();
@@ -323,7 +323,7 @@ struct HyenaLongBackwardWarp {
             add_product(z, own, load_pairs(shared.taps, lane_of_warp()));
             add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp()));
             for_groups([&](int group, HyenaCarriedBack&) {
-                if constexpr (kConfig.groups > 1) load_states_before(before, group, tile);
+                if constexpr (!kConfig.loads_states_ahead()) load_states_before(before, group, tile);
                 advance(group, own, back, z, of_u, before);
             });
             if (ends_within(tile)) add_of_last_state(of_u, tile);

@@ -29,10 +29,10 @@ __device__ __forceinline__ int place_of_product(int m, int b, int c) {
 // Units x and x + 1 before row m are those 4 further before row m + 4: each is loaded once, for the second half of the rows in
 // one step and for the first half in the step before. Four chains of sums hide the latency of an mma.
 template <int kFirst, int kPartBytes, int kParts>
-__device__ __forceinline__ void correlate_units(float* scratch, const unsigned (&right)[kParts][2][4],
+__device__ __forceinline__ void correlate_units(float* scratch, int lane, const unsigned (&right)[kParts][2][4],
                                                 const unsigned (&rows)[4], int last) {
     constexpr int kSteps = (kCorrelatedPieces - 1 - kFirst) / 4 + 1;
-    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4, matrix = lane / 8;
+    const int g = lane / 4, t = lane % 4, matrix = lane / 8;
     float products[kSteps][2][4] = {};
 #pragma unroll
     for (int step = -1; step < kSteps; ++step) {
@@ -74,7 +74,10 @@ template <int kPieces, int kParts>
 __device__ __forceinline__ void add_correlation(float* sums, float* scratch, const BandRing<kPieces, kParts>& u,
                                                 const BandRing<kPieces, kParts>& dz, int first_unit, int first_lag, int lags) {
     constexpr int kPartBytes = BandRing<kPieces, kParts>::kPartBytes;
-    const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8, row = first_unit / 8 + lane % 8;
+    unsigned thread = threadIdx.x;
+    asm volatile(""
+                 : "+r"(thread));  // opaque: what depends on the lane alone, hoisted out of loops over tiles, takes registers
+    const int lane = static_cast<int>(thread % 32), matrix = lane / 8, row = first_unit / 8 + lane % 8;
     unsigned right[kParts][2][4];
     const unsigned right_address = dz.row_address(row) ^ ((matrix % 2 * 2 + matrix / 2) * 16);
 #pragma unroll
@@ -87,16 +90,14 @@ __device__ __forceinline__ void add_correlation(float* sums, float* scratch, con
     for (int i = 0; i < 4; ++i) rows[i] = u.row_address(row - first_lag / 64 - i);
     __syncwarp();
     const int last = (lags + 7) / 8;
-    correlate_units<0, kPartBytes>(scratch, right, rows, last);
-    correlate_units<2, kPartBytes>(scratch, right, rows, last);
+    correlate_units<0, kPartBytes>(scratch, lane, right, rows, last);
+    correlate_units<2, kPartBytes>(scratch, lane, right, rows, last);
     __syncwarp();
-    int opaque_lane = lane;  // keeps places from being hoisted out of loops over tiles, where they take registers
-    asm volatile("" : "+r"(opaque_lane));
     float of_lags[4] = {};
 #pragma unroll
     for (int b = 0; b < 8; ++b) {
-        const int c = b + opaque_lane % 8;
-        const int place = place_of_product(opaque_lane / 8 + c / 8, b, c % 8);
+        const int c = b + lane % 8;
+        const int place = place_of_product(lane / 8 + c / 8, b, c % 8);
 #pragma unroll
         for (int i = 0; i < 4; ++i) of_lags[i] += scratch[place + 4 * 64 * i];
     }
