@@ -158,11 +158,13 @@ struct HyenaLongBackwardWarp {
     __device__ __forceinline__ float state_before(int tile, int state) const {
         return added_before(tile)[state] + (begins_with_zeros() ? 0.f : first_before(tile, state));
     }
-    __device__ __forceinline__ void load_states_before(LaneStates& x, int group, int tile) const {
+    __device__ __forceinline__ void load_added_before(LaneStates& x, int group, int tile) const {
         const float* const added = added_before(tile);
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = 0.f;
         for_states(group, states(), [&](int eight, int i, int state) { x[eight][i] = added[state]; });
+    }
+    __device__ __forceinline__ void add_first_before(LaneStates& x, int group, int tile) const {
         if (begins_with_zeros()) return;
         for_states(group, states(), [&](int eight, int i, int state) { x[eight][i] += first_before(tile, state); });
     }
@@ -234,12 +236,19 @@ struct HyenaLongBackwardWarp {
     }
     // A tile's factors in shared memory.
     enum Factor { kX1, kV, kGrad };
-    __device__ __forceinline__ void load(int tile, int buffer) {
+    __device__ __forceinline__ void load_factors_of_dz(int tile, int buffer) {
         fetch(shared.factors[buffer][kGrad], dz_tile, args.grad, tile);
         fetch(shared.x2, dz_tile, args.forward.x2, tile);
+        cp_async_fence();
+    }
+    __device__ __forceinline__ void load_factors_of_u(int tile, int buffer) {
         fetch(shared.factors[buffer][kX1], u_tile, args.forward.x1, tile);
         fetch(shared.factors[buffer][kV], u_tile, args.forward.v, tile);
         cp_async_fence();
+    }
+    __device__ __forceinline__ void load(int tile, int buffer) {
+        load_factors_of_dz(tile, buffer);
+        load_factors_of_u(tile, buffer);
     }
     __device__ __forceinline__ void store_product(const float (&x)[kOwn], const HyenaOwnSlot<int(sizeof(T))>& factor,
                                                   const HyenaTensor& to, int tile) const {
@@ -297,7 +306,7 @@ struct HyenaLongBackwardWarp {
             TileSums z, of_u;
             Parts own, back;
             LaneStates before;
-            if constexpr (kConfig.loads_states_ahead()) load_states_before(before, 0, tile);  // in flight until `advance`
+            if constexpr (kConfig.loads_states_ahead()) load_added_before(before, 0, tile);  // in flight until `advance`
             float x[kOwn], y[kOwn];
             cp_async_wait<0>();
             __syncwarp();
@@ -313,17 +322,20 @@ struct HyenaLongBackwardWarp {
             begin_sums(z, y, bias);
             own = parts_of_row<kParts>(y);
             __syncwarp();
-            if constexpr (kAhead) {
-                buffer ^= 1;
-                if (tile > share.first) load(tile - kTileTokens, buffer);
-            }
+            // Nothing follows the share's first tile, which is copied once more: a branch would wait for loads in flight.
+            const int next = max(tile - kTileTokens, share.first);
+            if constexpr (kAhead) buffer ^= 1;
             load_correlation();
             add_correlation(correlation, back, own);
             park_correlation();
+            // Copies of many rows of few bytes take load-store units as long as the products between them.
+            if constexpr (kAhead) load_factors_of_dz(next, buffer);
             add_product(z, own, load_pairs(shared.taps, lane_of_warp()));
+            if constexpr (kAhead) load_factors_of_u(next, buffer);
             add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp()));
             for_groups([&](int group, HyenaCarriedBack&) {
-                if constexpr (!kConfig.loads_states_ahead()) load_states_before(before, group, tile);
+                if constexpr (!kConfig.loads_states_ahead()) load_added_before(before, group, tile);
+                add_first_before(before, group, tile);
                 advance(group, own, back, z, of_u, before);
             });
             if (ends_within(tile)) add_of_last_state(of_u, tile);

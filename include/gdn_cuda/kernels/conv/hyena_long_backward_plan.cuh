@@ -43,14 +43,11 @@ struct HyenaLongStatesConfig {
 
     GDN_HOST_DEVICE constexpr int parts() const { return io == DType::f32 ? 3 : 2; }
     GDN_HOST_DEVICE constexpr int warps() const {
-        if (columns) return hyena_columns(io, io != DType::f32);
+        if (columns) return hyena_columns(io, false);
         return groups > 1 ? 2 : 4;
     }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
-    GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
-        if (io == DType::f32) return 2;
-        return columns ? 1 : 3;
-    }
+    GDN_HOST_DEVICE constexpr int blocks_of_sm() const { return columns || io == DType::f32 ? 2 : 3; }
 };
 
 // Of both kernels. A share is the tokens of a warp: (batch, channel, segment). All that is fp32 is contiguous.

@@ -13,10 +13,9 @@
 
 namespace gdn_cuda::conv {
 
-// A warp that has no channel (`exists`) computes with the poles of another one, and writes nothing.
 template <HyenaLongStatesConfig kConfig>
 __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, HyenaLongStatesShared<kConfig>& shared,
-                                            const auto& access, const HyenaShare& share, bool exists) {
+                                            const auto& access, const HyenaShare& share) {
     constexpr int kParts = kConfig.parts(), kStep = kConfig.reversed ? -kTileTokens : kTileTokens;
     const HyenaLongArgs& forward = args.forward;
     const int lane = lane_of_warp(), S = forward.states, tiles = (share.end - share.first + kTileTokens - 1) / kTileTokens;
@@ -29,7 +28,7 @@ __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, H
 
     LaneStates carried[kConfig.groups] = {};
     const auto write = [&](float* to) {
-        if (row_of_lane() != 0 || !exists) return;
+        if (row_of_lane() != 0) return;
 #pragma unroll
         for (int group = 0; group < kConfig.groups; ++group)
             for_states(group, S, [&](int eight, int i, int state) { to[state] = carried[group][eight][i]; });
@@ -73,18 +72,16 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_of_sm())
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<HyenaLongStatesSharedPlan<kConfig>*>(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    HyenaShare share = hyena_share<kConfig.columns, kConfig.warps()>(args.forward);
+    const HyenaShare share = hyena_share<kConfig.columns, kConfig.warps()>(args.forward);
     if (!share.exists(args.forward)) return;
     if constexpr (kConfig.columns) {
         const HyenaTileColumns<T, kConfig.warps()> access{shared, share.batch, share.column - warp, args.forward.channels,
                                                           share.end};
-        const bool exists = share.column < args.forward.channels;
-        share.column = min(share.column, args.forward.channels - 1);
-        walk_states<kConfig>(args, shared.warps[warp], access, share, exists);
+        walk_states<kConfig>(args, shared.warps[warp], access, share);
     } else {
         auto& nowhere = reinterpret_cast<HyenaStage<kTileTokens>&>(shared.warps[warp]);  // is for stores: there are none
         const HyenaTileRows<T> access{nowhere, share.batch, share.column, share.end, args.forward.vectors};
-        walk_states<kConfig>(args, shared.warps[warp], access, share, true);
+        walk_states<kConfig>(args, shared.warps[warp], access, share);
     }
 }
 
