@@ -132,11 +132,16 @@ struct HyenaMediumBackwardWarp {
         access.store(product, to, tile);
     }
     __device__ __forceinline__ void correlate(int tile) const {
-#pragma unroll 1
-        for (int lag = 0; lag < taps(); lag += kCorrelatedTaps) {
+        const auto add = [&](int lag) {
             add_correlation(shared.of_taps + lag, shared.scratch, u_ring(), dz_ring(), tile / kEight, lag,
                             min(taps() - lag, kCorrelatedTaps));
             __syncwarp();
+        };
+        if constexpr (kForward.few_taps()) {
+            add(0);
+        } else {
+#pragma unroll 1
+            for (int lag = 0; lag < taps(); lag += kCorrelatedTaps) add(lag);
         }
     }
     __device__ __forceinline__ void write_of_taps() const {
@@ -186,8 +191,8 @@ struct HyenaMediumBackwardWarp {
         }
 #pragma unroll 1
         for (int tile = last; tile >= share.first; tile -= kTileTokens) {
-            keep_dz(access, dy, x2, tile);
             keep_u(x1, v, tile - kAhead);
+            keep_dz(access, dy, x2, tile);
             access.meet();
             access.load(x1, forward.x1, tile);
             access.load(v, forward.v, tile);
@@ -196,18 +201,19 @@ struct HyenaMediumBackwardWarp {
             sums_of_du(tile, rest);
             access.meet();
 
+            // The next tile's loads stand behind the last use of this one's: both share scoreboards, and would be waited for.
             float numbers[kOwn];
-            access.take(numbers, Shared::kSumsOfZ);
-            access.multiply_by_mask(numbers, forward.mask, tile);
-            store_product(numbers, dy, args.of_x2, tile);
-            if (tile > share.first) {
-                access.load(dy, args.of_y, tile - kTileTokens);
-                access.load(x2, forward.x2, tile - kTileTokens);
-            }
             access.take(numbers, Shared::kSumsOfDu);
             store_product(numbers, v, args.of_x1, tile);
             store_product(numbers, x1, args.of_v, tile);
-            if (tile > share.first) load_gated(x1, v, tile - kTileTokens - kAhead);
+            if (tile > share.first) {
+                load_gated(x1, v, tile - kTileTokens - kAhead);
+                access.load(x2, forward.x2, tile - kTileTokens);
+            }
+            access.take(numbers, Shared::kSumsOfZ);
+            access.multiply_by_mask(numbers, forward.mask, tile);
+            store_product(numbers, dy, args.of_x2, tile);
+            if (tile > share.first) access.load(dy, args.of_y, tile - kTileTokens);
         }
         access.meet();
         write_of_taps();

@@ -40,8 +40,8 @@ template <HyenaMediumBackwardConfig kConfig>
 struct alignas(128) HyenaMediumBackwardShared {
     static constexpr HyenaMediumConfig kForward = kConfig.forward();
     static constexpr int kScratch = 64 * kCorrelatedPieces;
-    static constexpr int kSumsOfZ = 0, kSumsOfDu = kTileTokens;  // in scratch
-    static_assert(kScratch >= kSumsOfDu + kTileTokens);
+    static constexpr int kSumsOfDu = 0, kSumsOfZ = kTileTokens;  // in scratch; those of du are taken first
+    static_assert(kScratch >= kSumsOfZ + kTileTokens);
     TileRing<kForward.pieces(), kForward.parts()> u, dz;
     alignas(16) float scratch[kScratch];  // as forward's; products of tap_correlation.cuh
     BandTable<kForward.taps, kForward.tap_parts()> taps;

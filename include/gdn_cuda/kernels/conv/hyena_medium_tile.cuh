@@ -142,9 +142,9 @@ struct MediumColumns {
 
     // Opaque: keeps what depends on the thread alone from being hoisted out of loops, where it spills.
     __device__ __forceinline__ static int thread() {
-        int x = static_cast<int>(threadIdx.x);
+        unsigned x = threadIdx.x;
         asm volatile("" : "+r"(x));
-        return x;
+        return static_cast<int>(x % (32 * kChannels));
     }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token() { return thread() / kVectorsOfToken * kVectors; }

@@ -28,7 +28,7 @@ __device__ __forceinline__ int place_of_product(int m, int b, int c) {
 //
 // Units x and x + 1 before row m are those 4 further before row m + 4: each is loaded once, for the second half of the rows in
 // one step and for the first half in the step before. Four chains of sums hide the latency of an mma.
-template <int kFirst, int kPartBytes, int kParts>
+template <int kFirst, bool kAll, int kPartBytes, int kParts>
 __device__ __forceinline__ void correlate_units(float* scratch, int lane, const unsigned (&right)[kParts][2][4],
                                                 const unsigned (&rows)[4], int last) {
     constexpr int kSteps = (kCorrelatedPieces - 1 - kFirst) / 4 + 1;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void correlate_units(float* scratch, int lane, const 
     float products[kSteps][2][4] = {};
 #pragma unroll
     for (int step = -1; step < kSteps; ++step) {
-        if (kFirst + 4 * step > last) break;
+        if (!kAll && kFirst + 4 * step > last) break;
         unsigned left[2][kParts][4];
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
@@ -90,8 +90,13 @@ __device__ __forceinline__ void add_correlation(float* sums, float* scratch, con
     for (int i = 0; i < 4; ++i) rows[i] = u.row_address(row - first_lag / 64 - i);
     __syncwarp();
     const int last = (lags + 7) / 8;
-    correlate_units<0, kPartBytes>(scratch, lane, right, rows, last);
-    correlate_units<2, kPartBytes>(scratch, lane, right, rows, last);
+    if (last == kCorrelatedPieces - 1) {  // without branches, at which loads in flight would be waited for
+        correlate_units<0, true, kPartBytes>(scratch, lane, right, rows, last);
+        correlate_units<2, true, kPartBytes>(scratch, lane, right, rows, last);
+    } else {
+        correlate_units<0, false, kPartBytes>(scratch, lane, right, rows, last);
+        correlate_units<2, false, kPartBytes>(scratch, lane, right, rows, last);
+    }
     __syncwarp();
     float of_lags[4] = {};
 #pragma unroll
