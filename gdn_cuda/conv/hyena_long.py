@@ -50,11 +50,11 @@ def hyena_long(
         y: like x1
 
     Returns y, or (y, state), with gradients. Nothing is copied, and no filter is formed: beside inputs and outputs it takes no
-    memory, or S numbers for every 2048 tokens or more where there are few channels; backward S for every 512 tokens. Whole
-    vectors are read in either layout where rows begin on 16 bytes (backward where channels are neighbours only of up to 16
-    poles), and single elements otherwise. Of all factors 24 bits count where tensors are fp32, and otherwise 16: relative
-    errors of some 2e-7 in fp32. Only the inputs are saved for backward; gradients of parameters are summed in fp32, in the same
-    order every time. CPU tensors may also be fp64.
+    memory, or S numbers for every 2048 tokens or more where there are few channels; backward S for every 512 tokens, and where
+    channels are neighbours and S is above 16, copies of its seven tensors in which tokens are. Whole vectors are read in either
+    layout where rows begin on 16 bytes, and single elements otherwise. Of all factors 24 bits count where tensors are fp32, and
+    otherwise 16: relative errors of some 2e-7 in fp32. Only the inputs are saved for backward; gradients of parameters are
+    summed in fp32, in the same order every time. CPU tensors may also be fp64.
 
     Edge cases:
         Poles of any distance from 1 work: e^{−1e−6} over a million tokens, and e^{−50}, after which nothing is left.
@@ -140,6 +140,7 @@ def _measured(device: str) -> Iterator[Case]:
             (16, torch.bfloat16, False),
             (16, torch.float32, True),
             (64, torch.bfloat16, True),
+            (64, torch.bfloat16, False),
         ):
             layout, of = "tokens" if tokens_first else "channels", str(dtype).removeprefix("torch.")
             for backward in (False, True):
@@ -149,7 +150,8 @@ def _measured(device: str) -> Iterator[Case]:
 
 @sanitizes("hyena_long", "hyena_long_states", "hyena_long_backward")
 def _sanitized() -> None:
-    """Both layouts, whole vectors and rows that are not, one group of states and several, one warp a channel and several."""
+    """Both layouts, copies of one in the other, whole vectors and rows that are not, one group of states and several, one warp
+    a channel and several."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for D, L, S in ((3, 4608, 16), (5, 1029, 40), (2, 40, 64), (24, 600, 16), (8, 600, 40)):
             for rows in (tokens_adjacent, channels_adjacent):

@@ -50,14 +50,17 @@ def test_layouts(layout: str, seed: int) -> None:
     check(2, 4, 520, 3, seed, torch.bfloat16, layout, grad_layout="tokens")
 
 
-@pytest.mark.parametrize("D, L, S", [(8, 700, 16), (24, 513, 5), (16, 2100, 16), (8, 1, 3), (16, 0, 3), (8, 1024, 40)])
+@pytest.mark.parametrize(
+    "D, L, S", [(8, 700, 16), (24, 513, 5), (16, 2100, 16), (8, 1, 3), (16, 0, 3), (8, 1024, 40), (16, 530, 17)]
+)
 def test_channels_in_whole_vectors(D: int, L: int, S: int, seed: int) -> None:
-    """The tokens of a block may be a share; more than 16 states are loaded one by one."""
+    """The tokens of a block may be a share; for more than 16 states tokens become neighbours in copies."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         with emulated() as launched:
             check_long_gradients(1, D, L, S, seed, dtype, "channels", groups=D // 2, initial_state=states(1, D, S, seed))
         kernels = [kernel for kernel in launched() if "hyena_long_backward" in kernel or "hyena_long_states" in kernel]
         assert kernels and all((S <= 16) == ("columns = true" in kernel) for kernel in kernels)
+        assert any("transposed_copy" in kernel for kernel in launched()) == (S > 16)
     check(2, 4, 520, S, seed, torch.float32, "channels", groups=2)
 
 

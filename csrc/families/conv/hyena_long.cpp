@@ -7,6 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/torch_math.hpp"
+#include "../scan/transposed_copy.hpp"
 #include "hyena_checks.hpp"
 #include "hyena_long_backward.hpp"
 
@@ -136,6 +137,18 @@ std::vector<int64_t> sizes_of(const Tensor& x) {
 
 // The gradients of x1, x2 and v, in the layout of x1, and in fp32 those of residues, log_poles, bias and initial_state.
 using HyenaLongGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x);
+
+// From copies in which tokens are neighbours: each tensor is read and written once more.
+HyenaLongGradients gradients_by_copies(HyenaLongBackwardCall x, const Target& target) {
+    const DeviceScope scope(target.ordinal);
+    for (Given* rows : {&x.grad, &x.forward.x1, &x.forward.x2, &x.forward.v})
+        *rows = scan::transposed(*rows, Layout::tokens, target);
+    const auto [of_x1, of_x2, of_v, of_residues, of_log_poles, of_bias, of_initial] = run_hyena_long_backward(x);
+    const auto copy = [&](const Tensor& rows) { return scan::transposed(rows, Layout::channels, target); };
+    return {copy(of_x1), copy(of_x2), copy(of_v), of_residues, of_log_poles, of_bias, of_initial};
+}
+
 HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     PreparedHyenaLongBackward prepared = prepare_hyena_long_backward(x);
     const HyenaGiven& given = prepared.forward.given;
@@ -155,6 +168,13 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
     forward.vectors = true;
     for (const View* each : {&given.x1, &given.x2, &given.v, &std::as_const(prepared.grad)})
         forward.vectors = forward.vectors && has_vectors(*each, given.layout);
+    prepared.forward.split_vectors(forward);
+    HyenaLongProblem& problem = prepared.forward.problem;
+    const bool columns = HyenaLongBackward::takes_columns(problem, jit::device_traits(target.ordinal));
+    // One token alone is in both layouts.
+    if (problem.columns && !columns && forward.tokens > 1) return gradients_by_copies(x, target);
+    problem.columns = columns;
+
     const auto of_tokens = [&](HyenaTensor& to) {
         const Tensor gradient = empty_rows(like, given.layout);
         const View view(gradient);
@@ -163,9 +183,6 @@ HyenaLongGradients run_hyena_long_backward(const HyenaLongBackwardCall& x) {
         return gradient;
     };
     const Tensor of_x1 = of_tokens(args.of_x1), of_x2 = of_tokens(args.of_x2), of_v = of_tokens(args.of_v);
-    prepared.forward.split_vectors(forward);
-    HyenaLongProblem problem = prepared.forward.problem;
-    problem.columns = HyenaLongBackward::takes_columns(problem, jit::device_traits(target.ordinal));
     const bool continued = x.forward.initial_state.has_value();
     const Tensor of_initial = empty(continued ? prepared.forward.of_state() : std::vector<int64_t>{0});
     const Tensor of_poles = empty({B, D, cut.segments, 2 * S}), of_bias = empty({B, D, cut.segments});

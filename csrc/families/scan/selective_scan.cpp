@@ -47,21 +47,6 @@ Tensor dense(const Tensor& x) {
 std::vector<int64_t> sizes_of(const View& view) {
     return {view.sizes, view.sizes + view.rank};
 }
-// In a layout in which the strides of `rows` are one along the other of channels and tokens.
-Tensor transposed(const Tensor& rows, Layout layout, const Target& target) {
-    const View from(rows);
-    Tensor to = empty_rows(rows, layout);
-    const int row = layout == Layout::tokens ? 2 : 1, column = 3 - row;
-    TransposedCopy::run({.element_bytes = bytes_of(*dtype_of(from))},
-                        {.from = from.data,
-                         .to = memory_of(to),
-                         .batch = from.stride(0),
-                         .row = from.stride(row),
-                         .rows = static_cast<int>(from.size(row)),
-                         .columns = static_cast<int>(from.size(column))},
-                        from.size(0), target);
-    return to;
-}
 Tensor readable_rows(const Tensor& rows, Layout layout, const Target& target) {
     const View view(rows);
     if (kernels_can_read_rows(view, layout)) return rows;

@@ -14,10 +14,11 @@
 //     sums of the row                       tile.to_own(sums): now they are of the thread's own elements
 //     sums times x2                         tile.store(y, args.y, first_token)
 //
-// In HyenaTileColumns to_row and to_own are for all threads of the block: each has one __syncthreads. Two calls on one tile
-// in shared memory take turns, to_row and to_own; between them no other barrier is needed, as a lane reads and writes the same
-// elements of its row, and a thread the same own elements. Two to_row have between_rows between them. A warp whose channel does
-// not exist takes part with zeros.
+// In HyenaTileColumns to_row and to_own are for all threads of the block: each has one __syncthreads, `meet`. Two calls on one
+// tile in shared memory take turns, to_row and to_own; between them no other barrier is needed, as a lane reads and writes the
+// same elements of its row, and a thread the same own elements. Two to_row have a `meet` between them. to_row is put_own, meet
+// and take_row, and to_own is put_row, meet and take_own: two tiles in shared memory can have one `meet`. A warp whose channel
+// does not exist takes part with zeros.
 //
 // Both sides of the tile are without bank conflicts: of four neighbouring tokens each, units are swapped by bits of their
 // number and their channel. Memory is read and written in sectors of 32 bytes where a block has 32 bytes of channels.
@@ -78,9 +79,13 @@ struct HyenaTileRows {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) x[i] *= stage.numbers[ToeplitzTile<T>::first(0, i / kEight) + i % kEight];
     }
+    __device__ __forceinline__ void put_own(const float (&)[kOwn]) const {}
+    __device__ __forceinline__ void take_row(float (&)[kOwn]) const {}
+    __device__ __forceinline__ void put_row(const float (&)[kOwn]) const {}
+    __device__ __forceinline__ void take_own(float (&)[kOwn]) const {}
+    __device__ __forceinline__ void meet() const {}
     __device__ __forceinline__ void to_row(float (&)[kOwn]) const {}
     __device__ __forceinline__ void to_own(float (&)[kOwn]) const {}
-    __device__ __forceinline__ void between_rows() const {}
 };
 
 // Channels are neighbours, and vectors of 16 bytes of them are aligned. Of a block of kChannels warps.
@@ -168,28 +173,39 @@ struct HyenaTileColumns {
         const int unit = 2 * (four / 2 * 32 + lane_of_warp()) + four % 2;
         return *reinterpret_cast<float4*>(unit_at(thread() / 32, unit));
     }
-    __device__ __forceinline__ void to_row(float (&x)[kOwn]) const {
+    __device__ __forceinline__ void put_own(const float (&x)[kOwn]) const {
         float* const own = first_own();
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) own[own_offset(i)] = x[i];
-        __syncthreads();
+    }
+    __device__ __forceinline__ void take_row(float (&x)[kOwn]) const {
 #pragma unroll
         for (int four = 0; four < kOwn / 4; ++four) {
             const float4 numbers = row_at(four);
             x[4 * four] = numbers.x, x[4 * four + 1] = numbers.y, x[4 * four + 2] = numbers.z, x[4 * four + 3] = numbers.w;
         }
     }
-    __device__ __forceinline__ void to_own(float (&x)[kOwn]) const {
+    __device__ __forceinline__ void put_row(const float (&x)[kOwn]) const {
 #pragma unroll
         for (int four = 0; four < kOwn / 4; ++four)
             row_at(four) = {x[4 * four], x[4 * four + 1], x[4 * four + 2], x[4 * four + 3]};
-        __syncthreads();
+    }
+    __device__ __forceinline__ void take_own(float (&x)[kOwn]) const {
         const float* const own = first_own();
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) x[i] = own[own_offset(i)];
     }
-    // Between two calls of to_row on one tile in shared memory.
-    __device__ __forceinline__ void between_rows() const { __syncthreads(); }
+    __device__ __forceinline__ void meet() const { __syncthreads(); }
+    __device__ __forceinline__ void to_row(float (&x)[kOwn]) const {
+        put_own(x);
+        meet();
+        take_row(x);
+    }
+    __device__ __forceinline__ void to_own(float (&x)[kOwn]) const {
+        put_row(x);
+        meet();
+        take_own(x);
+    }
 };
 
 // The share of this warp. kColumns: the warps of a block have neighbouring channels, of which the last may not exist, and the

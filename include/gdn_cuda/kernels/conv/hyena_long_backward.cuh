@@ -12,8 +12,9 @@
 // bf16, three for fp32 tensors. What shares add to the gradients of parameters is summed after the kernel, in a fixed order.
 //
 // Where channels are neighbours in memory, the warps of a block have neighbouring channels and walk together
-// (hyena_columns_tile.cuh), for up to 16 states. cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh) while
-// one is computed: with 8 warps an SM nothing else hides the latency of memory.
+// (hyena_columns_tile.cuh), for up to 16 states; with more, the host has tensors copied into the other layout
+// (scan/transposed_copy). cp.async copies the next tile to shared memory (hyena_tile_ahead.cuh) while one is computed: with 8
+// warps an SM nothing else hides the latency of memory. Its states are in flight while its tokens go through shared memory.
 //
 // Shared memory, of each warp: right operands made of the poles, 7 KB for 16 states, 7 KB for two tiles in bf16, and a stage
 // for rows without vectors, or 4 KB for the transposition of neighbouring channels.
@@ -146,24 +147,38 @@ struct HyenaLongBackwardWarp {
 
     // ---- A tile
 
-    __device__ __forceinline__ float state_before(int tile, int state) const {
+    // hyena_long_states' before a tile, and what the states before the share add to them.
+    __device__ __forceinline__ const float* added_before(int tile) const {
         const i64 row_tiles = (static_cast<i64>(tokens()) + kTileTokens - 1) / kTileTokens;
-        const float x = args.states[(row() * row_tiles + tile / kTileTokens) * states() + state];
-        if (begins_with_zeros()) return x;
-        return fmaf(pole_power(poles.log_pole(state), tile - share.first), shared.first[state], x);
+        return args.states + (row() * row_tiles + tile / kTileTokens) * states();
     }
-    // One group over one tile: adds to the sums of z and of the gradient of u what the states add, and to those of the
-    // parameters.
-    __device__ __forceinline__ void advance(int group, const Parts& u, const Parts& dz, TileSums& z, TileSums& of_u, int tile) {
+    __device__ __forceinline__ float first_before(int tile, int state) const {
+        return pole_power(poles.log_pole(state), tile - share.first) * shared.first[state];
+    }
+    __device__ __forceinline__ float state_before(int tile, int state) const {
+        return added_before(tile)[state] + (begins_with_zeros() ? 0.f : first_before(tile, state));
+    }
+    __device__ __forceinline__ void load_added_before(LaneStates& x, int group, int tile) const {
+        const float* const added = added_before(tile);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = 0.f;
+        for_states(group, states(), [&](int eight, int i, int state) { x[eight][i] = added[state]; });
+    }
+    __device__ __forceinline__ void add_first_before(LaneStates& x, int group, int tile) const {
+        if (begins_with_zeros()) return;
+        for_states(group, states(), [&](int eight, int i, int state) { x[eight][i] += first_before(tile, state); });
+    }
+    // One group over one tile, with the states `x` before it: adds to the sums of z and of the gradient of u what the states
+    // add, and to those of the parameters.
+    __device__ __forceinline__ void advance(int group, const Parts& u, const Parts& dz, TileSums& z, TileSums& of_u,
+                                            LaneStates& x) {
         const HyenaPowerGroup<kParts>& powers = shared.groups[group];
         HyenaCarriedBack& carried = shared.carried[group];
         RowStates before, after;  // states before a row, and gradients of those behind it
         LaneStates sums;
         {
             RowSums added = {};
-            LaneStates x = {};
             add_tokens<false>(added, u, powers.from_tokens);
-            for_states(group, states(), [&](int eight, int i, int state) { x[eight][i] = state_before(tile, state); });
             walk_rows<false>(before, added, x, powers);
         }
         {
@@ -221,12 +236,19 @@ struct HyenaLongBackwardWarp {
     }
     // A tile's factors in shared memory.
     enum Factor { kX1, kV, kGrad };
-    __device__ __forceinline__ void load(int tile, int buffer) {
+    __device__ __forceinline__ void load_factors_of_dz(int tile, int buffer) {
         fetch(shared.factors[buffer][kGrad], dz_tile, args.grad, tile);
         fetch(shared.x2, dz_tile, args.forward.x2, tile);
+        cp_async_fence();
+    }
+    __device__ __forceinline__ void load_factors_of_u(int tile, int buffer) {
         fetch(shared.factors[buffer][kX1], u_tile, args.forward.x1, tile);
         fetch(shared.factors[buffer][kV], u_tile, args.forward.v, tile);
         cp_async_fence();
+    }
+    __device__ __forceinline__ void load(int tile, int buffer) {
+        load_factors_of_dz(tile, buffer);
+        load_factors_of_u(tile, buffer);
     }
     __device__ __forceinline__ void store_product(const float (&x)[kOwn], const HyenaOwnSlot<int(sizeof(T))>& factor,
                                                   const HyenaTensor& to, int tile) const {
@@ -283,36 +305,50 @@ struct HyenaLongBackwardWarp {
             auto& factors = shared.factors[buffer];
             TileSums z, of_u;
             Parts own, back;
-            float x[kOwn];
+            LaneStates before;
+            if constexpr (kConfig.loads_states_ahead()) load_added_before(before, 0, tile);  // in flight until `advance`
+            float x[kOwn], y[kOwn];
             cp_async_wait<0>();
             __syncwarp();
             multiply(x, read(dz_tile, factors[kGrad]), read(dz_tile, shared.x2));
-            dz_tile.to_row(x);
+            dz_tile.put_own(x);
+            multiply(y, read(u_tile, factors[kX1]), read(u_tile, factors[kV]));
+            u_tile.put_own(y);
+            u_tile.meet();
+            dz_tile.take_row(x);
             begin_sums(of_u, x, bias);
             back = parts_of_row<kParts>(x);
-            multiply(x, read(u_tile, factors[kX1]), read(u_tile, factors[kV]));
-            u_tile.to_row(x);
-            begin_sums(z, x, bias);
-            own = parts_of_row<kParts>(x);
+            u_tile.take_row(y);
+            begin_sums(z, y, bias);
+            own = parts_of_row<kParts>(y);
             __syncwarp();
-            if constexpr (kAhead) {
-                buffer ^= 1;
-                if (tile > share.first) load(tile - kTileTokens, buffer);
-            }
+            // Nothing follows the share's first tile, which is copied once more: a branch would wait for loads in flight.
+            const int next = max(tile - kTileTokens, share.first);
+            if constexpr (kAhead) buffer ^= 1;
             load_correlation();
             add_correlation(correlation, back, own);
             park_correlation();
+            // Copies of many rows of few bytes take load-store units as long as the products between them.
+            if constexpr (kAhead) load_factors_of_dz(next, buffer);
             add_product(z, own, load_pairs(shared.taps, lane_of_warp()));
+            if constexpr (kAhead) load_factors_of_u(next, buffer);
             add_product(of_u, back, load_pairs(shared.taps_back, lane_of_warp()));
-            for_groups([&](int group, HyenaCarriedBack&) { advance(group, own, back, z, of_u, tile); });
-            take_sums(x, z);
-            u_tile.to_own(x);
-            store_product(x, factors[kGrad], args.of_x2, tile);
+            for_groups([&](int group, HyenaCarriedBack&) {
+                if constexpr (!kConfig.loads_states_ahead()) load_added_before(before, group, tile);
+                add_first_before(before, group, tile);
+                advance(group, own, back, z, of_u, before);
+            });
             if (ends_within(tile)) add_of_last_state(of_u, tile);
-            take_sums(x, of_u);
-            dz_tile.to_own(x);
-            store_product(x, factors[kV], args.of_x1, tile);
-            store_product(x, factors[kX1], args.of_v, tile);
+            take_sums(x, z);
+            take_sums(y, of_u);
+            u_tile.put_row(x);
+            dz_tile.put_row(y);
+            u_tile.meet();
+            u_tile.take_own(x);
+            store_product(x, factors[kGrad], args.of_x2, tile);
+            dz_tile.take_own(y);
+            store_product(y, factors[kV], args.of_x1, tile);
+            store_product(y, factors[kX1], args.of_v, tile);
             __syncwarp();
         }
         finish();

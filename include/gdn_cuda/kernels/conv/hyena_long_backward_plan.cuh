@@ -25,6 +25,8 @@ struct HyenaLongBackwardConfig {
     // Tiles of x1, v and the gradient of y in shared memory: the next one is copied while one is computed, where there is
     // space.
     GDN_HOST_DEVICE constexpr int buffers() const { return groups == 1 && io != DType::f32 ? 2 : 1; }
+    // Where registers suffice.
+    GDN_HOST_DEVICE constexpr bool loads_states_ahead() const { return groups == 1 && io != DType::f32; }
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
     // Registers do not suffice for a loop over groups and for the correlation: it waits in shared memory.
     GDN_HOST_DEVICE constexpr bool parks_correlation() const { return groups > 1; }

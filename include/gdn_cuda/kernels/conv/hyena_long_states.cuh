@@ -51,7 +51,7 @@ __device__ __forceinline__ void walk_states(const HyenaLongBackwardArgs& args, H
         if (i + 1 < tiles) load(tile + kStep);
         access.to_row(product);
         const TileParts<kParts> parts = parts_of_row<kParts>(product);
-        access.between_rows();
+        access.meet();
 #pragma unroll
         for (int group = 0; group < kConfig.groups; ++group) {
             if (group * kHyenaGroup >= S) continue;

@@ -110,22 +110,20 @@ struct HyenaMediumBackwardWarp {
         for (int i = lane(); i < kTileTokens; i += 32) {
             const int position = tile + i - first;
             if (position >= 0 && position < length)
-                shared.scratch[place_of_sum(i, access.flip())] += from[position * state.position];
+                shared.scratch[Shared::kSumsOfDu + place_of_sum(i, access.flip())] += from[position * state.position];
         }
     }
-    // Sums of du to shared memory.
-    __device__ __forceinline__ void sums_of_du(int tile, float rest) const {
-        TileSums sums = {};
-        add_band<true, kOwnSums>(sums, dz_ring(), shared.taps, tile, rows(), rest);
-        access.meet();  // sums of z have been read
-        store_sums(shared.scratch, sums, access.flip());
-        add_of_last(tile);
-    }
+    // Sums to shared memory.
     __device__ __forceinline__ void sums_of_z(int tile, float rest) const {
         TileSums sums = {};
         add_band<false, kOwnSums>(sums, u_ring(), shared.taps, tile, rows(), rest);
-        __syncwarp();
-        store_sums(shared.scratch, sums, access.flip());
+        store_sums(shared.scratch + Shared::kSumsOfZ, sums, access.flip());
+    }
+    __device__ __forceinline__ void sums_of_du(int tile, float rest) const {
+        TileSums sums = {};
+        add_band<true, kOwnSums>(sums, dz_ring(), shared.taps, tile, rows(), rest);
+        store_sums(shared.scratch + Shared::kSumsOfDu, sums, access.flip());
+        add_of_last(tile);
     }
     __device__ __forceinline__ void store_product(const float (&x)[kOwn], const Own& y, const HyenaTensor& to, int tile) const {
         Own product;
@@ -134,11 +132,16 @@ struct HyenaMediumBackwardWarp {
         access.store(product, to, tile);
     }
     __device__ __forceinline__ void correlate(int tile) const {
-#pragma unroll 1
-        for (int lag = 0; lag < taps(); lag += kCorrelatedTaps) {
+        const auto add = [&](int lag) {
             add_correlation(shared.of_taps + lag, shared.scratch, u_ring(), dz_ring(), tile / kEight, lag,
                             min(taps() - lag, kCorrelatedTaps));
             __syncwarp();
+        };
+        if constexpr (kForward.few_taps()) {
+            add(0);
+        } else {
+#pragma unroll 1
+            for (int lag = 0; lag < taps(); lag += kCorrelatedTaps) add(lag);
         }
     }
     __device__ __forceinline__ void write_of_taps() const {
@@ -164,7 +167,7 @@ struct HyenaMediumBackwardWarp {
 #pragma unroll 1
             for (int i = lane(); i < kTileTokens; i += 32) {
                 const int position = tile + i + length;
-                if (position >= 0) to[position] = shared.scratch[place_of_sum(i, access.flip())];
+                if (position >= 0) to[position] = shared.scratch[Shared::kSumsOfDu + place_of_sum(i, access.flip())];
             }
         }
     }
@@ -188,30 +191,29 @@ struct HyenaMediumBackwardWarp {
         }
 #pragma unroll 1
         for (int tile = last; tile >= share.first; tile -= kTileTokens) {
-            keep_dz(access, dy, x2, tile);
             keep_u(x1, v, tile - kAhead);
+            keep_dz(access, dy, x2, tile);
             access.meet();
             access.load(x1, forward.x1, tile);
             access.load(v, forward.v, tile);
             correlate(tile);
-
-            float numbers[kOwn];
             sums_of_z(tile, rest);
-            access.meet();
-            access.take(numbers);
-            access.multiply_by_mask(numbers, forward.mask, tile);
-            store_product(numbers, dy, args.of_x2, tile);
-            if (tile > share.first) {
-                access.load(dy, args.of_y, tile - kTileTokens);
-                access.load(x2, forward.x2, tile - kTileTokens);
-            }
-
             sums_of_du(tile, rest);
             access.meet();
-            access.take(numbers);
+
+            // The next tile's loads stand behind the last use of this one's: both share scoreboards, and would be waited for.
+            float numbers[kOwn];
+            access.take(numbers, Shared::kSumsOfDu);
             store_product(numbers, v, args.of_x1, tile);
             store_product(numbers, x1, args.of_v, tile);
-            if (tile > share.first) load_gated(x1, v, tile - kTileTokens - kAhead);
+            if (tile > share.first) {
+                load_gated(x1, v, tile - kTileTokens - kAhead);
+                access.load(x2, forward.x2, tile - kTileTokens);
+            }
+            access.take(numbers, Shared::kSumsOfZ);
+            access.multiply_by_mask(numbers, forward.mask, tile);
+            store_product(numbers, dy, args.of_x2, tile);
+            if (tile > share.first) access.load(dy, args.of_y, tile - kTileTokens);
         }
         access.meet();
         write_of_taps();

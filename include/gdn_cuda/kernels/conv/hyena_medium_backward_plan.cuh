@@ -22,7 +22,7 @@ struct HyenaMediumBackwardConfig {
     GDN_HOST_DEVICE constexpr int threads() const { return 32 * warps(); }
     // From which ptxas derives how many registers a thread may have.
     GDN_HOST_DEVICE constexpr int blocks_of_sm() const {
-        const int warps_of_sm = io == DType::f32 ? 8 : 12;
+        const int warps_of_sm = io == DType::f32 ? 8 : forward().few_taps() ? 16 : 12;
         return columns ? 1 : warps_of_sm / warps();
     }
 };
@@ -40,7 +40,8 @@ template <HyenaMediumBackwardConfig kConfig>
 struct alignas(128) HyenaMediumBackwardShared {
     static constexpr HyenaMediumConfig kForward = kConfig.forward();
     static constexpr int kScratch = 64 * kCorrelatedPieces;
-    static_assert(kScratch >= kTileTokens);
+    static constexpr int kSumsOfDu = 0, kSumsOfZ = kTileTokens;  // in scratch; those of du are taken first
+    static_assert(kScratch >= kSumsOfZ + kTileTokens);
     TileRing<kForward.pieces(), kForward.parts()> u, dz;
     alignas(16) float scratch[kScratch];  // as forward's; products of tap_correlation.cuh
     BandTable<kForward.taps, kForward.tap_parts()> taps;

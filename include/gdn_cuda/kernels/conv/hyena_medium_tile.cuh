@@ -105,11 +105,11 @@ struct MediumRows : HyenaTileRows<T> {
                 ring.unit(part, ToeplitzTile<T>::first(tile, half) / kEight) = {x[0], x[1], x[2], x[3]};
             }
     }
-    __device__ __forceinline__ void take(float (&x)[kOwn]) const {
+    __device__ __forceinline__ void take(float (&x)[kOwn], int from = 0) const {
 #pragma unroll
         for (int four = 0; four < kOwn / 4; ++four) {
             const int token = ToeplitzTile<T>::first(0, four / 2) + four % 2 * 4;
-            const float4 sums = *reinterpret_cast<const float4*>(shared.scratch + place_of_sum(token, flip()));
+            const float4 sums = *reinterpret_cast<const float4*>(shared.scratch + from + place_of_sum(token, flip()));
             x[4 * four] = sums.x, x[4 * four + 1] = sums.y, x[4 * four + 2] = sums.z, x[4 * four + 3] = sums.w;
         }
     }
@@ -142,9 +142,9 @@ struct MediumColumns {
 
     // Opaque: keeps what depends on the thread alone from being hoisted out of loops, where it spills.
     __device__ __forceinline__ static int thread() {
-        int x = static_cast<int>(threadIdx.x);
+        unsigned x = threadIdx.x;
         asm volatile("" : "+r"(x));
-        return x;
+        return static_cast<int>(x % (32 * kChannels));
     }
     __device__ __forceinline__ static int own_channel() { return thread() % kVectorsOfToken * kVector; }
     __device__ __forceinline__ static int own_token() { return thread() / kVectorsOfToken * kVectors; }
@@ -241,13 +241,13 @@ struct MediumColumns {
             }
         }
     }
-    __device__ __forceinline__ void take(float (&x)[kOwn]) const {
+    __device__ __forceinline__ void take(float (&x)[kOwn], int from = 0) const {
         const int channel = own_channel();
-        const float* const from = first[channel].scratch + place_of_sum(own_token(), flip_of(channel));
+        const float* const first_sums = first[channel].scratch + from + place_of_sum(own_token(), flip_of(channel));
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
             const auto* const of_channel =
-                reinterpret_cast<const float*>(reinterpret_cast<const char*>(from) + i * sizeof(Shared));
+                reinterpret_cast<const float*>(reinterpret_cast<const char*>(first_sums) + i * sizeof(Shared));
 #pragma unroll
             for (int j = 0; j < kVectors; j += 2) {
                 const float2 sums = *reinterpret_cast<const float2*>(of_channel + j);

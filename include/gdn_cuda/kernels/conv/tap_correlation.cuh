@@ -23,53 +23,79 @@ __device__ __forceinline__ int place_of_product(int m, int b, int c) {
     return 64 * m + ((8 * b + c) ^ (8 * (m % 4)));
 }
 
-// sums[j] += those of the 512 tokens s from unit `first_unit` on and the lags first_lag + j, j < lags.
-template <int kPieces, int kParts>
-__device__ __forceinline__ void add_correlation(float* sums, float* scratch, const BandRing<kPieces, kParts>& u,
-                                                const BandRing<kPieces, kParts>& dz, int first_unit, int first_lag, int lags) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-    const int matrix = lane / 8, unit_of_row = 8 * (lane % 8);
-    unsigned right[kParts][2][4];  // units 0, 2, 1, 3 and 4, 6, 5, 7 of rows
+// P_m and P_{m+1} for m = kFirst, kFirst + 4, … up to `last`, to scratch. `right`: units 0, 2, 1, 3 and 4, 6, 5, 7 of rows.
+// `rows`: where the lane's row of u and the three before it begin.
+//
+// Units x and x + 1 before row m are those 4 further before row m + 4: each is loaded once, for the second half of the rows in
+// one step and for the first half in the step before. Four chains of sums hide the latency of an mma.
+template <int kFirst, bool kAll, int kPartBytes, int kParts>
+__device__ __forceinline__ void correlate_units(float* scratch, int lane, const unsigned (&right)[kParts][2][4],
+                                                const unsigned (&rows)[4], int last) {
+    constexpr int kSteps = (kCorrelatedPieces - 1 - kFirst) / 4 + 1;
+    const int g = lane / 4, t = lane % 4, matrix = lane / 8;
+    float products[kSteps][2][4] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int unit = first_unit + unit_of_row + 4 * half + matrix % 2 * 2 + matrix / 2;
+    for (int step = -1; step < kSteps; ++step) {
+        if (!kAll && kFirst + 4 * step > last) break;
+        unsigned left[2][kParts][4];
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) ldmatrix_x4_trans(right[part][half], dz.address(part, unit));
-    }
-    const int first_left = first_unit - first_lag / 8 + unit_of_row + matrix - matrix % 2 * 2;
-    __syncwarp();
-    // Units x and x + 1 before row m are those 4 further before row m + 4: m steps by 4, and each is loaded once.
-    const auto load_left = [&](unsigned(&left)[2][kParts][4], int unit) {
+        for (int x = 0; x < 2; ++x) {
+            const int unit = matrix - matrix % 2 * 2 + x - kFirst;  // behind the row's first, for step 0
+            const bool is_odd = step % 2 != 0;                      // half a row before
+            const unsigned row = is_odd || unit >= 0 ? rows[(step + 1) / 2] : rows[step / 2 + 1];
+            const unsigned address = row ^ (((is_odd ? unit + 4 : unit) & 7) * 16);
 #pragma unroll
-        for (int x = 0; x < 2; ++x)
-#pragma unroll
-            for (int part = 0; part < kParts; ++part) ldmatrix_x4_trans(left[x][part], u.address(part, unit + x));
-    };
-    const int last = (lags + 7) / 8;
-#pragma unroll 1
-    for (int begin = 0; begin <= min(last, 2); begin += 2) {
-        unsigned left[2][2][kParts][4];
-        load_left(left[1], first_left - begin + 4);
-#pragma unroll
-        for (int step = 0; step < 5; ++step) {
-            const int m = begin + 4 * step;
-            if (m > last) break;
-            load_left(left[step % 2], first_left - m);
-            float products[2][4] = {};  // two chains of sums
+            for (int part = 0; part < kParts; ++part) ldmatrix_x4_trans(left[x][part], address + part * kPartBytes);
+        }
+        for_products<kParts, kParts>([&](int i, int j) {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int x = 0; x < 2; ++x)
-                    for_products<kParts, kParts>([&](int i, int j) {
+                    if (step + half >= 0 && step + half < kSteps) {
                         const unsigned(&b)[4] = right[j][half];
-                        mma_m16n8k16<DType::bf16>(products[x], left[(step + half) % 2][x][i], b[2 * x], b[2 * x + 1]);
-                    });
+                        mma_m16n8k16<DType::bf16>(products[step + half][x], left[x][i], b[2 * x], b[2 * x + 1]);
+                    }
+        });
+        if (step < 0) continue;
+        const float(&sums)[2][4] = products[step];
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-                if (m + i < kCorrelatedPieces)
-                    *reinterpret_cast<float2*>(scratch + place_of_product(m + i, g, 2 * t)) = {
-                        products[0][2 * i] + products[1][2 * i], products[0][2 * i + 1] + products[1][2 * i + 1]};
+        for (int i = 0; i < 2; ++i) {
+            const int m = kFirst + 4 * step + i;
+            if (m < kCorrelatedPieces)
+                *reinterpret_cast<float2*>(scratch + place_of_product(m, g, 2 * t)) = {sums[0][2 * i] + sums[1][2 * i],
+                                                                                       sums[0][2 * i + 1] + sums[1][2 * i + 1]};
         }
+    }
+}
+
+// sums[j] += those of the 512 tokens s from unit `first_unit` on and the lags first_lag + j, j < lags.
+template <int kPieces, int kParts>
+__device__ __forceinline__ void add_correlation(float* sums, float* scratch, const BandRing<kPieces, kParts>& u,
+                                                const BandRing<kPieces, kParts>& dz, int first_unit, int first_lag, int lags) {
+    constexpr int kPartBytes = BandRing<kPieces, kParts>::kPartBytes;
+    unsigned thread = threadIdx.x;
+    asm volatile(""
+                 : "+r"(thread));  // opaque: what depends on the lane alone, hoisted out of loops over tiles, takes registers
+    const int lane = static_cast<int>(thread % 32), matrix = lane / 8, row = first_unit / 8 + lane % 8;
+    unsigned right[kParts][2][4];
+    const unsigned right_address = dz.row_address(row) ^ ((matrix % 2 * 2 + matrix / 2) * 16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+            ldmatrix_x4_trans(right[part][half], (right_address ^ (half * 64)) + part * kPartBytes);
+    unsigned rows[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rows[i] = u.row_address(row - first_lag / 64 - i);
+    __syncwarp();
+    const int last = (lags + 7) / 8;
+    if (last == kCorrelatedPieces - 1) {  // without branches, at which loads in flight would be waited for
+        correlate_units<0, true, kPartBytes>(scratch, lane, right, rows, last);
+        correlate_units<2, true, kPartBytes>(scratch, lane, right, rows, last);
+    } else {
+        correlate_units<0, false, kPartBytes>(scratch, lane, right, rows, last);
+        correlate_units<2, false, kPartBytes>(scratch, lane, right, rows, last);
     }
     __syncwarp();
     float of_lags[4] = {};

@@ -30,7 +30,7 @@ __device__ __forceinline__ int unit_swizzle(int row) {
 // A ring and the units' further XOR of this channel, by which neighbouring channels have different banks: 0 or 4.
 template <int kPieces, int kParts>
 struct BandRing {
-    static constexpr int kRows = kPieces / 8;
+    static constexpr int kRows = kPieces / 8, kPartBytes = kPieces * 16;
 
     TileRing<kPieces, kParts>& ring;
     int flip;
@@ -47,8 +47,10 @@ struct BandRing {
     __device__ __forceinline__ unsigned& pair(int part, int number) const {
         return ring.pieces[part][place(number >> 2)][number & 3];
     }
-    __device__ __forceinline__ unsigned address(int part, int unit) const {
-        return shared_address(ring.pieces[part][place(unit)]);
+    // Of a row's unit 0 in part 0, in shared memory; an XOR with 16 n gives that of unit n. Rows of any sign.
+    __device__ __forceinline__ unsigned row_address(int row) const {
+        const int at = row & (kRows - 1);
+        return shared_address(ring.pieces[0][0]) + 128 * at + 16 * (unit_swizzle(at) ^ flip);
     }
 };
 
@@ -175,12 +177,14 @@ __device__ __forceinline__ int place_of_sum(int token, int flip) {
 }
 __device__ __forceinline__ void store_sums(float* to, const TileSums& sums, int flip) {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
+    int unit = 32 * t + (g / 2 ^ 2 * t ^ flip);  // place_of_sum, of which i and n change other bits
+    asm volatile("" : "+r"(unit));               // opaque: places of all sums, hoisted out of loops over tiles, take registers
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int n = 0; n < 2; ++n)
-            *reinterpret_cast<float2*>(to + place_of_sum(kBandRow * (2 * t + n) + kBandBlock * i + 2 * g, flip)) = {
-                sums[i][n], sums[i][n + 2]};
+            *reinterpret_cast<float2*>(to + 4 * (unit ^ 4 * i ^ i / 2) + kBandRow * n + 2 * g % 4) = {sums[i][n],
+                                                                                                      sums[i][n + 2]};
 }
 
 }  // namespace gdn_cuda::conv
