@@ -21,6 +21,57 @@ Blocks hyena_step_blocks(Args& args, int rows, const jit::DeviceTraits& device) 
     return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
 }
 
+// Whether the states of neighbouring channels are one run of 16-byte units of fp32 numbers.
+inline bool has_state_runs(const HyenaFirStepArgs& args) {
+    constexpr int kUnit = HyenaStateUnit::kNumbers;
+    return args.state_type == DType::f32 && args.width > 0 && (args.width == 1 || args.state_position == 1) &&
+           (args.channels == 1 || args.state_channel == args.width) && args.channels * i64{args.width} % kUnit == 0 &&
+           args.state_slot % kUnit == 0 && reinterpret_cast<uintptr_t>(args.states) % sizeof(HyenaStateUnit) == 0;
+}
+
+struct HyenaFirStaged {
+    using Config = HyenaFirStagedConfig;
+    using Args = HyenaFirStepArgs;
+    static constexpr const char *family = "conv", *name = "hyena_fir_step_staged", *config_type = "HyenaFirStagedConfig",
+                                *args_type = "HyenaFirStepArgs";
+    static constexpr const char* summary =
+        "the same where states of neighbouring channels are contiguous: through shared memory";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static constexpr std::array kConfigurations = [] {
+        constexpr std::array kTypes = {DType::bf16, DType::f16, DType::f32};
+        constexpr std::array kShapes = {
+            Config{.lanes = 1, .elements = 4, .rows = 32}, Config{.lanes = 1, .elements = 8, .rows = 32},
+            Config{.lanes = 32, .elements = 1, .rows = 8}, Config{.lanes = 32, .elements = 4, .rows = 4}};
+        std::array<Config, kTypes.size() * kShapes.size()> all{};
+        for (size_t i = 0; i < all.size(); ++i) {
+            all[i] = kShapes[i / kTypes.size()];
+            all[i].io = kTypes[i % kTypes.size()];
+        }
+        return all;
+    }();
+    static std::span<const Config> configurations() { return kConfigurations; }
+    static constexpr const Config* config_for(int taps, DType io) {
+        const auto found = std::ranges::find_if(
+            kConfigurations, [&](const Config& config) { return taps <= config.most_taps() && config.io == io; });
+        return found == kConfigurations.end() ? nullptr : &*found;
+    }
+    static int threads(const Config&) { return kHyenaStepThreads; }
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kConfigurations, HyenaFirStagedSharedPlan>(config,
+                                                                     std::make_index_sequence<kConfigurations.size()>());
+    }
+
+    // One wave of blocks.
+    static Blocks blocks(Args& args, const Config& config, const jit::DeviceTraits& device) {
+        const i64 of_channels = ceil_div(args.channels, config.block_rows());
+        const i64 turns = std::max<i64>(1, std::max(1, device.multiprocessors) * i64{kHyenaStagedBlocks} / of_channels);
+        args.block_sequences = static_cast<int>(ceil_div(args.sequences, turns));
+        return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
+    }
+};
+
 struct HyenaFirStep {
     using Config = HyenaFirStepConfig;
     using Args = HyenaFirStepArgs;
@@ -43,10 +94,19 @@ struct HyenaFirStep {
     static int shared_bytes(const Config&) { return 0; }
 
     static void run(Args args, const Target& target) {
-        const Config config = config_for(args.width + 1);
         const i64 rows = args.sequences * args.channels;
         if (rows == 0 || args.tokens == 0) return;
-        const Blocks blocks = hyena_step_blocks(args, config.rows(), jit::device_traits(target.ordinal));
+        const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
+        const HyenaFirStagedConfig* staged = HyenaFirStaged::config_for(args.width + 1, args.u.values.type);
+        if (staged != nullptr && has_state_runs(args)) {
+            const Blocks blocks = HyenaFirStaged::blocks(args, *staged, device);
+            return launch<HyenaFirStaged>(*staged, args, blocks, target, [&](const auto&) {
+                return fmt::format("{} taps, runs of {} rows through shared memory, {} sequences a block", args.width + 1,
+                                   staged->rows, args.block_sequences);
+            });
+        }
+        const Config config = config_for(args.width + 1);
+        const Blocks blocks = hyena_step_blocks(args, config.rows(), device);
         launch<HyenaFirStep>(config, args, blocks, target, [&](const auto&) {
             return fmt::format("{} taps, {} rows of {} lanes with {} numbers each, {} sequences a block", args.width + 1, rows,
                                config.lanes, config.elements, args.block_sequences);

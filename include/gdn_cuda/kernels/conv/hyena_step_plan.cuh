@@ -1,4 +1,5 @@
-// Configurations and arguments of conv/hyena_fir_step and conv/hyena_modal_step, for host and device.
+// Configurations and arguments of conv/hyena_fir_step, conv/hyena_fir_step_staged and conv/hyena_modal_step, for host and
+// device.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -6,6 +7,7 @@
 namespace gdn_cuda::conv {
 
 inline constexpr int kHyenaStepThreads = 128;
+inline constexpr int kHyenaStagedBlocks = 12;  // of conv/hyena_fir_step_staged that an SM holds at once
 
 // A row is a channel of a sequence. Neighbouring lanes of a warp share it, each with so many numbers of its state.
 struct HyenaFirStepConfig {
@@ -16,6 +18,34 @@ struct HyenaFirStepConfig {
 
     GDN_HOST_DEVICE constexpr int most_taps() const { return lanes * elements + 1; }
     GDN_HOST_DEVICE constexpr int rows() const { return kHyenaStepThreads / lanes; }  // of a block
+};
+
+// A warp has `rows` neighbouring channels of a sequence. Each of `lanes` lanes multiplies so many numbers of a row.
+struct HyenaFirStagedConfig {
+    DType io;  // of u and out
+    int lanes, elements, rows;
+
+    constexpr bool operator==(const HyenaFirStagedConfig&) const = default;
+    GDN_FIELDS(io, lanes, elements, rows)
+
+    GDN_HOST_DEVICE constexpr int most_taps() const { return lanes * elements + 1; }
+    GDN_HOST_DEVICE constexpr int sums() const { return rows * lanes / 32; }  // rows that a lane takes part in
+    GDN_HOST_DEVICE constexpr int block_rows() const { return rows * kHyenaStepThreads / 32; }
+    GDN_HOST_DEVICE constexpr int units() const;  // of 16 bytes, of a warp's rows
+};
+
+struct alignas(16) HyenaStateUnit {
+    static constexpr int kNumbers = 4;
+    float numbers[kNumbers];
+};
+GDN_HOST_DEVICE constexpr int HyenaFirStagedConfig::units() const {
+    return rows * lanes * elements / HyenaStateUnit::kNumbers;
+}
+
+// The rows of two sequences for each warp, one at work and the next on its way, each with a unit behind for its tokens.
+template <HyenaFirStagedConfig kConfig>
+struct HyenaFirStagedSharedPlan {
+    HyenaStateUnit runs[kHyenaStepThreads / 32][2][kConfig.units() + 1];
 };
 
 struct HyenaModalStepConfig {
