@@ -42,7 +42,7 @@ struct HyenaFirStaged {
     static constexpr std::array kConfigurations = [] {
         constexpr std::array kTypes = {DType::bf16, DType::f16, DType::f32};
         constexpr std::array kShapes = {
-            Config{.lanes = 1, .elements = 4, .rows = 32}, Config{.lanes = 1, .elements = 8, .rows = 32},
+            Config{.lanes = 1, .elements = 4, .rows = 64}, Config{.lanes = 1, .elements = 8, .rows = 64},
             Config{.lanes = 32, .elements = 1, .rows = 8}, Config{.lanes = 32, .elements = 4, .rows = 4}};
         std::array<Config, kTypes.size() * kShapes.size()> all{};
         for (size_t i = 0; i < all.size(); ++i) {

@@ -7,7 +7,7 @@
 namespace gdn_cuda::conv {
 
 inline constexpr int kHyenaStepThreads = 128;
-inline constexpr int kHyenaStagedBlocks = 12;  // of conv/hyena_fir_step_staged that an SM holds at once
+inline constexpr int kHyenaStagedBlocks = 8;  // of conv/hyena_fir_step_staged that an SM holds at once
 
 // A row is a channel of a sequence. Neighbouring lanes of a warp share it, each with so many numbers of its state.
 struct HyenaFirStepConfig {
