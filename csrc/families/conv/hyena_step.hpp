@@ -41,9 +41,12 @@ struct HyenaFirStaged {
 
     static constexpr std::array kConfigurations = [] {
         constexpr std::array kTypes = {DType::bf16, DType::f16, DType::f32};
-        constexpr std::array kShapes = {
-            Config{.lanes = 1, .elements = 4, .rows = 64}, Config{.lanes = 1, .elements = 8, .rows = 64},
-            Config{.lanes = 32, .elements = 1, .rows = 8}, Config{.lanes = 32, .elements = 4, .rows = 4}};
+        constexpr std::array kShapes = {Config{.lanes = 1, .elements = 4, .certain = 1, .rows = 64},
+                                        Config{.lanes = 1, .elements = 8, .certain = 5, .rows = 64},
+                                        Config{.lanes = 32, .elements = 1, .certain = 0, .rows = 8},
+                                        Config{.lanes = 32, .elements = 2, .certain = 1, .rows = 4},
+                                        Config{.lanes = 32, .elements = 3, .certain = 2, .rows = 4},
+                                        Config{.lanes = 32, .elements = 4, .certain = 3, .rows = 4}};
         std::array<Config, kTypes.size() * kShapes.size()> all{};
         for (size_t i = 0; i < all.size(); ++i) {
             all[i] = kShapes[i / kTypes.size()];
@@ -66,7 +69,7 @@ struct HyenaFirStaged {
     // One wave of blocks.
     static Blocks blocks(Args& args, const Config& config, const jit::DeviceTraits& device) {
         const i64 of_channels = ceil_div(args.channels, config.block_rows());
-        const i64 turns = std::max<i64>(1, std::max(1, device.multiprocessors) * i64{kHyenaStagedBlocks} / of_channels);
+        const i64 turns = std::max<i64>(1, std::max(1, device.multiprocessors) * i64{config.blocks()} / of_channels);
         args.block_sequences = static_cast<int>(ceil_div(args.sequences, turns));
         return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
     }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/common/shared.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
 #include <gdn_cuda/kernels/conv/hyena_step_plan.cuh>
@@ -43,15 +44,17 @@ template <HyenaFirStagedConfig kConfig>
 struct FirWarp {
     using Io = Storage<kConfig.io>;
     static constexpr int kSums = kConfig.sums(), kElements = kConfig.elements, kUnitNumbers = HyenaStateUnit::kNumbers;
+    static constexpr int kUnitBytes = sizeof(HyenaStateUnit), kNumberBytes = sizeof(float);
     static constexpr int kOwn = kConfig.lanes == 1 ? kSums : 1;  // rows whose tokens and outputs a lane has
 
     const HyenaFirStepArgs& args;
     int lane, first_channel;
-    i64 sequence;                                                     // whose token is loaded next, and whose output `out` is
+    int first_sequence;
     int channels = min(kConfig.rows, args.channels - first_channel);  // of the warp
     int units = channels * args.width / kUnitNumbers;
-    const Io* u = token(args.u, sequence);
-    Io* out = token(args.out, sequence);
+    float* states = static_cast<float*>(args.states) + first_channel * i64{args.width} + lane * kUnitNumbers;  // of slot 0
+    const Io* u = token(args.u, first_sequence);  // of the sequence that is fetched next
+    Io* out = token(args.out, first_sequence);    // of the one that is computed
     float taps[kSums][kElements], current_tap[kOwn], bias[kOwn];
 
     __device__ __forceinline__ int own_row(int i) const { return kConfig.lanes == 1 ? i * 32 + lane : lane; }
@@ -97,35 +100,36 @@ struct FirWarp {
         }
     }
 
-    // Calls `each` with the numbers of the units that this lane moves.
+    // Calls `each` with the units that this lane moves, counted from its first.
     template <class Each>
     __device__ __forceinline__ void each_unit(const Each& each) const {
 #pragma unroll
         for (int i = 0; i < static_cast<int>(ceil_div(kConfig.units(), 32)); ++i)
-            if (i * 32 + lane < units) each(i * 32 + lane);
+            if (i * 32 + lane < units) each(i * 32);
     }
 
     // A sequence on its way: its run to a buffer, and its first token.
     struct Fetched {
-        float* states = nullptr;  // the run in the pool
-        Place place = Place::run;
+        float* states = nullptr;  // the lane's first unit in the pool; null: the sequence does not run
         Io u[kOwn];
     };
-    __device__ __forceinline__ Fetched fetch(HyenaStateUnit* run) {
+    __device__ __forceinline__ Place place(int sequence, i64& slot) const {
+        slot = sequence;
+        if (args.slots.data == nullptr) return Place::run;
+        slot = load_index(args.slots, sequence);
+        return place_of(args, slot);
+    }
+    __device__ __forceinline__ Fetched fetch(int sequence, unsigned run) {
         Fetched fetched;
-        i64 slot = sequence;
-        if (args.slots.data != nullptr) {
-            slot = load_index(args.slots, sequence);
-            fetched.place = place_of(args, slot);
-        }
-        if (fetched.place == Place::run) {
-            fetched.states = static_cast<float*>(args.states) + slot * args.state_slot + first_channel * i64{args.width};
-            each_unit([&](int unit) { cp_async_16(run + unit, fetched.states + unit * kUnitNumbers); });
+        i64 slot;
+        if (place(sequence, slot) == Place::run) {
+            fetched.states = states + slot * args.state_slot;
+            asm volatile("" : "+l"(fetched.states));  // computed once, and not for every unit
+            each_unit([&](int unit) { cp_async_16(run + (lane + unit) * kUnitBytes, fetched.states + unit * kUnitNumbers); });
             load_tokens(fetched.u, u);
         }
         cp_async_fence();
         u += args.u.sequence;
-        ++sequence;
         return fetched;
     }
     __device__ __forceinline__ void load_tokens(Io (&to)[kOwn], const Io* from) const {
@@ -139,16 +143,18 @@ struct FirWarp {
             if (has_row(i)) to[i * 32 * args.out.channel] = from_float<Io>(y[i]);
     }
 
-    // Outputs of the rows, the first of which starts at `numbers`.
-    __device__ __forceinline__ void multiply(float (&y)[kOwn], const float* numbers, const Io (&tokens)[kOwn]) const {
+    // Outputs of the rows, the first of which starts at `numbers` in shared memory.
+    __device__ __forceinline__ void multiply(float (&y)[kOwn], unsigned numbers, const Io (&tokens)[kOwn]) const {
         float sums[kSums];
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
-            const float* window = numbers + row_of_sum(i) * args.width;
+            const unsigned window = numbers + (row_of_sum(i) * args.width + position(0)) * kNumberBytes;
             sums[i] = 0.f;
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
-                if (position(e) < args.width) sums[i] = fmaf(taps[i][e], window[position(e)], sums[i]);
+                if (e < kConfig.certain || position(e) < args.width)
+                    sums[i] =
+                        fmaf(taps[i][e], __uint_as_float(load_shared_word(window + e * kConfig.lanes * kNumberBytes)), sums[i]);
         }
         if constexpr (kConfig.lanes > 1) sums[0] = sum_over_lanes(sums, lane);
 #pragma unroll
@@ -157,23 +163,24 @@ struct FirWarp {
             y[i] = args.gated_bias ? fmaf(bias[i], u, sum) : sum + bias[i];
         }
     }
-    __device__ __forceinline__ void walk_tokens(Fetched& fetched, HyenaStateUnit* run, const Io* following) const {
-        float* const numbers = run->numbers;
+    __device__ __forceinline__ void walk_tokens(int sequence, Fetched& fetched, unsigned run) const {
         Io* to = out;
         int start = 0;  // of the first row's window
 #pragma unroll 1
         for (int t = 0;; to += args.out.token) {
             float y[kOwn];
-            multiply(y, numbers + start, fetched.u);
+            multiply(y, run + start * kNumberBytes, fetched.u);
             store_tokens(to, y);
             __syncwarp();  // every row's oldest number has been read
 #pragma unroll
             for (int i = 0; i < kOwn; ++i)
-                if (has_row(i)) numbers[(own_row(i) + 1) * args.width + start] = to_float(fetched.u[i]);
+                if (has_row(i))
+                    store_shared(run + ((own_row(i) + 1) * args.width + start) * kNumberBytes,
+                                 __float_as_uint(to_float(fetched.u[i])));
             ++start;
             __syncwarp();
             if (++t == args.tokens) break;
-            load_tokens(fetched.u, following + t * args.u.token);
+            load_tokens(fetched.u, token(args.u, sequence) + t * args.u.token);
             if (start == kUnitNumbers) {
                 move_down(run);
                 start = 0;
@@ -182,43 +189,45 @@ struct FirWarp {
         store(fetched.states, run, start);
     }
     // The run starts a unit earlier.
-    __device__ __forceinline__ void move_down(HyenaStateUnit* run) const {
+    __device__ __forceinline__ void move_down(unsigned run) const {
 #pragma unroll 1
         for (int first = 0; first < units; first += 32) {
             const int unit = min(first + lane, units - 1);
-            const HyenaStateUnit moved = run[unit + 1];
+            const uint4 moved = load_shared(run + (unit + 1) * kUnitBytes);
             __syncwarp();
-            run[unit] = moved;
+            store_shared(run + unit * kUnitBytes, moved);
             __syncwarp();
         }
     }
     // The run that starts at number `start`, of 1 to 4, goes back to the pool.
-    __device__ __forceinline__ void store(float* states, const HyenaStateUnit* run, int start) const {
+    __device__ __forceinline__ void store(float* to, unsigned run, int start) const {
         switch (start) {
             case 1:
-                return store_from<1>(states, run);
+                return store_from<1>(to, run);
             case 2:
-                return store_from<2>(states, run);
+                return store_from<2>(to, run);
             case 3:
-                return store_from<3>(states, run);
+                return store_from<3>(to, run);
             default:
-                return store_from<0>(states, run + 1);
+                return store_from<kUnitNumbers>(to, run);
         }
     }
     template <int kStart>
-    __device__ __forceinline__ void store_from(float* states, const HyenaStateUnit* run) const {
+    __device__ __forceinline__ void store_from(float* to, unsigned run) const {
         each_unit([&](int unit) {
-            HyenaStateUnit both[2] = {run[unit]};
-            if constexpr (kStart > 0) both[1] = run[unit + 1];
-            Vector<float, kUnitNumbers, true> stored;
-#pragma unroll
-            for (int i = 0; i < kUnitNumbers; ++i)
-                stored.items[i] = both[(kStart + i) / kUnitNumbers].numbers[(kStart + i) % kUnitNumbers];
-            stored.store_global(states + unit * kUnitNumbers);
+            const unsigned from = run + (lane + unit) * kUnitBytes;
+            uint4 both[2]{};
+            if constexpr (kStart < kUnitNumbers) both[0] = load_shared(from);
+            both[1] = load_shared(from + kUnitBytes);
+            const unsigned numbers[] = {both[0].x, both[0].y, both[0].z, both[0].w, both[1].x, both[1].y, both[1].z, both[1].w};
+            const Raw<16> stored{{numbers[kStart], numbers[kStart + 1], numbers[kStart + 2], numbers[kStart + 3]}};
+            stored.store_global(to + unit * kUnitNumbers);
         });
     }
     // The output of a sequence that does not run.
-    __device__ __forceinline__ void fill(Place place) const {
+    __device__ __forceinline__ void fill(int sequence) const {
+        i64 slot;
+        const Place place = this->place(sequence, slot);
         float y[kOwn];
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) y[i] = place == Place::skip ? 0.f : quiet_nan();
@@ -228,7 +237,7 @@ struct FirWarp {
 };
 
 template <HyenaFirStagedConfig kConfig>
-__global__ void __launch_bounds__(kHyenaStepThreads, kHyenaStagedBlocks)
+__global__ void __launch_bounds__(kHyenaStepThreads, kConfig.blocks())
     hyena_fir_step_staged(const __grid_constant__ HyenaFirStepArgs args) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<HyenaFirStagedSharedPlan<kConfig>*>(memory);
@@ -236,27 +245,29 @@ __global__ void __launch_bounds__(kHyenaStepThreads, kHyenaStagedBlocks)
     const unsigned blocks = static_cast<unsigned>(ceil_div(args.channels, kConfig.block_rows())), turn = blockIdx.x / blocks;
     const i64 first_channel = i64{blockIdx.x - turn * blocks} * kConfig.block_rows() + of_warp * kConfig.rows;
     if (first_channel >= args.channels) return;
-    const i64 first = static_cast<i64>(turn) * args.block_sequences;
-    const int count = static_cast<int>(min(i64{args.block_sequences}, args.sequences - first));
+    const int first = static_cast<int>(turn) * args.block_sequences;
+    const int end = static_cast<int>(min(i64{first} + args.block_sequences, args.sequences));
 
     FirWarp<kConfig> warp{args, static_cast<int>(threadIdx.x) % 32, static_cast<int>(first_channel), first};
-    typename FirWarp<kConfig>::Fetched fetched = warp.fetch(shared.runs[of_warp][0]);
+    unsigned runs = shared_address(shared.runs[of_warp]);
+    asm volatile("" : "+r"(runs));  // it stays in a register: the compiler would compute it again for every access
+    const auto run_of = [&](int i) { return runs + i % 2 * static_cast<unsigned>(sizeof(shared.runs[of_warp][0])); };
+    typename FirWarp<kConfig>::Fetched fetched = warp.fetch(first, run_of(first));
     warp.load_filter();
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-        const auto* const tokens = warp.u - args.u.sequence;
+    for (int sequence = first; sequence < end; ++sequence) {
         typename FirWarp<kConfig>::Fetched next;
-        if (i + 1 < count) {
-            next = warp.fetch(shared.runs[of_warp][(i + 1) % 2]);
+        if (sequence + 1 < end) {
+            next = warp.fetch(sequence + 1, run_of(sequence + 1));
             cp_async_wait<1>();
         } else {
             cp_async_wait<0>();
         }
         __syncwarp();  // every lane's units have arrived
-        if (fetched.place == Place::run)
-            warp.walk_tokens(fetched, shared.runs[of_warp][i % 2], tokens);
+        if (fetched.states != nullptr)
+            warp.walk_tokens(sequence, fetched, run_of(sequence));
         else
-            warp.fill(fetched.place);
+            warp.fill(sequence);
         __syncwarp();  // the buffer is free
         warp.out += args.out.sequence;
         fetched = next;

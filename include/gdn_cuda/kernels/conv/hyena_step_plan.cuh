@@ -7,7 +7,6 @@
 namespace gdn_cuda::conv {
 
 inline constexpr int kHyenaStepThreads = 128;
-inline constexpr int kHyenaStagedBlocks = 8;  // of conv/hyena_fir_step_staged that an SM holds at once
 
 // A row is a channel of a sequence. Neighbouring lanes of a warp share it, each with so many numbers of its state.
 struct HyenaFirStepConfig {
@@ -20,18 +19,21 @@ struct HyenaFirStepConfig {
     GDN_HOST_DEVICE constexpr int rows() const { return kHyenaStepThreads / lanes; }  // of a block
 };
 
-// A warp has `rows` neighbouring channels of a sequence. Each of `lanes` lanes multiplies so many numbers of a row.
+// A warp has `rows` neighbouring channels of a sequence, each with 1 or 32 lanes. These multiply up to `elements` numbers of a
+// row, of which the first `certain` elements exist in every row that has this configuration.
 struct HyenaFirStagedConfig {
     DType io;  // of u and out
-    int lanes, elements, rows;
+    int lanes, elements, certain, rows;
 
     constexpr bool operator==(const HyenaFirStagedConfig&) const = default;
-    GDN_FIELDS(io, lanes, elements, rows)
+    GDN_FIELDS(io, lanes, elements, certain, rows)
 
     GDN_HOST_DEVICE constexpr int most_taps() const { return lanes * elements + 1; }
     GDN_HOST_DEVICE constexpr int sums() const { return rows * lanes / 32; }  // rows that a lane takes part in
     GDN_HOST_DEVICE constexpr int block_rows() const { return rows * kHyenaStepThreads / 32; }
     GDN_HOST_DEVICE constexpr int units() const;  // of 16 bytes, of a warp's rows
+    // That an SM holds at once: a lane's taps are in registers.
+    GDN_HOST_DEVICE constexpr int blocks() const { return sums() * elements < 16 ? 8 : 6; }
 };
 
 struct alignas(16) HyenaStateUnit {
