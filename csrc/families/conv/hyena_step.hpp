@@ -126,16 +126,27 @@ struct HyenaModalStep {
     static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
-    static constexpr std::array kConfigurations = {Config{.lanes = 4, .vectors = true}, Config{.lanes = 4, .vectors = false},
-                                                   Config{.lanes = 16, .vectors = true}, Config{.lanes = 16, .vectors = false}};
+    static constexpr std::array kConfigurations = {
+        Config{.vectors = false, .io = DType::f32, .lanes = 4},  Config{.vectors = true, .io = DType::bf16, .lanes = 4},
+        Config{.vectors = true, .io = DType::f16, .lanes = 4},   Config{.vectors = true, .io = DType::f32, .lanes = 4},
+        Config{.vectors = false, .io = DType::f32, .lanes = 16}, Config{.vectors = true, .io = DType::bf16, .lanes = 16},
+        Config{.vectors = true, .io = DType::f16, .lanes = 16},  Config{.vectors = true, .io = DType::f32, .lanes = 16}};
     static_assert(kConfigurations.back().most_states() >= kMostModalStates);
     static std::span<const Config> configurations() { return kConfigurations; }
     static int threads(const Config&) { return kHyenaStepThreads; }
     static int shared_bytes(const Config&) { return 0; }
 
+    static constexpr Config config_for(int states, bool vectors, DType io) {
+        return *std::ranges::find_if(kConfigurations, [&](const Config& config) {
+            return states <= config.most_states() && config.vectors == vectors && (!vectors || config.io == io);
+        });
+    }
+
+    // `vectors`: states, residues and poles are rows of 16-byte units of fp32.
     static void run(Args args, bool vectors, const Target& target) {
-        const Config narrow{.lanes = 4, .vectors = vectors};
-        const Config config{.lanes = args.count <= narrow.most_states() ? narrow.lanes : 16, .vectors = vectors};
+        const DType io = args.out.values.type;
+        vectors = vectors && args.x2.values.type == io && args.x1.values.type == io && args.v.values.type == io;
+        const Config config = config_for(args.count, vectors, io);
         const i64 rows = args.sequences * args.channels;
         if (rows == 0 || args.tokens == 0) return;
         const Blocks blocks = hyena_step_blocks(args, config.rows(), jit::device_traits(target.ordinal));

@@ -51,11 +51,14 @@ struct HyenaFirStagedSharedPlan {
 };
 
 struct HyenaModalStepConfig {
+    // Whether states, residues and poles are fp32, loaded 16 bytes at a time, and tokens of `io`; else dtypes are known at run
+    // time.
+    bool vectors;
+    DType io;
     int lanes;
-    bool vectors;  // states, residues and poles are loaded 16 bytes at a time
 
     constexpr bool operator==(const HyenaModalStepConfig&) const = default;
-    GDN_FIELDS(lanes, vectors)
+    GDN_FIELDS(vectors, io, lanes)
 
     GDN_HOST_DEVICE static constexpr int elements() { return 4; }
     GDN_HOST_DEVICE constexpr int most_states() const { return lanes * elements(); }
