@@ -21,6 +21,15 @@ Blocks hyena_step_blocks(Args& args, int rows, const jit::DeviceTraits& device) 
     return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
 }
 
+// The same in one wave, of `resident` blocks a multiprocessor.
+template <class Args>
+Blocks hyena_step_wave(Args& args, int rows, int resident, const jit::DeviceTraits& device) {
+    const i64 of_channels = ceil_div(args.channels, rows);
+    const i64 turns = std::max<i64>(1, std::max(1, device.multiprocessors) * i64{resident} / of_channels);
+    args.block_sequences = static_cast<int>(ceil_div(args.sequences, turns));
+    return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
+}
+
 // Whether the states of neighbouring channels are one run of 16-byte units of fp32 numbers.
 inline bool has_state_runs(const HyenaFirStepArgs& args) {
     constexpr int kUnit = HyenaStateUnit::kNumbers;
@@ -65,14 +74,6 @@ struct HyenaFirStaged {
         return plan_bytes<kConfigurations, HyenaFirStagedSharedPlan>(config,
                                                                      std::make_index_sequence<kConfigurations.size()>());
     }
-
-    // One wave of blocks.
-    static Blocks blocks(Args& args, const Config& config, const jit::DeviceTraits& device) {
-        const i64 of_channels = ceil_div(args.channels, config.block_rows());
-        const i64 turns = std::max<i64>(1, std::max(1, device.multiprocessors) * i64{config.blocks()} / of_channels);
-        args.block_sequences = static_cast<int>(ceil_div(args.sequences, turns));
-        return {of_channels * ceil_div(args.sequences, args.block_sequences), 1, 1};
-    }
 };
 
 struct HyenaFirStep {
@@ -102,7 +103,7 @@ struct HyenaFirStep {
         const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
         const HyenaFirStagedConfig* staged = HyenaFirStaged::config_for(args.width + 1, args.u.values.type);
         if (staged != nullptr && has_state_runs(args)) {
-            const Blocks blocks = HyenaFirStaged::blocks(args, *staged, device);
+            const Blocks blocks = hyena_step_wave(args, staged->block_rows(), staged->blocks(), device);
             return launch<HyenaFirStaged>(*staged, args, blocks, target, [&](const auto&) {
                 return fmt::format("{} taps, runs of {} rows through shared memory, {} sequences a block", args.width + 1,
                                    staged->rows, args.block_sequences);
@@ -149,7 +150,7 @@ struct HyenaModalStep {
         const Config config = config_for(args.count, vectors, io);
         const i64 rows = args.sequences * args.channels;
         if (rows == 0 || args.tokens == 0) return;
-        const Blocks blocks = hyena_step_blocks(args, config.rows(), jit::device_traits(target.ordinal));
+        const Blocks blocks = hyena_step_wave(args, config.rows(), config.blocks(), jit::device_traits(target.ordinal));
         launch<HyenaModalStep>(config, args, blocks, target, [&](const auto&) {
             return fmt::format("{} rows of {} states, {} at a time, {} sequences a block", rows, args.count,
                                vectors ? "16 bytes" : "one number", args.block_sequences);

@@ -68,7 +68,7 @@ TEST(HyenaFirStepHeuristic, StagedBlocksCoverTheBatchInOneWave) {
         HyenaFirStepArgs args = contiguous_states(1 + random.size(4096), 1 + static_cast<int>(random.size(20000)), 6);
         const jit::DeviceTraits device = device_of(random.one_of({46, 108, 132, 160}));
         const HyenaFirStagedConfig& config = *HyenaFirStaged::config_for(random.one_of({3, 7, 30, 128}), DType::bf16);
-        const i64 blocks = HyenaFirStaged::blocks(args, config, device)[0];
+        const i64 blocks = hyena_step_wave(args, config.block_rows(), config.blocks(), device)[0];
         const i64 of_channels = ceil_div(args.channels, config.block_rows());
         ASSERT_EQ(blocks % of_channels, 0);
         const i64 turns = blocks / of_channels;

@@ -168,7 +168,7 @@ struct ModalStep {
 };
 
 template <HyenaModalStepConfig kConfig>
-__global__ void __launch_bounds__(kHyenaStepThreads, kConfig.vectors ? 8 : 7)
+__global__ void __launch_bounds__(kHyenaStepThreads, kConfig.blocks())
     hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
     const unsigned blocks = static_cast<unsigned>(ceil_div(args.channels, kConfig.rows())), turn = blockIdx.x / blocks;
     const i64 channel = i64{blockIdx.x - turn * blocks} * kConfig.rows() + threadIdx.x / kConfig.lanes;

@@ -63,6 +63,7 @@ struct HyenaModalStepConfig {
     GDN_HOST_DEVICE static constexpr int elements() { return 4; }
     GDN_HOST_DEVICE constexpr int most_states() const { return lanes * elements(); }
     GDN_HOST_DEVICE constexpr int rows() const { return kHyenaStepThreads / lanes; }
+    GDN_HOST_DEVICE constexpr int blocks() const { return vectors ? 8 : 7; }  // that an SM holds at once
 };
 
 // A tensor (sequences, channels, tokens); strides in elements.
