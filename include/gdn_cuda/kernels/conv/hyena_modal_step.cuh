@@ -46,7 +46,7 @@ struct ModalStep {
         static_cast<char*>(args.states) +
         (channel * args.state_channel + first_state * args.state_position) * bytes_of(state_type());
     float residue[kElements]{}, rate[kElements]{}, D = 0.f;
-    bool offset[kElements]{};
+    unsigned kept[kElements]{};  // all bits where the rate is p − 1
 
     __device__ __forceinline__ bool has_state(int i) const { return first_state + (kConfig.vectors ? 0 : i) < args.count; }
     __device__ __forceinline__ DType state_type() const { return kConfig.vectors ? DType::f32 : args.state_type; }
@@ -85,8 +85,9 @@ struct ModalStep {
         for (int i = 0; i < kElements; ++i) {
             const float log_pole = number_of(poles[i], kConfig.vectors ? DType::f32 : args.log_poles.type);
             residue[i] = number_of(residues[i], kConfig.vectors ? DType::f32 : args.residues.type);
-            offset[i] = fabsf(log_pole) < kOffsetBelow;
-            rate[i] = offset[i] ? expm1_small(log_pole) : exp_fast(log_pole);
+            const bool offset = fabsf(log_pole) < kOffsetBelow;
+            kept[i] = offset ? ~0u : 0u;
+            rate[i] = offset ? expm1_small(log_pole) : exp_fast(log_pole);
         }
     }
 
@@ -127,26 +128,33 @@ struct ModalStep {
         to.v = load(args.v);
     }
 
+    // A token: the states behind it, and its output, which all lanes of the row get.
+    __device__ __forceinline__ float advance(float (&state)[kElements], const Loaded& loaded) const {
+        const float u = number_of(loaded.x1, type_of(args.x1)) * number_of(loaded.v, type_of(args.v));
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {
+            state[i] = fmaf(rate[i], state[i], __uint_as_float(__float_as_uint(state[i]) & kept[i]) + u);
+            if (has_state(i)) sum = fmaf(residue[i], state[i], sum);
+        }
+        return number_of(loaded.gate, type_of(args.x2)) * fmaf(D, u, group_sum<kLanes>(sum));
+    }
     __device__ __forceinline__ void run(int sequence, Loaded loaded) const {
+        const bool runs = loaded.states != nullptr, writes = runs && lane == 0;
         float state[kElements];
 #pragma unroll
         for (int i = 0; i < kElements; ++i) state[i] = number_of(loaded.state[i], state_type());
+        const float y = advance(state, loaded);
+        if (writes) store_token(out, y);
         char* to = out;
 #pragma unroll 1
-        for (int t = 0;; to += args.out.token * bytes_of(type_of(args.out))) {
-            const float u = number_of(loaded.x1, type_of(args.x1)) * number_of(loaded.v, type_of(args.v));
-            float sum = 0.f;
-#pragma unroll
-            for (int i = 0; i < kElements; ++i) {
-                state[i] = fmaf(rate[i], state[i], (offset[i] ? state[i] : 0.f) + u);
-                if (has_state(i)) sum = fmaf(residue[i], state[i], sum);
-            }
-            sum = fmaf(D, u, group_sum<kLanes>(sum));
-            if (loaded.states != nullptr && lane == 0) store_token(to, number_of(loaded.gate, type_of(args.x2)) * sum);
-            if (++t == args.tokens) break;
-            if (loaded.states != nullptr) load_later_token(loaded, sequence, t);
+        for (int t = 1; t < args.tokens; ++t) {
+            to += args.out.token * bytes_of(type_of(args.out));
+            if (runs) load_later_token(loaded, sequence, t);
+            const float later = advance(state, loaded);
+            if (writes) store_token(to, later);
         }
-        if (loaded.states != nullptr) store(loaded.states, state);
+        if (runs) store(loaded.states, state);
     }
     __device__ __forceinline__ void store(char* to, const float (&state)[kElements]) const {
         if constexpr (kConfig.vectors) {
