@@ -74,7 +74,8 @@ TEST(HyenaFirStepHeuristic, StagedBlocksCoverTheBatchInOneWave) {
         const i64 turns = blocks / of_channels;
         ASSERT_GE(turns * args.block_sequences, args.sequences);
         ASSERT_LT((turns - 1) * args.block_sequences, args.sequences) << "a block has no sequence";
-        if (turns > 1) ASSERT_LE(blocks, i64{device.multiprocessors} * config.blocks()) << "more than one wave";
+        if (turns == 1) continue;
+        ASSERT_LE(blocks, i64{device.multiprocessors} * config.blocks()) << "more than one wave";
     }
 }
 
@@ -86,7 +87,7 @@ TEST(HyenaModalStepHeuristic, ChoosesWhatIsRegisteredForEveryNumberOfStates) {
                 EXPECT_TRUE(in(HyenaModalStep::kConfigurations, config)) << to_text(config);
                 EXPECT_GE(config.most_states(), states);
                 EXPECT_EQ(config.vectors, vectors);
-                if (vectors) EXPECT_EQ(config.io, io);
+                EXPECT_TRUE(!vectors || config.io == io);
             }
 }
 

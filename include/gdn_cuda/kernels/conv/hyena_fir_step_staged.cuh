@@ -13,9 +13,8 @@
 
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/shared.cuh>
-#include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/conv/hyena_step_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -113,16 +112,10 @@ struct FirWarp {
         float* states = nullptr;  // the lane's first unit in the pool; null: the sequence does not run
         Io u[kOwn];
     };
-    __device__ __forceinline__ Place place(int sequence, i64& slot) const {
-        slot = sequence;
-        if (args.slots.data == nullptr) return Place::run;
-        slot = load_index(args.slots, sequence);
-        return place_of(args, slot);
-    }
     __device__ __forceinline__ Fetched fetch(int sequence, unsigned run) {
         Fetched fetched;
         i64 slot;
-        if (place(sequence, slot) == Place::run) {
+        if (slot_of(args, sequence, slot) == Place::run) {
             fetched.states = states + slot * args.state_slot;
             asm volatile("" : "+l"(fetched.states));  // computed once, and not for every unit
             each_unit([&](int unit) { cp_async_16(run + (lane + unit) * kUnitBytes, fetched.states + unit * kUnitNumbers); });
@@ -227,7 +220,7 @@ struct FirWarp {
     // The output of a sequence that does not run.
     __device__ __forceinline__ void fill(int sequence) const {
         i64 slot;
-        const Place place = this->place(sequence, slot);
+        const Place place = slot_of(args, sequence, slot);
         float y[kOwn];
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) y[i] = place == Place::skip ? 0.f : quiet_nan();
@@ -242,22 +235,20 @@ __global__ void __launch_bounds__(kHyenaStepThreads, kConfig.blocks())
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<HyenaFirStagedSharedPlan<kConfig>*>(memory);
     const int of_warp = static_cast<int>(threadIdx.x) / 32;
-    const unsigned blocks = static_cast<unsigned>(ceil_div(args.channels, kConfig.block_rows())), turn = blockIdx.x / blocks;
-    const i64 first_channel = i64{blockIdx.x - turn * blocks} * kConfig.block_rows() + of_warp * kConfig.rows;
+    const HyenaStepBlock block(args, kConfig.block_rows());
+    const i64 first_channel = block.first_channel + of_warp * kConfig.rows;
     if (first_channel >= args.channels) return;
-    const int first = static_cast<int>(turn) * args.block_sequences;
-    const int end = static_cast<int>(min(i64{first} + args.block_sequences, args.sequences));
 
-    FirWarp<kConfig> warp{args, static_cast<int>(threadIdx.x) % 32, static_cast<int>(first_channel), first};
+    FirWarp<kConfig> warp{args, static_cast<int>(threadIdx.x) % 32, static_cast<int>(first_channel), block.first};
     unsigned runs = shared_address(shared.runs[of_warp]);
     asm volatile("" : "+r"(runs));  // it stays in a register: the compiler would compute it again for every access
     const auto run_of = [&](int i) { return runs + i % 2 * static_cast<unsigned>(sizeof(shared.runs[of_warp][0])); };
-    typename FirWarp<kConfig>::Fetched fetched = warp.fetch(first, run_of(first));
+    typename FirWarp<kConfig>::Fetched fetched = warp.fetch(block.first, run_of(block.first));
     warp.load_filter();
 #pragma unroll 1
-    for (int sequence = first; sequence < end; ++sequence) {
+    for (int sequence = block.first; sequence < block.end; ++sequence) {
         typename FirWarp<kConfig>::Fetched next;
-        if (sequence + 1 < end) {
+        if (sequence + 1 < block.end) {
             next = warp.fetch(sequence + 1, run_of(sequence + 1));
             cp_async_wait<1>();
         } else {

@@ -9,9 +9,8 @@
 // Bound by bytes, 2 S numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state).
 #pragma once
 
-#include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/vector.cuh>
-#include <gdn_cuda/kernels/conv/hyena_step_plan.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
 
 namespace gdn_cuda::conv {
 
@@ -97,16 +96,10 @@ struct ModalStep {
         unsigned state[kElements];
         unsigned gate, x1, v;  // of the first token
     };
-    __device__ __forceinline__ Place place(int sequence, i64& slot) const {
-        slot = sequence;
-        if (args.slots.data == nullptr) return Place::run;
-        slot = load_index(args.slots, sequence);
-        return place_of(args, slot);
-    }
     __device__ __forceinline__ Loaded load(int sequence) {
         Loaded loaded;
         i64 slot;
-        if (exists && place(sequence, slot) == Place::run) {
+        if (exists && slot_of(args, sequence, slot) == Place::run) {
             loaded.states = states + slot * args.state_slot * bytes_of(state_type());
             load_four<kConfig.vectors>(loaded.state, {loaded.states, state_type()}, 0, args.state_position,
                                        args.count - first_state);
@@ -168,7 +161,7 @@ struct ModalStep {
     // The output of a sequence that does not run.
     __device__ __forceinline__ void fill(int sequence) const {
         i64 slot;
-        const float y = place(sequence, slot) == Place::skip ? 0.f : quiet_nan();
+        const float y = slot_of(args, sequence, slot) == Place::skip ? 0.f : quiet_nan();
         const i64 token_bytes = args.out.token * bytes_of(type_of(args.out));
 #pragma unroll 1
         for (int t = lane; t < args.tokens; t += kLanes) store_token(out + t * token_bytes, y);
@@ -178,21 +171,18 @@ struct ModalStep {
 template <HyenaModalStepConfig kConfig>
 __global__ void __launch_bounds__(kHyenaStepThreads, kConfig.blocks())
     hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
-    const unsigned blocks = static_cast<unsigned>(ceil_div(args.channels, kConfig.rows())), turn = blockIdx.x / blocks;
-    const i64 channel = i64{blockIdx.x - turn * blocks} * kConfig.rows() + threadIdx.x / kConfig.lanes;
+    const HyenaStepBlock block(args, kConfig.rows());
+    const i64 channel = block.first_channel + threadIdx.x / kConfig.lanes;
     const bool exists = channel < args.channels;
-    const int first = static_cast<int>(turn) * args.block_sequences;
-    const int end = static_cast<int>(min(i64{first} + args.block_sequences, args.sequences));
-
     int lane = threadIdx.x % kConfig.lanes;
     asm volatile("" : "+r"(lane));  // it stays in a register: the compiler would read threadIdx again for every use
-    ModalStep<kConfig> step{args, exists, exists ? static_cast<int>(channel) : 0, first, lane};
-    typename ModalStep<kConfig>::Loaded loaded = step.load(first);
+    ModalStep<kConfig> step{args, exists, exists ? static_cast<int>(channel) : 0, block.first, lane};
+    typename ModalStep<kConfig>::Loaded loaded = step.load(block.first);
     step.load_filter();
 #pragma unroll 1
-    for (int sequence = first; sequence < end; ++sequence) {
+    for (int sequence = block.first; sequence < block.end; ++sequence) {
         typename ModalStep<kConfig>::Loaded next;
-        if (sequence + 1 < end) next = step.load(sequence + 1);
+        if (sequence + 1 < block.end) next = step.load(sequence + 1);
         step.run(sequence, loaded);
         if (exists && loaded.states == nullptr) step.fill(sequence);
         step.out += args.out.sequence * bytes_of(step.type_of(args.out));
