@@ -48,6 +48,16 @@ def test_dtypes(io: torch.dtype, state: torch.dtype, seed: int) -> None:
     check(x | {"residues": x["residues"].to(io), "D": x["D"].to(state), "log_poles": x["log_poles"][..., None]}, step)
 
 
+@pytest.mark.parametrize("io", DTYPES)
+@pytest.mark.parametrize("S", [16, 40])
+def test_dtypes_of_tokens(io: torch.dtype, S: int, seed: int) -> None:
+    """States in vectors of fp32; x1 in another dtype than the others."""
+    x = modal_inputs(seed, D=5, S=S, T=3, io=io, slots=4)
+    check(x | {"state_indices": torch.tensor([3, -1, 0])}, step)
+    x = modal_inputs(seed, D=5, S=S, io=io)
+    check(x | {"x1": x["x1"].to(torch.float16 if io == torch.float32 else torch.float32)}, step)
+
+
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("T", [None, 3])
 def test_slots(index: torch.dtype, T: int | None, seed: int) -> None:
@@ -96,7 +106,7 @@ def test_strides(seed: int) -> None:
 def test_states_in_whole_units_are_staged(D: int, seed: int) -> None:
     """Warps and blocks that are not full; tokens push the whole of a state out, and the run past its free place."""
     for K, T, io in product(
-        (2, 4, 8, 30, 65, 128) if D < 300 else (4, 7, 97), (None, 4, 11), DTYPES if D == 20 else DTYPES[:1]
+        (2, 4, 8, 30, 65, 97, 128) if D < 300 else (4, 7, 97), (None, 4, 11), DTYPES if D == 20 else DTYPES[:1]
     ):
         x = fir_inputs(seed, B=4, D=D, K=K, T=T, io=io, slots=5, groups=D // 4)
         x["state_indices"] = torch.tensor([4, -1, 0, 9])

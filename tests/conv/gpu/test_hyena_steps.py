@@ -40,6 +40,17 @@ def test_dtypes(io: torch.dtype, state: torch.dtype, seed: int) -> None:
     check(modal_inputs(seed, D=64, T=2, io=io, state=state, device="cuda"), step)
 
 
+@pytest.mark.parametrize("io", DTYPES)
+@pytest.mark.parametrize("S", [16, 40])
+def test_dtypes_of_tokens(io: torch.dtype, S: int, seed: int) -> None:
+    """States in vectors of fp32; x1 in another dtype than the others."""
+    for T in (None, 1, 5):
+        x = modal_inputs(seed, B=9, D=77, S=S, T=T, io=io, slots=12, device="cuda")
+        check(x | {"state_indices": torch.tensor([11, 3, -1, 0, 40, 5, 6, 2, 9], device="cuda")}, step)
+        x = modal_inputs(seed, B=9, D=77, S=S, T=T, io=io, device="cuda")
+        check(x | {"x1": x["x1"].to(torch.float16 if io == torch.float32 else torch.float32)}, step)
+
+
 @pytest.mark.parametrize("K", [7, 30, 128])
 def test_blocks_take_several_sequences_in_turn(K: int, seed: int) -> None:
     B = 333

@@ -7,6 +7,8 @@
 // stay where they are, and several tokens have the bits of single ones. Taps are loaded once for all sequences that a block
 // takes in turn; a sequence's state is loaded while the one before it is computed.
 //
+// For states of any dtype and strides, and any K: conv/hyena_fir_step_staged has those that are contiguous.
+//
 // Bound by bytes, 2 (K − 1) numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state).
 #pragma once
 
