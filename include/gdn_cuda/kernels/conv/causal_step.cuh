@@ -122,10 +122,12 @@ __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step(const _
     const int first = static_cast<int>(blockIdx.x) * args.block_sequences;
     const int count = min(args.block_sequences, args.sequences - first);
 
+    using Taps = StepTaps<kConfig.width, kConfig.vector()>;
+    const typename Taps::Loading loading(args, channel);  // before the wait for a slot
     LoadedSequence<kConfig> now, next;
     now.load(args, first, channel);
-    StepTaps<kConfig.width, kConfig.vector()> taps;
-    taps.load(args, channel);
+    Taps taps;
+    taps.take(loading, args, channel);
 #pragma unroll 1
     for (int i = 0; i < count; ++i, now = next) {
         const int n = first + i;
