@@ -7,8 +7,8 @@
 // same channels of several sequences: taps are loaded once, and the state and first token of the next sequence are on their way
 // while one is computed.
 //
-// Bound: the state's bytes, read and written once, and x and out: on an H200 13 % more time than an in-place add of as many
-// takes, for 1024 sequences of 8192 channels. Few sequences: latency, of the slot and then of the state.
+// Bound: the state's bytes, read and written once, and x and out. Few sequences: latency, of the slot and then of the state.
+// Taps are on their way meanwhile.
 #pragma once
 
 #include <gdn_cuda/kernels/conv/causal_step_common.cuh>
