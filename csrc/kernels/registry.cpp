@@ -90,6 +90,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::HyenaFilterBackwardKernel>(),
             entry<conv::HyenaFilterKernel>(),
             entry<conv::HyenaFirStep>(),
+            entry<conv::HyenaFirStaged>(),
             entry<conv::HyenaLong>(),
             entry<conv::HyenaLongBackward>(),
             entry<conv::HyenaLongStates>(),

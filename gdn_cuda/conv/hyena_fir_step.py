@@ -146,11 +146,16 @@ def _measured(device: str) -> Iterator[Case]:
 _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 
-@sanitizes("hyena_fir_step")
+@sanitizes("hyena_fir_step", "hyena_fir_step_staged")
 def _sanitized() -> None:
     """Every configuration; slots that are none, groups, states with the channels last."""
+    slots = torch.tensor(_HOSTILE, device="cuda")
+    for taps, io in product((4, 7, 30, 60, 90, 128), (torch.bfloat16, torch.float16, torch.float32)):
+        weight, state = draw(3, 1, taps), draw(6, 300, taps - 1)
+        hyena_fir_step(draw(5, 300, dtype=io), state, weight, draw(300), state_indices=slots)
+        hyena_fir_step(draw(5, 300, 6, dtype=io), state, weight, draw(300), True, True)
     for taps in (1, 4, 7, 30, 128, 200, 1000):
-        slots, weight = torch.tensor(_HOSTILE, device="cuda"), draw(3, 1, taps)
+        weight = draw(3, 1, taps)
         hyena_fir_step(draw(5, 21), draw(5, 21, taps - 1), weight, draw(21))
         state = draw(6, taps - 1, 21, dtype=torch.bfloat16).mT
         hyena_fir_step(draw(5, 21, 3, dtype=torch.bfloat16), state, weight, None, False, True, state_indices=slots)

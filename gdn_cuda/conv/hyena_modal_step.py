@@ -153,8 +153,13 @@ _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 @sanitizes("hyena_modal_step")
 def _sanitized() -> None:
     """Every configuration; slots that are none, groups, states with the channels last."""
+    slots = torch.tensor(_HOSTILE, device="cuda")
+    for states, io in product((16, 40), (torch.bfloat16, torch.float16, torch.float32)):
+        x2, x1, v = (draw(5, 21, 3, dtype=io) for _ in range(3))
+        poles = -draw(3, states).abs()
+        hyena_modal_step(x2, x1, v, draw(21), draw(3, states), poles, draw(6, 21, states), state_indices=slots)
     for states in (1, 7, 16, 40, 64):
-        slots, poles, D = torch.tensor(_HOSTILE, device="cuda"), -draw(3, states).abs(), draw(21)
+        poles, D = -draw(3, states).abs(), draw(21)
         hyena_modal_step(draw(5, 21), draw(5, 21), draw(5, 21), D, draw(3, states), poles, draw(5, 21, states))
         x2, x1, v = (draw(5, 21, 3, dtype=torch.bfloat16) for _ in range(3))
         state = draw(6, states, 21, dtype=torch.bfloat16).mT

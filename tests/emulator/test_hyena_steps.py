@@ -48,6 +48,16 @@ def test_dtypes(io: torch.dtype, state: torch.dtype, seed: int) -> None:
     check(x | {"residues": x["residues"].to(io), "D": x["D"].to(state), "log_poles": x["log_poles"][..., None]}, step)
 
 
+@pytest.mark.parametrize("io", DTYPES)
+@pytest.mark.parametrize("S", [16, 40])
+def test_dtypes_of_tokens(io: torch.dtype, S: int, seed: int) -> None:
+    """States in vectors of fp32; x1 in another dtype than the others."""
+    x = modal_inputs(seed, D=5, S=S, T=3, io=io, slots=4)
+    check(x | {"state_indices": torch.tensor([3, -1, 0])}, step)
+    x = modal_inputs(seed, D=5, S=S, io=io)
+    check(x | {"x1": x["x1"].to(torch.float16 if io == torch.float32 else torch.float32)}, step)
+
+
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("T", [None, 3])
 def test_slots(index: torch.dtype, T: int | None, seed: int) -> None:
@@ -92,11 +102,34 @@ def test_strides(seed: int) -> None:
         check(x | {"out": torch.full((3, 8, 4), 7.0)}, step)
 
 
-@pytest.mark.parametrize("K", [1, 3, 7, 33, 128, 258])
-def test_several_tokens_equal_single_ones(K: int, seed: int) -> None:
-    """The same bits."""
+@pytest.mark.parametrize("D", [4, 8, 20, 300])
+def test_states_in_whole_units_are_staged(D: int, seed: int) -> None:
+    """Warps and blocks that are not full; tokens push the whole of a state out, and the run past its free place."""
+    for K, T, io in product(
+        (2, 4, 8, 30, 65, 97, 128) if D < 300 else (4, 7, 97), (None, 4, 11), DTYPES if D == 20 else DTYPES[:1]
+    ):
+        x = fir_inputs(seed, B=4, D=D, K=K, T=T, io=io, slots=5, groups=D // 4)
+        x["state_indices"] = torch.tensor([4, -1, 0, 9])
+        expected = "hyena_fir_step_staged"
+        with emulated() as launched:
+            check(x, hyena_fir_step)
+        assert all(expected in kernel for kernel in launched()) and launched()
+
+
+def test_states_in_whole_units_with_gaps_between_slots(seed: int) -> None:
+    x = fir_inputs(seed, B=3, D=8, K=6, T=2)
+    wide = torch.full((3, 10, 5), 7.0)
+    wide[:, :8] = x["fir_state"]
+    check(x | {"fir_state": wide[:, :8]}, step)
+    assert bool((wide[:, 8:] == 7).all())
+
+
+@pytest.mark.parametrize("D", [5, 6])
+@pytest.mark.parametrize("K", [1, 3, 7, 33, 65, 128, 258])
+def test_several_tokens_equal_single_ones(K: int, D: int, seed: int) -> None:
+    """The same bits; a state of 5 channels is not in whole 16-byte units."""
     for make, rows, pool in (
-        (lambda T: fir_inputs(seed, K=K, T=T), ("u",), "fir_state"),
+        (lambda T: fir_inputs(seed, D=D, K=K, T=T), ("u",), "fir_state"),
         (lambda T: modal_inputs(seed, S=min(K, 64), T=T), ("x2", "x1", "v"), "state"),
     ):
         together, alone = make(5), make(5)

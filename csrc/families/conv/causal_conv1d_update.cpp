@@ -151,6 +151,7 @@ PreparedUpdate prepare_update(const CausalConv1dUpdate& arguments) {
     args.silu = arguments.silu;
     args.plain = !layout.packed && layout.tokens == 1 && window == StateWindow::last && state.size(2) == width - 1;
     args.weight_vectors = weight.contiguous_tail(2) && in_units(args.weight, {});
+    args.bias_vectors = bias.defined() && args.bias_channel == 1 && in_units(args.bias, {});
     check.count("x", "channels", layout.channels, kMostBlocks[1] * i64{kCausalStepAny.threads});
 
     const i64 vector = 16 / bytes_of(io);

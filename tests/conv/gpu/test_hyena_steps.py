@@ -40,6 +40,17 @@ def test_dtypes(io: torch.dtype, state: torch.dtype, seed: int) -> None:
     check(modal_inputs(seed, D=64, T=2, io=io, state=state, device="cuda"), step)
 
 
+@pytest.mark.parametrize("io", DTYPES)
+@pytest.mark.parametrize("S", [16, 40])
+def test_dtypes_of_tokens(io: torch.dtype, S: int, seed: int) -> None:
+    """States in vectors of fp32; x1 in another dtype than the others."""
+    for T in (None, 1, 5):
+        x = modal_inputs(seed, B=9, D=77, S=S, T=T, io=io, slots=12, device="cuda")
+        check(x | {"state_indices": torch.tensor([11, 3, -1, 0, 40, 5, 6, 2, 9], device="cuda")}, step)
+        x = modal_inputs(seed, B=9, D=77, S=S, T=T, io=io, device="cuda")
+        check(x | {"x1": x["x1"].to(torch.float16 if io == torch.float32 else torch.float32)}, step)
+
+
 @pytest.mark.parametrize("K", [7, 30, 128])
 def test_blocks_take_several_sequences_in_turn(K: int, seed: int) -> None:
     B = 333
@@ -67,11 +78,22 @@ def test_states_with_the_channels_last(seed: int) -> None:
         check(x, step)
 
 
-@pytest.mark.parametrize("K", [3, 7, 128, 1000])
-def test_several_tokens_equal_single_ones(K: int, seed: int) -> None:
+@pytest.mark.parametrize("D", [4, 33, 300])
+@pytest.mark.parametrize("K", [2, 4, 5, 8, 9, 30, 65, 97, 128, 129, 130])
+def test_warps_and_blocks_that_are_not_full(K: int, D: int, seed: int) -> None:
+    """Staged where the states of all channels are whole 16-byte units; 11 tokens move the run past its free place."""
+    for T, io in product((None, 4, 11), DTYPES):
+        x = fir_inputs(seed, B=9, D=D, K=K, T=T, io=io, slots=12, device="cuda")
+        check(x | {"state_indices": torch.tensor([11, 3, -1, 0, 40, 5, 6, 2, 9], device="cuda")}, step)
+
+
+@pytest.mark.parametrize("D", [63, 64])
+@pytest.mark.parametrize("K", [3, 7, 65, 128, 1000])
+def test_several_tokens_equal_single_ones(K: int, D: int, seed: int) -> None:
+    """A state of 63 channels is not in whole 16-byte units."""
     for make, rows, pool in (
-        (lambda T: fir_inputs(seed, D=64, K=K, T=T, device="cuda"), ("u",), "fir_state"),
-        (lambda T: modal_inputs(seed, D=64, S=min(K, 64), T=T, device="cuda"), ("x2", "x1", "v"), "state"),
+        (lambda T: fir_inputs(seed, D=D, K=K, T=T, device="cuda"), ("u",), "fir_state"),
+        (lambda T: modal_inputs(seed, D=D, S=min(K, 64), T=T, device="cuda"), ("x2", "x1", "v"), "state"),
     ):
         together, alone = make(6), make(6)
         out, _ = step(**together)

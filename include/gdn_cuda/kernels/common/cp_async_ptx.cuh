@@ -7,12 +7,15 @@
 
 namespace gdn_cuda {
 
+// `shared` is a shared-window address.
+__device__ __forceinline__ void cp_async_16(unsigned shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
-    const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    cp_async_16(static_cast<unsigned>(__cvta_generic_to_shared(shared)), global);
 }
 
-// If !exists, writes zeros and does not read `global`; `shared` is a shared-window address.
+// If !exists, writes zeros and does not read `global`.
 __device__ __forceinline__ void cp_async_16_zfill(unsigned shared, const void* global, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0) : "memory");
 }

@@ -105,16 +105,65 @@ template <int kWidth, int kVector>
 struct StepTaps {
     float tap[kWidth][kVector], bias[kVector];
 
-    __device__ __forceinline__ void load(const CausalStepArgs& args, i64 channel) {
-        if (args.weight_vectors && args.weight.type == DType::f32)
-            load_vectors<float>(args, channel);
-        else if (args.weight_vectors && args.weight.type == DType::bf16)
-            load_vectors<__nv_bfloat16>(args, channel);
-        else if (args.weight_vectors)
-            load_vectors<__half>(args, channel);
-        else
-            load_numbers(args, channel);
-        load_bias(args, channel);
+    // On their way: numbers that are contiguous. Those of 32 and of 16 bits have registers of their own: in the same ones,
+    // loads of the one would wait for loads of the other, although only one of both is done.
+    template <int kNumbers>
+    struct Contiguous {
+        unsigned wide[kNumbers], narrow[kNumbers / 2];
+
+        __device__ __forceinline__ void load(const Tagged& from, i64 at) {
+            if (from.type == DType::f32)
+                load_words(wide, static_cast<const float*>(from.data) + at);
+            else
+                load_words(narrow, static_cast<const unsigned short*>(from.data) + at);
+        }
+        template <class Each>
+        __device__ __forceinline__ void numbers(DType type, const Each& each) const {
+            if (type == DType::f32)
+                numbers<DType::f32>(each);
+            else if (type == DType::bf16)
+                numbers<DType::bf16>(each);
+            else
+                numbers<DType::f16>(each);
+        }
+
+      private:
+        template <DType kType, class Each>
+        __device__ __forceinline__ void numbers(const Each& each) const {
+#pragma unroll
+            for (int i = 0; i < kNumbers; ++i) {
+                const unsigned pair = narrow[i / 2];
+                each(i, number_of(kType == DType::f32 ? wide[i] : i % 2 == 0 ? pair & 0xffff : pair >> 16, kType));
+            }
+        }
+        template <int kWords>
+        __device__ __forceinline__ static void load_words(unsigned (&to)[kWords], const void* from) {
+            constexpr int kUnit = kWords % 4 == 0 ? 4 : 2;
+#pragma unroll
+            for (int i = 0; i < kWords / kUnit; ++i) {
+                Raw<kUnit * 4> unit;
+                unit.load(static_cast<const unsigned*>(from) + i * kUnit);
+                to[i * kUnit] = unit.bits.x, to[i * kUnit + 1] = unit.bits.y;
+                if constexpr (kUnit == 4) to[i * kUnit + 2] = unit.bits.z, to[i * kUnit + 3] = unit.bits.w;
+            }
+        }
+    };
+    struct Loading {
+        Contiguous<kWidth * kVector> taps;
+        Contiguous<kVector> biases;
+
+        __device__ __forceinline__ Loading(const CausalStepArgs& args, i64 channel) {
+            if (args.weight_vectors) taps.load(args.weight, channel * kWidth);
+            if (args.bias_vectors) biases.load(args.bias, channel);
+        }
+    };
+    // What is not contiguous is loaded here.
+    __device__ __forceinline__ void take(const Loading& loading, const CausalStepArgs& args, i64 channel) {
+        if (!args.bias_vectors) load_biases(args, channel);
+        if (!args.weight_vectors) load_taps(args, channel);
+        if (args.bias_vectors) loading.biases.numbers(args.bias.type, [&](int i, float x) { bias[i] = x; });
+        if (args.weight_vectors)
+            loading.taps.numbers(args.weight.type, [&](int i, float x) { tap[i % kWidth][i / kWidth] = x; });
     }
     // The output of a token from the history and the token itself.
     template <DType kIo, class History, class X>
@@ -136,7 +185,7 @@ struct StepTaps {
 
   private:
     // All loads are in flight before the first is used.
-    __device__ __forceinline__ void load_bias(const CausalStepArgs& args, i64 channel) {
+    __device__ __forceinline__ void load_biases(const CausalStepArgs& args, i64 channel) {
         RawNumber raw[kVector];
         if (args.bias.data != nullptr)
 #pragma unroll
@@ -144,18 +193,7 @@ struct StepTaps {
 #pragma unroll
         for (int v = 0; v < kVector; ++v) bias[v] = raw[v].number(args.bias.type);
     }
-    template <class T>
-    __device__ __forceinline__ void load_vectors(const CausalStepArgs& args, i64 channel) {
-        constexpr int kNumbers = kWidth * kVector;
-        constexpr int kUnit = (kNumbers * static_cast<int>(sizeof(T)) % 16 == 0 ? 16 : 8) / static_cast<int>(sizeof(T));
-        const T* from = static_cast<const T*>(args.weight.data) + channel * kWidth;
-        Vector<T, kUnit, true> units[kNumbers / kUnit];
-#pragma unroll
-        for (int i = 0; i < kNumbers / kUnit; ++i) units[i].load(from + i * kUnit);
-#pragma unroll
-        for (int i = 0; i < kNumbers; ++i) tap[i % kWidth][i / kWidth] = units[i / kUnit][i % kUnit];
-    }
-    __device__ __forceinline__ void load_numbers(const CausalStepArgs& args, i64 channel) {
+    __device__ __forceinline__ void load_taps(const CausalStepArgs& args, i64 channel) {
 #pragma unroll
         for (int k = 0; k < kWidth; ++k)
 #pragma unroll

@@ -85,8 +85,8 @@ struct CausalStepArgs {
     int block_sequences;
     StateWindow window;
     bool silu;
-    bool plain;           // each sequence has one token, and a state of W - 1 columns that are the last inputs
-    bool weight_vectors;  // taps are contiguous in 16-byte units of a lane's channels
+    bool plain;                         // each sequence has one token, and a state of W - 1 columns that are the last inputs
+    bool weight_vectors, bias_vectors;  // taps, biases are contiguous, in units of a lane's channels
 };
 
 }  // namespace gdn_cuda::conv

@@ -127,9 +127,12 @@ __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step_staged(
     const int count = min(args.block_sequences, args.sequences - first);
 
     typename StagedWarp<kConfig>::X x, next_x;
+    using Taps = StepTaps<kConfig.width, kVector>;
+    const i64 channel = warp.works() ? warp.channel() : first_channel;
+    const typename Taps::Loading loading(args, channel);  // before the wait for a slot
     StepSequence sequence = warp.fetch(args, first, 0, x), next{};
-    StepTaps<kConfig.width, kVector> taps;
-    if (warp.works()) taps.load(args, warp.channel());
+    Taps taps;
+    taps.take(loading, args, channel);
 #pragma unroll 1
     for (int i = 0; i < count; ++i, sequence = next, x = next_x) {
         const int n = first + i, buffer = i % 2;

@@ -7,18 +7,46 @@
 // stay where they are, and several tokens have the bits of single ones. Taps are loaded once for all sequences that a block
 // takes in turn; a sequence's state is loaded while the one before it is computed.
 //
+// For states of any dtype and strides, and any K: conv/hyena_fir_step_staged has those that are contiguous.
+//
 // Bound by bytes, 2 (K − 1) numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state).
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_step_rows.cuh>
+#include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
 
 namespace gdn_cuda::conv {
 
+// A channel of a sequence.
+struct FirRow {
+    bool runs = false;
+    Place place = Place::run;
+    int sequence = 0, channel = 0;
+    i64 state = 0;  // of its first number in the pool, in elements
+
+    __device__ __forceinline__ i64 at(const HyenaTokens& x, int token) const {
+        return sequence * x.sequence + channel * x.channel + token * x.token;
+    }
+    __device__ __forceinline__ float load(const HyenaTokens& x, int token) const {
+        return runs ? load_number(x.values, at(x, token)) : 0.f;
+    }
+    __device__ __forceinline__ void store(const HyenaTokens& to, int token, float x) const {
+        store_number(to.values, at(to, token), x);
+    }
+    // The output of a sequence that does not run.
+    __device__ __forceinline__ void fill(const HyenaTokens& out, int tokens, int lane, int lanes) const {
+        const float value = place == Place::skip ? 0.f : quiet_nan();
+        for (int t = lane; t < tokens; t += lanes) store(out, t, value);
+    }
+};
+
 template <HyenaFirStepConfig kConfig>
 struct FirStep {
-    static constexpr int kLanes = kConfig.lanes, kRows = kConfig.rows(), kElements = kConfig.elements;
+    static constexpr int kLanes = kConfig.lanes, kElements = kConfig.elements;
 
     const HyenaFirStepArgs& args;
+    bool exists;  // threads behind the last channel take part in shuffles, and neither load nor store
+    int channel;
     const int lane = threadIdx.x % kLanes;
     float taps[kElements]{}, current_tap = 0.f, bias = 0.f;
 
@@ -27,10 +55,19 @@ struct FirStep {
     __device__ __forceinline__ int age(int e) const { return e * kLanes + lane; }
     __device__ __forceinline__ int position(int e) const { return args.width - 1 - age(e); }  // in the state
 
-    __device__ __forceinline__ void load_filter(const HyenaStepRows& rows) {
-        if (!rows.exists) return;
-        const i64 weight = rows.group * args.weight_group;
-        if (args.bias.data != nullptr) bias = load_number(args.bias, rows.channel * args.bias_channel);
+    __device__ __forceinline__ FirRow row_of(int sequence) const {
+        FirRow row{exists, Place::run, sequence, channel};
+        if (!exists) return row;
+        i64 slot;
+        row.place = slot_of(args, sequence, slot);
+        row.runs = row.place == Place::run;
+        if (row.runs) row.state = slot * args.state_slot + channel * args.state_channel;
+        return row;
+    }
+    __device__ __forceinline__ void load_filter() {
+        if (!exists) return;
+        const i64 weight = channel / args.group_channels * args.weight_group;
+        if (args.bias.data != nullptr) bias = load_number(args.bias, channel * args.bias_channel);
         current_tap = load_number(args.weight, weight + (args.flipped ? 0 : args.width) * args.weight_tap);
 #pragma unroll
         for (int e = 0; e < kElements; ++e)
@@ -42,7 +79,7 @@ struct FirStep {
         unsigned inputs[kElements]{};
         float u = 0.f;  // the first token's
     };
-    __device__ __forceinline__ void load(Loaded& to, const HyenaStepRow& row) const {
+    __device__ __forceinline__ void load(Loaded& to, const FirRow& row) const {
         if (!row.runs) return;
         to.u = row.load(args.u, 0);
         const Tagged states{args.states, args.state_type};
@@ -74,7 +111,7 @@ struct FirStep {
             inputs[e] = age(e) < args.width ? moved : 0.f;
         }
     }
-    __device__ __forceinline__ void run(const HyenaStepRow& row, const Loaded& loaded) const {
+    __device__ __forceinline__ void run(const FirRow& row, const Loaded& loaded) const {
         float u = loaded.u;
         Inputs inputs;
 #pragma unroll
@@ -89,13 +126,13 @@ struct FirStep {
         if (row.runs) store(row, inputs, u);
     }
     // The window behind the last token: every input an age older, and the token.
-    __device__ __forceinline__ void store(const HyenaStepRow& row, const Inputs& inputs, float u) const {
+    __device__ __forceinline__ void store(const FirRow& row, const Inputs& inputs, float u) const {
 #pragma unroll
         for (int e = 0; e < kElements; ++e)
             if (position(e) > 0) store_state(row, position(e) - 1, inputs[e]);
         if (lane == 0 && args.width > 0) store_state(row, args.width - 1, u);
     }
-    __device__ __forceinline__ void store_state(const HyenaStepRow& row, int position, float x) const {
+    __device__ __forceinline__ void store_state(const FirRow& row, int position, float x) const {
         store_number(args.states, args.state_type, row.state + position * args.state_position, x);
     }
 };
@@ -103,7 +140,24 @@ struct FirStep {
 template <HyenaFirStepConfig kConfig>
 __global__ void __launch_bounds__(kHyenaStepThreads, kConfig.elements > 8 ? 3 : 6)
     hyena_fir_step(const __grid_constant__ HyenaFirStepArgs args) {
-    step_through_sequences<FirStep<kConfig>>(args);
+    const HyenaStepBlock block(args, kConfig.rows());
+    const i64 channel = block.first_channel + threadIdx.x / kConfig.lanes;
+    const bool exists = channel < args.channels;
+    FirStep<kConfig> step{args, exists, exists ? static_cast<int>(channel) : 0};
+    FirRow next = step.row_of(block.first);
+    typename FirStep<kConfig>::Loaded following;
+    step.load(following, next);
+    step.load_filter();
+    for (int sequence = block.first; sequence < block.end; ++sequence) {
+        const FirRow row = next;
+        const typename FirStep<kConfig>::Loaded loaded = following;
+        if (sequence + 1 < block.end) {
+            next = step.row_of(sequence + 1);
+            step.load(following, next);
+        }
+        if (exists && !row.runs) row.fill(args.out, args.tokens, step.lane, kConfig.lanes);
+        step.run(row, loaded);
+    }
 }
 
 }  // namespace gdn_cuda::conv

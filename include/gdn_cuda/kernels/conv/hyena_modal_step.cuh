@@ -6,106 +6,191 @@
 // sequences that a block takes in turn; a sequence's state is loaded while the one before it is computed. A slow pole is
 // applied as s + (p − 1) s: p rounded to fp32 would change the rate of its decay, by 3 % at e^−1e−6.
 //
+// States, residues and poles are mostly fp32 in rows of 16-byte units, and tokens of one dtype, which is compiled in: else
+// switches on dtypes were most of the instructions.
+//
 // Bound by bytes, 2 S numbers of state a row, and at few sequences by the latency of two loads in turn (slot, state).
 #pragma once
 
-#include <gdn_cuda/kernels/conv/hyena_step_rows.cuh>
+#include <gdn_cuda/kernels/common/vector.cuh>
+#include <gdn_cuda/kernels/conv/hyena_step_block.cuh>
 
 namespace gdn_cuda::conv {
 
-// Bits of four numbers of a row from `first` on, of which `count` exist.
+// Bits of four numbers of a row, of which `count` exist.
 template <bool kVectors>
-__device__ __forceinline__ void load_four(unsigned (&x)[4], const Tagged& from, i64 at, i64 stride, int first, int count) {
+__device__ __forceinline__ void load_four(unsigned (&x)[4], const Tagged& from, i64 at, i64 stride, int count) {
     uint4 loaded{};
     if constexpr (kVectors) {
-        if (first < count) loaded = *reinterpret_cast<const uint4*>(static_cast<const float*>(from.data) + at + first);
+        if (count > 0) loaded = *reinterpret_cast<const uint4*>(static_cast<const float*>(from.data) + at);
     } else {
-        if (first < count) loaded.x = load_raw(from, at + first * stride);
-        if (first + 1 < count) loaded.y = load_raw(from, at + (first + 1) * stride);
-        if (first + 2 < count) loaded.z = load_raw(from, at + (first + 2) * stride);
-        if (first + 3 < count) loaded.w = load_raw(from, at + (first + 3) * stride);
+        if (count > 0) loaded.x = load_raw(from, at);
+        if (count > 1) loaded.y = load_raw(from, at + stride);
+        if (count > 2) loaded.z = load_raw(from, at + 2 * stride);
+        if (count > 3) loaded.w = load_raw(from, at + 3 * stride);
     }
     x[0] = loaded.x, x[1] = loaded.y, x[2] = loaded.z, x[3] = loaded.w;
 }
 
 template <HyenaModalStepConfig kConfig>
 struct ModalStep {
-    static constexpr int kLanes = kConfig.lanes, kRows = kConfig.rows(), kElements = kConfig.elements();
+    using Io = Storage<kConfig.io>;
+    static constexpr int kLanes = kConfig.lanes, kElements = kConfig.elements();
     static constexpr float kOffsetBelow = 0.25f;  // where p − 1 is applied
 
     const HyenaModalStepArgs& args;
-    const int lane = threadIdx.x % kLanes, first_state = lane * kElements;
+    bool exists;  // threads behind the last channel take part in shuffles alone
+    int channel, first_sequence, lane, first_state = lane * kElements;
+    // Of the sequence that is loaded next.
+    const char *x2 = token(args.x2, first_sequence), *x1 = token(args.x1, first_sequence), *v = token(args.v, first_sequence);
+    char* out = token(args.out, first_sequence);  // of the one that is computed
+    char* states =                                // of slot 0
+        static_cast<char*>(args.states) +
+        (channel * args.state_channel + first_state * args.state_position) * bytes_of(state_type());
     float residue[kElements]{}, rate[kElements]{}, D = 0.f;
-    bool offset[kElements]{};
+    unsigned kept[kElements]{};  // all bits where the rate is p − 1
 
-    __device__ __forceinline__ void load_filter(const HyenaStepRows& rows) {
-        if (!rows.exists) return;
+    __device__ __forceinline__ bool has_state(int i) const { return first_state + (kConfig.vectors ? 0 : i) < args.count; }
+    __device__ __forceinline__ DType state_type() const { return kConfig.vectors ? DType::f32 : args.state_type; }
+    __device__ __forceinline__ static DType type_of(const HyenaTokens& x) {
+        return kConfig.vectors ? kConfig.io : x.values.type;
+    }
+    __device__ __forceinline__ char* token(const HyenaTokens& x, int sequence) const {
+        return static_cast<char*>(const_cast<void*>(x.values.data)) +
+               (sequence * x.sequence + channel * x.channel) * bytes_of(type_of(x));
+    }
+    __device__ __forceinline__ static unsigned load_token(const HyenaTokens& x, const char* from) {
+        if constexpr (!kConfig.vectors)
+            return load_raw({from, x.values.type}, 0);
+        else if constexpr (sizeof(Io) == sizeof(unsigned))
+            return *reinterpret_cast<const unsigned*>(from);
+        else
+            return *reinterpret_cast<const unsigned short*>(from);
+    }
+    __device__ __forceinline__ void store_token(char* to, float y) const {
+        if constexpr (kConfig.vectors)
+            *reinterpret_cast<Io*>(to) = from_float<Io>(y);
+        else
+            store_number(to, args.out.values.type, 0, y);
+    }
+
+    __device__ __forceinline__ void load_filter() {
+        if (!exists) return;
+        const i64 group = channel / args.group_channels;
         unsigned residues[kElements], poles[kElements];
-        load_four<kConfig.vectors>(residues, args.residues, rows.group * args.residues_group, args.residues_state, first_state,
-                                   args.count);
-        load_four<kConfig.vectors>(poles, args.log_poles, rows.group * args.log_poles_group, args.log_poles_state, first_state,
-                                   args.count);
-        D = load_number(args.D, rows.channel * args.D_channel);
+        load_four<kConfig.vectors>(residues, args.residues, group * args.residues_group + first_state * args.residues_state,
+                                   args.residues_state, args.count - first_state);
+        load_four<kConfig.vectors>(poles, args.log_poles, group * args.log_poles_group + first_state * args.log_poles_state,
+                                   args.log_poles_state, args.count - first_state);
+        D = load_number(args.D, channel * args.D_channel);
 #pragma unroll
         for (int i = 0; i < kElements; ++i) {
-            const float log_pole = number_of(poles[i], args.log_poles.type);
-            residue[i] = number_of(residues[i], args.residues.type);
-            offset[i] = fabsf(log_pole) < kOffsetBelow;
-            rate[i] = offset[i] ? expm1_small(log_pole) : exp_fast(log_pole);
+            const float log_pole = number_of(poles[i], kConfig.vectors ? DType::f32 : args.log_poles.type);
+            residue[i] = number_of(residues[i], kConfig.vectors ? DType::f32 : args.residues.type);
+            const bool offset = fabsf(log_pole) < kOffsetBelow;
+            kept[i] = offset ? ~0u : 0u;
+            rate[i] = offset ? expm1_small(log_pole) : exp_fast(log_pole);
         }
     }
 
+    // A sequence on its way. Nothing is converted here, so that nothing waits for it.
     struct Loaded {
-        unsigned state[kElements]{};
-        float gate = 0.f, x1 = 0.f, v = 0.f;  // of the first token
+        char* states = nullptr;  // the lane's first one in the pool; null: the sequence does not run
+        unsigned state[kElements];
+        unsigned gate, x1, v;  // of the first token
     };
-    __device__ __forceinline__ void load(Loaded& to, const HyenaStepRow& row) const {
-        if (!row.runs) return;
-        load_four<kConfig.vectors>(to.state, {args.states, args.state_type}, row.state, args.state_position, first_state,
-                                   args.count);
-        load_token(to, row, 0);
+    __device__ __forceinline__ Loaded load(int sequence) {
+        Loaded loaded;
+        i64 slot;
+        if (exists && slot_of(args, sequence, slot) == Place::run) {
+            loaded.states = states + slot * args.state_slot * bytes_of(state_type());
+            load_four<kConfig.vectors>(loaded.state, {loaded.states, state_type()}, 0, args.state_position,
+                                       args.count - first_state);
+            loaded.gate = load_token(args.x2, x2);
+            loaded.x1 = load_token(args.x1, x1);
+            loaded.v = load_token(args.v, v);
+        }
+        x2 += args.x2.sequence * bytes_of(type_of(args.x2));
+        x1 += args.x1.sequence * bytes_of(type_of(args.x1));
+        v += args.v.sequence * bytes_of(type_of(args.v));
+        return loaded;
     }
-    __device__ __forceinline__ void load_token(Loaded& to, const HyenaStepRow& row, int token) const {
-        to.gate = row.load(args.x2, token);
-        to.x1 = row.load(args.x1, token);
-        to.v = row.load(args.v, token);
+    __device__ __forceinline__ void load_later_token(Loaded& to, int sequence, int t) const {
+        const auto load = [&](const HyenaTokens& x) {
+            return load_token(x, token(x, sequence) + t * x.token * bytes_of(type_of(x)));
+        };
+        to.gate = load(args.x2);
+        to.x1 = load(args.x1);
+        to.v = load(args.v);
     }
 
-    __device__ __forceinline__ void run(const HyenaStepRow& row, Loaded loaded) const {
+    // A token: the states behind it, and its output, which all lanes of the row get.
+    __device__ __forceinline__ float advance(float (&state)[kElements], const Loaded& loaded) const {
+        const float u = number_of(loaded.x1, type_of(args.x1)) * number_of(loaded.v, type_of(args.v));
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {
+            state[i] = fmaf(rate[i], state[i], __uint_as_float(__float_as_uint(state[i]) & kept[i]) + u);
+            if (has_state(i)) sum = fmaf(residue[i], state[i], sum);
+        }
+        return number_of(loaded.gate, type_of(args.x2)) * fmaf(D, u, group_sum<kLanes>(sum));
+    }
+    __device__ __forceinline__ void run(int sequence, Loaded loaded) const {
+        const bool runs = loaded.states != nullptr, writes = runs && lane == 0;
         float state[kElements];
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) state[i] = number_of(loaded.state[i], args.state_type);
-        for (int t = 0; t < args.tokens; ++t) {
-            if (t > 0) load_token(loaded, row, t);
-            const float u = loaded.x1 * loaded.v;
-            float sum = 0.f;
-#pragma unroll
-            for (int i = 0; i < kElements; ++i) {
-                state[i] = fmaf(rate[i], state[i], (offset[i] ? state[i] : 0.f) + u);
-                if (first_state + i < args.count) sum = fmaf(residue[i], state[i], sum);
-            }
-            sum = fmaf(D, u, group_sum<kLanes>(sum));
-            if (row.runs && lane == 0) row.store(args.out, t, loaded.gate * sum);
+        for (int i = 0; i < kElements; ++i) state[i] = number_of(loaded.state[i], state_type());
+        const float y = advance(state, loaded);
+        if (writes) store_token(out, y);
+        char* to = out;
+#pragma unroll 1
+        for (int t = 1; t < args.tokens; ++t) {
+            to += args.out.token * bytes_of(type_of(args.out));
+            if (runs) load_later_token(loaded, sequence, t);
+            const float later = advance(state, loaded);
+            if (writes) store_token(to, later);
         }
-        if (row.runs) store(row, state);
+        if (runs) store(loaded.states, state);
     }
-    __device__ __forceinline__ void store(const HyenaStepRow& row, const float (&state)[kElements]) const {
+    __device__ __forceinline__ void store(char* to, const float (&state)[kElements]) const {
         if constexpr (kConfig.vectors) {
-            if (first_state < args.count)
-                *reinterpret_cast<float4*>(static_cast<float*>(args.states) + row.state + first_state) = {state[0], state[1],
-                                                                                                          state[2], state[3]};
+            if (has_state(0)) *reinterpret_cast<float4*>(to) = {state[0], state[1], state[2], state[3]};
         } else {
 #pragma unroll
             for (int i = 0; i < kElements; ++i)
-                if (first_state + i < args.count)
-                    store_number(args.states, args.state_type, row.state + (first_state + i) * args.state_position, state[i]);
+                if (has_state(i)) store_number(to, args.state_type, i * args.state_position, state[i]);
         }
+    }
+    // The output of a sequence that does not run.
+    __device__ __forceinline__ void fill(int sequence) const {
+        i64 slot;
+        const float y = slot_of(args, sequence, slot) == Place::skip ? 0.f : quiet_nan();
+        const i64 token_bytes = args.out.token * bytes_of(type_of(args.out));
+#pragma unroll 1
+        for (int t = lane; t < args.tokens; t += kLanes) store_token(out + t * token_bytes, y);
     }
 };
 
 template <HyenaModalStepConfig kConfig>
-__global__ void __launch_bounds__(kHyenaStepThreads, 6) hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
-    step_through_sequences<ModalStep<kConfig>>(args);
+__global__ void __launch_bounds__(kHyenaStepThreads, kConfig.blocks())
+    hyena_modal_step(const __grid_constant__ HyenaModalStepArgs args) {
+    const HyenaStepBlock block(args, kConfig.rows());
+    const i64 channel = block.first_channel + threadIdx.x / kConfig.lanes;
+    const bool exists = channel < args.channels;
+    int lane = threadIdx.x % kConfig.lanes;
+    asm volatile("" : "+r"(lane));  // it stays in a register: the compiler would read threadIdx again for every use
+    ModalStep<kConfig> step{args, exists, exists ? static_cast<int>(channel) : 0, block.first, lane};
+    typename ModalStep<kConfig>::Loaded loaded = step.load(block.first);
+    step.load_filter();
+#pragma unroll 1
+    for (int sequence = block.first; sequence < block.end; ++sequence) {
+        typename ModalStep<kConfig>::Loaded next;
+        if (sequence + 1 < block.end) next = step.load(sequence + 1);
+        step.run(sequence, loaded);
+        if (exists && loaded.states == nullptr) step.fill(sequence);
+        step.out += args.out.sequence * bytes_of(step.type_of(args.out));
+        loaded = next;
+    }
 }
 
 }  // namespace gdn_cuda::conv

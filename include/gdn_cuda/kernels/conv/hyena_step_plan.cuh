@@ -1,4 +1,5 @@
-// Configurations and arguments of conv/hyena_fir_step and conv/hyena_modal_step, for host and device.
+// Configurations and arguments of conv/hyena_fir_step, conv/hyena_fir_step_staged and conv/hyena_modal_step, for host and
+// device.
 #pragma once
 
 #include <gdn_cuda/kernels/common/types.cuh>
@@ -18,16 +19,51 @@ struct HyenaFirStepConfig {
     GDN_HOST_DEVICE constexpr int rows() const { return kHyenaStepThreads / lanes; }  // of a block
 };
 
+// A warp has `rows` neighbouring channels of a sequence, each with 1 or 32 lanes. These multiply up to `elements` numbers of a
+// row, of which the first `certain` elements exist in every row that has this configuration.
+struct HyenaFirStagedConfig {
+    DType io;  // of u and out
+    int lanes, elements, certain, rows;
+
+    constexpr bool operator==(const HyenaFirStagedConfig&) const = default;
+    GDN_FIELDS(io, lanes, elements, certain, rows)
+
+    GDN_HOST_DEVICE constexpr int most_taps() const { return lanes * elements + 1; }
+    GDN_HOST_DEVICE constexpr int sums() const { return rows * lanes / 32; }  // rows that a lane takes part in
+    GDN_HOST_DEVICE constexpr int block_rows() const { return rows * kHyenaStepThreads / 32; }
+    GDN_HOST_DEVICE constexpr int units() const;  // of 16 bytes, of a warp's rows
+    // That an SM holds at once: a lane's taps are in registers.
+    GDN_HOST_DEVICE constexpr int blocks() const { return sums() * elements < 16 ? 8 : 6; }
+};
+
+struct alignas(16) HyenaStateUnit {
+    static constexpr int kNumbers = 4;
+    float numbers[kNumbers];
+};
+GDN_HOST_DEVICE constexpr int HyenaFirStagedConfig::units() const {
+    return rows * lanes * elements / HyenaStateUnit::kNumbers;
+}
+
+// The rows of two sequences for each warp, one at work and the next on its way, each with a unit behind for its tokens.
+template <HyenaFirStagedConfig kConfig>
+struct HyenaFirStagedSharedPlan {
+    HyenaStateUnit runs[kHyenaStepThreads / 32][2][kConfig.units() + 1];
+};
+
 struct HyenaModalStepConfig {
+    // Whether states, residues and poles are fp32, loaded 16 bytes at a time, and tokens of `io`; else dtypes are known at run
+    // time.
+    bool vectors;
+    DType io;
     int lanes;
-    bool vectors;  // states, residues and poles are loaded 16 bytes at a time
 
     constexpr bool operator==(const HyenaModalStepConfig&) const = default;
-    GDN_FIELDS(lanes, vectors)
+    GDN_FIELDS(vectors, io, lanes)
 
     GDN_HOST_DEVICE static constexpr int elements() { return 4; }
     GDN_HOST_DEVICE constexpr int most_states() const { return lanes * elements(); }
     GDN_HOST_DEVICE constexpr int rows() const { return kHyenaStepThreads / lanes; }
+    GDN_HOST_DEVICE constexpr int blocks() const { return vectors ? 8 : 7; }  // that an SM holds at once
 };
 
 // A tensor (sequences, channels, tokens); strides in elements.
