@@ -48,7 +48,7 @@ def kernels_of(report: Path) -> Iterator[tuple[str, list[Instruction]]]:
                 Instruction(
                     executed=int(of["Instructions Executed"]),
                     samples=int(of["# Samples"]),
-                    wavefronts=int(of["L1 Wavefronts Shared"]),
+                    wavefronts=int(of.get("L1 Wavefronts Shared", 0)),
                     stalls=sorted((stall for stall in stalls if stall[0] > 0), reverse=True)[:3],
                     text=of["Source"].strip(),
                 )
