@@ -83,8 +83,9 @@ run_tests() {
     local python_tests=0 cpp_tests=0
     prepare_second_torch
     say "Python tests"
-    # Half of the cores for torch in each of two processes: with more, its threads spend their time waiting for one another.
-    OMP_NUM_THREADS=$((($(nproc) + 1) / 2)) "$python" -m pytest -n 2 --dist worksteal -rfEs "$@" || python_tests=$?
+    # Two processes share the cores, a third one works while their tests wait for children. With more threads than cores, torch's
+    # would wait for one another.
+    OMP_NUM_THREADS=$((($(nproc) + 1) / 2)) "$python" -m pytest -n 3 --dist worksteal -rfEs "$@" || python_tests=$?
     say "C++ tests, with address and undefined-behaviour sanitizers"
     PYTHON=$PWD/$python ./run_cmake.sh || cpp_tests=$?
     say "summary"
