@@ -7,7 +7,7 @@
 
 #include "../../operators/operator.hpp"
 #include "../../operators/torch_math.hpp"
-#include "../scan/transposed_copy.hpp"
+#include "../scan/transposed.hpp"
 #include "hyena_checks.hpp"
 #include "hyena_long_backward.hpp"
 

@@ -8,7 +8,7 @@
 #include "selective.hpp"
 #include "selective_backward_run.hpp"
 #include "selective_forward_run.hpp"
-#include "transposed_copy.hpp"
+#include "transposed.hpp"
 
 namespace gdn_cuda::scan {
 namespace {

@@ -8,8 +8,6 @@
 #include <initializer_list>
 
 #include "../../kernels/spec.hpp"
-#include "../../operators/layout.hpp"
-#include "../../operators/operator.hpp"
 
 namespace gdn_cuda::scan {
 
@@ -47,21 +45,5 @@ struct TransposedCopy {
         });
     }
 };
-
-// In a layout in which the strides of `rows` are one along the other of channels and tokens.
-inline Tensor transposed(const Tensor& rows, Layout layout, const Target& target) {
-    const View from(rows);
-    Tensor to = empty_rows(rows, layout);
-    const int row = layout == Layout::tokens ? 2 : 1, column = 3 - row;
-    TransposedCopy::run({.element_bytes = bytes_of(*dtype_of(from))},
-                        {.from = from.data,
-                         .to = memory_of(to),
-                         .batch = from.stride(0),
-                         .row = from.stride(row),
-                         .rows = static_cast<int>(from.size(row)),
-                         .columns = static_cast<int>(from.size(column))},
-                        from.size(0), target);
-    return to;
-}
 
 }  // namespace gdn_cuda::scan

@@ -153,11 +153,12 @@ struct CausalColumns {
         const int end = exists ? last : token;  // lanes without channels neither load nor store
 #pragma unroll 1
         for (; token < last; token += kRows) {
+            const int written = end - token, loaded = written - kRows;  // how many tokens are left, compared with constants
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
                 float z[kVector], x_of[kVector];
                 to_floats(x_of, ahead[i]);
-                if (token + kRows + i < end) load_ahead(i);
+                if (i < loaded) load_ahead(i);
 #pragma unroll
                 for (int e = 0; e < kVector; ++e) {
                     z[e] = bias[e];
@@ -167,7 +168,7 @@ struct CausalColumns {
                     z[e] = fmaf(weight[kBefore][e], x_of[e], z[e]);
                 }
                 push(before, x_of);
-                outputs.write(token + i < end, z);
+                outputs.write(i < written, z);
             }
         }
     }

@@ -109,7 +109,7 @@ struct StepTaps {
     // loads of the one would wait for loads of the other, although only one of both is done.
     template <int kNumbers>
     struct Contiguous {
-        unsigned wide[kNumbers], narrow[kNumbers / 2];
+        unsigned wide[kNumbers] = {}, narrow[kNumbers / 2] = {};
 
         __device__ __forceinline__ void load(const Tagged& from, i64 at) {
             if (from.type == DType::f32)

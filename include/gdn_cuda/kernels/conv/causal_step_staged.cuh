@@ -129,10 +129,9 @@ __global__ void __launch_bounds__(kStepThreads, kStepBlocks) causal_step_staged(
     typename StagedWarp<kConfig>::X x, next_x;
     using Taps = StepTaps<kConfig.width, kVector>;
     const i64 channel = warp.works() ? warp.channel() : first_channel;
-    const typename Taps::Loading loading(args, channel);  // before the wait for a slot
     StepSequence sequence = warp.fetch(args, first, 0, x), next{};
     Taps taps;
-    taps.take(loading, args, channel);
+    taps.take(typename Taps::Loading(args, channel), args, channel);  // in front of `fetch` they would need registers too
 #pragma unroll 1
     for (int i = 0; i < count; ++i, sequence = next, x = next_x) {
         const int n = first + i, buffer = i % 2;
