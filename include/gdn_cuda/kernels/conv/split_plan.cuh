@@ -36,8 +36,11 @@ struct SplitColumnsConfig {
     }
     GDN_HOST_DEVICE constexpr bool exists(int, int) const { return true; }         // every tap
     GDN_HOST_DEVICE constexpr int channels() const { return 32 * lane_channels; }  // of a warp
-    // That a thread has in flight.
-    GDN_HOST_DEVICE constexpr int rows() const { return lane_channels * bytes_of(io) > 16 ? 4 : 8; }
+    // That a thread has in flight, as registers allow.
+    GDN_HOST_DEVICE constexpr int rows() const {
+        if (lane_channels > 4) return io == DType::f32 ? 4 : 6;
+        return 8;
+    }
 };
 // Channels of a row: key_heads of q, as many of k, dk each, and value_heads of v, dv each.
 struct SplitHeads {
