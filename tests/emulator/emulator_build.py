@@ -1,6 +1,6 @@
-"""Builds libemulator.so in build/emulator: the kernels of FAMILIES that need no CUTLASS, every registered configuration from the
-source that NVRTC gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used if
-there."""
+"""Builds libemulator.so in build/emulator: the kernels of FAMILIES that need no CUTLASS, every registered configuration from
+the source that NVRTC gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used
+if there."""
 
 from __future__ import annotations
 
