@@ -1,5 +1,5 @@
-"""A Gated Delta Net layer's step as its definition reads, in fp64, one sequence, token and head after the other in numpy. Nothing
-here but the names of arguments and the inputs drawn comes from the package.
+"""A Gated Delta Net layer's step as its definition reads, in fp64, one sequence, token and head after the other in numpy.
+Nothing here but the names of arguments and the inputs drawn comes from the package.
 
 Query, key and value are rounded to the dtype of the projections behind the convolution, and states when they are stored.
 """
