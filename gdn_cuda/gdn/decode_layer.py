@@ -28,6 +28,7 @@ from .reference_operators import fused_gdn_gating as reference_gates
 
 _NAME = "gdn_decode_layer"
 TAPS = 4  # of the convolution
+MOST_TOKENS = 16  # of a sequence in one call
 
 
 # ---- The reference, in fp64 whatever the inputs; query, key and value are rounded to their dtype behind the convolution
@@ -247,7 +248,7 @@ def layer_arguments(
     conv_state: torch.dtype | None = None,
 ) -> Arguments:
     """A layer with random weights; the convolution's pool is (slots, columns, C) in memory, as engines keep it."""
-    Hk, Hv = heads
+    (Hk, Hv), T = heads, min(T, MOST_TOKENS)
     channels, slots = 2 * Hk * dk + Hv * dv, slots or B + 2
     split = layout == "split"
     x: Arguments = {
@@ -284,6 +285,7 @@ def _tokens(B: int, T: int, seed: int) -> Arguments:
 
 @example(gdn_decode_layer, "gdn_decode_layer-verify")
 def _verify(B: int, T: int, seed: int) -> Arguments:
+    T = min(T, MOST_TOKENS)
     width = max(T, 1)
     x = layer_arguments(B, T, seed, "split", slots=B * width + 1, columns=T + 3, state=torch.bfloat16)
     slots = torch.arange(B * width, dtype=torch.int32).view(B, width) + 1
@@ -305,9 +307,9 @@ def _step_states(B: int, T: int, seed: int) -> Arguments:
 # Where `python -m gdn_cuda explain gdn_decode_layer B=64` starts: Qwen3-Next in a server.
 typical_call(
     gdn_decode_layer,
-    {"B": 64, "T": 1, "Q": 12288, "C": 8192, "W": 4, "S": 3, "Hv": 32, "G": 64, "dk": 128, "dv": 128, "slots": 1024},
+    {"B": 64, "T": 1, "Q": 12288, "C": 8192, "W": 4, "S": 3, "Hk": 16, "Hv": 32, "G": 64, "dk": 128, "dv": 128, "slots": 1024},
     "qkvz: B T Q; ba: B T G; conv_weight: C W; A_log, dt_bias: Hv f32; norm_weight: dv; conv_pool: slots C S mn; "
-    "state_pool: slots Hv dv dk f32; state_indices: B i32; heads = (16, 32); dk = dk; dv = dv",
+    "state_pool: slots Hv dv dk f32; state_indices: B i32; heads = (Hk Hv); dk = dk; dv = dv",
 )
 
 
