@@ -31,6 +31,7 @@ from .pieces import (
     chunk_local_cumsum_bf16,
     transpose_to_mn_major,
 )
+from .prefill_layer import gdn_prefill_layer
 
 __all__ = [
     "InferenceMode",
@@ -39,6 +40,7 @@ __all__ = [
     "fused_decode",
     "chunked_forward",
     "gdn_decode_layer",
+    "gdn_prefill_layer",
     "transpose_to_mn_major",
     "chunk_local_cumsum_bf16",
     "bf16_gdn_compute_u_w",

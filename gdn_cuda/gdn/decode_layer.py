@@ -223,7 +223,8 @@ def by_operators(**x: Any) -> Tensor:
     gates = {"a": a, "b": b, "A_log": x["A_log"], "dt_bias": x["dt_bias"]}
     query, key, value = split_heads(mixed, *sizes)
     states = {"state_pool": x["state_pool"], "state_indices": slots, "null_slot": null_slot, **verify}
-    o = fused_decode(query, key, value, **gates, **states, scale=x.get("scale"))
+    more = {"scale": x.get("scale"), "allow_negative_eigenvalues": x.get("allow_negative_eigenvalues", False)}
+    o = fused_decode(query, key, value, **gates, **states, **more)
     norm = rms_norm_gated(o, z, x["norm_weight"], x.get("norm_eps", 1e-6), x.get("gate_activation", "silu"))
     return norm.flatten(-2)
 
@@ -385,7 +386,9 @@ def _sanitized_call(state: torch.dtype, dk: int, dv: int, T: int, heads: tuple[i
     batch, (Hk, Hv) = 5, heads
     channels = 2 * Hk * dk + Hv * dv
     slots = torch.tensor(_HOSTILE, device="cuda")
-    given = {
+    given: Inputs = {
+        "qkvz": draw(batch, T, channels + Hv * dv, dtype=torch.bfloat16),
+        "ba": draw(batch, T, 2 * Hv, dtype=torch.bfloat16),
         "conv_weight": draw(channels, TAPS, dtype=torch.bfloat16),
         "A_log": draw(Hv),
         "dt_bias": draw(Hv),
@@ -397,9 +400,8 @@ def _sanitized_call(state: torch.dtype, dk: int, dv: int, T: int, heads: tuple[i
         "dv": dv,
         "layout": layout,
     }
-    projections = draw(batch, T, channels + Hv * dv, dtype=torch.bfloat16), draw(batch, T, 2 * Hv, dtype=torch.bfloat16)
-    steps = {"step_states": draw(4, T, Hv, dv, dk, dtype=state), "step_conv": draw(4, T, channels, TAPS - 1)}
+    steps: Inputs = {"step_states": draw(4, T, Hv, dv, dk, dtype=state), "step_conv": draw(4, T, channels, TAPS - 1)}
     by_token = slots[:, None].repeat(1, T)
-    gdn_decode_layer(*projections, **given, state_indices=slots)
-    gdn_decode_layer(*projections, **given, state_indices=by_token, num_accepted_tokens=slots)
-    gdn_decode_layer(*projections, **given, state_indices=slots, **steps, step_slots=slots)
+    gdn_decode_layer(**given, state_indices=slots)
+    gdn_decode_layer(**given, state_indices=by_token, num_accepted_tokens=slots)
+    gdn_decode_layer(**given, state_indices=slots, **steps, step_slots=slots)
