@@ -27,6 +27,7 @@
 #include "../families/gdn/prefill.hpp"
 #include "../families/gdn/prefill_mma.hpp"
 #include "../families/gdn/recurrent.hpp"
+#include "../families/gdn/replay.hpp"
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
 #include "../families/scan/diagonal_scan.hpp"
@@ -109,6 +110,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
+            entry<gdn::Replay>(),
             entry<gdn::Gating>(),
             entry<gdn::ChunkCumsum>(),
             entry<gdn::MnMajor>(),

@@ -30,12 +30,17 @@ from .pieces import (
     chunk_local_cumsum_bf16,
     transpose_to_mn_major,
 )
+from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
 
 __all__ = [
     "InferenceMode",
     "fused_gdn_gating",
     "recurrent_forward",
     "fused_decode",
+    "ReplayBuffers",
+    "replay_buffers",
+    "replay_decode",
+    "commit_replay",
     "chunked_forward",
     "transpose_to_mn_major",
     "chunk_local_cumsum_bf16",

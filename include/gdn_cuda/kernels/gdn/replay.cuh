@@ -22,7 +22,8 @@
 namespace gdn_cuda::gdn {
 
 template <ReplayConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) replay(const __grid_constant__ ReplayArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    replay(const __grid_constant__ ReplayArgs args) {
     constexpr StateLayout kLayout = kConfig.layout();
     constexpr int kRows = ReplayConfig::kRowsPerThread, kStages = kConfig.stages(), kRing = kStages > 0 ? kStages : 1;
     using Io = Storage<kConfig.io>;

@@ -23,6 +23,10 @@ struct ReplayConfig {
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
     // Row steps in flight in shared memory; 0: rows go straight to registers. Long batches of tokens need the room themselves.
     GDN_HOST_DEVICE constexpr int stages() const { return !exact_k || !aligned ? 0 : tokens > 8 ? 1 : 2; }
+    // On an SM: so many registers a thread need no spills, and shared memory has room for as many.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const {
+        return exact_k && aligned && tokens <= 8 && layout().per_lane <= 16 ? 4 : 3;
+    }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes * kRowsPerThread; }
     GDN_HOST_DEVICE constexpr int most_rows() const { return threads(); }  // of a block: a thread each, once products are known
     GDN_HOST_DEVICE constexpr int most_steps() const { return most_rows() / rows_per_step(); }
@@ -50,9 +54,9 @@ struct ReplaySharedPlan {
 
     Vector state[kConfig.stages() > 0 ? kConfig.stages() : 1][ReplayConfig::kRowsPerThread][kConfig.layout().vectors()]
                 [kConfig.threads()];
-    Row vectors[2 * kTokens];     // key and query of each new token in turn
+    Row vectors[2 * kTokens];  // key and query of each new token in turn
     Row stored_keys[kTokens];
-    float stored[kTokens][kRows];  // stored updates, times all decays after them
+    float stored[kTokens][kRows];                       // stored updates, times all decays after them
     float products[2 * kTokens][kRows + kBankPadding];  // of every vector with every row of the state
     float gram[2 * kTokens][2 * kTokens];               // of vectors with vectors
     Coefficients coefficients[kTokens][kTokens];        // [later][earlier]

@@ -1,5 +1,5 @@
-// The parts of gdn/replay around the state: where a block works, its tokens in shared memory, the recurrence between tokens, and
-// what is stored of them. replay.cuh has the formulas.
+// The parts of gdn/replay around the state: where a block works, its tokens in shared memory, the recurrence between tokens,
+// and what is stored of them. replay.cuh has the formulas.
 #pragma once
 
 #include <gdn_cuda/kernels/common/state_slots.cuh>
@@ -147,7 +147,8 @@ __device__ __forceinline__ StoredSteps load_stored(ReplaySharedPlan<kConfig>& sh
     return steps;
 }
 
-// Adds up each of kCount numbers over the group, and scatters the sums: lane l gets those from kCount * l / kLanes on, in front.
+// Adds up each of kCount numbers over the group, and scatters the sums: lane l gets those from kCount * l / kLanes on, in
+// front.
 template <int kLanes, int kCount>
 __device__ __forceinline__ void scatter_sums(float (&x)[kCount], int lane) {
     int count = kCount;
