@@ -1,10 +1,8 @@
-"""Speculative verify that keeps tokens instead of states: operator, buffers, reference, examples, benchmark, sanitizer."""
+"""Speculative verify that keeps tokens instead of states: the operator, its buffers and its reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import product
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,13 +10,9 @@ from torch import Tensor
 
 from ..operators import operator
 from ..operators.calls import typical_call
-from ..operators.examples import Arguments, example
-from ..operators.examples import random as drawn
-from ..operators.measure import Case, Inputs, Outcome, Work, bench, draw, normal, sanitizes, size
 from ..operators.schema import not_a_tensor, refuse
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
-from .inputs import projections
 from .reference_operators import _lengths, _log_decay, _sigmoid, _zero_inactive
 
 MOST_STEPS = 16
@@ -48,7 +42,7 @@ def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch
         heads_k: Hk
         dtype: of query and key
         keys: (slots, 2, S, Hk, dk), dtype; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32
-        banks: (slots, Hv, ⌈dv / 8⌉), int32
+        banks: (slots, Hv, ⌈dv / 8⌉), fp32: 0 or 1
 
     Edge cases:
         A slot that is given to another sequence needs no clearing: its first call has num_accepted_tokens 0.
@@ -76,7 +70,7 @@ def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch
         keys=zeros(slots, 2, steps, heads_k, dk, dtype=dtype),
         updates=zeros(slots, steps, heads, dv),
         decays=zeros(slots, 2, steps, heads),
-        banks=zeros(slots, heads, -(-dv // ROWS_PER_BANK), dtype=torch.int32),
+        banks=zeros(slots, heads, -(-dv // ROWS_PER_BANK)),
     )
 
 
@@ -129,7 +123,7 @@ def _reference(x: Any) -> Tensor:
     ends = lengths.cumsum(0)
     for n in torch.where(active)[0].tolist():
         slot, length = int(slots[n]), int(lengths[n])
-        old = int(x.banks[slot, 0, 0]) & 1
+        old = int(bool(x.banks[slot, 0, 0]))
         state = _replayed(x, slot, old, int(accepted[n]), dtype)
         for t in range(length):
             at = (n, t) if x.cu_seqlens is None else (int(ends[n]) - length + t,)
@@ -179,7 +173,7 @@ def replay_decode(
         query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`, bf16 or fp16 for the first three; T ≤ S
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
         keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32;
-          banks: (slots, Hv, ⌈dv / 8⌉), int32: made by `replay_buffers`, each slot contiguous
+          banks: (slots, Hv, ⌈dv / 8⌉), fp32: made by `replay_buffers`, each slot contiguous
         state_indices: (B,), int32 or int64; None: sequence n has slot n
         num_accepted_tokens: (B,), int32 or int64: of the tokens of the last call on the slot; None: none
 
@@ -209,6 +203,44 @@ def replay_decode(
         >>> bool(output.any()), bool(pool.any()), bool(buffers.updates[5].any())
         (True, False, True)
     """
+
+
+# ---- fused_decode(…, replay=buffers)
+
+
+def decode_by_replay(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None,
+    cu_seqlens: Tensor | None,
+    num_accepted_tokens: Tensor | None,
+    null_slot: int | None,
+    scale: float | None,
+    use_qk_l2norm: bool,
+    replay: ReplayBuffers,
+    out: Tensor | None,
+) -> Tensor:
+    if not isinstance(replay, ReplayBuffers):
+        refuse("fused_decode", "replay", "ReplayBuffers, which replay_buffers makes, or None", type(replay).__name__)
+    return replay_decode(
+        *(query, key, value, a, b, A_log, dt_bias, state_pool, *replay, state_indices),
+        cu_seqlens=cu_seqlens,
+        num_accepted_tokens=num_accepted_tokens,
+        null_slot=null_slot,
+        scale=scale,
+        use_qk_l2norm=use_qk_l2norm,
+        out=out,
+    )
+
+
+def reference_by_replay(x: Any) -> Tensor:
+    return _reference(SimpleNamespace(**vars(x), **x.replay._asdict()))
 
 
 def commit_replay(
@@ -253,159 +285,10 @@ def commit_replay(
     return state_pool
 
 
-# ---- Examples
-
-_HK, _HV, _DK, _DV, _STEPS = 2, 4, 16, 8, 5
-
-
-def _given(
-    sequences: int, lengths: tuple[int, ...], seed: int, pool: torch.dtype, io: torch.dtype, index: torch.dtype = torch.int32
-) -> Arguments:
-    """All tensors are strided views; every slot has steps stored, in either bank, and NaN where none was accepted."""
-    rows = drawn(*lengths, 2 * _HK * _DK + _HV * _DV + 2 * _HV, seed=seed, dtype=io)
-    query, key, value, a, b = rows.split([_HK * _DK, _HK * _DK, _HV * _DV, _HV, _HV], dim=-1)
-    slots = sequences + 2
-    memory = drawn(slots, 2 * _HV * _DV * _DK, seed=seed + 1, dtype=pool)
-    state_pool = memory[:, : _HV * _DV * _DK].unflatten(-1, (_HV, _DV, _DK))
-    buffers = replay_buffers(state_pool, _STEPS, _HK, dtype=io)
-    accepted = torch.arange(sequences, dtype=index) % (_STEPS + 1)
-    chosen = torch.arange(sequences, dtype=index).flip(0) + 1
-    for n, slot in enumerate(chosen.tolist()):
-        bank, count = slot % 2, int(accepted[n])
-        buffers.keys[slot, bank] = drawn(_STEPS, _HK, _DK, seed=seed + slot).to(io)
-        buffers.updates[slot] = drawn(_STEPS, _HV, _DV, seed=seed + slot)
-        buffers.decays[slot, bank] = drawn(_STEPS, _HV, seed=seed + slot).sigmoid()
-        buffers.banks[slot] = bank
-        for stored in (buffers.keys[slot, bank], buffers.updates[slot], buffers.decays[slot, bank]):
-            stored[count:] = torch.nan
-    chosen[2:3] = -1  # a padding row
-    return {
-        "query": query.unflatten(-1, (_HK, _DK)),
-        "key": key.unflatten(-1, (_HK, _DK)),
-        "value": value.unflatten(-1, (_HV, _DV)),
-        "a": a,
-        "b": b,
-        "A_log": drawn(_HV, seed=seed + 2),
-        "dt_bias": drawn(_HV, seed=seed + 3, dtype=torch.bfloat16),
-        "state_pool": state_pool,
-        **buffers._asdict(),
-        "state_indices": chosen,
-        "num_accepted_tokens": accepted,
-    }
-
-
-@example(replay_decode)
-def _example(B: int, T: int, seed: int) -> Arguments:
-    return _given(B, (B, min(T, _STEPS)), seed, torch.float32, torch.bfloat16)
-
-
-@example(replay_decode, "replay_decode-bf16-state")
-def _example_bf16(B: int, T: int, seed: int) -> Arguments:
-    """The first call on its slots: nothing is accepted."""
-    x = _given(B, (B, min(T, _STEPS)), seed, torch.bfloat16, torch.float16, torch.int64)
-    return x | {"num_accepted_tokens": None, "null_slot": B + 1, "scale": 0.3, "use_qk_l2norm": False}
-
-
-@example(replay_decode, "replay_decode-packed", packed=True)
-def _example_packed(B: int, T: int, seed: int) -> Arguments:
-    lengths = torch.tensor([0, 3, 0, 5])
-    return _given(3, (9,), seed, torch.float32, torch.bfloat16) | {"cu_seqlens": lengths.cumsum(0).to(torch.int32)}
-
-
 typical_call(
     replay_decode,
     {"B": 64, "T": 4, "Hk": 16, "Hv": 32, "dk": 128, "dv": 128, "slots": 1024, "S": 4, "two": 2},
     "query, key: B T Hk dk; value: B T Hv dv; a, b: B T Hv; A_log, dt_bias: Hv f32; state_pool: slots Hv dv dk f32; "
-    "keys: slots two S Hk dk; updates: slots S Hv dv f32; decays: slots two S Hv f32; banks: slots Hv dv/8 i32; "
+    "keys: slots two S Hk dk; updates: slots S Hv dv f32; decays: slots two S Hv f32; banks: slots Hv dv/8 f32; "
     "state_indices, num_accepted_tokens: B i32",
 )
-
-
-# ---- Benchmark: verify by replay, and beside it the verify that keeps every state
-
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-
-
-@bench(operator=_NAME)
-def _measured(device: str) -> Iterator[Case]:
-    on_gpu = device == "cuda"
-    for batch, tokens, state in product((1, 16, 64, 256) if on_gpu else (1, 4), (4, 8), _NAMES):
-        shape = f"16/32 B={batch} T={tokens} {_NAMES[state]} state"
-        yield Case(shape, partial(_replay_work, device, batch, tokens, state))
-        yield Case(f"{shape}, every state kept", partial(_kept_work, device, batch, tokens, state))
-
-
-def _verify_inputs(device: str, batch: int, tokens: int, slots: int, state: torch.dtype) -> Inputs:
-    fp32 = partial(normal, device=device, dtype=torch.float32)
-    return projections(device, batch, tokens, key_heads=16, value_heads=32) | {
-        "a": normal(batch, tokens, 32, device=device),
-        "b": normal(batch, tokens, 32, device=device),
-        "A_log": fp32(32),
-        "dt_bias": fp32(32),
-        "state_pool": normal(slots, 32, 128, 128, device=device, dtype=state),
-        "num_accepted_tokens": torch.full((batch,), tokens, device=device, dtype=torch.int32),
-        "out": torch.empty(batch, tokens, 32, 128, device=device, dtype=torch.bfloat16),
-    }
-
-
-def _verify_work(call: Callable[..., Tensor], x: Inputs, moved: int) -> Work:
-    written = ("state_pool", *(name for name in ReplayBuffers._fields if name in x))
-
-    def outcome(inputs: Inputs) -> Outcome:
-        own = inputs | {name: inputs[name].clone() for name in written} | {"out": None}
-        return call(**own), own["state_pool"]
-
-    tokens = size(*(x[name] for name in ("query", "key", "value", "a", "b", "out")))
-    return Work(partial(call, **x), moved + tokens, 0, x, outcome, x)
-
-
-def _replay_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work:
-    """All tokens of the last call accepted."""
-    x = _verify_inputs(device, batch, tokens, batch, state)
-    buffers = replay_buffers(x["state_pool"], tokens, 16)
-    buffers.updates.normal_(), buffers.keys.normal_(), buffers.decays.fill_(0.5)
-    x |= buffers._asdict() | {"state_indices": torch.randperm(batch, device=device, dtype=torch.int32)}
-    # Of keys and decays, one bank is read and the other written.
-    return _verify_work(replay_decode, x, 2 * size(x["state_pool"], buffers.updates) + size(buffers.keys, buffers.decays))
-
-
-def _kept_work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work:
-    import gdn_cuda
-
-    x = _verify_inputs(device, batch, tokens, batch * tokens, state)
-    x["state_indices"] = torch.randperm(batch * tokens, device=device, dtype=torch.int32).view(batch, tokens)
-    states = size(x["state_pool"])
-    return _verify_work(gdn_cuda.fused_decode, x, states + states // tokens)
-
-
-# ---- compute-sanitizer
-
-_HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
-
-
-@sanitizes("replay")
-def _sanitized() -> None:
-    """Few and many tokens, exact and masked heads, rows that do not start on 16 bytes; slots, counts and offsets that lie."""
-    types = product((torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16))
-    for (io, state), (dk, dv), steps in product(types, ((128, 128), (96, 40), (256, 72), (40, 8)), (5, 16)):
-        for packed in (False, True):
-            _sanitized_call(io, state, dk, dv, steps, sequences=5, packed=packed)
-    _sanitized_call(torch.bfloat16, torch.float32, 128, 128, 4, sequences=60, packed=False)  # several row steps a block
-
-
-def _sanitized_call(io: torch.dtype, state: torch.dtype, dk: int, dv: int, steps: int, sequences: int, packed: bool) -> None:
-    lengths = (sequences * steps,) if packed else (sequences, steps)
-    pool = draw(sequences + 2, 4, dv, dk, dtype=state)
-    buffers = replay_buffers(pool, steps, 2, dtype=io)
-    buffers.keys.normal_(), buffers.updates.normal_(), buffers.decays.fill_(0.5), buffers.banks.random_()
-    query = draw(*lengths, 2, dk + 1, dtype=io)[..., dk % 16 // 8 :][..., :dk]  # unaligned where dk is an odd number of units
-    slots, accepted = (torch.tensor(_HOSTILE, device="cuda").repeat(sequences)[:sequences] for _ in range(2))
-    slots[::2] = torch.arange(slots[::2].shape[0], device="cuda")
-    offsets = torch.tensor([0, *_HOSTILE], device="cuda") if packed else None
-    gates = (draw(*lengths, 4), draw(*lengths, 4), draw(4), draw(4))
-    for count in (accepted, accepted % (steps + 1)):
-        value = draw(*lengths, 4, dv, dtype=io)
-        key = draw(*lengths, 2, dk, dtype=io)
-        own = {"state_indices": slots, "num_accepted_tokens": count, "cu_seqlens": offsets}
-        replay_decode(query, key, value, *gates, pool, *buffers, **own)
-    commit_replay(pool, buffers, slots, accepted % (steps + 1))

@@ -116,7 +116,9 @@ class Server:
                 out, state = literal(self.after[n][-1], {name: y[at] for name, y in here.items()}, heads, scale, norm)
                 expected[at] = out
                 self.after[n].append(state)
-        assert rel_rms(output, expected) <= OUTPUT_BOUND[self.io]
+        # A bf16 pool has rounded what came before.
+        error, bound = rel_rms(output, expected), max(OUTPUT_BOUND[self.io], STATE_BOUND[self.pool.dtype])
+        assert error <= bound, (error, bound)
         if packed:
             assert not output[-1].any()
         return output
@@ -130,5 +132,6 @@ class Server:
 
     def commit(self, commit: Callable[..., Tensor] = gdn_cuda.commit_replay) -> None:
         commit(self.pool, self.buffers, self.slots, self.accepted)
-        assert rel_rms(self.pool[self.slots.long()], self.states) <= STATE_BOUND[self.pool.dtype]
+        error = rel_rms(self.pool[self.slots.long()], self.states)
+        assert error <= STATE_BOUND[self.pool.dtype], error
         self.accepted.zero_()

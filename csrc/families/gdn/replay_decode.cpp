@@ -85,11 +85,11 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     check_stored(check, "decays", decays, {count, 2, steps, sequences.value_heads}, "(slots, 2, S, Hv)", DType::f32,
                  sequences.query);
     check_stored(check, "banks", banks, {count, sequences.value_heads, ceil_div(sequences.dv, kRowsPerBank)},
-                 "(slots, Hv, dv / 8)", DType::i32, sequences.query);
+                 "(slots, Hv, dv / 8)", DType::f32, sequences.query);
     args.keys = keys.data;
     args.updates = static_cast<float*>(updates.data);
     args.decays = static_cast<float*>(decays.data);
-    args.banks = static_cast<int*>(banks.data);
+    args.banks = static_cast<float*>(banks.data);
     args.keys_slot = keys.stride(0);
     args.updates_slot = updates.stride(0);
     args.decays_slot = decays.stride(0);

@@ -86,7 +86,7 @@ struct ReplayArgs {
     void* keys;      // (slots, 2, stored_steps, Hk, dk), as they were given
     float* updates;  // (slots, stored_steps, Hv, dv): v', times the key's scale
     float* decays;   // (slots, 2, stored_steps, Hv)
-    int* banks;      // (slots, Hv, dv / kRowsPerBank)
+    float* banks;    // (slots, Hv, dv / kRowsPerBank), 0 or 1
     i64 keys_slot, updates_slot, decays_slot, banks_slot;
     int stored_steps;
 };

@@ -44,11 +44,11 @@ struct ReplayPlace {
             return -1;
         }
         if (accepted == 0 && length == 0) return -1;
-        bank = banks(args)[0] & 1;  // whatever is there, inside of the tensor
+        bank = banks(args)[0] != 0.f;
         return static_cast<int>(accepted);
     }
 
-    __device__ __forceinline__ int* banks(const ReplayArgs& args) const {
+    __device__ __forceinline__ float* banks(const ReplayArgs& args) const {
         const int of_head = static_cast<int>(ceil_div(args.dv, kRowsPerBank));
         return args.banks + slot * args.banks_slot + static_cast<i64>(head) * of_head + first_row / kRowsPerBank;
     }
@@ -315,7 +315,7 @@ __device__ __forceinline__ void store_steps(const ReplaySharedPlan<kConfig>& sha
     constexpr int kPiece = 8, kPieces = kConfig.head_k / kPiece;
     if (place.length == 0) return;
     const int bank = 1 - place.bank, thread = threadIdx.x;
-    if (thread < ceil_div(place.rows, kRowsPerBank)) place.banks(args)[thread] = bank;
+    if (thread < ceil_div(place.rows, kRowsPerBank)) place.banks(args)[thread] = static_cast<float>(bank);
     if (place.first_row != 0) return;
     if (thread < place.length) *place.decay_of(args, bank, thread) = shared.token[thread].decay;
     if (place.head % args.heads_per_key != 0) return;
