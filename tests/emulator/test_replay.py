@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -56,8 +56,8 @@ def serve(server: Server, tokens: int) -> None:
     "dk, dv", [(64, 136), (96, 40), (128, 200), (192, 24), (256, 72), (8, 8), (40, 72), (120, 16), (200, 40)]
 )
 def test_head_dimensions(dk: int, dv: int, state: torch.dtype, seed: int) -> None:
-    for io, steps in ((torch.bfloat16, 3), (torch.float16, 9)):
-        serve(Server(seed, dk=dk, dv=dv, state=state, io=io, steps=steps, sequences=2), steps)
+    for io, steps in product((torch.bfloat16, torch.float16), (3, 9)):
+        serve(Server(seed, dk=dk, dv=dv, state=state, io=io, steps=steps, sequences=2, Hv=1), steps)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 8, 16])
@@ -84,9 +84,11 @@ def test_options(seed: int) -> None:
     serve(server, 4)
 
 
-def test_rows_that_do_not_start_on_16_bytes(seed: int) -> None:
-    for dk in (64, 72):
-        server = Server(seed, dk=dk, dv=16)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("dk", [64, 72, 136])
+def test_rows_that_do_not_start_on_16_bytes(dk: int, state: torch.dtype, seed: int) -> None:
+    for io in (torch.bfloat16, torch.float16):
+        server = Server(seed, dk=dk, dv=16, io=io, state=state)
         tokens = server.tokens
 
         def shifted(*lead: int, dk: int = dk, tokens: Any = tokens) -> dict[str, Tensor]:

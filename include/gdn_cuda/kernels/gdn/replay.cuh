@@ -52,13 +52,21 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                                 row_at(step, r) + StateSlice::column(i, lane));
         cp_async_fence();
     };
+    // All loads of the block are in flight before the first is waited for.
+    load_vectors(shared, args, place);
     if constexpr (kStages > 0)
 #pragma unroll 1
         for (int step = 0; step < kStages; ++step) fetch(step);
-
-    load_vectors(shared, args, place);
-    load_values(shared, args, place);
-    const StoredSteps steps = load_stored(shared, args, place, stored);
+    GateLoads<kConfig> gates;
+    gates.load(args, place);
+    RowLoads<kConfig> loads;
+    loads.load(args, place, stored);
+    load_stored_keys(shared, args, place, stored);
+    cp_async_fence();
+    gates.finish(shared, args, place);
+    const StoredSteps steps = loads.finish(shared, place, stored);
+    cp_async_wait<0>();
+    __syncthreads();
     prepare_tokens(shared, args, place);
 
 #pragma unroll 1

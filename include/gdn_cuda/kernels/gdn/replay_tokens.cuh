@@ -2,12 +2,15 @@
 // and what is stored of them. replay.cuh has the formulas.
 #pragma once
 
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/state_slots.cuh>
 #include <gdn_cuda/kernels/common/varlen.cuh>
 #include <gdn_cuda/kernels/gdn/replay_plan.cuh>
 #include <gdn_cuda/kernels/gdn/row.cuh>
 
 namespace gdn_cuda::gdn {
+
+constexpr int kReplayPiece = 8;  // elements of 16 bytes
 
 // A block's rows of one head of one sequence.
 template <ReplayConfig kConfig>
@@ -77,34 +80,46 @@ struct ReplayPlace {
     }
 };
 
-// Keys and queries, zero past dk.
+// Copies a row of keys or queries, zero past dk: 16 bytes of it, the `at`-th element first.
 template <ReplayConfig kConfig>
-__device__ __forceinline__ void load_vectors(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
-                                             const ReplayPlace<kConfig>& place) {
+__device__ __forceinline__ void load_piece(void* to, const Storage<kConfig.io>* row, int at, int dk) {
     using Io = Storage<kConfig.io>;
-    constexpr int kPiece = 8, kPieces = kConfig.head_k / kPiece;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < 2 * place.length * kPieces; i += kConfig.threads()) {
-        const int vector = i / kPieces, at = i % kPieces * kPiece;
-        Vector<Io, kPiece, kConfig.aligned> piece;
-        if (kConfig.exact_k || at < args.dk) {
-            piece.load(place.row_of(vector % 2 == 0 ? args.key : args.query, vector / 2, place.key_head) + at);
+    if constexpr (kConfig.aligned) {
+        const bool exists = kConfig.exact_k || at < dk;
+        cp_async_16_zfill(static_cast<unsigned>(__cvta_generic_to_shared(to)), exists ? row + at : row, exists);
+    } else {
+        Vector<Io, kReplayPiece, false> piece;
+        if (at < dk) {
+            piece.load(row + at);
         } else {
             piece.clear();
         }
-        piece.store(reinterpret_cast<Io*>(shared.vectors[vector].bytes) + at);
+        piece.store(static_cast<Io*>(to));
     }
 }
 
-// A row's values, by the thread that will use them.
+// Keys and queries of the new tokens.
 template <ReplayConfig kConfig>
-__device__ __forceinline__ void load_values(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
-                                            const ReplayPlace<kConfig>& place) {
-    if (static_cast<int>(threadIdx.x) >= place.rows) return;
-#pragma unroll 4
-    for (int t = 0; t < place.length; ++t) {
-        const auto* value = place.row_of(args.value, t, place.head) + place.first_row + threadIdx.x;
-        shared.value[t][threadIdx.x] = *reinterpret_cast<const unsigned short*>(value);
+__device__ __forceinline__ void load_vectors(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                             const ReplayPlace<kConfig>& place) {
+    constexpr int kPieces = kConfig.head_k / kReplayPiece;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 2 * place.length * kPieces; i += kConfig.threads()) {
+        const int vector = i / kPieces, piece = i % kPieces;
+        const auto* row = place.row_of(vector % 2 == 0 ? args.key : args.query, vector / 2, place.key_head);
+        load_piece<kConfig>(shared.vectors[vector].bytes + piece * 16, row, piece * kReplayPiece, args.dk);
+    }
+}
+
+template <ReplayConfig kConfig>
+__device__ __forceinline__ void load_stored_keys(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                                 const ReplayPlace<kConfig>& place, int stored) {
+    constexpr int kPieces = kConfig.head_k / kReplayPiece;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < stored * kPieces; i += kConfig.threads()) {
+        const int step = i / kPieces, piece = i % kPieces;
+        load_piece<kConfig>(shared.stored_keys[step].bytes + piece * 16, place.key_of(args, place.bank, step),
+                            piece * kReplayPiece, args.dk);
     }
 }
 
@@ -115,37 +130,48 @@ struct StoredSteps {
     bool cleared;  // by a reset among them, infinities and NaN included
 };
 
+// What a thread loads for its row, all in flight at once.
 template <ReplayConfig kConfig>
-__device__ __forceinline__ StoredSteps load_stored(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
-                                                   const ReplayPlace<kConfig>& place, int stored) {
-    using Io = Storage<kConfig.io>;
-    constexpr int kPiece = 8, kPieces = kConfig.head_k / kPiece;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < stored * kPieces; i += kConfig.threads()) {
-        const int step = i / kPieces, at = i % kPieces * kPiece;
-        Vector<Io, kPiece, kConfig.aligned> piece;
-        if (kConfig.exact_k || at < args.dk) {
-            piece.load(place.key_of(args, place.bank, step) + at);
-        } else {
-            piece.clear();
+struct RowLoads {
+    unsigned short value[kConfig.tokens];
+    float update[kConfig.tokens], decay[kConfig.tokens];
+
+    __device__ __forceinline__ void load(const ReplayArgs& args, const ReplayPlace<kConfig>& place, int stored) {
+        const int row = threadIdx.x;
+        const bool mine = row < place.rows;
+#pragma unroll
+        for (int t = 0; t < kConfig.tokens; ++t)
+            if (mine && t < place.length)
+                value[t] =
+                    *reinterpret_cast<const unsigned short*>(place.row_of(args.value, t, place.head) + place.first_row + row);
+#pragma unroll
+        for (int step = 0; step < kConfig.tokens; ++step) {
+            update[step] = 0.f;
+            if (step >= stored) continue;
+            decay[step] = *place.decay_of(args, place.bank, step);
+            if (mine) update[step] = place.updates_of(args, step)[row];
         }
-        piece.store(reinterpret_cast<Io*>(shared.stored_keys[step].bytes) + at);
     }
-    const int row = threadIdx.x;
-    StoredSteps steps{1.f, 0, false};
-#pragma unroll 4
-    for (int step = stored - 1; step >= 0; --step) {
-        const float decay = *place.decay_of(args, place.bank, step);
-        const float update = row < place.rows ? place.updates_of(args, step)[row] : 0.f;
-        if (steps.cleared) continue;
-        shared.stored[step][row] = update * steps.decay;
-        steps.decay *= decay;
-        if (decay != 0.f) continue;
-        steps.cleared = true;
-        steps.first = step;
+
+    __device__ __forceinline__ StoredSteps finish(ReplaySharedPlan<kConfig>& shared, const ReplayPlace<kConfig>& place,
+                                                  int stored) const {
+        const int row = threadIdx.x;
+#pragma unroll
+        for (int t = 0; t < kConfig.tokens; ++t)
+            if (row < place.rows && t < place.length) shared.value[t][row] = value[t];
+        StoredSteps steps{1.f, 0, false};
+#pragma unroll
+        for (int step = kConfig.tokens - 1; step >= 0; --step) {
+            if (step >= stored || steps.cleared) continue;
+            shared.stored[step][row] = update[step] * steps.decay;
+            steps.decay *= decay[step];
+            if (decay[step] != 0.f) continue;
+            steps.cleared = true;
+            steps.first = step;
+        }
+        return steps;
     }
-    return steps;
-}
+};
 
 // Adds up each of kCount numbers over the group, and scatters the sums: lane l gets those from kCount * l / kLanes on, in
 // front.
@@ -203,7 +229,29 @@ __device__ __forceinline__ void multiply(const ReplaySharedPlan<kConfig>& shared
     }
 }
 
-// Scalars of the new tokens, and what each does to later ones. Begins and ends with a barrier.
+// Gates of the new tokens, a thread each.
+template <ReplayConfig kConfig>
+struct GateLoads {
+    RawGates raw;
+
+    __device__ __forceinline__ void load(const ReplayArgs& args, const ReplayPlace<kConfig>& place) {
+        const auto number_at = [&](const Scalars& of) {
+            return place.sequence * of.batch + (place.start + threadIdx.x) * of.token + place.head * of.head;
+        };
+        if (static_cast<int>(threadIdx.x) < place.length)
+            raw.load(args, number_at(args.gate), number_at(args.beta), place.head, true);
+    }
+    __device__ __forceinline__ void finish(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
+                                           const ReplayPlace<kConfig>& place) const {
+        if (static_cast<int>(threadIdx.x) >= place.length) return;
+        TokenScalars scalars;
+        raw.finish(args, true, scalars);
+        shared.token[threadIdx.x].decay = scalars.decay;
+        shared.token[threadIdx.x].beta = scalars.beta;
+    }
+};
+
+// Scalars of the new tokens, and what each does to later ones. Ends with a barrier.
 template <ReplayConfig kConfig>
 __device__ __forceinline__ void prepare_tokens(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                                const ReplayPlace<kConfig>& place) {
@@ -212,18 +260,6 @@ __device__ __forceinline__ void prepare_tokens(ReplaySharedPlan<kConfig>& shared
     constexpr int kRows = ReplayConfig::kRowsPerThread, kRowsPerWarp = 32 / kLayout.lanes * kRows;
     const int tokens = place.length, lane = threadIdx.x % kLayout.lanes;
     const int thread = threadIdx.x;
-    TokenScalars gates{};
-    if (thread < tokens) {
-        const auto number_at = [&](const Scalars& of) {
-            return place.sequence * of.batch + (place.start + thread) * of.token + place.head * of.head;
-        };
-        RawGates raw;
-        raw.load(args, number_at(args.gate), number_at(args.beta), place.head, true);
-        raw.finish(args, true, gates);
-        shared.token[thread].decay = gates.decay;
-        shared.token[thread].beta = gates.beta;
-    }
-    __syncthreads();
 #pragma unroll 1
     for (int first = thread / 32 * kRowsPerWarp; first < 2 * tokens; first += kConfig.warps * kRowsPerWarp) {
         const int mine = first + thread % 32 / kLayout.lanes * kRows;
@@ -312,7 +348,7 @@ template <ReplayConfig kConfig>
 __device__ __forceinline__ void store_steps(const ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                             const ReplayPlace<kConfig>& place) {
     using Io = Storage<kConfig.io>;
-    constexpr int kPiece = 8, kPieces = kConfig.head_k / kPiece;
+    constexpr int kPieces = kConfig.head_k / kReplayPiece;
     if (place.length == 0) return;
     const int bank = 1 - place.bank, thread = threadIdx.x;
     if (thread < ceil_div(place.rows, kRowsPerBank)) place.banks(args)[thread] = static_cast<float>(bank);
@@ -321,9 +357,9 @@ __device__ __forceinline__ void store_steps(const ReplaySharedPlan<kConfig>& sha
     if (place.head % args.heads_per_key != 0) return;
 #pragma unroll 1
     for (int i = thread; i < place.length * kPieces; i += kConfig.threads()) {
-        const int step = i / kPieces, at = i % kPieces * kPiece;
+        const int step = i / kPieces, at = i % kPieces * kReplayPiece;
         if (!kConfig.exact_k && at >= args.dk) continue;
-        Vector<Io, kPiece, kConfig.aligned> piece;
+        Vector<Io, kReplayPiece, kConfig.aligned> piece;
         piece.load(reinterpret_cast<const Io*>(shared.vectors[2 * step].bytes) + at);
         piece.store(place.key_of(args, bank, step) + at);
     }
