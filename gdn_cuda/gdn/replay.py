@@ -13,7 +13,7 @@ from ..operators.calls import typical_call
 from ..operators.schema import not_a_tensor, refuse
 from ..operators.state_slots import check_slots, is_slot
 from . import reference as gdn
-from .reference_operators import _lengths, _log_decay, _sigmoid, _zero_inactive
+from .reference_operators import _lengths, _log_decay, _packed, _sigmoid, _zero_inactive
 
 MOST_STEPS = 16
 ROWS_PER_BANK = 8
@@ -102,6 +102,8 @@ def _replayed(x: Any, slot: int, bank: int, accepted: int, dtype: torch.dtype) -
 @torch.no_grad()
 def _reference(x: Any) -> Tensor:
     """States are rounded when stored, never between the tokens of one call."""
+    output_shape = x.value.shape
+    x = _packed(x, "query", "key", "value", "a", "b")
     lengths, pool, steps = _lengths(x.value, x.cu_seqlens), x.state_pool, x.keys.shape[2]
     sequences = lengths.shape[0]
     slots = torch.arange(sequences) if x.state_indices is None else x.state_indices.to(torch.int64)
@@ -112,7 +114,10 @@ def _reference(x: Any) -> Tensor:
         raise IndexError(f"{_NAME}: cu_seqlens: expected sequences of at most {steps} tokens, got {longest}")
     dtype = gdn.promoted_dtype(x.query, x.key, x.value, pool, x.updates)
     scale = x.query.shape[-1] ** -0.5 if x.scale is None else x.scale
-    beta, decay = (y.to(dtype) for y in (_sigmoid(x.b), _log_decay(x.A_log, x.dt_bias, x.a).exp()))
+    beta, decay = (
+        y.to(dtype)
+        for y in (_sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1), _log_decay(x.A_log, x.dt_bias, x.a).exp())
+    )
     value, heads = x.value.to(dtype), x.value.shape[-2]
     query, key = (gdn.repeat_heads(y.to(dtype), heads) for y in (x.query, x.key))
     query_scale, key_scale = (
@@ -135,7 +140,7 @@ def _reference(x: Any) -> Tensor:
             x.keys[slot, 1 - old, t], x.decays[slot, 1 - old, t], x.updates[slot, t] = x.key[at], decay[at], update
         if length:
             x.banks[slot] = 1 - old
-    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens)
+    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
 
 
 @operator(reference=_reference, out="value")
@@ -159,6 +164,7 @@ def replay_decode(
     null_slot: int | None = None,
     scale: float | None = None,
     use_qk_l2norm: bool = True,
+    allow_negative_eigenvalues: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Speculative verify that keeps tokens instead of states: `fused_decode(…, replay=ReplayBuffers(keys, …, banks))`. Returns
@@ -170,7 +176,8 @@ def replay_decode(
         are key, decay = exp(gate) and update = v' / √(Σ key² + 1e-6)
 
     Shapes:
-        query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`, bf16 or fp16 for the first three; T ≤ S
+        query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`; query, key and value are bf16 or fp16, with
+          contiguous rows of multiples of 8, and T ≤ S
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
         keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32;
           banks: (slots, Hv, ⌈dv / 8⌉), fp32: made by `replay_buffers`, each slot contiguous
@@ -223,6 +230,7 @@ def decode_by_replay(
     null_slot: int | None,
     scale: float | None,
     use_qk_l2norm: bool,
+    allow_negative_eigenvalues: bool,
     replay: ReplayBuffers,
     out: Tensor | None,
 ) -> Tensor:
@@ -235,6 +243,7 @@ def decode_by_replay(
         null_slot=null_slot,
         scale=scale,
         use_qk_l2norm=use_qk_l2norm,
+        allow_negative_eigenvalues=allow_negative_eigenvalues,
         out=out,
     )
 

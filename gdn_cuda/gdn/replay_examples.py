@@ -52,7 +52,7 @@ def of_any_call(B: int, T: int, seed: int) -> Arguments:
 def of_first_call(B: int, T: int, seed: int) -> Arguments:
     """The first call on its slots: nothing is accepted."""
     x = _given(B, (B, min(T, _STEPS)), seed, torch.bfloat16, torch.float16, torch.int64)
-    return x | {"num_accepted_tokens": None, "null_slot": B + 1, "scale": 0.3, "use_qk_l2norm": False}
+    return x | {"num_accepted_tokens": None, "null_slot": B + 1, "scale": 0.3, "allow_negative_eigenvalues": True}
 
 
 def packed(B: int, T: int, seed: int) -> Arguments:

@@ -82,6 +82,7 @@ def test_options(seed: int) -> None:
     tokens = server.tokens
     server.tokens = lambda *lead: (x := tokens(*lead)) | {"key": x["key"] / 8}  # type: ignore[method-assign]
     serve(server, 4)
+    serve(Server(seed, dk=64, allow_negative_eigenvalues=True), 4)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -25,7 +25,7 @@ def gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor,
 
 
 def literal(
-    state: Tensor, token: dict[str, Tensor], heads: dict[str, Tensor], scale: float, norm: bool
+    state: Tensor, token: dict[str, Tensor], heads: dict[str, Tensor], scale: float, norm: bool, beta_factor: int
 ) -> tuple[Tensor, Tensor]:
     """Output (Hv, dv) and state (Hv, dv, dk) after one token, in fp64; resets clear states that are not finite."""
     beta, decay = gates(token["a"], token["b"], **heads)
@@ -35,7 +35,7 @@ def literal(
         if norm:
             q, k = q / math.sqrt(float(q @ q) + 1e-6), k / math.sqrt(float(k @ k) + 1e-6)
         s = torch.zeros_like(state[h]) if decay[h].float() == 0 else decay[h] * state[h]
-        s = s + torch.outer(beta[h] * (token["value"].double()[h] - s @ k), k)
+        s = s + torch.outer(beta_factor * beta[h] * (token["value"].double()[h] - s @ k), k)
         output[h], after[h] = scale * (s @ q), s
     return output, after
 
@@ -109,11 +109,12 @@ class Server:
         heads = {name: y.cpu() for name, y in self.heads.items()}
         expected = torch.zeros(output.shape, dtype=torch.float64)
         scale, norm = self.options.get("scale") or self.dk**-0.5, self.options.get("use_qk_l2norm", True)
+        factor = 2 if self.options.get("allow_negative_eigenvalues") else 1
         self.after = [[state] for state in self.states]
         for n, length in enumerate(lengths):
             for t in range(length):
                 at = (starts[n] + t,) if packed else (n, t)
-                out, state = literal(self.after[n][-1], {name: y[at] for name, y in here.items()}, heads, scale, norm)
+                out, state = literal(self.after[n][-1], {name: y[at] for name, y in here.items()}, heads, scale, norm, factor)
                 expected[at] = out
                 self.after[n].append(state)
         # A bf16 pool has rounded what came before.

@@ -25,9 +25,21 @@ void check_stored(const Checks& check, const char* argument, const View& stored,
     check.distinct(argument, stored);
 }
 
+// What gdn/replay has no code for.
+void check_rows(const Checks& check, const Sequences& sequences) {
+    check.dtype("query", sequences.query, {DType::bf16, DType::f16});
+    for (const auto& [argument, rows] :
+         {std::pair{"query", &sequences.query}, std::pair{"key", &sequences.key}, std::pair{"value", &sequences.value}}) {
+        check.last_contiguous(argument, *rows);
+        GDN_REQUIRE(check, rows->size(-1) % 8 == 0, argument, "a head dimension that is a multiple of 8",
+                    fmt::format("{}", rows->size(-1)));
+    }
+}
+
 PreparedReplay prepare_replay(const ReplayDecode& x) {
     const Checks check{x.name};
     const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    check_rows(check, sequences);
     Prepared common = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
     const RecurrentArgs& recurrent = common.args;
     PreparedReplay prepared{.sequences = sequences, .problem = {}};
@@ -51,10 +63,12 @@ PreparedReplay prepare_replay(const ReplayDecode& x) {
     args.beta = check_scalars(check, "b", b, sequences, {DType::bf16, DType::f16, DType::f32});
     args.A_log = check_per_head(check, "A_log", rates, sequences);
     args.dt_bias = check_per_head(check, "dt_bias", bias, sequences);
+    args.beta_factor = x.allow_negative_eigenvalues ? 2.f : 1.f;
 
     const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
-    const DType state = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
+    const DType state = common.state_type = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
     const RecurrentStates states = check_states(check, common, "state_pool", pool, 4);
+    GDN_REQUIRE(check, common.plain_states, "state_pool", "contiguous states", stride_text(pool));
     check.distinct("state_pool", pool);
     args.pool = states.data;
     args.pool_slot = states.slot;

@@ -67,6 +67,7 @@ struct ReplaySharedPlan {
 struct ReplayArgs {
     Rows query, key, value, output;
     Scalars beta, gate;  // b and a, before sigmoid and softplus
+    float beta_factor;   // of the sigmoid
     Tagged A_log, dt_bias;
     int sequences, tokens, heads, heads_per_key, dk, dv;
     int steps;  // of rows, per block

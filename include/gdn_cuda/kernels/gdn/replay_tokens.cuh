@@ -234,18 +234,22 @@ template <ReplayConfig kConfig>
 struct GateLoads {
     RawGates raw;
 
+    __device__ __forceinline__ static GateForms forms(const ReplayArgs& args) {
+        return {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = args.beta_factor};
+    }
+
     __device__ __forceinline__ void load(const ReplayArgs& args, const ReplayPlace<kConfig>& place) {
         const auto number_at = [&](const Scalars& of) {
             return place.sequence * of.batch + (place.start + threadIdx.x) * of.token + place.head * of.head;
         };
         if (static_cast<int>(threadIdx.x) < place.length)
-            raw.load(args, number_at(args.gate), number_at(args.beta), place.head, true);
+            raw.load(args, number_at(args.gate), number_at(args.beta), place.head, forms(args));
     }
     __device__ __forceinline__ void finish(ReplaySharedPlan<kConfig>& shared, const ReplayArgs& args,
                                            const ReplayPlace<kConfig>& place) const {
         if (static_cast<int>(threadIdx.x) >= place.length) return;
         TokenScalars scalars;
-        raw.finish(args, true, scalars);
+        raw.finish(args, forms(args), scalars);
         shared.token[threadIdx.x].decay = scalars.decay;
         shared.token[threadIdx.x].beta = scalars.beta;
     }
