@@ -52,8 +52,9 @@ void ChunkInputs::convert_gates() {
                                .log_decay = memory,
                                .beta_out = memory + padded * sequences.tokens * heads};
     ChunkGates::run(given, target_);
-    args.gate = {{given.log_decay, DType::f32}, sequences.tokens * heads, heads, 1};
-    args.beta = {{given.beta_out, DType::f32}, sequences.tokens * heads, heads, 1};
+    const int64_t sequence = sequences.packed() ? 0 : sequences.tokens * heads;
+    args.gate = {{given.log_decay, DType::f32}, sequence, heads, 1};
+    args.beta = {{given.beta_out, DType::f32}, sequence, heads, 1};
     args.forms = {};
 }
 

@@ -136,6 +136,7 @@ Tensor run_chunked(Prepared& prepared, const auto& x, const StateRows& rows, DTy
                                 .from = own,
                                 .to = rows.before,
                                 .rows = rows.before_rows,
+                                .checkpoints = checkpoints.size(0),
                                 .block_tokens = static_cast<int>(x.checkpoint_every)};
     MoveStates::run(StatesMove::first_before, before, target);  // before a pool is written
     if (moves) inputs.gather_states();

@@ -71,8 +71,9 @@ __device__ __forceinline__ StateMove move_of(const MoveStatesArgs& args, i64 row
             if (exists && !is_first) return {};
             return {exists ? initial_offset(call, of.sequence, place) : -1, row * args.to.slot};  // rows of no block are zero
         } else {
-            if (!exists || is_first) return {};
-            return {(of.checkpoints_before + of.block - 1) * args.from.slot, row * args.to.slot};
+            const i64 checkpoint = of.checkpoints_before + of.block - 1;  // beyond the last one where sequences overlap
+            if (!exists || is_first || checkpoint >= args.checkpoints) return {};
+            return {checkpoint * args.from.slot, row * args.to.slot};
         }
     }
 }

@@ -28,6 +28,7 @@ struct MoveStatesArgs {
     RecurrentArgs call;
     RecurrentStates from, to;  // the one that is not the call's own
     i64 rows;                  // to visit: sequences, or states before blocks
+    i64 checkpoints;           // there are, for other_before
     int block_tokens;          // of states before
     i64* dense_slots;          // gather: n, or what makes a sequence skip or poison its output
 };
