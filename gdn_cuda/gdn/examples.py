@@ -12,6 +12,7 @@ import gdn_cuda
 from gdn_cuda import InferenceMode
 
 from ..operators.examples import Arguments, Case, poisoned, random
+from . import replay_examples
 from .inputs import make_gdn_inputs, make_packed_gdn_inputs
 from .reference import CHUNK
 
@@ -317,6 +318,10 @@ def _cases() -> Iterator[Case]:
     yield Case("decode-handed-over", gdn_cuda.fused_decode, decode_handed_over)
     yield Case("chunked-handed-over", gdn_cuda.chunked_forward, chunked_handed_over, packed=True)
     yield Case("chunked-pool-handed-over", gdn_cuda.chunked_forward, chunked_pool_handed_over, packed=True)
+
+    yield Case("replay", gdn_cuda.replay_decode, replay_examples.of_any_call)
+    yield Case("replay-first-call", gdn_cuda.replay_decode, replay_examples.of_first_call)
+    yield Case("replay-packed", gdn_cuda.replay_decode, replay_examples.packed, packed=True)
 
     yield Case("mn-major-fp32", gdn_cuda.transpose_to_mn_major, mn_major(fp32))
     yield Case("mn-major-bf16", gdn_cuda.transpose_to_mn_major, mn_major(bf16, leading=False, alignment=128))

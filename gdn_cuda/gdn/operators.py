@@ -13,6 +13,7 @@ from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor, refuse
 from . import reference_operators as reference
 from .hints import check_chunk_hints
+from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
 
 
 class InferenceMode(IntEnum):
@@ -253,7 +254,11 @@ def recurrent_forward(
     """
 
 
-@operator(reference=reference.fused_decode, out="value")
+def _decode_reference(x: Any) -> Tensor:
+    return reference.fused_decode(x) if x.replay is None else reference_by_replay(x)
+
+
+@operator(reference=_decode_reference, out="value", instead=("replay", decode_by_replay))
 def fused_decode(
     query: Tensor,
     key: Tensor,
@@ -276,6 +281,7 @@ def fused_decode(
     scale: float | None = None,
     use_qk_l2norm: bool = True,
     allow_negative_eigenvalues: bool = False,
+    replay: ReplayBuffers | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The serving step in one launch: l2 norm, gates, recurrence, states of a pool updated in place. Returns the output.
@@ -298,7 +304,8 @@ def fused_decode(
     the pool is only read. `allow_negative_eigenvalues` doubles beta. For speculative verify, give `state_indices` (B, T) and
     `num_accepted_tokens`: it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot
     state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t]
-    and the pool is not written.
+    and the pool is not written. Or give `replay`, buffers that `replay_buffers` makes: the call keeps its tokens there, and the
+    next one applies the accepted ones of them, so that a state is written once a call (`replay_decode`).
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 

@@ -33,6 +33,8 @@ TENSOR_CASES = [
     "decode-verify",
     "decode-packed",
     "decode-step-states",
+    "replay",
+    "replay-packed",
     "chunked",
     "chunked-packed-hints",
     "chunked-pool",
@@ -55,6 +57,7 @@ TENSOR_CASES = [
 ANY_STRIDE = {
     "recurrent_forward": "query key value state final_state beta gate num_accepted_tokens",
     "fused_decode": "query key value a b state_pool step_states state_indices",
+    "replay_decode": "a b state_indices",
     "chunked_forward": "query key value state final_state checkpoints states_before beta gate",
     "transpose_to_mn_major": "input",
     "chunk_local_cumsum_bf16": "input output",
@@ -158,7 +161,8 @@ def test_a_wrong_tensor_is_refused_by_name(name: str) -> None:
             failures.append(f"{where}: {failure}")
             continue
         # A wrong anchor or value makes the tensors that are compared with it look wrong: the error may name one of those.
-        if named != argument and argument not in (anchor, "value", "v", "u", "q", "cu_seqlens"):
+        compared = (anchor, "value", "v", "u", "q", "cu_seqlens", *(["state_pool", "keys"] if "keys" in arguments else []))
+        if named != argument and argument not in compared:
             failures.append(f"{where}: the error names {named}")
     assert not failures
 
