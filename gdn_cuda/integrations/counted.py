@@ -1,0 +1,76 @@
+"""Calls that a host makes, counted: how many ran here, and how many its own kernel ran instead, with the reason."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger("gdn_cuda")
+_OURS = "gdn_cuda"
+_counts: dict[str, Counter[str]] = {}
+
+
+class Declined(ValueError):
+    """This call is one for the host's own kernel."""
+
+
+def calls(integration: str | None = None) -> dict[str, dict[str, int]]:
+    """By function ("transformers.chunk_gated_delta_rule"): how many calls ran here ("gdn_cuda"), and how many ran the host's own
+    kernel, by reason. Calls in compiled code are not counted."""
+    return {name: dict(count) for name, count in _counts.items() if integration in (None, name.partition(".")[0])}
+
+
+def reset_calls() -> None:
+    _counts.clear()
+
+
+def count(name: str, reason: str = _OURS) -> None:
+    """The first call with a reason is logged."""
+    if torch.compiler.is_compiling():
+        return
+    counter = _counts.setdefault(name, Counter())
+    counter[reason] += 1
+    if reason != _OURS and counter[reason] == 1:
+        logger.warning("%s: the host's own kernel runs: %s", name, reason)
+
+
+def _is_refusal(error: ValueError) -> bool:
+    """Our operators' are "function: argument: expected X, got Y"."""
+    return isinstance(error, Declined) or ": expected " in str(error)
+
+
+def counted(name: str, ours: Callable[..., Any], host: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours`, and `host` where it is Declined or an operator of ours refuses its arguments. Both come before anything is written,
+    so the host's kernel finds them as they were. Any other error is the caller's."""
+
+    @functools.wraps(host)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = ours(*args, **kwargs)
+        except ValueError as refusal:
+            if not _is_refusal(refusal):
+                raise
+            reason = str(refusal).partition(", got ")[0]  # what was given may differ in every call
+        else:
+            count(name)
+            return result
+        count(name, reason)
+        return host(*args, **kwargs)
+
+    return call
+
+
+def decline_gradients(*tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise Declined("gradients are needed")
+
+
+def decline_export() -> None:
+    if torch.compiler.is_exporting():
+        raise Declined("torch.export runs")
