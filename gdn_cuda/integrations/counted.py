@@ -21,8 +21,8 @@ class Declined(ValueError):
 
 
 def calls(integration: str | None = None) -> dict[str, dict[str, int]]:
-    """By function ("transformers.chunk_gated_delta_rule"): how many calls ran here ("gdn_cuda"), and how many ran the host's own
-    kernel, by reason. Calls in compiled code are not counted."""
+    """By function ("transformers.chunk_gated_delta_rule"): how many calls ran here ("gdn_cuda"), and how many the host's own
+    kernel ran, by reason. Calls in compiled code are not counted."""
     return {name: dict(count) for name, count in _counts.items() if integration in (None, name.partition(".")[0])}
 
 
@@ -46,8 +46,8 @@ def _is_refusal(error: ValueError) -> bool:
 
 
 def counted(name: str, ours: Callable[..., Any], host: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours`, and `host` where it is Declined or an operator of ours refuses its arguments. Both come before anything is written,
-    so the host's kernel finds them as they were. Any other error is the caller's."""
+    """`ours`, and `host` where it is Declined or an operator of ours refuses its arguments: that comes before anything is
+    written, so the host's kernel finds them as they were. Any other error is the caller's."""
 
     @functools.wraps(host)
     def call(*args: Any, **kwargs: Any) -> Any:

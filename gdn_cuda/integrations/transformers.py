@@ -192,8 +192,8 @@ def _mamba2(norm: str, kind: str = "rms_norm_of_groups") -> dict[str, str]:
     return _CONV | _MAMBA2 | {f"{norm}.forward": kind}
 
 
-# By model: the kind of every attribute that is replaced. mamba_inner_fn is not among them: it is given no mask, so padding before
-# a sequence would change what a model computes. Its callers run the convolution and the scan by themselves.
+# By model: the kind of every attribute that is replaced. mamba_inner_fn is not among them: it is given no mask, so padding
+# before a sequence would change what a model computes. Its callers run the convolution and the scan by themselves.
 MODELS: dict[str, dict[str, str]] = {
     "qwen3_next": _gdn("Qwen3NextRMSNormGated"),
     "qwen3_5": _gdn("Qwen3_5RMSNormGated"),
@@ -245,11 +245,11 @@ def available() -> tuple[bool, str]:
 
 
 def install(model: Any = None) -> tuple[str, ...]:
-    """Replaces the functions of every known model, or of this one, a model or a name such as "qwen3_next": now where its modeling
-    file is imported, otherwise once it is. Returns the names of all that is replaced so far. Twice is once.
+    """Replaces the functions of every known model, or of this one, a model or a name such as "qwen3_next": now where its
+    modeling file is imported, otherwise once it is. Returns the names of all that is replaced so far. Twice is once.
 
-    Raises `Refused`, with nothing replaced, where a version or an imported file is not what was verified; a file that is imported
-    later and differs stays as it is, which is logged.
+    Raises `Refused`, with nothing replaced, where a version or an imported file is not what was verified; a file that is
+    imported later and differs stays as it is, which is logged.
     """
     verified.verified("transformers", verified.installed_version("transformers", "transformers"), VERSIONS)
     wanted = set(MODELS if model is None else [_name_of(model)]) - _installed

@@ -1,5 +1,5 @@
-"""transformers' Qwen3-Next, Qwen3.5 and OLMo-Hybrid on gdn_cuda.integrations.transformers, with random weights; and what install
-replaces, refuses and leaves."""
+"""transformers' Qwen3-Next, Qwen3.5 and OLMo-Hybrid on gdn_cuda.integrations.transformers, with random weights; and what
+install replaces, refuses and leaves."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_one_model_alone() -> None:
         }
     finally:
         integration.uninstall()
-    with pytest.raises(ValueError, match="install: model: expected a model of qwen3_next, .*, got 'bert'"):
+    with pytest.raises(ValueError, match=r"install: model: expected a model of qwen3_next, .*, got 'bert'"):
         integration.install("bert")
 
 
@@ -127,7 +127,7 @@ def test_a_changed_function_is_refused_with_the_difference(monkeypatch: pytest.M
 
 def test_a_function_that_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(importlib.import_module(MODELING), "causal_conv1d_update")
-    with pytest.raises(Refused, match="causal_conv1d_update: expected .*, got none"):
+    with pytest.raises(Refused, match=r"causal_conv1d_update: expected .*, got none"):
         integration.install()
 
 
