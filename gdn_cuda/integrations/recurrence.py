@@ -14,32 +14,14 @@ from .counted import Declined
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    gate: Tensor,
-    state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    **more: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """`gdn_cuda.chunked_forward` with states (N, Hv, dv, dk); the output has the rank of value."""
-    return _call("chunked_forward", query, key, value, beta, gate, state, cu_seqlens, more)
+def prefill(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> tuple[Tensor, Tensor | None]:
+    """`gdn_cuda.chunked_forward` by name: (output, final state). States are (N, Hv, dv, dk), with any strides."""
+    return _call("chunked_forward", query, key, value, **more)
 
 
-def by_token(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    gate: Tensor,
-    state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    **more: Any,
-) -> tuple[Tensor, Tensor | None]:
+def by_token(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> tuple[Tensor, Tensor | None]:
     """`gdn_cuda.recurrent_forward`, likewise."""
-    return _call("recurrent_forward", query, key, value, beta, gate, state, cu_seqlens, more)
+    return _call("recurrent_forward", query, key, value, **more)
 
 
 def _call(
@@ -47,12 +29,24 @@ def _call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    beta: Tensor,
-    gate: Tensor,
+    *,
+    beta: Tensor | None,
+    gate: Tensor | None,
     state: Tensor | None,
     cu_seqlens: Tensor | None,
-    more: dict[str, Any],
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    beta_is_logit: bool = False,
+    allow_negative_eigenvalues: bool = False,
+    **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    beta = value.new_ones(value.shape[:-1]) if beta is None else beta
+    gate = torch.zeros_like(beta, dtype=torch.float32) if gate is None else gate
+    if A_log is not None:
+        bias = torch.zeros_like(A_log) if dt_bias is None else dt_bias
+        _, gate = gdn_cuda.fused_gdn_gating(A_log, bias, gate, gate)
+    if beta_is_logit:
+        beta = beta.float().sigmoid() * (2 if allow_negative_eigenvalues else 1)
     inputs = [query, key, value, beta, gate]
     if packed := cu_seqlens is not None:
         if any(x.shape[0] != 1 for x in inputs):

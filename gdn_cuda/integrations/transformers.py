@@ -49,8 +49,8 @@ def _chunk(
     decline_export()
     decline_gradients(query, key, value, g, beta, initial_state)
     state = None if initial_state is None else initial_state.mT
-    more = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
-    output, state = recurrence.prefill(query, key, value, beta, g, state, cu_seqlens, **more)
+    given = {"beta": beta, "gate": g, "state": state, "cu_seqlens": cu_seqlens, "output_final_state": output_final_state}
+    output, state = recurrence.prefill(query, key, value, use_qk_l2norm=use_qk_l2norm_in_kernel, **given)
     return output, None if state is None else state.mT
 
 
@@ -69,7 +69,8 @@ def _by_token(
     decline_export()
     decline_gradients(query, key, value, g, beta, initial_state)
     state = None if initial_state is None else initial_state.mT
-    output, state = recurrence.by_token(query, key, value, beta, g, state, cu_seqlens, is_qk_norm=use_qk_l2norm_in_kernel)
+    given = {"beta": beta, "gate": g, "state": state, "cu_seqlens": cu_seqlens}
+    output, state = recurrence.by_token(query, key, value, is_qk_norm=use_qk_l2norm_in_kernel, **given)
     return output, state.mT if output_final_state and state is not None else None
 
 
