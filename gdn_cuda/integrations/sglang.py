@@ -1,0 +1,286 @@
+"""SGLang: the kernel class of its Gated Delta Net layers, in place of the Triton one, with which it starts by default.
+
+`plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Trees of drafts, and
+decoding with ReplaySSM, run SGLang's own kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gdn_cuda
+
+from . import verified
+from .counted import Declined, counted
+from .replaced import AfterImport, Replaced
+from .requested import requested
+from .verified import Refused
+
+logger = logging.getLogger("gdn_cuda")
+_MODULE = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
+_CLASS = "TritonGDNKernel"
+_DECODE = "A_log, dt_bias, ssm_states, cache_indices, query_start_loc, **kwargs"
+VERSIONS: verified.Versions = {
+    "0.5.23": {
+        f"{_MODULE}:{_CLASS}.decode": f"self, q, k, v, a, b, *, {_DECODE}",
+        f"{_MODULE}:{_CLASS}.packed_decode": "self, mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, "
+        "num_v_heads, head_v_dim, **kwargs",
+        f"{_MODULE}:{_CLASS}.extend": "self, q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, "
+        "inplace_update=True, **kwargs",
+        f"{_MODULE}:{_CLASS}.target_verify": "self, A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, "
+        "query_start_loc, intermediate_states_buffer, intermediate_state_indices, cache_steps, retrieve_parent_token, **kwargs",
+    }
+}
+_CHUNK = 64  # tokens between the states that SGLang's own prefill returns
+
+# ---- The calls. A slot below 0 is padding; slot 0 is one like the others.
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    query_start_loc: Tensor,
+    **others: Any,
+) -> Tensor:
+    """Of one token a sequence: (1, B, …)."""
+    batch = cache_indices.shape[0]
+    if q.shape[1] != batch:
+        raise Declined("more than one token a sequence")
+    a, b = (x.reshape(batch, 1, -1) for x in (a, b))
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices).transpose(0, 1)
+
+
+def _packed_decode(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    scale: float,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    num_v_heads: int,
+    head_v_dim: int,
+    **others: Any,
+) -> Tensor:
+    if any(name.startswith("replayssm_") and x is not None for name, x in others.items()):
+        raise Declined("ReplaySSM")
+    q, k, v = split_qkv(mixed_qkv, ssm_states)
+    a, b = (x.unsqueeze(1) for x in (a, b))
+    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, scale=scale).transpose(0, 1)
+
+
+def split_qkv(mixed_qkv: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Views (B, 1, heads, columns) of rows (B, 2·H·K + HV·V), for states (slots, HV, V, K)."""
+    heads, dv, dk = states.shape[1:]
+    keys = (mixed_qkv.shape[1] - heads * dv) // 2
+    q, k, v = mixed_qkv.unsqueeze(1).split((keys, keys, heads * dv), dim=-1)
+    return q.unflatten(-1, (-1, dk)), k.unflatten(-1, (-1, dk)), v.unflatten(-1, (heads, dv))
+
+
+def _extend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    query_start_loc: Tensor,
+    inplace_update: bool = True,
+    num_state_checkpoints: int = 0,
+    state_checkpoint_every_n_tokens: int = 0,
+    output: Tensor | None = None,
+    track_state: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None, Tensor | None]:
+    """A prefill from and to slots: output, and the states after every n tokens where some are asked for, which SGLang plans in the
+    order of our packed checkpoints."""
+    if track_state is not None:
+        raise Declined("track_state is given")
+    every = state_checkpoint_every_n_tokens if num_state_checkpoints > 0 else 0
+    pool, indices = ssm_states, cache_indices
+    if not inplace_update:
+        pool, indices = _copied(ssm_states, cache_indices), None
+    given = (x.squeeze(0) for x in (q, k, v, beta, g))
+    out = None if output is None else output.squeeze(0)
+    found = gdn_cuda.chunked_forward(
+        *given, pool, query_start_loc, state_indices=indices, use_qk_l2norm=True, checkpoint_every=every, out=out
+    )
+    states = found[2][None, :num_state_checkpoints].float() if every else None
+    return found[0].unsqueeze(0), None, states
+
+
+def _copied(pool: Tensor, indices: Tensor) -> Tensor:
+    """A padding row has the states of some slot, as SGLang's own kernels have it."""
+    return pool.index_select(0, indices.clamp(min=0))
+
+
+def _target_verify(
+    A_log: Tensor,
+    dt_bias: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    query_start_loc: Tensor,
+    intermediate_states_buffer: Tensor,
+    intermediate_state_indices: Tensor,
+    cache_steps: int,
+    retrieve_parent_token: Tensor | None,
+    **others: Any,
+) -> Tensor:
+    """Drafts: the pool stays as it is, and the state after every token goes to a row of the buffer."""
+    if retrieve_parent_token is not None:
+        raise Declined("a tree of drafts")
+    sequences, tokens = query_start_loc.shape[0] - 1, q.shape[1]
+    inputs = [x.reshape(tokens, *x.shape[-rank:]) for x, rank in ((q, 2), (k, 2), (v, 2), (a, 1), (b, 1))]
+    uniform = tokens == sequences * cache_steps  # every sequence has as many drafts, padding rows too
+    if uniform:
+        inputs = [x.unflatten(0, (sequences, cache_steps)) for x in inputs]
+    output = gdn_cuda.fused_decode(
+        *inputs,
+        A_log,
+        dt_bias,
+        ssm_states,
+        cache_indices[:sequences],
+        cu_seqlens=None if uniform else query_start_loc,
+        step_states=intermediate_states_buffer,
+        step_slots=intermediate_state_indices[:sequences],
+    )
+    return output.reshape(v.shape)
+
+
+# ---- The class
+
+
+def kernel_class(host: type[Any]) -> type[Any]:
+    """SGLang's class with our calls, and its own where we decline."""
+
+    def method(name: str, ours: Any, own: Any) -> Any:
+        @functools.wraps(own)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return counted(f"sglang.{name}", ours, functools.partial(own, self))(*args, **kwargs)
+
+        return call
+
+    def own_extend(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output, last, before = host.extend(self, *args, **kwargs)
+        return output, last, _states_after(before, **kwargs)
+
+    members = {
+        "__doc__": "Gated Delta Net on gdn_cuda, and on the class that it takes the place of where gdn_cuda declines.",
+        "__module__": __name__,
+        "uses_state_checkpoints": True,
+        "supports_packed_decode": True,
+        "supports_strided_target_verify_qkv": True,
+        "decode": method("decode", _decode, host.decode),
+        "packed_decode": method("packed_decode", _packed_decode, host.packed_decode),
+        "extend": method("extend", _extend, own_extend),
+        "target_verify": method("target_verify", _target_verify, host.target_verify),
+    }
+    return type("GdnCudaKernel", (host,), members)
+
+
+def _states_after(
+    before: Tensor,
+    *,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    query_start_loc: Tensor,
+    state_checkpoint_cu_starts: Tensor | None = None,
+    num_state_checkpoints: int = 0,
+    state_checkpoint_every_n_tokens: int = 0,
+    **others: Any,
+) -> Tensor | None:
+    """The states that the plan asks for, of those before each chunk, (1, rows, HV, V, K) with ⌈length / 64⌉ rows a sequence, which
+    SGLang's own prefill returns. Behind the last chunk it is the state in the slot."""
+    if num_state_checkpoints == 0 or state_checkpoint_cu_starts is None:
+        return None
+    starts = state_checkpoint_cu_starts
+    row = torch.arange(num_state_checkpoints, device=starts.device)
+    sequence = torch.searchsorted(starts, row, right=True) - 1
+    tokens = (row - starts[sequence] + 1) * state_checkpoint_every_n_tokens
+    lengths = query_start_loc.diff()
+    chunks = (lengths + _CHUNK - 1) // _CHUNK
+    chunk = (chunks.cumsum(0) - chunks)[sequence] + tokens // _CHUNK
+    inside = (tokens < lengths[sequence])[:, None, None, None]
+    last = ssm_states[cache_indices[sequence].clamp(min=0).long()].to(before.dtype)
+    return torch.where(inside, before[0][chunk.clamp(max=before.shape[1] - 1)], last)[None]
+
+
+# ---- install and uninstall
+
+_replaced = Replaced()
+
+
+def available() -> tuple[bool, str]:
+    """Whether an installed SGLang is of a version that was verified, and which, or why not."""
+    return verified.available("sglang", "sglang", VERSIONS)
+
+
+def install() -> tuple[str, ...]:
+    """Replaces the class now, or once SGLang imports its module. Returns the names of what is replaced now. Twice is once. Raises
+    `Refused`, with nothing replaced, where SGLang is not what was verified; where its module is imported later and differs,
+    SGLang keeps its own kernels, which is logged."""
+    verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS)
+    if not _replaced.names() and _MODULE in sys.modules:
+        _replace()
+    _later.install()
+    return _replaced.names()
+
+
+def uninstall() -> None:
+    """Undoes `install`, for layers that are made afterwards: those that exist keep the kernel that they began with."""
+    _later.uninstall()
+    _replaced.undo()
+
+
+def plugin() -> None:
+    """The entry point of the group sglang.srt.plugins, which every process of SGLang calls."""
+    if requested("sglang"):
+        try:
+            install()
+        except Refused as refused:
+            logger.warning("sglang keeps its own kernels: %s", refused)
+
+
+def _replace() -> None:
+    verified.check(verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS))
+    theirs = getattr(sys.modules[_MODULE], _CLASS)
+    ours = kernel_class(theirs)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sglang.") and vars(module).get(_CLASS) is theirs:
+            _replaced.put(module, _CLASS, ours)
+
+
+def _when_imported(module: ModuleType) -> None:
+    try:
+        _replace()
+    except Refused as refused:
+        logger.warning("sglang keeps its own kernels: %s", refused)
+
+
+_later = AfterImport([_MODULE], _when_imported)
