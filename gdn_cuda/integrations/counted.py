@@ -42,28 +42,33 @@ def count(name: str, reason: str = _OURS) -> None:
 
 def _is_refusal(error: ValueError) -> bool:
     """Our operators' are "function: argument: expected X, got Y"."""
-    return isinstance(error, Declined) or ": expected " in str(error)
+    return isinstance(error, Declined) or any(": expected " in word for word in error.args if isinstance(word, str))
 
 
 def counted(name: str, ours: Callable[..., Any], host: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours`, and `host` where it is Declined or an operator of ours refuses its arguments: that comes before anything is
-    written, so the host's kernel finds them as they were. Any other error is the caller's."""
+    """A function with the host's signature that does what `run` does."""
 
     @functools.wraps(host)
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            result = ours(*args, **kwargs)
-        except ValueError as refusal:
-            if not _is_refusal(refusal):
-                raise
-            reason = str(refusal).partition(", got ")[0]  # what was given may differ in every call
-        else:
-            count(name)
-            return result
-        count(name, reason)
-        return host(*args, **kwargs)
+        return run(name, ours, host, args, kwargs)
 
     return call
+
+
+def run(name: str, ours: Callable[..., Any], host: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls `ours`, and `host` where it is Declined or an operator of ours refuses its arguments: that comes before anything is
+    written, so the host's kernel finds them as they were. Any other error is the caller's."""
+    try:
+        result = ours(*args, **kwargs)
+    except ValueError as refusal:
+        if not _is_refusal(refusal):
+            raise
+        reason = refusal.args[0].partition(", got ")[0]  # what was given may differ in every call
+    else:
+        count(name)
+        return result
+    count(name, reason)
+    return host(*args, **kwargs)
 
 
 def decline_gradients(*tensors: Tensor | None) -> None:
@@ -72,5 +77,6 @@ def decline_gradients(*tensors: Tensor | None) -> None:
 
 
 def decline_export() -> None:
-    if torch.compiler.is_exporting():
+    # What torch.compiler.is_exporting() reads; to that call itself, torch.compile answers True.
+    if getattr(torch.compiler, "_is_exporting_flag", False):
         raise Declined("torch.export runs")

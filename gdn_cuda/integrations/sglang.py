@@ -17,8 +17,8 @@ from torch import Tensor
 
 import gdn_cuda
 
-from . import verified
-from .counted import Declined, counted
+from . import recurrence, verified
+from .counted import Declined, run
 from .replaced import AfterImport, Replaced
 from .requested import requested
 from .verified import Refused
@@ -82,17 +82,9 @@ def _packed_decode(
 ) -> Tensor:
     if any(name.startswith("replayssm_") and x is not None for name, x in others.items()):
         raise Declined("ReplaySSM")
-    q, k, v = split_qkv(mixed_qkv, ssm_states)
+    q, k, v = recurrence.split_qkv(mixed_qkv, ssm_states)
     a, b = (x.unsqueeze(1) for x in (a, b))
     return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, scale=scale).transpose(0, 1)
-
-
-def split_qkv(mixed_qkv: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Views (B, 1, heads, columns) of rows (B, 2·H·K + HV·V), for states (slots, HV, V, K)."""
-    heads, dv, dk = states.shape[1:]
-    keys = (mixed_qkv.shape[1] - heads * dv) // 2
-    q, k, v = mixed_qkv.unsqueeze(1).split((keys, keys, heads * dv), dim=-1)
-    return q.unflatten(-1, (-1, dk)), k.unflatten(-1, (-1, dk)), v.unflatten(-1, (heads, dv))
 
 
 def _extend(
@@ -112,19 +104,18 @@ def _extend(
     track_state: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None, Tensor | None]:
-    """A prefill from and to slots: output, and the states after every n tokens where some are asked for, which SGLang plans in the
-    order of our packed checkpoints."""
+    """A prefill from and to slots: output, and the states after every n tokens where some are asked for, which SGLang plans in
+    the order of our packed checkpoints."""
     if track_state is not None:
         raise Declined("track_state is given")
     every = state_checkpoint_every_n_tokens if num_state_checkpoints > 0 else 0
     pool, indices = ssm_states, cache_indices
     if not inplace_update:
         pool, indices = _copied(ssm_states, cache_indices), None
-    given = (x.squeeze(0) for x in (q, k, v, beta, g))
+    q, k, v, g, beta = (x.squeeze(0) for x in (q, k, v, g, beta))
+    options: dict[str, Any] = {"use_qk_l2norm": True, "checkpoint_every": every}
     out = None if output is None else output.squeeze(0)
-    found = gdn_cuda.chunked_forward(
-        *given, pool, query_start_loc, state_indices=indices, use_qk_l2norm=True, checkpoint_every=every, out=out
-    )
+    found = gdn_cuda.chunked_forward(q, k, v, beta, g, pool, query_start_loc, state_indices=indices, out=out, **options)
     states = found[2][None, :num_state_checkpoints].float() if every else None
     return found[0].unsqueeze(0), None, states
 
@@ -155,22 +146,19 @@ def _target_verify(
     """Drafts: the pool stays as it is, and the state after every token goes to a row of the buffer."""
     if retrieve_parent_token is not None:
         raise Declined("a tree of drafts")
-    sequences, tokens = query_start_loc.shape[0] - 1, q.shape[1]
-    inputs = [x.reshape(tokens, *x.shape[-rank:]) for x, rank in ((q, 2), (k, 2), (v, 2), (a, 1), (b, 1))]
+    shape, sequences, tokens = v.shape, query_start_loc.shape[0] - 1, q.shape[1]
+    q, k, v = (x.squeeze(0) for x in (q, k, v))
+    a, b = (x.reshape(tokens, -1) for x in (a, b))
     uniform = tokens == sequences * cache_steps  # every sequence has as many drafts, padding rows too
     if uniform:
-        inputs = [x.unflatten(0, (sequences, cache_steps)) for x in inputs]
-    output = gdn_cuda.fused_decode(
-        *inputs,
-        A_log,
-        dt_bias,
-        ssm_states,
-        cache_indices[:sequences],
-        cu_seqlens=None if uniform else query_start_loc,
-        step_states=intermediate_states_buffer,
-        step_slots=intermediate_state_indices[:sequences],
-    )
-    return output.reshape(v.shape)
+        q, k, v, a, b = (x.unflatten(0, (sequences, cache_steps)) for x in (q, k, v, a, b))
+    options: dict[str, Any] = {
+        "cu_seqlens": None if uniform else query_start_loc,
+        "step_states": intermediate_states_buffer,
+        "step_slots": intermediate_state_indices[:sequences],
+    }
+    output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices[:sequences], **options)
+    return output.reshape(shape)
 
 
 # ---- The class
@@ -180,9 +168,11 @@ def kernel_class(host: type[Any]) -> type[Any]:
     """SGLang's class with our calls, and its own where we decline."""
 
     def method(name: str, ours: Any, own: Any) -> Any:
+        counted_as = f"sglang.{name}"
+
         @functools.wraps(own)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return counted(f"sglang.{name}", ours, functools.partial(own, self))(*args, **kwargs)
+            return run(counted_as, ours, functools.partial(own, self), args, kwargs)
 
         return call
 
@@ -215,8 +205,8 @@ def _states_after(
     state_checkpoint_every_n_tokens: int = 0,
     **others: Any,
 ) -> Tensor | None:
-    """The states that the plan asks for, of those before each chunk, (1, rows, HV, V, K) with ⌈length / 64⌉ rows a sequence, which
-    SGLang's own prefill returns. Behind the last chunk it is the state in the slot."""
+    """The states that the plan asks for, of those before each chunk, (1, rows, HV, V, K) with ⌈length / 64⌉ rows a sequence,
+    which SGLang's own prefill returns. Behind the last chunk it is the state in the slot."""
     if num_state_checkpoints == 0 or state_checkpoint_cu_starts is None:
         return None
     starts = state_checkpoint_cu_starts
@@ -242,9 +232,11 @@ def available() -> tuple[bool, str]:
 
 
 def install() -> tuple[str, ...]:
-    """Replaces the class now, or once SGLang imports its module. Returns the names of what is replaced now. Twice is once. Raises
-    `Refused`, with nothing replaced, where SGLang is not what was verified; where its module is imported later and differs,
-    SGLang keeps its own kernels, which is logged."""
+    """Replaces the class now, or once SGLang imports its module. Returns the names of what is replaced now. Twice is once.
+
+    Raises `Refused`, with nothing replaced, where SGLang is not what was verified; where its module is imported later and
+    differs, SGLang keeps its own kernels, which is logged.
+    """
     verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS)
     if not _replaced.names() and _MODULE in sys.modules:
         _replace()

@@ -107,6 +107,24 @@ def test_an_activation_that_we_lack_runs_the_hosts_kernel(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_compiled_code_calls_our_operators(rng: torch.Generator) -> None:
+    module = importlib.import_module(MODELING)
+    q, k, v = (torch.randn(1, 9, heads, 16, generator=rng).bfloat16() for heads in (2, 2, 4))
+    g, beta = -torch.rand(1, 9, 4, generator=rng), torch.rand(1, 9, 4, generator=rng)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph.code)
+        return graph
+
+    def layer(q: torch.Tensor) -> torch.Tensor:
+        return module.torch_chunk_gated_delta_rule(2 * q, k, v, g=g, beta=beta)[0]
+
+    with installed(), torch.no_grad():
+        assert torch.equal(torch.compile(layer, fullgraph=True, backend=backend)(q), layer(q))
+    assert len(graphs) == 1 and "chunked_forward" in graphs[0]
+
+
 # ---- What is not as verified
 
 
