@@ -90,7 +90,7 @@ def _update(
         "num_accepted_tokens": None if num_accepted_tokens is None else num_accepted_tokens[:sequences],
         "null_slot": _NULL_BLOCK,
     }
-    options = {"cu_seqlens": cu_seqlens, "scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
+    options: dict[str, Any] = {"cu_seqlens": cu_seqlens, "scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
     output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, **slots, **options)
     return output.reshape(shape), initial_state
 

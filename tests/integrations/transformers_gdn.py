@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import rel_rms
 from torch import Tensor
+from torch_functions import import_models
 
 from gdn_cuda import integrations
 from gdn_cuda.integrations import transformers as integration
@@ -33,6 +34,9 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", _QWEN | _EXPERTS),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", _OLMO),
 }
+
+
+import_models(KINDS)
 
 
 def make_model(kind: str, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
