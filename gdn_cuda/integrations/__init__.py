@@ -12,4 +12,5 @@ that gdn_cuda cannot take runs the host's kernel; `calls()` counts both. Importi
 from .counted import calls, reset_calls
 from .verified import Refused
 
-__all__ = ["Refused", "calls", "reset_calls"]
+NAMES = ("transformers", "fla", "vllm", "sglang", "flashinfer")
+__all__ = ["NAMES", "Refused", "calls", "reset_calls"]

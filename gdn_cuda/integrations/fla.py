@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -220,7 +219,7 @@ def install(cpu: bool = False) -> tuple[str, ...]:
         register("gated_delta_rule")(_backend())
         theirs = getattr(*verified.owner_of(_BY_TOKEN))
         ours = counted("fla.fused_recurrent_gated_delta_rule", _by_token, theirs)
-        for owner, name in _names_of(theirs):
+        for owner, name in verified.names_of(theirs, "fla"):
             _replaced.put(owner, name, ours)
         _on = True
     return _replaced.names()
@@ -231,9 +230,3 @@ def uninstall() -> None:
     global _on
     _on = False
     _replaced.undo()
-
-
-def _names_of(function: Any) -> list[tuple[Any, str]]:
-    """FLA's modules import functions from each other, and give some two names."""
-    modules = [module for name, module in sys.modules.items() if name == "fla" or name.startswith("fla.")]
-    return [(module, name) for module in modules for name, each in list(vars(module).items()) if each is function]

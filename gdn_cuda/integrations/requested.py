@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .. import _C
 
+PLUGINS = ("vllm", "sglang")  # those that engines load by themselves, by entry points
+
 
 def requested(name: str) -> bool:
     """Whether GDN_INTEGRATIONS names this integration."""

@@ -263,9 +263,8 @@ def _replace() -> None:
     verified.check(verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS))
     theirs = getattr(sys.modules[_MODULE], _CLASS)
     ours = kernel_class(theirs)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("sglang.") and vars(module).get(_CLASS) is theirs:
-            _replaced.put(module, _CLASS, ours)
+    for module, name in verified.names_of(theirs, "sglang"):
+        _replaced.put(module, name, ours)
 
 
 def _when_imported(module: ModuleType) -> None:

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
@@ -61,6 +62,12 @@ def owner_of(target: str) -> tuple[Any, str]:
     module, _, path = target.partition(":")
     *classes, name = path.split(".")
     return reduce(getattr, classes, importlib.import_module(module)), name
+
+
+def names_of(each: Any, package: str) -> list[tuple[Any, str]]:
+    """Where the imported modules of a package have this function or class: they import from each other, under several names."""
+    modules = [module for name, module in list(sys.modules.items()) if name == package or name.startswith(f"{package}.")]
+    return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is each]
 
 
 def check(targets: Targets) -> None:
