@@ -26,7 +26,8 @@ class Call:
     options: dict[str, Any]
 
     def arguments(self, rng: torch.Generator, device: str = "cpu") -> dict[str, Any]:
-        return self.options | {name: _tensor(name, spec, rng).to(device) for name, spec in self.tensors.items()}
+        """The options too, on a device."""
+        return self.options | {name: _tensor(name, spec, rng, device) for name, spec in self.tensors.items()}
 
 
 def calls(engine: str) -> list[Call]:
@@ -38,22 +39,24 @@ def identity(call: Call) -> str:
     return f"{call.call}: {call.name}"
 
 
-def _tensor(name: str, spec: dict[str, Any], rng: torch.Generator) -> Tensor:
+def _tensor(name: str, spec: dict[str, Any], rng: torch.Generator, device: str) -> Tensor:
     dtype = getattr(torch, spec["dtype"])
     if "values" in spec:
-        values = torch.tensor(spec["values"], dtype=dtype)
+        values = torch.tensor(spec["values"], dtype=dtype, device=device)
         return values if "strides" not in spec else _strided(values, spec["strides"])
     values = torch.randn(spec["shape"], generator=rng)
     if name in _PARAMETERS:
         values = {"A_log": values / 4, "dt_bias": values, "g": -values.abs() / 8, "beta": values.sigmoid()}[name]
-    return _strided(values.to(dtype), spec.get("strides", values.stride()))
+    return _strided(values.to(device, dtype), spec.get("strides", values.stride()))
 
 
 def _strided(values: Tensor, strides: list[int] | tuple[int, ...]) -> Tensor:
     """With other numbers between its elements: NaN, or an index past every pool."""
     between = float("nan") if values.dtype.is_floating_point else 10**6
     room = 1 + sum((n - 1) * s for n, s in zip(values.shape, strides, strict=True))
-    return torch.full((room,), between, dtype=values.dtype).as_strided(values.shape, strides).copy_(values)
+    return (
+        torch.full((room,), between, dtype=values.dtype, device=values.device).as_strided(values.shape, strides).copy_(values)
+    )
 
 
 def poison(pool: Tensor, used: list[int]) -> None:
@@ -90,7 +93,7 @@ def recurrence(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     group = v.shape[1] // q.shape[1]
     q, k = q.repeat_interleave(group, 1), k.repeat_interleave(group, 1)
-    outputs, states = [torch.empty(0, *v.shape[1:], dtype=torch.float64)], [S[None, :0].reshape(0, *S.shape)]
+    outputs, states = [v[:0]], [S[None][:0]]
     for t in range(q.shape[0]):
         S = S * g[t].exp()[:, None, None]
         error = beta[t, :, None] * (v[t] - torch.einsum("hvk,hk->hv", S, k[t]))

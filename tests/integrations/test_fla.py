@@ -28,6 +28,11 @@ H, HV, K, V = 2, 4, 64, 64
 BF16 = 3e-3  # of the output
 
 
+@pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
     integration.install(cpu=True)
@@ -41,11 +46,12 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def inputs(
-    rng: torch.Generator, B: int, T: int, N: int | None = None, dtype: torch.dtype = torch.bfloat16
+    rng: torch.Generator, B: int, T: int, N: int | None = None, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
 ) -> dict[str, Tensor]:
     q, k, v = (torch.randn(B, T, heads, size, generator=rng).to(dtype) for heads, size in ((H, K), (H, K), (HV, V)))
     g, beta = -torch.rand(B, T, HV, generator=rng), torch.rand(B, T, HV, generator=rng)
-    return {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": torch.randn(N or B, HV, K, V, generator=rng)}
+    x = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": torch.randn(N or B, HV, K, V, generator=rng)}
+    return {name: y.to(device) for name, y in x.items()}
 
 
 def naive(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -64,8 +70,8 @@ FUNCTIONS = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"]
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_batch(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
-    x = inputs(rng, 2, 70, dtype=dtype)
+def test_batch(name: str, dtype: torch.dtype, device: str, rng: torch.Generator) -> None:
+    x = inputs(rng, 2, 70, dtype=dtype, device=device)
     found = getattr(theirs, name)(**x, **OPTIONS)
     assert found[0].dtype == dtype and counts() == {name: {"gdn_cuda": 1}}
     check(found, naive(x), 1e-5 if dtype == torch.float32 else BF16)
@@ -73,10 +79,12 @@ def test_batch(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("v_first", [False, True])
-def test_packed_sequences(name: str, v_first: bool, rng: torch.Generator) -> None:
-    x, offsets = inputs(rng, 1, 100, N=2), [0, 37, 100]
+def test_packed_sequences(name: str, v_first: bool, device: str, rng: torch.Generator) -> None:
+    x, offsets = inputs(rng, 1, 100, N=2, device=device), [0, 37, 100]
     given = x | {"initial_state": x["initial_state"].mT.contiguous()} if v_first else x
-    output, state = getattr(theirs, name)(**given, **OPTIONS, cu_seqlens=torch.tensor(offsets), state_v_first=v_first)
+    output, state = getattr(theirs, name)(
+        **given, **OPTIONS, cu_seqlens=torch.tensor(offsets, device=device), state_v_first=v_first
+    )
     assert counts() == {name: {"gdn_cuda": 1}} and output.shape == (1, 100, HV, V)
     for n, (start, end) in enumerate(pairwise(offsets)):
         alone = {key: y[n : n + 1] if key == "initial_state" else y[:, start:end] for key, y in x.items()}
@@ -86,9 +94,10 @@ def test_packed_sequences(name: str, v_first: bool, rng: torch.Generator) -> Non
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("negative", [False, True])
-def test_raw_gates(name: str, negative: bool, rng: torch.Generator) -> None:
-    x, A_log, dt_bias = inputs(rng, 1, 20), torch.rand(HV, generator=rng), torch.randn(HV, generator=rng)
-    raw = x | {"g": torch.randn(1, 20, HV, generator=rng), "beta": torch.randn(1, 20, HV, generator=rng)}
+def test_raw_gates(name: str, negative: bool, device: str, rng: torch.Generator) -> None:
+    x = inputs(rng, 1, 20, device=device)
+    A_log, dt_bias = torch.rand(HV, generator=rng).to(device), torch.randn(HV, generator=rng).to(device)
+    raw = x | {name: torch.randn(1, 20, HV, generator=rng).to(device) for name in ("g", "beta")}
     flags = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": negative}
     found = getattr(theirs, name)(**raw, **OPTIONS, **flags, A_log=A_log, dt_bias=dt_bias)
     assert counts() == {name: {"gdn_cuda": 1}}
@@ -97,8 +106,8 @@ def test_raw_gates(name: str, negative: bool, rng: torch.Generator) -> None:
     check(found, naive(x))
 
 
-def test_no_gate_no_beta_and_a_scale(rng: torch.Generator) -> None:
-    x = inputs(rng, 1, 5)
+def test_no_gate_no_beta_and_a_scale(device: str, rng: torch.Generator) -> None:
+    x = inputs(rng, 1, 5, device=device)
     q, k, v = x["q"], F.normalize(x["k"], dim=-1), x["v"]
     output, state = theirs.fused_recurrent_gated_delta_rule(q, k, v, scale=0.5)
     assert state is None and counts() == {"fused_recurrent_gated_delta_rule": {"gdn_cuda": 1}}

@@ -23,12 +23,18 @@ OFFSETS = [0, 130, 130, 194, 199]
 OUTPUT, STATE = 3e-3, 1e-5
 
 
-def prompts(rng: torch.Generator) -> dict[str, Any]:
+@pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
+def prompts(rng: torch.Generator, device: str = "cpu") -> dict[str, Any]:
     T = OFFSETS[-1]
     x: dict[str, Any] = {name: torch.randn(T, heads, size, generator=rng).bfloat16() for name, heads, size in _SIZES}
     x["g"], x["beta"] = torch.rand(T, HV, generator=rng), torch.rand(T, HV, generator=rng)
     x["g"][20] = 0  # a reset
-    return x | {"cu_seqlens": torch.tensor(OFFSETS), "use_qk_l2norm_in_kernel": True, "output_final_state": True}
+    x["cu_seqlens"] = torch.tensor(OFFSETS)
+    return {name: y.to(device) for name, y in x.items()} | {"use_qk_l2norm_in_kernel": True, "output_final_state": True}
 
 
 _SIZES = (("q", H, K), ("k", H, K), ("v", HV, V))
@@ -47,23 +53,23 @@ def check_prompts(x: dict[str, Any], start: Tensor, output: Tensor, final: Tenso
     return every
 
 
-def test_prefill_of_decays(rng: torch.Generator) -> None:
-    x, start = prompts(rng), torch.randn(4, HV, V, K, generator=rng)
+def test_prefill_of_decays(device: str, rng: torch.Generator) -> None:
+    x, start = prompts(rng, device), torch.randn(4, HV, V, K, generator=rng).to(device)
     output, final = integration.chunk_gated_delta_rule(**x, initial_state=start)
     assert final.dtype == torch.float32
     check_prompts(x, start, output, final)
     assert torch.equal(integration.chunk_gated_delta_rule(**x | {"output_final_state": False}, initial_state=start), output)
 
 
-def test_prefill_into_the_callers_tensors(rng: torch.Generator) -> None:
-    x, start = prompts(rng), torch.randn(4, HV, V, K, generator=rng)
-    given = {
+def test_prefill_into_the_callers_tensors(device: str, rng: torch.Generator) -> None:
+    x, start = prompts(rng, device), torch.randn(4, HV, V, K, generator=rng).to(device)
+    given: dict[str, Any] = {
         "output": torch.full((OFFSETS[-1], HV, V), float("nan"), dtype=torch.bfloat16),
         "output_state": torch.full((4, HV, V, K), float("nan")),
         "state_checkpoints": torch.full((3, HV, V, K), float("nan")),
         "checkpoint_cu_starts": torch.tensor([0, 2, 2, 3, 3]),
-        "checkpoint_every_n_tokens": 64,
     }
+    given = {name: y.to(device) for name, y in given.items()} | {"checkpoint_every_n_tokens": 64}
     output, final = integration.chunk_gated_delta_rule(**x, initial_state=start, **given)
     assert output is given["output"] and final is given["output_state"]
     every = check_prompts(x, start, output, final)
@@ -71,8 +77,9 @@ def test_prefill_into_the_callers_tensors(rng: torch.Generator) -> None:
     assert rel_rms(given["state_checkpoints"], expected) < STATE
 
 
-def test_prefill_of_a_pool(rng: torch.Generator) -> None:
-    x, pool, slots = prompts(rng), torch.randn(9, HV, V, K, generator=rng), torch.tensor([3, 0, 8, 5])
+def test_prefill_of_a_pool(device: str, rng: torch.Generator) -> None:
+    x, pool = prompts(rng, device), torch.randn(9, HV, V, K, generator=rng).to(device)
+    slots = torch.tensor([3, 0, 8, 5], device=device)
     before = pool.clone()
     alone = {"initial_state": pool, "state_indices": slots, "output_final_state": False}
     output = integration.chunk_gated_delta_rule(**x | alone)
@@ -82,10 +89,10 @@ def test_prefill_of_a_pool(rng: torch.Generator) -> None:
     check_prompts(x, before[slots], output, pool[slots])
 
 
-def test_no_decays_no_betas(rng: torch.Generator) -> None:
-    x = prompts(rng)
-    zeros = torch.zeros(4, HV, V, K)
-    x["g"], x["beta"] = (torch.ones(OFFSETS[-1], HV) for _ in range(2))
+def test_no_decays_no_betas(device: str, rng: torch.Generator) -> None:
+    x = prompts(rng, device)
+    zeros = torch.zeros(4, HV, V, K, device=device)
+    x["g"], x["beta"] = (torch.ones(OFFSETS[-1], HV, device=device) for _ in range(2))
     output, final = integration.chunk_gated_delta_rule(**x | {"g": None, "beta": None})
     check_prompts(x, zeros, output, final)
 
@@ -100,10 +107,11 @@ def test_decays_above_one_are_refused(rng: torch.Generator) -> None:
 # ---- Decode
 
 
-def step(rng: torch.Generator, B: int, T: int) -> dict[str, Any]:
+def step(rng: torch.Generator, B: int, T: int, device: str = "cpu") -> dict[str, Any]:
     x: dict[str, Any] = {name: torch.randn(B, T, heads, size, generator=rng).bfloat16() for name, heads, size in _SIZES}
     x |= {name: torch.randn(B, T, HV, generator=rng).bfloat16() for name in "ab"}
-    return x | {"A_log": torch.randn(HV, generator=rng) / 4, "dt_bias": torch.randn(HV, generator=rng)}
+    x |= {"A_log": torch.randn(HV, generator=rng) / 4, "dt_bias": torch.randn(HV, generator=rng)}
+    return {name: y.to(device) for name, y in x.items()}
 
 
 def expected_step(x: dict[str, Any], n: int, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,8 +119,8 @@ def expected_step(x: dict[str, Any], n: int, start: Tensor) -> tuple[Tensor, Ten
     return recurrence(l2norm(x["q"][n]), l2norm(x["k"][n]), x["v"][n], g[n], beta[n], start)
 
 
-def test_decode_of_a_batch(rng: torch.Generator) -> None:
-    x, state = step(rng, 3, 1), torch.randn(3, HV, V, K, generator=rng)
+def test_decode_of_a_batch(device: str, rng: torch.Generator) -> None:
+    x, state = step(rng, 3, 1, device), torch.randn(3, HV, V, K, generator=rng).to(device)
     before = state.clone()
     output, after = integration.gated_delta_rule_decode_pretranspose(**x, state=state)
     assert after is state
@@ -123,13 +131,14 @@ def test_decode_of_a_batch(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"])
 @pytest.mark.parametrize("steps", [False, True])
-def test_decode_of_a_pool(name: str, steps: bool, rng: torch.Generator) -> None:
+def test_decode_of_a_pool(name: str, steps: bool, device: str, rng: torch.Generator) -> None:
     """With a padding row; states after every token go to the buffer and leave the pool as it is."""
-    x, pool, slots = step(rng, 3, 2), torch.randn(6, HV, V, K, generator=rng), torch.tensor([4, -1, 1])
-    before, buffer = pool.clone(), torch.full((3, 3, HV, V, K), float("nan"))
+    x, pool = step(rng, 3, 2, device), torch.randn(6, HV, V, K, generator=rng).to(device)
+    slots = torch.tensor([4, -1, 1], device=device)
+    before, buffer = pool.clone(), torch.full((3, 3, HV, V, K), float("nan"), device=device)
     x |= {"initial_state": pool, "initial_state_indices": slots, "disable_state_update": steps}
     x |= {"state": None} if "pretranspose" in name else {}
-    x["output"] = torch.full((3, 2, HV, V), float("nan"), dtype=torch.bfloat16)
+    x["output"] = torch.full((3, 2, HV, V), float("nan"), dtype=torch.bfloat16, device=device)
     output, after = getattr(integration, name)(**x, intermediate_states_buffer=buffer if steps else None)
     assert output is x["output"] and after is pool and not output[1].any()
     assert untouched(before, pool, [] if steps else [4, 1]) and buffer[1].isnan().all()

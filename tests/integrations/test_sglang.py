@@ -26,6 +26,11 @@ STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 
 
 @pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
+@pytest.fixture
 def kernel() -> Any:
     integrations.reset_calls()
     return integration.kernel_class(sglang_host.TritonGDNKernel)()
@@ -46,8 +51,8 @@ def valid(x: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("call", named("packed_decode") + named("decode"), ids=identity)
-def test_decode(call: Call, kernel: Any, rng: torch.Generator) -> None:
-    x = call.arguments(rng)
+def test_decode(call: Call, kernel: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
     pool, (HV, V, K) = x["ssm_states"], x["ssm_states"].shape[1:]
     poison(pool, valid(x))
     before = pool.clone()
@@ -71,8 +76,8 @@ def test_decode(call: Call, kernel: Any, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("call", named("extend"), ids=identity)
-def test_extend(call: Call, kernel: Any, rng: torch.Generator) -> None:
-    x = call.arguments(rng)
+def test_extend(call: Call, kernel: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
     pool, every, count = x["ssm_states"], x.get("state_checkpoint_every_n_tokens", 0), x.get("num_state_checkpoints", 0)
     poison(pool, valid(x))
     before = pool.clone()
@@ -103,8 +108,8 @@ def test_extend(call: Call, kernel: Any, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("call", named("target_verify"), ids=identity)
-def test_target_verify(call: Call, kernel: Any, rng: torch.Generator) -> None:
-    x = call.arguments(rng)
+def test_target_verify(call: Call, kernel: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
     pool, buffer, offsets = x["ssm_states"], x["intermediate_states_buffer"], x["query_start_loc"].tolist()
     sequences = len(offsets) - 1
     slots = x["cache_indices"].tolist()[:sequences]

@@ -38,6 +38,11 @@ def stub(signature: str, name: str) -> Any:
 
 
 @pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
+@pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The layer's module with functions of these signatures; gdn_cuda is not installed in it."""
     monkeypatch.setattr(verified, "installed_version", lambda package, module: "0.33.0")
@@ -73,8 +78,8 @@ def run(layer: Any, call: Call, x: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("call", named("fused_recurrent_gated_delta_rule_packed_decode"), ids=identity)
-def test_packed_decode(call: Call, layer: Any, rng: torch.Generator) -> None:
-    x = call.arguments(rng)
+def test_packed_decode(call: Call, layer: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
     pool, slots = x["initial_state"], x["ssm_state_indices"].tolist()
     HV, V, K = pool.shape[1:]
     used = [slot for slot in slots if slot > NULL]
@@ -98,8 +103,8 @@ def test_packed_decode(call: Call, layer: Any, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("call", named("fused_sigmoid_gating_delta_rule_update"), ids=identity)
-def test_mixed_batches_and_drafts(call: Call, layer: Any, rng: torch.Generator) -> None:
-    x = call.arguments(rng)
+def test_mixed_batches_and_drafts(call: Call, layer: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
     pool, table, offsets = x["initial_state"], x["ssm_state_indices"], x["cu_seqlens"].tolist()
     drafts = table.dim() == 2
     N = len(offsets) - 1
@@ -129,8 +134,8 @@ def test_mixed_batches_and_drafts(call: Call, layer: Any, rng: torch.Generator) 
 
 
 @pytest.mark.parametrize("call", named("fi_chunk_gated_delta_rule", "fla_chunk_gated_delta_rule"), ids=identity)
-def test_prefill(call: Call, layer: Any, rng: torch.Generator) -> None:
-    x = call.arguments(rng)
+def test_prefill(call: Call, layer: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
     start_states, checkpoints = x["initial_state"].clone(), x.get("state_checkpoints")
     for name in ("state_checkpoints", "core_attn_out"):
         if name in x:
@@ -164,8 +169,8 @@ def convolved(x: dict[str, Any], history: Tensor, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("call", named("causal_conv1d_fn"), ids=identity)
-def test_conv_of_prompts(call: Call, layer: Any, rng: torch.Generator) -> None:
-    x = call.arguments(rng)
+def test_conv_of_prompts(call: Call, layer: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
     pool, width = x["conv_states"], x["weight"].shape[1] - 1
     slots, has = x["cache_indices"].tolist(), x["has_initial_state"].tolist()
     poison(pool, [slot for slot, is_there in zip(slots, has, strict=True) if slot > NULL and is_there])
@@ -184,8 +189,8 @@ def test_conv_of_prompts(call: Call, layer: Any, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("call", named("causal_conv1d_update"), ids=identity)
 @pytest.mark.parametrize("in_place", [True, False])
-def test_conv_of_decodes_and_drafts(call: Call, in_place: bool, layer: Any, rng: torch.Generator) -> None:
-    x = call.arguments(rng)
+def test_conv_of_decodes_and_drafts(call: Call, in_place: bool, layer: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
     pool, width, slots = x["conv_state"], x["weight"].shape[1] - 1, x["conv_state_indices"].tolist()
     poison(pool, [slot for slot in slots if slot > NULL])
     before, tokens = pool.clone(), x["x"].clone()
@@ -207,8 +212,8 @@ def test_conv_of_decodes_and_drafts(call: Call, in_place: bool, layer: Any, rng:
         assert torch.equal(pool[slots[n], :, : after.shape[1]], after)
 
 
-def test_gated_norm(layer: Any, rng: torch.Generator) -> None:
-    x, z, weight = (torch.randn(3, 4, 24, generator=rng).bfloat16() for _ in range(3))
+def test_gated_norm(layer: Any, device: str, rng: torch.Generator) -> None:
+    x, z, weight = (torch.randn(3, 4, 24, generator=rng).bfloat16().to(device) for _ in range(3))
     norm = layer.RMSNormGated()
     vars(norm).update(weight=weight[0, 0], eps=1e-6, group_size=None, norm_before_gate=True, activation="swish", bias=None)
     found, wide = norm.forward_cuda(x, z), x.double()
@@ -219,11 +224,11 @@ def test_gated_norm(layer: Any, rng: torch.Generator) -> None:
 # ---- Properties of a batch
 
 
-def test_decode_is_the_same_in_any_order_with_any_padding(layer: Any, rng: torch.Generator) -> None:
+def test_decode_is_the_same_in_any_order_with_any_padding(layer: Any, device: str, rng: torch.Generator) -> None:
     (call, *_) = named("fused_recurrent_gated_delta_rule_packed_decode")
-    x = call.arguments(rng)
+    x = call.arguments(rng, device)
     again = x | {"initial_state": x["initial_state"].clone(), "out": x["out"].clone()}
-    order = torch.tensor([2, 4, 0, 1, 3])
+    order = torch.tensor([2, 4, 0, 1, 3], device=device)
     again |= {name: x[name][order] for name in ("mixed_qkv", "a", "b", "ssm_state_indices")}
     out, pool = getattr(layer, call.call)(**x)
     permuted, pool_of_permuted = getattr(layer, call.call)(**again)

@@ -1,0 +1,15 @@
+"""SGLang's recorded calls on the GPU."""
+
+import pytest
+from test_sglang import (  # noqa: F401  (fixtures and tests)
+    kernel,
+    test_decode,
+    test_extend,
+    test_states_of_a_declined_prefill_are_the_planned_ones,
+    test_target_verify,
+)
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda"
