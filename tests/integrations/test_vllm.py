@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_calls import Call, calls, gates, identity, l2norm, poison, recurrence, untouched
+from engine_calls import OUTPUT, STATE, Call, calls, gates, identity, l2norm, poison, prefill_state, recurrence, untouched
 from helpers import rel_rms
 from torch import Tensor
 
@@ -24,8 +24,6 @@ from gdn_cuda.integrations import Refused, requested, verified
 from gdn_cuda.integrations import vllm as integration
 
 CALLS = calls("vllm")
-OUTPUT = 3e-3  # bf16
-STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
 NULL = 0
 
 
@@ -148,9 +146,9 @@ def test_prefill(call: Call, layer: Any, device: str, rng: torch.Generator) -> N
         given = (y[0, start:end] for y in (q, k, x["v"], x["g"], x["beta"]))
         expected, states = recurrence(*given, start_states[n])
         assert rel_rms(output[0, start:end], expected) < OUTPUT
-        assert rel_rms(final[n], states[-1]) < STATE[final.dtype]
+        assert rel_rms(final[n], states[-1]) < prefill_state(final.dtype, device)
         for tokens in range(every, end - start + 1, every) if every else ():
-            assert rel_rms(checkpoints[row], states[tokens - 1]) < 1e-5
+            assert rel_rms(checkpoints[row], states[tokens - 1]) < prefill_state(torch.float32, device)
             row += 1
     assert checkpoints is None or row == checkpoints.shape[0]
     if "core_attn_out" in x:
