@@ -103,7 +103,8 @@ def _us(time: float) -> str:
 def main() -> None:
     for file in sys.argv[1:]:
         report = json.loads(Path(file).read_text(encoding="utf-8"))
-        print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}, commit {(report['commit'] or 'unknown')[:7]}\n")
+        commit = (report["commit"] or "unknown")[:7]
+        print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}, commit {commit}\n")
         print(f"## `{report['operator']}`\n\n{table(report)}\n")
 
 

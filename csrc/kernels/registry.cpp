@@ -19,14 +19,17 @@
 #include "../families/conv/split_columns.hpp"
 #include "../families/conv/split_conv.hpp"
 #include "../families/gdn/chunk_cumsum.hpp"
+#include "../families/gdn/chunk_gates.hpp"
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
 #include "../families/gdn/decode.hpp"
 #include "../families/gdn/gating.hpp"
 #include "../families/gdn/mn_major.hpp"
+#include "../families/gdn/move_states.hpp"
 #include "../families/gdn/prefill.hpp"
 #include "../families/gdn/prefill_mma.hpp"
 #include "../families/gdn/recurrent.hpp"
+#include "../families/gdn/recurrent_any.hpp"
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
 #include "../families/scan/diagonal_scan.hpp"
@@ -109,9 +112,12 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::Decode>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
+            entry<gdn::RecurrentAny>(),
             entry<gdn::Gating>(),
             entry<gdn::ChunkCumsum>(),
+            entry<gdn::ChunkGates>(),
             entry<gdn::MnMajor>(),
+            entry<gdn::MoveStates>(),
             entry<gdn::ComputeUW>(),
             entry<gdn::SeqStateUpdate>(),
             entry<gdn::ComputeO>(),

@@ -19,7 +19,7 @@ namespace gdn_cuda {
 // Torch's enum values, read once, since each read is a call through the shim.
 struct TorchNumbers {
     int32_t f32 = aoti_torch_dtype_float32(), bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16();
-    int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64();
+    int32_t i32 = aoti_torch_dtype_int32(), i64 = aoti_torch_dtype_int64(), boolean = aoti_torch_dtype_bool();
     int32_t f64 = aoti_torch_dtype_float64(), c64 = aoti_torch_dtype_complex64(), c128 = aoti_torch_dtype_complex128();
     int32_t cuda = aoti_torch_device_type_cuda(), cpu = aoti_torch_device_type_cpu();
     int32_t meta = aoti_torch_device_type_meta();

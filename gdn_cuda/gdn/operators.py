@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..operators import operator
 from ..operators.dtypes import state_dtype
-from ..operators.schema import not_a_tensor
+from ..operators.schema import not_a_tensor, refuse
 from . import reference_operators as reference
 from .hints import check_chunk_hints
 
@@ -34,6 +34,11 @@ def _sequences(x: Any) -> Any:
     return x.query.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
 
 
+def _tokens(x: Any) -> tuple[Any, ...]:
+    """The dimensions of tokens, (B, T) or (N,); of packed (1, N, H, d) tensors (N,), too."""
+    return tuple(x.query.shape[:2] if x.cu_seqlens is None else x.query.shape[-3:-2])
+
+
 def _dtype_of(state: Tensor | None) -> torch.dtype:
     return torch.float32 if state is None else state.dtype
 
@@ -54,16 +59,26 @@ def _check_gate_rank(a: Tensor, is_var_len: bool) -> None:
 
 
 def _recurrent_shapes(x: Any) -> Tensor:
-    leading = tuple(x.query.shape[:-2]) if x.inference_mode == InferenceMode.SPEC_VERIFY else (_sequences(x),)
-    return _state(x, *leading, dtype=_dtype_of(x.state))
+    if x.inference_mode == InferenceMode.SPEC_VERIFY:
+        return _state(x, *_tokens(x), dtype=_dtype_of(x.state))
+    return _state(x, _sequences(x) if x.final_state is None else 0, dtype=_dtype_of(x.state))
+
+
+def _recurrent_results(found: Tensor, out: Tensor, final_state: Tensor | None) -> tuple[Tensor, Tensor]:
+    return out, found if final_state is None else final_state
+
+
+def _recurrent_on_cpu(x: Any) -> Tensor:
+    output, new_state = reference.recurrent_forward(x)
+    x.out.copy_(output)
+    return new_state if x.final_state is None else new_state.new_empty((0, *new_state.shape[1:]))
 
 
 def _checkpoint_rows(x: Any) -> Any:
     if x.checkpoint_every == 0:
         return 0
-    if x.cu_seqlens is not None:
-        return x.query.shape[0] // x.checkpoint_every
-    return x.query.shape[0] * (x.query.shape[1] // x.checkpoint_every)
+    *batch, tokens = _tokens(x)
+    return (batch[0] if batch else 1) * (tokens // x.checkpoint_every)
 
 
 def _chunked_shapes(x: Any) -> Any:
@@ -72,7 +87,8 @@ def _chunked_shapes(x: Any) -> Any:
     checkpoints = _state(x, _checkpoint_rows(x), dtype=dtype)
     if x.state_indices is not None:
         return checkpoints
-    return _state(x, _sequences(x) if x.output_final_state else 0, dtype=dtype), checkpoints
+    is_new = x.output_final_state and x.final_state is None
+    return _state(x, _sequences(x) if is_new else 0, dtype=dtype), checkpoints
 
 
 def _chunked_on_cpu(x: Any) -> Any:
@@ -83,7 +99,8 @@ def _chunked_on_cpu(x: Any) -> Any:
     checkpoints[: found.shape[0]] = found
     if x.state_indices is not None:
         return checkpoints
-    return final_state.clone() if x.output_final_state else final_state.new_empty((0, *final_state.shape[1:])), checkpoints
+    is_new = x.output_final_state and x.final_state is None
+    return final_state.clone() if is_new else final_state.new_empty((0, *final_state.shape[1:])), checkpoints
 
 
 def _check_chunked(
@@ -94,10 +111,19 @@ def _check_chunked(
     cu_chunks: Tensor | None,
     state_dtype: torch.dtype | None,
     state_indices: Tensor | None,
+    write_indices: Tensor | None,
+    update_state: bool,
+    final_state: Tensor | None,
     out: Tensor,
 ) -> None:
     if state_indices is not None:
         _check_pool(state, state_dtype, state_indices)
+        if final_state is not None:
+            refuse("chunked_forward", "final_state", "None with state_indices, as the pool is written", "a tensor")
+    elif write_indices is not None:
+        refuse("chunked_forward", "write_indices", "None without state_indices", "a tensor")
+    elif not update_state:
+        refuse("chunked_forward", "update_state", "True without state_indices", update_state)
     if chunk_indices is not None or cu_chunks is not None:
         hints = {"chunk_indices": chunk_indices, "cu_chunks": cu_chunks}
         written = {"state": None if state_indices is None else state, "out": out}
@@ -122,11 +148,12 @@ def _chunked_results(
     state_indices: Tensor | None,
     output_final_state: bool,
     checkpoint_every: int,
+    final_state: Tensor | None,
+    checkpoints: Tensor | None,
 ) -> Any:
-    final_state, checkpoints = found if state_indices is None else (state, found)
-    if not output_final_state:
-        final_state = None
-    return (out, final_state, checkpoints) if checkpoint_every else (out, final_state)
+    new_state, new_checkpoints = found if state_indices is None else (state, found)
+    last = (new_state if final_state is None else final_state) if output_final_state else None
+    return (out, last, new_checkpoints if checkpoints is None else checkpoints) if checkpoint_every else (out, last)
 
 
 # ---- The operators
@@ -157,20 +184,33 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
     """
 
 
-@operator(reference=reference.recurrent_forward, shapes=_recurrent_shapes, out="value")
+@operator(
+    reference=reference.recurrent_forward,
+    shapes=_recurrent_shapes,
+    cpu=_recurrent_on_cpu,
+    out="value",
+    results=_recurrent_results,
+)
 def recurrent_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     state: Tensor | None,
-    beta: Tensor,
-    gate: Tensor,
+    beta: Tensor | None,
+    gate: Tensor | None,
     cu_seqlens: Tensor | None = None,
     num_accepted_tokens: Tensor | None = None,
     inference_mode: int = InferenceMode.PREFILL,
     is_qk_norm: bool = False,
     *,
     scale: float | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    beta_is_logit: bool = False,
+    allow_negative_eigenvalues: bool = False,
+    gate_is_linear: bool = False,
+    has_initial_state: Tensor | None = None,
+    final_state: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence token by token, with the state in registers from the first token to the last: `(output, new_state)`.
@@ -179,13 +219,18 @@ def recurrent_forward(
         S ← exp(gate)·S        v' = beta·(v − S k)        S ← S + v' kᵀ        output = scale · S q
 
     Shapes:
-        query, key: (B, T, Hk, dk), or packed (N, Hk, dk) with `cu_seqlens`; bf16 or fp16; normalised first with `is_qk_norm`
+        query, key: (B, T, Hk, dk), or packed (N, Hk, dk) or (1, N, Hk, dk) with `cu_seqlens`; bf16, fp16 or fp32; normalised
+          first with `is_qk_norm`
         value, output: (…, Hv, dv), the dtype of query
-        beta: (…, Hv), bf16, fp16 or fp32
-        gate: (…, Hv), fp32 or bf16: the logarithm of each token's decay
-        state: (B, Hv, dv, dk), fp32 or bf16, not changed; None for zeros
-        new_state: (B, Hv, dv, dk), after every token (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, else fp32
+        beta, gate: (…, Hv), bf16, fp16 or fp32: the gate is the logarithm of each token's decay; None for 1 and for 0
+        state: (B, Hv, dv, dk), fp32, bf16 or fp16, not changed; None for zeros; a [K, V] state is given as its transposed view
+        new_state: (B, Hv, dv, dk), after every token (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, else
+          fp32; `final_state` itself where that is given, of any of these dtypes and of any strides
+        has_initial_state: (B,), bool: a sequence with False starts from zeros, and its state is not read
         scale: dk^-0.5 if None
+
+    With `A_log` and `dt_bias` (Hv,) the gate is raw, `a` of `fused_gdn_gating`; with `gate_is_linear` it is the decay itself,
+    where 0 is a reset. With `beta_is_logit` the sigmoid of beta counts, and twice that with `allow_negative_eigenvalues`.
 
     PREFILL and DECODE return the state after the last token, SPEC_VERIFY the state after every token. `state` may then be
     what an earlier verify returned, (B, S, Hv, dv, dk), and `num_accepted_tokens` (B,) picks where sequence b starts: step
@@ -221,8 +266,12 @@ def fused_decode(
     null_slot: int | None = None,
     step_states: Tensor | None = None,
     step_slots: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    write_indices: Tensor | None = None,
+    update_state: bool = True,
     scale: float | None = None,
     use_qk_l2norm: bool = True,
+    allow_negative_eigenvalues: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """The serving step in one launch: l2 norm, gates, recurrence, states of a pool updated in place. Returns the output.
@@ -234,12 +283,15 @@ def fused_decode(
     Shapes:
         query, key, value: as in `recurrent_forward`
         a, b: (…, Hv); A_log, dt_bias: (Hv,); as in `fused_gdn_gating`
-        state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
+        state_pool: (slots, Hv, dv, dk), fp32, bf16 or fp16, of any strides: fastest where each slot is contiguous
         state_indices: (B,), or (B, T) for speculative verify; int32 or int64; None: sequence n has slot n
         num_accepted_tokens, step_slots: (B,), int32 or int64
         step_states: (rows, S, Hv, dv, dk), the pool's dtype
+        has_initial_state: as in `recurrent_forward`
+        write_indices: (B,), int32 or int64
 
-    Sequence n reads slot `state_indices[n]` and writes it back. For speculative verify, give `state_indices` (B, T) and
+    Sequence n reads slot `state_indices[n]` and writes it back, or slot `write_indices[n]` instead; with `update_state=False`
+    the pool is only read. `allow_negative_eigenvalues` doubles beta. For speculative verify, give `state_indices` (B, T) and
     `num_accepted_tokens`: it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot
     state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t]
     and the pool is not written.
@@ -268,8 +320,8 @@ def chunked_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    beta: Tensor,
-    gate: Tensor,
+    beta: Tensor | None,
+    gate: Tensor | None,
     state: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     chunk_indices: Tensor | None = ...,
@@ -282,6 +334,17 @@ def chunked_forward(
     state_indices: Tensor | None = ...,
     checkpoint_every: Literal[0] = ...,
     deterministic: bool = ...,
+    A_log: Tensor | None = ...,
+    dt_bias: Tensor | None = ...,
+    beta_is_logit: bool = ...,
+    allow_negative_eigenvalues: bool = ...,
+    gate_is_linear: bool = ...,
+    has_initial_state: Tensor | None = ...,
+    write_indices: Tensor | None = ...,
+    update_state: bool = ...,
+    final_state: Tensor | None = ...,
+    checkpoints: Tensor | None = ...,
+    states_before: Tensor | None = ...,
     out: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -289,8 +352,8 @@ def chunked_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    beta: Tensor,
-    gate: Tensor,
+    beta: Tensor | None,
+    gate: Tensor | None,
     state: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     chunk_indices: Tensor | None = ...,
@@ -303,6 +366,17 @@ def chunked_forward(
     state_indices: Tensor | None = ...,
     checkpoint_every: Literal[0] = ...,
     deterministic: bool = ...,
+    A_log: Tensor | None = ...,
+    dt_bias: Tensor | None = ...,
+    beta_is_logit: bool = ...,
+    allow_negative_eigenvalues: bool = ...,
+    gate_is_linear: bool = ...,
+    has_initial_state: Tensor | None = ...,
+    write_indices: Tensor | None = ...,
+    update_state: bool = ...,
+    final_state: Tensor | None = ...,
+    checkpoints: Tensor | None = ...,
+    states_before: Tensor | None = ...,
     out: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor | None]: ...
 @overload
@@ -310,8 +384,8 @@ def chunked_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    beta: Tensor,
-    gate: Tensor,
+    beta: Tensor | None,
+    gate: Tensor | None,
     state: Tensor | None = ...,
     cu_seqlens: Tensor | None = ...,
     chunk_indices: Tensor | None = ...,
@@ -324,6 +398,17 @@ def chunked_forward(
     state_indices: Tensor | None = ...,
     checkpoint_every: int,
     deterministic: bool = ...,
+    A_log: Tensor | None = ...,
+    dt_bias: Tensor | None = ...,
+    beta_is_logit: bool = ...,
+    allow_negative_eigenvalues: bool = ...,
+    gate_is_linear: bool = ...,
+    has_initial_state: Tensor | None = ...,
+    write_indices: Tensor | None = ...,
+    update_state: bool = ...,
+    final_state: Tensor | None = ...,
+    checkpoints: Tensor | None = ...,
+    states_before: Tensor | None = ...,
     out: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor | None, Tensor]: ...
 @operator(
@@ -339,8 +424,8 @@ def chunked_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    beta: Tensor,
-    gate: Tensor,
+    beta: Tensor | None,
+    gate: Tensor | None,
     state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
@@ -353,6 +438,17 @@ def chunked_forward(
     state_indices: Tensor | None = None,
     checkpoint_every: int = 0,
     deterministic: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    beta_is_logit: bool = False,
+    allow_negative_eigenvalues: bool = False,
+    gate_is_linear: bool = False,
+    has_initial_state: Tensor | None = None,
+    write_indices: Tensor | None = None,
+    update_state: bool = True,
+    final_state: Tensor | None = None,
+    checkpoints: Tensor | None = None,
+    states_before: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Prefill: returns `(output, final_state)`, and with `checkpoint_every` a third, the checkpoints.
@@ -362,13 +458,17 @@ def chunked_forward(
         for 64 tokens at once: with T = (I + A)⁻¹, A_ij = beta_i (k_i·k_j) exp(G_i − G_j) below the diagonal, G the sum of gates
 
     Shapes:
-        query, key, value, beta, gate, state, scale: as in `recurrent_forward`; q and k are normalised with `use_qk_l2norm`
-        final_state: (B, Hv, dv, dk), of `state_dtype`, else the state's dtype, else fp32; None with `output_final_state=False`
-        state_indices: (B,): `state` is then a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, and
-          returned as final_state
+        query, key, value, beta, gate, state, scale, has_initial_state: as in `recurrent_forward`, and the forms of gates and
+          betas, too; q and k are normalised with `use_qk_l2norm`
+        final_state: (B, Hv, dv, dk), of `state_dtype`, else the state's dtype, else fp32; None with `output_final_state=False`.
+          A given one, of any float dtype and strides, is written and returned
+        state_indices: (B,): `state` is then a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, with
+          its `write_indices` and `update_state`, and returned as final_state
+        states_before: (rows, Hv, dv, dk), written: the states before each block of `checkpoint_every` tokens, ceil(length / n)
+          rows a sequence in sequence order; the rest are 0
         checkpoints: (rows, Hv, dv, dk): the states after every `checkpoint_every` tokens (a multiple of 64), in sequence order.
           T // n rows per padded sequence; N // n rows packed, of which sequence i fills the next length_i // n, and the rest
-          are 0
+          are 0. A given one, of any float dtype and strides, is written as far as it goes, and returned
         chunk_indices (sequence, chunk pairs), cu_chunks (B+1,): accepted; the device derives them
 
     Chunks run on the tensor cores, from sm_80 on, where rows start on 16 bytes; other calls run token by token. Where heads

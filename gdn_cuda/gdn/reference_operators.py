@@ -8,6 +8,7 @@ documented dtypes, except that fp64 inputs stay fp64 (gradcheck, oracles).
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -47,21 +48,64 @@ def fused_gdn_gating(x: Any) -> tuple[Tensor, Tensor]:
     return _sigmoid(x.b).to(x.b.dtype), _log_decay(x.A_log, x.dt_bias, x.a)
 
 
+def _packed(x: Any, *names: str) -> Any:
+    """The call with packed (1, N, …) tensors as (N, …)."""
+    if x.cu_seqlens is None:
+        return x
+    rank = {"query": 4, "key": 4, "value": 4, "beta": 3, "gate": 3, "a": 3, "b": 3}
+    given = {name: getattr(x, name) for name in names}
+    flat = {name: y[0] for name, y in given.items() if y is not None and y.dim() == rank[name]}
+    return SimpleNamespace(**(vars(x) | flat))
+
+
+def _gates(x: Any) -> tuple[Tensor, Tensor]:
+    """(beta, the logarithm of the decay) of a call, whatever its gates are."""
+    tokens = x.value[..., 0]
+    gate = torch.zeros_like(tokens, dtype=torch.float32) if x.gate is None else x.gate
+    if x.A_log is not None:
+        bias = torch.zeros_like(x.A_log) if x.dt_bias is None else x.dt_bias
+        gate = _log_decay(x.A_log, bias, gate)
+    elif x.gate_is_linear:
+        gate = gate.to(gdn.promoted_dtype(gate)).log()
+    beta = torch.ones_like(tokens, dtype=torch.float32) if x.beta is None else x.beta
+    if x.beta_is_logit:
+        beta = _sigmoid(beta) * (2 if x.allow_negative_eigenvalues else 1)
+    return beta, gate
+
+
+def _initial(state: Tensor | None, has_initial_state: Tensor | None) -> Tensor | None:
+    if state is None or has_initial_state is None:
+        return state
+    return state.masked_fill(~has_initial_state.view(-1, *[1] * (state.dim() - 1)), 0)
+
+
+def _written(buffer: Tensor | None, states: Tensor) -> None:
+    """States into the caller's buffer, as far as it goes."""
+    if buffer is not None:
+        rows = min(buffer.shape[0], states.shape[0])
+        with torch.no_grad():
+            buffer[:rows] = states[:rows].to(buffer.dtype)
+
+
 def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     """(output, new_state): the final state, or under SPEC_VERIFY the state after every token ((B,T,…), packed (N,…)).
 
     Under SPEC_VERIFY a rank-5 state (B,S,Hv,dv,dk) holds the states of a previous verify, and sequence b starts from
     state[b, max(num_accepted_tokens[b], 1) − 1]; without num_accepted_tokens from state[b, 0].
     """
+    output_shape = x.value.shape
+    x = _packed(x, "query", "key", "value", "beta", "gate")
     start = x.state
     if start is not None and start.dim() == 5:
         chosen = accepted_column("recurrent_forward", x.num_accepted_tokens, start.shape[0], start.shape[1], start.device)
         start = start[torch.arange(start.shape[0], device=start.device), chosen]
-    inputs = (x.query, x.key, x.value, x.beta, x.gate, start, x.cu_seqlens)
+    inputs = (x.query, x.key, x.value, *_gates(x), _initial(start, x.has_initial_state), x.cu_seqlens)
     verify = x.inference_mode == SPEC_VERIFY
     output, final_state, steps = gdn.recurrent(*inputs, scale=x.scale, use_qk_l2norm=x.is_qk_norm, keep_steps=verify)
     new_state = final_state if steps is None else steps
-    return output.to(x.value.dtype), new_state if x.state is None else new_state.to(x.state.dtype)
+    _written(x.final_state, new_state)
+    output = output.view(output_shape).to(x.value.dtype)
+    return output, new_state if x.state is None else new_state.to(x.state.dtype)
 
 
 def _lengths(value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -87,26 +131,61 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     are zero and no slot is touched.
     """
 
+    output_shape = x.value.shape
+    x = _packed(x, "query", "key", "value", "beta", "gate")
+    beta, gate = _gates(x)
+    lengths = _lengths(x.value, x.cu_seqlens)
+
     def run(start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = (x.query, x.key, x.value, x.beta, x.gate, start, x.cu_seqlens)
+        inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
         options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "checkpoint_every": x.checkpoint_every}
         return gdn.chunked(*inputs, **options)
 
     if x.state is None or x.state_indices is None:
-        output, final_state, checkpoints = run(x.state)
+        start = _initial(x.state, x.has_initial_state)
+        output, final_state, checkpoints = run(start)
+        _write_rows(x, start, checkpoints, lengths)
+        _written(x.final_state, final_state)
         stored = x.state_dtype or (final_state.dtype if x.state is None else x.state.dtype)
-        return output.to(x.value.dtype), final_state.to(stored), checkpoints.to(stored)
+        return output.view(output_shape).to(x.value.dtype), final_state.to(stored), checkpoints.to(stored)
 
     pool, indices = x.state, x.state_indices.to(torch.int64)
     check_slots("chunked_forward", "state_indices", indices, pool.shape[0])
-    active, lengths = indices >= 0, _lengths(x.value, x.cu_seqlens)
-    output, final_state, checkpoints = run(gather_states(pool, indices, active))
-    written = active & (lengths > 0)
-    with torch.no_grad():
-        pool[indices[written]] = final_state[written].to(pool.dtype)
+    targets = indices if x.write_indices is None else x.write_indices.to(torch.int64)
+    check_slots("chunked_forward", "write_indices", targets, pool.shape[0])
+    active = indices >= 0
+    start = _initial(gather_states(pool, indices, active), x.has_initial_state)
+    output, final_state, checkpoints = run(start)
     counts = lengths // x.checkpoint_every if x.checkpoint_every else torch.zeros_like(lengths)
     checkpoints = torch.where(active.repeat_interleave(counts)[:, None, None, None], checkpoints, 0)
-    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens), pool, checkpoints.to(pool.dtype)
+    _write_rows(x, start, checkpoints, lengths)
+    written = active & (lengths > 0) & (targets >= 0) & x.update_state
+    with torch.no_grad():
+        pool[targets[written]] = final_state[written].to(pool.dtype)
+    output = _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
+    return output, pool, checkpoints.to(pool.dtype)
+
+
+def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) -> None:
+    """Checkpoints, and the states before blocks of tokens, into the caller's buffers."""
+    if not x.checkpoint_every:
+        return
+    dense = x.value.shape[0] if x.cu_seqlens is not None else x.value.shape[1]
+    most = dense // x.checkpoint_every * (1 if x.cu_seqlens is not None else x.value.shape[0])
+    _written(x.checkpoints, torch.cat([found, found.new_zeros(most - found.shape[0], *found.shape[1:])]))
+    if x.states_before is None:
+        return
+    rows, first = [found[:0]], 0
+    for n, length in enumerate(lengths.tolist()):
+        count, blocks = length // x.checkpoint_every, -(-length // x.checkpoint_every)
+        initial = (
+            torch.zeros_like(x.states_before[:1], dtype=found.dtype) if start is None else start[n : n + 1].to(found.dtype)
+        )
+        rows.append(torch.cat([initial, found[first : first + count]])[:blocks])
+        first += count
+    _written(x.states_before, torch.cat(rows))
+    with torch.no_grad():
+        x.states_before[sum(len(each) for each in rows) :] = 0
 
 
 @torch.no_grad()
@@ -119,6 +198,8 @@ def fused_decode(x: Any) -> Tensor:
     the pool stays as it was. A slot to read that is negative or null_slot skips its sequence, with zero output; a slot to write
     that is so is not written. States are rounded when stored, never between the tokens of one call.
     """
+    output_shape = x.value.shape
+    x = _packed(x, "query", "key", "value", "a", "b")
     lengths, pool = _lengths(x.value, x.cu_seqlens), x.state_pool
     sequences, device = lengths.shape[0], x.value.device
     indices = torch.arange(sequences, device=device) if x.state_indices is None else x.state_indices.to(torch.int64)
@@ -137,13 +218,16 @@ def fused_decode(x: Any) -> Tensor:
     elif per_token:
         _check_width("fused_decode", "state_indices", lengths, indices.shape[1])
 
-    beta, gate, start = _sigmoid(x.b), _log_decay(x.A_log, x.dt_bias, x.a), gather_states(pool, slots, active)
+    targets = slots if x.write_indices is None else x.write_indices.to(torch.int64)
+    check_slots("fused_decode", "write_indices", targets, pool.shape[0], x.null_slot)
+    beta = _sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1)
+    gate, start = _log_decay(x.A_log, x.dt_bias, x.a), _initial(gather_states(pool, slots, active), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
     options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
     output, final_state, steps = gdn.recurrent(*inputs, **options)
     if steps is None:
-        written = active & (lengths > 0)
-        pool[slots[written]] = final_state[written].to(pool.dtype)
+        written = active & (lengths > 0) & is_slot(targets, x.null_slot) & x.update_state
+        pool[targets[written]] = final_state[written].to(pool.dtype)
     else:
         sequence, token, row = _tokens_of(lengths, active)
         after = steps.flatten(0, 1)[row] if x.cu_seqlens is None else steps[row]
@@ -152,10 +236,10 @@ def fused_decode(x: Any) -> Tensor:
             kept = rows >= 0
             x.step_states[rows[kept], token[kept]] = after[kept].to(x.step_states.dtype)
         else:
-            targets = indices[sequence, token]
-            kept = is_slot(targets, x.null_slot)
-            pool[targets[kept]] = after[kept].to(pool.dtype)
-    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens)
+            of_tokens = indices[sequence, token]
+            kept = is_slot(of_tokens, x.null_slot)
+            pool[of_tokens[kept]] = after[kept].to(pool.dtype)
+    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
 
 
 def _check_width(function: str, argument: str, lengths: Tensor, width: int) -> None:

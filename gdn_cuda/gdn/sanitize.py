@@ -108,6 +108,35 @@ def gating() -> None:
         gdn_cuda.fused_gdn_gating(draw(7), draw(7), draw(300, 7, dtype=dtype), draw(300, 7, dtype=dtype), is_var_len=True)
 
 
+def pool_of(x: dict[str, Any]) -> dict[str, Any]:
+    """Slots and flags of a hostile call, for a pool of as many states as it has sequences; [K, V] states."""
+    flags = torch.tensor([True, False, True, False], device="cuda")
+    slots = torch.tensor(HOSTILE_INDICES, device="cuda")
+    return x | {"has_initial_state": flags, "state_indices": slots, "write_indices": slots.flip(0)}
+
+
+@sanitizes()
+def recurrent_any() -> None:
+    for dk, dv in ((40, 72), (128, 128), (21, 19)):
+        for x in (packed(dk, dv), *hostile(dk, dv)):
+            odd = {name: x[name].float() for name in ("query", "key", "value")}
+            states = x["state"].mT.contiguous().mT
+            gdn_cuda.recurrent_forward(**(x | odd | {"state": states}), is_qk_norm=True)
+            gdn_cuda.chunked_forward(**pool_of(x | odd | {"state": states}), checkpoint_every=64)
+
+
+@sanitizes("chunk_gates", "move_states")
+def handed_over() -> None:
+    for x in (packed(64, 72), *hostile(64, 72)):
+        heads, rows = x["value"].shape[1], [torch.zeros(n, *x["state"].shape[1:], device="cuda") for n in (3, 9)]
+        raw = {"A_log": draw(heads), "dt_bias": draw(heads), "beta_is_logit": True}
+        buffers = {"checkpoints": rows[0].half(), "states_before": rows[1], "checkpoint_every": 64}
+        gdn_cuda.chunked_forward(**pool_of(x | {"state": x["state"].half()}), **raw, **buffers)
+        gdn_cuda.chunked_forward(
+            **(x | {"gate": None, "beta": None}), **buffers, final_state=x["state"].mT.contiguous().mT.clone()
+        )
+
+
 @sanitizes("chunk_cumsum", "mn_major", "compute_u_w", "seq_state_update", "compute_o")
 def pieces() -> None:
     for dk, dv in ((128, 128), (96, 192)):

@@ -23,15 +23,18 @@ enum class InferenceMode : int64_t { prefill = 0, decode = 1, spec_verify = 2 };
 struct GDN_HOLDS_TENSORS RecurrentForward {
     static constexpr const char* name = "recurrent_forward";
     Given query, key, value;
-    OptionalTensor state = {};
-    Given beta, gate;
-    OptionalTensor cu_seqlens = {}, num_accepted_tokens = {};
+    OptionalTensor state = {}, beta = {}, gate = {}, cu_seqlens = {}, num_accepted_tokens = {};
     InferenceMode inference_mode = InferenceMode::prefill;
     bool is_qk_norm = false;
     std::optional<double> scale = {};
+    OptionalTensor A_log = {}, dt_bias = {};
+    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
+    OptionalTensor has_initial_state = {};
+    OptionalWritten final_state = {};
     Output out = {};
 
-    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, out)
+    GDN_FIELDS(query, key, value, state, beta, gate, cu_seqlens, num_accepted_tokens, inference_mode, is_qk_norm, scale, A_log,
+               dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state, final_state, out)
 };
 // (out, new state)
 std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& arguments);
@@ -43,32 +46,41 @@ struct GDN_HOLDS_TENSORS FusedDecode {
     OptionalTensor state_indices = {}, cu_seqlens = {}, num_accepted_tokens = {};
     std::optional<int64_t> null_slot = {};
     OptionalWritten step_states = {};
-    OptionalTensor step_slots = {};
+    OptionalTensor step_slots = {}, has_initial_state = {}, write_indices = {};
+    bool update_state = true;
     std::optional<double> scale = {};
-    bool use_qk_l2norm = true;
+    bool use_qk_l2norm = true, allow_negative_eigenvalues = false;
     Output out = {};
 
     GDN_FIELDS(query, key, value, a, b, A_log, dt_bias, state_pool, state_indices, cu_seqlens, num_accepted_tokens, null_slot,
-               step_states, step_slots, scale, use_qk_l2norm, out)
+               step_states, step_slots, has_initial_state, write_indices, update_state, scale, use_qk_l2norm,
+               allow_negative_eigenvalues, out)
 };
 // out
 Tensor fused_decode(const FusedDecode& arguments);
 
 struct GDN_HOLDS_TENSORS ChunkedForward {
     static constexpr const char* name = "chunked_forward";
-    Given query, key, value, beta, gate;
-    OptionalTensor state = {}, cu_seqlens = {};
+    Given query, key, value;
+    OptionalTensor beta = {}, gate = {}, state = {}, cu_seqlens = {};
     std::optional<double> scale = {};
     bool use_qk_l2norm = false;
     bool output_final_state = true;
     std::optional<ScalarType> state_dtype = {};
     int64_t checkpoint_every = 0;
     bool deterministic = false;  // no sequence is split into segments: docs/numerics.md
+    OptionalTensor A_log = {}, dt_bias = {};
+    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
+    OptionalTensor has_initial_state = {};
+    OptionalWritten final_state = {}, checkpoints = {}, states_before = {};
     Output out = {};
-    OptionalTensor state_indices = {};  // `state` is a pool, updated in place: torch knows that as chunked_forward_pool
+    // Of a pool `state`, updated in place: torch knows that as chunked_forward_pool.
+    OptionalTensor state_indices = {}, write_indices = {};
+    bool update_state = true;
 
     GDN_FIELDS(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, output_final_state, state_dtype,
-               checkpoint_every, deterministic, out)
+               checkpoint_every, deterministic, A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear,
+               has_initial_state, final_state, checkpoints, states_before, out)
 };
 struct GDN_HOLDS_TENSORS ChunkedResult {
     Tensor output;

@@ -168,6 +168,9 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     return bytes;
 }
 // Its result for a divisor above 2^126 is 0.
+inline float rsqrtf(float x) {
+    return 1.f / std::sqrt(x);
+}
 inline float __fdividef(float x, float y) {
     return fabsf(y) > 0x1p126f && std::isfinite(y) ? x * 0.f : x / y;
 }

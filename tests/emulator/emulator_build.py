@@ -1,5 +1,6 @@
-"""Builds libemulator.so in build/emulator: the kernels of FAMILIES, every registered configuration from the source that NVRTC
-gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used if there."""
+"""Builds libemulator.so in build/emulator: the kernels of FAMILIES that need no CUTLASS, every registered configuration from
+the source that NVRTC gets, and the operators that launch them. What depends on no changed file stays as it is; ccache is used
+if there."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from translate import translated
 
 from gdn_cuda import _C, runtime
 
-FAMILIES = ("conv", "scan")
+FAMILIES = ("conv", "gdn", "scan")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build" / "emulator"
@@ -110,7 +111,7 @@ def _with_places(header: Path) -> str:
 
 def _kernel_units() -> Iterator[Unit]:
     for kernel in _C.kernels():
-        if kernel["family"] in FAMILIES:
+        if kernel["family"] in FAMILIES and not kernel["uses_cutlass"]:
             name = f"{kernel['family']}/{kernel['name']}"
             codes = [(entry["configuration"], entry["code"]) for entry in kernel["configurations"]]
             for first in range(0, len(codes), SLICE):

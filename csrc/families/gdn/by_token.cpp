@@ -2,6 +2,7 @@
 #include "decode.hpp"
 #include "prepared.hpp"
 #include "recurrent.hpp"
+#include "recurrent_any.hpp"
 #include "verify.hpp"
 
 namespace gdn_cuda::gdn {
@@ -16,12 +17,18 @@ bool is_regular(const Prepared& prepared) {
 // One token per sequence, one input slot and one output slot.
 bool is_decode(const Prepared& prepared) {
     const RecurrentArgs& args = prepared.args;
+    const bool with_gates = args.gate.values.data != nullptr && args.beta.values.data != nullptr;
+    const bool by_log = args.forms.gate == GateForms::log_decay && !args.forms.beta_is_logit;
     return is_regular(prepared) && args.tokens == 1 && args.steps.data == nullptr && args.accepted.data == nullptr &&
-           args.last.data != nullptr;
+           args.last.data != nullptr && args.last_slots.data == nullptr && args.has_initial == nullptr && with_gates &&
+           (by_log || args.forms.fused());
 }
 
 std::string explain_by_token(const Prepared& prepared) {
     const RecurrentArgs& args = prepared.args;
+    if (!prepared.sequences.plain())
+        return "float32, rows with gaps, or head dimensions that are no multiples of 8: gdn/recurrent_any";
+    if (!prepared.plain_states) return "states that are float16, of two dtypes, or not contiguous: gdn/recurrent_any";
     if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
     if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
     if (!is_regular(prepared))
@@ -42,6 +49,7 @@ DecodeArgs decode_args(const RecurrentArgs& args) {
             .output = heads(args.output),
             .beta = gates(args.beta),
             .gate = gates(args.gate),
+            .beta_factor = args.forms.beta_factor,
             .A_log = args.A_log,
             .dt_bias = args.dt_bias,
             .heads_per_key = args.heads_per_key,
@@ -59,6 +67,19 @@ DecodeArgs decode_args(const RecurrentArgs& args) {
             .state_out_slot = args.last.slot};
 }
 
+RecurrentAnyArgs recurrent_any_args(const Prepared& prepared) {
+    const Sequences& sequences = prepared.sequences;
+    const auto heads_per = [&](const View& rows) { return static_cast<int>(prepared.args.heads / rows.size(-2)); };
+    return {.call = prepared.args,
+            .io = sequences.io,
+            .query_d = sequences.query.stride(-1),
+            .key_d = sequences.key.stride(-1),
+            .value_d = sequences.value.stride(-1),
+            .output_d = prepared.output.stride(-1),
+            .heads_per_query = heads_per(sequences.query),
+            .heads_per_value = heads_per(sequences.value)};
+}
+
 }  // namespace
 
 void run_by_token(const Prepared& prepared, const char* function) {
@@ -68,6 +89,7 @@ void run_by_token(const Prepared& prepared, const char* function) {
     const Target target = target_of(function, sequences.query);
     if (target.is_explained()) [[unlikely]]
         remark(explain_by_token(prepared));
+    if (!(sequences.plain() && prepared.plain_states)) return RecurrentAny::run(recurrent_any_args(prepared), target);
     if (is_decode(prepared)) {
         const DecodeProblem problem{.sequences = sequences.count,
                                     .heads = args.heads,
@@ -75,7 +97,7 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                     .dv = args.dv,
                                     .io = sequences.io,
                                     .state = prepared.state_type,
-                                    .fused_gates = args.A_log.data != nullptr};
+                                    .fused_gates = args.forms.fused()};
         return Decode::run(problem, decode_args(args), target);
     }
     const VerifyProblem verify{.sequences = sequences.count,

@@ -4,19 +4,34 @@ namespace gdn_cuda::gdn {
 namespace {
 
 void check_head_dim(const Checks& check, const char* argument, int64_t dim) {
-    GDN_REQUIRE(check, dim >= 8 && dim <= kMaxHeadDim && dim % 8 == 0, argument,
-                fmt::format("a head dimension that is a multiple of 8 up to {}", kMaxHeadDim), fmt::format("{}", dim));
+    GDN_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, argument, fmt::format("a head dimension from 1 to {}", kMaxHeadDim),
+                fmt::format("{}", dim));
 }
 
 }  // namespace
 
+bool Sequences::plain() const {
+    const auto without_gaps = [](const View& view) { return view.size(-1) == 1 || view.stride(-1) == 1; };
+    return io != DType::f32 && dk % 8 == 0 && dv % 8 == 0 && without_gaps(query) && without_gaps(key) && without_gaps(value);
+}
+
+View Sequences::without_batch(const View& view, int rank) const {
+    if (!packed() || view.rank != rank || view.size(0) != 1) return view;
+    View packed_view = view;
+    --packed_view.rank;
+    ++packed_view.sizes;
+    ++packed_view.strides;
+    return packed_view;
+}
+
 Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
                           const View& cu_seqlens, const RowNames& names) {
     Sequences s{.query = View(query), .key = View(key), .value = View(value), .cu_seqlens = cu_seqlens, .names = names};
+    for (View* rows : {&s.query, &s.key, &s.value}) *rows = s.without_batch(*rows, 4);
     const View &q = s.query, &k = s.key, &v = s.value;
     const auto as_query = [&] { return fmt::format("to match {} {}", names.query, shape_text(q)); };
-    GDN_REQUIRE(check, q.rank == 3 || q.rank == 4, names.query, "rank 4 (B, T, Hk, dk), or rank 3 (N, Hk, dk) with cu_seqlens",
-                shape_text(q));
+    GDN_REQUIRE(check, q.rank == 3 || q.rank == 4, names.query,
+                "rank 4 (B, T, Hk, dk), or (N, Hk, dk) or (1, N, Hk, dk) with cu_seqlens", shape_text(q));
     GDN_REQUIRE(check, (q.rank == 3) == cu_seqlens.defined(), "cu_seqlens",
                 q.rank == 3 ? fmt::format("a tensor, as {} is packed (rank 3)", names.query)
                             : fmt::format("None, as {} is padded (rank 4)", names.query),
@@ -31,15 +46,11 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
                          : fmt::format("(B={}, T={}, Hv, dv) {}", q.size(0), q.size(1), as_query()),
              shape_text(v));
 
-    s.io = check.dtype(names.query, q, {DType::bf16, DType::f16});
+    s.io = check.dtype(names.query, q, {DType::bf16, DType::f16, DType::f32});
     check.dtype(names.key, k, {s.io});
     check.dtype(names.value, v, {s.io});
     check.device(names.key, k, q, names.query);
     check.device(names.value, v, q, names.query);
-    check.last_contiguous(names.query, q);
-    check.last_contiguous(names.key, k);
-    check.last_contiguous(names.value, v);
-
     s.key_heads = q.size(-2);
     s.value_heads = v.size(-2);
     s.dk = q.size(-1);
@@ -65,8 +76,9 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
     return s;
 }
 
-Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& s,
+Scalars check_scalars(const Checks& check, const char* argument, const View& scalars, const Sequences& s,
                       std::initializer_list<DType> allowed) {
+    const View view = s.without_batch(scalars, 3);
     if (s.packed()) {
         check.shape(argument, view, {s.tokens, s.value_heads}, "(N, Hv)");
     } else {
@@ -75,12 +87,6 @@ Scalars check_scalars(const Checks& check, const char* argument, const View& vie
     check.dtype(argument, view, allowed);
     check.device(argument, view, s.query, s.names.query);
     return scalars_of(view);
-}
-
-void check_gates(const Checks& check, const View& beta, const View& gate, const Sequences& sequences, Scalars& beta_out,
-                 Scalars& gate_out) {
-    beta_out = check_scalars(check, "beta", beta, sequences, {DType::bf16, DType::f16, DType::f32});
-    gate_out = check_scalars(check, "gate", gate, sequences, {DType::f32, DType::bf16});
 }
 
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& s) {

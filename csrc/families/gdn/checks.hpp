@@ -16,7 +16,7 @@ struct RowNames {
     const char *query = "query", *key = "key", *value = "value";
 };
 
-// Padded (B, T, H, d), or packed (N, H, d) with cu_seqlens.
+// Padded (B, T, H, d), or packed (N, H, d) or (1, N, H, d) with cu_seqlens; packed views have no batch dimension.
 struct Sequences {
     View query, key, value, cu_seqlens;
     RowNames names;
@@ -26,6 +26,9 @@ struct Sequences {
     DType io = DType::bf16;
 
     bool packed() const { return cu_seqlens.defined(); }
+    // What all kernels take: 16-bit tensors, rows without gaps, head dimensions that are multiples of 8.
+    bool plain() const;
+    View without_batch(const View& view, int rank) const;  // drops the first of `rank` dimensions of a packed tensor
     Batch batch() const { return {count, tokens, packed(), query, names.query}; }
     int64_t mean_tokens() const { return packed() ? tokens / std::max<int64_t>(count, 1) : tokens; }
     int64_t state_numel() const { return value_heads * dv * dk; }
@@ -37,8 +40,6 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
 // (B, T, Hv) or (N, Hv), any strides
 Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& sequences,
                       std::initializer_list<DType> allowed);
-void check_gates(const Checks& check, const View& beta, const View& gate, const Sequences& sequences, Scalars& beta_out,
-                 Scalars& gate_out);
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& sequences);
 
 }  // namespace gdn_cuda::gdn

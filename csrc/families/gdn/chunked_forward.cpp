@@ -1,14 +1,16 @@
 // chunked_forward: prefill with dense states or a state pool, and the choice of its kernel.
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <gdn_cuda/gdn.hpp>
 #include <limits>
 
 #include "../../operators/operator.hpp"
+#include "chunk_inputs.hpp"
+#include "move_states.hpp"
 #include "prefill.hpp"
 #include "prefill_mma.hpp"
-#include "prepared.hpp"
 
 namespace gdn_cuda::gdn {
 namespace {
@@ -16,7 +18,8 @@ namespace {
 // chunked_forward that reads and writes slots of a state pool.
 struct ChunkedForwardPool {
     static constexpr const char* name = "chunked_forward_pool";
-    Given query, key, value, beta, gate;
+    Given query, key, value;
+    OptionalTensor beta = {}, gate = {};
     Written state;
     Given state_indices;
     OptionalTensor cu_seqlens = {};
@@ -24,20 +27,23 @@ struct ChunkedForwardPool {
     bool use_qk_l2norm = false;
     int64_t checkpoint_every = 0;
     bool deterministic = false;
+    OptionalTensor A_log = {}, dt_bias = {};
+    bool beta_is_logit = false, allow_negative_eigenvalues = false, gate_is_linear = false;
+    OptionalTensor has_initial_state = {}, write_indices = {};
+    bool update_state = true;
+    OptionalWritten checkpoints = {}, states_before = {};
     Output out = {};
 
     GDN_FIELDS(query, key, value, beta, gate, state, state_indices, cu_seqlens, scale, use_qk_l2norm, checkpoint_every,
-               deterministic, out)
+               deterministic, A_log, dt_bias, beta_is_logit, allow_negative_eigenvalues, gate_is_linear, has_initial_state,
+               write_indices, update_state, checkpoints, states_before, out)
 };
 
 // Runs whole chunks on tensor cores where device and tensors allow, else token by token. The choice does not depend on what a
-// sequence is batched with, except that more than kMaxGridYZ sequences go token by token. `out`: any tensor of the call;
-// workspace is allocated like it.
-void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out) {
+// sequence is batched with, except that more than kMaxGridYZ sequences go token by token.
+void run_chunks(Prepared& prepared, ChunkInputs& inputs, bool deterministic, const Tensor& like, const Target& target) {
     const Sequences& sequences = prepared.sequences;
     const RecurrentArgs& args = prepared.args;
-    const DeviceScope scope(sequences.query.device_index);
-    const Target target = target_of(ChunkedForward::name, sequences.query);
     const auto tiled = [&](const Rows& rows, int64_t heads, int64_t d) {
         return jit::TiledTensor{rows, sequences.packed() ? 1 : sequences.count, sequences.tokens, heads, d};
     };
@@ -62,19 +68,21 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
                                  .deterministic = deterministic};
     const jit::DeviceTraits& device = jit::device_traits(target.ordinal);
     OptionalTensor counts = {}, workspace = {};
-    const bool scalars_near = near(args.gate) && near(args.beta);
+    const bool takes_gates = has_chunk_gates(args), scalars_near = !takes_gates || (near(args.gate) && near(args.beta));
     const jit::Prefill wanted = jit::env().prefill;
     if (target.is_explained()) [[unlikely]]
         remark(explain_prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted));
-    switch (prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted)) {
+    const PrefillKernel kernel = prefill_kernel(rows_fit, scalars_near, args.dk, device.capability, wanted);
+    if (kernel != PrefillKernel::recurrent && !takes_gates) inputs.convert_gates();
+    switch (kernel) {
         case PrefillKernel::wgmma: {
             const PrefillChoice choice = Prefill::choice(problem, target);
             if (choice.workspace() > 0) {
-                workspace = torch::stable::new_empty(out, {choice.workspace()}, ScalarType::Float);
+                workspace = torch::stable::new_empty(like, {choice.workspace()}, ScalarType::Float);
                 tensors.workspace = static_cast<float*>(memory_of(*workspace));
             }
             if (const i64 words = choice.counts(tensors.in_place); words > 0) {
-                counts = torch::stable::new_empty(out, {words}, ScalarType::Int);
+                counts = torch::stable::new_empty(like, {words}, ScalarType::Int);
                 torch::stable::zero_(*counts);
                 tensors.counts = static_cast<unsigned*>(memory_of(*counts));
             }
@@ -87,100 +95,175 @@ void run_chunked(const Prepared& prepared, bool deterministic, const Tensor& out
     }
 }
 
-// For both operators; `indices`: of slots, or none.
-Prepared prepare_chunked(const auto& x, const OptionalTensor& indices) {
-    const Checks check{ChunkedForward::name};
-    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
-    Prepared prepared = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
-    RecurrentArgs& args = prepared.args;
-    const View beta(x.beta), gate(x.gate);
-    check_gates(check, beta, gate, sequences, args.beta, args.gate);
-    const int64_t every = x.checkpoint_every;
-    GDN_REQUIRE(check, every >= 0 && every % kChunk == 0 && every <= std::numeric_limits<int>::max(), "checkpoint_every",
-                fmt::format("0 or a multiple of {}", kChunk), fmt::format("{}", every));
-
-    const View state = view_of(x.state), slots = view_of(indices);
-    if (state.defined()) {
-        prepared.state_type = check.dtype("state", state, {DType::f32, DType::bf16});
-        args.initial = check_states(check, prepared, "state", state, 4);
-    }
-    if (slots.defined()) {
-        check.distinct("state", state);
-        check_per_sequence(check, "state_indices", slots, sequences.batch());
-        set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
-        args.last = args.initial;
-    } else if (state.defined()) {
-        GDN_REQUIRE(check, state.size(0) == sequences.count, "state",
-                    fmt::format("a state for each of {} sequences", sequences.count), shape_text(state));
-    }
-    const View none;
-    check.apart({{"state", slots.defined() ? state : none}, {"out", prepared.output}},
-                {{"query", sequences.query},
-                 {"key", sequences.key},
-                 {"value", sequences.value},
-                 {"beta", beta},
-                 {"gate", gate},
-                 {"state", slots.defined() ? none : state},
-                 {"state_indices", slots},
-                 {"cu_seqlens", sequences.cu_seqlens}});
-    return prepared;
-}
-
-Prepared prepare_dense(const ChunkedForward& x) {
-    const Checks check{x.name};
-    const bool known = !x.state_dtype || *x.state_dtype == ScalarType::Float || *x.state_dtype == ScalarType::BFloat16;
-    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16 or None", known ? "" : dtype_name(*x.state_dtype));
-    return prepare_chunked(x, std::nullopt);
-}
-
-Prepared prepare_pool(const ChunkedForwardPool& x) {
-    return prepare_chunked(x, x.state_indices);
-}
-
-// Allocates the states after every checkpoint_every tokens, packed in sequence order. Packed batches get the most that their
-// tokens allow, since the exact count would need cu_seqlens from the device; unused ones are zero.
-Tensor add_checkpoints(Prepared& prepared, const Tensor& like, int64_t checkpoint_every) {
+// The checkpoints of a call, or an empty tensor: those of packed sequences in sequence order, in as many rows as their tokens
+// allow at most, since the exact count would need cu_seqlens from the device; unused ones are zero.
+Tensor add_checkpoints(Prepared& prepared, const Tensor& like, int64_t checkpoint_every, DType type) {
     const Sequences& sequences = prepared.sequences;
     RecurrentArgs& args = prepared.args;
-    if (checkpoint_every == 0) return new_states(like, {0}, sequences, prepared.state_type);
+    if (checkpoint_every == 0) return new_states(like, {0}, sequences, type);
     const int64_t each = sequences.tokens / checkpoint_every;
-    Tensor checkpoints = new_states(like, {sequences.packed() ? each : sequences.count * each}, sequences, prepared.state_type);
+    Tensor checkpoints = new_states(like, {sequences.packed() ? each : sequences.count * each}, sequences, type);
     if (sequences.packed() || args.slots.data != nullptr) torch::stable::zero_(checkpoints);
-    args.steps = {memory_of(checkpoints), sequences.packed() ? 0 : each * sequences.state_numel(), sequences.state_numel()};
+    args.steps = contiguous_states(memory_of(checkpoints), sequences, type, sequences.packed() ? 0 : each);
     args.step_index = sequences.packed() ? RecurrentArgs::packed : RecurrentArgs::by_sequence;
     args.step_interval = static_cast<int>(checkpoint_every);
     return checkpoints;
 }
 
+// Buffers of the caller for checkpoints and the states before blocks of tokens.
+struct StateRows {
+    RecurrentStates checkpoints{}, before{};
+    int64_t checkpoint_rows = 0, before_rows = 0;
+};
+
+// Runs a prepared call whose states go to where the caller wants them; returns its checkpoints, of `checkpoint_type`.
+Tensor run_chunked(Prepared& prepared, const auto& x, const StateRows& rows, DType checkpoint_type) {
+    const DeviceScope scope(prepared.sequences.query.device_index);
+    const Target target = target_of(ChunkedForward::name, prepared.sequences.query);
+    ChunkInputs inputs(prepared, x.out, target);
+    inputs.close_gaps(x.query, x.key, x.value);
+    const bool by_any = !prepared.sequences.plain(), moves = !by_any && moves_states(prepared);
+    const Tensor checkpoints = add_checkpoints(prepared, x.out, x.checkpoint_every,
+                                               moves    ? DType::f32
+                                               : by_any ? checkpoint_type
+                                                        : prepared.state_type);
+    const RecurrentArgs call = prepared.args;
+    const RecurrentStates own = contiguous_states(memory_of(checkpoints), prepared.sequences,
+                                                  moves    ? DType::f32
+                                                  : by_any ? checkpoint_type
+                                                           : prepared.state_type);
+    const MoveStatesArgs before{.call = call,
+                                .from = own,
+                                .to = rows.before,
+                                .rows = rows.before_rows,
+                                .checkpoints = checkpoints.size(0),
+                                .block_tokens = static_cast<int>(x.checkpoint_every)};
+    MoveStates::run(StatesMove::first_before, before, target);  // before a pool is written
+    if (moves) inputs.gather_states();
+    if (by_any)
+        run_by_token(prepared, ChunkedForward::name);
+    else
+        run_chunks(prepared, inputs, x.deterministic, x.out, target);
+    if (moves) inputs.scatter_states();
+    MoveStates::run(StatesMove::other_before, before, target);
+    const MoveStatesArgs copied{
+        .call = call, .from = own, .to = rows.checkpoints, .rows = std::min(rows.checkpoint_rows, checkpoints.size(0))};
+    MoveStates::run(StatesMove::copy, copied, target);
+    return checkpoints;
+}
+
+struct PreparedChunked : Prepared {
+    StateRows rows;
+};
+
+// For both operators; `indices`: of slots, or none.
+PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, const OptionalTensor& write_indices,
+                                bool update_state, const OptionalTensor& final_state) {
+    const Checks check{ChunkedForward::name};
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    PreparedChunked prepared{prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm), {}};
+    RecurrentArgs& args = prepared.args;
+    const GateArguments gates{view_of(x.beta),    view_of(x.gate), view_of(x.A_log),
+                              view_of(x.dt_bias), x.beta_is_logit, x.allow_negative_eigenvalues,
+                              x.gate_is_linear};
+    check_gates(check, prepared, gates);
+    const int64_t every = x.checkpoint_every;
+    GDN_REQUIRE(check, every >= 0 && every % kChunk == 0 && every <= std::numeric_limits<int>::max(), "checkpoint_every",
+                fmt::format("0 or a multiple of {}", kChunk), fmt::format("{}", every));
+
+    const View state = view_of(x.state), slots = view_of(indices), has_initial = view_of(x.has_initial_state);
+    const View last = view_of(final_state), write_slots = view_of(write_indices);
+    if (state.defined()) args.initial = check_initial(check, prepared, "state", state, 4);
+    check_has_initial(check, prepared, has_initial);
+    if (slots.defined()) {
+        check.distinct("state", state);
+        check_per_sequence(check, "state_indices", slots, sequences.batch());
+        set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
+        if (update_state) args.last = args.initial;
+        if (write_slots.defined()) check_write_indices(check, prepared, write_slots, update_state);
+    } else if (state.defined()) {
+        GDN_REQUIRE(check, state.size(0) == sequences.count, "state",
+                    fmt::format("a state for each of {} sequences", sequences.count), shape_text(state));
+    }
+    if (last.defined()) args.last = check_final_state(check, prepared, last);
+    const View checkpoints = view_of(x.checkpoints), before = view_of(x.states_before);
+    const auto check_rows = [&](const char* argument, const View& rows, RecurrentStates& states, int64_t& count) {
+        if (!rows.defined()) return;
+        GDN_REQUIRE(check, every > 0, argument, "None without checkpoint_every", "a tensor");
+        Prepared alone{.sequences = sequences};
+        states = check_states(check, alone, argument, rows, 4);
+        check.distinct(argument, rows);
+        count = rows.size(0);
+    };
+    check_rows("checkpoints", checkpoints, prepared.rows.checkpoints, prepared.rows.checkpoint_rows);
+    check_rows("states_before", before, prepared.rows.before, prepared.rows.before_rows);
+    const View none;
+    check.apart({{"state", slots.defined() && update_state ? state : none},
+                 {"final_state", last},
+                 {"checkpoints", checkpoints},
+                 {"states_before", before},
+                 {"out", prepared.output}},
+                {{"query", sequences.query},
+                 {"key", sequences.key},
+                 {"value", sequences.value},
+                 {"beta", gates.beta},
+                 {"gate", gates.gate},
+                 {"A_log", gates.A_log},
+                 {"dt_bias", gates.dt_bias},
+                 {"state", slots.defined() && update_state ? none : state},
+                 {"state_indices", slots},
+                 {"write_indices", write_slots},
+                 {"has_initial_state", has_initial},
+                 {"cu_seqlens", sequences.cu_seqlens}});
+    return prepared;
+}
+
+PreparedChunked prepare_dense(const ChunkedForward& x) {
+    const Checks check{x.name};
+    const bool known = !x.state_dtype || *x.state_dtype == ScalarType::Float || *x.state_dtype == ScalarType::BFloat16 ||
+                       *x.state_dtype == ScalarType::Half;
+    GDN_REQUIRE(check, known, "state_dtype", "float32, bfloat16, float16 or None", known ? "" : dtype_name(*x.state_dtype));
+    GDN_REQUIRE(check, x.output_final_state || !x.final_state, "final_state", "None with output_final_state=False", "a tensor");
+    GDN_REQUIRE(check, !x.state_dtype || !x.final_state, "state_dtype", "None with final_state, whose dtype counts",
+                dtype_name(*x.state_dtype));
+    return prepare_chunked(x, std::nullopt, std::nullopt, true, x.final_state);
+}
+
+PreparedChunked prepare_pool(const ChunkedForwardPool& x) {
+    return prepare_chunked(x, x.state_indices, x.write_indices, x.update_state, std::nullopt);
+}
+
+DType dtype_from(ScalarType type) {
+    return type == ScalarType::BFloat16 ? DType::bf16 : type == ScalarType::Half ? DType::f16 : DType::f32;
+}
+
 // (final state, or empty; checkpoints, or empty)
 std::tuple<Tensor, Tensor> run_dense(const ChunkedForward& x) {
-    Prepared prepared = prepare_dense(x);
+    PreparedChunked prepared = prepare_dense(x);
     const Sequences& sequences = prepared.sequences;
     RecurrentArgs& args = prepared.args;
-    const ScalarType computed = prepared.state_type == DType::f32 ? ScalarType::Float : ScalarType::BFloat16;
-    const ScalarType wanted = x.state_dtype.value_or(computed);
+    const DType wanted = x.state_dtype ? dtype_from(*x.state_dtype) : prepared.state_type;
+    const bool any_type = !sequences.plain() || moves_states(prepared);  // kernels that write a dtype of their own
     OptionalTensor widened = {};  // a bf16 state with fp32 results: widening is exact, and the kernel has one state type
-    if (wanted == ScalarType::Float && computed == ScalarType::BFloat16) {
+    if (!any_type && wanted == DType::f32 && prepared.state_type == DType::bf16) {
         widened = torch::stable::to(torch::stable::contiguous(*x.state), ScalarType::Float);
         prepared.state_type = DType::f32;
-        args.initial = {memory_of(*widened), sequences.state_numel(), 0};
+        args.initial = contiguous_states(memory_of(*widened), sequences, DType::f32);
         prepared.aligned = sequences.query.aligned16() && sequences.key.aligned16();
     }
-    const Tensor checkpoints = add_checkpoints(prepared, x.out, x.checkpoint_every);
-    const Tensor final_state = new_states(x.out, {x.output_final_state ? sequences.count : 0}, sequences, prepared.state_type);
-    if (x.output_final_state) args.last = {memory_of(final_state), sequences.state_numel(), 0};
-    run_chunked(prepared, x.deterministic, x.out);
-    const bool narrow = wanted == ScalarType::BFloat16 && prepared.state_type == DType::f32;
-    if (!narrow) return {final_state, checkpoints};
-    return {torch::stable::to(final_state, wanted), torch::stable::to(checkpoints, wanted)};
+    const DType type = any_type ? wanted : prepared.state_type;
+    const bool is_new = x.output_final_state && !x.final_state;
+    const Tensor final_state = new_states(x.out, {is_new ? sequences.count : 0}, sequences, type);
+    if (is_new) args.last = contiguous_states(memory_of(final_state), sequences, type);
+    const Tensor checkpoints = run_chunked(prepared, x, prepared.rows, wanted);
+    return {as_dtype(final_state, wanted), as_dtype(checkpoints, wanted)};
 }
 
 // Returns the checkpoints.
 Tensor run_pool(const ChunkedForwardPool& x) {
-    Prepared prepared = prepare_pool(x);
-    const Tensor checkpoints = add_checkpoints(prepared, x.out, x.checkpoint_every);
-    run_chunked(prepared, x.deterministic, x.out);
-    return checkpoints;
+    PreparedChunked prepared = prepare_pool(x);
+    const DType pool = prepared.state_type;
+    return as_dtype(run_chunked(prepared, x, prepared.rows, pool), pool);
 }
 
 GDN_REGISTER(ChunkedForward, prepare_dense, run_dense)
@@ -200,6 +283,7 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
         if (!x.state) fail(x.name, "state", "a pool (slots, Hv, dv, dk) with state_indices", "none");
         if (x.state_dtype && *x.state_dtype != x.state->scalar_type())
             fail(x.name, "state_dtype", "none, or the pool's dtype, with state_indices", dtype_name(*x.state_dtype));
+        if (x.final_state) fail(x.name, "final_state", "none with state_indices", "a tensor");
         checkpoints = call<gdn::ChunkedForwardPool, gdn::run_pool>({.query = x.query,
                                                                     .key = x.key,
                                                                     .value = x.value,
@@ -212,13 +296,26 @@ ChunkedResult chunked_forward(const ChunkedForward& x) {
                                                                     .use_qk_l2norm = x.use_qk_l2norm,
                                                                     .checkpoint_every = x.checkpoint_every,
                                                                     .deterministic = x.deterministic,
+                                                                    .A_log = x.A_log,
+                                                                    .dt_bias = x.dt_bias,
+                                                                    .beta_is_logit = x.beta_is_logit,
+                                                                    .allow_negative_eigenvalues = x.allow_negative_eigenvalues,
+                                                                    .gate_is_linear = x.gate_is_linear,
+                                                                    .has_initial_state = x.has_initial_state,
+                                                                    .write_indices = x.write_indices,
+                                                                    .update_state = x.update_state,
+                                                                    .checkpoints = x.checkpoints,
+                                                                    .states_before = x.states_before,
                                                                     .out = x.out});
         result.final_state = x.state;
     } else {
+        if (x.write_indices) fail(x.name, "write_indices", "none without state_indices", "a tensor");
+        if (!x.update_state) fail(x.name, "update_state", "true without state_indices", "false");
         std::tie(result.final_state, checkpoints) = call<ChunkedForward, gdn::run_dense>(x);
+        if (x.final_state) result.final_state = *x.final_state;
     }
     if (!x.output_final_state) result.final_state.reset();
-    if (x.checkpoint_every != 0) result.checkpoints = checkpoints;
+    if (x.checkpoint_every != 0) result.checkpoints = x.checkpoints ? *x.checkpoints : checkpoints;
     return result;
 }
 

@@ -21,9 +21,11 @@ Prepared prepare_decode(const FusedDecode& x) {
 
     const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
     const View steps = view_of(x.step_states), rows = view_of(x.step_slots);
-    prepared.state_type = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
-    args.initial = check_states(check, prepared, "state_pool", pool, 4);
+    const View written = view_of(x.write_indices), has_initial = view_of(x.has_initial_state);
+    args.forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = x.allow_negative_eigenvalues ? 2.f : 1.f};
+    args.initial = check_initial(check, prepared, "state_pool", pool, 4);
     check.distinct("state_pool", pool);
+    check_has_initial(check, prepared, has_initial);
     const SlotTensors states{"state_pool", "state_indices", pool, slots, accepted, steps, rows};
     check_slots(check, states, sequences.batch());
     if (slots.defined()) set_slots(check, args, states);
@@ -43,9 +45,12 @@ Prepared prepare_decode(const FusedDecode& x) {
         args.steps = args.initial;
         args.step_index = RecurrentArgs::by_slot_of_token;
         args.step_limit = args.slot_steps;
-    } else {
+    } else if (x.update_state) {
         args.last = args.initial;
     }
+    GDN_REQUIRE(check, x.update_state || !(states.by_token() && !steps.defined()), "update_state",
+                "True with a slot for each token", "False");
+    if (written.defined()) check_write_indices(check, prepared, written, args.last.data != nullptr);
     check.apart({{"state_pool", pool}, {"step_states", steps}, {"out", prepared.output}}, {{"query", sequences.query},
                                                                                            {"key", sequences.key},
                                                                                            {"value", sequences.value},
@@ -56,7 +61,9 @@ Prepared prepare_decode(const FusedDecode& x) {
                                                                                            {"state_indices", slots},
                                                                                            {"cu_seqlens", sequences.cu_seqlens},
                                                                                            {"num_accepted_tokens", accepted},
-                                                                                           {"step_slots", rows}});
+                                                                                           {"step_slots", rows},
+                                                                                           {"has_initial_state", has_initial},
+                                                                                           {"write_indices", written}});
     return prepared;
 }
 

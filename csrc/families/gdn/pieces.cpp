@@ -50,7 +50,12 @@ PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, con
     PreparedPiece piece{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens), names)};
     const Sequences& s = piece.sequences;
     ChunkArgs& args = piece.args;
-    check.dtype(names.query, s.query, {DType::bf16});
+    for (const auto& [name, rows] : {std::pair{names.query, &s.query}, {names.key, &s.key}, {names.value, &s.value}}) {
+        check.dtype(name, *rows, {DType::bf16});
+        check.last_contiguous(name, *rows);
+        GDN_REQUIRE(check, rows->size(-1) % 8 == 0, name, "a head dimension that is a multiple of 8",
+                    fmt::format("{}", rows->size(-1)));
+    }
     args.query = rows_of(s.query);
     args.key = rows_of(s.key);
     args.value = rows_of(s.value);

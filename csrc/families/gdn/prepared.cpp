@@ -6,10 +6,17 @@
 #include <limits>
 
 namespace gdn_cuda::gdn {
+namespace {
+
+ScalarType scalar_type(DType type) {
+    return type == DType::bf16 ? ScalarType::BFloat16 : type == DType::f16 ? ScalarType::Half : ScalarType::Float;
+}
+
+}  // namespace
 
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale,
                  bool qk_norm) {
-    Prepared prepared{.sequences = sequences, .output = View(out)};
+    Prepared prepared{.sequences = sequences, .output = sequences.without_batch(View(out), 4)};
     RecurrentArgs& args = prepared.args;
     const View& output = prepared.output;
     GDN_REQUIRE(
@@ -18,7 +25,7 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
         "out", fmt::format("the shape of value {}", shape_text(sequences.value)), shape_text(output));
     check.dtype("out", output, {sequences.io});
     check.device("out", output, sequences.query, "query");
-    check.last_contiguous("out", output);
+    if (sequences.plain()) check.last_contiguous("out", output);
     check.distinct("out", output);
     GDN_REQUIRE(check, !scale || std::isfinite(*scale), "scale", "a finite number", fmt::format("{}", scale.value_or(0)));
 
@@ -44,6 +51,70 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     return prepared;
 }
 
+void check_gates(const Checks& check, Prepared& prepared, const GateArguments& x) {
+    const Sequences& sequences = prepared.sequences;
+    RecurrentArgs& args = prepared.args;
+    const bool raw = x.A_log.defined();
+    if (x.beta.defined()) args.beta = check_scalars(check, "beta", x.beta, sequences, {DType::bf16, DType::f16, DType::f32});
+    if (x.gate.defined()) args.gate = check_scalars(check, "gate", x.gate, sequences, {DType::f32, DType::bf16, DType::f16});
+    GDN_REQUIRE(check, x.gate.defined() || !(raw || x.gate_is_linear), "gate",
+                fmt::format("a tensor with {}", raw ? "A_log" : "gate_is_linear=True"), "None");
+    GDN_REQUIRE(check, !(raw && x.gate_is_linear), "gate_is_linear", "False with A_log", "True");
+    GDN_REQUIRE(check, raw || !x.dt_bias.defined(), "dt_bias", "None without A_log", "a tensor");
+    GDN_REQUIRE(check, x.beta.defined() || !x.beta_is_logit, "beta", "a tensor with beta_is_logit=True", "None");
+    GDN_REQUIRE(check, x.beta_is_logit || !x.allow_negative_eigenvalues, "allow_negative_eigenvalues",
+                "False without beta_is_logit=True", "True");
+    if (raw) args.A_log = check_per_head(check, "A_log", x.A_log, sequences);
+    if (x.dt_bias.defined()) args.dt_bias = check_per_head(check, "dt_bias", x.dt_bias, sequences);
+    args.forms = {.gate = raw                ? GateForms::raw
+                          : x.gate_is_linear ? GateForms::decay
+                                             : GateForms::log_decay,
+                  .beta_is_logit = x.beta_is_logit,
+                  .beta_factor = x.allow_negative_eigenvalues ? 2.f : 1.f};
+}
+
+void check_has_initial(const Checks& check, Prepared& prepared, const View& has_initial_state) {
+    if (!has_initial_state.defined()) return;
+    check.shape("has_initial_state", has_initial_state, {prepared.sequences.count}, "(sequences,)");
+    GDN_REQUIRE(check, has_initial_state.dtype == torch_numbers.boolean, "has_initial_state", "bool",
+                dtype_name(has_initial_state));
+    check.device("has_initial_state", has_initial_state, prepared.sequences.query, "query");
+    check.last_contiguous("has_initial_state", has_initial_state);
+    prepared.args.has_initial = static_cast<const bool*>(has_initial_state.data);
+}
+
+RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state) {
+    const RecurrentStates states = check_states(check, prepared, "final_state", final_state, 4);
+    GDN_REQUIRE(check, final_state.size(0) == prepared.sequences.count, "final_state",
+                fmt::format("a state for each of {} sequences", prepared.sequences.count), shape_text(final_state));
+    check.distinct("final_state", final_state);
+    return states;
+}
+
+void check_write_indices(const Checks& check, Prepared& prepared, const View& write_indices, bool to_pool) {
+    GDN_REQUIRE(check, to_pool, "write_indices", "None where no last state is written to the pool", "a tensor");
+    GDN_REQUIRE(check, prepared.args.slots.data != nullptr, "write_indices", "None without state_indices", "a tensor");
+    check_per_sequence(check, "write_indices", write_indices, prepared.sequences.batch());
+    prepared.args.last_slots = tagged(write_indices);
+    prepared.args.last_slot_count = prepared.args.slot_count;
+}
+
+RecurrentStates contiguous_states(void* data, const Sequences& sequences, DType type, int64_t steps) {
+    const int64_t state = sequences.state_numel();
+    return {.data = data,
+            .slot = steps * state,
+            .step = state,
+            .head = sequences.dv * sequences.dk,
+            .row = sequences.dk,
+            .column = 1,
+            .type = type};
+}
+
+RecurrentStates check_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank) {
+    prepared.state_type = check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
+    return check_states(check, prepared, argument, states, rank);
+}
+
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank) {
     const Sequences& sequences = prepared.sequences;
     check.rank(argument, states, rank, rank == 4 ? "(slots, Hv, dv, dk)" : "(slots, steps, Hv, dv, dk)");
@@ -52,16 +123,28 @@ RecurrentStates check_states(const Checks& check, Prepared& prepared, const char
                 fmt::format("states of (Hv, dv, dk) = {}", shape_text({expected[0], expected[1], expected[2]})),
                 shape_text(states));
     check.device(argument, states, sequences.query, "query");
-    GDN_REQUIRE(check, states.contiguous_tail(3), argument, "contiguous states", stride_text(states));
-    prepared.aligned = prepared.aligned && states.aligned16();
-    return {states.data, states.stride(0), rank == 5 ? states.stride(1) : 0};
+    const DType type = check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
+    prepared.plain_states =
+        prepared.plain_states && states.contiguous_tail(3) && type == prepared.state_type && type != DType::f16;
+    prepared.aligned_states = prepared.aligned_states && states.aligned16();
+    prepared.aligned = prepared.aligned && prepared.aligned_states;
+    return {.data = states.data,
+            .slot = states.stride(0),
+            .step = rank == 5 ? states.stride(1) : 0,
+            .head = states.stride(-3),
+            .row = states.stride(-2),
+            .column = states.stride(-1),
+            .type = type};
 }
 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {
     std::vector<int64_t> shape(leading);
     shape.insert(shape.end(), {sequences.value_heads, sequences.dv, sequences.dk});
-    return torch::stable::new_empty(
-        like, shape, type == DType::bf16 ? torch::headeronly::ScalarType::BFloat16 : torch::headeronly::ScalarType::Float);
+    return torch::stable::new_empty(like, shape, scalar_type(type));
+}
+
+Tensor as_dtype(const Tensor& states, DType type) {
+    return dtype_of(View(states)) == type ? states : torch::stable::to(states, scalar_type(type));
 }
 
 }  // namespace gdn_cuda::gdn

@@ -8,19 +8,38 @@
 
 namespace gdn_cuda::gdn {
 
-// gdn/recurrent can run every call, so its arguments describe one; other kernels derive theirs from them.
+// gdn/recurrent_any can run every call, and its arguments are those of gdn/recurrent and some strides: so these describe a
+// call, and other kernels derive theirs from them.
 struct Prepared {
     Sequences sequences;
     View output{};
     DType state_type = DType::f32;
-    bool aligned = true;
+    bool aligned = true, aligned_states = true;  // to 16 bytes: the rows of queries, keys and states; those of states
+    bool plain_states = true;                    // of one dtype that all kernels take, each state contiguous
     RecurrentArgs args{};
+};
+// What becomes the gates of a call. A_log makes `gate` raw.
+struct GateArguments {
+    View beta, gate, A_log, dt_bias;
+    bool beta_is_logit, allow_negative_eigenvalues, gate_is_linear;
 };
 
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale, bool qk_norm);
-// States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk), each state contiguous.
+void check_gates(const Checks& check, Prepared& prepared, const GateArguments& x);
+// States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk) of any strides.
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
+// The same for the first states of a call, whose dtype becomes that of its new ones.
+RecurrentStates check_initial(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank);
+// A state for each sequence, to be written.
+RecurrentStates check_final_state(const Checks& check, Prepared& prepared, const View& final_state);
+// After slots; `to_pool`: the call writes a last state.
+void check_write_indices(const Checks& check, Prepared& prepared, const View& write_indices, bool to_pool);
+void check_has_initial(const Checks& check, Prepared& prepared, const View& has_initial_state);
+// Of new, contiguous states (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk).
+RecurrentStates contiguous_states(void* data, const Sequences& sequences, DType type, int64_t steps = 1);
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type);
+
+Tensor as_dtype(const Tensor& states, DType type);  // itself, where it is of that dtype
 
 // Launches gdn/decode, gdn/verify or gdn/recurrent.
 void run_by_token(const Prepared& prepared, const char* function);

@@ -15,17 +15,18 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
     GDN_REQUIRE(check, x.inference_mode >= InferenceMode::prefill && x.inference_mode <= InferenceMode::spec_verify,
                 "inference_mode", "PREFILL (0), DECODE (1) or SPEC_VERIFY (2)",
                 fmt::format("{}", static_cast<int64_t>(x.inference_mode)));
-    const View beta(x.beta), gate(x.gate);
-    check_gates(check, beta, gate, sequences, args.beta, args.gate);
+    const GateArguments gates{view_of(x.beta),    view_of(x.gate), view_of(x.A_log),
+                              view_of(x.dt_bias), x.beta_is_logit, x.allow_negative_eigenvalues,
+                              x.gate_is_linear};
+    check_gates(check, prepared, gates);
 
     const View initial = view_of(x.state), accepted = view_of(x.num_accepted_tokens);
     const bool verify = x.inference_mode == InferenceMode::spec_verify;
     GDN_REQUIRE(check, verify || !accepted.defined(), "num_accepted_tokens", "None, unless inference_mode is SPEC_VERIFY",
                 "a tensor");
     if (initial.defined()) {
-        prepared.state_type = check.dtype("state", initial, {DType::f32, DType::bf16});
         const bool steps = verify && initial.rank == 5;
-        args.initial = check_states(check, prepared, "state", initial, steps ? 5 : 4);
+        args.initial = check_initial(check, prepared, "state", initial, steps ? 5 : 4);
         GDN_REQUIRE(check, initial.size(0) == sequences.count, "state",
                     fmt::format("a state for each of {} sequences", sequences.count), shape_text(initial));
         GDN_REQUIRE(check, !steps || initial.size(1) >= 1, "state", "at least one step", shape_text(initial));
@@ -36,14 +37,23 @@ Prepared prepare_recurrent(const RecurrentForward& x) {
         check_per_sequence(check, "num_accepted_tokens", accepted, sequences.batch());
         args.accepted = tagged(accepted);
     }
-    check.apart({{"out", prepared.output}}, {{"query", sequences.query},
-                                             {"key", sequences.key},
-                                             {"value", sequences.value},
-                                             {"beta", beta},
-                                             {"gate", gate},
-                                             {"state", initial},
-                                             {"cu_seqlens", sequences.cu_seqlens},
-                                             {"num_accepted_tokens", accepted}});
+    const View has_initial = view_of(x.has_initial_state), last = view_of(x.final_state);
+    check_has_initial(check, prepared, has_initial);
+    if (last.defined()) {
+        GDN_REQUIRE(check, !verify, "final_state", "None with SPEC_VERIFY", "a tensor");
+        args.last = check_final_state(check, prepared, last);
+    }
+    check.apart({{"out", prepared.output}, {"final_state", last}}, {{"query", sequences.query},
+                                                                    {"key", sequences.key},
+                                                                    {"value", sequences.value},
+                                                                    {"beta", gates.beta},
+                                                                    {"gate", gates.gate},
+                                                                    {"A_log", gates.A_log},
+                                                                    {"dt_bias", gates.dt_bias},
+                                                                    {"state", initial},
+                                                                    {"has_initial_state", has_initial},
+                                                                    {"cu_seqlens", sequences.cu_seqlens},
+                                                                    {"num_accepted_tokens", accepted}});
     return prepared;
 }
 
@@ -56,13 +66,13 @@ Tensor run_recurrent(const RecurrentForward& x) {
                                   ? new_states(x.out, {sequences.tokens}, sequences, prepared.state_type)
                                   : new_states(x.out, {sequences.count, sequences.tokens}, sequences, prepared.state_type);
         args.step_index = sequences.packed() ? RecurrentArgs::packed : RecurrentArgs::by_sequence;
-        args.steps = {memory_of(states), sequences.packed() ? 0 : sequences.tokens * sequences.state_numel(),
-                      sequences.state_numel()};
+        args.steps =
+            contiguous_states(memory_of(states), sequences, prepared.state_type, sequences.packed() ? 0 : sequences.tokens);
         run_by_token(prepared, x.name);
         return states;
     }
-    const Tensor states = new_states(x.out, {sequences.count}, sequences, prepared.state_type);
-    args.last = {memory_of(states), sequences.state_numel(), 0};
+    const Tensor states = new_states(x.out, {x.final_state ? 0 : sequences.count}, sequences, prepared.state_type);
+    if (!x.final_state) args.last = contiguous_states(memory_of(states), sequences, prepared.state_type);
     run_by_token(prepared, x.name);
     return states;
 }
@@ -78,7 +88,7 @@ std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& x) {
     require_given(x.name, x);
     if (!x.out) return recurrent_forward(with_output_like(x.value, x));
     const Tensor new_state = call<RecurrentForward, gdn::run_recurrent>(x);
-    return {x.out, new_state};
+    return {x.out, x.final_state ? *x.final_state : new_state};
 }
 
 }  // namespace gdn_cuda

@@ -53,9 +53,11 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     const int key_head = static_cast<unsigned>(head) / static_cast<unsigned>(args.heads_per_key);
     query.load(at(args.query, key_head), lane, kConfig.head_k);
     key.load(at(args.key, key_head), lane, kConfig.head_k);
+    GateForms forms;
+    if constexpr (kConfig.fused_gates) forms = {.gate = GateForms::raw, .beta_is_logit = true, .beta_factor = args.beta_factor};
     RawGates gates;
     gates.load(args, sequence * args.gate.sequence + head * args.gate.head,
-               sequence * args.beta.sequence + head * args.beta.head, head, kConfig.fused_gates);
+               sequence * args.beta.sequence + head * args.beta.head, head, forms);
 
     // Padding, or an invalid index, which only the device can see.
     if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) {
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kConfig.threads()) decode(const __grid_constan
     }
 
     TokenScalars scalars;
-    gates.finish(args, kConfig.fused_gates, scalars);
+    gates.finish(args, forms, scalars);
     set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
 
     const bool kept = from_memory && !resets(scalars);

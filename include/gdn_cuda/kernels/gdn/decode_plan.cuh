@@ -43,7 +43,8 @@ struct DecodeArgs {
         i64 sequence = 0, head = 0;
     };
     Heads query, key, value, output;
-    Gates beta, gate;  // with fused gates: b and a
+    Gates beta, gate;   // with fused gates: b and a
+    float beta_factor;  // of fused gates' sigmoid
     Tagged A_log, dt_bias;
     int heads_per_key, dv;
     int steps;  // of rows per block; at most the lanes of a row

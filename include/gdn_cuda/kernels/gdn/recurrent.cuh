@@ -49,11 +49,12 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         }
 
         StateSlice slices[kRows];
+        const bool from_memory = has_initial_state(args, sequence);
         const State* initial =
             static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            if (args.initial.data != nullptr && in_range(r)) {
+            if (from_memory && in_range(r)) {
                 slices[r].load_streaming(initial + row_offset(r), lane, args.dk);
             } else {
                 slices[r].clear();
@@ -82,8 +83,8 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
             __syncthreads();
         }
 
-        if (args.last.data != nullptr) {
-            State* last = static_cast<State*>(args.last.data) + slot * args.last.slot;
+        if (const i64 last_slot = last_slot_of(args, sequence, slot, span.length); last_slot >= 0) {
+            State* last = static_cast<State*>(args.last.data) + last_slot * args.last.slot;
 #pragma unroll
             for (int r = 0; r < kRows; ++r)
                 if (in_range(r)) slices[r].store(last + row_offset(r), lane, args.dk, rows[r]);

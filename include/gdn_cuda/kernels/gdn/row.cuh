@@ -44,29 +44,36 @@ struct RowSlice {
 struct RawGates {
     unsigned gate, beta, A_log, dt_bias;
 
+    // A missing gate is 0, a missing beta 1.
     template <class Args>
-    __device__ __forceinline__ void load(const Args& args, i64 gate_at, i64 beta_at, int head, bool fused) {
-        gate = load_raw(args.gate.values, gate_at);
-        beta = load_raw(args.beta.values, beta_at);
-        if (!fused) return;
+    __device__ __forceinline__ void load(const Args& args, i64 gate_at, i64 beta_at, int head, const GateForms& forms) {
+        gate = args.gate.values.data == nullptr ? 0u : load_raw(args.gate.values, gate_at);
+        beta = args.beta.values.data == nullptr ? __float_as_uint(1.f) : load_raw(args.beta.values, beta_at);
+        if (forms.gate != GateForms::raw) return;
         A_log = load_raw(args.A_log, head);
-        dt_bias = load_raw(args.dt_bias, head);
+        dt_bias = args.dt_bias.data == nullptr ? 0u : load_raw(args.dt_bias, head);
+    }
+    // The gate as it was given or, if that was raw, the logarithm of its decay.
+    template <class Args>
+    __device__ __forceinline__ float gate_of(const Args& args, const GateForms& forms) const {
+        const float g = number_of(gate, args.gate.values.type);
+        if (forms.gate != GateForms::raw) return g;
+        return log_decay(number_of(A_log, args.A_log.type), g + number_of(dt_bias, args.dt_bias.type));
     }
     template <class Args>
-    __device__ __forceinline__ void finish(const Args& args, bool fused, TokenScalars& scalars) const {
-        const float g = number_of(gate, args.gate.values.type), b = number_of(beta, args.beta.values.type);
-        if (fused) {
-            const float x = g + number_of(dt_bias, args.dt_bias.type);
-            scalars.decay = expf(log_decay(number_of(A_log, args.A_log.type), x));
-            scalars.beta = sigmoid(b);
-        } else {
-            scalars.decay = expf(g);
-            scalars.beta = b;
-        }
+    __device__ __forceinline__ float beta_of(const Args& args, const GateForms& forms) const {
+        const float b = number_of(beta, args.beta.values.type);
+        return forms.beta_is_logit ? forms.beta_factor * sigmoid(b) : b;
+    }
+    template <class Args>
+    __device__ __forceinline__ void finish(const Args& args, const GateForms& forms, TokenScalars& scalars) const {
+        const float g = gate_of(args, forms);
+        scalars.decay = forms.gate == GateForms::decay ? g : expf(g);
+        scalars.beta = beta_of(args, forms);
     }
 };
 
-template <StateLayout kLayout, class Slice>
+template <auto kLayout, class Slice>
 __device__ __forceinline__ void set_products(TokenScalars& scalars, const Slice& query, const Slice& key, float scale,
                                              bool qk_norm) {
     float key_square = 0.f, query_square = 0.f, query_key = 0.f;
@@ -94,7 +101,7 @@ __device__ __forceinline__ bool resets(const TokenScalars& scalars) {
 //     v' = beta (v - e^g S.k)        o = scale (e^g S.q + v' q.k)        S <- e^g S + v' k^T
 // so S.k and S.q share one round of shuffles. Where e^g is 0 the caller has cleared the row (`resets`): 0 times infinity is
 // NaN.
-template <StateLayout kLayout, class Slice>
+template <auto kLayout, class Slice>
 __device__ __forceinline__ float advance(float (&s)[kLayout.per_lane], const Slice& query, const Slice& key,
                                          const TokenScalars& scalars, float value) {
     float state_key = 0.f, state_query = 0.f;

@@ -8,11 +8,25 @@
 
 namespace gdn_cuda::gdn {
 
-// Where the state after token `t` is stored; nullptr: nowhere. Packed, there is one row per `step_interval` tokens of the whole
-// batch; overlapping sequences (varlen.cuh) could exceed that, and states without a row are dropped.
-template <class T>
-__device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
-    if (args.steps.data == nullptr || (t + 1) % args.step_interval != 0 || t >= args.step_limit) return nullptr;
+// Whether a sequence reads the state in its slot.
+__device__ __forceinline__ bool has_initial_state(const RecurrentArgs& args, int sequence) {
+    return args.initial.data != nullptr && (args.has_initial == nullptr || args.has_initial[sequence]);
+}
+
+// The slot for the state after the last token of a sequence that starts from `slot`; negative: none. A pool's slot of a
+// sequence without tokens stays as it is.
+__device__ __forceinline__ i64 last_slot_of(const RecurrentArgs& args, int sequence, i64 slot, int length) {
+    if (args.last.data == nullptr) return -1;
+    if (length == 0 && (args.last.data == args.initial.data || args.last_slots.data != nullptr)) return -1;
+    if (args.last_slots.data == nullptr) return slot;
+    const i64 last = load_index(args.last_slots, sequence);
+    return last == args.null_slot || last >= args.last_slot_count ? -1 : last;
+}
+
+// Where the state after token `t` is stored, in elements; negative: nowhere. Packed, there is one row per `step_interval`
+// tokens of the whole batch; overlapping sequences (varlen.cuh) could exceed that, and states without a row are dropped.
+__device__ __forceinline__ i64 step_offset(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
+    if (args.steps.data == nullptr || (t + 1) % args.step_interval != 0 || t >= args.step_limit) return -1;
     i64 slot = sequence;
     i64 step = t / args.step_interval;
     switch (args.step_index) {
@@ -21,19 +35,24 @@ __device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence
         case RecurrentArgs::packed:
             slot = 0;
             step += packed_before;
-            if ((step + 1) * args.step_interval > args.tokens) return nullptr;
+            if ((step + 1) * args.step_interval > args.tokens) return -1;
             break;
         case RecurrentArgs::by_slot_of_token:
             slot = load_index(args.slots, sequence * args.slots_sequence + t * args.slots_token);
-            if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) return nullptr;
+            if (slot < 0 || slot == args.null_slot || slot >= args.slot_count) return -1;
             step = 0;
             break;
         case RecurrentArgs::by_step_slot:
             slot = load_index(args.step_slots, sequence);
-            if (slot < 0 || slot >= args.step_slot_count) return nullptr;
+            if (slot < 0 || slot >= args.step_slot_count) return -1;
             break;
     }
-    return static_cast<T*>(args.steps.data) + slot * args.steps.slot + step * args.steps.step;
+    return slot * args.steps.slot + step * args.steps.step;
+}
+template <class T>
+__device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence, i64 packed_before, int t) {
+    const i64 offset = step_offset(args, sequence, packed_before, t);
+    return offset < 0 ? nullptr : static_cast<T*>(args.steps.data) + offset;
 }
 
 // Step states of the sequences packed before this one.
@@ -94,12 +113,12 @@ __device__ __forceinline__ void load_tokens(TokenBatch<kConfig>& shared, const R
         const int t = min(batch + static_cast<int>(threadIdx.x) / kLayout.lanes, count - 1);
         RawGates gates;
         const auto number_at = [&](const Scalars& of) { return sequence * of.batch + (first + t) * of.token + head * of.head; };
-        gates.load(args, number_at(args.gate), number_at(args.beta), head, args.A_log.data != nullptr);
+        gates.load(args, number_at(args.gate), number_at(args.beta), head, args.forms);
         RowSlice<Io, kLayout, true, true> query, key;
         query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
         key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), threadIdx.x % kLayout.lanes, kConfig.head_k);
         TokenScalars scalars;
-        gates.finish(args, args.A_log.data != nullptr, scalars);
+        gates.finish(args, args.forms, scalars);
         set_products<kLayout>(scalars, query, key, args.scale, args.qk_norm);
         shared.scalars[t] = scalars;
     }

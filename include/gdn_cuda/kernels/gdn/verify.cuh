@@ -40,13 +40,15 @@ __global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constan
     const auto row_offset = [&](int step, int r) {
         return (static_cast<i64>(head) * args.dv + first_row + row_of(step, r)) * kConfig.head_k;
     };
+    const bool from_memory = has_initial_state(args, sequence);
+    const i64 last_slot = last_slot_of(args, sequence, slot, args.tokens);
     const State* initial =
         static_cast<const State*>(args.initial.data) + slot * args.initial.slot + first_step * args.initial.step;
 #pragma unroll 1
     for (int step = 0; step < kConfig.steps; ++step) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
-            if (args.initial.data != nullptr && in_range(step, r))
+            if (from_memory && in_range(step, r))
 #pragma unroll
                 for (int i = 0; i < kLayout.vectors(); ++i)
                     cp_async_16(shared.state[step][r][i][threadIdx.x].bytes,
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constan
 #pragma unroll
             for (int i = 0; i < kLayout.vectors(); ++i)
                 slice.vectors[i].load(reinterpret_cast<const State*>(shared.state[step][r][i][threadIdx.x].bytes));
-            if (args.initial.data == nullptr || !in_range(step, r)) slice.clear();
+            if (!from_memory || !in_range(step, r)) slice.clear();
 #pragma unroll
             for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = slice[i];
         }
@@ -77,8 +79,8 @@ __global__ void __launch_bounds__(kConfig.threads()) verify(const __grid_constan
         for (int t = 0; t < args.tokens; ++t)
             advance_rows<kConfig, kRows, State, StateSlice>(
                 shared.tokens, t, rows, lane, step_state<State>(args, sequence, 0, t), args.dk, my_row, my_offset, mine);
-        if (args.last.data == nullptr) continue;
-        State* last = static_cast<State*>(args.last.data) + slot * args.last.slot;
+        if (last_slot < 0) continue;
+        State* last = static_cast<State*>(args.last.data) + last_slot * args.last.slot;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             StateSlice slice;

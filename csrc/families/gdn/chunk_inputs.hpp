@@ -1,0 +1,38 @@
+// What the kernels of the chunked form do not take as it is, made into what they take: rows with gaps, gates in other forms,
+// states of other dtypes and strides, or that only some sequences read.
+#pragma once
+
+#include <vector>
+
+#include "prepared.hpp"
+
+namespace gdn_cuda::gdn {
+
+class ChunkInputs {
+  public:
+    // `like`: any tensor of the call; memory is allocated like it.
+    ChunkInputs(Prepared& prepared, const Tensor& like, const Target& target)
+        : prepared_(prepared), like_(like), target_(target) {}
+
+    // Copies 16-bit query, key and value whose rows have gaps.
+    void close_gaps(const Tensor& query, const Tensor& key, const Tensor& value);
+    void convert_gates();
+    // Between the two, the call's states are dense, of fp32 and in place. A call with plain states and neither
+    // has_initial_state nor write_indices needs neither.
+    void gather_states();
+    void scatter_states() const;
+
+  private:
+    View copied(const Tensor& tensor);
+
+    Prepared& prepared_;
+    const Tensor& like_;
+    const Target& target_;
+    RecurrentArgs call_{};      // as it came
+    std::vector<Tensor> kept_;  // memory in use
+};
+
+bool has_chunk_gates(const RecurrentArgs& args);
+bool moves_states(const Prepared& prepared);
+
+}  // namespace gdn_cuda::gdn

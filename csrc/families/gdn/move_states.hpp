@@ -1,0 +1,54 @@
+// Host side of gdn/move_states: configuration and launch.
+#pragma once
+
+#include <algorithm>
+#include <gdn_cuda/kernels/gdn/move_states_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+
+namespace gdn_cuda::gdn {
+
+inline const char* word_of(StatesMove move) {
+    switch (move) {
+        case StatesMove::gather:
+            return "gdn::StatesMove::gather";
+        case StatesMove::scatter:
+            return "gdn::StatesMove::scatter";
+        case StatesMove::first_before:
+            return "gdn::StatesMove::first_before";
+        case StatesMove::other_before:
+            return "gdn::StatesMove::other_before";
+        case StatesMove::copy:
+            return "gdn::StatesMove::copy";
+    }
+    return "?";
+}
+
+inline constexpr std::array kMoveStatesConfigurations = {
+    MoveStatesConfig{StatesMove::gather}, MoveStatesConfig{StatesMove::scatter}, MoveStatesConfig{StatesMove::first_before},
+    MoveStatesConfig{StatesMove::other_before}, MoveStatesConfig{StatesMove::copy}};
+
+struct MoveStates {
+    using Config = MoveStatesConfig;
+    using Args = MoveStatesArgs;
+    static constexpr const char *family = "gdn", *name = "move_states", *config_type = "MoveStatesConfig",
+                                *args_type = "MoveStatesArgs";
+    static constexpr const char* summary = "states between pools or buffers of any dtype and strides and dense ones";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kMoveStatesConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+
+    static void run(StatesMove move, const Args& args, const Target& target) {
+        const RecurrentArgs& call = args.call;
+        if (args.rows == 0 || call.heads == 0) return;
+        const i64 tiles = ceil_div(call.dv, Config::kTile) * ceil_div(call.dk, Config::kTile);
+        launch<MoveStates>({move}, args, {tiles, call.heads, std::min<i64>(args.rows, kMostBlocks[2])}, target,
+                           [&](const auto&) { return fmt::format("{} states of {} heads", args.rows, call.heads); });
+    }
+};
+
+}  // namespace gdn_cuda::gdn

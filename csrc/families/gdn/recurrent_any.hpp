@@ -1,0 +1,39 @@
+// Host side of gdn/recurrent_any: configuration and launch.
+#pragma once
+
+#include <algorithm>
+#include <gdn_cuda/kernels/gdn/recurrent_any_plan.cuh>
+#include <string>
+
+#include "../../kernels/spec.hpp"
+#include "head_dimensions.hpp"
+
+namespace gdn_cuda::gdn {
+
+inline constexpr std::array kRecurrentAnyConfigurations = {RecurrentAnyConfig{64}, RecurrentAnyConfig{128},
+                                                           RecurrentAnyConfig{256}};
+
+struct RecurrentAny {
+    using Config = RecurrentAnyConfig;
+    using Args = RecurrentAnyArgs;
+    static constexpr const char *family = "gdn", *name = "recurrent_any", *config_type = "RecurrentAnyConfig",
+                                *args_type = "RecurrentAnyArgs";
+    static constexpr const char* summary = "the recurrence for tensors and states of any dtype and strides";
+    static constexpr int min_capability = 80;
+    static constexpr bool uses_cutlass = false;
+
+    static std::span<const Config> configurations() { return kRecurrentAnyConfigurations; }
+    static int threads(const Config& config) { return config.threads(); }
+    static int shared_bytes(const Config&) { return 0; }
+
+    static void run(const Args& args, const Target& target) {
+        const RecurrentArgs& call = args.call;
+        if (call.sequences == 0 || call.heads == 0 || call.dv == 0) return;
+        const Config config{masked_head_k(call.dk)};
+        const i64 tiles = ceil_div(call.dv, config.rows_per_block());
+        launch<RecurrentAny>(config, args, {tiles, call.heads, std::min<i64>(call.sequences, kMostBlocks[2])}, target,
+                             [&](const auto&) { return fmt::format("dk {} runs in the code for {}", call.dk, config.head_k); });
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,27 @@
+// Configuration and arguments of gdn/chunk_gates, for host and device.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/row_layout.cuh>
+
+namespace gdn_cuda::gdn {
+
+struct ChunkGatesConfig {
+    int warps;
+
+    constexpr bool operator==(const ChunkGatesConfig&) const = default;
+
+    GDN_FIELDS(warps)
+
+    GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
+};
+
+struct ChunkGatesArgs {
+    Scalars gate, beta;  // without data: 0, and 1
+    GateForms forms;
+    Tagged A_log, dt_bias;
+    i64 sequences, tokens;  // of a padded batch; packed ones have one sequence
+    int heads;
+    float *log_decay, *beta_out;  // (sequences, tokens, heads), contiguous
+};
+
+}  // namespace gdn_cuda::gdn

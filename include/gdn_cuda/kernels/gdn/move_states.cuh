@@ -1,0 +1,115 @@
+// gdn/move_states: states between pools or buffers of any dtype and strides and dense ones, for chunked_forward where
+// gdn/prefill does not take them as they are.
+//
+// A block moves a tile of 32 by 32 numbers of a state through shared memory, so that it reads and writes along whichever
+// dimension is contiguous.
+//
+// Bound: memory.
+#pragma once
+
+#include <gdn_cuda/kernels/gdn/move_states_plan.cuh>
+#include <gdn_cuda/kernels/gdn/tokens.cuh>
+
+namespace gdn_cuda::gdn {
+
+// Where a row's state comes from and goes to, in elements; from < 0: zeros, to < 0: nowhere.
+struct StateMove {
+    i64 from = -1, to = -1;
+};
+
+__device__ __forceinline__ i64 initial_offset(const RecurrentArgs& call, int sequence, Place& place) {
+    i64 slot;
+    int step;
+    place = starting_slot(call, sequence, slot, step);
+    if (place != Place::run || !has_initial_state(call, sequence)) return -1;
+    return slot * call.initial.slot + step * call.initial.step;
+}
+
+// The sequence of row `row` among the states before blocks, ceil(length / block) for each, and its block there.
+struct BlockOfRow {
+    int sequence = 0;
+    i64 block = -1, checkpoints_before = 0;
+
+    __device__ __forceinline__ BlockOfRow(const MoveStatesArgs& args, i64 row) {
+        const RecurrentArgs& call = args.call;
+        i64 rows_before = 0;
+#pragma unroll 1
+        for (; sequence < call.sequences; ++sequence) {
+            const i64 length = span_of(call.cu_seqlens, sequence, call.tokens).length;
+            const i64 rows = (length + args.block_tokens - 1) / args.block_tokens;
+            if (row < rows_before + rows) {
+                block = row - rows_before;
+                return;
+            }
+            rows_before += rows;
+            checkpoints_before += length / args.block_tokens;
+        }
+    }
+};
+
+template <StatesMove kMove>
+__device__ __forceinline__ StateMove move_of(const MoveStatesArgs& args, i64 row) {
+    const RecurrentArgs& call = args.call;
+    Place place;
+    if constexpr (kMove == StatesMove::copy) {
+        return {row * args.from.slot, row * args.to.slot};
+    } else if constexpr (kMove == StatesMove::gather) {
+        const i64 from = initial_offset(call, row, place);
+        if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+            args.dense_slots[row] = place == Place::run ? row : place == Place::skip ? -1 : call.sequences;
+        return {from, row * args.to.slot};
+    } else if constexpr (kMove == StatesMove::scatter) {
+        i64 slot;
+        int step;
+        if (starting_slot(call, row, slot, step) != Place::run) return {};
+        const i64 last = last_slot_of(call, row, slot, span_of(call.cu_seqlens, row, call.tokens).length);
+        return {row * args.from.slot, last < 0 ? -1 : last * call.last.slot};
+    } else {
+        const BlockOfRow of(args, row);
+        const bool exists = of.block >= 0, is_first = of.block == 0;
+        if constexpr (kMove == StatesMove::first_before) {
+            if (exists && !is_first) return {};
+            return {exists ? initial_offset(call, of.sequence, place) : -1, row * args.to.slot};  // rows of no block are zero
+        } else {
+            const i64 checkpoint = of.checkpoints_before + of.block - 1;  // beyond the last one where sequences overlap
+            if (!exists || is_first || checkpoint >= args.checkpoints) return {};
+            return {checkpoint * args.from.slot, row * args.to.slot};
+        }
+    }
+}
+
+template <MoveStatesConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads()) move_states(const __grid_constant__ MoveStatesArgs args) {
+    constexpr int kTile = MoveStatesConfig::kTile, kRowsAtOnce = kConfig.threads() / kTile;
+    __shared__ float tile[kTile][kTile + 1];
+    constexpr auto kMove = kConfig.move;
+    const RecurrentArgs& call = args.call;
+    const RecurrentStates from = kMove == StatesMove::gather || kMove == StatesMove::first_before ? call.initial : args.from;
+    const RecurrentStates to = kMove == StatesMove::scatter ? call.last : args.to;
+    const int column_tiles = (call.dk + kTile - 1) / kTile, head = blockIdx.y;
+    const int first_row = static_cast<int>(blockIdx.x) / column_tiles * kTile;
+    const int first_column = static_cast<int>(blockIdx.x) % column_tiles * kTile;
+    // Calls visit(r, c, offset) for the tile's numbers, neighbouring threads along the dimension that is contiguous.
+    const auto for_each_number = [&](const RecurrentStates& states, auto&& visit) {
+        const bool by_row = states.column == 1;
+#pragma unroll
+        for (int i = threadIdx.x / kTile; i < kTile; i += kRowsAtOnce) {
+            const int j = threadIdx.x % kTile, r = by_row ? i : j, c = by_row ? j : i;
+            if (first_row + r < call.dv && first_column + c < call.dk)
+                visit(r, c, head * states.head + (first_row + r) * states.row + (first_column + c) * states.column);
+        }
+    };
+#pragma unroll 1
+    for (i64 row = blockIdx.z; row < args.rows; row += gridDim.z) {
+        const StateMove move = move_of<kMove>(args, row);
+        if (move.to < 0) continue;
+        for_each_number(from, [&](int r, int c, i64 offset) {
+            tile[r][c] = move.from < 0 ? 0.f : load_number({from.data, from.type}, move.from + offset);
+        });
+        __syncthreads();
+        for_each_number(to, [&](int r, int c, i64 offset) { store_number({to.data, to.type}, move.to + offset, tile[r][c]); });
+        __syncthreads();
+    }
+}
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,60 @@
+"""What engines hand over, in the emulator: see tests/gdn/handed_over.py. gdn/prefill needs Hopper's tensor cores, which the
+emulator has not, so whole chunks run token by token here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from emulated import emulated
+from handed_over import FORMS, LAYOUTS, Call, check_buffers, check_decode, check_gates, check_pool, check_rank_4, check_rows
+
+SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 65)
+PLAIN = Call(SHORT, dk=16, dv=8, io=torch.bfloat16)
+ODD = Call(SHORT, dk=21, dv=19)
+
+
+@pytest.fixture(autouse=True)
+def by_token(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GDN_PREFILL", "recurrent")
+    with emulated():
+        yield
+
+
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+@pytest.mark.parametrize("form", FORMS)
+def test_gates_in_every_form(form: str, call: Call) -> None:
+    check_gates("recurrent", call, form, torch.float16, "cpu")
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_packed_tensors_of_rank_4(call: Call, gaps: bool) -> None:
+    check_rank_4("chunked", call, "cpu", gaps)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["recurrent", "chunked"])
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_states_of_any_layout_and_dtype(call: Call, name: str, layout: str) -> None:
+    check_buffers(name, call, layout, torch.float16, "cpu")
+
+
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_a_pool(call: Call, layout: str, update: bool) -> None:
+    check_pool(call, layout, "cpu", update=update)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", [Call(LONG, (1, 2), 16, 8, torch.bfloat16), Call(LONG, (1, 2), 7, 5)], ids=["plain", "odd"])
+def test_rows_into_buffers(call: Call, layout: str) -> None:
+    check_rows(call, layout, torch.bfloat16, "cpu")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_a_decode_step(call: Call, layout: str) -> None:
+    check_decode(call, layout, "cpu", negative=True)

@@ -1,0 +1,284 @@
+"""Calls of the Gated Delta Net as engines make them, and what they should give: the recurrence in fp64, number by number.
+
+A `Call` has what it computes from, plain numbers, and makes the arguments in a form that an engine has them in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from helpers import rel_rms
+from torch import Tensor
+
+import gdn_cuda
+
+BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Call:
+    """Sequences of `lengths` tokens, packed behind one another."""
+
+    lengths: tuple[int, ...]
+    heads: tuple[int, int] = (2, 4)
+    dk: int = 16
+    dv: int = 8
+    io: torch.dtype = torch.float32
+    state: torch.dtype = torch.float32
+    seed: int = 0
+
+    def draws(self, salt: int, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * self.seed + salt))
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    def rows(self) -> dict[str, Tensor]:
+        """Packed query, key and value, (N, H, d); keys of length about 1."""
+        (Hk, Hv), N = self.heads, self.tokens
+        query, key = self.draws(1, N, Hk, self.dk), self.draws(2, N, Hk, self.dk) / math.sqrt(self.dk)
+        value = self.draws(3, N, Hv, self.dv)
+        return {"query": query.to(self.io), "key": key.to(self.io), "value": value.to(self.io)}
+
+    def states(self, count: int | None = None) -> Tensor:
+        return self.draws(4, count or len(self.lengths), self.heads[1], self.dv, self.dk).to(self.state)
+
+    def cu_seqlens(self) -> Tensor:
+        return torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int64)
+
+
+def literal(
+    rows: dict[str, Tensor],
+    lengths: tuple[int, ...],
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    norm: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """Output (N, Hv, dv), and each sequence's states before its first token and after every one, (L + 1, Hv, dv, dk)."""
+    query, key, value = (rows[name].double().cpu().numpy() for name in ("query", "key", "value"))
+    decays, betas, starts = decay.double().cpu().numpy(), beta.double().cpu().numpy(), states.double().cpu().numpy()
+    output, after = np.zeros(value.shape), []
+    ratio = value.shape[1] // key.shape[1]
+    first = 0
+    for n, length in enumerate(lengths):
+        kept = np.zeros((length + 1, *starts.shape[1:]))
+        kept[0] = starts[n]
+        for t in range(length):
+            for h in range(value.shape[1]):
+                q, k = query[first + t, h // ratio], key[first + t, h // ratio]
+                if norm:
+                    q, k = q / np.sqrt(q @ q + 1e-6), k / np.sqrt(k @ k + 1e-6)
+                alpha = decays[first + t, h]
+                s = alpha * kept[t, h] if alpha > 0 else np.zeros_like(kept[t, h])
+                s = s + np.outer(betas[first + t, h] * (value[first + t, h] - s @ k), k)
+                kept[t + 1, h], output[first + t, h] = s, s @ q / math.sqrt(len(q))
+        after.append(torch.from_numpy(kept))
+        first += length
+    return torch.from_numpy(output), after
+
+
+# ---- Gates in every form: (arguments, the decay and the beta that they mean), fp64
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x.double()))
+
+
+def gates_of(call: Call, form: str, dtype: torch.dtype) -> tuple[dict[str, Any], Tensor, Tensor]:
+    shape = (call.tokens, call.heads[1])
+    raw, b = call.draws(5, *shape).to(dtype), call.draws(6, *shape).to(dtype)
+    log_decay, beta = -raw.abs(), b.float().sigmoid().to(dtype)
+    if form == "none":
+        return {"gate": None, "beta": None}, torch.ones(shape).double(), torch.ones(shape).double()
+    if form == "log":
+        return {"gate": log_decay, "beta": beta}, log_decay.double().exp(), beta.double()
+    if form == "linear":
+        alpha = log_decay.float().exp().to(dtype)
+        alpha.view(-1)[::7] = 0
+        return {"gate": alpha, "beta": beta, "gate_is_linear": True}, alpha.double(), beta.double()
+    rate, bias = call.draws(7, call.heads[1]), call.draws(8, call.heads[1])
+    softplus = torch.log1p(torch.exp(raw.double() + (bias.double() if form != "raw-without-bias" else 0)))
+    decay = torch.exp(-torch.exp(rate.double()) * softplus)
+    if form == "raw":
+        return {"gate": raw, "beta": beta, "A_log": rate, "dt_bias": bias}, decay, beta.double()
+    if form == "raw-without-bias":
+        return {"gate": raw, "beta": beta, "A_log": rate}, decay, beta.double()
+    assert form in ("raw-logit", "raw-negative"), form
+    more = {"beta_is_logit": True, "allow_negative_eigenvalues": form == "raw-negative"}
+    return (
+        {"gate": raw, "beta": b, "A_log": rate, "dt_bias": bias, **more},
+        decay,
+        sigmoid(b) * (2 if form == "raw-negative" else 1),
+    )
+
+
+FORMS = ("none", "log", "linear", "raw", "raw-without-bias", "raw-logit", "raw-negative")
+
+
+# ---- Tensors in every layout
+
+
+def with_gaps(x: Tensor) -> Tensor:
+    """The same numbers with tokens contiguous, as convolutions leave them."""
+    return x.movedim(0, -1).contiguous().movedim(-1, 0) if x.dim() == 3 else x.transpose(1, -1).contiguous().transpose(1, -1)
+
+
+def as_kv(states: Tensor) -> Tensor:
+    """The transposed view of [K, V] states."""
+    return states.mT.contiguous().mT
+
+
+def spread(states: Tensor) -> Tensor:
+    """A view with gaps between heads, rows and slots, whose gaps are NaN."""
+    slots, heads, dv, dk = states.shape
+    memory = torch.full((slots, 2, heads, dv + 1, dk + 3), float("nan"), dtype=states.dtype, device=states.device)
+    view = memory[:, 1, :, :dv, :dk]
+    view.copy_(states)
+    return view
+
+
+LAYOUTS = {"contiguous": lambda x: x.clone(), "kv": as_kv, "spread": spread}
+
+
+# ---- Checks, on any device: in the emulator, too
+
+
+def near(found: Tensor, expected: Tensor, io: torch.dtype, stored: torch.dtype = torch.float32) -> None:
+    """In relative RMS: what 16-bit inputs allow, and one rounding where a result is stored."""
+    bound = 1e-5 if io == torch.float32 else 6e-3
+    bound += {torch.float32: 0.0, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-8}[stored]
+    assert found.dtype == stored
+    assert rel_rms(found.double().cpu(), expected) < bound
+
+
+def _on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in arguments.items()}
+
+
+def _function(name: str) -> Any:
+    return {"recurrent": gdn_cuda.recurrent_forward, "chunked": gdn_cuda.chunked_forward}[name]
+
+
+def check_gates(name: str, call: Call, form: str, dtype: torch.dtype, device: str) -> None:
+    gates, decay, beta = gates_of(call, form, dtype)
+    expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
+    given = _on(device, {**call.rows(), **gates, "state": call.states(), "cu_seqlens": call.cu_seqlens()})
+    output, final_state = _function(name)(**given)
+    near(output, expected, call.io, call.io)
+    near(final_state, torch.stack([each[-1] for each in after]), call.io, call.state)
+
+
+def check_rank_4(name: str, call: Call, device: str, gaps: bool) -> None:
+    """(1, N, H, d) with cu_seqlens, the state (1, …) of results as for (N, H, d)."""
+    gates, decay, beta = gates_of(call, "log", torch.float32)
+    expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
+    given = _on(device, {**call.rows(), **gates})
+    given = {key: x[None] for key, x in given.items()}
+    if gaps:
+        given |= {key: with_gaps(given[key]) for key in ("query", "key", "value")}
+        assert given["query"].stride(-1) != 1
+    more = _on(device, {"state": call.states(), "cu_seqlens": call.cu_seqlens()})
+    output, final_state = _function(name)(**given, **more)
+    assert output.shape == given["value"].shape
+    near(output[0], expected, call.io, call.io)
+    near(final_state, torch.stack([each[-1] for each in after]), call.io, call.state)
+
+
+def check_buffers(name: str, call: Call, layout: str, stored: torch.dtype, device: str) -> None:
+    """Initial states in a layout, of which a sequence does not read its own; final ones into a buffer of another dtype."""
+    gates, decay, beta = gates_of(call, "log", torch.float32)
+    fresh = torch.arange(len(call.lengths)) % 3 == 1
+    starts = call.states().masked_fill(fresh[:, None, None, None], 0)
+    expected, after = literal(call.rows(), call.lengths, decay, beta, starts)
+    states = call.states().masked_fill(fresh[:, None, None, None], float("nan"))
+    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    buffer = LAYOUTS[layout](torch.full(states.shape, 7.0, dtype=stored, device=device))
+    output, final_state = _function(name)(**given, state=LAYOUTS[layout](states.to(device)), final_state=buffer)
+    assert final_state is buffer
+    near(output, expected, call.io, call.io)
+    near(final_state, torch.stack([each[-1] for each in after]), call.io, stored)
+
+
+def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: bool = True) -> None:
+    """A pool whose slots are read where has_initial_state says so and written where write_indices say so. Slots that nobody
+    names, the slots of sequences without tokens and what lies between slots stay as they are."""
+    count = len(call.lengths)
+    gates, decay, beta = gates_of(call, gate, torch.float32)
+    indices = torch.arange(count).flip(0) + 1
+    indices[count // 2] = -1  # skipped: output 0
+    fresh = torch.arange(count) % 3 == 1
+    targets = torch.where(torch.arange(count) % 4 == 2, -1, indices + count)
+    pool = call.states(2 * count + 2)
+    pool[indices[fresh & (indices >= 0)]] = float("nan")
+    starts = pool[indices.clamp(min=0)].masked_fill((fresh | (indices < 0))[:, None, None, None], 0)
+    expected, after = literal(call.rows(), call.lengths, decay, beta, starts)
+    wanted, written = pool.double(), torch.zeros(pool.shape[0], dtype=torch.bool)
+    for n, length in enumerate(call.lengths):
+        if indices[n] < 0:
+            expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
+        elif length and targets[n] >= 0 and update:
+            wanted[targets[n]], written[targets[n]] = after[n][-1], True
+    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given |= _on(device, {"state_indices": indices, **({"write_indices": targets} if update else {"update_state": False})})
+    mine = LAYOUTS[layout](pool.to(device))
+    output, state = gdn_cuda.chunked_forward(**given, state=mine)
+    assert state is mine
+    near(output, expected, call.io, call.io)
+    if written.any():
+        near(mine.cpu()[written], wanted[written], call.io, call.state)
+    assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
+
+
+def check_rows(call: Call, layout: str, stored: torch.dtype, device: str) -> None:
+    """Checkpoints and the states before blocks, into buffers that have some rows more or less."""
+    gates, decay, beta = gates_of(call, "log", torch.float32)
+    starts = call.states()
+    _, after = literal(call.rows(), call.lengths, decay, beta, starts)
+    checkpoints = torch.cat([each[BLOCK::BLOCK] for each in after])
+    before = torch.cat([each[:-1:BLOCK] for each in after])
+    shape = call.states().shape[1:]
+    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "state": starts})
+    buffers = {
+        "checkpoints": LAYOUTS[layout](torch.full((len(checkpoints), *shape), 7.0, dtype=stored, device=device)),
+        "states_before": LAYOUTS[layout](torch.full((len(before) + 2, *shape), 7.0, dtype=stored, device=device)),
+    }
+    _, _, found = gdn_cuda.chunked_forward(**given, **buffers, checkpoint_every=BLOCK)
+    assert found is buffers["checkpoints"]
+    near(found, checkpoints, call.io, stored)
+    near(buffers["states_before"][:-2], before, call.io, stored)
+    assert not buffers["states_before"][-2:].any()
+
+
+def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot: int | None = 0) -> None:
+    """fused_decode of packed sequences, from slots of a pool in a layout to others."""
+    count = len(call.lengths)
+    gates, decay, beta = gates_of(call, "raw-negative" if negative else "raw-logit", torch.float32)
+    indices = torch.arange(count).flip(0) + 1
+    indices[count // 2] = -1 if null_slot is None else null_slot
+    fresh, targets = torch.arange(count) % 3 == 1, indices + count
+    targets[0] = -5
+    skipped = (indices < 0) | (indices == null_slot)
+    pool = call.states(2 * count + 2)
+    pool[indices[fresh & ~skipped]] = float("nan")
+    starts = pool[indices.clamp(min=0)].masked_fill((fresh | skipped)[:, None, None, None], 0)
+    expected, after = literal(call.rows(), call.lengths, decay, beta, starts, norm=True)
+    wanted, written = pool.double(), torch.zeros(pool.shape[0], dtype=torch.bool)
+    for n, length in enumerate(call.lengths):
+        if skipped[n]:
+            expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
+        elif length and targets[n] >= 0:
+            wanted[targets[n]], written[targets[n]] = after[n][-1], True
+    arguments = {"a": gates["gate"], "b": gates["beta"], "A_log": gates["A_log"], "dt_bias": gates["dt_bias"]}
+    given = _on(device, {**call.rows(), **arguments, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given |= _on(device, {"state_indices": indices, "write_indices": targets})
+    mine = LAYOUTS[layout](pool.to(device))
+    output = gdn_cuda.fused_decode(**given, state_pool=mine, null_slot=null_slot, allow_negative_eigenvalues=negative)
+    near(output, expected, call.io, call.io)
+    near(mine.cpu()[written], wanted[written], call.io, call.state)
+    assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))

@@ -1,0 +1,48 @@
+"""What engines hand over, on CPU tensors: see handed_over.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from handed_over import FORMS, LAYOUTS, Call, check_buffers, check_decode, check_gates, check_pool, check_rank_4, check_rows
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["recurrent", "chunked"])
+def test_gates_in_every_form(name: str, form: str, dtype: torch.dtype) -> None:
+    check_gates(name, Call(SHORT), form, dtype, "cpu")
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("name", ["recurrent", "chunked"])
+def test_packed_tensors_of_rank_4(name: str, gaps: bool) -> None:
+    check_rank_4(name, Call(SHORT, dk=20, dv=7), "cpu", gaps)
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["recurrent", "chunked"])
+def test_states_of_any_layout_and_dtype(name: str, layout: str, stored: torch.dtype) -> None:
+    check_buffers(name, Call(SHORT, state=torch.float16), layout, stored, "cpu")
+
+
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lengths", [SHORT, LONG])
+def test_a_pool(lengths: tuple[int, ...], layout: str, update: bool) -> None:
+    check_pool(Call(lengths), layout, "cpu", update=update)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_into_buffers(layout: str) -> None:
+    check_rows(Call(LONG), layout, torch.bfloat16, "cpu")
+
+
+@pytest.mark.parametrize("negative", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_decode_step(layout: str, negative: bool) -> None:
+    check_decode(Call(SHORT, dk=20), layout, "cpu", negative)
