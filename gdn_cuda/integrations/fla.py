@@ -1,4 +1,5 @@
-"""FLA (fla-core): a backend of its dispatch for `chunk_gated_delta_rule`, and `fused_recurrent_gated_delta_rule` by its name.
+"""FLA (fla-core): a backend of its dispatch for `chunk_gated_delta_rule`; `fused_recurrent_gated_delta_rule`, its convolutions
+and its gated norm by name.
 
     fla.install()
 
@@ -16,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import recurrence, verified
+import gdn_cuda
+
+from . import verified
 from .counted import Declined, count, counted, decline_gradients
+from .fla_modules import FUNCTIONS
 from .replaced import Replaced
 
 _CHUNK = "fla.ops.gated_delta_rule.chunk:chunk_gated_delta_rule"
@@ -33,6 +37,7 @@ VERSIONS: verified.Versions = {
         _BY_TOKEN: "q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False, "
         "use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False, "
         "allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs",
+        **{target: expected for target, (expected, _) in FUNCTIONS.items()},
     }
 }
 _REMOVED = ("transpose_state_layout", "head_first")  # FLA warns of these or refuses them
@@ -47,6 +52,10 @@ _takes_cpu = False
 
 def _decline(q: Tensor, *others: Tensor | None) -> None:
     decline_gradients(q, *others)
+    _decline_device(q)
+
+
+def _decline_device(q: Tensor) -> None:
     if not (q.is_cuda or (_takes_cpu and q.device.type == "cpu")):
         raise Declined(f"tensors are on {q.device.type}")
 
@@ -58,19 +67,13 @@ def _decline_removed(kwargs: dict[str, Any]) -> None:
 
 
 def _gates(
-    g: Tensor | None, beta: Tensor | None, A_log: Tensor | None, dt_bias: Tensor | None, is_logit: bool, twice: bool
+    g: Tensor | None, beta: Tensor | None, rate: Tensor | None, bias: Tensor | None, is_logit: bool, twice: bool
 ) -> dict[str, Any]:
-    """A_log is given where g is raw."""
-    if twice and not is_logit:
-        raise Declined("allow_neg_eigval needs use_beta_sigmoid_in_kernel")
-    return {
-        "gate": g,
-        "A_log": A_log,
-        "dt_bias": dt_bias,
-        "beta": beta,
-        "beta_is_logit": is_logit,
-        "allow_negative_eigenvalues": twice,
-    }
+    """`rate` is A_log where g is raw."""
+    if rate is not None and bias is None:
+        bias = torch.zeros_like(rate)
+    forms = {"beta_is_logit": is_logit, "allow_negative_eigenvalues": is_logit and twice}
+    return {"gate": g, "beta": beta, "A_log": rate, "dt_bias": bias} | forms
 
 
 def _states(state: Tensor | None, v_first: bool) -> Tensor | None:
@@ -101,12 +104,10 @@ def _chunk(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     rate, bias = (A_log, dt_bias) if use_gate_in_kernel else (None, None)
-    gates = _gates(g, beta, rate, bias, use_beta_sigmoid_in_kernel, use_beta_sigmoid_in_kernel and allow_neg_eigval)
-    more = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
-    more["state_dtype"] = torch.float32
-    output, state = recurrence.prefill(
-        q, k, v, state=_states(initial_state, state_v_first), cu_seqlens=cu_seqlens, **gates, **more
-    )
+    gates = _gates(g, beta, rate, bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more: dict[str, Any] = {"state": _states(initial_state, state_v_first), "cu_seqlens": cu_seqlens, "scale": scale}
+    more |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state, "state_dtype": torch.float32}
+    output, state = gdn_cuda.chunked_forward(q, k, v, **gates, **more)
     return output, _states(state, state_v_first)
 
 
@@ -150,12 +151,27 @@ def _by_token(
     if use_gate_in_kernel and (A_log is None or g is None):
         raise Declined("use_gate_in_kernel is given without A_log or g")
     rate, bias = (A_log, dt_bias) if use_gate_in_kernel else (None, None)
+    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+        raise Declined("allow_neg_eigval needs use_beta_sigmoid_in_kernel")
     gates = _gates(g, beta, rate, bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     state = None if initial_state is None else _states(initial_state.float(), state_v_first)
-    more = {"scale": scale, "is_qk_norm": use_qk_l2norm_in_kernel}
-    output, state = recurrence.by_token(q, k, v, state=state, cu_seqlens=cu_seqlens, **gates, **more)
-    return output, _states(state, state_v_first) if output_final_state else None
+    more: dict[str, Any] = {"state": state, "cu_seqlens": cu_seqlens, "scale": scale, "is_qk_norm": use_qk_l2norm_in_kernel}
+    output, after = gdn_cuda.recurrent_forward(q, k, v, **gates, **more)
+    return output, _states(after, state_v_first) if output_final_state else None
 
+
+def _where_taken(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of convolutions and norms, which have gradients: the device alone decides."""
+
+    @functools.wraps(function)
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        _decline_device(x)
+        return function(x, *args, **kwargs)
+
+    return call
+
+
+_BY_NAME = {_BY_TOKEN: _by_token} | {target: _where_taken(function) for target, (_, function) in FUNCTIONS.items()}
 
 # ---- The backend
 
@@ -217,10 +233,11 @@ def install(cpu: bool = False) -> tuple[str, ...]:
         from fla.backends import register
 
         register("gated_delta_rule")(_backend())
-        theirs = getattr(*verified.owner_of(_BY_TOKEN))
-        ours = counted("fla.fused_recurrent_gated_delta_rule", _by_token, theirs)
-        for owner, name in verified.names_of(theirs, "fla"):
-            _replaced.put(owner, name, ours)
+        for target, function in _BY_NAME.items():
+            theirs = getattr(*verified.owner_of(target))
+            ours = counted(f"fla.{theirs.__name__}", function, theirs)
+            for owner, name in verified.names_of(theirs, "fla"):
+                _replaced.put(owner, name, ours)
         _on = True
     return _replaced.names()
 

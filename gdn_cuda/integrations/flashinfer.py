@@ -50,35 +50,31 @@ def chunk_gated_delta_rule(
         raise Declined(f"backend {backend}")
     if cu_seqlens is None:
         raise Declined("no cu_seqlens")
-    in_place = False
-    if state_indices is not None and initial_state is not None:
-        in_place = output_final_state and output_state is initial_state
-        if output_final_state and not in_place:
-            raise Declined("another pool to write to")
-        if not in_place:
-            initial_state = initial_state.index_select(0, state_indices)
-    gate = v.new_zeros(v.shape[:-1], dtype=torch.float32) if g is None else _logarithm(g)
-    options: dict[str, Any] = {
-        "scale": scale or None,
-        "use_qk_l2norm": use_qk_l2norm_in_kernel,
-        "state_indices": state_indices if in_place else None,
-        "state_dtype": None if in_place else torch.float32,
+    from_pool = state_indices is not None and initial_state is not None
+    if from_pool and output_final_state and output_state is not initial_state:
+        raise Declined("another pool to write to")
+    _check_decays(g)
+    options: dict[str, Any] = {"scale": scale or None, "use_qk_l2norm": use_qk_l2norm_in_kernel, "out": output}
+    options |= {
+        "gate_is_linear": g is not None,
         "checkpoint_every": checkpoint_every_n_tokens,
-        "out": output,
+        "checkpoints": state_checkpoints,
     }
-    beta = torch.ones_like(gate) if beta is None else beta
-    output, state, *checkpoints = gdn_cuda.chunked_forward(q, k, v, beta, gate, initial_state, cu_seqlens, **options)
-    if state_checkpoints is not None and checkpoints:
-        state_checkpoints.copy_(checkpoints[0][: state_checkpoints.shape[0]])
-    if not output_final_state:
-        return output
-    return output, state if in_place or output_state is None else output_state.copy_(state)
+    if from_pool:
+        options |= {"state_indices": state_indices, "update_state": output_final_state}
+    elif output_final_state and output_state is None:
+        options["state_dtype"] = torch.float32
+    elif output_final_state:
+        options["final_state"] = output_state
+    else:
+        options["output_final_state"] = False
+    output, state, *_ = gdn_cuda.chunked_forward(q, k, v, beta, g, initial_state, cu_seqlens, **options)
+    return (output, state) if output_final_state else output
 
 
-def _logarithm(alpha: Tensor) -> Tensor:
-    if alpha.device.type == "cpu" and bool((alpha > 1).any()):
+def _check_decays(alpha: Tensor | None) -> None:
+    if alpha is not None and alpha.device.type == "cpu" and bool((alpha > 1).any()):
         raise ValueError(f"chunk_gated_delta_rule: g: expected decays of at most 1, got {float(alpha.max())}")
-    return alpha.log()
 
 
 def gated_delta_rule_decode_pretranspose(
@@ -107,7 +103,8 @@ def gated_delta_rule_decode_pretranspose(
     if pool is None:
         raise Declined("neither state nor initial_state is given")
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
-    options |= _destination(output_state_indices, intermediate_states_buffer, disable_state_update, q)
+    options |= _destination(intermediate_states_buffer, disable_state_update, q)
+    options["write_indices"] = output_state_indices
     return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, initial_state_indices, **options), pool
 
 
@@ -141,19 +138,18 @@ def gated_delta_rule_mtp(
         raise Declined("ReplaySSM")
     frozen = disable_state_update is None or disable_state_update
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
-    options |= _destination(output_state_indices, intermediate_states_buffer, frozen, q)
+    options |= _destination(intermediate_states_buffer, frozen, q)
+    options["write_indices"] = output_state_indices
     output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, initial_state_indices, **options)
     return output, initial_state
 
 
-def _destination(slots: Tensor | None, buffer: Tensor | None, frozen: bool, q: Tensor) -> dict[str, Any]:
-    """Where states go: to the slots that they come from, or a state after every token to the buffer's row of its sequence."""
-    if slots is not None:
-        raise Declined("output_state_indices is given")
-    if frozen != (buffer is not None):
-        raise Declined("states to the buffer and the pool" if buffer is not None else "states to nowhere")
+def _destination(buffer: Tensor | None, frozen: bool, q: Tensor) -> dict[str, Any]:
+    """Where states go: to the pool, nowhere, or that after every token to the buffer's row of its sequence."""
     if buffer is None:
-        return {}
+        return {"update_state": not frozen}
+    if not frozen:
+        raise Declined("states to the buffer and to the pool")
     return {"step_states": buffer, "step_slots": torch.arange(q.shape[0], device=q.device)}
 
 

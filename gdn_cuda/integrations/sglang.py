@@ -17,8 +17,9 @@ from torch import Tensor
 
 import gdn_cuda
 
-from . import recurrence, verified
+from . import verified
 from .counted import Declined, run
+from .packed import split_qkv
 from .replaced import AfterImport, Replaced
 from .requested import requested
 from .verified import Refused
@@ -82,7 +83,7 @@ def _packed_decode(
 ) -> Tensor:
     if any(name.startswith("replayssm_") and x is not None for name, x in others.items()):
         raise Declined("ReplaySSM")
-    q, k, v = recurrence.split_qkv(mixed_qkv, ssm_states)
+    q, k, v = split_qkv(mixed_qkv, ssm_states)
     a, b = (x.unsqueeze(1) for x in (a, b))
     return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices, scale=scale).transpose(0, 1)
 
@@ -108,21 +109,13 @@ def _extend(
     the order of our packed checkpoints."""
     if track_state is not None:
         raise Declined("track_state is given")
-    every = state_checkpoint_every_n_tokens if num_state_checkpoints > 0 else 0
-    pool, indices = ssm_states, cache_indices
-    if not inplace_update:
-        pool, indices = _copied(ssm_states, cache_indices), None
-    q, k, v, g, beta = (x.squeeze(0) for x in (q, k, v, g, beta))
-    options: dict[str, Any] = {"use_qk_l2norm": True, "checkpoint_every": every}
-    out = None if output is None else output.squeeze(0)
-    found = gdn_cuda.chunked_forward(q, k, v, beta, g, pool, query_start_loc, state_indices=indices, out=out, **options)
-    states = found[2][None, :num_state_checkpoints].float() if every else None
-    return found[0].unsqueeze(0), None, states
-
-
-def _copied(pool: Tensor, indices: Tensor) -> Tensor:
-    """A padding row has the states of some slot, as SGLang's own kernels have it."""
-    return pool.index_select(0, indices.clamp(min=0))
+    options: dict[str, Any] = {"state_indices": cache_indices, "update_state": inplace_update, "use_qk_l2norm": True}
+    states = None
+    if num_state_checkpoints > 0:
+        states = torch.empty(num_state_checkpoints, *ssm_states.shape[1:], dtype=torch.float32, device=ssm_states.device)
+        options |= {"checkpoint_every": state_checkpoint_every_n_tokens, "checkpoints": states}
+    found = gdn_cuda.chunked_forward(q, k, v, beta, g, ssm_states, query_start_loc, out=output, **options)
+    return found[0], None, None if states is None else states[None]
 
 
 def _target_verify(

@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import conv
+from .. import conv, gdn
 from ..compat import causal_conv1d as conv_functions
 from ..compat import mamba_ssm
 from ..operators.schema import refuse
-from . import recurrence, verified
+from . import verified
 from .counted import counted, decline_export, decline_gradients
 from .replaced import AfterImport, Replaced
 from .verified import Refused
@@ -49,8 +49,8 @@ def _chunk(
     decline_export()
     decline_gradients(query, key, value, g, beta, initial_state)
     state = None if initial_state is None else initial_state.mT
-    given = {"beta": beta, "gate": g, "state": state, "cu_seqlens": cu_seqlens, "output_final_state": output_final_state}
-    output, state = recurrence.prefill(query, key, value, use_qk_l2norm=use_qk_l2norm_in_kernel, **given)
+    options: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
+    output, state = gdn.chunked_forward(query, key, value, beta, g, state, cu_seqlens, **options)
     return output, None if state is None else state.mT
 
 
@@ -69,9 +69,9 @@ def _by_token(
     decline_export()
     decline_gradients(query, key, value, g, beta, initial_state)
     state = None if initial_state is None else initial_state.mT
-    given = {"beta": beta, "gate": g, "state": state, "cu_seqlens": cu_seqlens}
-    output, state = recurrence.by_token(query, key, value, is_qk_norm=use_qk_l2norm_in_kernel, **given)
-    return output, state.mT if output_final_state and state is not None else None
+    options = {"is_qk_norm": use_qk_l2norm_in_kernel}
+    output, after = gdn.recurrent_forward(query, key, value, state, beta, g, cu_seqlens, **options)
+    return output, after.mT if output_final_state else None
 
 
 def _conv(

@@ -19,8 +19,9 @@ from torch import Tensor
 
 import gdn_cuda
 
-from . import recurrence, verified
+from . import verified
 from .counted import Declined, counted
+from .packed import split_qkv
 from .replaced import AfterImport, Replaced
 from .requested import requested
 from .verified import Refused
@@ -46,7 +47,7 @@ def _packed_decode(
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """A token of every request, (B, 2·H·K + HV·V); the output of a padding row is zero."""
-    q, k, v = recurrence.split_qkv(mixed_qkv, initial_state)
+    q, k, v = split_qkv(mixed_qkv, initial_state)
     slots: dict[str, Any] = {"state_indices": ssm_state_indices, "null_slot": _NULL_BLOCK}
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel, "out": out}
     gdn_cuda.fused_decode(q, k, v, a.unsqueeze(1), b.unsqueeze(1), A_log, dt_bias, initial_state, **slots, **options)
@@ -113,9 +114,9 @@ def _chunk(
     use_qk_l2norm_in_kernel: bool = False,
     core_attn_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    given = {"beta": beta, "gate": g, "state": initial_state, "cu_seqlens": cu_seqlens, "scale": scale}
-    more = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
-    output, state = recurrence.prefill(q, k, v, **given, **more)
+    options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm_in_kernel}
+    options["output_final_state"] = output_final_state
+    output, state = gdn_cuda.chunked_forward(q, k, v, beta, g, initial_state, cu_seqlens, **options)
     if core_attn_out is not None:
         core_attn_out.view(-1)[: output.numel()].copy_(output.view(-1))
     return output, state
@@ -140,10 +141,7 @@ def _chunk_with_checkpoints(
     more: dict[str, Any] = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "cu_seqlens": cu_seqlens}
     if state_checkpoints is None or checkpoint_every_n_tokens == 0:
         return _chunk(q, k, v, g, beta, None, initial_state, output_final_state, **more)
-    if cu_seqlens is None:
-        raise Declined("checkpoints without cu_seqlens")
-    q, k, v, g, beta = (x.squeeze(0) for x in (q, k, v, g, beta))
-    output, state, checkpoints = gdn_cuda.chunked_forward(
+    output, state, _ = gdn_cuda.chunked_forward(
         q,
         k,
         v,
@@ -153,11 +151,10 @@ def _chunk_with_checkpoints(
         cu_seqlens,
         use_qk_l2norm=use_qk_l2norm_in_kernel,
         output_final_state=output_final_state,
-        state_dtype=state_checkpoints.dtype,
         checkpoint_every=checkpoint_every_n_tokens,
+        checkpoints=state_checkpoints,
     )
-    state_checkpoints.copy_(checkpoints[: state_checkpoints.shape[0]])
-    return output.unsqueeze(0), state
+    return output, state
 
 
 # ---- Convolutions. Of a pool for drafts, which has more columns, other calls use the first W − 1.

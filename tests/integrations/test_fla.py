@@ -22,6 +22,7 @@ if not integration.available()[0]:
 import fla.ops.gated_delta_rule as theirs
 import fla.ops.gated_delta_rule.chunk as chunk_module
 import fla.ops.gated_delta_rule.fused_recurrent as recurrent_module
+from fla.modules import FusedRMSNormGated, ShortConvolution
 from fla.ops.gated_delta_rule import naive_recurrent_gated_delta_rule
 
 H, HV, K, V = 2, 4, 64, 64
@@ -116,6 +117,44 @@ def test_no_gate_no_beta_and_a_scale(device: str, rng: torch.Generator) -> None:
     one, zero = torch.ones_like(x["beta"]), torch.zeros_like(x["g"])
     q, k = (y.repeat_interleave(HV // H, 2) for y in (q, k))
     assert rel_rms(output, naive_recurrent_gated_delta_rule(q, k, v, one, zero, 0.5)[0]) < BF16
+
+
+# ---- Convolutions and norms
+
+
+def test_short_convolution_with_states(device: str, rng: torch.Generator) -> None:
+    """FLA's module: a prompt, two packed ones behind it, and single tokens, against torch's convolution."""
+    torch.manual_seed(0)
+    layer = ShortConvolution(24, 4, bias=True, activation="silu", backend="triton").to(device)
+    whole = torch.randn(2, 20, 24, generator=rng).to(device)
+    exact = F.conv1d(F.pad(whole.double().mT, (3, 0)), layer.weight.double(), layer.bias.double(), groups=24)
+    expected = F.silu(exact).mT
+    with torch.no_grad():
+        first, cache = layer(whole[:, :9], output_final_state=True)
+        packed = whole[:, 9:15].reshape(1, 12, 24)
+        offsets = torch.tensor([0, 6, 12], device=device)
+        rest, cache = layer(packed, cache=cache, output_final_state=True, cu_seqlens=offsets)
+        steps = []
+        for t in range(15, 20):
+            step, cache = layer(whole[:, t : t + 1], cache=cache, output_final_state=True)
+            steps.append(step)
+        found = torch.cat([first, rest.view(2, 6, 24), *steps], 1)
+    assert counts() == {"causal_conv1d": {"gdn_cuda": 2}, "causal_conv1d_update": {"gdn_cuda": 5}}
+    assert rel_rms(found, expected) < 1e-6 and torch.equal(cache, whole[:, -4:].mT)
+
+
+def test_gradients_of_convolution_and_norm(device: str, rng: torch.Generator) -> None:
+    torch.manual_seed(0)
+    conv, norm = ShortConvolution(24, 4, activation="silu").to(device), FusedRMSNormGated(24, eps=1e-6).to(device)
+    x, g = (torch.randn(2, 9, 24, generator=rng).to(device).requires_grad_() for _ in range(2))
+    found = torch.autograd.grad(norm(conv(x)[0], g).square().sum(), [x, g, conv.weight, norm.weight])
+    assert counts() == {"causal_conv1d": {"gdn_cuda": 1}, "rms_norm_gated": {"gdn_cuda": 1}}
+
+    wide = [y.detach().double().requires_grad_() for y in (x, g, conv.weight, norm.weight)]
+    y = F.silu(F.conv1d(F.pad(wide[0].mT, (3, 0)), wide[2], groups=24).mT)
+    y = y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * wide[3] * F.silu(wide[1])
+    for gradient, expected in zip(found, torch.autograd.grad(y.square().sum(), wide), strict=True):
+        assert rel_rms(gradient, expected) < 1e-5
 
 
 # ---- What FLA's own kernels run

@@ -4,9 +4,11 @@ import pytest
 from test_fla import (  # noqa: F401  (fixtures and tests)
     installed,
     test_batch,
+    test_gradients_of_convolution_and_norm,
     test_no_gate_no_beta_and_a_scale,
     test_packed_sequences,
     test_raw_gates,
+    test_short_convolution_with_states,
 )
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from test_flashinfer import (  # noqa: F401  (tests)
+    test_decode_from_slots_to_others_and_to_none,
     test_decode_of_a_batch,
     test_decode_of_a_pool,
     test_no_decays_no_betas,
