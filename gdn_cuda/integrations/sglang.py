@@ -1,7 +1,8 @@
-"""SGLang: the kernel class of its Gated Delta Net layers, in place of the Triton one, with which it starts by default.
+"""SGLang: the kernel class of its Gated Delta Net layers, in place of the Triton one, and their convolutions.
 
 `plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Trees of drafts, and
-decoding with ReplaySSM, run SGLang's own kernels.
+decoding with ReplaySSM, run SGLang's own kernels. On Hopper SGLang takes FlashInfer for prefill by itself:
+`--linear-attn-prefill-backend triton` gives prefill and verify to the class that is replaced.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor
 import gdn_cuda
 
 from . import verified
-from .counted import Declined, run
+from .counted import Declined, counted, run
 from .packed import split_qkv
 from .replaced import AfterImport, Replaced
 from .requested import requested
@@ -27,6 +29,7 @@ from .verified import Refused
 logger = logging.getLogger("gdn_cuda")
 _MODULE = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
 _CLASS = "TritonGDNKernel"
+_LAYER = "sglang.srt.layers.attention.linear.gdn_backend"  # calls the class and the convolutions
 _DECODE = "A_log, dt_bias, ssm_states, cache_indices, query_start_loc, **kwargs"
 VERSIONS: verified.Versions = {
     "0.5.23": {
@@ -37,6 +40,12 @@ VERSIONS: verified.Versions = {
         "inplace_update=True, **kwargs",
         f"{_MODULE}:{_CLASS}.target_verify": "self, A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, "
         "query_start_loc, intermediate_states_buffer, intermediate_state_indices, cache_steps, retrieve_parent_token, **kwargs",
+        f"{_LAYER}:causal_conv1d_fn": "x, weight, bias=None, query_start_loc=None, cache_indices=None, has_initial_state=None, "
+        "conv_states=None, activation='silu', pad_slot_id=-1, **kwargs",
+        f"{_LAYER}:causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
+        "conv_state_indices=None, num_accept_tokens=None, intermediate_conv_window=None, intermediate_state_indices=None, "
+        "retrieve_next_token=None, retrieve_next_sibling=None, retrieve_parent_token=None, pad_slot_id=-1, metadata=None, "
+        "validate_data=False",
     }
 }
 _CHUNK = 64  # tokens between the states that SGLang's own prefill returns
@@ -110,12 +119,19 @@ def _extend(
     if track_state is not None:
         raise Declined("track_state is given")
     options: dict[str, Any] = {"state_indices": cache_indices, "update_state": inplace_update, "use_qk_l2norm": True}
+    options["deterministic"] = _deterministic()
     states = None
     if num_state_checkpoints > 0:
         states = torch.empty(num_state_checkpoints, *ssm_states.shape[1:], dtype=torch.float32, device=ssm_states.device)
         options |= {"checkpoint_every": state_checkpoint_every_n_tokens, "checkpoints": states}
     found = gdn_cuda.chunked_forward(q, k, v, beta, g, ssm_states, query_start_loc, out=output, **options)
     return found[0], None, None if states is None else states[None]
+
+
+def _deterministic() -> bool:
+    """--enable-deterministic-inference: a sequence has the same bits whatever it is batched with."""
+    context = sys.modules.get("sglang.srt.runtime_context")
+    return context is not None and bool(context.get_exec().deterministic.enable_deterministic_inference)
 
 
 def _target_verify(
@@ -153,6 +169,58 @@ def _target_verify(
     output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, ssm_states, cache_indices[:sequences], **options)
     return output.reshape(shape)
 
+
+# ---- Convolutions
+
+
+def _conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    query_start_loc: Tensor | None = None,
+    cache_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    conv_states: Tensor | None = None,
+    activation: str | None = "silu",
+    pad_slot_id: int = -1,
+    **others: Any,
+) -> Tensor:
+    """Prompts (channels, tokens)."""
+    if query_start_loc is None or conv_states is None or pad_slot_id != -1:
+        raise Declined("neither packed prompts nor a pool, or another slot of padding")
+    options = {"state_indices": cache_indices, "has_initial_state": has_initial_state, "cu_seqlens": query_start_loc}
+    pool = conv_states[..., : weight.shape[1] - 1]
+    return gdn_cuda.causal_conv1d(x[None], weight, bias, activation=activation, conv_state=pool, **options)[0]
+
+
+def _conv_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | bool | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+    num_accept_tokens: Tensor | None = None,
+    intermediate_conv_window: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    retrieve_next_token: Tensor | None = None,
+    retrieve_next_sibling: Tensor | None = None,
+    retrieve_parent_token: Tensor | None = None,
+    pad_slot_id: int = -1,
+    metadata: Any = None,
+    validate_data: bool = False,
+) -> Tensor:
+    """A token of every request; drafts, whose windows SGLang stores, are its own."""
+    drafts = (num_accept_tokens, intermediate_conv_window, retrieve_next_token, retrieve_parent_token)
+    if any(given is not None for given in drafts) or cache_seqlens is not None or pad_slot_id != -1:
+        raise Declined("drafts, a circular state, or another slot of padding")
+    silu = "silu" if activation is True else activation or None
+    pool = conv_state[..., : weight.shape[1] - 1]
+    return gdn_cuda.causal_conv1d_update(x, pool, weight, bias, silu, conv_state_indices=conv_state_indices)
+
+
+_CONVOLUTIONS: dict[str, Callable[..., Any]] = {"causal_conv1d_fn": _conv, "causal_conv1d_update": _conv_update}
 
 # ---- The class
 
@@ -225,15 +293,19 @@ def available() -> tuple[bool, str]:
 
 
 def install() -> tuple[str, ...]:
-    """Replaces the class now, or once SGLang imports its module. Returns the names of what is replaced now. Twice is once.
+    """Replaces the class and the layer's convolutions now, or once SGLang imports their modules. Returns the names of what is
+    replaced now. Twice is once.
 
-    Raises `Refused`, with nothing replaced, where SGLang is not what was verified; where its module is imported later and
-    differs, SGLang keeps its own kernels, which is logged.
+    Raises `Refused`, with nothing replaced, where SGLang is not what was verified; where a module is imported later and
+    differs, SGLang keeps its own kernels there, which is logged.
     """
     verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS)
-    if not _replaced.names() and _MODULE in sys.modules:
-        _replace()
-    _later.install()
+    if _later not in sys.meta_path:
+        imported = [module for module in _REPLACE if module in sys.modules]
+        verified.check({target: expected for module in imported for target, expected in _targets(module).items()})
+        for module in imported:
+            _REPLACE[module]()
+        _later.install()
     return _replaced.names()
 
 
@@ -252,19 +324,34 @@ def plugin() -> None:
             logger.warning("sglang keeps its own kernels: %s", refused)
 
 
-def _replace() -> None:
-    verified.check(verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS))
+def _targets(module: str) -> verified.Targets:
+    targets = verified.verified("sglang", verified.installed_version("sglang", "sglang"), VERSIONS)
+    return {target: expected for target, expected in targets.items() if target.partition(":")[0] == module}
+
+
+def _replace_class() -> None:
     theirs = getattr(sys.modules[_MODULE], _CLASS)
     ours = kernel_class(theirs)
     for module, name in verified.names_of(theirs, "sglang"):
         _replaced.put(module, name, ours)
 
 
+def _replace_convolutions() -> None:
+    module = sys.modules[_LAYER]
+    for name, ours in _CONVOLUTIONS.items():
+        _replaced.put(module, name, counted(f"sglang.{name}", ours, getattr(module, name)))
+
+
+_REPLACE = {_MODULE: _replace_class, _LAYER: _replace_convolutions}
+
+
 def _when_imported(module: ModuleType) -> None:
     try:
-        _replace()
+        verified.check(_targets(module.__name__))
     except Refused as refused:
         logger.warning("sglang keeps its own kernels: %s", refused)
+    else:
+        _REPLACE[module.__name__]()
 
 
-_later = AfterImport([_MODULE], _when_imported)
+_later = AfterImport(_REPLACE, _when_imported)

@@ -7,15 +7,18 @@ import logging
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import sglang_host
 import torch
+import torch.nn.functional as F
 from engine_calls import OUTPUT, STATE, Call, calls, gates, identity, l2norm, poison, prefill_state, recurrence, untouched
 from helpers import rel_rms
+from torch import Tensor
 
+import gdn_cuda
 from gdn_cuda import integrations
 from gdn_cuda.integrations import Refused, requested, verified
 from gdn_cuda.integrations import sglang as integration
@@ -32,6 +35,28 @@ def device() -> str:
 def kernel() -> Any:
     integrations.reset_calls()
     return integration.kernel_class(sglang_host.TritonGDNKernel)()
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Modules of SGLang with the stand-in: where its class is, and where it is used."""
+    monkeypatch.setattr(verified, "installed_version", lambda package, module: "0.5.23")
+    path = ""
+    for part in ("sglang", *integration._MODULE.split(".")[1:]):
+        path = f"{path}.{part}".lstrip(".")
+        monkeypatch.setitem(sys.modules, path, ModuleType(path))
+    user = ModuleType(integration._LAYER)
+    for name in integration._CONVOLUTIONS:
+        names: dict[str, Any] = {}
+        exec(f"def {name}({integration.VERSIONS['0.5.23'][f'{integration._LAYER}:{name}']}): return 'SGLang'", names)
+        setattr(user, name, names[name])
+    monkeypatch.setitem(sys.modules, user.__name__, user)
+    module = sys.modules[integration._MODULE]
+    for each in (module, user):
+        each.TritonGDNKernel = sglang_host.TritonGDNKernel  # type: ignore[attr-defined]
+    integrations.reset_calls()
+    yield user
+    integration.uninstall()
 
 
 def named(call: str) -> list[Call]:
@@ -133,6 +158,56 @@ def test_target_verify(call: Call, kernel: Any, device: str, rng: torch.Generato
         assert buffer[rows[n], end - start :].isnan().all()
 
 
+# ---- Convolutions
+
+
+def convolved(x: dict[str, Any], history: Tensor, tokens: Tensor) -> Tensor:
+    inputs = torch.cat([history, tokens], 1).double()
+    return F.silu((inputs.unfold(1, x["weight"].shape[1], 1) * x["weight"].double()[:, None]).sum(2))
+
+
+@pytest.mark.parametrize("call", named("causal_conv1d_fn"), ids=identity)
+def test_conv_of_prompts(call: Call, host: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
+    pool, width, has = x["conv_states"], x["weight"].shape[1] - 1, x["has_initial_state"].tolist()
+    poison(pool, [slot for slot, is_there in zip(valid(x), has, strict=False) if is_there])
+    before = pool.clone()
+    integration.install()
+    output = host.causal_conv1d_fn(**x)
+    assert integrations.calls() == {"sglang.causal_conv1d_fn": {"gdn_cuda": 1}}
+    assert output.shape == x["x"].shape and untouched(before, pool, valid(x))
+    for n, (start, end) in enumerate(pairwise(x["query_start_loc"].tolist())):
+        slot, tokens = int(x["cache_indices"][n]), x["x"][:, start:end]
+        if slot < 0:
+            continue
+        history = before[slot] if has[n] else torch.zeros_like(before[slot])
+        assert rel_rms(output[:, start:end], convolved(x, history, tokens)) < OUTPUT
+        assert torch.equal(pool[slot], torch.cat([history, tokens], 1)[:, -width:])
+
+
+@pytest.mark.parametrize("call", named("causal_conv1d_update"), ids=identity)
+def test_conv_of_decodes(call: Call, host: Any, device: str, rng: torch.Generator) -> None:
+    x = call.arguments(rng, device)
+    pool, slots, tokens = x["conv_state"], x["conv_state_indices"].tolist(), x["x"].clone()
+    poison(pool, [slot for slot in slots if slot >= 0])
+    before = pool.clone()
+    integration.install()
+    output = host.causal_conv1d_update(**x)
+    assert integrations.calls() == {"sglang.causal_conv1d_update": {"gdn_cuda": 1}}
+    assert torch.equal(x["x"], tokens) and untouched(before, pool, [slot for slot in slots if slot >= 0])
+    for n, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        assert rel_rms(output[n, :, None], convolved(x, before[slot], tokens[n, :, None])) < OUTPUT
+        assert torch.equal(pool[slot], torch.cat([before[slot], tokens[n, :, None]], 1)[:, 1:])
+
+
+def test_the_convolution_of_drafts_is_sglangs(host: Any) -> None:
+    integration.install()
+    x = named("causal_conv1d_update")[0].arguments(torch.Generator().manual_seed(0))
+    assert host.causal_conv1d_update(**x, intermediate_conv_window=torch.zeros(1)) == "SGLang"
+
+
 # ---- What SGLang's own kernels run
 
 
@@ -179,33 +254,37 @@ def test_the_flags_of_the_class(kernel: Any) -> None:
     assert not getattr(kernel, "supports_track_state_snapshot", False)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_deterministic_inference(asked: bool, kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ModuleType("sglang.srt.runtime_context")
+    flag = SimpleNamespace(deterministic=SimpleNamespace(enable_deterministic_inference=asked))
+    context.get_exec = lambda: flag  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    options: dict[str, Any] = {}
+    run, x = gdn_cuda.chunked_forward, first("extend")
+    monkeypatch.setattr(gdn_cuda, "chunked_forward", lambda *args, **more: options.update(more) or run(*args, **more))
+    kernel.extend(**x)
+    assert options["deterministic"] is asked
+
+
 # ---- install
-
-
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Modules of SGLang with the stand-in: where its class is, and where it is used."""
-    monkeypatch.setattr(verified, "installed_version", lambda package, module: "0.5.23")
-    path = ""
-    for part in ("sglang", *integration._MODULE.split(".")[1:]):
-        path = f"{path}.{part}".lstrip(".")
-        monkeypatch.setitem(sys.modules, path, ModuleType(path))
-    user = ModuleType("sglang.srt.layers.attention.linear.gdn_backend")
-    monkeypatch.setitem(sys.modules, user.__name__, user)
-    module = sys.modules[integration._MODULE]
-    for each in (module, user):
-        each.TritonGDNKernel = sglang_host.TritonGDNKernel  # type: ignore[attr-defined]
-    yield user
-    integration.uninstall()
 
 
 def test_install_replaces_the_class_wherever_it_is(host: ModuleType) -> None:
     replaced = integration.install()
-    assert set(replaced) == {f"{module}.TritonGDNKernel" for module in (integration._MODULE, host.__name__)}
+    classes = {f"{module}.TritonGDNKernel" for module in (integration._MODULE, host.__name__)}
+    assert set(replaced) == classes | {f"{host.__name__}.{name}" for name in integration._CONVOLUTIONS}
     assert integration.install() == replaced  # twice is once
     ours = host.TritonGDNKernel
     assert ours.__name__ == "GdnCudaKernel" and sys.modules[integration._MODULE].TritonGDNKernel is ours
     integration.uninstall()
+    assert host.TritonGDNKernel is sglang_host.TritonGDNKernel and host.causal_conv1d_fn(None, None) == "SGLang"
+
+
+def test_a_changed_convolution_is_refused(host: ModuleType) -> None:
+    host.causal_conv1d_fn = lambda x: None
+    with pytest.raises(Refused, match=r"causal_conv1d_fn: expected \(x, weight, .*\), got \(x\)"):
+        integration.install()
     assert host.TritonGDNKernel is sglang_host.TritonGDNKernel
 
 

@@ -2,7 +2,10 @@
 
 import pytest
 from test_sglang import (  # noqa: F401  (fixtures and tests)
+    host,
     kernel,
+    test_conv_of_decodes,
+    test_conv_of_prompts,
     test_decode,
     test_extend,
     test_states_of_a_declined_prefill_are_the_planned_ones,
