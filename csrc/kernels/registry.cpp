@@ -23,12 +23,14 @@
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
 #include "../families/gdn/decode.hpp"
+#include "../families/gdn/decode_layer.hpp"
 #include "../families/gdn/gating.hpp"
 #include "../families/gdn/mn_major.hpp"
 #include "../families/gdn/move_states.hpp"
 #include "../families/gdn/prefill.hpp"
 #include "../families/gdn/prefill_mma.hpp"
 #include "../families/gdn/recurrent.hpp"
+#include "../families/gdn/replay.hpp"
 #include "../families/gdn/recurrent_any.hpp"
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
@@ -110,8 +112,10 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::SplitColumns>(),
             entry<conv::SplitConv>(),
             entry<gdn::Decode>(),
+            entry<gdn::DecodeLayer>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
+            entry<gdn::Replay>(),
             entry<gdn::RecurrentAny>(),
             entry<gdn::Gating>(),
             entry<gdn::ChunkCumsum>(),
