@@ -1,8 +1,9 @@
-"""Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; of the
-scans: LRU, RG-LRU, S5, S6, S7 and Mamba; of the convolutions: Hyena and LFM2's short convolution; and a Gated Delta Net layer."""
+"""Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; of
+the scans: LRU, RG-LRU, S5, S6, S7 and Mamba; of the convolutions: Hyena and LFM2's short convolution; and a Gated Delta Net
+layer."""
 
 from .cauchy import CauchyKernel
-from .gated_delta_net import GatedDeltaNet, GatedDeltaNetState
+from .gated_delta_net import GatedDeltaNet
 from .hyena import HyenaCascade
 from .lru import LRU
 from .mamba import S6, Mamba
@@ -18,7 +19,6 @@ __all__ = [
     "CauchyKernel",
     "DisplacementMV",
     "GatedDeltaNet",
-    "GatedDeltaNetState",
     "HyenaCascade",
     "LRU",
     "Mamba",
