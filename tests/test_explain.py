@@ -22,7 +22,8 @@ REGISTERED = {
     for entry in _C.kernels()
     for listed in entry["configurations"]
 }
-LAUNCHES_NOTHING = {"cauchy_pin_l2", "split_projections"}  # a window in L2 and views are no kernels
+# A window in L2, views and buffers are no kernels; commit_replay is replay_decode without tokens.
+LAUNCHES_NOTHING = {"cauchy_pin_l2", "commit_replay", "replay_buffers", "split_projections"}
 
 
 def launches(explanation: Explanation) -> list[tuple[str, str]]:

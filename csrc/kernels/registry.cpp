@@ -30,6 +30,7 @@
 #include "../families/gdn/prefill.hpp"
 #include "../families/gdn/prefill_mma.hpp"
 #include "../families/gdn/recurrent.hpp"
+#include "../families/gdn/replay.hpp"
 #include "../families/gdn/recurrent_any.hpp"
 #include "../families/gdn/seq_state_update.hpp"
 #include "../families/gdn/verify.hpp"
@@ -114,6 +115,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<gdn::DecodeLayer>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
+            entry<gdn::Replay>(),
             entry<gdn::RecurrentAny>(),
             entry<gdn::Gating>(),
             entry<gdn::ChunkCumsum>(),

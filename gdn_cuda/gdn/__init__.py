@@ -32,12 +32,17 @@ from .pieces import (
     transpose_to_mn_major,
 )
 from .prefill_layer import gdn_prefill_layer
+from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
 
 __all__ = [
     "InferenceMode",
     "fused_gdn_gating",
     "recurrent_forward",
     "fused_decode",
+    "ReplayBuffers",
+    "replay_buffers",
+    "replay_decode",
+    "commit_replay",
     "chunked_forward",
     "gdn_decode_layer",
     "gdn_prefill_layer",

@@ -13,6 +13,7 @@ from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor, refuse
 from . import reference_operators as reference
 from .hints import check_chunk_hints
+from .replay import ReplayBuffers, decode_by_replay, reference_by_replay
 
 
 class InferenceMode(IntEnum):
@@ -71,7 +72,7 @@ def _recurrent_results(found: Tensor, out: Tensor, final_state: Tensor | None) -
 def _recurrent_on_cpu(x: Any) -> Tensor:
     output, new_state = reference.recurrent_forward(x)
     x.out.copy_(output)
-    return new_state if x.final_state is None else new_state.new_empty((0, *new_state.shape[1:]))
+    return new_state.clone() if x.final_state is None else new_state.new_empty((0, *new_state.shape[1:]))
 
 
 def _checkpoint_rows(x: Any) -> Any:
@@ -118,10 +119,14 @@ def _check_chunked(
 ) -> None:
     if state_indices is not None:
         _check_pool(state, state_dtype, state_indices)
-        if final_state is not None:
+        if isinstance(final_state, Tensor):
             refuse("chunked_forward", "final_state", "None with state_indices, as the pool is written", "a tensor")
-    elif write_indices is not None:
+        if final_state is not None:
+            raise ValueError(not_a_tensor("chunked_forward", "final_state", final_state, optional=True))
+    elif isinstance(write_indices, Tensor):
         refuse("chunked_forward", "write_indices", "None without state_indices", "a tensor")
+    elif write_indices is not None:
+        raise ValueError(not_a_tensor("chunked_forward", "write_indices", write_indices, optional=True))
     elif not update_state:
         refuse("chunked_forward", "update_state", "True without state_indices", update_state)
     if chunk_indices is not None or cu_chunks is not None:
@@ -249,7 +254,11 @@ def recurrent_forward(
     """
 
 
-@operator(reference=reference.fused_decode, out="value")
+def _decode_reference(x: Any) -> Tensor:
+    return reference.fused_decode(x) if x.replay is None else reference_by_replay(x)
+
+
+@operator(reference=_decode_reference, out="value", instead=("replay", decode_by_replay))
 def fused_decode(
     query: Tensor,
     key: Tensor,
@@ -272,6 +281,7 @@ def fused_decode(
     scale: float | None = None,
     use_qk_l2norm: bool = True,
     allow_negative_eigenvalues: bool = False,
+    replay: ReplayBuffers | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The serving step in one launch: l2 norm, gates, recurrence, states of a pool updated in place. Returns the output.
@@ -294,7 +304,8 @@ def fused_decode(
     the pool is only read. `allow_negative_eigenvalues` doubles beta. For speculative verify, give `state_indices` (B, T) and
     `num_accepted_tokens`: it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot
     state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t]
-    and the pool is not written.
+    and the pool is not written. Or give `replay`, buffers that `replay_buffers` makes: the call keeps its tokens there, and the
+    next one applies the accepted ones of them, so that a state is written once a call (`replay_decode`).
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 

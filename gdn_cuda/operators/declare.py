@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 
 from .autograd import keep_autograd_out, with_autograd
 from .registration import register
-from .schema import Schema, not_a_tensor
+from .schema import Schema, not_a_tensor, refuse
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -50,13 +50,15 @@ def operator(
     variant: tuple[str, str] | None = None,
     before: Callable[..., None] | None = None,
     results: Callable[..., Any] | None = None,
+    instead: tuple[str, Callable[..., Any]] | None = None,
 ) -> Callable[[Function], Function]:
     """Declares a function whose operator computes no gradients; `reference`, `shapes` and `cpu` are those of `register`.
 
     `out`: the argument that the result's memory is made like where the caller gives none; such a function returns its `out`,
     and behind it what the operator returns. `variant`: (parameter, operator), what is called instead where that parameter is
     given. `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other
-    parameters that they read, and `results` says what the function returns.
+    parameters that they read, and `results` says what the function returns. `instead`: (parameter, function), which is called
+    and nothing else where that parameter is given; it names the parameters that it takes, and others are refused.
     """
 
     def declare(function: Function) -> Function:
@@ -69,7 +71,7 @@ def operator(
                 raise TypeError(f"{name}: expected parameters {', '.join(sorted(lacking))}, which its operator {each} has")
             schemas.append(register(each, shapes=shapes, reference=reference, cpu=cpu, function=name, defaults=defaults))
             keep_autograd_out(schemas[-1])
-        public = _compiled(function, schemas, out, variant and variant[0], before, results)
+        public = _compiled(function, schemas, out, variant and variant[0], before, results, instead)
         DECLARATIONS[name] = Declaration(public, tuple(schemas), reference)
         return cast(Function, public)
 
@@ -102,6 +104,7 @@ def _compiled(
     chosen_by: str | None,
     before: Callable[..., None] | None,
     results: Callable[..., Any] | None,
+    instead: tuple[str, Callable[..., Any]] | None,
 ) -> Callable[..., Any]:
     closure: dict[str, Any] = {
         "is_grad_enabled": is_grad_enabled,
@@ -110,6 +113,9 @@ def _compiled(
         "output_like": _output_like,
     }
     body = []
+    if instead:
+        closure["instead"], closure["refuse"] = instead[1], refuse
+        body += [f"if {instead[0]} is not None:", *_indented(_called_instead(function, *instead))]
     if out:
         body += ["if out is None:", f"    out = output_like({function.__name__!r}, {out!r}, {out})"]
     if before:
@@ -154,6 +160,18 @@ def _call(schema: Schema, number: int, closure: dict[str, Any]) -> list[str]:
         f"        schema_{number}.check_types(({args},))",
         "        raise",
     ]
+
+
+def _called_instead(function: Callable[..., Any], chosen_by: str, other: Callable[..., Any]) -> list[str]:
+    taken, lines = list(inspect.signature(other).parameters), []
+    for p in inspect.signature(function).parameters.values():
+        if p.name not in taken:
+            expected = repr(f"{p.default} with {chosen_by}")
+            lines += [
+                f"if {p.name} is not {p.default!r}:",
+                f"    refuse({function.__name__!r}, {p.name!r}, {expected}, type({p.name}).__name__)",
+            ]
+    return [*lines, f"return instead({', '.join(f'{name}={name}' for name in taken)})"]
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -101,6 +101,22 @@ struct GDN_HOLDS_TENSORS GdnDecodeLayer {
 // out
 Tensor gdn_decode_layer(const GdnDecodeLayer& arguments);
 
+struct GDN_HOLDS_TENSORS ReplayDecode {
+    static constexpr const char* name = "replay_decode";
+    Given query, key, value, a, b, A_log, dt_bias;
+    Written state_pool, keys, updates, decays, banks;
+    OptionalTensor state_indices = {}, cu_seqlens = {}, num_accepted_tokens = {};
+    std::optional<int64_t> null_slot = {};
+    std::optional<double> scale = {};
+    bool use_qk_l2norm = true, allow_negative_eigenvalues = false;
+    Output out = {};
+
+    GDN_FIELDS(query, key, value, a, b, A_log, dt_bias, state_pool, keys, updates, decays, banks, state_indices, cu_seqlens,
+               num_accepted_tokens, null_slot, scale, use_qk_l2norm, allow_negative_eigenvalues, out)
+};
+// out
+Tensor replay_decode(const ReplayDecode& arguments);
+
 struct GDN_HOLDS_TENSORS ChunkedForward {
     static constexpr const char* name = "chunked_forward";
     Given query, key, value;

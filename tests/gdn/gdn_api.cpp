@@ -28,6 +28,24 @@ Tensor fused_decode(const Tensor& query, const Tensor& key, const Tensor& value,
     return gdn_cuda::fused_decode(step);
 }
 
+Tensor replay_decode(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& a, const Tensor& b,
+                     const Tensor& A_log, const Tensor& dt_bias, const Tensor& state_pool, const Tensor& keys,
+                     const Tensor& updates, const Tensor& decays, const Tensor& banks, const Tensor& accepted) {
+    return gdn_cuda::replay_decode({.query = query,
+                                    .key = key,
+                                    .value = value,
+                                    .a = a,
+                                    .b = b,
+                                    .A_log = A_log,
+                                    .dt_bias = dt_bias,
+                                    .state_pool = state_pool,
+                                    .keys = keys,
+                                    .updates = updates,
+                                    .decays = decays,
+                                    .banks = banks,
+                                    .num_accepted_tokens = accepted});
+}
+
 std::tuple<Tensor, Tensor> recurrent_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
                                              const Tensor& gate, bool every_state) {
     using gdn_cuda::InferenceMode;
@@ -74,6 +92,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
         "fused_decode(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
         "Tensor state_pool, Tensor? state_indices=None, Tensor? out=None) -> Tensor");
     m.def(
+        "replay_decode(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
+        "Tensor state_pool, Tensor keys, Tensor updates, Tensor decays, Tensor banks, Tensor accepted) -> Tensor");
+    m.def(
         "recurrent_forward(Tensor query, Tensor key, Tensor value, Tensor beta, Tensor gate, bool every_state) "
         "-> (Tensor, Tensor)");
     m.def(
@@ -85,6 +106,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("fused_gdn_gating", TORCH_BOX(&fused_gdn_gating));
     m.impl("fused_decode", TORCH_BOX(&fused_decode));
+    m.impl("replay_decode", TORCH_BOX(&replay_decode));
     m.impl("recurrent_forward", TORCH_BOX(&recurrent_forward));
     m.impl("chunked_forward", TORCH_BOX(&chunked_forward));
     m.impl("decode_without_pool", TORCH_BOX(&decode_without_pool));

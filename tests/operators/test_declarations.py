@@ -51,6 +51,7 @@ def test_what_no_kernel_reads_is_a_parameter_of_the_function_alone() -> None:
         taken = {argument for schema in declared.schemas for argument in schema.arguments}
         lacking[name] = " ".join(p for p in inspect.signature(declared.function).parameters if p not in taken)
     assert {name: parameters for name, parameters in lacking.items() if parameters} == {
+        "fused_decode": "replay",
         "fused_gdn_gating": "is_var_len",
         "hyena_long": "return_state",
         "hyena_medium": "return_state",

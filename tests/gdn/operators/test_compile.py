@@ -24,6 +24,7 @@ COMPILED = [
     "decode",
     "decode-verify",
     "decode-step-states-packed",
+    "replay-packed",
     "chunked-packed-hints",
     "chunked-pool",
     "chunked-no-final-state",

@@ -53,6 +53,19 @@ def test_decode(api: Any, rows: tuple[Tensor, ...], given: bool) -> None:
     assert not given or ours.data_ptr() == out.data_ptr()
 
 
+def test_replay(api: Any, rows: tuple[Tensor, ...]) -> None:
+    query, key, value, a, b = (x[:, :3] for x in rows)
+    results = []
+    for function, counts in ((api.replay_decode, "accepted"), (gdn_cuda.replay_decode, "num_accepted_tokens")):
+        pool = torch.ones(2, 4, 24, 16)
+        buffers = gdn_cuda.replay_buffers(pool, 3, 2)
+        given = (query, key, value, a, b, a[0, 0], b[0, 0], pool, *buffers)
+        outs = [function(*given, **{counts: torch.tensor(accepted)}) for accepted in ([0, 0], [2, 3])]
+        results.append([*outs, pool, *buffers])
+    for ours, expected in zip(*results, strict=True):
+        assert torch.equal(ours, expected)
+
+
 @pytest.mark.parametrize("every_state", [False, True])
 def test_recurrence(api: Any, rows: tuple[Tensor, ...], every_state: bool) -> None:
     query, key, value, beta, gate = (x[:, :3] for x in rows)

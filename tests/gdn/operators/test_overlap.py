@@ -22,6 +22,7 @@ WRITING = [
     "decode",
     "decode-verify-packed",
     "decode-step-states",
+    "replay-packed",
     "chunked",
     "chunked-packed-hints",
     "chunked-pool",

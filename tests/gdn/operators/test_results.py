@@ -41,6 +41,9 @@ def expected_results(case: Case, arguments: Arguments) -> tuple[list[Tensor], Ar
     if function is gdn_cuda.fused_decode:
         output = reference.fused_decode(**x)
         return [output], {name: x[name] for name in ("state_pool", "step_states") if name in x}
+    if function is gdn_cuda.replay_decode:
+        output = reference.replay_decode(**x)
+        return [output], {name: x[name] for name in ("state_pool", *gdn_cuda.ReplayBuffers._fields)}
     if function is gdn_cuda.chunked_forward:
         return expected_chunked(x)
     if function is gdn_cuda.transpose_to_mn_major:

@@ -1,0 +1,161 @@
+// replay_decode: speculative verify that keeps tokens beside the pool and applies the accepted ones in the next call.
+#include <gdn_cuda/gdn.hpp>
+
+#include "../../operators/operator.hpp"
+#include "prepared.hpp"
+#include "replay.hpp"
+
+namespace gdn_cuda::gdn {
+namespace {
+
+struct PreparedReplay {
+    Sequences sequences;
+    ReplayProblem problem;
+    ReplayArgs args{};
+};
+
+// What is stored for a slot is contiguous, and slots are as many as in the pool.
+void check_stored(const Checks& check, const char* argument, const View& stored, std::initializer_list<int64_t> shape,
+                  const char* layout, DType type, const View& query) {
+    check.shape(argument, stored, shape, layout);
+    check.dtype(argument, stored, {type});
+    check.device(argument, stored, query, "query");
+    GDN_REQUIRE(check, stored.contiguous_tail(stored.rank - 1), argument, "contiguous numbers in each slot",
+                stride_text(stored));
+    check.distinct(argument, stored);
+}
+
+// What gdn/replay has no code for.
+void check_rows(const Checks& check, const Sequences& sequences) {
+    check.dtype("query", sequences.query, {DType::bf16, DType::f16});
+    for (const auto& [argument, rows] :
+         {std::pair{"query", &sequences.query}, std::pair{"key", &sequences.key}, std::pair{"value", &sequences.value}}) {
+        check.last_contiguous(argument, *rows);
+        GDN_REQUIRE(check, rows->size(-1) % 8 == 0, argument, "a head dimension that is a multiple of 8",
+                    fmt::format("{}", rows->size(-1)));
+    }
+}
+
+PreparedReplay prepare_replay(const ReplayDecode& x) {
+    const Checks check{x.name};
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    check_rows(check, sequences);
+    Prepared common = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
+    const RecurrentArgs& recurrent = common.args;
+    PreparedReplay prepared{.sequences = sequences, .problem = {}};
+    ReplayArgs& args = prepared.args;
+    args.query = recurrent.query;
+    args.key = recurrent.key;
+    args.value = recurrent.value;
+    args.output = recurrent.output;
+    args.sequences = recurrent.sequences;
+    args.tokens = recurrent.tokens;
+    args.heads = recurrent.heads;
+    args.heads_per_key = recurrent.heads_per_key;
+    args.dk = recurrent.dk;
+    args.dv = recurrent.dv;
+    args.scale = recurrent.scale;
+    args.qk_norm = recurrent.qk_norm;
+    args.cu_seqlens = recurrent.cu_seqlens;
+
+    const View a(x.a), b(x.b), rates(x.A_log), bias(x.dt_bias);
+    args.gate = check_scalars(check, "a", a, sequences, {DType::bf16, DType::f16, DType::f32});
+    args.beta = check_scalars(check, "b", b, sequences, {DType::bf16, DType::f16, DType::f32});
+    args.A_log = check_per_head(check, "A_log", rates, sequences);
+    args.dt_bias = check_per_head(check, "dt_bias", bias, sequences);
+    args.beta_factor = x.allow_negative_eigenvalues ? 2.f : 1.f;
+
+    const View pool(x.state_pool), slots = view_of(x.state_indices), accepted = view_of(x.num_accepted_tokens);
+    const DType state = common.state_type = check.dtype("state_pool", pool, {DType::f32, DType::bf16});
+    const RecurrentStates states = check_states(check, common, "state_pool", pool, 4);
+    GDN_REQUIRE(check, common.plain_states, "state_pool", "contiguous states", stride_text(pool));
+    check.distinct("state_pool", pool);
+    args.pool = states.data;
+    args.pool_slot = states.slot;
+    check_slots(check, {.pool_name = "state_pool", .slots_name = "state_indices", .pool = pool, .slots = slots},
+                sequences.batch());
+    GDN_REQUIRE(check, !slots.defined() || slots.rank == 1, "state_indices", "(sequences,), a slot each", shape_text(slots));
+    args.slots = tagged(slots);
+    args.slots_sequence = slots.defined() ? slots.stride(0) : 0;
+    args.slot_count = check.count("state_pool", "slots", pool.size(0));
+    if (accepted.defined()) check_per_sequence(check, "num_accepted_tokens", accepted, sequences.batch());
+    args.accepted = tagged(accepted);
+    GDN_REQUIRE(check, x.null_slot.value_or(0) >= 0, "null_slot", "a slot number, or None",
+                fmt::format("{}", x.null_slot.value_or(0)));
+    args.null_slot = x.null_slot.value_or(-1);
+
+    const View keys(x.keys), updates(x.updates), decays(x.decays), banks(x.banks);
+    check.rank("keys", keys, 5, "(slots, 2, S, Hk, dk)");
+    const int64_t count = pool.size(0), steps = keys.size(2);
+    GDN_REQUIRE(check, steps >= 1 && steps <= kMostReplayTokens, "keys",
+                fmt::format("room for 1 to {} steps in each slot", kMostReplayTokens), shape_text(keys));
+    GDN_REQUIRE(check, sequences.packed() || sequences.tokens <= steps, "query",
+                fmt::format("at most {} tokens, as keys {} have room for no more steps", steps, shape_text(keys)),
+                shape_text(sequences.query));
+    check_stored(check, "keys", keys, {count, 2, steps, sequences.key_heads, sequences.dk}, "(slots, 2, S, Hk, dk)",
+                 sequences.io, sequences.query);
+    check_stored(check, "updates", updates, {count, steps, sequences.value_heads, sequences.dv}, "(slots, S, Hv, dv)",
+                 DType::f32, sequences.query);
+    check_stored(check, "decays", decays, {count, 2, steps, sequences.value_heads}, "(slots, 2, S, Hv)", DType::f32,
+                 sequences.query);
+    check_stored(check, "banks", banks, {count, sequences.value_heads, ceil_div(sequences.dv, kRowsPerBank)},
+                 "(slots, Hv, dv / 8)", DType::f32, sequences.query);
+    args.keys = keys.data;
+    args.updates = static_cast<float*>(updates.data);
+    args.decays = static_cast<float*>(decays.data);
+    args.banks = static_cast<float*>(banks.data);
+    args.keys_slot = keys.stride(0);
+    args.updates_slot = updates.stride(0);
+    args.decays_slot = decays.stride(0);
+    args.banks_slot = banks.stride(0);
+    args.stored_steps = static_cast<int>(steps);
+
+    check.apart({{"state_pool", pool},
+                 {"keys", keys},
+                 {"updates", updates},
+                 {"decays", decays},
+                 {"banks", banks},
+                 {"out", common.output}},
+                {{"query", sequences.query},
+                 {"key", sequences.key},
+                 {"value", sequences.value},
+                 {"a", a},
+                 {"b", b},
+                 {"A_log", rates},
+                 {"dt_bias", bias},
+                 {"state_indices", slots},
+                 {"cu_seqlens", sequences.cu_seqlens},
+                 {"num_accepted_tokens", accepted}});
+    prepared.problem = {.sequences = sequences.count,
+                        .heads = args.heads,
+                        .dk = args.dk,
+                        .dv = args.dv,
+                        .stored_steps = args.stored_steps,
+                        .io = sequences.io,
+                        .state = state,
+                        .aligned = common.aligned && keys.aligned16()};
+    check.grid("query", {replay_blocks(prepared.problem, 1), 1, 1});
+    return prepared;
+}
+
+void run_replay(const ReplayDecode& x) {
+    const PreparedReplay prepared = prepare_replay(x);
+    const DeviceScope scope(prepared.sequences.query.device_index);
+    Replay::run(prepared.problem, prepared.args, target_of(x.name, prepared.sequences.query));
+}
+
+GDN_REGISTER(ReplayDecode, prepare_replay, run_replay)
+
+}  // namespace
+}  // namespace gdn_cuda::gdn
+
+namespace gdn_cuda {
+
+Tensor replay_decode(const ReplayDecode& x) {
+    require_given(x.name, x);
+    if (!x.out) return replay_decode(with_output_like(x.value, x));
+    call<ReplayDecode, gdn::run_replay>(x);
+    return x.out;
+}
+
+}  // namespace gdn_cuda

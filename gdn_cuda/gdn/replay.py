@@ -1,0 +1,303 @@
+"""Speculative verify that keeps tokens instead of states: the operator, its buffers and its reference."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..operators import operator
+from ..operators.calls import typical_call
+from ..operators.schema import not_a_tensor, refuse
+from ..operators.state_slots import check_slots, is_slot
+from . import reference as gdn
+from .reference_operators import _lengths, _log_decay, _packed, _sigmoid, _zero_inactive
+
+MOST_STEPS = 16
+ROWS_PER_BANK = 8
+_NAME = "replay_decode"
+
+
+class ReplayBuffers(NamedTuple):
+    """What `replay_decode` keeps beside a pool of states, made by `replay_buffers`: for every slot the keys, updates and decays
+    of the last call's tokens. Keys and decays have two banks, as blocks read the old ones while others store the new."""
+
+    keys: Tensor
+    updates: Tensor
+    decays: Tensor
+    banks: Tensor
+
+
+def replay_buffers(state_pool: Tensor, steps: int, heads_k: int, *, dtype: torch.dtype = torch.bfloat16) -> ReplayBuffers:
+    """Buffers for `fused_decode(…, replay=buffers)` on a pool, with no steps in them.
+
+    Formula:
+        bytes of a slot = steps · (2 · Hk · dk · size of dtype + 4 · Hv · dv + 8 · Hv) + 4 · Hv · ⌈dv / 8⌉
+
+    Shapes:
+        state_pool: (slots, Hv, dv, dk)
+        steps: S, 1 to 16: the most tokens of a sequence in a call
+        heads_k: Hk
+        dtype: of query and key
+        keys: (slots, 2, S, Hk, dk), dtype; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32
+        banks: (slots, Hv, ⌈dv / 8⌉), fp32: 0 or 1
+
+    Edge cases:
+        A slot that is given to another sequence needs no clearing: its first call has num_accepted_tokens 0.
+
+    Example:
+        >>> buffers = gdn_cuda.replay_buffers(torch.zeros(5, 4, 16, 32), steps=3, heads_k=2)
+        >>> buffers.keys.shape, buffers.updates.shape, buffers.decays.shape
+        (torch.Size([5, 2, 3, 2, 32]), torch.Size([5, 3, 4, 16]), torch.Size([5, 2, 3, 4]))
+    """
+    name = "replay_buffers"
+    if not isinstance(state_pool, Tensor):
+        raise ValueError(not_a_tensor(name, "state_pool", state_pool))
+    if state_pool.dim() != 4:
+        refuse(name, "state_pool", "rank 4 (slots, Hv, dv, dk)", str(tuple(state_pool.shape)))
+    if not 1 <= steps <= MOST_STEPS:
+        refuse(name, "steps", f"1 to {MOST_STEPS}", str(steps))
+    slots, heads, dv, dk = state_pool.shape
+    if heads_k < 1 or heads % heads_k:
+        refuse(name, "heads_k", f"a divisor of the pool's {heads} heads", str(heads_k))
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=state_pool.device)
+
+    return ReplayBuffers(
+        keys=zeros(slots, 2, steps, heads_k, dk, dtype=dtype),
+        updates=zeros(slots, steps, heads, dv),
+        decays=zeros(slots, 2, steps, heads),
+        banks=zeros(slots, heads, -(-dv // ROWS_PER_BANK)),
+    )
+
+
+# ---- The reference: the literal recurrence, with the updates that it keeps
+
+
+def _accepted(x: Any, active: Tensor) -> Tensor:
+    if x.num_accepted_tokens is None:
+        return torch.zeros_like(active, dtype=torch.int64)
+    accepted = x.num_accepted_tokens.to(torch.int64).clamp(min=0)
+    steps = x.keys.shape[2]
+    if (beyond := accepted[active & (accepted > steps)]).numel():
+        raise IndexError(f"{_NAME}: num_accepted_tokens: expected <= {steps}, got {int(beyond[0])}")
+    return accepted
+
+
+def _replayed(x: Any, slot: int, bank: int, accepted: int, dtype: torch.dtype) -> Tensor:
+    """The state of a slot after its accepted steps, which is stored."""
+    state = x.state_pool[slot].to(dtype)
+    for j in range(accepted):
+        key = gdn.repeat_heads(x.keys[slot, bank, j].to(dtype), state.shape[0])
+        update = x.updates[slot, j].to(dtype)
+        state = gdn.decayed(state, x.decays[slot, bank, j].to(dtype)[:, None, None]) + update[..., None] * key[:, None]
+    if accepted:
+        x.state_pool[slot] = state.to(x.state_pool.dtype)
+    return state
+
+
+@torch.no_grad()
+def _reference(x: Any) -> Tensor:
+    """States are rounded when stored, never between the tokens of one call."""
+    output_shape = x.value.shape
+    x = _packed(x, "query", "key", "value", "a", "b")
+    lengths, pool, steps = _lengths(x.value, x.cu_seqlens), x.state_pool, x.keys.shape[2]
+    sequences = lengths.shape[0]
+    slots = torch.arange(sequences) if x.state_indices is None else x.state_indices.to(torch.int64)
+    check_slots(_NAME, "state_indices", slots, pool.shape[0], x.null_slot)
+    active = is_slot(slots, x.null_slot)
+    accepted = _accepted(x, active)
+    if (longest := int(lengths[active].max()) if bool(active.any()) else 0) > steps:
+        raise IndexError(f"{_NAME}: cu_seqlens: expected sequences of at most {steps} tokens, got {longest}")
+    dtype = gdn.promoted_dtype(x.query, x.key, x.value, pool, x.updates)
+    scale = x.query.shape[-1] ** -0.5 if x.scale is None else x.scale
+    beta, decay = (
+        y.to(dtype)
+        for y in (_sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1), _log_decay(x.A_log, x.dt_bias, x.a).exp())
+    )
+    value, heads = x.value.to(dtype), x.value.shape[-2]
+    query, key = (gdn.repeat_heads(y.to(dtype), heads) for y in (x.query, x.key))
+    query_scale, key_scale = (
+        ((y * y).sum(-1, keepdim=True) + gdn.L2NORM_EPSILON).rsqrt() if x.use_qk_l2norm else torch.ones_like(y[..., :1])
+        for y in (query, key)
+    )
+    output = torch.zeros_like(value)
+    ends = lengths.cumsum(0)
+    for n in torch.where(active)[0].tolist():
+        slot, length = int(slots[n]), int(lengths[n])
+        old = int(bool(x.banks[slot, 0, 0]))
+        state = _replayed(x, slot, old, int(accepted[n]), dtype)
+        for t in range(length):
+            at = (n, t) if x.cu_seqlens is None else (int(ends[n]) - length + t,)
+            state = gdn.decayed(state, decay[at][:, None, None])
+            predicted = key_scale[at] * (state @ key[at][..., None]).squeeze(-1)
+            update = key_scale[at] * beta[at][:, None] * (value[at] - predicted)
+            state = state + update[..., None] * key[at][:, None]
+            output[at] = scale * query_scale[at] * (state @ query[at][..., None]).squeeze(-1)
+            x.keys[slot, 1 - old, t], x.decays[slot, 1 - old, t], x.updates[slot, t] = x.key[at], decay[at], update
+        if length:
+            x.banks[slot] = 1 - old
+    return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
+
+
+@operator(reference=_reference, out="value")
+def replay_decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    keys: Tensor,
+    updates: Tensor,
+    decays: Tensor,
+    banks: Tensor,
+    state_indices: Tensor | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    null_slot: int | None = None,
+    scale: float | None = None,
+    use_qk_l2norm: bool = True,
+    allow_negative_eigenvalues: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Speculative verify that keeps tokens instead of states: `fused_decode(…, replay=ReplayBuffers(keys, …, banks))`. Returns
+    the output.
+
+    Formula:
+        S ← pool[slot]; for each of the first num_accepted_tokens stored steps: S ← decay·S + update kᵀ; pool[slot] ← S
+        for each token, as in fused_decode: S ← exp(gate)·S, v' = beta·(v − S k), S ← S + v' kᵀ, output = scale · S q, stored
+        are key, decay = exp(gate) and update = v' / √(Σ key² + 1e-6)
+
+    Shapes:
+        query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`; query, key and value are bf16 or fp16, with
+          contiguous rows of multiples of 8, and T ≤ S
+        state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
+        keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32;
+          banks: (slots, Hv, ⌈dv / 8⌉), fp32: made by `replay_buffers`, each slot contiguous
+        state_indices: (B,), int32 or int64; None: sequence n has slot n
+        num_accepted_tokens: (B,), int32 or int64: of the tokens of the last call on the slot; None: none
+
+    A state is read and written once a call, where `fused_decode` writes one for every token. It runs behind by the tokens of
+    the last call: `commit_replay` brings it up to date. Stored keys are exact; updates, decays and the state before tokens are
+    fp32, so that results differ from those of `fused_decode` by the roundings of fp32 sums. With a bf16 pool a call runs its
+    tokens from the state before it is rounded.
+
+    Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' and counts' current
+    values.
+
+    Edge cases:
+        A slot that is negative or equal to `null_slot` skips the sequence: zero output, nothing of the slot is touched.
+        A slot past the pool, more than S accepted tokens, or a packed sequence of more than S tokens touches nothing: on CPU
+        tensors it raises IndexError; on a GPU the output of the sequence is NaN. A negative number of accepted tokens is 0.
+        No tokens: the accepted steps are applied and nothing is stored, so the next call has num_accepted_tokens 0.
+        A decay of 0 is an exact reset. Steps that were not accepted may hold anything, NaN included.
+        Two sequences on one slot race.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 1, 2, 4, 16).bfloat16()  # one sequence, 2 tokens, 4 heads
+        >>> a, b = torch.randn(2, 1, 2, 4).bfloat16()
+        >>> pool = torch.zeros(8, 4, 16, 16)
+        >>> buffers = gdn_cuda.replay_buffers(pool, steps=2, heads_k=4)
+        >>> gates, slot = (torch.zeros(4), torch.zeros(4)), torch.tensor([5])
+        >>> output = gdn_cuda.replay_decode(query, key, value, a, b, *gates, pool, *buffers, slot)
+        >>> bool(output.any()), bool(pool.any()), bool(buffers.updates[5].any())
+        (True, False, True)
+    """
+
+
+# ---- fused_decode(…, replay=buffers)
+
+
+def decode_by_replay(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None,
+    cu_seqlens: Tensor | None,
+    num_accepted_tokens: Tensor | None,
+    null_slot: int | None,
+    scale: float | None,
+    use_qk_l2norm: bool,
+    allow_negative_eigenvalues: bool,
+    replay: ReplayBuffers,
+    out: Tensor | None,
+) -> Tensor:
+    if not isinstance(replay, ReplayBuffers):
+        refuse("fused_decode", "replay", "ReplayBuffers, which replay_buffers makes, or None", type(replay).__name__)
+    return replay_decode(
+        *(query, key, value, a, b, A_log, dt_bias, state_pool, *replay, state_indices),
+        cu_seqlens=cu_seqlens,
+        num_accepted_tokens=num_accepted_tokens,
+        null_slot=null_slot,
+        scale=scale,
+        use_qk_l2norm=use_qk_l2norm,
+        allow_negative_eigenvalues=allow_negative_eigenvalues,
+        out=out,
+    )
+
+
+def reference_by_replay(x: Any) -> Tensor:
+    return _reference(SimpleNamespace(**vars(x), **x.replay._asdict()))
+
+
+def commit_replay(
+    state_pool: Tensor,
+    buffers: ReplayBuffers,
+    state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    *,
+    null_slot: int | None = None,
+) -> Tensor:
+    """Brings slots of a pool up to date: applies the accepted ones of the steps that `fused_decode(…, replay=buffers)` stored.
+    Returns the pool.
+
+    Formula:
+        S ← decay·S + update kᵀ for each of the first num_accepted_tokens stored steps
+
+    Shapes:
+        state_pool, state_indices, num_accepted_tokens: as in `replay_decode`; without state_indices the first slots
+
+    Edge cases:
+        What it does to slots and counts out of range is `replay_decode`'s, less the output.
+        The steps are used up: the next call on the slot has num_accepted_tokens 0.
+
+    Example:
+        >>> pool = torch.zeros(2, 1, 8, 8)
+        >>> buffers = gdn_cuda.replay_buffers(pool, steps=1, heads_k=1)
+        >>> buffers.keys[1], buffers.updates[1], buffers.decays[1] = 2, 3, 1
+        >>> gdn_cuda.commit_replay(pool, buffers, torch.tensor([1]), torch.tensor([1]))[:, 0, 0, 0]
+        tensor([0., 6.])
+    """
+    keys = buffers.keys
+    if num_accepted_tokens is None:
+        refuse("commit_replay", "num_accepted_tokens", "a tensor", "None")
+    sequences, (heads, dv, dk) = num_accepted_tokens.shape[0], state_pool.shape[1:]
+    rows, values, gates = (keys.new_empty(sequences, 0, *sizes) for sizes in ((keys.shape[3], dk), (heads, dv), (heads,)))
+    per_head = buffers.decays.new_empty(heads)
+    replay_decode(
+        *(rows, rows, values, gates, gates, per_head, per_head, state_pool, *buffers, state_indices),
+        num_accepted_tokens=num_accepted_tokens,
+        null_slot=null_slot,
+    )
+    return state_pool
+
+
+typical_call(
+    replay_decode,
+    {"B": 64, "T": 4, "Hk": 16, "Hv": 32, "dk": 128, "dv": 128, "slots": 1024, "S": 4, "two": 2},
+    "query, key: B T Hk dk; value: B T Hv dv; a, b: B T Hv; A_log, dt_bias: Hv f32; state_pool: slots Hv dv dk f32; "
+    "keys: slots two S Hk dk; updates: slots S Hv dv f32; decays: slots two S Hv f32; banks: slots Hv dv/8 f32; "
+    "state_indices, num_accepted_tokens: B i32",
+)

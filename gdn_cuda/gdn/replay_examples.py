@@ -1,0 +1,60 @@
+"""Examples of replay_decode."""
+
+from __future__ import annotations
+
+import torch
+
+from ..operators.examples import Arguments
+from ..operators.examples import random as drawn
+from .replay import replay_buffers
+
+_HK, _HV, _DK, _DV, _STEPS = 2, 4, 16, 8, 5
+
+
+def _given(
+    sequences: int, lengths: tuple[int, ...], seed: int, pool: torch.dtype, io: torch.dtype, index: torch.dtype = torch.int32
+) -> Arguments:
+    """All tensors are strided views; every slot has steps stored, in either bank."""
+    rows = drawn(*lengths, 2 * _HK * _DK + _HV * _DV + 2 * _HV, seed=seed, dtype=io)
+    query, key, value, a, b = rows.split([_HK * _DK, _HK * _DK, _HV * _DV, _HV, _HV], dim=-1)
+    slots = sequences + 2
+    memory = drawn(slots, 2 * _HV * _DV * _DK, seed=seed + 1, dtype=pool)
+    state_pool = memory[:, : _HV * _DV * _DK].unflatten(-1, (_HV, _DV, _DK))
+    buffers = replay_buffers(state_pool, _STEPS, _HK, dtype=io)
+    accepted = torch.arange(sequences, dtype=index) % (_STEPS + 1)
+    chosen = torch.arange(sequences, dtype=index).flip(0) + 1
+    for slot in chosen.tolist():
+        bank = slot % 2
+        buffers.keys[slot, bank] = drawn(_STEPS, _HK, _DK, seed=seed + slot).to(io)
+        buffers.updates[slot] = drawn(_STEPS, _HV, _DV, seed=seed + slot)
+        buffers.decays[slot, bank] = drawn(_STEPS, _HV, seed=seed + slot).sigmoid()
+        buffers.banks[slot] = bank
+    chosen[2:3] = -1  # a padding row
+    return {
+        "query": query.unflatten(-1, (_HK, _DK)),
+        "key": key.unflatten(-1, (_HK, _DK)),
+        "value": value.unflatten(-1, (_HV, _DV)),
+        "a": a,
+        "b": b,
+        "A_log": drawn(_HV, seed=seed + 2),
+        "dt_bias": drawn(_HV, seed=seed + 3, dtype=torch.bfloat16),
+        "state_pool": state_pool,
+        **buffers._asdict(),
+        "state_indices": chosen,
+        "num_accepted_tokens": accepted,
+    }
+
+
+def of_any_call(B: int, T: int, seed: int) -> Arguments:
+    return _given(B, (B, min(T, _STEPS)), seed, torch.float32, torch.bfloat16)
+
+
+def of_first_call(B: int, T: int, seed: int) -> Arguments:
+    """The first call on its slots: nothing is accepted."""
+    x = _given(B, (B, min(T, _STEPS)), seed, torch.bfloat16, torch.float16, torch.int64)
+    return x | {"num_accepted_tokens": None, "null_slot": B + 1, "scale": 0.3, "allow_negative_eigenvalues": True}
+
+
+def packed(B: int, T: int, seed: int) -> Arguments:
+    lengths = torch.tensor([0, 3, 0, 5])
+    return _given(3, (9,), seed, torch.float32, torch.bfloat16) | {"cu_seqlens": lengths.cumsum(0).to(torch.int32)}

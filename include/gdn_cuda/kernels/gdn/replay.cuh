@@ -1,0 +1,123 @@
+// gdn/replay: speculative verify that keeps tokens instead of states. A call applies the accepted ones of the tokens that the
+// last call stored, writes that state back, and runs its own tokens without writing a state:
+//
+//     S <- (product of decays) S + sum over j of (decays after j) w_j k_j^T                        stored: w = v' and its k
+//     v'_t = beta_t (v_t - D_t S k_t - sum over j < t of (decays after j) w_j (k_j.k_t))           new; D_t: all decays up to t
+//     o_t = scale (D_t S q_t + sum over j <= t of (decays after j) w_j (k_j.q_t))
+//
+// So each row of S is loaded, updated and stored once, and multiplied with the keys and queries of all new tokens at once: a
+// group of lanes owns four rows, and a round of shuffles scatters the sums of four rows and four vectors over the group, one a
+// lane. The small recurrence between tokens then takes a thread a row. Row steps are in flight by cp.async as in gdn/decode.
+// Products of the tokens with each other are the same code on other rows.
+//
+// Blocks of other heads and rows read the stored keys and decays that one block replaces: hence two banks (replay_plan.cuh).
+//
+// Bound: memory, the state read and written once whatever the tokens; from about eight tokens on with bf16 states, arithmetic:
+// two multiply-adds a token and one a stored step for each element. docs/benchmarks/decode.md has the shares reached.
+#pragma once
+
+#include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
+#include <gdn_cuda/kernels/gdn/replay_tokens.cuh>
+
+namespace gdn_cuda::gdn {
+
+template <ReplayConfig kConfig>
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    replay(const __grid_constant__ ReplayArgs args) {
+    constexpr StateLayout kLayout = kConfig.layout();
+    constexpr int kRows = ReplayConfig::kRowsPerThread, kStages = kConfig.stages(), kRing = kStages > 0 ? kStages : 1;
+    using Io = Storage<kConfig.io>;
+    using State = Storage<kConfig.state>;
+    using StateSlice = RowSlice<State, kLayout, kConfig.aligned, kConfig.exact_k>;
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<ReplaySharedPlan<kConfig>*>(memory);
+
+    ReplayPlace<kConfig> place;
+    const int stored = place.find(args);
+    if (stored < 0) return;
+
+    const int lane = threadIdx.x % kLayout.lanes, group = threadIdx.x / kLayout.lanes;
+    const auto row_of = [&](int step, int r) { return step * kConfig.rows_per_step() + group * kRows + r; };  // of the block
+    const auto in_range = [&](int step, int r) { return step < args.steps && place.first_row + row_of(step, r) < args.dv; };
+    State* const states = static_cast<State*>(args.pool) + place.slot * args.pool_slot +
+                          (static_cast<i64>(place.head) * args.dv + place.first_row) * args.dk;
+    const auto row_at = [&](int step, int r) { return states + static_cast<i64>(row_of(step, r)) * args.dk; };
+    const auto fetch = [&](int step) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+            if (in_range(step, r))
+#pragma unroll
+                for (int i = 0; i < kLayout.vectors(); ++i)
+                    cp_async_16(shared.state[step % kRing][r][i][threadIdx.x].bytes,
+                                row_at(step, r) + StateSlice::column(i, lane));
+        cp_async_fence();
+    };
+    // All loads of the block are in flight before the first is waited for.
+    load_vectors(shared, args, place);
+    if constexpr (kStages > 0)
+#pragma unroll 1
+        for (int step = 0; step < kStages; ++step) fetch(step);
+    GateLoads<kConfig> gates;
+    gates.load(args, place);
+    RowLoads<kConfig> loads;
+    loads.load(args, place, stored);
+    load_stored_keys(shared, args, place, stored);
+    cp_async_fence();
+    gates.finish(shared, args, place);
+    const StoredSteps steps = loads.finish(shared, place, stored);
+    cp_async_wait<0>();
+    __syncthreads();
+    prepare_tokens(shared, args, place);
+
+#pragma unroll 1
+    for (int step = 0; step < args.steps; ++step) {
+        if constexpr (kStages > 0) cp_async_wait<kStages - 1>();
+        float rows[kRows][kLayout.per_lane];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            StateSlice slice;
+            if (!in_range(step, r) || steps.cleared) {
+                slice.clear();
+            } else if constexpr (kStages > 0) {
+#pragma unroll
+                for (int i = 0; i < kLayout.vectors(); ++i)
+                    slice.vectors[i].load(reinterpret_cast<const State*>(shared.state[step % kRing][r][i][threadIdx.x].bytes));
+            } else {
+                slice.load_streaming(row_at(step, r), lane, args.dk);
+            }
+#pragma unroll
+            for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = slice[i];
+        }
+        if constexpr (kStages > 0) fetch(step + kStages);
+
+        if (stored > 0) {
+#pragma unroll
+            for (auto& row : rows)
+#pragma unroll
+                for (float& x : row) x *= steps.decay;
+#pragma unroll 1
+            for (int j = steps.first; j < stored; ++j) {
+                RowSlice<Io, kLayout, true, true> key;
+                key.load(reinterpret_cast<const Io*>(shared.stored_keys[j].bytes), lane, kConfig.head_k);
+                Vector<float, kRows, true> updates;
+                updates.load(&shared.stored[j][row_of(step, 0)]);
+#pragma unroll
+                for (int r = 0; r < kRows; ++r)
+#pragma unroll
+                    for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = fmaf(updates.items[r], key[i], rows[r][i]);
+            }
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                StateSlice slice;
+                if (in_range(step, r)) slice.store(row_at(step, r), lane, args.dk, rows[r]);
+            }
+        }
+        multiply<kConfig>(shared, 2 * place.length, rows, lane,
+                          [&](int vector, int r, float x) { shared.products[vector][row_of(step, r)] = x; });
+    }
+    __syncthreads();
+    finish_tokens(shared, args, place);
+    store_steps(shared, args, place);
+}
+
+}  // namespace gdn_cuda::gdn
