@@ -72,7 +72,8 @@ def _recurrent_results(found: Tensor, out: Tensor, final_state: Tensor | None) -
 def _recurrent_on_cpu(x: Any) -> Tensor:
     output, new_state = reference.recurrent_forward(x)
     x.out.copy_(output)
-    return new_state.clone() if x.final_state is None else new_state.new_empty((0, *new_state.shape[1:]))
+    is_new = x.final_state is None
+    return new_state.clone() if is_new else new_state.new_empty((0, *new_state.shape[1:]), dtype=_dtype_of(x.state))
 
 
 def _checkpoint_rows(x: Any) -> Any:
@@ -96,12 +97,13 @@ def _chunked_on_cpu(x: Any) -> Any:
     output, final_state, found = reference.chunked_forward(x)
     x.out.copy_(output)
     # As many rows as on a GPU, which cannot count them in advance.
-    checkpoints = found.new_zeros((_checkpoint_rows(x), *found.shape[1:]))
-    checkpoints[: found.shape[0]] = found
+    checkpoints = found.new_zeros((_checkpoint_rows(x), *found.shape[1:]), dtype=x.state_dtype or _dtype_of(x.state))
+    if x.checkpoints is None:
+        checkpoints[: found.shape[0]] = found
     if x.state_indices is not None:
         return checkpoints
     is_new = x.output_final_state and x.final_state is None
-    return final_state.clone() if is_new else final_state.new_empty((0, *final_state.shape[1:])), checkpoints
+    return final_state.clone() if is_new else checkpoints.new_empty((0, *final_state.shape[1:])), checkpoints
 
 
 def _check_chunked(

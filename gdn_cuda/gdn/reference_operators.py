@@ -105,6 +105,8 @@ def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     new_state = final_state if steps is None else steps
     _written(x.final_state, new_state)
     output = output.view(output_shape).to(x.value.dtype)
+    if x.final_state is not None:
+        return output, x.final_state
     return output, new_state if x.state is None else new_state.to(x.state.dtype)
 
 
@@ -147,7 +149,8 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
         _write_rows(x, start, checkpoints, lengths)
         _written(x.final_state, final_state)
         stored = x.state_dtype or (final_state.dtype if x.state is None else x.state.dtype)
-        return output.view(output_shape).to(x.value.dtype), final_state.to(stored), checkpoints.to(stored)
+        final_state = final_state.to(stored) if x.final_state is None else x.final_state
+        return output.view(output_shape).to(x.value.dtype), final_state, _rows_or(x.checkpoints, checkpoints.to(stored))
 
     pool, indices = x.state, x.state_indices.to(torch.int64)
     check_slots("chunked_forward", "state_indices", indices, pool.shape[0])
@@ -163,7 +166,11 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     with torch.no_grad():
         pool[targets[written]] = final_state[written].to(pool.dtype)
     output = _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
-    return output, pool, checkpoints.to(pool.dtype)
+    return output, pool, _rows_or(x.checkpoints, checkpoints.to(pool.dtype))
+
+
+def _rows_or(buffer: Tensor | None, found: Tensor) -> Tensor:
+    return found if buffer is None else buffer
 
 
 def _write_rows(x: Any, start: Tensor | None, found: Tensor, lengths: Tensor) -> None:

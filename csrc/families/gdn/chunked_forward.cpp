@@ -180,7 +180,7 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
         check_per_sequence(check, "state_indices", slots, sequences.batch());
         set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
         if (update_state) args.last = args.initial;
-        if (write_slots.defined()) check_write_indices(check, prepared, write_slots, update_state);
+        if (write_slots.defined()) check_write_indices(check, prepared, write_slots, slots, update_state);
     } else if (state.defined()) {
         GDN_REQUIRE(check, state.size(0) == sequences.count, "state",
                     fmt::format("a state for each of {} sequences", sequences.count), shape_text(state));

@@ -50,7 +50,8 @@ Prepared prepare_decode(const FusedDecode& x) {
     }
     GDN_REQUIRE(check, x.update_state || !(states.by_token() && !steps.defined()), "update_state",
                 "True with a slot for each token", "False");
-    if (written.defined()) check_write_indices(check, prepared, written, args.last.data != nullptr);
+    if (written.defined())
+        check_write_indices(check, prepared, written, slots, x.update_state && !steps.defined() && !states.by_token());
     check.apart({{"state_pool", pool}, {"step_states", steps}, {"out", prepared.output}}, {{"query", sequences.query},
                                                                                            {"key", sequences.key},
                                                                                            {"value", sequences.value},

@@ -37,7 +37,7 @@ def expected_results(case: Case, arguments: Arguments) -> tuple[list[Tensor], Ar
     if function is gdn_cuda.fused_gdn_gating:
         return list(reference.fused_gdn_gating(x["A_log"], x["dt_bias"], x["a"], x["b"])), {}
     if function is gdn_cuda.recurrent_forward:
-        return list(reference.recurrent_forward(**x)), {}
+        return list(reference.recurrent_forward(**x)), {name: x[name] for name in ("final_state",) if name in x}
     if function is gdn_cuda.fused_decode:
         output = reference.fused_decode(**x)
         return [output], {name: x[name] for name in ("state_pool", "step_states") if name in x}
@@ -64,16 +64,22 @@ def expected_chunked(x: Arguments) -> tuple[list[Tensor], Arguments]:
     with_final = x.pop("output_final_state", True)
     for hint in ("chunk_indices", "cu_chunks", "state_dtype"):
         x.pop(hint, None)
-    pooled = "state_indices" in x
     output, final_state, checkpoints = reference.chunked_forward(**x)
     results = [output, final_state if with_final else None]
     if every := x.get("checkpoint_every", 0):
         tokens, packed = x["value"].shape[0 if "cu_seqlens" in x else 1], "cu_seqlens" in x
         rows = tokens // every * (1 if packed else x["value"].shape[0])
+        if "checkpoints" in x:
+            return [*results, checkpoints], written_by_chunked(x)
         filled = checkpoints.new_zeros(rows, *checkpoints.shape[1:])  # packed: as many as there could be, zero behind the last
         filled[: checkpoints.shape[0]] = checkpoints
         results.append(filled)
-    return results, {"state": x["state"]} if pooled else {}
+    return results, written_by_chunked(x)
+
+
+def written_by_chunked(x: Arguments) -> Arguments:
+    written = ("final_state", "checkpoints", "states_before", "state" if "state_indices" in x else "")
+    return {name: x[name] for name in written if name in x}
 
 
 def chunk_count(offsets: Tensor) -> int:
@@ -129,6 +135,9 @@ def dtype_of_result(case: Case, arguments: Arguments, i: int) -> torch.dtype:
         return arguments["input"].dtype
     if i == 0:
         return arguments["value"].dtype
+    buffer = arguments.get("final_state" if i == 1 else "checkpoints")
+    if buffer is not None:
+        return buffer.dtype
     state = arguments.get("state")
     return arguments.get("state_dtype") or (torch.float32 if state is None else state.dtype)
 

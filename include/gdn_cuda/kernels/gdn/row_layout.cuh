@@ -6,7 +6,7 @@
 namespace gdn_cuda::gdn {
 
 // About 32 bytes per lane, in vectors of at most 16 bytes dealt to the lanes in turn. This alone fixes the summation order, so
-// every kernel and configuration of the recurrence gives the same bits.
+// every kernel and configuration of the recurrence gives the same bits, but for gdn/recurrent_any.
 struct StateLayout {
     int lanes, per_lane, vector;
 
