@@ -33,6 +33,7 @@ TENSOR_CASES = [
     "decode-verify",
     "decode-packed",
     "decode-step-states",
+    "decode-tree",
     "replay",
     "replay-packed",
     "chunked",
