@@ -136,7 +136,8 @@ py::dict env() {
                     "nvcc"_a = to_python(env.nvcc), "dump"_a = env.dump, "lineinfo"_a = env.lineinfo, "print"_a = env.print,
                     "log_level"_a = env.log_level, "cuda_home"_a = to_python(env.cuda_home),
                     "cutlass_include"_a = to_python(env.cutlass_include), "cccl_include"_a = to_python(env.cccl_include),
-                    "prefill"_a = jit::name_of(env.prefill), "scan_pieces"_a = env.scan_pieces, "tuned"_a = env.tuned);
+                    "prefill"_a = jit::name_of(env.prefill), "scan_pieces"_a = env.scan_pieces, "tuned"_a = env.tuned,
+                    "integrations"_a = env.integrations, "nvtx"_a = env.nvtx);
 }
 
 py::dict to_dict(const jit::Finding& finding) {

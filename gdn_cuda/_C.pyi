@@ -24,6 +24,8 @@ class Env(TypedDict):
     cccl_include: str
     prefill: str
     tuned: bool
+    integrations: str  # words with commas between
+    nvtx: bool
 
 class Finding(TypedDict):
     what: str

@@ -37,6 +37,8 @@ constexpr std::array kVariables = std::to_array<Variable>({
     {"GDN_SCAN_PIECES", "auto",
      "how many pieces selective_scan cuts long sequences into, forward and backward: auto, or 1 to 128"},
     {"GDN_TUNED", "1", "0: ignore what `python -m gdn_cuda tune` stored, and leave every choice to the heuristics"},
+    {"GDN_INTEGRATIONS", "", "engines whose plugins switch gdn_cuda on: vllm, sglang, or both with a comma between"},
+    {"GDN_NVTX", "0", "1: an NVTX range around every operator, for profilers"},
     {"GDN_LOG_LEVEL", "warning", "debug, info, warning, error or off"},
     {"GDN_CUDA_HOME", "", "CUDA to use first: a folder with include/ and lib/ or lib64/"},
     {"GDN_CUTLASS_INCLUDE", "", "CUTLASS headers to use first: the folder that holds cutlass/ and cute/"},
@@ -112,6 +114,18 @@ int pieces(const char* name) {
     return count;
 }
 
+// Words in lower case with commas between, without blanks.
+std::string integrations(const char* name) {
+    std::string words = lower(get(name));
+    std::erase_if(words, [](unsigned char c) { return std::isspace(c) != 0; });
+    for (std::string_view rest = words; !rest.empty();) {
+        const std::string_view word = rest.substr(0, rest.find(','));
+        if (word != "vllm" && word != "sglang") malformed(name, "vllm, sglang, or both with a comma between", get(name));
+        rest.remove_prefix(std::min(word.size() + 1, rest.size()));
+    }
+    return words;
+}
+
 fs::path absolute_path(const char* name) {
     const std::string_view text = get(name);
     return text.empty() ? fs::path{} : fs::absolute(text).lexically_normal();
@@ -181,6 +195,8 @@ Env parse_env() {
         .prefill = prefill("GDN_PREFILL"),
         .scan_pieces = pieces("GDN_SCAN_PIECES"),
         .tuned = boolean("GDN_TUNED", true),
+        .integrations = integrations("GDN_INTEGRATIONS"),
+        .nvtx = boolean("GDN_NVTX"),
         .log_level = level("GDN_LOG_LEVEL"),
         .cuda_home = existing("GDN_CUDA_HOME", true),
         .cutlass_include = existing("GDN_CUTLASS_INCLUDE", true),

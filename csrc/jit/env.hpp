@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 
 namespace gdn_cuda::jit {
 
@@ -32,6 +33,8 @@ struct Env {
     Prefill prefill;                        // GDN_PREFILL
     int scan_pieces;                        // GDN_SCAN_PIECES, 0: auto
     bool tuned;                             // GDN_TUNED
+    std::string integrations;               // GDN_INTEGRATIONS: words with commas between
+    bool nvtx;                              // GDN_NVTX
     int log_level;                          // GDN_LOG_LEVEL, as in log.hpp
     std::filesystem::path cuda_home;        // GDN_CUDA_HOME
     std::filesystem::path cutlass_include;  // GDN_CUTLASS_INCLUDE

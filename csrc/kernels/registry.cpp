@@ -23,6 +23,7 @@
 #include "../families/gdn/compute_o.hpp"
 #include "../families/gdn/compute_u_w.hpp"
 #include "../families/gdn/decode.hpp"
+#include "../families/gdn/decode_layer.hpp"
 #include "../families/gdn/gating.hpp"
 #include "../families/gdn/mn_major.hpp"
 #include "../families/gdn/move_states.hpp"
@@ -111,6 +112,7 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::SplitColumns>(),
             entry<conv::SplitConv>(),
             entry<gdn::Decode>(),
+            entry<gdn::DecodeLayer>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
             entry<gdn::Replay>(),

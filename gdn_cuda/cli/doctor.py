@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import re
@@ -57,7 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def examine() -> list[Check]:
     checks: list[Check] = []
-    sections: tuple[Callable[[], Iterator[Check]], ...] = (_torch, _library, _variables, _driver, _toolchain, _cache, _prebuilt)
+    sections: tuple[Callable[[], Iterator[Check]], ...] = (
+        *(_torch, _library, _variables, _driver, _toolchain, _cache, _prebuilt),
+        _integrations,
+    )
     for section in sections:
         try:
             checks.extend(section())
@@ -213,3 +217,17 @@ def _prebuilt() -> Iterator[Check]:
     yield Check(
         "prebuilt", "ok" if count else "note", f"{directory}: {count} entries", "" if count else "fill it with `compile --out`"
     )
+
+
+def _integrations() -> Iterator[Check]:
+    """Of libraries that gdn_cuda can run the layers of: whether the installed one is as verified, and who switches it on."""
+    from ..integrations import NAMES
+    from ..integrations.requested import PLUGINS, requested
+
+    for name in NAMES:
+        available, found = importlib.import_module(f"..integrations.{name}", __package__).available()
+        switch = f"on: gdn_cuda.integrations.{name}.install()"
+        if name in PLUGINS:
+            switch = "on by GDN_INTEGRATIONS" if requested(name) else f"off; GDN_INTEGRATIONS={name} switches it on"
+        asked = name in PLUGINS and requested(name)
+        yield Check(f"integration {name}", "ok" if available else "note", f"{found}; {switch}" if available or asked else found)

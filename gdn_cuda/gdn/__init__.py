@@ -22,6 +22,7 @@ a call to write then (a leaf that requires a gradient, an inference tensor, a vi
 gradients are refused.
 """
 
+from .decode_layer import gdn_decode_layer
 from .operators import InferenceMode, chunked_forward, fused_decode, fused_gdn_gating, recurrent_forward
 from .pieces import (
     bf16_chunked_seq_state_update,
@@ -30,6 +31,7 @@ from .pieces import (
     chunk_local_cumsum_bf16,
     transpose_to_mn_major,
 )
+from .prefill_layer import gdn_prefill_layer
 from .replay import ReplayBuffers, commit_replay, replay_buffers, replay_decode
 
 __all__ = [
@@ -42,6 +44,8 @@ __all__ = [
     "replay_decode",
     "commit_replay",
     "chunked_forward",
+    "gdn_decode_layer",
+    "gdn_prefill_layer",
     "transpose_to_mn_major",
     "chunk_local_cumsum_bf16",
     "bf16_gdn_compute_u_w",

@@ -136,6 +136,47 @@ def chunked(
     return make
 
 
+# ---- What engines hand over
+
+
+def gates_of_a_layer(inputs: Arguments, seed: int) -> Arguments:
+    """The same gates, raw."""
+    heads = {"A_log": random(HV, seed=seed + 2), "dt_bias": random(HV, seed=seed + 3, dtype=torch.bfloat16)}
+    return inputs | heads | {"beta_is_logit": True, "allow_negative_eigenvalues": True}
+
+
+def has_initial_state(sequences: int) -> Tensor:
+    return torch.arange(sequences) % 3 != 1
+
+
+def recurrent_handed_over(B: int, T: int, seed: int) -> Arguments:
+    inputs = gates_of_a_layer(gdn(B, T, seed), seed)
+    final_state = torch.full_like(inputs["state"].mT, 7.0, dtype=torch.float16).mT  # [K, V]
+    return inputs | {"has_initial_state": has_initial_state(B), "final_state": final_state}
+
+
+def decode_handed_over(B: int, T: int, seed: int) -> Arguments:
+    more = {"has_initial_state": has_initial_state(B), "write_indices": torch.arange(B) * T + 1}
+    return decode()(B, T, seed) | more | {"allow_negative_eigenvalues": True}
+
+
+def _rows(inputs: Arguments) -> Arguments:
+    rows = torch.full((20, HV, DV, DK), 7.0)
+    return inputs | {"checkpoint_every": CHUNK, "checkpoints": rows[:6], "states_before": rows[6:].half()}
+
+
+def chunked_handed_over(B: int, T: int, seed: int) -> Arguments:
+    inputs = _rows(gdn(B, T, seed, packed=True))
+    given = {"gate": inputs["gate"].exp(), "gate_is_linear": True, "has_initial_state": has_initial_state(len(LENGTHS))}
+    return inputs | given | {"final_state": torch.full_like(inputs["state"], 7.0, dtype=torch.bfloat16)}
+
+
+def chunked_pool_handed_over(B: int, T: int, seed: int) -> Arguments:
+    inputs = gates_of_a_layer(_rows(chunked_pool(packed=True)(B, T, seed)), seed)
+    slots = torch.arange(len(LENGTHS))
+    return inputs | {"has_initial_state": has_initial_state(len(LENGTHS)), "write_indices": (slots + 1) % len(LENGTHS)}
+
+
 CHUNKS = [-(-length // CHUNK) for length in LENGTHS]  # of each packed sequence
 
 
@@ -280,6 +321,11 @@ def _cases() -> Iterator[Case]:
     yield Case("chunked-pool", gdn_cuda.chunked_forward, chunked_pool(checkpoint_every=CHUNK))
     pool_packed = chunked_pool(packed=True, pool=bf16, checkpoint_every=CHUNK)
     yield Case("chunked-pool-packed", gdn_cuda.chunked_forward, pool_packed, packed=True)
+
+    yield Case("recurrent-handed-over", gdn_cuda.recurrent_forward, recurrent_handed_over)
+    yield Case("decode-handed-over", gdn_cuda.fused_decode, decode_handed_over)
+    yield Case("chunked-handed-over", gdn_cuda.chunked_forward, chunked_handed_over, packed=True)
+    yield Case("chunked-pool-handed-over", gdn_cuda.chunked_forward, chunked_pool_handed_over, packed=True)
 
     yield Case("replay", gdn_cuda.replay_decode, replay_examples.of_any_call)
     yield Case("replay-first-call", gdn_cuda.replay_decode, replay_examples.of_first_call)

@@ -72,7 +72,7 @@ def _recurrent_results(found: Tensor, out: Tensor, final_state: Tensor | None) -
 def _recurrent_on_cpu(x: Any) -> Tensor:
     output, new_state = reference.recurrent_forward(x)
     x.out.copy_(output)
-    return new_state if x.final_state is None else new_state.new_empty((0, *new_state.shape[1:]))
+    return new_state.clone() if x.final_state is None else new_state.new_empty((0, *new_state.shape[1:]))
 
 
 def _checkpoint_rows(x: Any) -> Any:
@@ -119,10 +119,14 @@ def _check_chunked(
 ) -> None:
     if state_indices is not None:
         _check_pool(state, state_dtype, state_indices)
-        if final_state is not None:
+        if isinstance(final_state, Tensor):
             refuse("chunked_forward", "final_state", "None with state_indices, as the pool is written", "a tensor")
-    elif write_indices is not None:
+        if final_state is not None:
+            raise ValueError(not_a_tensor("chunked_forward", "final_state", final_state, optional=True))
+    elif isinstance(write_indices, Tensor):
         refuse("chunked_forward", "write_indices", "None without state_indices", "a tensor")
+    elif write_indices is not None:
+        raise ValueError(not_a_tensor("chunked_forward", "write_indices", write_indices, optional=True))
     elif not update_state:
         refuse("chunked_forward", "update_state", "True without state_indices", update_state)
     if chunk_indices is not None or cu_chunks is not None:

@@ -41,12 +41,13 @@ class Layout:
 @dataclass(frozen=True)
 class Form:
     tensors: dict[str, Layout]
-    others: dict[str, str]  # a literal, or an axis
+    others: dict[str, str]  # a literal, an axis, or several axes in parentheses
 
     @property
     def axes(self) -> set[str]:
         sizes = [text for layout in self.tensors.values() for text in layout.sizes]
-        return {_axis(text) for text in [*sizes, *self.others.values()] if text not in _LITERALS}
+        others = [word for text in self.others.values() for word in text.strip("()").split()]
+        return {_axis(text) for text in [*sizes, *others] if text not in _LITERALS}
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,12 @@ def _size(text: str, axes: Mapping[str, int]) -> int:
     return size + int(text.partition("+")[2]) if "+" in text else -(-size // int(text.partition("/")[2] or 1))
 
 
+def _other(text: str, axes: Mapping[str, int]) -> Any:
+    if text.startswith("("):
+        return tuple(_size(word, axes) for word in text.strip("()").split())
+    return _LITERALS[text] if text in _LITERALS else _size(text, axes)
+
+
 def _on_meta(shape: list[int], dtype: torch.dtype, mn: bool = False) -> Tensor:
     if math.prod(shape) >= 2**59:  # torch counts bytes in 63 bits
         raise _bad("sizes", "fewer than 2^59 elements", "x".join(map(str, shape)))
@@ -144,7 +151,7 @@ def arguments(function: Callable[..., Any], words: list[str]) -> dict[str, Any]:
         raise _bad("axes", f"those of one form, {forms}", f"({', '.join(named)})")
     axes = call.axes | named
     result: dict[str, Any] = {key: layout.tensor(axes, dtype) for key, layout in form.tensors.items()}
-    result |= {key: _LITERALS[text] if text in _LITERALS else _size(text, axes) for key, text in form.others.items()}
+    result |= {key: _other(text, axes) for key, text in form.others.items()}
     for key, text in given.items():
         mn = key in form.tensors and form.tensors[key].mn
         result[key] = _value(key, text, parameters[key], result.get(key), dtype, mn)

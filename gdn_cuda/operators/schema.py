@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from .nvtx import ranged
+
 _NOTHING: Mapping[str, Any] = {}
 _WORDS = {
     "float": "a number",
@@ -55,7 +57,7 @@ class Schema:
         return Schema(
             name,
             function or name,
-            overload,
+            ranged(name, overload),
             names,
             tuple((i, kind != "Tensor") for i, kind in enumerate(kinds) if kind in ("Tensor", "Optional[Tensor]")),
             tuple((i, kind) for i, kind in enumerate(kinds) if "Tensor" not in kind),

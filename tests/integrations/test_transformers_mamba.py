@@ -69,3 +69,5 @@ def test_an_installed_mamba_ssm_keeps_its_other_functions(monkeypatch: pytest.Mo
         assert package.mamba_inner_fn is before[1]
     assert package.selective_scan_fn is before[0] and not hasattr(package, "selective_state_update")
     assert sys.modules["mamba_ssm"] is package
+    monkeypatch.undo()
+    mamba_ssm._stand_in._look_up_again()  # without the package, for the tests that follow

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import rel_rms
 from torch import Tensor
+from torch_functions import import_models
 
 from gdn_cuda.compat import causal_conv1d
 
@@ -36,6 +37,9 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         _ATTENTION | {"num_hidden_layers": 3, "layer_types": ["conv", "conv", "full_attention"], "conv_L_cache": 3},
     ),
 }
+
+
+import_models(KINDS)
 
 
 def make_model(kind: str, seed: int, device: str = "cpu") -> Any:

@@ -15,8 +15,8 @@ bool Sequences::plain() const {
     return io != DType::f32 && dk % 8 == 0 && dv % 8 == 0 && without_gaps(query) && without_gaps(key) && without_gaps(value);
 }
 
-View Sequences::without_batch(const View& view, int rank) const {
-    if (!packed() || view.rank != rank || view.size(0) != 1) return view;
+View Sequences::without_batch(const View& view) const {
+    if (!unit_batch || view.rank == 0 || view.size(0) != 1) return view;
     View packed_view = view;
     --packed_view.rank;
     ++packed_view.sizes;
@@ -27,7 +27,8 @@ View Sequences::without_batch(const View& view, int rank) const {
 Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
                           const View& cu_seqlens, const RowNames& names) {
     Sequences s{.query = View(query), .key = View(key), .value = View(value), .cu_seqlens = cu_seqlens, .names = names};
-    for (View* rows : {&s.query, &s.key, &s.value}) *rows = s.without_batch(*rows, 4);
+    s.unit_batch = cu_seqlens.defined() && s.query.rank == 4 && s.query.size(0) == 1;
+    for (View* rows : {&s.query, &s.key, &s.value}) *rows = s.without_batch(*rows);
     const View &q = s.query, &k = s.key, &v = s.value;
     const auto as_query = [&] { return fmt::format("to match {} {}", names.query, shape_text(q)); };
     GDN_REQUIRE(check, q.rank == 3 || q.rank == 4, names.query,
@@ -78,7 +79,9 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
 
 Scalars check_scalars(const Checks& check, const char* argument, const View& scalars, const Sequences& s,
                       std::initializer_list<DType> allowed) {
-    const View view = s.without_batch(scalars, 3);
+    const View view = s.unit_batch && scalars.rank == 2 ? View() : s.without_batch(scalars);
+    GDN_REQUIRE(check, view.defined(), argument, fmt::format("rank 3 (1, N, Hv), as {} has", s.names.query),
+                shape_text(scalars));
     if (s.packed()) {
         check.shape(argument, view, {s.tokens, s.value_heads}, "(N, Hv)");
     } else {

@@ -20,15 +20,16 @@ struct RowNames {
 struct Sequences {
     View query, key, value, cu_seqlens;
     RowNames names;
-    int64_t count = 0;   // sequences
-    int64_t tokens = 0;  // per sequence; in total if packed
+    bool unit_batch = false;  // packed tensors were (1, N, …)
+    int64_t count = 0;        // sequences
+    int64_t tokens = 0;       // per sequence; in total if packed
     int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
     DType io = DType::bf16;
 
     bool packed() const { return cu_seqlens.defined(); }
     // What all kernels take: 16-bit tensors, rows without gaps, head dimensions that are multiples of 8.
     bool plain() const;
-    View without_batch(const View& view, int rank) const;  // drops the first of `rank` dimensions of a packed tensor
+    View without_batch(const View& view) const;  // drops the dimension of 1 where packed tensors have it
     Batch batch() const { return {count, tokens, packed(), query, names.query}; }
     int64_t mean_tokens() const { return packed() ? tokens / std::max<int64_t>(count, 1) : tokens; }
     int64_t state_numel() const { return value_heads * dv * dk; }

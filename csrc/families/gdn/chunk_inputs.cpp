@@ -20,7 +20,7 @@ bool moves_states(const Prepared& prepared) {
 
 View ChunkInputs::copied(const Tensor& tensor) {
     kept_.push_back(torch::stable::contiguous(tensor));
-    return prepared_.sequences.without_batch(View(kept_.back()), 4);
+    return prepared_.sequences.without_batch(View(kept_.back()));
 }
 
 void ChunkInputs::close_gaps(const Tensor& query, const Tensor& key, const Tensor& value) {

@@ -50,6 +50,7 @@ PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, con
     PreparedPiece piece{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens), names)};
     const Sequences& s = piece.sequences;
     ChunkArgs& args = piece.args;
+    GDN_REQUIRE(check, !s.unit_batch, "cu_seqlens", fmt::format("None, as {} is padded (rank 4)", names.query), "a tensor");
     for (const auto& [name, rows] : {std::pair{names.query, &s.query}, {names.key, &s.key}, {names.value, &s.value}}) {
         check.dtype(name, *rows, {DType::bf16});
         check.last_contiguous(name, *rows);

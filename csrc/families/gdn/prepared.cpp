@@ -16,7 +16,7 @@ ScalarType scalar_type(DType type) {
 
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale,
                  bool qk_norm) {
-    Prepared prepared{.sequences = sequences, .output = sequences.without_batch(View(out), 4)};
+    Prepared prepared{.sequences = sequences, .output = sequences.without_batch(View(out))};
     RecurrentArgs& args = prepared.args;
     const View& output = prepared.output;
     GDN_REQUIRE(

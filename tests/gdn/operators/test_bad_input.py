@@ -39,6 +39,10 @@ TENSOR_CASES = [
     "chunked",
     "chunked-packed-hints",
     "chunked-pool",
+    "recurrent-handed-over",
+    "decode-handed-over",
+    "chunked-handed-over",
+    "chunked-pool-handed-over",
     "mn-major-fp32",
     "mn-major-bf16",
     "cumsum",
@@ -52,10 +56,10 @@ TENSOR_CASES = [
 ]
 # Arguments that may have any strides.
 ANY_STRIDE = {
-    "recurrent_forward": "beta gate num_accepted_tokens",
-    "fused_decode": "a b state_indices",
+    "recurrent_forward": "query key value state final_state beta gate num_accepted_tokens",
+    "fused_decode": "query key value a b state_pool step_states state_indices",
     "replay_decode": "a b state_indices",
-    "chunked_forward": "beta gate",
+    "chunked_forward": "query key value state final_state checkpoints states_before beta gate",
     "transpose_to_mn_major": "input",
     "chunk_local_cumsum_bf16": "input output",
 }
@@ -89,6 +93,18 @@ LEGAL_SIZES = {
     ("recurrent-accepted-packed", "state", 1, -1),
     ("chunked-pool", "state", 0, +1),
     ("chunked-pool", "state", 0, -1),
+    ("decode-handed-over", "state_pool", 0, +1),
+    ("decode-handed-over", "state_pool", 0, -1),
+    ("chunked-handed-over", "checkpoints", 0, +1),
+    ("chunked-handed-over", "checkpoints", 0, -1),
+    ("chunked-handed-over", "states_before", 0, +1),
+    ("chunked-handed-over", "states_before", 0, -1),
+    ("chunked-pool-handed-over", "state", 0, +1),
+    ("chunked-pool-handed-over", "state", 0, -1),
+    ("chunked-pool-handed-over", "checkpoints", 0, +1),
+    ("chunked-pool-handed-over", "checkpoints", 0, -1),
+    ("chunked-pool-handed-over", "states_before", 0, +1),
+    ("chunked-pool-handed-over", "states_before", 0, -1),
     ("state-update-packed", "state", 0, +1),
     ("state-update-packed", "state", 0, -1),
     ("compute-o-packed", "state", 0, +1),
@@ -218,10 +234,8 @@ def slot_gaps(name: str) -> Callable[[Arguments], Arguments]:
 STEPS = "decode-step-states"
 WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     # head dimensions and heads
-    ("recurrent-PREFILL", "query", dims(dk=12)),
     ("recurrent-PREFILL", "query", dims(dk=264)),
     ("recurrent-PREFILL", "query", dims(dk=0)),
-    ("recurrent-PREFILL", "value", dims(dv=12)),
     ("recurrent-PREFILL", "value", dims(dv=264)),
     ("recurrent-PREFILL", "value", dims(hv=3)),
     ("recurrent-PREFILL", "value", dims(hv=0)),
@@ -245,6 +259,28 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("chunked", "chunk_indices", changing(chunk_indices=ints(0, 0))),
     ("chunked", "cu_chunks", changing(cu_chunks=ints(0, 1, 2))),
     ("chunked-pool", "state", without("state")),
+    # gates, states that are written, and the arguments that say so
+    ("recurrent-PREFILL", "gate", changing(gate=None, gate_is_linear=True)),
+    ("recurrent-handed-over", "gate", changing(gate=None)),
+    ("recurrent-handed-over", "beta", changing(beta=None)),
+    ("recurrent-handed-over", "gate_is_linear", changing(gate_is_linear=True)),
+    ("recurrent-handed-over", "dt_bias", without("A_log")),
+    ("chunked-pool-handed-over", "allow_negative_eigenvalues", changing(beta_is_logit=False)),
+    ("recurrent-handed-over", "final_state", changing(inference_mode=2)),
+    ("recurrent-handed-over", "final_state", changing(final_state=torch.zeros(1, HV, DV, DK))),
+    ("recurrent-handed-over", "final_state", expanded("final_state")),
+    ("recurrent-handed-over", "has_initial_state", changing(has_initial_state=ints(1, 0))),
+    ("decode-handed-over", "write_indices", changing(update_state=False)),
+    ("decode-handed-over", "write_indices", without("state_indices")),
+    ("decode-verify", "update_state", changing(update_state=False)),
+    ("chunked-handed-over", "final_state", changing(output_final_state=False)),
+    ("chunked-handed-over", "state_dtype", changing(state_dtype=torch.float32)),
+    ("chunked-handed-over", "checkpoints", changing(checkpoint_every=0)),
+    ("chunked-handed-over", "states_before", changing(checkpoint_every=0, checkpoints=None)),
+    ("chunked-handed-over", "write_indices", changing(write_indices=ints(0, 1, 2))),
+    ("chunked-handed-over", "update_state", changing(update_state=False)),
+    ("chunked-pool-handed-over", "final_state", lambda x: x | {"final_state": torch.zeros(3, HV, DV, DK)}),
+    ("chunked-pool-handed-over", "write_indices", changing(update_state=False)),
     ("cumsum", "chunk_indices", changing(chunk_indices=ints(0, 0))),
     ("u-w", "chunk_indices", changing(chunk_indices=ints(0, 0))),
     ("compute-o", "cu_chunks", changing(cu_chunks=ints(0, 1, 2))),
@@ -260,7 +296,7 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     (STEPS, "step_states", changing(step_states=torch.zeros(3, 4, HV, DV, DK).bfloat16())),
     ("chunked", "checkpoint_every", changing(checkpoint_every=32)),
     ("chunked", "checkpoint_every", changing(checkpoint_every=-64)),
-    ("chunked", "state_dtype", changing(state_dtype=torch.float16)),
+    ("chunked", "state_dtype", changing(state_dtype=torch.float64)),
     ("chunked-pool", "state_dtype", changing(state_dtype=torch.bfloat16)),
     ("chunked-packed", "chunk_indices", changing(chunk_indices=ints(0, 0, 1))),
     ("chunked-packed", "cu_chunks", changing(cu_chunks=ints(0, 1))),
@@ -291,9 +327,6 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("u-w", "gate", lambda x: x | {"gate": x["gate"].contiguous()}),
     ("u-w", "beta", lambda x: x | {"beta": x["beta"].contiguous()}),
     ("u-w", "k", lambda x: x | {name: x[name].half() for name in ("k", "v", "u", "w")}),
-    ("recurrent-PREFILL", "state", slot_gaps("state")),
-    ("decode", "state_pool", slot_gaps("state_pool")),
-    (STEPS, "step_states", slot_gaps("step_states")),
     ("state-update", "state", slot_gaps("state")),
     ("state-update", "final_state", slot_gaps("final_state")),
     # outputs with several elements at one address
@@ -361,10 +394,10 @@ def test_the_error_states_expected_and_actual_shapes() -> None:
 def test_the_texts_name_dtypes_and_strides() -> None:
     arguments = arguments_of(CASES["chunked"])
     for changes, text in (
-        ({"query": arguments["query"].short()}, "query: expected bfloat16 or float16, got int16"),
+        ({"query": arguments["query"].short()}, "query: expected bfloat16 or float16 or float32, got int16"),
         ({"beta": arguments["beta"].bool()}, "beta: expected bfloat16 or float16 or float32, got bool"),
-        ({"state_dtype": torch.float16}, "state_dtype: expected float32, bfloat16 or None, got float16"),
-        ({"state": arguments["state"].mT.contiguous().mT}, "state: expected contiguous states, got strides (512, 128, 1, 8)"),
+        ({"state_dtype": torch.float64}, "state_dtype: expected float32, bfloat16, float16 or None, got float64"),
+        ({"out": torch.stack([arguments["out"]] * 2, -1)[..., 0]}, "out: expected a contiguous last dimension, got stride 2"),
     ):
         with pytest.raises(ValueError) as caught:
             gdn_cuda.chunked_forward(**arguments | changes)

@@ -46,12 +46,19 @@ def decode(**changes: Any) -> tuple[Any, ...]:
         "null_slot": None,
         "step_states": None,
         "step_slots": None,
+        "has_initial_state": None,
+        "write_indices": None,
+        "update_state": True,
         "scale": None,
         "use_qk_l2norm": True,
+        "allow_negative_eigenvalues": False,
         "out": written(1, 1, 1, 8),
     }
     assert changes.keys() <= arguments.keys()
     return tuple((arguments | changes).values())
+
+
+PLAIN = (None, None, False, False, False, None, None)  # gates as they are, every state read, no buffer
 
 
 def cumsum(x: Tensor, offsets: Tensor | None = None) -> tuple[Any, ...]:
@@ -71,7 +78,21 @@ def outputs(B: int, T: int, H: int) -> tuple[Any, ...]:
 def recurrent(*, steps: int) -> tuple[Any, ...]:
     row = read(1, 1, 1, 8)
     state = torch.zeros(1, 1, 1, 8, 8, device="meta").expand(1, steps, 1, 8, 8)
-    return row, row, row, state, read(1, 1, 1), read(1, 1, 1, dtype=FP32), None, None, 2, False, None, written(1, 1, 1, 8)
+    return (
+        row,
+        row,
+        row,
+        state,
+        read(1, 1, 1),
+        read(1, 1, 1, dtype=FP32),
+        None,
+        None,
+        2,
+        False,
+        None,
+        *PLAIN,
+        written(1, 1, 1, 8),
+    )
 
 
 REFUSED = {
@@ -95,7 +116,7 @@ REFUSED = {
     "steps": ("fused_decode", decode(step_states=written(1, WRAPS, 1, 8, 8), step_slots=read(1, dtype=INT)), "step_states"),
     "steps-of-a-verify": ("recurrent_forward", recurrent(steps=WRAPS), "state"),
     "tokens": ("recurrent_forward", (*(read(0, WRAPS, 1, 8),) * 3, None, read(0, WRAPS, 1), read(0, WRAPS, 1, dtype=FP32),
-                                     None, None, 0, False, None, written(0, WRAPS, 1, 8)), "query"),
+                                     None, None, 0, False, None, *PLAIN, written(0, WRAPS, 1, 8)), "query"),
 }  # fmt: skip
 
 

@@ -1,0 +1,159 @@
+"""Generates with a Qwen3-Next model of transformers, random weights from its configuration, without and with gdn_cuda: time to
+the first token, tokens a second, and whether the tokens are the same.
+
+`python examples/generate.py` takes a small model on a CPU, and on a GPU layers of Qwen3-Next's true sizes, decoding in a CUDA
+graph. Its experts, which are no business of gdn_cuda, are one dense layer each. Without gdn_cuda, transformers runs FLA and
+causal-conv1d on a GPU where they are installed, and otherwise its own functions in torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from gdn_cuda import integrations
+from gdn_cuda.integrations import transformers as integration
+
+if not torch.cuda.is_available():
+    sys.modules["fla"] = None  # type: ignore[assignment]  # transformers would take it, and it needs a GPU
+import transformers
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
+SMALL |= {"num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+SMALL |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+TRUE = {"intermediate_size": 5120, "vocab_size": 32768}  # the rest are the defaults of Qwen3NextConfig: Qwen3-Next-80B-A3B's
+
+
+@dataclass
+class Generated:
+    tokens: Tensor  # (B, tokens)
+    first: float  # seconds to the first token
+    rate: float  # tokens a second behind it, of the whole batch
+    calls: dict[str, dict[str, int]]
+
+
+def make_model(sizes: dict[str, Any], layers: int, device: str, dtype: torch.dtype) -> Any:
+    """Three of four layers are Gated Delta Net."""
+    config = transformers.Qwen3NextConfig(num_hidden_layers=layers, mlp_only_layers=list(range(layers)), **sizes)
+    with torch.device(device):
+        model = transformers.Qwen3NextForCausalLM(config)
+    return model.to(dtype).eval()
+
+
+class Generation:
+    """Greedy, with a cache of one size, so that every step but the first is the same launches on the same memory."""
+
+    def __init__(self, model: Any, prompt: Tensor, steps: int):
+        self.model, self.length = model, prompt.shape[1] + steps
+        self.cache = transformers.StaticCache(config=model.config, max_cache_len=self.length)
+        self.token, self.position = prompt, torch.zeros((), dtype=torch.long, device=prompt.device)
+
+    def step(self) -> None:
+        """The next token of these, which takes their place."""
+        positions = self.position + torch.arange(self.token.shape[1], device=self.token.device)
+        seen = torch.arange(self.length, device=self.token.device) <= positions[:, None]
+        masks = {"full_attention": seen[None, None], "linear_attention": None}
+        options = {"position_ids": positions[None], "attention_mask": masks, "past_key_values": self.cache, "logits_to_keep": 1}
+        following = self.model(self.token, use_cache=True, **options).logits[:, -1].argmax(-1, keepdim=True)
+        self.position += self.token.shape[1]
+        if self.token.shape == following.shape:
+            self.token.copy_(following)
+        else:
+            self.token = following
+
+    def captured(self) -> Callable[[], None]:
+        """`step` as a CUDA graph."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step()
+        return graph.replay
+
+
+@torch.no_grad()
+def generate(model: Any, prompt: Tensor, steps: int, graphs: bool) -> Generated:
+    def now() -> float:
+        if prompt.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    integrations.reset_calls()
+    generation, began = Generation(model, prompt.clone(), steps), now()
+    generation.step()
+    first, tokens = now() - began, [generation.token.clone()]
+    step = generation.step
+    for number in range(1, steps):
+        if number == 2:  # behind a step that has loaded every kernel
+            step = generation.captured() if graphs else step
+            began = now()
+        step()
+        tokens.append(generation.token.clone())
+    rate = (steps - 2) * prompt.shape[0] / (now() - began)
+    return Generated(torch.cat(tokens, 1), first, rate, integrations.calls("transformers"))
+
+
+def best(runs: list[Generated]) -> Generated:
+    """Of the runs behind the first, which compiles."""
+    last = runs[-1]
+    return Generated(last.tokens, min(run.first for run in runs[1:]), max(run.rate for run in runs[1:]), last.calls)
+
+
+def arguments() -> argparse.Namespace:
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description="Generates with and without gdn_cuda.")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=8192 if on_gpu else 70, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=256 if on_gpu else 24, help="to generate, at least 3")
+    parser.add_argument(
+        "--layers", type=int, default=16 if on_gpu else 4, help="a multiple of 4; three of four are Gated Delta Net"
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16" if on_gpu else "float32")
+    parser.add_argument("--no-graphs", action="store_true", help="on a GPU, launch every step's kernels one by one")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    model = make_model(TRUE if device == "cuda" else SMALL, given.layers, device, getattr(torch, given.dtype))
+    prompt = torch.randint(1, model.config.vocab_size, (given.batch, given.prompt), device=device)
+    graphs = device == "cuda" and not given.no_graphs
+
+    def runs() -> Generated:
+        return best([generate(model, prompt, given.tokens, graphs) for _ in range(3)])
+
+    without = runs()
+    integration.install(model)
+    ours = runs()
+    integration.uninstall()
+
+    table = Table(
+        "", "time to first token", "tokens a second", title=f"{given.batch} × {given.prompt} tokens, {given.dtype}, {device}"
+    )
+    for name, run in (("transformers", without), ("with gdn_cuda", ours)):
+        table.add_row(name, f"{run.first * 1e3:.1f} ms", f"{run.rate:.1f}")
+    console = Console()
+    console.print(table)
+    for name, count in sorted(ours.calls.items()):
+        console.print(f"{name}: {', '.join(f'{calls} calls by {who}' for who, calls in count.items())}", highlight=False)
+    same = ours.tokens == without.tokens
+    console.print(f"{int(same.sum())} of {same.numel()} tokens are the same", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

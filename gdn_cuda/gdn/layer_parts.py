@@ -1,0 +1,58 @@
+"""What a Gated Delta Net layer's projections consist of: gdn_decode_layer and gdn_prefill_layer say where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..operators.schema import refuse
+
+LAYOUTS = ("qwen3_next", "qwen3_5", "split")
+
+
+class LayerParts(NamedTuple):
+    mixed: Tensor  # (…, 2 Hk dk + Hv dv): query, key and value, as the convolution has its channels
+    z: Tensor  # (…, Hv, dv)
+    b: Tensor  # (…, Hv)
+    a: Tensor  # (…, Hv)
+
+
+def layer_parts(
+    qkvz: Tensor, ba: Tensor, z: Tensor | None, a: Tensor | None, heads: tuple[int, int], dk: int, dv: int, layout: str
+) -> LayerParts:
+    """Views, but for `mixed` of "qwen3_next", whose parts are not neighbours: that is a copy."""
+    heads_k, heads_v = heads
+    per_key = heads_v // heads_k
+    if layout == "qwen3_next":
+        query, key, value, z = qkvz.unflatten(-1, (heads_k, -1)).split([dk, dk, per_key * dv, per_key * dv], -1)
+        b, a = ba.unflatten(-1, (heads_k, 2, per_key)).unbind(-2)
+        mixed = torch.cat([part.flatten(-2) for part in (query, key, value)], -1)
+        return LayerParts(mixed, z.reshape(*z.shape[:-2], heads_v, dv), b.flatten(-2), a.flatten(-2))
+    channels = 2 * heads_k * dk + heads_v * dv
+    if layout == "qwen3_5":
+        b, a = ba.split([heads_v, heads_v], -1)
+        return LayerParts(qkvz[..., :channels], qkvz[..., channels:].unflatten(-1, (heads_v, dv)), b, a)
+    assert z is not None and a is not None
+    return LayerParts(qkvz, z.unflatten(-1, (heads_v, dv)), ba, a)
+
+
+def split_heads(mixed: Tensor, heads: tuple[int, int], dk: int, dv: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query and key (…, Hk, dk) and value (…, Hv, dv) of what the convolution returned."""
+    heads_k, heads_v = heads
+    query, key, value = mixed.split([heads_k * dk, heads_k * dk, heads_v * dv], -1)
+    return query.unflatten(-1, (heads_k, dk)), key.unflatten(-1, (heads_k, dk)), value.unflatten(-1, (heads_v, dv))
+
+
+def check_heads(function: str, heads: tuple[int, int]) -> tuple[int, int]:
+    if not isinstance(heads, (tuple, list)) or len(heads) != 2 or not all(isinstance(n, int) for n in heads):
+        refuse(function, "heads", "numbers of key and value heads (Hk, Hv)", repr(heads))
+    return heads[0], heads[1]
+
+
+def is_silu(function: str, activation: str | None) -> bool:
+    """Whether the convolution's activation is silu, and not none."""
+    if activation not in (None, "silu", "swish"):
+        refuse(function, "activation", "None, 'silu' or 'swish'", repr(activation))
+    return activation is not None

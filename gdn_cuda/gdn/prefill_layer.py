@@ -1,0 +1,138 @@
+"""A layer's prompts between its projections: gdn_decode_layer's counterpart, composed of three operators."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import conv  # imports this family
+from ..operators.schema import not_a_tensor, refuse
+from .layer_parts import LAYOUTS, check_heads, layer_parts
+from .operators import chunked_forward
+
+_NAME = "gdn_prefill_layer"
+
+
+def _check(
+    qkvz: Tensor, ba: Tensor, z: Tensor | None, a: Tensor | None, heads: tuple[int, int], layout: str, width: int
+) -> None:
+    """What the operators would find in parts of the tensors only."""
+    if layout not in LAYOUTS:
+        refuse(_NAME, "layout", f"one of {', '.join(map(repr, LAYOUTS))}", repr(layout))
+    if heads[0] < 1 or heads[1] % heads[0]:
+        refuse(_NAME, "heads", "(Hk, Hv) with Hv a multiple of Hk", repr(heads))
+    split = layout == "split"
+    for name, given, needed in (("qkvz", qkvz, True), ("ba", ba, True), ("z", z, split), ("a", a, split)):
+        if not isinstance(given, Tensor if needed else (Tensor, type(None))):
+            raise ValueError(not_a_tensor(_NAME, name, given))
+        if isinstance(given, Tensor) and not needed:
+            refuse(_NAME, name, f"None with layout {layout!r}", "a tensor")
+        if isinstance(given, Tensor) and given.dim() != 3:
+            refuse(_NAME, name, "(B, T, …)", str(tuple(given.shape)))
+    of_gates = heads[1] if split else 2 * heads[1]
+    for name, given, expected in (("qkvz", qkvz, width), ("ba", ba, of_gates)):
+        if given.shape[-1] != expected:
+            refuse(_NAME, name, f"(B, T, {expected})", str(tuple(given.shape)))
+
+
+def gdn_prefill_layer(
+    qkvz: Tensor,
+    ba: Tensor,
+    *,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None = None,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float = 1e-6,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    state_indices: Tensor | None = None,
+    heads: tuple[int, int],
+    dk: int,
+    dv: int,
+    layout: str = "qwen3_next",
+    gate_activation: str = "silu",
+    allow_negative_eigenvalues: bool = False,
+    cu_seqlens: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slot: int | None = None,
+    scale: float | None = None,
+    deterministic: bool = False,
+    z: Tensor | None = None,
+    a: Tensor | None = None,
+) -> Tensor:
+    """A whole layer's prompts but for its projections, states of two pools in place: what goes into the output projection.
+
+    Formula:
+        q, k, v = conv_split_l2norm(q, k, v);  beta and gate of b and a as in `gdn_decode_layer`
+        out = rms_norm_gated(chunked_forward(q, k, v, beta, gate), z, norm_weight, norm_eps, gate_activation)
+
+    Shapes:
+        qkvz, ba, z, a, heads, dk, dv, layout, weights, pools and out (B, T, Hv dv): as in `gdn_decode_layer`; dk and dv are
+          multiples of 8 up to 256, T is any length, and conv_weight is (C, W), W up to 32, behind which comes silu
+        cu_seqlens: (sequences + 1,), int32 or int64: packed sequences, for which B is 1
+        state_indices, has_initial_state: (B or sequences,); int32 or int64, and bool
+
+    A sequence whose has_initial_state is False starts from zeros, and its slot is not read. Behind a prompt the last inputs are
+    in the last columns of `conv_pool`, as tokens without verify expect them; for a pool of verify, which begins with the first
+    columns, pass `conv_pool[..., :3]`. Three operators and nothing that synchronizes: a call can be part of a CUDA graph.
+
+    Edge cases:
+        A slot that is negative or null_slot skips the sequence: output 0 for finite z, nothing touched.
+        A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the output of the sequence is NaN.
+        Tokens behind the last packed sequence have the output 0.
+
+    Example:
+        >>> Hk, Hv, dk, dv = 1, 2, 64, 8
+        >>> qkvz, ba = torch.randn(1, 90, 2 * Hk * dk + 2 * Hv * dv).bfloat16(), torch.randn(1, 90, 2 * Hv)
+        >>> layer = {"conv_weight": torch.randn(2 * Hk * dk + Hv * dv, 4), "norm_weight": torch.ones(dv)}
+        >>> layer |= {"A_log": torch.zeros(Hv), "dt_bias": torch.zeros(Hv), "heads": (Hk, Hv), "dk": dk, "dv": dv}
+        >>> layer |= {"conv_pool": torch.zeros(3, 2 * Hk * dk + Hv * dv, 3), "state_pool": torch.zeros(3, Hv, dv, dk)}
+        >>> layer |= {"state_indices": torch.tensor([2])}
+        >>> prompt = gdn_cuda.gdn_prefill_layer(qkvz[:, :89], ba[:, :89], **layer)
+        >>> token = gdn_cuda.gdn_decode_layer(qkvz[:, 89:], ba[:, 89:], **layer)
+        >>> prompt.shape, token.shape
+        (torch.Size([1, 89, 16]), torch.Size([1, 1, 16]))
+    """
+    heads = heads_k, heads_v = check_heads(_NAME, heads)
+    _check(qkvz, ba, z, a, heads, layout, 2 * heads_k * dk + heads_v * dv * (1 if layout == "split" else 2))
+    parts = layer_parts(qkvz, ba, z, a, heads, dk, dv, layout)
+    if null_slot is not None and state_indices is not None:
+        state_indices = torch.where(state_indices == null_slot, -1, state_indices)
+    found = conv.conv_split_l2norm(
+        parts.mixed.mT,
+        conv_weight,
+        conv_bias,
+        key_heads=heads_k,
+        value_heads=heads_v,
+        dk=dk,
+        dv=dv,
+        cu_seqlens=cu_seqlens,
+        conv_state=conv_pool,
+        state_indices=state_indices,
+        has_initial_state=has_initial_state,
+    )
+    inputs = (*found[:3], parts.b, parts.a)
+    query, key, value, b, a = inputs if cu_seqlens is None else (x[0] for x in inputs)
+    if state_indices is None:
+        sequences = qkvz.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        state_indices = torch.arange(sequences, device=qkvz.device)
+    o, _ = chunked_forward(
+        query,
+        key,
+        value,
+        b,
+        a,
+        state_pool,
+        cu_seqlens,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        beta_is_logit=True,
+        allow_negative_eigenvalues=allow_negative_eigenvalues,
+        scale=scale,
+        deterministic=deterministic,
+        state_indices=state_indices,
+        has_initial_state=has_initial_state,
+    )
+    return conv.rms_norm_gated(o.view(parts.z.shape), parts.z, norm_weight, norm_eps, gate_activation).flatten(-2)

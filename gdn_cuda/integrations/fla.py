@@ -1,0 +1,249 @@
+"""FLA (fla-core): a backend of its dispatch for `chunk_gated_delta_rule`; `fused_recurrent_gated_delta_rule`, its convolutions
+and its gated norm by name.
+
+    fla.install()
+
+FLA asks a backend at every call whether it takes it. Calls that need gradients, context parallel ones, and those on a CPU run
+FLA's own kernels; `install(cpu=True)` takes CPU tensors too, for which FLA has none. FLA_GDN_CUDA=0 switches the backend off.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gdn_cuda
+
+from . import verified
+from .counted import Declined, count, counted, decline_gradients
+from .fla_modules import FUNCTIONS
+from .replaced import Replaced
+
+_CHUNK = "fla.ops.gated_delta_rule.chunk:chunk_gated_delta_rule"
+_BY_TOKEN = "fla.ops.gated_delta_rule.fused_recurrent:fused_recurrent_gated_delta_rule"
+VERSIONS: verified.Versions = {
+    "0.6": {
+        "fla.backends:register": "entry_point, *, backend=None, verifier=None, env_var=None",
+        "fla.backends:BaseBackend.verify": "self, function_name, *args, **kwargs",
+        "fla.backends:BaseBackend.get_implementation": "self, function_name",
+        _CHUNK: "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, "
+        "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, "
+        "chunk_indices=None, cp_context=None, **kwargs",
+        _BY_TOKEN: "q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False, "
+        "use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False, "
+        "allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, **kwargs",
+        **{target: expected for target, (expected, _) in FUNCTIONS.items()},
+    }
+}
+_REMOVED = ("transpose_state_layout", "head_first")  # FLA warns of these or refuses them
+
+_replaced = Replaced()
+_on = False
+_takes_cpu = False
+
+
+# ---- The calls
+
+
+def _decline(q: Tensor, *others: Tensor | None) -> None:
+    decline_gradients(q, *others)
+    _decline_device(q)
+
+
+def _decline_device(q: Tensor) -> None:
+    if not (q.is_cuda or (_takes_cpu and q.device.type == "cpu")):
+        raise Declined(f"tensors are on {q.device.type}")
+
+
+def _decline_removed(kwargs: dict[str, Any]) -> None:
+    for name in _REMOVED:
+        if name in kwargs:
+            raise Declined(f"{name} is given")
+
+
+def _gates(
+    g: Tensor | None, beta: Tensor | None, rate: Tensor | None, bias: Tensor | None, is_logit: bool, twice: bool
+) -> dict[str, Any]:
+    """`rate` is A_log where g is raw."""
+    if rate is not None and bias is None:
+        bias = torch.zeros_like(rate)
+    forms = {"beta_is_logit": is_logit, "allow_negative_eigenvalues": is_logit and twice}
+    return {"gate": g, "beta": beta, "A_log": rate, "dt_bias": bias} | forms
+
+
+def _states(state: Tensor | None, v_first: bool) -> Tensor | None:
+    """Between FLA's (N, HV, K, V), or with state_v_first (N, HV, V, K), and ours."""
+    return state if state is None or v_first else state.mT
+
+
+def _chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: Any = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    rate, bias = (A_log, dt_bias) if use_gate_in_kernel else (None, None)
+    gates = _gates(g, beta, rate, bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more: dict[str, Any] = {"state": _states(initial_state, state_v_first), "cu_seqlens": cu_seqlens, "scale": scale}
+    more |= {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state, "state_dtype": torch.float32}
+    output, state = gdn_cuda.chunked_forward(q, k, v, **gates, **more)
+    return output, _states(state, state_v_first)
+
+
+def _verify_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Raises Declined."""
+    bound = inspect.signature(_chunk).bind(q, k, v, g, beta, *args, **kwargs)
+    x = bound.arguments
+    _decline(q, k, v, g, beta, x.get("initial_state"), x.get("A_log"), x.get("dt_bias"))
+    _decline_removed(x.get("others", {}))
+    if x.get("cp_context") is not None:
+        raise Declined("cp_context is given")
+    if x.get("use_gate_in_kernel") and x.get("A_log") is None:
+        raise Declined("use_gate_in_kernel is given without A_log")
+
+
+def _by_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    _decline(q, k, v, g, beta, initial_state, A_log, dt_bias)
+    _decline_removed(others)
+    if gk is not None or gv is not None:
+        raise Declined("gk or gv is given: gates of every column")
+    if use_gate_in_kernel and (A_log is None or g is None):
+        raise Declined("use_gate_in_kernel is given without A_log or g")
+    rate, bias = (A_log, dt_bias) if use_gate_in_kernel else (None, None)
+    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+        raise Declined("allow_neg_eigval needs use_beta_sigmoid_in_kernel")
+    gates = _gates(g, beta, rate, bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    state = None if initial_state is None else _states(initial_state.float(), state_v_first)
+    more: dict[str, Any] = {"state": state, "cu_seqlens": cu_seqlens, "scale": scale, "is_qk_norm": use_qk_l2norm_in_kernel}
+    output, after = gdn_cuda.recurrent_forward(q, k, v, **gates, **more)
+    return output, _states(after, state_v_first) if output_final_state else None
+
+
+def _where_taken(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of convolutions and norms, which have gradients: the device alone decides."""
+
+    @functools.wraps(function)
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        _decline_device(x)
+        return function(x, *args, **kwargs)
+
+    return call
+
+
+_BY_NAME = {_BY_TOKEN: _by_token} | {target: _where_taken(function) for target, (_, function) in FUNCTIONS.items()}
+
+# ---- The backend
+
+
+@functools.cache
+def _backend() -> type:
+    from fla.backends import BaseBackend
+
+    class GdnCuda(BaseBackend):
+        """Once registered it stays; `uninstall` switches it off."""
+
+        backend_type = "gdn_cuda"
+        package_name = "gdn_cuda"
+        env_var = "FLA_GDN_CUDA"
+        priority = 1  # before FlashQLA's 3 and the default 5
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._run = counted("fla.chunk_gated_delta_rule", _chunk, _default(_CHUNK))
+
+        def is_enabled(self) -> bool:
+            return _on and super().is_enabled()
+
+        def chunk_gated_delta_rule_verifier(self, *args: Any, **kwargs: Any) -> tuple[bool, str | None]:
+            try:
+                _verify_chunk(*args, **kwargs)
+            except Declined as declined:
+                count("fla.chunk_gated_delta_rule", str(declined))
+                return False, str(declined)
+            return True, None
+
+        def chunk_gated_delta_rule(self, *args: Any, **kwargs: Any) -> Any:
+            return self._run(*args, **kwargs)
+
+    return GdnCuda
+
+
+def _default(target: str) -> Callable[..., Any]:
+    """FLA's function itself, without its dispatch."""
+    return inspect.unwrap(getattr(*verified.owner_of(target)))
+
+
+# ---- install and uninstall
+
+
+def available() -> tuple[bool, str]:
+    """Whether an installed fla-core is of a version that was verified, and which, or why not."""
+    return verified.available("fla-core", "fla", VERSIONS)
+
+
+def install(cpu: bool = False) -> tuple[str, ...]:
+    """Imports FLA and registers the backend; returns the names of what is replaced besides. Twice is once, with the last `cpu`.
+    Raises `Refused`, with nothing changed, where FLA is not what was verified."""
+    global _on, _takes_cpu
+    targets = verified.verified("fla-core", verified.installed_version("fla-core", "fla"), VERSIONS)
+    _takes_cpu = cpu
+    if not _on:
+        verified.check(targets)
+        from fla.backends import register
+
+        register("gated_delta_rule")(_backend())
+        for target, function in _BY_NAME.items():
+            theirs = getattr(*verified.owner_of(target))
+            ours = counted(f"fla.{theirs.__name__}", function, theirs)
+            for owner, name in verified.names_of(theirs, "fla"):
+                _replaced.put(owner, name, ours)
+        _on = True
+    return _replaced.names()
+
+
+def uninstall() -> None:
+    """Undoes `install`."""
+    global _on
+    _on = False
+    _replaced.undo()

@@ -1,0 +1,207 @@
+"""FlashInfer's names: `chunk_gated_delta_rule`, `gated_delta_rule_decode_pretranspose` and `gated_delta_rule_mtp`, with its
+parameters, for programs that call it; `install` puts them in FlashInfer's place.
+
+Its gates are decays, alpha = exp(gate): 0 is a reset. Where alpha is above 1, which is none, CPU tensors are refused; on a GPU
+the state grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gdn_cuda
+
+from . import verified
+from .counted import Declined, counted
+from .replaced import Replaced
+
+__all__ = ["chunk_gated_delta_rule", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"]
+_OURS = ("auto", "flashinfer")  # backends
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    output: Tensor | None = None,
+    output_state: Tensor | None = None,
+    state_checkpoints: Tensor | None = None,
+    checkpoint_cu_starts: Tensor | None = None,
+    checkpoint_every_n_tokens: int = 0,
+    use_cp: Any = "auto",
+    state_indices: Tensor | None = None,
+    _cp_chunk_len: int | None = None,
+    backend: str = "auto",
+    max_seqlen: int | None = None,
+) -> Any:
+    """Prefill of packed sequences: output, or with output_final_state (output, final state)."""
+    if backend not in _OURS:
+        raise Declined(f"backend {backend}")
+    if cu_seqlens is None:
+        raise Declined("no cu_seqlens")
+    from_pool = state_indices is not None and initial_state is not None
+    if from_pool and output_final_state and output_state is not initial_state:
+        raise Declined("another pool to write to")
+    _check_decays(g)
+    options: dict[str, Any] = {"scale": scale or None, "use_qk_l2norm": use_qk_l2norm_in_kernel, "out": output}
+    options |= {
+        "gate_is_linear": g is not None,
+        "checkpoint_every": checkpoint_every_n_tokens,
+        "checkpoints": state_checkpoints,
+    }
+    if from_pool:
+        options |= {"state_indices": state_indices, "update_state": output_final_state}
+    elif output_final_state and output_state is None:
+        options["state_dtype"] = torch.float32
+    elif output_final_state:
+        options["final_state"] = output_state
+    else:
+        options["output_final_state"] = False
+    output, state, *_ = gdn_cuda.chunked_forward(q, k, v, beta, g, initial_state, cu_seqlens, **options)
+    return (output, state) if output_final_state else output
+
+
+def _check_decays(alpha: Tensor | None) -> None:
+    if alpha is not None and alpha.device.type == "cpu" and bool((alpha > 1).any()):
+        raise ValueError(f"chunk_gated_delta_rule: g: expected decays of at most 1, got {float(alpha.max())}")
+
+
+def gated_delta_rule_decode_pretranspose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None,
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    b: Tensor,
+    scale: float | None = None,
+    output: Tensor | None = None,
+    use_qk_l2norm: bool = True,
+    initial_state: Tensor | None = None,
+    initial_state_indices: Tensor | None = None,
+    output_state_indices: Tensor | None = None,
+    intermediate_states_buffer: Tensor | None = None,
+    disable_state_update: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Tokens of a batch from states in place, or from a pool: (output, states)."""
+    pool = state if initial_state is None else initial_state
+    if backend not in _OURS:
+        raise Declined(f"backend {backend}")
+    if pool is None:
+        raise Declined("neither state nor initial_state is given")
+    options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
+    options |= _destination(intermediate_states_buffer, disable_state_update, q)
+    options["write_indices"] = output_state_indices
+    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, initial_state_indices, **options), pool
+
+
+def gated_delta_rule_mtp(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial_state: Tensor,
+    initial_state_indices: Tensor,
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    b: Tensor,
+    scale: float | None = None,
+    output: Tensor | None = None,
+    intermediate_states_buffer: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    disable_state_update: bool | None = None,
+    use_qk_l2norm: bool = True,
+    output_state_indices: Tensor | None = None,
+    cache_replayssm: bool = False,
+    replayssm_rawv: Tensor | None = None,
+    replayssm_rawk: Tensor | None = None,
+    replayssm_g: Tensor | None = None,
+    replayssm_beta: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Several tokens: (output, pool). Without disable_state_update the pool stays as it is, as in FlashInfer 0.7."""
+    if ssm_state_indices is not None:
+        raise Declined("ssm_state_indices is given")
+    if cache_replayssm:
+        raise Declined("ReplaySSM")
+    frozen = disable_state_update is None or disable_state_update
+    options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
+    options |= _destination(intermediate_states_buffer, frozen, q)
+    options["write_indices"] = output_state_indices
+    output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, initial_state_indices, **options)
+    return output, initial_state
+
+
+def _destination(buffer: Tensor | None, frozen: bool, q: Tensor) -> dict[str, Any]:
+    """Where states go: to the pool, nowhere, or that after every token to the buffer's row of its sequence."""
+    if buffer is None:
+        return {"update_state": not frozen}
+    if not frozen:
+        raise Declined("states to the buffer and to the pool")
+    return {"step_states": buffer, "step_slots": torch.arange(q.shape[0], device=q.device)}
+
+
+# ---- What was verified
+
+_TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "flashinfer.gdn_prefill:chunk_gated_delta_rule": (
+        "q, k, v, g=None, beta=None, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, "
+        "use_qk_l2norm_in_kernel=False, output=None, output_state=None, state_checkpoints=None, checkpoint_cu_starts=None, "
+        "checkpoint_every_n_tokens=0, use_cp='auto', state_indices=None, _cp_chunk_len=None, backend='auto', max_seqlen=None",
+        chunk_gated_delta_rule,
+    ),
+    "flashinfer.gdn_decode:gated_delta_rule_decode_pretranspose": (
+        "q, k, v, state, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True, initial_state=None, "
+        "initial_state_indices=None, output_state_indices=None, intermediate_states_buffer=None, disable_state_update=False, "
+        "backend='auto'",
+        gated_delta_rule_decode_pretranspose,
+    ),
+    "flashinfer.gdn_decode:gated_delta_rule_mtp": (
+        "q, k, v, initial_state, initial_state_indices, A_log, a, dt_bias, b, scale=None, output=None, "
+        "intermediate_states_buffer=None, ssm_state_indices=None, disable_state_update=None, use_qk_l2norm=True, "
+        "output_state_indices=None, cache_replayssm=False, replayssm_rawv=None, replayssm_rawk=None, replayssm_g=None, "
+        "replayssm_beta=None",
+        gated_delta_rule_mtp,
+    ),
+}
+VERSIONS: verified.Versions = {"0.7.2": {target: expected for target, (expected, _) in _TARGETS.items()}}
+
+# ---- install and uninstall
+
+_replaced = Replaced()
+
+
+def available() -> tuple[bool, str]:
+    """Whether an installed FlashInfer is of a version that was verified, and which, or why not."""
+    return verified.available("flashinfer-python", "flashinfer", VERSIONS)
+
+
+def install() -> tuple[str, ...]:
+    """Imports FlashInfer's modules of Gated Delta Net and replaces the functions wherever FlashInfer has them. A program that
+    has taken them by name before keeps them. Returns the names of what is replaced. Twice is once. Raises `Refused`, with
+    nothing replaced, where FlashInfer is not what was verified."""
+    targets = verified.verified("flashinfer-python", verified.installed_version("flashinfer-python", "flashinfer"), VERSIONS)
+    if not _replaced.names():
+        verified.check(targets)
+        for target, (_, ours) in _TARGETS.items():
+            theirs = getattr(*verified.owner_of(target))
+            for owner, name in verified.names_of(theirs, "flashinfer"):
+                _replaced.put(owner, name, counted(f"flashinfer.{name}", ours, theirs))
+    return _replaced.names()
+
+
+def uninstall() -> None:
+    """Undoes `install`."""
+    _replaced.undo()

@@ -1,0 +1,303 @@
+"""transformers: GDN layers, short convolutions, gated norms and Mamba's scans of its models.
+
+    transformers.install()
+
+replaces the functions that its modeling files call, by name, in those imported already and in those imported later. It works
+before and after `from_pretrained`, on a GPU and on a CPU. Calls that need gradients through the recurrence, and torch.export,
+run transformers' own functions; convolutions, norms and scans have gradients here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from .. import conv, gdn
+from ..compat import causal_conv1d as conv_functions
+from ..compat import mamba_ssm
+from ..operators.schema import refuse
+from . import verified
+from .counted import counted, decline_export, decline_gradients
+from .replaced import AfterImport, Replaced
+from .verified import Refused
+
+logger = logging.getLogger("gdn_cuda")
+
+# ---- What takes the place of what
+
+
+def _chunk(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """States are (B, Hv, dk, dv) in transformers."""
+    decline_export()
+    decline_gradients(query, key, value, g, beta, initial_state)
+    state = None if initial_state is None else initial_state.mT
+    options: dict[str, Any] = {"use_qk_l2norm": use_qk_l2norm_in_kernel, "output_final_state": output_final_state}
+    output, state = gdn.chunked_forward(query, key, value, beta, g, state, cu_seqlens, **options)
+    return output, None if state is None else state.mT
+
+
+def _by_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    decline_export()
+    decline_gradients(query, key, value, g, beta, initial_state)
+    state = None if initial_state is None else initial_state.mT
+    options = {"is_qk_norm": use_qk_l2norm_in_kernel}
+    output, after = gdn.recurrent_forward(query, key, value, state, beta, g, cu_seqlens, **options)
+    return output, after.mT if output_final_state else None
+
+
+def _conv(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    seq_idx: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    decline_export()
+    return conv.causal_conv1d(hidden_states, weight, bias, seq_idx, activation=activation)
+
+
+def _conv_update(
+    hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    decline_export()
+    decline_gradients(hidden_states, conv_state, weight, bias)
+    return conv_functions.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
+
+
+def _scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **others: Any,
+) -> Any:
+    decline_export()
+    return mamba_ssm.selective_scan_fn(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
+
+
+def _scan_update(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    z: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    decline_export()
+    decline_gradients(state, hidden_states, dt, A, B, C, D, z, dt_bias)
+    return mamba_ssm.selective_state_update(state, hidden_states, dt, A, B, C, D, z, dt_bias, dt_softplus)
+
+
+def _norm_of_heads(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+    """The norm of each row, then the gate."""
+    decline_export()
+    return conv.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, norm.activation)
+
+
+def _norm_of_groups(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+    """Mamba-2's: the gate, then the norm of each group of columns."""
+    decline_export()
+    options = {"norm_before_gate": False, "group_size": norm.group_size}
+    return conv.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, **options)
+
+
+def _norm_of_falcon(norm: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+    """The same with a number of groups, in either order."""
+    decline_export()
+    options = {"norm_before_gate": norm.norm_before_gate, "group_size": hidden_states.shape[-1] // norm.n_groups}
+    return conv.rms_norm_gated(hidden_states, gate, norm.weight, norm.variance_epsilon, **options)
+
+
+# ---- What was verified: by kind the parameters and our function, by model the kinds and their names in its modeling file
+
+_Kind = tuple[str, Callable[..., Any]]
+_GDN = "query, key, value, g, beta, {}initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **kwargs"
+_STATE_UPDATE = "state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs"
+_KINDS: dict[str, _Kind] = {
+    "chunk_gated_delta_rule": (_GDN.format("chunk_size=64, "), _chunk),
+    "fused_recurrent_gated_delta_rule": (_GDN.format(""), _by_token),
+    "causal_conv1d_fn": ("hidden_states, weight, bias=None, activation=None, **kwargs", _conv),
+    "causal_conv1d_update": ("hidden_states, conv_state, weight, bias=None, activation=None", _conv_update),
+    "selective_scan_fn": (
+        "hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False, "
+        "use_mambapy=False, use_associative_scan=False, **kwargs",
+        _scan,
+    ),
+    "selective_state_update": (_STATE_UPDATE, _scan_update),
+    "rms_norm_gated": ("self, hidden_states, gate", _norm_of_heads),
+    "rms_norm_gated_or_not": ("self, hidden_states, gate=None", _norm_of_heads),
+    "rms_norm_of_groups": ("self, hidden_states, gate=None", _norm_of_groups),
+    "rms_norm_of_falcon": ("self, hidden_states, gate=None", _norm_of_falcon),
+}
+_CONV = {"causal_conv1d_fn": "causal_conv1d_fn", "causal_conv1d_update": "causal_conv1d_update"}
+_DELTA_RULE = {
+    "torch_chunk_gated_delta_rule": "chunk_gated_delta_rule",
+    "torch_recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
+}
+_MAMBA = {"mamba_selective_scan": "selective_scan_fn", "mamba_selective_state_update": "selective_state_update"}
+_MAMBA2 = {"mamba2_selective_state_update": "selective_state_update"}
+
+
+def _gdn(norm: str) -> dict[str, str]:
+    return _CONV | _DELTA_RULE | {f"{norm}.forward": "rms_norm_gated"}
+
+
+def _kda(norm: str) -> dict[str, str]:
+    """Without the delta rule of KDA, whose gates are vectors."""
+    return _CONV | {f"{norm}.forward": "rms_norm_gated_or_not"}
+
+
+def _mamba2(norm: str, kind: str = "rms_norm_of_groups") -> dict[str, str]:
+    """Without mamba_chunk_scan_combined."""
+    return _CONV | _MAMBA2 | {f"{norm}.forward": kind}
+
+
+# By model: the kind of every attribute that is replaced. mamba_inner_fn is not among them: it is given no mask, so padding
+# before a sequence would change what a model computes. Its callers run the convolution and the scan by themselves.
+MODELS: dict[str, dict[str, str]] = {
+    "qwen3_next": _gdn("Qwen3NextRMSNormGated"),
+    "qwen3_5": _gdn("Qwen3_5RMSNormGated"),
+    "qwen3_5_moe": _gdn("Qwen3_5MoeRMSNormGated"),
+    "qwen4_exp": _gdn("Qwen4ExpTextRMSNormGated"),
+    "olmo_hybrid": _gdn("OlmoHybridRMSNormGated"),
+    "kimi_linear": _kda("KimiLinearRMSNormGated"),
+    "bailing_hybrid": _kda("BailingHybridRMSNormGated"),
+    "glm5_next": _kda("Glm5NextTextRMSNormGated"),
+    "mamba": _CONV | _MAMBA,
+    "falcon_mamba": _CONV | _MAMBA,
+    "jamba": _CONV | _MAMBA,
+    "zamba": _CONV | _MAMBA,
+    "mamba2": _mamba2("MambaRMSNormGated"),
+    "bamba": _mamba2("BambaRMSNormGated"),
+    "nemotron_h": _mamba2("NemotronHRMSNormGated"),
+    "zamba2": _mamba2("Zamba2RMSNormGated"),
+    "granitemoehybrid": _mamba2("GraniteMoeHybridRMSNormGated"),
+    "falcon_h1": _mamba2("FalconH1RMSNormGated", "rms_norm_of_falcon"),
+    "lfm2": _CONV,
+    "lfm2_moe": _CONV,
+    "inkling": _CONV,
+    "inkling2": _CONV,
+}
+
+
+def _module(model: str) -> str:
+    return f"transformers.models.{model}.modeling_{model}"
+
+
+_MODEL_OF = {_module(model): model for model in MODELS}
+
+
+def _targets(model: str) -> dict[str, str]:
+    return {f"{_module(model)}:{attribute}": _KINDS[kind][0] for attribute, kind in MODELS[model].items()}
+
+
+VERSIONS: verified.Versions = {"5.23": {target: expected for model in MODELS for target, expected in _targets(model).items()}}
+
+# ---- install and uninstall
+
+_replaced = Replaced()
+_installed: set[str] = set()
+
+
+def available() -> tuple[bool, str]:
+    """Whether an installed transformers is of a version that was verified, and which, or why not."""
+    return verified.available("transformers", "transformers", VERSIONS)
+
+
+def install(model: Any = None) -> tuple[str, ...]:
+    """Replaces the functions of every known model, or of this one, a model or a name such as "qwen3_next": now where its
+    modeling file is imported, otherwise once it is. Returns the names of all that is replaced so far. Twice is once.
+
+    Raises `Refused`, with nothing replaced, where a version or an imported file is not what was verified; a file that is
+    imported later and differs stays as it is, which is logged.
+    """
+    verified.verified("transformers", verified.installed_version("transformers", "transformers"), VERSIONS)
+    wanted = set(MODELS if model is None else [_name_of(model)]) - _installed
+    imported = [name for name in MODELS if name in wanted and _module(name) in sys.modules]
+    verified.check({target: expected for name in imported for target, expected in _targets(name).items()})
+    for name in imported:
+        _replace(name)
+    _installed.update(wanted)
+    _later.install()
+    return _replaced.names()
+
+
+def uninstall() -> None:
+    """Undoes `install`."""
+    _later.uninstall()
+    _installed.clear()
+    _replaced.undo()
+
+
+def _name_of(model: Any) -> str:
+    name = model if isinstance(model, str) else _MODEL_OF.get(type(model).__module__)
+    if name not in MODELS:
+        refuse("install", "model", f"a model of {', '.join(MODELS)}, or its name", repr(name or type(model).__name__))
+    return name
+
+
+def _when_imported(module: ModuleType) -> None:
+    model = _MODEL_OF[module.__name__]
+    if model not in _installed:
+        return
+    try:
+        verified.check(_targets(model))
+    except Refused as refused:
+        logger.warning("transformers: %s keeps its own kernels: %s", model, refused)
+    else:
+        _replace(model)
+
+
+def _replace(model: str) -> None:
+    module = importlib.import_module(_module(model))
+    for attribute, kind in MODELS[model].items():
+        owner, name = verified.owner_of(f"{module.__name__}:{attribute}")
+        _replaced.put(owner, name, counted(f"transformers.{_counted_as(kind)}", _KINDS[kind][1], getattr(owner, name)))
+
+
+_later = AfterImport(_MODEL_OF, _when_imported)
+
+
+def _counted_as(kind: str) -> str:
+    return "rms_norm_gated" if kind.startswith("rms_norm") else kind

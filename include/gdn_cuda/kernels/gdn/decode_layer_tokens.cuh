@@ -1,0 +1,241 @@
+// gdn/decode_layer before the recurrence: where a sequence's states are, the convolution's channels, gates, and what the norm
+// multiplies by.
+#pragma once
+
+#include <gdn_cuda/kernels/common/state_slots.cuh>
+#include <gdn_cuda/kernels/conv/causal_step_common.cuh>
+#include <gdn_cuda/kernels/conv/silu.cuh>
+#include <gdn_cuda/kernels/gdn/decode_layer_plan.cuh>
+#include <gdn_cuda/kernels/gdn/row.cuh>
+
+namespace gdn_cuda::gdn {
+
+// Slots on their way: of the recurrence's state and of the convolution's, which verify keeps in the first slot of a sequence.
+struct LayerSlots {
+    i64 state, conv;
+    int conv_first;  // column of the oldest of the three inputs before the first token
+
+    __device__ __forceinline__ void load(const DecodeLayerArgs& args, int sequence) {
+        state = conv = sequence;
+        conv_first = args.conv_columns - (kLayerTaps - 1);
+        if (args.slots.data == nullptr) return;
+        state = conv = load_index(args.slots, sequence * args.slots_sequence);
+        if (!args.by_token) return;
+        conv_first = 0;
+        if (args.accepted.data == nullptr) return;
+        const i64 accepted = max(load_index(args.accepted, sequence), i64{1}) - 1;
+        state = load_index(args.slots, sequence * args.slots_sequence +
+                                           min(accepted, static_cast<i64>(args.slot_steps) - 1) * args.slots_token);
+        conv_first = static_cast<int>(min(accepted, static_cast<i64>(args.conv_columns - (kLayerTaps - 1))));
+    }
+    __device__ __forceinline__ Place place(const DecodeLayerArgs& args) const {
+        const Place of_state = place_of(args, state), of_conv = place_of(args, conv);
+        if (of_state == Place::skip || of_conv == Place::skip) return Place::skip;
+        return of_state == Place::poison ? of_state : of_conv;
+    }
+};
+
+// Offset in `state_out` of where the state after token t goes; negative: nowhere.
+__device__ __forceinline__ i64 target_of_token(const DecodeLayerArgs& args, int sequence, i64 slot, int t) {
+    if (args.step_slots.data != nullptr) {
+        const i64 row = load_index(args.step_slots, sequence);
+        return row < 0 || row >= args.step_slot_count ? -1 : row * args.out_slot + t * args.out_step;
+    }
+    if (!args.by_token) return t + 1 == args.tokens ? slot * args.out_slot : -1;
+    const i64 of_token = load_index(args.slots, sequence * args.slots_sequence + t * args.slots_token);
+    return place_of(args, of_token) == Place::run ? of_token * args.out_slot : -1;
+}
+
+// The channels of a block: those of query and key, and of the rows of a part's values.
+template <DecodeLayerConfig kConfig>
+struct LayerChannels {
+    using Io = Storage<kConfig.io>;
+    static constexpr int kPairs = 2 * kConfig.head_k;  // channels of query and key
+
+    const DecodeLayerArgs& args;
+    int sequence, key_head;
+
+    __device__ __forceinline__ i64 head_rows() const { return static_cast<i64>(args.heads_per_key) * args.dv; }
+    // Channel `c` of kPairs plus a row of the key head's values.
+    __device__ __forceinline__ i64 number(int c) const {
+        const i64 all_keys = static_cast<i64>(args.key_heads) * kConfig.head_k;
+        if (c < kConfig.head_k) return static_cast<i64>(key_head) * kConfig.head_k + c;
+        if (c < kPairs) return all_keys + static_cast<i64>(key_head) * kConfig.head_k + (c - kConfig.head_k);
+        return 2 * all_keys + key_head * head_rows() + (c - kPairs);
+    }
+    __device__ __forceinline__ const Io* row(const Rows& rows, i64 at) const {
+        return static_cast<const Io*>(rows.data) + sequence * rows.batch + key_head * rows.head + at;
+    }
+    __device__ __forceinline__ const Io* inputs(int c, i64& token_stride) const {
+        const Rows& rows = c < kConfig.head_k ? args.query : c < kPairs ? args.key : args.value;
+        token_stride = rows.token;
+        return row(rows, c < kConfig.head_k ? c : c < kPairs ? c - kConfig.head_k : c - kPairs);
+    }
+};
+
+// Numbers on their way. Their dtype, known at run time, is looked at once for all: loads of either size into one register would
+// wait for each other.
+template <int kCount>
+struct RawNumbers {
+    unsigned bits[kCount];
+
+    __device__ __forceinline__ void load(const Tagged& from, i64 at, i64 stride) {
+        if (from.type == DType::f32) {
+            const unsigned* wide = static_cast<const unsigned*>(from.data) + at;
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) bits[i] = wide[i * stride];
+        } else {
+            const unsigned short* narrow = static_cast<const unsigned short*>(from.data) + at;
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) bits[i] = narrow[i * stride];
+        }
+    }
+    __device__ __forceinline__ float number(int i, DType type) const { return number_of(bits[i], type); }
+};
+
+// One channel of the convolution. Loads that need no slot are on their way before the slot is known.
+template <DecodeLayerConfig kConfig>
+struct LayerChannel {
+    using Io = Storage<kConfig.io>;
+    static constexpr int kHistory = kLayerTaps - 1, kAhead = kConfig.tokens < 4 ? kConfig.tokens : 4;
+
+    RawNumbers<kLayerTaps> taps;
+    RawNumbers<kHistory> history;
+    RawNumbers<1> bias;
+    Io x[kAhead];
+
+    __device__ __forceinline__ static void load_tokens(const DecodeLayerArgs& args, Io (&to)[kAhead], const Io* from,
+                                                       i64 stride, int first) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+            if (first + i < args.tokens) to[i] = from[(first + i) * stride];
+    }
+    __device__ __forceinline__ void load_inputs(const LayerChannels<kConfig>& all, int c) {
+        const DecodeLayerArgs& args = all.args;
+        i64 stride;
+        const Io* from = all.inputs(c, stride);
+        load_tokens(args, x, from, stride, 0);
+        const i64 channel = all.number(c);
+        taps.load(args.weight, channel * args.weight_channel, args.weight_tap);
+        if (args.bias.data != nullptr) bias.load(args.bias, channel * args.bias_channel, 0);
+    }
+    __device__ __forceinline__ void load_history(const LayerChannels<kConfig>& all, int c, const LayerSlots& slots) {
+        const DecodeLayerArgs::ConvStates& conv = all.args.conv;
+        history.load(conv.values, slots.conv * conv.slot + all.number(c) * conv.channel + slots.conv_first * conv.column,
+                     conv.column);
+    }
+    // The outputs, rounded to `Io` as the convolution alone rounds them: store(t, y).
+    template <class Store>
+    __device__ __forceinline__ void run(const LayerChannels<kConfig>& all, int c, const Store& store) {
+        const DecodeLayerArgs& args = all.args;
+        float h[kHistory], tap[kLayerTaps];
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i) h[i] = history.number(i, args.conv.values.type);
+#pragma unroll
+        for (int k = 0; k < kLayerTaps; ++k) tap[k] = taps.number(k, args.weight.type);
+        const float constant = args.bias.data == nullptr ? 0.f : bias.number(0, args.bias.type);
+        i64 stride;
+        const Io* from = all.inputs(c, stride);
+#pragma unroll 1
+        for (int first = 0; first < args.tokens; first += kAhead) {
+            if (first > 0) load_tokens(args, x, from, stride, first);
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                if (first + i >= args.tokens) break;
+                const float now = to_float(x[i]);
+                float y[1] = {constant};
+#pragma unroll
+                for (int k = 0; k < kHistory; ++k) y[0] = fmaf(tap[k], h[k], y[0]);
+                y[0] = fmaf(tap[kHistory], now, y[0]);
+                conv::activate<kConfig.io>(y, args.silu);
+                store(first + i, from_float<Io>(y[0]));
+#pragma unroll
+                for (int k = 0; k + 1 < kHistory; ++k) h[k] = h[k + 1];
+                h[kHistory - 1] = now;
+            }
+        }
+    }
+};
+
+// Number i of a channel's inputs: the columns of its state from `first` on, `columns` of them, and then the tokens.
+template <DecodeLayerConfig kConfig>
+__device__ __forceinline__ float channel_input(const LayerChannels<kConfig>& all, int c, i64 state, int columns, int i) {
+    const DecodeLayerArgs::ConvStates& conv = all.args.conv;
+    if (i < columns) return load_number(conv.values, state + i * conv.column);
+    i64 stride;
+    const auto* from = all.inputs(c, stride);
+    return to_float(from[(i - columns) * stride]);
+}
+
+// Writes the convolution's state of a channel behind the tokens, by the thread that has read it. Columns move to the front, so
+// that each is read before it is written.
+template <DecodeLayerConfig kConfig>
+__device__ __forceinline__ void store_history(const LayerChannels<kConfig>& all, int c, const LayerSlots& slots) {
+    const DecodeLayerArgs& args = all.args;
+    const i64 channel = all.number(c);
+    const i64 row = slots.conv * args.conv.slot + channel * args.conv.channel;
+    if (args.step_conv.values.data != nullptr) {
+        const i64 step_row = load_index(args.step_slots, all.sequence);
+        if (step_row < 0 || step_row >= args.step_slot_count) return;
+        const DecodeLayerArgs::ConvStates& to = args.step_conv;
+        const i64 before = row + slots.conv_first * args.conv.column;
+#pragma unroll 1
+        for (int t = 0; t < args.tokens; ++t)
+#pragma unroll
+            for (int i = 0; i < kLayerTaps - 1; ++i)
+                store_number(const_cast<void*>(to.values.data), to.values.type,
+                             step_row * to.slot + t * to.step + channel * to.channel + i * to.column,
+                             channel_input(all, c, before, kLayerTaps - 1, t + 1 + i));
+        return;
+    }
+    // Verify keeps the inputs before the tokens but the first, and all tokens; else the last inputs stay.
+    const int columns = args.by_token ? kLayerTaps - 1 : args.conv_columns;
+    const int shift = args.by_token ? 1 : args.tokens;
+    const int count = args.by_token ? kLayerTaps - 2 + args.tokens : args.conv_columns;
+    const i64 from = args.by_token ? row + slots.conv_first * args.conv.column : row;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i)
+        store_number(const_cast<void*>(args.conv.values.data), args.conv.values.type, row + i * args.conv.column,
+                     channel_input(all, c, from, columns, i + shift));
+}
+
+// The gates of one token and value head, on their way.
+struct RawLayerGate {
+    RawNumbers<1> a, b, A_log, dt_bias;
+
+    __device__ __forceinline__ void load(const DecodeLayerArgs& args, int sequence, int t, int key_head, int head) {
+        const auto at = [&](const DecodeLayerArgs::Gates& of) {
+            return sequence * of.batch + t * of.token + key_head * of.key_head + head * of.head;
+        };
+        const i64 value_head = static_cast<i64>(key_head) * args.heads_per_key + head;
+        a.load(args.a.values, at(args.a), 0);
+        b.load(args.b.values, at(args.b), 0);
+        A_log.load(args.A_log, value_head, 0);
+        dt_bias.load(args.dt_bias, value_head, 0);
+    }
+    __device__ __forceinline__ LayerGate finish(const DecodeLayerArgs& args) const {
+        const float x = a.number(0, args.a.values.type) + dt_bias.number(0, args.dt_bias.type);
+        return {expf(log_decay(A_log.number(0, args.A_log.type), x)),
+                args.beta_scale * sigmoid(b.number(0, args.b.values.type))};
+    }
+};
+
+// What an element of the normalised output is multiplied by, on its way.
+template <DecodeLayerConfig kConfig>
+struct RawGain {
+    using Io = Storage<kConfig.io>;
+    Io z;
+    RawNumbers<1> weight;
+
+    __device__ __forceinline__ void load(const LayerChannels<kConfig>& all, int t, int row) {
+        const DecodeLayerArgs& args = all.args;
+        z = all.row(args.z, row)[t * args.z.token];
+        weight.load(args.norm_weight, row % args.dv * args.norm_weight_row, 0);
+    }
+    __device__ __forceinline__ float finish(const DecodeLayerArgs& args) const {
+        const float gate = to_float(z), s = conv::silu_gate(gate);
+        return weight.number(0, args.norm_weight.type) * (args.sigmoid_gate ? s : gate * s);
+    }
+};
+
+}  // namespace gdn_cuda::gdn

@@ -1,0 +1,110 @@
+"""Calls of serving engines as data, and what they must compute: the recurrence token by token in fp64.
+
+`<engine>_calls.json` has calls of one release, written down from the lines that make them: shapes, strides and dtypes of
+tensors, values of indices. Everything else is drawn. Pools have NaN in every slot that no call may read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+OUTPUT = 5e-3  # of bf16
+STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}
+_PARAMETERS = ("A_log", "dt_bias", "g", "beta")
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    call: str
+    tensors: dict[str, Any]
+    options: dict[str, Any]
+
+    def arguments(self, rng: torch.Generator, device: str = "cpu") -> dict[str, Any]:
+        """The options too, on a device."""
+        return self.options | {name: _tensor(name, spec, rng, device) for name, spec in self.tensors.items()}
+
+
+def calls(engine: str) -> list[Call]:
+    recorded = json.loads((Path(__file__).parent / f"{engine}_calls.json").read_text())
+    return [Call(**each) for each in recorded]
+
+
+def identity(call: Call) -> str:
+    return f"{call.call}: {call.name}"
+
+
+def _tensor(name: str, spec: dict[str, Any], rng: torch.Generator, device: str) -> Tensor:
+    dtype = getattr(torch, spec["dtype"])
+    if "values" in spec:
+        values = torch.tensor(spec["values"], dtype=dtype, device=device)
+        return values if "strides" not in spec else _strided(values, spec["strides"])
+    values = torch.randn(spec["shape"], generator=rng)
+    if name in _PARAMETERS:
+        values = {"A_log": values / 4, "dt_bias": values, "g": -values.abs() / 8, "beta": values.sigmoid()}[name]
+    return _strided(values.to(device, dtype), spec.get("strides", values.stride()))
+
+
+def _strided(values: Tensor, strides: list[int] | tuple[int, ...]) -> Tensor:
+    """With other numbers between its elements: NaN, or an index past every pool."""
+    between = float("nan") if values.dtype.is_floating_point else 10**6
+    room = 1 + sum((n - 1) * s for n, s in zip(values.shape, strides, strict=True))
+    return (
+        torch.full((room,), between, dtype=values.dtype, device=values.device).as_strided(values.shape, strides).copy_(values)
+    )
+
+
+def poison(pool: Tensor, used: list[int]) -> None:
+    """NaN in the slots that are not in use, before a call."""
+    for slot in set(range(pool.shape[0])) - set(used):
+        pool[slot] = float("nan")
+
+
+def untouched(before: Tensor, after: Tensor, written: list[int]) -> bool:
+    """Whether slots that are not written have the same bits, NaN included."""
+    kept = [slot for slot in range(before.shape[0]) if slot not in written]
+    return torch.equal(before[kept].nan_to_num(12345.0), after[kept].nan_to_num(12345.0))
+
+
+def prefill_state(dtype: torch.dtype, device: str) -> float:
+    """The error of states of a prefill: a GPU's tensor cores take factors of 16 bits."""
+    return 5e-3 if device == "cuda" else STATE[dtype]
+
+
+# ---- The recurrence
+
+
+def gates(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """(g, beta) of raw ones, in fp64."""
+    g = -x["A_log"].double().exp() * F.softplus(x["a"].double() + x["dt_bias"].double())
+    return g, x["b"].double().sigmoid()
+
+
+def l2norm(x: Tensor) -> Tensor:
+    x = x.double()
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def recurrence(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of one sequence, (T, heads, columns): outputs, and the states (T, HV, V, K) after every token."""
+    q, k, v, g, beta, S = (x.double() for x in (q, k, v, g, beta, state))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    group = v.shape[1] // q.shape[1]
+    q, k = q.repeat_interleave(group, 1), k.repeat_interleave(group, 1)
+    outputs, states = [v[:0]], [S[None][:0]]
+    for t in range(q.shape[0]):
+        S = S * g[t].exp()[:, None, None]
+        error = beta[t, :, None] * (v[t] - torch.einsum("hvk,hk->hv", S, k[t]))
+        S = S + torch.einsum("hv,hk->hvk", error, k[t])
+        outputs.append(scale * torch.einsum("hvk,hk->hv", S, q[t])[None])
+        states.append(S[None])
+    return torch.cat(outputs), torch.cat(states)

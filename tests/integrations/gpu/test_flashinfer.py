@@ -1,0 +1,17 @@
+"""FlashInfer's names on the GPU."""
+
+import pytest
+from test_flashinfer import (  # noqa: F401  (tests)
+    test_decode_from_slots_to_others_and_to_none,
+    test_decode_of_a_batch,
+    test_decode_of_a_pool,
+    test_no_decays_no_betas,
+    test_prefill_into_the_callers_tensors,
+    test_prefill_of_a_pool,
+    test_prefill_of_decays,
+)
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda"

@@ -1,0 +1,31 @@
+"""examples/generate.py on a CPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdn_cuda.integrations import transformers as integration
+
+ROOT = Path(__file__).resolve().parents[2]
+if not integration.available()[0]:
+    pytest.skip(f"another transformers was verified: {integration.available()[1]}", allow_module_level=True)
+
+
+def test_the_tokens_are_the_same() -> None:
+    command = [sys.executable, "examples/generate.py", "--tokens", "5", "--prompt", "66", "--batch", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""})
+    assert done.returncode == 0, done.stderr
+    assert "10 of 10 tokens are the same" in done.stdout
+    calls = dict(re.findall(r"^transformers\.(\w+): (\d+) calls by gdn_cuda$", done.stdout, re.MULTILINE))
+    assert calls == {
+        "causal_conv1d_fn": "3",
+        "causal_conv1d_update": "12",
+        "chunk_gated_delta_rule": "3",
+        "fused_recurrent_gated_delta_rule": "12",
+        "rms_norm_gated": "15",
+    }

@@ -1,0 +1,176 @@
+"""Small models of transformers with Gated Delta Net layers and random weights, on its own functions and on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from helpers import rel_rms
+from torch import Tensor
+from torch_functions import import_models
+
+from gdn_cuda import integrations
+from gdn_cuda.integrations import transformers as integration
+
+transformers = pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+if not integration.available()[0]:
+    pytest.skip(f"another transformers was verified: {integration.available()[1]}", allow_module_level=True)
+
+_LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+LINEAR = _LAYERS.count("linear_attention")
+_COMMON: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 4, "layer_types": _LAYERS}
+_COMMON |= {"num_attention_heads": 4, "intermediate_size": 64, "pad_token_id": 0, "eos_token_id": None}
+_QWEN: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_QWEN |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+# Every token goes to all experts: another choice between them is no rounding error.
+_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+_OLMO = {"linear_key_head_dim": 24, "linear_value_head_dim": 48}
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", _QWEN | _EXPERTS),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", _QWEN | _EXPERTS),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", _OLMO),
+}
+
+
+import_models(KINDS)
+
+
+def make_model(kind: str, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    config, model, sizes = KINDS[kind]
+    torch.manual_seed(seed)
+    made = getattr(transformers, model)(getattr(transformers, config)(**_COMMON | sizes))
+    made.config._experts_implementation = "eager"  # another one takes no fp64
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():  # large enough for every part to matter
+            if "conv" in name:
+                parameter.copy_(torch.randn_like(parameter))
+            elif parameter.dim() > 1:
+                parameter.mul_(2)
+    return made.to(device, dtype).eval()
+
+
+def tokens(rng: torch.Generator, batch: int, length: int, device: str) -> Tensor:
+    return torch.randint(1, 64, (batch, length), generator=rng).to(device)
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    integration.install()
+    integrations.reset_calls()
+    try:
+        yield
+    finally:
+        integration.uninstall()
+
+
+def counts() -> dict[str, dict[str, int]]:
+    return {name.partition(".")[2]: count for name, count in integrations.calls("transformers").items()}
+
+
+def ours(prefills: int, steps: int) -> dict[str, dict[str, int]]:
+    """What `counts` must be after so many forward passes of each kind."""
+    expected = {
+        "chunk_gated_delta_rule": prefills,
+        "fused_recurrent_gated_delta_rule": steps,
+        "causal_conv1d_fn": prefills,
+        "causal_conv1d_update": steps,
+        "rms_norm_gated": prefills + steps,
+    }
+    return {name: {"gdn_cuda": count * LINEAR} for name, count in expected.items() if count}
+
+
+def check_generate(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+    """fp32: the same tokens, from prompts of one chunk and more, and of a single token."""
+    model = make_model(kind, seed, device)
+    options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    for length in (1, 70):
+        ids = tokens(rng, 2, length, device)
+        theirs = model.generate(ids, **options)
+        with installed():
+            found = model.generate(ids, **options)
+            assert counts() == ours(1, 23)
+        assert torch.equal(found.sequences, theirs.sequences)
+        for a, b in zip(found.logits, theirs.logits, strict=True):
+            assert rel_rms(a, b) < 1e-4
+
+
+def check_bf16(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+    """Hardly further from the fp64 model than transformers' own functions in bf16 are; prompt and next token."""
+    model, ids = make_model(kind, seed, device, torch.bfloat16), tokens(rng, 2, 71, device)
+    exact = make_model(kind, seed, device, torch.float64)
+    exact.load_state_dict(model.state_dict())
+
+    @torch.no_grad()
+    def run(model: Any) -> Tensor:
+        prompt = model(ids[:, :-1], use_cache=True)
+        after = model(ids[:, -1:], past_key_values=prompt.past_key_values, use_cache=True)
+        return torch.cat([prompt.logits, after.logits], 1)
+
+    expected, theirs = run(exact), run(model)
+    with installed():
+        found = run(model)
+        assert counts() == ours(1, 1)
+    share = 1.1 if device == "cpu" else 1.5  # a prefill on tensor cores takes factors of 16 bits, where torch's is in fp32
+    assert rel_rms(found, expected) < share * rel_rms(theirs, expected)
+
+
+def check_continued_prompt(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+    """A prompt in two parts: the second starts from states, with more than one token; left padding besides."""
+    model, ids = make_model(kind, seed, device), tokens(rng, 2, 90, device)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+
+    @torch.no_grad()
+    def run() -> Tensor:
+        first = model(ids[:, :75], attention_mask=mask[:, :75], use_cache=True)
+        return model(ids[:, 75:], attention_mask=mask, past_key_values=first.past_key_values, use_cache=True).logits
+
+    theirs = run()
+    with installed():
+        found = run()
+        assert counts() == ours(2, 0)
+    assert rel_rms(found, theirs) < 1e-4
+
+
+def check_packed(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+    """Two documents in a row are as each alone, which transformers' own functions refuse."""
+    model, lengths = make_model(kind, seed, device), (37, 66)
+    parts = [tokens(rng, 1, length, device) for length in lengths]
+    offsets = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32, device=device)
+    document = torch.repeat_interleave(torch.arange(2, dtype=torch.int32, device=device), offsets.diff())[None]
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])[None]
+    packed = {"position_ids": positions, "cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "seq_idx": document}
+    packed |= {"max_length_q": max(lengths), "max_length_k": max(lengths)}
+    with torch.no_grad():
+        expected = torch.cat([model(part, use_cache=False).logits for part in parts], 1)
+        with pytest.raises(ValueError, match="packed sequences"):
+            model(torch.cat(parts, 1), use_cache=False, **packed)
+        with installed():
+            found = model(torch.cat(parts, 1), use_cache=False, **packed).logits
+            assert counts() == ours(1, 0)
+    assert rel_rms(found, expected) < 1e-4
+
+
+def check_training(kind: str, seed: int, rng: torch.Generator, device: str) -> None:
+    """The recurrence is transformers' own, which is counted; convolutions and norms are ours, with gradients."""
+    model, ids = make_model(kind, seed, device), tokens(rng, 2, 13, device)
+
+    def run() -> tuple[Tensor, dict[str, Tensor]]:
+        model.zero_grad()
+        result = model(ids, labels=ids, use_cache=False)
+        result.loss.backward()
+        return result.logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    theirs, their_gradients = run()
+    with installed():
+        found, gradients = run()
+        expected = ours(1, 0) | {"chunk_gated_delta_rule": {"gradients are needed": LINEAR}}
+        assert counts() == expected
+    assert rel_rms(found, theirs) < 1e-4
+    for name, gradient in their_gradients.items():
+        sums = name.endswith(("A_log", "dt_bias"))  # over all tokens, of both signs
+        assert rel_rms(gradients[name], gradient) < (1e-2 if sums else 1e-3), name
