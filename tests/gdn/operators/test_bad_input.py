@@ -57,7 +57,7 @@ TENSOR_CASES = [
 # Arguments that may have any strides.
 ANY_STRIDE = {
     "recurrent_forward": "query key value state final_state beta gate num_accepted_tokens",
-    "fused_decode": "query key value a b state_pool step_states state_indices",
+    "fused_decode": "query key value a b state_pool step_states state_indices parents",
     "replay_decode": "a b state_indices",
     "chunked_forward": "query key value state final_state checkpoints states_before beta gate",
     "transpose_to_mn_major": "input",
@@ -87,6 +87,13 @@ LEGAL_SIZES = {
     ("decode-step-states", "step_states", 0, -1),
     ("decode-step-states", "step_states", 1, +1),
     ("decode-step-states", "step_states", 1, -1),
+    ("decode-tree", "state_pool", 0, +1),
+    ("decode-tree", "state_pool", 0, -1),
+    ("decode-tree", "step_states", 0, +1),
+    ("decode-tree", "step_states", 0, -1),
+    ("decode-tree", "step_states", 1, +1),
+    ("decode-tree", "step_states", 1, -1),
+    ("decode-tree", "parents", 1, +1),
     ("recurrent-accepted", "state", 1, +1),
     ("recurrent-accepted", "state", 1, -1),
     ("recurrent-accepted-packed", "state", 1, +1),
