@@ -13,7 +13,7 @@ from torch import Tensor
 from gdn_cuda.operators import examples
 from gdn_cuda.operators.examples import Arguments, Case
 
-MODULES = ("gdn_cuda.gdn.operators", "gdn_cuda.gdn.pieces")  # others have tests of their own
+MODULES = ("gdn_cuda.gdn.operators", "gdn_cuda.gdn.pieces", "gdn_cuda.gdn.replay")  # others have tests of their own
 CASES = {name: case for name, case in examples.load().items() if case.function.__module__ in MODULES}
 
 MESSAGE = re.compile(r"(?P<function>\w+): (?P<argument>\w+): expected .+, got .+", re.DOTALL)
