@@ -281,6 +281,7 @@ def test_the_table_lists_every_variable_and_its_actual_default(start: Start) -> 
     names = (
         "GDN_JIT_CACHE_DIR",
         "GDN_JIT_CACHE_MAX_BYTES",
+        "GDN_INTEGRATIONS",
         "GDN_JIT_NVCC",
         "GDN_LOG_LEVEL",
         "GDN_PREFILL",
