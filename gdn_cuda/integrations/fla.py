@@ -111,10 +111,12 @@ def _chunk(
     return output, _states(state, state_v_first)
 
 
+_CHUNK_PARAMETERS = inspect.signature(_chunk)
+
+
 def _verify_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **kwargs: Any) -> None:
     """Raises Declined."""
-    bound = inspect.signature(_chunk).bind(q, k, v, g, beta, *args, **kwargs)
-    x = bound.arguments
+    x = _CHUNK_PARAMETERS.bind(q, k, v, g, beta, *args, **kwargs).arguments
     _decline(q, k, v, g, beta, x.get("initial_state"), x.get("A_log"), x.get("dt_bias"))
     _decline_removed(x.get("others", {}))
     if x.get("cp_context") is not None:

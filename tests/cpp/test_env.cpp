@@ -76,6 +76,16 @@ TEST(Env, PiecesOfLongSequences) {
                         std::string("error: GDN_SCAN_PIECES: expected auto, or a number from 1 to 128, got \"") + text + "\"");
 }
 
+TEST(Env, IntegrationsAreWordsWithCommas) {
+    const auto show = [](const jit::Env& env) { return env.integrations; };
+    EXPECT_EQ(parsed("GDN_INTEGRATIONS", "", show), "");
+    EXPECT_EQ(parsed("GDN_INTEGRATIONS", "vLLM, sglang", show), "vllm,sglang");
+    for (const char* text : {"vlm", "vllm;sglang", "vllm sglang", ",vllm", "1"})
+        EXPECT_CONTAINS(
+            parsed("GDN_INTEGRATIONS", text, show),
+            std::string("error: GDN_INTEGRATIONS: expected vllm, sglang, or both with a comma between, got \"") + text + "\"");
+}
+
 TEST(Env, PathsThatMustExist) {
     const TemporaryFolder folder;
     write(folder / "file", "");

@@ -134,6 +134,8 @@ def test_mixed_batches_and_drafts(call: Call, layer: Any, device: str, rng: torc
 @pytest.mark.parametrize("call", named("fi_chunk_gated_delta_rule", "fla_chunk_gated_delta_rule"), ids=identity)
 def test_prefill(call: Call, layer: Any, device: str, rng: torch.Generator) -> None:
     x = call.arguments(rng, device)
+    if not x["use_qk_l2norm_in_kernel"]:  # they are normalised before
+        x |= {name: l2norm(x[name]).to(x[name].dtype) for name in ("q", "k")}
     start_states, checkpoints = x["initial_state"].clone(), x.get("state_checkpoints")
     for name in ("state_checkpoints", "core_attn_out"):
         if name in x:
