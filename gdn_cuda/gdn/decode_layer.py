@@ -174,7 +174,8 @@ def gdn_decode_layer(
     T + 2 columns become these inputs but the first, and the tokens. With `step_states`, `step_conv` and `step_slots` what is
     after token t goes to row step_slots[n], step t, of both, and no slot is written.
 
-    Nothing synchronizes or is allocated but out, so that a call can be part of a CUDA graph.
+    Nothing synchronizes or is allocated but out, so that a call can be part of a CUDA graph. Inside of one, the three operators
+    are faster for one sequence and for 64 and more (docs/benchmarks/decode.md).
 
     Edge cases:
         A slot that is negative or null_slot, of the state or of the convolution's inputs, skips the sequence: zero output,

@@ -73,7 +73,7 @@ def test_every_public_operator_is_among_the_cases() -> None:
     called = {case.function for case in examples.load().values()}
     elsewhere = {"toeplitz_solve", "toeplitz_solve_symmetric", "gs_compute_generators", "toeplitz_inverse_apply",
                  "toeplitz_to_cauchy", "displacement_matvec", "cauchy_pin_l2", "fft_causal_conv",
-                 "split_projections", "commit_replay", "replay_buffers"}  # fmt: skip
+                 "split_projections", "commit_replay", "replay_buffers", "gdn_prefill_layer"}  # fmt: skip
     elsewhere |= {"init", "compile", "warmup", "explain"}
     functions = {getattr(gdn_cuda, name) for name in gdn_cuda.__all__ if name not in elsewhere}
     assert {f for f in functions if callable(f) and not isinstance(f, type)} <= called

@@ -200,7 +200,6 @@ __device__ __forceinline__ void advance_part(DecodeLayerSharedPlan<kConfig>& sha
     for (int row = static_cast<int>(threadIdx.x) / kLayout.lanes, first = 0; first < part.rows;
          row += kConfig.rows_per_step(), first += kConfig.rows_per_step()) {
         const bool exists = row < part.rows;
-        const int mine = exists ? row : 0;
         for (; exists && row >= head_end; head_end += args.dv) ++head;
         typename LayerRing<kConfig>::Slice loaded;
         ring.take(loaded, exists);
@@ -216,7 +215,7 @@ __device__ __forceinline__ void advance_part(DecodeLayerSharedPlan<kConfig>& sha
             if (resets(scalars))
 #pragma unroll
                 for (float& x : s) x = 0.f;
-            const float out = advance<kLayout>(s, query, key, scalars, shared.value[t][mine]);
+            const float out = advance<kLayout>(s, query, key, scalars, exists ? shared.value[t][row] : 0.f);
             __syncwarp();
             if (lane == 0 && exists) shared.value[t][row] = out;
             if (const i64 target = shared.target[t]; exists && target >= 0)
