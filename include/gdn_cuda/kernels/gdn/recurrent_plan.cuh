@@ -19,8 +19,11 @@ struct RecurrentConfig {
     GDN_FIELDS(head_k, exact_k, io, state, rows_per_thread, warps, aligned)
 
     GDN_HOST_DEVICE constexpr int threads() const { return warps * 32; }
-    // Asking for three blocks per SM makes the compiler give one row per thread enough registers; otherwise it spills a few.
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return rows_per_thread == 1 ? 3 : 1; }
+    // On an SM. Without them the compiler spills a few registers of one row a thread, and gives two rows more than they need.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const {
+        if (rows_per_thread == 1 || head_k == 64) return 3;
+        return layout().per_lane <= 8 ? 4 : layout().per_lane <= 16 ? 3 : 1;
+    }
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int rows_per_block() const { return threads() / layout().lanes * rows_per_thread; }
 };
