@@ -284,6 +284,7 @@ def test_the_table_lists_every_variable_and_its_actual_default(start: Start) -> 
         "GDN_INTEGRATIONS",
         "GDN_JIT_NVCC",
         "GDN_LOG_LEVEL",
+        "GDN_NVTX",
         "GDN_PREFILL",
         "GDN_SCAN_PIECES",
         "GDN_TUNED",

@@ -46,6 +46,7 @@ def decode(**changes: Any) -> tuple[Any, ...]:
         "null_slot": None,
         "step_states": None,
         "step_slots": None,
+        "parents": None,
         "has_initial_state": None,
         "write_indices": None,
         "update_state": True,
