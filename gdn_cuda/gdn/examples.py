@@ -115,6 +115,13 @@ def decode(
     return make
 
 
+def decode_tree(B: int, T: int, seed: int) -> Arguments:
+    """Every token continues from one before it, or from the slot."""
+    tokens = min(T, 64)
+    picked = torch.randint(0, 2**20, (B, tokens), generator=torch.Generator().manual_seed(seed))
+    return decode(steps=True)(B, tokens, seed) | {"parents": (picked % (torch.arange(tokens) + 1) - 1).int()}
+
+
 # ---- chunked_forward
 
 
@@ -301,6 +308,7 @@ def _cases() -> Iterator[Case]:
     yield Case("decode-verify", gdn_cuda.fused_decode, decode("token", gaps=True))
     yield Case("decode-verify-packed", gdn_cuda.fused_decode, decode("token", packed=True, index=torch.int64), packed=True)
     yield Case("decode-step-states", gdn_cuda.fused_decode, decode(steps=True))
+    yield Case("decode-tree", gdn_cuda.fused_decode, decode_tree)
     yield Case("decode-step-states-packed", gdn_cuda.fused_decode, decode(packed=True, steps=True, pool=bf16), packed=True)
 
     yield Case("chunked", gdn_cuda.chunked_forward, chunked())

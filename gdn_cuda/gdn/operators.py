@@ -277,6 +277,7 @@ def fused_decode(
     null_slot: int | None = None,
     step_states: Tensor | None = None,
     step_slots: Tensor | None = None,
+    parents: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     write_indices: Tensor | None = None,
     update_state: bool = True,
@@ -301,13 +302,16 @@ def fused_decode(
         step_states: (rows, S, Hv, dv, dk), the pool's dtype
         has_initial_state: as in `recurrent_forward`
         write_indices: (B,), int32 or int64
+        parents: (B, T), int32 or int64, T up to 64
 
     Sequence n reads slot `state_indices[n]` and writes it back, or slot `write_indices[n]` instead; with `update_state=False`
     the pool is only read. `allow_negative_eigenvalues` doubles beta. For speculative verify, give `state_indices` (B, T) and
     `num_accepted_tokens`: it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot
     state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t]
-    and the pool is not written. Or give `replay`, buffers that `replay_buffers` makes: the call keeps its tokens there, and the
-    next one applies the accepted ones of them, so that a state is written once a call (`replay_decode`).
+    and the pool is not written; with `parents` too, the tokens are a tree: token t continues from the state after token
+    parents[n, t], which is before it, or from the slot where that is −1. Or give `replay`, buffers that `replay_buffers` makes:
+    the call keeps its tokens there, and the next one applies the accepted ones of them, so that a state is written once a call
+    (`replay_decode`).
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 
@@ -317,6 +321,9 @@ def fused_decode(
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the index cannot be read without
         waiting for it, so the output of the sequence is NaN.
         Two sequences on one slot race.
+        A token whose parent is itself, behind it, below −1 or without a state has an output of NaN, and no state is stored. A
+        parent that is not the last token computed is read from step_states, as it was rounded: a sequence whose row of these is
+        negative cannot branch.
 
     Example:
         >>> query, key, value = torch.randn(3, 2, 1, 4, 16).bfloat16()  # two sequences, one token, 4 heads

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import conv  # imports this family
+from ..operators.calls import typical_call
 from ..operators.schema import not_a_tensor, refuse
 from .layer_parts import LAYOUTS, check_heads, layer_parts
 from .operators import chunked_forward
@@ -136,3 +137,11 @@ def gdn_prefill_layer(
         has_initial_state=has_initial_state,
     )
     return conv.rms_norm_gated(o.view(parts.z.shape), parts.z, norm_weight, norm_eps, gate_activation).flatten(-2)
+
+
+typical_call(
+    gdn_prefill_layer,
+    {"B": 1, "T": 8192, "Q": 12288, "C": 8192, "W": 4, "S": 3, "Hk": 16, "Hv": 32, "G": 64, "dk": 128, "dv": 128, "slots": 64},
+    "qkvz: B T Q; ba: B T G; conv_weight: C W; A_log, dt_bias: Hv f32; norm_weight: dv; conv_pool: slots C S mn; "
+    "state_pool: slots Hv dv dk f32; state_indices: B i32; heads = (Hk Hv); dk = dk; dv = dv",
+)

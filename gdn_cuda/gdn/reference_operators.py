@@ -230,6 +230,9 @@ def fused_decode(x: Any) -> Tensor:
     beta = _sigmoid(x.b) * (2 if x.allow_negative_eigenvalues else 1)
     gate, start = _log_decay(x.A_log, x.dt_bias, x.a), _initial(gather_states(pool, slots, active), x.has_initial_state)
     inputs = (x.query, x.key, x.value, beta, gate, start, x.cu_seqlens)
+    if x.parents is not None:
+        output = _tree(x, beta, gate, start, lengths, active)
+        return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
     options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
     output, final_state, steps = gdn.recurrent(*inputs, **options)
     if steps is None:
@@ -247,6 +250,31 @@ def fused_decode(x: Any) -> Tensor:
             kept = is_slot(of_tokens, x.null_slot)
             pool[of_tokens[kept]] = after[kept].to(pool.dtype)
     return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
+
+
+def _tree(x: Any, beta: Tensor, gate: Tensor, start: Tensor, lengths: Tensor, active: Tensor) -> Tensor:
+    """The output of tokens that continue from the states after their parents, which are stored."""
+    output = torch.full(x.value.shape, torch.nan, dtype=gdn.promoted_dtype(x.value, start))
+    ends = lengths.cumsum(0)
+    if x.cu_seqlens is not None:
+        output[int(ends[-1]) if len(ends) else 0 :] = 0
+    for n in torch.where(active)[0].tolist():
+        row, latest, states = int(x.step_slots[n]), -1, {-1: start[n : n + 1]}
+        for t in range(int(lengths[n])):
+            parent = int(x.parents[n, t]) if t < x.parents.shape[1] else t
+            if parent not in states or (row < 0 and parent not in (latest, -1)):
+                continue
+            if 0 <= parent != latest:
+                states[parent] = x.step_states[row, parent][None]  # as it was rounded
+            first = t if x.cu_seqlens is None else int(ends[n] - lengths[n]) + t
+            token = [y[None] if x.cu_seqlens is not None else y[n : n + 1] for y in (x.query, x.key, x.value, beta, gate)]
+            q, k, v, b, g = (y[:, first : first + 1] for y in token)
+            found, after, _ = gdn.recurrent(q, k, v, b, g, states[parent], scale=x.scale, use_qk_l2norm=x.use_qk_l2norm)
+            (output if x.cu_seqlens is not None else output[n])[first] = found[0, 0]
+            states[t], latest = after, t
+            if row >= 0:
+                x.step_states[row, t] = after[0].to(x.step_states.dtype)
+    return output
 
 
 def _check_width(function: str, argument: str, lengths: Tensor, width: int) -> None:

@@ -1,7 +1,9 @@
-"""Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; and of
-the scans: LRU, RG-LRU, S5, S6, S7 and Mamba; and of the convolutions: Hyena and LFM2's short convolution."""
+"""Modules of the structured operators: Cauchy and Toeplitz matrices, matrices given by their displacement, S4 and S4D; of
+the scans: LRU, RG-LRU, S5, S6, S7 and Mamba; of the convolutions: Hyena and LFM2's short convolution; and a Gated Delta Net
+layer."""
 
 from .cauchy import CauchyKernel
+from .gated_delta_net import GatedDeltaNet
 from .hyena import HyenaCascade
 from .lru import LRU
 from .mamba import S6, Mamba
@@ -16,6 +18,7 @@ from .toeplitz import DisplacementMV, ToeplitzInverse, ToeplitzMV, ToeplitzSolve
 __all__ = [
     "CauchyKernel",
     "DisplacementMV",
+    "GatedDeltaNet",
     "HyenaCascade",
     "LRU",
     "Mamba",

@@ -60,14 +60,14 @@ struct GDN_HOLDS_TENSORS FusedDecode {
     OptionalTensor state_indices = {}, cu_seqlens = {}, num_accepted_tokens = {};
     std::optional<int64_t> null_slot = {};
     OptionalWritten step_states = {};
-    OptionalTensor step_slots = {}, has_initial_state = {}, write_indices = {};
+    OptionalTensor step_slots = {}, parents = {}, has_initial_state = {}, write_indices = {};
     bool update_state = true;
     std::optional<double> scale = {};
     bool use_qk_l2norm = true, allow_negative_eigenvalues = false;
     Output out = {};
 
     GDN_FIELDS(query, key, value, a, b, A_log, dt_bias, state_pool, state_indices, cu_seqlens, num_accepted_tokens, null_slot,
-               step_states, step_slots, has_initial_state, write_indices, update_state, scale, use_qk_l2norm,
+               step_states, step_slots, parents, has_initial_state, write_indices, update_state, scale, use_qk_l2norm,
                allow_negative_eigenvalues, out)
 };
 // out

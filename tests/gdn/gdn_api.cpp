@@ -46,6 +46,27 @@ Tensor replay_decode(const Tensor& query, const Tensor& key, const Tensor& value
                                     .num_accepted_tokens = accepted});
 }
 
+// The parts of the projections by name, and no slots.
+Tensor gdn_decode_layer(const Tensor& qkvz, const Tensor& ba, const Tensor& z, const Tensor& a, const Tensor& conv_weight,
+                        const Tensor& A_log, const Tensor& dt_bias, const Tensor& norm_weight, const Tensor& conv_pool,
+                        const Tensor& state_pool, int64_t heads_k, int64_t heads_v, int64_t dk, int64_t dv) {
+    return gdn_cuda::gdn_decode_layer({.qkvz = qkvz,
+                                       .ba = ba,
+                                       .conv_weight = conv_weight,
+                                       .A_log = A_log,
+                                       .dt_bias = dt_bias,
+                                       .norm_weight = norm_weight,
+                                       .conv_pool = conv_pool,
+                                       .state_pool = state_pool,
+                                       .z = z,
+                                       .a = a,
+                                       .heads_k = heads_k,
+                                       .heads_v = heads_v,
+                                       .dk = dk,
+                                       .dv = dv,
+                                       .layout = gdn_cuda::LayerLayout::split});
+}
+
 std::tuple<Tensor, Tensor> recurrent_forward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& beta,
                                              const Tensor& gate, bool every_state) {
     using gdn_cuda::InferenceMode;
@@ -92,6 +113,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
         "fused_decode(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
         "Tensor state_pool, Tensor? state_indices=None, Tensor? out=None) -> Tensor");
     m.def(
+        "gdn_decode_layer(Tensor qkvz, Tensor ba, Tensor z, Tensor a, Tensor conv_weight, Tensor A_log, Tensor dt_bias, "
+        "Tensor norm_weight, Tensor(a!) conv_pool, Tensor(b!) state_pool, int heads_k, int heads_v, int dk, int dv) -> Tensor");
+    m.def(
         "replay_decode(Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, "
         "Tensor state_pool, Tensor keys, Tensor updates, Tensor decays, Tensor banks, Tensor accepted) -> Tensor");
     m.def(
@@ -106,6 +130,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gdn_cuda_api, m) {
 STABLE_TORCH_LIBRARY_IMPL(gdn_cuda_api, CompositeExplicitAutograd, m) {
     m.impl("fused_gdn_gating", TORCH_BOX(&fused_gdn_gating));
     m.impl("fused_decode", TORCH_BOX(&fused_decode));
+    m.impl("gdn_decode_layer", TORCH_BOX(&gdn_decode_layer));
     m.impl("replay_decode", TORCH_BOX(&replay_decode));
     m.impl("recurrent_forward", TORCH_BOX(&recurrent_forward));
     m.impl("chunked_forward", TORCH_BOX(&chunked_forward));

@@ -30,6 +30,7 @@ std::string explain_by_token(const Prepared& prepared) {
         return "float32, rows with gaps, or head dimensions that are no multiples of 8: gdn/recurrent_any";
     if (!prepared.plain_states) return "states that are float16, of two dtypes, or not contiguous: gdn/recurrent_any";
     if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
+    if (args.parents.data != nullptr) return "a tree of tokens: gdn/recurrent";
     if (prepared.sequences.packed()) return fmt::format("{} packed sequences: gdn/recurrent", args.sequences);
     if (!is_regular(prepared))
         return fmt::format(
@@ -107,7 +108,8 @@ void run_by_token(const Prepared& prepared, const char* function) {
                                .dv = args.dv,
                                .io = sequences.io,
                                .state = prepared.state_type};
-    if (is_regular(prepared) && args.tokens > 0 && verify_applies(verify, jit::device_traits(target.ordinal)))
+    if (is_regular(prepared) && args.tokens > 0 && args.parents.data == nullptr &&
+        verify_applies(verify, jit::device_traits(target.ordinal)))
         return Verify::run(verify, args, target);
     const RecurrentProblem problem{.sequences = sequences.count,
                                    .tokens = sequences.mean_tokens(),

@@ -1,6 +1,7 @@
 // Host side of gdn/decode_layer: configuration and launch.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <gdn_cuda/kernels/gdn/decode_layer_plan.cuh>
 #include <string>

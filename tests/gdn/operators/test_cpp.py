@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import gdn_cuda
+from gdn_cuda.gdn.decode_layer import layer_arguments
 
 SOURCE = Path(__file__).resolve().parents[1] / "gdn_api.cpp"
 
@@ -51,6 +52,14 @@ def test_decode(api: Any, rows: tuple[Tensor, ...], given: bool) -> None:
     assert torch.equal(ours, expected)
     assert torch.equal(*pools)
     assert not given or ours.data_ptr() == out.data_ptr()
+
+
+def test_a_layers_step(api: Any, seed: int) -> None:
+    given = [layer_arguments(2, 3, seed, "split") | {"conv_bias": None} for _ in range(2)]
+    names = ("qkvz", "ba", "z", "a", "conv_weight", "A_log", "dt_bias", "norm_weight", "conv_pool", "state_pool")
+    ours = api.gdn_decode_layer(*(given[0][name] for name in names), *given[0]["heads"], given[0]["dk"], given[0]["dv"])
+    assert torch.equal(ours, gdn_cuda.gdn_decode_layer(**given[1]))
+    assert all(torch.equal(given[0][name], given[1][name]) for name in ("conv_pool", "state_pool"))
 
 
 def test_replay(api: Any, rows: tuple[Tensor, ...]) -> None:

@@ -20,8 +20,8 @@ struct DecodeLayerConfig {
     GDN_FIELDS(head_k, io, state, tokens)
 
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
-    // Lanes with 24 elements of a row need more registers than two blocks of 256 threads have.
-    GDN_HOST_DEVICE constexpr int threads() const { return layout().per_lane > 16 ? 128 : 256; }
+    // Lanes with 24 elements of a row, and groups of four lanes, need more registers than two blocks of 256 threads leave them.
+    GDN_HOST_DEVICE constexpr int threads() const { return layout().per_lane > 16 || layout().lanes == 4 ? 128 : 256; }
     GDN_HOST_DEVICE constexpr int blocks_at_least() const { return threads() == 128 ? 3 : 2; }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes; }
     // Row steps in flight.

@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
         }
         const i64 packed_before = packed_steps_before(args, sequence);
         float rows[kRows][kLayout.per_lane];
+        Tree tree;
 
 #pragma unroll 1
         for (int first = 0; first == 0 || first < span.length; first += kBatch) {
@@ -74,10 +75,33 @@ __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
                     for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = slices[r][i];
 
 #pragma unroll 1
-            for (int t = 0; t < count; ++t)
+            for (int t = 0; t < count; ++t) {
+                i64 step = 0;
+                const Tree::Start start = tree.next(args, sequence, first + t, step);
+                if (start == Tree::nowhere) {
+#pragma unroll
+                    for (int r = 0; r < kRows; ++r)
+                        if (lane == 0) shared.value[t][row_of(r)] = quiet_nan();
+                    continue;
+                }
+                if (start != Tree::go_on) {
+                    const State* from = start == Tree::from_slot ? initial : static_cast<const State*>(args.steps.data) + step;
+#pragma unroll
+                    for (int r = 0; r < kRows; ++r) {
+                        StateSlice slice;
+                        if ((from_memory || start == Tree::from_step) && in_range(r)) {
+                            slice.load_streaming(from + row_offset(r), lane, args.dk);
+                        } else {
+                            slice.clear();
+                        }
+#pragma unroll
+                        for (int i = 0; i < kLayout.per_lane; ++i) rows[r][i] = slice[i];
+                    }
+                }
                 advance_rows<kConfig, kRows, State, StateSlice>(shared, t, rows, lane,
                                                                 step_state<State>(args, sequence, packed_before, first + t),
                                                                 args.dk, row_of, row_offset, in_range);
+            }
             __syncthreads();
             store_outputs<kConfig>(shared, args, sequence, span.start + first, count, head, first_row);
             __syncthreads();

@@ -141,6 +141,13 @@ struct RecurrentAnyBlock {
         if (lane == 0) shared.value[t][row] = out;
     }
 
+    __device__ __forceinline__ void load_initial(int sequence, i64 slot, int step, float (&s)[kLayout.per_lane]) {
+        if (has_initial_state(args, sequence))
+            return load(args.initial, slot * args.initial.slot + step * args.initial.step, s);
+#pragma unroll
+        for (float& x : s) x = 0.f;
+    }
+
     __device__ __forceinline__ void run(int sequence) {
         i64 slot;
         int first_step;
@@ -152,7 +159,8 @@ struct RecurrentAnyBlock {
             return fill(sequence, span.start, span.start + span.length, place == Place::skip ? 0.f : quiet_nan());
 
         float s[kLayout.per_lane] = {};
-        if (has_initial_state(args, sequence)) load(args.initial, slot * args.initial.slot + first_step * args.initial.step, s);
+        load_initial(sequence, slot, first_step, s);
+        Tree tree;
         const i64 packed_before = packed_steps_before(args, sequence);
 #pragma unroll 1
         for (int first = 0; first < span.length; first += Shared::kTokens) {
@@ -160,6 +168,14 @@ struct RecurrentAnyBlock {
             load_tokens(sequence, span.start + first, count);
 #pragma unroll 1
             for (int t = 0; t < count; ++t) {
+                i64 parent = 0;
+                const Tree::Start start = tree.next(args, sequence, first + t, parent);
+                if (start == Tree::nowhere) {
+                    if (lane == 0) shared.value[t][row] = quiet_nan();
+                    continue;
+                }
+                if (start == Tree::from_slot) load_initial(sequence, slot, first_step, s);
+                if (start == Tree::from_step) load(args.steps, parent, s);
                 advance_token(t, s);
                 if (const i64 step = step_offset(args, sequence, packed_before, first + t); step >= 0)
                     store(args.steps, step, s);

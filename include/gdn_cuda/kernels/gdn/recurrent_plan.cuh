@@ -46,6 +46,8 @@ struct RecurrentStates {
     DType type = DType::f32;
 };
 
+inline constexpr int kMostTreeTokens = 64;
+
 struct RecurrentArgs {
     Rows query, key, value, output;
     Scalars beta, gate;  // without data: 1, and 0
@@ -73,6 +75,9 @@ struct RecurrentArgs {
     int step_interval, step_limit;  // no step is stored from token step_limit on
     enum StepIndex : int { by_sequence, by_slot_of_token, by_step_slot, packed } step_index;
     Tagged step_slots;  // by_step_slot: row of sequence n
+    Tagged parents;     // (sequences, parents_count): tokens of a tree; if absent, each continues from the one before
+    i64 parents_sequence, parents_token;
+    int parents_count;  // at most kMostTreeTokens
     int step_slot_count;
 };
 

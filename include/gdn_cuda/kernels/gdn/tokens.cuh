@@ -55,6 +55,32 @@ __device__ __forceinline__ T* step_state(const RecurrentArgs& args, int sequence
     return offset < 0 ? nullptr : static_cast<T*>(args.steps.data) + offset;
 }
 
+// A tree of tokens as it grows: each continues from a parent before it, whose state is in registers or stored as a step.
+class Tree {
+  public:
+    enum Start { go_on, from_slot, from_step, nowhere };  // nowhere: the parent is none, or has no state
+
+    // Where token t starts from; `step` is the offset of its parent's state.
+    __device__ __forceinline__ Start next(const RecurrentArgs& args, int sequence, int t, i64& step) {
+        if (args.parents.data == nullptr) return go_on;
+        if (t >= args.parents_count) return nowhere;
+        const i64 parent = load_index(args.parents, sequence * args.parents_sequence + t * args.parents_token);
+        if (parent < -1 || parent >= t || (parent >= 0 && (alive_ >> parent & 1) == 0)) return nowhere;
+        Start start = go_on;
+        if (parent != current_) {
+            start = parent < 0 ? from_slot : from_step;
+            if (start == from_step && (step = step_offset(args, sequence, 0, static_cast<int>(parent))) < 0) return nowhere;
+        }
+        alive_ |= 1ull << t;
+        current_ = t;
+        return start;
+    }
+
+  private:
+    unsigned long long alive_ = 0;  // tokens that have states
+    int current_ = -1;              // the token whose state is in registers
+};
+
 // Step states of the sequences packed before this one.
 __device__ __forceinline__ i64 packed_steps_before(const RecurrentArgs& args, int sequence) {
     if (args.steps.data == nullptr || args.step_index != RecurrentArgs::packed) return 0;

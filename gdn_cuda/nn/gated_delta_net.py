@@ -1,0 +1,173 @@
+"""A Gated Delta Net layer for inference, as Qwen3-Next, Qwen3.5, OLMo-Hybrid and FLA have it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..gdn import gdn_decode_layer, gdn_prefill_layer
+from ..gdn.decode_layer import MOST_TOKENS, TAPS, by_operators
+
+_FUSED_DTYPES, _FUSED_HEAD_K = (torch.bfloat16, torch.float16), (64, 96, 128, 192, 256)
+# Parameters under other names: those of Qwen3.5, of OLMo-Hybrid, and of FLA, whose projections are separate and in this order.
+_SEPARATE = {
+    "in_proj_qkvz.weight": (("in_proj_qkv", "in_proj_z"), ("q_proj", "k_proj", "v_proj", "g_proj")),
+    "in_proj_ba.weight": (("in_proj_b", "in_proj_a"), ("b_proj", "a_proj")),
+    "conv1d.weight": (("q_conv1d", "k_conv1d", "v_conv1d"),),
+    "norm.weight": (("o_norm",),),
+    "out_proj.weight": (("o_proj",),),
+}
+
+
+class GatedDeltaNetState(NamedTuple):
+    """Slots of two pools, which calls update in place."""
+
+    conv: Tensor  # (slots, C, columns), each slot (columns, C) in memory
+    recurrent: Tensor  # (slots, Hv, dv, dk)
+
+
+class GatedDeltaNet(nn.Module):
+    """A Gated Delta Net layer, for inference: prompts by `forward`, tokens by `step`, states in slots of pools.
+
+    Projections q, k, v, z, b and a of the input, `gdn_prefill_layer` or `gdn_decode_layer`, and the output projection.
+    `layout` is how in_proj_qkvz and in_proj_ba are ordered: "qwen3_next" by key heads, or "qwen3_5" q, k, v, z and b, a.
+
+    `load_state_dict` takes a layer's parameters from transformers' Qwen3-Next with the former; and with the latter from its
+    Qwen3.5 and OLMo-Hybrid (with allow_negative_eigenvalues, norm_eps=1e-5) and from FLA's GatedDeltaNet, whose separate
+    projections and convolutions become one.
+
+    Shapes:
+        hidden_size D; heads (Hk, Hv); head_k_dim dk; head_v_dim dv; C = 2 Hk dk + Hv dv
+        in_proj_qkvz: D → 2 Hk dk + 2 Hv dv; in_proj_ba: D → 2 Hv; conv1d.weight: (C, 1, 4); A_log, dt_bias: (Hv,), fp32;
+          norm.weight: (dv,); out_proj: Hv dv → D
+        x: (B, L, D), the result is like x; packed by cu_seqlens (sequences + 1,), B is 1
+
+    Example:
+        >>> layer = gdn_cuda.nn.GatedDeltaNet(32, heads=(1, 2), head_k_dim=64, head_v_dim=16, dtype=torch.bfloat16)
+        >>> state, slots = layer.new_state(slots=4), torch.tensor([3, 1])
+        >>> y = layer(torch.randn(2, 70, 32).bfloat16(), state, state_indices=slots)
+        >>> y_next = layer.step(torch.randn(2, 1, 32).bfloat16(), state, state_indices=slots)
+        >>> y.shape, y_next.shape, state.recurrent.shape
+        (torch.Size([2, 70, 32]), torch.Size([2, 1, 32]), torch.Size([4, 2, 16, 64]))
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: tuple[int, int] = (16, 32),
+        head_k_dim: int = 128,
+        head_v_dim: int = 128,
+        *,
+        layout: str = "qwen3_next",
+        norm_eps: float = 1e-6,
+        conv_bias: bool = False,
+        allow_negative_eigenvalues: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        if layout not in ("qwen3_next", "qwen3_5"):
+            raise ValueError(f"GatedDeltaNet: layout: expected 'qwen3_next' or 'qwen3_5', got {layout!r}")
+        if len(heads) != 2 or heads[0] < 1 or heads[1] < 1 or heads[1] % heads[0]:
+            raise ValueError(f"GatedDeltaNet: heads: expected (Hk, Hv) with Hv a multiple of Hk, got {heads}")
+        self.hidden_size, self.heads, self.head_k_dim, self.head_v_dim = hidden_size, heads, head_k_dim, head_v_dim
+        self.layout, self.norm_eps, self.allow_negative_eigenvalues = layout, norm_eps, allow_negative_eigenvalues
+        self.channels, rows = 2 * heads[0] * head_k_dim + heads[1] * head_v_dim, heads[1] * head_v_dim
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.in_proj_qkvz = nn.Linear(hidden_size, self.channels + rows, bias=False, **like)
+        self.in_proj_ba = nn.Linear(hidden_size, 2 * heads[1], bias=False, **like)
+        self.conv1d = nn.Conv1d(self.channels, self.channels, TAPS, groups=self.channels, bias=conv_bias, **like)
+        self.A_log = nn.Parameter(torch.empty(heads[1], device=device).uniform_(0.01, 16).log())
+        self.dt_bias = nn.Parameter(torch.ones(heads[1], device=device))
+        self.norm = nn.RMSNorm(head_v_dim, norm_eps, **like)
+        self.out_proj = nn.Linear(rows, hidden_size, bias=False, **like)
+        self.register_load_state_dict_pre_hook(_merge_parameters)
+
+    def new_state(self, slots: int, columns: int = TAPS - 1, dtype: torch.dtype = torch.float32) -> GatedDeltaNetState:
+        """Zeros. `columns`: of the convolution's states, T + 2 where steps verify T tokens; `dtype`: of the recurrent ones."""
+        weight = self.conv1d.weight
+        conv = torch.zeros(slots, columns, self.channels, device=weight.device, dtype=weight.dtype).mT
+        sizes = (slots, self.heads[1], self.head_v_dim, self.head_k_dim)
+        return GatedDeltaNetState(conv, torch.zeros(sizes, device=weight.device, dtype=dtype))
+
+    @torch.no_grad()
+    def forward(
+        self,
+        x: Tensor,
+        state: GatedDeltaNetState | None = None,
+        *,
+        state_indices: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        has_initial_state: Tensor | None = None,
+        null_slot: int | None = None,
+    ) -> Tensor:
+        """Prompts; arguments as of `gdn_prefill_layer`. Without a state, from zeros, and what is behind the prompts is lost."""
+        self._check(x)
+        if state is None:
+            for name, given in (("state_indices", state_indices), ("has_initial_state", has_initial_state)):
+                if given is not None:
+                    raise ValueError(f"GatedDeltaNet: {name}: expected None without a state, got a tensor")
+            state = self.new_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        given = self._arguments(x, state) | {"state_indices": state_indices, "null_slot": null_slot}
+        given |= {"cu_seqlens": cu_seqlens, "has_initial_state": has_initial_state}
+        out: Tensor = self.out_proj(gdn_prefill_layer(**given))
+        return out
+
+    @torch.no_grad()
+    def step(
+        self,
+        x: Tensor,
+        state: GatedDeltaNetState,
+        *,
+        state_indices: Tensor | None = None,
+        num_accepted_tokens: Tensor | None = None,
+        null_slot: int | None = None,
+    ) -> Tensor:
+        """A token or a few of every sequence; arguments as of `gdn_decode_layer`. What that does not take, such as fp32, is
+        computed by the operators one after the other."""
+        self._check(x)
+        given = self._arguments(x, state)
+        given |= {"state_indices": state_indices, "num_accepted_tokens": num_accepted_tokens, "null_slot": null_slot}
+        fused = x.dtype in _FUSED_DTYPES and x.shape[1] <= MOST_TOKENS and self.head_k_dim in _FUSED_HEAD_K
+        out: Tensor = self.out_proj(gdn_decode_layer(**given) if fused else by_operators(**given))
+        return out
+
+    def _arguments(self, x: Tensor, state: GatedDeltaNetState) -> dict[str, Any]:
+        return {
+            "qkvz": self.in_proj_qkvz(x),
+            "ba": self.in_proj_ba(x),
+            "conv_weight": self.conv1d.weight[:, 0],
+            "conv_bias": self.conv1d.bias,
+            "A_log": self.A_log,
+            "dt_bias": self.dt_bias,
+            "norm_weight": self.norm.weight,
+            "norm_eps": self.norm_eps,
+            "conv_pool": state.conv,
+            "state_pool": state.recurrent,
+            "heads": self.heads,
+            "dk": self.head_k_dim,
+            "dv": self.head_v_dim,
+            "layout": self.layout,
+            "allow_negative_eigenvalues": self.allow_negative_eigenvalues,
+        }
+
+    def _check(self, x: Tensor) -> None:
+        if x.dim() != 3 or x.shape[-1] != self.hidden_size:
+            raise ValueError(f"GatedDeltaNet: x: expected (B, L, hidden_size={self.hidden_size}), got {tuple(x.shape)}")
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.hidden_size}, heads={self.heads}, layout={self.layout!r}"
+
+
+def _merge_parameters(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Replaces parameters under other names by those that the layer has."""
+    for name, choices in _SEPARATE.items():
+        for parts in choices:
+            found = [f"{prefix}{part}.weight" for part in parts]
+            if not all(each in state_dict for each in found):
+                continue
+            if name.startswith("in_proj") and layer.layout != "qwen3_5":
+                raise ValueError(f"GatedDeltaNet: layout: expected 'qwen3_5' for separate projections, got {layer.layout!r}")
+            state_dict[prefix + name] = torch.cat([state_dict.pop(each) for each in found])
