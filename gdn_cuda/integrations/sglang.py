@@ -1,7 +1,7 @@
 """SGLang: the kernel class of its Gated Delta Net layers, in place of the Triton one, and their convolutions.
 
-`plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Trees of drafts, and
-decoding with ReplaySSM, run SGLang's own kernels. On Hopper SGLang takes FlashInfer for prefill by itself:
+`plugin` is the entry point: it installs in every process of a server, where GDN_INTEGRATIONS names sglang. Decoding with
+ReplaySSM runs SGLang's own kernels. On Hopper SGLang takes FlashInfer for prefill by itself:
 `--linear-attn-prefill-backend triton` gives prefill and verify to the class that is replaced.
 """
 
@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import gdn_cuda
@@ -152,16 +153,21 @@ def _target_verify(
     retrieve_parent_token: Tensor | None,
     **others: Any,
 ) -> Tensor:
-    """Drafts: the pool stays as it is, and the state after every token goes to a row of the buffer."""
-    if retrieve_parent_token is not None:
-        raise Declined("a tree of drafts")
+    """Drafts: the pool stays as it is, and the state after every token goes to a row of the buffer. In a tree, token t
+    continues from the state after token retrieve_parent_token[n, t], and the first from the slot, whatever its parent."""
     shape, sequences, tokens = v.shape, query_start_loc.shape[0] - 1, q.shape[1]
     q, k, v = (x.squeeze(0) for x in (q, k, v))
     a, b = (x.reshape(tokens, -1) for x in (a, b))
     uniform = tokens == sequences * cache_steps  # every sequence has as many drafts, padding rows too
     if uniform:
         q, k, v, a, b = (x.unflatten(0, (sequences, cache_steps)) for x in (q, k, v, a, b))
+    parents = None
+    if retrieve_parent_token is not None:
+        if not uniform:
+            raise Declined("a tree of drafts in sequences of several lengths")
+        parents = F.pad(retrieve_parent_token[:sequences, 1:], (1, 0), value=-1)
     options: dict[str, Any] = {
+        "parents": parents,
         "cu_seqlens": None if uniform else query_start_loc,
         "step_states": intermediate_states_buffer,
         "step_slots": intermediate_state_indices[:sequences],

@@ -158,6 +158,29 @@ def test_target_verify(call: Call, kernel: Any, device: str, rng: torch.Generato
         assert buffer[rows[n], end - start :].isnan().all()
 
 
+def test_a_tree_of_drafts(kernel: Any, device: str, rng: torch.Generator) -> None:
+    """The first token's parent, and those of a padding row, are anything."""
+    call = named("target_verify")[0]
+    parents = [[7, 0, 0], [0, 0, 1], [-9, 99, 5]]
+    x = call.arguments(rng, device) | {"retrieve_parent_token": torch.tensor(parents, device=device)}
+    pool, buffer, slots = x["ssm_states"], x["intermediate_states_buffer"], x["cache_indices"].tolist()
+    poison(pool, [slot for slot in slots[:3] if slot >= 0])
+    before = pool.clone()
+    output = run(kernel, call, x)
+    g, beta = gates(x)
+    assert untouched(before, pool, []) and slots[2] < 0 and not output[0, 6:9].any()
+    for n in range(2):
+        states: list[Tensor] = []
+        for t in range(3):
+            row = slice(3 * n + t, 3 * n + t + 1)
+            start = states[parents[n][t]] if t else before[slots[n]]
+            given = (y[0, row] for y in (l2norm(x["q"]), l2norm(x["k"]), x["v"]))
+            expected, after = recurrence(*given, g[row], beta[row], start)
+            states.append(after[-1])
+            assert rel_rms(output[0, row], expected) < OUTPUT
+            assert rel_rms(buffer[x["intermediate_state_indices"][n], t], after[-1]) < STATE[buffer.dtype]
+
+
 # ---- Convolutions
 
 
@@ -218,7 +241,7 @@ def first(name: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "more", "reason"),
     [
-        ("target_verify", {"retrieve_parent_token": torch.zeros(3, 3)}, "a tree of drafts"),
+        ("target_verify", {"retrieve_parent_token": torch.zeros(3, 3), "cache_steps": 4}, "a tree of drafts in sequences of"),
         ("packed_decode", {"replayssm_write_pos": torch.zeros(5)}, "ReplaySSM"),
         ("decode", {"cache_indices": torch.zeros(2, dtype=torch.int32)}, "more than one token a sequence"),
         ("packed_decode", {"a": torch.zeros(3, 4)}, "fused_decode: a: expected"),

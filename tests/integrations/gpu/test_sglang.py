@@ -4,6 +4,7 @@ import pytest
 from test_sglang import (  # noqa: F401  (fixtures and tests)
     host,
     kernel,
+    test_a_tree_of_drafts,
     test_conv_of_decodes,
     test_conv_of_prompts,
     test_decode,
