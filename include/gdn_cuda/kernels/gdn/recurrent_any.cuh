@@ -190,7 +190,8 @@ struct RecurrentAnyBlock {
 };
 
 template <RecurrentAnyConfig kConfig>
-__global__ void __launch_bounds__(kConfig.threads()) recurrent_any(const __grid_constant__ RecurrentAnyArgs args) {
+__global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
+    recurrent_any(const __grid_constant__ RecurrentAnyArgs args) {
     __shared__ RecurrentAnyShared<kConfig> shared;
     RecurrentAnyBlock<kConfig> block(args, shared);
 #pragma unroll 1
