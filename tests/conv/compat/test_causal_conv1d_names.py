@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from itertools import pairwise
-from types import ModuleType
 
 import pytest
 import torch
@@ -106,14 +104,3 @@ def test_states_of_packed_sequences(state_len: int, rng: torch.Generator) -> Non
         assert torch.equal(states[n], expected[:, expected.shape[1] - state_len :])
     none = compat.causal_conv1d_varlen_states(x[:0], torch.tensor([0, 0]), state_len)
     assert torch.equal(none, torch.zeros(1, 5, state_len))
-
-
-def test_an_installed_causal_conv1d_keeps_its_other_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = ModuleType("causal_conv1d")
-    package.causal_conv1d_fn, package.other = before = (lambda: "their convolution"), (lambda: "another")
-    monkeypatch.setitem(sys.modules, "causal_conv1d", package)
-    with compat.install():
-        assert package.causal_conv1d_fn is compat.causal_conv1d_fn
-        assert package.causal_conv1d_update is compat.causal_conv1d_update and package.other is before[1]
-    assert package.causal_conv1d_fn is before[0] and not hasattr(package, "causal_conv1d_update")
-    assert sys.modules["causal_conv1d"] is package
