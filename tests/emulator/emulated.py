@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL:
     loaded.emulator_launches.restype, loaded.emulator_launched.argtypes = ctypes.c_size_t, (ctypes.c_size_t,)
     loaded.emulator_schedule.argtypes = (ctypes.c_uint, ctypes.c_bool)
     loaded.emulator_launched.restype = loaded.emulator_launch.restype = ctypes.c_char_p
-    loaded.emulator_launch.argtypes = (ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
+    loaded.emulator_launch.argtypes = (ctypes.c_char_p, *(ctypes.c_uint,) * 4, ctypes.c_void_p)
     return loaded
 
 
@@ -44,9 +44,11 @@ def launched(first: int = 0) -> set[str]:
 
 
 @contextmanager
-def emulated(multiprocessors: int = 132, shared_bytes: int = 227 << 10) -> Iterator[Callable[[], set[str]]]:
+def emulated(
+    multiprocessors: int = 132, shared_bytes: int = 227 << 10, capability: int = 90
+) -> Iterator[Callable[[], set[str]]]:
     """Arguments: of the device that heuristics choose for. Gives what tells the kernels launched since."""
-    library().emulator_device(multiprocessors, shared_bytes)
+    library().emulator_device(capability, multiprocessors, shared_bytes)
     with _Emulated():
         yield functools.partial(launched, library().emulator_launches())
 

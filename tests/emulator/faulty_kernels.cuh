@@ -1,4 +1,6 @@
-// Kernels with one fault each, for test_emulator.py, and one without. Blocks of 64 threads, 256 bytes of dynamic shared memory.
+// Kernels with one fault each, for test_emulator.py, and some without. Blocks of 64 threads, or clusters of two of 32; 256
+// bytes of dynamic shared memory.
+#include <gdn_cuda/kernels/common/block_group.cuh>
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
 #include <gdn_cuda/kernels/common/mma.cuh>
 
@@ -130,6 +132,36 @@ __global__ void multiplies(const __grid_constant__ Args args) {
     args.data[threadIdx.x] = static_cast<float>(wrong);
 }
 
+// data[t] becomes that of the same thread of the other block, through its shared memory.
+template <bool kBegins, bool kStays, bool kWaits>
+__device__ __forceinline__ void exchange(const Args& args) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const gdn_cuda::BlockGroup<2> group;
+    float* const numbers = reinterpret_cast<float*>(memory);
+    const int t = threadIdx.x;
+    if constexpr (kBegins) group.sync();
+    if constexpr (!kStays) {
+        if (group.rank == 1) return;
+        for (int i = 0; i < 2; ++i) group.sync();  // of those that have not returned
+    }
+    group.store(numbers[t], 1 - group.rank, args.data[group.rank * 32 + t]);
+    if constexpr (kWaits) group.sync();
+    args.data[group.rank * 32 + t] = numbers[t];
+    if constexpr (!kWaits) group.sync();  // the other block has stored
+}
+__global__ void exchanges(const __grid_constant__ Args args) {
+    exchange<true, true, true>(args);
+}
+__global__ void stores_into_a_block_that_has_not_begun(const __grid_constant__ Args args) {
+    exchange<false, true, true>(args);
+}
+__global__ void stores_into_a_block_that_has_returned(const __grid_constant__ Args args) {
+    exchange<true, false, true>(args);
+}
+__global__ void reads_before_the_cluster_meets(const __grid_constant__ Args args) {
+    exchange<true, true, false>(args);
+}
+
 }  // namespace faulty
 
 #define REGISTER(kernel) static const emulator::Kernel<faulty::kernel> registered_##kernel{"faulty/" #kernel, ""};
@@ -147,3 +179,7 @@ REGISTER(reads_what_nobody_wrote)
 REGISTER(copies)
 REGISTER(copies_without_a_wait)
 REGISTER(multiplies)
+REGISTER(exchanges)
+REGISTER(stores_into_a_block_that_has_not_begun)
+REGISTER(stores_into_a_block_that_has_returned)
+REGISTER(reads_before_the_cluster_meets)

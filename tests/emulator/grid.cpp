@@ -26,9 +26,11 @@ uint3 thread_index, block_index, grid_size, block_size;
 
 namespace {
 
-constexpr int kMostThreads = 1024;
+constexpr int kMostThreads = 1024, kMostBlocks = 8;  // of a block, of a cluster
+constexpr int kMostFibers = kMostThreads * kMostBlocks;
 constexpr std::size_t kPage = 4096, kStackBytes = 256 << 10, kSharedBytes = 227 << 10, kArenaBytes = 256 << 10;
-constexpr unsigned char kUnwritten = 0xff;  // four or two of them are NaN
+constexpr std::size_t kArenaPitch = kArenaBytes + kPage;  // nobody can touch what lies between two
+constexpr unsigned char kUnwritten = 0xff;                // four or two of them are NaN
 
 std::size_t up_to(std::size_t bytes, std::size_t unit) {
     return (bytes + unit - 1) / unit * unit;
@@ -73,23 +75,49 @@ struct Variable {
     std::size_t bytes;
 };
 
+struct Block {
+    uint3 index;
+    char* arena;  // shared memory
+    int living;
+    BlockMeeting meeting;
+    std::vector<Variable> variables;  // static shared memory
+    std::size_t static_bytes;
+};
+
 struct Launch {
     Run run;
     const void* args;
-    std::size_t shared_bytes, static_bytes;
-    int living;
-    BlockMeeting block;
-    WarpMeeting warps[kMostThreads / kLanes];
-    std::vector<Variable> variables;  // static shared memory
-    std::vector<int> thread_at, rank_of;
-    std::bitset<kMostThreads> ready;  // by rank
+    std::size_t shared_bytes;
+    int threads, blocks;  // of a block, of a cluster
+    Block block[kMostBlocks];
+    Meeting cluster;
+    WarpMeeting warps[kMostFibers / kLanes];
+    std::vector<int> fiber_at, rank_of;
+    std::bitset<kMostFibers> ready;  // by rank
     std::string fault;
 } now;
 
-Fiber fibers[kMostThreads];
-int current = -1;  // thread
+Fiber fibers[kMostFibers];
+int current = -1;  // fiber
 jmp_buf scheduler;
-char* const arena = guarded(kArenaBytes);
+char* const arenas = [] {
+    char* const all = guarded(kMostBlocks * kArenaPitch);
+    for (int block = 0; block < kMostBlocks; ++block) mprotect(all + (block + 1) * kArenaPitch - kPage, kPage, PROT_NONE);
+    return all;
+}();
+
+int rank_of(int fiber) {
+    return fiber / now.threads;
+}
+int thread_of(int fiber) {
+    return fiber % now.threads;
+}
+Block& my_block() {
+    return now.block[rank_of(current)];
+}
+WarpMeeting& my_warp() {
+    return now.warps[rank_of(current) * (kMostThreads / kLanes) + thread_of(current) / kLanes];
+}
 
 struct Schedule {
     unsigned seed = 0;
@@ -113,7 +141,7 @@ void leave() {
 }
 
 void let_go(Meeting& meeting) {
-    for (const int thread : meeting.waiting) now.ready.set(now.rank_of[thread]);
+    for (const int fiber : meeting.waiting) now.ready.set(now.rank_of[fiber]);
     meeting.waiting.clear();
     ++meeting.generation;
 }
@@ -136,7 +164,8 @@ void wait_in(M& meeting, const char* what) {
     if (!meeting.waiting.empty()) {
         const int other = meeting.waiting.front();
         if (std::string_view(fibers[other].waits_for) != what)
-            fail(std::string(what) + ", where thread " + std::to_string(other) + " waits in " + fibers[other].waits_for);
+            fail(std::string(what) + ", where thread " + std::to_string(thread_of(other)) + " waits in " +
+                 fibers[other].waits_for);
     }
     fibers[current].waits_for = what;
     meeting.waiting.push_back(current);
@@ -147,19 +176,23 @@ void wait_in(M& meeting, const char* what) {
 void fiber() {
     now.run(now.args);
     fibers[current].waits_for = nullptr;
-    WarpMeeting& warp = now.warps[current / kLanes];
-    --now.living;
-    --now.block.members;
+    WarpMeeting& warp = my_warp();
+    Block& block = my_block();
+    --block.living;
+    --block.meeting.members;
     --warp.members;
-    let_go_if_complete(now.block);
+    --now.cluster.members;
+    let_go_if_complete(block.meeting);
     let_go_if_complete(warp);
+    let_go_if_complete(now.cluster);
     _longjmp(scheduler, 1);
 }
 
-void resume(int thread) {
-    current = thread;
-    thread_index = {static_cast<unsigned>(thread), 0, 0};
-    Fiber& next = fibers[thread];
+void resume(int fiber_number) {
+    current = fiber_number;
+    thread_index = {static_cast<unsigned>(thread_of(current)), 0, 0};
+    block_index = my_block().index;
+    Fiber& next = fibers[current];
     if (next.started) _longjmp(next.at, 1);
     next.started = true;
     if (next.stack == nullptr) next.stack = guarded(kStackBytes);
@@ -173,77 +206,89 @@ void resume(int thread) {
 }
 
 // Threads in the order in which they go on where several could: any, or warp by warp.
-void draw_order(int threads) {
-    std::seed_seq seeds{schedule.seed, block_index.x, block_index.y, block_index.z};
+void draw_order() {
+    const uint3 first = now.block[0].index;
+    const int fibers_in_all = now.threads * now.blocks;
+    std::seed_seq seeds{schedule.seed, first.x, first.y, first.z};
     std::mt19937 random(seeds);
-    now.thread_at.resize(threads);
-    std::iota(now.thread_at.begin(), now.thread_at.end(), 0);
-    std::ranges::shuffle(now.thread_at, random);
+    now.fiber_at.resize(fibers_in_all);
+    std::iota(now.fiber_at.begin(), now.fiber_at.end(), 0);
+    std::ranges::shuffle(now.fiber_at, random);
     if (random() % 2 == 0) {
-        std::vector<unsigned> place((threads + kLanes - 1) / kLanes);
+        std::vector<unsigned> place((fibers_in_all + kLanes - 1) / kLanes);
         std::ranges::generate(place, random);
-        std::ranges::stable_sort(now.thread_at, {}, [&](int thread) { return place[thread / kLanes]; });
+        std::ranges::stable_sort(now.fiber_at, {}, [&](int each) { return place[each / kLanes]; });
     }
-    if (schedule.reversed) std::ranges::reverse(now.thread_at);
-    now.rank_of.resize(threads);
-    for (int rank = 0; rank < threads; ++rank) now.rank_of[now.thread_at[rank]] = rank;
+    if (schedule.reversed) std::ranges::reverse(now.fiber_at);
+    now.rank_of.resize(fibers_in_all);
+    for (int rank = 0; rank < fibers_in_all; ++rank) now.rank_of[now.fiber_at[rank]] = rank;
 }
 
-std::string deadlock(int threads) {
+std::string deadlock() {
     std::string text = "a deadlock:";
-    for (int thread = 0; thread < threads; ++thread)
-        if (thread == 0 || fibers[thread].waits_for != fibers[thread - 1].waits_for)
-            text += " from thread " + std::to_string(thread) + " on " +
-                    (fibers[thread].waits_for ? fibers[thread].waits_for : "returned");
+    for (int each = 0; each < now.threads * now.blocks; ++each)
+        if (thread_of(each) == 0 || fibers[each].waits_for != fibers[each - 1].waits_for)
+            text += " from thread " + std::to_string(thread_of(each)) + " on " +
+                    (fibers[each].waits_for ? fibers[each].waits_for : "returned");
     return text;
 }
 
-void run_threads(int threads) {
-    while (now.living > 0 && now.fault.empty()) {
+void run_fibers() {
+    while (now.cluster.members > 0 && now.fault.empty()) {
         const std::size_t rank = now.ready._Find_first();
         if (rank == now.ready.size()) {
-            now.fault = deadlock(threads);
+            now.fault = "block " + text_of(now.block[0].index) + ", " + deadlock();
             return;
         }
         now.ready.reset(rank);
-        if (_setjmp(scheduler) == 0) resume(now.thread_at[rank]);
+        if (_setjmp(scheduler) == 0) resume(now.fiber_at[rank]);
     }
 }
 
-void run_block(int threads) {
-    std::memset(arena, kUnwritten, kArenaBytes);
-    now.variables.clear();
-    now.static_bytes = 0;
-    now.living = now.block.members = threads;
-    now.block = {{{}, threads, 0}, {false, false}};
-    for (int warp = 0; warp * kLanes < threads; ++warp) {
-        now.warps[warp] = {{{}, std::min(kLanes, threads - warp * kLanes), 0}, {}};
-        for (Words& words : now.warps[warp].words) words.fill(~std::uint64_t{0});
+void prepare_block(int rank, const uint3& index) {
+    Block& block = now.block[rank];
+    block = {index, arenas + rank * kArenaPitch, now.threads, {{{}, now.threads, 0}, {false, false}}, {}, 0};
+    std::memset(block.arena, kUnwritten, kArenaBytes);
+    for (int warp = 0; warp * kLanes < now.threads; ++warp) {
+        WarpMeeting& meeting = now.warps[rank * (kMostThreads / kLanes) + warp];
+        meeting = {{{}, std::min(kLanes, now.threads - warp * kLanes), 0}, {}};
+        for (Words& words : meeting.words) words.fill(~std::uint64_t{0});
     }
-    for (int thread = 0; thread < threads; ++thread) {
-        Fiber& each = fibers[thread];
-        each.started = false;
-        each.waits_for = nullptr;
-        each.copies.assign(1, {});
+}
+
+void run_cluster(const uint3& first) {
+    const int fibers_in_all = now.threads * now.blocks;
+    for (int rank = 0; rank < now.blocks; ++rank)
+        prepare_block(rank, {first.x + static_cast<unsigned>(rank), first.y, first.z});
+    now.cluster = {{}, fibers_in_all, 0};
+    for (int each = 0; each < fibers_in_all; ++each) {
+        fibers[each].started = false;
+        fibers[each].waits_for = nullptr;
+        fibers[each].copies.assign(1, {});
     }
-    draw_order(threads);
+    draw_order();
     now.ready.reset();
-    for (int rank = 0; rank < threads; ++rank) now.ready.set(rank);
-    run_threads(threads);
+    for (int rank = 0; rank < fibers_in_all; ++rank) now.ready.set(rank);
+    run_fibers();
     current = -1;
 }
 
-// Whether anything was written to the arena beside the block's variables.
-bool wrote_outside() {
+// The dynamic shared memory lies at the end of the arena, behind which nothing can be touched.
+char* dynamic_of(const Block& block) {
+    return block.arena + kArenaBytes - up_to(now.shared_bytes, 128);
+}
+
+// Whether anything was written to the block's arena beside its variables.
+bool wrote_outside(const Block& block) {
     const auto is_written = [](char byte) { return static_cast<unsigned char>(byte) != kUnwritten; };
-    const char* at = arena;
-    for (const Variable& variable : now.variables) {  // in the order of their addresses
+    const char* at = block.arena;
+    for (const Variable& variable : block.variables) {  // in the order of their addresses
         if (std::any_of(at, static_cast<const char*>(variable.memory), is_written)) return true;
         at = variable.memory + variable.bytes;
     }
-    const char* const dynamic = static_cast<const char*>(dynamic_shared());
+    const char* const dynamic = dynamic_of(block);
     return std::any_of(at, dynamic, is_written) ||
-           std::any_of(dynamic + now.shared_bytes, static_cast<const char*>(arena) + kArenaBytes, is_written);
+           std::any_of(dynamic + now.shared_bytes, static_cast<const char*>(block.arena) + kArenaBytes, is_written);
 }
 
 // ---- Faults of the CPU
@@ -298,20 +343,24 @@ class Signals {
 }  // namespace
 
 void fail(const std::string& text) {
-    now.fault = "thread " + std::to_string(current) + ": " + text;
+    now.fault = "block " + text_of(my_block().index) + ", thread " + std::to_string(thread_of(current)) + ": " + text;
     _longjmp(scheduler, 1);
 }
 
 bool meet_block(const char* what, bool vote) {
-    BlockMeeting& block = now.block;
+    BlockMeeting& block = my_block().meeting;
     bool& votes = block.votes[block.generation % 2];
     votes = votes || vote;
     wait_in(block, what);
     return votes;
 }
 
+void meet_cluster(const char* what) {
+    wait_in(now.cluster, what);
+}
+
 const Words& meet_warp(const char* what, std::uint64_t word) {
-    WarpMeeting& warp = now.warps[current / kLanes];
+    WarpMeeting& warp = my_warp();
     Words& words = warp.words[warp.generation % 2];
     words[lane()] = word;
     wait_in(warp, what);
@@ -319,7 +368,7 @@ const Words& meet_warp(const char* what, std::uint64_t word) {
 }
 
 int lane() {
-    return current % kLanes;
+    return thread_of(current) % kLanes;
 }
 
 void copy_later(void* to, const void* from) {
@@ -340,30 +389,42 @@ void wait_for_copies(int most_groups_in_flight) {
         }
 }
 
-// At the end of the arena, behind which nothing can be touched.
 void* dynamic_shared() {
-    return arena + kArenaBytes - up_to(now.shared_bytes, 128);
+    return dynamic_of(my_block());
 }
 
 void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
-    for (const Variable& variable : now.variables)
+    Block& block = my_block();
+    for (const Variable& variable : block.variables)
         if (variable.key == key) return variable.memory;
-    char* const memory = arena + up_to(now.static_bytes, alignment);
-    now.static_bytes = memory + bytes - arena;
-    if (now.static_bytes + now.shared_bytes > kSharedBytes) fail("more shared memory than a block has");
-    now.static_bytes += 16;  // a gap in which nothing may be written
-    now.variables.push_back({key, memory, bytes});
+    char* const memory = block.arena + up_to(block.static_bytes, alignment);
+    block.static_bytes = memory + bytes - block.arena;
+    if (block.static_bytes + now.shared_bytes > kSharedBytes) fail("more shared memory than a block has");
+    block.static_bytes += 16;  // a gap in which nothing may be written
+    block.variables.push_back({key, memory, bytes});
     return memory;
 }
 
 bool is_shared(const void* pointer) {
-    return pointer >= arena && pointer < arena + kArenaBytes;
+    return pointer >= arenas && pointer < arenas + kMostBlocks * kArenaPitch;
 }
 unsigned shared_address(const void* pointer) {
-    return static_cast<unsigned>(static_cast<const char*>(pointer) - arena);
+    return static_cast<unsigned>(static_cast<const char*>(pointer) - arenas);
 }
 void* shared_pointer(unsigned address) {
-    return arena + static_cast<int>(address);
+    return arenas + static_cast<int>(address);
+}
+unsigned address_in_block(unsigned address, unsigned rank) {
+    if (rank >= static_cast<unsigned>(now.blocks)) fail("an address in a block that the cluster has not");
+    return static_cast<unsigned>(address % kArenaPitch + rank * kArenaPitch);
+}
+void* pointer_for_store(unsigned address) {
+    const Block& block = now.block[address / kArenaPitch];
+    if (&block != &my_block()) {
+        if (block.living == 0) fail("a store into the shared memory of a block that has returned");
+        if (now.cluster.generation == 0) fail("a store into the shared memory of a block that may not have begun");
+    }
+    return shared_pointer(address);
 }
 
 void add_kernel(const std::string& kernel, const std::string& configuration, Run run) {
@@ -380,20 +441,26 @@ void launch(const std::string& kernel, const std::string& configuration, const S
     if (shape.threads == 0 || shape.threads > kMostThreads)
         throw std::runtime_error(name + ": a block of that size cannot run");
     if (shape.shared_bytes > kSharedBytes) throw std::runtime_error(name + ": more shared memory than a block has");
+    if (shape.cluster == 0 || shape.cluster > kMostBlocks || x % shape.cluster != 0)
+        throw std::runtime_error(name + ": a cluster of that size cannot run");
     launched.push_back(name);
     now.run = found->second;
     now.args = args;
     now.shared_bytes = shape.shared_bytes;
+    now.threads = static_cast<int>(shape.threads);
+    now.blocks = static_cast<int>(shape.cluster);
     now.fault.clear();
     grid_size = {x, y, z};
     block_size = {shape.threads, 1, 1};
     const Signals signals;
-    for (block_index.z = 0; block_index.z < z; ++block_index.z)
-        for (block_index.y = 0; block_index.y < y; ++block_index.y)
-            for (block_index.x = 0; block_index.x < x; ++block_index.x) {
-                run_block(static_cast<int>(shape.threads));
-                if (now.fault.empty() && wrote_outside()) now.fault = "wrote to shared memory outside of its variables";
-                if (!now.fault.empty()) throw std::runtime_error(name + ": block " + text_of(block_index) + ", " + now.fault);
+    for (uint3 first{0, 0, 0}; first.z < z; ++first.z)
+        for (first.y = 0; first.y < y; ++first.y)
+            for (first.x = 0; first.x < x; first.x += shape.cluster) {
+                run_cluster(first);
+                for (const Block* block = now.block; block < now.block + now.blocks && now.fault.empty(); ++block)
+                    if (wrote_outside(*block))
+                        now.fault = "block " + text_of(block->index) + ", wrote to shared memory outside of its variables";
+                if (!now.fault.empty()) throw std::runtime_error(name + ": " + now.fault);
             }
 }
 
@@ -445,11 +512,11 @@ extern "C" __attribute__((visibility("default"))) const char* emulator_launched(
 // Launches a kernel alone; returns what it did wrong.
 extern "C" __attribute__((visibility("default"))) const char* emulator_launch(const char* kernel, unsigned blocks,
                                                                               unsigned threads, unsigned shared_bytes,
-                                                                              const void* args) {
+                                                                              unsigned cluster, const void* args) {
     static std::string text;
     text.clear();
     try {
-        emulator::launch(kernel, "", {{blocks, 1, 1}, threads, shared_bytes}, args);
+        emulator::launch(kernel, "", {{blocks, 1, 1}, threads, shared_bytes, cluster}, args);
     } catch (const std::exception& error) {
         text = error.what();
     }

@@ -1,4 +1,4 @@
-// The grid of a kernel on one CPU thread: blocks one after the other, a fiber for every thread of a block. A fiber runs until
+// The grid of a kernel on one CPU thread: clusters of blocks one after the other, a fiber for every thread. A fiber runs until
 // it waits for others; which one goes on then is drawn from a seed, and a second run with the same seed reversed has every two
 // threads between the same barriers in the other order: a race between them shows as a difference of their results.
 //
@@ -30,6 +30,9 @@ extern uint3 thread_index, block_index, grid_size, block_size;
 // `vote`.
 bool meet_block(const char* what, bool vote = false);
 
+// The same in its cluster.
+void meet_cluster(const char* what);
+
 // The same in its warp; returns what all lanes said, which is overwritten in the meeting after the next.
 using Words = std::array<std::uint64_t, kLanes>;
 const Words& meet_warp(const char* what, std::uint64_t word = 0);
@@ -45,8 +48,12 @@ void wait_for_copies(int most_groups_in_flight);
 void* dynamic_shared();
 void* static_shared(const void* key, std::size_t bytes, std::size_t alignment);  // the same for all threads of a block
 bool is_shared(const void* pointer);
-unsigned shared_address(const void* pointer);  // in the window of 32-bit addresses
+unsigned shared_address(const void* pointer);  // in the window of 32-bit addresses, which a cluster shares
 void* shared_pointer(unsigned address);
+// The same variable of another block of the cluster. To store there, that block must have begun, which only a meeting of the
+// cluster says, and must not have returned.
+unsigned address_in_block(unsigned address, unsigned rank);
+void* pointer_for_store(unsigned address);
 
 // `unique` is a lambda: every variable has its own, and every instantiation of the template that it is in.
 template <class T, class Unique>
@@ -72,6 +79,7 @@ struct Kernel<kFunction> {
 struct Shape {
     std::array<unsigned, 3> grid;
     unsigned threads, shared_bytes;
+    unsigned cluster = 1;  // blocks, neighbours in x
 };
 // Throws std::runtime_error for what the kernel does wrong.
 void launch(const std::string& kernel, const std::string& configuration, const Shape& shape, const void* args);

@@ -35,10 +35,12 @@ void remark(std::string) {}
 
 }  // namespace gdn_cuda
 
-// From now on heuristics choose for a Hopper GPU with so many multiprocessors, and so much shared memory for a block.
-extern "C" __attribute__((visibility("default"))) void emulator_device(int multiprocessors, int shared_bytes) {
+// From now on heuristics choose for a GPU of this capability, with so many multiprocessors, and so much shared memory for a
+// block.
+extern "C" __attribute__((visibility("default"))) void emulator_device(int capability, int multiprocessors, int shared_bytes) {
     static std::optional<gdn_cuda::jit::StandIn> device;
     gdn_cuda::jit::DeviceTraits traits;
+    traits.capability = capability;
     traits.multiprocessors = multiprocessors;
     traits.shared_bytes_per_block = shared_bytes;
     device.reset();

@@ -24,7 +24,7 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
             const Why&, bool = false) {
     const jit::LaunchShape shape = shape_of<Spec>(config, blocks);
     emulator::launch(source_of<Spec>(config).id(), to_text(config),
-                     {{shape.grid[0], shape.grid[1], shape.grid[2]}, shape.threads, shape.shared_bytes}, &args);
+                     {{shape.grid[0], shape.grid[1], shape.grid[2]}, shape.threads, shape.shared_bytes, shape.cluster}, &args);
 }
 
 }  // namespace gdn_cuda

@@ -20,19 +20,19 @@ class Arguments(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p)]
 
 
-def launch(kernel: str, reverse: bool = False) -> tuple[Tensor, str]:
-    """The numbers 0 … 63 after a kernel of one block, and what it did wrong."""
+def launch(kernel: str, reverse: bool = False, blocks: int = 1) -> tuple[Tensor, str]:
+    """The numbers 0 … 63 after a kernel of one block, or a cluster, and what it did wrong."""
     memory = Guarded()
     numbers = memory.copy(torch.arange(64.0))
     library().emulator_schedule(7, reverse)
     arguments = ctypes.byref(Arguments(numbers.data_ptr()))
-    fault = library().emulator_launch(f"faulty/{kernel}".encode(), 1, 64, 256, arguments).decode()
+    fault = library().emulator_launch(f"faulty/{kernel}".encode(), blocks, 64 // blocks, 256, blocks, arguments).decode()
     memory.check()
     return numbers, with_lines(fault)
 
 
-def orders(kernel: str) -> tuple[Tensor, Tensor]:
-    (numbers, fault), (others, other_fault) = (launch(kernel, reverse) for reverse in (False, True))
+def orders(kernel: str, blocks: int = 1) -> tuple[Tensor, Tensor]:
+    (numbers, fault), (others, other_fault) = (launch(kernel, reverse, blocks) for reverse in (False, True))
     assert not fault and not other_fault
     return numbers, others
 
@@ -78,6 +78,20 @@ def test_faults(kernel: str, expected: str) -> None:
         _, fault = launch(kernel, reverse)
         assert fault.startswith(f"faulty/{kernel}: block (0, 0, 0), ") and expected in fault
         assert "waits" in kernel or "faulty_kernels.cuh:" in fault
+
+
+def test_blocks_of_a_cluster_reach_each_other() -> None:
+    expected = torch.arange(64.0).roll(32)
+    assert all(torch.equal(numbers, expected) for numbers in orders("exchanges", blocks=2))
+    numbers, others = orders("reads_before_the_cluster_meets", blocks=2)
+    assert not (torch.equal(numbers, expected) and torch.equal(others, expected))
+
+
+@pytest.mark.parametrize("kernel, when", [("has_not_begun", "may not have begun"), ("has_returned", "has returned")])
+def test_stores_into_a_block_that_is_not_there(kernel: str, when: str) -> None:
+    for reverse in (False, True):
+        fault = launch(f"stores_into_a_block_that_{kernel}", reverse, blocks=2)[1]
+        assert f"a store into the shared memory of a block that {when}" in fault
 
 
 def test_an_unknown_kernel_is_refused() -> None:

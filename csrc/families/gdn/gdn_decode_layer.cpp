@@ -250,7 +250,7 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
     args.beta_scale = x.allow_negative_eigenvalues ? 2.f : 1.f;
     args.silu = x.silu;
     args.sigmoid_gate = x.gate_activation == conv::GateActivation::sigmoid;
-    check.grid("qkvz", {sizes.sequences * sizes.key_heads, 1, 1});
+    check.grid("qkvz", {sizes.sequences * sizes.key_heads * kLayerBlocks.back(), 1, 1});
     prepared.problem = {.sequences = sizes.sequences,
                         .tokens = sizes.tokens,
                         .key_heads = args.key_heads,
@@ -265,7 +265,7 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
 void run_layer(const GdnDecodeLayer& x) {
     const PreparedLayer prepared = prepare_layer(x);
     const DeviceScope scope(prepared.qkvz.device_index);
-    DecodeLayer::run(prepared.problem, prepared.args, target_of(x.name, prepared.qkvz));
+    run_decode_layer(prepared.problem, prepared.args, target_of(x.name, prepared.qkvz));
 }
 
 GDN_REGISTER(GdnDecodeLayer, prepare_layer, run_layer)

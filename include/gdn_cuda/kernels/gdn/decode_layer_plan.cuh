@@ -8,38 +8,51 @@ namespace gdn_cuda::gdn {
 inline constexpr int kLayerTaps = 4;         // of the convolution
 inline constexpr int kMostLayerTokens = 16;  // of a sequence, in one call
 inline constexpr int kMostPartHeads = 8;     // value heads of a part
+inline constexpr int kMostHeadRows = 256;    // of a value head
 
 struct DecodeLayerConfig {
     int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
     DType io;    // projections and output
     DType state;
     int tokens;  // of a sequence, at most: 1, 4 or kMostLayerTokens
+    int blocks;  // of a key head: a cluster, or one block alone
 
     constexpr bool operator==(const DecodeLayerConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, state, tokens)
+    GDN_FIELDS(head_k, io, state, tokens, blocks)
 
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
-    // Lanes with 24 elements of a row, and groups of four lanes, need more registers than two blocks of 256 threads leave them.
-    GDN_HOST_DEVICE constexpr int threads() const { return layout().per_lane > 16 || layout().lanes == 4 ? 128 : 256; }
-    GDN_HOST_DEVICE constexpr int blocks_at_least() const { return threads() == 128 ? 3 : 2; }
+    GDN_HOST_DEVICE constexpr int threads() const { return 128; }
+    // On an SM, as registers allow: lanes of 16-bit states have more elements, and with one token keep query and key as floats.
+    GDN_HOST_DEVICE constexpr int blocks_at_least() const {
+        const int of_floats = layout().per_lane > 16 ? 3 : 5;
+        return state == DType::f32 ? of_floats : of_floats == 3 ? 2 : tokens > 1 ? 4 : 3;
+    }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes; }
     // Row steps in flight.
     GDN_HOST_DEVICE constexpr int stages() const {
         const int step_bytes = threads() * layout().per_lane * bytes_of(state);
-        return (tokens == 1 ? 64 : tokens == 4 ? 48 : 32) * 1024 / step_bytes;
+        return (tokens == 1 ? 32 : 24) * 1024 / step_bytes;
     }
-    // Rows of a part, at most: whole heads, one at least.
-    GDN_HOST_DEVICE constexpr int part_rows() const { return tokens == 1 ? 1024 : tokens == 4 ? 512 : 256; }
+    GDN_HOST_DEVICE constexpr int pairs_per_block() const { return 2 * head_k / blocks; }  // channels of query and key
+    // Of a part, which is one head at least.
+    GDN_HOST_DEVICE constexpr int rows_per_block() const {
+        const int rows = tokens == 1 ? 256 : tokens == 4 ? 128 : 64, least = kMostHeadRows / blocks;
+        return rows > least ? rows : least;
+    }
 };
 
 struct LayerGate {
     float decay, beta;
 };
 
-// The ring is read by the threads that fill it; the rest is a part's tokens, for all threads.
+// The ring is read by the threads that fill it; the rest is a part's tokens. Query, key and outputs come from all blocks of the
+// key head.
 template <DecodeLayerConfig kConfig>
 struct DecodeLayerSharedPlan {
+    // Outputs of a part that this block normalises.
+    static constexpr int kOutputs = kConfig.tokens * kConfig.rows_per_block() + kMostHeadRows;
+
     struct alignas(16) Vector {
         unsigned char bytes[16];
     };
@@ -50,9 +63,10 @@ struct DecodeLayerSharedPlan {
     Row query[kConfig.tokens], key[kConfig.tokens];
     TokenScalars products[kConfig.tokens];  // of query and key; the gates are
     LayerGate gates[kConfig.tokens][kMostPartHeads];
-    i64 target[kConfig.tokens];                        // where the state after a token goes; negative: nowhere
-    float value[kConfig.tokens][kConfig.part_rows()];  // a row's value, then its output
-    float gain[kConfig.tokens][kConfig.part_rows()];   // norm weight times the activated z
+    i64 target[kConfig.tokens];  // where the state after a token goes; negative: nowhere
+    float value[kConfig.tokens][kConfig.rows_per_block()];
+    float output[kOutputs];
+    float gain[kOutputs];  // norm weight times the activated z
 };
 
 // Strides in elements. C channels are those of query, key and value: 2 Hk dk + Hv dv.

@@ -93,68 +93,68 @@ struct RawNumbers {
     __device__ __forceinline__ float number(int i, DType type) const { return number_of(bits[i], type); }
 };
 
-// One channel of the convolution. Loads that need no slot are on their way before the slot is known.
+// One channel of the convolution.
 template <DecodeLayerConfig kConfig>
 struct LayerChannel {
     using Io = Storage<kConfig.io>;
     static constexpr int kHistory = kLayerTaps - 1, kAhead = kConfig.tokens < 4 ? kConfig.tokens : 4;
 
+    const LayerChannels<kConfig>& all;
+    int c;
     RawNumbers<kLayerTaps> taps;
     RawNumbers<kHistory> history;
     RawNumbers<1> bias;
     Io x[kAhead];
+    float last[kHistory];  // inputs
 
-    __device__ __forceinline__ static void load_tokens(const DecodeLayerArgs& args, Io (&to)[kAhead], const Io* from,
-                                                       i64 stride, int first) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i)
-            if (first + i < args.tokens) to[i] = from[(first + i) * stride];
-    }
-    __device__ __forceinline__ void load_inputs(const LayerChannels<kConfig>& all, int c) {
-        const DecodeLayerArgs& args = all.args;
+    __device__ __forceinline__ void load_tokens(int first) {
         i64 stride;
         const Io* from = all.inputs(c, stride);
-        load_tokens(args, x, from, stride, 0);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+            if (kConfig.tokens == 1 || first + i < all.args.tokens) x[i] = from[(first + i) * stride];
+    }
+    __device__ __forceinline__ void load(const LayerSlots& slots) {
+        const DecodeLayerArgs& args = all.args;
         const i64 channel = all.number(c);
+        load_tokens(0);
         taps.load(args.weight, channel * args.weight_channel, args.weight_tap);
         if (args.bias.data != nullptr) bias.load(args.bias, channel * args.bias_channel, 0);
-    }
-    __device__ __forceinline__ void load_history(const LayerChannels<kConfig>& all, int c, const LayerSlots& slots) {
-        const DecodeLayerArgs::ConvStates& conv = all.args.conv;
-        history.load(conv.values, slots.conv * conv.slot + all.number(c) * conv.channel + slots.conv_first * conv.column,
-                     conv.column);
+        history.load(args.conv.values,
+                     slots.conv * args.conv.slot + channel * args.conv.channel + slots.conv_first * args.conv.column,
+                     args.conv.column);
     }
     // The outputs, rounded to `Io` as the convolution alone rounds them: store(t, y).
     template <class Store>
-    __device__ __forceinline__ void run(const LayerChannels<kConfig>& all, int c, const Store& store) {
+    __device__ __forceinline__ void run(const Store& store) {
         const DecodeLayerArgs& args = all.args;
-        float h[kHistory], tap[kLayerTaps];
+        float tap[kLayerTaps];
 #pragma unroll
-        for (int i = 0; i < kHistory; ++i) h[i] = history.number(i, args.conv.values.type);
+        for (int i = 0; i < kHistory; ++i) last[i] = history.number(i, args.conv.values.type);
 #pragma unroll
         for (int k = 0; k < kLayerTaps; ++k) tap[k] = taps.number(k, args.weight.type);
         const float constant = args.bias.data == nullptr ? 0.f : bias.number(0, args.bias.type);
-        i64 stride;
-        const Io* from = all.inputs(c, stride);
 #pragma unroll 1
-        for (int first = 0; first < args.tokens; first += kAhead) {
-            if (first > 0) load_tokens(args, x, from, stride, first);
+        for (int first = 0; first < (kConfig.tokens == 1 ? 1 : args.tokens); first += kAhead) {
+            if (kConfig.tokens > 1 && first > 0) load_tokens(first);
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
-                if (first + i >= args.tokens) break;
+                if (kConfig.tokens > 1 && first + i >= args.tokens) break;
                 const float now = to_float(x[i]);
                 float y[1] = {constant};
 #pragma unroll
-                for (int k = 0; k < kHistory; ++k) y[0] = fmaf(tap[k], h[k], y[0]);
+                for (int k = 0; k < kHistory; ++k) y[0] = fmaf(tap[k], last[k], y[0]);
                 y[0] = fmaf(tap[kHistory], now, y[0]);
                 conv::activate<kConfig.io>(y, args.silu);
                 store(first + i, from_float<Io>(y[0]));
 #pragma unroll
-                for (int k = 0; k + 1 < kHistory; ++k) h[k] = h[k + 1];
-                h[kHistory - 1] = now;
+                for (int k = 0; k + 1 < kHistory; ++k) last[k] = last[k + 1];
+                last[kHistory - 1] = now;
             }
         }
     }
+    // Writes the convolution's state behind the tokens.
+    __device__ __forceinline__ void store_history(const LayerSlots& slots) const;
 };
 
 // Number i of a channel's inputs: the columns of its state from `first` on, `columns` of them, and then the tokens.
@@ -167,13 +167,15 @@ __device__ __forceinline__ float channel_input(const LayerChannels<kConfig>& all
     return to_float(from[(i - columns) * stride]);
 }
 
-// Writes the convolution's state of a channel behind the tokens, by the thread that has read it. Columns move to the front, so
-// that each is read before it is written.
+// The same thread reads and writes all of a channel.
 template <DecodeLayerConfig kConfig>
-__device__ __forceinline__ void store_history(const LayerChannels<kConfig>& all, int c, const LayerSlots& slots) {
+__device__ __forceinline__ void LayerChannel<kConfig>::store_history(const LayerSlots& slots) const {
     const DecodeLayerArgs& args = all.args;
     const i64 channel = all.number(c);
     const i64 row = slots.conv * args.conv.slot + channel * args.conv.channel;
+    const auto store = [&](int column, float x) {
+        store_number(const_cast<void*>(args.conv.values.data), args.conv.values.type, row + column * args.conv.column, x);
+    };
     if (args.step_conv.values.data != nullptr) {
         const i64 step_row = load_index(args.step_slots, all.sequence);
         if (step_row < 0 || step_row >= args.step_slot_count) return;
@@ -181,61 +183,50 @@ __device__ __forceinline__ void store_history(const LayerChannels<kConfig>& all,
         const i64 before = row + slots.conv_first * args.conv.column;
 #pragma unroll 1
         for (int t = 0; t < args.tokens; ++t)
-#pragma unroll
-            for (int i = 0; i < kLayerTaps - 1; ++i)
+#pragma unroll 1
+            for (int i = 0; i < kHistory; ++i)
                 store_number(const_cast<void*>(to.values.data), to.values.type,
                              step_row * to.slot + t * to.step + channel * to.channel + i * to.column,
-                             channel_input(all, c, before, kLayerTaps - 1, t + 1 + i));
+                             channel_input(all, c, before, kHistory, t + 1 + i));
         return;
     }
-    // Verify keeps the inputs before the tokens but the first, and all tokens; else the last inputs stay.
-    const int columns = args.by_token ? kLayerTaps - 1 : args.conv_columns;
+    if (!args.by_token && args.conv_columns == kHistory) {
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i) store(i, last[i]);
+        return;
+    }
+    // Verify keeps the inputs before the tokens but the first, and all tokens; else the last inputs stay. Columns move to the
+    // front, so that each is read before it is written.
+    const int columns = args.by_token ? kHistory : args.conv_columns;
     const int shift = args.by_token ? 1 : args.tokens;
-    const int count = args.by_token ? kLayerTaps - 2 + args.tokens : args.conv_columns;
+    const int count = args.by_token ? kHistory - 1 + args.tokens : args.conv_columns;
     const i64 from = args.by_token ? row + slots.conv_first * args.conv.column : row;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i)
-        store_number(const_cast<void*>(args.conv.values.data), args.conv.values.type, row + i * args.conv.column,
-                     channel_input(all, c, from, columns, i + shift));
+    for (int i = 0; i < count; ++i) store(i, channel_input(all, c, from, columns, i + shift));
 }
 
-// The gates of one token and value head, on their way.
-struct RawLayerGate {
+// The gates of one token and value head.
+__device__ __forceinline__ LayerGate layer_gate(const DecodeLayerArgs& args, int sequence, int t, int key_head, int head) {
+    const auto at = [&](const DecodeLayerArgs::Gates& of) {
+        return sequence * of.batch + t * of.token + key_head * of.key_head + head * of.head;
+    };
+    const i64 value_head = static_cast<i64>(key_head) * args.heads_per_key + head;
     RawNumbers<1> a, b, A_log, dt_bias;
+    a.load(args.a.values, at(args.a), 0);
+    b.load(args.b.values, at(args.b), 0);
+    A_log.load(args.A_log, value_head, 0);
+    dt_bias.load(args.dt_bias, value_head, 0);
+    const float x = a.number(0, args.a.values.type) + dt_bias.number(0, args.dt_bias.type);
+    return {expf(log_decay(A_log.number(0, args.A_log.type), x)), args.beta_scale * sigmoid(b.number(0, args.b.values.type))};
+}
 
-    __device__ __forceinline__ void load(const DecodeLayerArgs& args, int sequence, int t, int key_head, int head) {
-        const auto at = [&](const DecodeLayerArgs::Gates& of) {
-            return sequence * of.batch + t * of.token + key_head * of.key_head + head * of.head;
-        };
-        const i64 value_head = static_cast<i64>(key_head) * args.heads_per_key + head;
-        a.load(args.a.values, at(args.a), 0);
-        b.load(args.b.values, at(args.b), 0);
-        A_log.load(args.A_log, value_head, 0);
-        dt_bias.load(args.dt_bias, value_head, 0);
-    }
-    __device__ __forceinline__ LayerGate finish(const DecodeLayerArgs& args) const {
-        const float x = a.number(0, args.a.values.type) + dt_bias.number(0, args.dt_bias.type);
-        return {expf(log_decay(A_log.number(0, args.A_log.type), x)),
-                args.beta_scale * sigmoid(b.number(0, args.b.values.type))};
-    }
-};
-
-// What an element of the normalised output is multiplied by, on its way.
-template <DecodeLayerConfig kConfig>
-struct RawGain {
-    using Io = Storage<kConfig.io>;
-    Io z;
+// What row `row` of a head is multiplied by when it is normalised; `z`: its gate.
+template <class Io>
+__device__ __forceinline__ float layer_gain(const DecodeLayerArgs& args, const Io& z, int row) {
     RawNumbers<1> weight;
-
-    __device__ __forceinline__ void load(const LayerChannels<kConfig>& all, int t, int row) {
-        const DecodeLayerArgs& args = all.args;
-        z = all.row(args.z, row)[t * args.z.token];
-        weight.load(args.norm_weight, row % args.dv * args.norm_weight_row, 0);
-    }
-    __device__ __forceinline__ float finish(const DecodeLayerArgs& args) const {
-        const float gate = to_float(z), s = conv::silu_gate(gate);
-        return weight.number(0, args.norm_weight.type) * (args.sigmoid_gate ? s : gate * s);
-    }
-};
+    weight.load(args.norm_weight, row * args.norm_weight_row, 0);
+    const float gate = to_float(z), s = conv::silu_gate(gate);
+    return weight.number(0, args.norm_weight.type) * (args.sigmoid_gate ? s : gate * s);
+}
 
 }  // namespace gdn_cuda::gdn
