@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 from gdn_cuda.integrations import transformers as integration
@@ -18,8 +16,8 @@ if not integration.available()[0]:
 
 
 def test_the_tokens_are_the_same() -> None:
-    command = [sys.executable, "examples/generate.py", "--tokens", "5", "--prompt", "66", "--batch", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+    options = ["--tokens", "5", "--prompt", "66", "--batch", "2"]
+    done = processes.run(ROOT / "examples/generate.py", *options, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     assert "10 of 10 tokens are the same" in done.stdout
     calls = dict(re.findall(r"^transformers\.(\w+): (\d+) calls by gdn_cuda$", done.stdout, re.MULTILINE))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 
 from gdn_cuda import integrations
@@ -26,11 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def module(name: str) -> Any:
     return importlib.import_module(f"gdn_cuda.integrations.{name}")
-
-
-def in_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")} | variables
-    return subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", integrations.NAMES)
@@ -52,7 +46,7 @@ for name in integrations.NAMES:
     importlib.import_module(f"gdn_cuda.integrations.{name}").available()
 print([name for name in integrations.NAMES if name in sys.modules], len(sys.meta_path))
 """
-    done = in_process(code)
+    done = processes.run("-c", code)
     assert done.stdout.startswith("[] "), done.stdout + done.stderr
 
 
@@ -71,11 +65,11 @@ def test_entry_points_name_the_plugins() -> None:
 )
 def test_gdn_integrations(given: str, expected: list[str]) -> None:
     code = "from gdn_cuda.integrations.requested import *; print([name for name in PLUGINS if requested(name)])"
-    assert in_process(code, GDN_INTEGRATIONS=given).stdout.strip() == str(expected)
+    assert processes.run("-c", code, GDN_INTEGRATIONS=given).stdout.strip() == str(expected)
 
 
 def test_gdn_integrations_with_another_word_is_an_error() -> None:
-    done = in_process("from gdn_cuda.integrations.vllm import plugin; plugin()", GDN_INTEGRATIONS="vlm")
+    done = processes.run("-c", "from gdn_cuda.integrations.vllm import plugin; plugin()", GDN_INTEGRATIONS="vlm")
     assert 'GDN_INTEGRATIONS: expected vllm, sglang, or both with a comma between, got "vlm"' in done.stderr
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
+import processes
 import pytest
 import torch
 
@@ -36,8 +35,7 @@ print(" ".join(said))
 
 
 def run(**variables: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDN_")} | variables
-    done = subprocess.run([sys.executable, "-c", CALLS], env=environment, capture_output=True, text=True)
+    done = processes.run("-c", CALLS, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import processes
 import pytest
 import torch
 
@@ -42,7 +42,8 @@ def test_it_shows_the_losses(example: ModuleType, tmp_path: Path) -> None:
     """In a process of its own, as it sets the number of threads."""
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     png = tmp_path / "losses.png"
-    command = [sys.executable, str(PATH), "--steps", "2", *(["--png", str(png)] if has_matplotlib else [])]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PATH.parents[1]).stdout
+    done = processes.run(PATH, "--steps", "2", *(["--png", png] if has_matplotlib else []))
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
     assert "largest difference of the two losses" in shown and f"{example.train(example.Mamba, 1).losses[0]:.4f}" in shown
     assert png.exists() == has_matplotlib
