@@ -12,7 +12,8 @@ void check_head_dim(const Checks& check, const char* argument, int64_t dim) {
 
 bool Sequences::plain() const {
     const auto without_gaps = [](const View& view) { return view.size(-1) == 1 || view.stride(-1) == 1; };
-    return io != DType::f32 && dk % 8 == 0 && dv % 8 == 0 && without_gaps(query) && without_gaps(key) && without_gaps(value);
+    return !has_more_queries() && io != DType::f32 && dk % 8 == 0 && dv % 8 == 0 && without_gaps(query) && without_gaps(key) &&
+           without_gaps(value);
 }
 
 View Sequences::without_batch(const View& view) const {
@@ -25,7 +26,7 @@ View Sequences::without_batch(const View& view) const {
 }
 
 Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
-                          const View& cu_seqlens, const RowNames& names) {
+                          const View& cu_seqlens, QueryHeads query_heads, const RowNames& names) {
     Sequences s{.query = View(query), .key = View(key), .value = View(value), .cu_seqlens = cu_seqlens, .names = names};
     s.unit_batch = cu_seqlens.defined() && s.query.rank == 4 && s.query.size(0) == 1;
     for (View* rows : {&s.query, &s.key, &s.value}) *rows = s.without_batch(*rows);
@@ -39,29 +40,40 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
                 q.rank == 3 ? "None" : "a tensor");
     GDN_REQUIRE(check, k.rank == q.rank, names.key, fmt::format("rank {} {}", q.rank, as_query()), shape_text(k));
     GDN_REQUIRE(check, v.rank == q.rank, names.value, fmt::format("rank {} {}", q.rank, as_query()), shape_text(v));
-    GDN_REQUIRE(check, std::equal(k.sizes, k.sizes + k.rank, q.sizes), names.key,
-                fmt::format("the shape of {} {}", names.query, shape_text(q)), shape_text(k));
     if (!std::equal(v.sizes, v.sizes + v.rank - 2, q.sizes))
         fail(check.function, names.value,
              q.rank == 3 ? fmt::format("(N={}, Hv, dv) {}", q.size(0), as_query())
                          : fmt::format("(B={}, T={}, Hv, dv) {}", q.size(0), q.size(1), as_query()),
              shape_text(v));
+    s.key_heads = k.size(-2);
+    s.value_heads = v.size(-2);
+    s.heads = std::max(q.size(-2), s.value_heads);
+    GDN_REQUIRE(check, q.size(-2) >= 1, names.query, "at least one head", shape_text(q));
+    const bool any = query_heads == QueryHeads::any;
+    GDN_REQUIRE(
+        check,
+        s.value_heads >= 1 && s.heads % q.size(-2) == 0 && (!s.has_more_queries() || (any && s.heads % s.value_heads == 0)),
+        names.value,
+        fmt::format("a number of heads that is a multiple of {}'s {}{}", names.query, q.size(-2), any ? ", or divides it" : ""),
+        fmt::format("{}", s.value_heads));
+    // Keys have as many heads as values where queries have more.
+    GDN_REQUIRE(check,
+                std::equal(k.sizes, k.sizes + k.rank - 2, q.sizes) && k.size(-1) == q.size(-1) &&
+                    s.key_heads == std::min(q.size(-2), s.value_heads),
+                names.key,
+                fmt::format("the shape of {} {}{}", names.query, shape_text(q),
+                            s.has_more_queries() ? fmt::format(" with {} heads, as {} has", s.value_heads, names.value) : ""),
+                shape_text(k));
 
     s.io = check.dtype(names.query, q, {DType::bf16, DType::f16, DType::f32});
     check.dtype(names.key, k, {s.io});
     check.dtype(names.value, v, {s.io});
     check.device(names.key, k, q, names.query);
     check.device(names.value, v, q, names.query);
-    s.key_heads = q.size(-2);
-    s.value_heads = v.size(-2);
     s.dk = q.size(-1);
     s.dv = v.size(-1);
-    GDN_REQUIRE(check, s.key_heads >= 1, names.query, "at least one head", shape_text(q));
-    GDN_REQUIRE(check, s.value_heads >= 1 && s.value_heads % s.key_heads == 0, names.value,
-                fmt::format("a number of heads that is a multiple of {}'s {}", names.query, s.key_heads),
-                fmt::format("{}", s.value_heads));
-    GDN_REQUIRE(check, s.value_heads <= kMaxGridYZ, names.value, fmt::format("at most {} heads", kMaxGridYZ),
-                fmt::format("{}", s.value_heads));
+    GDN_REQUIRE(check, s.heads <= kMaxGridYZ, s.has_more_queries() ? names.query : names.value,
+                fmt::format("at most {} heads", kMaxGridYZ), fmt::format("{}", s.heads));
     check_head_dim(check, names.query, s.dk);
     check_head_dim(check, names.value, s.dv);
     if (cu_seqlens.defined()) {
@@ -83,9 +95,9 @@ Scalars check_scalars(const Checks& check, const char* argument, const View& sca
     GDN_REQUIRE(check, view.defined(), argument, fmt::format("rank 3 (1, N, Hv), as {} has", s.names.query),
                 shape_text(scalars));
     if (s.packed()) {
-        check.shape(argument, view, {s.tokens, s.value_heads}, "(N, Hv)");
+        check.shape(argument, view, {s.tokens, s.heads}, s.has_more_queries() ? "(N, Hq)" : "(N, Hv)");
     } else {
-        check.shape(argument, view, {s.count, s.tokens, s.value_heads}, "(B, T, Hv)");
+        check.shape(argument, view, {s.count, s.tokens, s.heads}, s.has_more_queries() ? "(B, T, Hq)" : "(B, T, Hv)");
     }
     check.dtype(argument, view, allowed);
     check.device(argument, view, s.query, s.names.query);
@@ -93,7 +105,7 @@ Scalars check_scalars(const Checks& check, const char* argument, const View& sca
 }
 
 Tagged check_per_head(const Checks& check, const char* argument, const View& view, const Sequences& s) {
-    check.shape(argument, view, {s.value_heads}, "(Hv,)");
+    check.shape(argument, view, {s.heads}, s.has_more_queries() ? "(Hq,)" : "(Hv,)");
     check.dtype(argument, view, {DType::f32, DType::bf16, DType::f16});
     check.device(argument, view, s.query, s.names.query);
     check.last_contiguous(argument, view);

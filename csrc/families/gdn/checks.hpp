@@ -24,20 +24,23 @@ struct Sequences {
     int64_t count = 0;        // sequences
     int64_t tokens = 0;       // per sequence; in total if packed
     int64_t key_heads = 0, value_heads = 0, dk = 0, dv = 0;
+    int64_t heads = 0;  // of states, gates and outputs: those of value, or of query where that has more
     DType io = DType::bf16;
 
     bool packed() const { return cu_seqlens.defined(); }
-    // What all kernels take: 16-bit tensors, rows without gaps, head dimensions that are multiples of 8.
+    // What all kernels take: 16-bit tensors, rows without gaps, head dimensions that are multiples of 8, a value for each head.
     bool plain() const;
     View without_batch(const View& view) const;  // drops the dimension of 1 where packed tensors have it
     Batch batch() const { return {count, tokens, packed(), query, names.query}; }
     int64_t mean_tokens() const { return packed() ? tokens / std::max<int64_t>(count, 1) : tokens; }
-    int64_t state_numel() const { return value_heads * dv * dk; }
+    int64_t state_numel() const { return heads * dv * dk; }
+    bool has_more_queries() const { return heads > value_heads; }
     int64_t chunks_at_most(int64_t chunk) const { return packed() ? tokens / chunk + count : count * ceil_div(tokens, chunk); }
 };
 
+enum class QueryHeads { fewer, any };  // fewer than values, or as many
 Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor& key, const Tensor& value,
-                          const View& cu_seqlens, const RowNames& names = {});
+                          const View& cu_seqlens, QueryHeads query_heads = QueryHeads::fewer, const RowNames& names = {});
 // (B, T, Hv) or (N, Hv), any strides
 Scalars check_scalars(const Checks& check, const char* argument, const View& view, const Sequences& sequences,
                       std::initializer_list<DType> allowed);

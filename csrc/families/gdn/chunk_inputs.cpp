@@ -25,7 +25,7 @@ View ChunkInputs::copied(const Tensor& tensor) {
 
 void ChunkInputs::close_gaps(const Tensor& query, const Tensor& key, const Tensor& value) {
     Sequences& sequences = prepared_.sequences;
-    if (sequences.io == DType::f32 || sequences.plain()) return;
+    if (sequences.io == DType::f32 || sequences.has_more_queries() || sequences.plain()) return;
     sequences.query = copied(query);
     sequences.key = copied(key);
     sequences.value = copied(value);

@@ -160,7 +160,7 @@ struct PreparedChunked : Prepared {
 PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, const OptionalTensor& write_indices,
                                 bool update_state, const OptionalTensor& final_state) {
     const Checks check{ChunkedForward::name};
-    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     PreparedChunked prepared{prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm), {}};
     RecurrentArgs& args = prepared.args;
     const GateArguments gates{view_of(x.beta),    view_of(x.gate), view_of(x.A_log),

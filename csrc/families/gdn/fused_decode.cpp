@@ -22,7 +22,7 @@ void check_parents(const Checks& check, const View& parents, bool keeps_steps, c
 
 Prepared prepare_decode(const FusedDecode& x) {
     const Checks check{x.name};
-    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     Prepared prepared = prepare(check, sequences, x.out, x.scale, x.use_qk_l2norm);
     RecurrentArgs& args = prepared.args;
 

@@ -47,7 +47,7 @@ struct PreparedPiece {
 
 PreparedPiece prepare_piece(const Checks& check, const Tensor& query_or_key, const Tensor& k, const Tensor& v,
                             const RowNames& names, const OptionalTensor& gate, const OptionalTensor& cu_seqlens) {
-    PreparedPiece piece{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens), names)};
+    PreparedPiece piece{.sequences = check_sequences(check, query_or_key, k, v, view_of(cu_seqlens), QueryHeads::fewer, names)};
     const Sequences& s = piece.sequences;
     ChunkArgs& args = piece.args;
     GDN_REQUIRE(check, !s.unit_batch, "cu_seqlens", fmt::format("None, as {} is padded (rank 4)", names.query), "a tensor");

@@ -19,10 +19,14 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     Prepared prepared{.sequences = sequences, .output = sequences.without_batch(View(out))};
     RecurrentArgs& args = prepared.args;
     const View& output = prepared.output;
-    GDN_REQUIRE(
-        check,
-        output.rank == sequences.value.rank && std::equal(output.sizes, output.sizes + output.rank, sequences.value.sizes),
-        "out", fmt::format("the shape of value {}", shape_text(sequences.value)), shape_text(output));
+    const View& value = sequences.value;
+    GDN_REQUIRE(check,
+                output.rank == value.rank && std::equal(output.sizes, output.sizes + output.rank - 2, value.sizes) &&
+                    output.size(-2) == sequences.heads && output.size(-1) == sequences.dv,
+                "out",
+                fmt::format("the shape of value {}{}", shape_text(value),
+                            sequences.has_more_queries() ? fmt::format(" with {} heads, as query has", sequences.heads) : ""),
+                shape_text(output));
     check.dtype("out", output, {sequences.io});
     check.device("out", output, sequences.query, "query");
     if (sequences.plain()) check.last_contiguous("out", output);
@@ -35,8 +39,8 @@ Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& 
     args.output = rows_of(output);
     args.sequences = static_cast<int>(sequences.count);
     args.tokens = static_cast<int>(sequences.tokens);
-    args.heads = static_cast<int>(sequences.value_heads);
-    args.heads_per_key = static_cast<int>(sequences.value_heads / sequences.key_heads);
+    args.heads = static_cast<int>(sequences.heads);
+    args.heads_per_key = static_cast<int>(sequences.heads / sequences.key_heads);
     args.dk = static_cast<int>(sequences.dk);
     args.dv = static_cast<int>(sequences.dv);
     args.scale = static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(sequences.dk))));
@@ -118,9 +122,10 @@ RecurrentStates check_initial(const Checks& check, Prepared& prepared, const cha
 RecurrentStates check_states(const Checks& check, Prepared& prepared, const char* argument, const View& states, int rank) {
     const Sequences& sequences = prepared.sequences;
     check.rank(argument, states, rank, rank == 4 ? "(slots, Hv, dv, dk)" : "(slots, steps, Hv, dv, dk)");
-    const int64_t expected[] = {sequences.value_heads, sequences.dv, sequences.dk};
+    const int64_t expected[] = {sequences.heads, sequences.dv, sequences.dk};
     GDN_REQUIRE(check, std::equal(expected, expected + 3, states.sizes + rank - 3), argument,
-                fmt::format("states of (Hv, dv, dk) = {}", shape_text({expected[0], expected[1], expected[2]})),
+                fmt::format("states of ({}, dv, dk) = {}", sequences.has_more_queries() ? "Hq" : "Hv",
+                            shape_text({expected[0], expected[1], expected[2]})),
                 shape_text(states));
     check.device(argument, states, sequences.query, "query");
     const DType type = check.dtype(argument, states, {DType::f32, DType::bf16, DType::f16});
@@ -139,7 +144,7 @@ RecurrentStates check_states(const Checks& check, Prepared& prepared, const char
 
 Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, const Sequences& sequences, DType type) {
     std::vector<int64_t> shape(leading);
-    shape.insert(shape.end(), {sequences.value_heads, sequences.dv, sequences.dk});
+    shape.insert(shape.end(), {sequences.heads, sequences.dv, sequences.dk});
     return torch::stable::new_empty(like, shape, scalar_type(type));
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 Prepared prepare_recurrent(const RecurrentForward& x) {
     const Checks check{x.name};
-    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens));
+    const Sequences sequences = check_sequences(check, x.query, x.key, x.value, view_of(x.cu_seqlens), QueryHeads::any);
     Prepared prepared = prepare(check, sequences, x.out, x.scale, x.is_qk_norm);
     RecurrentArgs& args = prepared.args;
     GDN_REQUIRE(check, x.inference_mode >= InferenceMode::prefill && x.inference_mode <= InferenceMode::spec_verify,
