@@ -113,7 +113,6 @@ const std::vector<RegisteredKernel>& registry() {
             entry<conv::SplitConv>(),
             entry<gdn::Decode>(),
             entry<gdn::DecodeLayer>(),
-            entry<gdn::DecodeLayerAlone>(),
             entry<gdn::Verify>(),
             entry<gdn::Recurrent>(),
             entry<gdn::Replay>(),

@@ -6,7 +6,7 @@
 //     static constexpr bool uses_cutlass;
 //     static std::span<const Config> configurations();       all that its heuristic can choose
 //     static int threads(const Config&), shared_bytes(const Config&);
-//     static int cluster(const Config&);                     blocks, for a kernel that uses clusters
+//     static int cluster(const Config&, const Args&);        blocks, for a kernel that uses clusters
 // and gets its source, its registry entry and its launch from here.
 #pragma once
 
@@ -72,12 +72,12 @@ constexpr bool runs_on(const jit::DeviceTraits& device) {
 }
 
 template <class Spec>
-jit::LaunchShape shape_of(const typename Spec::Config& config, const Blocks& blocks) {
+jit::LaunchShape shape_of(const typename Spec::Config& config, const typename Spec::Args& args, const Blocks& blocks) {
     jit::LaunchShape shape;
     std::ranges::copy(grid_of(Spec::family, Spec::name, blocks), shape.grid);
     shape.threads = static_cast<unsigned>(Spec::threads(config));
     shape.shared_bytes = static_cast<unsigned>(Spec::shared_bytes(config));
-    if constexpr (requires { Spec::cluster(config); }) shape.cluster = static_cast<unsigned>(Spec::cluster(config));
+    if constexpr (requires { Spec::cluster(config, args); }) shape.cluster = static_cast<unsigned>(Spec::cluster(config, args));
     return shape;
 }
 
@@ -92,9 +92,9 @@ void launch(const typename Spec::Config& config, const typename Spec::Args& args
                                      max_capability_of<Spec>() == Spec::min_capability ? "" : " or newer", device.name,
                                      device.capability / 10, device.capability % 10));
     if (target.is_explained()) [[unlikely]]
-        return explain_launch(source_of<Spec>(config), shape_of<Spec>(config, blocks), device, why(device));
+        return explain_launch(source_of<Spec>(config), shape_of<Spec>(config, args, blocks), device, why(device));
     const jit::LoadedKernel& kernel = jit::kernel<JitSpec<Spec>>(config, target.ordinal, target.stream);
-    jit::LaunchShape shape = shape_of<Spec>(config, blocks);
+    jit::LaunchShape shape = shape_of<Spec>(config, args, blocks);
     shape.early_start = early_start;
     jit::launch(kernel, shape, target.ordinal, target.stream, &args);
 }

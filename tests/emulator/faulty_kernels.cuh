@@ -136,18 +136,22 @@ __global__ void multiplies(const __grid_constant__ Args args) {
 template <bool kBegins, bool kStays, bool kWaits>
 __device__ __forceinline__ void exchange(const Args& args) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const gdn_cuda::BlockGroup<2> group;
-    float* const numbers = reinterpret_cast<float*>(memory);
+    const gdn_cuda::BlockGroup group(2);
+    const auto meet = [&] {
+        group.arrive();
+        group.wait();
+    };
+    double* const numbers = reinterpret_cast<double*>(memory);
     const int t = threadIdx.x;
-    if constexpr (kBegins) group.sync();
+    if constexpr (kBegins) meet();
     if constexpr (!kStays) {
         if (group.rank == 1) return;
-        for (int i = 0; i < 2; ++i) group.sync();  // of those that have not returned
+        for (int i = 0; i < 2; ++i) meet();  // of those that have not returned
     }
     group.store(numbers[t], 1 - group.rank, args.data[group.rank * 32 + t]);
-    if constexpr (kWaits) group.sync();
-    args.data[group.rank * 32 + t] = numbers[t];
-    if constexpr (!kWaits) group.sync();  // the other block has stored
+    if constexpr (kWaits) meet();
+    args.data[group.rank * 32 + t] = static_cast<float>(numbers[t]);
+    if constexpr (!kWaits) meet();  // the other block has stored
 }
 __global__ void exchanges(const __grid_constant__ Args args) {
     exchange<true, true, true>(args);

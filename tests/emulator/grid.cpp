@@ -56,6 +56,8 @@ struct Fiber {
     bool started = false;
     jmp_buf at;
     const char* waits_for = nullptr;
+    bool has_arrived = false;  // in the cluster, in this generation of its meeting
+    unsigned arrived_in = 0;
     std::deque<std::vector<Copy>> copies;  // by group; the last is open
 };
 struct Meeting {
@@ -65,6 +67,9 @@ struct Meeting {
 };
 struct BlockMeeting : Meeting {
     bool votes[2];
+};
+struct ClusterMeeting : Meeting {
+    int arrived = 0;
 };
 struct WarpMeeting : Meeting {
     Words words[2];
@@ -90,7 +95,7 @@ struct Launch {
     std::size_t shared_bytes;
     int threads, blocks;  // of a block, of a cluster
     Block block[kMostBlocks];
-    Meeting cluster;
+    ClusterMeeting cluster;
     WarpMeeting warps[kMostFibers / kLanes];
     std::vector<int> fiber_at, rank_of;
     std::bitset<kMostFibers> ready;  // by rank
@@ -153,10 +158,18 @@ void let_go(BlockMeeting& block) {
     let_go(static_cast<Meeting&>(block));
     block.votes[block.generation % 2] = false;
 }
+void let_go(ClusterMeeting& cluster) {
+    cluster.arrived = 0;
+    let_go(static_cast<Meeting&>(cluster));
+}
 
 template <class M>
 void let_go_if_complete(M& meeting) {
     if (!meeting.waiting.empty() && static_cast<int>(meeting.waiting.size()) == meeting.members) let_go(meeting);
+}
+
+void let_go_if_complete(ClusterMeeting& cluster) {
+    if (cluster.arrived > 0 && cluster.arrived == cluster.members) let_go(cluster);
 }
 
 template <class M>
@@ -182,6 +195,7 @@ void fiber() {
     --block.meeting.members;
     --warp.members;
     --now.cluster.members;
+    if (fibers[current].has_arrived && fibers[current].arrived_in == now.cluster.generation) --now.cluster.arrived;
     let_go_if_complete(block.meeting);
     let_go_if_complete(warp);
     let_go_if_complete(now.cluster);
@@ -260,10 +274,11 @@ void run_cluster(const uint3& first) {
     const int fibers_in_all = now.threads * now.blocks;
     for (int rank = 0; rank < now.blocks; ++rank)
         prepare_block(rank, {first.x + static_cast<unsigned>(rank), first.y, first.z});
-    now.cluster = {{}, fibers_in_all, 0};
+    now.cluster = {{{}, fibers_in_all, 0}, 0};
     for (int each = 0; each < fibers_in_all; ++each) {
         fibers[each].started = false;
         fibers[each].waits_for = nullptr;
+        fibers[each].has_arrived = false;
         fibers[each].copies.assign(1, {});
     }
     draw_order();
@@ -355,8 +370,29 @@ bool meet_block(const char* what, bool vote) {
     return votes;
 }
 
-void meet_cluster(const char* what) {
-    wait_in(now.cluster, what);
+int cluster_index() {
+    return static_cast<int>(my_block().index.x) / now.blocks;
+}
+int rank_in_cluster() {
+    return rank_of(current);
+}
+
+void arrive_in_cluster() {
+    Fiber& mine = fibers[current];
+    if (mine.has_arrived) fail("barrier.cluster.arrive, behind another without barrier.cluster.wait");
+    mine.has_arrived = true;
+    mine.arrived_in = now.cluster.generation;
+    ++now.cluster.arrived;
+    let_go_if_complete(now.cluster);
+}
+void wait_for_cluster(const char* what) {
+    Fiber& mine = fibers[current];
+    if (!mine.has_arrived) fail("barrier.cluster.wait without barrier.cluster.arrive");
+    mine.has_arrived = false;
+    if (mine.arrived_in != now.cluster.generation) return;
+    mine.waits_for = what;
+    now.cluster.waiting.push_back(current);
+    leave();
 }
 
 const Words& meet_warp(const char* what, std::uint64_t word) {

@@ -30,8 +30,13 @@ extern uint3 thread_index, block_index, grid_size, block_size;
 // `vote`.
 bool meet_block(const char* what, bool vote = false);
 
-// The same in its cluster.
-void meet_cluster(const char* what);
+// Clusters lie along x.
+int cluster_index();
+int rank_in_cluster();
+
+// The same in its cluster, in two steps. A thread that returns has arrived.
+void arrive_in_cluster();
+void wait_for_cluster(const char* what);
 
 // The same in its warp; returns what all lanes said, which is overwritten in the meeting after the next.
 using Words = std::array<std::uint64_t, kLanes>;

@@ -22,7 +22,7 @@ namespace gdn_cuda {
 template <class Spec, class Why>
 void launch(const typename Spec::Config& config, const typename Spec::Args& args, const Blocks& blocks, const Target&,
             const Why&, bool = false) {
-    const jit::LaunchShape shape = shape_of<Spec>(config, blocks);
+    const jit::LaunchShape shape = shape_of<Spec>(config, args, blocks);
     emulator::launch(source_of<Spec>(config).id(), to_text(config),
                      {{shape.grid[0], shape.grid[1], shape.grid[2]}, shape.threads, shape.shared_bytes, shape.cluster}, &args);
 }

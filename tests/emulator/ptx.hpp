@@ -135,14 +135,16 @@ void ptx(Operands&&... operands) {
             const auto four = load<Four>(shared_pointer(from));
             x = four.x, y = four.y, z = four.z, w = four.w;
         });
-    } else if constexpr (kText == "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;") {
-        meet_cluster("barrier.cluster");
+    } else if constexpr (kText == "mov.u32 %0, %%clusterid.x; mov.u32 %1, %%cluster_ctarank;") {
+        run([](int& index, int& rank) { index = cluster_index(), rank = rank_in_cluster(); });
+    } else if constexpr (kText == "barrier.cluster.arrive.aligned;") {
+        arrive_in_cluster();
+    } else if constexpr (kText == "barrier.cluster.wait.aligned;") {
+        wait_for_cluster("barrier.cluster.wait");
     } else if constexpr (kText == "mapa.shared::cluster.u32 %0, %1, %2;") {
         run([](unsigned& there, unsigned here, unsigned rank) { there = address_in_block(here, rank); });
-    } else if constexpr (kText == "st.shared::cluster.u16 [%0], %1;") {
-        run([](unsigned to, unsigned short x) { store(pointer_for_store(to), x); });
-    } else if constexpr (kText == "st.shared::cluster.u32 [%0], %1;") {
-        run([](unsigned to, unsigned x) { store(pointer_for_store(to), x); });
+    } else if constexpr (kText == "st.shared::cluster.f64 [%0], %1;") {
+        run([](unsigned to, double x) { store(pointer_for_store(to), x); });
     } else if constexpr (kText == "cvt.rn.bf16x2.f32 %0, %1, %2;") {
         run([](unsigned& pair, float high, float low) { pair = rounded_to_bf16(high) << 16 | rounded_to_bf16(low); });
     } else if constexpr (kText == "fma.rn.bf16x2 %0, %1, %2, %3;") {

@@ -1,4 +1,4 @@
-// Host side of gdn/decode_layer and gdn/decode_layer_alone: configuration and launch.
+// Host side of gdn/decode_layer: configuration and launch.
 #pragma once
 
 #include <algorithm>
@@ -15,102 +15,87 @@ struct DecodeLayerProblem {
     i64 sequences, tokens;
     int key_heads, heads_per_key, dk, dv;
     DType io, state;
+    bool plain;  // the convolution's tensors, in dtypes and strides
 
     i64 groups() const { return sequences * key_heads; }
 };
 
 // Tokens have shared memory of their own, which row steps in flight then lack.
 inline constexpr std::array kLayerTokenRoom = {1, 4, kMostLayerTokens};
-// Blocks of a key head, with clusters. Many let few sequences use the whole GPU; few do less work twice.
-inline constexpr std::array kLayerBlocks = {8, 4, 2};
-inline constexpr i64 kLayerBlocksPerMultiprocessor = 16;
+inline constexpr int kMostLayerBlocks = 8;  // of a key head: every GPU with clusters has clusters of so many
+// Blocks on an SM up to which value heads are divided: more would run one after the other, each with its start and its end.
+inline constexpr i64 kLayerBlocksAtOnce = 4;
 
-constexpr bool has_clusters(const jit::DeviceTraits& device) {
-    return device.capability >= 90;
-}
+struct DecodeLayerChoice {
+    DecodeLayerConfig config;
+    int heads_at_once, parts;  // of a key head, of a value head
 
-inline DecodeLayerConfig decode_layer_config(const DecodeLayerProblem& problem, const jit::DeviceTraits& device) {
+    int blocks() const { return heads_at_once * parts; }
+};
+
+inline DecodeLayerChoice decode_layer_choice(const DecodeLayerProblem& problem, const jit::DeviceTraits& device) {
     const auto room = std::ranges::find_if(kLayerTokenRoom, [&](int tokens) { return problem.tokens <= tokens; });
-    const auto few_enough = [&](int blocks) {
-        return problem.groups() * blocks <= kLayerBlocksPerMultiprocessor * device.multiprocessors;
+    DecodeLayerChoice choice{
+        {.head_k = problem.dk, .io = problem.io, .state = problem.state, .tokens = *room, .plain = problem.plain}, 1, 1};
+    if (device.capability < 90) return choice;  // no clusters
+    for (int heads = std::min(kMostLayerBlocks, problem.heads_per_key); heads > 1; --heads)
+        if (problem.heads_per_key % heads == 0) {
+            choice.heads_at_once = heads;
+            break;
+        }
+    const auto fits = [&](int parts) {
+        const i64 blocks = problem.groups() * choice.heads_at_once * parts;
+        return choice.heads_at_once * parts <= kMostLayerBlocks && blocks <= kLayerBlocksAtOnce * device.multiprocessors;
     };
-    const auto blocks = std::ranges::find_if(kLayerBlocks, few_enough);
-    return {.head_k = problem.dk,
-            .io = problem.io,
-            .state = problem.state,
-            .tokens = *room,
-            .blocks = !has_clusters(device)          ? 1
-                      : blocks == kLayerBlocks.end() ? kLayerBlocks.back()
-                                                     : *blocks};
+    while (choice.parts < kRowQuarters && fits(2 * choice.parts)) choice.parts *= 2;
+    return choice;
 }
 
 inline std::string explain_decode_layer(const DecodeLayerProblem& problem, const jit::DeviceTraits& device) {
-    const DecodeLayerConfig config = decode_layer_config(problem, device);
-    return fmt::format("{} key heads of sequences, {} block{} each, for {} multiprocessors; shared memory for {} tokens",
-                       problem.groups(), config.blocks, config.blocks == 1 ? "" : "s", device.multiprocessors, config.tokens);
+    const DecodeLayerChoice choice = decode_layer_choice(problem, device);
+    return fmt::format(
+        "{} key heads of sequences, {} block{} each, {} of a value head, for {} multiprocessors; shared memory for {} tokens",
+        problem.groups(), choice.blocks(), choice.blocks() == 1 ? "" : "s", choice.parts, device.multiprocessors,
+        choice.config.tokens);
 }
 
-template <auto... kBlocks>
-constexpr auto decode_layer_configurations() {
-    std::array<DecodeLayerConfig, 4 * kExactHeadK.size() * kLayerTokenRoom.size() * sizeof...(kBlocks)> all{};
+inline constexpr std::array kDecodeLayerConfigurations = [] {
+    std::array<DecodeLayerConfig, 8 * kExactHeadK.size() * kLayerTokenRoom.size()> all{};
     size_t n = 0;
     for (const DType io : {DType::bf16, DType::f16})
         for (const DType state : {DType::f32, DType::bf16})
             for (const int dk : kExactHeadK)
                 for (const int tokens : kLayerTokenRoom)
-                    for (const int blocks : {kBlocks...})
-                        all[n++] = {.head_k = dk, .io = io, .state = state, .tokens = tokens, .blocks = blocks};
+                    for (const bool plain : {true, false})
+                        all[n++] = {.head_k = dk, .io = io, .state = state, .tokens = tokens, .plain = plain};
     return all;
-}
+}();
 
-// What both kernels share.
-struct DecodeLayerSpec {
+struct DecodeLayer {
     using Config = DecodeLayerConfig;
     using Args = DecodeLayerArgs;
-    static constexpr const char *family = "gdn", *config_type = "DecodeLayerConfig", *args_type = "DecodeLayerArgs";
+    static constexpr const char *family = "gdn", *name = "decode_layer", *config_type = "DecodeLayerConfig",
+                                *args_type = "DecodeLayerArgs";
+    static constexpr const char* summary = "a layer's step: convolution, norms, gates and recurrence in one launch";
+    static constexpr int min_capability = 80;
     static constexpr bool uses_cutlass = false;
 
+    static std::span<const Config> configurations() { return kDecodeLayerConfigurations; }
     static int threads(const Config& config) { return config.threads(); }
-    template <const auto& kConfigurations>
-    static int plan_bytes_of(const Config& config) {
-        return plan_bytes<kConfigurations, DecodeLayerSharedPlan>(config, std::make_index_sequence<kConfigurations.size()>());
+    static int shared_bytes(const Config& config) {
+        return plan_bytes<kDecodeLayerConfigurations, DecodeLayerSharedPlan>(
+            config, std::make_index_sequence<kDecodeLayerConfigurations.size()>());
+    }
+    static int cluster(const Config&, const Args& args) { return args.heads_at_once * args.parts(); }
+
+    static void run(const DecodeLayerProblem& problem, Args args, const Target& target) {
+        if (problem.groups() == 0 || problem.tokens == 0) return;
+        const DecodeLayerChoice choice = decode_layer_choice(problem, jit::device_traits(target.ordinal));
+        args.heads_at_once = choice.heads_at_once;
+        args.parts_log2 = choice.parts / 2;  // of 1, 2 or 4
+        launch<DecodeLayer>(choice.config, args, {problem.sequences * choice.blocks(), problem.key_heads, 1}, target,
+                            [&](const auto& device) { return explain_decode_layer(problem, device); });
     }
 };
-
-inline constexpr auto kDecodeLayerConfigurations =
-    decode_layer_configurations<kLayerBlocks[0], kLayerBlocks[1], kLayerBlocks[2]>();
-inline constexpr auto kDecodeLayerAloneConfigurations = decode_layer_configurations<1>();
-
-struct DecodeLayer : DecodeLayerSpec {
-    static constexpr const char* name = "decode_layer";
-    static constexpr const char* summary = "a layer's step: convolution, norms, gates and recurrence in one launch";
-    static constexpr int min_capability = 90;
-
-    static std::span<const Config> configurations() { return kDecodeLayerConfigurations; }
-    static int shared_bytes(const Config& config) { return plan_bytes_of<kDecodeLayerConfigurations>(config); }
-    static int cluster(const Config& config) { return config.blocks; }
-};
-
-struct DecodeLayerAlone : DecodeLayerSpec {
-    static constexpr const char* name = "decode_layer_alone";
-    static constexpr const char* summary = "the same for GPUs without clusters";
-    static constexpr int min_capability = 80, max_capability = 89;
-
-    static std::span<const Config> configurations() { return kDecodeLayerAloneConfigurations; }
-    static int shared_bytes(const Config& config) { return plan_bytes_of<kDecodeLayerAloneConfigurations>(config); }
-};
-
-inline void run_decode_layer(const DecodeLayerProblem& problem, DecodeLayerArgs args, const Target& target) {
-    if (problem.groups() == 0 || problem.tokens == 0) return;
-    const DecodeLayerConfig config = decode_layer_config(problem, jit::device_traits(target.ordinal));
-    args.part_heads =
-        std::clamp(config.blocks * config.rows_per_block() / problem.dv, 1, std::min(kMostPartHeads, problem.heads_per_key));
-    const Blocks blocks = {problem.groups() * config.blocks, 1, 1};
-    const auto why = [&](const auto& device) { return explain_decode_layer(problem, device); };
-    if (config.blocks == 1)
-        launch<DecodeLayerAlone>(config, args, blocks, target, why);
-    else
-        launch<DecodeLayer>(config, args, blocks, target, why);
-}
 
 }  // namespace gdn_cuda::gdn

@@ -113,6 +113,14 @@ Tagged check_numbers(const Checks& check, const char* argument, const View& view
     return tagged(view);
 }
 
+// A stride that the kernel has in 32 bits, times a few.
+int near_stride(const Checks& check, const char* argument, const View& view, int dimension) {
+    constexpr int64_t kMost = int64_t{1} << 28;
+    const int64_t stride = view.stride(dimension);
+    GDN_REQUIRE(check, stride < kMost, argument, fmt::format("a last stride below {}", kMost), fmt::format("{}", stride));
+    return static_cast<int>(stride);
+}
+
 void set_weights(const Checks& check, const View& qkvz, const View& weight, const View& bias, const View& A_log,
                  const View& dt_bias, const View& norm, const LayerSizes& sizes, DecodeLayerArgs& args) {
     check.shape("conv_weight", weight, {sizes.channels(), kLayerTaps}, "(2 Hk dk + Hv dv, 4)");
@@ -120,7 +128,7 @@ void set_weights(const Checks& check, const View& qkvz, const View& weight, cons
     check.device("conv_weight", weight, qkvz, "qkvz");
     args.weight = tagged(weight);
     args.weight_channel = weight.stride(0);
-    args.weight_tap = weight.stride(1);
+    args.weight_tap = near_stride(check, "conv_weight", weight, 1);
     if (bias.defined()) {
         args.bias = check_numbers(check, "conv_bias", bias, sizes.channels(), "(2 Hk dk + Hv dv,)", qkvz);
         args.bias_channel = bias.stride(0);
@@ -165,7 +173,7 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     check.dtype("conv_pool", conv, {DType::f32, DType::bf16, DType::f16});
     check.device("conv_pool", conv, qkvz, "qkvz");
     check.distinct("conv_pool", conv);
-    args.conv = {tagged(conv), conv.stride(0), 0, conv.stride(1), conv.stride(2)};
+    args.conv = {tagged(conv), conv.stride(0), 0, conv.stride(1), near_stride(check, "conv_pool", conv, 2)};
     args.conv_columns = check.count("conv_pool", "columns", conv.size(2));
 
     GDN_REQUIRE(check, step_conv.defined() == steps.defined(), step_conv.defined() ? "step_states" : "step_conv",
@@ -193,9 +201,28 @@ void set_states(const Checks& check, const GdnDecodeLayer& x, const View& qkvz, 
     args.state_out = steps.data;
     args.out_slot = steps.stride(0);
     args.out_step = steps.stride(1);
-    args.step_conv = {tagged(step_conv), step_conv.stride(0), step_conv.stride(1), step_conv.stride(2), step_conv.stride(3)};
+    args.step_conv = {tagged(step_conv), step_conv.stride(0), step_conv.stride(1), step_conv.stride(2),
+                      near_stride(check, "step_conv", step_conv, 3)};
     args.step_slots = tagged(rows);
     args.step_slot_count = check.count("step_states", "rows", steps.size(0));
+}
+
+// Whether the convolution can be read four channels at a time: all of one 16-bit dtype, on 8 bytes, and the state three columns
+// that are neighbours, or whose channels are.
+bool reads_units(DecodeLayerArgs& args, const View& weight, const View& bias, const View& qkvz, const View& z,
+                 const View& conv) {
+    constexpr uintptr_t kUnit = 8;
+    const auto aligned = [](const View& view, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(view.data) % bytes == 0; };
+    const auto rows = [&](const View& view) {
+        return aligned(view, kUnit) && view.stride(0) % 4 == 0 && view.stride(1) % 4 == 0;
+    };
+    args.by_columns = conv.stride(1) == 1 && conv.stride(2) % 4 == 0;
+    const bool by_channels = conv.stride(2) == 1 && conv.stride(1) == kLayerTaps - 1;
+    return !args.by_token && args.step_conv.values.data == nullptr && conv.size(2) == kLayerTaps - 1 &&
+           (args.by_columns || by_channels) && conv.stride(0) % 4 == 0 && aligned(conv, kUnit) && rows(qkvz) &&
+           (!z.defined() || rows(z)) && weight.contiguous_tail(2) && aligned(weight, 2 * kUnit) && weight.dtype == qkvz.dtype &&
+           conv.dtype == qkvz.dtype &&
+           (!bias.defined() || (bias.dtype == qkvz.dtype && bias.contiguous_tail(1) && aligned(bias, kUnit)));
 }
 
 PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
@@ -250,7 +277,7 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
     args.beta_scale = x.allow_negative_eigenvalues ? 2.f : 1.f;
     args.silu = x.silu;
     args.sigmoid_gate = x.gate_activation == conv::GateActivation::sigmoid;
-    check.grid("qkvz", {sizes.sequences * sizes.key_heads * kLayerBlocks.back(), 1, 1});
+    check.grid("qkvz", {sizes.sequences * kMostLayerBlocks, sizes.key_heads, 1});
     prepared.problem = {.sequences = sizes.sequences,
                         .tokens = sizes.tokens,
                         .key_heads = args.key_heads,
@@ -258,14 +285,15 @@ PreparedLayer prepare_layer(const GdnDecodeLayer& x) {
                         .dk = static_cast<int>(sizes.dk),
                         .dv = args.dv,
                         .io = io,
-                        .state = prepared.problem.state};
+                        .state = prepared.problem.state,
+                        .plain = reads_units(args, weight, bias, qkvz, view_of(x.z), conv)};
     return prepared;
 }
 
 void run_layer(const GdnDecodeLayer& x) {
     const PreparedLayer prepared = prepare_layer(x);
     const DeviceScope scope(prepared.qkvz.device_index);
-    run_decode_layer(prepared.problem, prepared.args, target_of(x.name, prepared.qkvz));
+    DecodeLayer::run(prepared.problem, prepared.args, target_of(x.name, prepared.qkvz));
 }
 
 GDN_REGISTER(GdnDecodeLayer, prepare_layer, run_layer)

@@ -84,7 +84,7 @@ struct ToeplitzEliminate {
         return plan_bytes<kToeplitzEliminateConfigurations, ToeplitzEliminateSharedPlan>(
             config, std::make_index_sequence<kToeplitzEliminateConfigurations.size()>());
     }
-    static int cluster(const Config& config) { return config.blocks; }
+    static int cluster(const Config& config, const Args&) { return config.blocks; }
 
     // Whether the device can run clusters of this size, which loads the kernel at the first call. A MIG partition, or a GPU
     // with disabled SMs, may not.
@@ -97,7 +97,7 @@ struct ToeplitzEliminate {
         for (const Known& known : *all)
             if (known.ordinal == target.ordinal && known.config == config) return known.fits;
         const auto& kernel = jit::kernel<JitSpec<ToeplitzEliminate>>(config, target.ordinal, target.stream);
-        const auto shape = shape_of<ToeplitzEliminate>(config, {config.blocks, 1, 1});
+        const auto shape = shape_of<ToeplitzEliminate>(config, {}, {config.blocks, 1, 1});
         all->push_back({config, target.ordinal, jit::most_clusters(kernel, shape, target.ordinal) > 0});
         return all->back().fits;
     }

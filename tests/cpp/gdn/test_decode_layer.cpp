@@ -8,55 +8,56 @@
 namespace gdn_cuda::gdn {
 namespace {
 
-DecodeLayerProblem problem_of(i64 sequences, i64 tokens, int dk = 128) {
+DecodeLayerProblem problem_of(i64 sequences, i64 tokens, int dk = 128, int heads_per_key = 2) {
     return {.sequences = sequences,
             .tokens = tokens,
             .key_heads = 16,
-            .heads_per_key = 2,
+            .heads_per_key = heads_per_key,
             .dk = dk,
             .dv = 128,
             .io = DType::bf16,
-            .state = DType::f32};
+            .state = DType::f32,
+            .plain = true};
 }
 
 TEST(DecodeLayerHeuristic, ChoosesOnlyWhatIsRegistered) {
-    jit::DeviceTraits ampere;
-    ampere.capability = 80;
     for (const i64 sequences : {1, 64, 100000})
         for (int tokens = 1; tokens <= kMostLayerTokens; ++tokens)
             for (const int dk : kExactHeadK) {
-                const DecodeLayerConfig config = decode_layer_config(problem_of(sequences, tokens, dk), {});
+                const DecodeLayerConfig config = decode_layer_choice(problem_of(sequences, tokens, dk), {}).config;
                 EXPECT_GE(config.tokens, tokens);
                 EXPECT_NE(std::ranges::find(kDecodeLayerConfigurations, config), kDecodeLayerConfigurations.end());
-                const DecodeLayerConfig alone = decode_layer_config(problem_of(sequences, tokens, dk), ampere);
-                EXPECT_NE(std::ranges::find(kDecodeLayerAloneConfigurations, alone), kDecodeLayerAloneConfigurations.end());
             }
 }
 
 TEST(DecodeLayerHeuristic, FewSequencesHaveMoreBlocks) {
-    int before = kLayerBlocks.front();
-    EXPECT_EQ(decode_layer_config(problem_of(1, 1), {}).blocks, before);
+    int before = kRowQuarters;
+    EXPECT_EQ(decode_layer_choice(problem_of(1, 1), {}).parts, before);
     for (i64 sequences = 1; sequences <= 4096; sequences *= 2) {
-        const int blocks = decode_layer_config(problem_of(sequences, 1), {}).blocks;
-        EXPECT_LE(blocks, before);
-        before = blocks;
+        const int parts = decode_layer_choice(problem_of(sequences, 1), {}).parts;
+        EXPECT_LE(parts, before);
+        before = parts;
     }
-    EXPECT_EQ(before, kLayerBlocks.back());
+    EXPECT_EQ(before, 1);
 }
 
-template <class Spec>
-void expect_that_it_fits() {
-    for (const DecodeLayerConfig& config : Spec::configurations()) {
-        EXPECT_LE(Spec::shared_bytes(config), kSharedBytesEverywhere);
+TEST(DecodeLayerHeuristic, ValueHeadsOfAKeyHeadAreACluster) {
+    for (const auto& [heads_per_key, at_once] : {std::pair{1, 1}, {2, 2}, {3, 3}, {9, 3}, {16, 8}, {17, 1}}) {
+        const DecodeLayerChoice choice = decode_layer_choice(problem_of(1, 1, 128, heads_per_key), {});
+        EXPECT_EQ(choice.heads_at_once, at_once);
+        EXPECT_LE(choice.blocks(), kMostLayerBlocks);
+    }
+    jit::DeviceTraits ampere;
+    ampere.capability = 80;
+    EXPECT_EQ(decode_layer_choice(problem_of(1, 1), ampere).blocks(), 1);
+}
+
+TEST(DecodeLayerHeuristic, SharedMemoryIsThatOfEveryGpu) {
+    for (const DecodeLayerConfig& config : kDecodeLayerConfigurations) {
+        EXPECT_LE(DecodeLayer::shared_bytes(config), kSharedBytesEverywhere);
         EXPECT_GE(config.stages(), 2);
-        EXPECT_GE(config.blocks * config.rows_per_block(), kMostHeadRows);
-        EXPECT_LE(config.tokens * kMostPartHeads, config.threads());  // a thread has one gate of a part at most
+        EXPECT_LE(config.tokens, config.threads());  // a thread has the gates of a token at most
     }
-}
-
-TEST(DecodeLayerHeuristic, SharedMemoryIsThatOfEveryGpuAndHoldsAWholeHead) {
-    expect_that_it_fits<DecodeLayer>();
-    expect_that_it_fits<DecodeLayerAlone>();
 }
 
 }  // namespace

@@ -6,35 +6,39 @@
 
 namespace gdn_cuda {
 
-// kBlocks neighbours in x.
-template <int kBlocks>
-struct BlockGroup {
-    int rank = static_cast<int>(blockIdx.x) % kBlocks;
+constexpr bool kHasClusters = kCompiledCapability >= 90 || kCompiledCapability == 0;  // 0: compiled for a CPU
 
-    // All threads of all blocks. Behind it each sees what others stored before it.
-    __device__ __forceinline__ void sync() const {
-        if constexpr (kBlocks == 1)
-            __syncthreads();
-        else
-            asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+// `size` neighbours in x: group `index` of the grid. Every thread of every block arrives and then waits, in turn.
+struct BlockGroup {
+    int size, index, rank;
+
+    __device__ __forceinline__ explicit BlockGroup(int size)
+        : size(kHasClusters ? size : 1), index(static_cast<int>(blockIdx.x)), rank(0) {
+        if constexpr (kHasClusters)  // special registers in place of a division
+            asm("mov.u32 %0, %%clusterid.x; mov.u32 %1, %%cluster_ctarank;" : "=r"(index), "=r"(rank));
+    }
+
+    __device__ __forceinline__ void arrive() const {
+        if constexpr (kHasClusters)
+            if (size > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+    }
+    // Until all have arrived. Behind it each sees what others stored before they arrived.
+    __device__ __forceinline__ void wait() const {
+        if constexpr (kHasClusters)
+            if (size > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     }
     // Into the variable `to` of the block `rank_of_block`, which must have begun and not ended.
-    template <class T>
-    __device__ __forceinline__ void store(T& to, int rank_of_block, T x) const {
-        static_assert(sizeof(T) == 2 || sizeof(T) == 4);
-        if constexpr (kBlocks == 1) {
+    __device__ __forceinline__ void store(double& to, int rank_of_block, double x) const {
+        if (!kHasClusters || rank_of_block == rank) {
             to = x;
-        } else {
+            return;
+        }
+        if constexpr (kHasClusters) {
             unsigned address;
             asm("mapa.shared::cluster.u32 %0, %1, %2;"
                 : "=r"(address)
                 : "r"(static_cast<unsigned>(__cvta_generic_to_shared(&to))), "r"(rank_of_block));
-            if constexpr (sizeof(T) == 2)
-                asm volatile("st.shared::cluster.u16 [%0], %1;" ::"r"(address), "h"(reinterpret_cast<const unsigned short&>(x))
-                             : "memory");
-            else
-                asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(reinterpret_cast<const unsigned&>(x))
-                             : "memory");
+            asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(x) : "memory");
         }
     }
 };

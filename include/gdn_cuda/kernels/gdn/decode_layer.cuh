@@ -4,76 +4,29 @@
 //     q, k, v <- silu(conv(q, k, v))        q, k <- l2 norm        S <- exp(g) S        v' = beta (v - S k)
 //     S <- S + v' k^T        o = scale S q        out = o / sqrt(mean(o^2) + epsilon) * weight * silu(z)
 //
-// A cluster of blocks has a key head of a sequence, and so all value heads that read it. Each block has a share of the
-// channels of query and key, which it sends through the convolution and then to all blocks; a share of the rows of S, with
-// their channels of the value; and a share of the heads to normalise, whose outputs the others send to it. So nothing is
-// computed twice, a channel's inputs are read and moved by one thread, and blocks meet twice.
+// A block has a value head of a sequence, or some quarters of its rows of S where few sequences leave SMs idle. It sends the
+// head's query, key and its own rows of the value through the convolution, runs the recurrence, and normalises. Blocks of a
+// key head are a cluster, for two reasons: each computes query and key, and only when all have read that part of the
+// convolution's state may one of them move it (they arrive early and wait late); and blocks of a value head add up their sums
+// of squares.
 //
 // Rows of S move as in gdn/decode: through a ring in shared memory that each thread fills and reads for itself, and that is on
-// its way while tokens are computed. Value heads that have more rows than shared memory has room for come in parts, one after
-// the other; the ring runs on.
+// its way while tokens are computed. Where a cluster has fewer blocks than a key head has value heads, blocks take several,
+// one after the other; the ring runs on.
 //
 // Query, key and value are rounded as causal_conv1d_update rounds them, and sums are those of gdn/decode, so that states are
 // those of the separate operators to the bit.
 //
 // Bound: memory, by the state's bytes, read and written once, beside which projections and the convolution's state are 4 %
-// (fp32 states of 128 x 128). Few sequences: latency, of the slot, of the state's rows, of two meetings and of cold code, so
-// code is short rather than unrolled.
+// (fp32 states of 128 x 128). Few sequences: latency, of the slot, of the state behind it, and of cold code, so code is short
+// rather than unrolled.
 #pragma once
 
-#include <gdn_cuda/kernels/common/block_group.cuh>
 #include <gdn_cuda/kernels/common/cp_async_ptx.cuh>
-#include <gdn_cuda/kernels/conv/rms_norm_row.cuh>
-#include <gdn_cuda/kernels/gdn/decode_layer_tokens.cuh>
+#include <gdn_cuda/kernels/conv/inverse_root.cuh>
+#include <gdn_cuda/kernels/gdn/decode_layer_convolution.cuh>
 
 namespace gdn_cuda::gdn {
-
-// Value heads that the blocks of a key head have at once, and what this block has of them.
-template <DecodeLayerConfig kConfig>
-struct LayerPart {
-    int first_head, heads;
-    int first_row, rows;  // of this block, among the rows of the key head
-    int head_row;         // the first of them, among those of the part's heads
-    int norms;            // outputs to normalise, of a head and a token each: numbers rank, rank + blocks, ...
-
-    __device__ __forceinline__ LayerPart(const DecodeLayerArgs& args, int part, int rank)
-        : first_head(part * args.part_heads), heads(min(args.part_heads, args.heads_per_key - first_head)) {
-        const int all = heads * args.dv, share = ceil_div(all, kConfig.blocks);
-        head_row = min(rank * share, all);
-        rows = min(share, all - head_row);
-        first_row = first_head * args.dv + head_row;
-        norms = (args.tokens * heads - rank + kConfig.blocks - 1) / kConfig.blocks;
-    }
-    // Of output number n, the token; outputs of a token are numbered by head.
-    __device__ __forceinline__ int token_of(int n) const { return kConfig.tokens == 1 ? 0 : n / heads; }
-};
-
-// The block's channels, through the convolution to where they are used. Those of query and key come with the first part.
-template <DecodeLayerConfig kConfig>
-__device__ __forceinline__ void run_channels(DecodeLayerSharedPlan<kConfig>& shared, const BlockGroup<kConfig.blocks>& group,
-                                             const LayerChannels<kConfig>& all, const LayerPart<kConfig>& part,
-                                             const LayerSlots& slots) {
-    using Io = Storage<kConfig.io>;
-    constexpr int kPairs = LayerChannels<kConfig>::kPairs;
-    const int pairs = part.first_head == 0 ? kConfig.pairs_per_block() : 0;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < pairs + part.rows; i += kConfig.threads()) {
-        const bool is_pair = i < pairs;
-        LayerChannel<kConfig> channel{all, is_pair ? group.rank * pairs + i : kPairs + part.first_row + i - pairs};
-        channel.load(slots);
-        channel.run([&](int t, Io y) {
-            if (!is_pair) {
-                shared.value[t][i - pairs] = to_float(y);
-                return;
-            }
-            const bool is_query = channel.c < kConfig.head_k;
-            Io* const to = reinterpret_cast<Io*>(is_query ? shared.query[t].bytes : shared.key[t].bytes);
-#pragma unroll 1
-            for (int block = 0; block < kConfig.blocks; ++block) group.store(to[channel.c % kConfig.head_k], block, y);
-        });
-        channel.store_history(slots);
-    }
-}
 
 // Norms of query and key, and their product, of every token: by a group of lanes each.
 template <DecodeLayerConfig kConfig>
@@ -93,7 +46,7 @@ __device__ __forceinline__ void set_token_products(DecodeLayerSharedPlan<kConfig
     }
 }
 
-// Rows of the state on their way: steps of all parts in turn, each copied by the threads that will use it.
+// Rows of the state on their way: steps of all heads of the block in turn, each copied by the threads that will use it.
 template <DecodeLayerConfig kConfig>
 struct LayerRing {
     using State = Storage<kConfig.state>;
@@ -103,21 +56,21 @@ struct LayerRing {
 
     const DecodeLayerArgs& args;
     DecodeLayerSharedPlan<kConfig>& shared;
-    int rank;
-    const State* rows;  // of the key head
-    int parts, part = 0, step = 0, into = 0, from = 0;
+    const State* rows;  // the block's, of head `head`
+    int count, head, step = 0, into = 0, from = 0;
 
     __device__ __forceinline__ void fetch() {
-        if (part < parts) {
-            const LayerPart<kConfig> now(args, part, rank);
+        if (head < args.heads_per_key) {
             const int row = step * kConfig.rows_per_step() + static_cast<int>(threadIdx.x) / kLayout.lanes;
-            if (row < now.rows)
+            if (row < count)
 #pragma unroll
                 for (int i = 0; i < kLayout.vectors(); ++i)
                     cp_async_16(shared.state[into][i][threadIdx.x].bytes,
-                                rows + (now.first_row + row) * static_cast<i64>(kConfig.head_k) +
-                                    Slice::column(i, threadIdx.x % kLayout.lanes));
-            if (++step * kConfig.rows_per_step() >= now.rows) step = 0, ++part;
+                                rows + row * static_cast<i64>(kConfig.head_k) + Slice::column(i, threadIdx.x % kLayout.lanes));
+            if (++step * kConfig.rows_per_step() >= count) {
+                step = 0, head += args.heads_at_once;
+                rows += args.heads_at_once * static_cast<i64>(args.dv) * kConfig.head_k;
+            }
             into = into + 1 == kStages ? 0 : into + 1;
         }
         cp_async_fence();
@@ -136,10 +89,9 @@ struct LayerRing {
     }
 };
 
-// The recurrence of the block's rows of a part. Outputs go to the block that normalises them.
+// The recurrence of the block's rows of a head, the outputs in place of the values. `states_after`: of the block's first row.
 template <DecodeLayerConfig kConfig>
-__device__ __forceinline__ void advance_part(DecodeLayerSharedPlan<kConfig>& shared, const BlockGroup<kConfig.blocks>& group,
-                                             LayerRing<kConfig>& ring, const LayerPart<kConfig>& part,
+__device__ __forceinline__ void advance_rows(DecodeLayerSharedPlan<kConfig>& shared, LayerRing<kConfig>& ring, int rows,
                                              typename LayerRing<kConfig>::State* states_after) {
     using Io = Storage<kConfig.io>;
     constexpr StateLayout kLayout = kConfig.layout();
@@ -148,169 +100,187 @@ __device__ __forceinline__ void advance_part(DecodeLayerSharedPlan<kConfig>& sha
 
     RowSlice<Io, kLayout, true, true> query, key;
     TokenScalars scalars;
-    const auto load_token = [&](int t) {
+    const auto load_vectors = [&](int t) {
         query.load(reinterpret_cast<const Io*>(shared.query[t].bytes), lane, kConfig.head_k);
         key.load(reinterpret_cast<const Io*>(shared.key[t].bytes), lane, kConfig.head_k);
     };
+    const auto load_gate = [&](int t) { scalars.decay = shared.gates[t].decay, scalars.beta = shared.gates[t].beta; };
     if constexpr (kConfig.tokens == 1) {
-        load_token(0);
+        load_vectors(0);
         set_products<kLayout>(scalars, query, key, args.scale, true);
+        load_gate(0);
     }
-    int head = 0, head_begin = 0;
 #pragma unroll 1
-    for (int row = static_cast<int>(threadIdx.x) / kLayout.lanes, first = 0; first < part.rows;
+    for (int row = static_cast<int>(threadIdx.x) / kLayout.lanes, first = 0; first < rows;
          row += kConfig.rows_per_step(), first += kConfig.rows_per_step()) {
-        const bool exists = row < part.rows;
-        for (; exists && part.head_row + row >= head_begin + args.dv; head_begin += args.dv) ++head;
+        const bool exists = row < rows;
         typename LayerRing<kConfig>::Slice loaded;
         ring.take(loaded, exists);
         float s[kLayout.per_lane];
 #pragma unroll
         for (int i = 0; i < kLayout.per_lane; ++i) s[i] = loaded[i];
-        const i64 offset = (part.first_row + row) * static_cast<i64>(kConfig.head_k);
 #pragma unroll 1
         for (int t = 0; t < (kConfig.tokens == 1 ? 1 : args.tokens); ++t) {
+            if constexpr (kConfig.tokens > 1 || kConfig.state != DType::f32) load_vectors(t);  // few registers
             if constexpr (kConfig.tokens > 1) {
-                load_token(t);
                 scalars = shared.products[t];
+                load_gate(t);
             }
-            const LayerGate gate = shared.gates[t][head];
-            scalars.decay = gate.decay, scalars.beta = gate.beta;
             if (resets(scalars))
 #pragma unroll
                 for (float& x : s) x = 0.f;
             const float out = advance<kLayout>(s, query, key, scalars, exists ? shared.value[t][row] : 0.f);
-            if (lane == 0 && exists) {
-                const int number = t * part.heads + head;
-                const int at = number / kConfig.blocks * args.dv + part.head_row + row - head_begin;
-                group.store(shared.output[at], number % kConfig.blocks, out);
-            }
+            __syncwarp();
+            if (lane == 0 && exists) shared.value[t][row] = out;
             if (const i64 target = shared.target[t]; exists && target >= 0)
-                loaded.store(states_after + target + offset, lane, kConfig.head_k, s);
+                loaded.store(states_after + target + row * static_cast<i64>(kConfig.head_k), lane, kConfig.head_k, s);
         }
     }
 }
 
-// 1 / sqrt(mean(o^2) + epsilon) of a head, of which a lane has kMine elements. Squares that fp32 cannot hold are taken of a
-// scaled head.
-template <int kMine>
-__device__ __forceinline__ float inverse_rms(const float (&o)[kMine], int dv, float epsilon) {
-    const float per_row = __fdividef(1.f, static_cast<float>(dv));
-    float scale = 1.f;
-#pragma unroll 1
-    for (bool is_scaled = false;; is_scaled = true) {
-        float sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) sum = fmaf(o[i] * scale, o[i] * scale, sum);
-        const float mean = fmaf(group_sum<32>(sum), per_row, epsilon * scale * scale);
-        if (is_scaled || conv::in_range(mean)) return conv::inverse_root(mean) * scale;  // the same for all lanes
-        float most = sqrtf(epsilon);
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) most = fmaxf(most, fabsf(o[i]));
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-        scale = conv::inverse_magnitude(most);
-    }
-}
-
-// A warp normalises one token of one head.
+// The sums of squares of the block's quarters of a head's outputs, for all its blocks. A warp has a quarter of a token. In
+// fp64, where no square of an fp32 number overflows or vanishes.
 template <DecodeLayerConfig kConfig>
-__device__ __forceinline__ void store_outputs(const DecodeLayerSharedPlan<kConfig>& shared, const DecodeLayerArgs& args,
-                                              const LayerPart<kConfig>& part, int rank, Storage<kConfig.io>* outputs) {
-    constexpr int kMine = kMostHeadRows / 32;  // rows of a lane, at most
+__device__ __forceinline__ void add_squares(DecodeLayerSharedPlan<kConfig>& shared, const BlockGroup& group,
+                                            const DecodeLayerArgs& args, const LayerPart& part, int buffer) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int norm = static_cast<int>(threadIdx.x) / 32; norm < part.norms; norm += kConfig.threads() / 32) {
-        const int number = norm * kConfig.blocks + rank, t = part.token_of(number);
-        float o[kMine];
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) o[i] = lane + i * 32 < args.dv ? shared.output[norm * args.dv + lane + i * 32] : 0.f;
-        const float inverse = inverse_rms(o, args.dv, args.epsilon);
-        Storage<kConfig.io>* to = outputs + t * args.output_token + (part.first_head + number - t * part.heads) * args.dv;
-#pragma unroll
-        for (int i = 0; i < kMine; ++i)
-            if (const int row = lane + i * 32; row < args.dv)
-                to[row] = from_float<Storage<kConfig.io>>(o[i] * inverse * shared.gain[norm * args.dv + row]);
+    for (int task = static_cast<int>(threadIdx.x) / 32; task < args.tokens * part.quarters; task += kConfig.threads() / 32) {
+        const int t = task >> part.quarters_log2(), quarter = task & (part.quarters - 1), first = quarter * part.quarter_rows;
+        double sum = 0.;
+#pragma unroll 1
+        for (int row = lane; row < part.rows_of_quarter(quarter); row += 32) {
+            const double o = shared.value[t][first + row];
+            sum = fma(o, o, sum);
+        }
+#pragma unroll 1
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (lane < args.parts())
+            group.store(shared.squares[buffer][t][part.part * part.quarters + quarter],
+                        (part.first_head << args.parts_log2) + lane, sum);
     }
 }
 
-// Gates of the part's tokens, and what outputs are multiplied by: neither waits for a slot.
+// 1 / sqrt(mean(o^2) + epsilon), as a product of two factors, as it may leave fp32's range.
+__device__ __forceinline__ float2 inverse_rms(const double (&squares)[kRowQuarters], int dv, float epsilon) {
+    constexpr int kMost = 128;  // half the exponent of the largest square
+    double sum = 0.;
+#pragma unroll
+    for (const double square : squares) sum += square;
+    const double mean = sum * (1. / dv) + epsilon;
+    const int high = __double2hiint(mean), half = max(min(((high >> 20) - 1023) >> 1, kMost), -kMost), quarter = half / 2;
+    const float fraction = static_cast<float>(__hiloint2double(high - (half << 21), __double2loint(mean)));  // in 1 ... 4
+    const auto power = [](int exponent) { return __int_as_float((127 - exponent) << 23); };
+    return {power(quarter), isnan(mean) ? quiet_nan() : conv::inverse_root(fraction) * power(half - quarter)};
+}
+
+template <DecodeLayerConfig kConfig>
+__device__ __forceinline__ void store_outputs(const DecodeLayerSharedPlan<kConfig>& shared, const DecodeLayerArgs& args,
+                                              const LayerPart& part, int buffer, Storage<kConfig.io>* outputs) {
+#pragma unroll 1
+    for (int t = 0; t < args.tokens; ++t) {
+        const float2 factors = inverse_rms(shared.squares[buffer][t], args.dv, args.epsilon);
+#pragma unroll 1
+        for (int row = threadIdx.x; row < part.rows; row += kConfig.threads())
+            outputs[t * args.output_token + row] =
+                from_float<Storage<kConfig.io>>(shared.value[t][row] * factors.x * factors.y * shared.gain[t][row]);
+    }
+}
+
+// Gates of a head's tokens, and what its outputs are multiplied by: neither waits for a slot. By the last threads first, as the
+// first ones have the convolution.
 template <DecodeLayerConfig kConfig>
 __device__ __forceinline__ void set_gates(DecodeLayerSharedPlan<kConfig>& shared, const LayerChannels<kConfig>& all,
-                                          const LayerPart<kConfig>& part, int rank) {
+                                          const LayerPart& part, int head) {
     const DecodeLayerArgs& args = all.args;
-    if (const int i = static_cast<int>(threadIdx.x); i < args.tokens * part.heads) {
-        const int t = part.token_of(i), head = i - t * part.heads;
-        shared.gates[t][head] = layer_gate(args, all.sequence, t, all.key_head, part.first_head + head);
-    }
+    const int thread = kConfig.threads() - 1 - static_cast<int>(threadIdx.x);
+    if (thread < args.tokens) shared.gates[thread] = layer_gate(args, all.sequence, thread, all.key_head, head);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < part.norms * args.dv; i += kConfig.threads()) {
-        const int norm = i / args.dv, row = i - norm * args.dv, number = norm * kConfig.blocks + rank,
-                  t = part.token_of(number);
-        const int head = part.first_head + number - t * part.heads;
-        shared.gain[i] = layer_gain(args, all.row(args.z, head * args.dv + row)[t * args.z.token], row);
+    for (int row = thread; row < part.rows; row += kConfig.threads()) {
+        const auto* z = all.row(args.z) + (head * args.dv + part.head_row + row);
+#pragma unroll 1
+        for (int t = 0; t < args.tokens; ++t)
+            shared.gain[t][row] = layer_gain(args, to_float(z[t * args.z.token]), part.head_row + row);
     }
 }
 
-template <DecodeLayerConfig kConfig>
-__device__ __forceinline__ void run_layer(const DecodeLayerArgs& args) {
-    using Io = Storage<kConfig.io>;
-    using State = Storage<kConfig.state>;
-    extern __shared__ __align__(16) unsigned char memory[];
-    auto& shared = *reinterpret_cast<DecodeLayerSharedPlan<kConfig>*>(memory);
-    const BlockGroup<kConfig.blocks> group;
-    const unsigned task = blockIdx.x / kConfig.blocks;
-    const int sequence = static_cast<int>(task / static_cast<unsigned>(args.key_heads));
-    const int key_head = static_cast<int>(task) - sequence * args.key_heads;
-    const LayerChannels<kConfig> all{args, sequence, key_head};
-    const int rows = args.heads_per_key * args.dv;
-    const i64 first_row = static_cast<i64>(key_head) * rows;
-    Io* const outputs = static_cast<Io*>(args.output) + sequence * args.output_batch + first_row;
-
-    LayerSlots slots;
-    slots.load(args, sequence);
-    const int parts = (args.heads_per_key + args.part_heads - 1) / args.part_heads;
-    const i64 first_element = first_row * kConfig.head_k;
-    LayerRing<kConfig> ring{args, shared, group.rank, static_cast<const State*>(args.state_in) + first_element, parts};
+// Of a sequence without a state.
+template <class Io>
+__device__ __forceinline__ void fill_outputs(const DecodeLayerArgs& args, const LayerPart& part, Io* outputs, float x) {
 #pragma unroll 1
-    for (int number = 0; number < parts; ++number) {
-        const LayerPart<kConfig> part(args, number, group.rank);
-        set_gates(shared, all, part, group.rank);
-        if (number == 0) {
-            // Padding, or an invalid index, which only the device can see.
-            if (const Place place = slots.place(args); args.slots.data != nullptr && place != Place::run) {
+    for (int head = part.first_head; head < args.heads_per_key; head += args.heads_at_once) {
 #pragma unroll 1
-                for (int t = 0; t < args.tokens; ++t)
+        for (int t = 0; t < args.tokens; ++t)
 #pragma unroll 1
-                    for (int row = group.rank * kConfig.threads() + threadIdx.x; row < rows;
-                         row += kConfig.blocks * kConfig.threads())
-                        outputs[t * args.output_token + row] = from_float<Io>(conv::output_without_state(place));
-                return;
-            }
-            ring.rows += slots.state * args.state_slot;
-#pragma unroll 1
-            for (int stage = 0; stage < kConfig.stages(); ++stage) ring.fetch();
-            if (const int t = static_cast<int>(threadIdx.x); t < args.tokens)
-                shared.target[t] = target_of_token(args, sequence, slots.state, t);
-            group.sync();  // all blocks have begun
-        }
-        run_channels(shared, group, all, part, slots);
-        group.sync();
-        if (kConfig.tokens > 1 && number == 0) {
-            set_token_products(shared, args);
-            __syncthreads();
-        }
-        advance_part(shared, group, ring, part, static_cast<State*>(args.state_out) + first_element);
-        group.sync();
-        store_outputs(shared, args, part, group.rank, outputs);
-        if (number + 1 < parts) __syncthreads();  // before gains are overwritten
+            for (int row = threadIdx.x; row < part.rows; row += blockDim.x)
+                outputs[t * args.output_token + row] = from_float<Io>(x);
+        outputs += args.heads_at_once * args.dv;
     }
 }
 
 template <DecodeLayerConfig kConfig>
 __global__ void __launch_bounds__(kConfig.threads(), kConfig.blocks_at_least())
     decode_layer(const __grid_constant__ DecodeLayerArgs args) {
-    run_layer<kConfig>(args);
+    using Io = Storage<kConfig.io>;
+    using State = Storage<kConfig.state>;
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<DecodeLayerSharedPlan<kConfig>*>(memory);
+    const BlockGroup group(args.heads_at_once * args.parts());
+    const int sequence = group.index, key_head = static_cast<int>(blockIdx.y);
+    LayerSlots slots;
+    slots.load(args, sequence);
+    const LayerChannels<kConfig> all{args, sequence, key_head};
+    const LayerPart part(args, group.rank);
+    const i64 first_row = (static_cast<i64>(key_head) * args.heads_per_key + part.first_head) * args.dv + part.head_row;
+    Io* outputs = static_cast<Io*>(args.output) + sequence * args.output_batch + first_row;
+    State* states_after = static_cast<State*>(args.state_out) + first_row * kConfig.head_k;
+
+    LayerRing<kConfig> ring{args, shared, static_cast<const State*>(args.state_in) + first_row * kConfig.head_k, part.rows,
+                            part.first_head};
+#pragma unroll 1
+    for (int head = part.first_head, buffer = 0; head < args.heads_per_key; head += args.heads_at_once, buffer ^= 1) {
+        const bool is_first = head == part.first_head;
+        LayerConvolution<kConfig> convolution(shared, all, part, head, is_first);
+        convolution.load_inputs();
+        if (is_first) {
+            // Padding, or an invalid index, which only the device can see.
+            if (const Place place = slots.place(args); args.slots.data != nullptr && place != Place::run) {
+                fill_outputs(args, part, outputs, conv::output_without_state(place));
+                return;
+            }
+        }
+        const i64 oldest = convolution.oldest(args, slots);
+        convolution.load_history(oldest);  // before the ring, which would keep it waiting
+        if (is_first) {
+            ring.rows += slots.state * args.state_slot;
+#pragma unroll 1
+            for (int stage = 0; stage < kConfig.stages(); ++stage) ring.fetch();
+            if (const int t = static_cast<int>(threadIdx.x); t < args.tokens)
+                shared.target[t] = target_of_token(args, sequence, slots.state, t);
+        }
+        set_gates(shared, all, part, head);
+        convolution.run(oldest);
+        if (is_first) group.arrive();  // this block has read the convolution's state of query and key
+        __syncthreads();
+        if (kConfig.tokens > 1 && is_first) {
+            set_token_products(shared, args);
+            __syncthreads();
+        }
+        advance_rows(shared, ring, part.rows, states_after);
+        __syncthreads();
+        if (is_first) group.wait();
+        add_squares(shared, group, args, part, buffer);
+        if (args.parts_log2 > 0) group.arrive();
+        convolution.store_histories(group, slots);
+        if (args.parts_log2 > 0)
+            group.wait();
+        else
+            __syncthreads();
+        store_outputs(shared, args, part, buffer, outputs);
+        outputs += args.heads_at_once * args.dv;
+        states_after += args.heads_at_once * static_cast<i64>(args.dv) * kConfig.head_k;
+        __syncthreads();  // before the next head's gates and gains
+    }
 }
 
 }  // namespace gdn_cuda::gdn

@@ -7,26 +7,28 @@ namespace gdn_cuda::gdn {
 
 inline constexpr int kLayerTaps = 4;         // of the convolution
 inline constexpr int kMostLayerTokens = 16;  // of a sequence, in one call
-inline constexpr int kMostPartHeads = 8;     // value heads of a part
 inline constexpr int kMostHeadRows = 256;    // of a value head
+inline constexpr int kRowQuarters = 4;       // of a value head; blocks have one, two or all of them
 
 struct DecodeLayerConfig {
     int head_k;  // exactly the tensors': 64, 96, 128, 192 or 256
     DType io;    // projections and output
     DType state;
     int tokens;  // of a sequence, at most: 1, 4 or kMostLayerTokens
-    int blocks;  // of a key head: a cluster, or one block alone
+    bool plain;  // the convolution's tensors have the dtype `io` and are read four channels at a time (decode_layer_units.cuh)
 
     constexpr bool operator==(const DecodeLayerConfig&) const = default;
 
-    GDN_FIELDS(head_k, io, state, tokens, blocks)
+    GDN_FIELDS(head_k, io, state, tokens, plain)
 
     GDN_HOST_DEVICE constexpr StateLayout layout() const { return StateLayout(head_k, state); }
     GDN_HOST_DEVICE constexpr int threads() const { return 128; }
-    // On an SM, as registers allow: lanes of 16-bit states have more elements, and with one token keep query and key as floats.
+    // On an SM, as registers allow: lanes have 8, 12, 16 or 24 elements of a row, and with one token keep query and key as
+    // floats.
     GDN_HOST_DEVICE constexpr int blocks_at_least() const {
-        const int of_floats = layout().per_lane > 16 ? 3 : 5;
-        return state == DType::f32 ? of_floats : of_floats == 3 ? 2 : tokens > 1 ? 4 : 3;
+        const int elements = layout().per_lane;
+        if (state == DType::f32) return tokens > 1 ? 4 : elements == 12 ? 3 : head_k == 256 ? 4 : 5;
+        return elements == 24 ? 2 : 4;
     }
     GDN_HOST_DEVICE constexpr int rows_per_step() const { return threads() / layout().lanes; }
     // Row steps in flight.
@@ -34,24 +36,23 @@ struct DecodeLayerConfig {
         const int step_bytes = threads() * layout().per_lane * bytes_of(state);
         return (tokens == 1 ? 32 : 24) * 1024 / step_bytes;
     }
-    GDN_HOST_DEVICE constexpr int pairs_per_block() const { return 2 * head_k / blocks; }  // channels of query and key
-    // Of a part, which is one head at least.
-    GDN_HOST_DEVICE constexpr int rows_per_block() const {
-        const int rows = tokens == 1 ? 256 : tokens == 4 ? 128 : 64, least = kMostHeadRows / blocks;
-        return rows > least ? rows : least;
-    }
+    GDN_HOST_DEVICE constexpr int pairs() const { return 2 * head_k; }  // channels of query and key
 };
 
 struct LayerGate {
     float decay, beta;
 };
 
-// The ring is read by the threads that fill it; the rest is a part's tokens. Query, key and outputs come from all blocks of the
-// key head.
+// Four neighbouring channels of 16 bits.
+struct alignas(8) FourChannels {
+    unsigned low, high;
+};
+
+// The ring and the histories are read by the threads that fill them; the rest is for all threads, of
+// one value head at a time but for query and key. Squares come from all blocks of the head.
 template <DecodeLayerConfig kConfig>
 struct DecodeLayerSharedPlan {
-    // Outputs of a part that this block normalises.
-    static constexpr int kOutputs = kConfig.tokens * kConfig.rows_per_block() + kMostHeadRows;
+    static constexpr int kChannels = kConfig.pairs() + kMostHeadRows;
 
     struct alignas(16) Vector {
         unsigned char bytes[16];
@@ -62,11 +63,17 @@ struct DecodeLayerSharedPlan {
     Vector state[kConfig.stages()][kConfig.layout().vectors()][kConfig.threads()];
     Row query[kConfig.tokens], key[kConfig.tokens];
     TokenScalars products[kConfig.tokens];  // of query and key; the gates are
-    LayerGate gates[kConfig.tokens][kMostPartHeads];
+    LayerGate gates[kConfig.tokens];
     i64 target[kConfig.tokens];  // where the state after a token goes; negative: nowhere
-    float value[kConfig.tokens][kConfig.rows_per_block()];
-    float output[kOutputs];
-    float gain[kOutputs];  // norm weight times the activated z
+                                 // The convolution's state behind the tokens.
+    union {
+        float history[kConfig.plain ? 1 : kChannels][kLayerTaps - 1];
+        FourChannels units[kConfig.plain ? kChannels / 4 : 1][kLayerTaps - 1];
+    };
+    alignas(16) float value[kConfig.tokens][kMostHeadRows];  // then the output
+    alignas(16) float gain[kConfig.tokens][kMostHeadRows];   // norm weight times the activated z
+    // Sums, of one head and the next: a block may be a head behind those that store here.
+    double squares[2][kConfig.tokens][kRowQuarters];
 };
 
 // Strides in elements. C channels are those of query, key and value: 2 Hk dk + Hv dv.
@@ -80,22 +87,27 @@ struct DecodeLayerArgs {
     Tagged A_log, dt_bias, norm_weight;
     i64 norm_weight_row = 0;
     Tagged weight, bias;  // (C, 4), (C,)
-    i64 weight_channel = 0, weight_tap = 0, bias_channel = 0;
+    i64 weight_channel = 0, bias_channel = 0;
+    int weight_tap = 0;
     void* output = nullptr;  // (sequence, token, Hv dv)
     i64 output_batch = 0, output_token = 0;
 
     int sequences, tokens, key_heads, heads_per_key, dv;
-    int part_heads;  // value heads of a part
+    // A group of heads_at_once * parts() blocks has a key head. heads_at_once divides heads_per_key, parts kRowQuarters.
+    int heads_at_once;  // value heads, each of parts() blocks; the others follow
+    int parts_log2;
     float scale, epsilon, beta_scale;
     bool silu;          // after the convolution
     bool sigmoid_gate;  // of the norm; else silu
 
     struct ConvStates {  // (slots, C, columns) or (rows, tokens, C, 3)
         Tagged values;
-        i64 slot = 0, step = 0, channel = 0, column = 0;
+        i64 slot = 0, step = 0, channel = 0;
+        int column = 0;
     };
     ConvStates conv;
     int conv_columns;
+    bool by_columns;       // in `conv`, neighbours are channels, not columns
     ConvStates step_conv;  // the inputs before the next token, after every token; then `conv` is not written
 
     const void* state_in = nullptr;  // (slots, Hv, dv, dk)
@@ -108,6 +120,8 @@ struct DecodeLayerArgs {
     bool by_token;
     Tagged accepted;
     i64 null_slot;
+    GDN_HOST_DEVICE int parts() const { return 1 << parts_log2; }
+
     Tagged step_slots;  // rows of step states, if there are any
     int step_slot_count;
 };

@@ -46,30 +46,40 @@ __device__ __forceinline__ i64 target_of_token(const DecodeLayerArgs& args, int 
     return place_of(args, of_token) == Place::run ? of_token * args.out_slot : -1;
 }
 
-// The channels of a block: those of query and key, and of the rows of a part's values.
+// The channels of a key head: those of query and key, then those of its value heads' rows.
 template <DecodeLayerConfig kConfig>
 struct LayerChannels {
     using Io = Storage<kConfig.io>;
-    static constexpr int kPairs = 2 * kConfig.head_k;  // channels of query and key
 
     const DecodeLayerArgs& args;
     int sequence, key_head;
+    const Io *query, *key, *value;  // of the first token
 
-    __device__ __forceinline__ i64 head_rows() const { return static_cast<i64>(args.heads_per_key) * args.dv; }
-    // Channel `c` of kPairs plus a row of the key head's values.
-    __device__ __forceinline__ i64 number(int c) const {
-        const i64 all_keys = static_cast<i64>(args.key_heads) * kConfig.head_k;
-        if (c < kConfig.head_k) return static_cast<i64>(key_head) * kConfig.head_k + c;
-        if (c < kPairs) return all_keys + static_cast<i64>(key_head) * kConfig.head_k + (c - kConfig.head_k);
-        return 2 * all_keys + key_head * head_rows() + (c - kPairs);
+    __device__ __forceinline__ LayerChannels(const DecodeLayerArgs& args, int sequence, int key_head)
+        : args(args),
+          sequence(sequence),
+          key_head(key_head),
+          query(row(args.query)),
+          key(row(args.key)),
+          value(row(args.value)) {
+        // Otherwise the compiler multiplies strides again wherever it uses one of these.
+        asm volatile("" : "+l"(query), "+l"(key), "+l"(value));
     }
-    __device__ __forceinline__ const Io* row(const Rows& rows, i64 at) const {
-        return static_cast<const Io*>(rows.data) + sequence * rows.batch + key_head * rows.head + at;
+
+    __device__ __forceinline__ const Io* row(const Rows& rows) const {
+        return static_cast<const Io*>(rows.data) + sequence * rows.batch + key_head * rows.head;
+    }
+    // Among those of all heads.
+    __device__ __forceinline__ int number(int c) const {
+        const int of_keys = key_head * kConfig.head_k, all_keys = args.key_heads * kConfig.head_k;
+        if (c < kConfig.head_k) return of_keys + c;
+        if (c < kConfig.pairs()) return all_keys + of_keys + (c - kConfig.head_k);
+        return 2 * all_keys + key_head * args.heads_per_key * args.dv + (c - kConfig.pairs());
     }
     __device__ __forceinline__ const Io* inputs(int c, i64& token_stride) const {
-        const Rows& rows = c < kConfig.head_k ? args.query : c < kPairs ? args.key : args.value;
-        token_stride = rows.token;
-        return row(rows, c < kConfig.head_k ? c : c < kPairs ? c - kConfig.head_k : c - kPairs);
+        const bool is_query = c < kConfig.head_k, is_key = c < kConfig.pairs();
+        token_stride = is_query ? args.query.token : is_key ? args.key.token : args.value.token;
+        return (is_query ? query : is_key ? key : value) + (c - (is_query ? 0 : is_key ? kConfig.head_k : kConfig.pairs()));
     }
 };
 
@@ -79,7 +89,7 @@ template <int kCount>
 struct RawNumbers {
     unsigned bits[kCount];
 
-    __device__ __forceinline__ void load(const Tagged& from, i64 at, i64 stride) {
+    __device__ __forceinline__ void load(const Tagged& from, i64 at, int stride) {
         if (from.type == DType::f32) {
             const unsigned* wide = static_cast<const unsigned*>(from.data) + at;
 #pragma unroll
@@ -90,53 +100,54 @@ struct RawNumbers {
             for (int i = 0; i < kCount; ++i) bits[i] = narrow[i * stride];
         }
     }
-    __device__ __forceinline__ float number(int i, DType type) const { return number_of(bits[i], type); }
+    __device__ __forceinline__ float number(int i, const Tagged& from) const { return number_of(bits[i], from.type); }
 };
 
 // One channel of the convolution.
 template <DecodeLayerConfig kConfig>
 struct LayerChannel {
     using Io = Storage<kConfig.io>;
+    using Channels = LayerChannels<kConfig>;
     static constexpr int kHistory = kLayerTaps - 1, kAhead = kConfig.tokens < 4 ? kConfig.tokens : 4;
 
-    const LayerChannels<kConfig>& all;
-    int c;
+    int number;  // among the channels of all heads
     RawNumbers<kLayerTaps> taps;
     RawNumbers<kHistory> history;
     RawNumbers<1> bias;
     Io x[kAhead];
-    float last[kHistory];  // inputs
 
-    __device__ __forceinline__ void load_tokens(int first) {
+    __device__ __forceinline__ void load_tokens(const Channels& all, int c, int first) {
         i64 stride;
         const Io* from = all.inputs(c, stride);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
             if (kConfig.tokens == 1 || first + i < all.args.tokens) x[i] = from[(first + i) * stride];
     }
-    __device__ __forceinline__ void load(const LayerSlots& slots) {
+    // What does not wait for a slot.
+    __device__ __forceinline__ void load_inputs(const Channels& all, int c) {
         const DecodeLayerArgs& args = all.args;
-        const i64 channel = all.number(c);
-        load_tokens(0);
-        taps.load(args.weight, channel * args.weight_channel, args.weight_tap);
-        if (args.bias.data != nullptr) bias.load(args.bias, channel * args.bias_channel, 0);
-        history.load(args.conv.values,
-                     slots.conv * args.conv.slot + channel * args.conv.channel + slots.conv_first * args.conv.column,
-                     args.conv.column);
+        number = all.number(c);
+        load_tokens(all, c, 0);
+        taps.load(args.weight, number * args.weight_channel, args.weight_tap);
+        if (args.bias.data != nullptr) bias.load(args.bias, number * args.bias_channel, 0);
     }
-    // The outputs, rounded to `Io` as the convolution alone rounds them: store(t, y).
+    // `at`: the oldest input before the first token, of channel 0.
+    __device__ __forceinline__ void load_history(const DecodeLayerArgs& args, i64 at) {
+        history.load(args.conv.values, at + number * args.conv.channel, args.conv.column);
+    }
+    // The outputs, rounded to `Io` as the convolution alone rounds them: store(t, y). `last`: the inputs before the next token.
     template <class Store>
-    __device__ __forceinline__ void run(const Store& store) {
+    __device__ __forceinline__ void run(const Channels& all, int c, float (&last)[kHistory], const Store& store) {
         const DecodeLayerArgs& args = all.args;
         float tap[kLayerTaps];
 #pragma unroll
-        for (int i = 0; i < kHistory; ++i) last[i] = history.number(i, args.conv.values.type);
+        for (int i = 0; i < kHistory; ++i) last[i] = history.number(i, args.conv.values);
 #pragma unroll
-        for (int k = 0; k < kLayerTaps; ++k) tap[k] = taps.number(k, args.weight.type);
-        const float constant = args.bias.data == nullptr ? 0.f : bias.number(0, args.bias.type);
+        for (int k = 0; k < kLayerTaps; ++k) tap[k] = taps.number(k, args.weight);
+        const float constant = args.bias.data == nullptr ? 0.f : bias.number(0, args.bias);
 #pragma unroll 1
         for (int first = 0; first < (kConfig.tokens == 1 ? 1 : args.tokens); first += kAhead) {
-            if (kConfig.tokens > 1 && first > 0) load_tokens(first);
+            if (kConfig.tokens > 1 && first > 0) load_tokens(all, c, first);
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
                 if (kConfig.tokens > 1 && first + i >= args.tokens) break;
@@ -153,46 +164,51 @@ struct LayerChannel {
             }
         }
     }
-    // Writes the convolution's state behind the tokens.
-    __device__ __forceinline__ void store_history(const LayerSlots& slots) const;
 };
+
+// Whether a channel's state is the three inputs before the next token, and nothing else.
+__device__ __forceinline__ bool keeps_last_inputs(const DecodeLayerArgs& args) {
+    return args.step_conv.values.data == nullptr && !args.by_token && args.conv_columns == kLayerTaps - 1;
+}
 
 // Number i of a channel's inputs: the columns of its state from `first` on, `columns` of them, and then the tokens.
 template <DecodeLayerConfig kConfig>
 __device__ __forceinline__ float channel_input(const LayerChannels<kConfig>& all, int c, i64 state, int columns, int i) {
     const DecodeLayerArgs::ConvStates& conv = all.args.conv;
-    if (i < columns) return load_number(conv.values, state + i * conv.column);
+    if (i < columns) return load_number(conv.values, state + i * static_cast<i64>(conv.column));
     i64 stride;
     const auto* from = all.inputs(c, stride);
     return to_float(from[(i - columns) * stride]);
 }
 
-// The same thread reads and writes all of a channel.
+// Writes the convolution's state behind the tokens, of one channel, which no other thread reads any more.
 template <DecodeLayerConfig kConfig>
-__device__ __forceinline__ void LayerChannel<kConfig>::store_history(const LayerSlots& slots) const {
+__device__ __forceinline__ void store_history(const LayerChannels<kConfig>& all, int c, const LayerSlots& slots,
+                                              const float (&last)[kLayerTaps - 1]) {
+    constexpr int kHistory = kLayerTaps - 1;
     const DecodeLayerArgs& args = all.args;
-    const i64 channel = all.number(c);
+    const int channel = all.number(c);
     const i64 row = slots.conv * args.conv.slot + channel * args.conv.channel;
     const auto store = [&](int column, float x) {
-        store_number(const_cast<void*>(args.conv.values.data), args.conv.values.type, row + column * args.conv.column, x);
+        store_number(args.conv.values, row + column * static_cast<i64>(args.conv.column), x);
     };
+    if (keeps_last_inputs(args)) {
+#pragma unroll
+        for (int i = 0; i < kHistory; ++i) store(i, last[i]);
+        return;
+    }
     if (args.step_conv.values.data != nullptr) {
         const i64 step_row = load_index(args.step_slots, all.sequence);
         if (step_row < 0 || step_row >= args.step_slot_count) return;
         const DecodeLayerArgs::ConvStates& to = args.step_conv;
-        const i64 before = row + slots.conv_first * args.conv.column;
+        const i64 before = row + slots.conv_first * static_cast<i64>(args.conv.column);
 #pragma unroll 1
         for (int t = 0; t < args.tokens; ++t)
 #pragma unroll 1
             for (int i = 0; i < kHistory; ++i)
                 store_number(const_cast<void*>(to.values.data), to.values.type,
-                             step_row * to.slot + t * to.step + channel * to.channel + i * to.column,
+                             step_row * to.slot + t * to.step + channel * to.channel + i * static_cast<i64>(to.column),
                              channel_input(all, c, before, kHistory, t + 1 + i));
-        return;
-    }
-    if (!args.by_token && args.conv_columns == kHistory) {
-#pragma unroll
-        for (int i = 0; i < kHistory; ++i) store(i, last[i]);
         return;
     }
     // Verify keeps the inputs before the tokens but the first, and all tokens; else the last inputs stay. Columns move to the
@@ -200,7 +216,7 @@ __device__ __forceinline__ void LayerChannel<kConfig>::store_history(const Layer
     const int columns = args.by_token ? kHistory : args.conv_columns;
     const int shift = args.by_token ? 1 : args.tokens;
     const int count = args.by_token ? kHistory - 1 + args.tokens : args.conv_columns;
-    const i64 from = args.by_token ? row + slots.conv_first * args.conv.column : row;
+    const i64 from = args.by_token ? row + slots.conv_first * static_cast<i64>(args.conv.column) : row;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) store(i, channel_input(all, c, from, columns, i + shift));
 }
@@ -216,17 +232,16 @@ __device__ __forceinline__ LayerGate layer_gate(const DecodeLayerArgs& args, int
     b.load(args.b.values, at(args.b), 0);
     A_log.load(args.A_log, value_head, 0);
     dt_bias.load(args.dt_bias, value_head, 0);
-    const float x = a.number(0, args.a.values.type) + dt_bias.number(0, args.dt_bias.type);
-    return {expf(log_decay(A_log.number(0, args.A_log.type), x)), args.beta_scale * sigmoid(b.number(0, args.b.values.type))};
+    const float x = a.number(0, args.a.values) + dt_bias.number(0, args.dt_bias);
+    return {expf(log_decay(A_log.number(0, args.A_log), x)), args.beta_scale * sigmoid(b.number(0, args.b.values))};
 }
 
-// What row `row` of a head is multiplied by when it is normalised; `z`: its gate.
-template <class Io>
-__device__ __forceinline__ float layer_gain(const DecodeLayerArgs& args, const Io& z, int row) {
+// What row `row` of a head is multiplied by when it is normalised; `gate`: its z.
+__device__ __forceinline__ float layer_gain(const DecodeLayerArgs& args, float gate, int row) {
     RawNumbers<1> weight;
     weight.load(args.norm_weight, row * args.norm_weight_row, 0);
-    const float gate = to_float(z), s = conv::silu_gate(gate);
-    return weight.number(0, args.norm_weight.type) * (args.sigmoid_gate ? s : gate * s);
+    const float s = conv::silu_gate(gate);
+    return weight.number(0, args.norm_weight) * (args.sigmoid_gate ? s : gate * s);
 }
 
 }  // namespace gdn_cuda::gdn

@@ -1,0 +1,46 @@
+// Packed pairs of 16-bit numbers.
+#pragma once
+
+#include <gdn_cuda/kernels/common/numeric.cuh>
+
+namespace gdn_cuda {
+
+// Rounds two floats to a packed pair, the first in the low half.
+template <DType kType>
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned pair;
+    if constexpr (kType == DType::bf16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    }
+    return pair;
+}
+template <DType kType>
+__device__ __forceinline__ float2 unpack(unsigned pair) {
+    if constexpr (kType == DType::bf16) {
+        return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+    } else {
+        return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    }
+}
+// Per half, the maximum of `absolute` and |b|.
+template <DType kType>
+__device__ __forceinline__ unsigned larger(unsigned absolute, unsigned b) {
+    unsigned pair;
+    if constexpr (kType == DType::bf16) {
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(absolute), "r"(b & 0x7fff7fffu));
+    } else {
+        asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(absolute), "r"(b & 0x7fff7fffu));
+    }
+    return pair;
+}
+
+// The rounding residual of two floats whose rounded pair is `near`.
+template <DType kType>
+__device__ __forceinline__ unsigned pack_rest(float low, float high, unsigned near) {
+    const float2 rounded = unpack<kType>(near);
+    return pack<kType>(low - rounded.x, high - rounded.y);
+}
+
+}  // namespace gdn_cuda
