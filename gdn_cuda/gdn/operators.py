@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators import operator
+from ..operators.declare import output_like
 from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor, refuse
 from . import reference_operators as reference
@@ -27,8 +28,16 @@ class InferenceMode(IntEnum):
 # ---- Shapes of results, CPU implementations, and what is checked or returned around an operator
 
 
+def _output(function: str, query: Tensor, value: Tensor) -> Tensor:
+    """Like value, with the heads of query where that has more. Whatever else the two are is for the operator to refuse."""
+    are_rows = isinstance(query, Tensor) and isinstance(value, Tensor) and query.dim() >= 2 and value.dim() >= 2
+    if are_rows and query.size(-2) > value.size(-2):
+        return value.new_empty((*value.shape[:-2], query.size(-2), value.size(-1)))
+    return output_like(function, "value", value)
+
+
 def _state(x: Any, *leading: Any, dtype: torch.dtype) -> Tensor:
-    return x.out.new_empty((*leading, x.value.shape[-2], x.value.shape[-1], x.query.shape[-1]), dtype=dtype)
+    return x.out.new_empty((*leading, *x.out.shape[-2:], x.query.shape[-1]), dtype=dtype)
 
 
 def _sequences(x: Any) -> Any:
@@ -195,7 +204,7 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
     reference=reference.recurrent_forward,
     shapes=_recurrent_shapes,
     cpu=_recurrent_on_cpu,
-    out="value",
+    out=_output,
     results=_recurrent_results,
 )
 def recurrent_forward(
@@ -228,7 +237,8 @@ def recurrent_forward(
     Shapes:
         query, key: (B, T, Hk, dk), or packed (N, Hk, dk) or (1, N, Hk, dk) with `cu_seqlens`; bf16, fp16 or fp32; normalised
           first with `is_qk_norm`
-        value, output: (…, Hv, dv), the dtype of query
+        value, output: (…, Hv, dv), the dtype of query; Hv is a multiple of Hk. Or query has more heads, a multiple of Hv, and
+          key has Hv: then Hv in all other shapes, that of output too, is the number of heads of query
         beta, gate: (…, Hv), bf16, fp16 or fp32: the gate is the logarithm of each token's decay; None for 1 and for 0
         state: (B, Hv, dv, dk), fp32, bf16 or fp16, not changed; None for zeros; a [K, V] state is given as its transposed view
         new_state: (B, Hv, dv, dk), after every token (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, else
@@ -260,7 +270,7 @@ def _decode_reference(x: Any) -> Tensor:
     return reference.fused_decode(x) if x.replay is None else reference_by_replay(x)
 
 
-@operator(reference=_decode_reference, out="value", instead=("replay", decode_by_replay))
+@operator(reference=_decode_reference, out=_output, instead=("replay", decode_by_replay))
 def fused_decode(
     query: Tensor,
     key: Tensor,
@@ -435,7 +445,7 @@ def chunked_forward(
     reference=reference.chunked_forward,
     shapes=_chunked_shapes,
     cpu=_chunked_on_cpu,
-    out="value",
+    out=_output,
     variant=("state_indices", "chunked_forward_pool"),
     before=_check_chunked,
     results=_chunked_results,

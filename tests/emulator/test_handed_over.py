@@ -8,7 +8,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 from emulated import emulated
-from handed_over import FORMS, LAYOUTS, Call, check_buffers, check_decode, check_gates, check_pool, check_rank_4, check_rows
+from handed_over import (
+    FORMS,
+    LAYOUTS,
+    Call,
+    check_buffers,
+    check_decode,
+    check_gates,
+    check_more_queries,
+    check_pool,
+    check_rank_4,
+    check_rows,
+)
 
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 65)
 PLAIN = Call(SHORT, dk=16, dv=8, io=torch.bfloat16)
@@ -58,3 +69,8 @@ def test_rows_into_buffers(call: Call, layout: str) -> None:
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
 def test_a_decode_step(call: Call, layout: str) -> None:
     check_decode(call, layout, "cpu", negative=True)
+
+
+@pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])
+def test_more_heads_of_query_than_of_value(io: torch.dtype) -> None:
+    check_more_queries(io, "cpu")

@@ -21,7 +21,7 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Call:
-    """Sequences of `lengths` tokens, packed behind one another."""
+    """Sequences of `lengths` tokens, packed behind one another; heads are those of query and value."""
 
     lengths: tuple[int, ...]
     heads: tuple[int, int] = (2, 4)
@@ -40,13 +40,13 @@ class Call:
 
     def rows(self) -> dict[str, Tensor]:
         """Packed query, key and value, (N, H, d); keys of length about 1."""
-        (Hk, Hv), N = self.heads, self.tokens
-        query, key = self.draws(1, N, Hk, self.dk), self.draws(2, N, Hk, self.dk) / math.sqrt(self.dk)
+        (Hq, Hv), N = self.heads, self.tokens
+        query, key = self.draws(1, N, Hq, self.dk), self.draws(2, N, min(Hq, Hv), self.dk) / math.sqrt(self.dk)
         value = self.draws(3, N, Hv, self.dv)
         return {"query": query.to(self.io), "key": key.to(self.io), "value": value.to(self.io)}
 
     def states(self, count: int | None = None) -> Tensor:
-        return self.draws(4, count or len(self.lengths), self.heads[1], self.dv, self.dk).to(self.state)
+        return self.draws(4, count or len(self.lengths), max(self.heads), self.dv, self.dk).to(self.state)
 
     def cu_seqlens(self) -> Tensor:
         return torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int64)
@@ -60,23 +60,23 @@ def literal(
     states: Tensor,
     norm: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Output (N, Hv, dv), and each sequence's states before its first token and after every one, (L + 1, Hv, dv, dk)."""
+    """Output (N, H, dv), and each sequence's states before its first token and after every one, (L + 1, H, dv, dk), where H is
+    the larger number of heads of query and value."""
     query, key, value = (rows[name].double().cpu().numpy() for name in ("query", "key", "value"))
     decays, betas, starts = decay.double().cpu().numpy(), beta.double().cpu().numpy(), states.double().cpu().numpy()
-    output, after = np.zeros(value.shape), []
-    ratio = value.shape[1] // key.shape[1]
-    first = 0
+    heads = starts.shape[1]
+    output, after, first = np.zeros((len(value), heads, value.shape[2])), [], 0
     for n, length in enumerate(lengths):
         kept = np.zeros((length + 1, *starts.shape[1:]))
         kept[0] = starts[n]
         for t in range(length):
-            for h in range(value.shape[1]):
-                q, k = query[first + t, h // ratio], key[first + t, h // ratio]
+            for h in range(heads):
+                q, k, v = (x[first + t, h * x.shape[1] // heads] for x in (query, key, value))
                 if norm:
                     q, k = q / np.sqrt(q @ q + 1e-6), k / np.sqrt(k @ k + 1e-6)
                 alpha = decays[first + t, h]
                 s = alpha * kept[t, h] if alpha > 0 else np.zeros_like(kept[t, h])
-                s = s + np.outer(betas[first + t, h] * (value[first + t, h] - s @ k), k)
+                s = s + np.outer(betas[first + t, h] * (v - s @ k), k)
                 kept[t + 1, h], output[first + t, h] = s, s @ q / math.sqrt(len(q))
         after.append(torch.from_numpy(kept))
         first += length
@@ -91,7 +91,8 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def gates_of(call: Call, form: str, dtype: torch.dtype) -> tuple[dict[str, Any], Tensor, Tensor]:
-    shape = (call.tokens, call.heads[1])
+    heads = max(call.heads)
+    shape = (call.tokens, heads)
     raw, b = call.draws(5, *shape).to(dtype), call.draws(6, *shape).to(dtype)
     log_decay, beta = -raw.abs(), b.float().sigmoid().to(dtype)
     if form == "none":
@@ -102,7 +103,7 @@ def gates_of(call: Call, form: str, dtype: torch.dtype) -> tuple[dict[str, Any],
         alpha = log_decay.float().exp().to(dtype)
         alpha.view(-1)[::7] = 0
         return {"gate": alpha, "beta": beta, "gate_is_linear": True}, alpha.double(), beta.double()
-    rate, bias = call.draws(7, call.heads[1]), call.draws(8, call.heads[1])
+    rate, bias = call.draws(7, heads), call.draws(8, heads)
     softplus = torch.log1p(torch.exp(raw.double() + (bias.double() if form != "raw-without-bias" else 0)))
     decay = torch.exp(-torch.exp(rate.double()) * softplus)
     if form == "raw":
@@ -185,7 +186,7 @@ def check_rank_4(name: str, call: Call, device: str, gaps: bool) -> None:
         assert given["query"].stride(-1) != 1
     more = _on(device, {"state": call.states(), "cu_seqlens": call.cu_seqlens()})
     output, final_state = _function(name)(**given, **more)
-    assert output.shape == given["value"].shape
+    assert output.shape == (1, *expected.shape)
     near(output[0], expected, call.io, call.io)
     near(final_state, torch.stack([each[-1] for each in after]), call.io, call.state)
 
@@ -282,3 +283,16 @@ def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot
     near(output, expected, call.io, call.io)
     near(mine.cpu()[written], wanted[written], call.io, call.state)
     assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
+
+
+def check_more_queries(io: torch.dtype, device: str) -> None:
+    """Six heads of query, two of key and value: in every operator, gates, states and outputs have six."""
+    call, long = Call((3, 0, 1, 5, 2), (6, 2), 20, 7, io), Call((70, 0, 65), (4, 2), 8, 8, io)
+    for name in ("recurrent", "chunked"):
+        check_gates(name, call, "none", torch.float32, device)
+        check_gates(name, call, "raw-logit", torch.bfloat16, device)
+        check_rank_4(name, call, device, gaps=True)
+        check_buffers(name, call, "kv", torch.float16, device)
+    check_pool(call, "spread", device)
+    check_rows(long, "contiguous", torch.float32, device)
+    check_decode(call, "kv", device, negative=True)

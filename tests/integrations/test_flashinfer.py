@@ -28,9 +28,11 @@ def device() -> str:
     return "cpu"
 
 
-def prompts(rng: torch.Generator, device: str = "cpu") -> dict[str, Any]:
+def prompts(rng: torch.Generator, device: str = "cpu", heads: tuple[int, int, int] | None = None) -> dict[str, Any]:
+    """`heads`: other ones than those of a grouped value, of q, k and v."""
     T = OFFSETS[-1]
-    x: dict[str, Any] = {name: torch.randn(T, heads, size, generator=rng).bfloat16() for name, heads, size in _SIZES}
+    sizes = [(name, own, size) for (name, _, size), own in zip(_SIZES, heads or (H, H, HV), strict=True)]
+    x: dict[str, Any] = {name: torch.randn(T, own, size, generator=rng).bfloat16() for name, own, size in sizes}
     x["g"], x["beta"] = torch.rand(T, HV, generator=rng), torch.rand(T, HV, generator=rng)
     x["g"][20] = 0  # a reset
     x["cu_seqlens"] = torch.tensor(OFFSETS)
@@ -59,6 +61,14 @@ def test_prefill_of_decays(device: str, rng: torch.Generator) -> None:
     assert final.dtype == torch.float32
     check_prompts(x, start, output, final)
     assert torch.equal(integration.chunk_gated_delta_rule(**x | {"output_final_state": False}, initial_state=start), output)
+
+
+def test_prefill_of_grouped_queries(device: str, rng: torch.Generator) -> None:
+    """More heads of q than of k and v; gates, states and outputs have those of q."""
+    x, start = prompts(rng, device, (HV, 2, 2)), torch.randn(4, HV, V, K, generator=rng).to(device)
+    output, final = integration.chunk_gated_delta_rule(**x, initial_state=start)
+    assert output.shape == (OFFSETS[-1], HV, V)
+    check_prompts(x, start, output, final)
 
 
 def test_prefill_into_the_callers_tensors(device: str, rng: torch.Generator) -> None:

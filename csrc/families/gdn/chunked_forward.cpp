@@ -276,7 +276,7 @@ namespace gdn_cuda {
 
 ChunkedResult chunked_forward(const ChunkedForward& x) {
     require_given(x.name, x);
-    if (!x.out) return chunked_forward(with_output_like(x.value, x));
+    if (!x.out) return chunked_forward(gdn::with_new_output(x));
     ChunkedResult result{.output = x.out, .final_state = {}, .checkpoints = {}};
     OptionalTensor checkpoints = {};
     if (x.state_indices) {

@@ -102,7 +102,7 @@ namespace gdn_cuda {
 
 Tensor fused_decode(const FusedDecode& x) {
     require_given(x.name, x);
-    if (!x.out) return fused_decode(with_output_like(x.value, x));
+    if (!x.out) return fused_decode(gdn::with_new_output(x));
     call<FusedDecode, gdn::run_decode>(x);
     return x.out;
 }

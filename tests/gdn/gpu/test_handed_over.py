@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from handed_over import FORMS, LAYOUTS, Call, check_buffers, check_decode, check_gates, check_pool, check_rank_4, check_rows
+from handed_over import (
+    FORMS,
+    LAYOUTS,
+    Call,
+    check_buffers,
+    check_decode,
+    check_gates,
+    check_more_queries,
+    check_pool,
+    check_rank_4,
+    check_rows,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
@@ -64,6 +75,11 @@ def test_rows_into_buffers(layout: str, stored: torch.dtype, io: torch.dtype) ->
 @pytest.mark.parametrize("negative", [False, True])
 def test_a_decode_step(call: Call, layout: str, negative: bool) -> None:
     check_decode(call, layout, "cuda", negative)
+
+
+@pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])
+def test_more_heads_of_query_than_of_value(io: torch.dtype) -> None:
+    check_more_queries(io, "cuda")
 
 
 def test_a_captured_prefill_reads_what_is_there_at_replay() -> None:

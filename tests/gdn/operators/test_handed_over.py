@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from handed_over import FORMS, LAYOUTS, Call, check_buffers, check_decode, check_gates, check_pool, check_rank_4, check_rows
+from handed_over import (
+    FORMS,
+    LAYOUTS,
+    Call,
+    check_buffers,
+    check_decode,
+    check_gates,
+    check_more_queries,
+    check_pool,
+    check_rank_4,
+    check_rows,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
@@ -46,3 +57,8 @@ def test_rows_into_buffers(layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_decode_step(layout: str, negative: bool) -> None:
     check_decode(Call(SHORT, dk=20), layout, "cpu", negative)
+
+
+@pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])
+def test_more_heads_of_query_than_of_value(io: torch.dtype) -> None:
+    check_more_queries(io, "cpu")

@@ -9,6 +9,7 @@ from test_flashinfer import (  # noqa: F401  (tests)
     test_prefill_into_the_callers_tensors,
     test_prefill_of_a_pool,
     test_prefill_of_decays,
+    test_prefill_of_grouped_queries,
 )
 
 
