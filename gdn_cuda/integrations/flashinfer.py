@@ -103,9 +103,9 @@ def gated_delta_rule_decode_pretranspose(
     if pool is None:
         raise Declined("neither state nor initial_state is given")
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
-    options |= _destination(intermediate_states_buffer, disable_state_update, q)
-    options["write_indices"] = output_state_indices
-    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, initial_state_indices, **options), pool
+    slots = (initial_state_indices, output_state_indices)
+    options |= _destination(intermediate_states_buffer, disable_state_update, q, *slots)
+    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, **options), pool
 
 
 def gated_delta_rule_mtp(
@@ -138,19 +138,24 @@ def gated_delta_rule_mtp(
         raise Declined("ReplaySSM")
     frozen = disable_state_update is None or disable_state_update
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
-    options |= _destination(intermediate_states_buffer, frozen, q)
-    options["write_indices"] = output_state_indices
-    output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, initial_state_indices, **options)
+    slots = (initial_state_indices, output_state_indices)
+    options |= _destination(intermediate_states_buffer, frozen, q, *slots)
+    output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, **options)
     return output, initial_state
 
 
-def _destination(buffer: Tensor | None, frozen: bool, q: Tensor) -> dict[str, Any]:
-    """Where states go: to the pool, nowhere, or that after every token to the buffer's row of its sequence."""
+def _destination(
+    buffer: Tensor | None, frozen: bool, q: Tensor, slots: Tensor | None, written: Tensor | None
+) -> dict[str, Any]:
+    """Where states come from and go to: the last one to the pool, unless that is frozen, and that after every token to the
+    buffer's row of its sequence."""
     if buffer is None:
-        return {"update_state": not frozen}
-    if not frozen:
-        raise Declined("states to the buffer and to the pool")
-    return {"step_states": buffer, "step_slots": torch.arange(q.shape[0], device=q.device)}
+        return {"state_indices": slots, "write_indices": written, "update_state": not frozen}
+    rows = torch.arange(q.shape[0], device=q.device)
+    slots = rows if slots is None else slots
+    to_pool = slots if written is None else written
+    to_buffer = {"state_indices": slots, "step_states": buffer, "step_slots": rows}
+    return to_buffer if frozen else to_buffer | {"write_indices": to_pool}
 
 
 # ---- What was verified

@@ -9,11 +9,13 @@ import pytest
 import torch
 from emulated import emulated
 from handed_over import (
+    DESTINATIONS,
     FORMS,
     LAYOUTS,
     Call,
     check_buffers,
     check_decode,
+    check_drafts,
     check_gates,
     check_more_queries,
     check_pool,
@@ -69,6 +71,13 @@ def test_rows_into_buffers(call: Call, layout: str) -> None:
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
 def test_a_decode_step(call: Call, layout: str) -> None:
     check_decode(call, layout, "cpu", negative=True)
+
+
+@pytest.mark.parametrize("to", DESTINATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_drafts(call: Call, layout: str, to: str) -> None:
+    check_drafts(call, layout, to, "cpu", gaps=call is ODD)
 
 
 @pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])

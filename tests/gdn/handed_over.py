@@ -285,6 +285,72 @@ def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot
     assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
 
 
+DESTINATIONS = ("slots", "steps", "steps and a slot", "nowhere")
+
+
+def check_drafts(call: Call, layout: str, to: str, device: str, gaps: bool = True) -> None:
+    """fused_decode of drafts: states after every token go to a slot each or to steps, and the last one to a slot, too. What no
+    sequence may read is NaN: slots that are not named, those of sequences that start from zeros, steps. Sequences of one length
+    are a padded batch, others (1, N, H, d)."""
+    count, width = len(call.lengths), max(call.lengths) + 1
+    gates, decay, beta = gates_of(call, "raw-logit", torch.float16)
+    by_token, null_slot = to in ("slots", "steps"), 3
+    indices = torch.arange(count * width).view(count, width).flip(1) + 4
+    indices[0, width // 2], indices[1, 0], indices[3, 0], indices[-1, 1] = -1, null_slot, null_slot, -(2**40)
+    accepted = torch.arange(count) % (width + 2) - 1
+    accepted[-1] = width
+    column = accepted.clamp(min=1) - 1 if by_token else torch.zeros(count, dtype=torch.int64)
+    slots = indices[torch.arange(count), column]
+    skipped, fresh = (slots < 0) | (slots == null_slot), torch.arange(count) % 3 == 2
+    targets, rows = torch.arange(count) - 1, torch.arange(count).flip(0) + 1
+    rows[count // 2] = -3
+
+    pool = torch.full_like(call.states(count * width + 4), float("nan"))
+    read = slots[~skipped & ~fresh]
+    pool[read] = call.states(len(pool))[read]
+    starts = pool[slots.clamp(min=0)].masked_fill((fresh | skipped)[:, None, None, None], 0)
+    expected, after = literal(call.rows(), call.lengths, decay, beta, starts, norm=True)
+    steps = torch.full((count + 1, width, *pool.shape[1:]), float("nan"), dtype=call.state)
+    wanted = {"state_pool": pool.double(), "step_states": steps.double()}
+    written = {name: torch.zeros(x.shape[:-3], dtype=torch.bool) for name, x in wanted.items()}
+    for n, length in enumerate(call.lengths):
+        if skipped[n]:
+            expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
+            continue
+        places: list[tuple[str, Any, int]] = [("step_states", (rows[n], t), t) for t in range(length)] if "steps" in to else []
+        places += [("state_pool", indices[n, t], t) for t in range(length)] if to == "slots" else []
+        places += [("state_pool", targets[n], length - 1)] if to == "steps and a slot" and length else []
+        for name, at, t in places:
+            if (at[0] if isinstance(at, tuple) else at) >= 0 and not (name == "state_pool" and at == null_slot):
+                wanted[name][at], written[name][at] = after[n][t + 1], True
+
+    def laid_out(states: Tensor) -> Tensor:
+        return LAYOUTS[layout](states.flatten(0, -4).to(device)).unflatten(0, states.shape[:-3])
+
+    found = {"state_pool": laid_out(pool), "step_states": laid_out(steps)}
+    padded = len(set(call.lengths)) == 1
+    tokens = call.rows() | {"a": gates["gate"], "b": gates["beta"]}
+    given = _on(device, {name: x.unflatten(0, (count if padded else 1, -1)) for name, x in tokens.items()})
+    if gaps:
+        given |= {name: with_gaps(given[name]) for name in ("query", "key", "value")}
+    given |= _on(device, {"A_log": gates["A_log"], "dt_bias": gates["dt_bias"]})
+    given |= {} if padded else {"cu_seqlens": call.cu_seqlens().to(device)}
+    given |= _on(device, {"has_initial_state": ~fresh, "state_indices": indices if by_token else slots})
+    if by_token:
+        given["num_accepted_tokens"] = accepted.to(device)
+    if "steps" in to:
+        given |= {"step_states": found["step_states"], "step_slots": rows.to(device)}
+    if to == "steps and a slot":
+        given["write_indices"] = targets.to(device)
+    output = gdn_cuda.fused_decode(**given, state_pool=found["state_pool"], null_slot=null_slot, update_state=to != "nowhere")
+    near(output.flatten(0, 1), expected, call.io, call.io)
+    for name, before in (("state_pool", pool), ("step_states", steps)):
+        mine, changed = found[name].cpu(), written[name]
+        assert torch.equal(mine[~changed].nan_to_num(7), before[~changed].nan_to_num(7)), name
+        if changed.any():
+            near(mine[changed], wanted[name][changed], call.io, call.state)
+
+
 def check_more_queries(io: torch.dtype, device: str) -> None:
     """Six heads of query, two of key and value: in every operator, gates, states and outputs have six."""
     call, long = Call((3, 0, 1, 5, 2), (6, 2), 20, 7, io), Call((70, 0, 65), (4, 2), 8, 8, io)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from handed_over import (
+    DESTINATIONS,
     FORMS,
     LAYOUTS,
     Call,
     check_buffers,
     check_decode,
+    check_drafts,
     check_gates,
     check_more_queries,
     check_pool,
@@ -75,6 +79,16 @@ def test_rows_into_buffers(layout: str, stored: torch.dtype, io: torch.dtype) ->
 @pytest.mark.parametrize("negative", [False, True])
 def test_a_decode_step(call: Call, layout: str, negative: bool) -> None:
     check_decode(call, layout, "cuda", negative)
+
+
+@pytest.mark.parametrize("to", DESTINATIONS)
+@EACH_LAYOUT
+@EACH_CALL
+def test_drafts(call: Call, layout: str, to: str) -> None:
+    """Packed, and padded: gdn/verify where there are enough heads."""
+    lengths = tuple(min(length, 9) for length in call.lengths)
+    check_drafts(replace(call, lengths=lengths), layout, to, "cuda", gaps=call.dk % 8 != 0)
+    check_drafts(replace(call, lengths=(3,) * 24, heads=(4, 16)), layout, to, "cuda", gaps=call.dk % 8 != 0)
 
 
 @pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])

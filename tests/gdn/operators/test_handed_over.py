@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from handed_over import (
+    DESTINATIONS,
     FORMS,
     LAYOUTS,
     Call,
     check_buffers,
     check_decode,
+    check_drafts,
     check_gates,
     check_more_queries,
     check_pool,
@@ -57,6 +59,13 @@ def test_rows_into_buffers(layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_decode_step(layout: str, negative: bool) -> None:
     check_decode(Call(SHORT, dk=20), layout, "cpu", negative)
+
+
+@pytest.mark.parametrize("to", DESTINATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drafts(layout: str, to: str) -> None:
+    check_drafts(Call(SHORT, dk=20, dv=7, state=torch.float16), layout, to, "cpu")
+    check_drafts(Call((2, 2, 2, 2), dk=16, dv=8, io=torch.bfloat16), layout, to, "cpu", gaps=False)
 
 
 @pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])
