@@ -492,8 +492,8 @@ def chunked_forward(
           betas, too; q and k are normalised with `use_qk_l2norm`
         final_state: (B, Hv, dv, dk), of `state_dtype`, else the state's dtype, else fp32; None with `output_final_state=False`.
           A given one, of any float dtype and strides, is written and returned
-        state_indices: (B,): `state` is then a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, with
-          its `write_indices` and `update_state`, and returned as final_state
+        state_indices: (B,), of any stride: `state` is then a pool (slots, Hv, dv, dk), read and written in place as in
+          `fused_decode`, with its `write_indices` and `update_state`, and returned as final_state
         states_before: (rows, Hv, dv, dk), written: the states before each block of `checkpoint_every` tokens, ceil(length / n)
           rows a sequence in sequence order; the rest are 0
         checkpoints: (rows, Hv, dv, dk): the states after every `checkpoint_every` tokens (a multiple of 64), in sequence order.

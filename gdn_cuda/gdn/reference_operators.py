@@ -208,8 +208,9 @@ def fused_decode(x: Any) -> Tensor:
     Sequence n reads slot indices[n] (n itself without indices) and writes its last state there. With indices (N,T) it reads
     indices[n, max(num_accepted_tokens[n], 1) − 1] (column 0 without counts) and writes the state after token t to
     indices[n, t]. With step_states (rows,S,Hv,dv,dk) the state after token t goes to step_states[step_slots[n], t] instead and
-    the pool stays as it was, but for the last state of sequences with write_indices. A slot to read that is negative or null_slot skips its sequence, with zero output; a slot to write
-    that is so is not written. States are rounded when stored, never between the tokens of one call.
+    the pool stays as it was, but for the last state of sequences with write_indices. A slot to read that is negative or
+    null_slot skips its sequence, with zero output; a slot to write that is so is not written. States are rounded when stored,
+    never between the tokens of one call.
     """
     output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "a", "b")

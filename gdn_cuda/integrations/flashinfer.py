@@ -50,8 +50,11 @@ def chunk_gated_delta_rule(
         raise Declined(f"backend {backend}")
     if cu_seqlens is None:
         raise Declined("no cu_seqlens")
+    in_place = output_final_state and initial_state is not None and output_state is initial_state
+    if in_place and state_indices is None:
+        state_indices = torch.arange(cu_seqlens.shape[0] - 1, device=cu_seqlens.device)
     from_pool = state_indices is not None and initial_state is not None
-    if from_pool and output_final_state and output_state is not initial_state:
+    if from_pool and output_final_state and not in_place:
         raise Declined("another pool to write to")
     _check_decays(g)
     options: dict[str, Any] = {"scale": scale or None, "use_qk_l2norm": use_qk_l2norm_in_kernel, "out": output}

@@ -226,7 +226,8 @@ def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: 
         elif length and targets[n] >= 0 and update:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
     given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
-    given |= _on(device, {"state_indices": indices, **({"write_indices": targets} if update else {"update_state": False})})
+    table = torch.stack([indices, torch.full_like(indices, 10**6)], dim=1).to(device)
+    given |= {"state_indices": table[:, 0], **({"write_indices": targets.to(device)} if update else {"update_state": False})}
     mine = LAYOUTS[layout](pool.to(device))
     output, state = gdn_cuda.chunked_forward(**given, state=mine)
     assert state is mine

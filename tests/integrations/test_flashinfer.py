@@ -87,6 +87,14 @@ def test_prefill_into_the_callers_tensors(device: str, rng: torch.Generator) -> 
     assert rel_rms(given["state_checkpoints"], expected) < prefill_state(torch.float32, device)
 
 
+def test_prefill_of_states_in_place(device: str, rng: torch.Generator) -> None:
+    x, states = prompts(rng, device), torch.randn(4, HV, V, K, generator=rng).to(device)
+    start = states.clone()
+    output, final = integration.chunk_gated_delta_rule(**x, initial_state=states, output_state=states)
+    assert final is states
+    check_prompts(x, start, output, final)
+
+
 def test_prefill_of_a_pool(device: str, rng: torch.Generator) -> None:
     x, pool = prompts(rng, device), torch.randn(9, HV, V, K, generator=rng).to(device)
     slots = torch.tensor([3, 0, 8, 5], device=device)

@@ -10,6 +10,7 @@ from test_flashinfer import (  # noqa: F401  (tests)
     test_prefill_of_a_pool,
     test_prefill_of_decays,
     test_prefill_of_grouped_queries,
+    test_prefill_of_states_in_place,
 )
 
 
