@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
-from handed_over import DESTINATIONS, Call, check_drafts
+from handed_over import Call
+from handed_over_indices import DESTINATIONS, check_drafts
 from helpers import rel_rms
 from torch import Tensor
 

@@ -158,7 +158,7 @@ def near(found: Tensor, expected: Tensor, io: torch.dtype, stored: torch.dtype =
     assert rel_rms(found.double().cpu(), expected) < bound
 
 
-def _on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in arguments.items()}
 
 
@@ -169,7 +169,7 @@ def _function(name: str) -> Any:
 def check_gates(name: str, call: Call, form: str, dtype: torch.dtype, device: str) -> None:
     gates, decay, beta = gates_of(call, form, dtype)
     expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
-    given = _on(device, {**call.rows(), **gates, "state": call.states(), "cu_seqlens": call.cu_seqlens()})
+    given = on(device, {**call.rows(), **gates, "state": call.states(), "cu_seqlens": call.cu_seqlens()})
     output, final_state = _function(name)(**given)
     near(output, expected, call.io, call.io)
     near(final_state, torch.stack([each[-1] for each in after]), call.io, call.state)
@@ -179,12 +179,12 @@ def check_rank_4(name: str, call: Call, device: str, gaps: bool) -> None:
     """(1, N, H, d) with cu_seqlens, the state (1, …) of results as for (N, H, d)."""
     gates, decay, beta = gates_of(call, "log", torch.float32)
     expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
-    given = _on(device, {**call.rows(), **gates})
+    given = on(device, {**call.rows(), **gates})
     given = {key: x[None] for key, x in given.items()}
     if gaps:
         given |= {key: with_gaps(given[key]) for key in ("query", "key", "value")}
         assert given["query"].stride(-1) != 1
-    more = _on(device, {"state": call.states(), "cu_seqlens": call.cu_seqlens()})
+    more = on(device, {"state": call.states(), "cu_seqlens": call.cu_seqlens()})
     output, final_state = _function(name)(**given, **more)
     assert output.shape == (1, *expected.shape)
     near(output[0], expected, call.io, call.io)
@@ -198,7 +198,7 @@ def check_buffers(name: str, call: Call, layout: str, stored: torch.dtype, devic
     starts = call.states().masked_fill(fresh[:, None, None, None], 0)
     expected, after = literal(call.rows(), call.lengths, decay, beta, starts)
     states = call.states().masked_fill(fresh[:, None, None, None], float("nan"))
-    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given = on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
     buffer = LAYOUTS[layout](torch.full(states.shape, 7.0, dtype=stored, device=device))
     output, final_state = _function(name)(**given, state=LAYOUTS[layout](states.to(device)), final_state=buffer)
     assert final_state is buffer
@@ -225,7 +225,7 @@ def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: 
             expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
         elif length and targets[n] >= 0 and update:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
-    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given = on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
     table = torch.stack([indices, torch.full_like(indices, 10**6)], dim=1).to(device)
     given |= {"state_indices": table[:, 0], **({"write_indices": targets.to(device)} if update else {"update_state": False})}
     mine = LAYOUTS[layout](pool.to(device))
@@ -245,7 +245,7 @@ def check_rows(call: Call, layout: str, stored: torch.dtype, device: str) -> Non
     checkpoints = torch.cat([each[BLOCK::BLOCK] for each in after])
     before = torch.cat([each[:-1:BLOCK] for each in after])
     shape = call.states().shape[1:]
-    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "state": starts})
+    given = on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "state": starts})
     buffers = {
         "checkpoints": LAYOUTS[layout](torch.full((len(checkpoints), *shape), 7.0, dtype=stored, device=device)),
         "states_before": LAYOUTS[layout](torch.full((len(before) + 2, *shape), 7.0, dtype=stored, device=device)),
@@ -277,79 +277,13 @@ def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot
         elif length and targets[n] >= 0:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
     arguments = {"a": gates["gate"], "b": gates["beta"], "A_log": gates["A_log"], "dt_bias": gates["dt_bias"]}
-    given = _on(device, {**call.rows(), **arguments, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
-    given |= _on(device, {"state_indices": indices, "write_indices": targets})
+    given = on(device, {**call.rows(), **arguments, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given |= on(device, {"state_indices": indices, "write_indices": targets})
     mine = LAYOUTS[layout](pool.to(device))
     output = gdn_cuda.fused_decode(**given, state_pool=mine, null_slot=null_slot, allow_negative_eigenvalues=negative)
     near(output, expected, call.io, call.io)
     near(mine.cpu()[written], wanted[written], call.io, call.state)
     assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
-
-
-DESTINATIONS = ("slots", "steps", "steps and a slot", "nowhere")
-
-
-def check_drafts(call: Call, layout: str, to: str, device: str, gaps: bool = True) -> None:
-    """fused_decode of drafts: states after every token go to a slot each or to steps, and the last one to a slot, too. What no
-    sequence may read is NaN: slots that are not named, those of sequences that start from zeros, steps. Sequences of one length
-    are a padded batch, others (1, N, H, d)."""
-    count, width = len(call.lengths), max(call.lengths) + 1
-    gates, decay, beta = gates_of(call, "raw-logit", torch.float16)
-    by_token, null_slot = to in ("slots", "steps"), 3
-    indices = torch.arange(count * width).view(count, width).flip(1) + 4
-    indices[0, width // 2], indices[1, 0], indices[3, 0], indices[-1, 1] = -1, null_slot, null_slot, -(2**40)
-    accepted = torch.arange(count) % (width + 2) - 1
-    accepted[-1] = width
-    column = accepted.clamp(min=1) - 1 if by_token else torch.zeros(count, dtype=torch.int64)
-    slots = indices[torch.arange(count), column]
-    skipped, fresh = (slots < 0) | (slots == null_slot), torch.arange(count) % 3 == 2
-    targets, rows = torch.arange(count) - 1, torch.arange(count).flip(0) + 1
-    rows[count // 2] = -3
-
-    pool = torch.full_like(call.states(count * width + 4), float("nan"))
-    read = slots[~skipped & ~fresh]
-    pool[read] = call.states(len(pool))[read]
-    starts = pool[slots.clamp(min=0)].masked_fill((fresh | skipped)[:, None, None, None], 0)
-    expected, after = literal(call.rows(), call.lengths, decay, beta, starts, norm=True)
-    steps = torch.full((count + 1, width, *pool.shape[1:]), float("nan"), dtype=call.state)
-    wanted = {"state_pool": pool.double(), "step_states": steps.double()}
-    written = {name: torch.zeros(x.shape[:-3], dtype=torch.bool) for name, x in wanted.items()}
-    for n, length in enumerate(call.lengths):
-        if skipped[n]:
-            expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
-            continue
-        places: list[tuple[str, Any, int]] = [("step_states", (rows[n], t), t) for t in range(length)] if "steps" in to else []
-        places += [("state_pool", indices[n, t], t) for t in range(length)] if to == "slots" else []
-        places += [("state_pool", targets[n], length - 1)] if to == "steps and a slot" and length else []
-        for name, at, t in places:
-            if (at[0] if isinstance(at, tuple) else at) >= 0 and not (name == "state_pool" and at == null_slot):
-                wanted[name][at], written[name][at] = after[n][t + 1], True
-
-    def laid_out(states: Tensor) -> Tensor:
-        return LAYOUTS[layout](states.flatten(0, -4).to(device)).unflatten(0, states.shape[:-3])
-
-    found = {"state_pool": laid_out(pool), "step_states": laid_out(steps)}
-    padded = len(set(call.lengths)) == 1
-    tokens = call.rows() | {"a": gates["gate"], "b": gates["beta"]}
-    given = _on(device, {name: x.unflatten(0, (count if padded else 1, -1)) for name, x in tokens.items()})
-    if gaps:
-        given |= {name: with_gaps(given[name]) for name in ("query", "key", "value")}
-    given |= _on(device, {"A_log": gates["A_log"], "dt_bias": gates["dt_bias"]})
-    given |= {} if padded else {"cu_seqlens": call.cu_seqlens().to(device)}
-    given |= _on(device, {"has_initial_state": ~fresh, "state_indices": indices if by_token else slots})
-    if by_token:
-        given["num_accepted_tokens"] = accepted.to(device)
-    if "steps" in to:
-        given |= {"step_states": found["step_states"], "step_slots": rows.to(device)}
-    if to == "steps and a slot":
-        given["write_indices"] = targets.to(device)
-    output = gdn_cuda.fused_decode(**given, state_pool=found["state_pool"], null_slot=null_slot, update_state=to != "nowhere")
-    near(output.flatten(0, 1), expected, call.io, call.io)
-    for name, before in (("state_pool", pool), ("step_states", steps)):
-        mine, changed = found[name].cpu(), written[name]
-        assert torch.equal(mine[~changed].nan_to_num(7), before[~changed].nan_to_num(7)), name
-        if changed.any():
-            near(mine[changed], wanted[name][changed], call.io, call.state)
 
 
 def check_more_queries(io: torch.dtype, device: str) -> None:

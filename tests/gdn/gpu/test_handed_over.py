@@ -7,19 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from handed_over import (
-    DESTINATIONS,
     FORMS,
     LAYOUTS,
     Call,
     check_buffers,
     check_decode,
-    check_drafts,
     check_gates,
     check_more_queries,
     check_pool,
     check_rank_4,
     check_rows,
 )
+from handed_over_indices import DESTINATIONS, check_drafts, check_lies, check_offsets_that_lie
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
@@ -89,6 +88,18 @@ def test_drafts(call: Call, layout: str, to: str) -> None:
     lengths = tuple(min(length, 9) for length in call.lengths)
     check_drafts(replace(call, lengths=lengths), layout, to, "cuda", gaps=call.dk % 8 != 0)
     check_drafts(replace(call, lengths=(3,) * 24, heads=(4, 16)), layout, to, "cuda", gaps=call.dk % 8 != 0)
+
+
+@EACH_CALL
+@EACH_LAYOUT
+def test_indices_that_lie(call: Call, layout: str) -> None:
+    check_lies(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cuda")
+    check_lies(replace(call, lengths=(1,) * 6), layout, "cuda")
+
+
+@EACH_CALL
+def test_offsets_that_lie(call: Call) -> None:
+    check_offsets_that_lie(replace(call, lengths=(70, 0, 5)), "cuda")
 
 
 @pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])

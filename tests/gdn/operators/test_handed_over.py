@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from handed_over import (
-    DESTINATIONS,
     FORMS,
     LAYOUTS,
     Call,
     check_buffers,
     check_decode,
-    check_drafts,
     check_gates,
     check_more_queries,
     check_pool,
     check_rank_4,
     check_rows,
 )
+from handed_over_indices import DESTINATIONS, check_drafts
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
