@@ -69,6 +69,18 @@ def test_rows_into_buffers(call: Call, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_padded_batches(call: Call, layout: str) -> None:
+    call = replace(call, lengths=(3,) * 4)
+    for name in ("recurrent", "chunked"):
+        check_gates(name, call, "raw-logit", torch.float16, "cpu")
+        check_buffers(name, call, layout, torch.bfloat16, "cpu")
+    check_pool(call, layout, "cpu")
+    check_rows(replace(call, lengths=(66, 66), heads=(1, 2)), layout, torch.float16, "cpu")
+    check_decode(call, layout, "cpu", negative=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
 def test_a_decode_step(call: Call, layout: str) -> None:
     check_decode(call, layout, "cpu", negative=True)
 

@@ -51,6 +51,14 @@ class Call:
     def cu_seqlens(self) -> Tensor:
         return torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int64)
 
+    def batch(self, tokens: dict[str, Any], device: str) -> dict[str, Any]:
+        """Packed tensors on a device, with cu_seqlens; where sequences have one length, a padded batch, (B, T, …)."""
+        on_device = on(device, tokens)
+        if len(set(self.lengths)) > 1:
+            return on_device | {"cu_seqlens": self.cu_seqlens().to(device)}
+        rows = [name for name, x in tokens.items() if isinstance(x, Tensor) and x.dim() > 1]
+        return on_device | {name: on_device[name].unflatten(0, (len(self.lengths), -1)) for name in rows}
+
 
 def literal(
     rows: dict[str, Tensor],
@@ -169,9 +177,9 @@ def _function(name: str) -> Any:
 def check_gates(name: str, call: Call, form: str, dtype: torch.dtype, device: str) -> None:
     gates, decay, beta = gates_of(call, form, dtype)
     expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
-    given = on(device, {**call.rows(), **gates, "state": call.states(), "cu_seqlens": call.cu_seqlens()})
-    output, final_state = _function(name)(**given)
-    near(output, expected, call.io, call.io)
+    given = call.batch(call.rows() | gates, device)
+    output, final_state = _function(name)(**given, state=call.states().to(device))
+    near(output.view(expected.shape), expected, call.io, call.io)
     near(final_state, torch.stack([each[-1] for each in after]), call.io, call.state)
 
 
@@ -198,11 +206,11 @@ def check_buffers(name: str, call: Call, layout: str, stored: torch.dtype, devic
     starts = call.states().masked_fill(fresh[:, None, None, None], 0)
     expected, after = literal(call.rows(), call.lengths, decay, beta, starts)
     states = call.states().masked_fill(fresh[:, None, None, None], float("nan"))
-    given = on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given = call.batch(call.rows() | gates, device) | {"has_initial_state": ~fresh.to(device)}
     buffer = LAYOUTS[layout](torch.full(states.shape, 7.0, dtype=stored, device=device))
     output, final_state = _function(name)(**given, state=LAYOUTS[layout](states.to(device)), final_state=buffer)
     assert final_state is buffer
-    near(output, expected, call.io, call.io)
+    near(output.view(expected.shape), expected, call.io, call.io)
     near(final_state, torch.stack([each[-1] for each in after]), call.io, stored)
 
 
@@ -225,13 +233,13 @@ def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: 
             expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
         elif length and targets[n] >= 0 and update:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
-    given = on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given = call.batch(call.rows() | gates, device) | {"has_initial_state": ~fresh.to(device)}
     table = torch.stack([indices, torch.full_like(indices, 10**6)], dim=1).to(device)
     given |= {"state_indices": table[:, 0], **({"write_indices": targets.to(device)} if update else {"update_state": False})}
     mine = LAYOUTS[layout](pool.to(device))
     output, state = gdn_cuda.chunked_forward(**given, state=mine)
     assert state is mine
-    near(output, expected, call.io, call.io)
+    near(output.view(expected.shape), expected, call.io, call.io)
     if written.any():
         near(mine.cpu()[written], wanted[written], call.io, call.state)
     assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
@@ -245,16 +253,17 @@ def check_rows(call: Call, layout: str, stored: torch.dtype, device: str) -> Non
     checkpoints = torch.cat([each[BLOCK::BLOCK] for each in after])
     before = torch.cat([each[:-1:BLOCK] for each in after])
     shape = call.states().shape[1:]
-    given = on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "state": starts})
-    buffers = {
-        "checkpoints": LAYOUTS[layout](torch.full((len(checkpoints), *shape), 7.0, dtype=stored, device=device)),
-        "states_before": LAYOUTS[layout](torch.full((len(before) + 2, *shape), 7.0, dtype=stored, device=device)),
-    }
-    _, _, found = gdn_cuda.chunked_forward(**given, **buffers, checkpoint_every=BLOCK)
-    assert found is buffers["checkpoints"]
-    near(found, checkpoints, call.io, stored)
-    near(buffers["states_before"][:-2], before, call.io, stored)
-    assert not buffers["states_before"][-2:].any()
+    given = call.batch(call.rows() | gates, device) | {"state": starts.to(device)}
+    for more in (2, -1):
+        buffers = {
+            name: LAYOUTS[layout](torch.full((len(rows) + more, *shape), 7.0, dtype=stored, device=device))
+            for name, rows in (("checkpoints", checkpoints), ("states_before", before))
+        }
+        _, _, found = gdn_cuda.chunked_forward(**given, **buffers, checkpoint_every=BLOCK)
+        assert found is buffers["checkpoints"]
+        near(found[: len(checkpoints)], checkpoints[: len(found)], call.io, stored)
+        near(buffers["states_before"][: len(before)], before[: len(before) + more], call.io, stored)
+        assert not buffers["states_before"][len(before) :].any()
 
 
 def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot: int | None = 0) -> None:
@@ -277,11 +286,11 @@ def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot
         elif length and targets[n] >= 0:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
     arguments = {"a": gates["gate"], "b": gates["beta"], "A_log": gates["A_log"], "dt_bias": gates["dt_bias"]}
-    given = on(device, {**call.rows(), **arguments, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given = call.batch(call.rows() | arguments, device) | {"has_initial_state": ~fresh.to(device)}
     given |= on(device, {"state_indices": indices, "write_indices": targets})
     mine = LAYOUTS[layout](pool.to(device))
     output = gdn_cuda.fused_decode(**given, state_pool=mine, null_slot=null_slot, allow_negative_eigenvalues=negative)
-    near(output, expected, call.io, call.io)
+    near(output.view(expected.shape), expected, call.io, call.io)
     near(mine.cpu()[written], wanted[written], call.io, call.state)
     assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
 

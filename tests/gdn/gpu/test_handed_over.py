@@ -75,6 +75,18 @@ def test_rows_into_buffers(layout: str, stored: torch.dtype, io: torch.dtype) ->
 
 @EACH_CALL
 @EACH_LAYOUT
+def test_padded_batches(call: Call, layout: str) -> None:
+    call = replace(call, lengths=(66,) * 4)
+    for name in ("recurrent", "chunked"):
+        check_gates(name, call, "raw-logit", torch.float16, "cuda")
+        check_buffers(name, call, layout, torch.bfloat16, "cuda")
+    check_pool(call, layout, "cuda")
+    check_rows(call, layout, torch.float16, "cuda")
+    check_decode(call, layout, "cuda", negative=True)
+
+
+@EACH_CALL
+@EACH_LAYOUT
 @pytest.mark.parametrize("negative", [False, True])
 def test_a_decode_step(call: Call, layout: str, negative: bool) -> None:
     check_decode(call, layout, "cuda", negative)

@@ -54,6 +54,18 @@ def test_rows_into_buffers(layout: str) -> None:
     check_rows(Call(LONG), layout, torch.bfloat16, "cpu")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padded_batches(layout: str) -> None:
+    """(B, T, …), not packed."""
+    call = Call((3, 3, 3, 3), dk=20, dv=7)
+    for name in ("recurrent", "chunked"):
+        check_gates(name, call, "raw-logit", torch.float16, "cpu")
+        check_buffers(name, call, layout, torch.bfloat16, "cpu")
+    check_pool(call, layout, "cpu")
+    check_rows(Call((130, 130)), layout, torch.float16, "cpu")
+    check_decode(call, layout, "cpu", negative=True)
+
+
 @pytest.mark.parametrize("negative", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_decode_step(layout: str, negative: bool) -> None:
