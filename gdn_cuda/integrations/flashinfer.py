@@ -1,5 +1,5 @@
-"""FlashInfer's names: `chunk_gated_delta_rule`, `gated_delta_rule_decode_pretranspose` and `gated_delta_rule_mtp`, with its
-parameters, for programs that call it; `install` puts them in FlashInfer's place.
+"""FlashInfer's names: `chunk_gated_delta_rule`, `gated_delta_rule_decode`, `gated_delta_rule_decode_pretranspose` and
+`gated_delta_rule_mtp`, with its parameters, for programs that call it; `install` puts them in FlashInfer's place.
 
 Its gates are decays, alpha = exp(gate): 0 is a reset. Where alpha is above 1, which is none, CPU tensors are refused; on a GPU
 the state grows.
@@ -19,7 +19,12 @@ from . import verified
 from .counted import Declined, counted
 from .replaced import Replaced
 
-__all__ = ["chunk_gated_delta_rule", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"]
+__all__ = [
+    "chunk_gated_delta_rule",
+    "gated_delta_rule_decode",
+    "gated_delta_rule_decode_pretranspose",
+    "gated_delta_rule_mtp",
+]
 _OURS = ("auto", "flashinfer")  # backends
 
 
@@ -111,6 +116,26 @@ def gated_delta_rule_decode_pretranspose(
     return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, **options), pool
 
 
+def gated_delta_rule_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    b: Tensor,
+    scale: float | None = None,
+    output: Tensor | None = None,
+    use_qk_l2norm: bool = True,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """A token of a batch from states (B, HV, K, V) in place: (output, states)."""
+    more: dict[str, Any] = {"scale": scale, "output": output, "use_qk_l2norm": use_qk_l2norm, "backend": backend}
+    output, _ = gated_delta_rule_decode_pretranspose(q, k, v, state.mT, A_log, a, dt_bias, b, **more)
+    return output, state
+
+
 def gated_delta_rule_mtp(
     q: Tensor,
     k: Tensor,
@@ -175,6 +200,10 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         "initial_state_indices=None, output_state_indices=None, intermediate_states_buffer=None, disable_state_update=False, "
         "backend='auto'",
         gated_delta_rule_decode_pretranspose,
+    ),
+    "flashinfer.gdn_decode:gated_delta_rule_decode": (
+        "q, k, v, state, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True, backend='auto'",
+        gated_delta_rule_decode,
     ),
     "flashinfer.gdn_decode:gated_delta_rule_mtp": (
         "q, k, v, initial_state, initial_state_indices, A_log, a, dt_bias, b, scale=None, output=None, "

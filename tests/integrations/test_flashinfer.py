@@ -147,6 +147,18 @@ def test_decode_of_a_batch(device: str, rng: torch.Generator) -> None:
         assert rel_rms(output[n], expected) < OUTPUT and rel_rms(state[n], states[-1]) < STATE
 
 
+def test_decode_of_states_with_keys_first(device: str, rng: torch.Generator) -> None:
+    """(B, HV, K, V), in place."""
+    x, state = step(rng, 3, 1, device), torch.randn(3, HV, K, V, generator=rng).to(device)
+    before = state.mT.clone()
+    output, after = integration.gated_delta_rule_decode(**x, state=state, scale=0.3, use_qk_l2norm=False)
+    assert after is state
+    for n in range(3):
+        g, beta = gates(x)
+        expected, states = recurrence(x["q"][n], x["k"][n], x["v"][n], g[n], beta[n], before[n], 0.3)
+        assert rel_rms(output[n], expected) < OUTPUT and rel_rms(state.mT[n], states[-1]) < STATE
+
+
 @pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"])
 @pytest.mark.parametrize("steps", [False, True])
 def test_decode_of_a_pool(name: str, steps: bool, device: str, rng: torch.Generator) -> None:
@@ -184,6 +196,33 @@ def test_decode_from_slots_to_others_and_to_none(name: str, device: str, rng: to
         assert rel_rms(output[n], expected) < OUTPUT and rel_rms(pool[written], states[-1]) < STATE
 
 
+@pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_states_of_every_step_and_the_last_one_to_the_pool(
+    name: str, elsewhere: bool, device: str, rng: torch.Generator
+) -> None:
+    x, pool = step(rng, 3, 2, device), torch.randn(6, HV, V, K, generator=rng).to(device)
+    slots, to = torch.tensor([4, -1, 1], device=device), torch.tensor([0, 2, 5], device=device)
+    before, buffer = pool.clone(), torch.full((3, 2, HV, V, K), float("nan"), device=device)
+    x |= {"initial_state": pool, "initial_state_indices": slots, "intermediate_states_buffer": buffer}
+    x |= {"state": None} if "pretranspose" in name else {}
+    x |= {"output_state_indices": to} if elsewhere else {}
+    output, _ = getattr(integration, name)(**x, disable_state_update=False)
+    assert untouched(before, pool, [0, 5] if elsewhere else [4, 1]) and buffer[1].isnan().all()
+    for n, slot in ((0, 4), (2, 1)):
+        expected, states = expected_step(x, n, before[slot])
+        assert rel_rms(output[n], expected) < OUTPUT and rel_rms(buffer[n], states) < STATE
+        assert torch.equal(pool[to[n] if elsewhere else slot], buffer[n, 1])
+
+
+def test_states_of_every_step_and_the_last_one_without_slots(device: str, rng: torch.Generator) -> None:
+    x, states = step(rng, 3, 2, device), torch.randn(3, HV, V, K, generator=rng).to(device)
+    before, buffer = states.clone(), torch.full((3, 2, HV, V, K), float("nan"), device=device)
+    integration.gated_delta_rule_decode_pretranspose(**x, state=states, intermediate_states_buffer=buffer)
+    for n in range(3):
+        assert rel_rms(states[n], expected_step(x, n, before[n])[1][-1]) < STATE and torch.equal(states[n], buffer[n, 1])
+
+
 # ---- In place of FlashInfer's functions
 
 
@@ -209,7 +248,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def test_install_and_uninstall(host: Any, rng: torch.Generator) -> None:
     before = dict(vars(host))
     replaced = integration.install()
-    assert len(replaced) == 6 and integration.install() == replaced
+    assert len(replaced) == 8 and integration.install() == replaced
     assert host.chunk_gated_delta_rule(**prompts(rng) | {"output_final_state": False}).shape == (OFFSETS[-1], HV, V)
     assert integrations.calls() == {"flashinfer.chunk_gated_delta_rule": {"gdn_cuda": 1}}
     integration.uninstall()
