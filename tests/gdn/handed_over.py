@@ -184,18 +184,19 @@ def check_gates(name: str, call: Call, form: str, dtype: torch.dtype, device: st
 
 
 def check_rank_4(name: str, call: Call, device: str, gaps: bool) -> None:
-    """(1, N, H, d) with cu_seqlens, the state (1, …) of results as for (N, H, d)."""
+    """(1, N, H, d) with cu_seqlens, the state (1, …) of results as for (N, H, d); tokens of no sequence, all NaN, behind."""
     gates, decay, beta = gates_of(call, "log", torch.float32)
     expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
     given = on(device, {**call.rows(), **gates})
-    given = {key: x[None] for key, x in given.items()}
+    given = {key: torch.cat([x, torch.full_like(x[:2], float("nan"))])[None] for key, x in given.items()}
     if gaps:
         given |= {key: with_gaps(given[key]) for key in ("query", "key", "value")}
         assert given["query"].stride(-1) != 1
     more = on(device, {"state": call.states(), "cu_seqlens": call.cu_seqlens()})
     output, final_state = _function(name)(**given, **more)
-    assert output.shape == (1, *expected.shape)
-    near(output[0], expected, call.io, call.io)
+    assert output.shape == (1, len(expected) + 2, *expected.shape[1:])
+    near(output[0, :-2], expected, call.io, call.io)
+    assert not output[0, -2:].any()
     near(final_state, torch.stack([each[-1] for each in after]), call.io, call.state)
 
 
