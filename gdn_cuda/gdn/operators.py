@@ -330,7 +330,7 @@ def fused_decode(
         not written either.
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the index cannot be read without
         waiting for it, so the output of the sequence is NaN.
-        Two sequences on one slot race.
+        Two sequences on one slot race, also where one reads it and the other writes it.
         A token whose parent is itself, behind it, below −1 or without a state has an output of NaN, and no state is stored. A
         parent that is not the last token computed is read from step_states, as it was rounded: a sequence whose row of these is
         negative cannot branch.
