@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -17,21 +18,17 @@ SIZES = {"linear_num_key_heads": HK, "linear_num_value_heads": HV, "linear_key_h
 
 def theirs(model: str) -> torch.nn.Module:
     """A layer of transformers on random weights; its first layer is a Gated Delta Net."""
-    pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers")
     import_models([model])
+    config, layer, more = {
+        "qwen3_next": ("Qwen3NextConfig", "Qwen3NextGatedDeltaNet", {}),
+        "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5GatedDeltaNet", {}),
+        "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridGatedDeltaNet", {"linear_allow_neg_eigval": True}),
+    }[model]
     shared: dict[str, Any] = SIZES | {"hidden_size": HIDDEN, "num_hidden_layers": 4, "num_attention_heads": 2}
-    if model == "qwen3_next":
-        from transformers.models.qwen3_next import Qwen3NextConfig, modeling_qwen3_next
-
-        return modeling_qwen3_next.Qwen3NextGatedDeltaNet(Qwen3NextConfig(**shared), 0)
-    if model == "qwen3_5":
-        from transformers.models.qwen3_5 import modeling_qwen3_5
-        from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-
-        return modeling_qwen3_5.Qwen3_5GatedDeltaNet(Qwen3_5TextConfig(**shared), 0)
-    from transformers.models.olmo_hybrid import OlmoHybridConfig, modeling_olmo_hybrid
-
-    return modeling_olmo_hybrid.OlmoHybridGatedDeltaNet(OlmoHybridConfig(**shared, linear_allow_neg_eigval=True), 0)
+    modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    made: torch.nn.Module = getattr(modeling, layer)(getattr(transformers, config)(**shared, **more), 0)
+    return made
 
 
 def ours(model: str, layer: torch.nn.Module, dtype: torch.dtype) -> GatedDeltaNet:
