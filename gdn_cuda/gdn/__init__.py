@@ -4,9 +4,11 @@ The recurrence, for each token and value head h (which reads key head h // (Hv /
 
     S ← exp(g)·S        v' = β·(v − S k)        S ← S + v' kᵀ        o = scale · S q
 
-Padded tensors are rank 4, (B, T, H, d); packed ones rank 3, (N, H, d), with `cu_seqlens` (B+1, int32 or int64). Any strided
-view whose last dimension is contiguous is accepted, and nothing is copied. Head dimensions are multiples of 8 up to 256. CUDA
-tensors run kernels compiled at first use, CPU tensors run `gdn_cuda.reference`.
+Padded tensors are rank 4, (B, T, H, d); packed ones rank 3, (N, H, d), or rank 4 with B = 1, with `cu_seqlens` (B+1, int32 or
+int64). `recurrent_forward`, `fused_decode` and `chunked_forward` take tensors and states of any strides, head dimensions from 1
+to 256, and bf16, fp16 and fp32; fastest are 16-bit rows whose last dimension is contiguous and a multiple of 8. Query may have
+more heads than value, Hq, a multiple of Hv: key then has Hv, and outputs, gates and states have Hq, of which head h reads head
+h // (Hq / Hv) of key and value. CUDA tensors run kernels compiled at first use, CPU tensors run `gdn_cuda.reference`.
 
 Wrong input raises ValueError, which names function, argument, expected and got, before anything is launched or written.
 `cu_seqlens` and slot indices on a GPU cannot be read without waiting for it: values out of range read and write nothing there,

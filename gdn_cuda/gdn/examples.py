@@ -177,6 +177,17 @@ def chunked_pool_handed_over(B: int, T: int, seed: int) -> Arguments:
     return inputs | {"has_initial_state": has_initial_state(len(LENGTHS)), "write_indices": (slots + 1) % len(LENGTHS)}
 
 
+def more_queries(make: Callable[[int, int, int], Arguments]) -> Callable[[int, int, int], Arguments]:
+    """The call with HV heads of query, and half of them of key and value."""
+
+    def changed(B: int, T: int, seed: int) -> Arguments:
+        inputs = make(B, T, seed)
+        query = torch.cat([inputs["query"], inputs["key"]], dim=-2)
+        return inputs | {"query": query, "value": inputs["value"][..., : HV // 2, :]}
+
+    return changed
+
+
 CHUNKS = [-(-length // CHUNK) for length in LENGTHS]  # of each packed sequence
 
 
@@ -326,6 +337,10 @@ def _cases() -> Iterator[Case]:
     yield Case("decode-handed-over", gdn_cuda.fused_decode, decode_handed_over)
     yield Case("chunked-handed-over", gdn_cuda.chunked_forward, chunked_handed_over, packed=True)
     yield Case("chunked-pool-handed-over", gdn_cuda.chunked_forward, chunked_pool_handed_over, packed=True)
+
+    yield Case("recurrent-more-queries", gdn_cuda.recurrent_forward, more_queries(recurrent(verify, state=bf16)))
+    yield Case("decode-more-queries", gdn_cuda.fused_decode, more_queries(decode(null_slot=1)))
+    yield Case("chunked-more-queries", gdn_cuda.chunked_forward, more_queries(chunked(checkpoint_every=CHUNK)))
 
     yield Case("replay", gdn_cuda.replay_decode, replay_examples.of_any_call)
     yield Case("replay-first-call", gdn_cuda.replay_decode, replay_examples.of_first_call)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators import operator
+from ..operators.declare import output_like
 from ..operators.dtypes import state_dtype
 from ..operators.schema import not_a_tensor, refuse
 from . import reference_operators as reference
@@ -27,8 +28,16 @@ class InferenceMode(IntEnum):
 # ---- Shapes of results, CPU implementations, and what is checked or returned around an operator
 
 
+def _output(function: str, query: Tensor, value: Tensor) -> Tensor:
+    """Like value, with the heads of query where that has more. Whatever else the two are is for the operator to refuse."""
+    are_rows = isinstance(query, Tensor) and isinstance(value, Tensor) and query.dim() >= 2 and value.dim() >= 2
+    if are_rows and query.size(-2) > value.size(-2):
+        return value.new_empty((*value.shape[:-2], query.size(-2), value.size(-1)))
+    return output_like(function, "value", value)
+
+
 def _state(x: Any, *leading: Any, dtype: torch.dtype) -> Tensor:
-    return x.out.new_empty((*leading, x.value.shape[-2], x.value.shape[-1], x.query.shape[-1]), dtype=dtype)
+    return x.out.new_empty((*leading, *x.out.shape[-2:], x.query.shape[-1]), dtype=dtype)
 
 
 def _sequences(x: Any) -> Any:
@@ -195,7 +204,7 @@ def fused_gdn_gating(A_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor, is_va
     reference=reference.recurrent_forward,
     shapes=_recurrent_shapes,
     cpu=_recurrent_on_cpu,
-    out="value",
+    out=_output,
     results=_recurrent_results,
 )
 def recurrent_forward(
@@ -228,7 +237,8 @@ def recurrent_forward(
     Shapes:
         query, key: (B, T, Hk, dk), or packed (N, Hk, dk) or (1, N, Hk, dk) with `cu_seqlens`; bf16, fp16 or fp32; normalised
           first with `is_qk_norm`
-        value, output: (…, Hv, dv), the dtype of query
+        value, output: (…, Hv, dv), the dtype of query; Hv is a multiple of Hk. Or query has more heads, a multiple of Hv, and
+          key has Hv: then Hv in all other shapes, that of output too, is the number of heads of query
         beta, gate: (…, Hv), bf16, fp16 or fp32: the gate is the logarithm of each token's decay; None for 1 and for 0
         state: (B, Hv, dv, dk), fp32, bf16 or fp16, not changed; None for zeros; a [K, V] state is given as its transposed view
         new_state: (B, Hv, dv, dk), after every token (B, T, Hv, dv, dk) or packed (N, Hv, dv, dk); the state's dtype, else
@@ -260,7 +270,7 @@ def _decode_reference(x: Any) -> Tensor:
     return reference.fused_decode(x) if x.replay is None else reference_by_replay(x)
 
 
-@operator(reference=_decode_reference, out="value", instead=("replay", decode_by_replay))
+@operator(reference=_decode_reference, out=_output, instead=("replay", decode_by_replay))
 def fused_decode(
     query: Tensor,
     key: Tensor,
@@ -307,11 +317,11 @@ def fused_decode(
     Sequence n reads slot `state_indices[n]` and writes it back, or slot `write_indices[n]` instead; with `update_state=False`
     the pool is only read. `allow_negative_eigenvalues` doubles beta. For speculative verify, give `state_indices` (B, T) and
     `num_accepted_tokens`: it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot
-    state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t]
-    and the pool is not written; with `parents` too, the tokens are a tree: token t continues from the state after token
-    parents[n, t], which is before it, or from the slot where that is −1. Or give `replay`, buffers that `replay_buffers` makes:
-    the call keeps its tokens there, and the next one applies the accepted ones of them, so that a state is written once a call
-    (`replay_decode`).
+    state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t],
+    and the pool is not written, but for the last state where there are `write_indices`; with `parents`, the tokens are a tree:
+    token t continues from the state after token parents[n, t], which is before it, or from the slot where that is −1. Or give
+    `replay`, buffers that `replay_buffers` makes: the call keeps its tokens there, and the next one applies the accepted ones
+    of them, so that a state is written once a call (`replay_decode`).
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 
@@ -320,7 +330,7 @@ def fused_decode(
         not written either.
         A slot past the pool touches nothing: on CPU tensors it raises IndexError; on a GPU the index cannot be read without
         waiting for it, so the output of the sequence is NaN.
-        Two sequences on one slot race.
+        Two sequences on one slot race, also where one reads it and the other writes it.
         A token whose parent is itself, behind it, below −1 or without a state has an output of NaN, and no state is stored. A
         parent that is not the last token computed is read from step_states, as it was rounded: a sequence whose row of these is
         negative cannot branch.
@@ -435,7 +445,7 @@ def chunked_forward(
     reference=reference.chunked_forward,
     shapes=_chunked_shapes,
     cpu=_chunked_on_cpu,
-    out="value",
+    out=_output,
     variant=("state_indices", "chunked_forward_pool"),
     before=_check_chunked,
     results=_chunked_results,
@@ -482,8 +492,8 @@ def chunked_forward(
           betas, too; q and k are normalised with `use_qk_l2norm`
         final_state: (B, Hv, dv, dk), of `state_dtype`, else the state's dtype, else fp32; None with `output_final_state=False`.
           A given one, of any float dtype and strides, is written and returned
-        state_indices: (B,): `state` is then a pool (slots, Hv, dv, dk), read and written in place as in `fused_decode`, with
-          its `write_indices` and `update_state`, and returned as final_state
+        state_indices: (B,), of any stride: `state` is then a pool (slots, Hv, dv, dk), read and written in place as in
+          `fused_decode`, with its `write_indices` and `update_state`, and returned as final_state
         states_before: (rows, Hv, dv, dk), written: the states before each block of `checkpoint_every` tokens, ceil(length / n)
           rows a sequence in sequence order; the rest are 0
         checkpoints: (rows, Hv, dv, dk): the states after every `checkpoint_every` tokens (a multiple of 64), in sequence order.

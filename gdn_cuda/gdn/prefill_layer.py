@@ -7,8 +7,9 @@ from torch import Tensor
 
 from .. import conv  # imports this family
 from ..operators.calls import typical_call
+from ..operators.registration import check_call
 from ..operators.schema import not_a_tensor, refuse
-from .layer_parts import LAYOUTS, check_heads, layer_parts
+from .layer_parts import LAYOUTS, check_heads, layer_parts, split_heads
 from .operators import chunked_forward
 
 _NAME = "gdn_prefill_layer"
@@ -98,9 +99,44 @@ def gdn_prefill_layer(
     """
     heads = heads_k, heads_v = check_heads(_NAME, heads)
     _check(qkvz, ba, z, a, heads, layout, 2 * heads_k * dk + heads_v * dv * (1 if layout == "split" else 2))
+    for name, pool in (("conv_pool", conv_pool), ("state_pool", state_pool)):
+        if not isinstance(pool, Tensor):
+            raise ValueError(not_a_tensor(_NAME, name, pool))
+    if conv_pool.shape[:1] != state_pool.shape[:1]:
+        refuse(_NAME, "conv_pool", f"as many slots as state_pool {tuple(state_pool.shape)}", str(tuple(conv_pool.shape)))
     parts = layer_parts(qkvz, ba, z, a, heads, dk, dv, layout)
     if null_slot is not None and state_indices is not None:
         state_indices = torch.where(state_indices == null_slot, -1, state_indices)
+    slots = state_indices
+    if slots is None:
+        sequences = qkvz.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        slots = torch.arange(sequences, device=qkvz.device)
+    o = qkvz.new_empty(*qkvz.shape[:2], heads_v, dv)
+    recurrence = {
+        "state": state_pool,
+        "cu_seqlens": cu_seqlens,
+        "A_log": A_log,
+        "dt_bias": dt_bias,
+        "beta_is_logit": True,
+        "allow_negative_eigenvalues": allow_negative_eigenvalues,
+        "scale": scale,
+        "deterministic": deterministic,
+        "state_indices": slots,
+        "has_initial_state": has_initial_state,
+    }
+
+    def rows_and_out(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Tensor]:
+        rows = {"query": query, "key": key, "value": value, "beta": parts.b, "gate": parts.a, "out": o}
+        return rows if cu_seqlens is None else {name: x[0] for name, x in rows.items()}
+
+    norm = (parts.z, norm_weight, norm_eps, gate_activation)
+    if not torch.compiler.is_compiling():  # a trace refuses before anything runs
+        # The convolution writes its states: so what the others refuse is refused before. Its results are like its inputs.
+        plain = {"use_qk_l2norm": False, "checkpoint_every": 0, "gate_is_linear": False, "update_state": True}
+        inputs = rows_and_out(*split_heads(parts.mixed, heads, dk, dv))
+        check_call("chunked_forward_pool", **inputs, **recurrence, **plain)
+        named = dict(zip(("gate", "weight", "eps", "activation"), norm, strict=True))
+        check_call("rms_norm_gated", x=o, norm_before_gate=True, **named)
     found = conv.conv_split_l2norm(
         parts.mixed.mT,
         conv_weight,
@@ -114,29 +150,8 @@ def gdn_prefill_layer(
         state_indices=state_indices,
         has_initial_state=has_initial_state,
     )
-    inputs = (*found[:3], parts.b, parts.a)
-    query, key, value, b, a = inputs if cu_seqlens is None else (x[0] for x in inputs)
-    if state_indices is None:
-        sequences = qkvz.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state_indices = torch.arange(sequences, device=qkvz.device)
-    o, _ = chunked_forward(
-        query,
-        key,
-        value,
-        b,
-        a,
-        state_pool,
-        cu_seqlens,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        beta_is_logit=True,
-        allow_negative_eigenvalues=allow_negative_eigenvalues,
-        scale=scale,
-        deterministic=deterministic,
-        state_indices=state_indices,
-        has_initial_state=has_initial_state,
-    )
-    return conv.rms_norm_gated(o.view(parts.z.shape), parts.z, norm_weight, norm_eps, gate_activation).flatten(-2)
+    chunked_forward(**rows_and_out(*found[:3]), **recurrence)
+    return conv.rms_norm_gated(o, *norm).flatten(-2)
 
 
 typical_call(

@@ -5,6 +5,8 @@ says so; results are returned in that dtype and callers round them.
 
 Shapes: query, key (B,T,Hk,dk), value (B,T,Hv,dv), beta, gate (B,T,Hv), state (B,Hv,dv,dk); packed tensors drop B, put all
 sequences behind one another on a first dimension N and come with cu_seqlens (B+1). Value head h reads key head h // (Hv / Hk).
+In the recurrence and the chunked form query may have more heads, Hq, a multiple of value's: key then has those of value, and
+everything else those of query; head h reads head h // (Hq / Hv) of key and value.
 Tokens behind cu_seqlens[-1] belong to no sequence: their output is zero.
 
 A gate whose exponential is 0 in the dtype of the arithmetic, such as -inf, is an exact reset: nothing of the state is left, not
@@ -40,9 +42,14 @@ def l2norm(x: Tensor) -> Tensor:
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + L2NORM_EPSILON)
 
 
-def repeat_heads(x: Tensor, value_heads: int) -> Tensor:
-    """(…,Hk,dk) → (…,Hv,dk): value head h gets a copy of key head h // (Hv / Hk)."""
-    return x.repeat_interleave(value_heads // x.shape[-2], dim=-2)
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """(…,Hk,dk) → (…,heads,dk): head h gets a copy of head h // (heads / Hk)."""
+    return x.repeat_interleave(heads // x.shape[-2], dim=-2)
+
+
+def heads_of(query: Tensor, value: Tensor) -> int:
+    """The number of heads of outputs, gates and states."""
+    return max(query.shape[-2], value.shape[-2])
 
 
 def sequence_spans(cu_seqlens: Tensor, tokens: int) -> list[tuple[int, int]]:
@@ -82,8 +89,8 @@ def recurrent(
 
         S ← exp(g_t) S;   v' = β_t (v_t − S k_t);   S ← S + v' k_tᵀ;   o_t = scale · S q_t
 
-    Returns output (like value), final state (B,Hv,dv,dk) and, with `keep_steps`, the state after every token
-    ((B,T,Hv,dv,dk), packed (N,Hv,dv,dk)), else None.
+    Returns output (like value, or with query's heads), final state (B,Hv,dv,dk) and, with `keep_steps`, the state after every
+    token ((B,T,Hv,dv,dk), packed (N,Hv,dv,dk)), else None.
     """
     x = _prepare(query, key, value, beta, gate, state, cu_seqlens, scale, use_qk_l2norm, compute_dtype)
     if cu_seqlens is None:
@@ -97,7 +104,7 @@ def recurrent(
 
 
 class _Inputs(NamedTuple):
-    """Inputs of both forms: in one dtype, with a key head per value head, a state and a scale."""
+    """Inputs of both forms: in one dtype, with as many heads each, a state and a scale."""
 
     q: Tensor
     k: Tensor
@@ -137,11 +144,11 @@ def _prepare(
     q, k, v, beta, gate = (x.to(dtype) for x in (query, key, value, beta, gate))
     if use_qk_l2norm:
         q, k = l2norm(q), l2norm(k)
-    (value_heads, dv), dk = v.shape[-2:], k.shape[-1]
+    heads, dk = heads_of(q, v), k.shape[-1]
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    start = v.new_zeros(sequences, value_heads, dv, dk) if state is None else state.to(dtype)
-    scale = dk**-0.5 if scale is None else scale
-    return _Inputs(repeat_heads(q, value_heads), repeat_heads(k, value_heads), v, beta, gate, start, scale)
+    start = v.new_zeros(sequences, heads, v.shape[-1], dk) if state is None else state.to(dtype)
+    q, k, v = (repeat_heads(x, heads) for x in (q, k, v))
+    return _Inputs(q, k, v, beta, gate, start, dk**-0.5 if scale is None else scale)
 
 
 def _recurrence(x: _Inputs, keep_steps: bool) -> tuple[Tensor, Tensor, Tensor | None]:

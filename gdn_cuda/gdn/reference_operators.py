@@ -58,16 +58,22 @@ def _packed(x: Any, *names: str) -> Any:
     return SimpleNamespace(**(vars(x) | flat))
 
 
+def _output_shape(x: Any) -> tuple[int, ...]:
+    """value's, with the heads of query where that has more."""
+    *tokens, _, dv = x.value.shape
+    return *tokens, gdn.heads_of(x.query, x.value), dv
+
+
 def _gates(x: Any) -> tuple[Tensor, Tensor]:
     """(beta, the logarithm of the decay) of a call, whatever its gates are."""
-    tokens = x.value[..., 0]
-    gate = torch.zeros_like(tokens, dtype=torch.float32) if x.gate is None else x.gate
+    shape = _output_shape(x)[:-1]
+    gate = x.value.new_zeros(shape, dtype=torch.float32) if x.gate is None else x.gate
     if x.A_log is not None:
         bias = torch.zeros_like(x.A_log) if x.dt_bias is None else x.dt_bias
         gate = _log_decay(x.A_log, bias, gate)
     elif x.gate_is_linear:
         gate = gate.to(gdn.promoted_dtype(gate)).log()
-    beta = torch.ones_like(tokens, dtype=torch.float32) if x.beta is None else x.beta
+    beta = x.value.new_ones(shape, dtype=torch.float32) if x.beta is None else x.beta
     if x.beta_is_logit:
         beta = _sigmoid(beta) * (2 if x.allow_negative_eigenvalues else 1)
     return beta, gate
@@ -93,7 +99,7 @@ def recurrent_forward(x: Any) -> tuple[Tensor, Tensor]:
     Under SPEC_VERIFY a rank-5 state (B,S,Hv,dv,dk) holds the states of a previous verify, and sequence b starts from
     state[b, max(num_accepted_tokens[b], 1) − 1]; without num_accepted_tokens from state[b, 0].
     """
-    output_shape = x.value.shape
+    output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "beta", "gate")
     start = x.state
     if start is not None and start.dim() == 5:
@@ -133,7 +139,7 @@ def chunked_forward(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     are zero and no slot is touched.
     """
 
-    output_shape = x.value.shape
+    output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "beta", "gate")
     beta, gate = _gates(x)
     lengths = _lengths(x.value, x.cu_seqlens)
@@ -202,10 +208,11 @@ def fused_decode(x: Any) -> Tensor:
     Sequence n reads slot indices[n] (n itself without indices) and writes its last state there. With indices (N,T) it reads
     indices[n, max(num_accepted_tokens[n], 1) − 1] (column 0 without counts) and writes the state after token t to
     indices[n, t]. With step_states (rows,S,Hv,dv,dk) the state after token t goes to step_states[step_slots[n], t] instead and
-    the pool stays as it was. A slot to read that is negative or null_slot skips its sequence, with zero output; a slot to write
-    that is so is not written. States are rounded when stored, never between the tokens of one call.
+    the pool stays as it was, but for the last state of sequences with write_indices. A slot to read that is negative or
+    null_slot skips its sequence, with zero output; a slot to write that is so is not written. States are rounded when stored,
+    never between the tokens of one call.
     """
-    output_shape = x.value.shape
+    output_shape = _output_shape(x)
     x = _packed(x, "query", "key", "value", "a", "b")
     lengths, pool = _lengths(x.value, x.cu_seqlens), x.state_pool
     sequences, device = lengths.shape[0], x.value.device
@@ -235,10 +242,10 @@ def fused_decode(x: Any) -> Tensor:
         return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
     options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
     output, final_state, steps = gdn.recurrent(*inputs, **options)
-    if steps is None:
+    if steps is None or (to_steps and x.write_indices is not None):
         written = active & (lengths > 0) & is_slot(targets, x.null_slot) & x.update_state
         pool[targets[written]] = final_state[written].to(pool.dtype)
-    else:
+    if steps is not None:
         sequence, token, row = _tokens_of(lengths, active)
         after = steps.flatten(0, 1)[row] if x.cu_seqlens is None else steps[row]
         if to_steps:
@@ -254,7 +261,7 @@ def fused_decode(x: Any) -> Tensor:
 
 def _tree(x: Any, beta: Tensor, gate: Tensor, start: Tensor, lengths: Tensor, active: Tensor) -> Tensor:
     """The output of tokens that continue from the states after their parents, which are stored."""
-    output = torch.full(x.value.shape, torch.nan, dtype=gdn.promoted_dtype(x.value, start))
+    output = torch.full(_output_shape(x), torch.nan, dtype=gdn.promoted_dtype(x.value, start))
     ends = lengths.cumsum(0)
     if x.cu_seqlens is not None:
         output[int(ends[-1]) if len(ends) else 0 :] = 0

@@ -177,7 +177,7 @@ def replay_decode(
 
     Shapes:
         query, key, value, a, b, A_log, dt_bias, scale: as in `fused_decode`; query, key and value are bf16 or fp16, with
-          contiguous rows of multiples of 8, and T ≤ S
+          contiguous rows of multiples of 8, query has no more heads than value, and T ≤ S
         state_pool: (slots, Hv, dv, dk), fp32 or bf16: each slot contiguous, any stride between slots
         keys: (slots, 2, S, Hk, dk), the dtype of query; updates: (slots, S, Hv, dv), fp32; decays: (slots, 2, S, Hv), fp32;
           banks: (slots, Hv, ⌈dv / 8⌉), fp32: made by `replay_buffers`, each slot contiguous

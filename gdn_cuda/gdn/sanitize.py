@@ -123,6 +123,8 @@ def recurrent_any() -> None:
             states = x["state"].mT.contiguous().mT
             gdn_cuda.recurrent_forward(**(x | odd | {"state": states}), is_qk_norm=True)
             gdn_cuda.chunked_forward(**pool_of(x | odd | {"state": states}), checkpoint_every=64)
+            grouped = x | {"query": torch.cat([x["query"], x["key"]], dim=-2), "value": x["value"][..., :2, :]}
+            gdn_cuda.recurrent_forward(**grouped, is_qk_norm=True)
 
 
 @sanitizes("chunk_gates", "move_states")

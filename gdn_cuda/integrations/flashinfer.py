@@ -1,5 +1,5 @@
-"""FlashInfer's names: `chunk_gated_delta_rule`, `gated_delta_rule_decode_pretranspose` and `gated_delta_rule_mtp`, with its
-parameters, for programs that call it; `install` puts them in FlashInfer's place.
+"""FlashInfer's names: `chunk_gated_delta_rule`, `gated_delta_rule_decode`, `gated_delta_rule_decode_pretranspose` and
+`gated_delta_rule_mtp`, with its parameters, for programs that call it; `install` puts them in FlashInfer's place.
 
 Its gates are decays, alpha = exp(gate): 0 is a reset. Where alpha is above 1, which is none, CPU tensors are refused; on a GPU
 the state grows.
@@ -19,7 +19,12 @@ from . import verified
 from .counted import Declined, counted
 from .replaced import Replaced
 
-__all__ = ["chunk_gated_delta_rule", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"]
+__all__ = [
+    "chunk_gated_delta_rule",
+    "gated_delta_rule_decode",
+    "gated_delta_rule_decode_pretranspose",
+    "gated_delta_rule_mtp",
+]
 _OURS = ("auto", "flashinfer")  # backends
 
 
@@ -50,8 +55,11 @@ def chunk_gated_delta_rule(
         raise Declined(f"backend {backend}")
     if cu_seqlens is None:
         raise Declined("no cu_seqlens")
+    in_place = output_final_state and initial_state is not None and output_state is initial_state
+    if in_place and state_indices is None:
+        state_indices = torch.arange(cu_seqlens.shape[0] - 1, device=cu_seqlens.device)
     from_pool = state_indices is not None and initial_state is not None
-    if from_pool and output_final_state and output_state is not initial_state:
+    if from_pool and output_final_state and not in_place:
         raise Declined("another pool to write to")
     _check_decays(g)
     options: dict[str, Any] = {"scale": scale or None, "use_qk_l2norm": use_qk_l2norm_in_kernel, "out": output}
@@ -103,9 +111,29 @@ def gated_delta_rule_decode_pretranspose(
     if pool is None:
         raise Declined("neither state nor initial_state is given")
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
-    options |= _destination(intermediate_states_buffer, disable_state_update, q)
-    options["write_indices"] = output_state_indices
-    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, initial_state_indices, **options), pool
+    slots = (initial_state_indices, output_state_indices)
+    options |= _destination(intermediate_states_buffer, disable_state_update, q, *slots)
+    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, **options), pool
+
+
+def gated_delta_rule_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    b: Tensor,
+    scale: float | None = None,
+    output: Tensor | None = None,
+    use_qk_l2norm: bool = True,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """A token of a batch from states (B, HV, K, V) in place: (output, states)."""
+    more: dict[str, Any] = {"scale": scale, "output": output, "use_qk_l2norm": use_qk_l2norm, "backend": backend}
+    output, _ = gated_delta_rule_decode_pretranspose(q, k, v, state.mT, A_log, a, dt_bias, b, **more)
+    return output, state
 
 
 def gated_delta_rule_mtp(
@@ -138,19 +166,24 @@ def gated_delta_rule_mtp(
         raise Declined("ReplaySSM")
     frozen = disable_state_update is None or disable_state_update
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
-    options |= _destination(intermediate_states_buffer, frozen, q)
-    options["write_indices"] = output_state_indices
-    output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, initial_state_indices, **options)
+    slots = (initial_state_indices, output_state_indices)
+    options |= _destination(intermediate_states_buffer, frozen, q, *slots)
+    output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, **options)
     return output, initial_state
 
 
-def _destination(buffer: Tensor | None, frozen: bool, q: Tensor) -> dict[str, Any]:
-    """Where states go: to the pool, nowhere, or that after every token to the buffer's row of its sequence."""
+def _destination(
+    buffer: Tensor | None, frozen: bool, q: Tensor, slots: Tensor | None, written: Tensor | None
+) -> dict[str, Any]:
+    """Where states come from and go to: the last one to the pool, unless that is frozen, and that after every token to the
+    buffer's row of its sequence."""
     if buffer is None:
-        return {"update_state": not frozen}
-    if not frozen:
-        raise Declined("states to the buffer and to the pool")
-    return {"step_states": buffer, "step_slots": torch.arange(q.shape[0], device=q.device)}
+        return {"state_indices": slots, "write_indices": written, "update_state": not frozen}
+    rows = torch.arange(q.shape[0], device=q.device)
+    slots = rows if slots is None else slots
+    to_pool = slots if written is None else written
+    to_buffer = {"state_indices": slots, "step_states": buffer, "step_slots": rows}
+    return to_buffer if frozen else to_buffer | {"write_indices": to_pool}
 
 
 # ---- What was verified
@@ -167,6 +200,10 @@ _TARGETS: dict[str, tuple[str, Callable[..., Any]]] = {
         "initial_state_indices=None, output_state_indices=None, intermediate_states_buffer=None, disable_state_update=False, "
         "backend='auto'",
         gated_delta_rule_decode_pretranspose,
+    ),
+    "flashinfer.gdn_decode:gated_delta_rule_decode": (
+        "q, k, v, state, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True, backend='auto'",
+        gated_delta_rule_decode,
     ),
     "flashinfer.gdn_decode:gated_delta_rule_mtp": (
         "q, k, v, initial_state, initial_state_indices, A_log, a, dt_bias, b, scale=None, output=None, "

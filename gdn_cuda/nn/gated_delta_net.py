@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from ..gdn import gdn_decode_layer, gdn_prefill_layer
 from ..gdn.decode_layer import MOST_TOKENS, TAPS, by_operators
 
-_FUSED_DTYPES, _FUSED_HEAD_K = (torch.bfloat16, torch.float16), (64, 96, 128, 192, 256)
+_FUSED_DTYPES, _FUSED_STATES = (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)
+_FUSED_HEAD_K, _FUSED_HEAD_V = (64, 96, 128, 192, 256), range(8, 257, 8)
 # Parameters under other names: those of Qwen3.5, of OLMo-Hybrid, and of FLA, whose projections are separate and in this order.
 _SEPARATE = {
     "in_proj_qkvz.weight": (("in_proj_qkv", "in_proj_z"), ("q_proj", "k_proj", "v_proj", "g_proj")),
     "in_proj_ba.weight": (("in_proj_b", "in_proj_a"), ("b_proj", "a_proj")),
     "conv1d.weight": (("q_conv1d", "k_conv1d", "v_conv1d"),),
+    "conv1d.bias": (("q_conv1d", "k_conv1d", "v_conv1d"),),
     "norm.weight": (("o_norm",),),
     "out_proj.weight": (("o_proj",),),
 }
@@ -130,7 +132,9 @@ class GatedDeltaNet(nn.Module):
         self._check(x)
         given = self._arguments(x, state)
         given |= {"state_indices": state_indices, "num_accepted_tokens": num_accepted_tokens, "null_slot": null_slot}
-        fused = x.dtype in _FUSED_DTYPES and x.shape[1] <= MOST_TOKENS and self.head_k_dim in _FUSED_HEAD_K
+        dims_fit = self.head_k_dim in _FUSED_HEAD_K and self.head_v_dim in _FUSED_HEAD_V
+        dtypes_fit = x.dtype in _FUSED_DTYPES and state.recurrent.dtype in _FUSED_STATES
+        fused = dims_fit and dtypes_fit and x.shape[1] <= MOST_TOKENS
         out: Tensor = self.out_proj(gdn_decode_layer(**given) if fused else by_operators(**given))
         return out
 
@@ -165,7 +169,7 @@ def _merge_parameters(layer: nn.Module, state_dict: dict[str, Any], prefix: str,
     """Replaces parameters under other names by those that the layer has."""
     for name, choices in _SEPARATE.items():
         for parts in choices:
-            found = [f"{prefix}{part}.weight" for part in parts]
+            found = [f"{prefix}{part}.{name.rpartition('.')[2]}" for part in parts]
             if not all(each in state_dict for each in found):
                 continue
             if name.startswith("in_proj") and layer.layout != "qwen3_5":

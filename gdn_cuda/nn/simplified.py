@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..scan import simplified_scan
+from ..scan.simplified_scan import simplified_scan  # of the package, mypy may take the module for it
 
 
 class SimplifiedSSM(nn.Module):

@@ -46,7 +46,7 @@ def operator(
     reference: Callable[[Any], Any] | None = None,
     shapes: Callable[[Any], Any] | None = None,
     cpu: Callable[[Any], Any] | None = None,
-    out: str | None = None,
+    out: str | Callable[..., Tensor] | None = None,
     variant: tuple[str, str] | None = None,
     before: Callable[..., None] | None = None,
     results: Callable[..., Any] | None = None,
@@ -54,8 +54,9 @@ def operator(
 ) -> Callable[[Function], Function]:
     """Declares a function whose operator computes no gradients; `reference`, `shapes` and `cpu` are those of `register`.
 
-    `out`: the argument that the result's memory is made like where the caller gives none; such a function returns its `out`,
-    and behind it what the operator returns. `variant`: (parameter, operator), what is called instead where that parameter is
+    `out`: the argument that the result's memory is made like where the caller gives none, or a function that makes it, of the
+    declared function's name and the parameters that it names; such a function returns its `out`, and behind it what the
+    operator returns. `variant`: (parameter, operator), what is called instead where that parameter is
     given. `before(…)` and `results(operator's results, …)` are called before and after the operator; they name the other
     parameters that they read, and `results` says what the function returns. `instead`: (parameter, function), which is called
     and nothing else where that parameter is given; it names the parameters that it takes, and others are refused.
@@ -100,7 +101,7 @@ def reference_of(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compiled(
     function: Callable[..., Any],
     schemas: list[Schema],
-    out: str | None,
+    out: str | Callable[..., Tensor] | None,
     chosen_by: str | None,
     before: Callable[..., None] | None,
     results: Callable[..., Any] | None,
@@ -110,13 +111,17 @@ def _compiled(
         "is_grad_enabled": is_grad_enabled,
         "forward_ad": forward_ad,
         "with_autograd": with_autograd,
-        "output_like": _output_like,
+        "output_like": output_like,
     }
     body = []
     if instead:
         closure["instead"], closure["refuse"] = instead[1], refuse
         body += [f"if {instead[0]} is not None:", *_indented(_called_instead(function, *instead))]
-    if out:
+    if callable(out):
+        closure["new_output"] = out
+        _, *named = inspect.signature(out).parameters
+        body += ["if out is None:", f"    out = new_output({function.__name__!r}, {', '.join(named)})"]
+    elif out:
         body += ["if out is None:", f"    out = output_like({function.__name__!r}, {out!r}, {out})"]
     if before:
         closure["before"] = before
@@ -198,7 +203,7 @@ def _executed(source: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], names["make"])
 
 
-def _output_like(function: str, argument: str, given: Tensor) -> Tensor:
+def output_like(function: str, argument: str, given: Tensor) -> Tensor:
     try:
         return torch.empty_like(given, memory_format=torch.contiguous_format)
     except TypeError:

@@ -74,6 +74,15 @@ def check(name: str, args: tuple[Any, ...]) -> None:
             validate.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *known)
 
 
+def check_call(name: str, **given: Any) -> None:
+    """Raises what a call of the operator with these arguments is refused for; those that are not given are None."""
+    schema = SCHEMAS[name]
+    args = tuple(given.get(argument) for argument in schema.arguments)
+    schema.check_types(args)
+    schema.check_devices(args)
+    check(name, args)
+
+
 def _register_shapes(schema: Schema, shapes: Callable[[Any], Any]) -> None:
     """For tracing and meta tensors, also among CPU tensors."""
 

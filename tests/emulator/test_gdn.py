@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from emulated import emulated
+from handed_over import Call
+from handed_over_indices import DESTINATIONS, check_drafts
 from helpers import rel_rms
 from torch import Tensor
 
@@ -54,6 +56,13 @@ def test_a_step(tokens: int, dk: int, dv: int, kernel: str, state: torch.dtype) 
         assert [name for name in launched() if name.startswith(f"gdn/{kernel}{{")]
     assert rel_rms(output, expected) < OUTPUT_BOUND
     assert rel_rms(x["state_pool"], double["state_pool"]) < STATE_BOUND[state]
+
+
+@pytest.mark.parametrize("to", DESTINATIONS)
+def test_verify_of_drafts(to: str) -> None:
+    with emulated(multiprocessors=1) as launched:
+        check_drafts(Call((3,) * 4, dk=64, dv=40, io=torch.bfloat16), "contiguous", to, "cpu", gaps=False)
+        assert [name for name in launched() if name.startswith("gdn/verify{")]
 
 
 @pytest.mark.parametrize("mode", InferenceMode)

@@ -4,11 +4,24 @@ emulator has not, so whole chunks run token by token here."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from emulated import emulated
-from handed_over import FORMS, LAYOUTS, Call, check_buffers, check_decode, check_gates, check_pool, check_rank_4, check_rows
+from handed_over import (
+    FORMS,
+    LAYOUTS,
+    Call,
+    check_buffers,
+    check_decode,
+    check_gates,
+    check_more_queries,
+    check_pool,
+    check_rank_4,
+    check_rows,
+)
+from handed_over_indices import DESTINATIONS, check_drafts, check_lies, check_offsets_that_lie
 
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 65)
 PLAIN = Call(SHORT, dk=16, dv=8, io=torch.bfloat16)
@@ -56,5 +69,41 @@ def test_rows_into_buffers(call: Call, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_padded_batches(call: Call, layout: str) -> None:
+    call = replace(call, lengths=(3,) * 4)
+    for name in ("recurrent", "chunked"):
+        check_gates(name, call, "raw-logit", torch.float16, "cpu")
+        check_buffers(name, call, layout, torch.bfloat16, "cpu")
+    check_pool(call, layout, "cpu")
+    check_rows(replace(call, lengths=(66, 66), heads=(1, 2)), layout, torch.float16, "cpu")
+    check_decode(call, layout, "cpu", negative=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
 def test_a_decode_step(call: Call, layout: str) -> None:
     check_decode(call, layout, "cpu", negative=True)
+
+
+@pytest.mark.parametrize("to", DESTINATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_drafts(call: Call, layout: str, to: str) -> None:
+    check_drafts(call, layout, to, "cpu", gaps=call is ODD)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_indices_that_lie(call: Call, layout: str) -> None:
+    check_lies(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cpu")
+    check_lies(replace(call, lengths=(1,) * 6), layout, "cpu")
+
+
+@pytest.mark.parametrize("call", [PLAIN, ODD], ids=["plain", "odd"])
+def test_offsets_that_lie(call: Call) -> None:
+    check_offsets_that_lie(replace(call, lengths=(70, 0, 5)), "cpu")
+
+
+@pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])
+def test_more_heads_of_query_than_of_value(io: torch.dtype) -> None:
+    check_more_queries(io, "cpu")

@@ -42,6 +42,11 @@ def test_trees_of_any_rows_and_states(dk: int, dv: int, seed: int) -> None:
         check_tree(x, lambda **x: decode("recurrent_any", **x))
 
 
+def test_trees_with_more_heads_of_query(seed: int) -> None:
+    x = draw_tree(seed, random_trees(seed, 3, 9), heads=(4, 2, 2))
+    check_tree(x, lambda **x: decode("recurrent_any", **x))
+
+
 def test_packed_trees_and_sequences_longer_than_their_parents(seed: int) -> None:
     x = draw_tree(seed, random_trees(seed, 2, 4))
     for name in ("query", "key", "value", "a", "b"):

@@ -19,12 +19,19 @@ CASES = {name: case for name, case in examples.load().items() if case.function._
 MESSAGE = re.compile(r"(?P<function>\w+): (?P<argument>\w+): expected .+, got .+", re.DOTALL)
 
 
+def output_of(arguments: Arguments) -> Tensor:
+    """A tensor for the output of a call: as value is, with the heads of query where that has more."""
+    value = arguments["value"]
+    heads = max(value.shape[-2], arguments["query"].shape[-2])
+    return value.new_full((*value.shape[:-2], heads, value.shape[-1]), torch.nan)
+
+
 def arguments_of(case: Case, seed: int = 0) -> Arguments:
     """Valid arguments of the case, with `out` where it takes one."""
     arguments = case.make(2, 3, seed)
     if "accepted" in case.name:  # so that a state with one step less still has the accepted ones
         arguments["num_accepted_tokens"].clamp_(max=2)
-    return arguments | ({"out": torch.full_like(arguments["value"], 7.0)} if case.out_argument else {})
+    return arguments | ({"out": output_of(arguments).fill_(7.0)} if case.out_argument else {})
 
 
 def refuses(case: Case, arguments: Arguments, error: type[Exception] = ValueError) -> str:

@@ -21,7 +21,7 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Call:
-    """Sequences of `lengths` tokens, packed behind one another."""
+    """Sequences of `lengths` tokens, packed behind one another; heads are those of query and value."""
 
     lengths: tuple[int, ...]
     heads: tuple[int, int] = (2, 4)
@@ -40,16 +40,24 @@ class Call:
 
     def rows(self) -> dict[str, Tensor]:
         """Packed query, key and value, (N, H, d); keys of length about 1."""
-        (Hk, Hv), N = self.heads, self.tokens
-        query, key = self.draws(1, N, Hk, self.dk), self.draws(2, N, Hk, self.dk) / math.sqrt(self.dk)
+        (Hq, Hv), N = self.heads, self.tokens
+        query, key = self.draws(1, N, Hq, self.dk), self.draws(2, N, min(Hq, Hv), self.dk) / math.sqrt(self.dk)
         value = self.draws(3, N, Hv, self.dv)
         return {"query": query.to(self.io), "key": key.to(self.io), "value": value.to(self.io)}
 
     def states(self, count: int | None = None) -> Tensor:
-        return self.draws(4, count or len(self.lengths), self.heads[1], self.dv, self.dk).to(self.state)
+        return self.draws(4, count or len(self.lengths), max(self.heads), self.dv, self.dk).to(self.state)
 
     def cu_seqlens(self) -> Tensor:
         return torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int64)
+
+    def batch(self, tokens: dict[str, Any], device: str) -> dict[str, Any]:
+        """Packed tensors on a device, with cu_seqlens; where sequences have one length, a padded batch, (B, T, …)."""
+        on_device = on(device, tokens)
+        if len(set(self.lengths)) > 1:
+            return on_device | {"cu_seqlens": self.cu_seqlens().to(device)}
+        rows = [name for name, x in tokens.items() if isinstance(x, Tensor) and x.dim() > 1]
+        return on_device | {name: on_device[name].unflatten(0, (len(self.lengths), -1)) for name in rows}
 
 
 def literal(
@@ -60,23 +68,23 @@ def literal(
     states: Tensor,
     norm: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Output (N, Hv, dv), and each sequence's states before its first token and after every one, (L + 1, Hv, dv, dk)."""
+    """Output (N, H, dv), and each sequence's states before its first token and after every one, (L + 1, H, dv, dk), where H is
+    the larger number of heads of query and value."""
     query, key, value = (rows[name].double().cpu().numpy() for name in ("query", "key", "value"))
     decays, betas, starts = decay.double().cpu().numpy(), beta.double().cpu().numpy(), states.double().cpu().numpy()
-    output, after = np.zeros(value.shape), []
-    ratio = value.shape[1] // key.shape[1]
-    first = 0
+    heads = starts.shape[1]
+    output, after, first = np.zeros((len(value), heads, value.shape[2])), [], 0
     for n, length in enumerate(lengths):
         kept = np.zeros((length + 1, *starts.shape[1:]))
         kept[0] = starts[n]
         for t in range(length):
-            for h in range(value.shape[1]):
-                q, k = query[first + t, h // ratio], key[first + t, h // ratio]
+            for h in range(heads):
+                q, k, v = (x[first + t, h * x.shape[1] // heads] for x in (query, key, value))
                 if norm:
                     q, k = q / np.sqrt(q @ q + 1e-6), k / np.sqrt(k @ k + 1e-6)
                 alpha = decays[first + t, h]
                 s = alpha * kept[t, h] if alpha > 0 else np.zeros_like(kept[t, h])
-                s = s + np.outer(betas[first + t, h] * (value[first + t, h] - s @ k), k)
+                s = s + np.outer(betas[first + t, h] * (v - s @ k), k)
                 kept[t + 1, h], output[first + t, h] = s, s @ q / math.sqrt(len(q))
         after.append(torch.from_numpy(kept))
         first += length
@@ -91,7 +99,8 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def gates_of(call: Call, form: str, dtype: torch.dtype) -> tuple[dict[str, Any], Tensor, Tensor]:
-    shape = (call.tokens, call.heads[1])
+    heads = max(call.heads)
+    shape = (call.tokens, heads)
     raw, b = call.draws(5, *shape).to(dtype), call.draws(6, *shape).to(dtype)
     log_decay, beta = -raw.abs(), b.float().sigmoid().to(dtype)
     if form == "none":
@@ -102,7 +111,7 @@ def gates_of(call: Call, form: str, dtype: torch.dtype) -> tuple[dict[str, Any],
         alpha = log_decay.float().exp().to(dtype)
         alpha.view(-1)[::7] = 0
         return {"gate": alpha, "beta": beta, "gate_is_linear": True}, alpha.double(), beta.double()
-    rate, bias = call.draws(7, call.heads[1]), call.draws(8, call.heads[1])
+    rate, bias = call.draws(7, heads), call.draws(8, heads)
     softplus = torch.log1p(torch.exp(raw.double() + (bias.double() if form != "raw-without-bias" else 0)))
     decay = torch.exp(-torch.exp(rate.double()) * softplus)
     if form == "raw":
@@ -157,7 +166,7 @@ def near(found: Tensor, expected: Tensor, io: torch.dtype, stored: torch.dtype =
     assert rel_rms(found.double().cpu(), expected) < bound
 
 
-def _on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in arguments.items()}
 
 
@@ -168,25 +177,26 @@ def _function(name: str) -> Any:
 def check_gates(name: str, call: Call, form: str, dtype: torch.dtype, device: str) -> None:
     gates, decay, beta = gates_of(call, form, dtype)
     expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
-    given = _on(device, {**call.rows(), **gates, "state": call.states(), "cu_seqlens": call.cu_seqlens()})
-    output, final_state = _function(name)(**given)
-    near(output, expected, call.io, call.io)
+    given = call.batch(call.rows() | gates, device)
+    output, final_state = _function(name)(**given, state=call.states().to(device))
+    near(output.view(expected.shape), expected, call.io, call.io)
     near(final_state, torch.stack([each[-1] for each in after]), call.io, call.state)
 
 
 def check_rank_4(name: str, call: Call, device: str, gaps: bool) -> None:
-    """(1, N, H, d) with cu_seqlens, the state (1, …) of results as for (N, H, d)."""
+    """(1, N, H, d) with cu_seqlens, the state (1, …) of results as for (N, H, d); tokens of no sequence, all NaN, behind."""
     gates, decay, beta = gates_of(call, "log", torch.float32)
     expected, after = literal(call.rows(), call.lengths, decay, beta, call.states())
-    given = _on(device, {**call.rows(), **gates})
-    given = {key: x[None] for key, x in given.items()}
+    given = on(device, {**call.rows(), **gates})
+    given = {key: torch.cat([x, torch.full_like(x[:2], float("nan"))])[None] for key, x in given.items()}
     if gaps:
         given |= {key: with_gaps(given[key]) for key in ("query", "key", "value")}
         assert given["query"].stride(-1) != 1
-    more = _on(device, {"state": call.states(), "cu_seqlens": call.cu_seqlens()})
+    more = on(device, {"state": call.states(), "cu_seqlens": call.cu_seqlens()})
     output, final_state = _function(name)(**given, **more)
-    assert output.shape == given["value"].shape
-    near(output[0], expected, call.io, call.io)
+    assert output.shape == (1, len(expected) + 2, *expected.shape[1:])
+    near(output[0, :-2], expected, call.io, call.io)
+    assert not output[0, -2:].any()
     near(final_state, torch.stack([each[-1] for each in after]), call.io, call.state)
 
 
@@ -197,11 +207,11 @@ def check_buffers(name: str, call: Call, layout: str, stored: torch.dtype, devic
     starts = call.states().masked_fill(fresh[:, None, None, None], 0)
     expected, after = literal(call.rows(), call.lengths, decay, beta, starts)
     states = call.states().masked_fill(fresh[:, None, None, None], float("nan"))
-    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
+    given = call.batch(call.rows() | gates, device) | {"has_initial_state": ~fresh.to(device)}
     buffer = LAYOUTS[layout](torch.full(states.shape, 7.0, dtype=stored, device=device))
     output, final_state = _function(name)(**given, state=LAYOUTS[layout](states.to(device)), final_state=buffer)
     assert final_state is buffer
-    near(output, expected, call.io, call.io)
+    near(output.view(expected.shape), expected, call.io, call.io)
     near(final_state, torch.stack([each[-1] for each in after]), call.io, stored)
 
 
@@ -224,12 +234,13 @@ def check_pool(call: Call, layout: str, device: str, gate: str = "log", update: 
             expected[sum(call.lengths[:n]) : sum(call.lengths[: n + 1])] = 0
         elif length and targets[n] >= 0 and update:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
-    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
-    given |= _on(device, {"state_indices": indices, **({"write_indices": targets} if update else {"update_state": False})})
+    given = call.batch(call.rows() | gates, device) | {"has_initial_state": ~fresh.to(device)}
+    table = torch.stack([indices, torch.full_like(indices, 10**6)], dim=1).to(device)
+    given |= {"state_indices": table[:, 0], **({"write_indices": targets.to(device)} if update else {"update_state": False})}
     mine = LAYOUTS[layout](pool.to(device))
     output, state = gdn_cuda.chunked_forward(**given, state=mine)
     assert state is mine
-    near(output, expected, call.io, call.io)
+    near(output.view(expected.shape), expected, call.io, call.io)
     if written.any():
         near(mine.cpu()[written], wanted[written], call.io, call.state)
     assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
@@ -243,16 +254,17 @@ def check_rows(call: Call, layout: str, stored: torch.dtype, device: str) -> Non
     checkpoints = torch.cat([each[BLOCK::BLOCK] for each in after])
     before = torch.cat([each[:-1:BLOCK] for each in after])
     shape = call.states().shape[1:]
-    given = _on(device, {**call.rows(), **gates, "cu_seqlens": call.cu_seqlens(), "state": starts})
-    buffers = {
-        "checkpoints": LAYOUTS[layout](torch.full((len(checkpoints), *shape), 7.0, dtype=stored, device=device)),
-        "states_before": LAYOUTS[layout](torch.full((len(before) + 2, *shape), 7.0, dtype=stored, device=device)),
-    }
-    _, _, found = gdn_cuda.chunked_forward(**given, **buffers, checkpoint_every=BLOCK)
-    assert found is buffers["checkpoints"]
-    near(found, checkpoints, call.io, stored)
-    near(buffers["states_before"][:-2], before, call.io, stored)
-    assert not buffers["states_before"][-2:].any()
+    given = call.batch(call.rows() | gates, device) | {"state": starts.to(device)}
+    for more in (2, -1):
+        buffers = {
+            name: LAYOUTS[layout](torch.full((len(rows) + more, *shape), 7.0, dtype=stored, device=device))
+            for name, rows in (("checkpoints", checkpoints), ("states_before", before))
+        }
+        _, _, found = gdn_cuda.chunked_forward(**given, **buffers, checkpoint_every=BLOCK)
+        assert found is buffers["checkpoints"]
+        near(found[: len(checkpoints)], checkpoints[: len(found)], call.io, stored)
+        near(buffers["states_before"][: len(before)], before[: len(before) + more], call.io, stored)
+        assert not buffers["states_before"][len(before) :].any()
 
 
 def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot: int | None = 0) -> None:
@@ -275,10 +287,23 @@ def check_decode(call: Call, layout: str, device: str, negative: bool, null_slot
         elif length and targets[n] >= 0:
             wanted[targets[n]], written[targets[n]] = after[n][-1], True
     arguments = {"a": gates["gate"], "b": gates["beta"], "A_log": gates["A_log"], "dt_bias": gates["dt_bias"]}
-    given = _on(device, {**call.rows(), **arguments, "cu_seqlens": call.cu_seqlens(), "has_initial_state": ~fresh})
-    given |= _on(device, {"state_indices": indices, "write_indices": targets})
+    given = call.batch(call.rows() | arguments, device) | {"has_initial_state": ~fresh.to(device)}
+    given |= on(device, {"state_indices": indices, "write_indices": targets})
     mine = LAYOUTS[layout](pool.to(device))
     output = gdn_cuda.fused_decode(**given, state_pool=mine, null_slot=null_slot, allow_negative_eigenvalues=negative)
-    near(output, expected, call.io, call.io)
+    near(output.view(expected.shape), expected, call.io, call.io)
     near(mine.cpu()[written], wanted[written], call.io, call.state)
     assert torch.equal(mine.cpu()[~written].nan_to_num(7), pool[~written].nan_to_num(7))
+
+
+def check_more_queries(io: torch.dtype, device: str) -> None:
+    """Six heads of query, two of key and value: in every operator, gates, states and outputs have six."""
+    call, long = Call((3, 0, 1, 5, 2), (6, 2), 20, 7, io), Call((70, 0, 65), (4, 2), 8, 8, io)
+    for name in ("recurrent", "chunked"):
+        check_gates(name, call, "none", torch.float32, device)
+        check_gates(name, call, "raw-logit", torch.bfloat16, device)
+        check_rank_4(name, call, device, gaps=True)
+        check_buffers(name, call, "kv", torch.float16, device)
+    check_pool(call, "spread", device)
+    check_rows(long, "contiguous", torch.float32, device)
+    check_decode(call, "kv", device, negative=True)

@@ -31,11 +31,12 @@ def literal(
     beta, decay = gates(token["a"], token["b"], **heads)
     output, after = torch.zeros_like(state[..., 0]), torch.zeros_like(state)
     for h in range(state.shape[0]):
-        q, k = (token[name].double()[h // (state.shape[0] // token[name].shape[0])] for name in ("query", "key"))
+        rows = (token[name].double() for name in ("query", "key", "value"))
+        q, k, v = (x[h // (state.shape[0] // x.shape[0])] for x in rows)
         if norm:
             q, k = q / math.sqrt(float(q @ q) + 1e-6), k / math.sqrt(float(k @ k) + 1e-6)
         s = torch.zeros_like(state[h]) if decay[h].float() == 0 else decay[h] * state[h]
-        s = s + torch.outer(beta_factor * beta[h] * (token["value"].double()[h] - s @ k), k)
+        s = s + torch.outer(beta_factor * beta[h] * (v - s @ k), k)
         output[h], after[h] = scale * (s @ q), s
     return output, after
 

@@ -18,14 +18,15 @@ def draw_tree(
     seed: int,
     parents: Tensor,
     *,
-    Hk: int = 1,
-    Hv: int = 2,
+    heads: tuple[int, int, int] = (1, 1, 2),
     dk: int = 64,
     dv: int = 24,
     io: torch.dtype = torch.bfloat16,
     state: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> dict[str, Any]:
+    """`heads` are those of query, key and value."""
+    (Hq, Hk, Hv), H = heads, max(heads)
     sequences, tokens = parents.shape
     rng = torch.Generator().manual_seed(seed)
 
@@ -33,16 +34,16 @@ def draw_tree(
         return torch.randn(*shape, generator=rng).to(device=device, dtype=dtype)
 
     return {
-        "query": draw(sequences, tokens, Hk, dk, dtype=io),
+        "query": draw(sequences, tokens, Hq, dk, dtype=io),
         "key": draw(sequences, tokens, Hk, dk, dtype=io),
         "value": draw(sequences, tokens, Hv, dv, dtype=io),
-        "a": draw(sequences, tokens, Hv),
-        "b": draw(sequences, tokens, Hv),
-        "A_log": draw(Hv) - 2,
-        "dt_bias": draw(Hv),
-        "state_pool": draw(sequences + 1, Hv, dv, dk, dtype=state),
+        "a": draw(sequences, tokens, H),
+        "b": draw(sequences, tokens, H),
+        "A_log": draw(H) - 2,
+        "dt_bias": draw(H),
+        "state_pool": draw(sequences + 1, H, dv, dk, dtype=state),
         "state_indices": torch.arange(sequences, 0, -1, device=device),
-        "step_states": torch.full((sequences + 2, tokens + 1, Hv, dv, dk), 7.0, device=device, dtype=state),
+        "step_states": torch.full((sequences + 2, tokens + 1, H, dv, dk), 7.0, device=device, dtype=state),
         "step_slots": torch.arange(sequences, device=device).flip(0) + 1,
         "parents": parents.to(device),
     }
@@ -52,8 +53,8 @@ def expected_tree(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Outputs and states (N, T, …) in fp64; NaN where a parent is none."""
     x = {name: y.cpu() for name, y in x.items()}
     heads = {"A_log": x["A_log"], "dt_bias": x["dt_bias"]}
-    output = torch.full(x["value"].shape, torch.nan, dtype=torch.float64)
     after = torch.full((*x["value"].shape[:2], *x["state_pool"].shape[1:]), torch.nan, dtype=torch.float64)
+    output = after[..., 0].clone()
     for n, slot in enumerate(x["state_indices"].tolist()):
         for t, parent in enumerate(x["parents"][n].tolist()):
             if not -1 <= parent < t:
@@ -68,7 +69,7 @@ def check_tree(x: dict[str, Any], decode: Callable[..., Tensor]) -> None:
     """Outputs, step states, and that nothing else is written."""
     expected, after = expected_tree(x)
     pool, steps = x["state_pool"].clone(), x["step_states"].clone()
-    output = decode(**x, out=torch.zeros_like(x["value"]))
+    output = decode(**x, out=torch.zeros(expected.shape, dtype=x["value"].dtype, device=x["value"].device))
     assert torch.equal(output.isnan().cpu(), expected.isnan())
     state = x["state_pool"].dtype
     assert rel_rms(output.nan_to_num(), expected.nan_to_num()) <= max(OUTPUT_BOUND[output.dtype], STATE_BOUND[state])

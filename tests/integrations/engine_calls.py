@@ -95,11 +95,12 @@ def l2norm(x: Tensor) -> Tensor:
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Of one sequence, (T, heads, columns): outputs, and the states (T, HV, V, K) after every token."""
+    """Of one sequence, (T, heads, columns): outputs, and the states (T, HV, V, K) after every token. HV is the larger number of
+    heads of q and v."""
     q, k, v, g, beta, S = (x.double() for x in (q, k, v, g, beta, state))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    group = v.shape[1] // q.shape[1]
-    q, k = q.repeat_interleave(group, 1), k.repeat_interleave(group, 1)
+    heads = max(q.shape[1], v.shape[1])
+    q, k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (q, k, v))
     outputs, states = [v[:0]], [S[None][:0]]
     for t in range(q.shape[0]):
         S = S * g[t].exp()[:, None, None]

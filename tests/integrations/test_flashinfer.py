@@ -28,9 +28,11 @@ def device() -> str:
     return "cpu"
 
 
-def prompts(rng: torch.Generator, device: str = "cpu") -> dict[str, Any]:
+def prompts(rng: torch.Generator, device: str = "cpu", heads: tuple[int, int, int] | None = None) -> dict[str, Any]:
+    """`heads`: other ones than those of a grouped value, of q, k and v."""
     T = OFFSETS[-1]
-    x: dict[str, Any] = {name: torch.randn(T, heads, size, generator=rng).bfloat16() for name, heads, size in _SIZES}
+    sizes = [(name, own, size) for (name, _, size), own in zip(_SIZES, heads or (H, H, HV), strict=True)]
+    x: dict[str, Any] = {name: torch.randn(T, own, size, generator=rng).bfloat16() for name, own, size in sizes}
     x["g"], x["beta"] = torch.rand(T, HV, generator=rng), torch.rand(T, HV, generator=rng)
     x["g"][20] = 0  # a reset
     x["cu_seqlens"] = torch.tensor(OFFSETS)
@@ -61,6 +63,14 @@ def test_prefill_of_decays(device: str, rng: torch.Generator) -> None:
     assert torch.equal(integration.chunk_gated_delta_rule(**x | {"output_final_state": False}, initial_state=start), output)
 
 
+def test_prefill_of_grouped_queries(device: str, rng: torch.Generator) -> None:
+    """More heads of q than of k and v; gates, states and outputs have those of q."""
+    x, start = prompts(rng, device, (HV, 2, 2)), torch.randn(4, HV, V, K, generator=rng).to(device)
+    output, final = integration.chunk_gated_delta_rule(**x, initial_state=start)
+    assert output.shape == (OFFSETS[-1], HV, V)
+    check_prompts(x, start, output, final)
+
+
 def test_prefill_into_the_callers_tensors(device: str, rng: torch.Generator) -> None:
     x, start = prompts(rng, device), torch.randn(4, HV, V, K, generator=rng).to(device)
     given: dict[str, Any] = {
@@ -75,6 +85,14 @@ def test_prefill_into_the_callers_tensors(device: str, rng: torch.Generator) -> 
     every = check_prompts(x, start, output, final)
     expected = torch.stack([every[0][63], every[0][127], every[2][63]])
     assert rel_rms(given["state_checkpoints"], expected) < prefill_state(torch.float32, device)
+
+
+def test_prefill_of_states_in_place(device: str, rng: torch.Generator) -> None:
+    x, states = prompts(rng, device), torch.randn(4, HV, V, K, generator=rng).to(device)
+    start = states.clone()
+    output, final = integration.chunk_gated_delta_rule(**x, initial_state=states, output_state=states)
+    assert final is states
+    check_prompts(x, start, output, final)
 
 
 def test_prefill_of_a_pool(device: str, rng: torch.Generator) -> None:
@@ -129,6 +147,18 @@ def test_decode_of_a_batch(device: str, rng: torch.Generator) -> None:
         assert rel_rms(output[n], expected) < OUTPUT and rel_rms(state[n], states[-1]) < STATE
 
 
+def test_decode_of_states_with_keys_first(device: str, rng: torch.Generator) -> None:
+    """(B, HV, K, V), in place."""
+    x, state = step(rng, 3, 1, device), torch.randn(3, HV, K, V, generator=rng).to(device)
+    before = state.mT.clone()
+    output, after = integration.gated_delta_rule_decode(**x, state=state, scale=0.3, use_qk_l2norm=False)
+    assert after is state
+    for n in range(3):
+        g, beta = gates(x)
+        expected, states = recurrence(x["q"][n], x["k"][n], x["v"][n], g[n], beta[n], before[n], 0.3)
+        assert rel_rms(output[n], expected) < OUTPUT and rel_rms(state.mT[n], states[-1]) < STATE
+
+
 @pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"])
 @pytest.mark.parametrize("steps", [False, True])
 def test_decode_of_a_pool(name: str, steps: bool, device: str, rng: torch.Generator) -> None:
@@ -166,6 +196,33 @@ def test_decode_from_slots_to_others_and_to_none(name: str, device: str, rng: to
         assert rel_rms(output[n], expected) < OUTPUT and rel_rms(pool[written], states[-1]) < STATE
 
 
+@pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_states_of_every_step_and_the_last_one_to_the_pool(
+    name: str, elsewhere: bool, device: str, rng: torch.Generator
+) -> None:
+    x, pool = step(rng, 3, 2, device), torch.randn(6, HV, V, K, generator=rng).to(device)
+    slots, to = torch.tensor([4, -1, 1], device=device), torch.tensor([0, 2, 5], device=device)
+    before, buffer = pool.clone(), torch.full((3, 2, HV, V, K), float("nan"), device=device)
+    x |= {"initial_state": pool, "initial_state_indices": slots, "intermediate_states_buffer": buffer}
+    x |= {"state": None} if "pretranspose" in name else {}
+    x |= {"output_state_indices": to} if elsewhere else {}
+    output, _ = getattr(integration, name)(**x, disable_state_update=False)
+    assert untouched(before, pool, [0, 5] if elsewhere else [4, 1]) and buffer[1].isnan().all()
+    for n, slot in ((0, 4), (2, 1)):
+        expected, states = expected_step(x, n, before[slot])
+        assert rel_rms(output[n], expected) < OUTPUT and rel_rms(buffer[n], states) < STATE
+        assert torch.equal(pool[to[n] if elsewhere else slot], buffer[n, 1])
+
+
+def test_states_of_every_step_and_the_last_one_without_slots(device: str, rng: torch.Generator) -> None:
+    x, states = step(rng, 3, 2, device), torch.randn(3, HV, V, K, generator=rng).to(device)
+    before, buffer = states.clone(), torch.full((3, 2, HV, V, K), float("nan"), device=device)
+    integration.gated_delta_rule_decode_pretranspose(**x, state=states, intermediate_states_buffer=buffer)
+    for n in range(3):
+        assert rel_rms(states[n], expected_step(x, n, before[n])[1][-1]) < STATE and torch.equal(states[n], buffer[n, 1])
+
+
 # ---- In place of FlashInfer's functions
 
 
@@ -191,7 +248,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def test_install_and_uninstall(host: Any, rng: torch.Generator) -> None:
     before = dict(vars(host))
     replaced = integration.install()
-    assert len(replaced) == 6 and integration.install() == replaced
+    assert len(replaced) == 8 and integration.install() == replaced
     assert host.chunk_gated_delta_rule(**prompts(rng) | {"output_final_state": False}).shape == (OFFSETS[-1], HV, V)
     assert integrations.calls() == {"flashinfer.chunk_gated_delta_rule": {"gdn_cuda": 1}}
     integration.uninstall()

@@ -27,7 +27,8 @@ bool is_decode(const Prepared& prepared) {
 std::string explain_by_token(const Prepared& prepared) {
     const RecurrentArgs& args = prepared.args;
     if (!prepared.sequences.plain())
-        return "float32, rows with gaps, or head dimensions that are no multiples of 8: gdn/recurrent_any";
+        return "float32, rows with gaps, head dimensions that are no multiples of 8, or more heads of query than of value: "
+               "gdn/recurrent_any";
     if (!prepared.plain_states) return "states that are float16, of two dtypes, or not contiguous: gdn/recurrent_any";
     if (is_decode(prepared)) return "one token a sequence, one state read and one written: gdn/decode";
     if (args.parents.data != nullptr) return "a tree of tokens: gdn/recurrent";

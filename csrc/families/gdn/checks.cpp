@@ -57,13 +57,14 @@ Sequences check_sequences(const Checks& check, const Tensor& query, const Tensor
         fmt::format("a number of heads that is a multiple of {}'s {}{}", names.query, q.size(-2), any ? ", or divides it" : ""),
         fmt::format("{}", s.value_heads));
     // Keys have as many heads as values where queries have more.
-    GDN_REQUIRE(check,
-                std::equal(k.sizes, k.sizes + k.rank - 2, q.sizes) && k.size(-1) == q.size(-1) &&
-                    s.key_heads == std::min(q.size(-2), s.value_heads),
-                names.key,
-                fmt::format("the shape of {} {}{}", names.query, shape_text(q),
-                            s.has_more_queries() ? fmt::format(" with {} heads, as {} has", s.value_heads, names.value) : ""),
-                shape_text(k));
+    GDN_REQUIRE(
+        check,
+        std::equal(k.sizes, k.sizes + k.rank - 2, q.sizes) && k.size(-1) == q.size(-1) &&
+            s.key_heads == std::min(q.size(-2), s.value_heads),
+        names.key,
+        fmt::format("the shape of {} {}{}", names.query, shape_text(q),
+                    s.has_more_queries() ? fmt::format(" with the {} of {} for heads", s.value_heads, names.value) : ""),
+        shape_text(k));
 
     s.io = check.dtype(names.query, q, {DType::bf16, DType::f16, DType::f32});
     check.dtype(names.key, k, {s.io});

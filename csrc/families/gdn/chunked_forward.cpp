@@ -177,7 +177,8 @@ PreparedChunked prepare_chunked(const auto& x, const OptionalTensor& indices, co
     check_has_initial(check, prepared, has_initial);
     if (slots.defined()) {
         check.distinct("state", state);
-        check_per_sequence(check, "state_indices", slots, sequences.batch());
+        check_indices(check, "state_indices", slots, sequences.batch());  // of any stride, such as a column of a block table
+        check.shape("state_indices", slots, {sequences.count}, "(sequences,)");
         set_slots(check, args, {.pool_name = "state", .slots_name = "state_indices", .pool = state, .slots = slots});
         if (update_state) args.last = args.initial;
         if (write_slots.defined()) check_write_indices(check, prepared, write_slots, slots, update_state);
@@ -276,7 +277,7 @@ namespace gdn_cuda {
 
 ChunkedResult chunked_forward(const ChunkedForward& x) {
     require_given(x.name, x);
-    if (!x.out) return chunked_forward(with_output_like(x.value, x));
+    if (!x.out) return chunked_forward(gdn::with_new_output(x));
     ChunkedResult result{.output = x.out, .final_state = {}, .checkpoints = {}};
     OptionalTensor checkpoints = {};
     if (x.state_indices) {

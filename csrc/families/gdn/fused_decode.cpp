@@ -54,6 +54,7 @@ Prepared prepare_decode(const FusedDecode& x) {
         check.distinct("step_states", steps);
         args.step_index = RecurrentArgs::by_step_slot;
         set_step_slots(check, args, states);
+        if (written.defined()) args.last = args.initial;
     } else if (states.by_token()) {
         args.steps = args.initial;
         args.step_index = RecurrentArgs::by_slot_of_token;
@@ -63,8 +64,10 @@ Prepared prepare_decode(const FusedDecode& x) {
     }
     GDN_REQUIRE(check, x.update_state || !(states.by_token() && !steps.defined()), "update_state",
                 "True with a slot for each token", "False");
-    if (written.defined())
-        check_write_indices(check, prepared, written, slots, x.update_state && !steps.defined() && !states.by_token());
+    if (written.defined()) {
+        const bool one_goes_on = steps.defined() ? !x.parents : !states.by_token();  // not the leaves of a tree
+        check_write_indices(check, prepared, written, slots, x.update_state && one_goes_on);
+    }
     if (const View parents = view_of(x.parents); parents.defined()) {
         check_parents(check, parents, steps.defined(), sequences);
         args.parents = tagged(parents);
@@ -102,7 +105,7 @@ namespace gdn_cuda {
 
 Tensor fused_decode(const FusedDecode& x) {
     require_given(x.name, x);
-    if (!x.out) return fused_decode(with_output_like(x.value, x));
+    if (!x.out) return fused_decode(gdn::with_new_output(x));
     call<FusedDecode, gdn::run_decode>(x);
     return x.out;
 }

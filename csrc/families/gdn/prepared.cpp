@@ -14,19 +14,29 @@ ScalarType scalar_type(DType type) {
 
 }  // namespace
 
+std::vector<int64_t> output_sizes(const Tensor& query, const Tensor& value) {
+    std::vector<int64_t> sizes(value.sizes().begin(), value.sizes().end());
+    if (query.dim() >= 2 && sizes.size() >= 2) {
+        int64_t& heads = sizes[sizes.size() - 2];
+        heads = std::max(heads, query.size(-2));
+    }
+    return sizes;
+}
+
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale,
                  bool qk_norm) {
     Prepared prepared{.sequences = sequences, .output = sequences.without_batch(View(out))};
     RecurrentArgs& args = prepared.args;
     const View& output = prepared.output;
     const View& value = sequences.value;
-    GDN_REQUIRE(check,
-                output.rank == value.rank && std::equal(output.sizes, output.sizes + output.rank - 2, value.sizes) &&
-                    output.size(-2) == sequences.heads && output.size(-1) == sequences.dv,
-                "out",
-                fmt::format("the shape of value {}{}", shape_text(value),
-                            sequences.has_more_queries() ? fmt::format(" with {} heads, as query has", sequences.heads) : ""),
-                shape_text(output));
+    GDN_REQUIRE(
+        check,
+        output.rank == value.rank && std::equal(output.sizes, output.sizes + output.rank - 2, value.sizes) &&
+            output.size(-2) == sequences.heads && output.size(-1) == sequences.dv,
+        "out",
+        fmt::format("the shape of value {}{}", shape_text(value),
+                    sequences.has_more_queries() ? fmt::format(" with the {} of query for heads", sequences.heads) : ""),
+        shape_text(output));
     check.dtype("out", output, {sequences.io});
     check.device("out", output, sequences.query, "query");
     if (sequences.plain()) check.last_contiguous("out", output);

@@ -1,8 +1,11 @@
 // The part common to fused_decode, recurrent_forward and chunked_forward: a checked call, described for the kernels.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
 #include <gdn_cuda/kernels/gdn/recurrent_plan.cuh>
 #include <initializer_list>
+#include <vector>
 
 #include "checks.hpp"
 
@@ -24,6 +27,15 @@ struct GateArguments {
     bool beta_is_logit, allow_negative_eigenvalues, gate_is_linear;
 };
 
+// Of an output: those of value, with the heads of query where that has more.
+std::vector<int64_t> output_sizes(const Tensor& query, const Tensor& value);
+// `arguments` with a new `out`.
+template <class Op>
+Op with_new_output(Op arguments) {
+    arguments.out.emplace(torch::stable::new_empty(arguments.value, output_sizes(arguments.query, arguments.value)));
+    return arguments;
+}
+
 Prepared prepare(const Checks& check, const Sequences& sequences, const Tensor& out, std::optional<double> scale, bool qk_norm);
 void check_gates(const Checks& check, Prepared& prepared, const GateArguments& x);
 // States (slots, Hv, dv, dk) or (slots, steps, Hv, dv, dk) of any strides.
@@ -41,7 +53,7 @@ Tensor new_states(const Tensor& like, std::initializer_list<int64_t> leading, co
 
 Tensor as_dtype(const Tensor& states, DType type);  // itself, where it is of that dtype
 
-// Launches gdn/decode, gdn/verify or gdn/recurrent.
+// Launches gdn/decode, gdn/verify, gdn/recurrent or gdn/recurrent_any.
 void run_by_token(const Prepared& prepared, const char* function);
 
 }  // namespace gdn_cuda::gdn

@@ -86,7 +86,7 @@ namespace gdn_cuda {
 
 std::tuple<Tensor, Tensor> recurrent_forward(const RecurrentForward& x) {
     require_given(x.name, x);
-    if (!x.out) return recurrent_forward(with_output_like(x.value, x));
+    if (!x.out) return recurrent_forward(gdn::with_new_output(x));
     const Tensor new_state = call<RecurrentForward, gdn::run_recurrent>(x);
     return {x.out, x.final_state ? *x.final_state : new_state};
 }

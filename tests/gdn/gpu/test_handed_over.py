@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from handed_over import FORMS, LAYOUTS, Call, check_buffers, check_decode, check_gates, check_pool, check_rank_4, check_rows
+from handed_over import (
+    FORMS,
+    LAYOUTS,
+    Call,
+    check_buffers,
+    check_decode,
+    check_gates,
+    check_more_queries,
+    check_pool,
+    check_rank_4,
+    check_rows,
+)
+from handed_over_indices import DESTINATIONS, check_drafts, check_lies, check_offsets_that_lie
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
@@ -61,9 +75,48 @@ def test_rows_into_buffers(layout: str, stored: torch.dtype, io: torch.dtype) ->
 
 @EACH_CALL
 @EACH_LAYOUT
+def test_padded_batches(call: Call, layout: str) -> None:
+    call = replace(call, lengths=(66,) * 4)
+    for name in ("recurrent", "chunked"):
+        check_gates(name, call, "raw-logit", torch.float16, "cuda")
+        check_buffers(name, call, layout, torch.bfloat16, "cuda")
+    check_pool(call, layout, "cuda")
+    check_rows(call, layout, torch.float16, "cuda")
+    check_decode(call, layout, "cuda", negative=True)
+
+
+@EACH_CALL
+@EACH_LAYOUT
 @pytest.mark.parametrize("negative", [False, True])
 def test_a_decode_step(call: Call, layout: str, negative: bool) -> None:
     check_decode(call, layout, "cuda", negative)
+
+
+@pytest.mark.parametrize("to", DESTINATIONS)
+@EACH_LAYOUT
+@EACH_CALL
+def test_drafts(call: Call, layout: str, to: str) -> None:
+    """Packed, and padded: gdn/verify where there are enough heads."""
+    lengths = tuple(min(length, 9) for length in call.lengths)
+    check_drafts(replace(call, lengths=lengths), layout, to, "cuda", gaps=call.dk % 8 != 0)
+    check_drafts(replace(call, lengths=(3,) * 24, heads=(4, 16)), layout, to, "cuda", gaps=call.dk % 8 != 0)
+
+
+@EACH_CALL
+@EACH_LAYOUT
+def test_indices_that_lie(call: Call, layout: str) -> None:
+    check_lies(replace(call, lengths=(3, 0, 1, 5, 2, 4)), layout, "cuda")
+    check_lies(replace(call, lengths=(1,) * 6), layout, "cuda")
+
+
+@EACH_CALL
+def test_offsets_that_lie(call: Call) -> None:
+    check_offsets_that_lie(replace(call, lengths=(70, 0, 5)), "cuda")
+
+
+@pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])
+def test_more_heads_of_query_than_of_value(io: torch.dtype) -> None:
+    check_more_queries(io, "cuda")
 
 
 def test_a_captured_prefill_reads_what_is_there_at_replay() -> None:

@@ -30,7 +30,7 @@ def test_trees_of_any_rows_and_states(seed: int) -> None:
 
 def test_a_chain_equals_a_call_without_parents(seed: int) -> None:
     """The same bits, although gdn/verify runs the call without."""
-    x = draw_tree(seed, torch.arange(5).expand(60, 5) - 1, Hk=4, Hv=8, dk=128, dv=128, device="cuda")
+    x = draw_tree(seed, torch.arange(5).expand(60, 5) - 1, heads=(4, 4, 8), dk=128, dv=128, device="cuda")
     plain = {name: y.clone() for name, y in x.items() if name != "parents"}
     assert torch.equal(fused_decode(**x), fused_decode(**plain))
     assert torch.equal(x["step_states"], plain["step_states"])

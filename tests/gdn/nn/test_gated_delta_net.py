@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
 from helpers import rel_rms
+from torch_functions import import_models
 
 from gdn_cuda.nn import GatedDeltaNet
 
@@ -16,20 +18,17 @@ SIZES = {"linear_num_key_heads": HK, "linear_num_value_heads": HV, "linear_key_h
 
 def theirs(model: str) -> torch.nn.Module:
     """A layer of transformers on random weights; its first layer is a Gated Delta Net."""
-    pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers")
+    import_models([model])
+    config, layer, more = {
+        "qwen3_next": ("Qwen3NextConfig", "Qwen3NextGatedDeltaNet", {}),
+        "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5GatedDeltaNet", {}),
+        "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridGatedDeltaNet", {"linear_allow_neg_eigval": True}),
+    }[model]
     shared: dict[str, Any] = SIZES | {"hidden_size": HIDDEN, "num_hidden_layers": 4, "num_attention_heads": 2}
-    if model == "qwen3_next":
-        from transformers.models.qwen3_next import Qwen3NextConfig, modeling_qwen3_next
-
-        return modeling_qwen3_next.Qwen3NextGatedDeltaNet(Qwen3NextConfig(**shared), 0)
-    if model == "qwen3_5":
-        from transformers.models.qwen3_5 import modeling_qwen3_5
-        from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-
-        return modeling_qwen3_5.Qwen3_5GatedDeltaNet(Qwen3_5TextConfig(**shared), 0)
-    from transformers.models.olmo_hybrid import OlmoHybridConfig, modeling_olmo_hybrid
-
-    return modeling_olmo_hybrid.OlmoHybridGatedDeltaNet(OlmoHybridConfig(**shared, linear_allow_neg_eigval=True), 0)
+    modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    made: torch.nn.Module = getattr(modeling, layer)(getattr(transformers, config)(**shared, **more), 0)
+    return made
 
 
 def ours(model: str, layer: torch.nn.Module, dtype: torch.dtype) -> GatedDeltaNet:
@@ -91,9 +90,10 @@ def test_verify(dtype: torch.dtype, seed: int) -> None:
     assert rel_rms(torch.cat(found, 1), expected[:, :8].double()) < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
-def test_parameters_of_fla(seed: int) -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_parameters_of_fla(bias: bool, seed: int) -> None:
     torch.manual_seed(seed)
-    layer = GatedDeltaNet(HIDDEN, (HK, HV), DK, DV, layout="qwen3_5", norm_eps=1e-5)
+    layer = GatedDeltaNet(HIDDEN, (HK, HV), DK, DV, layout="qwen3_5", norm_eps=1e-5, conv_bias=bias)
     given = layer.state_dict()
     q, k, v, z = given.pop("in_proj_qkvz.weight").split([HK * DK, HK * DK, HV * DV, HV * DV])
     b, a = given.pop("in_proj_ba.weight").split([HV, HV])
@@ -101,10 +101,23 @@ def test_parameters_of_fla(seed: int) -> None:
     names = {"q_proj": q, "k_proj": k, "v_proj": v, "g_proj": z, "b_proj": b, "a_proj": a}
     names |= dict(zip(("q_conv1d", "k_conv1d", "v_conv1d"), convolutions, strict=True))
     names |= {"o_norm": given.pop("norm.weight"), "o_proj": given.pop("out_proj.weight")}
-    other = GatedDeltaNet(HIDDEN, (HK, HV), DK, DV, layout="qwen3_5", norm_eps=1e-5)
-    other.load_state_dict(given | {f"{name}.weight": weight for name, weight in names.items()})
+    other = GatedDeltaNet(HIDDEN, (HK, HV), DK, DV, layout="qwen3_5", norm_eps=1e-5, conv_bias=bias)
+    given |= {f"{name}.weight": weight for name, weight in names.items()}
+    if bias:
+        biases = given.pop("conv1d.bias").split([HK * DK, HK * DK, HV * DV])
+        given |= {f"{name}_conv1d.bias": each for name, each in zip("qkv", biases, strict=True)}
+    other.load_state_dict(given)
     x = torch.randn(2, 5, HIDDEN)
     assert torch.equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize("dk,dv,state", [(20, 12, torch.float32), (64, 20, torch.float32), (64, 16, torch.float16)])
+def test_sizes_and_states_that_a_fused_step_does_not_take(dk: int, dv: int, state: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
+    layer, x = GatedDeltaNet(HIDDEN, (HK, HV), dk, dv, dtype=torch.bfloat16), torch.randn(2, 9, HIDDEN).bfloat16()
+    pools = layer.new_state(2, dtype=state)
+    found = [layer(x[:, :7], pools), layer.step(x[:, 7:8], pools), layer.step(x[:, 8:], pools)]
+    assert rel_rms(torch.cat(found, 1), layer(x).double()) < 2e-2
 
 
 def test_wrong_input() -> None:

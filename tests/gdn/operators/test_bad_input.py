@@ -43,6 +43,7 @@ TENSOR_CASES = [
     "decode-handed-over",
     "chunked-handed-over",
     "chunked-pool-handed-over",
+    "recurrent-more-queries",
     "mn-major-fp32",
     "mn-major-bf16",
     "cumsum",
@@ -54,12 +55,13 @@ TENSOR_CASES = [
     "compute-o",
     "compute-o-packed",
 ]
-# Arguments that may have any strides.
+# Arguments of a function, or of a case more, that may have any strides.
 ANY_STRIDE = {
+    "recurrent-more-queries": "out",
     "recurrent_forward": "query key value state final_state beta gate num_accepted_tokens",
     "fused_decode": "query key value a b state_pool step_states state_indices parents",
     "replay_decode": "a b state_indices",
-    "chunked_forward": "query key value state final_state checkpoints states_before beta gate",
+    "chunked_forward": "query key value state state_indices final_state checkpoints states_before beta gate",
     "transpose_to_mn_major": "input",
     "chunk_local_cumsum_bf16": "input output",
 }
@@ -143,8 +145,8 @@ def wrong_tensors(case: Case, arguments: Arguments) -> Iterator[tuple[str, str, 
                     yield f"size[{dim}]{by:+}", name, resized(x, dim, by)
         for dtype in (torch.float64, torch.complex64, torch.int16):
             yield str(dtype), name, x.to(dtype)
-        any_stride = name in HINTS or name in ANY_STRIDE.get(case.function.__name__, "").split()
-        if not any_stride and x.shape[-1] > 1:
+        any_stride = HINTS.union(*(ANY_STRIDE.get(key, "").split() for key in (case.function.__name__, case.name)))
+        if name not in any_stride and x.shape[-1] > 1:
             yield "stride", name, torch.stack([x, x], dim=-1)[..., 0]
 
 
@@ -221,6 +223,19 @@ def dims(dk: int = DK, dv: int = DV, hv: int = HV) -> Callable[[Arguments], Argu
     return change
 
 
+def heads(query: int, key: int, value: int, others: int) -> Callable[[Arguments], Arguments]:
+    """Tensors of recurrent_forward with so many heads each."""
+
+    def change(arguments: Arguments) -> Arguments:
+        B, T = arguments["query"].shape[:2]
+        given = {name: torch.zeros(B, T, n, DK).bfloat16() for name, n in (("query", query), ("key", key))}
+        rows = {name: torch.zeros(B, T, n, DV).bfloat16() for name, n in (("value", value), ("out", others))}
+        gates = torch.zeros(B, T, others)
+        return arguments | given | rows | {"beta": gates, "gate": gates, "state": torch.zeros(B, others, DV, DK)}
+
+    return change
+
+
 def expanded(name: str) -> Callable[[Arguments], Arguments]:
     return lambda arguments: arguments | {name: arguments[name][:1].clone().expand(arguments[name].shape)}
 
@@ -246,6 +261,13 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("recurrent-PREFILL", "value", dims(dv=264)),
     ("recurrent-PREFILL", "value", dims(hv=3)),
     ("recurrent-PREFILL", "value", dims(hv=0)),
+    ("recurrent-PREFILL", "value", heads(3, 2, 2, 3)),
+    ("recurrent-PREFILL", "value", heads(4, 0, 0, 4)),
+    ("recurrent-PREFILL", "key", heads(4, 4, 2, 4)),
+    ("recurrent-PREFILL", "key", heads(4, 1, 2, 4)),
+    ("recurrent-PREFILL", "out", heads(4, 2, 2, 2)),
+    ("recurrent-PREFILL", "query", heads(65536, 1, 1, 65536)),
+    ("replay", "value", lambda x: x | {"query": torch.cat([x["query"]] * 4, dim=-2)}),
     # arguments that need, or exclude, one another
     ("gating", "a", changing(is_var_len=True)),
     ("gating-packed-fp16", "a", changing(is_var_len=False)),
@@ -279,6 +301,8 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("recurrent-handed-over", "has_initial_state", changing(has_initial_state=ints(1, 0))),
     ("decode-handed-over", "write_indices", changing(update_state=False)),
     ("decode-handed-over", "write_indices", without("state_indices")),
+    ("decode-tree", "write_indices", changing(write_indices=ints(0, 1))),
+    ("decode-verify", "write_indices", changing(write_indices=ints(0, 1))),
     ("decode-verify", "update_state", changing(update_state=False)),
     ("chunked-handed-over", "final_state", changing(output_final_state=False)),
     ("chunked-handed-over", "state_dtype", changing(state_dtype=torch.float32)),
@@ -404,6 +428,14 @@ def test_the_texts_name_dtypes_and_strides() -> None:
         ({"query": arguments["query"].short()}, "query: expected bfloat16 or float16 or float32, got int16"),
         ({"beta": arguments["beta"].bool()}, "beta: expected bfloat16 or float16 or float32, got bool"),
         ({"state_dtype": torch.float64}, "state_dtype: expected float32, bfloat16, float16 or None, got float64"),
+        (
+            {"value": arguments["value"][:, :, :1]},
+            "key: expected the shape of query (2, 3, 2, 16) with the 1 of value for heads, got (2, 3, 2, 16)",
+        ),
+        (
+            {"value": arguments["value"][:, :, :3]},
+            "value: expected a number of heads that is a multiple of query's 2, or divides it, got 3",
+        ),
         ({"out": torch.stack([arguments["out"]] * 2, -1)[..., 0]}, "out: expected a contiguous last dimension, got stride 2"),
     ):
         with pytest.raises(ValueError) as caught:

@@ -79,9 +79,21 @@ def test_replay(api: Any, rows: tuple[Tensor, ...]) -> None:
 def test_recurrence(api: Any, rows: tuple[Tensor, ...], every_state: bool) -> None:
     query, key, value, beta, gate = (x[:, :3] for x in rows)
     mode = gdn_cuda.InferenceMode.SPEC_VERIFY if every_state else gdn_cuda.InferenceMode.PREFILL
-    expected = gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, inference_mode=mode, is_qk_norm=True, scale=0.5)
+    expected = by_token(query, key, value, beta, gate, mode)
     for ours, each in zip(api.recurrent_forward(query, key, value, beta, gate, every_state), expected, strict=True):
         assert torch.equal(ours, each)
+
+
+def by_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    mode: gdn_cuda.InferenceMode = gdn_cuda.InferenceMode.PREFILL,
+) -> tuple[Tensor, Tensor]:
+    """With the options that gdn_api.cpp gives."""
+    return gdn_cuda.recurrent_forward(query, key, value, None, beta, gate, inference_mode=mode, is_qk_norm=True, scale=0.5)
 
 
 def test_prefill(api: Any, rows: tuple[Tensor, ...]) -> None:
@@ -99,6 +111,20 @@ def test_prefill_from_a_pool(api: Any, rows: tuple[Tensor, ...]) -> None:
     assert torch.equal(output, expected)
     assert torch.equal(*pools)
     assert final_state.data_ptr() == pools[0].data_ptr()
+
+
+def test_more_heads_of_query_than_of_value(api: Any, rows: tuple[Tensor, ...]) -> None:
+    query, key, value, beta, gate = (x[:, :66] for x in rows)
+    given = query.repeat(1, 1, 2, 1), key, value[:, :, :2], beta, gate
+    for ours, expected in zip(api.recurrent_forward(*given, False), by_token(*given), strict=True):
+        assert torch.equal(ours, expected)
+    ours = api.chunked_forward(*given, None, None, 64)
+    for each, expected in zip(ours, gdn_cuda.chunked_forward(*given, checkpoint_every=64), strict=True):
+        assert torch.equal(each, expected)
+    pools = [torch.ones(2, 4, 24, 16) for _ in range(2)]
+    step = query[:, :1].repeat(1, 1, 2, 1), key[:, :1], value[:, :1, :2], beta[:, :1], gate[:, :1], beta[0, 0], gate[0, 0]
+    output = api.fused_decode(*step, pools[0], torch.arange(2), None)
+    assert torch.equal(output, gdn_cuda.fused_decode(*step, pools[1])) and torch.equal(*pools)
 
 
 def test_a_missing_required_tensor_is_refused_by_name(api: Any) -> None:

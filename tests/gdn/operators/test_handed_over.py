@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from handed_over import FORMS, LAYOUTS, Call, check_buffers, check_decode, check_gates, check_pool, check_rank_4, check_rows
+from handed_over import (
+    FORMS,
+    LAYOUTS,
+    Call,
+    check_buffers,
+    check_decode,
+    check_gates,
+    check_more_queries,
+    check_pool,
+    check_rank_4,
+    check_rows,
+)
+from handed_over_indices import DESTINATIONS, check_drafts
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT, LONG = (3, 0, 1, 5, 2), (70, 0, 128, 3, 65)
@@ -42,7 +54,31 @@ def test_rows_into_buffers(layout: str) -> None:
     check_rows(Call(LONG), layout, torch.bfloat16, "cpu")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padded_batches(layout: str) -> None:
+    """(B, T, …), not packed."""
+    call = Call((3, 3, 3, 3), dk=20, dv=7)
+    for name in ("recurrent", "chunked"):
+        check_gates(name, call, "raw-logit", torch.float16, "cpu")
+        check_buffers(name, call, layout, torch.bfloat16, "cpu")
+    check_pool(call, layout, "cpu")
+    check_rows(Call((130, 130)), layout, torch.float16, "cpu")
+    check_decode(call, layout, "cpu", negative=True)
+
+
 @pytest.mark.parametrize("negative", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_decode_step(layout: str, negative: bool) -> None:
     check_decode(Call(SHORT, dk=20), layout, "cpu", negative)
+
+
+@pytest.mark.parametrize("to", DESTINATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drafts(layout: str, to: str) -> None:
+    check_drafts(Call(SHORT, dk=20, dv=7, state=torch.float16), layout, to, "cpu")
+    check_drafts(Call((2, 2, 2, 2), dk=16, dv=8, io=torch.bfloat16), layout, to, "cpu", gaps=False)
+
+
+@pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])
+def test_more_heads_of_query_than_of_value(io: torch.dtype) -> None:
+    check_more_queries(io, "cpu")

@@ -99,3 +99,29 @@ def test_a_null_slot_is_padding(seed: int) -> None:
 def test_wrong_input(changes: dict[str, Any], text: str, seed: int) -> None:
     with pytest.raises(ValueError, match=f"gdn_prefill_layer: {text}"):
         gdn_prefill_layer(**layer_arguments(2, 5, seed) | changes)
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"state_pool": torch.zeros(4, 1, 8, 64)}, "chunked_forward: state: expected"),
+        ({"state_pool": torch.zeros(4, 2, 8, 64, dtype=torch.float64)}, "chunked_forward: state: expected"),
+        ({"state_pool": torch.zeros(1, 2, 8, 64).expand(4, 2, 8, 64)}, "chunked_forward: state: expected"),
+        ({"A_log": torch.zeros(3)}, "chunked_forward: A_log: expected"),
+        ({"scale": float("nan")}, "chunked_forward: scale: expected"),
+        ({"has_initial_state": torch.ones(2, dtype=torch.int32)}, "chunked_forward: has_initial_state: expected bool"),
+        ({"norm_weight": torch.zeros(7)}, "rms_norm_gated: weight: expected"),
+        ({"norm_eps": -1.0}, "rms_norm_gated: eps: expected"),
+        ({"gate_activation": "tanh"}, "rms_norm_gated: activation: expected"),
+        ({"conv_pool": torch.zeros(5, 160, 3)}, "gdn_prefill_layer: conv_pool: expected as many slots as state_pool"),
+        ({"conv_weight": torch.zeros(9, 4)}, "conv_split_l2norm: weight: expected"),
+    ],
+)
+def test_what_a_later_operator_refuses_is_refused_before_an_earlier_one_writes(
+    changes: dict[str, Any], text: str, seed: int
+) -> None:
+    x = layer_arguments(2, 5, seed) | changes
+    before = {name: x[name].clone() for name in ("conv_pool", "state_pool")}
+    with pytest.raises(ValueError, match=text):
+        gdn_prefill_layer(**x)
+    assert all(torch.equal(x[name], before[name]) for name in before)

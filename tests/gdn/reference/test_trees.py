@@ -15,6 +15,10 @@ def test_trees(tokens: int, state: torch.dtype, seed: int) -> None:
     check_tree(draw_tree(seed, random_trees(seed, 3, tokens), dk=16, dv=8, state=state), fused_decode)
 
 
+def test_trees_with_more_heads_of_query(seed: int) -> None:
+    check_tree(draw_tree(seed, random_trees(seed, 3, 9), heads=(4, 2, 2), dk=16, dv=8), fused_decode)
+
+
 def test_parents_that_lie_give_nan_and_store_nothing(seed: int) -> None:
     check_tree(draw_tree(seed, LIES, dk=16, dv=8), fused_decode)
 
