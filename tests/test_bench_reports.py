@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -228,3 +231,53 @@ def test_a_plot_is_the_same_bytes_again(report: dict[str, Any], tmp_path: Path) 
     assert [Path(file).name for file in drawn[0]] == ["0.svg", "0_lengths.svg"][: 1 + curve]
     for first, second in zip(*drawn, strict=True):
         assert Path(first).read_bytes() == Path(second).read_bytes()
+
+
+# ---- Pages
+
+
+def filler() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fill_pages", ROOT / "benchmarks/fill_pages.py")
+    assert spec and spec.loader
+    module = sys.modules["fill_pages"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_what_their_reports_say() -> None:
+    fill_pages = filler()
+    for path in fill_pages.pages(ROOT):
+        text = path.read_text()
+        assert text == fill_pages.filled(path, ROOT), f"{path}: run benchmarks/fill_pages.py"
+        assert (
+            text.count("<!-- bench: ") + text.count("<!-- plot: ")
+            == text.count("<!-- end -->")
+            == len(fill_pages.BLOCK.findall(text))
+        )
+
+
+def test_blocks_of_a_page_are_filled_where_there_are_reports(tmp_path: Path) -> None:
+    fill_pages = filler()
+    data, page = tmp_path / fill_pages.DATA, tmp_path / "docs/benchmarks/page.md"
+    data.mkdir(parents=True)
+    bench_report.write([curve_report()], str(data))
+    blocks = {name: f"<!-- {name} -->\nby hand\n<!-- end -->\n" for name in ("bench: fused_gdn_gating", "bench: absent")}
+    page.write_text(f"# A page\n{blocks['bench: fused_gdn_gating']}words\n{blocks['bench: absent']}")
+    text = fill_pages.filled(page, tmp_path)
+    page.write_text(text)
+    assert text == fill_pages.filled(page, tmp_path), "filled again, it stays"
+    assert text.startswith("# A page\n<!-- bench: fused_gdn_gating -->\n") and text.endswith(
+        f"words\n{blocks['bench: absent']}"
+    )
+    assert text.count("by hand") == 1 and "| 1×1024 | **" in text
+    assert "](plots/fused_gdn_gating.svg)" in text and "](plots/fused_gdn_gating_lengths.svg)" in text
+    (tmp_path / "README.md").write_text("<!-- plot: fused_gdn_gating_lengths -->\n<!-- end -->\n")
+    assert "](docs/benchmarks/plots/fused_gdn_gating_lengths.svg)" in fill_pages.filled(tmp_path / "README.md", tmp_path)
+
+
+def test_operators_of_the_pages_are_measured() -> None:
+    fill_pages = filler()
+    blocks = [block for path in fill_pages.pages(ROOT) for block in fill_pages.BLOCK.findall(path.read_text())]
+    named = {name for _, _, names, _ in blocks for name in names.split()}
+    scripts = {"host_times", "million_tokens", "before_after", "prefill_mma", "chunked_forward_lengths"}
+    assert named - scripts == set(bench.benches())
