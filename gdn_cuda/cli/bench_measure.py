@@ -38,6 +38,7 @@ def measure_gpu(
         # A backward pass runs on the stream of its forward pass, which must be the one that captures the graph.
         with torch.cuda.stream(timer.side if case.captured else None):
             rows.append(_row(case, timer, roof, rows, peers))
+        torch.cuda.empty_cache()  # what graphs held
         yield {
             "repeats": repeats,
             "ceilings": ceilings,
