@@ -1,6 +1,6 @@
 """Host time of warm calls.
 
-    python benchmarks/host_times.py [--rounds 9]
+    python benchmarks/host_times.py [--rounds 9] [--json FILE]
 
 To compare two commits, run it for both in turns on one machine (PYTHONPATH chooses the tree, if none is installed; the first
 line names it), and compare ratios to torch.add of the same run: one host differs by 1.6 times from minute to minute. A figure
@@ -15,10 +15,13 @@ from collections.abc import Callable
 import torch
 
 import gdn_cuda
+from gdn_cuda.cli.bench_environment import environment
+from gdn_cuda.cli.bench_report import write
 from gdn_cuda.cli.bench_timing import Timer
 
 DEVICE_US = 10.0  # of a call, or less: a hundred of them then fit the driver's queue
-MODES = (torch.no_grad, torch.enable_grad)
+MODES = {"no_grad": torch.no_grad, "grad mode": torch.enable_grad}
+REACH_US = {"chunked_forward": 10}  # of other operators 12
 
 
 def make_calls() -> dict[str, Callable[[], object]]:
@@ -57,15 +60,22 @@ def make_calls() -> dict[str, Callable[[], object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
-    timer, calls = Timer(repeats=75), make_calls()
+    parser.add_argument("--json", help="a report as that of bench, for benchmarks/fill_pages.py")
+    options = parser.parse_args()
+    timer, rows = Timer(repeats=75), []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {gdn_cuda.__path__[0]}: host time of a call, us")
-    for name, call in calls.items():
-        times = []
-        for mode in MODES:
+    for name, call in make_calls().items():
+        operator, _, _ = name.partition(",")
+        is_ours = hasattr(gdn_cuda, operator)
+        row = name.replace(operator, f"`{operator}`", 1) if is_ours else name
+        reach = {"reach_us": REACH_US.get(operator, 12)} if is_ours else {}
+        for kind, mode in MODES.items():
             with mode():
-                times.append(min(timer.host_us(call, DEVICE_US) for _ in range(rounds)))
-        print(f"{name:26}" + "".join(f"{mode.__name__} {us:6.2f}   " for mode, us in zip(MODES, times, strict=True)))
+                us = min(timer.host_us(call, DEVICE_US) for _ in range(options.rounds))
+            rows.append({"shape": f"{row}, {kind}", "row": row, "kind": kind, "time_us": us} | reach)
+        print(f"{name:26}" + "".join(f"{each['kind']} {each['time_us']:6.2f}   " for each in rows[-len(MODES) :]))
+    if options.json:
+        write([environment("host_times", cpu=False) | {"rows": rows}], options.json)
 
 
 if __name__ == "__main__":

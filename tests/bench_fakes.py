@@ -61,11 +61,12 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     require(initial_state is not None and output_final_state, "a prefill with states is measured")
     state = initial_state.transpose(-1, -2).contiguous()
+    norms = {"use_qk_l2norm": use_qk_l2norm_in_kernel}
     if cu_seqlens is None:
-        out, final_state = gdn_cuda.chunked_forward(q, k, v, beta, g, state)
+        out, final_state = gdn_cuda.chunked_forward(q, k, v, beta, g, state, **norms)
     else:
         require(q.shape[0] == 1 and cu_seqlens.dtype == torch.int64, "packed: a batch of one, cu_seqlens a LongTensor")
-        one, final_state = gdn_cuda.chunked_forward(q[0], k[0], v[0], beta[0], g[0], state, cu_seqlens)
+        one, final_state = gdn_cuda.chunked_forward(q[0], k[0], v[0], beta[0], g[0], state, cu_seqlens, **norms)
         out = one.unsqueeze(0)
     return out, final_state.transpose(-1, -2)
 
@@ -123,7 +124,8 @@ def flashinfer_chunk_gated_delta_rule(
     require(g.dtype == beta.dtype == torch.float32, "fp32 gates")
     require(bool((g > 0).all()), "g is the decay, not its logarithm")
     require(type(max_seqlen) is int and max_seqlen == int(cu_seqlens.diff().max()), "the longest sequence")
-    out, final_state = gdn_cuda.chunked_forward(q, k, v, beta, g.log(), initial_state, cu_seqlens)
+    norms = {"use_qk_l2norm": use_qk_l2norm_in_kernel}
+    out, final_state = gdn_cuda.chunked_forward(q, k, v, beta, g.log(), initial_state, cu_seqlens, **norms)
     return output.copy_(out), output_state.copy_(final_state)
 
 

@@ -75,11 +75,10 @@ bench() { # OPERATOR...
         cat "$out/bench_$operator.log"
     done
     [ $# -eq 0 ] || return 0
-    logged prefill_gates "$python" benchmarks/prefill_gates.py --json "$out/prefill_gates.json"
     logged prefill_resets "$python" benchmarks/prefill_resets.py
-    logged host_times "$python" benchmarks/host_times.py
+    logged host_times "$python" benchmarks/host_times.py --json "$out/host_times.json"
     logged bench "$python" -m gdn_cuda bench all --quick --json "$out/bench.json"
-    cat "$out"/{prefill_gates,prefill_resets,host_times}.log
+    cat "$out"/{prefill_resets,host_times}.log
     tail -n 60 "$out/bench.log"
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import bench_fakes
@@ -13,9 +12,9 @@ import pytest
 import torch
 
 import gdn_cuda
-from gdn_cuda.cli import bench, bench_peers, bench_plot, bench_table, bench_timing
-from gdn_cuda.gdn import measure_prefill
-from gdn_cuda.gdn.measure_prefill import GPU_SHAPES, Shape
+from gdn_cuda.cli import bench, bench_measure, bench_peers, bench_table, bench_timing
+from gdn_cuda.gdn import measure_gates, measure_prefill
+from gdn_cuda.gdn.measure_prefill import Shape
 from gdn_cuda.operators import measure as measures
 
 # B×T, Hk/Hv and the roof in ms, computed independently of this code
@@ -27,6 +26,7 @@ ROOFS_MS = {
     "1×131072 16/32": 0.956,
     "8×4096 16/32": 0.239,
     "32×1024 16/32": 0.239,
+    "64×512 16/32": 0.239,
     "1×8192 4/8": 0.015,
     "1×32768 4/8": 0.060,
     "1×32768 2/4": 0.030,
@@ -36,37 +36,67 @@ ROOFS_MS = {
     "packed 24, 51721 16/32": 0.38,
 }
 BENCHES = bench.benches()
-H200 = bench.NOMINAL_CEILINGS["NVIDIA H200"]
-
-
-def roof_ms(shape: Shape) -> float:
-    tokens = Shape(shape.key_heads, shape.value_heads, (1,), shape.key_dim, shape.value_dim)
-    moved = measure_prefill.prefill_work(tokens, "cpu").bytes * shape.tokens
-    return max(moved / H200["copy_bytes_per_s"], shape.flops / H200["bf16_flop_per_s"]) * 1e3
+PREFILL = bench.chosen("chunked_forward", "cuda", None)
+GPU_SHAPES = [shape for shape, _ in measure_prefill.gpu_shapes()]
 
 
 def test_the_prefill_table_has_these_rows_and_roofs() -> None:
-    roofs = {shape.name: roof_ms(shape) for shape in GPU_SHAPES}
+    roofs = {
+        case.row: measures.roof_us(shape.bytes, shape.flops) / 1e3 for case, shape in zip(PREFILL, GPU_SHAPES, strict=True)
+    }
     assert set(ROOFS_MS) < set(roofs)
     for name, expected in ROOFS_MS.items():
         assert abs(roofs[name] - expected) < (0.005 if "packed" in name else 0.001), (name, roofs[name])
 
 
+def test_the_bytes_of_prefill_are_those_of_its_tokens() -> None:
+    x = measure_prefill.prefill_work(shape := Shape(2, 4, (3,), key_dim=64, value_dim=32), "cpu").inputs
+    assert shape.bytes == measures.size(*(x[name] for name in ("query", "key", "value", "value", "beta", "gate")))
+
+
+def test_every_prefill_row_has_three_kinds_of_gates_timed_in_both_ways() -> None:
+    rows = dict.fromkeys(case.row for case in PREFILL)
+    assert [(case.row, case.kind) for case in PREFILL] == [
+        (row, f"{kind} gates") for row in rows for kind in ("fast", "init", "mixed")
+    ]
+    assert all(case.captured and case.called for case in PREFILL)
+    without_target = {case.row for case in PREFILL if case.target == measures.Target()}
+    assert without_target == {*("1×2048 16/32", "1×16384 16/32", "1×65536 16/32", "1×32768 2/4", "8×4096 16/32, deterministic")}
+
+
+def test_a_prefill_row_is_held_against_one_that_is_measured_before_it() -> None:
+    seen: dict[str, measures.Case] = {}
+    for case in PREFILL:
+        if case.target.reach_of:
+            assert seen[case.target.reach_of[0]].kind == case.kind
+        seen[case.shape] = case
+    assert seen["1×8192 16/32 init gates, l2 norm inside"].target.reach_of == ("1×8192 16/32 init gates", 1.03)
+
+
+def test_gates_are_what_their_names_say() -> None:
+    torch.manual_seed(0)
+    kept = {kind: measure_gates.gates(kind, (1000,), 32, "cpu").exp() for kind in measure_gates.KINDS}
+    assert 0.36 < kept["fast"].min() < 0.4 and kept["fast"].max() <= 1
+    assert torch.equal(kept["init"][0], kept["init"][999])
+    assert 0.2 < kept["init"].min() < 0.5 and 0.99 < kept["init"].max() < 0.999
+    assert kept["mixed"][:, ::2].min() > 0.999 - 1e-6 and kept["mixed"][:, ::2].max() < 0.99999 + 1e-6
+    assert kept["mixed"][:, 1::2].min() < 0.4
+
+
 def test_the_packed_row_is_what_its_name_says() -> None:
-    (packed,) = (shape for shape in GPU_SHAPES if shape.packed)
+    packed = next(shape for shape in GPU_SHAPES if shape.packed)
     assert (len(packed.lengths), packed.tokens, min(packed.lengths), max(packed.lengths)) == (24, 51721, 50, 4000)
 
 
 def test_the_curve_is_one_sequence_of_growing_length() -> None:
-    assert [shape.curve for shape in GPU_SHAPES if shape.curve] == [
-        ("1×T 16/32", length) for length in (1024, 4096, 8192, 32768, 131072)
-    ]
+    lengths = [case.curve[1] for case in PREFILL if case.curve and case.kind == "mixed gates"]
+    assert lengths == [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 
 
 def test_the_option_only_selects_the_shapes_that_contain_its_text() -> None:
     names = [case.shape for case in bench.chosen("chunked_forward", "cuda", "1x8192")]
     assert names == [shape.name for shape in GPU_SHAPES if shape.lengths == (8192,)]
-    with pytest.raises(ValueError, match=r"--only: expected a part of one of 1×1024 16/32; .*got 7/9"):
+    with pytest.raises(ValueError, match=r"--only: expected a part of one of 1×1024 16/32 fast gates; .*got 7/9"):
         bench.chosen("chunked_forward", "cuda", "7/9")
 
 
@@ -86,7 +116,7 @@ MEASURED = [
     *(("selective_scan", "mamba-ssm", number) for number in (0, 1, 4, 5, 8, 9)),
     ("selective_state_update", "mamba-ssm", 0),
     ("selective_state_update", "mamba-ssm", 5),
-    *(("chunked_forward", peer, number) for peer in ("FLA", "FlashInfer", "FlashQLA") for number in (0, 1)),
+    *(("chunked_forward", peer, number) for peer in ("FLA", "FlashInfer", "FlashQLA") for number in (0, 1, 2)),
 ]
 
 
@@ -129,20 +159,39 @@ def test_only_public_operators_are_measured() -> None:
     assert not {name for name in BENCHES if not inspect.isfunction(getattr(gdn_cuda, name, None))}
 
 
+def forward_rows(operator: str) -> list[str]:
+    return [case.shape for case in bench.chosen(operator, "cuda", None) if "backward" not in case.shape]
+
+
+def test_points_lie_where_their_rows_say() -> None:
+    for case in bench.chosen("cauchy_conj", "cpu", "forward"):
+        z = case.prepare().inputs["z"]
+        assert (z.real == 0).all() == (case.kind == "imaginary axis")
+        assert ((z.abs() - 1).abs() < 1e-6).all() == (case.kind == "unit circle")
+    for case in bench.chosen("log_vandermonde", "cpu", "forward"):
+        assert (case.prepare().inputs["x"].real == 0).all() == (case.kind == "unit circle")
+
+
 def test_the_structured_tables_have_these_rows() -> None:
-    shapes = {operator: [case.shape for case in bench.chosen(operator, "cuda", "forward")] for operator in SUMS}
-    assert shapes == {
+    rows = {operator: list(dict.fromkeys(case.row for case in bench.chosen(operator, "cuda", "forward"))) for operator in SUMS}
+    assert rows == {
         "cauchy_conj": ["1024×32×16384 forward", "1024×64×4096 forward"],
-        "cauchy_kernel": ["16×4096×4096 forward"],
-        "log_vandermonde": ["1024×32×16384 forward"],
+        "cauchy_kernel": ["16×4096×4096 forward", "1024×32×16384 forward"],
+        "log_vandermonde": ["1024×32×16384 forward", "1024×64×4096 forward"],
     }
-    assert [case.shape for case in bench.chosen("toeplitz_matvec", "cuda", None)] == ["4×256", "64×1024"]
-    assert [case.shape for case in bench.chosen("toeplitz_solve", "cuda", "eager")] == [
-        "4×256 eager", "64×1024 eager", "1×8192 eager"]  # fmt: skip
-    symmetric = bench.chosen("toeplitz_solve_symmetric", "cuda", None)
-    assert [case.shape for case in symmetric if case.captured] == [
-        "4×64 graph", "4×256 graph", "64×1024 graph", "1×8192 graph"]  # fmt: skip
-    assert len(symmetric) == 8
+    kinds = {operator: list(dict.fromkeys(case.kind for case in bench.chosen(operator, "cuda", "x32x"))) for operator in SUMS}
+    assert kinds["cauchy_conj"] == kinds["cauchy_kernel"] == ["imaginary axis", "unit circle", "anywhere"]
+    assert kinds["log_vandermonde"] == ["decaying", "unit circle", "anywhere"]
+    assert forward_rows("toeplitz_matvec") == ["4×256", "64×1024"]
+    general = ["4×256 eager", "4×256 graph", "64×1024 eager", "64×1024 graph", "1×8192 eager"]
+    assert forward_rows("toeplitz_solve") == general
+    symmetric = [f"{size} {way}" for size in ("4×64", "4×256", "64×1024", "1×2048", "1×8192") for way in ("eager", "graph")]
+    hard = ["1×2048 eager, steps do not end", "1×8192 eager, steps do not end"]
+    assert sorted(forward_rows("toeplitz_solve_symmetric")) == sorted(symmetric + hard)
+    for operator in ("toeplitz_matvec", "toeplitz_solve", "toeplitz_solve_symmetric"):
+        cases = bench.chosen(operator, "cuda", None)
+        assert len(cases) == 2 * len(forward_rows(operator)), "forward and backward"
+        assert all(case.captured != ("eager" in case.shape) for case in cases)
     forward, backward = (work_of("log_vandermonde", number) for number in (0, 1))
     assert (forward.bytes, backward.bytes) == (8 * 16 * 8 * 2 + 8 * 256 * 4, 2 * 8 * 16 * 8 * 2 + 8 * 256 * 4)
 
@@ -154,6 +203,8 @@ def test_the_scan_table_has_these_rows() -> None:
               "1×1536×16384 packed"]  # fmt: skip
     mixed = ["8×1536×2048 mixed", "1×2048×4096 mixed", "1×1536×16384 packed mixed"]
     assert rows == [f"{name} forward" for name in (*tokens, *(f"{name} transposed" for name in tokens), *mixed)]
+    kinds = [case.kind for case in bench.chosen("selective_scan", "cuda", "8x1536x2048")]
+    assert kinds == 6 * ["contiguous"] + 6 * ["transposed"] + 2 * ["mixed"]
     assert len(bench.chosen("selective_scan", "cuda", "backward")) == len(rows)
     forward = work_of("selective_scan", 0)
     assert forward.bytes == 2 * (4 * 2 * 8 * 70 + 2 * 2 * 16 * 70) + 4 * (8 * 16 + 2 * 8)
@@ -310,7 +361,9 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     monkeypatch.setattr("gdn_cuda.cli.bench_timing.Timer", InventedTimes)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
 
-    def run(operator: str, cases: list[measures.Case] | None = None, check_peers: bool = True) -> dict[str, Any]:
+    def run(
+        operator: str, cases: list[measures.Case] | None = None, check_peers: bool = True, peers: list[str] | None = None
+    ) -> dict[str, Any]:
         made_on = {
             "operator": operator,
             "device": "a CPU",
@@ -320,15 +373,19 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             "gdn_cuda": "0",
             "commit": "",
         }
-        return made_on | bench._measure_gpu(operator, cases or bench.chosen(operator, "cpu", None), 20, check_peers)
+        chosen = cases or bench.chosen(operator, "cpu", None)
+        *_, measured = bench_measure.measure_gpu(operator, chosen, 20, check_peers, peers)
+        return made_on | measured
 
     return run
 
 
 def curve_cases() -> list[measures.Case]:
-    shapes = (Shape(16, 32, (64,)), Shape(16, 32, (128,)))
+    shapes = (Shape(16, 32, (4,)), Shape(16, 32, (8,)))
     return [
-        measures.Case(shape.name, partial(measure_prefill.prefill_work, shape, "cpu"), captured=False, curve=shape.curve)
+        measures.Case(
+            shape.name, partial(measure_prefill.prefill_work, shape, "cpu"), called=True, curve=shape.curve, kind=shape.kind
+        )
         for shape in shapes
     ]
 
@@ -345,17 +402,16 @@ def test_a_report_without_peers(
     assert "in this run: copy 4.00 TB/s, bf16 product 700 TFLOP/s" in printed
     for peer in BENCHES[operator].peers:
         always_there = "torch" in peer or peer == "operators"  # our own, one after the other
-        assert (f"{peer} was not measured" in printed) == (not always_there)
+        assert (f"{peer} was not measured:" not in printed) if always_there else (f"{peer} was not measured" in printed)
     assert not report["peers_disagree"]
 
 
 @pytest.mark.parametrize("operator", ["fused_decode", "chunked_forward"])
-def test_a_report_with_peers_and_its_plot(
+def test_a_report_with_peers(
     operator: str,
     measure: Callable[..., dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
 ) -> None:
     bench_fakes.install(monkeypatch)
     report = measure(operator, curve_cases() if operator == "chunked_forward" else None)
@@ -365,8 +421,54 @@ def test_a_report_with_peers_and_its_plot(
     printed = capsys.readouterr().out
     assert "FlashInfer against ours, the largest relative RMS: output " in printed
     assert "FlashInfer was not measured" not in printed
-    bench_plot.draw(report, str(tmp_path / "picture.png"))
-    assert (tmp_path / "picture.png").stat().st_size > 1000
+    assert ("calls as they come" in printed) == (operator == "chunked_forward")
+
+
+def test_only_chosen_peers_are_measured(measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench_fakes.install(monkeypatch)
+    for chosen in (["FLA"], ["-"]):
+        row = measure("chunked_forward", curve_cases()[:1], peers=chosen)["rows"][0]
+        assert list(row["peers_us"]) == list(row["peers_call_us"]) == [name for name in chosen if name != "-"]
+
+
+def test_a_peer_that_a_graph_cannot_capture_keeps_its_direct_calls(
+    measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench_fakes.install(monkeypatch)
+    captured = InventedTimes.graph_us
+
+    def graph_us(self: InventedTimes, call: Callable[[], object]) -> float:
+        if "flashinfer" in getattr(call, "__qualname__", ""):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return captured(self, call)
+
+    monkeypatch.setattr(InventedTimes, "graph_us", graph_us)
+    report = measure("chunked_forward", curve_cases()[:1], check_peers=False)
+    (row,) = report["rows"]
+    assert row["peers_us"]["FlashInfer"] is None and row["peers_call_us"]["FlashInfer"] == 100.0
+    assert [gap["peer"] for gap in report["peers_absent"]] == ["FlashInfer"]
+
+
+@pytest.mark.parametrize(("device", "holds"), [("NVIDIA H200", True), ("NVIDIA H100", False)])
+def test_targets_hold_on_the_device_that_they_were_set_for(
+    device: str, holds: bool, measure: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
+    work = partial(measures.Work, lambda: None, 43_000_000, 0)
+    targets = {
+        "plain": measures.Target(reach_us=7.0, peers_us={"another": 9.0}),
+        "times": measures.Target(reach_of=("plain", 1.5)),
+        "unmeasured": measures.Target(reach_of=("nothing", 1.5)),
+        "share": measures.Target(reach_share=0.5),
+        "exponentials": measures.Target(roof_us=50.0),
+    }
+    cases = [measures.Case(shape, work, target=target) for shape, target in targets.items()]
+    rows = {row["shape"]: row for row in measure("fused_gdn_gating", cases)["rows"]}
+    reach = {shape: row["reach_us"] for shape, row in rows.items()}
+    expected = {"plain": 7.0, "times": 150.0, "unmeasured": None, "share": 24.0, "exponentials": None}
+    assert reach == (expected if holds else dict.fromkeys(targets))
+    assert rows["exponentials"]["roof_us"] == pytest.approx(50.0 if holds else 10.75)
+    assert rows["plain"]["published_us"] == ({"another": 9.0} if holds else {})
 
 
 def test_a_peer_that_computes_something_else_is_not_timed(
@@ -383,4 +485,5 @@ def test_a_peer_that_computes_something_else_is_not_timed(
     assert [row["peers_us"]["FlashQLA"] for row in report["rows"]] == [None, None]
     assert [row["peers_us"]["FLA"] for row in report["rows"]] == [100.0, 100.0]
     bench_table.print_report(report)
-    assert "FlashQLA was not measured at 1×64 16/32: its result differs from ours: relative RMS " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "FlashQLA was not measured" in printed and ": its result differs from ours: relative RMS " in printed

@@ -247,7 +247,8 @@ def test_bench_of_all_operators(cache: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("all", "--only", "7/9"), "--only: expected a part of some operator's shape, got 7/9"),
-        (("all", "--plot", "all.png"), "--plot: expected one operator, got all"),
+        (("all", "--plot", "all.png"), "--plot: expected a folder for several operators, got all.png"),
+        (("fused_decode", "--peers", "nobody"), "--peers: expected some of "),
         (("fused_decode", "--plot", "x.zip"), "--plot: expected a name that ends in one of "),
         (("fused_decode", "--json", "/nowhere/x"), "--json: expected a file in a folder that can be written, got /nowhere/x"),
         (("fused_decode", "--check-peers"), "--check-peers: expected a GPU, on which peers are measured, got --cpu"),

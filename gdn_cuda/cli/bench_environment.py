@@ -1,7 +1,10 @@
-"""The device and the versions of a benchmark run."""
+"""The device, the day and the versions of a benchmark run."""
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
+import os
 import platform
 import re
 import shlex
@@ -9,6 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CHOICES = ("GDN_PREFILL", "GDN_SCAN_PIECES", "GDN_TUNED")
 
 
 def environment(operator: str, cpu: bool) -> dict[str, Any]:
@@ -24,8 +30,25 @@ def environment(operator: str, cpu: bool) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "gdn_cuda": gdn_cuda.__version__,
         "commit": _commit(),
-        "command": shlex.join(["python", "-m", "gdn_cuda", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "command": _command(),
     }
+
+
+def _command() -> str:
+    """With the variables that choose between kernels."""
+    chosen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in CHOICES]
+    script = Path(sys.argv[0]).resolve()
+    program = [str(script.relative_to(ROOT))] if script.parent == ROOT / "benchmarks" else ["-m", "gdn_cuda"]
+    return shlex.join([*chosen, "python", *program, *sys.argv[1:]])
+
+
+def peer_versions() -> dict[str, str]:
+    """Of the packages whose operators have been imported."""
+    from ..operators.measure import IMPORTED_PEERS
+
+    packages = importlib.metadata.packages_distributions()
+    return {name: importlib.metadata.version(name) for module in sorted(IMPORTED_PEERS) for name in packages.get(module, ())}
 
 
 def _driver_version() -> str | None:
@@ -35,11 +58,10 @@ def _driver_version() -> str | None:
 
 
 def _commit() -> str | None:
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    if not (ROOT / ".git").exists():
         return None
-    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    return f"{commit}, with changes" if commit and _output("git", "-C", str(root), "status", "--porcelain") else commit
+    commit = _output("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    return f"{commit}, with changes" if commit and _output("git", "-C", str(ROOT), "status", "--porcelain") else commit
 
 
 def _output(*command: str) -> str | None:

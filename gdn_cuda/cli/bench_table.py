@@ -4,86 +4,66 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .bench_columns import ANOTHER_DAY, tables
 from .output import console, show, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Row = dict[str, Any]
+Report = dict[str, Any]
 
 
-def print_report(report: dict[str, Any]) -> None:
+def print_report(report: Report) -> None:
     terminal = console()
-    keys = ("device", "driver", "torch", "cuda", "gdn_cuda", "commit")
-    terminal.print(f"{report['operator']}: " + ", ".join(f"{key} {report[key]}" for key in keys if report[key]), soft_wrap=True)
+    terminal.print(made_on(report), soft_wrap=True)
     if "ceilings" in report:
         _print_ceilings(terminal, report)
-        _print_rows(terminal, report["rows"])
-        _print_peers(terminal, report)
-    else:
-        listing = table("shape", ">time µs")
+    for title, columns in tables(report).items():
+        listing = table(title.lower() or "shape", *(f">{column.name}" for column in columns))
         for row in report["rows"]:
-            listing.add_row(row["shape"], f"{row['time_us']:.1f}")
+            listing.add_row(row["shape"], *(column.cell(row) or "-" for column in columns))
         show(terminal, listing)
+    for note in notes(report):
+        terminal.print(note, soft_wrap=True)
 
 
-def _print_ceilings(terminal: Console, report: dict[str, Any]) -> None:
+def made_on(report: Report) -> str:
+    keys = ("device", "driver", "torch", "cuda", "gdn_cuda", "commit", "date")
+    said = [f"{key} {report[key]}" for key in keys if report.get(key)]
+    said += [f"{name} {version}" for name, version in report.get("peer_versions", {}).items()]
+    return f"{report.get('operator', 'two trees')}: " + ", ".join(said)
+
+
+def _print_ceilings(terminal: Console, report: Report) -> None:
     measured = report["ceilings"]
-    terminal.print(f"roof: {_speeds(report['roof'])}", soft_wrap=True)
+    terminal.print(f"roof: {speeds(report['roof'])}", soft_wrap=True)
     terminal.print(
-        f"in this run: {_speeds(measured)}, replay of a one-element kernel {measured['floor_us']:.1f} µs; "
+        f"in this run: {speeds(measured)}, replay of a one-element kernel {measured['floor_us']:.1f} µs; "
         f"medians of up to {report['repeats']}, L2 flushed",
         soft_wrap=True,
     )
 
 
-def _speeds(ceilings: dict[str, float]) -> str:
+def speeds(ceilings: dict[str, float]) -> str:
     return (
         f"copy {ceilings['copy_bytes_per_s'] * 1e-12:.2f} TB/s, bf16 product {ceilings['bf16_flop_per_s'] * 1e-12:.0f} TFLOP/s"
     )
 
 
-def _print_rows(terminal: Console, rows: list[Row]) -> None:
-    computes = any(row["flops"] for row in rows)
-    peers = list(rows[0]["peers_us"])
-    listing = table(
-        "shape",
-        ">time µs",
-        ">TFLOP/s" if computes else ">GB/s",
-        ">roof µs",
-        ">share",
-        *(() if computes else (">in-place add µs",)),
-        ">host µs",
-        *(f">{peer} µs" for peer in peers),
-        *((">best peer ÷ ours",) if peers else ()),
-    )
-    for row in rows:
-        times = [row["peers_us"][peer] for peer in peers]
-        best = min((time for time in times if time is not None), default=None)
-        listing.add_row(
-            row["shape"],
-            f"{row['time_us']:.1f}",
-            f"{row['tflop_per_s']:.1f}" if computes else f"{row['gb_per_s']:.0f}",
-            f"{row['roof_us']:.1f}",
-            f"{row['share_of_roof']:.0%}",
-            *(() if computes else (f"{row['in_place_us']:.1f}",)),
-            f"{row['host_us']:.1f}",
-            *("-" if time is None else f"{time:.1f}" for time in times),
-            *(("-" if best is None else f"{best / row['time_us']:.2f}",) if peers else ()),
-        )
-    show(terminal, listing)
-
-
-def _print_peers(terminal: Console, report: dict[str, Any]) -> None:
+def notes(report: Report) -> list[str]:
+    """What stands under a table: how far peers' results were from ours, and where and why they were not measured."""
     from ..operators.measure import load
 
-    rows = report["rows"]
-    for peer in rows[0]["peers_us"]:
-        found = [row["peers_errors"][peer] for row in rows if peer in row["peers_errors"]]
-        if found:
+    rows, said = report["rows"], []
+    for peer in rows[0].get("peers_us", {}):
+        if found := [row["peers_errors"][peer] for row in rows if peer in row["peers_errors"]]:
             largest = zip(load().benches[report["operator"]].parts, zip(*found, strict=True), strict=False)
-            said = ", ".join(f"{name} {max(errors):.1e}" for name, errors in largest)
-            terminal.print(f"{peer} against ours, the largest relative RMS: {said}")
-    for gap in report["peers_absent"]:
-        shapes = "" if len(gap["shapes"]) == len(rows) else f" at {', '.join(gap['shapes'])}"
-        terminal.print(f"{gap['peer']} was not measured{shapes}: {gap['reason']}", soft_wrap=True)
+            errors = ", ".join(f"{name} {max(errors):.1e}" for name, errors in largest)
+            said.append(f"{peer} against ours, the largest relative RMS: {errors}")
+    for gap in report.get("peers_absent", []):
+        shapes = gap["shapes"]
+        where = "" if len(shapes) == len(rows) else f" at {shapes[0]}" + f" and {len(shapes) - 1} more" * (len(shapes) > 1)
+        said.append(f"{gap['peer']} was not measured{where}: {gap['reason']}")
+    if any(row.get("published_us") for row in rows):
+        said.append(f"{ANOTHER_DAY} measured on another day, when the target was set, unless the library is in this run")
+    return said

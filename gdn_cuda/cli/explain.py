@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from enum import Enum
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from .output import console, print_json
@@ -51,9 +52,10 @@ def _explain(arguments: argparse.Namespace) -> int:
         return 0
     terminal = console()
     terminal.print(f"{arguments.operator} on {device_text(device)}", soft_wrap=True)
-    for title, one in found.items():
-        terminal.print(f"\n{title}", soft_wrap=True)
-        for line in one.lines():
+    # Rows of a benchmark that differ in values alone, such as gates, launch the same.
+    for lines, alike in groupby(found.items(), lambda item: list(item[1].lines())):
+        terminal.print("\n" + "\n".join(title for title, _ in alike), soft_wrap=True)
+        for line in lines:
             terminal.print(f"  {line}", soft_wrap=True)
     return 0
 

@@ -14,9 +14,10 @@ from ..operators.calls import typical_call
 from ..operators.examples import Arguments, example, of_operator, random
 from ..operators.first_order import first_order
 from ..operators.mapped import Mapped
-from ..operators.measure import Case, Work, bench, draw, normal, sanitizes, size
+from ..operators.measure import Case, Target, Work, bench, draw, normal, sanitizes, size
 from ..operators.schema import refuse
 from .reference_hyena import modal_filter, powers
+from .targets import of_forward
 
 _NAME = "hyena_filter"
 
@@ -142,7 +143,9 @@ def _work(device: str, rows: int, L: int, backward: bool) -> Work:
 def _measured(device: str) -> Iterator[Case]:
     for rows, L in ((4096, 8192), (4096, 131072), (256, 1048576)) if device == "cuda" else ((16, 256),):
         for backward in (False, True):
-            yield Case(f"{rows}×{L}, {'backward' if backward else 'forward'}", partial(_work, device, rows, L, backward))
+            target = of_forward(f"{rows}×{L}, forward") if backward else Target()
+            name = f"{rows}×{L}, {'backward' if backward else 'forward'}"
+            yield Case(name, partial(_work, device, rows, L, backward), target=target)
 
 
 @sanitizes("hyena_filter", "hyena_filter_backward")

@@ -331,9 +331,11 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 def _measured(device: str) -> Iterator[Case]:
     on_gpu = device == "cuda"
     for batch, state in product((1, 4, 16, 64, 256) if on_gpu else (1, 4), _NAMES):
-        yield Case(f"16/32 B={batch} {_NAMES[state]} state", partial(_work, device, batch, 1, state))
+        kind = f"{_NAMES[state]} state"
+        yield Case(f"16/32 B={batch} {kind}", partial(_work, device, batch, 1, state), kind=kind)
     for batch, state in product((1, 16, 64) if on_gpu else (1,), _NAMES):
-        yield Case(f"16/32 B={batch} T=4 {_NAMES[state]} state, every state kept", partial(_work, device, batch, 4, state))
+        kind = f"{_NAMES[state]} state"
+        yield Case(f"16/32 B={batch} T=4 {kind}, every state kept", partial(_work, device, batch, 4, state), kind=kind)
 
 
 def _work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work:

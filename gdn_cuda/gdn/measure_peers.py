@@ -20,6 +20,10 @@ def _require_heads_of_128(x: Inputs) -> None:
         raise Absent("its head dimensions are 128")
 
 
+def _norms(x: Inputs) -> dict[str, bool]:
+    return {"use_qk_l2norm_in_kernel": True} if x.get("use_qk_l2norm") else {}
+
+
 def _transposed(state: Tensor) -> Tensor:
     return state.transpose(-1, -2).contiguous()
 
@@ -76,6 +80,7 @@ def _chunked_or_recurrent(forward: Any, x: Inputs) -> Peer:
     }
     if packed:
         inputs["cu_seqlens"] = x["cu_seqlens"].long()
+    inputs |= _norms(x)
     state = _transposed(x["state"])
 
     def read(returned: Any) -> Outcome:
@@ -147,6 +152,7 @@ def flashinfer_chunked(x: Inputs) -> Peer:
             output=output,
             output_state=final_state,
             max_seqlen=longest,
+            **_norms(x),
         )
 
     return Peer(call, lambda returned: (returned[0].unflatten(0, leading), returned[1]))

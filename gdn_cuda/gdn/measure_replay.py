@@ -22,9 +22,10 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 def _measured(device: str) -> Iterator[Case]:
     on_gpu = device == "cuda"
     for batch, tokens, state in product((1, 16, 64, 256) if on_gpu else (1, 4), (4, 8), _NAMES):
-        shape = f"16/32 B={batch} T={tokens} {_NAMES[state]} state"
-        yield Case(shape, partial(_replay_work, device, batch, tokens, state))
-        yield Case(f"{shape}, every state kept", partial(_kept_work, device, batch, tokens, state))
+        kind = f"{_NAMES[state]} state"
+        shape = f"16/32 B={batch} T={tokens} {kind}"
+        yield Case(shape, partial(_replay_work, device, batch, tokens, state), kind=kind)
+        yield Case(f"{shape}, every state kept", partial(_kept_work, device, batch, tokens, state), kind=kind)
 
 
 def _verify_inputs(device: str, batch: int, tokens: int, slots: int, state: torch.dtype) -> Inputs:

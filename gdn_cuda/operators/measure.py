@@ -36,12 +36,45 @@ class Work:
     checked: Inputs = field(default_factory=dict, repr=False)  # the inputs to compare outcomes on
 
 
+# Ceilings of the roof per device. They are constants, because the measured speed of a product varies with temperature; devices
+# that are not listed use the ceilings measured in the run.
+NOMINAL_CEILINGS = {"NVIDIA H200": {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 790e12}}
+TARGETS_HOLD_ON = "NVIDIA H200"
+LAUNCH_US = 4
+
+
+def roof_us(moved: int, flops: int, ceilings: dict[str, float] = NOMINAL_CEILINGS[TARGETS_HOLD_ON]) -> float:
+    """The time of the bytes or of the FLOPs, whichever is longer."""
+    return max(moved / ceilings["copy_bytes_per_s"], flops / ceilings["bf16_flop_per_s"]) * 1e6
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a row is held against, set before it was measured, in microseconds on an H200. A time to reach is given as it is, as
+    that of a row before it times a factor, or as a share of the roof behind a launch."""
+
+    reach_us: float | None = None
+    reach_of: tuple[str, float] | None = None
+    reach_share: float | None = None
+    roof_us: float | None = None  # of what bounds the row, where that is neither bytes nor matrix products
+    peers_us: dict[str, float] = field(default_factory=dict)  # of other libraries, measured on another day
+
+
 @dataclass
 class Case:
     shape: str
     prepare: Callable[[], Work]
     captured: bool = True  # timed as a CUDA graph replay, otherwise call by call
+    called: bool = False  # timed call by call too
     curve: tuple[str, int] | None = None  # plotted curve, and the position on it
+    # Cases that differ in this, a layout, a dtype, the gates, are columns of one row of a page, and panels of a plot.
+    kind: str = ""
+    target: Target = field(default_factory=Target)
+
+    @property
+    def row(self) -> str:
+        """What cases that differ only in their kind share."""
+        return self.shape.replace(f" {self.kind}", "", 1) if self.kind else self.shape
 
 
 class Absent(Exception):
@@ -133,11 +166,16 @@ def size(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+IMPORTED_PEERS: set[str] = set()  # their packages, since the set was emptied
+
+
 def import_peer(module: str, name: str) -> Any:
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a peer may fail to import in any way, and is left out then
         raise Absent(f"{module}.{name}: {type(error).__name__}: {error}") from error
+    IMPORTED_PEERS.add(module.partition(".")[0])
+    return found
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

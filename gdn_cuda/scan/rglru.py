@@ -205,9 +205,10 @@ def _measured(device: str) -> Iterator[Case]:
         for dtype in (torch.bfloat16, torch.float32):
             for channels_last in (False, True):
                 for backward in (False, True):
-                    words = f"{'channels' if channels_last else 'tokens'} last, {str(dtype).removeprefix('torch.')}"
-                    name = f"{'×'.join(map(str, shape))} {words}, {'backward' if backward else 'forward'}"
-                    yield Case(name, partial(_work, device, shape, dtype, channels_last, backward))
+                    kind = f"{'channels' if channels_last else 'tokens'} last"
+                    words = f"{kind}, {str(dtype).removeprefix('torch.')}, {'backward' if backward else 'forward'}"
+                    work = partial(_work, device, shape, dtype, channels_last, backward)
+                    yield Case(f"{'×'.join(map(str, shape))} {words}", work, kind=kind)
 
 
 typical_call(rglru_scan, {"B": 8, "D": 4096, "L": 2048, "N": 1}, "u, delta: B D L; A: D N f32")

@@ -139,8 +139,9 @@ def _measured(device: str) -> Iterator[Case]:
     for shape in ((4, 128, 64, 2048), (1, 256, 64, 8192)) if device == "cuda" else ((1, 4, 3, 32),):
         for dtype in (torch.bfloat16, torch.float32):
             for backward in (False, True):
-                words = f"{str(dtype).removeprefix('torch.')} {'backward' if backward else 'forward'}"
-                yield Case(f"{'×'.join(map(str, shape))} {words}", partial(_work, device, shape, dtype, backward))
+                kind = str(dtype).removeprefix("torch.")
+                name = f"{'×'.join(map(str, shape))} {kind} {'backward' if backward else 'forward'}"
+                yield Case(name, partial(_work, device, shape, dtype, backward), kind=kind)
 
 
 typical_call(s7_scan, {"b": 4, "H": 128, "N": 64, "L": 2048}, "u: b H L; A: b N L; B: b N H L; C: b H N L")

@@ -271,14 +271,16 @@ def _measured(device: str) -> Iterator[Case]:
     on_gpu = device == "cuda"
     for dim, state in product((5120, 8192) if on_gpu else (512,), _NAMES):
         for batch in (1, 16, 64, 256, 1024) if on_gpu else (1, 4):
-            yield Case(f"B={batch} dim={dim} N=16 {_NAMES[state]} state", partial(step_work, device, batch, (dim,), 16, state))
+            kind = f"{_NAMES[state]} state"
+            yield Case(f"B={batch} dim={dim} N=16 {kind}", partial(step_work, device, batch, (dim,), 16, state), kind=kind)
     for heads, state in product((64, 128) if on_gpu else (8,), _NAMES):
         for batch in (1, 16, 64, 256) if on_gpu else (1, 4):
-            shape = f"B={batch} {heads}×64 N=128 {_NAMES[state]} state"
-            yield Case(shape, partial(step_work, device, batch, (heads, 64), 128, state))
+            kind = f"{_NAMES[state]} state"
+            work = partial(step_work, device, batch, (heads, 64), 128, state)
+            yield Case(f"B={batch} {heads}×64 N=128 {kind}", work, kind=kind)
     for batch, tokens in product((1, 64) if on_gpu else (1,), (2, 4, 8)):
         shape = f"B={batch} T={tokens} 128×64 N=128 fp32 state, every state kept"
-        yield Case(shape, partial(step_work, device, batch, (128, 64), 128, torch.float32, tokens))
+        yield Case(shape, partial(step_work, device, batch, (128, 64), 128, torch.float32, tokens), kind="fp32 state")
 
 
 def step_work(device: str, batch: int, rows: tuple[int, ...], N: int, state: torch.dtype, tokens: int | None = None) -> Work:

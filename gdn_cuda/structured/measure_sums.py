@@ -1,6 +1,7 @@
 """Benchmarks of sums, forward and backward: shapes, inputs, and peers in plain torch.
 
-The roof of a row is the bytes it reads and writes. Outcomes are output and gradients, whichever pass is timed.
+The roof of a row is the bytes it reads and writes. Outcomes are output and gradients, whichever pass is timed. S4's CUDA
+extension was measured once, when the targets were set; it takes the same time for all points.
 """
 
 from __future__ import annotations
@@ -12,33 +13,84 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..operators.measure import Call, Case, Inputs, Outcome, Peer, Work, bench, size
+from ..operators.measure import Absent, Call, Case, Inputs, Outcome, Peer, Target, Work, bench, size
 
 Function = Callable[..., Tensor]
+Sizes = tuple[int, int, int]  # rows, poles, points
 
-# rows, poles, points
-GPU_PAIRS = ((1024, 32, 16384), (1024, 64, 4096))
-GPU_POWERS = ((1024, 32, 16384),)
+LARGE, DEEP = (1024, 32, 16384), (1024, 64, 4096)
+GPU_SHAPES = (LARGE, DEEP)
 GPU_REAL = ((16, 4096, 4096),)
 CPU_SHAPES = ((8, 16, 256),)
 
+AXIS, CIRCLE, ANYWHERE = "imaginary axis", "unit circle", "anywhere"
+# Milliseconds on an H200, forward and backward.
+Times = dict[tuple[Sizes, str], tuple[float, float | None]]
+S4 = "S4's CUDA extension"
+PAIRS_REACH: Times = {
+    (LARGE, AXIS): (0.25, 0.45),
+    (LARGE, CIRCLE): (0.35, 0.7),
+    (LARGE, ANYWHERE): (0.35, 0.7),
+    (DEEP, AXIS): (0.13, 0.25),
+    (DEEP, CIRCLE): (0.18, 0.35),
+}
+PAIRS_S4: Times = {
+    (LARGE, AXIS): (0.719, 1.671),
+    (LARGE, CIRCLE): (0.720, 1.670),
+    (LARGE, ANYWHERE): (0.720, 1.670),
+    **dict.fromkeys(((DEEP, AXIS), (DEEP, CIRCLE)), (0.367, 0.829)),
+}
+DECAYING = "decaying"
+POWERS_REACH: Times = {(LARGE, DECAYING): (0.055, 0.13), (DEEP, DECAYING): (0.04, 0.10)}
+POWERS_S4: Times = {(LARGE, DECAYING): (0.481, 0.845), (DEEP, DECAYING): (0.249, 0.357)}
 
-def _cases(device: str, shapes: tuple[tuple[int, int, int], ...], work: Callable[..., Work]) -> Iterator[Case]:
-    for rows, poles, points in shapes if device == "cuda" else CPU_SHAPES:
-        for backward in (False, True):
-            name = f"{rows}×{poles}×{points} {'backward' if backward else 'forward'}"
-            yield Case(name, partial(work, device, rows, poles, points, backward))
+
+def _cases(
+    device: str,
+    shapes: tuple[Sizes, ...],
+    work: Callable[..., Work],
+    kinds: tuple[str, ...] = ("",),
+    reach: Times | None = None,
+    s4: Times | None = None,
+) -> Iterator[Case]:
+    for sizes in shapes if device == "cuda" else CPU_SHAPES:
+        for kind in kinds:
+            for backward in (False, True):
+                name = f"{'×'.join(map(str, sizes))}{f' {kind}' * bool(kind)} {'backward' if backward else 'forward'}"
+                given = partial(work, device, *sizes, backward, *((kind,) if kind else ()))
+                reach_ms, s4_ms = ((times or {}).get((sizes, kind), (None, None))[backward] for times in (reach, s4))
+                target = Target(reach_us=reach_ms and 1e3 * reach_ms, peers_us={S4: 1e3 * s4_ms} if s4_ms else {})
+                yield Case(name, given, kind=kind, target=target)
 
 
-def _pairs_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
-    """S4's points on the imaginary axis, and poles of its initialisation."""
+def _points(kind: str, device: str, points: int) -> Tensor:
+    """S4's, which are on the imaginary axis; roots of unity; or right of that axis, so that no pole is close."""
+    theta = math.pi * torch.arange(points, dtype=torch.float64, device=device) / points
+    if kind == AXIS:
+        z = torch.complex(torch.zeros_like(theta), 2 * torch.tan(0.5 * theta))
+    elif kind == CIRCLE:
+        z = torch.polar(torch.ones_like(theta), 2 * theta)
+    else:
+        z = torch.complex(torch.rand_like(theta), 100 * torch.randn_like(theta))
+    return z.to(torch.complex64)
+
+
+def _pairs_work(device: str, rows: int, poles: int, points: int, backward: bool, kind: str) -> Work:
+    """Poles of S4's initialisation."""
     import gdn_cuda
 
-    theta = math.pi * torch.arange(points, dtype=torch.float64, device=device) / points
-    z = torch.complex(torch.zeros_like(theta), 2 * torch.tan(0.5 * theta)).to(torch.complex64)
-    w = _poles(device, rows, poles)
     v = torch.randn(rows, poles, device=device, dtype=torch.complex64)
-    return work_of(gdn_cuda.cauchy_conj, {"v": v, "z": z, "w": w}, ("v", "w"), backward)
+    x = {"v": v, "z": _points(kind, device, points), "w": _poles(device, rows, poles)}
+    return work_of(gdn_cuda.cauchy_conj, x, ("v", "w"), backward)
+
+
+def _complex_work(device: str, rows: int, poles: int, points: int, backward: bool, kind: str) -> Work:
+    """The same without the conjugates."""
+    import gdn_cuda
+
+    v = torch.randn(rows, poles, device=device, dtype=torch.complex64)
+    x = {"v": v, "omega": _points(kind, device, points), "lambd": _poles(device, rows, poles)}
+    return work_of(gdn_cuda.cauchy_kernel, x, ("v", "lambd"), backward)
 
 
 def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
@@ -51,11 +103,18 @@ def _real_work(device: str, rows: int, poles: int, points: int, backward: bool) 
     return work_of(gdn_cuda.cauchy_kernel, {"v": v, "omega": omega, "lambd": lambd}, ("v", "omega", "lambd"), backward)
 
 
-def _powers_work(device: str, rows: int, poles: int, points: int, backward: bool) -> Work:
-    """Exponents that decay over the length, with phases of which torch's product keeps three digits."""
+def _powers_work(device: str, rows: int, poles: int, points: int, backward: bool, kind: str) -> Work:
+    """Exponents that decay over the length, as S4D's, or that have powers on the unit circle, both with phases of which torch's
+    product keeps three digits; or any phases, and decays within a few steps."""
     import gdn_cuda
 
-    x = _poles(device, rows, poles) / points
+    if kind == ANYWHERE:
+        phases = 2 * math.pi * torch.rand(rows, poles, device=device)
+        x = torch.complex(-torch.randn(rows, poles, device=device).abs(), phases)
+    else:
+        x = _poles(device, rows, poles) / points
+    if kind == CIRCLE:
+        x = torch.complex(torch.zeros_like(x.real), x.imag)
     v = torch.randn(rows, poles, device=device, dtype=torch.complex64)
     return work_of(gdn_cuda.log_vandermonde, {"v": v, "x": x, "L": points}, ("v", "x"), backward)
 
@@ -65,13 +124,16 @@ def _poles(device: str, rows: int, poles: int) -> Tensor:
     return torch.complex(torch.full_like(imaginary, -0.5), imaginary) * (0.5 + torch.rand(rows, 1, device=device))
 
 
-def work_of(function: Function, x: Inputs, differentiated: tuple[str, ...], backward: bool) -> Work:
+def work_of(
+    function: Function, x: Inputs, differentiated: tuple[str, ...], backward: bool, checked: Inputs | None = None
+) -> Work:
+    """`checked`: the inputs that differ where outcomes are compared."""
     x |= {"differentiated": differentiated, "backward": backward}
     read = [x[name] for name in x if isinstance(x[name], Tensor)]
     out = _call(function, x)
     moved = size(*read, out) + (size(*(x[name] for name in differentiated)) if backward else 0)
     x["grad"] = torch.randn_like(out)
-    return Work(timed(function, x), moved, 0, x, partial(outcome, function), x)
+    return Work(timed(function, x), moved, 0, x, partial(outcome, function), x | (checked or {}))
 
 
 def _call(function: Function, x: Inputs, leaves: dict[str, Tensor] | None = None) -> Tensor:
@@ -133,25 +195,33 @@ def in_torch(function: Function, x: Inputs) -> Peer:
     return Peer(timed(function, x), lambda returned: outcome(function, x))
 
 
+def _product(x: Inputs) -> Peer:
+    if x["lambd"].dim() > 1:
+        raise Absent("it is for poles that all rows share")
+    return in_torch(formed_cauchy_kernel, x)
+
+
 # ---- The rows
 
 
 @bench({"naive torch": partial(in_torch, naive_cauchy_conj)}, "gradients")
 def cauchy_conj(device: str) -> Iterator[Case]:
-    return _cases(device, GPU_PAIRS, _pairs_work)
+    return _cases(device, GPU_SHAPES, _pairs_work, (AXIS, CIRCLE, ANYWHERE), PAIRS_REACH, PAIRS_S4)
 
 
 @bench(
     {
         "naive torch": partial(in_torch, naive_cauchy_kernel),
-        "torch product": partial(in_torch, formed_cauchy_kernel),
+        "torch product": _product,
     },
     "gradients",
 )
 def cauchy_kernel(device: str) -> Iterator[Case]:
-    return _cases(device, GPU_REAL, _real_work)
+    """Real poles that 16 rows share; poles and points of S4's sizes."""
+    yield from _cases(device, GPU_REAL, _real_work, reach={(GPU_REAL[0], ""): (0.022, None)})
+    yield from _cases(device, (LARGE,), _complex_work, (AXIS, CIRCLE, ANYWHERE))
 
 
 @bench({"naive torch": partial(in_torch, naive_log_vandermonde)}, "gradients")
 def log_vandermonde(device: str) -> Iterator[Case]:
-    return _cases(device, GPU_POWERS, _powers_work)
+    return _cases(device, GPU_SHAPES, _powers_work, (DECAYING, CIRCLE, ANYWHERE), POWERS_REACH, POWERS_S4)

@@ -2,7 +2,11 @@
 
 Solvers that raise wait for the device and cannot be captured: those rows are timed call by call ("eager"), as are all peers of
 solvers; beside them "graph" is the replay of what waits for nothing, `toeplitz_solve_ex`, and for symmetric matrices
-`toeplitz_solve_symmetric_ex` with assume_positive.
+`toeplitz_solve_symmetric_ex` with assume_positive. Backward rows time the gradients of matrix and right-hand side.
+
+Symmetric matrices are those of an exponential covariance, for which conjugate gradients end after six steps; and from the
+lengths on at which these are tried, those of a smooth one with a noise of 1e-3, a condition number of 2e5, for which the sixty
+steps that they may take are not enough ("steps do not end").
 """
 
 from __future__ import annotations
@@ -10,19 +14,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _C
-from ..operators.measure import Case, Inputs, Peer, Work, bench, import_peer
+from ..operators.measure import Absent, Case, Inputs, Peer, Target, Work, bench, import_peer
 from .measure_sums import Function, in_torch, work_of
 
-GPU_PRODUCTS = ((4, 256), (64, 1024))
-GPU_SYMMETRIC = ((4, 64), (4, 256), (64, 1024), (1, 8192))
-GPU_GENERAL = ((4, 256), (64, 1024), (1, 8192))
-CPU_SHAPES = ((2, 64),)
+Reach = dict[tuple[int, int], float]  # milliseconds on an H200 by systems and rows; without one where there is no target
+GPU_PRODUCTS: Reach = {(4, 256): 0.0057, (64, 1024): 0.0085}
+GPU_SYMMETRIC: Reach = {(4, 64): 0.02, (4, 256): 0.05, (64, 1024): 0.3, (1, 2048): 0, (1, 8192): 0.19}
+GPU_GENERAL: Reach = {(4, 256): 0.2, (64, 1024): 1.1, (1, 8192): 8}
+HARD_REACH: Reach = {(1, 8192): 1.0}
+CPU_SHAPES: Reach = {(2, 64): 0}
+SHORTEST_BY_GRADIENTS = 1025
 # Longer systems are solved by libraries that wait for the device.
 LONGEST_CAPTURED = {
     "toeplitz_solve": _C.TOEPLITZ_LONGEST_GENERAL,
@@ -30,27 +38,49 @@ LONGEST_CAPTURED = {
 }
 
 
-def _solves(name: str, device: str, shapes: tuple[tuple[int, int], ...]) -> Iterator[Case]:
-    for systems, n in shapes if device == "cuda" else CPU_SHAPES:
-        yield Case(f"{systems}×{n} eager", partial(_work, name, device, systems, n, False), captured=False)
-        if n <= LONGEST_CAPTURED[name]:
-            yield Case(f"{systems}×{n} graph", partial(_work, name, device, systems, n, True))
+def _solves(name: str, device: str, shapes: Reach) -> Iterator[Case]:
+    for (systems, n), reach_ms in (shapes if device == "cuda" else CPU_SHAPES).items():
+        can_be_captured = n <= LONGEST_CAPTURED[name]
+        for way, backward in product(("eager", "graph") if can_be_captured else ("eager",), (False, True)):
+            is_target = not backward and (way == "graph" or not can_be_captured)
+            yield _solve(name, device, systems, n, way, reach_ms if is_target else 0, backward)
+        if name == "toeplitz_solve_symmetric" and n >= SHORTEST_BY_GRADIENTS:
+            for backward in (False, True):
+                reach_ms = 0 if backward else HARD_REACH.get((systems, n), 0)
+                yield _solve(name, device, systems, n, "eager", reach_ms, backward, is_hard=True)
 
 
-def _work(name: str, device: str, systems: int, n: int, without_waiting: bool) -> Work:
+def _solve(
+    name: str, device: str, systems: int, n: int, way: str, reach_ms: float, backward: bool = False, is_hard: bool = False
+) -> Case:
+    shape = f"{systems}×{n} {way}" + ", steps do not end" * is_hard + ", backward" * backward
+    work = partial(_work, name, device, systems, n, way == "graph", backward, is_hard)
+    return Case(shape, work, captured=way == "graph", target=_target(reach_ms))
+
+
+def _target(reach_ms: float) -> Target:
+    return Target(reach_us=1e3 * reach_ms or None)
+
+
+def _work(
+    name: str, device: str, systems: int, n: int, without_waiting: bool = False, backward: bool = False, is_hard: bool = False
+) -> Work:
     import gdn_cuda
 
     distance = torch.arange(n, device=device, dtype=torch.float32)
-    positive = 0.9**distance + 0.1 * (distance == 0)
+    positive = (0.9**distance + 0.1 * (distance == 0)).repeat(systems, 1)
+    smooth = torch.exp(-((distance / 100) ** 2)) + 1e-3 * (distance == 0)
     c, r, right = (torch.randn(systems, n, device=device) for _ in range(3))
     c[:, 0] += 4 * n**0.5  # a condition number of a few
     if name == "toeplitz_matvec":
-        return work_of(gdn_cuda.toeplitz_matvec, {"c": c, "r": r, "x": right}, ("c", "r", "x"), False)
+        return work_of(gdn_cuda.toeplitz_matvec, {"c": c, "r": r, "x": right}, ("c", "r", "x"), backward)
     if name == "toeplitz_solve":
         solve = _first_of_ex if without_waiting else gdn_cuda.toeplitz_solve
-        return work_of(solve, {"c": c, "r": r, "b": right}, ("c", "r", "b"), False)
+        return work_of(solve, {"c": c, "r": r, "b": right}, ("c", "r", "b"), backward)
     symmetric = _first_of_symmetric_ex if without_waiting else gdn_cuda.toeplitz_solve_symmetric
-    return work_of(symmetric, {"c": positive.repeat(systems, 1), "b": right}, ("c", "b"), False)
+    x = {"c": smooth.repeat(systems, 1) if is_hard else positive, "b": right}
+    # Peers solve in fp32, which leaves few digits of a hard system.
+    return work_of(symmetric, x, ("c", "b"), backward, checked={"c": positive})
 
 
 def _first_of_ex(c: Tensor, r: Tensor, b: Tensor) -> Tensor:
@@ -99,6 +129,8 @@ def _in_torch_eagerly(function: Function, x: Inputs) -> Peer:
 
 
 def _scipy(name: str, x: Inputs) -> Peer:
+    if x["backward"]:
+        raise Absent("it has no gradients")
     function = import_peer("scipy.linalg", name)
     device, right = x["c"].device, "x" if "x" in x else "b"
     columns, numbers = x["c"].cpu().numpy(), x[right].cpu().numpy()
@@ -115,8 +147,9 @@ def _scipy(name: str, x: Inputs) -> Peer:
 
 @bench({"torch FFT": partial(in_torch, transforms), "SciPy": partial(_scipy, "matmul_toeplitz")}, "gradients")
 def toeplitz_matvec(device: str) -> Iterator[Case]:
-    for systems, n in GPU_PRODUCTS if device == "cuda" else CPU_SHAPES:
-        yield Case(f"{systems}×{n}", partial(_work, "toeplitz_matvec", device, systems, n, False))
+    for (systems, n), reach_ms in (GPU_PRODUCTS if device == "cuda" else CPU_SHAPES).items():
+        yield Case(f"{systems}×{n}", partial(_work, "toeplitz_matvec", device, systems, n), target=_target(reach_ms))
+        yield Case(f"{systems}×{n}, backward", partial(_work, "toeplitz_matvec", device, systems, n, backward=True))
 
 
 @bench({"torch LU": partial(_in_torch_eagerly, lu), "SciPy": partial(_scipy, "solve_toeplitz")}, "gradients")

@@ -1,0 +1,283 @@
+"""Reports of benchmarks as files, tables and plots; all figures are invented."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gdn_cuda.cli import bench, bench_columns, bench_markdown, bench_plot, bench_report
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def invented_row(shape: str, time_us: float, **others: Any) -> dict[str, Any]:
+    return {
+        "shape": shape,
+        "row": shape,
+        "kind": "",
+        "curve": None,
+        "timed": "replay",
+        "time_us": time_us,
+        "call_us": None,
+        "host_us": 8.0,
+        "bytes": 43_000_000,
+        "flops": 0,
+        "roof_us": 10.0,
+        "reach_us": None,
+        "in_place_us": 12.5,
+        "published_us": {},
+        "peers_us": {},
+        "peers_call_us": {},
+        "peers_errors": {},
+        "peers_disagree": [],
+    } | others
+
+
+def invented_report(*rows: dict[str, Any], **others: Any) -> dict[str, Any]:
+    speeds = {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 7.9e14}
+    return {
+        "operator": "fused_gdn_gating",
+        "device": "a GPU",
+        "driver": "1",
+        "torch": "2",
+        "cuda": "13",
+        "gdn_cuda": "0",
+        "commit": "0123456789",
+        "date": "2026-11-26",
+        "command": "python -m gdn_cuda bench fused_gdn_gating",
+        "repeats": 20,
+        "ceilings": speeds | {"floor_us": 4.0},
+        "roof": speeds,
+        "rows": list(rows),
+        "peer_versions": {},
+        "peers_absent": [],
+        "peers_disagree": False,
+    } | others
+
+
+def by_gates(row: str, times: dict[str, float], **others: Any) -> list[dict[str, Any]]:
+    return [invented_row(f"{row} {kind}", time, row=row, kind=kind, **others) for kind, time in times.items()]
+
+
+def curve_report() -> dict[str, Any]:
+    rows = [
+        row
+        | {"peers_us": {"another": 3.0 * row["time_us"]}, "call_us": 2.0 * row["time_us"], "peers_call_us": {"another": 90.0}}
+        for length in (1024, 2048)
+        for row in by_gates(
+            f"1×{length}", {"fast gates": length / 50, "mixed gates": length / 20}, curve=["tokens", length], flops=10**9
+        )
+    ]
+    return invented_report(*rows)
+
+
+# ---- Files
+
+
+def test_a_report_is_written_with_a_line_for_each_row(tmp_path: Path) -> None:
+    report = invented_report(invented_row("1×1", 5.123456789), invented_row("2×2", 6.0))
+    bench_report.write([report], str(tmp_path / "one.json"))
+    lines = (tmp_path / "one.json").read_text().splitlines()
+    assert sum('"shape"' in line for line in lines) == 2
+    (read,) = bench_report.read([str(tmp_path / "one.json")])
+    assert read == report | {"rows": [report["rows"][0] | {"time_us": 5.1235}, report["rows"][1]]}
+
+
+def test_a_folder_gets_a_file_for_each_operator(tmp_path: Path) -> None:
+    reports = [invented_report(invented_row("1×1", 5.0), operator=operator) for operator in ("a", "b")]
+    bench_report.write(reports, str(tmp_path))
+    assert [json.loads((tmp_path / f"{each['operator']}.json").read_text()) for each in reports] == reports
+    bench_report.write(reports, str(tmp_path / "both.json"))
+    assert bench_report.read([str(tmp_path / "both.json")]) == reports
+
+
+def test_parts_of_a_report_are_joined(tmp_path: Path) -> None:
+    parts = [[invented_row("1×1", 5.0), invented_row("2×2", 6.0)], [invented_row("2×2", 7.0), invented_row("3×3", 8.0)]]
+    files = [str(tmp_path / f"{number}.json") for number in range(2)]
+    for number, (file, rows) in enumerate(zip(files, parts, strict=True)):
+        bench_report.write([invented_report(*rows, command=f"part {number}")], file)
+    (joined,) = bench_report.read(files)
+    assert [(row["shape"], row["time_us"]) for row in joined["rows"]] == [("1×1", 5.0), ("2×2", 7.0), ("3×3", 8.0)]
+    assert joined["command"] == "part 0\npart 1"
+    bench_report.write([invented_report(invented_row("1×1", 5.0), device="another GPU")], files[1])
+    with pytest.raises(ValueError, match="fused_gdn_gating: expected parts of one device, got a GPU and another GPU"):
+        bench_report.read(files)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"rows": []}'])
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text(text)
+    with pytest.raises(ValueError, match=r"no\.json: expected a report that --json wrote"):
+        bench_report.read([str(tmp_path / "no.json")])
+
+
+def run_bench(*arguments: object) -> int:
+    from gdn_cuda.cli import parse
+
+    chosen = parse(["bench", *map(str, arguments)])
+    return int(chosen.run(chosen))
+
+
+def test_bench_prints_selects_draws_and_joins_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    bench_report.write([curve_report()], str(tmp_path / "a.json"))
+    (tmp_path / "out").mkdir()
+    plot = tmp_path / "picture.svg"
+    assert run_bench(tmp_path / "a.json", "--only", "1x1024", "--plot", plot, "--json", tmp_path / "out") == 0
+    assert "1×1024 fast gates" in (printed := capsys.readouterr().out) and "1×2048" not in printed
+    assert plot.stat().st_size > 1000 and (tmp_path / "picture_lengths.svg").stat().st_size > 1000
+    assert len(json.loads((tmp_path / "out/fused_gdn_gating.json").read_text())["rows"]) == 2
+    assert run_bench(tmp_path / "a.json", "--markdown") == 0
+    assert "| 1×1024 | **" in capsys.readouterr().out
+    for wrong in (("fused_decode", tmp_path / "a.json"), ("fused_decode", "--cpu", "--peers", "nobody")):
+        with pytest.raises(
+            ValueError, match=r"OP: expected operators or files, got both|--peers: expected some of .*got nobody"
+        ):
+            run_bench(*wrong)
+
+
+def test_what_is_measured_is_written_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(*_: object) -> Any:
+        yield {"rows": [invented_row("1×1", 5.0)]}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "_has_gpu", lambda: True)
+    monkeypatch.setattr("gdn_cuda.cli.bench_measure.measure_gpu", cut_off)
+    monkeypatch.setattr("gdn_cuda.cli.bench_environment.environment", lambda operator, cpu: {"operator": operator})
+    with pytest.raises(KeyboardInterrupt):
+        run_bench("fused_gdn_gating", "--json", tmp_path / "half.json")
+    assert [row["shape"] for row in json.loads((tmp_path / "half.json").read_text())["rows"]] == ["1×1"]
+
+
+# ---- Tables
+
+
+def cells_of(table: str) -> dict[str, dict[str, str]]:
+    """By row and column of the first table of a page."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+    return {line[0]: dict(zip(lines[0][1:], line[1:], strict=True)) for line in lines[2:]}
+
+
+def test_a_table_compares_with_peers_roof_and_reach() -> None:
+    peers = {"peers_us": {"a": 40.0, "b": None}, "published_us": {"b": 30.0}, "reach_us": 16.0}
+    found = cells_of(bench_markdown.page(invented_report(invented_row("1×1", 20.0, **peers), invented_row("2×2", 25.0))))
+    assert found["1×1"] == {
+        "µs": "**20.0**",
+        "a": "40.0",
+        "b": "30.0 †",
+        "best peer ÷ ours": "1.50",
+        "in-place add": "12.5",
+        "÷ add": "1.60",
+        "roof": "10.0",
+        "share": "50 %",
+        "reach": "16.0",
+        "÷ reach": "1.25",
+    }
+    assert found["2×2"]["a"] == found["2×2"]["reach"] == found["2×2"]["best peer ÷ ours"] == ""
+
+
+def test_kinds_are_side_by_side() -> None:
+    rows = [*by_gates("1×1", {"fast": 20.0, "mixed": 40.0}, reach_us=16.0), *by_gates("2×2", {"mixed": 1500.0})]
+    found = cells_of(bench_markdown.page(invented_report(*rows, invented_row("3×3", 5.0))))
+    assert [row["ms, fast / mixed"] for row in found.values()] == ["**0.020 / 0.040**", "**1.500**", "**0.0050**"]
+    assert found["1×1"]["reach"] == "0.016" and found["1×1"]["÷ reach"] == "1.25 / 2.50"
+
+
+def test_direct_calls_have_a_table_of_their_own() -> None:
+    page = bench_markdown.page(curve_report())
+    first, second = page.split("Calls as they come:")
+    assert cells_of(second)["1×1024"]["best peer ÷ ours"] == "2.20 / 0.88"
+    assert "Replays of a CUDA graph of one call" in first and "commit 0123456" in first
+
+
+def test_a_page_says_what_was_not_measured() -> None:
+    gap = {"peer": "a", "reason": "it is shy", "shapes": ["1×1", "2×2"]}
+    rows = [invented_row(shape, 5.0, published_us={"b": 6.0}) for shape in ("1×1", "2×2", "3×3")]
+    page = bench_markdown.page(invented_report(*rows, peers_absent=[gap], peer_versions={"a": "1.2"}))
+    assert "- a was not measured at 1×1 and 1 more: it is shy" in page
+    assert "- † measured on another day" in page and "CUDA 13, a 1.2, 2026-11-26" in page
+
+
+def test_a_column_without_figures_is_left_out() -> None:
+    (columns,) = bench_columns.tables(invented_report(invented_row("1×1", 5.0))).values()
+    assert [column.name for column in columns if not column.detail] == ["µs", "in-place add", "÷ add", "roof", "share"]
+
+
+# ---- Plots
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        curve_report(),
+        invented_report(
+            invented_row("1×1", 5.0, published_us={"another": 9.0}), *by_gates("2×2", {"fast": 6.0, "mixed": 7.0}, reach_us=3.0)
+        ),
+        {"operator": "a", "device": "CPU", "torch": "2", "cuda": None, "rows": [{"shape": "1×1", "time_us": 5.0}]},
+        {"device": "two", "rows": [{"operator": "a", "shape": "1×1", "before": {"time_us": 5.0}, "after": {"time_us": 6.0}}]},
+    ],
+    ids=["curve", "rows", "CPU", "two trees"],
+)
+def test_a_plot_is_the_same_bytes_again(report: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = [bench_plot.draw(report, str(tmp_path / f"{number}.svg")) for number in range(2)]
+    curve = any(row.get("curve") for row in report["rows"])
+    assert [Path(file).name for file in drawn[0]] == ["0.svg", "0_lengths.svg"][: 1 + curve]
+    for first, second in zip(*drawn, strict=True):
+        assert Path(first).read_bytes() == Path(second).read_bytes()
+
+
+# ---- Pages
+
+
+def filler() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fill_pages", ROOT / "benchmarks/fill_pages.py")
+    assert spec and spec.loader
+    module = sys.modules["fill_pages"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_what_their_reports_say() -> None:
+    fill_pages = filler()
+    for path in fill_pages.pages(ROOT):
+        text = path.read_text()
+        assert text == fill_pages.filled(path, ROOT), f"{path}: run benchmarks/fill_pages.py"
+        assert (
+            text.count("<!-- bench: ") + text.count("<!-- plot: ")
+            == text.count("<!-- end -->")
+            == len(fill_pages.BLOCK.findall(text))
+        )
+
+
+def test_blocks_of_a_page_are_filled_where_there_are_reports(tmp_path: Path) -> None:
+    fill_pages = filler()
+    data, page = tmp_path / fill_pages.DATA, tmp_path / "docs/benchmarks/page.md"
+    data.mkdir(parents=True)
+    bench_report.write([curve_report()], str(data))
+    blocks = {name: f"<!-- {name} -->\nby hand\n<!-- end -->\n" for name in ("bench: fused_gdn_gating", "bench: absent")}
+    page.write_text(f"# A page\n{blocks['bench: fused_gdn_gating']}words\n{blocks['bench: absent']}")
+    text = fill_pages.filled(page, tmp_path)
+    page.write_text(text)
+    assert text == fill_pages.filled(page, tmp_path), "filled again, it stays"
+    assert text.startswith("# A page\n<!-- bench: fused_gdn_gating -->\n") and text.endswith(
+        f"words\n{blocks['bench: absent']}"
+    )
+    assert text.count("by hand") == 1 and "| 1×1024 | **" in text
+    assert "](plots/fused_gdn_gating.svg)" in text and "](plots/fused_gdn_gating_lengths.svg)" in text
+    (tmp_path / "README.md").write_text("<!-- plot: fused_gdn_gating_lengths -->\n<!-- end -->\n")
+    assert "](docs/benchmarks/plots/fused_gdn_gating_lengths.svg)" in fill_pages.filled(tmp_path / "README.md", tmp_path)
+
+
+def test_operators_of_the_pages_are_measured() -> None:
+    fill_pages = filler()
+    blocks = [block for path in fill_pages.pages(ROOT) for block in fill_pages.BLOCK.findall(path.read_text())]
+    named = {name for _, _, names, _ in blocks for name in names.split()}
+    scripts = {"host_times", "million_tokens", "before_after", "prefill_mma", "chunked_forward_lengths"}
+    assert named - scripts == set(bench.benches())
