@@ -308,10 +308,10 @@ def fused_decode(
     the pool is only read. `allow_negative_eigenvalues` doubles beta. For speculative verify, give `state_indices` (B, T) and
     `num_accepted_tokens`: it reads slot state_indices[n, max(accepted, 1) − 1] and writes the state after token t to slot
     state_indices[n, t]. Or give `step_states` and `step_slots`: the state after token t goes to step_states[step_slots[n], t]
-    and the pool is not written; with `parents` too, the tokens are a tree: token t continues from the state after token
-    parents[n, t], which is before it, or from the slot where that is −1. Or give `replay`, buffers that `replay_buffers` makes:
-    the call keeps its tokens there, and the next one applies the accepted ones of them, so that a state is written once a call
-    (`replay_decode`).
+    and the pool is not written, but for slot `write_indices[n]`, which gets the last state if these are given; or with
+    `parents` the tokens are a tree: token t continues from the state after token parents[n, t], which is before it, or from the
+    slot where that is −1. Or give `replay`, buffers that `replay_buffers` makes: the call keeps its tokens there, and the next
+    one applies the accepted ones of them, so that a state is written once a call (`replay_decode`).
 
     Safe under CUDA-graph capture once its kernel is loaded (`gdn_cuda.warmup`); a replay reads the indices' current values.
 

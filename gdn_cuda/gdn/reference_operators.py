@@ -202,8 +202,9 @@ def fused_decode(x: Any) -> Tensor:
     Sequence n reads slot indices[n] (n itself without indices) and writes its last state there. With indices (N,T) it reads
     indices[n, max(num_accepted_tokens[n], 1) − 1] (column 0 without counts) and writes the state after token t to
     indices[n, t]. With step_states (rows,S,Hv,dv,dk) the state after token t goes to step_states[step_slots[n], t] instead and
-    the pool stays as it was. A slot to read that is negative or null_slot skips its sequence, with zero output; a slot to write
-    that is so is not written. States are rounded when stored, never between the tokens of one call.
+    the pool stays as it was, but for slot write_indices[n], which gets the last state if these are given. A slot to read that
+    is negative or null_slot skips its sequence, with zero output; a slot to write that is so is not written. States are
+    rounded when stored, never between the tokens of one call.
     """
     output_shape = x.value.shape
     x = _packed(x, "query", "key", "value", "a", "b")
@@ -235,10 +236,10 @@ def fused_decode(x: Any) -> Tensor:
         return _zero_inactive(output.to(x.value.dtype), active, x.cu_seqlens).view(output_shape)
     options = {"scale": x.scale, "use_qk_l2norm": x.use_qk_l2norm, "keep_steps": per_token or x.step_states is not None}
     output, final_state, steps = gdn.recurrent(*inputs, **options)
-    if steps is None:
+    if steps is None or (to_steps and x.write_indices is not None):
         written = active & (lengths > 0) & is_slot(targets, x.null_slot) & x.update_state
         pool[targets[written]] = final_state[written].to(pool.dtype)
-    else:
+    if steps is not None:
         sequence, token, row = _tokens_of(lengths, active)
         after = steps.flatten(0, 1)[row] if x.cu_seqlens is None else steps[row]
         if to_steps:

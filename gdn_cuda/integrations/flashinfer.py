@@ -103,9 +103,8 @@ def gated_delta_rule_decode_pretranspose(
     if pool is None:
         raise Declined("neither state nor initial_state is given")
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
-    options |= _destination(intermediate_states_buffer, disable_state_update, q)
-    options["write_indices"] = output_state_indices
-    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, initial_state_indices, **options), pool
+    options |= _slots(q, initial_state_indices, output_state_indices, intermediate_states_buffer, disable_state_update)
+    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, pool, **options), pool
 
 
 def gated_delta_rule_mtp(
@@ -138,19 +137,21 @@ def gated_delta_rule_mtp(
         raise Declined("ReplaySSM")
     frozen = disable_state_update is None or disable_state_update
     options: dict[str, Any] = {"scale": scale, "use_qk_l2norm": use_qk_l2norm, "out": output}
-    options |= _destination(intermediate_states_buffer, frozen, q)
-    options["write_indices"] = output_state_indices
-    output = gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, initial_state_indices, **options)
-    return output, initial_state
+    options |= _slots(q, initial_state_indices, output_state_indices, intermediate_states_buffer, frozen)
+    return gdn_cuda.fused_decode(q, k, v, a, b, A_log, dt_bias, initial_state, **options), initial_state
 
 
-def _destination(buffer: Tensor | None, frozen: bool, q: Tensor) -> dict[str, Any]:
-    """Where states go: to the pool, nowhere, or that after every token to the buffer's row of its sequence."""
+def _slots(q: Tensor, read: Tensor | None, written: Tensor | None, buffer: Tensor | None, frozen: bool) -> dict[str, Any]:
+    """Where states are read, and where they go: the last of a sequence to the pool unless it is frozen, and those after every
+    token to the sequence's row of the buffer."""
     if buffer is None:
-        return {"update_state": not frozen}
-    if not frozen:
-        raise Declined("states to the buffer and to the pool")
-    return {"step_states": buffer, "step_slots": torch.arange(q.shape[0], device=q.device)}
+        return {"state_indices": read, "write_indices": None if frozen else written, "update_state": not frozen}
+    row = torch.arange(q.shape[0], device=q.device)
+    steps = {"step_states": buffer, "step_slots": row}
+    if frozen:
+        return steps | {"state_indices": read}
+    read = row if read is None else read
+    return steps | {"state_indices": read, "write_indices": read if written is None else written}
 
 
 # ---- What was verified

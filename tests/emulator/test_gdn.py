@@ -56,6 +56,23 @@ def test_a_step(tokens: int, dk: int, dv: int, kernel: str, state: torch.dtype) 
     assert rel_rms(x["state_pool"], double["state_pool"]) < STATE_BOUND[state]
 
 
+@pytest.mark.parametrize("tokens,dk,kernel", [(3, 64, "verify"), (3, 72, "recurrent"), (3, 33, "recurrent_any")])
+def test_states_of_every_step_and_the_last_one_to_the_pool(tokens: int, dk: int, kernel: str) -> None:
+    x = a_step(3, tokens, (2, 4), dk, 40, torch.float32)
+    x |= {"step_states": torch.full((4, tokens + 1, 4, 40, dk), 7.0), "step_slots": torch.tensor([3, 0, 2])}
+    x["write_indices"] = torch.tensor([3, -1, 4])
+    double, before = in_double(x), x["state_pool"].clone()
+    double["step_states"] = x["step_states"].double()
+    expected = reference.fused_decode(**double)
+    with emulated(multiprocessors=1 if kernel == "verify" else 132) as launched:
+        output = fused_decode(**x)
+        assert [name for name in launched() if name.startswith(f"gdn/{kernel}{{")]
+    assert rel_rms(output, expected) < OUTPUT_BOUND
+    assert rel_rms(x["state_pool"], double["state_pool"]) < STATE_BOUND[torch.float32]
+    assert rel_rms(x["step_states"], double["step_states"]) < STATE_BOUND[torch.float32]
+    assert torch.equal(x["state_pool"][:3], before[:3]) and not torch.equal(x["state_pool"][3:], before[3:])
+
+
 @pytest.mark.parametrize("mode", InferenceMode)
 def test_recurrent_forward(mode: InferenceMode) -> None:
     x = {

@@ -48,12 +48,14 @@ Prepared prepare_decode(const FusedDecode& x) {
         args.null_slot = *x.null_slot;
     }
 
+    const View parents = view_of(x.parents);
     if (steps.defined()) {
         check.dtype("step_states", steps, {prepared.state_type});
         args.steps = check_states(check, prepared, "step_states", steps, 5);
         check.distinct("step_states", steps);
         args.step_index = RecurrentArgs::by_step_slot;
         set_step_slots(check, args, states);
+        if (written.defined()) args.last = args.initial;
     } else if (states.by_token()) {
         args.steps = args.initial;
         args.step_index = RecurrentArgs::by_slot_of_token;
@@ -64,8 +66,9 @@ Prepared prepare_decode(const FusedDecode& x) {
     GDN_REQUIRE(check, x.update_state || !(states.by_token() && !steps.defined()), "update_state",
                 "True with a slot for each token", "False");
     if (written.defined())
-        check_write_indices(check, prepared, written, slots, x.update_state && !steps.defined() && !states.by_token());
-    if (const View parents = view_of(x.parents); parents.defined()) {
+        check_write_indices(check, prepared, written, slots,
+                            x.update_state && (steps.defined() ? !parents.defined() : !states.by_token()));
+    if (parents.defined()) {
         check_parents(check, parents, steps.defined(), sequences);
         args.parents = tagged(parents);
         args.parents_sequence = parents.stride(0);
@@ -85,7 +88,7 @@ Prepared prepare_decode(const FusedDecode& x) {
                                                                                            {"step_slots", rows},
                                                                                            {"has_initial_state", has_initial},
                                                                                            {"write_indices", written},
-                                                                                           {"parents", view_of(x.parents)}});
+                                                                                           {"parents", parents}});
     return prepared;
 }
 

@@ -279,6 +279,8 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("recurrent-handed-over", "has_initial_state", changing(has_initial_state=ints(1, 0))),
     ("decode-handed-over", "write_indices", changing(update_state=False)),
     ("decode-handed-over", "write_indices", without("state_indices")),
+    ("decode-steps-and-last", "write_indices", changing(update_state=False)),
+    ("decode-tree", "write_indices", changing(write_indices=ints(1, 2))),
     ("decode-verify", "update_state", changing(update_state=False)),
     ("chunked-handed-over", "final_state", changing(output_final_state=False)),
     ("chunked-handed-over", "state_dtype", changing(state_dtype=torch.float32)),
