@@ -16,8 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 ON_CPU = os.environ.get("PEERS_DEVICE") == "cpu"
 DEVICE = "cpu" if ON_CPU else "cuda"
-if ON_CPU:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU Triton's own driver fails at import
 
 
 def capability() -> tuple[int, int]:

@@ -137,7 +137,8 @@ def declined(name: str) -> Any:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or not report.passed:
+    part_of_a_test = hasattr(report, "context")  # unittest's subTest; the test has a report besides
+    if (report.when == "call" or not report.passed) and not part_of_a_test:
         _reports[_suite_of(report.nodeid.split("::")[0])].append(report)
 
 
