@@ -5,10 +5,12 @@
 #   memcheck                of every kernel, and of GDN's fuzz tests
 #   racecheck[=KERNEL,...]  of every kernel; named ones are faster, each in a process that has it alone in view
 #   bench[=OPERATOR,...]    every benchmark, or `bench OPERATOR --json` of the named ones
+#   peers[=LIBRARY,...]     other libraries' tests on gdn_cuda, which tests/peers/pack.py has packed: fla, flashinfer, vllm,
+#                           sglang, causal_conv1d
 #
 # Without phases: suite, memcheck, racecheck, bench. Logs go to the folder OUT, a summary to standard output; the exit status is 1
-# if anything failed. LIMIT: seconds that a step may take (600). WORKERS: processes that share the suite (1). Eight halve its
-# time, which is mostly the oracles' on the CPU; tests/gpu times calls and wants the GPU for itself.
+# if anything failed. LIMIT: seconds that a step may take (600). WORKERS: processes that share the suite (1) or the peers
+# (12). Eight halve the suite's time, which is mostly the oracles' on the CPU; tests/gpu times calls and wants the GPU for itself.
 #
 # Most of the time would be compile time: `tests/gpu_pack.sh` makes .carry/ beforehand, on any machine, with the compiled kernels and
 # the headers, which a GPU machine without network lacks. It is unpacked here, if it is there.
@@ -81,14 +83,24 @@ bench() { # OPERATOR...
     cat "$out"/{prefill_resets,host_times}.log
     tail -n 60 "$out/bench.log"
 }
+peers() { # LIBRARY...
+    local to=${TMPDIR:-/tmp}/gdn_cuda_peers
+    [ -f .carry/peers.tar.xz ] || fail ".carry/peers.tar.xz: expected what tests/peers/pack.py makes, got none"
+    mkdir -p "$to" && tar xJf .carry/peers.tar.xz -C "$to"
+    local tests=("$to/tests")
+    [ $# -eq 0 ] || tests=("${@/#/$to/tests/peer_}")
+    PYTHONPATH=$PWD/tests/peers:$to/site:$PYTHONPATH OMP_NUM_THREADS=1 logged peers "$python" -m pytest -c tests/peers/pytest.ini \
+        --rootdir "$to/tests" "${tests[@]}" -q -n "${WORKERS:-12}" --dist worksteal --durations=10
+    sed -n '/^=* peers =/,/^=* slowest/p' "$out/peers.log"
+}
 
 for phase; do
     name=${phase%%=*} names=()
     [ "$name" = "$phase" ] || IFS=, read -ra names <<<"${phase#*=}"
     case $name in
-    suite | racecheck | bench) "$name" "${names[@]}" ;;
+    suite | racecheck | bench | peers) "$name" "${names[@]}" ;;
     memcheck) memcheck ;;
-    *) fail "expected suite, memcheck, racecheck or bench, got '$name'" ;;
+    *) fail "expected suite, memcheck, racecheck, bench or peers, got '$name'" ;;
     esac
 done
 exit $failed

@@ -378,7 +378,7 @@ def _work(device: str, batch: int, tokens: int, state: torch.dtype) -> Work:
 _HOSTILE = [2**63 - 1, -(2**63), 2**32, -1, 3]
 
 
-@sanitizes("decode_layer", "decode_layer_alone")
+@sanitizes("decode_layer")
 def _sanitized() -> None:
     for state, (dk, dv), T in product(_NAMES, ((128, 128), (96, 192), (64, 40)), (1, 3, 16)):
         for heads, layout in (((2, 4), "qwen3_next"), ((1, 9), "qwen3_5")):

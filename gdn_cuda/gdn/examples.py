@@ -115,6 +115,14 @@ def decode(
     return make
 
 
+def decode_steps_and_last(B: int, T: int, seed: int) -> Arguments:
+    """States after every token, and the last one to the pool, but for that of the first sequence."""
+    inputs = decode(steps=True)(B, T, seed)
+    written = inputs["state_indices"].clone()
+    written[:1] = -1
+    return inputs | {"write_indices": written}
+
+
 def decode_tree(B: int, T: int, seed: int) -> Arguments:
     """Every token continues from one before it, or from the slot."""
     tokens = min(T, 64)
@@ -319,6 +327,7 @@ def _cases() -> Iterator[Case]:
     yield Case("decode-verify", gdn_cuda.fused_decode, decode("token", gaps=True))
     yield Case("decode-verify-packed", gdn_cuda.fused_decode, decode("token", packed=True, index=torch.int64), packed=True)
     yield Case("decode-step-states", gdn_cuda.fused_decode, decode(steps=True))
+    yield Case("decode-steps-and-last", gdn_cuda.fused_decode, decode_steps_and_last)
     yield Case("decode-tree", gdn_cuda.fused_decode, decode_tree)
     yield Case("decode-step-states-packed", gdn_cuda.fused_decode, decode(packed=True, steps=True, pool=bf16), packed=True)
 

@@ -178,7 +178,7 @@ def _destination(
     """Where states come from and go to: the last one to the pool, unless that is frozen, and that after every token to the
     buffer's row of its sequence."""
     if buffer is None:
-        return {"state_indices": slots, "write_indices": written, "update_state": not frozen}
+        return {"state_indices": slots, "write_indices": None if frozen else written, "update_state": not frozen}
     rows = torch.arange(q.shape[0], device=q.device)
     slots = rows if slots is None else slots
     to_pool = slots if written is None else written

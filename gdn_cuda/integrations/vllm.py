@@ -174,9 +174,12 @@ def _conv(
     metadata: Any = None,
     validate_data: bool = False,
 ) -> Tensor:
-    """x: (channels, tokens)."""
-    if cache_indices is not None and null_block_id is not None:
-        cache_indices = torch.where(cache_indices == null_block_id, -1, cache_indices)
+    """x: (channels, tokens). Tables of slots and flags may have more rows than there are prompts."""
+    sequences = query_start_loc.shape[0] - 1
+    if cache_indices is not None:
+        cache_indices = cache_indices[:sequences]
+        if null_block_id is not None:
+            cache_indices = torch.where(cache_indices == null_block_id, -1, cache_indices)
     return gdn_cuda.causal_conv1d(
         x.unsqueeze(0),
         weight,
@@ -185,7 +188,7 @@ def _conv(
         cu_seqlens=query_start_loc,
         conv_state=conv_states[..., : weight.shape[1] - 1],
         state_indices=cache_indices,
-        has_initial_state=has_initial_state,
+        has_initial_state=None if has_initial_state is None else has_initial_state[:sequences],
     ).squeeze(0)
 
 

@@ -181,6 +181,34 @@ def test_decode_of_a_pool(name: str, steps: bool, device: str, rng: torch.Genera
             assert rel_rms(pool[slot], states[-1]) < STATE
 
 
+@pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp", "states of a batch"])
+@pytest.mark.parametrize("others", [False, True])
+def test_decode_to_a_buffer_and_to_the_pool(name: str, others: bool, device: str, rng: torch.Generator) -> None:
+    """The states after every token, and the last one to its slot or to another, not for a padding row."""
+    x, pool = step(rng, 3, 2, device), torch.randn(6, HV, V, K, generator=rng).to(device)
+    read, written = [4, -1, 1], [0, 5, -1] if others else [4, -1, 1]
+    before, buffer = pool.clone(), torch.full((3, 3, HV, V, K), float("nan"), device=device)
+    x |= {"intermediate_states_buffer": buffer, "disable_state_update": False}
+    if name == "states of a batch":
+        name, read, written = "gated_delta_rule_decode_pretranspose", [0, 1, 2], [0, 5, -1] if others else [0, 1, 2]
+        x["state"] = pool[:3] if not others else pool
+    else:
+        x |= {"initial_state": pool, "initial_state_indices": torch.tensor(read, device=device)}
+        x |= {"state": None} if "pretranspose" in name else {}
+    x["output_state_indices"] = torch.tensor(written, device=device) if others else None
+    output, _ = getattr(integration, name)(**x)
+    active = [n for n, slot in enumerate(read) if slot >= 0]
+    assert untouched(before, pool, [written[n] for n in active if written[n] >= 0])
+    for n in range(3):
+        if n not in active:
+            assert not output[n].any() and buffer[n].isnan().all()
+            continue
+        expected, states = expected_step(x, n, before[read[n]])
+        assert rel_rms(output[n], expected) < OUTPUT and rel_rms(buffer[n, :2], states) < STATE
+        if written[n] >= 0:
+            assert rel_rms(pool[written[n]], states[-1]) < STATE
+
+
 @pytest.mark.parametrize("name", ["gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"])
 def test_decode_from_slots_to_others_and_to_none(name: str, device: str, rng: torch.Generator) -> None:
     x, pool = step(rng, 2, 2, device), torch.randn(6, HV, V, K, generator=rng).to(device)

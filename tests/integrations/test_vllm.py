@@ -187,6 +187,17 @@ def test_conv_of_prompts(call: Call, layer: Any, device: str, rng: torch.Generat
         assert torch.equal(pool[slots[n], :, width:].isnan(), before[slots[n], :, width:].isnan())
 
 
+def test_conv_of_prompts_with_longer_tables(layer: Any, device: str, rng: torch.Generator) -> None:
+    call = named("causal_conv1d_fn")[0]
+    x = call.arguments(rng, device)
+    longer = x | {"conv_states": x["conv_states"].clone()}
+    longer["cache_indices"] = torch.cat([x["cache_indices"], torch.tensor([5, NULL], dtype=torch.int32, device=device)])
+    longer["has_initial_state"] = torch.cat([x["has_initial_state"], torch.tensor([True, False], device=device)])
+    assert torch.equal(run(layer, call, x), layer.causal_conv1d_fn(**longer))
+    assert torch.equal(x["conv_states"], longer["conv_states"])
+    assert integrations.calls() == {"vllm.causal_conv1d_fn": {"gdn_cuda": 2}}
+
+
 @pytest.mark.parametrize("call", named("causal_conv1d_update"), ids=identity)
 @pytest.mark.parametrize("in_place", [True, False])
 def test_conv_of_decodes_and_drafts(call: Call, in_place: bool, layer: Any, device: str, rng: torch.Generator) -> None:

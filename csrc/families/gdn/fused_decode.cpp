@@ -48,6 +48,7 @@ Prepared prepare_decode(const FusedDecode& x) {
         args.null_slot = *x.null_slot;
     }
 
+    const View parents = view_of(x.parents);
     if (steps.defined()) {
         check.dtype("step_states", steps, {prepared.state_type});
         args.steps = check_states(check, prepared, "step_states", steps, 5);
@@ -88,7 +89,7 @@ Prepared prepare_decode(const FusedDecode& x) {
                                                                                            {"step_slots", rows},
                                                                                            {"has_initial_state", has_initial},
                                                                                            {"write_indices", written},
-                                                                                           {"parents", view_of(x.parents)}});
+                                                                                           {"parents", parents}});
     return prepared;
 }
 

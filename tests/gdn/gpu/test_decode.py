@@ -162,6 +162,23 @@ def test_speculative_verify_in_step_states(seed: int) -> None:
     assert torch.equal(inputs["state_pool"], before)
 
 
+@pytest.mark.parametrize("T", [1, 3, 9])
+@pytest.mark.parametrize("dk", [128, 40])
+def test_states_of_every_step_and_the_last_one_to_the_pool(dk: int, T: int, seed: int) -> None:
+    inputs = make_step(70, T, slots=80, dk=dk, seed=seed)
+    steps, rows = torch.zeros(70, T + 1, 4, 128, dk, device="cuda"), torch.randperm(70).int().cuda()
+    written = torch.randperm(80)[:70].cuda()
+    inputs["state_indices"] = written.int()
+    written[3] = -1
+    before = inputs["state_pool"].clone()
+    check_step(inputs, step_states=steps, step_slots=rows, write_indices=written)
+    for n, slot in enumerate(written.tolist()):
+        assert slot < 0 or torch.equal(inputs["state_pool"][slot], steps[rows[n], T - 1])
+    others = torch.ones(80, dtype=torch.bool)
+    others[written[written >= 0].cpu()] = False
+    assert torch.equal(inputs["state_pool"][others], before[others])
+
+
 def test_verify_equals_single_steps(seed: int) -> None:
     """T tokens in one call against T calls of one token: the same bits, as rows are summed in one order everywhere."""
     inputs = make_step(3, 4, seed=seed)

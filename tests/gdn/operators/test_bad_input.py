@@ -303,6 +303,7 @@ WRONG_VALUES: list[tuple[str, str, Callable[[Arguments], Arguments]]] = [
     ("decode-handed-over", "write_indices", without("state_indices")),
     ("decode-tree", "write_indices", changing(write_indices=ints(0, 1))),
     ("decode-verify", "write_indices", changing(write_indices=ints(0, 1))),
+    ("decode-steps-and-last", "write_indices", changing(update_state=False)),
     ("decode-verify", "update_state", changing(update_state=False)),
     ("chunked-handed-over", "final_state", changing(output_final_state=False)),
     ("chunked-handed-over", "state_dtype", changing(state_dtype=torch.float32)),

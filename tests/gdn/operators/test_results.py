@@ -161,7 +161,10 @@ def test_results_written_into_out_equal_the_reference_in_fp64(case: Case, stride
         assert around[..., out.shape[-1] :].isnan().all()
 
 
-@pytest.mark.parametrize("name", ["decode", "decode-null-slot", "decode-verify", "decode-step-states", "decode-packed"])
+DECODES = ["decode", "decode-null-slot", "decode-verify", "decode-step-states", "decode-steps-and-last", "decode-packed"]
+
+
+@pytest.mark.parametrize("name", DECODES)
 def test_decode_writes_only_the_slots_in_its_indices(name: str, seed: int) -> None:
     arguments = CASES[name].make(3, 2, seed)
     pool, slots = arguments["state_pool"], arguments["state_indices"]
@@ -170,6 +173,8 @@ def test_decode_writes_only_the_slots_in_its_indices(name: str, seed: int) -> No
     changed = {slot for slot in range(pool.shape[0]) if not torch.equal(pool[slot], before[slot])}
     if name == "decode-step-states":
         assert changed == set()
+    elif name == "decode-steps-and-last":
+        assert changed == {int(slot) for slot in arguments["write_indices"] if slot >= 0} == {2}
     elif name == "decode-packed":
         assert changed == {int(slot) for n, slot in enumerate(slots) if slot >= 0 and LENGTHS[n]}
     else:

@@ -6,6 +6,7 @@ from test_flashinfer import (  # noqa: F401  (tests)
     test_decode_of_a_batch,
     test_decode_of_a_pool,
     test_decode_of_states_with_keys_first,
+    test_decode_to_a_buffer_and_to_the_pool,
     test_no_decays_no_betas,
     test_prefill_into_the_callers_tensors,
     test_prefill_of_a_pool,

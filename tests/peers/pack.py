@@ -1,0 +1,140 @@
+"""Packs other libraries' tests, and what they import of those libraries, into .carry/peers.tar.xz for `tests/gpu_session.sh OUT
+peers`. Nothing of it is committed.
+
+    python tests/peers/pack.py --fla GIT --fla-core WHEEL --flashinfer GIT --vllm SDIST --sglang WHEEL \\
+        --sglang-tests FOLDER --causal-conv1d SDIST
+
+Each is a git directory or checkout (its HEAD is read), an sdist, a wheel, or a folder. The pack has those that are named.
+Tried:
+
+    fla            https://github.com/fla-org/flash-linear-attention at bc3b101
+    fla-core       pip download --no-deps fla-core==0.6.0
+    flashinfer     https://github.com/flashinfer-ai/flashinfer at fb28d72
+    vllm           the sdist vllm-0.33.0.tar.gz of PyPI, or a checkout of v0.33.0
+    sglang         pip download --no-deps sglang==0.5.23
+    sglang-tests   https://github.com/sgl-project/sglang at 06ab04a, which has the tests that the wheel lacks
+    causal-conv1d  pip download --no-deps --no-binary :all: --no-build-isolation causal-conv1d==1.7.0
+
+einops, which the tests import, is taken from this environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from fnmatch import fnmatch
+from importlib import metadata
+from pathlib import Path
+
+OUT = Path(__file__).resolve().parents[2] / ".carry" / "peers.tar.xz"
+_VLLM = "vllm/third_party/flash_linear_attention"
+_SGLANG = "sglang/kernels/ops/attention"
+# By source: which files, and the folder that gets them. Files of a package keep their paths below site.
+PARTS: dict[str, list[tuple[str, str]]] = {
+    "fla": [("tests/ops/test_gdn.py", "peer_fla")],
+    "fla-core": [("fla/*.py", "site"), ("fla_core-*.dist-info/METADATA", "site")],
+    "flashinfer": [
+        ("tests/gdn/conftest.py", "peer_flashinfer"),
+        ("tests/gdn/reference_delta_rule.py", "peer_flashinfer"),
+        ("tests/gdn/test_decode_delta_rule.py", "peer_flashinfer"),
+        ("tests/gdn/test_decode_pretranspose_bf16_padded_pool.py", "peer_flashinfer"),
+        ("tests/gdn/test_prefill_delta_rule.py", "peer_flashinfer"),
+        ("tests/gdn/test_prefill_state_indices.py", "peer_flashinfer"),
+    ],
+    "vllm": [
+        ("tests/kernels/fla/test_fused_recurrent_packed_decode.py", "peer_vllm"),
+        ("tests/kernels/fla/test_fused_sigmoid_gating_delta_rule.py", "peer_vllm"),
+        ("tests/kernels/mamba/test_causal_conv1d.py", "peer_vllm"),
+        (f"{_VLLM}/*.py", "site"),
+        ("vllm/model_executor/layers/mamba/ops/causal_conv1d.py", "site"),
+    ],
+    "sglang": [
+        (f"{_SGLANG}/fla/*.py", "site"),
+        (f"{_SGLANG}/linear/fused_recurrent_linear_replayssm.py", "site"),
+        (f"{_SGLANG}/linear/fused_sigmoid_gating_recurrent.py", "site"),
+        ("sglang/srt/layers/attention/linear/kernels/gdn_triton.py", "site"),
+        ("sglang/srt/layers/attention/linear/kernels/kernel_backend.py", "site"),
+    ],
+    "sglang-tests": [
+        ("test/registered/attention/test_chunk_gated_delta_rule.py", "peer_sglang"),
+        ("test/registered/attention/test_gdn_prefill_flashqla.py", "peer_sglang"),
+    ],
+    "causal-conv1d": [("tests/test_causal_conv1d.py", "peer_causal_conv1d"), ("causal_conv1d/*.py", "site")],
+}
+Read = Callable[[], bytes]
+
+
+def files_of(source: Path) -> dict[str, Read]:
+    """By path inside of the source."""
+    if source.is_dir():
+        is_git = (source / ".git").exists() or (source / "HEAD").is_file()
+        return (
+            _git_files(source)
+            if is_git
+            else {str(p.relative_to(source)): p.read_bytes for p in source.rglob("*") if p.is_file()}
+        )
+    if source.suffix == ".whl":
+        wheel = zipfile.ZipFile(source)
+        return {name: lambda name=name: wheel.read(name) for name in wheel.namelist()}
+    sdist = tarfile.open(source)  # noqa: SIM115  (the functions read it)
+    members = {member.name.partition("/")[2]: member for member in sdist if member.isfile()}
+    return {name: lambda member=member: sdist.extractfile(member).read() for name, member in members.items()}
+
+
+def _git_files(source: Path) -> dict[str, Read]:
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(["git", "-C", str(source), *arguments], check=True, capture_output=True).stdout
+
+    names = git("ls-tree", "-r", "--name-only", "--full-tree", "HEAD").decode().splitlines()
+    return {name: lambda name=name: git("show", f"HEAD:{name}") for name in names}
+
+
+def parts_of(name: str, source: Path) -> dict[str, bytes]:
+    """Raises SystemExit where something is missing."""
+    files = files_of(source)
+    found: dict[str, bytes] = {}
+    for pattern, folder in PARTS[name]:
+        matching = [path for path in files if fnmatch(path, pattern)]
+        if not matching:
+            raise SystemExit(f"pack.py: --{name}: expected {pattern} in {source}, got none")
+        for path in matching:
+            found[f"site/{path}" if folder == "site" else f"tests/{folder}/{Path(path).name}"] = files[path]()
+            if folder != "site":
+                found.setdefault(f"tests/{folder}/__init__.py", b"")
+    return found
+
+
+def einops() -> dict[str, bytes]:
+    files = metadata.files("einops") or []
+    return {
+        f"site/{path}": Path(path.locate()).read_bytes()
+        for path in files
+        if path.suffix in {".py", ""} and ".." not in str(path)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in PARTS:
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH")
+    given = vars(parser.parse_args())
+    packed = einops()
+    for name in PARTS:
+        source = given[name.replace("-", "_")]
+        if source is not None:
+            packed |= parts_of(name, source)
+    OUT.parent.mkdir(exist_ok=True)
+    with tarfile.open(OUT, "w:xz") as archive:
+        for path in sorted(packed):
+            member = tarfile.TarInfo(path)
+            member.size = len(packed[path])
+            archive.addfile(member, io.BytesIO(packed[path]))
+    print(f"{OUT}: {len(packed)} files, {OUT.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""FLA's tests/ops/test_gdn.py, with the backend of `gdn_cuda.integrations.fla` in FLA's dispatch.
+
+The tests compare outputs and final states, and then gradients. The recurrence has none here, and the integration would leave
+every call that needs them to FLA: they run under torch.no_grad(), `backward` does nothing, and outputs and states alone are
+compared; both kinds of comparison are counted. The reference is FLA's naive_recurrent_gated_delta_rule, in torch. Where a test
+compares two forms of one call (raw gates, logits, states [V, K]), both run here: then the plain one is compared with that
+reference besides.
+
+Tests of FlashQLA, another backend of that dispatch, run on ours: the check that FlashQLA was reached is taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import peers_cpu
+import peers_plugin
+import pytest
+import torch
+import torch.nn.functional as F
+
+_OWN_PIECES = "a test of a kernel of FLA's that the integration leaves alone"
+_VERIFIER = "a test of what FlashQLA's backend declines"
+EXCLUDED = {
+    "test_gate": _OWN_PIECES,
+    "test_prepare_wy_repr_bwd_no_g": _OWN_PIECES,
+    "test_flash_qla_verifier_rejects": _VERIFIER,
+    "test_flash_qla_verifier_sm120_accepts_forward": _VERIFIER,
+    "test_flash_qla_verifier_sm120_rejects_backward": _VERIFIER,
+    "test_flash_qla_verifier_sm120_rejects_float16": _VERIFIER,
+}
+ONE_OF: dict[str, int] = {}
+_TWO_FORMS = (
+    "test_chunk_beta_sigmoid_in_kernel",
+    "test_chunk_gate_in_kernel",
+    "test_chunk_gate_in_kernel_gqa",
+    "test_chunk_gate_in_kernel_varlen",
+    "test_chunk_state_v_first",
+    "test_fused_recurrent_beta_sigmoid_in_kernel",
+    "test_fused_recurrent_gate_in_kernel",
+    "test_fused_recurrent_gate_in_kernel_varlen",
+    "test_fused_recurrent_state_v_first",
+    "test_flash_qla_chunk_state_v_first",
+)
+_FORMS = ("use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "state_v_first", "transpose_state_layout")
+_test = ""
+
+
+class _NoGradient:
+    """What a tensor has as `grad` in these tests."""
+
+    def transpose(self, *dims: int) -> _NoGradient:
+        return self
+
+
+def prepare() -> None:
+    from gdn_cuda.integrations import fla
+
+    fla.install(cpu=peers_cpu.ON_CPU)
+
+
+def adapt(module: ModuleType) -> None:
+    module.IS_NPU = True  # else grouped heads are skipped, which a backend that is not installed lacks
+    module.assert_close = _without_gradients(module.assert_close)
+    for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
+        setattr(module, name, _compared(getattr(module, name), module))
+    module._flash_qla_run = lambda monkeypatch, **arguments: module.chunk_gated_delta_rule(**arguments)
+    for function in vars(module).values():
+        marks = getattr(function, "pytestmark", None)
+        if isinstance(marks, list):
+            function.pytestmark = [mark for mark in marks if not str(mark.kwargs.get("reason", "")).startswith("FlashQLA")]
+
+
+def _without_gradients(assert_close: Callable[..., None]) -> Callable[..., None]:
+    def compare(name: str, expected: Any, got: Any, ratio: float, *args: Any, **kwargs: Any) -> None:
+        if name.strip().startswith("d"):
+            assert isinstance(expected, _NoGradient) and isinstance(got, _NoGradient)
+            peers_plugin.notes["fla: comparisons of gradients left out"] += 1
+        else:
+            assert_close(name, expected, got, ratio, *args, **kwargs)
+            peers_plugin.notes["fla: comparisons of outputs and final states"] += 1
+
+    return compare
+
+
+def _compared(function: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
+    def call(**given: Any) -> Any:
+        output, state = function(**given)
+        if _test in _TWO_FORMS and not any(given.get(form) for form in _FORMS):
+            expected, final = _naive(module, **given)
+            module.assert_close("o, naive", expected, output, 0.005)
+            module.assert_close("ht, naive", final, state, 0.005)
+        return output, state
+
+    return call
+
+
+def _naive(
+    module: ModuleType,
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    initial_state: Any,
+    scale: Any = None,
+    cu_seqlens: Any = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    output_final_state: bool = True,
+    **forms: bool,
+) -> tuple[Any, Any]:
+    if use_qk_l2norm_in_kernel:
+        q, k = F.normalize(q.float(), dim=-1), F.normalize(k.float(), dim=-1)
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    offsets = None if cu_seqlens is None else cu_seqlens.tolist()
+    parts = [slice(None)] if offsets is None else [slice(*span) for span in pairwise(offsets)]
+    outputs, states = [], []
+    for n, tokens in enumerate(parts):
+        start = initial_state if offsets is None else initial_state[n : n + 1]
+        given = {name: x[:, tokens] for name, x in {"q": q, "k": k, "v": v, "g": g, "beta": beta}.items()}
+        more = {"scale": scale, "initial_state": start, "output_final_state": True}
+        output, state = module.naive_recurrent_gated_delta_rule(**given, **more)
+        outputs.append(output)
+        states.append(state)
+    return torch.cat(outputs, 1), torch.cat(states)
+
+
+@contextmanager
+def running(item: pytest.Function) -> Iterator[None]:
+    global _test
+    _test = item.originalname or item.name
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.Tensor, "backward", lambda *args, **kwargs: None)
+        patch.setattr(torch.Tensor, "grad", property(lambda x: _NoGradient(), lambda x, gradient: None))
+        yield

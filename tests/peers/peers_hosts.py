@@ -1,0 +1,51 @@
+"""Modules that stand for those of a library that the pack does not have."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from gdn_cuda.integrations import verified
+
+
+def module(name: str, **attributes: Any) -> ModuleType:
+    """A module of this name with these attributes. Packages above it are the pack's, where it has them."""
+    made = sys.modules.setdefault(name, ModuleType(name))
+    made.__path__ = []
+    vars(made).update(attributes)
+    parent = name.rpartition(".")[0]
+    if parent:
+        try:
+            importlib.import_module(parent)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{parent}.".startswith(f"{error.name}."):
+                raise
+            module(parent)
+        setattr(sys.modules[parent], name.rpartition(".")[2], made)
+    return made
+
+
+def function(name: str, parameters: str, body: Any) -> Any:
+    """`body` with these parameters."""
+    names: dict[str, Any] = {"body": body}
+    exec(f"def {name}({parameters}):\n    return body()", names)
+    return names[name]
+
+
+def yes(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def no(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+_VERSIONS: dict[str, str] = {}  # of packages of which the pack has parts, without metadata
+_installed_version = verified.installed_version
+
+
+def has_version(package: str, version: str) -> None:
+    _VERSIONS[package] = version
+    verified.installed_version = lambda package, module: _VERSIONS.get(package) or _installed_version(package, module)
